@@ -14,7 +14,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 # Of structures and classes of the core: their ctypes structures and handles in native/.
 MIRRORS = {"Batch", "GreedyDraft", "PackedModel", "Pool", "PoolStatistics", "Segment", "TopTokens"}
-SPECS = {"AttentionSpec", "LayerSpec", "MlpSpec"}  # of models/spec.py, as plain numbers in native/packing/spec.h
+# Of Python, as plain numbers in the core.
+_SPECS = ["ipex_assist/models/spec.py", "ipex_assist/native/packing/spec.h"]
+_CHOICES = ["ipex_assist/executors/row_choice.py", "ipex_assist/native/operations/batch.h"]
+NUMBERS = {
+    **dict.fromkeys(("AttentionSpec", "LayerSpec", "MlpSpec", "RecurrentSpec"), _SPECS),
+    **dict.fromkeys(("RowChoice", "SamplingRule"), _CHOICES),
+}
 CLASS_IN_C = re.compile(
     r"^(?:class|struct)\s+(?:alignas\([^)]*\)\s*)?(\w+)\s*(?:final\s*)?(?::[^:{;][^{;]*)?\{", re.MULTILINE
 )
@@ -43,8 +49,8 @@ def owners() -> dict[str, list[str]]:
 
 def mirrors(name: str, files: list[str]) -> bool:
     """Whether these are a structure or class of the core and its mirror in Python, or a spec and its numbers there."""
-    if name in SPECS:
-        return files == ["ipex_assist/models/spec.py", "ipex_assist/native/packing/spec.h"]
+    if name in NUMBERS:
+        return files == NUMBERS[name]
     in_core = all(file.startswith("ipex_assist/native/") for file in files)
     return name in MIRRORS and len(files) == 2 and in_core and sum(file.endswith(".py") for file in files) == 1
 
@@ -55,7 +61,7 @@ def main() -> int:
     faults = [
         f"{name} is defined in {', '.join(files)}" for name, files in sorted(double.items()) if not mirrors(name, files)
     ]
-    faults += [f"{name} is no mirror any more" for name in sorted((MIRRORS | SPECS) - double.keys())]
+    faults += [f"{name} is no mirror any more" for name in sorted((MIRRORS | NUMBERS.keys()) - double.keys())]
     print("\n".join(faults) or f"{len(found)} class names have one owner each")
     return bool(faults)
 

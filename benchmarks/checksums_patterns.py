@@ -138,6 +138,19 @@ def long_context(model: NativeModel, bits: Bits, count: int) -> None:
     bits.logits(model.extend(sequence, [5]))
 
 
+def among_many(model: NativeModel, bits: Bits, count: int) -> None:
+    """A text of thousands of positions and 16 short ones in passes of more rows than a step's: threads share it."""
+    sequence = model.new_sequence(count + 100, count)
+    model.extend(sequence, text(count), 0)
+    short = [model.new_sequence(CAPACITY) for _ in range(16)]
+    for number, each in enumerate(short):
+        model.extend(each, PROMPT[: number + 1], 0)
+    every = [*short[:9], sequence, *short[9:]]
+    for rows in (1, 3):
+        bits.logits(model.forward([Rows(each, PROMPT[:rows], rows) for each in every]))
+    bits.drafts(model.draft_many([DraftInput(each, [number], 3) for number, each in enumerate(every)]))
+
+
 def fewer_threads(model: NativeModel, bits: Bits) -> None:
     """Passes of few rows by one thread of two."""
     model.use_threads(1)
@@ -152,7 +165,9 @@ def pair(model: NativeModel, bits: Bits, checkpoint: Path) -> None:
 def patterns_of(name: str, precision: str, checkpoint: Path, setup: Setup) -> Iterator[tuple[str, Callable[..., None]]]:
     """What is run on a model, by name."""
     if name in LONG:
-        yield "long context", lambda model, bits: long_context(model, bits, LONG_TEXT.get(name, 2300))
+        count = LONG_TEXT.get(name, 2300)
+        yield "long context", lambda model, bits: long_context(model, bits, count)
+        yield "among many", lambda model, bits: among_many(model, bits, count)
         return
     for pattern in PATTERNS:
         yield pattern.__name__, pattern

@@ -1,12 +1,13 @@
 """Whole forward passes of the native core: milliseconds, and the share of what reading weights and cache must take.
 
     ipex-launch -- python benchmarks/forward.py [--models qwen2.5-0.5b,…] [--precisions …] [--rows 1,5] [--contexts …]
-        [--kv-precisions bf16,int8]
+        [--kv-precisions bf16,int8] [--among 16]
 
 Models have the published shapes and random weights, packed tensor by tensor. A pass at context C appends rows after C
 cached ones; its floor is (bytes of linears + keys and values of C positions) ÷ the speed at which the same threads read
-memory, measured between the samples. "not linear" is the share of cycles outside linears. Numbers of rows and
-precisions of keys and values take turns.
+memory, measured between the samples. "not linear" is the share of cycles outside linears, "attention" that of
+attention. With --among the pass has a row of each of so many short texts as well. Numbers of rows and precisions of
+keys and values take turns.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 import measure
 import torch
 
+from ipex_assist.executors.interface import Rows
 from ipex_assist.executors.native import NativeModel, NativeSequence
 from ipex_assist.executors.native_loading import planned_pool
 from ipex_assist.models import find
@@ -147,6 +149,7 @@ def main() -> None:
     parser.add_argument("--rows", default="1,5")
     parser.add_argument("--contexts", default="256,2048")
     parser.add_argument("--kv-precisions", default="bf16")
+    parser.add_argument("--among", type=int, default=0, metavar="TEXTS")
     parser.add_argument("--repeats", type=int, default=15)
     args = parser.parse_args()
     pool = planned_pool()
@@ -161,9 +164,11 @@ def main() -> None:
             models = {kv: NativeModel(packed, kv_precision=kv) for kv in args.kv_precisions.split(",")}
             for context in (int(text) for text in args.contexts.split(",")):
                 sequences = {kv: filled(model, context) for kv, model in models.items()}
+                others = {kv: [model.new_sequence(2) for _ in range(args.among)] for kv, model in models.items()}
                 cases = [(int(text), kv) for text in args.rows.split(",") for kv in models]
                 samples: dict[tuple[int, str], list[float]] = {case: [] for case in cases}
                 shares: dict[tuple[int, str], list[float]] = {case: [] for case in cases}
+                attended: dict[tuple[int, str], list[float]] = {case: [] for case in cases}
                 bandwidths: list[float] = []
                 for repeat in range(args.repeats + 1):
                     bandwidths.append(read_bandwidth(pool, repeats=2))
@@ -172,13 +177,16 @@ def main() -> None:
                         sequence.truncate(context)
                         packed.cycles()
                         started = time.perf_counter()
-                        model.extend(sequence, [1] * rows, last=rows)
+                        model.forward([Rows(sequence, [1] * rows, rows), *(Rows(each, [1]) for each in others[kv])])
                         seconds = time.perf_counter() - started
-                        linear, _attention, total = packed.cycles()
+                        linear, attention, total = packed.cycles()
                         if repeat:
                             samples[rows, kv].append(1000 * seconds)
                             shares[rows, kv].append(1 - linear / total)
+                            attended[rows, kv].append(attention / total)
                         sequence.truncate(context)
+                        for each in others[kv]:
+                            each.truncate(0)
                 bandwidth = measure.summary(bandwidths)["median"]
                 for rows, kv in cases:
                     size = read_per_pass(packed, spec, context, kv)
@@ -194,6 +202,8 @@ def main() -> None:
                             "ms": figures,
                             "floor_ms": floor,
                             "not_linear": measure.summary(shares[rows, kv])["median"],
+                            "attention": measure.summary(attended[rows, kv])["median"],
+                            "among": args.among,
                             "GB": size / 1e9,
                             "read_GB_per_s": measure.summary(bandwidths),
                         }
@@ -210,10 +220,11 @@ def main() -> None:
                             "read GB/s": f"{bandwidth:.1f}",
                             "% of read": f"{100 * floor / figures['median']:.0f}",
                             "not linear %": f"{100 * measure.summary(shares[rows, kv])['median']:.1f}",
+                            "attention %": f"{100 * measure.summary(attended[rows, kv])['median']:.1f}",
                         }
                     )
                     print(table[-1], flush=True)
-            del sequences, sequence, packed, models, model
+            del sequences, sequence, others, packed, models, model
             gc.collect()
     measure.report(table, {"instruction_set": instruction_set(), "threads": pool.threads, "results": results})
 

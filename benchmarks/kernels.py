@@ -4,8 +4,8 @@
 
 Every layer has several copies of its weights, together over 1 GB, used in turn, so that each call reads them from
 memory. GB/s counts the weights as they are packed, with their scales. Contenders take turns; figures are medians.
-Shapes are input × output columns. Precisions are bf16, int8 and int4, that in groups of 64 inputs or, as int4/128, of
-others.
+Shapes are input × output columns. Precisions are bf16, int8, fp8 (asked for) and int4, that in groups of 64 inputs or,
+as int4/128, of others.
 
 "in cache" is what instructions alone take: of a layer of as many inputs and so few columns that its weights stay in the
 cores' second-level caches, less one of fewer still, which takes the same call; by column, times the columns. No kernel
@@ -99,8 +99,8 @@ def in_cache(width: int, columns: int, precision: str, all_rows: list[int], thre
 def packed_bytes(width: int, columns: int, precision: str) -> int:
     """Return the bytes of one matrix in our layout."""
     precision, group = split(precision)
-    each = {"bf16": 2.0, "int8": 1.0, "int4": 0.5 + 4 / group}[precision]
-    return int(width * columns * each) + (columns * 4 if precision == "int8" else 0)
+    each = {"bf16": 2.0, "int8": 1.0, "int4": 0.5 + 4 / group, "fp8": 1 + 4 / 2048}[precision]
+    return int(width * columns * each) + (columns * 4 if precision in ("int8", "fp8") else 0)
 
 
 def rival(name: str, width: int, columns: int, precision: str) -> tuple[Run, int, int] | None:

@@ -5,6 +5,7 @@ CPUs are always the kernel's CPU ids. A core is a set of sibling CPUs, a socket 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
@@ -82,6 +83,22 @@ class Machine:
 
     def allowed_cores(self) -> tuple[Core, ...]:
         return self.cores_within(self.allowed)
+
+    def cpus_in_order(self, cpus: Iterable[int]) -> tuple[int, ...]:
+        """`cpus` in the order in which threads should take them: of every core one CPU, P-cores first, then siblings.
+
+        Within each of these those of one NUMA node come after those of another. CPUs of no core are left out.
+        """
+        cores = self.cores_within(cpus)
+        fast_first = sorted(cores, key=lambda core: core.efficiency)
+        grouped = [
+            core
+            for _, kind in itertools.groupby(fast_first, key=lambda core: core.efficiency)
+            for node in self.by_node(kind)
+            for core in node
+        ]
+        ranks = range(max((len(core.cpus) for core in cores), default=0))
+        return tuple(core.cpus[rank] for rank in ranks for core in grouped if rank < len(core.cpus))
 
     def default_cores(self) -> tuple[Core, ...]:
         """The cores to compute on by default: the allowed P-cores of one socket.

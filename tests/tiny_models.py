@@ -8,7 +8,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.executors.interface import DraftsInOneCall, Model, Tokens
@@ -88,6 +88,18 @@ _GPT_OSS = {
     },
 }
 _MOE = {"moe_intermediate_size": 48, "num_experts_per_tok": 3}
+# Groups of experts, of which a row's are in some; a dense first layer; shared experts.
+_GROUPS = {"n_group": 4, "topk_group": 2, "n_shared_experts": 2, "routed_scaling_factor": 1.5, "norm_topk_prob": True}
+_DEEPSEEK = _MOE | _GROUPS | {"n_routed_experts": 8, "num_hidden_layers": 3, "first_k_dense_replace": 1}
+_ERNIE_MOE = {
+    **{"moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 48, "num_hidden_layers": 4},
+    **{"moe_layer_start_index": 1, "moe_layer_end_index": 2},
+}
+_DELTA = {
+    **{"num_hidden_layers": 4, "head_dim": 16, "linear_num_value_heads": 4, "linear_num_key_heads": 2},
+    **{"linear_key_head_dim": 12, "linear_value_head_dim": 20, "linear_conv_kernel_dim": 4},
+}
+_DELTA_MOE = _DELTA | _MOE | {"num_experts": 6, "shared_expert_intermediate_size": 40}
 FAMILIES: dict[str, dict[str, Any]] = {
     "phi3": _like_llama("phi3"),
     "phi3-window": _like_llama("phi3", sliding_window=8, rope_scaling=_LONGROPE)
@@ -141,6 +153,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3-moe-window": _like_llama("qwen3_moe", **_MOE, num_experts=8, attention_bias=True, use_sliding_window=True)
     | {"sliding_window": 8},
     "qwen3-moe-dense-first": _like_llama("qwen3_moe", **_MOE, num_experts=8, head_dim=32, mlp_only_layers=[0]),
+    "qwen3-next": _like_llama("qwen3_next", **_DELTA_MOE),
+    "qwen3-next-dense-second": _like_llama("qwen3_next", **_DELTA_MOE, mlp_only_layers=[1], attention_bias=True)
+    | {"full_attention_interval": 2, "linear_num_value_heads": 2, "norm_topk_prob": False},
+    "qwen3.5": _like_llama("qwen3_5_text", **_DELTA, partial_rotary_factor=0.5, tie_word_embeddings=True),
+    "qwen3.5-moe": _like_llama("qwen3_5_moe_text", **_DELTA_MOE)
+    | {
+        "linear_conv_kernel_dim": 3,
+        "layer_types": ["full_attention", "linear_attention", "linear_attention", "full_attention"],
+    },
     "qwen2-moe-every-second": _like_llama("qwen2_moe", **_MOE, num_experts=6, shared_expert_intermediate_size=80)
     | {"num_hidden_layers": 3, "decoder_sparse_step": 2},
     "olmoe": _like_llama("olmoe", num_experts=9),
@@ -149,8 +170,28 @@ FAMILIES: dict[str, dict[str, Any]] = {
     ),
     "granitemoe": _like_llama("granitemoe", num_local_experts=5, embedding_multiplier=12.0, logits_scaling=8.0)
     | {"attention_multiplier": 0.1, "residual_multiplier": 0.22, "tie_word_embeddings": True},
+    "glm4-moe": _like_llama("glm4_moe", **_DEEPSEEK, head_dim=32, use_qk_norm=True, attention_bias=True),
+    "glm4-moe-plain": _like_llama("glm4_moe", **_MOE, n_routed_experts=9, partial_rotary_factor=1.0)
+    | {"norm_topk_prob": False, "first_k_dense_replace": 0},
+    "minimax-m2": _like_llama("minimax_m2", head_dim=32, num_local_experts=9, num_experts_per_tok=3, rotary_dim=16),
+    "dots1": _like_llama("dots1", **_DEEPSEEK, attention_bias=True),
+    "dots1-window": _like_llama("dots1", **_DEEPSEEK, sliding_window=8, max_window_layers=1)
+    | {"norm_topk_prob": False},
+    "ernie4-5": _like_llama("ernie4_5", head_dim=32),
+    "ernie4-5-biases": _like_llama("ernie4_5", head_dim=32, use_bias=True, tie_word_embeddings=False),
+    "ernie4-5-moe": _like_llama("ernie4_5_moe", **_ERNIE_MOE, moe_num_shared_experts=2),
+    "ernie4-5-moe-unshared": _like_llama("ernie4_5_moe", **_ERNIE_MOE, moe_num_shared_experts=0)
+    | {"moe_layer_interval": 2, "tie_word_embeddings": False},
+    "seed-oss": _like_llama("seed_oss", head_dim=32),
+    "seed-oss-biases": _like_llama("seed_oss", head_dim=32, attention_out_bias=True, mlp_bias=True),
+    "olmo3": _like_llama("olmo3", num_hidden_layers=4, sliding_window=8, attention_bias=True),
+    "olmo3-yarn": _like_llama("olmo3", num_hidden_layers=4, sliding_window=8, num_key_value_heads=4)
+    | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}},
     "exaone4-full": _like_llama("exaone4", sliding_window=None, layer_types=["full_attention"] * 2),
 }
+
+# Those of them that the installed transformers has.
+FAMILIES = {name: fields for name, fields in FAMILIES.items() if fields["model_type"] in CONFIG_MAPPING}
 
 # Each variant is one thing a config can say that changes the mathematics.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -185,6 +226,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+def known(*variants: str) -> list[str]:
+    """Those of these variants whose family the installed transformers has."""
+    return [variant for variant in variants if variant in VARIANTS]
+
+
 def save(folder: Path, variant: str, seed: int = 0, **changes: Any) -> Any:
     """Write a random model of `variant` into `folder`; returns transformers' own model of it (fp32, eager)."""
     fields = copy.deepcopy(VARIANTS[variant]) | changes  # transformers writes into its parts
@@ -206,6 +252,9 @@ def randomise(model: Any) -> None:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
             elif "embed" not in name:
                 parameter.copy_(torch.randn_like(parameter) * 0.15)
+        for name, buffer in model.named_buffers():
+            if "correction_bias" in name:
+                buffer.add_(torch.randn_like(buffer) * 0.1)
 
 
 def model(

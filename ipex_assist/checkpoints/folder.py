@@ -67,6 +67,12 @@ class FolderCheckpoint(Checkpoint):
                     self._bin_shapes[name], self._bin_names[name] = tuple(tensor.shape), file
         return dict(self._bin_shapes)
 
+    def dtypes(self) -> dict[str, str]:
+        """Types of the tensors as safetensors names them ("BF16", "F8_E4M3", …); for .bin all are "BIN"."""
+        if self._safetensors:
+            return {name: tensor.dtype for name, tensor in self._safetensors.items()}
+        return dict.fromkeys(self.shapes(), "BIN")
+
     def tensors(self, names: Iterable[str] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         if self._safetensors:
             wanted = self._safetensors if names is None else self._existing(names)

@@ -132,14 +132,14 @@ def parameters_on_hub(source: str, revision: str | None = None) -> int | None:
 
 
 def quantized_bytes_on_hub(source: str, revision: str | None = None) -> int | None:
-    """Bytes of a GPTQ or AWQ checkpoint; None for any other, or where the hub does not answer quickly."""
+    """Bytes of a checkpoint in 4 or 8 bits; None for any other, or where the hub does not answer quickly."""
     try:
         found = getattr(_model_info(source, revision), "safetensors", None)
     except Exception:
         return None
     counts = getattr(found, "parameters", None) or {}
-    packed = int(counts.get("I32", 0))
-    return packed * 4 + 2 * (sum(counts.values()) - packed) if packed else None
+    packed, bytes_ = int(counts.get("I32", 0)), int(counts.get("F8_E4M3", 0)) + int(counts.get("I8", 0))
+    return packed * 4 + bytes_ + 2 * (sum(counts.values()) - packed - bytes_) if packed or bytes_ else None
 
 
 def _model_info(source: str, revision: str | None) -> Any:

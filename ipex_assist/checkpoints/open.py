@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from ipex_assist.checkpoints import hub
-from ipex_assist.checkpoints.base import Checkpoint, require_file
+from ipex_assist.checkpoints.base import Checkpoint, read_json, require_file
 from ipex_assist.checkpoints.folder import FolderCheckpoint
 from ipex_assist.checkpoints.gguf import GgufCheckpoint
 from ipex_assist.checkpoints.hub import canonical_id
@@ -64,11 +64,29 @@ def _locate(source: str, revision: str | None, offline: bool) -> Path:
 
 
 def _open(source: str, path: Path, offline: bool) -> Checkpoint:
-    from ipex_assist.checkpoints.quantized import quantized
-
     if path.is_file():
         return GgufCheckpoint(source, path)
     fetched = path != Path(os.path.expanduser(source))
     hint = f"The cached copy of {source} is incomplete; {hub.online_advice(offline)} to complete it."
-    # A folder with quantized linears (GPTQ, AWQ, MXFP4) gets a wrapper that presents float weights.
-    return quantized(FolderCheckpoint(source, path, hint if fetched else ""))
+    return _presented(FolderCheckpoint(source, path, hint if fetched else ""))
+
+
+def _presented(stored: FolderCheckpoint) -> Checkpoint:
+    """The checkpoint itself, or, if its linears are quantized, a wrapper that presents float weights."""
+    from ipex_assist.checkpoints.compressed import METHODS, CompressedCheckpoint
+    from ipex_assist.checkpoints.mxfp4 import Mxfp4Checkpoint
+    from ipex_assist.checkpoints.quantized import QuantizedCheckpoint, quantization_of
+
+    declared = quantization_of(stored.config)
+    if declared is not None and declared.get("quant_method") == "mxfp4":
+        return Mxfp4Checkpoint(stored)
+    if declared is not None and declared.get("quant_method") in METHODS:
+        return CompressedCheckpoint(stored, declared)
+    if declared is None:
+        # Older AutoGPTQ and AutoAWQ wrote files of their own instead of a quantization_config.
+        for name, method in (("quantize_config.json", "gptq"), ("quant_config.json", "awq")):
+            own = read_json(stored.path / name)
+            if own:
+                declared = {"quant_method": method, **own}
+                break
+    return stored if declared is None else QuantizedCheckpoint(stored, declared)

@@ -15,7 +15,7 @@ from ipex_assist.checkpoints.open import OpenCheckpoints
 from ipex_assist.checkpoints.quantized import QuantizedCheckpoint
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.models.config import Config
-from ipex_assist.quantization.precision import LINEAR_BYTES, beside_experts
+from ipex_assist.quantization.precision import LINEAR_BYTES, beside_experts, float_head_precision
 
 
 def estimate_bytes(
@@ -26,7 +26,7 @@ def estimate_bytes(
     offline: bool = False,
     checkpoints: OpenCheckpoints | None = None,
 ) -> int | None:
-    """Bytes of the packed weights of `source` at `precision` ("fp32", "bf16", "int8", "int4", "mxfp4").
+    """Bytes of the packed weights of `source` at `precision` ("fp32", "bf16", "int8", …).
 
     precision None: as stored where the checkpoint is quantized, else bf16.
 
@@ -77,10 +77,11 @@ def _stored_bytes(checkpoint: Checkpoint, precision: str | None) -> int:
     config = Config(checkpoint.config)
     tied = config.flag("tie_word_embeddings", checkpoint.config.get("model_type") in ("opt", "gpt_bigcode"))
     in_bin = checkpoint.weight_files()[0].suffix != ".safetensors"
-    if isinstance(checkpoint, QuantizedCheckpoint) and precision in (None, "int4"):
-        if in_bin:
+    if isinstance(checkpoint, QuantizedCheckpoint):
+        if in_bin and precision in (None, "int4"):
             return sum(file.stat().st_size for file in checkpoint.weight_files())
-        return _quantized_bytes(checkpoint, tied)
+        if not in_bin and (stored := checkpoint.stored_precision) is not None and precision in (None, stored):
+            return _quantized_bytes(checkpoint, tied)
     if isinstance(checkpoint, Mxfp4Checkpoint) and precision in (None, "mxfp4"):
         return sum(file.stat().st_size for file in checkpoint.weight_files())
     precision = precision or "bf16"
@@ -95,11 +96,13 @@ def _stored_bytes(checkpoint: Checkpoint, precision: str | None) -> int:
 
 
 def _quantized_bytes(checkpoint: QuantizedCheckpoint, tied_head: bool) -> int:
-    """Bytes in the native core of a checkpoint whose linears are stored in 4 bits; a float head becomes int8."""
-    head_bytes = LINEAR_BYTES["int8"]
+    """Bytes in the native core of a checkpoint whose linears are kept as they are stored; its head may be in floats."""
+    head_bytes = LINEAR_BYTES[float_head_precision(checkpoint.stored_precision)]
     shapes = checkpoint.shapes()
     floats = {name: shape for name, shape in shapes.items() if name not in checkpoint.modules}
-    total = sum(m.columns * m.width for m in checkpoint.modules.values()) * (0.5 + 4 / checkpoint.core_group())
+    stored = checkpoint.stored_precision or "bf16"
+    each = 0.5 + 4 / checkpoint.core_group() if stored == "int4" else LINEAR_BYTES[stored]
+    total = sum(m.columns * m.width for m in checkpoint.modules.values()) * each
     for name, shape in floats.items():
         total += math.prod(shape) * (head_bytes if name == "lm_head.weight" else 2)
         if tied_head and "lm_head.weight" not in shapes and any(word in name for word in ("embed_tokens", "wte")):

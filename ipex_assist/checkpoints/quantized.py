@@ -1,7 +1,7 @@
-"""Checkpoints quantized to 4 bits by GPTQ, AWQ or auto-round: their matrices as stored, or dequantized.
+"""Checkpoints with quantized linears: their matrices as stored, or dequantized. Here: GPTQ, AWQ and auto-round.
 
 `tensors` presents them like any checkpoint: names end in ".weight", and values are dequantized exactly. The native core
-takes `stored` instead, and keeps the 4 bits.
+takes `stored` instead, and keeps the bits. Layouts of compressed-tensors and FP8 are in compressed.py.
 """
 
 from __future__ import annotations
@@ -13,18 +13,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ipex_assist.checkpoints.base import Checkpoint, read_json
+from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.checkpoints.folder import FolderCheckpoint
-from ipex_assist.checkpoints.mxfp4 import Mxfp4Checkpoint
 from ipex_assist.env.errors import IpexAssistError
 
 if TYPE_CHECKING:
     import torch
 
     from ipex_assist.quantization.int4_weight import Int4Weight
+    from ipex_assist.quantization.scaled_weight import ScaledWeight
 
-Layout = Literal["gptq", "gptq_v2", "awq"]
-KNOWN = "GPTQ (formats gptq and gptq_v2), AWQ (version gemm) and auto-round in either layout, all with 4 bits"
+Layout = Literal["gptq", "gptq_v2", "awq", "compressed"]
+Kind = Literal["int4", "int8", "fp8"]
+KNOWN = (
+    "GPTQ (formats gptq and gptq_v2), AWQ (version gemm) and auto-round in either layout, all with 4 bits; "
+    "compressed-tensors with integers of 4 or 8 bits or FP8; FP8 (e4m3)"
+)
 # Group sizes (input columns that share a scale) of the native core. Larger groups are split, with equal scales.
 CORE_GROUPS = (32, 64, 128)
 _PARTS = ("qweight", "qzeros", "scales")
@@ -41,34 +45,24 @@ class Scheme:
 
 @dataclass(frozen=True)
 class QuantizedLinear:
-    """One quantized linear; its float matrix is (columns, width). parts: the names of its stored tensors."""
+    """One quantized linear; its float matrix is (columns, width). parts: the names of its stored tensors.
+
+    rows: how many output columns share their scales.
+    """
 
     columns: int
     width: int
     groups: int
     group: int
     parts: tuple[str, ...]
+    kind: Kind = "int4"
+    rows: int = 1
 
 
 def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The `quantization_config` of a config.json, or None where the checkpoint is not quantized."""
-    declared = config.get("quantization_config")
+    declared = config.get("quantization_config") or config.get("compression_config")
     return declared if isinstance(declared, dict) and declared else None
-
-
-def quantized(stored: FolderCheckpoint) -> Checkpoint:
-    """The checkpoint itself, or, if it is quantized, a wrapper that presents float weights."""
-    declared = quantization_of(stored.config)
-    if declared is not None and declared.get("quant_method") == "mxfp4":
-        return Mxfp4Checkpoint(stored)
-    if declared is None:
-        # Older AutoGPTQ and AutoAWQ wrote files of their own instead of a quantization_config.
-        for name, method in (("quantize_config.json", "gptq"), ("quant_config.json", "awq")):
-            own = read_json(stored.path / name)
-            if own:
-                declared = {"quant_method": method, **own}
-                break
-    return stored if declared is None else QuantizedCheckpoint(stored, declared)
 
 
 class QuantizedCheckpoint(Checkpoint):
@@ -132,6 +126,16 @@ class QuantizedCheckpoint(Checkpoint):
     def stored_precision(self) -> str | None:
         return "int4" if self.modules else None
 
+    @property
+    def described(self) -> str:
+        """How the linears are stored, in words, such as "8-bit integers in groups of 128"."""
+        kinds = {"int4": "4-bit integers", "int8": "8-bit integers", "fp8": "FP8"}
+        found = {
+            f"{kinds[module.kind]} with {'a scale for each row' if module.groups == 1 else f'groups of {module.group}'}"
+            for module in self.modules.values()
+        }
+        return " and ".join(sorted(found))
+
     def core_group(self) -> int:
         """The largest group size of the native core that fits every matrix exactly; IpexAssistError where none does."""
         best = CORE_GROUPS[-1]
@@ -152,10 +156,12 @@ class QuantizedCheckpoint(Checkpoint):
 
         from ipex_assist.quantization.int4_weight import plain_groups
 
-        named = {f"{name.removesuffix('weight')}g_idx": name for name in self.modules}
+        named = {part: name for name, module in self.modules.items() for part in module.parts if part.endswith("g_idx")}
         indices = {}
-        for raw, index in self._stored.tensors([raw for raw in named if raw in self._stored.shapes()]):
+        for raw, index in self._stored.tensors(named):
             name, module = named[raw], self.modules[named[raw]]
+            if (index == -1).all():  # compressed-tensors writes it where columns are in order
+                continue
             if index.shape != (module.width,) or index.min() < 0 or index.max() >= module.groups:
                 raise self._unsupported(f"{raw} does not name one of {module.groups} groups for {module.width} columns")
             if not torch.equal(index.long(), plain_groups(module.width, module.group)):
@@ -186,7 +192,7 @@ class QuantizedCheckpoint(Checkpoint):
             yield name, weight if isinstance(weight, torch.Tensor) else weight.dequantized()
             del weight
 
-    def stored(self, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor | Int4Weight]]:
+    def stored(self, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor | Int4Weight | ScaledWeight]]:
         """As `tensors`, but quantized matrices are yielded as stored."""
         wanted = list(names)
         raw = [part for name in wanted for part in (self.modules[name].parts if name in self.modules else (name,))]
@@ -198,7 +204,9 @@ class QuantizedCheckpoint(Checkpoint):
                 continue
             yield name, self._unpack(name, module, {part.rpartition(".")[2]: next(stream)[1] for part in module.parts})
 
-    def _unpack(self, name: str, module: QuantizedLinear, tensors: dict[str, torch.Tensor]) -> Int4Weight:
+    def _unpack(
+        self, name: str, module: QuantizedLinear, tensors: dict[str, torch.Tensor]
+    ) -> Int4Weight | ScaledWeight:
         import torch
 
         from ipex_assist.quantization import awq, gptq

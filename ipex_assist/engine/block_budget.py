@@ -8,6 +8,7 @@ from typing import cast
 from ipex_assist.engine.prefix_cache import CachedPrefix, Prefixes
 from ipex_assist.engine.request import Request
 from ipex_assist.executors.interface import ANY_ROWS, HasBlocks, Model, Rows
+from ipex_assist.executors.recurrent_states import StatePool
 
 
 class BlockBudget:
@@ -15,16 +16,20 @@ class BlockBudget:
 
     def __init__(self, target: Model, prefixes: Prefixes | None) -> None:
         self._target, self._blocks = target, target.blocks
+        self._states: StatePool | None = getattr(target, "states", None)
         if target.exact_rows < ANY_ROWS:  # chunks of a prompt would not give the same bits as the whole prompt
             prefixes = None
         # Rotary embeddings that depend on the prompt's length (dynamic, longrope) make cached keys specific to it.
         by_length = any(rope.by_length for rope in target.spec.ropes)
-        self._prefixes = None if by_length else prefixes
+        # A prefix of a recurrent model is of no use without the state after it.
+        self._prefixes = None if by_length or target.spec.recurrents else prefixes
 
     def admits(self, request: Request) -> bool:
         """Whether there are blocks for all tokens a request has to read, and one block more."""
         if self._blocks is None:
             return True
+        if self._states is not None and self._states.free < 1:
+            return False
         size = self._blocks.size
         return self.free_up(len(request.tokens) // size + 1 - self._cached_prefix(request).length // size)
 

@@ -13,6 +13,7 @@ from ipex_assist.executors.interface import Sequence, TokenLogprob
 from ipex_assist.speculative.constrained_source import ConstrainedSource
 from ipex_assist.speculative.draft_source import DraftSource, Proposal
 from ipex_assist.speculative.grammar import Grammar, GrammarError, follow
+from ipex_assist.speculative.logit_edits import SeenTokens
 from ipex_assist.speculative.round import Round
 from ipex_assist.speculative.sampling import Sampling
 from ipex_assist.speculative.schedule import RoundState, Schedule
@@ -46,6 +47,7 @@ class Request:
     number: int = 0
     sequence: Sequence | None = None
     draft: DraftSource | None = None
+    seen: SeenTokens | None = None
     proposal: Proposal | None = None  # to be verified in the current pass
     prompt_s: float = 0.0  # seconds of the passes that read this prompt
     rounds: deque[Round] = field(default_factory=deque)  # not fetched by the owner yet
@@ -74,11 +76,11 @@ class Request:
         """Tokens that must be read before the next one can be chosen."""
         return len(self.tokens) - (0 if self.sequence is None else self.sequence.length)
 
-    @property
-    def needs_only_argmax(self) -> bool:
-        """Whether the arg-max of each row is enough, without its logits."""
-        plain = not self.sampling.do_sample and not self.sampling.changes_logits and self.grammar is None
-        return plain and self.logprobs is None and not self.needs_prompt_logits
+    def seen_tokens(self, width: int) -> SeenTokens | None:
+        """What biases and penalties are for, in rows of `width` logits; None where they change nothing."""
+        if self.seen is None and self.sampling.changes_logits:
+            self.seen = SeenTokens(self.sampling, width)
+        return self.seen
 
     @property
     def forced_count(self) -> int:

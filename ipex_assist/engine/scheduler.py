@@ -4,36 +4,24 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable
 
 from ipex_assist.engine.block_budget import BlockBudget
 from ipex_assist.engine.chunk_sizes import ChunkSizes
 from ipex_assist.engine.draft_scheduler import DraftScheduler
 from ipex_assist.engine.limits import EngineLimits
+from ipex_assist.engine.pass_output import PlannedPass, RequestOutput
 from ipex_assist.engine.prefix_cache import Prefixes
 from ipex_assist.engine.request import Request
 from ipex_assist.engine.scheduled_request import ScheduledRequest
 from ipex_assist.engine.stats import EngineStats
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.executors.interface import (
-    ANY_ROWS,
-    ChoosesInOneCall,
-    LogitsError,
-    Model,
-    Rows,
-    TokenLogprob,
-    experts_a_layer,
-)
+from ipex_assist.executors.interface import ANY_ROWS, LogitsError, Model, experts_a_layer
 from ipex_assist.speculative.logprobs import of_rows
 from ipex_assist.speculative.round import Round
-from ipex_assist.speculative.verify import choices, verify
-
-if TYPE_CHECKING:
-    import torch
+from ipex_assist.speculative.verify import verify
 
 Clock = Callable[[], float]
-PassOutput: TypeAlias = "list[TokenLogprob] | torch.Tensor"  # a choice a row, or logits (rows, vocab)
 PROMPT_LOGIT_ROWS = 64  # of a prompt in one pass if all of them need logits: bounds the memory of (rows, vocab)
 UNSHARED_REQUESTS = 8  # running at a time on a model whose passes hold one request each
 
@@ -207,15 +195,15 @@ class Scheduler:
         request.finish(error)
 
     def _run_pass(self, batch: list[ScheduledRequest], draft_s: float) -> None:
-        rows, reads_all_pending = (
-            [scheduled.rows() for scheduled in batch],
-            [scheduled.reads_all_pending for scheduled in batch],
-        )
+        planning = self.clock()
+        plan = PlannedPass.of(self.target, batch)
+        reads_all_pending = [scheduled.reads_all_pending for scheduled in batch]
         started = self.clock()
-        answers = self._forward(batch, rows)
+        self.stats.choose_s += started - planning
+        outputs = plan.run()
         seconds = self.clock() - started
         experts = experts_a_layer(self.target)
-        count = sum(len(each.tokens) for each in rows)
+        count = sum(len(each.tokens) for each in plan.rows)
         self.stats.count_pass(count, seconds)
         self.stats.draft_s += draft_s
         read, decoding = (
@@ -223,36 +211,26 @@ class Scheduler:
             sum(not scheduled.is_prefill for scheduled in batch),
         )
         self._chunks.observe(read, decoding, seconds)
-        place = 0
-        for scheduled, each, goes_on in zip(batch, rows, reads_all_pending, strict=True):
+        for scheduled, each, goes_on, output in zip(batch, plan.rows, reads_all_pending, outputs, strict=True):
             scheduled.request.prompt_s += 0.0 if scheduled.request.has_output else seconds
             self.stats.prompt_tokens += scheduled.pending if scheduled.is_prefill else 0
-            wanted, place = answers[place : place + each.last], place + each.last
             listed = not scheduled.request.needs_prompt_logits or self._add_prompt_logprobs(
-                scheduled.request, len(each.tokens), wanted
+                scheduled.request, len(each.tokens), output
             )
             if listed and goes_on:
-                self._accept_tokens(scheduled, wanted[-1 - len(scheduled.proposal.tokens) :], seconds, draft_s, experts)
+                self._accept_tokens(scheduled, output, seconds, draft_s, experts)
         self.drafts.observe_pass(count, read, seconds, draft_s, experts)
 
-    def _forward(self, batch: list[ScheduledRequest], rows: list[Rows]) -> PassOutput:
-        """Run the pass. Returns the arg-max of each row if no request needs more, else the rows' logits."""
-        wanting = [scheduled.request for scheduled, each in zip(batch, rows, strict=True) if each.last]
-        if isinstance(self.target, ChoosesInOneCall) and all(request.needs_only_argmax for request in wanting):
-            return self.target.choose(rows)
-        return self.target.forward(rows)
-
-    def _add_prompt_logprobs(self, request: Request, count: int, logits: PassOutput) -> bool:
+    def _add_prompt_logprobs(self, request: Request, count: int, output: RequestOutput) -> bool:
         """Add the log-probabilities of the prompt tokens that follow the last `count` rows. False if one is NaN.
 
         Rows that a preempted request reads again are not added twice.
         """
         assert request.sequence is not None
-        assert not isinstance(logits, list)
         first = request.sequence.length - count  # the position of the first row
         known = len(request.prompt_choices) - first
         following = request.tokens[first + 1 : min(request.prompt_length, first + count + 1)]
-        found = of_rows(logits[known:], following[known:], request.prompt_logprobs) or []
+        found = of_rows(output.logits[known:], following[known:], request.prompt_logprobs) or []
         wrong = next((place for place, each in enumerate(found) if math.isnan(each.log_probability)), None)
         if wrong is not None:
             self._fail(request, LogitsError("the target", first + known + wrong + 1))
@@ -261,17 +239,13 @@ class Scheduler:
         return True
 
     def _accept_tokens(
-        self, scheduled: ScheduledRequest, answers: PassOutput, seconds: float, draft_s: float, experts: float | None
+        self, scheduled: ScheduledRequest, output: RequestOutput, seconds: float, draft_s: float, experts: float | None
     ) -> None:
         """Choose and verify a request's tokens, and queue the round for its owner."""
         request, proposal, started = scheduled.request, scheduled.proposal, self.clock()
         try:
-            if isinstance(answers, list):
-                chosen: Iterator[int] = (choice.token for choice in answers)
-            else:
-                chosen = choices(answers, request.sampling, request.tokens, proposal.tokens, request.grammar)
-            new, accepted = verify(chosen, proposal.tokens, len(request.tokens))
-            listed = None if isinstance(answers, list) else of_rows(answers, new, request.logprobs)
+            new, accepted = verify(output.tokens, proposal.tokens, len(request.tokens))
+            listed = of_rows(output.logits[-1 - len(proposal.tokens) :], new, request.logprobs)
         except IpexAssistError as error:
             self._fail(request, error)
             return

@@ -17,7 +17,7 @@ from ipex_assist.executors.kernels import Kernels
 from ipex_assist.executors.row_plan import RowPlan
 from ipex_assist.executors.torch_model import TorchModel
 from ipex_assist.executors.weights import Weights
-from ipex_assist.models.spec import DecoderSpec
+from ipex_assist.models.spec import AttentionSpec, DecoderSpec
 
 ROWS = 24
 OFFSETS = (0, 1, 3, 6)
@@ -63,6 +63,8 @@ class _Trial:
         rows = self.plan.key_length(STARTS[-1] + ROWS + self.plan.sizes[-1])
         self.cache = self.model.new_cache(rows, layers=self.layers[-1] + 1)
         for index in self.layers:
+            if spec.layers[index].recurrent is not None:
+                continue
             attention = spec.layers[index].attention
             shape = (rows, attention.kv_heads, attention.head_dim)
             self.cache.write(index, 0, torch.randn(shape, generator=random), torch.randn(shape, generator=random))
@@ -106,6 +108,11 @@ class _Trial:
 
     def _layer(self, start: int, offset: int, rows: torch.Tensor) -> torch.Tensor:
         for index in self.layers:
+            if (recurrent := self.model.spec.layers[index].recurrent) is not None:
+                # What a row gets from its state depends on the rows before it: its linears are what may differ.
+                layer = self.model.weights.layers[index]
+                rows = rows + layer.o_proj(layer.qkv(rows)[:, : recurrent.value_size].contiguous())
+                continue
             attention = self.model.spec.layers[index].attention
             metadata = self.model.attention_metadata(start + offset, len(rows), attention, True)
             rows = self.model.layer(rows, index, self.cache, metadata)
@@ -116,6 +123,7 @@ def _shapes(spec: DecoderSpec) -> list[int]:
     """The first layer of each shape of matrices."""
     first: dict[object, int] = {}
     for index, layer in enumerate(spec.layers):
-        attention = layer.attention
-        first.setdefault((attention.heads, attention.kv_heads, attention.head_dim, layer.mlp), index)
+        mixer = layer.mixer
+        shape = (mixer.heads, mixer.kv_heads, mixer.head_dim) if isinstance(mixer, AttentionSpec) else mixer
+        first.setdefault((shape, layer.mlp), index)
     return list(first.values())

@@ -17,24 +17,63 @@ Mlp = tuple[Linear, Linear]  # gate and up, and down
 
 @dataclass
 class ExpertLayer:
-    """One layer's. The router and the shared expert's gate are fp32."""
+    """One layer's. The router, its correction bias (experts,) and the shared expert's gate are fp32."""
 
     router: Linear
     experts: list[Mlp]
     shared: Mlp | None = None
     shared_gate: Linear | None = None
+    correction_bias: torch.Tensor | None = None
 
 
-def route(experts: Experts, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def route(
+    experts: Experts, logits: torch.Tensor, correction_bias: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The experts of each row and their weights, (rows, per_token) both, for its logits (rows, count) in fp32.
 
-    Of equal logits the expert of the lower number is chosen. A row with a logit that is no number has NaN for weights.
+    correction_bias: (count,), of the choice alone. Of equals the expert of the lower number is chosen. A row with a
+    logit that is no number has NaN for weights.
     """
-    largest, chosen = torch.sort(logits, dim=-1, descending=True, stable=True)
-    chosen = chosen[:, : experts.per_token]
-    if experts.normalised:
-        return chosen, torch.softmax(largest[:, : experts.per_token], -1)
-    return chosen, torch.softmax(logits, -1).gather(-1, chosen)
+    if experts.scores == "sparsemixer":
+        return _sparsemixer(experts, logits)
+    scores = torch.sigmoid(logits) if experts.scores == "sigmoid" else torch.softmax(logits, -1)
+    # Scores rise with their logits, of which fewer are equal.
+    choice = logits if correction_bias is None and experts.groups == 1 else scores
+    if correction_bias is not None:
+        choice = choice + correction_bias
+    if experts.groups > 1:
+        choice = _of_best_groups(experts, choice)
+    chosen = torch.sort(choice, dim=-1, descending=True, stable=True)[1][:, : experts.per_token]
+    if experts.normalised and experts.scores == "softmax" and correction_bias is None:
+        weights = torch.softmax(logits.gather(-1, chosen), -1)
+    else:
+        weights = scores.gather(-1, chosen)
+        if experts.normalised:
+            total = weights.sum(-1, keepdim=True) + experts.added_to_sum
+            weights = weights / total.clamp(min=experts.least_sum)
+    return chosen, weights * experts.scaling + torch.where(logits.isfinite().all(-1, keepdim=True), 0.0, torch.nan)
+
+
+def _of_best_groups(experts: Experts, choice: torch.Tensor) -> torch.Tensor:
+    """What experts are chosen by, (rows, count), with those outside of a row's best groups at -inf."""
+    grouped = choice.reshape(len(choice), experts.groups, -1)
+    value = grouped.topk(experts.best_of_group, -1)[0].sum(-1)
+    best = torch.sort(value, dim=-1, descending=True, stable=True)[1][:, : experts.groups_per_token]
+    left_out = torch.ones_like(value, dtype=torch.bool).scatter(1, best, False)
+    return grouped.masked_fill(left_out[..., None], -torch.inf).flatten(1)
+
+
+def _sparsemixer(experts: Experts, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The two largest logits, each weighted by a softmax over those near it (equation 8 of arXiv:2409.12136)."""
+    chosen = torch.sort(logits, dim=-1, descending=True, stable=True)[1][:, :2]
+    first = logits.gather(-1, chosen[:, :1])
+    second = logits.gather(-1, chosen[:, 1:])
+    without_first = logits.scatter(-1, chosen[:, :1], -torch.inf)
+    weights = []
+    for most, others in ((first, logits), (second, without_first)):
+        far = (most - logits) / torch.maximum(logits.abs(), most) > 2 * experts.jitter
+        weights.append(torch.softmax(others.masked_fill(far, -torch.inf), -1))
+    return chosen, torch.cat([each.gather(-1, chosen[:, i : i + 1]) for i, each in enumerate(weights)], -1)
 
 
 def run_experts(
@@ -45,7 +84,7 @@ def run_experts(
     mlp: rows through one of them.
     """
     wide = x.float()
-    chosen, weights = route(experts, layer.router(wide))
+    chosen, weights = route(experts, layer.router(wide), layer.correction_bias)
     y = torch.zeros_like(wide)
     for number in chosen.unique().tolist():
         here = chosen == number

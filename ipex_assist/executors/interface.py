@@ -103,6 +103,29 @@ def check_length(sequence: Sequence, length: int) -> None:
         raise IpexAssistError(f"cannot truncate {sequence.length} tokens to {length}")
 
 
+@runtime_checkable
+class HasState(Protocol):
+    """A sequence of a model with recurrent layers, whose state is after its first `settled` tokens."""
+
+    @property
+    def settled(self) -> int:
+        """The fewest tokens that it can be truncated to, but for 0."""
+        ...
+
+
+def check_rollback(length: int, settled: int) -> None:
+    """Raise IpexAssistError where a sequence whose state is after `settled` tokens cannot be cut to `length`."""
+    if 0 < length < settled:
+        raise IpexAssistError(
+            f"a recurrent model's sequence cannot be truncated to {length} tokens: its state is that after {settled}"
+        )
+
+
+def truncate_or_clear(sequence: Sequence, length: int) -> None:
+    """Truncate a sequence, or clear it where its state is after more tokens already: it has to read them again."""
+    sequence.truncate(0 if isinstance(sequence, HasState) and length < sequence.settled else length)
+
+
 class Model(Protocol):
     """The weights of a decoder, for any number of sequences and threads. A row is one token at its position.
 

@@ -26,6 +26,8 @@ def key_factors(spec: DecoderSpec, weights: Weights, kernels: Kernels) -> list[t
 
 
 def _layer_factors(spec: DecoderSpec, weights: Weights, kernels: Kernels, index: int) -> torch.Tensor:
+    if spec.layers[index].recurrent is not None:
+        return torch.ones(())
     layer, attention = weights.layers[index], spec.layers[index].attention
     weight, bias = _norm_before(spec, weights, index)
     rows = signs(_ROWS, spec.hidden_size)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ipex_assist.models.spec import DecoderSpec
+from ipex_assist.models.spec import AttentionSpec, DecoderSpec
 
 _STORED = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
 _LEAST = 1e-36  # smaller rows are zeros: 127 / size would overflow
@@ -32,7 +32,10 @@ class KVCache:
 
         factors: of each layer, what int8 keys are divided by (key_factors.py).
         """
-        shapes = [(each.attention.kv_heads, rows, each.attention.head_dim) for each in spec.layers[:layers]]
+        shapes = [
+            (each.mixer.kv_heads, rows, each.mixer.head_dim) if isinstance(each.mixer, AttentionSpec) else (0, rows, 0)
+            for each in spec.layers[:layers]
+        ]
         self._keys = [_Rows(shape, dtype, kv_precision) for shape in shapes]
         self._values = [_Rows(shape, dtype, kv_precision) for shape in shapes]
         self._factors = factors

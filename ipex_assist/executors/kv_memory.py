@@ -14,6 +14,7 @@ from ipex_assist.executors.memory_bookings import bookings
 
 log = logging.getLogger("ipex_assist")
 
+LEAST_STATES = 2  # of recurrent layers: a sequence, and a copy of it
 DEFAULT_SEQUENCES = 64  # of the longest context: whoever needs room for more says so with --kv-memory
 _MARGIN = 1 << 30  # bytes left free for the rest of this process and its neighbours …
 _MARGIN_SHARE = 8  # … but at most one eighth of the free memory
@@ -29,34 +30,60 @@ class KvMemory:
         """
         self.limit, self._share = limit, share
         self._joined = 0  # bytes of one block of each model together
+        self._joined_states = 0  # and of the state of one sequence
         self._workspace = 0
         self._context = 0
-        self._count: int | None = None
+        self._counts: tuple[int, int] | None = None  # blocks and states
         self._lock = threading.Lock()
 
-    def join(self, block_bytes: int, context: int, workspace: int = 0) -> None:
-        """Add a model: bytes of one of its blocks, its longest context in tokens, and the bytes its passes need."""
+    def join(self, block_bytes: int, context: int, workspace: int = 0, state_bytes: int = 0) -> None:
+        """Add a model: bytes of one of its blocks, its longest context in tokens, and the bytes its passes need.
+
+        state_bytes: of the state of one sequence, where it has recurrent layers.
+        """
         self._joined += block_bytes
+        self._joined_states += state_bytes
         self._workspace += workspace
         self._context = max(self._context, context)
 
     def blocks(self) -> int:
         """How many blocks each model gets; the first call decides. Raises IpexAssistError where not even one fits."""
+        return self._decided()[0]
+
+    def states(self) -> int:
+        """How many states of sequences each model with recurrent layers gets. Raises as `blocks` does."""
+        return self._decided()[1]
+
+    def _decided(self) -> tuple[int, int]:
         with self._lock:
-            if self._count is None:
+            if self._counts is None:
                 share = _planned_share() if self._share is None else self._share
                 with bookings(share) as booked:  # free memory is read while nobody else books some of it
                     others = booked.of_others()
-                    self._count = self._left(share, others) if self.limit is None else self._limited(others)
-                    booked.book(self, self._count * self._joined)
-            return self._count
+                    self._counts = self._left(share, others) if self.limit is None else self._limited(others)
+                    booked.book(self, self._counts[0] * self._joined + self._counts[1] * self._joined_states)
+            return self._counts
 
-    def _limited(self, others: int) -> int:
+    @property
+    def _least(self) -> int:
+        """Bytes of one block, and of as many states as any use needs."""
+        return self._joined + LEAST_STATES * self._joined_states
+
+    def _divided(self, size: int) -> tuple[int, int]:
+        """Blocks and states in `size` bytes, of which states take half at most."""
+        states = 0
+        if self._joined_states:
+            states = max(LEAST_STATES, min(2 * DEFAULT_SEQUENCES, size // 2 // self._joined_states))
+        wanted = DEFAULT_SEQUENCES * -(-self._context // BLOCK)
+        left = size - states * self._joined_states
+        return (left // self._joined if self._joined else wanted), states
+
+    def _limited(self, others: int) -> tuple[int, int]:
         assert self.limit is not None
-        if self.limit < self._joined:
+        if self.limit < self._least:
             raise IpexAssistError(
                 f"--kv-memory is {_mib(self.limit)}, and {BLOCK} tokens, the least there is, take "
-                f"{_mib(self._joined)}: give more"
+                f"{_mib(self._least)}: give more"
             )
         available = read_memory().available
         if available and self.limit + self._workspace > available:
@@ -73,25 +100,25 @@ class KvMemory:
                 _mib(others),
                 _mib(available),
             )
-        return self.limit // self._joined
+        return self._divided(self.limit)
 
-    def _left(self, share: float, others: int) -> int:
+    def _left(self, share: float, others: int) -> tuple[int, int]:
         wanted = DEFAULT_SEQUENCES * -(-self._context // BLOCK)
         memory = read_memory()
         if not memory.available:  # unknown
-            return wanted
+            return wanted, 2 * DEFAULT_SEQUENCES if self._joined_states else 0
         left = memory.available - others
         if share < 1:  # neighbours that are still loading will need as much as this process has taken
             left = int(min(share * left, share * memory.total - resident_bytes(own=True)))
-        count = room_in(left, self._workspace) // self._joined
+        count, states = self._divided(room_in(left, self._workspace))
         if count < 1:
             booked = f" and the {_mib(others)} that other processes of yours have booked" if others else ""
             raise IpexAssistError(
                 f"too little memory for keys and values: {BLOCK} tokens, the least there is, take "
-                f"{_mib(self._joined)}, passes need {_mib(self._workspace)}, and {_mib(max(0, left))} are left beside "
+                f"{_mib(self._least)}, passes need {_mib(self._workspace)}, and {_mib(max(0, left))} are left beside "
                 f"the weights{booked}. Use a smaller --precision or model, or --no-assisted"
             )
-        return min(wanted, count)
+        return min(wanted, count), states
 
 
 def room_in(left: int, workspace: int = 0) -> int:

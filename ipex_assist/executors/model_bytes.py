@@ -17,9 +17,7 @@ from ipex_assist.models import Source, find
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.native.library import memory_nodes
 from ipex_assist.native.sizes import core_sizes, workspace_bytes
-from ipex_assist.quantization.precision import INT4_GROUP, kv_precision_of, kv_sizes
-
-OUTER_PRECISION = "int8"  # of a stored model's head and projections where they are floats: few, and it costs nothing
+from ipex_assist.quantization.precision import INT4_GROUP, float_head_precision, kv_precision_of, kv_sizes
 
 
 def native_bytes(
@@ -66,27 +64,32 @@ def checkpoint_bytes(
     group: int = INT4_GROUP,
     kv_precision: str | None = None,
 ) -> ModelBytes:
-    """`native_bytes` of a checkpoint at the precision that it will have; stored 4 bits keep their groups."""
+    """`native_bytes` of a checkpoint at the precision that it will have; what is stored so keeps its groups."""
     spec, architecture = checkpoint.decoder_spec(), find(checkpoint.architecture)
     assert architecture is not None, checkpoint.architecture
-    if precision != "int4" or not isinstance(checkpoint, QuantizedCheckpoint):
+    if not isinstance(checkpoint, QuantizedCheckpoint) or precision != checkpoint.stored_precision:
         return native_bytes(spec, precision, wanted=wanted, longest=longest, group=group, kv_precision=kv_precision)
     return native_bytes(
         spec,
         precision,
         wanted=wanted,
         longest=longest,
-        group=checkpoint.core_group(),
+        group=stored_group(checkpoint),
         outer_precision=stored_outer_precision(checkpoint, architecture.weights(spec)),
         kv_precision=kv_precision,
     )
 
 
 def stored_outer_precision(checkpoint: QuantizedCheckpoint, sources: dict[str, Source]) -> str:
-    """The precision of the head of a checkpoint that is quantized already."""
+    """The precision of the head of a checkpoint that is kept as it is stored."""
     head = sources.get("lm_head.weight")
     quantized = head is not None and any(name in checkpoint.modules for name in (head.name, *head.alternatives))
-    return "int4" if quantized else OUTER_PRECISION
+    return checkpoint.stored_precision or "bf16" if quantized else float_head_precision(checkpoint.stored_precision)
+
+
+def stored_group(checkpoint: QuantizedCheckpoint) -> int:
+    """The group size of the core's int4 for a checkpoint that is kept as it is stored."""
+    return checkpoint.core_group() if checkpoint.stored_precision == "int4" else INT4_GROUP
 
 
 def planned_threads() -> int:

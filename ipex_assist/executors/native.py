@@ -25,13 +25,17 @@ from ipex_assist.executors.interface import (
     check_rows,
 )
 from ipex_assist.executors.kv_memory import KvMemory
+from ipex_assist.executors.native_choices import CoreChoices, KeptLogits
 from ipex_assist.executors.native_sequence import NativeSequence, reserve
 from ipex_assist.executors.pass_lock import pass_lock
+from ipex_assist.executors.recurrent_states import PENDING_ROWS, RecurrentState, StatePool
 from ipex_assist.executors.rope import Floats, RotaryTable
+from ipex_assist.executors.row_choice import RowChoice, SampledRows
 from ipex_assist.native.blocks import BlockMemory, reserve_blocks
 from ipex_assist.native.library import memory_nodes
 from ipex_assist.native.model import PackedModel
 from ipex_assist.native.sizes import PASS_ROWS, workspace_bytes
+from ipex_assist.native.states import StateMemory
 from ipex_assist.native.structures import Batch, GreedyDraft, Segment, TopTokens
 from ipex_assist.quantization.precision import kv_precision_of
 
@@ -70,13 +74,19 @@ class NativeModel(Model):
         )
         # A mapped image counts as free memory now, and will be copied into memory later.
         self._kv_memory.join(
-            self.block_bytes, self.spec.context_length, workspace + (packed.nbytes if packed.settles else 0)
+            self.block_bytes,
+            self.spec.context_length,
+            workspace + (packed.nbytes if packed.settles else 0),
+            packed.state_bytes,
         )
         self.pass_threads, self._threads_given = ALL_THREADS, False
         self._begun = False
         self._memory: BlockMemory | None = None
         self._pool: BlockPool | None = None
+        self._states_memory: StateMemory | None = None
+        self._states: StatePool | None = None
         self._making = threading.Lock()
+        self._kept = threading.local()  # logits that a thread asked for
         self._width = -(-self.spec.vocab_size // 16) * 16
 
     @property
@@ -104,16 +114,32 @@ class NativeModel(Model):
         with self._making:
             if self._pool is None:
                 self._memory = reserve_blocks(self.packed, self._kv_memory.blocks(), self.kv_precision)
+                if self.spec.recurrents:
+                    self._states_memory = StateMemory(self.packed, self._kv_memory.states())
+                    memory = self._states_memory
+                    self._states = StatePool(memory.count, memory, memory.discard)
                 self._pool = BlockPool(self._memory.count, discard=self._memory.discard)
             return self._pool
 
+    @property
+    def states(self) -> StatePool | None:
+        """The slots of recurrent layers' states, made with the block pool; None in a model without such layers."""
+        return self._states if self.blocks is not None else None
+
     def new_sequence(
-        self, capacity: int, prompt_length: int | None = None, blocks: abc.Sequence[int] = ()
+        self,
+        capacity: int,
+        prompt_length: int | None = None,
+        blocks: abc.Sequence[int] = (),
+        state: RecurrentState | None = None,
     ) -> NativeSequence:
-        """A sequence that may hold up to `capacity` tokens. Raises IpexAssistError where there is no memory."""
+        """A sequence that may hold up to `capacity` tokens. Raises IpexAssistError where there is no memory.
+
+        state: with `blocks`, the state after the tokens that they hold, which is copied.
+        """
         if self.rotary is not None:
             self.rotary.reach(capacity)
-        return NativeSequence(self, self.blocks, capacity, prompt_length, blocks)
+        return NativeSequence(self, self.blocks, capacity, prompt_length, blocks, self.states, state)
 
     def forward(self, rows: abc.Sequence[Rows], vocabulary: int | None = None) -> torch.Tensor:
         """Append tokens to each sequence; returns logits (sum of `last`, vocab) in the order of `rows`."""
@@ -132,6 +158,22 @@ class NativeModel(Model):
         for group in self._passes(self._segments(rows)):
             choices += self._choose(group, top, vocabulary)
         return choices
+
+    def sample(self, rows: abc.Sequence[Rows], choices: abc.Sequence[RowChoice]) -> SampledRows:
+        """`forward`, and a token for each row of logits, chosen in the core; see executors/row_choice.py."""
+        segments = self._segments(rows)
+        assert len(choices) == sum(each.last for each in segments), "a choice for each row of logits"
+        if not hasattr(self._kept, "logits"):
+            self._kept.logits = KeptLogits()
+        chosen = CoreChoices(choices, self.spec.vocab_size, self._kept.logits)
+        first = 0
+        for group in self._passes(segments):
+            if count := sum(segment.last for segment in group):
+                self._sample(group, chosen, first)
+            else:
+                self._forward(group, 0, None)
+            first += count
+        return chosen.found()
 
     def draft(
         self,
@@ -246,6 +288,10 @@ class NativeModel(Model):
                 struct.rope_start, struct.rope_rows = first, len(cosine)
                 struct.cosine, struct.sine = cosine.ctypes.data, sine.ctypes.data
                 keep.append((cosine, sine))
+            if own.state is not None:
+                end = segment.start + rows
+                struct.state, struct.settled = own.state.slot, own.state.settled
+                struct.settle = own.state.after(segment.start, end, end + (further[index] - 1 if further else 0))
             row += rows
             logit_rows += range(row - segment.last, row)
         assert self._memory is not None
@@ -259,6 +305,7 @@ class NativeModel(Model):
             logit_row_count=len(logit_rows),
             vocabulary=min(vocabulary or 0, self.spec.vocab_size),
             stride=self._width,
+            states=self._states_memory.handle if self._states_memory is not None else None,
             threads=self.pass_threads.of(row),
         )
         return batch, keep
@@ -302,6 +349,22 @@ class NativeModel(Model):
         ] or [[] for _ in range(rows)]
         return [TokenLogprob(*each) for each in zip(tokens, logs, ranked, strict=True)]
 
+    def _sample(self, segments: abc.Sequence[TokenSegment], choices: CoreChoices, first: int) -> None:
+        """Run a pass whose rows of logits have the choices from `first` on."""
+        packed = self.packed
+        batch, _keep = self._batch(segments, None)
+        with pass_lock:
+            self._settle()
+            status = packed.library.ia_sample(
+                packed.handle,
+                packed.pool.handle,
+                ctypes.byref(batch),
+                ctypes.byref(choices.rows[first]),
+                ctypes.cast(ctypes.byref(choices.tokens, 4 * first), ctypes.POINTER(ctypes.c_int32)),
+            )
+            packed.check(status)
+        _lengthen(segments)
+
     def _draft(self, requests: abc.Sequence[DraftInput], vocabulary: int | None) -> list[tuple[list[int], list[float]]]:
         """`draft_many` of at most PASS_ROWS sequences. Tokens that do not fit into one pass go through earlier ones."""
         segments, before = [], []
@@ -338,12 +401,19 @@ class NativeModel(Model):
         for index, segment in enumerate(segments):
             first, last = index * stride, index * stride + drafted[index]
             # The last token was not fed back. Truncating frees blocks reserved for tokens that were not drafted.
-            segment.sequence.length = segment.start + len(segment.tokens) + drafted[index] - 1
-            segment.sequence.truncate(segment.sequence.length)
+            end = segment.start + len(segment.tokens)
+            segment.sequence.length = end + drafted[index] - 1
+            if (state := segment.sequence.state) is not None:  # as drafting.cpp moves it on
+                settle = state.after(segment.start, end, end + requests[index].count - 1)
+                state.settled = max(settle, segment.sequence.length - PENDING_ROWS)
+            segment.sequence.free_unused()
             found.append((tokens[first:last], probabilities[first:last]))
         return found
 
 
 def _lengthen(segments: abc.Sequence[TokenSegment]) -> None:
     for each in segments:
-        each.sequence.length = each.start + len(each.tokens)
+        end = each.start + len(each.tokens)
+        if (state := each.sequence.state) is not None:
+            state.settled = state.after(each.start, end, end)
+        each.sequence.length = end

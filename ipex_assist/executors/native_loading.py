@@ -50,10 +50,14 @@ def one_torch_thread() -> Iterator[None]:
 def planned_pool(threads: int | None = None) -> Pool:
     """The thread pool of the launcher's plan; without one, as many threads as OpenMP would use on our CPUs at start.
 
-    The first call decides for the whole process, because the commands limit torch to one thread later.
+    These are on physical cores first, node by node, and on SMT siblings only where there are more threads. The first
+    call decides for the whole process, because the commands limit torch to one thread later.
     """
     plan = launch.inherited_plan(os.environ)
-    cpus = tuple(plan.cpus) if plan is not None else tuple(sorted(MASK_AT_START))
+    if plan is not None:
+        cpus = tuple(plan.cpus)
+    else:
+        cpus = read_topology().cpus_in_order(MASK_AT_START) or tuple(sorted(MASK_AT_START))
     count = threads or (plan.threads if plan is not None else min(_openmp_threads(), len(cpus)))
     return shared_pool(count, cpus[:count] if count <= len(cpus) else None)
 
@@ -139,18 +143,19 @@ def _keeps(request: LoadRequest, model: PackedModel) -> bool:
 
 
 def _stored(request: LoadRequest) -> QuantizedCheckpoint | None:
-    """The checkpoint, if its own 4 bits are to be kept; else None."""
+    """The checkpoint, if its linears are to be kept as they are stored; else None."""
     checkpoint = request.checkpoint
-    return checkpoint if request.precision == "int4" and isinstance(checkpoint, QuantizedCheckpoint) else None
+    kept = isinstance(checkpoint, QuantizedCheckpoint) and request.precision == checkpoint.stored_precision
+    return checkpoint if kept and isinstance(checkpoint, QuantizedCheckpoint) else None
 
 
 def _empty_model(request: LoadRequest, pool: Pool) -> PackedModel:
     stored = _stored(request)
     if stored is None:
         return PackedModel(request.spec, request.precision, pool, request.group)
-    from ipex_assist.executors.native_int4 import int4_model
+    from ipex_assist.executors.native_stored import stored_model
 
-    return int4_model(stored, request.spec, request.sources, pool)
+    return stored_model(stored, request.spec, request.sources, pool)
 
 
 def _pack(request: LoadRequest, model: PackedModel) -> None:
@@ -159,7 +164,7 @@ def _pack(request: LoadRequest, model: PackedModel) -> None:
     stored = _stored(request)
     with torch_module().inference_mode():
         if stored is not None:
-            from ipex_assist.executors.native_int4 import pack_stored
+            from ipex_assist.executors.native_stored import pack_stored
 
             _, weights = stream_tensors(stored, request.sources, request.precision, stored.stored)
             pack_stored(model, stored, request.sources, weights)

@@ -7,7 +7,8 @@ from collections import abc
 
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.blocks import BLOCK, BlockPool
-from ipex_assist.executors.interface import Model, check_length
+from ipex_assist.executors.interface import Model, check_length, check_rollback
+from ipex_assist.executors.recurrent_states import RecurrentState, StatePool
 
 LONGEST = (1 << 31) - BLOCK  # most tokens of a sequence: the core counts positions in int32
 
@@ -25,8 +26,13 @@ class NativeSequence:
         capacity: int,
         prompt_length: int | None = None,
         blocks: abc.Sequence[int] = (),
+        states: StatePool | None = None,
+        state: RecurrentState | None = None,
     ) -> None:
-        """pool: the model's, of whose blocks `blocks` are the first."""
+        """pool: the model's, of whose blocks `blocks` are the first. states: of a model with recurrent layers.
+
+        state: that of a cached prefix, which is copied; else the sequence begins without one.
+        """
         if not 1 <= capacity <= LONGEST:
             raise IpexAssistError(f"a sequence with room for {capacity} tokens: it may be 1 to {LONGEST}")
         if len(blocks) * BLOCK >= capacity + BLOCK:
@@ -38,6 +44,8 @@ class NativeSequence:
         self.table = (ctypes.c_int32 * -(-capacity // BLOCK))()  # the core reads it; the first `count` are blocks
         self.count = 0
         self._pool = pool
+        self._states = states
+        self.state = state.copy() if state is not None else None
         for block in blocks:
             self._pool.share(block)
             self.append(block)
@@ -51,6 +59,16 @@ class NativeSequence:
         """The blocks of positions 0 to 255, 256 to 511, …"""
         return self.table[: self.count]
 
+    @property
+    def settled(self) -> int:
+        """The fewest tokens that it can be truncated to, but for 0; 0 without recurrent layers."""
+        return self.state.settled if self.state is not None else 0
+
+    def take_state(self) -> None:
+        """Have a slot for the state, where the model has recurrent layers. Raises NoStatesError."""
+        if self._states is not None and self.state is None:
+            self.state = RecurrentState(self._states)
+
     def append(self, block: int) -> None:
         """Add a block at the end of the table. The caller's reference to it becomes this sequence's."""
         self.table[self.count] = block
@@ -59,8 +77,15 @@ class NativeSequence:
     def truncate(self, length: int) -> None:
         """Forget all tokens from position `length` on, and release the blocks that held only those."""
         check_length(self, length)
+        check_rollback(length, self.settled)
+        if self.state is not None:
+            self.state.truncate(length)
         self.length = length
-        needed = -(-length // BLOCK)
+        self.free_unused()
+
+    def free_unused(self) -> None:
+        """Release the blocks after those of the present length."""
+        needed = -(-self.length // BLOCK)
         if self.count > needed:
             unneeded = self.table[needed : self.count]
             self.count = needed
@@ -70,11 +95,16 @@ class NativeSequence:
         """A new sequence of the same capacity with the first `length` tokens (all where None), sharing their blocks."""
         length = self.length if length is None else length
         check_length(self, length)
-        made = NativeSequence(self.model, self._pool, self.capacity, self.prompt_length)
+        check_rollback(length, self.settled)
+        made = NativeSequence(
+            self.model, self._pool, self.capacity, self.prompt_length, (), self._states, self.state if length else None
+        )
         for block in self.table[: -(-length // BLOCK)]:
             self._pool.share(block)
             made.append(block)
         made.length, made.rope_prompt_length = length, self.rope_prompt_length
+        if made.state is not None:
+            made.state.truncate(length)
         return made
 
     def begin(self, tokens: int) -> None:
@@ -95,10 +125,14 @@ class NativeSequence:
 def reserve(
     pool: BlockPool, wants: abc.Sequence[tuple[NativeSequence, int]], copy: abc.Callable[[int, int], None]
 ) -> None:
-    """Give each sequence unshared blocks for its next rows. Raises NoBlocksError before any change.
+    """Give each sequence a state, if its model has any, and unshared blocks for its next rows.
+
+    Raises NoBlocksError before any change but taken states.
 
     wants: (sequence, number of rows). copy: copies the first block's contents into the second.
     """
+    for sequence, _ in wants:
+        sequence.take_state()
     indices = [(sequence, sequence.shared_indices(rows)) for sequence, rows in wants]
     number = sum(sequence.missing(rows) for sequence, rows in wants) + sum(len(shared) for _, shared in indices)
     if not number:

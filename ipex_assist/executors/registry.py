@@ -67,7 +67,7 @@ _QUANTIZING = ("bf16", "fp32", "int8", "int4")
 EXECUTORS = {
     executor.name: executor
     for executor in (
-        Executor("native", (*_QUANTIZING, "mxfp4"), _native_unavailable, _load_native),
+        Executor("native", (*_QUANTIZING, "fp8", "mxfp4"), _native_unavailable, _load_native),
         Executor("ipex", _QUANTIZING, _ipex_unavailable, _load_ipex),
         Executor("torch", ("bf16", "fp32"), lambda: None, _load_torch),
     )

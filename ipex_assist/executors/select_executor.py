@@ -37,21 +37,35 @@ def resolve_executor(executor: str, *precisions: str | None) -> str:
 def stored_precision(checkpoint: Checkpoint, executor: str) -> str | None:
     """The precision at which an already quantized checkpoint is loaded; None for one that is not quantized.
 
-    On an executor that cannot keep the 4 bits it is bf16, with a warning.
+    Where the executor cannot keep it as it is stored, it is bf16, with a warning.
     """
     from ipex_assist.checkpoints.mxfp4 import Mxfp4Checkpoint
     from ipex_assist.checkpoints.quantized import QuantizedCheckpoint
 
     quantized = isinstance(checkpoint, (QuantizedCheckpoint, Mxfp4Checkpoint))
-    if not quantized or checkpoint.why_not_ours() or checkpoint.stored_precision is None:
+    if not quantized or checkpoint.why_not_ours():
         return None
-    if executor == "native":
-        return checkpoint.stored_precision
+    stored = checkpoint.stored_precision
+    if stored is not None and stored in EXECUTORS[executor].precisions and executor == "native":
+        return stored
+    if isinstance(checkpoint, QuantizedCheckpoint) and stored is None:
+        if not checkpoint.modules:
+            return None
+        log.warning(
+            "%s: its linears are %s, which the native core does not keep as they are: they become bf16 "
+            "(--precision int8 or int4 rounds them again)",
+            short_name(checkpoint.source),
+            checkpoint.described,
+        )
+        return "bf16"
+    bits = 8 if stored in ("int8", "fp8") else 4
     log.warning(
-        "%s is quantized to 4 bits, which the %s executor does not read: its weights become bf16, 4 times as large "
+        "%s is quantized to %d bits, which the %s executor does not read: its weights become bf16, %d times as large "
         "(--executor native keeps them)",
         short_name(checkpoint.source),
+        bits,
         executor,
+        16 // bits,
     )
     return "bf16"
 

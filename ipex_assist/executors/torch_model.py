@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import abc
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -18,10 +18,20 @@ from ipex_assist.executors.kernels import Kernels, Linear, norm_heads
 from ipex_assist.executors.key_factors import key_factors
 from ipex_assist.executors.kv_cache import KVCache
 from ipex_assist.executors.pass_lock import pass_lock
+from ipex_assist.executors.recurrent import RecurrentStates, run_recurrent
 from ipex_assist.executors.row_plan import RowPlan
 from ipex_assist.executors.torch_rope import TorchRotary, rotate
 from ipex_assist.executors.weights import Layer, Norm, Weights
-from ipex_assist.models.spec import CLAMP, SIGMOID_GAIN, AttentionSpec, DecoderSpec, LayerSpec, MlpSpec, NormPlace
+from ipex_assist.models.spec import (
+    CLAMP,
+    SIGMOID_GAIN,
+    AttentionSpec,
+    DecoderSpec,
+    LayerSpec,
+    MlpSpec,
+    NormPlace,
+    RecurrentSpec,
+)
 
 PROMPT_CHUNK = 512  # rows of a prompt that pass at once: bounds the activations, and is many enough for full speed
 
@@ -41,6 +51,7 @@ class AttentionMetadata:
     rotary: tuple[torch.Tensor, torch.Tensor] | None
     mask: torch.Tensor | None
     step: bool
+    count: int  # rows that are the sequence's; those after them are padding
 
 
 class TorchSequence:
@@ -52,10 +63,17 @@ class TorchSequence:
         # The length by which by-length rope (dynamic, longrope) rotates the rows of the prompt; 0 where it is unknown.
         self.rope_prompt_length = prompt_length or 0
         self.cache = model.new_cache(model.rows_of(capacity))
+        self.states = RecurrentStates(model.spec)
+
+    @property
+    def settled(self) -> int:
+        """The fewest tokens that it can be truncated to, but for 0; 0 without recurrent layers."""
+        return self.states.settled
 
     def truncate(self, length: int) -> None:
         """Forget all tokens from `length` on."""
         check_length(self, length)
+        self.states.truncate(length)
         self.length = length
         if length == 0:
             self.cache.clear()
@@ -66,6 +84,8 @@ class TorchSequence:
         check_length(self, length)
         made = self.model.new_sequence(self.capacity, self.prompt_length)
         made.cache.copy_from(self.cache)
+        made.states.copy_from(self.states)
+        made.states.truncate(length)
         made.length, made.rope_prompt_length = length, self.rope_prompt_length
         return made
 
@@ -150,17 +170,29 @@ class TorchModel(Model):
 
     def _pass(self, sequence: TorchSequence, tokens: list[int], padded: int, prompt_length: int | None) -> torch.Tensor:
         """Run all layers over consecutive rows; `padded` is the row count of a decode step, 0 in a prompt."""
-        start = sequence.length
+        start, count = sequence.length, len(tokens)
         tokens = tokens + tokens[-1:] * (padded - len(tokens))
         x = self.embed(torch.tensor(tokens), start)
-        metadata: dict[AttentionSpec, AttentionMetadata] = {}
+        metadata: dict[AttentionSpec | RecurrentSpec, AttentionMetadata] = {}
         for index, layer in enumerate(self.spec.layers):
-            attention = layer.attention
-            if attention not in metadata:
-                rows = len(tokens)
-                metadata[attention] = self.attention_metadata(start, rows, attention, padded > 0, prompt_length)
-            x = self.layer(x, index, sequence.cache, metadata[attention])
+            if layer.mixer not in metadata:
+                metadata[layer.mixer] = self.metadata(start, count, len(tokens), layer.mixer, padded > 0, prompt_length)
+            x = self.layer(x, index, sequence.cache, metadata[layer.mixer], sequence.states)
         return x
+
+    def metadata(
+        self,
+        start: int,
+        count: int,
+        rows: int,
+        mixer: AttentionSpec | RecurrentSpec,
+        step: bool,
+        prompt_length: int | None = None,
+    ) -> AttentionMetadata:
+        """What layers with such a mixer need to know of `rows` rows from `start` on, `count` of them the sequence's."""
+        if isinstance(mixer, AttentionSpec):
+            return replace(self.attention_metadata(start, rows, mixer, step, prompt_length), count=count)
+        return AttentionMetadata(start, None, None, step, count)
 
     def attention_metadata(
         self, start: int, rows: int, attention: AttentionSpec, step: bool, prompt_length: int | None = None
@@ -170,7 +202,7 @@ class TorchModel(Model):
         if self.rotary is not None and columns is not None:
             cos, sin = self.rotary.rows(start, rows, prompt_length)
             angles = cos[..., columns], sin[..., columns]
-        return AttentionMetadata(start, angles, self._mask(start, rows, attention, step), step)
+        return AttentionMetadata(start, angles, self._mask(start, rows, attention, step), step, rows)
 
     def embed(self, tokens: torch.Tensor, start: int) -> torch.Tensor:
         """Rows (rows, hidden) of `tokens` (rows,) at positions from `start` on."""
@@ -200,11 +232,21 @@ class TorchModel(Model):
             mask = mask.repeat_interleave(attention.group, 0)[None, None]
         return mask
 
-    def layer(self, x: torch.Tensor, index: int, cache: KVCache, metadata: AttentionMetadata) -> torch.Tensor:
-        """Run one layer over rows x (rows, hidden) at the positions of `metadata`; it writes their keys and values."""
+    def layer(
+        self,
+        x: torch.Tensor,
+        index: int,
+        cache: KVCache,
+        metadata: AttentionMetadata,
+        states: RecurrentStates | None = None,
+    ) -> torch.Tensor:
+        """Run one layer over rows x (rows, hidden) at the positions of `metadata`.
+
+        It writes their keys and values, or, of a recurrent layer, the state after them.
+        """
         spec, layer = self.spec.layers[index], self.weights.layers[index]
         rows = self._norm_at("pre", spec, x, layer.attention_norm)
-        attended = self._delta(spec, self._attention(rows, index, cache, metadata), layer.attention_out_norm)
+        attended = self._delta(spec, self._mixed(rows, index, cache, metadata, states), layer.attention_out_norm)
         if spec.parallel:
             rows = rows if spec.shared_norm else self._norm_at("pre", spec, x, layer.mlp_norm)
             return x + attended + self._delta(spec, _mlp(spec, layer, rows), layer.mlp_out_norm)
@@ -222,10 +264,28 @@ class TorchModel(Model):
         x = self._norm_at("post", layer, x, norm)
         return x if layer.residual_multiplier == 1 else x * layer.residual_multiplier
 
+    def _mixed(
+        self,
+        x: torch.Tensor,
+        index: int,
+        cache: KVCache,
+        metadata: AttentionMetadata,
+        states: RecurrentStates | None,
+    ) -> torch.Tensor:
+        """Rows x (rows, hidden) through a layer's mixer."""
+        spec, layer = self.spec.layers[index].recurrent, self.weights.layers[index]
+        if spec is None:
+            return self._attention(x, index, cache, metadata)
+        assert states is not None, "a recurrent layer without states"
+        state, place = states.layers[index], (metadata.start, metadata.count)
+        mixed = run_recurrent(spec, layer.recurrence, self.spec.norm_eps, layer.qkv(x), state, *place)
+        return layer.o_proj(mixed)
+
     def _attention(self, x: torch.Tensor, index: int, cache: KVCache, metadata: AttentionMetadata) -> torch.Tensor:
         spec, layer, eps = self.spec.layers[index].attention, self.weights.layers[index], self.spec.norm_eps
         heads, kv_heads = spec.heads, spec.kv_heads
-        query_key, value = layer.qkv(x).view(x.shape[0], -1, spec.head_dim).split((heads + kv_heads, kv_heads), 1)
+        parts = layer.qkv(x).view(x.shape[0], -1, spec.head_dim)
+        query_key, value, gate = parts.tensor_split((heads + kv_heads, heads + 2 * kv_heads), 1)
         if layer.q_norm is not None and layer.k_norm is not None:
             query, key = query_key.split((heads, kv_heads), 1)
             query = norm_heads(self.kernels, spec.qk_norm, query, layer.q_norm, eps)
@@ -238,7 +298,10 @@ class TorchModel(Model):
         length = metadata.start + x.shape[0] if metadata.mask is None else metadata.mask.shape[-1]
         attend = attend_rows if metadata.step else attend_prompt
         keys, values = cache.read(index, length)
-        return layer.o_proj(attend(query, keys, values, metadata.mask, spec.score_scale, spec.cap, layer.sinks))
+        attended = attend(query, keys, values, metadata.mask, spec.score_scale, spec.cap, layer.sinks)
+        if spec.output_gate:
+            attended = attended * torch.sigmoid(gate.flatten(1))
+        return layer.o_proj(attended)
 
     def _norm(self, x: torch.Tensor, parts: Norm) -> torch.Tensor:
         weight, bias = parts

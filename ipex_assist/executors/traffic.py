@@ -63,7 +63,7 @@ def idle_bytes(spec: DecoderSpec, precision: str) -> int:
 
 def _layer_columns(layer: LayerSpec) -> int:
     """Elements of a layer's matrices for each of hidden_size: of attention, and an MLP or a router and all experts."""
-    attention = 2 * layer.attention.query_size + 2 * layer.attention.key_value_size
+    attention = layer.mixer_in_size + layer.mixer_out_size
     if isinstance(layer.mlp, MlpSpec):
         return attention + layer.mlp.intermediate_size * (3 if layer.mlp.gated else 2)
     sizes = layer.mlp.count * layer.mlp.intermediate_size + layer.mlp.shared_size

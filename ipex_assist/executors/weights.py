@@ -10,6 +10,7 @@ import torch
 from ipex_assist.executors.experts import ExpertLayer, Mlp
 from ipex_assist.executors.kernels import Kernels, Linear, TorchKernels
 from ipex_assist.models import Source
+from ipex_assist.models.names import VECTORS
 from ipex_assist.models.spec import DecoderSpec, Experts, LayerSpec
 from ipex_assist.models.weights import check_numbers, check_shape, head_dim_of, part_of, resolve
 
@@ -18,7 +19,7 @@ Norm = tuple[torch.Tensor | None, torch.Tensor | None]  # weight and bias, each 
 
 @dataclass
 class Layer:
-    """One layer. Query, key and value are one linear, stacked in this order; so are gate and up."""
+    """One layer. Query, key, value and output gate are one linear, stacked in this order; so are gate and up."""
 
     qkv: Linear
     o_proj: Linear
@@ -30,6 +31,8 @@ class Layer:
     q_norm: torch.Tensor | None = None
     k_norm: torch.Tensor | None = None
     sinks: torch.Tensor | None = None  # (heads,)
+    # Of a recurrent mixer, whose linears are `qkv` and `o_proj`: vectors in fp32 by our names, "a_log.weight".
+    recurrence: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass
@@ -46,10 +49,13 @@ class Weights:
     project_out: Linear | None = None
 
 
+# The parts of the first linear of a recurrent mixer (RecurrentSpec.input_parts).
+MIXER_IN = ("q_in", "k_in", "v_in", "a_in", "b_in", "z_in")
 # Weights that are packed as one linear, stacked in this order.
-_FUSED = {"qkv": ("q_proj", "k_proj", "v_proj"), "up": ("gate_proj", "up_proj")}
-_FP32 = ("router", "shared_gate")
+_FUSED = {"qkv": ("q_proj", "k_proj", "v_proj", "g_proj"), "up": ("gate_proj", "up_proj"), "mixer_in": MIXER_IN}
+_FP32 = ("router", "shared_gate", "correction_bias")
 _TABLES = ("embed_tokens", "embed_positions")
+_VECTORS = ("sinks", "correction_bias")
 
 
 def load_weights(
@@ -89,8 +95,11 @@ class _Packer:
     def add(self, name: str, tensor: torch.Tensor) -> None:
         prefix, leaf = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[::2]
         check_shape(self.spec, name, tuple(tensor.shape))
-        if leaf.endswith("norm") or leaf in (*_TABLES, "sinks"):
-            self.tensors[name] = tensor.to(self.kernels.dtype, copy=True)
+        if leaf in VECTORS:
+            self.tensors[name] = tensor.to(torch.float32, copy=True)
+            return
+        if leaf.endswith("norm") or leaf in (*_TABLES, *_VECTORS):
+            self.tensors[name] = tensor.to(torch.float32 if leaf in _FP32 else self.kernels.dtype, copy=True)
             if leaf == "embed_tokens" and self.spec.tied_head:
                 self.linears["lm_head"] = self.kernels.linear(tensor, None)
             return
@@ -132,8 +141,8 @@ class _Packer:
 
     def _layer(self, prefix: str, spec: LayerSpec) -> Layer:
         return Layer(
-            qkv=self.linears[prefix + "qkv"],
-            o_proj=self.linears[prefix + "o"],
+            qkv=self.linears[prefix + ("qkv" if spec.recurrent is None else "mixer_in")],
+            o_proj=self.linears[prefix + ("o" if spec.recurrent is None else "mixer_out")],
             mlp=self._mlp(prefix) if spec.experts is None else self._experts(prefix, spec.experts),
             attention_norm=self._norm(prefix + "attention_norm"),
             attention_out_norm=self._norm(prefix + "attention_out_norm"),
@@ -142,6 +151,12 @@ class _Packer:
             q_norm=self.tensors.get(prefix + "q_norm.weight"),
             k_norm=self.tensors.get(prefix + "k_norm.weight"),
             sinks=self.tensors.get(prefix + "sinks.weight"),
+            recurrence={
+                f"{name}.{kind}": self.tensors[f"{prefix}{name}.{kind}"]
+                for name in (spec.recurrent.vectors if spec.recurrent is not None else ())
+                for kind in ("weight", "bias")
+                if f"{prefix}{name}.{kind}" in self.tensors
+            },
         )
 
     def _mlp(self, prefix: str) -> Mlp:
@@ -153,6 +168,7 @@ class _Packer:
             experts=[self._mlp(f"{prefix}experts.{number}.") for number in range(experts.count)],
             shared=self._mlp(prefix + "shared.") if experts.shared_size else None,
             shared_gate=self.linears.get(prefix + "shared_gate"),
+            correction_bias=self.tensors.get(prefix + "correction_bias.weight"),
         )
 
     def _norm(self, name: str) -> Norm:

@@ -34,7 +34,7 @@ class LoadOptions(Options):
         flags=("--assistant-model",),
     )
     precision: str | None = option(
-        None, "bf16, fp32, int8, int4 or mxfp4 (default: bf16; embedded model fp32)", Choice(PRECISIONS), "P"
+        None, "bf16, fp32, int8, int4, fp8 or mxfp4 (default: bf16; embedded model fp32)", Choice(PRECISIONS), "P"
     )
     assistant_precision: str | None = option(None, "(default: the target's; of self int4)", Choice(PRECISIONS), "P")
     universal: bool = option(False, "allow an assistant with another tokenizer (by its text)", Switch())

@@ -17,6 +17,9 @@ from ipex_assist.models import (
     bloom,
     cohere,
     cohere2,
+    dots1,
+    ernie4_5,
+    ernie4_5_moe,
     exaone4,
     falcon,
     gemma,
@@ -24,6 +27,7 @@ from ipex_assist.models import (
     gemma3_text,
     glm,
     glm4,
+    glm4_moe,
     gpt2,
     gpt_bigcode,
     gpt_neox,
@@ -32,10 +36,12 @@ from ipex_assist.models import (
     granite,
     granitemoe,
     llama,
+    minimax_m2,
     mistral,
     mixtral,
     mpt,
     olmo2,
+    olmo3,
     olmoe,
     opt,
     phi,
@@ -43,7 +49,11 @@ from ipex_assist.models import (
     qwen2,
     qwen2_moe,
     qwen3,
+    qwen3_5_moe_text,
+    qwen3_5_text,
     qwen3_moe,
+    qwen3_next,
+    seed_oss,
     smollm3,
     stablelm,
     starcoder2,
@@ -89,9 +99,10 @@ def _architecture(module: ModuleType) -> Architecture:
 
 
 _MODULES = (
-    *(bloom, cohere, cohere2, exaone4, falcon, gemma, gemma2, gemma3_text, glm, glm4, gpt2, gpt_bigcode, gpt_neox),
-    *(gpt_oss, gptj, granite, granitemoe, llama, mistral, mixtral, mpt, olmo2, olmoe, opt, phi, phi3, qwen2),
-    *(qwen2_moe, qwen3, qwen3_moe, smollm3, stablelm, starcoder2),
+    *(bloom, cohere, cohere2, dots1, ernie4_5, ernie4_5_moe, exaone4, falcon, gemma, gemma2, gemma3_text, glm, glm4),
+    *(glm4_moe, gpt2, gpt_bigcode, gpt_neox, gpt_oss, gptj, granite, granitemoe, llama, minimax_m2, mistral, mixtral),
+    *(mpt, olmo2, olmo3, olmoe, opt, phi, phi3, qwen2, qwen2_moe, qwen3, qwen3_moe, seed_oss, smollm3, stablelm),
+    *(starcoder2, qwen3_next, qwen3_5_text, qwen3_5_moe_text),
 )
 ARCHITECTURES: dict[str, Architecture] = {module.ARCHITECTURE: _architecture(module) for module in _MODULES}
 

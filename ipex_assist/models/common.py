@@ -134,6 +134,11 @@ def windows(config: Config, kinds: Sequence[str], default: int | None = None) ->
     return tuple(window if kind == SLIDING else None for kind in kinds)
 
 
+def every_layer(config: Config, window: int | None) -> tuple[int | None, ...]:
+    """This window in all layers; empty, as `uniform_decoder` takes it, where there is none."""
+    return () if window is None else (window,) * layer_count(config)
+
+
 def qwen_windows(config: Config) -> tuple[int | None, ...]:
     """Each layer's window, by Qwen's layer_types or max_window_layers; none unless use_sliding_window. NotComputed."""
     layers = layer_count(config)
@@ -175,6 +180,33 @@ def sparse_layers(config: Config, **fields: Any) -> dict[str, Any]:
     if expert_count(config) == 0 or not any(sparse):
         return {}
     return {"experts": experts(config, **fields), "sparse": sparse}
+
+
+def deepseek_experts(config: Config, **fields: Any) -> Experts:
+    """Experts as DeepSeek-V3 routes to them: sigmoid scores, a correction bias, groups judged by their best two.
+
+    fields: of the Experts, with `shared`, the number of shared experts, each as wide as the others. ConfigError.
+    """
+    return experts(
+        config,
+        **{
+            "scores": "sigmoid",
+            "correction_bias": True,
+            "normalised": config.flag("norm_topk_prob", True),
+            "groups": config.integer("n_group", 1),
+            "groups_per_token": config.integer("topk_group", 1),
+            "scaling": config.number("routed_scaling_factor", 1.0),
+            "added_to_sum": 1e-20,
+            "shared_size": fields.pop("shared", 0) * config.integer("moe_intermediate_size"),
+            **fields,
+        },
+    )
+
+
+def dense_first(config: Config, dense: int, experts: Experts) -> dict[str, Any]:
+    """These experts in all layers but the first `dense`, which have an MLP. Returns fields of `llama_like`."""
+    sparse = [layer >= dense for layer in range(layer_count(config))]
+    return {"experts": experts, "sparse": sparse} if any(sparse) else {}
 
 
 def expert_count(config: Config) -> int:

@@ -7,7 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 from ipex_assist.models.config import ConfigError
-from ipex_assist.models.spec import RANGES, AttentionSpec, DecoderSpec, Experts, LayerSpec, MlpSpec, Rope, check_range
+from ipex_assist.models.spec import (
+    RANGES,
+    AttentionSpec,
+    DecoderSpec,
+    Experts,
+    LayerSpec,
+    MlpSpec,
+    RecurrentSpec,
+    Rope,
+    check_range,
+)
 
 # What a layer's parts call the fields that `uniform_decoder` takes flat.
 _ATTENTION = {
@@ -20,6 +30,7 @@ _ATTENTION = {
     "qkv_bias": "qkv_bias",
     "output_bias": "output_bias",
     "attention_sinks": "sinks",
+    "output_gate": "output_gate",
     "attention_scale": "scale",
     "attention_cap": "cap",
 }
@@ -75,8 +86,20 @@ def with_attention(layers: Sequence[LayerSpec], name: str, values: Sequence[Any]
     made: dict[tuple[LayerSpec, Any], LayerSpec] = {}  # equal ones are one object
     for layer, value in zip(layers, values, strict=True):
         if (layer, value) not in made:
-            made[layer, value] = replace(layer, attention=replace(layer.attention, **{name: value}))
+            made[layer, value] = replace(layer, mixer=replace(layer.attention, **{name: value}))
     return tuple(made[each] for each in zip(layers, values, strict=True))
+
+
+def with_mixers(spec: DecoderSpec, mixers: Sequence[RecurrentSpec | None]) -> DecoderSpec:
+    """The decoder with other mixers in the layers that have one in the list. Raises ConfigError."""
+    if len(mixers) != spec.num_hidden_layers:
+        count = spec.num_hidden_layers
+        raise ConfigError("layer_types", f"a list of {len(mixers)}", f"one for each of {count} layers")
+    made: dict[tuple[LayerSpec, RecurrentSpec | None], LayerSpec] = {}  # equal ones are one object
+    for layer, mixer in zip(spec.layers, mixers, strict=True):
+        if (layer, mixer) not in made:
+            made[layer, mixer] = layer if mixer is None else replace(layer, mixer=mixer)
+    return replace(spec, layers=tuple(made[each] for each in zip(spec.layers, mixers, strict=True)))
 
 
 def _taken(fields: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:

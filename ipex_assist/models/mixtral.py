@@ -15,11 +15,10 @@ NAMES = {
     "num_experts": "num_local_experts",
     "moe_intermediate_size": "intermediate_size",
 }
-_PLACE = "block_sparse_moe"
-_LINEARS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
-_NAMES = ExpertNames(
-    (f"{_PLACE}.gate", "mlp.gate"), {leaf: f"{_PLACE}.experts.{{}}.{name}" for leaf, name in _LINEARS.items()}
-)
+PLACE = "block_sparse_moe"
+_W = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+LINEARS = {leaf: f"{PLACE}.experts.{{}}.{name}" for leaf, name in _W.items()}
+_NAMES = ExpertNames((f"{PLACE}.gate", "mlp.gate"), LINEARS)
 
 
 def spec(config: Config) -> DecoderSpec:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ipex_assist.models.spec import DecoderSpec, Experts, LayerSpec
+from ipex_assist.models.spec import AttentionSpec, DecoderSpec, Experts, LayerSpec
 from ipex_assist.models.weights import Source
 
 # Our linears, norms and what is outside of layers, by Llama's names.
@@ -23,7 +23,14 @@ LLAMA_NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_
 LLAMA_OUTSIDE = {"embed_tokens": "model.embed_tokens", "final_norm": "model.norm", "lm_head": "lm_head"}
 HEAD_NORMS = {"q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"}
 
+# Weights of recurrent mixers that are no matrices.
+VECTORS = ("q_conv", "k_conv", "v_conv", "a_log", "dt_bias", "skip", "gated_norm")
+
 MLP = ("gate_proj", "up_proj", "down_proj")
+# Ours that are no linears or norms but tensors of their own: a checkpoint's names of them do not end in ".weight".
+_TENSORS = ("correction_bias",)
+# Of shared experts where they are several, as wide as all of them together (DeepSeek's names).
+SHARED_EXPERTS = {leaf: f"mlp.shared_experts.{leaf}" for leaf in MLP}
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,7 @@ class ExpertNames:
     linears: Mapping[str, str] = field(default_factory=lambda: {leaf: f"mlp.experts.{{}}.{leaf}" for leaf in MLP})
     shared: Mapping[str, str] = field(default_factory=lambda: {leaf: f"mlp.shared_expert.{leaf}" for leaf in MLP})
     shared_gate: str = "mlp.shared_expert_gate"
+    correction_bias: tuple[str, ...] = ("mlp.gate.e_score_correction_bias",)  # stored as (experts,) or (1, experts)
     together: str = "mlp.experts"
 
     def leaves(self, experts: Experts, place: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -48,6 +56,9 @@ class ExpertNames:
         size = experts.intermediate_size
         rows = {"gate_proj": (0, size), "up_proj": (size, 2 * size), "down_proj": None}
         yield "router", self.router[0], {"alternatives": tuple(f"{place}{name}.weight" for name in self.router[1:])}
+        if experts.correction_bias:
+            others = tuple(place + name for name in self.correction_bias[1:])
+            yield "correction_bias", self.correction_bias[0], {"flat": True, "alternatives": others}
         for expert in range(experts.count):
             for leaf, name in self.linears.items():
                 tensor = place + self.together + (".down_proj" if leaf == "down_proj" else ".gate_up_proj")
@@ -75,11 +86,13 @@ def named(
     outside: Mapping[str, str] = LLAMA_OUTSIDE,
     fields: Fields | None = None,
     experts: ExpertNames | None = None,
+    recurrent: Mapping[str, str] | None = None,
 ) -> dict[str, Source]:
     """Where a checkpoint keeps every weight of a spec, by what it calls our linears and norms.
 
     prefix: what checkpoints saved from the bare model lack. fields: of `Source`, by our name of a linear or norm.
-    experts: their names, where the spec has any.
+    experts: their names, where the spec has any. recurrent: of the weights of recurrent mixers, by our names; those
+    of vectors are whole names, without ".weight".
     """
     fields = fields or {}
     norm_parts = [".weight"] * spec.norm_affine + [".bias"] * spec.norms_biased
@@ -87,8 +100,11 @@ def named(
 
     def add(ours: str, theirs: str, leaf: str, biased: bool, **more: Any) -> None:
         norm = leaf.endswith("norm") and leaf not in HEAD_NORMS
+        if leaf in VECTORS:
+            sources[ours + ".weight"] = Source(theirs, **fields.get(leaf, {}))
+            return
         for part in norm_parts if norm else [".weight", ".bias"] if biased else [".weight"]:
-            name = theirs + part
+            name = theirs if leaf in _TENSORS else theirs + part
             others = (name.removeprefix(prefix),) if prefix else ()
             found = {"alternatives": others, **fields.get(leaf, {}), **more}
             sources[ours + part] = Source(name, **found)
@@ -102,6 +118,17 @@ def named(
         for leaf, name in {**norms, **linears}.items():
             if leaf not in absent:
                 add(ours + leaf, theirs + name, leaf, leaf in biased)
+        if layer.recurrent is not None:
+            assert recurrent is not None, "a recurrent mixer without names"
+            for leaf in (*layer.recurrent.input_parts, "mixer_out", *layer.recurrent.vectors):
+                add(ours + leaf, theirs + recurrent[leaf], leaf, leaf in biased)
+            if layer.recurrent.conv_bias:
+                for leaf in layer.recurrent.vectors:
+                    if leaf.endswith("_conv"):
+                        sources[f"{ours}{leaf}.bias"] = Source(
+                            theirs + recurrent[leaf].removesuffix("weight") + "bias",
+                            rows=fields.get(leaf, {}).get("rows"),
+                        )
         if layer.experts is not None:
             assert experts is not None, "experts without names"
             for leaf, name, more in experts.leaves(layer.experts, theirs):
@@ -113,7 +140,11 @@ def named(
 def _absent(layer: LayerSpec) -> set[str]:
     """Our names of what such a layer does not have."""
     absent = {"mlp_norm"} if layer.shared_norm else set()
-    absent |= set() if layer.attention.qk_norm else set(HEAD_NORMS)
+    if layer.recurrent is not None:
+        absent |= {"q_proj", "k_proj", "v_proj", "g_proj", "o_proj", "sinks", *HEAD_NORMS}
+    else:
+        absent |= set() if layer.attention.qk_norm else set(HEAD_NORMS)
+        absent |= set() if layer.attention.output_gate else {"g_proj"}
     if isinstance(layer.mlp, Experts):
         return absent | set(MLP)
     return absent if layer.mlp.gated else absent | {"gate_proj"}
@@ -121,9 +152,13 @@ def _absent(layer: LayerSpec) -> set[str]:
 
 def _biased(layer: LayerSpec) -> set[str]:
     """Our names of a layer's linears that have a bias."""
-    attention, experts = layer.attention, layer.experts
-    biased = {"q_proj", "k_proj", "v_proj"} if attention.qkv_bias else set()
-    biased |= {"o_proj"} if attention.output_bias else set()
+    mixer, experts = layer.mixer, layer.experts
+    if isinstance(mixer, AttentionSpec):
+        biased = {"q_proj", "k_proj", "v_proj", "g_proj"} if mixer.qkv_bias else set()
+        biased |= {"o_proj"} if mixer.output_bias else set()
+    else:
+        biased = set(mixer.input_parts) if mixer.input_bias else set()
+        biased |= {"mixer_out"} if mixer.output_bias else set()
     biased |= set(MLP) if layer.each_mlp.bias else set()
     return biased | ({"router"} if experts is not None and experts.router_bias else set())
 
@@ -165,6 +200,11 @@ def interleaved_qkv(group: int = 1) -> dict[str, dict[str, Any]]:
     parts = group + 2
     ends = {"q_proj": (0, group, parts), "k_proj": (group, group + 1, parts), "v_proj": (group + 1, parts, parts)}
     return {leaf: {"interleaved": part} for leaf, part in ends.items()}
+
+
+def gated_queries() -> dict[str, dict[str, Any]]:
+    """One tensor that has for each head its query, then the gate of its output."""
+    return {"q_proj": {"interleaved": (0, 1, 2)}, "g_proj": {"interleaved": (1, 2, 2)}}
 
 
 def merged(*fields: Fields) -> dict[str, dict[str, Any]]:

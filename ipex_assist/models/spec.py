@@ -1,7 +1,8 @@
 """DecoderSpec: everything an executor must know about a decoder-only transformer, as plain data.
 
 It says what the whole model has (vocabulary, embedding, positions, final norm, head) and what each of its layers has: a
-LayerSpec, which is an AttentionSpec and an MLP (`MlpSpec` or `Experts`), their norms and a multiplier. Layers may
+LayerSpec, which is a mixer (`AttentionSpec` or `RecurrentSpec`), an MLP (`MlpSpec` or `Experts`), their norms and a
+multiplier. Layers may
 differ in anything but the width of the residual stream and the kind of their norms: in heads, head_dim, window, rope,
 and in whether they have experts. Families whose layers are alike say it once (layers.py). What a layer may have:
 
@@ -16,7 +17,8 @@ and in whether they have experts. Families whose layers are alike say it once (l
   some layers), ALiBi's slopes, or a learned table that is added to the embedding. Rotation of neighbouring pairs
   (GPT-J, GLM-4, Cohere) is that of halves with the rows of query and key in another order (`Source.pairs`).
 - **Attention** sees everything or a window; its scores may have a soft cap, and so may logits. Each query head may
-  have a sink: a learned logit that takes part in the sum of its softmax, and has no value (gpt-oss).
+  have a sink: a learned logit that takes part in the sum of its softmax, and has no value (gpt-oss). Attended values
+  may be multiplied with the sigmoid of a gate (Qwen3-Next), before the output projection.
 - **The MLP** is plain or gated, with one of ACTIVATIONS, or gpt-oss's clamped_swiglu of gate and up together; or a row
   passes through some of many such, the layer's `Experts`.
 - **Multipliers** of the embedding, of what is added to the residual stream, of attention's scores and of logits.
@@ -34,8 +36,10 @@ from ipex_assist.models.config import ConfigError
 
 Norm = Literal["rms", "layer"]
 NormPlace = Literal["pre", "post_residual", "post", "sandwich"]
+RecurrentKind = Literal["gated_delta", "mamba2", "short_conv"]
 HeadNorm = Literal["head", "each_head", "all_heads"]
 Activation = Literal["silu", "relu", "gelu", "gelu_tanh", "clamped_swiglu"]
+Scores = Literal["softmax", "sigmoid", "sparsemixer"]
 RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope"]
 
 # Hugging Face's names of activations (transformers.activations.ACT2FN) and the four functions that they name.
@@ -79,12 +83,24 @@ ATTENTION_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
     "attention_cap": ("cap", (1e-3, 1e6)),
     "sliding_window": ("window", (1, 1 << 30)),
 }
+RECURRENT_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
+    "linear_num_value_heads": ("heads", (1, 4096)),
+    "linear_num_key_heads": ("key_heads", (1, 4096)),
+    "linear_key_head_dim": ("key_dim", (1, 1 << 20)),
+    "linear_value_head_dim": ("value_dim", (1, 1 << 20)),
+    "linear_conv_kernel_dim": ("conv_kernel", (1, 16)),
+}
 MLP_RANGES: dict[str, tuple[str, tuple[float, float]]] = {"intermediate_size": ("intermediate_size", (1, 1 << 22))}
 EXPERT_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
     "num_experts": ("count", (1, 1 << 10)),
     "num_experts_per_tok": ("per_token", (1, 1 << 8)),
     "moe_intermediate_size": ("intermediate_size", (1, 1 << 22)),
     "shared_expert_intermediate_size": ("shared_size", (0, 1 << 22)),
+    "n_group": ("groups", (1, 1 << 10)),
+    "topk_group": ("groups_per_token", (1, 1 << 10)),
+    "routed_scaling_factor": ("scaling", (1e-6, 1e6)),
+    "moe_norm_min": ("least_sum", (0, 1)),
+    "router_jitter_noise": ("jitter", (0, 1)),
 }
 LAYER_RANGES: dict[str, tuple[str, tuple[float, float]]] = {"residual_multiplier": ("residual_multiplier", (1e-6, 1e6))}
 # The same for rotary positions, and what each rule cannot do without.
@@ -161,6 +177,7 @@ class AttentionSpec:
     qkv_bias: bool = False
     output_bias: bool = False
     sinks: bool = False  # a logit a query head beside the scores of its softmax
+    output_gate: bool = False  # attended values are multiplied with the sigmoid of a linear of the layer's input
     scale: float | None = None  # of query · key; head_dim ** -0.5 where None
     cap: float | None = None  # scores x become cap · tanh(x / cap)
 
@@ -198,6 +215,94 @@ class AttentionSpec:
         """Columns of the key projection, and of the value projection."""
         return self.kv_heads * self.head_dim
 
+    @property
+    def qkv_size(self) -> int:
+        """Columns of the projections of query, key, value and output gate."""
+        return (2 if self.output_gate else 1) * self.query_size + 2 * self.key_value_size
+
+
+@dataclass(frozen=True)
+class RecurrentSpec:
+    """A mixer that keeps a state of fixed size for each sequence instead of keys and values.
+
+    Rows first pass a causal convolution over the last `conv_kernel` of them (each channel by itself), then, token by
+    token and head by head, with the state S (key_dim, value_dim):
+
+    - gated_delta (Gated DeltaNet, Yang et al. 2024, arXiv:2412.06464): S ← decay·S; S ← S + k ⊗ beta·(v - k·S);
+      out = q·S, with q and k of unit length, decay = exp(-exp(A_log)·softplus(a + dt_bias)) and beta = sigmoid(b). A
+      norm of each head follows, then silu of the output gate z.
+    - mamba2 (Dao and Gu 2024, arXiv:2405.21060): S ← decay·S + B ⊗ dt·x; out = C·S + skip·x, with C, B and x in the
+      places of q, k and v, and groups that share B and C as key heads. silu of the gate follows, then a norm of each of
+      `norm_groups`.
+    - short_conv (LFM2): no state beside the rows of the convolution: C · conv(B · x).
+
+    Raises ConfigError for a value out of RECURRENT_RANGES, and for values that cannot go together.
+    """
+
+    kind: RecurrentKind
+    heads: int
+    key_heads: int
+    key_dim: int
+    value_dim: int
+    conv_kernel: int
+    conv_bias: bool = False
+    input_bias: bool = False
+    output_bias: bool = False
+    norm_groups: int = 0  # mamba2: 0 where there is no norm
+    step_limit: tuple[float, float] = (0.0, math.inf)  # mamba2: of dt
+
+    def __post_init__(self) -> None:
+        _check_kind("mixer", self.kind, RecurrentKind)
+        _check_ranges(self, RECURRENT_RANGES)
+        if self.heads % self.key_heads:
+            raise ConfigError("linear_num_key_heads", self.key_heads, f"a divisor of the {self.heads} value heads")
+        if self.norm_groups and self.value_size % self.norm_groups:
+            raise ConfigError("n_groups", self.norm_groups, f"a divisor of {self.value_size}")
+        low, high = self.step_limit
+        if not 0 <= low <= high:
+            raise ConfigError("time_step_limit", list(self.step_limit), "two numbers from 0 on, the lower one first")
+
+    @property
+    def scans(self) -> bool:
+        """Whether it has a state beside the rows of its convolution."""
+        return self.kind != "short_conv"
+
+    @property
+    def key_size(self) -> int:
+        """Columns of the queries of a row, and of its keys."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def value_size(self) -> int:
+        """Columns of the values of a row, and of what it gives."""
+        return self.heads * self.value_dim
+
+    @property
+    def norm_size(self) -> int:
+        """Elements of the weight of its norm; 0 where it has none."""
+        return self.value_dim if self.kind == "gated_delta" else self.value_size if self.norm_groups else 0
+
+    @property
+    def input_parts(self) -> dict[str, int]:
+        """What its input linear gives: our names of the parts, and their columns."""
+        keys_values = {"q_in": self.key_size, "k_in": self.key_size, "v_in": self.value_size}
+        if self.kind == "short_conv":
+            return keys_values
+        betas = {"b_in": self.heads} if self.kind == "gated_delta" else {}
+        return {**keys_values, "a_in": self.heads, **betas, "z_in": self.value_size}
+
+    @property
+    def vectors(self) -> dict[str, int]:
+        """Its weights that are no matrices: our names, and how many elements they have."""
+        taps = self.conv_kernel
+        found = {"v_conv": taps * self.value_size}
+        if self.scans:
+            found |= {"q_conv": taps * self.key_size, "k_conv": taps * self.key_size}
+            found |= {"a_log": self.heads, "dt_bias": self.heads}
+        if self.kind == "mamba2":
+            found["skip"] = self.heads
+        return {**found, "gated_norm": self.norm_size} if self.norm_size else found
+
 
 @dataclass(frozen=True)
 class MlpSpec:
@@ -222,10 +327,20 @@ class MlpSpec:
 class Experts:
     """Many gated MLPs, each of `intermediate_size`, in the place of one; a router chooses some of them for a row.
 
-    The router's logits of a row, (count,), are computed in fp32. The `per_token` experts of the largest are the row's
-    (the lowest of equals), weighted by their softmax over all experts, or over the chosen ones where `normalised`: then
-    a row's weights sum to 1. A shared expert is every row's, weighted by 1, or by a sigmoid of its own logit.
-    Raises ConfigError for a value out of EXPERT_RANGES, and for more experts a token than there are.
+    The router's logits of a row, (count,), are computed in fp32. `scores` makes a score of each: their softmax over all
+    experts, or a sigmoid of each. The `per_token` experts of the highest are the row's (the lowest of equals), weighted
+    by their scores, which are divided by their sum where `normalised`, and multiplied by `scaling`.
+
+    - `correction_bias`: a learned bias is added to the scores for the choice alone (DeepSeek-V3, arXiv:2412.19437,
+      equation 16).
+    - `groups`: experts are in so many groups of neighbours, and a row's are of the `groups_per_token` best. A group is
+      as good as its best expert, or as the sum of its best two (`best_of_group`).
+    - "sparsemixer" (Phi-3.5-MoE, arXiv:2409.12136): the two largest logits, each weighted by a softmax over those
+      logits that are near it, as `jitter` says; for the second without the first.
+
+    Shared experts are every row's: one of `shared_size` columns, as wide as all of them together, weighted by 1, or by
+    a sigmoid of its own logit. Raises ConfigError for a value out of EXPERT_RANGES, and for values that cannot go
+    together.
     """
 
     count: int
@@ -237,12 +352,37 @@ class Experts:
     router_bias: bool = False
     shared_size: int = 0  # intermediate_size of the shared expert, 0 where there is none
     shared_gate: bool = False
+    scores: Scores = "softmax"
+    correction_bias: bool = False
+    groups: int = 1
+    groups_per_token: int = 1
+    best_of_group: int = 2  # experts by which a group is judged: 1 or 2
+    scaling: float = 1.0
+    added_to_sum: float = 0.0  # that scores are divided by
+    least_sum: float = 0.0  # which is this at least
+    jitter: float = 0.0
 
     def __post_init__(self) -> None:
         _check_ranges(self, EXPERT_RANGES)
         _check_kind("activation", self.activation, Activation)
         if self.per_token > self.count:
             raise ConfigError("num_experts_per_tok", self.per_token, f"{self.count} at most, the number of experts")
+        if self.scores == "sparsemixer" and self.per_token != 2:
+            raise ConfigError("num_experts_per_tok", self.per_token, "2, as many as sparsemixer chooses")
+        self._check_groups()
+
+    def _check_groups(self) -> None:
+        each = self.count // self.groups
+        if self.groups > 1 and (self.count % self.groups or each < self.best_of_group):
+            raise ConfigError("n_group", self.groups, f"a divisor of the {self.count} experts, two a group at least")
+        if self.groups_per_token > self.groups:
+            raise ConfigError("topk_group", self.groups_per_token, f"{self.groups} at most, the number of groups")
+        if self.per_token > each * self.groups_per_token:
+            raise ConfigError(
+                "num_experts_per_tok",
+                self.per_token,
+                f"{each * self.groups_per_token} at most, those of {self.groups_per_token} groups",
+            )
 
     @property
     def each(self) -> MlpSpec:
@@ -254,7 +394,7 @@ class Experts:
 class LayerSpec:
     """One layer. Raises ConfigError for a value out of LAYER_RANGES, and for parts that cannot go together."""
 
-    attention: AttentionSpec
+    mixer: AttentionSpec | RecurrentSpec
     mlp: MlpSpec | Experts
     norm_place: NormPlace = "pre"
     parallel: bool = False  # attention and MLP read the same rows, and are added to them together
@@ -266,6 +406,29 @@ class LayerSpec:
         _check_kind("norm_place", self.norm_place, NormPlace)
         if self.experts is not None and self.parallel:
             raise ConfigError("num_experts", self.experts.count, "none in a layer whose MLP is parallel to attention")
+
+    @property
+    def attention(self) -> AttentionSpec:
+        """Its mixer, where that is attention."""
+        assert isinstance(self.mixer, AttentionSpec), "attention of a recurrent layer"
+        return self.mixer
+
+    @property
+    def recurrent(self) -> RecurrentSpec | None:
+        """Its mixer, where that is recurrent."""
+        return self.mixer if isinstance(self.mixer, RecurrentSpec) else None
+
+    @property
+    def mixer_in_size(self) -> int:
+        """Columns that the first linear of its mixer gives, without gaps."""
+        if isinstance(self.mixer, RecurrentSpec):
+            return sum(self.mixer.input_parts.values())
+        return self.mixer.qkv_size
+
+    @property
+    def mixer_out_size(self) -> int:
+        """Columns of what its mixer gives to its last linear."""
+        return self.mixer.value_size if isinstance(self.mixer, RecurrentSpec) else self.mixer.query_size
 
     @property
     def experts(self) -> Experts | None:
@@ -312,7 +475,7 @@ class DecoderSpec:
             if (value := getattr(self, name)) is not None:
                 check_range(name, value, ends)
         _check_kind("norm", self.norm, Norm)
-        for attention in dict.fromkeys(layer.attention for layer in self.layers):
+        for attention in self.attentions:
             self._check_rotary(attention)
 
     def _check_rotary(self, attention: AttentionSpec) -> None:
@@ -337,8 +500,7 @@ class DecoderSpec:
     @cached_property
     def rotary_tables(self) -> tuple[tuple[int, int], ...]:
         """The tables of cos and sin that layers need: which of `ropes`, and how many values of a head it rotates."""
-        attentions = (layer.attention for layer in self.layers)
-        return tuple(sorted({(each.rope, each.rotary_size) for each in attentions if each.rope is not None}))
+        return tuple(sorted({(each.rope, each.rotary_size) for each in self.attentions if each.rope is not None}))
 
     @property
     def rotary_width(self) -> int:
@@ -362,6 +524,16 @@ class DecoderSpec:
     def projected_embedding(self) -> bool:
         """Whether the embedding passes through project_in and project_out (OPT-350m)."""
         return self.embedding_size not in (None, self.hidden_size)
+
+    @cached_property
+    def attentions(self) -> tuple[AttentionSpec, ...]:
+        """The kinds of attention that layers have, each once."""
+        return tuple(dict.fromkeys(each.mixer for each in self.layers if isinstance(each.mixer, AttentionSpec)))
+
+    @cached_property
+    def recurrents(self) -> tuple[RecurrentSpec, ...]:
+        """The kinds of recurrent mixers that layers have, each once; none in most models."""
+        return tuple(dict.fromkeys(each.mixer for each in self.layers if isinstance(each.mixer, RecurrentSpec)))
 
     @cached_property
     def expert_layers(self) -> tuple[Experts, ...]:
@@ -395,7 +567,8 @@ class DecoderSpec:
 
     def kv_bytes_per_token(self, element_size: int, scale_size: int = 0) -> int:
         """Bytes of keys and values that one token adds to the cache, with a scale for each head's key and value."""
-        heads = ((each.attention.kv_heads, each.attention.head_dim) for each in self.layers)
+        attentions = (each.mixer for each in self.layers if isinstance(each.mixer, AttentionSpec))
+        heads = ((each.kv_heads, each.head_dim) for each in attentions)
         return sum(2 * count * (head_dim * element_size + scale_size) for count, head_dim in heads)
 
 

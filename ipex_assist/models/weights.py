@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.models.spec import DecoderSpec, LayerSpec
+from ipex_assist.models.spec import AttentionSpec, DecoderSpec, LayerSpec, RecurrentSpec
 
 if TYPE_CHECKING:
     import torch
@@ -95,7 +95,7 @@ def layer_of(spec: DecoderSpec, name: str) -> LayerSpec | None:
 def head_dim_of(spec: DecoderSpec, name: str) -> int:
     """The width of a head in the layer of one of our weights; 1 outside of layers, where there are no heads."""
     layer = layer_of(spec, name)
-    return 1 if layer is None else layer.attention.head_dim
+    return layer.mixer.head_dim if layer is not None and isinstance(layer.mixer, AttentionSpec) else 1
 
 
 def weight_shape(spec: DecoderSpec, name: str) -> tuple[int, ...]:
@@ -103,6 +103,9 @@ def weight_shape(spec: DecoderSpec, name: str) -> tuple[int, ...]:
     *_, place, leaf, _kind = ("", *name.split("."))
     layer = layer_of(spec, name)
     shape = _outer_shapes(spec)[leaf] if layer is None else _layer_shapes(spec.hidden_size, layer, place)[leaf]
+    if layer is not None and name.endswith("_conv.bias"):
+        assert layer.recurrent is not None
+        return (shape[0] // layer.recurrent.conv_kernel,)
     return shape[:1] if name.endswith(".bias") else shape
 
 
@@ -121,12 +124,25 @@ def _outer_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
 
 def _layer_shapes(hidden: int, layer: LayerSpec, place: str) -> dict[str, tuple[int, ...]]:
     """place: the last name before the weight's own, "shared" of a shared expert."""
-    attention, experts = layer.attention, layer.experts
-    query, key_value = attention.query_size, attention.key_value_size
-    one = attention.qk_norm == "head"
+    experts = layer.experts
     inner = experts.shared_size if experts is not None and place == "shared" else layer.each_mlp.intermediate_size
     return {
         **dict.fromkeys(NORMS, (hidden,)),
+        **(_recurrent_shapes if isinstance(layer.mixer, RecurrentSpec) else _attention_shapes)(hidden, layer),
+        "gate_proj": (inner, hidden),
+        "up_proj": (inner, hidden),
+        "down_proj": (hidden, inner),
+        "correction_bias": (experts.count if experts else 0,),
+        "router": (experts.count if experts else 0, hidden),
+        "shared_gate": (1, hidden),
+    }
+
+
+def _attention_shapes(hidden: int, layer: LayerSpec) -> dict[str, tuple[int, ...]]:
+    attention = layer.attention
+    query, key_value = attention.query_size, attention.key_value_size
+    one = attention.qk_norm == "head"
+    return {
         "q_norm": (attention.head_dim if one else query,),
         "k_norm": (attention.head_dim if one else key_value,),
         "sinks": (attention.heads,),
@@ -134,11 +150,17 @@ def _layer_shapes(hidden: int, layer: LayerSpec, place: str) -> dict[str, tuple[
         "k_proj": (key_value, hidden),
         "v_proj": (key_value, hidden),
         "o_proj": (hidden, query),
-        "gate_proj": (inner, hidden),
-        "up_proj": (inner, hidden),
-        "down_proj": (hidden, inner),
-        "router": (experts.count if experts else 0, hidden),
-        "shared_gate": (1, hidden),
+        "g_proj": (query, hidden),
+    }
+
+
+def _recurrent_shapes(hidden: int, layer: LayerSpec) -> dict[str, tuple[int, ...]]:
+    spec = layer.recurrent
+    assert spec is not None
+    return {
+        **{name: (columns, hidden) for name, columns in spec.input_parts.items()},
+        "mixer_out": (hidden, spec.value_size),
+        **{name: (size,) for name, size in spec.vectors.items()},
     }
 
 
@@ -187,6 +209,25 @@ def part_of(tensor: torch.Tensor, source: Source, head_dim: int) -> torch.Tensor
     if source.plus or source.factor != 1:
         tensor = (tensor.float() + source.plus) * source.factor
     return tensor
+
+
+def run_of(shape: tuple[int, ...], source: Source) -> tuple[int, tuple[int, ...]] | None:
+    """Where `part_of` a tensor of this shape is one run of its elements as they are: the first's number, its shape.
+
+    None where it is several runs, or their order or values change.
+    """
+    changed = source.every or source.interleaved or source.pairs or source.plus or source.factor != 1
+    first = 0
+    if source.expert is not None:
+        if len(shape) < 2 or source.expert >= shape[0]:
+            return None
+        first, shape = source.expert * math.prod(shape[1:]), shape[1:]
+    if changed or not shape or (source.transposed and len(shape) == 2):
+        return None
+    if source.rows is not None:
+        rows = range(shape[0])[slice(*source.rows)]
+        first, shape = first + rows.start * math.prod(shape[1:]), (len(rows), *shape[1:])
+    return first, (math.prod(shape),) if source.flat else shape
 
 
 def rows_of(tensor: torch.Tensor, source: Source, head_dim: int) -> torch.Tensor:

@@ -16,7 +16,16 @@ from typing import Any
 
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.native.build import INSTRUCTION_SETS
-from ipex_assist.native.structures import ABI_VERSION, PRECISIONS, Batch, CLayerSpec, CModelSpec, GreedyDraft, TopTokens
+from ipex_assist.native.structures import (
+    ABI_VERSION,
+    PRECISIONS,
+    Batch,
+    CLayerSpec,
+    CModelSpec,
+    CRowChoice,
+    GreedyDraft,
+    TopTokens,
+)
 
 PATH = Path(__file__).with_name("_core.so")
 ISA_VARIABLE = "IPEX_ASSIST_ISA"
@@ -33,7 +42,10 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ia_pool_new": (_p, (_i32, ctypes.POINTER(_i32))),
     "ia_pool_delete": (None, (_p,)),
     "ia_pool_first_node": (_i32, (_p,)),
-    "ia_memory_nodes": (_i32, (ctypes.POINTER(_i32), _i32)),
+    "ia_group_by_node": (_i32, (ctypes.POINTER(_i32), _i32, ctypes.c_char_p, ctypes.POINTER(_i32))),
+    "ia_shares_of_linear": (_i32, (_i64, _i64, _i32, ctypes.POINTER(_i64))),
+    "ia_shares_of_experts": (_i32, (_i64, _i64, _i32, ctypes.POINTER(_i32), _i32, ctypes.POINTER(_i64))),
+    "ia_shares_of_attention": (_i32, (*[_i32] * 5, ctypes.POINTER(_i32), _i32, ctypes.POINTER(_i64))),
     "ia_pool_statistics": (_i32, (_p, ctypes.POINTER(ctypes.c_uint64))),
     "ia_barrier_seconds": (ctypes.c_double, (_p, _i64)),
     "ia_checksum": (_i32, (_p, _p, ctypes.POINTER(ctypes.c_uint64))),
@@ -46,17 +58,26 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ia_model_adopt": (_i32, (_p, _p, _i32, _i64, _i32)),
     "ia_model_settle": (_i32, (_p, _p, _i64)),
     "ia_model_pack": (_i32, (_p, _p, _i32, _i32, _i32, _i32, _p, _i64, _i64)),
+    "ia_model_pack_file": (_i32, (_p, _p, _i32, _i32, _i32, _i32, _i32, _i64, _i64, _i64)),
     "ia_model_pack_int4": (_i32, (_p, _p, _i32, _i32, _p, _p, _p, _i64, _i64)),
+    "ia_model_pack_bytes": (_i32, (_p, _p, _i32, _i32, _p, _p, _i64, _i64, _i64)),
     "ia_model_set_order": (_i32, (_p, _i32, _i32, _p, _i64)),
     "ia_block_bytes": (_i64, (_p, _i32)),
+    "ia_state_bytes": (ctypes.c_int64, (_p,)),
+    "ia_states_new": (_p, (_p, _i64)),
+    "ia_states_delete": (None, (_p,)),
+    "ia_states_copy": (_i32, (_p, _p, _i32, _i32)),
+    "ia_states_discard": (_i32, (_p, ctypes.POINTER(_i32), _i64)),
     "ia_blocks_new": (_p, (_p, _i64, _i32)),
     "ia_blocks_delete": (None, (_p,)),
     "ia_blocks_copy": (_i32, (_p, _p, _i32, _i32)),
     "ia_blocks_discard": (_i32, (_p, ctypes.POINTER(_i32), _i64)),
     "ia_forward": (_i32, (_p, _p, ctypes.POINTER(Batch))),
     "ia_top_tokens": (_i32, (_p, _p, ctypes.POINTER(Batch), ctypes.POINTER(TopTokens))),
+    "ia_sample": (_i32, (_p, _p, ctypes.POINTER(Batch), ctypes.POINTER(CRowChoice), ctypes.POINTER(_i32))),
     "ia_draft": (_i32, (_p, _p, ctypes.POINTER(Batch), ctypes.POINTER(GreedyDraft))),
     "ia_linears": (_i32, (_p, _p, _i32, _p, _i64, _p, _i64)),
+    "ia_row_seconds": (ctypes.c_double, (_p, _i64, _i64)),
     "ia_read_bandwidth": (ctypes.c_double, (_p, _p, _i64, _i32)),
     "ia_peak": (ctypes.c_double, (_p, _p, _i32, _i64, _i32)),
     "ia_experts_read": (ctypes.c_int64, (_p,)),
@@ -192,7 +213,20 @@ class PoolStatistics:
 
 def memory_nodes(cpus: Sequence[int] | None) -> int:
     """How many memory nodes these CPUs are on; 1 without CPUs, as such threads have no place."""
-    return int(library().ia_memory_nodes((_i32 * len(cpus))(*cpus), len(cpus))) if cpus else 1
+    return max(group_by_node(cpus)[1]) + 1 if cpus else 1
+
+
+def group_by_node(
+    cpus: Sequence[int], folder: str = "/sys/devices/system/node"
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return `cpus` in the order in which a pool's threads have them, and the memory node of each, from 0 on.
+
+    folder: where the system describes its nodes; all CPUs are on node 0 where it does not.
+    """
+    grouped, nodes = (_i32 * len(cpus))(*cpus), (_i32 * len(cpus))()
+    if library().ia_group_by_node(grouped, len(cpus), folder.encode(), nodes) < 0:
+        raise IpexAssistError(f"the native core failed: {last_error()}")
+    return tuple(grouped), tuple(nodes)
 
 
 class Pool:
@@ -247,6 +281,14 @@ def read_bandwidth(pool: Pool, size: int = 1 << 30, repeats: int = 5) -> float:
     if measured < 0:
         raise IpexAssistError(f"cannot measure the memory's speed: {last_error()}")
     return float(measured) / 1e9
+
+
+def row_seconds(values: int, count: int = 2000) -> float:
+    """Return the seconds in which one thread adds, norms and quantizes a row of so many values; mean of `count`."""
+    measured = library().ia_row_seconds(kernels(), values, count)
+    if measured < 0:
+        raise IpexAssistError(f"cannot measure rows: {last_error()}")
+    return float(measured) / count
 
 
 def peak(pool: Pool, precision: str, seconds: float = 0.05, repeats: int = 5) -> float:

@@ -33,7 +33,7 @@ class PackedModel:
     ) -> None:
         """outer_precision: of the head and the embedding's projections, `precision` where None.
 
-        ordered: linears have an order of input columns of their own (executors/native_int4.py).
+        ordered: linears have an order of input columns of their own (executors/native_stored.py).
         """
         self.spec, self.precision, self.pool, self.group = spec, precision, pool, group
         self.library = library()
@@ -48,6 +48,13 @@ class PackedModel:
     def nbytes(self) -> int:
         """Bytes of the packed image."""
         return int(self.library.ia_model_bytes(self.handle))
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the state of one sequence; 0 without recurrent layers."""
+        size = int(self.library.ia_state_bytes(self.handle))
+        self.check(size)
+        return size
 
     def block_bytes(self, kv_precision: str) -> int:
         """Bytes of the keys and values of 256 positions. Raises IpexAssistError for fp32 where attention is in bf16."""
@@ -67,10 +74,13 @@ class PackedModel:
             self.check(0 if found else -1)
             yield memoryview((ctypes.c_char * size).from_address(found)).cast("B")
 
-    def checksum(self) -> int:
-        """Return the checksum of the packed image; 64 bits, not cryptographic."""
+    def checksum(self, pool: Pool | None = None) -> int:
+        """Return the checksum of the packed image; 64 bits, not cryptographic.
+
+        pool: the threads that read it, whose number changes nothing; the model's own where None.
+        """
         found = ctypes.c_uint64()
-        self.check(self.library.ia_checksum(self.handle, self.pool.handle, ctypes.byref(found)))
+        self.check(self.library.ia_checksum(self.handle, (pool or self.pool).handle, ctypes.byref(found)))
         return found.value
 
     def allocate(self) -> None:
@@ -122,6 +132,25 @@ class PackedModel:
         )
         self.check_packed(status, name, tuple(tensor.shape))
 
+    def pack_file(self, name: str, file: int, offset: int, dtype: str, shape: tuple[int, ...]) -> None:
+        """`pack` of a tensor in an open file, from byte `offset` on; each thread reads the rows that it packs.
+
+        dtype: float32, float16 or bfloat16. Raises IpexAssistError where the file is too short.
+        """
+        rows, columns = (shape[0], 1) if len(shape) == 1 else shape
+        status = self.library.ia_model_pack_file(
+            self.handle,
+            self.pool.handle,
+            *place_of(self.spec, name),
+            name.endswith(".bias"),
+            SOURCE_TYPES[dtype],
+            file,
+            offset,
+            rows,
+            columns,
+        )
+        self.check_packed(status, name, shape)
+
     def check_packed(self, status: int, name: str, shape: tuple[int, ...]) -> None:
         """Raise where the core did not take a weight: see ia_model_pack in api.cpp."""
         self.check(status)
@@ -137,9 +166,9 @@ class PackedModel:
         """
         import torch
 
-        spec, attention, mlp = self.spec, self.spec.layers[0].attention, self.spec.layers[0].each_mlp
+        spec, mlp = self.spec, self.spec.layers[0].each_mlp
         columns = {
-            "qkv": attention.query_size + 2 * attention.key_value_size + 3 * 16,
+            "qkv": spec.layers[0].mixer_in_size + 6 * 16,
             "output": spec.hidden_size,
             "up": (mlp.intermediate_size + 16) * (2 if mlp.gated else 1),
             "down": spec.hidden_size,

@@ -6,17 +6,19 @@ import ctypes
 from dataclasses import dataclass
 
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.models.spec import DecoderSpec, Experts, LayerSpec
+from ipex_assist.models.spec import AttentionSpec, DecoderSpec, Experts, LayerSpec
 from ipex_assist.native.library import kernels, last_error, library
 from ipex_assist.native.structures import PRECISIONS, layer_specs, model_spec
 from ipex_assist.quantization.precision import kv_precision_of
 
 PASS_ROWS = 256  # rows of one pass at most: bounds the activations, and is many enough for full speed
+PENDING_ROWS = 16  # states.h: PENDING_ROWS. Rows of a sequence after the state of its recurrent layers.
 _TILE_QUERIES = 64  # pass_plan.cpp
 _UP_COLUMNS = 256
 _DECODE_ROWS = 16  # kernels.h: DECODE_ROWS
 _PADDED_ROWS = 32  # activations.h: PADDED_ROWS
 _BLOCK = 256  # kernels.h: BLOCK_POSITIONS
+_SPLIT_BLOCKS = 8  # kernels.h: SPLIT_BLOCKS
 _HUGE_PAGE_FLOATS = (2 << 20) // 4
 _ROTATION_ROWS = 1024  # that a table of rotations has at least
 
@@ -72,7 +74,7 @@ def workspace_bytes(spec: DecoderSpec, threads: int, wanted: int, context: int, 
             + max(_slot_floats(layer, width) for layer in spec.layers)
             + (copied if nodes == 1 else nodes * (copied + _HUGE_PAGE_FLOATS))
             + threads * _thread_floats(spec, width)
-            + max(_partial_floats(layer, context) for layer in spec.layers)
+            + max((_partial_floats(each, context) for each in spec.attentions), default=0)
             + 2 * wanted * (spec.vocab_size + 16)
             + 2 * spec.rotary_width * max(context, _ROTATION_ROWS)
         )
@@ -81,16 +83,24 @@ def workspace_bytes(spec: DecoderSpec, threads: int, wanted: int, context: int, 
 
 def _depth(spec: DecoderSpec, width: int) -> int:
     """Columns of the widest rows that a linear reads."""
-    inner = max(max(layer.each_mlp.intermediate_size, layer.attention.query_size) for layer in spec.layers)
+    inner = max(max(layer.each_mlp.intermediate_size, layer.mixer_out_size) for layer in spec.layers)
     return max(width, inner) + 64
 
 
 def _row_floats(spec: DecoderSpec, width: int) -> float:
     """Of the rows of a pass between its linears."""
-    attended = max(layer.attention.query_size for layer in spec.layers) + 16
-    qkv = max(layer.attention.query_size + 2 * layer.attention.key_value_size for layer in spec.layers) + 48
+    attended = max(layer.mixer_out_size for layer in spec.layers) + 16
+    qkv = max(layer.mixer_in_size for layer in spec.layers) + 96
     inner = max(layer.each_mlp.intermediate_size for layer in spec.layers) + 16
-    return PASS_ROWS * (width + qkv + attended + inner)
+    return PASS_ROWS * (width + qkv + attended + inner) + _scan_floats(spec)
+
+
+def _scan_floats(spec: DecoderSpec) -> int:
+    """Of rows after the convolution of recurrent layers: those of a pass, and of up to 16 segments those before it."""
+    widths = [
+        2 * s.key_heads * (s.key_dim + 16) + s.heads * (s.value_dim + 18) + 32 for s in spec.recurrents if s.scans
+    ]
+    return (PASS_ROWS + 16 * PENDING_ROWS) * max(widths, default=0)
 
 
 def _node_floats(spec: DecoderSpec, width: int) -> float:
@@ -103,15 +113,19 @@ def _thread_floats(spec: DecoderSpec, width: int) -> float:
     """Of what each thread has for itself, with the rows that it prepares."""
     own = _DECODE_ROWS * width + 1.1 * _PADDED_ROWS * (width + 128)
     attention = max(
-        (_TILE_QUERIES + layer.attention.group) * (4 * (layer.attention.head_dim + 32) + 2 * _BLOCK + 32)
-        for layer in spec.layers
+        ((_TILE_QUERIES + each.group) * (4 * (each.head_dim + 32) + 2 * _BLOCK + 32) for each in spec.attentions),
+        default=0,
     )
+    attention += max((16 * (each.key_dim + 16) for each in spec.recurrents), default=0)
     return 2 * width + _depth(spec, width) + PASS_ROWS * _UP_COLUMNS + attention + own
 
 
-def _partial_floats(layer: LayerSpec, context: int) -> int:
-    """Of what attention by blocks leaves of each row and head."""
-    return -(-context // _BLOCK) * layer.attention.heads * _DECODE_ROWS * (layer.attention.head_dim + 32)
+def _partial_floats(attention: AttentionSpec, context: int) -> int:
+    """Of the partials of split KV: of blocks for few rows, of runs of blocks for many."""
+    blocks = -(-context // _BLOCK)
+    runs = -(-blocks // _SPLIT_BLOCKS)
+    partials = max(blocks * _DECODE_ROWS, runs * PASS_ROWS if runs > 1 else 0)
+    return partials * attention.heads * (attention.head_dim + 32)
 
 
 def _slot_floats(layer: LayerSpec, width: int) -> float:

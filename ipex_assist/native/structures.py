@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ctypes
 
-from ipex_assist.models.spec import AttentionSpec, DecoderSpec, LayerSpec
+from ipex_assist.models.spec import AttentionSpec, DecoderSpec, LayerSpec, RecurrentSpec
 from ipex_assist.quantization.precision import beside_experts
 
-ABI_VERSION = 10  # api.cpp: ia_abi. It changes with every function there and with the structures here.
-PRECISIONS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3, "mxfp4": 4}
+ABI_VERSION = 16  # api.cpp: ia_abi. It changes with every function there and with the structures here.
+PRECISIONS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3, "mxfp4": 4, "fp8": 5}
 NORM_PLACES = {"pre": 0, "post_residual": 1, "post": 2, "sandwich": 3}
 HEAD_NORMS = {None: 0, "head": 1, "each_head": 2, "all_heads": 3}
+SCORES = {"softmax": 0, "sigmoid": 1, "sparsemixer": 2}
 ACTIVATIONS = {"silu": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "clamped_swiglu": 4}
+RECURRENT_KINDS = {"gated_delta": 1, "mamba2": 2, "short_conv": 3}
 SOURCE_TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
 # Our weight names' last part but one (models/weights.py) by their number.
 SLOTS = {
@@ -32,10 +34,26 @@ SLOTS = {
             "q_norm",
             "k_norm",
             "sinks",
+            "correction_bias",
+            "q_conv",
+            "k_conv",
+            "v_conv",
+            "a_log",
+            "dt_bias",
+            "skip",
+            "gated_norm",
             "q_proj",
             "k_proj",
             "v_proj",
             "o_proj",
+            "g_proj",
+            "q_in",
+            "k_in",
+            "v_in",
+            "a_in",
+            "b_in",
+            "z_in",
+            "mixer_out",
             "gate_proj",
             "up_proj",
             "down_proj",
@@ -46,12 +64,14 @@ SLOTS = {
 }
 
 _ATTENTION_INTEGERS = (
-    "heads kv_heads head_dim window rotary_dim rope_column paired_dim qk_norm qkv_bias output_bias sinks"
+    "heads kv_heads head_dim window rotary_dim rope_column paired_dim qk_norm qkv_bias output_bias sinks output_gate"
 )
+_RECURRENT_INTEGERS = "kind heads key_heads key_dim value_dim conv_kernel conv_bias input_bias output_bias norm_groups"
 _MLP_INTEGERS = (
     "intermediate_size activation gated bias precision experts experts_per_token experts_normalised router_bias "
-    "shared_size shared_gate"
+    "shared_size shared_gate scores correction_bias groups groups_per_token best_of_group"
 )
+_MLP_FLOATS = "scaling added_to_sum least_sum jitter"
 _MODEL_INTEGERS = (
     "precision outer_precision group ordered layers vocab_size hidden_size embedding_size projected_embedding "
     "tied_head positions position_offset rope_width rms_norm norm_weight norm_bias final_norm embedding_norm head_bias"
@@ -69,10 +89,23 @@ class CAttentionSpec(ctypes.Structure):
     ]
 
 
+class CRecurrentSpec(ctypes.Structure):
+    """Mirrors `RecurrentSpec` of spec.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in _RECURRENT_INTEGERS.split()),
+        ("least_step", ctypes.c_float),
+        ("most_step", ctypes.c_float),
+    ]
+
+
 class CMlpSpec(ctypes.Structure):
     """Mirrors `MlpSpec` of spec.h."""
 
-    _fields_ = [(name, ctypes.c_int32) for name in _MLP_INTEGERS.split()]
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in _MLP_INTEGERS.split()),
+        *((name, ctypes.c_float) for name in _MLP_FLOATS.split()),
+    ]
 
 
 class CLayerSpec(ctypes.Structure):
@@ -80,6 +113,7 @@ class CLayerSpec(ctypes.Structure):
 
     _fields_ = [
         ("attention", CAttentionSpec),
+        ("recurrent", CRecurrentSpec),
         ("mlp", CMlpSpec),
         ("norm_place", ctypes.c_int32),
         ("parallel", ctypes.c_int32),
@@ -111,6 +145,9 @@ class Segment(ctypes.Structure):
         ("rope_rows", ctypes.c_int32),
         ("cosine", ctypes.c_void_p),
         ("sine", ctypes.c_void_p),
+        ("state", ctypes.c_int32),
+        ("settled", ctypes.c_int32),
+        ("settle", ctypes.c_int32),
     ]
 
 
@@ -128,6 +165,7 @@ class Batch(ctypes.Structure):
         ("vocabulary", ctypes.c_int32),
         ("logits", ctypes.c_void_p),
         ("stride", ctypes.c_int64),
+        ("states", ctypes.c_void_p),
         ("threads", ctypes.c_int32),
     ]
 
@@ -155,6 +193,34 @@ class TopTokens(ctypes.Structure):
         ("log_sums", ctypes.POINTER(ctypes.c_float)),
         ("top_tokens", ctypes.POINTER(ctypes.c_int32)),
         ("top_logs", ctypes.POINTER(ctypes.c_float)),
+    ]
+
+
+class CSamplingRule(ctypes.Structure):
+    """Mirrors `SamplingRule` of batch.h."""
+
+    _fields_ = [
+        ("temperature", ctypes.c_double),
+        ("top_p", ctypes.c_double),
+        ("min_p_distance", ctypes.c_double),
+        ("seed", ctypes.c_uint64),
+        ("top_k", ctypes.c_int32),
+        ("repetition_penalty", ctypes.c_float),
+        ("presence_penalty", ctypes.c_float),
+        ("frequency_penalty", ctypes.c_float),
+    ]
+
+
+class CRowChoice(ctypes.Structure):
+    """Mirrors `RowChoice` of batch.h."""
+
+    _fields_ = [
+        ("rule", ctypes.POINTER(CSamplingRule)),
+        ("position", ctypes.c_int64),
+        ("edits", ctypes.c_void_p),
+        ("edit_count", ctypes.c_int64),
+        ("mask", ctypes.c_void_p),
+        ("logits", ctypes.c_void_p),
     ]
 
 
@@ -203,8 +269,11 @@ def layer_specs(spec: DecoderSpec, precision: str) -> ctypes.Array[CLayerSpec]:
 
 
 def _layer_spec(spec: DecoderSpec, layer: LayerSpec, precision: str) -> CLayerSpec:
+    mixer = layer.mixer
+    recurrent = isinstance(mixer, RecurrentSpec)
     return CLayerSpec(
-        attention=_attention_spec(spec, layer.attention),
+        attention=CAttentionSpec() if recurrent else _attention_spec(spec, layer.attention),
+        recurrent=_recurrent_spec(mixer) if isinstance(mixer, RecurrentSpec) else CRecurrentSpec(),
         mlp=_mlp_spec(layer, precision),
         norm_place=NORM_PLACES[layer.norm_place],
         parallel=layer.parallel,
@@ -227,12 +296,30 @@ def _attention_spec(spec: DecoderSpec, attention: AttentionSpec) -> CAttentionSp
         qkv_bias=attention.qkv_bias,
         output_bias=attention.output_bias,
         sinks=attention.sinks,
+        output_gate=attention.output_gate,
         scale=attention.score_scale,
         cap=attention.cap or 0.0,
     )
     if attention.alibi_slopes:
         made.alibi_slopes = (ctypes.c_float * attention.heads)(*attention.alibi_slopes)
     return made
+
+
+def _recurrent_spec(spec: RecurrentSpec) -> CRecurrentSpec:
+    return CRecurrentSpec(
+        kind=RECURRENT_KINDS[spec.kind],
+        heads=spec.heads,
+        key_heads=spec.key_heads,
+        key_dim=spec.key_dim,
+        value_dim=spec.value_dim,
+        conv_kernel=spec.conv_kernel,
+        conv_bias=spec.conv_bias,
+        input_bias=spec.input_bias,
+        output_bias=spec.output_bias,
+        norm_groups=spec.norm_groups,
+        least_step=spec.step_limit[0],
+        most_step=spec.step_limit[1],
+    )
 
 
 def _mlp_spec(layer: LayerSpec, precision: str) -> CMlpSpec:
@@ -248,6 +335,10 @@ def _mlp_spec(layer: LayerSpec, precision: str) -> CMlpSpec:
         made.experts, made.experts_per_token = experts.count, experts.per_token
         made.experts_normalised, made.router_bias = experts.normalised, experts.router_bias
         made.shared_size, made.shared_gate = experts.shared_size, experts.shared_gate
+        made.scores, made.correction_bias = SCORES[experts.scores], experts.correction_bias
+        made.groups, made.groups_per_token = experts.groups, experts.groups_per_token
+        made.best_of_group, made.scaling = experts.best_of_group, experts.scaling
+        made.added_to_sum, made.least_sum, made.jitter = experts.added_to_sum, experts.least_sum, experts.jitter
     return made
 
 

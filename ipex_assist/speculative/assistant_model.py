@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.executors.interface import DraftInput, DraftsInOneCall, LogitsError, Model, Rows
+from ipex_assist.executors.interface import DraftInput, DraftsInOneCall, LogitsError, Model, Rows, truncate_or_clear
 from ipex_assist.speculative.batched_proposals import DraftCall, RowsCall, Steps, propose_alone
 from ipex_assist.speculative.draft_source import Proposal
 from ipex_assist.speculative.grammar import Grammar, Row, masked
@@ -90,7 +90,7 @@ class AssistantModel:
         if k <= 0:
             return Proposal([])
         # A pass needs at least one row; after an interrupted round there may be none, so the last token is read again.
-        self._sequence.truncate(min(self._sequence.length, max(0, self._base - 1)))
+        truncate_or_clear(self._sequence, min(self._sequence.length, max(0, self._base - 1)))
         pending = list(tokens[self._start + self._sequence.length :])
         plain = not self.sampling.do_sample and not self.sampling.changes_logits and not self._masked
         if plain and self._in_one_call and self.grammar is None:
@@ -112,7 +112,7 @@ class AssistantModel:
 
     def rewind(self, length: int) -> None:
         """Truncate the sequence to the first `length` tokens of the context."""
-        self._sequence.truncate(min(max(0, length - self._start), self._sequence.length))
+        truncate_or_clear(self._sequence, min(max(0, length - self._start), self._sequence.length))
         if length <= self._start:
             self._start = 0
 

@@ -18,6 +18,7 @@ from ipex_assist.executors.interface import (
     Sequence,
     experts_a_layer,
 )
+from ipex_assist.executors.recurrent_states import PENDING_ROWS
 from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.draft_threads import choose_threads
 from ipex_assist.speculative.expert_costs import ExpertCosts
@@ -181,10 +182,13 @@ def _tokens(model: Model, count: int) -> list[int]:
 def _time_pass(model: Model, sequence: Sequence, rows: int, clock: Clock, *, alike: bool = False) -> float:
     before = sequence.length
     tokens = _tokens(model, 1) * rows if alike else _tokens(model, rows)
+    kept = not model.spec.recurrents or rows <= PENDING_ROWS
+    timed = sequence if kept else sequence.fork()  # a state cannot be taken back any further
     started = clock()
-    _read(model, sequence, tokens, rows)
+    _read(model, timed, tokens, rows)
     elapsed = clock() - started
-    sequence.truncate(before)
+    if kept:
+        sequence.truncate(before)
     return elapsed
 
 

@@ -2,7 +2,7 @@
 
 Rows hold published models whose tokenizer is the family's, up to ids at the end; `share_vocabulary` compares the
 tokens once both are loaded. Families without a row have no small published sibling that is known to help:
-Mistral and Mixtral, Phi-4, Falcon, GLM-4, SmolLM3, OLMoE, Granite MoE.
+Mistral and Mixtral, Phi-4, Falcon, GLM-4 and its mixtures, SmolLM3, OLMoE, Granite MoE, MiniMax, dots, Seed-OSS.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ DEFAULT_ASSISTANTS: dict[str, tuple[DefaultAssistant, ...]] = {
     "GPT2LMHeadModel": (DefaultAssistant("distilbert/distilgpt2", (50257,), 768, 6),),
     "GraniteForCausalLM": (DefaultAssistant("ibm-granite/granite-3.3-2b-instruct", (49159,), 2048, 40),),
     "Olmo2ForCausalLM": (DefaultAssistant("allenai/OLMo-2-0425-1B", (100352,), 2048, 16),),
+    "Olmo3ForCausalLM": (DefaultAssistant("allenai/Olmo-3-7B-Instruct", (100278,), 4096, 32),),
+    "Ernie4_5_MoeForCausalLM": (DefaultAssistant("baidu/ERNIE-4.5-0.3B-PT", (103424,), 1024, 18),),
     "Exaone4ForCausalLM": (DefaultAssistant("LGAI-EXAONE/EXAONE-4.0-1.2B", (102400,), 2048, 30),),
     "Starcoder2ForCausalLM": (DefaultAssistant("bigcode/starcoder2-3b", (49152,), 3072, 30),),
     "Cohere2ForCausalLM": (DefaultAssistant("CohereLabs/c4ai-command-r7b-12-2024", (256000,), 4096, 32),),

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ipex_assist.executors.interface import TokenLogprob
 from ipex_assist.speculative.sampling import Row
-
-if TYPE_CHECKING:
-    import torch
 
 
 def log_probabilities(row: Row, token: int, top: int) -> TokenLogprob:
@@ -31,8 +27,13 @@ def log_probabilities(row: Row, token: int, top: int) -> TokenLogprob:
     return TokenLogprob(token, float(row[token]) - offset, [(each, float(row[each]) - offset) for each in first])
 
 
-def of_rows(logits: torch.Tensor, tokens: Sequence[int], top: int | None) -> list[TokenLogprob] | None:
-    """`log_probabilities` of the first rows of logits, (rows, vocab), one for each token; None if top is None."""
+def of_rows(logits: Sequence[Row | None], tokens: Sequence[int], top: int | None) -> list[TokenLogprob] | None:
+    """`log_probabilities` of the first rows of logits, one for each token; None if top is None."""
     if top is None:
         return None
-    return [log_probabilities(logits[i].float().numpy(), token, top) for i, token in enumerate(tokens)]
+    found = []
+    for row, token in zip(logits, tokens, strict=False):
+        assert row is not None, "logits that nobody asked for"
+        found.append(log_probabilities(row, token, top))
+    assert len(found) == len(tokens), f"{len(found)} rows of logits for {len(tokens)} tokens"
+    return found

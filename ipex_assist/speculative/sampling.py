@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from ipex_assist.executors.row_choice import SamplingRule
 from ipex_assist.speculative.gumbel_noise import Floats, Ids, all_bits, bits_above, from_bits, gumbel
 from ipex_assist.speculative.options import SamplingOptions, fresh_seed
 
@@ -52,13 +53,23 @@ class Sampling(SamplingOptions):
         if self.do_sample and self.seed is None:
             object.__setattr__(self, "seed", fresh_seed())
 
+    @cached_property
+    def rule(self) -> SamplingRule:
+        """The numbers by which a model chooses tokens itself."""
+        penalties = self.repetition_penalty, self.presence_penalty, self.frequency_penalty
+        if not self.do_sample:
+            return SamplingRule(0.0, 0, 1.0, 0.0, 0, *penalties)
+        assert self.seed is not None
+        return SamplingRule(self.temperature, self.top_k, self.top_p, self.min_p, self.seed, *penalties)
+
     @property
     def changes_logits(self) -> bool:
         """Whether `apply_penalties` changes anything."""
-        return bool(self.logit_bias) or self._has_penalties
+        return bool(self.logit_bias) or self.has_penalties
 
     @property
-    def _has_penalties(self) -> bool:
+    def has_penalties(self) -> bool:
+        """Whether tokens that were seen before are chosen less often, or more."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
     @cached_property
@@ -88,7 +99,7 @@ class Sampling(SamplingOptions):
             tokens, biases = self._biases
             within = tokens < width
             logits[:, tokens[within]] += biases[within]
-        if not self._has_penalties:
+        if not self.has_penalties:
             return logits
         seen, counts = _counts(context, width), _counts(context[self.prompt_length :], width)
         generated_from = max(0, self.prompt_length - len(context))

@@ -17,7 +17,8 @@ from ipex_assist.engine.engine import Engine
 from ipex_assist.engine.prefix_cache import NoPrefixes
 from ipex_assist.engine.stats import EngineStats
 from ipex_assist.executors.blocks import BLOCK, BlockPool
-from ipex_assist.executors.interface import ANY_ROWS, DraftInput, Model, Rows, TokenLogprob
+from ipex_assist.executors.interface import ANY_ROWS, DraftInput, Model, Rows
+from ipex_assist.executors.row_choice import RowChoice, SampledRows
 from ipex_assist.speculative.acceptance import EDGES
 from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.drafting import Drafting
@@ -102,14 +103,14 @@ def place(tokens: list[int]) -> tuple[dict[str, Any], int]:
 class SimulatedTarget(SimulatedModel):
     """Its text is 1000, 1001, 1002, …"""
 
-    def choose(self, rows: abc.Sequence[Rows], top: int = 0, vocabulary: int | None = None) -> list[TokenLogprob]:
-        choices = []
+    def sample(self, rows: abc.Sequence[Rows], choices: abc.Sequence[RowChoice]) -> SampledRows:
+        tokens = []
         for each in rows:
             each.sequence.tokens += each.tokens  # type: ignore[attr-defined]
             _, new = place(each.sequence.tokens)  # type: ignore[attr-defined]
-            choices += [TokenLogprob(1000 + new - each.last + 1 + i, 0.0, []) for i in range(each.last)]
+            tokens += [1000 + new - each.last + 1 + i for i in range(each.last)]
         self.take(sum(len(each.tokens) for each in rows))
-        return choices
+        return SampledRows(tokens, [None] * len(tokens))
 
 
 class SimulatedAssistant(SimulatedModel):

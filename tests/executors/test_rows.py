@@ -105,6 +105,7 @@ def attentions(draw: st.DrawFn) -> AttentionSpec:
         qkv_bias=draw(st.booleans()),
         output_bias=draw(st.booleans()),
         qk_norm=draw(st.sampled_from([None, "head", "each_head", "all_heads"])),
+        output_gate=draw(st.booleans()),
         cap=draw(st.sampled_from([None, 2.0])),
     )
 
@@ -180,7 +181,8 @@ def layer_names(layer: LayerSpec, norms: list[str]) -> list[str]:
     attention, mlp = layer.attention, layer.each_mlp
     pre = [] if layer.norm_place == "post" else ["attention_norm"] + ([] if layer.shared_norm else ["mlp_norm"])
     post = ["attention_out_norm", "mlp_out_norm"] if layer.norm_place in ("post", "sandwich") else []
-    biases = dict.fromkeys("qkv", attention.qkv_bias) | {"o": attention.output_bias}
+    biases = dict.fromkeys("qkvg" if attention.output_gate else "qkv", attention.qkv_bias)
+    biases |= {"o": attention.output_bias}
     biases |= {"up": mlp.bias, "down": mlp.bias} | ({"gate": mlp.bias} if mlp.gated else {})
     here = [f"{norm}.{kind}" for norm in pre + post for kind in norms]
     here += ["q_norm.weight", "k_norm.weight"] if attention.qk_norm else []

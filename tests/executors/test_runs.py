@@ -10,7 +10,7 @@ from conftest import HAS_NATIVE
 from native_models import pool
 from test_rows import random_model, some_tokens
 
-from ipex_assist.executors.interface import Rows
+from ipex_assist.executors.interface import DraftInput, Rows
 from ipex_assist.executors.native import NativeModel
 from ipex_assist.models.layers import uniform_decoder
 from ipex_assist.models.spec import Rope
@@ -23,6 +23,7 @@ pytestmark = [
 
 TEXT = some_tokens(4400, 1)
 ENDS = (1030, 2054, 4100, 4400)  # within the first run, across a border of runs, across the next, and 17 blocks
+DECODE_ROWS = 16  # kernels.h: larger passes take query tiles in turn
 STEPS = 12  # rows up to each of these, which lie on both sides of a border
 PRECISIONS = ["fp32", "fp32+int8"]  # with linears of bf16 the last bits would not show
 CASES = {
@@ -31,6 +32,7 @@ CASES = {
     "window in three runs": {"sliding_windows": (3000,)},
     "slopes": {"ropes": (), "alibi": (0.5, 0.01, 0.002, 0.001)},
     "sinks and a cap": {"attention_sinks": True, "attention_cap": 2.0},
+    "gates": {"output_gate": True},
 }
 
 
@@ -106,6 +108,41 @@ def test_texts_of_different_lengths_share_a_pass(precision: str) -> None:
         for step in range(0, STEPS, 3):
             parts = [Rows(s, TEXT[s.length : s.length + 3], 3) for s in made]
             assert torch.equal(own.forward(parts), torch.cat([rows[step : step + 3] for rows in expected])), threads
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("case", CASES)
+def test_a_long_text_among_many_rows(case: str, precision: str) -> None:
+    """Threads of a pass of many rows split the one that sees most; merged in the order of its runs."""
+    expected = alone(case, precision)
+    for threads in (1, 2, 3, 8) if case == "all" else (3,):
+        own = model(case, precision, threads)
+        others = [own.new_sequence(100) for _ in range(DECODE_ROWS)]
+        sequence = own.new_sequence(len(TEXT))
+        for end, rows in zip(ENDS, expected, strict=True):
+            own.extend(sequence, TEXT[sequence.length : end - STEPS])
+            for first, last in ((0, 1), (1, 4), (4, STEPS)):
+                parts = [Rows(each, TEXT[:1]) for each in others]
+                part = TEXT[end - STEPS + first : end - STEPS + last]
+                found = own.forward([*parts[:5], Rows(sequence, part, len(part)), *parts[5:]])
+                assert torch.equal(found[5 : 5 + len(part)], rows[first:last]), (threads, end)
+
+
+def test_drafts_after_a_long_text_among_many() -> None:
+    """Their first passes split the long text; once few texts go on, they take the other path."""
+    for threads in (2, 8):
+        own = model("all", "fp32", threads)
+        ends = [2040, *range(30, 30 + DECODE_ROWS)]
+        texts = [own.new_sequence(end + 20) for end in ends]
+        for each, end in zip(texts, ends, strict=True):
+            own.extend(each, TEXT[:end])
+        counts = [12, *(number % 4 + 1 for number in range(DECODE_ROWS))]
+        requests = [DraftInput(each, [TEXT[each.length]], count) for each, count in zip(texts, counts, strict=True)]
+        together = [tokens for tokens, _ in own.draft_many(requests)]
+        for each, end in zip(texts, ends, strict=True):
+            each.truncate(end)
+        one_by_one = [own.draft(each, [TEXT[end]], n)[0] for each, end, n in zip(texts, ends, counts, strict=True)]
+        assert together == one_by_one, threads
 
 
 def test_a_draft_goes_over_the_border_of_a_run() -> None:

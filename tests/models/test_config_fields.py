@@ -59,6 +59,7 @@ _VARIANTS = (
     *("smollm3", "gpt-neox", "gpt2", "starcoder2-window", "stablelm", "phi", "gemma", "gemma2", "gemma3"),
     *("falcon-new", "gptj", "bloom", "mpt", "cohere", "cohere2", "glm", "glm4", "exaone4"),
     *("mixtral-window", "qwen2-moe", "qwen3-moe-window", "olmoe-biases", "granitemoe"),
+    *tiny_models.known("glm4-moe", "minimax-m2", "dots1-window", "ernie4-5", "ernie4-5-moe", "seed-oss", "olmo3-yarn"),
 )
 FAMILIES = {tiny_models.VARIANTS[variant]["model_type"]: variant for variant in _VARIANTS}
 

@@ -161,7 +161,9 @@ struct Tile {
         tile.widened = widened.data();
         tile.cap = head.cap;
         if (head.sloped) tile.slopes = slopes.data(), tile.distances = distances.data();
-        k.attend(tile, head.block(b), partials.data());
+        const bool more = (b + 1) * BLOCK_POSITIONS < head.positions;
+        const KeyValueBlock next = head.block(more ? b + 1 : b);
+        k.attend(tile, head.block(b), more ? &next : nullptr, partials.data());
     }
 
     static float scale(const Head& head) { return 1 / std::sqrt(float(head.head_dim)); }

@@ -135,7 +135,7 @@ inline bool same_bits(const float* a, const float* b, size_t size) {
 // Whether sums of these precisions have one order on both levels: those of integers are exact; bf16 is multiplied in
 // pairs, or widened, and AMX's tiles have an order of their own.
 inline bool agree(const KernelTable& a, const KernelTable& b, Precision precision) {
-    return precision != BF16 || a.bf16_row_bytes == b.bf16_row_bytes;
+    return !takes_bf16_rows(precision) || a.bf16_row_bytes == b.bf16_row_bytes;
 }
 
 // Rounding errors of n additions and multiplications in fp32, relative to the sum of the absolute terms.
@@ -147,10 +147,11 @@ struct Format {
     Precision precision;
     int32_t group;
 };
-inline bool integers(Precision precision) { return precision != FP32 && precision != BF16; }
-inline const Format FORMATS[] = {
-    {"fp32", FP32, SCALE_COLUMNS}, {"bf16", BF16, SCALE_COLUMNS}, {"int8", INT8, SCALE_COLUMNS}, {"int4 g32", INT4, 32},
-    {"int4 g64", INT4, 64},        {"int4 g128", INT4, 128},      {"mxfp4", MXFP4, 32}};
+inline bool integers(Precision precision) { return precision != FP32 && !takes_bf16_rows(precision); }
+inline const Format FORMATS[] = {{"fp32", FP32, SCALE_COLUMNS}, {"bf16", BF16, SCALE_COLUMNS},
+                                 {"int8", INT8, SCALE_COLUMNS}, {"int4 g32", INT4, 32},
+                                 {"int4 g64", INT4, 64},        {"int4 g128", INT4, 128},
+                                 {"mxfp4", MXFP4, 32},          {"fp8", FP8, SCALE_COLUMNS}};
 
 // Groups that leave a quantizer little to work with, by turns of 4 values.
 inline const float HARD[][4] = {{0, 0, 0, 0},
@@ -172,7 +173,8 @@ inline const float HARD[][4] = {{0, 0, 0, 0},
 struct Packed {
     Packed(const KernelTable& k, const Format& format, const std::vector<float>& source, int64_t columns, int64_t width,
            const std::vector<float>& bias = {});
-    double weight(int64_t column, int64_t k) const;  // read back from the packed bytes by a plain loop
+    double span_scale(int64_t column, int64_t k) const;  // of fp8, both scales together
+    double weight(int64_t column, int64_t k) const;      // read back from the packed bytes by a plain loop
 
     int64_t columns, width;
     Linear linear{};
@@ -210,11 +212,13 @@ void test_attention_bits(const KernelTable& k);  // a part of it
 void test_model(const KernelTable& k);
 void test_model_drafts(const KernelTable& k);  // three parts of it
 void test_model_memory(const KernelTable& k);
+void test_sampling(const KernelTable& k);
 void test_nodes(const KernelTable& k);
 void test_refusals(const KernelTable& k);
 void test_api(const KernelTable& k);
 void test_levels_agree(const std::vector<const KernelTable*>& levels);
 void test_rows_agree(const std::vector<const KernelTable*>& levels);
 void test_attention_agree(const std::vector<const KernelTable*>& levels);
+void test_sampling_agrees(const std::vector<const KernelTable*>& levels);
 
 }  // namespace check

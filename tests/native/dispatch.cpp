@@ -22,15 +22,19 @@ void test_nodes() {
     char made[] = "/tmp/nodes-XXXXXX";
     const std::string folder = mkdtemp(made);
     for (const char* name : {"/node0", "/node1", "/node3"}) std::filesystem::create_directory(folder + name);
-    for (const char* name : {"/node1/cpu2", "/node1/cpu7", "/node3/cpu12"})
+    for (const char* name : {"/node1/cpu2", "/node1/cpu7", "/node3/cpu12", "/node3/cpu13"})
         std::filesystem::create_directory(folder + name);
-    const int32_t near[] = {2, 7}, far[] = {2, 7, 12}, again[] = {2, 12, 7}, unknown[] = {5, 6};
-    using Nodes = std::vector<int32_t>;
-    CHECK(memory_nodes(near, 2, folder).empty(), "one node");
-    CHECK((memory_nodes(far, 3, folder) == Nodes{0, 0, 1}), "two nodes");
-    CHECK((memory_nodes(again, 3, folder) == Nodes{0, 1, 2}), "a node that comes again");
-    CHECK(memory_nodes(far, 1, folder).empty(), "one processor");
-    CHECK(memory_nodes(unknown, 2, folder).empty(), "nodes that the system does not tell");
+    using Numbers = std::vector<int32_t>;
+    const auto check = [&](const char* name, const Numbers& given, const Numbers& nodes, const Numbers& grouped) {
+        Numbers cpus = given;
+        CHECK(group_by_node(cpus, folder) == nodes, "%s: their nodes", name);
+        CHECK(cpus == grouped, "%s: their order", name);
+    };
+    check("one node", {2, 7}, {}, {2, 7});
+    check("two nodes", {2, 7, 12}, {0, 0, 1}, {2, 7, 12});
+    check("processors that are numbered by turns", {12, 2, 13, 7}, {0, 0, 1, 1}, {12, 13, 2, 7});
+    check("one processor", {12}, {}, {12});
+    check("nodes that the system does not tell", {12, 2, 5}, {}, {12, 2, 5});
     std::filesystem::remove_all(folder);
 }
 

@@ -45,12 +45,14 @@ int main(int count, char** arguments) {
         test_levels_agree(all);
         test_rows_agree(all);
         test_attention_agree(all);
+        test_sampling_agrees(all);
     } else {
         void (*test)(const KernelTable&) = part == "packing"     ? test_packing
                                            : part == "linears"   ? test_linears
                                            : part == "rows"      ? test_rows
                                            : part == "attention" ? test_attention
                                            : part == "model"     ? test_model
+                                           : part == "sampling"  ? test_sampling
                                            : part == "refusals"  ? test_refusals
                                            : part == "api"       ? test_api
                                                                  : nullptr;
@@ -59,8 +61,8 @@ int main(int count, char** arguments) {
         for (const KernelTable* kernels : all) {
             if (!only.empty() && only != kernels->name) continue;
             // Passes differ by level in the form of their rows only: the first and the last have both.
-            if ((part == "model" || part == "refusals" || part == "api") && kernels != all.front() &&
-                kernels != all.back())
+            if ((part == "model" || part == "sampling" || part == "refusals" || part == "api") &&
+                kernels != all.front() && kernels != all.back())
                 continue;
             // These differ from "avx2" in linears of integers alone.
             if (part == "attention" && std::string(kernels->name) == "avx2_vnni" && only.empty()) continue;

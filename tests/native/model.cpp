@@ -161,7 +161,7 @@ void check_runs(const KernelTable& k) {
     }
 }
 
-// Slices and owners: every block of every linear has one thread, gate and up stay together, and only they: one that has
+// Slices: every block of every linear has one thread, gate and up stay together, and only they: one that has
 // more blocks than it must is who all others wait for.
 void check_division(const KernelTable& k) {
     for (const Kind& kind : KINDS) {
@@ -187,13 +187,6 @@ void check_division(const KernelTable& k) {
                     reached = last;
                 }
                 CHECK(reached == linear->blocks, "%ld of %ld blocks", long(reached), long(linear->blocks));
-            }
-            for (int32_t h = 0; h < layer.attention.kv_heads; h++) {
-                for (int32_t b = 0; b < 20; b++) {
-                    const int owner = x.blocks->owner(b, 1, h, threads);
-                    CHECK(owner >= 0 && owner < threads, "block %ld of head %d belongs to %d of %d", long(b), h, owner,
-                          threads);
-                }
             }
         }
     }

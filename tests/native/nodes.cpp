@@ -17,7 +17,16 @@ constexpr uintptr_t HUGE_PAGE = uintptr_t(2) << 20;
 // Orders of columns (GPTQ's act-order), without which no linear has one.
 const Kind ORDERED = {"orders of columns", 0, [](UniformSpec& s) { s.ordered = s.tied_head = s.qkv_bias = 1; }};
 
-// A second packing of some weights, by threads that are not those whom memory follows.
+// Bytes in a file behind a page of something else.
+int file_of(const void* data, size_t bytes) {
+    const int file = memfd_create("image", 0);
+    const bool written = file >= 0 && !ftruncate(file, HEADER) && pwrite(file, data, bytes, HEADER) == ssize_t(bytes);
+    CHECK(written, "a file of %zu bytes", bytes);
+    return file;
+}
+
+// A second packing of some weights, by threads that are not those whom memory follows; from a file where there are
+// several nodes, and where there is one from memory.
 void pack_again(const Fixture& x, Pool& pool) {
     const ModelSpec& s = x.model->spec;
     Random random(5);
@@ -25,7 +34,11 @@ void pack_again(const Fixture& x, Pool& pool) {
     const int64_t attended = x.model->layers[0].attention.query_width();
     std::vector<float> values(size_t(queries * s.hidden_size));
     for (float& value : values) value = random.normal() * 0.2f;
-    CHECK(x.model->pack(pool, Q_PROJ, 1, false, SOURCE_F32, values.data(), queries, s.hidden_size), "queries");
+    const int file = file_of(values.data(), values.size() * 4);
+    const StoredMatrix in_file{SOURCE_F32, nullptr, queries, s.hidden_size, file, HEADER};
+    const StoredMatrix in_memory{SOURCE_F32, values.data(), queries, s.hidden_size};
+    CHECK(x.model->pack(pool, Q_PROJ, 1, false, pool.several_nodes() ? in_file : in_memory), "queries");
+    close(file);
     if (s.precision == INT4) {
         std::vector<uint8_t> nibbles(size_t(attended * s.hidden_size)), zeros(nibbles.size());
         for (uint8_t& nibble : nibbles) nibble = uint8_t(random.below(16));
@@ -56,15 +69,6 @@ std::vector<float> logits_of(Fixture& x, Pool& pool) {
         start += rows;
     }
     return all;
-}
-
-// The image in a file behind a page of something else.
-int file_of(const std::vector<uint8_t>& image) {
-    const int file = memfd_create("image", 0);
-    const bool written = file >= 0 && !ftruncate(file, HEADER) &&
-                         pwrite(file, image.data(), image.size(), HEADER) == ssize_t(image.size());
-    CHECK(written, "a file of %zu bytes", image.size());
-    return file;
 }
 
 std::vector<const Linear*> linears_of(const PackedModel& model) {
@@ -113,7 +117,7 @@ void check_image(const KernelTable& k, const Format& f, const Kind& kind) {
     const std::vector<float> expected = logits_of(one, one.pool);
     const uint64_t sum = one.model->checksum(one.pool);
     CHECK(sum == checksum(one.pool, image.data(), int64_t(image.size())), "%s, %s", f.name, kind.name);
-    const int file = file_of(image);
+    const int file = file_of(image.data(), image.size());
     for (const int nodes : {2, 3}) {
         Fixture x(k, f, kind, 3, nodes);
         Pool other(2, nullptr, spread(2, 2));

@@ -58,6 +58,13 @@ double exact_mxfp4(double x, double most) {
     return std::copysign(values[best] * scale, x);
 }
 
+// E4M3 by its definition.
+double from_fp8(int code) {
+    const int exponent = code >> 3 & 15, mantissa = code & 7;
+    const double size = exponent ? std::ldexp(8 + mantissa, exponent - 10) : std::ldexp(mantissa, -9);
+    return code & 128 ? -size : size;
+}
+
 void check_column(const Format& f, const Packed& packed, const float* x, int64_t column) {
     const float scale = largest(x, packed.width) / 127.0f;
     for (int64_t k = 0; k < packed.width; k++) {
@@ -70,6 +77,12 @@ void check_column(const Format& f, const Packed& packed, const float* x, int64_t
             const double expected = exact_mxfp4(x[k], largest(x + group, std::min<int64_t>(32, packed.width - group)));
             CHECK(got == expected, "%s column %ld of %ld: %g is not %g but %g", f.name, long(column), long(k),
                   double(x[k]), expected, got);
+        } else if (f.precision == FP8) {
+            // Half a step of E4M3: a sixteenth of the power of two below, and 2^-10 of the scale among denormals.
+            const double scale = packed.span_scale(column, k), size = std::abs(double(x[k])) / scale;
+            const double step = std::ldexp(1.0, std::max(size > 0 ? std::ilogb(size) : -6, -6) - 3);
+            CHECK(std::abs(got - double(x[k])) <= 0.5 * step * scale * (1 + 1e-5) || (scale == 0 && got == 0),
+                  "%s column %ld of %ld: %g != %g", f.name, long(column), long(k), got, double(x[k]));
         } else if (f.precision != INT4) {
             CHECK(got == double(rounded(f.precision, x[k])), "%s column %ld of %ld: %g != %g", f.name, long(column),
                   long(k), got, double(x[k]));
@@ -212,6 +225,7 @@ void test_hard_values(const KernelTable& k) {
                                      : f.precision == BF16  ? std::max(double(most) / 256, 1.2e-38)
                                      : f.precision == INT8  ? std::max(double(most) / 250, 1.2e-38)
                                      : f.precision == MXFP4 ? std::max(double(most) / 4, 1.2e-38)
+                                     : f.precision == FP8   ? std::max(packed.span_scale(c, i) * 16.001, 1e-30)
                                      : most > 1e19f ? double(most) / 7.9  // squares overflow: a grid without a search
                                                     : std::max(double(most) / 12, 1e-29);
                 CHECK(std::abs(got - double(x[i])) <= bound, "%s, column %ld: %g for %g", f.name, long(c), got,
@@ -304,7 +318,7 @@ Packed::Packed(const KernelTable& k, const Format& format, const std::vector<flo
     linear.depth = padded_depth(format.precision, width);
     linear.blocks = int64_t(scales.size()) / LANES;
     linear.weights = bytes.data();
-    linear.scales = format.precision == INT8 ? scales.data() : nullptr;
+    linear.scales = format.precision == INT8 || format.precision == FP8 ? scales.data() : nullptr;
     linear.bias = bias.empty() ? nullptr : biases.data();
     std::copy(bias.begin(), bias.end(), biases.data());
     Buffer<float> scratch(size_t(linear.depth * (LANES + 2)));
@@ -318,6 +332,11 @@ Packed::Packed(const KernelTable& k, const Format& format, const std::vector<flo
     }
 }
 
+double Packed::span_scale(int64_t column, int64_t k) const {
+    const uint8_t* block = bytes.data() + column / LANES * block_bytes(FP8, 0, linear.depth);
+    return double(bits_as<float>(block + k / SCALE_COLUMNS * 4)) * double(scales[size_t(column)]);
+}
+
 double Packed::weight(int64_t column, int64_t k) const {
     const int64_t lane = column % LANES, group = linear.group;
     const uint8_t* block = bytes.data() + column / LANES * block_bytes(linear.precision, group, linear.depth);
@@ -325,6 +344,10 @@ double Packed::weight(int64_t column, int64_t k) const {
         case FP32: return bits_as<float>(block + (k * LANES + lane) * 4);
         case BF16: return from_bf16(bits_as<uint16_t>(block + k / 2 * 64 + lane * 4 + k % 2 * 2));
         case INT8: return (block[k / 4 * 64 + lane * 4 + k % 4] - 128) * double(scales[size_t(column)]);
+        case FP8: {
+            const uint8_t* line = block + fp8_head_bytes(linear.depth) + k / 4 * 64;
+            return span_scale(column, k) * from_fp8(line[lane / 4 * 16 + k % 4 / 2 * 8 + lane % 4 * 2 + k % 2]);
+        }
         case MXFP4: {
             const uint8_t* start = block + k / SCALE_COLUMNS * (64 + 4 * 256);
             const int64_t number = k % SCALE_COLUMNS / 32, quad = k % 32 / 4;

@@ -2,9 +2,11 @@
 #include "operations/pass_plan.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "check.h"
 #include "operations/activations.h"
+#include "pools.h"
 
 namespace check {
 namespace {
@@ -21,16 +23,31 @@ struct SequenceRows {
     int32_t start, count;
 };
 
-PassPlan plan_of(const PassShape& shape, int threads, const std::vector<SequenceRows>& sequences,
-                 std::vector<int32_t> logit_rows = {}, bool several_nodes = false) {
+// Ids of blocks, in the order of a pool of which all have been taken and given back.
+const std::vector<int32_t>& block_ids() {
+    static const std::vector<int32_t> all = [] {
+        std::vector<int32_t> ids(4000);
+        for (size_t i = 0; i < ids.size(); i++) ids[i] = int32_t(i * 1237 % ids.size());
+        return ids;
+    }();
+    return all;
+}
+
+PassPlan plan_of(const PassShape& shape, const TeamNodes& team, const std::vector<SequenceRows>& sequences,
+                 std::vector<int32_t> logit_rows = {}) {
     std::vector<Segment> segments;
     size_t rows = 0;
     for (const SequenceRows& each : sequences) {
         Segment s{};
-        s.start = each.start, s.rows = each.count;
+        s.start = each.start, s.rows = each.count, s.blocks = block_ids().data() + 300 * segments.size();
         segments.push_back(s), rows += size_t(each.count);
     }
-    return {shape, {threads, several_nodes}, segments, std::vector<int32_t>(rows), std::move(logit_rows)};
+    return {shape, team, segments, std::vector<int32_t>(rows), std::move(logit_rows)};
+}
+
+PassPlan plan_of(const PassShape& shape, int threads, const std::vector<SequenceRows>& sequences,
+                 std::vector<int32_t> logit_rows = {}) {
+    return plan_of(shape, TeamNodes(threads, {}), sequences, std::move(logit_rows));
 }
 
 // Every row is in one query tile and one append range of its own segment, in order; an append range has 16 positions of
@@ -67,23 +84,182 @@ void check_blocks(const PassPlan& plan) {
     }
 }
 
-// Threads' units follow one another, and where partials are of runs they end at borders of runs.
+// The node of each unit.
+std::vector<int> homes_of(const PassPlan& plan) {
+    const AttentionPlan& a = plan.attention[0];
+    std::vector<int> homes;
+    for (int32_t h = 0; h < a.shape.kv_heads; h++) {
+        for (size_t i = 0; i < plan.segments.size(); i++) {
+            for (int64_t b = a.first_block[i]; b < a.first_block[i] + a.blocks[i]; b++)
+                homes.push_back(plan.team.home(plan.segments[i].blocks[b], h, a.shape.kv_heads));
+        }
+    }
+    return homes;
+}
+
+// Every unit is a thread's of its node, and no other's; where partials are of blocks, a node's threads have as many as
+// each other, and where they are of runs, threads begin and end at borders of runs.
 void check_splits(const PassPlan& plan) {
     const AttentionPlan& a = plan.attention[0];
-    int64_t units = 0;
-    for (const int64_t blocks : a.blocks) units += blocks * a.shape.kv_heads;
-    CHECK(a.thread_first.size() == size_t(plan.threads) + 1 && a.thread_first.front() == 0 &&
-              a.thread_first.back() == units,
-          "%zu borders", a.thread_first.size());
-    CHECK(std::is_sorted(a.thread_first.begin(), a.thread_first.end()), "units go back");
-    if (a.split_blocks == 1) return;
-    for (const int64_t border : a.thread_first) {
-        int64_t within = border;
-        size_t i = 0;
-        while (within >= a.blocks[i]) within -= a.blocks[i], i = (i + 1) % a.blocks.size();
-        CHECK(within == 0 || (a.first_block[i] + within) % SPLIT_BLOCKS == 0,
-              "a thread begins with block %lld of a run", (long long)within);
+    const std::vector<int> homes = homes_of(plan);
+    std::vector<int> taken(homes.size());
+    std::vector<int64_t> each(size_t(plan.threads));
+    CHECK(a.thread_units.size() == size_t(plan.threads), "units of %zu threads", a.thread_units.size());
+    for (int t = 0; t < plan.threads; t++) {
+        const int node = plan.team.node(t);
+        for (int64_t u = a.thread_units[size_t(t)].first; u < a.thread_units[size_t(t)].end; u++) {
+            CHECK(a.by_block || homes.at(size_t(u)) == node, "unit %lld of node %d", (long long)u, node);
+            if (homes.at(size_t(u)) == node) taken[size_t(u)]++, each[size_t(t)]++;
+        }
     }
+    for (size_t u = 0; u < taken.size(); u++) CHECK(taken[u] == 1, "unit %zu is taken %d times", u, taken[u]);
+    for (int node = 0; node < plan.team.nodes() && a.split_blocks == 1; node++) {
+        const auto [least, most] = std::minmax_element(each.begin() + plan.team.first_thread(node),
+                                                       each.begin() + plan.team.first_thread(node + 1));
+        CHECK(*most - *least <= 1, "%lld units and %lld", (long long)*least, (long long)*most);
+    }
+    if (a.split_blocks == 1) return;
+    for (const auto& [first, end] : a.thread_units) {
+        for (const int64_t border : {first, end}) {
+            int64_t within = border;
+            size_t i = 0;
+            while (within >= a.blocks[i]) within -= a.blocks[i], i = (i + 1) % a.blocks.size();
+            CHECK(within == 0 || (a.first_block[i] + within) % SPLIT_BLOCKS == 0,
+                  "a thread begins with block %lld of a run", (long long)within);
+        }
+    }
+}
+
+// The most that a thread has ÷ what it had if all had as much.
+double worst_load(const PassPlan& plan) {
+    const AttentionPlan& a = plan.attention[0];
+    const std::vector<int> homes = homes_of(plan);
+    int64_t most = 0;
+    for (int t = 0; t < plan.threads; t++) {
+        int64_t own = 0;
+        for (int64_t u = a.thread_units[size_t(t)].first; u < a.thread_units[size_t(t)].end; u++)
+            own += homes[size_t(u)] == plan.team.node(t);
+        most = std::max(most, own);
+    }
+    return double(most) * plan.threads / double(homes.size());
+}
+
+// Big machines: of contexts with many blocks for each thread, nobody has far more than others.
+void check_loads() {
+    struct Case {
+        std::vector<int> nodes;
+        int32_t kv_heads;
+        double limit;
+    };
+    for (const Case& c : std::vector<Case>{{{64, 64}, 8, 1.01},
+                                           {{128, 128}, 8, 1.01},
+                                           {{128, 128}, 1, 1.05},
+                                           {{60, 60}, 8, 1.1},
+                                           {{32, 32, 32, 32}, 2, 1.05},
+                                           {{43, 43, 43, 43, 43, 43}, 8, 1.15},
+                                           {{56, 4}, 8, 1.2},
+                                           {{56, 55}, 8, 1.1}}) {
+        const TeamNodes team(std::accumulate(c.nodes.begin(), c.nodes.end(), 0), nodes_of(c.nodes));
+        const PassShape shape = model_of(shape_of(c.kv_heads * 4, c.kv_heads, 64, 0));
+        const int32_t context = 262144 / c.kv_heads * 2;  // 2,048 units
+        const std::vector<SequenceRows> four(4, {context / 4 - 1, 1});
+        for (const std::vector<SequenceRows>& sequences : {std::vector<SequenceRows>{{65535, 1}}, four}) {
+            const PassPlan plan = plan_of(shape, team, sequences);
+            check_splits(plan);
+            const double units = double(homes_of(plan).size());
+            const double worst = worst_load(plan), whole = team.threads() / units;  // a block that cannot be halved
+            CHECK(worst <= c.limit + whole, "%d heads, %d threads on %d nodes: %.2f times its share", c.kv_heads,
+                  team.threads(), team.nodes(), worst);
+        }
+    }
+}
+
+// Where blocks lie: on one node each, whichever they are, and the threads' nodes are those of the pool.
+void check_homes() {
+    for (const std::vector<int>& counts : std::vector<std::vector<int>>{{3}, {2, 2}, {4, 1}, {2, 2, 2}, {1, 5, 2}}) {
+        const std::vector<int32_t> nodes = nodes_of(counts);
+        const TeamNodes team(int(nodes.size()), nodes);
+        CHECK(team.nodes() == int(counts.size()) && team.threads() == int(nodes.size()), "%d nodes", team.nodes());
+        for (int t = 0; t < team.threads(); t++)
+            CHECK(team.node(t) == nodes[size_t(t)], "thread %d on node %d", t, team.node(t));
+        for (int32_t heads = 1; heads <= 12; heads++) {
+            std::vector<int> parts(counts.size());
+            const int blocks = 12 * team.threads();
+            for (int b = 0; b < blocks; b++) {
+                for (int32_t h = 0; h < heads; h++) parts.at(size_t(team.home(b, h, heads)))++;
+            }
+            for (size_t node = 0; node < counts.size(); node++) {
+                const double fair = double(blocks) * heads * counts[node] / team.threads();
+                CHECK(parts[node] > 0.99 * fair && parts[node] < 1.01 * fair, "%d of %d parts on node %zu", parts[node],
+                      blocks * heads, node);
+            }
+        }
+    }
+    const TeamNodes part(3, {0, 0, 1, 1});  // of a pool of four
+    CHECK(part.nodes() == 2 && part.threads_of(1) == 1, "the pool's first three threads");
+}
+
+// Each block that a tile sees is in one unit, whose ranges end at borders of runs; partials of split tiles do not
+// overlap, and what is reserved holds them.
+void check_units(const PassPlan& plan) {
+    const AttentionPlan& a = plan.attention[0];
+    const int64_t kv_heads = a.shape.kv_heads;
+    std::vector<int64_t> seen(a.tiles.size());
+    std::vector<int> used(size_t(a.partial_rows * kv_heads));
+    for (const TileUnit& u : a.units) {
+        const RowRange& tile = a.tiles[size_t(u.tile)];
+        const int64_t first = plan.first_block(tile.first, a.shape.window), end = plan.last_block(tile.end - 1) + 1;
+        CHECK(u.first < u.end && (u.first == first || u.first % SPLIT_BLOCKS == 0), "begins with %lld",
+              (long long)u.first);
+        CHECK(u.end == end || u.end % SPLIT_BLOCKS == 0, "ends before %lld", (long long)u.end);
+        CHECK(u.split >= 0 ? u.split < a.split_tiles : u.first == first && u.end == end, "split %d", u.split);
+        seen[size_t(u.tile)] += u.end - u.first;
+        for (int64_t b = u.first; u.split >= 0 && b < u.end; b = split_end(b, SPLIT_BLOCKS)) {
+            for (int64_t r = tile.first; r < tile.end; r++) {
+                const PartialPlace& place = a.partial_places[size_t(r)];
+                for (int64_t h = 0; h < kv_heads; h++)
+                    used[size_t(place.first +
+                                ((b / SPLIT_BLOCKS - place.first_split) * kv_heads + h) * place.stride)]++;
+            }
+        }
+    }
+    for (size_t i = 0; i < a.tiles.size(); i++) {
+        const RowRange& tile = a.tiles[i];
+        CHECK(seen[i] == plan.last_block(tile.end - 1) + 1 - plan.first_block(tile.first, a.shape.window),
+              "%lld blocks of tile %zu", (long long)seen[i], i);
+    }
+    for (const int times : used) CHECK(times == 1, "a partial is written %d times", times);
+}
+
+// The blocks that the thread with most of them has, where threads take units in turn.
+int64_t most_blocks(const PassPlan& plan) {
+    std::vector<int64_t> taken(size_t(plan.threads));
+    for (const TileUnit& u : plan.attention[0].units) {
+        for (int32_t h = 0; h < plan.attention[0].shape.kv_heads; h++)
+            *std::min_element(taken.begin(), taken.end()) += u.end - u.first;
+    }
+    return *std::max_element(taken.begin(), taken.end());
+}
+
+void check_split_tiles() {
+    const PassShape one_head = model_of(shape_of(4, 1, 64, 0));
+    std::vector<SequenceRows> sequences(16, {20, 1});
+    sequences.push_back({131000, 1});  // 512 blocks, 64 runs
+    for (const int threads : {2, 7, 100}) {
+        const PassPlan plan = plan_of(one_head, threads, sequences);
+        check_units(plan);
+        const int64_t fair = std::max<int64_t>((512 + 16) / threads, SPLIT_BLOCKS);
+        CHECK(most_blocks(plan) <= fair + fair / 4, "%d threads: %lld of %d blocks", threads,
+              (long long)most_blocks(plan), 512 + 16);
+        CHECK(plan.attention[0].split_tiles == 1 && plan.attention[0].partial_rows == 64, "%lld partials",
+              (long long)plan.attention[0].partial_rows);
+    }
+    const PassPlan alone = plan_of(one_head, 1, sequences),
+                   heads = plan_of(model_of(shape_of(4, 4, 64, 0)), 4, sequences);
+    CHECK(alone.attention[0].split_tiles == 0, "one thread takes whole tiles");
+    CHECK(heads.attention[0].split_tiles == 0, "each thread has a head of the long context");
+    const PassPlan prompt = plan_of(one_head, 2, {{4000, 256}});
+    CHECK(prompt.attention[0].split_tiles == 0 && prompt.attention[0].partial_rows == 0, "16 equal tiles of 2 threads");
 }
 
 void check_random_plans() {
@@ -95,10 +271,13 @@ void check_random_plans() {
         const int32_t most = turn % 2 ? 4 : 90;
         for (int32_t i = 0; i < 1 + random.below(4); i++)
             sequences.push_back({random.below(9000), 1 + random.below(most)});
-        const PassPlan plan = plan_of(shape, 1 + random.below(5), sequences);
+        const std::vector<std::vector<int>> teams = {{1}, {2}, {3}, {5}, {1, 1}, {2, 2}, {3, 1}, {1, 1, 1}, {2, 2, 2}};
+        const std::vector<int32_t> nodes = nodes_of(teams[size_t(random.below(int32_t(teams.size())))]);
+        const PassPlan plan = plan_of(shape, TeamNodes(int(nodes.size()), nodes), sequences);
         check_ranges(plan);
         check_blocks(plan);
         if (plan.decode) check_splits(plan);
+        else check_units(plan);
     }
 }
 
@@ -111,14 +290,14 @@ void check_known_plans() {
           prompt.attention[0].tiles.size(), prompt.append_ranges.size());
     CHECK(prompt.append_ranges[3].end - prompt.append_ranges[3].first == 6,
           "positions 250 to 255 are of the first block");
-    CHECK(prompt.attention[0].tiles.back().segment == 1, "the tile that sees most is the last");
+    CHECK(prompt.attention[0].units.front().tile == 3, "the tile that sees most is the first");
 
     const PassPlan step = plan_of(model_of(shape_of(8, 2, 64, 0)), 2, {{20000, 1}}, {0});
     CHECK(step.decode && !step.narrows && step.each_thread_prepares, "a decode step");
     CHECK(step.attention[0].split_blocks == SPLIT_BLOCKS && step.attention[0].blocks[0] == 79,
           "a long context in runs");
-    CHECK(step.attention[0].thread_first[1] == 79, "each thread has a head: %lld",
-          (long long)step.attention[0].thread_first[1]);
+    CHECK(step.attention[0].thread_units[0].end == 79, "each thread has a head: %lld",
+          (long long)step.attention[0].thread_units[0].end);
 
     // One head whose 3 blocks cannot be shared in whole runs by 2 threads.
     const PassPlan odd = plan_of(model_of(shape_of(1, 1, 64, 0)), 2, {{600, 1}}, {0});
@@ -131,8 +310,12 @@ void check_known_plans() {
     const PassPlan wide = plan_of(model_of(shape_of(8, 1, 64, 0), 8192), 2, {{0, 16}}, {0});
     CHECK(!wide.each_thread_prepares, "8 rows of 8,192 values take longer than a barrier");
 
-    const PassPlan owned = plan_of(model_of(shape_of(8, 4, 64, 0)), 2, {{5000, 1}}, {0}, true);
-    CHECK(owned.attention[0].split_blocks == SPLIT_BLOCKS, "who owns whole heads takes whole runs");
+    const TeamNodes two(2, {0, 1});
+    const PassPlan heads = plan_of(model_of(shape_of(8, 4, 64, 0)), two, {{5000, 1}}, {0});
+    CHECK(heads.attention[0].split_blocks == SPLIT_BLOCKS && !heads.attention[0].by_block,
+          "threads with whole heads take whole runs");
+    const PassPlan turns = plan_of(model_of(shape_of(8, 1, 64, 0)), two, {{5000, 1}}, {0});
+    CHECK(turns.attention[0].split_blocks == 1 && turns.attention[0].by_block, "the blocks of one head on two nodes");
 }
 
 // Buffers neither overlap nor differ from what is counted, and equal sizes place nothing anew.
@@ -175,7 +358,10 @@ void check_activations() {
 }  // namespace
 
 void test_pass_plan() {
+    check_homes();
+    check_loads();
     check_known_plans();
+    check_split_tiles();
     check_random_plans();
     check_activations();
 }

@@ -70,7 +70,7 @@ void test_quantize(const KernelTable& k) {
 void test_spans_that_are_no_numbers(const KernelTable& k) {
     Random random(7);
     for (const Format& f : FORMATS) {
-        if (f.precision == FP32 || f.precision == BF16) continue;
+        if (!integers(f.precision)) continue;
         for (const float bad : {NAN, -NAN, INFINITY, -INFINITY}) {
             for (int64_t at = 0; at < 2 * SCALE_COLUMNS; at++) {
                 std::vector<float> x = normal_row(random, 2 * SCALE_COLUMNS);
@@ -129,9 +129,9 @@ void test_outliers(const KernelTable& k) {
 Quantized::Quantized(const KernelTable& k, const Linear& linear, const float* x, int64_t count, int64_t width)
     : precision(linear.precision),
       group(linear.group),
-      bytes_each(precision == FP32   ? 4
-                 : precision == BF16 ? k.bf16_row_bytes
-                                     : 1),
+      bytes_each(precision == FP32            ? 4
+                 : takes_bf16_rows(precision) ? k.bf16_row_bytes
+                                              : 1),
       values(size_t((count + 31) / 32 * 32 * linear.depth * bytes_each), 0xff),
       scales(size_t(count * std::max<int64_t>(1, linear.depth / SCALE_COLUMNS)), NAN),
       sums(size_t(count * std::max<int64_t>(1, linear.depth / group)), 1 << 20),

@@ -123,6 +123,21 @@ void check_specs(const KernelTable& k) {
     CHECK_REFUSED("shared expert's intermediate_size is 8", make([](UniformSpec& s) { s.shared_size = 8; }));
     CHECK_REFUSED("shared expert that is not there",
                   make([](UniformSpec& s) { s.experts = s.experts_per_token = s.shared_gate = 1; }));
+    CHECK_REFUSED("groups of experts is 9",
+                  make([](UniformSpec& s) { s.experts = 8, s.experts_per_token = 1, s.groups = 9; }));
+    CHECK_REFUSED("8 experts in 3 groups",
+                  make([](UniformSpec& s) { s.experts = 8, s.experts_per_token = 1, s.groups = 3; }));
+    CHECK_REFUSED("3 experts of a token in 1 groups of 2",
+                  make([](UniformSpec& s) { s.experts = 8, s.experts_per_token = 3, s.groups = 4; }));
+    CHECK_REFUSED("groups of a token is 2",
+                  make([](UniformSpec& s) { s.experts = 8, s.experts_per_token = 1, s.groups_per_token = 2; }));
+    CHECK_REFUSED("scores of experts is 3",
+                  make([](UniformSpec& s) { s.experts = s.experts_per_token = 1, s.scores = Scores(3); }));
+    CHECK_REFUSED("sparsemixer chooses 2",
+                  make([](UniformSpec& s) { s.experts = 3, s.experts_per_token = 1, s.scores = SPARSEMIXER; }));
+    CHECK_REFUSED("number of the routing is nan",
+                  make([](UniformSpec& s) { s.experts = s.experts_per_token = 1, s.least_sum = NAN; }));
+    CHECK_REFUSED("multiplier is 0", make([](UniformSpec& s) { s.experts = s.experts_per_token = 1, s.scaling = 0; }));
     CHECK_REFUSED("experts are gated", make([](UniformSpec& s) { s.experts = s.experts_per_token = 1, s.gated = 0; }));
     CHECK_REFUSED("epsilon is nan", make([](UniformSpec& s) { s.norm_eps = NAN; }));
     CHECK_REFUSED("epsilon is -1", make([](UniformSpec& s) { s.norm_eps = -1; }));
@@ -158,15 +173,16 @@ void check_weights(const KernelTable& k) {
             const std::vector<Shape> all = shapes(spec.model, spec.layers);
             std::vector<float> values(size_t((POSITIONS + 2) * 200), 0.1f);
             const auto pack = [&](const Shape& s, int32_t index, int64_t rows, int64_t columns) {
-                return model.pack(pool, s.slot, index, s.bias, SOURCE_F32, values.data(), rows, columns);
+                return model.pack(pool, s.slot, index, s.bias, {SOURCE_F32, values.data(), rows, columns});
             };
             CHECK_REFUSED("allocated first", pack(all[0], 0, all[0].rows, all[0].columns));
             CHECK(!model.ready(), "%s: ready without memory", kind.name);
             model.allocate(pool);
             const int64_t weights = model.missing();
             CHECK(weights > 0 && !model.ready(), "%s: %ld weights are missing", kind.name, long(weights));
-            CHECK_REFUSED("source type 3", model.pack(pool, EMBED_TOKENS, 0, false, SourceType(3), values.data(), VOCAB,
-                                                      spec.model.embedding_size));
+            CHECK_REFUSED("source type 3",
+                          model.pack(pool, EMBED_TOKENS, 0, false,
+                                     {SourceType(3), values.data(), VOCAB, spec.model.embedding_size}));
             CHECK_REFUSED("0 rows", pack(all[0], 0, 0, 8));
             int64_t count = 0;
             for (const Shape& s : all) {
@@ -195,8 +211,8 @@ void check_weights(const KernelTable& k) {
                       s.slot, s.layer);
             }
             CHECK(model.ready() && count == weights, "%s: %ld of %ld weights", kind.name, long(count), long(weights));
-            CHECK(model.pack(pool, Slot(-1), 0, false, SOURCE_F32, values.data(), 1, 1) == false, "slot -1");
-            CHECK(model.pack(pool, Slot(99), 0, false, SOURCE_F32, values.data(), 1, 1) == false, "slot 99");
+            CHECK(model.pack(pool, Slot(-1), 0, false, {SOURCE_F32, values.data(), 1, 1}) == false, "slot -1");
+            CHECK(model.pack(pool, Slot(99), 0, false, {SOURCE_F32, values.data(), 1, 1}) == false, "slot 99");
             model.allocate(pool);
             CHECK(!model.ready(), "%s: ready with new memory", kind.name);
         }

@@ -144,6 +144,19 @@ void test_clamped_swiglu(const KernelTable& k) {
     }
 }
 
+void test_multiply_sigmoid(const KernelTable& k) {
+    Buffer<float> x(203), gate(203);
+    for (size_t i = 0; i < x.size(); i++) x[i] = float(i) - 50, gate[i] = (float(i) - 100) * 0.9f;
+    gate[7] = NAN, gate[8] = INFINITY, gate[9] = -INFINITY, gate[10] = FLT_MAX, gate[11] = -FLT_MAX;
+    const std::vector<float> before(x.data(), x.data() + x.size());
+    k.multiply_sigmoid(x.data(), gate.data(), 200);
+    for (size_t i = 0; i < x.size(); i++) {
+        const double expected = i < 200 ? before[i] / (1 + std::exp(-double(gate[i]))) : double(before[i]);
+        CHECK(i == 7 ? std::isnan(x[i]) : std::abs(x[i] - expected) <= 4e-7 * std::abs(expected) + 1e-36,
+              "%g gated by %g: %g != %g", double(before[i]), double(gate[i]), double(x[i]), expected);
+    }
+}
+
 void test_rotary(const KernelTable& k) {
     Random random(4);
     for (const int32_t size : {2, 10, 64, 80, 128}) {
@@ -245,6 +258,8 @@ std::vector<float> results_for_rows(const KernelTable& k) {
         keep(x);
         k.soft_cap(x.data(), size, 0.3f, 5.0f);
         keep(x);
+        k.multiply_sigmoid(out.data(), x.data(), size);
+        keep(out);
     }
     return results;
 }
@@ -272,6 +287,7 @@ void test_rows(const KernelTable& k) {
     test_add_and_convert(k);
     test_activations(k);
     test_clamped_swiglu(k);
+    test_multiply_sigmoid(k);
     test_rotary(k);
     test_soft_cap(k);
     test_argmax(k);

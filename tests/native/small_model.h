@@ -20,9 +20,12 @@ struct UniformSpec : ModelSpec {
     int32_t gated, qkv_bias, output_bias, mlp_bias, parallel, shared_norm;
     HeadNorm qk_norm;
     float attention_scale, attention_cap, residual_multiplier;
-    int32_t attention_sinks;
+    int32_t attention_sinks, output_gate;
     int32_t rotary_dim, rotary_tables;  // the last layer is rotated by the last table
     int32_t experts, experts_per_token, experts_normalised, router_bias, shared_size, shared_gate;
+    Scores scores;
+    int32_t correction_bias, groups, groups_per_token, best_of_group;
+    float scaling, added_to_sum, least_sum, jitter;
     Precision expert_precision;
 
     std::vector<LayerSpec> layer_specs(int32_t window = 0, const float* slopes = nullptr) const {
@@ -31,12 +34,16 @@ struct UniformSpec : ModelSpec {
         a.heads = heads, a.kv_heads = kv_heads, a.head_dim = head_dim, a.window = window;
         a.rotary_dim = a.paired_dim = rotary_dim;
         a.qk_norm = qk_norm, a.qkv_bias = qkv_bias, a.output_bias = output_bias, a.sinks = attention_sinks;
+        a.output_gate = output_gate;
         a.scale = attention_scale, a.cap = attention_cap, a.alibi_slopes = slopes;
         MlpSpec& m = each.mlp;
         m.intermediate_size = intermediate_size, m.activation = activation, m.gated = gated, m.bias = mlp_bias;
         m.precision = experts ? expert_precision : precision;
         m.experts = experts, m.experts_per_token = experts_per_token, m.experts_normalised = experts_normalised;
         m.router_bias = router_bias, m.shared_size = shared_size, m.shared_gate = shared_gate;
+        m.scores = scores, m.correction_bias = correction_bias, m.groups = groups;
+        m.groups_per_token = groups_per_token, m.best_of_group = best_of_group;
+        m.scaling = scaling, m.added_to_sum = added_to_sum, m.least_sum = least_sum, m.jitter = jitter;
         each.norm_place = norm_place, each.parallel = parallel, each.shared_norm = shared_norm;
         each.residual_multiplier = residual_multiplier;
         std::vector<LayerSpec> specs(size_t(std::max(0, layers)), each);
@@ -77,6 +84,7 @@ UniformSpec base_spec(const Format& f) {
     spec.rms_norm = spec.norm_weight = spec.final_norm = spec.gated = 1;
     spec.rotary_dim = 10, spec.rotary_tables = 1, spec.embedding_multiplier = spec.residual_multiplier = 1;
     spec.norm_eps = 1e-5f, spec.attention_scale = 0.316f;
+    spec.groups = spec.groups_per_token = 1, spec.best_of_group = 2, spec.scaling = 1;
     return spec;
 }
 
@@ -101,10 +109,10 @@ const Kind KINDS[] = {
          s.projected_embedding = 1;
          s.embedding_size = 24, s.qkv_bias = 1, s.kv_heads = 4;
      }},
-    {"one KV head, window, norms of heads, sinks", 30,
+    {"one KV head, window, norms of heads, sinks, gated outputs", 30,
      [](UniformSpec& s) {
-         s.attention_sinks = 1, s.kv_heads = 1, s.head_dim = s.rotary_dim = 16, s.qk_norm = ONE_FOR_HEADS,
-         s.tied_head = 1, s.activation = GELU;
+         s.attention_sinks = s.output_gate = 1, s.kv_heads = 1, s.head_dim = s.rotary_dim = 16,
+         s.qk_norm = ONE_FOR_HEADS, s.tied_head = 1, s.activation = GELU;
      }},
     {"norms around, soft caps, two rotation tables, a norm of all heads, sinks, a clamped activation", 30,
      [](UniformSpec& s) {
@@ -124,14 +132,22 @@ const Kind KINDS[] = {
      [](UniformSpec& s) {
          s.experts = 7, s.experts_per_token = 3, s.shared_size = 45, s.shared_gate = s.router_bias = s.mlp_bias = 1;
      }},
+    {"experts in groups, by sigmoid scores with a bias of the choice", 0,
+     [](UniformSpec& s) {
+         s.experts = 8, s.experts_per_token = 3, s.groups = 4, s.groups_per_token = 2, s.correction_bias = 1;
+         s.scores = SIGMOID, s.experts_normalised = 1, s.scaling = 1.5f, s.added_to_sum = 1e-20f, s.shared_size = 20;
+     }},
+    {"two experts by sparsemixer", 0,
+     [](UniformSpec& s) { s.experts = 6, s.experts_per_token = 2, s.scores = SPARSEMIXER, s.jitter = 0.2f; }},
     {"an MLP, then experts; other heads, another window and rope", 30, [](UniformSpec& s) { s.rotary_tables = 1; },
      false,
      [](LayerSpec& layer) {
          AttentionSpec& a = layer.attention;
          a.heads = 3, a.kv_heads = 3, a.head_dim = 17, a.window = 0, a.rotary_dim = a.paired_dim = 8;
-         a.rope_column = 10, a.qk_norm = ONE_FOR_HEADS, a.sinks = a.output_bias = 1, a.scale = 0.2f;
+         a.rope_column = 10, a.qk_norm = ONE_FOR_HEADS, a.sinks = a.output_bias = a.output_gate = 1, a.scale = 0.2f;
          MlpSpec& m = layer.mlp;
-         m.experts = 5, m.experts_per_token = 2, m.intermediate_size = 33, m.shared_size = 20, m.router_bias = 1;
+         m.experts = 5, m.experts_per_token = 2, m.intermediate_size = 33, m.correction_bias = 1, m.shared_size = 20,
+         m.router_bias = 1;
          layer.norm_place = SANDWICH, layer.residual_multiplier = 0.5f;
      }},
     {"experts, then a plain MLP parallel to attention; fewer heads", 0,
@@ -180,12 +196,14 @@ void list_layer_shapes(const ModelSpec& model, const LayerSpec& layer, int32_t n
     linear(K_PROJ, a.qkv_bias, a.kv_width(), hidden);
     linear(V_PROJ, a.qkv_bias, a.kv_width(), hidden);
     linear(O_PROJ, a.output_bias, hidden, a.query_width());
+    if (a.output_gate) linear(G_PROJ, a.qkv_bias, a.query_width(), hidden);
     for (int32_t e = m.experts ? 0 : -1; e < m.count(); e++) {
         const int64_t size = m.experts && e == m.experts ? m.shared_size : m.intermediate_size;
         if (m.gated) linear(GATE_PROJ, m.bias, size, hidden, e);
         linear(UP_PROJ, m.bias, size, hidden, e);
         linear(DOWN_PROJ, m.bias, hidden, size, e);
     }
+    if (m.correction_bias) add(CORRECTION_BIAS, false, m.experts, 1);
     if (m.experts) linear(ROUTER, m.router_bias, m.experts, hidden);
     if (m.shared_gate) linear(SHARED_GATE, 0, 1, hidden);
 }
@@ -264,7 +282,7 @@ struct Fixture {
         for (size_t i = 0; i < tensor.size(); i++) tensor[i] = random.normal() * (shape.columns > 1 ? 0.2f : 0.5f);
         if (shape.slot == EMBED_TOKENS) table.assign(tensor.data(), tensor.data() + tensor.size());
         const auto pack = [&](bool bias, int64_t columns) {
-            return model->pack(pool, shape.slot, shape.index, bias, SOURCE_F32, tensor.data(), shape.rows, columns);
+            return model->pack(pool, shape.slot, shape.index, bias, {SOURCE_F32, tensor.data(), shape.rows, columns});
         };
         CHECK(pack(shape.bias, shape.columns), "%s: no place for weight %d", name, shape.slot);
         const bool matrix = shape.columns > 1 && shape.slot != EMBED_POSITIONS && shape.slot != EMBED_TOKENS;
@@ -289,6 +307,10 @@ struct Fixture {
     void top_tokens(const Batch& batch, const TopTokens& found) {
         ipex_assist::Pass pass(*program, pool, activations, batch);
         ipex_assist::top_tokens(pass, found);
+    }
+    void sample(const Batch& batch, const RowChoice* choices, int32_t* tokens) {
+        ipex_assist::Pass pass(*program, pool, activations, batch);
+        ipex_assist::sample(pass, choices, tokens);
     }
     void draft(const Batch& batch, const int32_t* counts, const GreedyDraft& request) {
         ipex_assist::Pass pass(*program, pool, activations, batch, counts);

@@ -13,7 +13,8 @@
 #include "abi/checks.h"
 #include "kernels/dispatch.h"
 #include "memory/numa_nodes.h"
-#include "operations/pass.h"
+#include "operations/operations.h"
+#include "operations/shares.h"
 #include "operations/single_linear.h"
 #include "threads/lease.h"
 
@@ -128,7 +129,7 @@ IPEX_ASSIST_API int32_t ia_abi(int32_t* sizes) {
     sizes[0] = int32_t(sizeof(ModelSpec));
     sizes[1] = int32_t(sizeof(LayerSpec));
     sizes[2] = int32_t(sizeof(Batch));
-    return 10;
+    return 16;
 }
 
 IPEX_ASSIST_API const char* ia_last_error() { return last_error; }
@@ -148,9 +149,14 @@ IPEX_ASSIST_API const char* ia_kernels_name(const void* kernels) {
     return static_cast<const KernelTable*>(kernels)->name;
 }
 
+// Threads are put on the CPUs of one memory node after those of another, in whatever order the CPUs come.
 IPEX_ASSIST_API void* ia_pool_new(int32_t threads, const int32_t* cpus) {
-    return guarded<void*>(
-        nullptr, [&] { return new Pool(threads, cpus, cpus ? memory_nodes(cpus, threads) : std::vector<int32_t>()); });
+    return guarded<void*>(nullptr, [&] {
+        if (!cpus) return new Pool(threads, nullptr);
+        std::vector<int32_t> grouped(cpus, cpus + threads);
+        std::vector<int32_t> nodes = group_by_node(grouped);
+        return new Pool(threads, grouped.data(), std::move(nodes));
+    });
 }
 
 IPEX_ASSIST_API void ia_pool_delete(void* pool) { delete static_cast<Pool*>(pool); }
@@ -158,11 +164,46 @@ IPEX_ASSIST_API void ia_pool_delete(void* pool) { delete static_cast<Pool*>(pool
 // How many of a pool's threads are on the first one's memory node.
 IPEX_ASSIST_API int32_t ia_pool_first_node(void* pool) { return static_cast<Pool*>(pool)->first_thread(1); }
 
-// How many memory nodes these CPUs are on; 1 where nobody knows.
-IPEX_ASSIST_API int32_t ia_memory_nodes(const int32_t* cpus, int32_t count) {
-    return guarded(1, [&] {
-        const std::vector<int32_t> nodes = memory_nodes(cpus, count);
-        return nodes.empty() ? 1 : nodes.back() + 1;
+// Puts CPUs in the order in which a pool's threads have them, and gives the memory node of each, from 0 on. folder:
+// where the system describes its nodes. Returns how many nodes these CPUs are on; 1 where nobody knows.
+IPEX_ASSIST_API int32_t ia_group_by_node(int32_t* cpus, int32_t count, const char* folder, int32_t* nodes) {
+    return guarded(-1, [&] {
+        std::vector<int32_t> grouped(cpus, cpus + count);
+        const std::vector<int32_t> found = group_by_node(grouped, folder);
+        std::copy(grouped.begin(), grouped.end(), cpus);
+        if (found.empty()) std::fill_n(nodes, count, 0);
+        else std::copy(found.begin(), found.end(), nodes);
+        return found.empty() ? 1 : found.back() + 1;
+    });
+}
+
+// What each thread of a pass on paper gets (operations/shares.h). nodes: the memory node of each, ascending from 0 on.
+IPEX_ASSIST_API int32_t ia_shares_of_linear(int64_t blocks, int64_t unit, int32_t threads, int64_t* out) {
+    return guarded(-1, [&] {
+        const std::vector<int64_t> shares = shares_of_linear(blocks, unit, threads);
+        std::copy(shares.begin(), shares.end(), out);
+        return 0;
+    });
+}
+
+IPEX_ASSIST_API int32_t ia_shares_of_experts(int64_t blocks, int64_t unit, int32_t experts, const int32_t* nodes,
+                                             int32_t threads, int64_t* out) {
+    return guarded(-1, [&] {
+        const std::vector<int64_t> shares =
+            shares_of_experts(blocks, unit, experts, TeamNodes(threads, {nodes, nodes + threads}));
+        std::copy(shares.begin(), shares.end(), out);
+        return 0;
+    });
+}
+
+// Returns whether partials are merged without a barrier.
+IPEX_ASSIST_API int32_t ia_shares_of_attention(int32_t heads, int32_t kv_heads, int32_t head_dim, int32_t window,
+                                               int32_t position, const int32_t* nodes, int32_t threads, int64_t* out) {
+    return guarded(-1, [&] {
+        const AttentionShares shares = shares_of_attention(heads, kv_heads, head_dim, window, position,
+                                                           TeamNodes(threads, {nodes, nodes + threads}));
+        std::copy(shares.units.begin(), shares.units.end(), out);
+        return int32_t(shares.merges_in_place);
     });
 }
 
@@ -246,10 +287,17 @@ IPEX_ASSIST_API int32_t ia_model_share_table(void* handle, const void* other) {
 IPEX_ASSIST_API int32_t ia_model_pack(void* handle, void* pool, int32_t slot, int32_t index, int32_t bias, int32_t type,
                                       const void* data, int64_t rows, int64_t columns) {
     return guarded_numbers(2, [&] {
-        return model_of(handle).pack(*static_cast<Pool*>(pool), Slot(slot), index, bias != 0, SourceType(type), data,
-                                     rows, columns)
-                   ? 0
-                   : 1;
+        const StoredMatrix matrix{SourceType(type), data, rows, columns};
+        return model_of(handle).pack(*static_cast<Pool*>(pool), Slot(slot), index, bias != 0, matrix) ? 0 : 1;
+    });
+}
+
+// Likewise a weight that lies in an open file, from byte `offset` on: every thread reads what it packs.
+IPEX_ASSIST_API int32_t ia_model_pack_file(void* handle, void* pool, int32_t slot, int32_t index, int32_t bias,
+                                           int32_t type, int32_t file, int64_t offset, int64_t rows, int64_t columns) {
+    return guarded_numbers(2, [&] {
+        const StoredMatrix matrix{SourceType(type), nullptr, rows, columns, file, offset};
+        return model_of(handle).pack(*static_cast<Pool*>(pool), Slot(slot), index, bias != 0, matrix) ? 0 : 1;
     });
 }
 
@@ -260,6 +308,17 @@ IPEX_ASSIST_API int32_t ia_model_pack_int4(void* handle, void* pool, int32_t slo
         PackedModel& model = model_of(handle);
         Pool& threads = *static_cast<Pool*>(pool);
         return model.pack_int4(threads, Slot(slot), index, values, scales, zeros, columns, width) ? 0 : 1;
+    });
+}
+
+// Weights that are stored in 8 bits, see PackedModel::pack_bytes. Likewise 0, 1, 2 or -1.
+IPEX_ASSIST_API int32_t ia_model_pack_bytes(void* handle, void* pool, int32_t slot, int32_t index,
+                                            const uint8_t* values, const float* scales, int64_t groups, int64_t columns,
+                                            int64_t width) {
+    return guarded_numbers(2, [&] {
+        PackedModel& model = model_of(handle);
+        Pool& threads = *static_cast<Pool*>(pool);
+        return model.pack_bytes(threads, Slot(slot), index, values, scales, groups, columns, width) ? 0 : 1;
     });
 }
 
@@ -284,6 +343,27 @@ IPEX_ASSIST_API void ia_blocks_delete(void* blocks) { delete static_cast<Blocks*
 
 IPEX_ASSIST_API int32_t ia_blocks_copy(void* blocks, void* pool, int32_t from, int32_t to) {
     return guarded(-1, [&] { return static_cast<Blocks*>(blocks)->copy(*static_cast<Pool*>(pool), from, to), 0; });
+}
+
+// Bytes of a slot of the states of this model's recurrent layers; 0 where it has none.
+IPEX_ASSIST_API int64_t ia_state_bytes(void* handle) {
+    return guarded<int64_t>(-1, [&] { return States::bytes_each(model_of(handle)); });
+}
+
+// A pool of `count` slots, whose memory is taken when it is written.
+IPEX_ASSIST_API void* ia_states_new(void* handle, int64_t count) {
+    return guarded<void*>(nullptr, [&] { return new States(static_cast<Handle*>(handle)->model, count); });
+}
+
+IPEX_ASSIST_API void ia_states_delete(void* states) { delete static_cast<States*>(states); }
+
+IPEX_ASSIST_API int32_t ia_states_copy(void* states, void* pool, int32_t from, int32_t to) {
+    return guarded(-1, [&] { return static_cast<States*>(states)->copy(*static_cast<Pool*>(pool), from, to), 0; });
+}
+
+// Gives the memory of slots back that no sequence has.
+IPEX_ASSIST_API int32_t ia_states_discard(void* states, const int32_t* slots, int64_t number) {
+    return guarded(-1, [&] { return static_cast<States*>(states)->discard(slots, number), 0; });
 }
 
 // Gives the memory of blocks back that no sequence has.
@@ -315,6 +395,20 @@ IPEX_ASSIST_API int32_t ia_top_tokens(void* handle, void* pool, const Batch* bat
     });
 }
 
+// A token for each row with logits: see RowChoice. The batch's logits are not used.
+IPEX_ASSIST_API int32_t ia_sample(void* handle, void* pool, const Batch* batch, const RowChoice* choices,
+                                  int32_t* tokens) {
+    return guarded(-1, [&] {
+        const BufferLease lease(handle);
+        const Batch own = with_logits(lease, *batch);
+        Pass pass(lease.program(), *static_cast<Pool*>(pool), lease.buffers().activations, own);
+        check_choices(choices, own.logit_row_count, vocabulary_columns(pass));
+        sample(pass, choices, tokens);
+        count(lease.buffers(), pass);
+        return 0;
+    });
+}
+
 // Greedy tokens after each segment: see GreedyDraft. The batch's logits are not used.
 IPEX_ASSIST_API int32_t ia_draft(void* handle, void* pool, const Batch* batch, const GreedyDraft* request) {
     return guarded(-1, [&] {
@@ -340,6 +434,27 @@ IPEX_ASSIST_API int32_t ia_linears(void* handle, void* pool, int32_t which, cons
         const BufferLease lease(handle);
         LinearBuffers& buffers = lease.buffers().linears;
         return run_linears(lease.model(), *static_cast<Pool*>(pool), buffers, Which(which), x, rows, out, stride), 0;
+    });
+}
+
+// Seconds in which this thread adds a row to another, takes its RMS norm and quantizes it for int4 weights, `count`
+// times; negative where it fails.
+IPEX_ASSIST_API double ia_row_seconds(const void* kernels, int64_t values, int64_t count) {
+    return guarded(-1.0, [&] {
+        const KernelTable& k = *static_cast<const KernelTable*>(kernels);
+        if (values < SCALE_COLUMNS || values % SCALE_COLUMNS) refuse("a row of %lld values", (long long)values);
+        const size_t size = size_t(values);
+        std::vector<float> x(size, 1.0f), delta(size, 1e-6f), norm(size), scales(size / SCALE_COLUMNS);
+        std::vector<uint8_t> bytes(size);
+        std::vector<int32_t> sums(size / 32);
+        const LinearRows to{bytes.data(), scales.data(), sums.data(), values};
+        const auto started = std::chrono::steady_clock::now();
+        for (int64_t i = 0; i < count; i++) {
+            k.add(x.data(), delta.data(), values);
+            k.normalize(true, x.data(), delta.data(), nullptr, 1e-6f, values, norm.data());
+            k.quantize(INT4, 64, norm.data(), values, 0, values, 0, to);
+        }
+        return std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
     });
 }
 

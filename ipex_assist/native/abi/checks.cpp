@@ -65,24 +65,70 @@ void check_attention(const ModelSpec& s, const AttentionSpec& a) {
     }
 }
 
+void check_recurrent(const RecurrentSpec& r) {
+    check_range("the kind of a recurrent mixer", r.kind, NO_RECURRENCE, SHORT_CONV);
+    if (r.kind == NO_RECURRENCE) return;
+    check_range("heads of a recurrent mixer", r.heads, 1, LARGEST);
+    check_range("key heads of a recurrent mixer", r.key_heads, 1, r.heads);
+    check_range("key_dim of a recurrent mixer", r.key_dim, 1, LARGEST);
+    check_range("value_dim of a recurrent mixer", r.value_dim, 1, LARGEST);
+    check_range("key_heads x key_dim", r.key_width(), 1, LARGEST);
+    check_range("heads x value_dim", r.value_width(), 1, LARGEST);
+    check_range("rows of a convolution", r.conv_kernel, 1, MOST_CONV_ROWS);
+    check_range("groups of a gated norm", r.norm_groups, 0, r.heads);
+    if (r.heads % r.key_heads || (r.norm_groups && r.value_width() % r.norm_groups)) {
+        refuse("%d heads of a recurrent mixer in %d groups, and %d of its norm", r.heads, r.key_heads, r.norm_groups);
+    }
+    if (r.kind == SHORT_CONV && r.key_width() != r.value_width()) {
+        refuse("%lld and %lld columns of a short convolution", static_cast<long long>(r.key_width()),
+               static_cast<long long>(r.value_width()));
+    }
+    if (!(r.least_step >= 0) || !(r.most_step >= r.least_step)) {
+        refuse("steps from %g to %g", double(r.least_step), double(r.most_step));
+    }
+}
+
 void check_int4_group(const ModelSpec& s, Precision precision) {
     if (precision == INT4 && s.group != 32 && s.group != 64 && s.group != 128)
         refuse("groups of %d columns in int4: they have 32, 64 or 128", s.group);
 }
 
+void check_routing(const MlpSpec& m) {
+    check_range("scores of experts", m.scores, SOFTMAX, SPARSEMIXER);
+    check_range("experts that a group is judged by", m.best_of_group, 1, 2);
+    check_range("groups of experts", m.groups, 1, m.experts);
+    check_range("groups of a token", m.groups_per_token, 1, m.groups);
+    const int32_t each = m.experts / m.groups;
+    if (m.groups > 1 && (m.experts % m.groups || each < m.best_of_group))
+        refuse("%d experts in %d groups, which are judged by %d of theirs", m.experts, m.groups, m.best_of_group);
+    if (m.experts_per_token > each * m.groups_per_token)
+        refuse("%d experts of a token in %d groups of %d", m.experts_per_token, m.groups_per_token, each);
+    if (m.scores == SPARSEMIXER && m.experts_per_token != 2)
+        refuse("%d experts of a token, and sparsemixer chooses 2", m.experts_per_token);
+    check_multiplier(m.scaling);
+    for (const float number : {m.added_to_sum, m.least_sum, m.jitter}) {
+        if (!std::isfinite(number) || number < 0)
+            refuse("a number of the routing is %g and must be from 0 on", double(number));
+    }
+}
+
 void check_mlp(const ModelSpec& s, const MlpSpec& m) {
     check_range("intermediate_size", m.intermediate_size, 1, LARGEST);
-    check_range(m.experts ? "precision of experts" : "precision", m.precision, FP32, MXFP4);
+    check_range(m.experts ? "precision of experts" : "precision", m.precision, FP32, FP8);
     check_int4_group(s, m.precision);
     check_range("activation", m.activation, SILU, m.gated ? CLAMPED_SWIGLU : GELU_TANH);
     check_range("experts of a layer", m.experts, 0, 1024);
     check_range("experts of a token", m.experts_per_token, m.experts ? 1 : 0, m.experts);
     check_range("the shared expert's intermediate_size", m.shared_size, 0, m.experts ? LARGEST : 0);
     if (m.shared_gate && !m.shared_size) refuse("a gate of a shared expert that is not there");
+    if (m.experts) check_routing(m);
 }
 
 void check_layer(const ModelSpec& s, const LayerSpec& layer) {
-    check_attention(s, layer.attention);
+    check_recurrent(layer.recurrent);
+    if (!layer.is_recurrent()) check_attention(s, layer.attention);
+    else if (layer.attention.kv_heads)
+        refuse("a layer with a recurrent mixer and %d key/value heads", layer.attention.kv_heads);
     check_mlp(s, layer.mlp);
     check_range("norm_place", layer.norm_place, PRE, SANDWICH);
     check_multiplier(layer.residual_multiplier);
@@ -100,8 +146,8 @@ void check_model(const ModelSpec& s) {
     check_range("rows of the position table", s.positions, 0, LARGEST);
     check_range("position_offset", s.position_offset, 0, LARGEST);
     check_range("rope_width", s.rope_width, 0, LARGEST);
-    check_range("precision", s.precision, FP32, MXFP4);
-    check_range("outer_precision", s.outer_precision, FP32, MXFP4);
+    check_range("precision", s.precision, FP32, FP8);
+    check_range("outer_precision", s.outer_precision, FP32, FP8);
     check_int4_group(s, s.precision);
     check_int4_group(s, s.outer_precision);
     const bool head_is_table = s.tied_head && (s.precision == FP32 || s.precision == BF16);
@@ -136,6 +182,8 @@ void check_sizes(const PackedModel& model, const Batch& b) {
     if (!b.tokens || !b.segments || !b.blocks || (b.logit_row_count && !b.logit_rows))
         refuse("a pass needs tokens, segments and blocks");
     if (!b.blocks->fits(model)) refuse("a pass with the blocks of another model");
+    if (model.is_recurrent() && !(b.states && b.states->fits(model)))
+        refuse("a pass of recurrent layers without states of their model");
     for (int32_t i = 0; i < b.logit_row_count; i++) {
         check_range("a row with logits", b.logit_rows[i], i ? int64_t(b.logit_rows[i - 1]) + 1 : 0,
                     int64_t(b.rows) - 1);
@@ -178,6 +226,22 @@ void check_segment(const PackedModel& model, const Batch& b, int32_t index, int6
         refuse("segment %d is at positions %d to %lld, and its cos/sin table holds %d from %d on", index, segment.start,
                static_cast<long long>(last), segment.rope_rows, segment.rope_start);
     }
+}
+
+// A segment's state, and the tokens behind it and before `end`, are in its slot, which no other segment has.
+void check_states(const Batch& b) {
+    std::vector<int32_t> slots;
+    for (int32_t i = 0; i < b.segment_count; i++) {
+        const Segment& s = b.segments[i];
+        check_range("the state of a segment", s.state, 0, b.states->count() - 1);
+        check_range("tokens that a state is behind", s.settled, std::max(0, s.start - PENDING_ROWS), s.start);
+        check_range("tokens that a state will be behind", s.settle,
+                    std::max<int64_t>(s.settled, int64_t(s.start) + s.rows - PENDING_ROWS), int64_t(s.start) + s.rows);
+        slots.push_back(s.state);
+    }
+    std::sort(slots.begin(), slots.end());
+    const auto twice = std::adjacent_find(slots.begin(), slots.end());
+    if (twice != slots.end()) refuse("state %d belongs to two segments", *twice);
 }
 
 // What a segment writes, nobody else may read or write in this pass, nor may it be in its own table twice.
@@ -228,7 +292,26 @@ const Batch& checked(const PackedModel& model, const Batch& b, const int32_t* co
         }
     }
     check_written(b, lasts);
+    if (model.is_recurrent()) check_states(b);
     return b;
+}
+
+void check_choices(const RowChoice* choices, int32_t count, int64_t columns) {
+    for (int32_t row = 0; row < count; row++) {
+        const RowChoice& c = choices[row];
+        if (!c.rule) refuse("row %d is chosen by no rule", row);
+        const SamplingRule& r = *c.rule;
+        if (!std::isfinite(r.temperature) || r.temperature < 0)
+            refuse("a temperature is %g and must be a number from 0 on", r.temperature);
+        if (!(r.top_p > 0 && r.top_p <= 1)) refuse("top_p is %g and must be above 0 and at most 1", r.top_p);
+        if (!(r.min_p_distance <= 0)) refuse("the distance of min_p is %g and must be at most 0", r.min_p_distance);
+        check_range("top_k", r.top_k, 0, INT32_MAX);
+        check_range("the position of an output token", c.position, 0, INT64_MAX - 1);
+        for (int64_t i = 0; i < c.edit_count; i++) {
+            check_range("a token whose logit changes", c.edits[i].token, i ? int64_t(c.edits[i - 1].token) + 1 : 0,
+                        columns - 1);
+        }
+    }
 }
 
 }  // namespace ipex_assist

@@ -12,6 +12,9 @@ const ModelSpec& checked(const ModelSpec& spec, const LayerSpec* layers);
 // given.
 const Batch& checked(const PackedModel& model, const Batch& batch, const int32_t* counts);
 
+// How tokens are chosen after `count` rows of `columns` logits.
+void check_choices(const RowChoice* choices, int32_t count, int64_t columns);
+
 // std::invalid_argument with a message as printf makes it.
 [[noreturn]] void refuse(const char* format, ...) __attribute__((format(printf, 1, 2)));
 

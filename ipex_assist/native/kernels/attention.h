@@ -144,6 +144,9 @@ inline __mmask16 visible(const AttentionTile& t, int32_t q, int64_t i) {
     return __mmask16(lanes(t.end[q] - i) & ~lanes(t.first[q] - i));
 }
 
+// Whether a query sees all positions below `limit`.
+inline bool sees_all(const AttentionTile& t, int32_t q, int64_t limit) { return t.first[q] <= 0 && t.end[q] >= limit; }
+
 inline float largest_score(const AttentionTile& t, int32_t q, int64_t limit) {
     __m512 most = _mm512_set1_ps(-INFINITY);
     for (int64_t i = 0; i < limit; i += LANES) {
@@ -152,49 +155,93 @@ inline float largest_score(const AttentionTile& t, int32_t q, int64_t limit) {
     return _mm512_reduce_max_ps(most);
 }
 
-// exp(scale · (score - maximum)) of the 16 positions from `i` on; zero where the query does not see the position.
-inline __m512 probability(const AttentionTile& t, int32_t q, int64_t i, float maximum) {
-    const __m512 shifted = _mm512_sub_ps(_mm512_loadu_ps(t.scores + q * BLOCK_POSITIONS + i), _mm512_set1_ps(maximum));
-    return _mm512_maskz_mov_ps(visible(t, q, i), exponential(_mm512_mul_ps(shifted, _mm512_set1_ps(t.scale))));
-}
+// Softmax weights of 16 positions of a query before they are divided by their sum, exp(scale · (score - maximum)); zero
+// at positions that it does not see.
+template <Precision>
+struct Exponential;
 
-inline __m512 weighed(const AttentionTile& t, int32_t q, int64_t i, __m512 p, const float* value_scales) {
-    return _mm512_maskz_mul_ps(visible(t, q, i), p, _mm512_loadu_ps(value_scales + i));
-}
+template <>
+struct Exponential<FP32> {
+    Exponential(float scale, float maximum) : factor(_mm512_set1_ps(scale)), most(_mm512_set1_ps(maximum)) {}
+    __m512 operator()(__mmask16 seen, const float* scores) const {
+        const __m512 shifted = _mm512_sub_ps(_mm512_loadu_ps(scores), most);
+        return _mm512_maskz_mov_ps(seen, exponential(_mm512_mul_ps(shifted, factor)));
+    }
+    __m512 factor, most;
+};
+
+// As a power of two. A product of the maximum that is rounded shifts all exponents of the block alike.
+template <>
+struct Exponential<BF16> {
+    Exponential(float scale, float maximum)
+        : factor(_mm512_set1_ps(scale * 1.44269504f)),
+          shift(_mm512_set1_ps(-(maximum * (scale * 1.44269504f)))) {}
+    __m512 operator()(__mmask16 seen, const float* scores) const {
+        return power_of_two(seen, _mm512_fmadd_ps(_mm512_loadu_ps(scores), factor, shift));
+    }
+    __m512 factor, shift;
+};
 
 // Scores to softmax weights of the positions that a query sees, times the scales of int8 values; zero at the other
-// positions below `limit`.
-inline void softmax(const AttentionTile& t, int32_t q, int64_t limit, const float* value_scales,
-                    AttentionPartial& partial) {
-    partial.maximum = largest_score(t, q, limit);
+// positions below `limit`. ALL: whether it sees all of them, which takes fewer instructions.
+template <Precision P, bool ALL>
+void softmax_row(const AttentionTile& t, int32_t q, int64_t limit, const float* value_scales,
+                 AttentionPartial& partial) {
+    const Exponential<P> exponential(t.scale, partial.maximum);
+    const float* scores = t.scores + q * BLOCK_POSITIONS;
     __m512 sum = _mm512_setzero_ps();
     for (int64_t i = 0; i < limit; i += LANES) {
-        __m512 p = probability(t, q, i, partial.maximum);
+        const __mmask16 seen = ALL ? __mmask16(0xffff) : visible(t, q, i);
+        __m512 p = exponential(seen, scores + i);
         sum = _mm512_add_ps(sum, p);
-        if (value_scales) p = weighed(t, q, i, p, value_scales);
-        store_row(t.precision, p, t.probabilities, q * BLOCK_POSITIONS + i);
+        if (value_scales) p = _mm512_maskz_mul_ps(seen, p, _mm512_loadu_ps(value_scales + i));
+        store_row(P, p, t.probabilities, q * BLOCK_POSITIONS + i);
     }
     partial.sum = _mm512_reduce_add_ps(sum);
 }
 
+template <Precision P>
+inline void softmax(const AttentionTile& t, int32_t q, int64_t limit, const float* value_scales,
+                    AttentionPartial& partial) {
+    if (sees_all(t, q, limit)) return softmax_row<P, true>(t, q, limit, value_scales, partial);
+    softmax_row<P, false>(t, q, limit, value_scales, partial);
+}
+
 // The same, with the weights quantized to 8 bits.
-inline void softmax_digits(const AttentionTile& t, int32_t q, int64_t limit, const float* value_scales,
-                           AttentionPartial& partial) {
-    partial.maximum = largest_score(t, q, limit);
+template <bool ALL>
+void softmax_digits_row(const AttentionTile& t, int32_t q, int64_t limit, const float* value_scales,
+                        AttentionPartial& partial) {
+    const Exponential<BF16> exponential(t.scale, partial.maximum);
+    const float* scores = t.scores + q * BLOCK_POSITIONS;
     __m512 sum = _mm512_setzero_ps(), weights[HALF / LANES];
     for (int64_t i = 0; i < limit; i += HALF) {
         const int64_t vectors = (limit - i < HALF ? limit - i : HALF) / LANES;
         __m512i sizes = _mm512_setzero_si512();
         for (int64_t v = 0; v < vectors; v++) {
-            const __m512 p = probability(t, q, i + v * LANES, partial.maximum);
+            const int64_t at = i + v * LANES;
+            const __mmask16 seen = ALL ? __mmask16(0xffff) : visible(t, q, at);
+            const __m512 p = exponential(seen, scores + at);
             sum = _mm512_add_ps(sum, p);
-            weights[v] = weighed(t, q, i + v * LANES, p, value_scales);
-            sizes = _mm512_max_epu32(sizes, size_bits(weights[v]));
+            weights[v] = _mm512_maskz_mul_ps(seen, p, _mm512_loadu_ps(value_scales + at));
+            sizes = _mm512_max_epu32(sizes, _mm512_castps_si512(weights[v]));  // not negative, or NaN
         }
         float* scales = t.weight_scales + (q * BLOCK_POSITIONS + i) / ATTENTION_GROUP;
         store_weights(weights, sizes, vectors, t.probabilities + q * BLOCK_POSITIONS * 2, i, scales);
     }
     partial.sum = _mm512_reduce_add_ps(sum);
+}
+
+inline void softmax_digits(const AttentionTile& t, int32_t q, int64_t limit, const float* value_scales,
+                           AttentionPartial& partial) {
+    if (sees_all(t, q, limit)) return softmax_digits_row<true>(t, q, limit, value_scales, partial);
+    softmax_digits_row<false>(t, q, limit, value_scales, partial);
+}
+
+// Of all queries before any weights, as each takes a while to reduce.
+inline void find_maxima(const AttentionTile& t, int64_t limit, AttentionPartial* partials) {
+    for (int32_t q = 0; q < t.queries; q++) {
+        if (t.first[q] < t.end[q]) partials[q].maximum = largest_score(t, q, limit);
+    }
 }
 
 // The output of query `q` where the product with all positions of the block has NaN or infinity. Positions that it does
@@ -222,37 +269,74 @@ inline bool finite(const float* x, int64_t size) {
     return finite(largest);
 }
 
+// The next block's bytes from this one's, 0 where there is none: of keys and of values alike, as blocks of a layer are.
+inline int64_t distance_to(const KeyValueBlock* next, const KeyValueBlock& block) {
+    return next ? int64_t(reinterpret_cast<uintptr_t>(next->keys) - reinterpret_cast<uintptr_t>(block.keys)) : 0;
+}
+
+// M queries times 16 columns, in the order of sums of linear_fp32_bf16.h. `steps` is a multiple of 4.
+template <class D, int M>
+HOT_LOOP void attention_tile(const typename D::Row* from, int64_t row_stride, const uint8_t* columns, int64_t steps,
+                             Ahead ahead, float* out, int64_t stride) {
+    RowPointers<typename D::Row, M> rows(from, row_stride);
+    __m512 total[M];
+    FOR_EACH(m, M, total[m] = _mm512_setzero_ps());
+    for (int64_t s = 0; s < steps; s += CHUNK_STEPS<D>) {
+        __m512 chains[2][M];  // of even steps, and of odd ones
+        FOR_EACH(m, M, chains[0][m] = chains[1][m] = _mm512_setzero_ps());
+        const int64_t part = s + CHUNK_STEPS<D> < steps ? CHUNK_STEPS<D> : steps - s;
+        for (const uint8_t* end = columns + part * 64; columns < end; columns += 4 * 64, rows.move(4 * D::STEP)) {
+            ahead.go_on();
+            FOR_EACH(i, 4, {
+                const __m512i line = _mm512_loadu_si512(columns + i * 64);
+                FOR_EACH(m, M, chains[i % 2][m] = D::dot(chains[i % 2][m], line, rows.at[m] + i * D::STEP));
+            });
+        }
+        FOR_EACH(m, M, total[m] = _mm512_add_ps(total[m], _mm512_add_ps(chains[0][m], chains[1][m])));
+    }
+    FOR_EACH(m, M, _mm512_storeu_ps(out + m * stride, total[m]));
+}
+
+// All queries, each with its row (rows, row_stride), times 16 columns. `packed`: the columns in the block, if they are
+// there as D multiplies them. outputs(q): where the results of a query are; stride: from one query to the next.
+template <class D, class Outputs>
+void attention_rows(const AttentionTile& t, const typename D::Row* rows, int64_t row_stride, const uint8_t* columns,
+                    const uint8_t* packed, int64_t steps, int64_t distance, const Outputs& outputs, int64_t stride) {
+    const int64_t parts = (t.queries + TILE_ROWS - 1) / TILE_ROWS;
+    for (int64_t q = 0; q < t.queries; q += TILE_ROWS) {
+        const Ahead ahead = Ahead::of(columns, columns == packed ? distance : 0, steps / 4, 4, q / TILE_ROWS, parts);
+#define CALL(M) attention_tile<D, M>(rows + q * row_stride, row_stride, columns, steps, ahead, outputs(q), stride)
+        IPEX_ASSIST_BY_ROWS(t.queries - q, CALL)
+#undef CALL
+    }
+}
+
 // Scores of all queries against the 16 positions from `i` on.
 template <class D>
-void score_columns(const AttentionTile& t, const KeyValueBlock& block, int64_t i) {
+void score_columns(const AttentionTile& t, const KeyValueBlock& block, int64_t distance, int64_t i) {
     const uint8_t* keys = columns_of<D>(block.keys, block.key_scales, true, i, t.key_depth, t.key_depth, t.widened);
-    for (int32_t q = 0; q < t.queries; q += TILE_ROWS) {
-        const int64_t part = t.queries - q < TILE_ROWS ? t.queries - q : TILE_ROWS;
-        const auto* query = reinterpret_cast<const typename D::Row*>(t.query) + q * t.key_depth;
-        float* scores = t.scores + q * BLOCK_POSITIONS + i;
-        float_rows<D>(part, query, t.key_depth, keys, t.key_depth / D::STEP, nullptr, 0, scores, BLOCK_POSITIONS);
-        for (int64_t m = 0; block.key_scales && m < part; m++) {
-            const __m512 score =
-                _mm512_mul_ps(_mm512_loadu_ps(scores + m * BLOCK_POSITIONS), _mm512_loadu_ps(block.key_scales + i));
-            _mm512_storeu_ps(scores + m * BLOCK_POSITIONS, score);
-        }
+    float* scores = t.scores + i;
+    attention_rows<D>(
+        t, reinterpret_cast<const typename D::Row*>(t.query), t.key_depth, keys, block.key_scales ? nullptr : keys,
+        t.key_depth / D::STEP, distance, [&](int64_t q) { return scores + q * BLOCK_POSITIONS; }, BLOCK_POSITIONS);
+    for (int64_t q = 0; block.key_scales && q < t.queries; q++) {
+        float* row = scores + q * BLOCK_POSITIONS;
+        _mm512_storeu_ps(row, _mm512_mul_ps(_mm512_loadu_ps(row), _mm512_loadu_ps(block.key_scales + i)));
     }
 }
 
 // 16 columns of values from `d` on, weighted with each query's probabilities of the first `limit` positions.
 template <class D>
-void weigh_columns(const AttentionTile& t, const KeyValueBlock& block, int64_t d, int64_t limit,
+void weigh_columns(const AttentionTile& t, const KeyValueBlock& block, int64_t distance, int64_t d, int64_t limit,
                    AttentionPartial* partials) {
     const uint8_t* values =
         columns_of<D>(block.values, block.value_scales, false, d, BLOCK_POSITIONS, limit, t.widened);
-    for (int32_t q = 0; q < t.queries; q += TILE_ROWS) {
-        const int64_t part = t.queries - q < TILE_ROWS ? t.queries - q : TILE_ROWS;
-        const auto* weights = reinterpret_cast<const typename D::Row*>(t.probabilities) + q * BLOCK_POSITIONS;
-        // Partials of one tile lie at equal distances.
-        const int64_t stride = part > 1 ? partials[q + 1].output - partials[q].output : 0;
-        float_rows<D>(part, weights, BLOCK_POSITIONS, values, limit / D::STEP, nullptr, 0, partials[q].output + d,
-                      stride);
-    }
+    // Partials of one tile lie at equal distances.
+    const int64_t stride = t.queries > 1 ? partials[1].output - partials[0].output : 0;
+    attention_rows<D>(
+        t, reinterpret_cast<const typename D::Row*>(t.probabilities), BLOCK_POSITIONS, values,
+        block.value_scales ? nullptr : values, limit / D::STEP, distance,
+        [&](int64_t q) { return partials[q].output + d; }, stride);
 }
 
 // Positions that a tile's queries see, a multiple of 16.
@@ -267,19 +351,20 @@ inline int64_t limit_of(const AttentionTile& t) {
 // which makes no difference to the total, as that is never -0. NaN in values that a query does not see is handled at
 // the end. (In int8 only scales can be NaN, and those the softmax leaves out: integers times zero are zero.)
 template <class D>
-void attend_block(const AttentionTile& t, const KeyValueBlock& block, AttentionPartial* partials) {
+void attend_block(const AttentionTile& t, const KeyValueBlock& block, int64_t distance, AttentionPartial* partials) {
     const int64_t limit = limit_of(t);
-    for (int64_t i = 0; i < limit; i += LANES) score_columns<D>(t, block, i);
+    for (int64_t i = 0; i < limit; i += LANES) score_columns<D>(t, block, distance, i);
     if (t.cap > 0 || t.slopes) adjust_scores(t, limit);
+    find_maxima(t, limit, partials);
     for (int32_t q = 0; q < t.queries; q++) {
         if (t.first[q] < t.end[q]) {
-            softmax(t, q, limit, block.value_scales, partials[q]);
+            softmax<D::STEP == 1 ? FP32 : BF16>(t, q, limit, block.value_scales, partials[q]);
         } else {
             partials[q].sum = 0;
             convert(t.precision, t.scores, 0, limit, t.probabilities + q * BLOCK_POSITIONS * sizeof(typename D::Row));
         }
     }
-    for (int64_t d = 0; d < t.head_dim; d += LANES) weigh_columns<D>(t, block, d, limit, partials);
+    for (int64_t d = 0; d < t.head_dim; d += LANES) weigh_columns<D>(t, block, distance, d, limit, partials);
     for (int32_t q = 0; !block.value_scales && q < t.queries; q++) {
         const bool hidden = t.first[q] < t.end[q] && (t.first[q] > 0 || t.end[q] < limit);
         if (hidden && !finite(partials[q].output, t.head_dim)) attend_seen<D>(t, block, q, limit, partials[q].output);
@@ -288,52 +373,47 @@ void attend_block(const AttentionTile& t, const KeyValueBlock& block, AttentionP
 
 // The products of attention over int8 in integers, on vectors.
 struct OnVectors {
-    static void score(const AttentionTile& t, const KeyValueBlock& block, int64_t limit) {
-        const int64_t each = lines_ahead(t);
+    static void score(const AttentionTile& t, const KeyValueBlock& block, int64_t distance, int64_t limit) {
+        const int64_t groups = t.key_depth / ATTENTION_GROUP, parts = (t.queries + TILE_ROWS - 1) / TILE_ROWS;
         for (int64_t i = 0; i < limit; i += LANES) {
-            const uint8_t *keys = block.keys + i * t.key_depth, *next = keys + LANES * t.key_depth;
+            const uint8_t* keys = block.keys + i * t.key_depth;
             for (int32_t q = 0; q < t.queries; q += TILE_ROWS) {
-#define CALL(M)                                                                                               \
-    key_tile<M>(t, q, keys, Ahead{next + q / TILE_ROWS * each * t.key_depth * 2, each}, block.key_scales + i, \
-                t.scores + q * BLOCK_POSITIONS + i)
+                const Ahead ahead = Ahead::of(keys, distance, groups, 8, q / TILE_ROWS, parts);
+#define CALL(M) key_tile<M>(t, q, keys, ahead, block.key_scales + i, t.scores + q * BLOCK_POSITIONS + i)
                 IPEX_ASSIST_BY_ROWS(t.queries - q, CALL)
 #undef CALL
             }
         }
     }
-    static void weigh(const AttentionTile& t, const KeyValueBlock& block, int64_t used,
+    static void weigh(const AttentionTile& t, const KeyValueBlock& block, int64_t distance, int64_t used,
                       const AttentionPartial* partials) {
-        const int64_t each = lines_ahead(t);
+        const int64_t groups = BLOCK_POSITIONS / ATTENTION_GROUP, parts = (t.queries + TILE_ROWS - 1) / TILE_ROWS;
         for (int64_t d = 0; d < t.head_dim; d += LANES) {
-            const uint8_t *values = block.values + d * BLOCK_POSITIONS, *next = values + LANES * BLOCK_POSITIONS;
+            const uint8_t* values = block.values + d * BLOCK_POSITIONS;
             for (int32_t q = 0; q < t.queries; q += TILE_ROWS) {
+                const Ahead ahead = Ahead::of(values, distance, groups, 8, q / TILE_ROWS, parts);
                 const int32_t part = t.queries - q < TILE_ROWS ? t.queries - q : int32_t(TILE_ROWS);
                 const int64_t stride = part > 1 ? partials[q + 1].output - partials[q].output : 0;
-#define CALL(M)                                                                                       \
-    value_tile<M>(t, q, values, used, Ahead{next + q / TILE_ROWS * each * BLOCK_POSITIONS * 2, each}, \
-                  partials[q].output + d, stride)
+#define CALL(M) value_tile<M>(t, q, values, used, ahead, partials[q].output + d, stride)
                 IPEX_ASSIST_BY_ROWS(part, CALL)
 #undef CALL
             }
         }
-    }
-    static int64_t lines_ahead(const AttentionTile& t) {  // each tile of queries prefetches its part of 8 lines
-        const int64_t tiles = (t.queries + TILE_ROWS - 1) / TILE_ROWS;
-        return (8 + tiles - 1) / tiles;
     }
 };
 
 // The same over an int8 block in integer arithmetic. Positions that a query does not see have weight zero, and integers
 // times zero are zero; NaN in a key or value is in its scale.
 template <class Products>
-void attend_integers(const AttentionTile& t, const KeyValueBlock& block, AttentionPartial* partials) {
+void attend_integers(const AttentionTile& t, const KeyValueBlock& block, int64_t distance, AttentionPartial* partials) {
     const int64_t limit = limit_of(t), used = (limit + 2 * LANES - 1) / (2 * LANES) * (2 * LANES);
     for (int64_t i = 0; i < BLOCK_POSITIONS; i += LANES) {
-        _mm_prefetch(reinterpret_cast<const char*>(block.key_scales + i), _MM_HINT_T0);
-        _mm_prefetch(reinterpret_cast<const char*>(block.value_scales + i), _MM_HINT_T0);
+        _mm_prefetch(reinterpret_cast<const char*>(block.key_scales + i) + distance, _MM_HINT_T1);
+        _mm_prefetch(reinterpret_cast<const char*>(block.value_scales + i) + distance, _MM_HINT_T1);
     }
-    Products::score(t, block, limit);
+    Products::score(t, block, distance, limit);
     if (t.cap > 0 || t.slopes) adjust_scores(t, limit);
+    find_maxima(t, limit, partials);
     for (int32_t q = 0; q < t.queries; q++) {
         if (t.first[q] < t.end[q]) {
             softmax_digits(t, q, limit, block.value_scales, partials[q]);
@@ -344,16 +424,18 @@ void attend_integers(const AttentionTile& t, const KeyValueBlock& block, Attenti
                         0.0f);
         }
     }
-    Products::weigh(t, block, used, partials);
+    Products::weigh(t, block, distance, used, partials);
 }
 
-void attend(const AttentionTile& tile, const KeyValueBlock& block, AttentionPartial* partials) {
-    if (tile.precision == FP32) return attend_block<Fp32>(tile, block, partials);
-    if (!block.key_scales) return attend_block<Bf16>(tile, block, partials);
+void attend(const AttentionTile& tile, const KeyValueBlock& block, const KeyValueBlock* next,
+            AttentionPartial* partials) {
+    const int64_t distance = distance_to(next, block);
+    if (tile.precision == FP32) return attend_block<Fp32>(tile, block, distance, partials);
+    if (!block.key_scales) return attend_block<Bf16>(tile, block, distance, partials);
 #ifdef IPEX_ASSIST_HAS_AMX
-    if (tile.queries >= TILED_QUERIES) return attend_integers<OnTiles>(tile, block, partials);
+    if (tile.queries >= TILED_QUERIES) return attend_integers<OnTiles>(tile, block, distance, partials);
 #endif
-    attend_integers<OnVectors>(tile, block, partials);
+    attend_integers<OnVectors>(tile, block, distance, partials);
 }
 
 void merge(AttentionPartial& into, const AttentionPartial& next, float scale, int32_t head_dim) {

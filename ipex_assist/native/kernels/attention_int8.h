@@ -88,13 +88,21 @@ inline __attribute__((always_inline)) void add_digits(const uint8_t* at, const R
 #endif
 }
 
-// The lines that are read next. Some are prefetched with every group of products: all at once they would queue.
+// The lines of the next block that are read from memory, into L2, while a tile of queries meets 16 columns of this one.
+// Some are prefetched with every group of products: all at once they would queue.
 struct Ahead {
     const uint8_t* at;
     int64_t each;  // lines for each group
+    // `columns`: of this block; `distance`: from there to the next block's; `lines`: for each group, of which the
+    // `part`th of `parts` tiles of queries prefetches its share.
+    static Ahead of(const uint8_t* columns, int64_t distance, int64_t groups, int64_t lines, int64_t part,
+                    int64_t parts) {
+        const int64_t each = distance ? (lines + parts - 1) / parts : 0;
+        return {columns + distance + part * each * groups * 64, each};
+    }
     __attribute__((always_inline)) void go_on() {
         for (const uint8_t* end = at + each * 64; at < end; at += 64)
-            _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T0);
+            _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T1);
     }
 };
 
@@ -170,16 +178,17 @@ constexpr Thresholds THRESHOLDS;
 // Quantizes the weights of up to 128 positions, with a scale for each quarter; zeros up to an even number of vectors.
 inline void store_weights(const __m512 (&weights)[HALF / LANES], __m512i sizes, int64_t vectors, uint8_t* to,
                           int64_t index, float* scales) {
-    const __m512 most = largest_of_four(sizes), steps = _mm512_set1_ps(255.0f);
+    const __m512 most = largest_of_four(sizes);
     const __mmask16 some = _mm512_cmp_ps_mask(most, _mm512_set1_ps(SMALLEST), _CMP_NLT_UQ);
     const __mmask16 number = _mm512_cmp_ps_mask(most, _mm512_set1_ps(INFINITY), _CMP_LT_OQ);
-    const __m512 factor = _mm512_maskz_mov_ps(some & number, _mm512_div_ps(steps, most));
+    const __m512 factor = _mm512_maskz_mov_ps(some & number, _mm512_div_ps(_mm512_set1_ps(255.0f), most));
     alignas(64) float each[LANES];
-    _mm512_store_ps(each, _mm512_mask_mov_ps(_mm512_set1_ps(NAN), number, _mm512_div_ps(most, steps)));
+    const __m512 scale = _mm512_mul_ps(most, _mm512_set1_ps(1.0f / 255));
+    _mm512_store_ps(each, _mm512_mask_mov_ps(_mm512_set1_ps(NAN), number, scale));
     for (int j = 0; j < 4; j++) scales[j] = each[j * 4];
     for (int64_t v = 0; v < vectors; v++) {
         const __m512 scaled = _mm512_fmadd_ps(weights[v], factor, _mm512_load_ps(THRESHOLDS.at + v * LANES));
-        store_digits(_mm512_cvtps_epi32(_mm512_maskz_mov_ps(number, scaled)), to, index + v * LANES);
+        store_digits(_mm512_cvtps_epi32(scaled), to, index + v * LANES);  // where the scale is NaN, no matter what
     }
     if (vectors % 2) store_digits(_mm512_setzero_si512(), to, index + vectors * LANES);
 }

@@ -24,6 +24,7 @@ struct AmxDigits {
     const int32_t* offsets;  // likewise, of queries
     const uint8_t* columns;  // packed blocks of 16 columns, `depth` deep
     const float* key_scales;
+    int64_t distance;  // from the columns to the next block's
     float* out;
     int64_t stride;  // of `out`
 };
@@ -31,7 +32,7 @@ struct AmxDigits {
 // Sums of the products of the rows that tiles_begin_shared was given with 16 columns: (groups, 16, 16). Of 128
 // positions of values, those that share a scale are in every fourth line.
 template <bool OF_KEYS>
-HOT_LOOP void amx_sums(const uint8_t* rows, int64_t row_bytes, const uint8_t* columns, int64_t ahead, int64_t groups,
+HOT_LOOP void amx_sums(const uint8_t* rows, int64_t row_bytes, const uint8_t* columns, Ahead ahead, int64_t groups,
                        int32_t* sums) {
     for (int64_t g = 0; g < groups; g++) {
         TILE_ZERO(0);
@@ -44,7 +45,7 @@ HOT_LOOP void amx_sums(const uint8_t* rows, int64_t row_bytes, const uint8_t* co
             TILE_DOT_UNSIGNED_SIGNED(0, 1, 2);
         }
         TILE_STORE(0, sums + g * SUMS, 64);
-        prefetch_lines<0>(columns + ahead + g * GROUP_BYTES, GROUP_BYTES / 64);
+        ahead.go_on();
     }
 }
 
@@ -74,6 +75,7 @@ HOT_LOOP void amx_totals(const AmxDigits& x, int64_t q, const int32_t* sums, int
 // two buffers (groups, 16, 16) at `sums`, for which widened_bytes is enough.
 template <bool OF_KEYS>
 void amx_products(const AmxDigits& x, int32_t queries, int64_t end, int64_t groups, int32_t* sums) {
+    const int64_t parts = (queries + TILE - 1) / TILE;
     for (int64_t q = 0; q < queries; q += TILE) {
         const int64_t count = queries - q < TILE ? queries - q : TILE;
         const auto use = [&](int64_t column) {
@@ -86,7 +88,9 @@ void amx_products(const AmxDigits& x, int32_t queries, int64_t end, int64_t grou
         };
         tiles_begin_shared(count);
         for (int64_t c = 0; c < end; c += LANES) {
-            amx_sums<OF_KEYS>(x.rows + q * x.depth * 2, x.depth * 2, x.columns + c * x.depth, LANES * x.depth, groups,
+            const uint8_t* columns = x.columns + c * x.depth;
+            const Ahead ahead = Ahead::of(columns, x.distance, groups, GROUP_BYTES / 64, q / TILE, parts);
+            amx_sums<OF_KEYS>(x.rows + q * x.depth * 2, x.depth * 2, columns, ahead, groups,
                               sums + c / LANES % 2 * groups * SUMS);
             if (c) use(c - LANES);
         }
@@ -109,16 +113,16 @@ inline void amx_quarters(uint8_t* digits, int64_t used) {
 }
 
 struct OnTiles {
-    static void score(const AttentionTile& t, const KeyValueBlock& block, int64_t limit) {
-        const AmxDigits x{t.key_depth, t.query,          t.query_scales, t.query_offsets,
-                          block.keys,  block.key_scales, t.scores,       BLOCK_POSITIONS};
+    static void score(const AttentionTile& t, const KeyValueBlock& block, int64_t distance, int64_t limit) {
+        const AmxDigits x{t.key_depth,      t.query,  t.query_scales, t.query_offsets, block.keys,
+                          block.key_scales, distance, t.scores,       BLOCK_POSITIONS};
         amx_products<true>(x, t.queries, limit, t.key_depth / ATTENTION_GROUP, reinterpret_cast<int32_t*>(t.widened));
     }
-    static void weigh(const AttentionTile& t, const KeyValueBlock& block, int64_t used,
+    static void weigh(const AttentionTile& t, const KeyValueBlock& block, int64_t distance, int64_t used,
                       const AttentionPartial* partials) {
-        const AmxDigits x{
-            BLOCK_POSITIONS, t.probabilities, t.weight_scales,    nullptr,
-            block.values,    nullptr,         partials[0].output, partials[1].output - partials[0].output};
+        const AmxDigits x{BLOCK_POSITIONS, t.probabilities,    t.weight_scales,
+                          nullptr,         block.values,       nullptr,
+                          distance,        partials[0].output, partials[1].output - partials[0].output};
         for (int32_t q = 0; q < t.queries; q++) amx_quarters(t.probabilities + q * BLOCK_POSITIONS * 2, used);
         amx_products<false>(x, t.queries, t.head_dim, (used + HALF - 1) / HALF * 4,
                             reinterpret_cast<int32_t*>(t.widened));

@@ -46,6 +46,7 @@ constexpr int REGISTERS = 8;
 #undef _mm512_srai_epi32
 #undef _mm512_roundscale_ps
 #undef _mm512_shuffle_epi32
+#undef _mm512_shuffle_i32x4
 #undef _mm512_cmp_ps_mask
 #undef _mm512_mask_cmp_ps_mask
 #undef _mm512_i32gather_epi32
@@ -115,6 +116,7 @@ BINARY(_mm512_and_si512, V16i, _mm256_and_si256)
 BINARY(_mm512_andnot_si512, V16i, _mm256_andnot_si256)
 BINARY(_mm512_or_si512, V16i, _mm256_or_si256)
 BINARY(_mm512_xor_si512, V16i, _mm256_xor_si256)
+BINARY(_mm512_add_epi8, V16i, _mm256_add_epi8)
 BINARY(_mm512_add_epi16, V16i, _mm256_add_epi16)
 BINARY(_mm512_add_epi32, V16i, _mm256_add_epi32)
 BINARY(_mm512_sub_epi32, V16i, _mm256_sub_epi32)
@@ -125,6 +127,13 @@ BINARY(_mm512_max_epu32, V16i, _mm256_max_epu32)
 BINARY(_mm512_madd_epi16, V16i, _mm256_madd_epi16)
 BINARY(_mm512_maddubs_epi16, V16i, _mm256_maddubs_epi16)
 BINARY(_mm512_shuffle_epi8, V16i, _mm256_shuffle_epi8)
+BINARY(_mm512_unpacklo_epi8, V16i, _mm256_unpacklo_epi8)  // each quarter by itself, as are the next two
+BINARY(_mm512_unpackhi_epi8, V16i, _mm256_unpackhi_epi8)
+BINARY(_mm512_packus_epi32, V16i, _mm256_packus_epi32)
+BINARY(_mm512_unpacklo_epi32, V16i, _mm256_unpacklo_epi32)
+BINARY(_mm512_unpackhi_epi32, V16i, _mm256_unpackhi_epi32)
+BINARY(_mm512_unpacklo_epi64, V16i, _mm256_unpacklo_epi64)
+BINARY(_mm512_unpackhi_epi64, V16i, _mm256_unpackhi_epi64)
 SHIFT(_mm512_slli_epi16, _mm256_slli_epi16)
 SHIFT(_mm512_slli_epi32, _mm256_slli_epi32)
 SHIFT(_mm512_srli_epi16, _mm256_srli_epi16)
@@ -162,6 +171,17 @@ LANEWISE V16i shuffled(V16i x) {  // each quarter by itself
     return {_mm256_shuffle_epi32(x.low, ORDER), _mm256_shuffle_epi32(x.high, ORDER)};
 }
 #define _mm512_shuffle_epi32(X, ORDER) shuffled<ORDER>(X)
+
+// Two quarters of a, then two of b.
+template <int WHICH>
+LANEWISE V16i quarters(V16i a, V16i b) {
+    constexpr int FIRST = WHICH & 3, SECOND = WHICH >> 2 & 3, THIRD = WHICH >> 4 & 3, FOURTH = WHICH >> 6 & 3;
+    return {_mm256_permute2x128_si256(FIRST < 2 ? a.low : a.high, SECOND < 2 ? a.low : a.high,
+                                      (FIRST & 1) | (2 | (SECOND & 1)) << 4),
+            _mm256_permute2x128_si256(THIRD < 2 ? b.low : b.high, FOURTH < 2 ? b.low : b.high,
+                                      (THIRD & 1) | (2 | (FOURTH & 1)) << 4)};
+}
+#define _mm512_shuffle_i32x4(A, B, WHICH) quarters<WHICH>(A, B)
 
 template <int WAY>
 LANEWISE V16f rounded(V16f x) {

@@ -10,9 +10,12 @@
 
 #include "kernels/attention.h"
 #include "kernels/linear_fp32_bf16.h"
+#include "kernels/linear_fp8.h"
 #include "kernels/linear_mxfp4.h"
 #include "packing/pack_mxfp4.h"
 #include "kernels/row_operations.h"
+#include "kernels/scan.h"
+#include "kernels/sampling.h"
 #ifdef IPEX_ASSIST_HAS_AMX
 #include "kernels/linear_int8_int4_amx_prefill.h"
 #endif
@@ -41,6 +44,7 @@ void linear(const Linear& w, const LinearRows& in, int64_t rows, int64_t first, 
     switch (w.precision) {
         case FP32: return float_linear<Fp32>(w, in, rows, first, last, out, stride);
         case BF16: return float_linear<Bf16>(w, in, rows, first, last, out, stride);
+        case FP8: return fp8_linear(w, in, rows, first, last, out, stride);
         case MXFP4: return mxfp4_linear(w, in, rows, first, last, out, stride);
         default: return integer_linear(w, in, rows, first, last, out, stride);
     }
@@ -63,6 +67,7 @@ const KernelTable* IPEX_ASSIST_KERNELS() {
                                       add,
                                       activate,
                                       apply_rotary,
+                                      multiply_sigmoid,
                                       soft_cap,
                                       convert,
                                       store_query,
@@ -71,10 +76,18 @@ const KernelTable* IPEX_ASSIST_KERNELS() {
                                       attend,
                                       merge,
                                       argmax,
+                                      group_maxima,
+                                      sampling_weights,
+                                      sum_weights,
+                                      find_noise,
                                       pack,
                                       widen,
                                       read,
                                       narrow,
+                                      convolve,
+                                      unit_length,
+                                      silu_gate,
+                                      scan,
                                       multiply};
     return &table;
 }

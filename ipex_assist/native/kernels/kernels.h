@@ -17,6 +17,11 @@
 //            [16][4] bytes                  exponents of 2, + 127, of a column's 4 groups of 32; 0 is a scale of 0
 //            [4][4][16][4] bytes            as in int4
 //          value = 2^(exponent - 127) · E2M1(nibble): 0, 0.5, 1, 1.5, 2, 3, 4, 6, and from 8 on their negatives
+//   fp8    [depth/128] floats              depth padded to 128; a scale of the block for each span of 128 input
+//   columns;
+//            padded to 64 bytes
+//          [depth/4][4][2][4][2]           E4M3; in each quarter of a line columns 0 and 1 of its 4 outputs, then 2 and
+//          3 value = the output's scale, kept apart, · the span's · E4M3
 //
 // Input columns may be in another order than the checkpoint's (Linear.order): then rows are put into that order, too.
 #pragma once
@@ -26,7 +31,7 @@
 
 namespace ipex_assist {
 
-enum Precision : int32_t { FP32, BF16, INT8, INT4, MXFP4 };
+enum Precision : int32_t { FP32, BF16, INT8, INT4, MXFP4, FP8 };
 enum Activation : int32_t { SILU, RELU, GELU, GELU_TANH, CLAMPED_SWIGLU };  // the last only where there is a gate
 enum SourceType : int32_t { SOURCE_F32, SOURCE_F16, SOURCE_BF16 };
 
@@ -53,7 +58,7 @@ struct Linear {
     int64_t depth;           // input columns, padded
     int64_t blocks;          // of 16 output columns
     const uint8_t* weights;  // blocks · block_bytes(precision, group, depth)
-    const float* scales;     // int8: (blocks · 16)
+    const float* scales;     // int8, fp8: (blocks · 16)
     const float* bias;       // (blocks · 16), or null
     const int32_t* order;    // (depth) the column of a row that input column i is; null where that is i
     int64_t unit = 1;        // consecutive blocks that one thread must have: 2 where gate and up alternate
@@ -62,11 +67,18 @@ struct Linear {
     const NodeBlocks* nodes = nullptr;
 };
 
+// Of the scales that an fp8 block begins with.
+inline int64_t fp8_head_bytes(int64_t depth) { return round_up(depth / SCALE_COLUMNS * 4, 64); }
+
+// Whether rows are multiplied as bf16 by weights of this precision.
+inline bool takes_bf16_rows(Precision precision) { return precision == BF16 || precision == FP8; }
+
 inline int64_t block_bytes(Precision precision, int64_t group, int64_t depth) {
     switch (precision) {
         case FP32: return depth * LANES * 4;
         case BF16: return depth * LANES * 2;
         case INT8: return depth * LANES;
+        case FP8: return fp8_head_bytes(depth) + depth * LANES;
         case MXFP4: return depth * LANES / 2 + depth / SCALE_COLUMNS * LANES * 4;
         default: return depth * LANES / 2 + depth / group * LANES * 4;
     }
@@ -138,6 +150,38 @@ struct ArgMax {
     float sum;  // of exp(x - value) over all x: the probability of `index` is 1 / sum
 };
 
+// Rows that pass over 16 columns of a recurrent state. All arrays but the rows are the calling thread's own.
+struct ScanTile {
+    float* state;       // (key_depth, 16), scratch, aligned to 64 bytes
+    const float* from;  // the state before the first row; null: zeros
+    float* to;          // where the state before row `settle` goes, `count` for that after all; null: nowhere
+    int64_t settle;
+    int64_t key_depth;
+    bool delta;         // what is added is v - state · key, not v itself
+    float skip;         // of the value, in the output
+    const float* rows;  // (count, stride)
+    int64_t count, stride;
+    int64_t query, key, value, decay, beta;  // columns of a row: the first of each part, and one of decays and betas
+    int64_t first_out;                       // the first row that has an output
+    float* out;                              // of that row, `out_stride` before the next one's
+    int64_t out_stride, columns;
+};
+
+constexpr int64_t NOISE_GROUP = 128;  // columns of logits whose maximum is found together
+
+// exp((logit - largest) ÷ temperature), summed over tokens.
+struct WeightSums {
+    double all, likelier;
+};
+
+// Which tokens of a row may be the arg-max of logit ÷ temperature + noise.
+struct NoiseSearch {
+    float largest;  // of the row
+    float temperature;
+    float least;  // tokens with a smaller logit are none of them
+    float bound;  // of (logit - largest) ÷ temperature + noise
+};
+
 struct KernelTable {
     const char* name;
     int32_t bf16_row_bytes;  // of a value in bf16 rows: 2, or 4 where the instruction set multiplies them as fp32
@@ -157,6 +201,8 @@ struct KernelTable {
     void (*activate)(Activation, bool gated, const float* in, int64_t blocks, float* out);
     // Rotary embedding of a head's first rotary_dim values; the sine has rotate_half's sign.
     void (*apply_rotary)(float* x, int32_t rotary_dim, const float* cosine, const float* sine);
+    // x (size) *= sigmoid(gate).
+    void (*multiply_sigmoid)(float* x, const float* gate, int64_t size);
     // x = outer · tanh(inner · x), with an error of about 3e-7 · outer.
     void (*soft_cap)(float* x, int64_t size, float inner, float outer);
     // x (size) as LinearRows.values of FP32 or BF16, with zeros up to `padded`.
@@ -169,10 +215,21 @@ struct KernelTable {
     void (*store_key)(Precision, const float* key, int32_t head_dim, int64_t key_depth, int32_t position,
                       const KeyValueBlock&);
     void (*store_value)(Precision, const float* value, int32_t head_dim, int32_t position, const KeyValueBlock&);
-    // A partial of each query of the tile; sum 0 where a query sees no position of the block.
-    void (*attend)(const AttentionTile&, const KeyValueBlock&, AttentionPartial* partials);
+    // A partial of each query of the tile; sum 0 where a query sees no position of the block. `next`, or null: the
+    // block that the caller attends to next, which is read from memory meanwhile.
+    void (*attend)(const AttentionTile&, const KeyValueBlock&, const KeyValueBlock* next, AttentionPartial* partials);
     void (*merge)(AttentionPartial& into, const AttentionPartial& next, float scale, int32_t head_dim);
     ArgMax (*argmax)(const float* x, int64_t size);
+    // The largest of each NOISE_GROUP of x (size), NaN where one of them is.
+    void (*group_maxima)(const float* x, int64_t size, float* maxima);
+    // exp((x - largest) ÷ temperature) of x (size), x <= largest, with NumPy's bits.
+    void (*sampling_weights)(const float* x, int64_t size, float largest, float temperature, float* out);
+    // The sum of such weights, and of those above `limit`, and equal to it before column `before`.
+    WeightSums (*sum_weights)(const float* x, int64_t size, float largest, float temperature, float limit,
+                              int64_t before);
+    // The columns of x (size), ascending, that may pass the search, and a few that do not; returns how many. start: of
+    // the first column's random bits before they are finalized. found: (NOISE_GROUP) where size is at most that.
+    int32_t (*find_noise)(const NoiseSearch&, const float* x, int64_t size, uint64_t start, int32_t* found);
     // Packs a block: `columns` output columns (16, or fewer at the end of a matrix) of `width` inputs, which begin
     // `stride` elements apart. False where one is NaN or infinite: the block is then invalid.
     bool (*pack)(Precision, int32_t group, SourceType, const void* source, int64_t stride, int64_t columns,
@@ -182,6 +239,13 @@ struct KernelTable {
     // Reads every byte once, for measuring bandwidth; prefetches `ahead` bytes ahead, 0: not at all.
     uint64_t (*read)(const uint8_t* data, int64_t size, int64_t ahead);
     void (*narrow)(SourceType, const float* source, int64_t size, void* out);  // to fp32 or bf16
+    // out[i] = bias[i] + sum over t < taps of weights[t * stride + i] * rows[t][i], zero from `size` up to a multiple
+    // of 16; then silu. A row that is null is zero. bias: (size), or null.
+    void (*convolve)(const float* const* rows, int32_t taps, const float* weights, int64_t stride, const float* bias,
+                     bool silu, int64_t size, float* out);
+    void (*unit_length)(float* x, int64_t size, float epsilon, float factor);  // x * factor / sqrt(sum x² + epsilon)
+    void (*silu_gate)(float* x, const float* gate, int64_t size);              // x *= silu(gate)
+    void (*scan)(const ScanTile&);
     // Multiply-adds of a precision and nothing else, for measuring the peak; returns their number.
     int64_t (*multiply)(Precision, int64_t steps);
 };

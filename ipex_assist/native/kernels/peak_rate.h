@@ -81,7 +81,7 @@ int64_t multiply_tiles(Precision precision, int64_t steps) {
     TILE_ZERO(2);
     TILE_ZERO(3);
     for (int64_t s = 0; s < steps; s++) {
-        if (precision == BF16) {
+        if (takes_bf16_rows(precision)) {
             TILE_DOT_BF16(0, 4, 6);
             TILE_DOT_BF16(1, 4, 6);
             TILE_DOT_BF16(2, 4, 6);
@@ -94,7 +94,7 @@ int64_t multiply_tiles(Precision precision, int64_t steps) {
         }
     }
     tiles_end();
-    return steps * 4 * TILE * TILE_BYTES / (precision == BF16 ? 2 : 1);
+    return steps * 4 * TILE * TILE_BYTES / (takes_bf16_rows(precision) ? 2 : 1);
 }
 #endif
 
@@ -105,7 +105,8 @@ int64_t multiply(Precision precision, int64_t steps) {
 #endif
     switch (precision) {
         case FP32: return multiply_floats<Fp32>(steps);
-        case BF16: return multiply_floats<Bf16>(steps);
+        case BF16:
+        case FP8: return multiply_floats<Bf16>(steps);
         default: return multiply_bytes(steps);
     }
 }

@@ -34,6 +34,18 @@ inline __m512 exponential(__m512 x) {
     return _mm512_maskz_scalef_ps(large_enough, p, n);
 }
 
+// 2^x to 3e-6 for x in [-125, 127], for weights that are rounded to bf16 or 8 bits: minimax of degree 4. Smaller x, and
+// lanes outside of the mask, give 0; NaN stays.
+inline __m512 power_of_two(__mmask16 mask, __m512 x) {
+    const __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT), r = _mm512_sub_ps(x, n);
+    __m512 p = _mm512_set1_ps(0.009582853f);
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.055906426f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.24024099f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.6931242f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
+    return _mm512_maskz_scalef_ps(_mm512_mask_cmp_ps_mask(mask, x, _mm512_set1_ps(-125.0f), _CMP_NLT_UQ), p, n);
+}
+
 inline __m512 sigmoid(__m512 x) {
     const __m512 one = _mm512_set1_ps(1.0f);
     // e^-x overflows below -88, where 1 / (1 + inf) is the right 0.
@@ -193,7 +205,7 @@ inline void copy_to_tiles(const uint8_t* values, int64_t row, int64_t depth, int
 
 void quantize(Precision precision, int32_t group, const float* x, int64_t width, int64_t first, int64_t last,
               int64_t row, const LinearRows& out) {
-    if (precision == FP32 || precision == BF16) {
+    if (precision == FP32 || takes_bf16_rows(precision)) {
         const int64_t bytes = precision == FP32 ? 4 : sizeof(Bf16::Row);
         convert(precision, x + first, width - first, last - first, out.values + (row * out.depth + first) * bytes);
         return;
@@ -228,6 +240,14 @@ void apply_rotary(float* x, int32_t rotary_dim, const float* cosine, const float
         const float left = x[d], right = x[d + half];
         x[d] = left * cosine[d] + right * sine[d];
         x[d + half] = right * cosine[d + half] + left * sine[d + half];
+    }
+}
+
+void multiply_sigmoid(float* x, const float* gate, int64_t size) {
+    for (int64_t i = 0; i < size; i += LANES) {
+        const __mmask16 mask = lanes(size - i);
+        const __m512 y = sigmoid(_mm512_maskz_loadu_ps(mask, gate + i));
+        _mm512_mask_storeu_ps(x + i, mask, _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, x + i), y));
     }
 }
 

@@ -84,21 +84,14 @@ void Blocks::check(int64_t id) const {
     if (id < 0 || id >= count_) refuse("block %lld of a pool of %lld", (long long)id, (long long)count_);
 }
 
-int Blocks::owner(int32_t id, int32_t layer, int32_t kv_head, int threads) const {
-    // Where every thread can have whole heads it has them; else heads of blocks go round, so that many short sequences
-    // are everybody's work as a long one is.
-    const int32_t heads = layout_.kv_heads(layer);
-    if (heads % threads == 0) return int(share(threads, kv_head, heads));
-    return int((int64_t(id) * heads + kv_head) % threads);
-}
-
 void Blocks::copy(Pool& pool, int32_t from, int32_t to) const {
     check(from), check(to);
     if (from == to) return;
     const uint8_t* source = data_.data() + from * layout_.bytes;
     uint8_t* target = data_.data() + to * layout_.bytes;
+    const TeamNodes team = pool.team_nodes(pool.threads());
     pool.run([&](int thread) {
-        if (pool.several_nodes()) return copy_owned(pool, thread, from, to);
+        if (team.several()) return copy_of_node(team, thread, from, to);
         const int64_t lines = layout_.bytes / 64;  // parts are whole ones
         const int64_t first = share(lines, thread, pool.threads()) * 64;
         const int64_t last = share(lines, thread + 1, pool.threads()) * 64;
@@ -106,10 +99,13 @@ void Blocks::copy(Pool& pool, int32_t from, int32_t to) const {
     });
 }
 
-void Blocks::copy_owned(Pool& pool, int thread, int32_t from, int32_t to) const {
-    for (int32_t layer = 0; layer < layout_.layers(); layer++) {
-        for (int32_t h = 0; h < layout_.kv_heads(layer); h++) {
-            if (owner(to, layer, h, pool.threads()) != thread) continue;
+// A thread's share of the parts that its node has: they go round its threads.
+void Blocks::copy_of_node(const TeamNodes& team, int thread, int32_t from, int32_t to) const {
+    const int node = team.node(thread), own = thread - team.first_thread(node);
+    for (int32_t layer = 0, turn = 0; layer < layout_.layers(); layer++) {
+        const int32_t heads = layout_.kv_heads(layer);
+        for (int32_t h = 0; h < heads; h++) {
+            if (team.home(to, h, heads) != node || turn++ % team.threads_of(node) != own) continue;
             const BlockLayout::HeadPart& part = layout_.part(layer, h);
             std::memcpy(data_.data() + to * layout_.bytes + part.offset,
                         data_.data() + from * layout_.bytes + part.offset, size_t(part.bytes));

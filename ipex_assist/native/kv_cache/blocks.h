@@ -9,8 +9,8 @@
 namespace ipex_assist {
 
 // Where a block has what. It is made of one part for each KV head of each layer: head 0 of all layers, head 1 of all
-// layers that have one, and so on, so that a head's parts lie side by side, as one thread writes them and so has them
-// on its own node. A part is its keys, its values, and in int8 their scales; its size is its layer's.
+// layers that have one, and so on, so that a head's parts lie side by side, as the threads of one memory node write
+// them (TeamNodes::home). A part is its keys, its values, and in int8 their scales; its size is its layer's.
 struct BlockLayout {
     BlockLayout(const PackedModel& model, Precision precision);
 
@@ -54,16 +54,14 @@ public:
         if (key_factors_.empty()) return nullptr;
         return key_factors_[size_t(layer)].data() + kv_head * int64_t(model_->layers[size_t(layer)].attention.head_dim);
     }
-    // Which of some threads on several memory nodes writes a layer's KV head in a block, and so has it on its own.
-    int owner(int32_t id, int32_t layer, int32_t kv_head, int threads) const;
-    // By all threads, or by the owners. Refuses blocks that there are not.
+    // By all threads; of several memory nodes each copies what it has. Refuses blocks that there are not.
     void copy(Pool& pool, int32_t from, int32_t to) const;
     // Gives the memory of some blocks back; they hold zeros then, or what they held.
     void discard(const int32_t* ids, int64_t number) const;
 
 private:
     void check(int64_t id) const;
-    void copy_owned(Pool& pool, int thread, int32_t from, int32_t to) const;
+    void copy_of_node(const TeamNodes& team, int thread, int32_t from, int32_t to) const;
 
     const std::shared_ptr<const PackedModel> model_;
     Precision precision_, attention_precision_;

@@ -46,10 +46,15 @@ void list_shared(List& list, SharedBuffers& b, const ActivationSizes& s) {
     list("qkv", b.qkv, s.rows, s.qkv);
     list("attended", b.attended, s.rows, s.attended);
     list("active", b.active, s.active, 1);
+    list("scanned", b.scanned, s.scan_rows, s.scan_columns);
     list("partials", b.partials, s.partials, 1);
     list("router_logits", b.router_logits, s.rows, s.router_columns);
     list("expert_outputs", b.expert_outputs, s.slots, s.width);
     list("maxima", b.maxima, s.logit_rows, s.vocabulary_chunks);
+    list("group_maxima", b.group_maxima, s.logit_rows, s.vocabulary_chunks * CHUNK_GROUPS);
+    list("noisy_tokens", b.noisy_tokens, s.logit_rows, s.vocabulary_chunks);
+    list("weight_sums", b.weight_sums, s.logit_rows, s.vocabulary_chunks);
+    list("sampled_rows", b.sampled_rows, s.logit_rows, 1);
 }
 
 template <class List>
@@ -68,6 +73,7 @@ void list_thread(List& list, ThreadBuffers& b, const ActivationSizes& s) {
     list("row", b.row, 1, s.width);
     list("ordered", b.ordered, 1, s.ordered);
     list("up", b.up, s.rows, UP_BLOCKS * LANES);
+    list("state", b.state, 1, s.state);
     list("head", b.head, 1, s.value_width);
     list("scores", b.scores, s.queries, BLOCK_POSITIONS);
     list("results", b.results, s.queries, partial);

@@ -37,15 +37,36 @@ struct PreparedRows {
     }
 };
 
+// A token and its logit ÷ temperature + noise.
+struct NoisyToken {
+    double score;
+    int32_t token;
+};
+
+// A row while its token is searched for (sampling.cpp).
+struct SampledRow {
+    NoisyToken likeliest;  // the token of the largest logit
+    float largest, least;  // logits: of the row, and of what may be chosen
+    float limit;           // weight of the token that top-p rejected last, infinity: none
+    int32_t rejected;      // that token
+    int32_t open;          // whether the search goes on
+};
+
 struct SharedBuffers {
     Array<float> x;               // (rows, hidden): the residual stream
     Array<float> qkv;             // (rows, queries, keys and values)
     Array<float> attended;        // (rows, heads · head_dim)
     Array<float> active;          // (rows or slots, the layer's intermediate_size): activated gate and up
+    Array<float> scanned;         // (rows to scan, scan_width): queries, keys, values, decays and betas
     Array<float> partials;        // split KV's, see attention.h
     Array<float> router_logits;   // (rows, experts)
     Array<float> expert_outputs;  // (slots, hidden)
     Array<ArgMax> maxima;         // (rows with logits, chunks of the vocabulary)
+    // Of sampling: (rows with logits, groups, chunks or 1)
+    Array<float> group_maxima;
+    Array<NoisyToken> noisy_tokens;
+    Array<WeightSums> weight_sums;
+    Array<SampledRow> sampled_rows;
 };
 
 struct NodeBuffers {
@@ -61,6 +82,7 @@ struct ThreadBuffers {
     Array<float> up;       // (rows, columns of gate and up that are activated while they are in the cache)
     Array<float> x;        // (DECODE_ROWS, hidden): the residual stream where each thread prepares all rows
     PreparedRows inputs;   // and what the next linear gets of it
+    Array<float> state;    // (key_depth, 16) of a recurrent state
     // Of attention, with a row for each query of a tile; see AttentionTile.
     Array<float> head, scores, results, running, totals, slopes, distances, query_scales, weight_scales;
     Array<int32_t> query_offsets, first, end;
@@ -72,6 +94,7 @@ struct ThreadBuffers {
 struct ActivationSizes {
     int64_t rows, logit_rows, vocabulary_chunks, threads, nodes;
     int64_t width, qkv, attended;                 // columns of a row
+    int64_t scan_rows, scan_columns, state;       // of recurrent layers; floats of a part of their state
     int64_t depth;                                // input columns of any linear that all rows enter
     int64_t active;                               // floats of activated gate and up
     int64_t partials;                             // floats
@@ -110,5 +133,6 @@ constexpr int64_t UP_BLOCKS = 16;    // of gate and up, which are activated whil
 constexpr int64_t PADDED_ROWS = 32;  // linears may read rows up to a multiple of this
 constexpr int64_t VOCABULARY_CHUNK =
     2048;  // columns of logits whose maximum and sum of exponentials are found together
+constexpr int64_t CHUNK_GROUPS = VOCABULARY_CHUNK / NOISE_GROUP;
 
 }  // namespace ipex_assist

@@ -1,10 +1,10 @@
 // Attention over the blocks of a pass's sequences (pass_plan.h says how its rows and blocks are cut).
 //
-// Decode path: threads share the blocks that rows see evenly, or, on several memory nodes, each takes what it wrote
-// (Blocks::owner). A thread appends the rows that lie in its blocks, which needs no barrier as it is who reads them,
-// and computes its blocks' partials of every row. The partials of a head are merged a barrier later, or, where that is
-// little work, by whoever comes last. Prefill path: threads take query tiles in turn, each through all the blocks that
-// its rows see.
+// Decode path: threads share the blocks that rows see evenly; on several memory nodes, those of a node share what it
+// has (TeamNodes::home). A thread appends the rows that lie in its blocks, which needs no barrier as it is who reads
+// them, and computes its blocks' partials of every row. The partials of a head are merged a barrier later, or, where
+// that is little work, by whoever comes last. Prefill path: threads take query tiles in turn, each through all the
+// blocks that its rows see, or through a range of them; whoever ends the last range of a tile merges its partials.
 #include "operations/attention.h"
 
 #include <x86intrin.h>
@@ -24,15 +24,15 @@ AttentionView::AttentionView(Pass& pass_, const LayerStep& step, int thread_)
       blocks(*pass_.batch.blocks),
       own(pass_.activations.own(thread_)),
       index(step.index),
-      thread(thread_) {}
+      thread(thread_),
+      node(plan.team.node(thread_)) {}
 
 KeyValueBlock AttentionView::block(const RowRange& rows, int32_t kv_head, int64_t block) const {
     return blocks.at(segment(rows).blocks[block], index, kv_head);
 }
 
-bool AttentionView::owns(size_t segment, int64_t block, int32_t kv_head) const {
-    if (!plan.several_nodes) return true;
-    return blocks.owner(plan.segments[segment].blocks[block], index, kv_head, plan.threads) == thread;
+bool AttentionView::on_own_node(size_t segment, int64_t block, int32_t kv_head) const {
+    return plan.team.home(plan.segments[segment].blocks[block], kv_head, spec.kv_heads) == node;
 }
 
 float* AttentionView::attended(int64_t row, int32_t head) const {
@@ -40,8 +40,9 @@ float* AttentionView::attended(int64_t row, int32_t head) const {
 }
 
 float* AttentionView::partial(int64_t block, int32_t kv_head, int64_t row) const {
-    const int64_t size = splits.split_blocks, first = splits.first_block[size_t(plan.segment_of[size_t(row)])];
-    const int64_t number = ((block / size - first / size) * spec.kv_heads + kv_head) * plan.rows() + row;
+    const PartialPlace& place = splits.partial_places[size_t(row)];
+    const int64_t split = block / splits.split_blocks - place.first_split;
+    const int64_t number = place.first + (split * spec.kv_heads + kv_head) * place.stride;
     return pass.activations.shared.partials.data + number * spec.group() * partial_width();
 }
 
@@ -121,7 +122,9 @@ void attend_run(const AttentionView& v, const AttentionTile& t, int32_t kv_head,
         limit_tile(v, rows, b);
         float* results = b == first ? to : own.results.data;
         for (int32_t q = 0; q < t.queries; q++) own.partials.data[q] = {0, 0, results + q * width};
-        v.k.attend(t, v.block(rows, kv_head, b), own.partials.data);
+        const bool more = b < v.plan.last_block(rows.end - 1);
+        const KeyValueBlock next = v.block(rows, kv_head, more ? b + 1 : b);
+        v.k.attend(t, v.block(rows, kv_head, b), more ? &next : nullptr, own.partials.data);
         for (int32_t q = 0; q < t.queries; q++) {
             if (own.first.data[q] >= own.end.data[q]) continue;
             merge_partial(v, own.runs.data[q], own.partials.data[q], to + q * width);
@@ -129,9 +132,21 @@ void attend_run(const AttentionView& v, const AttentionTile& t, int32_t kv_head,
     }
 }
 
-// Blocks [first, end) of a segment's sequence, for one KV head, or those of them that this thread owns: how many.
+// The same, with the results among the partials.
+void keep_run(const AttentionView& v, const AttentionTile& t, int32_t kv_head, const RowRange& rows, int64_t first,
+              int64_t end) {
+    attend_run(v, t, kv_head, rows, first, end, v.partial(first, kv_head, rows.first));
+    for (int32_t q = 0; q < t.queries; q++) {
+        const AttentionPartial& run = v.own.runs.data[q];
+        if (run.output) keep_partial(run, run.output, v.partial_width());
+    }
+}
+
+// Blocks [first, end) of a segment's sequence, for one KV head, or those of them on this thread's node: how many.
 int64_t attend_blocks(const AttentionView& v, int32_t kv_head, size_t segment, int64_t first, int64_t end) {
-    const auto mine = [&](int64_t block) { return block >= first && block < end && v.owns(segment, block, kv_head); };
+    const auto mine = [&](int64_t block) {
+        return block >= first && block < end && (!v.splits.by_block || v.on_own_node(segment, block, kv_head));
+    };
     for (size_t i = v.plan.first_append_range[segment]; i < v.plan.first_append_range[segment + 1]; i++) {
         const RowRange& range = v.plan.append_ranges[i];
         if (mine(v.plan.last_block(range.first))) append_rows(v, range, kv_head);
@@ -144,11 +159,7 @@ int64_t attend_blocks(const AttentionView& v, int32_t kv_head, size_t segment, i
             next = std::min(seen_end, split_end(b, v.splits.split_blocks));
             if (!mine(b)) continue;
             if (!t.queries) t = prepare_tile(v, kv_head, tile);
-            attend_run(v, t, kv_head, tile, b, next, v.partial(b, kv_head, tile.first));
-            for (int32_t q = 0; q < t.queries; q++) {
-                const AttentionPartial& run = v.own.runs.data[q];
-                if (run.output) keep_partial(run, run.output, v.partial_width());
-            }
+            keep_run(v, t, kv_head, tile, b, next);
         }
     }
     int64_t number = 0;
@@ -158,10 +169,7 @@ int64_t attend_blocks(const AttentionView& v, int32_t kv_head, size_t segment, i
 
 // The decode path: this thread's units, which are counted by KV head, then segment, then block.
 void attend_split(const AttentionView& v) {
-    const std::vector<int64_t>& borders = v.splits.thread_first;
-    const bool owned = v.plan.several_nodes;
-    const int64_t from = owned ? 0 : borders[size_t(v.thread)],
-                  to = owned ? borders.back() : borders[size_t(v.thread) + 1];
+    const auto [from, to] = v.splits.thread_units[size_t(v.thread)];
     int64_t unit = 0;
     for (int32_t h = 0; h < v.spec.kv_heads; h++) {
         for (size_t i = 0; i < v.plan.segments.size(); i++) {
@@ -183,14 +191,15 @@ void merge_units(const AttentionView& v) {
     }
 }
 
-void attend_tile(const AttentionView& v, int32_t kv_head, const RowRange& tile) {
+// A query tile with all the blocks that its rows see.
+void attend_tile(const AttentionView& v, int32_t kv_head, const TileUnit& unit) {
     const ThreadBuffers& own = v.own;
+    const RowRange& tile = v.splits.tiles[size_t(unit.tile)];
     const AttentionTile t = prepare_tile(v, kv_head, tile);
-    const int64_t first = v.plan.first_block(tile.first, v.spec.window), end = v.plan.last_block(tile.end - 1) + 1;
     std::fill_n(own.sums.data, t.queries, AttentionPartial{});
-    for (int64_t b = first, next; b < end; b = next) {
-        next = std::min(end, split_end(b, SPLIT_BLOCKS));
-        attend_run(v, t, kv_head, tile, b, next, b == first ? own.totals.data : own.running.data);
+    for (int64_t b = unit.first, next; b < unit.end; b = next) {
+        next = std::min(unit.end, split_end(b, SPLIT_BLOCKS));
+        attend_run(v, t, kv_head, tile, b, next, b == unit.first ? own.totals.data : own.running.data);
         for (int32_t q = 0; q < t.queries; q++) {
             const AttentionPartial& run = own.runs.data[q];
             if (run.output) merge_partial(v, own.sums.data[q], run, own.totals.data + q * v.partial_width());
@@ -203,12 +212,29 @@ void attend_tile(const AttentionView& v, int32_t kv_head, const RowRange& tile) 
     }
 }
 
-// The prefill path: the tiles that see most are taken first, so that none of them is left over at the end.
+// A query tile with some of them.
+void attend_range(const AttentionView& v, int32_t kv_head, const TileUnit& unit) {
+    const RowRange& tile = v.splits.tiles[size_t(unit.tile)];
+    const AttentionTile t = prepare_tile(v, kv_head, tile);
+    for (int64_t b = unit.first, next; b < unit.end; b = next) {
+        next = std::min(unit.end, split_end(b, SPLIT_BLOCKS));
+        keep_run(v, t, kv_head, tile, b, next);
+    }
+    const int64_t seen = v.plan.last_block(tile.end - 1) + 1 - v.plan.first_block(tile.first, v.spec.window);
+    if (!v.pass.completes(size_t(unit.split * v.spec.kv_heads + kv_head), unit.end - unit.first, seen)) return;
+    for (int32_t q = 0; q < t.queries; q++) {
+        merge_head(v, tile.first + q / v.spec.group(), kv_head * v.spec.group() + q % v.spec.group());
+    }
+}
+
+// The prefill path.
 void attend_tiles(const AttentionView& v) {
-    const int64_t units = int64_t(v.splits.tiles.size()) * v.spec.kv_heads;
+    const int64_t units = int64_t(v.splits.units.size()) * v.spec.kv_heads;
     for (int64_t u = v.pass.next_tile.fetch_add(1); u < units; u = v.pass.next_tile.fetch_add(1)) {
-        const RowRange& tile = v.splits.tiles[v.splits.tiles.size() - 1 - size_t(u / v.spec.kv_heads)];
-        attend_tile(v, int32_t(u % v.spec.kv_heads), tile);
+        const TileUnit& unit = v.splits.units[size_t(u / v.spec.kv_heads)];
+        const int32_t kv_head = int32_t(u % v.spec.kv_heads);
+        if (unit.split < 0) attend_tile(v, kv_head, unit);
+        else attend_range(v, kv_head, unit);
     }
 }
 

@@ -10,8 +10,8 @@ struct AttentionView {
 
     KeyValueBlock block(const RowRange& rows, int32_t kv_head, int64_t block) const;
     const Segment& segment(const RowRange& rows) const { return plan.segments[size_t(rows.segment)]; }
-    // Whether this thread owns a KV head's part of a segment's block; where there is one memory node, all of them do.
-    bool owns(size_t segment, int64_t block, int32_t kv_head) const;
+    // Whether a KV head's part of a segment's block is on this thread's node.
+    bool on_own_node(size_t segment, int64_t block, int32_t kv_head) const;
     // A row of queries, keys and values.
     const float* qkv(int64_t row) const { return pass.activations.shared.qkv.row(row); }
     float* attended(int64_t row, int32_t head) const;
@@ -30,6 +30,7 @@ struct AttentionView {
     const ThreadBuffers& own;
     int32_t index;  // of the layer
     int thread;
+    int node;  // the thread's
 };
 
 // kv_append.cpp: rotates and stores the keys and values of a range of rows for one KV head.
@@ -40,7 +41,9 @@ void append_rows(const AttentionView& v, const RowRange& range, int32_t kv_head)
 void merge_partial(const AttentionView& v, AttentionPartial& sum, const AttentionPartial& next, float* to);
 void add_sink(const AttentionView& v, int32_t head, AttentionPartial& sum);
 void keep_partial(const AttentionPartial& partial, float* row, int64_t width);
-// The attended values of a head ÷ its sum.
+// Merges the partials of a row and head, and divides.
+void merge_head(const AttentionView& v, int64_t row, int32_t head);
+// The attended values of a head ÷ its sum, times the sigmoid of their gate.
 void finish_head(const AttentionView& v, const AttentionPartial& sum, int64_t row, int32_t head);
 // Merges the partials of the heads of a unit (AttentionShape), and prepares them for the output linear.
 void merge_unit(const AttentionView& v, int64_t row, int64_t unit);

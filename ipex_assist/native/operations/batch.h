@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "kv_cache/blocks.h"
+#include "kv_cache/states.h"
 
 namespace ipex_assist {
 
@@ -16,6 +17,10 @@ struct Segment {
     int32_t rope_start, rope_rows;
     const float* cosine;
     const float* sine;
+    // Of a model with recurrent layers: the slot of its state, which is that after its first `settled` tokens, and of
+    // which it becomes the one after `settle` tokens. The rows between the state and `start` are applied once more; at
+    // most PENDING_ROWS rows may be after it when the pass is done.
+    int32_t state, settled, settle;
 };
 
 // Rows of any sequences; tokens in the order of the segments. What a segment writes is its own: no other segment
@@ -27,10 +32,11 @@ struct Batch {
     const Blocks* blocks;
     const int32_t* logit_rows;  // ascending numbers of the rows whose logits are computed
     int32_t logit_row_count;
-    int32_t vocabulary;  // logits of the first `vocabulary` tokens, 0: of all
-    float* logits;       // (logit_row_count, stride)
-    int64_t stride;      // at least the vocabulary, rounded up to 16
-    int32_t threads;     // of the pool, its first ones, that run the pass; 0, or more than it has: all. Changes no bit
+    int32_t vocabulary;    // logits of the first `vocabulary` tokens, 0: of all
+    float* logits;         // (logit_row_count, stride)
+    int64_t stride;        // at least the vocabulary, rounded up to 16
+    const States* states;  // null in a model without recurrent layers
+    int32_t threads;  // of the pool, its first ones, that run the pass; 0, or more than it has: all. Changes no bit
 };
 
 // Greedy drafting after a pass, and what it drafted; arrays have an element, or a row of `stride`, for each segment.
@@ -52,6 +58,34 @@ struct TopTokens {
     float* log_sums;      // (logit_row_count), log of the sum of exp(logit)
     int32_t* top_tokens;  // (logit_row_count, top), by descending logit, lower ids before higher ones of the same logit
     float* top_logs;      // (logit_row_count, top)
+};
+
+// A token whose logit changes before one is chosen.
+struct LogitEdit {
+    int32_t token;
+    float bias;         // added first
+    int32_t seen;       // whether prompt or output have it: then the repetition penalty applies
+    int32_t generated;  // how often the output has it: for the frequency penalty, and from 1 on the presence penalty
+};
+
+// How the tokens of a request are chosen: see ipex_assist/speculative/sampling.py, which has the same rules in NumPy.
+struct SamplingRule {
+    double temperature;     // 0: the arg-max, without noise
+    double top_p;           // 1: all
+    double min_p_distance;  // logits below the largest + this are dropped: temperature · log min_p; -infinity: none
+    uint64_t seed;
+    int32_t top_k;  // 0: all
+    float repetition_penalty, presence_penalty, frequency_penalty;
+};
+
+// The choice after one row with logits.
+struct RowChoice {
+    const SamplingRule* rule;
+    int64_t position;        // of the output token, from 0 on: part of the noise's key
+    const LogitEdit* edits;  // (edit_count) by ascending tokens
+    int64_t edit_count;
+    const uint8_t* mask;  // (vocabulary) 0 for tokens that may not be chosen; null: all may
+    float* logits;        // (vocabulary) the model's own logits are copied there; null: they stay
 };
 
 // Processor cycles of thread 0, waiting for the others included.

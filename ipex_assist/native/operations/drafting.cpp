@@ -1,6 +1,7 @@
 // Greedy drafting: passes that go on with the arg-max of each segment.
 #include <x86intrin.h>
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -25,13 +26,14 @@ bool continue_draft(Pass& pass, const GreedyDraft& d, std::vector<int32_t>& orde
         drafted++;
         if (drafted == d.counts[which] || !(probability >= d.min_probability[which])) continue;
         Segment next = pass.plan.segments[i];
-        next.start += next.rows, next.rows = 1;
+        next.start += next.rows, next.rows = 1, next.settled = next.settle;
+        next.settle = std::max(next.settle, next.start + 1 - PENDING_ROWS);
         logit_rows.push_back(int32_t(segments.size()));
         segments.push_back(next), next_order.push_back(which), tokens.push_back(best.index);
     }
     if (segments.empty()) return false;
-    const PassTeam threads{pass.plan.threads, pass.plan.several_nodes};
-    pass.plan = PassPlan(pass.program.shape, threads, std::move(segments), std::move(tokens), std::move(logit_rows));
+    const TeamNodes team = pass.plan.team;
+    pass.plan = PassPlan(pass.program.shape, team, std::move(segments), std::move(tokens), std::move(logit_rows));
     order = std::move(next_order);
     return true;
 }

@@ -11,13 +11,13 @@
 #include <numeric>
 
 #include "operations/operations.h"
+#include "operations/routing.h"
+#include "operations/share_units.h"
 
 namespace ipex_assist {
 namespace {
 
 constexpr int64_t READING_ROWS = 16;  // rows that a block is multiplied with in about the time of reading it
-
-float sigmoid(float x) { return 1 / (1 + std::exp(-x)); }
 
 int64_t experts_of_row(const MlpSpec& spec) { return spec.experts_per_token + (spec.shared_size ? 1 : 0); }
 
@@ -59,34 +59,16 @@ void reserve_routes(const PackedLayer& layer, int64_t rows, Routes& routes) {
 
 namespace {
 
-// A row's experts, ascending, and their weights: of equal logits the lower number is chosen. Where a logit is not
-// finite, no weight is.
-void route_row(Pass& pass, const PackedLayer& layer, int64_t row, std::vector<int32_t>& order) {
+// A row's experts and their weights, with those of the shared one.
+void route_row(Pass& pass, const PackedLayer& layer, int64_t row, RouterScratch& scratch) {
     const MlpSpec& spec = layer.mlp;
-    const int32_t count = spec.experts, each = spec.experts_per_token;
     const float* logits = pass.activations.shared.router_logits.data + row * layer.router.blocks * LANES;
     int32_t* chosen = pass.routes.chosen.data() + row * experts_of_row(spec);
     float* weights = pass.routes.weights.data() + row * experts_of_row(spec);
-    const bool finite = std::all_of(logits, logits + count, [](float x) { return std::isfinite(x); });
-    const auto before = [logits](int32_t a, int32_t b) {
-        return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
-    };
-    order.resize(size_t(count));
-    std::iota(order.begin(), order.end(), 0);
-    if (finite) std::partial_sort(order.begin(), order.begin() + each, order.end(), before);
-    const float most = logits[order[0]];
-    std::sort(order.begin(), order.begin() + each);
-    float sum = 0;
-    for (int32_t i = 0; i < (spec.experts_normalised ? each : count); i++) {
-        sum += std::exp(logits[spec.experts_normalised ? order[size_t(i)] : i] - most);
-    }
-    for (int32_t i = 0; i < each; i++) {
-        chosen[i] = order[size_t(i)];
-        weights[i] = finite ? std::exp(logits[chosen[i]] - most) / sum : NAN;
-    }
+    choose_experts(spec, logits, layer.correction_bias, scratch, chosen, weights);
     if (!spec.shared_size) return;
-    chosen[each] = count;
-    weights[each] = spec.shared_gate ? sigmoid(logits[(layer.router.blocks - 1) * LANES]) : 1;
+    chosen[spec.experts_per_token] = spec.experts;
+    weights[spec.experts_per_token] = spec.shared_gate ? sigmoid(logits[(layer.router.blocks - 1) * LANES]) : 1;
 }
 
 // The slots of all experts, each one's in the order of the rows.
@@ -106,15 +88,6 @@ void place_slots(Pass& pass, const PackedLayer& layer, int64_t rows) {
         routes.rows[size_t(slot)] = int32_t(int64_t(i) / each);
     }
 }
-
-struct Sharers {  // of work: this one's number, and how many there are
-    int thread, threads;
-};
-
-struct Range {
-    int64_t first, end;
-    int64_t size() const { return end - first; }
-};
 
 Sharers all_threads(const Pass& pass, int thread) { return {thread, pass.plan.threads}; }
 
@@ -138,27 +111,13 @@ Range blocks_of_node(const Pass& pass, int thread, const Linear& linear, int64_t
 template <class Counted, class Cost, class F>
 void share_experts(const Pass& pass, const PackedLayer& layer, const Sharers& sharers, Counted&& units, Cost&& cost,
                    F&& f) {
-    const Routes& routes = pass.routes;
-    const int32_t count = int32_t(layer.experts.size());
-    int64_t total = 0, at = 0;
-    for (int32_t e = 0; e < count; e++) total += routes.count(e) ? units(e).size() * cost(e) : 0;
-    const int64_t low = share(total, sharers.thread, sharers.threads),
-                  high = share(total, sharers.thread + 1, sharers.threads);
-    for (int32_t e = 0; e < count && at < high; e++) {
-        if (!routes.count(e)) continue;
-        const Range all = units(e);
-        const int64_t each = cost(e);
-        const auto from = [&](int64_t border) {
-            return all.first + std::min(all.size(), (std::max<int64_t>(0, border - at) + each - 1) / each);
-        };
-        if (from(low) < from(high)) f(e, from(low), from(high));
-        at += all.size() * each;
-    }
+    const auto used = [&](int32_t e) { return pass.routes.count(e) ? units(e) : Range{0, 0}; };
+    share_units(int32_t(layer.experts.size()), sharers, used, cost, f);
 }
 
 // The rows of an expert in a buffer of slots, in which those of the first expert have `usual` columns.
 LinearRows slot_rows(const Pass& pass, const PreparedRows& slots, int32_t expert, const Linear& next, int64_t usual) {
-    const bool floats = next.precision == FP32 || next.precision == BF16;
+    const bool floats = next.precision == FP32 || takes_bf16_rows(next.precision);
     const int64_t start = pass.routes.first[size_t(expert)] * round_up(usual, floats ? 32 : SCALE_COLUMNS);
     return {slots.values.data + start * 4, slots.scales.data + start / SCALE_COLUMNS,
             slots.negated_sums.data + start / 32, next.depth};
@@ -187,8 +146,8 @@ void route(Pass& pass, const LayerStep& step, int thread) {
     linear(pass, thread, pass.inputs(thread, layer.router.depth), layer.router, rows,
            pass.activations.shared.router_logits.data, layer.router.blocks * LANES);
     const int64_t first = share(rows, thread, pass.plan.threads), end = share(rows, thread + 1, pass.plan.threads);
-    std::vector<int32_t> order;
-    for (int64_t r = first; r < end; r++) route_row(pass, layer, r, order);
+    RouterScratch scratch;
+    for (int64_t r = first; r < end; r++) route_row(pass, layer, r, scratch);
     if (first < end && pass.completes(0, end - first, rows)) place_slots(pass, layer, rows);
     pass.wait(thread);
 }

@@ -31,13 +31,14 @@ void append_keys_values(Pass& pass, const LayerStep& step, int thread) {
     const uint64_t started = __rdtsc();
     const AttentionView v(pass, step, thread);
     const int64_t units = int64_t(v.plan.append_ranges.size()) * v.spec.kv_heads;
-    const bool owned = v.plan.several_nodes;
-    const int64_t first = owned ? 0 : share(units, thread, v.plan.threads);
-    const int64_t end = owned ? units : share(units, thread + 1, v.plan.threads);
-    for (int64_t u = first; u < end; u++) {
+    const TeamNodes& team = v.plan.team;
+    const int own = thread - team.first_thread(v.node), sharers = team.threads_of(v.node);
+    // Those of this thread's node go round its threads.
+    for (int64_t u = 0, turn = 0; u < units; u++) {
         const RowRange& range = v.plan.append_ranges[size_t(u / v.spec.kv_heads)];
         const int32_t kv_head = int32_t(u % v.spec.kv_heads);
-        if (v.owns(size_t(range.segment), v.plan.last_block(range.first), kv_head)) append_rows(v, range, kv_head);
+        if (!v.on_own_node(size_t(range.segment), v.plan.last_block(range.first), kv_head)) continue;
+        if (turn++ % sharers == own) append_rows(v, range, kv_head);
     }
     if (!pass.rows_kept(step)) return;
     if (thread == 0) pass.next_tile.store(0);

@@ -49,6 +49,20 @@ void rotate_head(const Pass& pass, const PackedLayer& layer, const float* norm, 
 void append_keys_values(Pass& pass, const LayerStep& step, int thread);
 void attention(Pass& pass, const LayerStep& step, int thread);
 
+// scan.cpp: mixers with a recurrent state.
+void prepare_scan(Pass& pass, const LayerStep& step, int thread);
+void scan(Pass& pass, const LayerStep& step, int thread);
+void gate_scanned(Pass& pass, const LayerStep& step, int thread);
+
+// short_conv.cpp
+void short_conv(Pass& pass, const LayerStep& step, int thread);
+void prepare_convolved(Pass& pass, const LayerStep& step, int thread);
+
+// recurrent_rows.cpp
+// The last rows of each segment to where its sequence keeps them, shared by the threads. After a barrier at which all
+// have read what was kept before; ends without one.
+void keep_inputs(const Pass& pass, const LayerStep& step, int thread);
+
 // mlp.cpp
 void mlp(Pass& pass, const LayerStep& step, int thread);
 // Blocks first <= b < last of gate and up, activated, to their columns of `out`.

@@ -12,16 +12,16 @@ namespace {
 
 // Of a row's value in the form of a precision.
 int64_t value_bytes(Precision precision, const KernelTable& kernels) {
-    return precision == FP32 ? 4 : precision == BF16 ? kernels.bf16_row_bytes : 1;
+    return precision == FP32 ? 4 : takes_bf16_rows(precision) ? kernels.bf16_row_bytes : 1;
 }
 
-PassTeam pass_threads(const Pool& pool, const Batch& batch) {
-    return {batch.threads ? std::min(batch.threads, pool.threads()) : pool.threads(), pool.several_nodes()};
+TeamNodes pass_team(const Pool& pool, const Batch& batch) {
+    return pool.team_nodes(batch.threads ? std::min(batch.threads, pool.threads()) : pool.threads());
 }
 
 PassPlan plan_of(const Program& program, const Pool& pool, const Batch& b) {
     return {program.shape,
-            pass_threads(pool, b),
+            pass_team(pool, b),
             {b.segments, b.segments + b.segment_count},
             {b.tokens, b.tokens + b.rows},
             {b.logit_rows, b.logit_rows + b.logit_row_count}};
@@ -33,21 +33,27 @@ Linear wanted_head(const PackedModel& model, int32_t vocabulary) {
     return head;
 }
 
-// Floats of split-KV partials. In a draft, each block may come to be a split.
+// Split-KV partials of a head that a draft needs at most: on the decode path each block may come to be a split, on the
+// prefill path each tile may come to be split.
+int64_t draft_partials(const PassPlan& plan, const int32_t* counts) {
+    int64_t blocks = 0, runs = 0;
+    for (size_t i = 0; i < plan.segments.size(); i++) {
+        const int64_t last = int64_t(plan.segments[i].start) + plan.segments[i].rows - 1 + counts[i];
+        blocks = std::max(blocks, last / BLOCK_POSITIONS + 1);
+        const int64_t seen = last / BLOCK_POSITIONS / SPLIT_BLOCKS + 1;
+        if (seen > 1) runs += plan.segments[i].rows * seen;
+    }
+    if (plan.decode) return plan.rows() * blocks;
+    return std::max(std::min<int64_t>(DECODE_ROWS, int64_t(plan.segments.size())) * blocks, runs);
+}
+
+// Floats of split-KV partials.
 int64_t partial_floats(const Pass& pass, const int32_t* counts) {
-    const PassPlan& plan = pass.plan;
-    const int64_t rows = plan.decode ? plan.rows()
-                         : counts    ? std::min<int64_t>(DECODE_ROWS, int64_t(plan.segments.size()))
-                                     : 0;
     int64_t floats = 0;
-    for (const AttentionPlan& each : plan.attention) {
-        int64_t partials = 0;
-        for (size_t i = 0; i < plan.segments.size(); i++) {
-            const int64_t last = int64_t(plan.segments[i].start) + plan.segments[i].rows - 1;
-            partials = std::max(partials, counts ? (last + counts[i]) / BLOCK_POSITIONS + 1 : each.partials(i));
-        }
+    for (const AttentionPlan& each : pass.plan.attention) {
+        const int64_t partials = counts ? draft_partials(pass.plan, counts) : each.partial_rows;
         const int64_t width = round_up(each.shape.head_dim, LANES) + LANES;
-        floats = std::max(floats, partials * each.shape.heads * rows * width);
+        floats = std::max(floats, partials * each.shape.heads * width);
     }
     return floats;
 }
@@ -56,9 +62,14 @@ int64_t partial_floats(const Pass& pass, const int32_t* counts) {
 void size_layers(const Pass& pass, ActivationSizes& s) {
     const ModelSpec& spec = pass.model.spec;
     for (const PackedLayer& layer : pass.model.layers) {
+        s.qkv = std::max(s.qkv, layer.mixer_in_width());
+        s.attended = std::max(s.attended, round_up(layer.mixer_out_width(), LANES));
+        if (layer.is_recurrent()) {
+            s.scan_columns = std::max(s.scan_columns, layer.recurrent.scan_width());
+            s.state = std::max(s.state, layer.recurrent.scans() ? layer.recurrent.tile_floats() : 0);
+            continue;
+        }
         const AttentionSpec& a = layer.attention;
-        s.qkv = std::max(s.qkv, a.qkv_width());
-        s.attended = std::max(s.attended, round_up(a.query_width(), LANES));
         s.key_depth = std::max(s.key_depth, a.key_depth());
         s.value_width = std::max(s.value_width, a.value_width());
         s.queries = std::max<int64_t>(
@@ -95,13 +106,16 @@ ActivationSizes sizes_of(const Pass& pass, const int32_t* counts) {
     s.threads = pass.plan.threads, s.nodes = pass.pool.node(pass.plan.threads - 1) + 1;
     s.width = round_up(std::max(spec.hidden_size, spec.embedding_size), LANES);
     s.tiles = pass.kernels.tiled && !pass.plan.decode;
+    s.scan_rows = pass.plan.first_scan_row.back();
+    for (int32_t i = 0; counts && i < pass.batch.segment_count; i++) s.scan_rows += counts[i] - 1;
     size_layers(pass, s);
     s.partials = partial_floats(pass, counts);
     return s;
 }
 
-// Of spans of activated columns, and of units of attended ones.
-size_t counters_of(const Pass& pass) {
+// Of spans of activated columns, of units of attended ones, and of tiles that are split: later passes of a draft have
+// no more tiles than its first one.
+size_t counters_of(const Pass& pass, bool drafts) {
     int64_t spans = 1, units = 0;
     for (const int32_t index : pass.program.mlp_kinds) {
         const int64_t inner = round_up(pass.model.layers[size_t(index)].mlp.intermediate_size, LANES);
@@ -109,7 +123,12 @@ size_t counters_of(const Pass& pass) {
     }
     for (const AttentionShape& shape : pass.program.shape.attention) units = std::max(units, shape.units);
     const int64_t segments = std::min<int64_t>(DECODE_ROWS, pass.batch.segment_count);
-    return size_t(std::max(spans, segments * units));
+    int64_t split = 0;
+    for (const AttentionPlan& each : pass.plan.attention) {
+        const int64_t tiles = drafts ? int64_t(each.tiles.size()) : each.split_tiles;
+        if (!pass.plan.decode) split = std::max(split, tiles * each.shape.kv_heads);
+    }
+    return size_t(std::max({spans, segments * units, split}));
 }
 
 }  // namespace
@@ -123,7 +142,7 @@ Pass::Pass(const Program& program_, Pool& pool_, Activations& activations_, cons
       batch(checked(model, batch_, counts)),
       plan(plan_of(program, pool, batch)),
       head(wanted_head(model, batch.vocabulary)),
-      counters(counters_of(*this)),
+      counters(counters_of(*this, counts)),
       blocks_by_node(plan.threads == pool.threads() && model.follows(pool)) {
     activations.place(sizes_of(*this, counts), pool);
     for (const int32_t index : program.mlp_kinds) reserve_routes(model.layers[size_t(index)], plan.rows(), routes);

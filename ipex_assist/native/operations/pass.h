@@ -110,6 +110,9 @@ void run_layers(Pass& pass, int thread);  // and the head; by every thread of th
 void forward(Pass& pass);
 // The pass, and the most likely tokens by its logits (arg_max.cpp).
 void top_tokens(Pass& pass, const TopTokens& found);
+// The pass, and a token for each of its rows with logits, -1 where they hold NaN or infinity, or no token may be
+// chosen. choices: one for each of these rows (sampling.cpp).
+void sample(Pass& pass, const RowChoice* choices, int32_t* tokens);
 // Feeds the batch, then each segment's arg-max among the first `vocabulary` tokens, and so on, until a segment has its
 // count of them or one whose probability is below its minimum; that one is its last. The others go on. The last row of
 // each segment must have logits, and no other (drafting.cpp).

@@ -1,6 +1,7 @@
 #include "operations/pass_plan.h"
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "threads/pool.h"
@@ -13,8 +14,25 @@ constexpr int64_t TILE_QUERIES = 64;  // of a query tile, for all the query head
 // by line, for 130 KB of keys and values (head_dim 128, bf16) that are prefetched.
 constexpr int64_t PARTIALS_A_BLOCK = 16;
 constexpr int64_t MERGED_IN_PLACE = 80;  // partials of heads that one thread merges in the time of a barrier
+// Reading a block takes as long as attending to it with so many queries.
+constexpr int64_t BLOCK_QUERIES = 8;
+constexpr int64_t UNEVEN = 16;      // tiles are split where a thread would have 1/16 more than its share of the work …
+constexpr int64_t SHARE_PARTS = 4;  // … into ranges that are at most 1/4 of a thread's share, or one run
 constexpr int64_t PREPARED =
     128;  // values, times threads, that are prepared in the time of a barrier of as many threads
+
+// The time of the last thread, where threads take units of these costs in their order, `times` of each.
+int64_t taken_in_turns(const std::vector<int64_t>& costs, int32_t times, int threads) {
+    std::vector<int64_t> ends(size_t(threads), 0);  // a heap, the earliest first
+    for (const int64_t cost : costs) {
+        for (int32_t i = 0; i < times; i++) {
+            std::pop_heap(ends.begin(), ends.end(), std::greater<>());
+            ends.back() += cost;
+            std::push_heap(ends.begin(), ends.end(), std::greater<>());
+        }
+    }
+    return *std::max_element(ends.begin(), ends.end());
+}
 
 }  // namespace
 
@@ -25,10 +43,10 @@ bool AttentionShape::operator==(const AttentionShape& other) const {
 
 int32_t AttentionShape::tile_rows() const { return int32_t(std::max<int64_t>(1, TILE_QUERIES / group())); }
 
-PassPlan::PassPlan(const PassShape& shape, const PassTeam& pool, std::vector<Segment> segments_,
+PassPlan::PassPlan(const PassShape& shape, const TeamNodes& team_, std::vector<Segment> segments_,
                    std::vector<int32_t> tokens_, std::vector<int32_t> logit_rows_)
-    : threads(pool.count),
-      several_nodes(pool.several_nodes),
+    : team(team_),
+      threads(team.threads()),
       decode(tokens_.size() <= DECODE_ROWS),
       narrows(!decode && logit_rows_.size() < tokens_.size()),
       segments(std::move(segments_)),
@@ -39,6 +57,12 @@ PassPlan::PassPlan(const PassShape& shape, const PassTeam& pool, std::vector<Seg
     const int64_t others = rows() - (rows() + threads - 1) / threads;
     each_thread_prepares = decode && !shape.projected_embedding && others * shape.hidden_size <= PREPARED * threads;
     place_rows();
+    int64_t scanned = 0;
+    for (const Segment& s : segments) {
+        first_scan_row.push_back(scanned);
+        scanned += shape.recurrent ? s.start - s.settled + s.rows : 0;
+    }
+    first_scan_row.push_back(scanned);
     for (const AttentionShape& each : shape.attention) attention.push_back(plan_attention(each));
 }
 
@@ -73,25 +97,36 @@ AttentionPlan PassPlan::plan_attention(const AttentionShape& shape) const {
         plan.blocks.push_back(last_block(end - 1) + 1 - plan.first_block.back());
     }
     plan.first_tile.push_back(plan.tiles.size());
-    if (decode) {
-        share_blocks(plan);
-    } else {
-        std::sort(plan.tiles.begin(), plan.tiles.end(), [this](const RowRange& a, const RowRange& b) {
-            return last_block(a.end - 1) < last_block(b.end - 1);
-        });
-    }
+    if (decode) share_blocks(plan);
+    else share_tiles(plan);
     return plan;
 }
 
 // Which blocks each thread takes, how many share a partial, and who merges.
 void PassPlan::share_blocks(AttentionPlan& plan) const {
     const AttentionShape& shape = plan.shape;
-    plan.split_blocks = runs_are_even(plan) ? SPLIT_BLOCKS : 1;
-    int64_t units = 0;
-    for (const int64_t blocks : plan.blocks) units += blocks * shape.kv_heads;
-    for (int t = 0; t <= threads; t++) {
-        const int64_t first = share(units, t, threads);
-        plan.thread_first.push_back(plan.split_blocks == SPLIT_BLOCKS ? run_border(plan, first) : first);
+    plan.split_blocks = 1;
+    plan.by_block = team.several() && !team.has_whole_heads(shape.kv_heads);
+    if (plan.by_block) {
+        share_homes(plan);
+    } else {
+        // Whole runs, where threads that take these all have about their share of the blocks.
+        int64_t units = 0, most = 0;
+        for (const int64_t blocks : plan.blocks) units += blocks * shape.kv_heads;
+        plan.split_blocks = SPLIT_BLOCKS;
+        for (int t = 0; t < threads; t++) {
+            plan.thread_units.push_back(units_of(plan, t));
+            most = std::max(most, plan.thread_units.back().end - plan.thread_units.back().first);
+        }
+        if (most * threads * PARTIALS_A_BLOCK > units * (PARTIALS_A_BLOCK + 1)) {
+            plan.split_blocks = 1;
+            for (int t = 0; t < threads; t++) plan.thread_units[size_t(t)] = units_of(plan, t);
+        }
+    }
+    for (int32_t r = 0; r < rows(); r++) {
+        const size_t segment = size_t(segment_of[size_t(r)]);
+        plan.partial_places.push_back({r, rows(), plan.first_block[segment] / plan.split_blocks});
+        plan.partial_rows = std::max(plan.partial_rows, plan.partials(segment) * rows());
     }
     // Where one thread merges a segment's heads as fast as all threads would after a barrier.
     const int64_t heads = std::max<int64_t>(shape.group(), shape.unit_columns / shape.head_dim);
@@ -100,6 +135,89 @@ void PassPlan::share_blocks(AttentionPlan& plan) const {
         const int64_t merged = segments[i].rows * std::min<int64_t>(heads, shape.heads) * plan.partials(i);
         plan.merges_in_place &= merged <= MERGED_IN_PLACE;
     }
+}
+
+// A thread's even share of the units of its node, which has whole heads.
+UnitRange PassPlan::units_of(const AttentionPlan& plan, int thread) const {
+    const int node = team.node(thread), own = thread - team.first_thread(node), sharers = team.threads_of(node);
+    int64_t of_head = 0;
+    for (const int64_t blocks : plan.blocks) of_head += blocks;
+    const int64_t first = share(plan.shape.kv_heads, node, team.nodes()) * of_head,
+                  units = share(plan.shape.kv_heads, node + 1, team.nodes()) * of_head - first;
+    const auto border = [&](int64_t unit) { return plan.split_blocks == 1 ? unit : run_border(plan, unit); };
+    return {border(first + share(units, own, sharers)), border(first + share(units, own + 1, sharers))};
+}
+
+// Where the blocks of a head are on several nodes: an even share of those of its node, for each thread.
+void PassPlan::share_homes(AttentionPlan& plan) const {
+    std::vector<std::vector<int64_t>> units(size_t(team.nodes()));
+    const int32_t heads = plan.shape.kv_heads;
+    int64_t unit = 0;
+    for (int32_t h = 0; h < heads; h++) {
+        for (size_t i = 0; i < segments.size(); i++) {
+            const int32_t* ids = segments[i].blocks + plan.first_block[i];
+            for (int64_t b = 0; b < plan.blocks[i]; b++) units[size_t(team.home(ids[b], h, heads))].push_back(unit++);
+        }
+    }
+    for (int t = 0; t < threads; t++) {
+        const int node = team.node(t), own = t - team.first_thread(node), sharers = team.threads_of(node);
+        const std::vector<int64_t>& all = units[size_t(node)];
+        const size_t first = size_t(share(int64_t(all.size()), own, sharers)),
+                     end = size_t(share(int64_t(all.size()), own + 1, sharers));
+        if (first == end) plan.thread_units.push_back({0, 0});
+        else plan.thread_units.push_back({all[first], all[end - 1] + 1});
+    }
+}
+
+TileUnit PassPlan::whole(const AttentionPlan& plan, int32_t tile) const {
+    const RowRange& rows = plan.tiles[size_t(tile)];
+    return {tile, -1, first_block(rows.first, plan.shape.window), last_block(rows.end - 1) + 1};
+}
+
+// The ranges of a tile, of so many runs each, and places for a partial of each run.
+void PassPlan::split_tile(AttentionPlan& plan, int32_t tile, int64_t runs) const {
+    const TileUnit all = whole(plan, tile);
+    const RowRange& rows = plan.tiles[size_t(tile)];
+    const int64_t count = rows.end - rows.first, first_run = all.first / SPLIT_BLOCKS;
+    for (int64_t b = all.first, next; b < all.end; b = next) {
+        next = std::min(all.end, (b / SPLIT_BLOCKS + runs) * SPLIT_BLOCKS);
+        plan.units.push_back({tile, plan.split_tiles, b, next});
+    }
+    for (int32_t r = rows.first; r < rows.end; r++) {
+        plan.partial_places[size_t(r)] = {plan.partial_rows * plan.shape.kv_heads + r - rows.first, count, first_run};
+    }
+    plan.partial_rows += count * ((all.end - 1) / SPLIT_BLOCKS + 1 - first_run);
+    plan.split_tiles++;
+}
+
+// What threads of the prefill path take, and which tiles are split.
+void PassPlan::share_tiles(AttentionPlan& plan) const {
+    const auto each = [&](const TileUnit& u) {  // the cost of a block
+        const RowRange& rows = plan.tiles[size_t(u.tile)];
+        return BLOCK_QUERIES + int64_t(rows.end - rows.first) * plan.shape.group();
+    };
+    const auto cost = [&](const TileUnit& u) { return (u.end - u.first) * each(u); };
+    const auto sort = [&](std::vector<TileUnit>& units) {
+        std::stable_sort(units.begin(), units.end(),
+                         [&](const TileUnit& a, const TileUnit& b) { return cost(a) > cost(b); });
+    };
+    std::vector<TileUnit> tiles;
+    std::vector<int64_t> costs;
+    int64_t total = 0;
+    for (size_t i = 0; i < plan.tiles.size(); i++) tiles.push_back(whole(plan, int32_t(i)));
+    sort(tiles);
+    for (const TileUnit& u : tiles) costs.push_back(cost(u)), total += costs.back() * plan.shape.kv_heads;
+    if (taken_in_turns(costs, plan.shape.kv_heads, threads) * threads * UNEVEN <= total * (UNEVEN + 1)) {
+        plan.units = std::move(tiles);
+        return;
+    }
+    plan.partial_places.resize(size_t(rows()));
+    for (const TileUnit& u : tiles) {
+        const int64_t run = SPLIT_BLOCKS * each(u), most = std::max<int64_t>(1, total / threads / SHARE_PARTS / run);
+        if ((u.end - 1) / SPLIT_BLOCKS - u.first / SPLIT_BLOCKS < most) plan.units.push_back(u);
+        else split_tile(plan, u.tile, most);
+    }
+    sort(plan.units);
 }
 
 // The border between two runs that is nearest to a unit. Units are counted by KV head, then segment, then block.
@@ -112,18 +230,6 @@ int64_t PassPlan::run_border(const AttentionPlan& plan, int64_t unit) const {
     const int64_t first = plan.first_block[i], block = first + within, run_end = split_end(block, SPLIT_BLOCKS);
     const int64_t lower = std::max(first, run_end - SPLIT_BLOCKS), upper = std::min(first + plan.blocks[i], run_end);
     return unit - block + (block - lower < upper - block ? lower : upper);
-}
-
-// Whether threads that take whole runs all have about their share of the blocks.
-bool PassPlan::runs_are_even(const AttentionPlan& plan) const {
-    if (several_nodes) return plan.shape.kv_heads % threads == 0;  // who owns a block then owns all of its head
-    int64_t units = 0, most = 0, from = 0;
-    for (const int64_t blocks : plan.blocks) units += blocks * plan.shape.kv_heads;
-    for (int t = 1; t <= threads; t++) {
-        const int64_t end = run_border(plan, share(units, t, threads));
-        most = std::max(most, end - from), from = end;
-    }
-    return most * threads * PARTIALS_A_BLOCK <= units * (PARTIALS_A_BLOCK + 1);
 }
 
 }  // namespace ipex_assist

@@ -13,12 +13,15 @@
 //     runs     └────────── 0 ───────┘   └────── 1 ──── …
 //     splits   one partial for each run, or one for each block where threads would share runs unevenly
 //
-// Larger passes (the prefill path) have no splits: a thread takes a query tile through all the blocks that it sees.
+// In larger passes (the prefill path) a thread takes a query tile through all the blocks that it sees. Where tiles are
+// so few or so uneven that threads would wait for one of them (a long context among many rows), tiles are split into
+// ranges of runs, each run of them with its partial.
 #pragma once
 #include <cstdint>
 #include <vector>
 
 #include "operations/batch.h"
+#include "threads/team_nodes.h"
 
 namespace ipex_assist {
 
@@ -38,31 +41,50 @@ struct PassShape {
     int64_t hidden_size = 0;
     bool projected_embedding = false;
     std::vector<AttentionShape> attention;
-    std::vector<int32_t> attention_of_layer;  // which of these each layer has
+    std::vector<int32_t> attention_of_layer;  // which of these each layer has, -1: none
+    bool recurrent = false;                   // whether any layer is
 };
 
-// The threads that run a pass.
-struct PassTeam {
-    int count;
-    bool several_nodes;  // then each block of keys and values is written and read by its owner (Blocks::owner)
+struct UnitRange {  // first <= unit < end
+    int64_t first, end;
 };
 
 struct RowRange {  // rows first <= r < end of one segment
     int32_t first, end, segment;
 };
 
+// What a thread of the prefill path takes at a time, for one KV head: blocks first <= b < end of a query tile.
+struct TileUnit {
+    int32_t tile;
+    int32_t split;  // the number of the tile among those that are split; -1 where these are all of its blocks
+    int64_t first, end;
+};
+
+// Where the partials of a row are: of split s and KV head h at first + ((s - first_split) · kv_heads + h) · stride,
+// each with the queries of a group.
+struct PartialPlace {
+    int64_t first, stride, first_split;
+};
+
 // How a kind of attention layer goes through a pass.
 struct AttentionPlan {
     AttentionShape shape;
-    std::vector<RowRange> tiles;  // query tiles; of the prefill path those that see most come last, and are taken first
+    std::vector<RowRange> tiles;     // query tiles
     std::vector<size_t> first_tile;  // of each segment, and the number of tiles
     std::vector<int64_t> first_block,
         blocks;  // of each segment: the first that one of its rows sees, and how many from it on
+    int32_t split_blocks = SPLIT_BLOCKS;       // blocks of a partial: SPLIT_BLOCKS or 1
+    std::vector<PartialPlace> partial_places;  // of each row; of the prefill path only where its tile is split
+    int64_t partial_rows = 0;                  // partials of each head, of all rows
+    // Of the prefill path: the costliest first, so that none of them is left over at the end.
+    std::vector<TileUnit> units;
+    int32_t split_tiles = 0;
     // Of the decode path:
-    int32_t split_blocks = 1;      // blocks of a partial: SPLIT_BLOCKS or 1
     bool merges_in_place = false;  // whether whoever ends a segment's blocks merges them, without a barrier before
-    std::vector<int64_t>
-        thread_first;  // each thread's first unit, a block of a segment for a KV head, and how many units
+    // Of units, each a block of a segment for a KV head, counted by head, then segment, then block: what each thread
+    // takes, of one node's or, where `by_block`, those among these that its node has (TeamNodes::home).
+    std::vector<UnitRange> thread_units;
+    bool by_block = false;
 
     int64_t partials(size_t segment) const {  // of a segment for each head
         const int64_t end = first_block[segment] + blocks[segment];
@@ -71,8 +93,8 @@ struct AttentionPlan {
 };
 
 struct PassPlan {
-    PassPlan(const PassShape& shape, const PassTeam& threads, std::vector<Segment> segments,
-             std::vector<int32_t> tokens, std::vector<int32_t> logit_rows);
+    PassPlan(const PassShape& shape, const TeamNodes& team, std::vector<Segment> segments, std::vector<int32_t> tokens,
+             std::vector<int32_t> logit_rows);
 
     int32_t rows() const { return int32_t(tokens.size()); }
     int64_t last_block(int32_t row) const { return positions[size_t(row)] / BLOCK_POSITIONS; }
@@ -87,8 +109,8 @@ struct PassPlan {
         return attention[size_t(attention_of_layer[size_t(layer)])];
     }
 
-    int threads;
-    bool several_nodes;
+    TeamNodes team;             // the threads that run the pass
+    int threads;                // how many they are
     bool decode;                // up to DECODE_ROWS rows
     bool narrows;               // whether rows without logits end with the last layer's keys and values
     bool each_thread_prepares;  // all rows by itself, in memory of its own, because that takes less time than a barrier
@@ -96,6 +118,9 @@ struct PassPlan {
     std::vector<int32_t> tokens, positions, segment_of;  // of each row
     std::vector<int32_t> logit_rows;
     std::vector<int32_t> first_row;  // of each segment
+    // Rows that recurrent layers scan: of each segment those after its state that have stayed, then its own; of each
+    // segment the first, and how many there are.
+    std::vector<int64_t> first_scan_row;
     std::vector<RowRange> append_ranges;
     std::vector<size_t> first_append_range;  // of each segment, and how many there are
     std::vector<AttentionPlan> attention;    // as PassShape has them
@@ -105,8 +130,12 @@ private:
     void place_rows();
     AttentionPlan plan_attention(const AttentionShape& shape) const;
     void share_blocks(AttentionPlan& plan) const;
+    UnitRange units_of(const AttentionPlan& plan, int thread) const;
+    void share_tiles(AttentionPlan& plan) const;
+    void split_tile(AttentionPlan& plan, int32_t tile, int64_t runs) const;
+    TileUnit whole(const AttentionPlan& plan, int32_t tile) const;
     int64_t run_border(const AttentionPlan& plan, int64_t unit) const;
-    bool runs_are_even(const AttentionPlan& plan) const;
+    void share_homes(AttentionPlan& plan) const;
 };
 
 // The first block after those that share a partial, or, of size SPLIT_BLOCKS, a run.

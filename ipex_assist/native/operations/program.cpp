@@ -29,6 +29,18 @@ void list_attention(const PackedLayer& layer, LayerStep& step) {
     step.proceed = {attention, output_linear};
 }
 
+// All rows change the state, so that rows which end with this layer are dropped after the scan.
+void list_recurrent(const PackedLayer& layer, LayerStep& step) {
+    step.fill = {prepare_attention, qkv_linear};
+    if (layer.recurrent.kind == SHORT_CONV) {
+        step.fill.push_back(short_conv);
+        step.proceed = {prepare_convolved, output_linear};
+    } else {
+        for (const Operation each : {prepare_scan, scan}) step.fill.push_back(each);
+        step.proceed = {gate_scanned, output_linear};
+    }
+}
+
 void list_mlp(const PackedLayer& layer, LayerStep& step) {
     step.proceed.push_back(prepare_mlp);
     if (!layer.mlp.experts) return step.proceed.push_back(mlp);
@@ -50,15 +62,21 @@ Program::Program(const PackedModel& model_) : model(model_) {
     for (size_t i = 0; i < model.layers.size(); i++) {
         const PackedLayer& layer = model.layers[i];
         LayerStep step{int32_t(i), i + 1 == model.layers.size(), {}, {}};
-        list_attention(layer, step);
+        if (layer.is_recurrent()) list_recurrent(layer, step);
+        else list_attention(layer, step);
         list_mlp(layer, step);
         layers.push_back(step);
+        const auto alike = [&](int32_t other) { return same_kind(model.layers[size_t(other)].mlp, layer.mlp); };
+        if (std::none_of(mlp_kinds.begin(), mlp_kinds.end(), alike)) mlp_kinds.push_back(int32_t(i));
+        shape.recurrent |= layer.is_recurrent();
+        if (layer.is_recurrent()) {
+            shape.attention_of_layer.push_back(-1);
+            continue;
+        }
         const AttentionShape each = attention_shape(layer);
         const auto known = std::find(shape.attention.begin(), shape.attention.end(), each);
         shape.attention_of_layer.push_back(int32_t(known - shape.attention.begin()));
         if (known == shape.attention.end()) shape.attention.push_back(each);
-        const auto alike = [&](int32_t other) { return same_kind(model.layers[size_t(other)].mlp, layer.mlp); };
-        if (std::none_of(mlp_kinds.begin(), mlp_kinds.end(), alike)) mlp_kinds.push_back(int32_t(i));
     }
 }
 

@@ -11,14 +11,18 @@ void multiply(float* x, float factor, int64_t size) {
 }
 
 // x += delta, with the norms and the multiplier of the layer. `delta` stays as it is, as other threads may read it,
-// too; `changed` is room for a row that it becomes.
-void add_delta(const Pass& pass, const ResidualNorm& between, float* x, const float* delta, float* changed) {
+// too; `changed` is room for a row that it becomes. Where all threads read the same row at the same time, just after
+// others wrote it, each begins at `start`, a place of its own: no cache line has them all wait for it.
+void add_delta(const Pass& pass, const ResidualNorm& between, float* x, const float* delta, float* changed,
+               int64_t start) {
     const int64_t size = pass.model.spec.hidden_size;
     const float factor = between.multiplier;
     if (between.post) normalize(pass, *between.post, delta, changed);
     else if (factor != 1) std::copy(delta, delta + size, changed);
     if (factor != 1) multiply(changed, factor, size);
-    pass.kernels.add(x, between.post || factor != 1 ? changed : delta, size);
+    const float* added = between.post || factor != 1 ? changed : delta;
+    pass.kernels.add(x + start, added + start, size - start);
+    if (start > 0) pass.kernels.add(x, added, start);
     if (between.post_residual) normalize(pass, *between.post_residual, x, x);
 }
 
@@ -38,17 +42,18 @@ void residual_norm(Pass& pass, int thread, const ResidualNorm& between, const st
     const Array<float>& stream = all ? own.x : pass.activations.shared.x;
     const int64_t first = all ? 0 : share(count, thread, plan.threads);
     const int64_t end = all ? count : share(count, thread + 1, plan.threads);
+    const int64_t start = all ? share(size / LANES, thread, plan.threads) * LANES : 0;
     for (int64_t i = first; i < end; i++) {
         const int64_t row = kept ? (*kept)[size_t(i)] : i;
         float* x = stream.row(row);
         // Where the last layer has dropped rows, those of delta lie side by side.
         const float* delta = pass.delta(thread).row(kept && plan.narrows ? i : row);
-        if (between.add && !between.late) add_delta(pass, between, x, delta, own.row.data);
+        if (between.add && !between.late) add_delta(pass, between, x, delta, own.row.data, start);
         if (between.pre) normalize(pass, *between.pre, x, own.row.data);
         const float* from = between.pre ? own.row.data : x;
         if (all) prepare_row(pass, thread, from, size, 0, next.depth, i, next, own.inputs.with_depth(next.depth));
         else prepare_row(pass, thread, from, size, 0, next.depth, i, next, &NodeBuffers::inputs);
-        if (between.late) add_delta(pass, between, x, delta, own.row.data);
+        if (between.late) add_delta(pass, between, x, delta, own.row.data, start);
     }
     if (!all) pass.wait(thread);
 }

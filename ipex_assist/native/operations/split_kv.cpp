@@ -9,6 +9,8 @@ namespace {
 
 AttentionPartial partial_at(float* row, int64_t width) { return {row[width - LANES], row[width - LANES + 1], row}; }
 
+}  // namespace
+
 void merge_head(const AttentionView& v, int64_t row, int32_t head) {
     const int32_t kv_head = head / v.spec.group();
     const int64_t end = v.plan.last_block(int32_t(row)) + 1;
@@ -26,8 +28,6 @@ void merge_head(const AttentionView& v, int64_t row, int32_t head) {
     add_sink(v, head, sum);
     finish_head(v, sum, row, head);
 }
-
-}  // namespace
 
 void merge_partial(const AttentionView& v, AttentionPartial& sum, const AttentionPartial& next, float* to) {
     if (sum.output) return v.k.merge(sum, next, v.spec.scale, v.spec.head_dim);
@@ -51,7 +51,9 @@ void add_sink(const AttentionView& v, int32_t head, AttentionPartial& sum) {
 
 void finish_head(const AttentionView& v, const AttentionPartial& sum, int64_t row, int32_t head) {
     float* out = v.attended(row, head);
-    for (int32_t d = 0; d < v.spec.head_dim; d++) out[d] = sum.output[d] / sum.sum;
+    const int64_t dim = v.spec.head_dim;
+    for (int64_t d = 0; d < dim; d++) out[d] = sum.output[d] / sum.sum;
+    if (v.spec.output_gate) v.k.multiply_sigmoid(out, v.qkv(row) + v.spec.gate_column() + head * dim, dim);
 }
 
 void merge_unit(const AttentionView& v, int64_t row, int64_t unit) {

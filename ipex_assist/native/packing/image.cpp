@@ -1,32 +1,16 @@
 // A model's image from a file that somebody packed before: copied, mapped, or mapped first and copied later.
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
-#include <stdexcept>
-#include <string>
-#include <system_error>
 #include <utility>
 
 #include "abi/checks.h"
+#include "memory/read_file.h"
 #include "packing/model.h"
 
 namespace ipex_assist {
 namespace {
 
 constexpr int64_t PAGE = 4096;
-
-// Not through a mapping: one whose file somebody truncates meanwhile ends the process (SIGBUS).
-void read_file(int file, int64_t offset, uint8_t* to, int64_t bytes) {
-    while (bytes > 0) {
-        const ssize_t got = pread(file, to, size_t(bytes), offset);
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) throw std::system_error(errno, std::generic_category(), "the file cannot be read");
-        if (got == 0) throw std::runtime_error("the file ends " + std::to_string(bytes) + " bytes too early");
-        to += got, offset += got, bytes -= got;
-    }
-}
 
 }  // namespace
 

@@ -110,7 +110,7 @@ Linear ImageLayout::linear(const ModelSpec& spec, int64_t columns, int64_t width
     linear.depth = padded_depth(precision, width);
     linear.blocks = columns / LANES;
     if (bias) linear.bias = vector(columns);
-    if (precision == INT8) linear.scales = vector(columns);
+    if (precision == INT8 || precision == FP8) linear.scales = vector(columns);
     if (spec.ordered) linear.order = reinterpret_cast<const int32_t*>(take(linear.depth * 4, 64));
     const int64_t bytes = linear.blocks * block_bytes(linear.precision, linear.group, linear.depth);
     if (!divided()) linear.weights = take(bytes, WEIGHTS_ALIGNMENT);
@@ -158,19 +158,38 @@ void ImageLayout::place(ModelWeights& w, const std::vector<LayerSpec>& layers, u
 }
 
 void ImageLayout::place_layer(const ModelSpec& spec, PackedLayer& layer) {
-    const AttentionSpec& a = layer.attention;
     const bool first_norms = layer.norm_place != POST;
     if (first_norms) layer.attention_norm = norm(spec);
+    if (layer.is_recurrent()) place_recurrent(spec, layer);
+    else place_attention(spec, layer);
+    if (layer.has_post_norms()) layer.attention_out_norm = norm(spec);
+    if (first_norms && !layer.shared_norm) layer.mlp_norm = norm(spec);
+    place_mlp(spec, layer);
+    if (layer.has_post_norms()) layer.mlp_out_norm = norm(spec);
+}
+
+void ImageLayout::place_attention(const ModelSpec& spec, PackedLayer& layer) {
+    const AttentionSpec& a = layer.attention;
     layer.qkv = linear(spec, a.qkv_width(), spec.hidden_size, a.qkv_bias, spec.precision);
     const bool one = a.qk_norm == ONE_FOR_HEADS;
     if (a.qk_norm) layer.q_norm = vector(one ? a.head_dim : a.query_width());
     if (a.qk_norm) layer.k_norm = vector(one ? a.head_dim : a.kv_width());
     if (a.sinks) layer.sinks = vector(a.heads);
     layer.output = linear(spec, packed(spec.hidden_size), a.query_width(), a.output_bias, spec.precision);
-    if (layer.has_post_norms()) layer.attention_out_norm = norm(spec);
-    if (first_norms && !layer.shared_norm) layer.mlp_norm = norm(spec);
-    place_mlp(spec, layer);
-    if (layer.has_post_norms()) layer.mlp_out_norm = norm(spec);
+}
+
+void ImageLayout::place_recurrent(const ModelSpec& spec, PackedLayer& layer) {
+    const RecurrentSpec& r = layer.recurrent;
+    RecurrentWeights& w = layer.recurrence;
+    layer.qkv = linear(spec, r.width(), spec.hidden_size, r.input_bias, spec.precision);
+    if (r.scans()) w.q_conv = vector(r.conv_kernel * r.key_width()), w.k_conv = vector(r.conv_kernel * r.key_width());
+    w.v_conv = vector(r.conv_kernel * r.value_width());
+    if (r.scans() && r.conv_bias) w.q_conv_bias = vector(r.key_width()), w.k_conv_bias = vector(r.key_width());
+    if (r.conv_bias) w.v_conv_bias = vector(r.value_width());
+    if (r.scans()) w.decay_rate = vector(r.heads), w.dt_bias = vector(r.heads);
+    if (r.kind == MAMBA2) w.skip = vector(r.heads);
+    if (r.norm_weights()) w.norm = vector(r.norm_weights());
+    layer.output = linear(spec, packed(spec.hidden_size), r.value_width(), r.output_bias, spec.precision);
 }
 
 void ImageLayout::place_mlp(const ModelSpec& spec, PackedLayer& layer) {
@@ -182,6 +201,7 @@ void ImageLayout::place_mlp(const ModelSpec& spec, PackedLayer& layer) {
     }
     layer.router =
         linear(spec, packed(mlp.experts) + (mlp.shared_gate ? LANES : 0), spec.hidden_size, mlp.router_bias, FP32);
+    if (mlp.correction_bias) layer.correction_bias = vector(mlp.experts);
     for (int32_t e = 0; e < mlp.experts; e++) layer.experts.push_back(this->mlp(spec, mlp, mlp.intermediate_size));
     if (mlp.shared_size) layer.experts.push_back(this->mlp(spec, mlp, mlp.shared_size));
 }

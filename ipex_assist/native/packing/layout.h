@@ -48,6 +48,8 @@ private:
     const float* vector(int64_t size);
     Norm norm(const ModelSpec& spec);
     void place_layer(const ModelSpec& spec, PackedLayer& layer);
+    void place_attention(const ModelSpec& spec, PackedLayer& layer);
+    void place_recurrent(const ModelSpec& spec, PackedLayer& layer);
     void place_mlp(const ModelSpec& spec, PackedLayer& layer);
     Mlp mlp(const ModelSpec& spec, const MlpSpec& mlp, int64_t size);
 

@@ -64,45 +64,41 @@ void PackedModel::require_memory() const {
 namespace {
 
 // Throws NotFinite for the first value that is NaN or infinity.
-[[noreturn]] void refuse_values(const KernelTable& kernels, SourceType type, const void* data, int64_t rows,
-                                int64_t columns) {
-    constexpr int64_t PIECE = 256;
-    float values[PIECE];
-    const int64_t size = rows * columns, bytes = type == SOURCE_F32 ? 4 : 2;
-    for (int64_t start = 0; start < size; start += PIECE) {
-        const int64_t count = size - start < PIECE ? size - start : PIECE;
-        if (kernels.widen(type, static_cast<const uint8_t*>(data) + start * bytes, count, values)) continue;
-        int64_t i = 0;
+[[noreturn]] void refuse_values(const KernelTable& kernels, const StoredMatrix& matrix) {
+    std::vector<float> values(size_t(matrix.columns));
+    RowReader reader(matrix);
+    for (int64_t row = 0; row < matrix.rows; row++) {
+        if (kernels.widen(matrix.type, reader.rows(row, 1), matrix.columns, values.data())) continue;
+        size_t i = 0;
         while (std::isfinite(values[i])) i++;
-        const std::string what = std::isnan(values[i]) ? "NaN" : "infinity",
-                          row = std::to_string((start + i) / columns);
-        throw NotFinite(what + " in row " + row +
-                        (columns > 1 ? ", column " + std::to_string((start + i) % columns) : ""));
+        const std::string what = std::isnan(values[i]) ? "NaN" : "infinity";
+        throw NotFinite(what + " in row " + std::to_string(row) +
+                        (matrix.columns > 1 ? ", column " + std::to_string(i) : ""));
     }
     throw NotFinite("NaN or infinity");
 }
 
 // False where NaN or infinity is among the values.
-bool pack_linear(const KernelTable& kernels, Pool& pool, const PackTarget& target, bool bias, SourceType type,
-                 const void* data) {
+bool pack_linear(const KernelTable& kernels, Pool& pool, const PackTarget& target, bool bias,
+                 const StoredMatrix& matrix) {
     const Linear& linear = *target.linear;
-    const int64_t count = (target.columns + LANES - 1) / LANES, bytes = type == SOURCE_F32 ? 4 : 2;
-    const auto source = [&](int64_t column, int64_t width) {
-        return static_cast<const uint8_t*>(data) + column * width * bytes;
-    };
+    const int64_t count = (target.columns + LANES - 1) / LANES;
     const auto columns_of = [&](int64_t i) {
         return target.columns - i * LANES < LANES ? target.columns - i * LANES : LANES;
     };
     std::atomic<bool> numbers{true};
     if (bias) {
+        const auto* values = static_cast<const uint8_t*>(matrix.data);
         for (int64_t i = 0; i < count; i++) {
             float* to = const_cast<float*>(linear.bias) + (target.first + i * target.step) * LANES;
-            if (!kernels.widen(type, source(i * LANES, 1), columns_of(i), to)) numbers = false;
+            const uint8_t* from = values + i * LANES * matrix.element_bytes();
+            if (!kernels.widen(matrix.type, from, columns_of(i), to)) numbers = false;
         }
         return numbers;
     }
     pool.run([&](int thread) {
         std::vector<float> scratch(size_t(linear.depth * (LANES + 2)));
+        RowReader reader(matrix);
         // Whoever writes a block has it on its own node; where there is one node, all have as much to do.
         const bool owned = pool.several_nodes();
         const auto [first, last] = slice(linear, thread, pool.threads());
@@ -111,9 +107,10 @@ bool pack_linear(const KernelTable& kernels, Pool& pool, const PackTarget& targe
             const int64_t block = target.first + i * target.step;
             if (owned && (block < first || block >= last)) continue;
             float* scales = linear.scales ? const_cast<float*>(linear.scales) + block * LANES : nullptr;
-            if (!kernels.pack(linear.precision, linear.group, type, source(i * LANES, target.width), target.width,
-                              columns_of(i), target.width, linear.depth,
-                              const_cast<uint8_t*>(weights_of(linear, block)), scales, scratch.data())) {
+            const uint8_t* from = reader.rows(i * LANES, columns_of(i));
+            if (!kernels.pack(linear.precision, linear.group, matrix.type, from, target.width, columns_of(i),
+                              target.width, linear.depth, const_cast<uint8_t*>(weights_of(linear, block)), scales,
+                              scratch.data())) {
                 numbers = false;
             }
         }
@@ -122,17 +119,17 @@ bool pack_linear(const KernelTable& kernels, Pool& pool, const PackTarget& targe
 }
 
 // False where NaN or infinity is among the values.
-bool pack_table(const PackedModel& model, Pool& pool, SourceType type, const void* data, int64_t rows,
-                int64_t columns) {
-    const int64_t from_bytes = type == SOURCE_F32 ? 4 : 2, to_bytes = model.spec.precision == FP32 ? 4 : 2;
-    const bool same = type == (model.spec.precision == FP32 ? SOURCE_F32 : SOURCE_BF16);
+bool pack_table(const PackedModel& model, Pool& pool, const StoredMatrix& matrix) {
+    const int64_t rows = matrix.rows, columns = matrix.columns, to_bytes = model.spec.precision == FP32 ? 4 : 2;
+    const bool same = matrix.type == (model.spec.precision == FP32 ? SOURCE_F32 : SOURCE_BF16);
     std::atomic<bool> numbers{true};
     pool.run([&](int thread) {
         std::vector<float> row(static_cast<size_t>(columns));
+        RowReader reader(matrix);
         for (int64_t r = share(rows, thread, pool.threads()); r < share(rows, thread + 1, pool.threads()); r++) {
-            const uint8_t* from = static_cast<const uint8_t*>(data) + r * columns * from_bytes;
+            const uint8_t* from = reader.rows(r, 1);
             uint8_t* to = const_cast<uint8_t*>(model.table) + r * columns * to_bytes;
-            if (!model.kernels->widen(type, from, columns, row.data())) numbers = false;
+            if (!model.kernels->widen(matrix.type, from, columns, row.data())) numbers = false;
             if (same) {
                 std::memcpy(to, from, size_t(columns * to_bytes));
             } else {
@@ -145,24 +142,44 @@ bool pack_table(const PackedModel& model, Pool& pool, SourceType type, const voi
 
 }  // namespace
 
-bool PackedModel::pack(Pool& pool, Slot slot, int32_t index, bool bias, SourceType type, const void* data, int64_t rows,
-                       int64_t columns) {
+namespace {
+
+// A vector of a recurrent mixer, as a checkpoint has it, in the form that passes read: see RecurrentWeights.
+void arrange_recurrent(Slot slot, bool bias, const RecurrentSpec& r, float* values) {
+    if (slot == A_LOG) {
+        for (int32_t h = 0; h < r.heads; h++) values[h] = float(-std::exp(double(values[h])));
+    }
+    if (bias || slot > V_CONV) return;
+    const int64_t taps = r.conv_kernel, columns = slot == V_CONV ? r.value_width() : r.key_width();
+    const std::vector<float> stored(values, values + taps * columns);  // (columns, taps)
+    for (int64_t i = 0; i < taps * columns; i++) values[i % taps * columns + i / taps] = stored[size_t(i)];
+}
+
+}  // namespace
+
+bool PackedModel::pack(Pool& pool, Slot slot, int32_t index, bool bias, const StoredMatrix& matrix) {
     require_memory();
-    if (type < SOURCE_F32 || type > SOURCE_BF16) refuse("there is no source type %d", type);
-    if (!data || rows < 1 || columns < 1)
+    const int64_t rows = matrix.rows, columns = matrix.columns;
+    if (matrix.type < SOURCE_F32 || matrix.type > SOURCE_BF16) refuse("there is no source type %d", matrix.type);
+    if (!matrix.is_somewhere() || rows < 1 || columns < 1)
         refuse("a weight of %lld rows and %lld columns", (long long)rows, (long long)columns);
     if (!exists(slot, index, bias)) return false;
     const PackTarget where = target(slot, index);
     float* to = const_cast<float*>(vector(slot, index, bias));
-    if (to || bias ? rows * columns != (to ? vector_size(slot, index) : where.columns)
+    if (to || bias ? rows * columns != (to ? vector_size(slot, index, bias) : where.columns)
                    : rows != where.columns || columns != where.width) {
         return false;
     }
-    bool numbers = !to || kernels->widen(type, data, rows * columns, to);
-    if (slot == EMBED_TOKENS && !head_is_table() && !table_of_)
-        numbers = pack_table(*this, pool, type, data, rows, columns);
-    if (where.linear) numbers &= pack_linear(*kernels, pool, where, bias, type, data);
-    if (!numbers) refuse_values(*kernels, type, data, rows, columns);
+    if ((to || bias) && !matrix.data) {
+        std::vector<uint8_t> read(size_t(rows * matrix.row_bytes()));
+        read_file(matrix.file, matrix.offset, read.data(), int64_t(read.size()));
+        return pack(pool, slot, index, bias, {matrix.type, read.data(), rows, columns});
+    }
+    bool numbers = !to || kernels->widen(matrix.type, matrix.data, rows * columns, to);
+    if (to && slot >= Q_CONV && slot < Q_PROJ) arrange_recurrent(slot, bias, layers[size_t(index)].recurrent, to);
+    if (slot == EMBED_TOKENS && !head_is_table() && !table_of_) numbers = pack_table(*this, pool, matrix);
+    if (where.linear) numbers &= pack_linear(*kernels, pool, where, bias, matrix);
+    if (!numbers) refuse_values(*kernels, matrix);
     arrivals_.arrived(slot, index, bias);
     return true;
 }
@@ -211,7 +228,7 @@ bool PackedModel::pack_int4(Pool& pool, Slot slot, int32_t index, const uint8_t*
             }
         }
     });
-    if (!numbers) refuse_values(*kernels, SOURCE_F32, scales, columns, groups);
+    if (!numbers) refuse_values(*kernels, {SOURCE_F32, scales, columns, groups});
     if (slot != EMBED_TOKENS || table_of_)
         arrivals_.arrived(slot, index, false);  // else the table itself is still to come
     return true;

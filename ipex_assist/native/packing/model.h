@@ -7,6 +7,7 @@
 #include "memory/memory.h"
 #include "packing/arrivals.h"
 #include "packing/layout.h"
+#include "packing/stored_matrix.h"
 #include "packing/weights.h"
 
 namespace ipex_assist {
@@ -49,15 +50,19 @@ public:
     // shape.
     bool share_table(std::shared_ptr<const PackedModel> other);
 
-    // Packs a contiguous tensor of the checkpoint (rows, columns). False where no
-    // such weight of that shape exists. Throws NotFinite where the tensor holds NaN or infinity.
-    bool pack(Pool& pool, Slot slot, int32_t index, bool bias, SourceType type, const void* data, int64_t rows,
-              int64_t columns);
+    // Packs a contiguous tensor of the checkpoint. False where no such weight of that shape exists. Throws NotFinite
+    // where the tensor holds NaN or infinity.
+    bool pack(Pool& pool, Slot slot, int32_t index, bool bias, const StoredMatrix& matrix);
     // Packs a matrix that is quantized already: values (columns, width) from 0 to 15, and for each group of input
     // columns a scale and a zero from 0 to 31 (columns, groups); the last group may be short. Exact for scales of up to
     // 19 significant bits, as those of fp16 and bf16. False where there is no such int4 weight; NotFinite as above.
     bool pack_int4(Pool& pool, Slot slot, int32_t index, const uint8_t* values, const float* scales,
                    const uint8_t* zeros, int64_t columns, int64_t width);
+    // Packs a matrix that is stored in 8 bits already: values (columns, width), signed integers with a scale for each
+    // column (columns, 1) for an int8 weight, or E4M3 with one for each span of 128 input columns (columns, spans) for
+    // an fp8 weight. False where there is no such weight, or where within 16 columns both vary; NotFinite as above.
+    bool pack_bytes(Pool& pool, Slot slot, int32_t index, const uint8_t* values, const float* scales, int64_t groups,
+                    int64_t columns, int64_t width);
     // The order of a linear's input columns (width), in which matrices are packed into it. False where it has none.
     bool set_order(Slot slot, int32_t index, const int32_t* order, int64_t width);
     // Columns [first, last) of a row (width) in the order of `linear`: in `buffer`, or where they are if it has none.

@@ -7,18 +7,19 @@
 namespace ipex_assist {
 namespace {
 
+// Values i to i + 15 of a row in fp32, 0 where the mask leaves one out.
+inline __m512 widened(SourceType type, __mmask16 mask, const void* source, int64_t i) {
+    if (type == SOURCE_F32) return _mm512_maskz_loadu_ps(mask, static_cast<const float*>(source) + i);
+    const __m256i half = _mm256_maskz_loadu_epi16(mask, static_cast<const uint16_t*>(source) + i);
+    return type == SOURCE_F16 ? _mm512_cvtph_ps(half)
+                              : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+
 bool widen(SourceType type, const void* source, int64_t size, float* out) {
     __m512i largest = _mm512_setzero_si512();
     for (int64_t i = 0; i < size; i += LANES) {
         const __mmask16 mask = lanes(size - i);
-        __m512 v;
-        if (type == SOURCE_F32) {
-            v = _mm512_maskz_loadu_ps(mask, static_cast<const float*>(source) + i);
-        } else {
-            const __m256i half = _mm256_maskz_loadu_epi16(mask, static_cast<const uint16_t*>(source) + i);
-            v = type == SOURCE_F16 ? _mm512_cvtph_ps(half)
-                                   : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
-        }
+        const __m512 v = widened(type, mask, source, i);
         largest = _mm512_max_epu32(largest, size_bits(v));
         _mm512_mask_storeu_ps(out + i, mask, v);
     }
@@ -37,12 +38,39 @@ void narrow(SourceType type, const float* source, int64_t size, void* out) {
     }
 }
 
-// Transposes: the first `count` dwords of column j (columns are `pitch` dwords apart) to lane j of `count` lines.
+// Dword j of line i from dword i of line j: by pairs of lines, then by fours, then whole quarters change places.
+inline void transpose(__m512i (&line)[LANES]) {
+    __m512i pairs[LANES], quads[LANES];
+    for (int i = 0; i < LANES; i += 2) {
+        pairs[i] = _mm512_unpacklo_epi32(line[i], line[i + 1]);
+        pairs[i + 1] = _mm512_unpackhi_epi32(line[i], line[i + 1]);
+    }
+    for (int i = 0; i < LANES; i += 4) {
+        quads[i] = _mm512_unpacklo_epi64(pairs[i], pairs[i + 2]);
+        quads[i + 1] = _mm512_unpackhi_epi64(pairs[i], pairs[i + 2]);
+        quads[i + 2] = _mm512_unpacklo_epi64(pairs[i + 1], pairs[i + 3]);
+        quads[i + 3] = _mm512_unpackhi_epi64(pairs[i + 1], pairs[i + 3]);
+    }
+    for (int i = 0; i < 4; i++) {
+        const __m512i a = _mm512_shuffle_i32x4(quads[i], quads[4 + i], 0x88);
+        const __m512i b = _mm512_shuffle_i32x4(quads[8 + i], quads[12 + i], 0x88);
+        const __m512i c = _mm512_shuffle_i32x4(quads[i], quads[4 + i], 0xdd);
+        const __m512i d = _mm512_shuffle_i32x4(quads[8 + i], quads[12 + i], 0xdd);
+        line[i] = _mm512_shuffle_i32x4(a, b, 0x88);
+        line[4 + i] = _mm512_shuffle_i32x4(c, d, 0x88);
+        line[8 + i] = _mm512_shuffle_i32x4(a, b, 0xdd);
+        line[12 + i] = _mm512_shuffle_i32x4(c, d, 0xdd);
+    }
+}
+
+// The first `count` dwords (a multiple of 16) of column j (columns are `pitch` dwords apart) to lane j of `count`
+// lines.
 inline void interleave(const uint32_t* columns, int64_t pitch, int64_t count, uint8_t* block) {
-    const __m512i index = _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
-                                             _mm512_set1_epi32(int32_t(pitch)));
-    for (int64_t i = 0; i < count; i++) {
-        _mm512_storeu_si512(block + i * 64, _mm512_i32gather_epi32(index, columns + i, 4));
+    for (int64_t i = 0; i < count; i += LANES) {
+        __m512i line[LANES];
+        for (int64_t j = 0; j < LANES; j++) line[j] = _mm512_loadu_si512(columns + j * pitch + i);
+        transpose(line);
+        for (int64_t k = 0; k < LANES; k++) _mm512_storeu_si512(block + (i + k) * 64, line[k]);
     }
 }
 
@@ -78,16 +106,12 @@ struct Sums {
 };
 
 struct Trial {
-    const float* x;  // (size, 16)
-    int64_t size;
+    const float* x;  // (SIZE, 16)
     __m512 scale, reciprocal, lowest, highest;
 };
 
-// The nearest integers, ties to even, of numbers below 2^22: with 1.5 · 2^23 added, a float has no fraction.
-inline __m512 nearest(__m512 x) {
-    const __m512 whole = _mm512_set1_ps(12582912.0f);
-    return _mm512_sub_ps(_mm512_add_ps(x, whole), whole);
-}
+// The nearest whole numbers, ties to even.
+inline __m512 nearest(__m512 x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT); }
 
 // Scales rounded to the bits that the zero leaves them; 0 where they are too small to divide by.
 inline __m512 storable(__m512 scale) {
@@ -98,15 +122,17 @@ inline __m512 storable(__m512 scale) {
 
 // Sums over the values first, first + STEP, … of a group, in the order above: the squared error on a grid and, with
 // FIT, the sums that a least-squares fit of the scale needs.
-template <bool FIT, int STEP>
+template <bool FIT, int SIZE, int STEP = 1>
 inline __attribute__((always_inline)) Sums sums_of(const Trial& trial, int64_t first) {
     if constexpr (STEP < LANES) {
-        const Sums a = sums_of<FIT, 2 * STEP>(trial, first), b = sums_of<FIT, 2 * STEP>(trial, first + STEP);
+        const Sums a = sums_of<FIT, SIZE, 2 * STEP>(trial, first),
+                   b = sums_of<FIT, SIZE, 2 * STEP>(trial, first + STEP);
         return {_mm512_add_ps(a.error, b.error), FIT ? _mm512_add_ps(a.product, b.product) : a.product,
                 FIT ? _mm512_add_ps(a.square, b.square) : a.square};
     } else {
         Sums sums{_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
-        for (int64_t k = first; k < trial.size; k += LANES) {
+#pragma GCC unroll 8
+        for (int64_t k = first; k < SIZE; k += LANES) {
             const __m512 v = _mm512_loadu_ps(trial.x + k * LANES);
             const __m512 q =
                 _mm512_min_ps(_mm512_max_ps(nearest(_mm512_mul_ps(v, trial.reciprocal)), trial.lowest), trial.highest);
@@ -130,9 +156,13 @@ struct Search {
 
     template <bool FIT>
     __attribute__((noinline)) Sums sums(__m512 scale, __m512 zero) const {
-        return sums_of<FIT, 1>({x, size, scale, _mm512_div_ps(_mm512_set1_ps(1.0f), scale),
-                                _mm512_sub_ps(_mm512_setzero_ps(), zero), _mm512_sub_ps(_mm512_set1_ps(15.0f), zero)},
-                               0);
+        const Trial trial{x, scale, _mm512_div_ps(_mm512_set1_ps(1.0f), scale),
+                          _mm512_sub_ps(_mm512_setzero_ps(), zero), _mm512_sub_ps(_mm512_set1_ps(15.0f), zero)};
+        switch (size) {
+            case 32: return sums_of<FIT, 32>(trial, 0);
+            case 64: return sums_of<FIT, 64>(trial, 0);
+            default: return sums_of<FIT, 128>(trial, 0);
+        }
     }
 
     // Takes grids where they are better, and then those whose scale fits the nibbles best (least squares).
@@ -234,19 +264,24 @@ inline void pack_int4_group(const float* x, int64_t size, uint8_t* to) {
 template <class F>
 inline bool for_groups(int32_t group, SourceType type, const uint8_t* source, int64_t stride, int64_t columns,
                        int64_t width, int64_t depth, const F& to) {
-    alignas(64) float values[LANES * SCALE_COLUMNS], turned[LANES * SCALE_COLUMNS];
+    alignas(64) float turned[LANES * SCALE_COLUMNS];
     const int64_t element = type == SOURCE_F32 ? 4 : 2;
-    bool numbers = true;
+    __m512i most = _mm512_setzero_si512();
     for (int64_t g = 0; g < depth; g += group) {
-        for (int64_t j = 0; j < LANES; j++) {
-            const int64_t left = j < columns && g < width ? width - g : 0, used = left < group ? left : group;
-            if (used) numbers &= widen(type, source + (j * stride + g) * element, used, values + j * group);
-            std::memset(values + j * group + used, 0, size_t(group - used) * sizeof(float));
+        for (int64_t k = 0; k < group; k += LANES) {
+            __m512i line[LANES];
+            const __mmask16 mask = lanes(width - g - k);
+            for (int64_t j = 0; j < LANES; j++) {
+                line[j] = j < columns ? _mm512_castps_si512(widened(type, mask, source + j * stride * element, g + k))
+                                      : _mm512_setzero_si512();
+                most = _mm512_max_epu32(most, size_bits(_mm512_castsi512_ps(line[j])));
+            }
+            transpose(line);
+            for (int64_t i = 0; i < LANES; i++) _mm512_store_si512(turned + (k + i) * LANES, line[i]);
         }
-        interleave(reinterpret_cast<const uint32_t*>(values), group, group, reinterpret_cast<uint8_t*>(turned));
         to(g, turned);
     }
-    return numbers;
+    return finite(most);
 }
 
 inline bool pack_int4(int32_t group, SourceType type, const uint8_t* source, int64_t stride, int64_t columns,

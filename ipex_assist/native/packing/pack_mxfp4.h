@@ -2,6 +2,7 @@
 #pragma once
 #include "kernels/linear_mxfp4.h"
 #include "packing/pack_block.h"
+#include "packing/pack_fp8.h"
 
 namespace ipex_assist {
 namespace {
@@ -58,6 +59,7 @@ bool pack(Precision precision, int32_t group, SourceType type, const void* sourc
           int64_t width, int64_t depth, uint8_t* block, float* scales, float* scratch) {
     const auto* from = static_cast<const uint8_t*>(source);
     if (precision == INT4) return pack_int4(group, type, from, stride, columns, width, depth, block);
+    if (precision == FP8) return pack_fp8(type, from, stride, columns, width, depth, block, scales);
     if (precision == MXFP4) return pack_mxfp4(type, from, stride, columns, width, depth, block);
     // scratch: one column in fp32, then 16 columns as they will be stored.
     const int64_t bytes = precision == FP32 ? depth * 4 : precision == BF16 ? depth * 2 : depth;

@@ -19,6 +19,7 @@ struct AttentionSpec {
     HeadNorm qk_norm;
     int32_t qkv_bias, output_bias;
     int32_t sinks;              // whether each query head has a logit beside the scores of its softmax
+    int32_t output_gate;        // whether attended values are multiplied with the sigmoid of a gate each
     float scale;                // of query · key
     float cap;                  // scores x become cap · tanh(x / cap); 0: they stay
     const float* alibi_slopes;  // (heads), or null; those of a PackedModel's layers are ÷ scale
@@ -26,10 +27,12 @@ struct AttentionSpec {
     int32_t group() const { return heads / kv_heads; }  // query heads that share a KV head
     int64_t query_width() const { return int64_t(heads) * head_dim; }
     int64_t kv_width() const { return int64_t(kv_heads) * head_dim; }
-    // Columns of the rows that the QKV linear gives: queries from 0 on, keys, values, each from a multiple of 16 on.
+    // Columns of the rows that the QKV linear gives: queries from 0 on, keys, values, gates, each from a multiple of 16
+    // on.
     int64_t key_column() const { return round_up(query_width(), LANES); }
     int64_t value_column() const { return key_column() + round_up(kv_width(), LANES); }
-    int64_t qkv_width() const { return value_column() + round_up(kv_width(), LANES); }
+    int64_t gate_column() const { return value_column() + round_up(kv_width(), LANES); }
+    int64_t qkv_width() const { return gate_column() + (output_gate ? round_up(query_width(), LANES) : 0); }
     // Of a head in keys as they are packed, and in values.
     int64_t key_depth() const { return padded_depth(FP32, head_dim); }
     int64_t value_width() const { return round_up(head_dim, LANES); }
@@ -37,6 +40,59 @@ struct AttentionSpec {
     const float* head_norm(const float* norms, int32_t head) const {
         if (qk_norm == ALL_HEADS || !norms) return nullptr;
         return norms + (qk_norm == EACH_HEAD ? int64_t(head) * head_dim : 0);
+    }
+};
+
+// What a router makes of its logits: their softmax over all experts, a sigmoid of each, or for each of two experts a
+// softmax over the logits near its own (Phi-3.5-MoE).
+enum Scores : int32_t { SOFTMAX, SIGMOID, SPARSEMIXER };
+
+// What a layer has in the place of softmax attention: a mixer that keeps, for each sequence, a state of fixed size
+// instead of keys and values. In all of them a short causal convolution over the last `conv_kernel` rows comes first.
+//   GATED_DELTA  per head: S <- decay·S; S <- S + k·(beta·(v - S·k)); out = S·q        (Yang et al. 2024, 2412.06464)
+//   MAMBA2       per head: S <- decay·S + B·(dt·x); out = S·C + skip·x                 (Dao and Gu 2024, 2405.21060)
+//   SHORT_CONV   no state beside the rows of the convolution: out = C·conv(B·x)        (LFM2)
+enum RecurrentKind : int32_t { NO_RECURRENCE, GATED_DELTA, MAMBA2, SHORT_CONV };
+
+// Of MAMBA2, queries are C, keys B and values x, and key heads are the groups that share B and C.
+struct RecurrentSpec {
+    RecurrentKind kind;
+    int32_t heads, key_heads;  // of values, and of queries and keys
+    int32_t key_dim, value_dim;
+    int32_t conv_kernel, conv_bias;
+    int32_t input_bias, output_bias;
+    int32_t norm_groups;          // MAMBA2: parts of a row that are normalised by themselves, 0: no norm
+    float least_step, most_step;  // MAMBA2: what dt is clamped to
+
+    int64_t key_width() const { return int64_t(key_heads) * key_dim; }
+    int64_t value_width() const { return int64_t(heads) * value_dim; }
+    bool scans() const { return kind == GATED_DELTA || kind == MAMBA2; }
+    // Columns of the rows that the input linear gives: queries from 0 on, keys, values, decay inputs, betas, output
+    // gates, each from a multiple of 16 on.
+    int64_t key_column() const { return round_up(key_width(), LANES); }
+    int64_t value_column() const { return 2 * key_column(); }
+    int64_t decay_column() const { return value_column() + round_up(value_width(), LANES); }
+    int64_t beta_column() const { return decay_column() + (scans() ? round_up(heads, LANES) : 0); }
+    int64_t gate_column() const { return beta_column() + (kind == GATED_DELTA ? round_up(heads, LANES) : 0); }
+    int64_t width() const { return gate_column() + (scans() ? round_up(value_width(), LANES) : 0); }
+    // What a sequence keeps of its last rows: the columns before the output gates.
+    int64_t input_width() const { return gate_column(); }
+    // Of a row after the convolution (operations/scan.cpp): heads of queries, keys and values padded to 16, decays,
+    // betas.
+    int64_t key_depth() const { return round_up(key_dim, LANES); }
+    int64_t value_depth() const { return round_up(value_dim, LANES); }
+    int64_t scan_key() const { return key_heads * key_depth(); }
+    int64_t scan_value() const { return 2 * scan_key(); }
+    int64_t scan_decay() const { return scan_value() + heads * value_depth(); }
+    int64_t scan_beta() const { return scan_decay() + round_up(heads, LANES); }
+    int64_t scan_width() const { return scans() ? scan_beta() + round_up(heads, LANES) : 0; }
+    // Parts of the state that one thread computes: 16 columns of a head.
+    int64_t tiles() const { return scans() ? heads * value_depth() / LANES : 0; }
+    int64_t tile_floats() const { return key_depth() * LANES; }
+    int64_t norm_weights() const { return kind == GATED_DELTA ? value_dim : norm_groups ? value_width() : 0; }
+    // Values that are normalised together after the scan; 0: none are.
+    int64_t norm_size() const {
+        return kind == GATED_DELTA ? value_dim : kind == MAMBA2 && norm_groups ? value_width() / norm_groups : 0;
     }
 };
 
@@ -52,6 +108,15 @@ struct MlpSpec {
     int32_t router_bias;
     int32_t shared_size;  // intermediate_size of the expert that every row passes through, 0: none
     int32_t shared_gate;  // whether a sigmoid weights it
+    Scores scores;
+    int32_t correction_bias;  // whether a bias is added to scores for the choice of experts
+    int32_t groups;           // of neighbouring experts, of which a row's are in `groups_per_token`
+    int32_t groups_per_token;
+    int32_t best_of_group;  // experts of a group that it is judged by: 1 or 2
+    float scaling;          // of a row's weights
+    float added_to_sum;     // that weights are divided by, and `least_sum` is the least of it
+    float least_sum;
+    float jitter;  // SPARSEMIXER: logits are near each other up to twice this share of them
 
     int32_t count() const { return experts + (shared_size ? 1 : 0); }  // experts, the shared one included
 };
@@ -61,13 +126,18 @@ struct MlpSpec {
 enum NormPlace : int32_t { PRE, POST_RESIDUAL, POST, SANDWICH };
 
 struct LayerSpec {
-    AttentionSpec attention;
+    AttentionSpec attention;  // without heads where there is a recurrent mixer
+    RecurrentSpec recurrent;
     MlpSpec mlp;
     NormPlace norm_place;
     int32_t parallel;           // attention and MLP read the same rows, and both are added to them
     int32_t shared_norm;        // of these, one norm serves both
     float residual_multiplier;  // of what attention and MLP add
 
+    bool is_recurrent() const { return recurrent.kind != NO_RECURRENCE; }
+    // Columns of what the first linear of its mixer gives, and of what the second one takes.
+    int64_t mixer_in_width() const { return is_recurrent() ? recurrent.width() : attention.qkv_width(); }
+    int64_t mixer_out_width() const { return is_recurrent() ? recurrent.value_width() : attention.query_width(); }
     bool has_pre_norms() const { return norm_place == PRE || norm_place == SANDWICH; }
     bool has_post_norms() const { return norm_place == POST || norm_place == SANDWICH; }
 };

@@ -9,13 +9,51 @@ PackTarget attention_target(const ModelWeights& w, Slot slot, int32_t index) {
     if (size_t(index) >= w.layers.size()) return {};
     const PackedLayer& layer = w.layers[size_t(index)];
     const AttentionSpec& a = layer.attention;
+    if (layer.is_recurrent()) return {};
     const int64_t hidden = w.spec.hidden_size;
     switch (slot) {
         case Q_PROJ: return {&layer.qkv, 0, 1, a.query_width(), hidden};
         case K_PROJ: return {&layer.qkv, a.key_column() / LANES, 1, a.kv_width(), hidden};
         case V_PROJ: return {&layer.qkv, a.value_column() / LANES, 1, a.kv_width(), hidden};
         case O_PROJ: return {&layer.output, 0, 1, hidden, a.query_width()};
+        case G_PROJ: return {a.output_gate ? &layer.qkv : nullptr, a.gate_column() / LANES, 1, a.query_width(), hidden};
         default: return {};
+    }
+}
+
+PackTarget recurrent_target(const ModelWeights& w, Slot slot, int32_t index) {
+    if (size_t(index) >= w.layers.size() || !w.layers[size_t(index)].is_recurrent()) return {};
+    const PackedLayer& layer = w.layers[size_t(index)];
+    const RecurrentSpec& r = layer.recurrent;
+    const int64_t hidden = w.spec.hidden_size;
+    const auto part = [&](int64_t column, int64_t columns, bool there = true) {
+        return there ? PackTarget{&layer.qkv, column / LANES, 1, columns, hidden} : PackTarget{};
+    };
+    switch (slot) {
+        case Q_IN: return part(0, r.key_width());
+        case K_IN: return part(r.key_column(), r.key_width());
+        case V_IN: return part(r.value_column(), r.value_width());
+        case A_IN: return part(r.decay_column(), r.heads, r.scans());
+        case B_IN: return part(r.beta_column(), r.heads, r.kind == GATED_DELTA);
+        case Z_IN: return part(r.gate_column(), r.value_width(), r.scans());
+        case MIXER_OUT: return {&layer.output, 0, 1, hidden, r.value_width()};
+        default: return {};
+    }
+}
+
+// A vector of a recurrent mixer, null where it has none, and its size.
+std::pair<const float*, int64_t> recurrent_vector(const PackedLayer& layer, Slot slot, bool bias) {
+    const RecurrentSpec& r = layer.recurrent;
+    const RecurrentWeights& w = layer.recurrence;
+    const int64_t taps = bias ? 1 : r.conv_kernel;
+    switch (slot) {
+        case Q_CONV: return {bias ? w.q_conv_bias : w.q_conv, taps * r.key_width()};
+        case K_CONV: return {bias ? w.k_conv_bias : w.k_conv, taps * r.key_width()};
+        case V_CONV: return {bias ? w.v_conv_bias : w.v_conv, taps * r.value_width()};
+        case A_LOG: return {bias ? nullptr : w.decay_rate, r.heads};
+        case DT_BIAS: return {bias ? nullptr : w.dt_bias, r.heads};
+        case SKIP: return {bias ? nullptr : w.skip, r.heads};
+        default: return {bias ? nullptr : w.norm, r.norm_weights()};
     }
 }
 
@@ -45,6 +83,7 @@ PackTarget mlp_target(const ModelWeights& w, Slot slot, int32_t index) {
 
 PackTarget ModelWeights::target(Slot slot, int32_t index) const {
     if (slot >= GATE_PROJ) return mlp_target(*this, slot, index);
+    if (slot >= Q_IN) return recurrent_target(*this, slot, index);
     if (slot >= Q_PROJ) return attention_target(*this, slot, index);
     const int64_t hidden = spec.hidden_size;
     switch (slot) {
@@ -70,7 +109,8 @@ const float* ModelWeights::vector(Slot slot, int32_t index, bool bias) const {
         case Q_NORM: return bias ? nullptr : layer.q_norm;
         case K_NORM: return bias ? nullptr : layer.k_norm;
         case SINKS: return bias ? nullptr : layer.sinks;
-        default: return nullptr;
+        case CORRECTION_BIAS: return bias ? nullptr : layer.correction_bias;
+        default: return slot >= Q_CONV && slot < Q_PROJ ? recurrent_vector(layer, slot, bias).first : nullptr;
     }
 }
 
@@ -83,12 +123,21 @@ bool ModelWeights::exists(Slot slot, int32_t index, bool bias) const {
     return where.linear && where.linear->weights && (!bias || where.linear->bias);
 }
 
-int64_t ModelWeights::vector_size(Slot slot, int32_t index) const {
+int64_t ModelWeights::vector_size(Slot slot, int32_t index, bool bias) const {
     if (slot == EMBED_POSITIONS) return int64_t(spec.positions) * spec.hidden_size;
+    if (slot == CORRECTION_BIAS) return layers[size_t(index)].mlp.experts;
+    if (slot >= Q_CONV && slot < Q_PROJ) return recurrent_vector(layers[size_t(index)], slot, bias).second;
     if (slot != Q_NORM && slot != K_NORM && slot != SINKS) return spec.hidden_size;
     const AttentionSpec& a = layers[size_t(index)].attention;
     if (slot == SINKS) return a.heads;
     return a.qk_norm == ONE_FOR_HEADS ? a.head_dim : slot == Q_NORM ? a.query_width() : a.kv_width();
+}
+
+bool ModelWeights::is_recurrent() const {
+    for (const PackedLayer& layer : layers) {
+        if (layer.is_recurrent()) return true;
+    }
+    return false;
 }
 
 std::vector<const Linear*> ModelWeights::linears() const {

@@ -24,10 +24,26 @@ enum Slot : int32_t {
     Q_NORM,
     K_NORM,
     SINKS,
+    CORRECTION_BIAS,
+    Q_CONV,
+    K_CONV,
+    V_CONV,
+    A_LOG,
+    DT_BIAS,
+    SKIP,
+    GATED_NORM,
     Q_PROJ,
     K_PROJ,
     V_PROJ,
     O_PROJ,
+    G_PROJ,
+    Q_IN,
+    K_IN,
+    V_IN,
+    A_IN,
+    B_IN,
+    Z_IN,
+    MIXER_OUT,
     GATE_PROJ,
     UP_PROJ,
     DOWN_PROJ,
@@ -56,16 +72,28 @@ struct Mlp {
     Linear up, down;
 };
 
+// Vectors of a recurrent mixer; those of a convolution are (conv_kernel, columns), the latest row's last.
+struct RecurrentWeights {
+    const float *q_conv = nullptr, *k_conv = nullptr, *v_conv = nullptr;
+    const float *q_conv_bias = nullptr, *k_conv_bias = nullptr, *v_conv_bias = nullptr;
+    const float* decay_rate = nullptr;  // (heads): -exp(A_log)
+    const float* dt_bias = nullptr;     // (heads)
+    const float* skip = nullptr;        // (heads)
+    const float* norm = nullptr;        // of the gated norm: (norm_size), or of MAMBA2 of all groups
+};
+
 // Its steps are into_attention, qkv, attention, output, into_mlp, up, down; or router and experts in place of the last
 // two.
 struct PackedLayer : LayerSpec {
     Linear qkv, output, up, down;
+    const float* correction_bias = nullptr;  // (experts), or null
     Linear router;             // fp32; where there is a shared gate, it has the first column of the last block
     std::vector<Mlp> experts;  // the shared one is the last
     ResidualNorm into_attention, into_mlp;
     Norm attention_norm, attention_out_norm, mlp_norm, mlp_out_norm;  // the latter of each is a post norm
     const float *q_norm = nullptr, *k_norm = nullptr;
     const float* sinks = nullptr;  // (heads), or null
+    RecurrentWeights recurrence;   // where its mixer is recurrent: then qkv and output are its linears
 };
 
 // Where the rows of a checkpoint's matrix go: to every `step`-th block of a linear from `first` on.
@@ -85,9 +113,10 @@ struct ModelWeights {
     PackTarget target(Slot slot, int32_t index) const;
     // A norm, a bias of a norm, sinks or positions; null where it is none of this model's.
     const float* vector(Slot slot, int32_t index, bool bias) const;
-    int64_t vector_size(Slot slot, int32_t index) const;
+    int64_t vector_size(Slot slot, int32_t index, bool bias) const;
     bool exists(Slot slot, int32_t index, bool bias) const;
     std::vector<const Linear*> linears() const;
+    bool is_recurrent() const;  // whether any of its layers is
 
     const ModelSpec spec;
     std::vector<PackedLayer> layers;

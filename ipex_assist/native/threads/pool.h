@@ -11,13 +11,14 @@
 
 #include "threads/barrier.h"
 #include "threads/lock.h"
+#include "threads/team_nodes.h"
 
 namespace ipex_assist {
 
 class Pool {
 public:
     // cpus: the CPU of each thread, or null to leave placement to the kernel. The calling thread is thread 0; it is
-    // bound to its CPU during a run only. nodes: the memory node of each thread, ascending from 0 on (memory_nodes);
+    // bound to its CPU during a run only. nodes: the memory node of each thread, ascending from 0 on (group_by_node);
     // empty for one node.
     Pool(int threads, const int32_t* cpus, std::vector<int32_t> nodes = {});
     ~Pool();
@@ -33,6 +34,7 @@ public:
         if (node_of_.empty()) return node > 0 ? threads_ : 0;
         return int(std::lower_bound(node_of_.begin(), node_of_.end(), node) - node_of_.begin());
     }
+    TeamNodes team_nodes(int threads) const { return {threads, node_of_}; }  // of the first threads
     // Within a run: returns when all its threads are here. Throws where one of them has failed.
     void wait(int thread) { team_->barrier.wait(thread); }
     // Of all runs so far; waits for the end of a run.

@@ -1,4 +1,7 @@
-"""Packs matrices that a checkpoint stores in 4 bits into the native core's image without rounding them again.
+"""Packs matrices that a checkpoint stores in 4 or 8 bits into the native core's image without rounding them again.
+
+The core's int8 holds signed integers with a scale for each output column, its fp8 E4M3 with one for each span of 128
+input columns of 16 outputs, or for each output: see native/packing/stored_bytes.cpp.
 
 The core's int4 format holds everything that GPTQ and AWQ store, exactly: 4-bit values, zeros up to 31, scales of 19
 significant bits. Act-order (GPTQ's desc_act) gives each linear a permutation of its input columns, in which groups are
@@ -16,10 +19,11 @@ from dataclasses import replace
 
 import torch
 
+from ipex_assist.checkpoints.compressed import FP8_SPAN
 from ipex_assist.checkpoints.quantized import QuantizedCheckpoint
 from ipex_assist.checkpoints.short_name import short_name
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.executors.model_bytes import stored_outer_precision
+from ipex_assist.executors.model_bytes import stored_group, stored_outer_precision
 from ipex_assist.models import Source
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import NotFiniteError, check_shape, head_dim_of, part_of, resolve, weight_shape
@@ -27,22 +31,23 @@ from ipex_assist.native.library import Pool
 from ipex_assist.native.model import PackedModel
 from ipex_assist.native.structures import place_of
 from ipex_assist.quantization.int4_weight import Int4Weight
+from ipex_assist.quantization.scaled_weight import ScaledWeight
 
 log = logging.getLogger("ipex_assist")
 
 # Weights that the core computes as one linear, so that they share a permutation of input columns.
-_TOGETHER = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "up", "up_proj": "up"}
+_TOGETHER = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "g_proj": "qkv", "gate_proj": "up", "up_proj": "up"}
 
 
-def int4_model(
+def stored_model(
     checkpoint: QuantizedCheckpoint, spec: DecoderSpec, sources: dict[str, Source], pool: Pool
 ) -> PackedModel:
-    """An empty model of the core with the checkpoint's group size, to be filled by `pack_stored`."""
+    """An empty model of the core with the checkpoint's precision and group size, to be filled by `pack_stored`."""
     return PackedModel(
         spec,
-        "int4",
+        checkpoint.stored_precision or "bf16",
         pool,
-        checkpoint.core_group(),
+        stored_group(checkpoint),
         outer_precision=stored_outer_precision(checkpoint, sources),
         ordered=bool(checkpoint.act_order),
     )
@@ -52,7 +57,7 @@ def pack_stored(
     model: PackedModel,
     checkpoint: QuantizedCheckpoint,
     sources: dict[str, Source],
-    weights: Iterable[tuple[str, torch.Tensor | Int4Weight]],
+    weights: Iterable[tuple[str, torch.Tensor | Int4Weight | ScaledWeight]],
 ) -> None:
     """Fill a model's image from `checkpoint.stored`; float matrices are quantized as their linear is.
 
@@ -79,19 +84,23 @@ def pack_stored(
         del weight
     if rounded:
         log.warning(
-            "%s: %d matrices are rounded to 4 bits in groups of %d here: they are stored as floats, or in another "
+            "%s: %d matrices are rounded to %s here: they are stored as floats, or in another "
             "order of columns than the ones they are multiplied with; the first is %s",
             short_name(checkpoint.source),
             len(rounded),
-            model.group,
+            f"4 bits in groups of {model.group}" if model.precision == "int4" else model.precision,
             rounded[0],
         )
 
 
 def _pack(
-    model: PackedModel, ours: str, source: Source, weight: torch.Tensor | Int4Weight, order: torch.Tensor | None
+    model: PackedModel,
+    ours: str,
+    source: Source,
+    weight: torch.Tensor | Int4Weight | ScaledWeight,
+    order: torch.Tensor | None,
 ) -> bool:
-    """Pack one weight. False where a layer's matrix had to be rounded to 4 bits, from floats or from other groups."""
+    """Pack one weight. False where a layer's matrix had to be rounded, from floats or from other groups."""
     dim = head_dim_of(model.spec, ours)
     if isinstance(weight, torch.Tensor):
         part = part_of(weight, source, dim)
@@ -101,6 +110,10 @@ def _pack(
     if ours.endswith((".router.weight", ".shared_gate.weight")):  # fp32 in the core
         model.pack(ours, part_of(weight.dequantized(), source, dim))
         return True
+    if isinstance(weight, ScaledWeight):
+        return _pack_scaled(
+            model, ours, weight.rows(lambda matrix: part_of(matrix, replace(source, transposed=False), dim))
+        )
     # Quantizers always store (out, in), even where the float checkpoint stores (in, out).
     stored = weight.rows(lambda matrix: part_of(matrix, replace(source, transposed=False), dim))
     check_shape(model.spec, ours, stored.shape)
@@ -129,6 +142,42 @@ def _pack_int4(model: PackedModel, ours: str, weight: Int4Weight) -> None:
         width,
     )
     model.check_packed(status, ours, weight.shape)
+
+
+def _pack_scaled(model: PackedModel, ours: str, weight: ScaledWeight) -> bool:
+    """Pack a matrix of 8-bit values. False where its scales differ within 16 outputs as fp8 cannot hold them."""
+    check_shape(model.spec, ours, weight.shape)
+    columns, width = weight.shape
+    scales = weight.scales
+    if weight.values.dtype == torch.float8_e4m3fn:
+        spans = torch.arange(-(-width // FP8_SPAN)) * FP8_SPAN
+        scales = scales[:, spans // weight.group] if scales.shape[1] > 1 else scales.expand(-1, len(spans))
+        if not _fits_blocks(scales):
+            model.pack(ours, weight.dequantized())
+            return False
+    values, scales = weight.values.contiguous(), scales.contiguous()
+    status = model.library.ia_model_pack_bytes(
+        model.handle,
+        model.pool.handle,
+        *place_of(model.spec, ours),
+        values.data_ptr(),
+        scales.data_ptr(),
+        scales.shape[1],
+        columns,
+        width,
+    )
+    model.check_packed(status, ours, weight.shape)
+    return True
+
+
+def _fits_blocks(scales: torch.Tensor) -> bool:
+    """Whether of each 16 rows of scales (columns, spans) all are equal, or each has one value for all spans."""
+    columns, spans = scales.shape
+    last = scales[-1:].expand(-columns % 16, -1)
+    blocks = torch.cat((scales, last)).view(-1, 16, spans)
+    same = (blocks == blocks[:, :1]).flatten(1).all(1)
+    single = (blocks == blocks[:, :, :1]).flatten(1).all(1)
+    return bool((same | single).all())
 
 
 def _set_order(model: PackedModel, ours: str, order: torch.Tensor | None) -> None:

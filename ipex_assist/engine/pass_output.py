@@ -1,0 +1,96 @@
+"""One pass of the target, and what each request gets from it: its tokens, and logits where it asked for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ipex_assist.engine.scheduled_request import ScheduledRequest
+from ipex_assist.executors.interface import Model, Rows
+from ipex_assist.executors.row_choice import RowChoice, SamplesInOneCall
+from ipex_assist.speculative.row_choices import PlannedChoices, plan_choices
+from ipex_assist.speculative.sampling import Row
+from ipex_assist.speculative.verify import choices
+
+if TYPE_CHECKING:
+    import torch
+
+_NOT_CHOSEN = (RowChoice(), RowChoice(keep_logits=True))  # after tokens of the prompt
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """What a pass computed for a request.
+
+    tokens: the target's choice after each row that decides, lazily: verification may end before the last. logits:
+    (vocab,) of each row with logits, in order; empty where the request needs none.
+    """
+
+    tokens: Iterator[int]
+    logits: Sequence[Row | None]
+
+
+@dataclass(frozen=True)
+class PlannedPass:
+    """Which rows a pass has, and how the token after each of them is chosen; made before the pass.
+
+    planned: None where the target returns logits.
+    """
+
+    target: Model
+    batch: Sequence[ScheduledRequest]
+    rows: list[Rows]
+    planned: list[PlannedChoices] | None
+
+    @classmethod
+    def of(cls, target: Model, batch: Sequence[ScheduledRequest]) -> PlannedPass:
+        """Plan a pass of `target`."""
+        rows = [scheduled.rows() for scheduled in batch]
+        if not isinstance(target, SamplesInOneCall):
+            return cls(target, batch, rows, None)
+        width = target.spec.vocab_size
+        return cls(target, batch, rows, [_planned(*each, width) for each in zip(batch, rows, strict=True)])
+
+    def run(self) -> list[RequestOutput]:
+        """Run the pass. Returns the output of each request of the batch."""
+        if self.planned is None:
+            logits = self.target.forward(self.rows)
+            parts = logits.split([each.last for each in self.rows])
+            return [_of_logits(scheduled, part) for scheduled, part in zip(self.batch, parts, strict=True)]
+        assert isinstance(self.target, SamplesInOneCall)
+        found = self.target.sample(self.rows, [choice for planned in self.planned for choice in planned.rows])
+        outputs, first = [], 0
+        for scheduled, planned in zip(self.batch, self.planned, strict=True):
+            end = first + len(planned.rows)
+            deciding = max(first, end - 1 - len(scheduled.proposal.tokens))
+            outputs.append(RequestOutput(planned.tokens(found.tokens[deciding:end]), found.logits[first:end]))
+            first = end
+        return outputs
+
+
+def _planned(scheduled: ScheduledRequest, rows: Rows, width: int) -> PlannedChoices:
+    """The choices after a request's rows with logits; those after prompt tokens are not asked for."""
+    request = scheduled.request
+    keep = request.needs_prompt_logits or request.logprobs is not None
+    if not scheduled.reads_all_pending:
+        return PlannedChoices([_NOT_CHOSEN[keep]] * rows.last)
+    planned = plan_choices(
+        request.sampling,
+        request.tokens,
+        scheduled.proposal.tokens,
+        seen=request.seen_tokens(width),
+        grammar=request.grammar,
+        keep_logits=keep,
+    )
+    if rows.last > len(planned.rows):
+        planned.rows[:0] = [_NOT_CHOSEN[keep]] * (rows.last - len(planned.rows))
+    return planned
+
+
+def _of_logits(scheduled: ScheduledRequest, logits: torch.Tensor) -> RequestOutput:
+    request, drafted = scheduled.request, scheduled.proposal.tokens
+    deciding = logits[max(0, len(logits) - 1 - len(drafted)) :]
+    keep = request.needs_prompt_logits or request.logprobs is not None
+    listed = [row.float().numpy() for row in logits] if keep else []
+    return RequestOutput(choices(deciding, request.sampling, request.tokens, drafted, request.grammar), listed)

@@ -1,0 +1,75 @@
+"""How tokens are chosen, as the C++ core reads it."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+from collections import abc
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.executors.row_choice import LOGIT_EDIT, RowChoice, SampledRows, SamplingRule
+from ipex_assist.native.structures import CRowChoice, CSamplingRule
+
+Logits = NDArray[np.float32]
+
+
+@functools.lru_cache(maxsize=1024)
+def core_rule(rule: SamplingRule) -> CSamplingRule:
+    """A rule as the core reads it; the same object for each row of a request."""
+    return CSamplingRule(
+        temperature=rule.temperature,
+        top_p=rule.top_p,
+        min_p_distance=rule.temperature * math.log(rule.min_p) if rule.min_p > 0 else -math.inf,
+        seed=rule.seed,
+        top_k=min(rule.top_k, (1 << 31) - 1),
+        repetition_penalty=rule.repetition_penalty,
+        presence_penalty=rule.presence_penalty,
+        frequency_penalty=rule.frequency_penalty,
+    )
+
+
+class CoreChoices:
+    """The choices after one call's rows, where the core finds them, and the tokens that it writes."""
+
+    def __init__(self, choices: abc.Sequence[RowChoice], vocabulary: int, kept: KeptLogits) -> None:
+        """vocabulary: logits of a row. kept: memory for those that are asked for."""
+        self._choices = choices
+        self.rows = (CRowChoice * len(choices))()
+        self.tokens = (ctypes.c_int32 * len(choices))()
+        self._rules = [core_rule(choice.rule) for choice in choices]  # referred to by address
+        self._logits = kept.rows(sum(choice.keep_logits for choice in choices), vocabulary)
+        addresses = iter([row.ctypes.data for row in self._logits])
+        for row, choice, rule in zip(self.rows, choices, self._rules, strict=True):
+            row.rule, row.position = ctypes.pointer(rule), choice.position
+            if choice.edits is not None and len(choice.edits):
+                assert choice.edits.dtype == LOGIT_EDIT, choice.edits.dtype
+                assert choice.edits.flags.c_contiguous, "edits with gaps"
+                row.edits, row.edit_count = choice.edits.ctypes.data, len(choice.edits)
+            if choice.mask is not None:
+                if len(choice.mask) < vocabulary or not choice.mask.flags.c_contiguous:
+                    raise IpexAssistError(f"a mask of {len(choice.mask)} tokens for {vocabulary} logits")
+                row.mask = choice.mask.ctypes.data
+            if choice.keep_logits:
+                row.logits = next(addresses)
+
+    def found(self) -> SampledRows:
+        """What the core has chosen, after the passes."""
+        logits = iter(self._logits)
+        return SampledRows(self.tokens[:], [next(logits) if choice.keep_logits else None for choice in self._choices])
+
+
+class KeptLogits:
+    """Memory for logits that leave the core, used again by each call."""
+
+    def __init__(self) -> None:
+        self._memory: Logits = np.empty((0, 0), np.float32)
+
+    def rows(self, count: int, vocabulary: int) -> list[Logits]:
+        """Rows of `vocabulary` logits; those of the last call are overwritten."""
+        if self._memory.shape[0] < count or self._memory.shape[1] != vocabulary:
+            self._memory = np.empty((count, vocabulary), np.float32)
+        return list(self._memory[:count])

@@ -1,0 +1,84 @@
+"""What Qwen's models with Gated DeltaNet layers share: three of four layers are recurrent, the fourth is attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ipex_assist.models.common import FULL, activation, layer_count, llama_like, rope, rotary_part
+from ipex_assist.models.config import Config, NotComputed
+from ipex_assist.models.layers import with_mixers
+from ipex_assist.models.names import HEAD_NORMS, LLAMA_LINEARS, LLAMA_NORMS, ExpertNames, named
+from ipex_assist.models.spec import DecoderSpec, RecurrentSpec
+from ipex_assist.models.weights import Source
+
+LINEAR = "linear_attention"
+_NORMS = {**LLAMA_NORMS, **HEAD_NORMS}
+# Vectors of a mixer, by our names; convolutions and inputs differ between the families.
+VECTORS = {"a_log": "A_log", "dt_bias": "dt_bias", "gated_norm": "norm.weight"}
+
+
+def hybrid(model_type: str, config: Config, **differences: Any) -> DecoderSpec:
+    """The spec of such a model. Raises NotComputed for layers of other kinds."""
+    every = config.integer("full_attention_interval", 4)
+    kinds = config.optional_texts("layer_types") or [
+        LINEAR if every < 1 or (layer + 1) % every else FULL for layer in range(layer_count(config))
+    ]
+    if unknown := sorted(set(kinds) - {FULL, LINEAR}):
+        raise NotComputed(f"layers of the type {unknown[0]!r} are not supported")
+    if activation(config.text("hidden_act", "silu")) != "silu":
+        raise NotComputed("Gated DeltaNet layers with another activation than silu are not supported")
+    bias, head_dim = config.flag("attention_bias", False), config.integer("head_dim", 256)
+    alike = llama_like(
+        model_type,
+        config,
+        head_dim=head_dim,
+        rotary_dim=rotary_part(config, head_dim, 0.25),
+        ropes=(rope(config, partial=True),),
+        qkv_bias=bias,
+        output_bias=bias,
+        output_gate=True,
+        qk_norm="head",
+        **differences,
+    )
+    mixer = RecurrentSpec(
+        kind="gated_delta",
+        heads=config.integer("linear_num_value_heads", 32),
+        key_heads=config.integer("linear_num_key_heads", 16),
+        key_dim=config.integer("linear_key_head_dim", 128),
+        value_dim=config.integer("linear_value_head_dim", 128),
+        conv_kernel=config.integer("linear_conv_kernel_dim", 4),
+    )
+    return with_mixers(alike, [mixer if kind == LINEAR else None for kind in kinds])
+
+
+def hybrid_weights(
+    spec: DecoderSpec, inputs: Mapping[str, str], fields: Mapping[str, Mapping[str, Any]], **others: Any
+) -> dict[str, Source]:
+    """Their weights. inputs: names of the parts of the input linear; fields: of `Source`, by our names.
+
+    Norms weight by 1 + w, but for those of recurrent layers. Queries and gates alternate, head by head.
+    """
+    mixer = spec.recurrents[0] if spec.recurrents else None
+    shifted = {leaf: {"plus": 1.0} for leaf in (*_NORMS, "final_norm")}
+    gated = {"q_proj": {"interleaved": (0, 1, 2)}, "g_proj": {"interleaved": (1, 2, 2)}}
+    recurrent = {
+        **inputs,
+        "mixer_out": "out_proj",
+        **VECTORS,
+        **dict.fromkeys(("q_conv", "k_conv", "v_conv"), "conv1d.weight"),
+    }
+    convolved: dict[str, dict[str, Any]] = {}
+    if mixer is not None:
+        ends = (0, mixer.key_size, 2 * mixer.key_size, 2 * mixer.key_size + mixer.value_size)
+        for leaf, first, end in zip(("q_conv", "k_conv", "v_conv"), ends, ends[1:], strict=False):
+            convolved[leaf] = {"rows": (first, end), "flat": True}
+    return named(
+        spec,
+        linears={**LLAMA_LINEARS, "g_proj": "self_attn.q_proj"},
+        norms=_NORMS,
+        fields={**shifted, **gated, **convolved, **fields},
+        recurrent={leaf: f"linear_attn.{name}" for leaf, name in recurrent.items()},
+        experts=ExpertNames(),
+        **others,
+    )

@@ -1,0 +1,35 @@
+"""GLM-4.5, 4.6 and 4.7: GLM with many small experts by sigmoid scores, and a dense MLP in the first layers."""
+
+from __future__ import annotations
+
+from ipex_assist.models.common import deepseek_experts, dense_first, even_head_dim, llama_like, rope, rotary_part
+from ipex_assist.models.config import Config
+from ipex_assist.models.names import HEAD_NORMS, LLAMA_NORMS, SHARED_EXPERTS, ExpertNames, named
+from ipex_assist.models.spec import DecoderSpec
+from ipex_assist.models.weights import Source
+
+ARCHITECTURE = "Glm4MoeForCausalLM"
+EXAMPLES = ("zai-org/GLM-4.5-Air", "zai-org/GLM-4.6")
+NAMES = {"norm_eps": "rms_norm_eps", "num_experts": "n_routed_experts"}
+
+
+def spec(config: Config) -> DecoderSpec:
+    """`attention_bias` puts a bias on query, key and value. Layers that predict further tokens are not read."""
+    head_dim = config.optional_integer("head_dim") or even_head_dim(config)
+    experts = deepseek_experts(config, shared=config.integer("n_shared_experts", 1))
+    return llama_like(
+        "glm4_moe",
+        config,
+        head_dim=head_dim,
+        norm_eps=config.number("norm_eps", 1e-5),
+        ropes=(rope(config, partial=True),),
+        rotary_dim=rotary_part(config, head_dim, 0.5),
+        qkv_bias=config.flag("attention_bias", False),
+        qk_norm="head" if config.flag("use_qk_norm", False) else None,
+        **dense_first(config, config.integer("first_k_dense_replace", 1), experts),
+    )
+
+
+def weights(spec: DecoderSpec) -> dict[str, Source]:
+    """Qwen's names of experts, DeepSeek's of shared ones."""
+    return named(spec, norms={**LLAMA_NORMS, **HEAD_NORMS}, experts=ExpertNames(shared=SHARED_EXPERTS))

@@ -1,0 +1,75 @@
+#include "kv_cache/states.h"
+
+#include <sys/mman.h>
+
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "abi/checks.h"
+
+namespace ipex_assist {
+namespace {
+
+constexpr int64_t PAGE = 4096;
+
+// Floats of a layer in a slot.
+int64_t layer_floats(const RecurrentSpec& spec) {
+    if (spec.kind == NO_RECURRENCE) return 0;
+    return spec.tiles() * spec.tile_floats() + (PENDING_ROWS + spec.conv_kernel - 1) * spec.input_width();
+}
+
+}  // namespace
+
+States::States(std::shared_ptr<const PackedModel> model, int64_t count) : model_(std::move(model)), count_(count) {
+    if (!model_->is_recurrent()) refuse("states of a model without recurrent layers");
+    if (count < 1 || count > INT32_MAX) refuse("a pool of %lld states", static_cast<long long>(count));
+    for (const PackedLayer& layer : model_->layers) {
+        offsets_.push_back(bytes_);
+        bytes_ += layer_floats(layer.recurrent) * 4;
+    }
+    bytes_ = round_up(bytes_, PAGE);
+    if (double(count) * double(bytes_) > double(INT64_MAX)) throw std::bad_alloc();
+    data_ = Memory(size_t(count * bytes_));
+}
+
+int64_t States::bytes_each(const PackedModel& model) {
+    int64_t bytes = 0;
+    for (const PackedLayer& layer : model.layers) bytes += layer_floats(layer.recurrent) * 4;
+    return round_up(bytes, PAGE);
+}
+
+void States::check(int64_t slot) const {
+    if (slot < 0 || slot >= count_)
+        refuse("state %lld of a pool of %lld", static_cast<long long>(slot), static_cast<long long>(count_));
+}
+
+void States::copy(Pool& pool, int32_t from, int32_t to) const {
+    check(from), check(to);
+    if (from == to) return;
+    pool.run([&](int thread) {
+        for (size_t i = 0; i < offsets_.size(); i++) {
+            // Tiles as passes share them, so that they come to lie on the nodes of who reads them.
+            const RecurrentSpec& spec = model_->layers[i].recurrent;
+            const int64_t tiles = spec.tiles(), each = spec.tile_floats(), inputs = layer_floats(spec) - tiles * each;
+            const float* source = at(from, int32_t(i));
+            float* target = at(to, int32_t(i));
+            const auto part = [&](int64_t start, int64_t units, int64_t size) {
+                const int64_t first = share(units, thread, pool.threads()),
+                              end = share(units, thread + 1, pool.threads());
+                std::memcpy(target + start + first * size, source + start + first * size,
+                            size_t((end - first) * size) * 4);
+            };
+            part(0, tiles, each);
+            part(tiles * each, inputs / LANES, LANES);
+        }
+    });
+}
+
+void States::discard(const int32_t* slots, int64_t number) const {
+    if (number > 0 && !slots) refuse("%lld states without their numbers", static_cast<long long>(number));
+    for (int64_t i = 0; i < number; i++) check(slots[i]);
+    for (int64_t i = 0; i < number; i++) madvise(data_.data() + slots[i] * bytes_, size_t(bytes_), MADV_DONTNEED);
+}
+
+}  // namespace ipex_assist

@@ -1,0 +1,57 @@
+// The states of a model's recurrent layers: one pool of slots, of which pages are taken when they are first written.
+//
+// A slot holds, of one sequence and for each recurrent layer, the state after the sequence's first `settled` tokens,
+// and the *inputs* of its last rows: what the layer's input linear gave, before the output gates. A pass first applies
+// the rows after the state that have stayed (they were accepted), then computes its own. So a row is forgotten by
+// applying it no more, and no state is ever copied for that.
+//
+//     tokens    0 … settled - 1 | settled … start - 1 | start … end - 1
+//               in the state      applied again         the rows of this pass
+//     inputs kept       [settled - (conv_kernel - 1), end), at most PENDING_ROWS + conv_kernel - 1 of them
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "packing/model.h"
+
+namespace ipex_assist {
+
+constexpr int32_t PENDING_ROWS = 16;  // rows after a state: those of the longest draft, and the token before it
+constexpr int32_t MOST_CONV_ROWS = 16;
+
+class States {
+public:
+    // Throws std::invalid_argument for a model without recurrent layers and a number of slots that cannot be;
+    // std::bad_alloc where there is no address space.
+    States(std::shared_ptr<const PackedModel> model, int64_t count);
+    static int64_t bytes_each(const PackedModel& model);  // of a slot; 0 without recurrent layers
+    bool fits(const PackedModel& model) const { return model_.get() == &model; }
+    int64_t count() const { return count_; }
+    // 16 columns of a head's state, (key_depth, 16).
+    float* tile(int32_t slot, int32_t layer, int64_t number) const {
+        return at(slot, layer) + number * model_->layers[size_t(layer)].recurrent.tile_floats();
+    }
+    // The inputs (input_width) of the row at a position.
+    float* inputs(int32_t slot, int32_t layer, int64_t position) const {
+        const RecurrentSpec& spec = model_->layers[size_t(layer)].recurrent;
+        const int64_t rows = PENDING_ROWS + spec.conv_kernel - 1;
+        return at(slot, layer) + spec.tiles() * spec.tile_floats() + position % rows * spec.input_width();
+    }
+    // By all threads. Refuses slots that there are not.
+    void copy(Pool& pool, int32_t from, int32_t to) const;
+    // Gives the memory of some slots back; they hold zeros then.
+    void discard(const int32_t* slots, int64_t number) const;
+
+private:
+    float* at(int32_t slot, int32_t layer) const {
+        return reinterpret_cast<float*>(data_.data() + slot * bytes_ + offsets_[size_t(layer)]);
+    }
+    void check(int64_t slot) const;
+
+    const std::shared_ptr<const PackedModel> model_;
+    int64_t count_, bytes_ = 0;     // slots, and of each
+    std::vector<int64_t> offsets_;  // of each layer within a slot
+    Memory data_;
+};
+
+}  // namespace ipex_assist

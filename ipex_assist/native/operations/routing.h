@@ -1,0 +1,23 @@
+// Which experts a row passes through, and what they weigh: a function of the row's logits alone.
+#pragma once
+#include <cmath>
+#include <vector>
+
+#include "packing/spec.h"
+
+namespace ipex_assist {
+
+// Of a row after another.
+struct RouterScratch {
+    std::vector<float> scores, choice, groups;
+    std::vector<int32_t> order, group_order;
+};
+
+inline float sigmoid(float x) { return 1 / (1 + std::exp(-x)); }
+
+// A row's experts, ascending, and their weights (experts_per_token both), for its logits (experts). Of equals the lower
+// number is chosen. Where a logit is not finite, no weight is.
+void choose_experts(const MlpSpec& spec, const float* logits, const float* correction_bias, RouterScratch& scratch,
+                    int32_t* chosen, float* weights);
+
+}  // namespace ipex_assist

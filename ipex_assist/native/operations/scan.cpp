@@ -1,0 +1,178 @@
+// Gated DeltaNet and Mamba-2: rows are convolved with those before them, pass over the state of their sequence one
+// after the other, and are normalised and gated.
+//
+// Threads share the state by tiles, 16 columns of a head, always in the same way, so that a tile stays on its thread's
+// memory node. A row's bits follow from the rows before it alone: its convolution from their inputs, its state from
+// theirs, whether they passed in this pass or in earlier ones.
+#include <x86intrin.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "operations/recurrent_rows.h"
+
+namespace ipex_assist {
+namespace {
+
+constexpr float UNIT_EPSILON = 1e-6f;  // of the length of queries and keys
+
+// A row that is scanned: of a segment, at a position.
+struct ScanRow {
+    const Pass& pass;
+    const LayerStep& step;
+    size_t segment;
+    int64_t position;
+    const RecurrentSpec& spec;
+    const RecurrentWeights& weights;
+    const float* inputs;
+    float* out;
+};
+
+// Columns [column, column + size) of the row, convolved with those of the rows before it, to `out`.
+void convolve_row(const ScanRow& row, int64_t column, int64_t size, const float* weights, const float* bias,
+                  int64_t stride, float* out) {
+    const int32_t taps = row.spec.conv_kernel;
+    const float* rows[MOST_CONV_ROWS];
+    for (int32_t t = 0; t < taps; t++) {
+        const float* inputs = recurrent_inputs(row.pass, row.step, row.segment, row.position - (taps - 1) + t);
+        rows[t] = inputs ? inputs + column : nullptr;
+    }
+    row.pass.kernels.convolve(rows, taps, weights, stride, bias, true, size, out);
+}
+
+void prepare_key_head(const ScanRow& row, int64_t head) {
+    const RecurrentSpec& s = row.spec;
+    const RecurrentWeights& w = row.weights;
+    const int64_t at = head * s.key_dim, width = s.key_width();
+    float *query = row.out + head * s.key_depth(), *key = query + s.scan_key();
+    convolve_row(row, at, s.key_dim, w.q_conv + at, w.q_conv_bias ? w.q_conv_bias + at : nullptr, width, query);
+    convolve_row(row, s.key_column() + at, s.key_dim, w.k_conv + at, w.k_conv_bias ? w.k_conv_bias + at : nullptr,
+                 width, key);
+    if (s.kind != GATED_DELTA) return;
+    row.pass.kernels.unit_length(query, s.key_dim, UNIT_EPSILON, 1.0f / std::sqrt(float(s.key_dim)));
+    row.pass.kernels.unit_length(key, s.key_dim, UNIT_EPSILON, 1.0f);
+}
+
+double softplus(double x) { return x > 20 ? x : std::log1p(std::exp(x)); }
+
+void prepare_value_head(const ScanRow& row, int64_t head) {
+    const RecurrentSpec& s = row.spec;
+    const RecurrentWeights& w = row.weights;
+    const int64_t at = head * s.value_dim;
+    convolve_row(row, s.value_column() + at, s.value_dim, w.v_conv + at, w.v_conv_bias ? w.v_conv_bias + at : nullptr,
+                 s.value_width(), row.out + s.scan_value() + head * s.value_depth());
+    double step = softplus(double(row.inputs[s.decay_column() + head]) + w.dt_bias[head]);
+    if (s.kind == MAMBA2) step = std::min(std::max(step, double(s.least_step)), double(s.most_step));
+    row.out[s.scan_decay() + head] = float(std::exp(double(w.decay_rate[head]) * step));
+    row.out[s.scan_beta() + head] =
+        s.kind == MAMBA2 ? float(step) : float(1 / (1 + std::exp(-double(row.inputs[s.beta_column() + head]))));
+}
+
+// The rows of one segment over one tile of its state.
+void scan_tile(const Pass& pass, const LayerStep& step, int thread, size_t segment, int64_t tile) {
+    const PackedLayer& layer = pass.layer(step);
+    const RecurrentSpec& spec = layer.recurrent;
+    const Segment& s = pass.plan.segments[segment];
+    const int64_t parts = spec.value_depth() / LANES, head = tile / parts, column = tile % parts * LANES;
+    const int64_t key_head = head / (spec.heads / spec.key_heads);
+    const Array<float>&scanned = pass.activations.shared.scanned, &attended = pass.activations.shared.attended;
+    float* state = pass.batch.states->tile(s.state, step.index, tile);
+    ScanTile t{};
+    t.state = pass.activations.own(thread).state.data;
+    t.from = s.settled ? state : nullptr;
+    t.to = s.settle > s.settled ? state : nullptr;
+    t.settle = s.settle - s.settled;
+    t.key_depth = spec.key_depth();
+    t.delta = spec.kind == GATED_DELTA;
+    t.skip = layer.recurrence.skip ? layer.recurrence.skip[head] : 0;
+    t.rows = scanned.data + pass.plan.first_scan_row[segment] * spec.scan_width(), t.stride = spec.scan_width();
+    t.count = s.start - s.settled + s.rows;
+    t.query = key_head * spec.key_depth(), t.key = spec.scan_key() + t.query;
+    t.value = spec.scan_value() + head * spec.value_depth() + column;
+    t.decay = spec.scan_decay() + head, t.beta = spec.scan_beta() + head;
+    t.first_out = s.start - s.settled;
+    t.out = attended.row(pass.plan.first_row[segment]) + head * spec.value_dim + column;
+    t.out_stride = attended.columns, t.columns = std::min<int64_t>(LANES, spec.value_dim - column);
+    pass.kernels.scan(t);
+}
+
+// Columns of a row that are normalised and prepared for the output linear together: whole groups of the norm, and whole
+// scales; or all, where the linear takes them in an order of its own.
+int64_t unit_columns(const RecurrentSpec& spec, const Linear& output) {
+    const int64_t group = std::max<int64_t>(1, spec.norm_size());
+    const bool aligned = (SCALE_COLUMNS % group == 0 || group % SCALE_COLUMNS == 0) && !output.order;
+    return aligned ? std::max<int64_t>(SCALE_COLUMNS, group) : output.depth;
+}
+
+// Gated DeltaNet: a norm of each head, then the gate; Mamba-2: the gate, then a norm of each group.
+void gate_columns(const Pass& pass, const PackedLayer& layer, int64_t row, int64_t first, int64_t end) {
+    const RecurrentSpec& spec = layer.recurrent;
+    const float* gates = pass.activations.shared.qkv.row(row) + spec.gate_column();
+    float* x = pass.activations.shared.attended.row(row);
+    const int64_t size = spec.norm_size() ? spec.norm_size() : end - first;
+    for (int64_t i = first; i < end; i += size) {
+        if (spec.kind == MAMBA2) pass.kernels.silu_gate(x + i, gates + i, size);
+        if (spec.norm_size()) {
+            const float* weight = layer.recurrence.norm + (spec.kind == MAMBA2 ? i : 0);
+            pass.kernels.normalize(true, x + i, weight, nullptr, pass.model.spec.norm_eps, size, x + i);
+        }
+        if (spec.kind == GATED_DELTA) pass.kernels.silu_gate(x + i, gates + i, size);
+    }
+}
+
+}  // namespace
+
+// Queries, keys, values, decays and betas of the rows to scan.
+void prepare_scan(Pass& pass, const LayerStep& step, int thread) {
+    const PackedLayer& layer = pass.layer(step);
+    const RecurrentSpec& spec = layer.recurrent;
+    const int64_t each = spec.key_heads + spec.heads, units = pass.plan.first_scan_row.back() * each;
+    size_t segment = 0;
+    for (int64_t u = share(units, thread, pass.plan.threads); u < share(units, thread + 1, pass.plan.threads); u++) {
+        const int64_t number = u / each, part = u % each;
+        while (number >= pass.plan.first_scan_row[segment + 1]) segment++;
+        const int64_t position = pass.plan.segments[segment].settled + number - pass.plan.first_scan_row[segment];
+        const ScanRow row{pass,
+                          step,
+                          segment,
+                          position,
+                          spec,
+                          layer.recurrence,
+                          recurrent_inputs(pass, step, segment, position),
+                          pass.activations.shared.scanned.data + number * spec.scan_width()};
+        if (part < spec.key_heads) prepare_key_head(row, part);
+        else prepare_value_head(row, part - spec.key_heads);
+    }
+    pass.wait(thread);
+}
+
+void scan(Pass& pass, const LayerStep& step, int thread) {
+    const uint64_t started = __rdtsc();
+    const int64_t tiles = pass.layer(step).recurrent.tiles();
+    const int64_t first = share(tiles, thread, pass.plan.threads), end = share(tiles, thread + 1, pass.plan.threads);
+    for (size_t i = 0; i < pass.plan.segments.size(); i++) {
+        for (int64_t tile = first; tile < end; tile++) scan_tile(pass, step, thread, i, tile);
+    }
+    keep_inputs(pass, step, thread);
+    pass.wait(thread);
+    if (thread == 0) pass.timing.attention += __rdtsc() - started;
+}
+
+// The rows that go on, in the form of the output linear.
+void gate_scanned(Pass& pass, const LayerStep& step, int thread) {
+    const PackedLayer& layer = pass.layer(step);
+    const Linear& output = layer.output;
+    const int64_t width = layer.recurrent.value_width(), columns = unit_columns(layer.recurrent, output);
+    const int64_t each = (output.depth + columns - 1) / columns, units = pass.rows_kept(step) * each;
+    const std::vector<int32_t>* kept = pass.plan.rows_kept(step.last);
+    for (int64_t u = share(units, thread, pass.plan.threads); u < share(units, thread + 1, pass.plan.threads); u++) {
+        const int64_t number = u / each, row = kept ? (*kept)[size_t(number)] : number;
+        const int64_t first = u % each * columns, end = std::min(first + columns, output.depth);
+        if (first < width) gate_columns(pass, layer, row, first, std::min(end, width));
+        prepare_row(pass, thread, pass.activations.shared.attended.row(row), width, first, end, number, output,
+                    &NodeBuffers::inputs);
+    }
+    pass.wait(thread);
+}
+
+}  // namespace ipex_assist
