@@ -1,4 +1,4 @@
-"""Passes of a mixture of experts with random weights: tokens/s, distinct experts, and bytes read a pass.
+"""Passes of a model of published shapes with random weights: tokens/s, distinct experts, and bytes read a pass.
 
     ipex-launch -- python benchmarks/mixture.py [--model Qwen/Qwen3-30B-A3B] [--layers N] [--precision int4]
         [--rows 1,2,4,8] [--requests 8] [--context 64] [--repeats 7]
@@ -7,7 +7,8 @@ The model has its published shapes (`--layers` of them), and is packed expert by
 sequence, and a row each of N requests; they take turns, with new random tokens each time. Routing is what random
 routers give: rows of different requests draw their experts nearly uniformly, rows of one text share more of them. A
 trained one differs. "uniform" is what independent draws would read, count · (1 − (1 − used / count)^rows) a layer.
-Bytes are those of the weights outside of experts, of the experts that the core counted, and of keys and values.
+Bytes are those of the weights outside of experts, of the experts that the core counted, of keys and values, and of the
+states of recurrent layers. Models without experts are measured in the same way.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ import measure
 from ipex_assist.bench.pairs import published_config
 from ipex_assist.bench.random_checkpoint import RandomCheckpoint
 from ipex_assist.commands.shared.load import leave_cores_to_native
-from ipex_assist.env.errors import UsageError
 from ipex_assist.executors.interface import Rows
 from ipex_assist.executors.load import load_model
 from ipex_assist.executors.load_request import LoadRequest
@@ -35,27 +35,33 @@ MODEL = "Qwen/Qwen3-30B-A3B"
 
 
 def load(source: str, layers: int | None, precision: str) -> Any:
-    """The model of these shapes on the native core. Raises UsageError where it is no mixture."""
+    """The model of these shapes on the native core. Raises UsageError where they are not known."""
     config = published_config(source)
     if layers is not None:
         config["num_hidden_layers"] = layers
-    checkpoint = RandomCheckpoint(source, config)
-    if checkpoint.spec.experts is None:
-        raise UsageError(f"--model {source} has no experts; {MODEL} has")
-    return load_model(LoadRequest(checkpoint, precision, "native"))
+        for name in ("layer_types", "layers_block_type"):
+            if name in config:
+                config[name] = config[name][:layers]
+    return load_model(LoadRequest(RandomCheckpoint(source, config), precision, "native"))
 
 
 def expert_bytes(spec: DecoderSpec, precision: str) -> float:
-    """Of the three linears of one expert."""
+    """Of the three linears of one expert; 0 where there are none."""
+    if not spec.expert_layers:
+        return 0.0
     experts = spec.expert_layers[0]
     return 3 * spec.hidden_size * experts.intermediate_size * LINEAR_BYTES[precision]
 
 
-def read_bytes(model: Any, precision: str, experts: int, tokens: int) -> float:
+def read_bytes(model: Any, precision: str, experts: int, tokens: int, sequences: int = 1) -> float:
     """Bytes of a pass that reads `experts` experts of all layers, with `tokens` tokens in all its sequences."""
     spec, traffic = model.spec, traffic_of(model, precision)
     outside = traffic.weight_bytes - chosen(spec, 1) * expert_bytes(spec, precision)
-    return outside + experts * expert_bytes(spec, precision) + tokens * traffic.kv_bytes_per_token
+    return (
+        outside
+        + experts * expert_bytes(spec, precision)
+        + (tokens * traffic.kv_bytes_per_token + sequences * traffic.state_bytes)
+    )
 
 
 def chosen(spec: DecoderSpec, rows: int) -> float:
@@ -146,9 +152,9 @@ def _figures(
     """A case's line of the table, and of the JSON."""
     took, experts = measure.summary(seconds), measure.summary(read)
     tokens = requests * rows
-    size = read_bytes(model, args.precision, experts["median"], requests * args.context)
+    size = read_bytes(model, args.precision, experts["median"], requests * args.context, requests)
     share = size / 1e9 / speed / took["median"]
-    layers = len(model.spec.expert_layers)
+    layers = max(1, len(model.spec.expert_layers))
     row = {
         "tokens/s": f"{tokens / took['median']:.1f}",
         "ms": f"{1e3 * took['median']:.2f}",

@@ -116,6 +116,52 @@ _30B_A3B: Config = {
     "tie_word_embeddings": False,
 }
 
+
+def _gated_delta(hidden: int, layers: int, **differences: Any) -> Config:
+    """Qwen's layers with Gated DeltaNet: three of four."""
+    fields = {
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "layer_types": ["full_attention" if (i + 1) % 4 == 0 else "linear_attention" for i in range(layers)],
+        "num_attention_heads": 16,
+        "head_dim": 256,
+        "partial_rotary_factor": 0.25,
+        "rope_theta": 1e7,
+        "max_position_embeddings": 262144,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+    }
+    return fields | differences
+
+
+_NEXT: Config = {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "model_type": "qwen3_next",
+    "vocab_size": 151936,
+    "num_key_value_heads": 2,
+    "intermediate_size": 5120,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+_35: Config = {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "vocab_size": 248320,
+    "num_key_value_heads": 4,
+}
+
 # By the config.json of each model on the hub.
 CONFIGS: dict[str, Config] = {
     "facebook/opt-125m": _opt(768, 12, 12),
@@ -135,6 +181,8 @@ CONFIGS: dict[str, Config] = {
     "amd/AMD-Llama-135m-code": _llama(768, 2048, 12, 12, rms_norm_eps=1e-5),
     "Qwen/Qwen3-30B-A3B": _qwen3(2048, 48, 32, 4, **_30B_A3B),
     "Qwen/Qwen3-0.6B": _qwen3(1024, 28, 16, 8, intermediate_size=3072, tie_word_embeddings=True),
+    "Qwen/Qwen3.5-9B": _gated_delta(4096, 32, intermediate_size=12288, **_35),
+    "Qwen/Qwen3-Next-80B-A3B-Instruct": _gated_delta(2048, 48, **_NEXT),
     "bigcode/starcoder": _bigcode(6144, 40, 48),
     "bigcode/tiny_starcoder_py": _bigcode(768, 20, 12),
 }

@@ -60,6 +60,8 @@ def _stored_shapes(spec: DecoderSpec, sources: dict[str, Source]) -> dict[str, t
         known = shapes.get(source.name, (0,))[0 if source.expert is None else 1 :]
         known = known[::-1] if source.transposed else known
         if source.rows is not None:
+            if source.flat:
+                columns = [rows // (source.rows[1] - source.rows[0])]
             rows = max(source.rows[1], *known[:1])
         elif source.every is not None:
             rows *= source.every[1]

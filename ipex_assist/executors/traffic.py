@@ -10,7 +10,7 @@ from ipex_assist.quantization.precision import LINEAR_BYTES, kv_sizes
 
 if TYPE_CHECKING:
     from ipex_assist.executors.interface import Model
-    from ipex_assist.models.spec import DecoderSpec, LayerSpec
+    from ipex_assist.models.spec import DecoderSpec, LayerSpec, RecurrentSpec
 
 BANDWIDTH_BYTES = 1 << 30  # more than the caches of any socket hold
 
@@ -19,11 +19,13 @@ BANDWIDTH_BYTES = 1 << 30  # more than the caches of any socket hold
 class Traffic:
     """Bytes that every pass of a model reads: its weights once, and keys and values of each token before it.
 
-    Of experts, those of one row: a pass of several reads up to as many times as many.
+    Of experts, those of one row: a pass of several reads up to as many times as many. state_bytes: of the recurrent
+    layers' states of each sequence, which a pass reads, and writes where it moves them.
     """
 
     weight_bytes: int
     kv_bytes_per_token: int
+    state_bytes: int = 0
 
 
 def traffic_of(model: Model, precision: str) -> Traffic:
@@ -32,10 +34,16 @@ def traffic_of(model: Model, precision: str) -> Traffic:
     Embedding tables do not count: a pass reads a row of them.
     """
     kv = model.spec.kv_bytes_per_token(*kv_sizes(model.kv_precision))
+    states = sum(4 * each.heads * each.key_dim * each.value_dim for each in _recurrents(model.spec) if each.scans)
     packed = getattr(model, "packed", None)  # the native core's
     if packed is None:
-        return Traffic(linear_bytes(model.spec, precision) - idle_bytes(model.spec, precision), kv)
-    return Traffic(packed.nbytes - table_bytes(model.spec, precision) - idle_bytes(model.spec, precision), kv)
+        return Traffic(linear_bytes(model.spec, precision) - idle_bytes(model.spec, precision), kv, states)
+    return Traffic(packed.nbytes - table_bytes(model.spec, precision) - idle_bytes(model.spec, precision), kv, states)
+
+
+def _recurrents(spec: DecoderSpec) -> list[RecurrentSpec]:
+    """The recurrent mixer of each layer that has one."""
+    return [layer.recurrent for layer in spec.layers if layer.recurrent is not None]
 
 
 def table_bytes(spec: DecoderSpec, precision: str) -> int:

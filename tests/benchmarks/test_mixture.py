@@ -10,7 +10,6 @@ import pytest
 from conftest import HAS_NATIVE
 
 from ipex_assist.bench.pairs import published_config
-from ipex_assist.env.errors import UsageError
 
 pytestmark = [pytest.mark.one_stack, pytest.mark.skipif(not HAS_NATIVE, reason="it counts in the native core")]
 SMALL = {"hidden_size": 64, "moe_intermediate_size": 32, "num_experts": 16, "vocab_size": 160, "num_attention_heads": 8}
@@ -38,7 +37,15 @@ def test_experts_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     assert three["tokens_per_s"] > 0
 
 
-def test_a_dense_model_is_refused() -> None:
-    """It would report no experts at all, at what looks like a good speed."""
-    with pytest.raises(UsageError, match="has no experts"):
-        mixture.load("Qwen/Qwen3-0.6B", 1, "int4")
+def test_a_model_without_experts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its bytes are weights, keys and values, and the states of each sequence's recurrent layers."""
+    small = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 100, "num_attention_heads": 2, "head_dim": 32}
+    few = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "num_key_value_heads": 1}
+    monkeypatch.setattr(mixture, "published_config", lambda source: published_config(source) | small | few)
+    flags = ["--model", "Qwen/Qwen3.5-9B", "--layers", "4", "--rows", "1,5", "--requests", "3", "--repeats", "1"]
+    assert mixture.run(mixture.parse(flags)) == 0
+    one, five, three = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
+    assert one["experts"]["samples"] == [0]
+    assert five["bytes"] == one["bytes"]
+    keys_and_values = 2 * 32 * 2 * 64  # one attention layer of bf16, 64 tokens
+    assert three["bytes"] - one["bytes"] == 2 * (3 * 4 * 4 * 128 * 128 + keys_and_values)
