@@ -100,6 +100,10 @@ _DELTA = {
     **{"linear_key_head_dim": 12, "linear_value_head_dim": 20, "linear_conv_kernel_dim": 4},
 }
 _DELTA_MOE = _DELTA | _MOE | {"num_experts": 6, "shared_expert_intermediate_size": 40}
+_LFM2 = {
+    **{"num_hidden_layers": 3, "block_multiple_of": 16, "conv_L_cache": 3},
+    **{"layer_types": ["conv", "full_attention", "conv"]},
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "phi3": _like_llama("phi3"),
     "phi3-window": _like_llama("phi3", sliding_window=8, rope_scaling=_LONGROPE)
@@ -162,6 +166,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "linear_conv_kernel_dim": 3,
         "layer_types": ["full_attention", "linear_attention", "linear_attention", "full_attention"],
     },
+    "lfm2": _like_llama("lfm2", **_LFM2),
+    "lfm2-biases": _like_llama("lfm2", **_LFM2, conv_bias=True, tie_word_embeddings=False)
+    | {"block_auto_adjust_ff_dim": False, "conv_L_cache": 4, "head_dim": 32, "block_ff_dim": 80},
+    "lfm2-moe": _like_llama("lfm2_moe", **_LFM2, **_MOE, num_experts=9, num_dense_layers=1),
+    "lfm2-moe-plain": _like_llama("lfm2_moe", **_LFM2, **_MOE, num_experts=6, num_dense_layers=0, conv_bias=True)
+    | {"use_expert_bias": False, "norm_topk_prob": False, "routed_scaling_factor": 1.5},
     "qwen2-moe-every-second": _like_llama("qwen2_moe", **_MOE, num_experts=6, shared_expert_intermediate_size=80)
     | {"num_hidden_layers": 3, "decoder_sparse_step": 2},
     "olmoe": _like_llama("olmoe", num_experts=9),
@@ -253,7 +263,7 @@ def randomise(model: Any) -> None:
             elif "embed" not in name:
                 parameter.copy_(torch.randn_like(parameter) * 0.15)
         for name, buffer in model.named_buffers():
-            if "correction_bias" in name:
+            if "correction_bias" in name or "expert_bias" in name:
                 buffer.add_(torch.randn_like(buffer) * 0.1)
 
 

@@ -55,6 +55,8 @@ DEFAULT_ASSISTANTS: dict[str, tuple[DefaultAssistant, ...]] = {
     "GraniteForCausalLM": (DefaultAssistant("ibm-granite/granite-3.3-2b-instruct", (49159,), 2048, 40),),
     "Olmo2ForCausalLM": (DefaultAssistant("allenai/OLMo-2-0425-1B", (100352,), 2048, 16),),
     "Olmo3ForCausalLM": (DefaultAssistant("allenai/Olmo-3-7B-Instruct", (100278,), 4096, 32),),
+    "Lfm2ForCausalLM": (DefaultAssistant("LiquidAI/LFM2-350M", (65536,), 1024, 16),),
+    "Lfm2MoeForCausalLM": (DefaultAssistant("LiquidAI/LFM2-350M", (65536,), 1024, 16),),
     "Ernie4_5_MoeForCausalLM": (DefaultAssistant("baidu/ERNIE-4.5-0.3B-PT", (103424,), 1024, 18),),
     "Exaone4ForCausalLM": (DefaultAssistant("LGAI-EXAONE/EXAONE-4.0-1.2B", (102400,), 2048, 30),),
     "Starcoder2ForCausalLM": (DefaultAssistant("bigcode/starcoder2-3b", (49152,), 3072, 30),),

@@ -60,8 +60,11 @@ _VARIANTS = (
     *("falcon-new", "gptj", "bloom", "mpt", "cohere", "cohere2", "glm", "glm4", "exaone4"),
     *("mixtral-window", "qwen2-moe", "qwen3-moe-window", "olmoe-biases", "granitemoe"),
     *tiny_models.known("glm4-moe", "minimax-m2", "dots1-window", "ernie4-5", "ernie4-5-moe", "seed-oss", "olmo3-yarn"),
+    *tiny_models.known("lfm2", "lfm2-moe"),
 )
 FAMILIES = {tiny_models.VARIANTS[variant]["model_type"]: variant for variant in _VARIANTS}
+# Those of which every value that transformers takes is computed: they name no activation.
+ALL_COMPUTED = ("lfm2", "lfm2_moe")
 
 
 class InMemory(Checkpoint):
@@ -153,7 +156,7 @@ def test_right_logits_or_a_refusal(model_type: str) -> None:
             wrong.append(what)
     assert not wrong, f"another model's text: {wrong}"
     assert right > 6
-    assert refused > 0
+    assert refused > 0 or model_type in ALL_COMPUTED
 
 
 def stored(model: Any) -> dict[str, torch.Tensor]:
