@@ -104,6 +104,16 @@ _LFM2 = {
     **{"num_hidden_layers": 3, "block_multiple_of": 16, "conv_L_cache": 3},
     **{"layer_types": ["conv", "full_attention", "conv"]},
 }
+# Eight heads of 16 in groups of states of an odd size.
+_MAMBA = {
+    **{"num_hidden_layers": 3, "mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 12, "mamba_d_conv": 4},
+    **{"mamba_d_head": 16, "mamba_chunk_size": 8},
+}
+_GRANITE = {"embedding_multiplier": 12.0, "logits_scaling": 8.0, "attention_multiplier": 0.1}
+_GRANITE_HYBRID = {
+    **{**_MAMBA, **_GRANITE, "residual_multiplier": 0.22, "shared_intermediate_size": 80},
+    **{"layer_types": ["mamba", "attention", "mamba"], "tie_word_embeddings": True},
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "phi3": _like_llama("phi3"),
     "phi3-window": _like_llama("phi3", sliding_window=8, rope_scaling=_LONGROPE)
@@ -172,6 +182,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "lfm2-moe": _like_llama("lfm2_moe", **_LFM2, **_MOE, num_experts=9, num_dense_layers=1),
     "lfm2-moe-plain": _like_llama("lfm2_moe", **_LFM2, **_MOE, num_experts=6, num_dense_layers=0, conv_bias=True)
     | {"use_expert_bias": False, "norm_topk_prob": False, "routed_scaling_factor": 1.5},
+    "granite-hybrid": _like_llama("granitemoehybrid", **_GRANITE_HYBRID, num_local_experts=0),
+    "granite-hybrid-moe": _like_llama("granitemoehybrid", **_GRANITE_HYBRID, num_local_experts=5, num_experts_per_tok=2)
+    | {"mamba_n_groups": 1, "mamba_conv_bias": False, "mamba_proj_bias": True}
+    | {"position_embedding_type": "rope", "attention_bias": True},
+    "bamba": _like_llama("bamba", **_MAMBA, attn_layer_indices=[1], mlp_bias=True),
+    "bamba-recurrent-last": _like_llama("bamba", **_MAMBA, attn_layer_indices=[0, 2], attention_bias=True)
+    | {"mamba_proj_bias": True, "num_key_value_heads": 4},
     "qwen2-moe-every-second": _like_llama("qwen2_moe", **_MOE, num_experts=6, shared_expert_intermediate_size=80)
     | {"num_hidden_layers": 3, "decoder_sparse_step": 2},
     "olmoe": _like_llama("olmoe", num_experts=9),

@@ -38,7 +38,8 @@ class ExpertNames:
     """What a checkpoint calls a layer's router and experts, and by default Qwen's names of them.
 
     In a linear's name {} stands for an expert's number; without it all experts' lie in one tensor, (experts, …).
-    together: where transformers 5 has them when it is asked for its own format, gate and up in one tensor.
+    together: where transformers 5 has them when it is asked for its own format, gate and up in one tensor; so are those
+    of a shared expert where both have the same name.
     """
 
     router: tuple[str, ...] = ("mlp.gate",)
@@ -67,8 +68,10 @@ class ExpertNames:
                 one = {"expert": expert, "alternatives": (tensor,), "otherwise": apart}
                 yield f"experts.{expert}.{leaf}", name.format(expert), more if "{}" in name else one
         if experts.shared_size:
+            together = self.shared["gate_proj"] == self.shared["up_proj"]
+            parts = stacked(dict.fromkeys(("gate_proj", "up_proj"), experts.shared_size)) if together else {}
             for leaf, name in self.shared.items():
-                yield f"shared.{leaf}", name, {}
+                yield f"shared.{leaf}", name, parts.get(leaf, {})
             if experts.shared_gate:
                 yield "shared_gate", self.shared_gate, {}
 
