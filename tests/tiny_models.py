@@ -69,6 +69,11 @@ def _like_gpt2(model_type: str, **fields: Any) -> dict[str, Any]:
     return _BIGCODE | {"model_type": model_type, **fields}
 
 
+def _without_count(**fields: Any) -> dict[str, Any]:
+    """Of a family whose layers another field counts."""
+    return {name: value for name, value in _LLAMA.items() if name != "num_hidden_layers"} | fields
+
+
 _HEADS = {"num_key_value_heads": 4}
 _FALCON = {name: value for name, value in _LLAMA.items() if name not in ("intermediate_size", "num_key_value_heads")}
 _GEMMA = {"head_dim": 32, "sliding_window": 8, "query_pre_attn_scalar": 24}
@@ -113,6 +118,13 @@ _GRANITE = {"embedding_multiplier": 12.0, "logits_scaling": 8.0, "attention_mult
 _GRANITE_HYBRID = {
     **{**_MAMBA, **_GRANITE, "residual_multiplier": 0.22, "shared_intermediate_size": 80},
     **{"layer_types": ["mamba", "attention", "mamba"], "tie_word_embeddings": True},
+}
+# Steps so small are rare, as transformers limits those of prompts alone (test_recurrent_mixers.py).
+_NEMOTRON = {
+    "time_step_min": 1e-9,
+    **{"model_type": "nemotron_h", "mamba_num_heads": 8, "mamba_head_dim": 12, "n_groups": 2, "ssm_state_size": 12},
+    **{"head_dim": 16, "chunk_size": 8, "moe_shared_expert_intermediate_size": 40, "routed_scaling_factor": 2.5},
+    **{"n_routed_experts": 6, "n_group": 2, "topk_group": 1, "moe_intermediate_size": 48, "num_experts_per_tok": 2},
 }
 FAMILIES: dict[str, dict[str, Any]] = {
     "phi3": _like_llama("phi3"),
@@ -189,6 +201,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "bamba": _like_llama("bamba", **_MAMBA, attn_layer_indices=[1], mlp_bias=True),
     "bamba-recurrent-last": _like_llama("bamba", **_MAMBA, attn_layer_indices=[0, 2], attention_bias=True)
     | {"mamba_proj_bias": True, "num_key_value_heads": 4},
+    "nemotron-h": _without_count(**_NEMOTRON, hybrid_override_pattern="M-M*-M", mlp_bias=True, use_bias=True),
+    "nemotron-h-moe": _without_count(**_NEMOTRON, hybrid_override_pattern="MEM*E*-ME"),
+    # Fewer bits would choose another expert for a row, and a state shows that to all later ones: each row has all.
+    "nemotron-h-all-experts": _without_count(**_NEMOTRON, hybrid_override_pattern="MEM*EME")
+    | {"n_routed_experts": 3, "num_experts_per_tok": 3, "n_group": 1},
     "qwen2-moe-every-second": _like_llama("qwen2_moe", **_MOE, num_experts=6, shared_expert_intermediate_size=80)
     | {"num_hidden_layers": 3, "decoder_sparse_step": 2},
     "olmoe": _like_llama("olmoe", num_experts=9),

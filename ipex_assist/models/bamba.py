@@ -6,7 +6,7 @@ from ipex_assist.models.common import FULL, even_head_dim, layer_count, llama_li
 from ipex_assist.models.config import Config
 from ipex_assist.models.gated_delta import LINEAR
 from ipex_assist.models.layers import with_mixers
-from ipex_assist.models.mamba_layers import BAMBA_NAMES, bamba_mixer, mamba_fields, mamba_names
+from ipex_assist.models.mamba_layers import BAMBA_NAMES, bamba_mixer, kv_heads, mamba_fields, mamba_names
 from ipex_assist.models.names import LLAMA_LINEARS, LLAMA_OUTSIDE, named
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import Source
@@ -28,7 +28,7 @@ def spec(config: Config) -> DecoderSpec:
         config,
         head_dim=head_dim,
         norm_eps=config.number("norm_eps", 1e-5),
-        num_key_value_heads=config.integer("num_key_value_heads", 8),
+        num_key_value_heads=kv_heads(config),
         ropes=(rope(config, partial=True),),
         rotary_dim=rotary_part(config, head_dim, 0.5),
         qkv_bias=bias,

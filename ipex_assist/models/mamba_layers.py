@@ -68,6 +68,12 @@ def mamba_mixer(config: Config, act: str, *, bias: bool, key_heads: int, **field
     )
 
 
+def kv_heads(config: Config) -> int:
+    """Key/value heads of a config: 8 where it does not say it, as many as heads where it says null."""
+    null = "num_key_value_heads" in config.values
+    return config.integer("num_key_value_heads", config.integer("num_attention_heads") if null else 8)
+
+
 def mamba_names(place: str) -> dict[str, str]:
     """Our names of a mixer's weights to a checkpoint's, which begin with `place`."""
     inputs = dict.fromkeys(("z_in", "v_in", "k_in", "q_in", "a_in"), "in_proj")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny_models
@@ -15,6 +16,7 @@ from ipex_assist.executors.interface import Rows
 from ipex_assist.native.library import unavailable
 
 VARIANTS = tiny_models.known("lfm2-biases", "lfm2-moe", "granite-hybrid-moe", "bamba", "bamba-recurrent-last")
+VARIANTS += tiny_models.known("nemotron-h", "nemotron-h-moe")
 PENDING = 16  # rows that can be forgotten again
 TEXT = tokens(150, 5)
 
@@ -22,9 +24,12 @@ pytestmark = pytest.mark.skipif(not VARIANTS, reason="this transformers has none
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_steps_are_limited(executor: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("variant", "limit"), [("bamba", {"time_step_limit": [0.6, 0.9]}), ("nemotron-h", {"time_step_min": 0.7})]
+)
+def test_steps_are_limited(variant: str, limit: dict[str, Any], executor: str, tmp_path: Path) -> None:
     """Steps below the least and above the largest; transformers limits those of prompts."""
-    model = tiny_models.save(tmp_path, "bamba", time_step_limit=[0.6, 0.9])
+    model = tiny_models.save(tmp_path, variant, **limit)
     with torch.no_grad():
         expected = model(torch.tensor([TEXT[:40]])).logits[0]
     text = tiny_models.text(tmp_path, executor)
