@@ -69,6 +69,11 @@ def _like_gpt2(model_type: str, **fields: Any) -> dict[str, Any]:
     return _BIGCODE | {"model_type": model_type, **fields}
 
 
+def _without_count(**fields: Any) -> dict[str, Any]:
+    """Of a family whose layers another field counts."""
+    return {name: value for name, value in _LLAMA.items() if name != "num_hidden_layers"} | fields
+
+
 _HEADS = {"num_key_value_heads": 4}
 _FALCON = {name: value for name, value in _LLAMA.items() if name not in ("intermediate_size", "num_key_value_heads")}
 _GEMMA = {"head_dim": 32, "sliding_window": 8, "query_pre_attn_scalar": 24}
@@ -100,6 +105,27 @@ _DELTA = {
     **{"linear_key_head_dim": 12, "linear_value_head_dim": 20, "linear_conv_kernel_dim": 4},
 }
 _DELTA_MOE = _DELTA | _MOE | {"num_experts": 6, "shared_expert_intermediate_size": 40}
+_LFM2 = {
+    **{"num_hidden_layers": 3, "block_multiple_of": 16, "conv_L_cache": 3},
+    **{"layer_types": ["conv", "full_attention", "conv"]},
+}
+# Eight heads of 16 in groups of states of an odd size.
+_MAMBA = {
+    **{"num_hidden_layers": 3, "mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 12, "mamba_d_conv": 4},
+    **{"mamba_d_head": 16, "mamba_chunk_size": 8},
+}
+_GRANITE = {"embedding_multiplier": 12.0, "logits_scaling": 8.0, "attention_multiplier": 0.1}
+_GRANITE_HYBRID = {
+    **{**_MAMBA, **_GRANITE, "residual_multiplier": 0.22, "shared_intermediate_size": 80},
+    **{"layer_types": ["mamba", "attention", "mamba"], "tie_word_embeddings": True},
+}
+# Steps so small are rare, as transformers limits those of prompts alone (test_recurrent_mixers.py).
+_NEMOTRON = {
+    "time_step_min": 1e-9,
+    **{"model_type": "nemotron_h", "mamba_num_heads": 8, "mamba_head_dim": 12, "n_groups": 2, "ssm_state_size": 12},
+    **{"head_dim": 16, "chunk_size": 8, "moe_shared_expert_intermediate_size": 40, "routed_scaling_factor": 2.5},
+    **{"n_routed_experts": 6, "n_group": 2, "topk_group": 1, "moe_intermediate_size": 48, "num_experts_per_tok": 2},
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "phi3": _like_llama("phi3"),
     "phi3-window": _like_llama("phi3", sliding_window=8, rope_scaling=_LONGROPE)
@@ -162,6 +188,24 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "linear_conv_kernel_dim": 3,
         "layer_types": ["full_attention", "linear_attention", "linear_attention", "full_attention"],
     },
+    "lfm2": _like_llama("lfm2", **_LFM2),
+    "lfm2-biases": _like_llama("lfm2", **_LFM2, conv_bias=True, tie_word_embeddings=False)
+    | {"block_auto_adjust_ff_dim": False, "conv_L_cache": 4, "head_dim": 32, "block_ff_dim": 80},
+    "lfm2-moe": _like_llama("lfm2_moe", **_LFM2, **_MOE, num_experts=9, num_dense_layers=1),
+    "lfm2-moe-plain": _like_llama("lfm2_moe", **_LFM2, **_MOE, num_experts=6, num_dense_layers=0, conv_bias=True)
+    | {"use_expert_bias": False, "norm_topk_prob": False, "routed_scaling_factor": 1.5},
+    "granite-hybrid": _like_llama("granitemoehybrid", **_GRANITE_HYBRID, num_local_experts=0),
+    "granite-hybrid-moe": _like_llama("granitemoehybrid", **_GRANITE_HYBRID, num_local_experts=5, num_experts_per_tok=2)
+    | {"mamba_n_groups": 1, "mamba_conv_bias": False, "mamba_proj_bias": True}
+    | {"position_embedding_type": "rope", "attention_bias": True},
+    "bamba": _like_llama("bamba", **_MAMBA, attn_layer_indices=[1], mlp_bias=True),
+    "bamba-recurrent-last": _like_llama("bamba", **_MAMBA, attn_layer_indices=[0, 2], attention_bias=True)
+    | {"mamba_proj_bias": True, "num_key_value_heads": 4},
+    "nemotron-h": _without_count(**_NEMOTRON, hybrid_override_pattern="M-M*-M", mlp_bias=True, use_bias=True),
+    "nemotron-h-moe": _without_count(**_NEMOTRON, hybrid_override_pattern="MEM*E*-ME"),
+    # Fewer bits would choose another expert for a row, and a state shows that to all later ones: each row has all.
+    "nemotron-h-all-experts": _without_count(**_NEMOTRON, hybrid_override_pattern="MEM*EME")
+    | {"n_routed_experts": 3, "num_experts_per_tok": 3, "n_group": 1},
     "qwen2-moe-every-second": _like_llama("qwen2_moe", **_MOE, num_experts=6, shared_expert_intermediate_size=80)
     | {"num_hidden_layers": 3, "decoder_sparse_step": 2},
     "olmoe": _like_llama("olmoe", num_experts=9),
@@ -253,7 +297,7 @@ def randomise(model: Any) -> None:
             elif "embed" not in name:
                 parameter.copy_(torch.randn_like(parameter) * 0.15)
         for name, buffer in model.named_buffers():
-            if "correction_bias" in name:
+            if "correction_bias" in name or "expert_bias" in name:
                 buffer.add_(torch.randn_like(buffer) * 0.1)
 
 

@@ -111,7 +111,8 @@ class _Trial:
             if (recurrent := self.model.spec.layers[index].recurrent) is not None:
                 # What a row gets from its state depends on the rows before it: its linears are what may differ.
                 layer = self.model.weights.layers[index]
-                rows = rows + layer.o_proj(layer.qkv(rows)[:, : recurrent.value_size].contiguous())
+                mixed = layer.o_proj(layer.qkv(rows)[:, : recurrent.value_size].contiguous())
+                rows = self.model.after_mixer(rows, rows, index, mixed)
                 continue
             attention = self.model.spec.layers[index].attention
             metadata = self.model.attention_metadata(start + offset, len(rows), attention, True)

@@ -52,8 +52,10 @@ def _norm_before(spec: DecoderSpec, weights: Weights, index: int) -> Norm:
     """The norm whose output a layer's keys are projected from; (None, None) where that is the embedding's output."""
     if spec.layers[index].norm_place in ("pre", "sandwich"):
         return weights.layers[index].attention_norm
-    after = spec.layers[index - 1].norm_place == "post_residual" if index else False
-    return weights.layers[index - 1].mlp_norm if after else (None, None)
+    last = spec.layers[index - 1] if index else None
+    if last is None or last.norm_place != "post_residual":
+        return None, None
+    return weights.layers[index - 1].attention_norm if last.mlp is None else weights.layers[index - 1].mlp_norm
 
 
 def signs(rows: int, width: int) -> torch.Tensor:

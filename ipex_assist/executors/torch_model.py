@@ -39,6 +39,7 @@ PROMPT_CHUNK = 512  # rows of a prompt that pass at once: bounds the activations
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": functional.silu,
     "relu": functional.relu,
+    "relu2": lambda x: functional.relu(x).square(),
     "gelu": functional.gelu,
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
 }
@@ -250,13 +251,19 @@ class TorchModel(Model):
 
         It writes their keys and values, or, of a recurrent layer, the state after them.
         """
+        rows = self._norm_at("pre", self.spec.layers[index], x, self.weights.layers[index].attention_norm)
+        return self.after_mixer(x, rows, index, self._mixed(rows, index, cache, metadata, states))
+
+    def after_mixer(self, x: torch.Tensor, rows: torch.Tensor, index: int, mixed: torch.Tensor) -> torch.Tensor:
+        """The rest of a layer, whose mixer has made `mixed` of the rows that its norm made of x."""
         spec, layer = self.spec.layers[index], self.weights.layers[index]
-        rows = self._norm_at("pre", spec, x, layer.attention_norm)
-        attended = self._delta(spec, self._mixed(rows, index, cache, metadata, states), layer.attention_out_norm)
+        attended = self._delta(spec, mixed, layer.attention_out_norm)
         if spec.parallel:
             rows = rows if spec.shared_norm else self._norm_at("pre", spec, x, layer.mlp_norm)
             return x + attended + self._delta(spec, _mlp(spec, layer, rows), layer.mlp_out_norm)
         x = self._norm_at("post_residual", spec, x + attended, layer.attention_norm)
+        if spec.mlp is None:
+            return x
         made = _mlp(spec, layer, self._norm_at("pre", spec, x, layer.mlp_norm))
         return self._norm_at("post_residual", spec, x + self._delta(spec, made, layer.mlp_out_norm), layer.mlp_norm)
 
@@ -330,6 +337,7 @@ class TorchModel(Model):
 def _mlp(spec: LayerSpec, layer: Layer, x: torch.Tensor) -> torch.Tensor:
     """Rows x (rows, hidden) through a layer's MLP, or its experts."""
     run = partial(_up_down, spec.each_mlp)
+    assert layer.mlp is not None, "a layer without an MLP"
     if isinstance(layer.mlp, ExpertLayer):
         assert spec.experts is not None
         return run_experts(spec.experts, layer.mlp, x, run)

@@ -66,16 +66,20 @@ def linear_bytes(spec: DecoderSpec, precision: str) -> int:
 def idle_bytes(spec: DecoderSpec, precision: str) -> int:
     """Packed bytes of the experts that a row does not pass through."""
     idle = sum((each.count - each.per_token) * each.intermediate_size for each in spec.expert_layers)
-    return round(idle * 3 * spec.hidden_size * LINEAR_BYTES[precision])
+    parts = 3 if spec.experts is None or spec.experts.gated else 2
+    return round(idle * parts * spec.hidden_size * LINEAR_BYTES[precision])
 
 
 def _layer_columns(layer: LayerSpec) -> int:
     """Elements of a layer's matrices for each of hidden_size: of attention, and an MLP or a router and all experts."""
     attention = layer.mixer_in_size + layer.mixer_out_size
+    if layer.mlp is None:
+        return attention
+    parts = 3 if layer.mlp.gated else 2
     if isinstance(layer.mlp, MlpSpec):
-        return attention + layer.mlp.intermediate_size * (3 if layer.mlp.gated else 2)
+        return attention + layer.mlp.intermediate_size * parts
     sizes = layer.mlp.count * layer.mlp.intermediate_size + layer.mlp.shared_size
-    return attention + 3 * sizes + layer.mlp.count
+    return attention + parts * sizes + layer.mlp.count
 
 
 def machine_gb_per_s(model: Any) -> float | None:

@@ -23,7 +23,7 @@ class Layer:
 
     qkv: Linear
     o_proj: Linear
-    mlp: Mlp | ExpertLayer
+    mlp: Mlp | ExpertLayer | None
     attention_norm: Norm
     attention_out_norm: Norm
     mlp_norm: Norm
@@ -143,7 +143,7 @@ class _Packer:
         return Layer(
             qkv=self.linears[prefix + ("qkv" if spec.recurrent is None else "mixer_in")],
             o_proj=self.linears[prefix + ("o" if spec.recurrent is None else "mixer_out")],
-            mlp=self._mlp(prefix) if spec.experts is None else self._experts(prefix, spec.experts),
+            mlp=self._mlp_of(prefix, spec),
             attention_norm=self._norm(prefix + "attention_norm"),
             attention_out_norm=self._norm(prefix + "attention_out_norm"),
             mlp_norm=self._norm(prefix + "mlp_norm"),
@@ -158,6 +158,11 @@ class _Packer:
                 if f"{prefix}{name}.{kind}" in self.tensors
             },
         )
+
+    def _mlp_of(self, prefix: str, spec: LayerSpec) -> Mlp | ExpertLayer | None:
+        if isinstance(spec.mlp, Experts):
+            return self._experts(prefix, spec.mlp)
+        return None if spec.mlp is None else self._mlp(prefix)
 
     def _mlp(self, prefix: str) -> Mlp:
         return self.linears[prefix + "up"], self.linears[prefix + "down"]

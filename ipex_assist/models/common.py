@@ -236,7 +236,6 @@ def llama_like(model_type: str, config: Config, **differences: Any) -> DecoderSp
         "model_type": model_type,
         "vocab_size": config.integer("vocab_size"),
         "hidden_size": config.integer("hidden_size"),
-        "num_hidden_layers": config.integer("num_hidden_layers"),
         "num_attention_heads": heads,
         "num_key_value_heads": config.integer("num_key_value_heads", heads),
         "head_dim": head_dim,
@@ -249,6 +248,8 @@ def llama_like(model_type: str, config: Config, **differences: Any) -> DecoderSp
             fields["intermediate_size"] = config.integer("intermediate_size")
         if "activation" not in differences:
             fields["activation"] = activation(config.text("hidden_act", "silu"))
+    if "num_hidden_layers" not in differences:
+        fields["num_hidden_layers"] = config.integer("num_hidden_layers")
     if "ropes" not in differences:
         fields["ropes"] = (rope(config),)
     return uniform_decoder(**{**fields, **differences})

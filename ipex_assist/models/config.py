@@ -98,6 +98,16 @@ class Config:
         found: list[Any] = self._given(name, self._read(name, None, (list,), "a list of numbers"))
         return tuple(Config({name: value}).number(name) for value in found)
 
+    def ends(self, name: str, default: tuple[float, float]) -> tuple[float, float]:
+        """Two numbers, which may be infinite: transformers writes {"__float__": "Infinity"}."""
+        found = self.values.get(self.stored_name(name))
+        if found is None:
+            return default
+        ends = [_float(end) for end in found] if isinstance(found, (list, tuple)) else []
+        if len(ends) != 2 or None in ends:
+            raise ConfigError(self.stored_name(name), found, "a list of two numbers")
+        return ends[0] or 0.0, ends[1] or 0.0
+
     def integers(self, name: str) -> tuple[int, ...]:
         """A list of whole numbers; empty where there is none."""
         found: list[Any] = self._read(name, None, (list,), "a list of whole numbers") or []
@@ -126,6 +136,18 @@ class Config:
         if found is None:
             raise MissingError(self.stored_name(name))
         return found
+
+
+def _float(value: Any) -> float | None:
+    """A number, also one as transformers writes it where JSON has none; None for anything else."""
+    if isinstance(value, dict):
+        return {"Infinity": math.inf, "-Infinity": -math.inf}.get(str(value.get("__float__")))
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except OverflowError:  # a whole number beyond the floats
+        return None
 
 
 def _shown(value: Any) -> str:

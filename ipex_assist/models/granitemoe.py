@@ -14,7 +14,7 @@ EXAMPLES = ("ibm-granite/granite-3.1-3b-a800m-instruct", "ibm-granite/granite-3.
 NAMES = {**granite.NAMES, "num_experts": "num_local_experts", "moe_intermediate_size": "intermediate_size"}
 _PLACE = "block_sparse_moe"
 _INPUT, _OUTPUT = f"{_PLACE}.input_linear", f"{_PLACE}.output_linear"
-_NAMES = ExpertNames(
+EXPERT_NAMES = ExpertNames(
     (f"{_PLACE}.router.layer", f"{_PLACE}.router"),
     {"gate_proj": _INPUT, "up_proj": _INPUT, "down_proj": _OUTPUT},
     together=f"{_PLACE}.experts",
@@ -30,4 +30,4 @@ def spec(config: Config) -> DecoderSpec:
 def weights(spec: DecoderSpec) -> dict[str, Source]:
     """Granite's names but for the experts."""
     fields = merged({"final_norm": {"factor": spec.logit_multiplier}}, stacked_gate_up(spec))
-    return named(spec, fields=fields, experts=_NAMES)
+    return named(spec, fields=fields, experts=EXPERT_NAMES)

@@ -38,7 +38,8 @@ class ExpertNames:
     """What a checkpoint calls a layer's router and experts, and by default Qwen's names of them.
 
     In a linear's name {} stands for an expert's number; without it all experts' lie in one tensor, (experts, …).
-    together: where transformers 5 has them when it is asked for its own format, gate and up in one tensor.
+    together: where transformers 5 has them when it is asked for its own format, gate and up in one tensor; so are those
+    of a shared expert where both have the same name.
     """
 
     router: tuple[str, ...] = ("mlp.gate",)
@@ -54,21 +55,24 @@ class ExpertNames:
         place: what the names of the layer's tensors begin with.
         """
         size = experts.intermediate_size
-        rows = {"gate_proj": (0, size), "up_proj": (size, 2 * size), "down_proj": None}
+        rows = {"gate_proj": (0, size), "up_proj": (size, 2 * size) if experts.gated else None, "down_proj": None}
+        up = ".gate_up_proj" if experts.gated else ".up_proj"
         yield "router", self.router[0], {"alternatives": tuple(f"{place}{name}.weight" for name in self.router[1:])}
         if experts.correction_bias:
             others = tuple(place + name for name in self.correction_bias[1:])
             yield "correction_bias", self.correction_bias[0], {"flat": True, "alternatives": others}
         for expert in range(experts.count):
             for leaf, name in self.linears.items():
-                tensor = place + self.together + (".down_proj" if leaf == "down_proj" else ".gate_up_proj")
+                tensor = place + self.together + (".down_proj" if leaf == "down_proj" else up)
                 more = {"otherwise": Source(tensor, expert, rows=rows[leaf])}
                 apart = Source(f"{place}{self.together}.{expert}.{leaf}.weight")  # as GGUF files are read
                 one = {"expert": expert, "alternatives": (tensor,), "otherwise": apart}
                 yield f"experts.{expert}.{leaf}", name.format(expert), more if "{}" in name else one
         if experts.shared_size:
+            together = self.shared.get("gate_proj") == self.shared["up_proj"]
+            parts = stacked(dict.fromkeys(("gate_proj", "up_proj"), experts.shared_size)) if together else {}
             for leaf, name in self.shared.items():
-                yield f"shared.{leaf}", name, {}
+                yield f"shared.{leaf}", name, parts.get(leaf, {})
             if experts.shared_gate:
                 yield "shared_gate", self.shared_gate, {}
 
@@ -145,6 +149,8 @@ def _absent(layer: LayerSpec) -> set[str]:
     else:
         absent |= set() if layer.attention.qk_norm else set(HEAD_NORMS)
         absent |= set() if layer.attention.output_gate else {"g_proj"}
+    if layer.mlp is None:
+        return absent | {"mlp_norm", "mlp_out_norm", *MLP}
     if isinstance(layer.mlp, Experts):
         return absent | set(MLP)
     return absent if layer.mlp.gated else absent | {"gate_proj"}
@@ -159,7 +165,7 @@ def _biased(layer: LayerSpec) -> set[str]:
     else:
         biased = set(mixer.input_parts) if mixer.input_bias else set()
         biased |= {"mixer_out"} if mixer.output_bias else set()
-    biased |= set(MLP) if layer.each_mlp.bias else set()
+    biased |= set(MLP) if layer.mlp is not None and layer.mlp.bias else set()
     return biased | ({"router"} if experts is not None and experts.router_bias else set())
 
 

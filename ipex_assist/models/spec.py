@@ -1,8 +1,8 @@
 """DecoderSpec: everything an executor must know about a decoder-only transformer, as plain data.
 
 It says what the whole model has (vocabulary, embedding, positions, final norm, head) and what each of its layers has: a
-LayerSpec, which is a mixer (`AttentionSpec` or `RecurrentSpec`), an MLP (`MlpSpec` or `Experts`), their norms and a
-multiplier. Layers may
+LayerSpec, which is a mixer (`AttentionSpec` or `RecurrentSpec`), an MLP (`MlpSpec` or `Experts`) or none, their norms
+and a multiplier. Layers may
 differ in anything but the width of the residual stream and the kind of their norms: in heads, head_dim, window, rope,
 and in whether they have experts. Families whose layers are alike say it once (layers.py). What a layer may have:
 
@@ -38,15 +38,16 @@ Norm = Literal["rms", "layer"]
 NormPlace = Literal["pre", "post_residual", "post", "sandwich"]
 RecurrentKind = Literal["gated_delta", "mamba2", "short_conv"]
 HeadNorm = Literal["head", "each_head", "all_heads"]
-Activation = Literal["silu", "relu", "gelu", "gelu_tanh", "clamped_swiglu"]
+Activation = Literal["silu", "relu", "relu2", "gelu", "gelu_tanh", "clamped_swiglu"]
 Scores = Literal["softmax", "sigmoid", "sparsemixer"]
 RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope"]
 
-# Hugging Face's names of activations (transformers.activations.ACT2FN) and the four functions that they name.
+# Hugging Face's names of activations (transformers.activations.ACT2FN) and the five functions that they name.
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
     "relu": "relu",
+    "relu2": "relu2",
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
@@ -325,7 +326,7 @@ class MlpSpec:
 
 @dataclass(frozen=True)
 class Experts:
-    """Many gated MLPs, each of `intermediate_size`, in the place of one; a router chooses some of them for a row.
+    """Many MLPs, each of `intermediate_size`, in the place of one; a router chooses some of them for a row.
 
     The router's logits of a row, (count,), are computed in fp32. `scores` makes a score of each: their softmax over all
     experts, or a sigmoid of each. The `per_token` experts of the highest are the row's (the lowest of equals), weighted
@@ -347,6 +348,7 @@ class Experts:
     per_token: int
     intermediate_size: int
     activation: Activation = "silu"
+    gated: bool = True
     bias: bool = False
     normalised: bool = True
     router_bias: bool = False
@@ -387,7 +389,7 @@ class Experts:
     @property
     def each(self) -> MlpSpec:
         """One of them."""
-        return MlpSpec(self.intermediate_size, self.activation, bias=self.bias)
+        return MlpSpec(self.intermediate_size, self.activation, self.gated, self.bias)
 
 
 @dataclass(frozen=True)
@@ -395,7 +397,7 @@ class LayerSpec:
     """One layer. Raises ConfigError for a value out of LAYER_RANGES, and for parts that cannot go together."""
 
     mixer: AttentionSpec | RecurrentSpec
-    mlp: MlpSpec | Experts
+    mlp: MlpSpec | Experts | None  # None: the layer ends with its mixer
     norm_place: NormPlace = "pre"
     parallel: bool = False  # attention and MLP read the same rows, and are added to them together
     shared_norm: bool = False  # of these, by one norm
@@ -406,6 +408,8 @@ class LayerSpec:
         _check_kind("norm_place", self.norm_place, NormPlace)
         if self.experts is not None and self.parallel:
             raise ConfigError("num_experts", self.experts.count, "none in a layer whose MLP is parallel to attention")
+        if self.mlp is None and self.parallel:
+            raise ConfigError("parallel", True, "false in a layer without an MLP")
 
     @property
     def attention(self) -> AttentionSpec:
@@ -436,8 +440,14 @@ class LayerSpec:
         return self.mlp if isinstance(self.mlp, Experts) else None
 
     @property
+    def inner_size(self) -> int:
+        """Columns between the linears of its MLP, or of each of its experts; 0 where it has none."""
+        return 0 if self.mlp is None else self.mlp.intermediate_size
+
+    @property
     def each_mlp(self) -> MlpSpec:
         """Its MLP, or what each of its experts is."""
+        assert self.mlp is not None, "the MLP of a layer without one"
         return self.mlp.each if isinstance(self.mlp, Experts) else self.mlp
 
 

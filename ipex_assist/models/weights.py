@@ -125,7 +125,7 @@ def _outer_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
 def _layer_shapes(hidden: int, layer: LayerSpec, place: str) -> dict[str, tuple[int, ...]]:
     """place: the last name before the weight's own, "shared" of a shared expert."""
     experts = layer.experts
-    inner = experts.shared_size if experts is not None and place == "shared" else layer.each_mlp.intermediate_size
+    inner = experts.shared_size if experts is not None and place == "shared" else layer.inner_size
     return {
         **dict.fromkeys(NORMS, (hidden,)),
         **(_recurrent_shapes if isinstance(layer.mixer, RecurrentSpec) else _attention_shapes)(hidden, layer),

@@ -166,11 +166,11 @@ class PackedModel:
         """
         import torch
 
-        spec, mlp = self.spec, self.spec.layers[0].each_mlp
+        spec, first = self.spec, self.spec.layers[0]
         columns = {
             "qkv": spec.layers[0].mixer_in_size + 6 * 16,
             "output": spec.hidden_size,
-            "up": (mlp.intermediate_size + 16) * (2 if mlp.gated else 1),
+            "up": (first.inner_size + 16) * (2 if first.mlp is not None and first.mlp.gated else 1),
             "down": spec.hidden_size,
         }
         out = torch.zeros(x.shape[0], -(-columns[which] // 16) * 16)

@@ -83,7 +83,7 @@ def workspace_bytes(spec: DecoderSpec, threads: int, wanted: int, context: int, 
 
 def _depth(spec: DecoderSpec, width: int) -> int:
     """Columns of the widest rows that a linear reads."""
-    inner = max(max(layer.each_mlp.intermediate_size, layer.mixer_out_size) for layer in spec.layers)
+    inner = max(max(layer.inner_size, layer.mixer_out_size) for layer in spec.layers)
     return max(width, inner) + 64
 
 
@@ -91,7 +91,7 @@ def _row_floats(spec: DecoderSpec, width: int) -> float:
     """Of the rows of a pass between its linears."""
     attended = max(layer.mixer_out_size for layer in spec.layers) + 16
     qkv = max(layer.mixer_in_size for layer in spec.layers) + 96
-    inner = max(layer.each_mlp.intermediate_size for layer in spec.layers) + 16
+    inner = max(layer.inner_size for layer in spec.layers) + 16
     return PASS_ROWS * (width + qkv + attended + inner) + _scan_floats(spec)
 
 
@@ -105,7 +105,7 @@ def _scan_floats(spec: DecoderSpec) -> int:
 
 def _node_floats(spec: DecoderSpec, width: int) -> float:
     """Of rows that all threads read: the inputs of linears, and what is added to the residual stream."""
-    inner = max(layer.each_mlp.intermediate_size for layer in spec.layers) + 16
+    inner = max(layer.inner_size for layer in spec.layers) + 16
     return PASS_ROWS * (width + 1.1 * _depth(spec, width)) + 1.1 * _PADDED_ROWS * (inner + 128)
 
 

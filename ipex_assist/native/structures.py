@@ -12,7 +12,7 @@ PRECISIONS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3, "mxfp4": 4, "fp8": 5}
 NORM_PLACES = {"pre": 0, "post_residual": 1, "post": 2, "sandwich": 3}
 HEAD_NORMS = {None: 0, "head": 1, "each_head": 2, "all_heads": 3}
 SCORES = {"softmax": 0, "sigmoid": 1, "sparsemixer": 2}
-ACTIVATIONS = {"silu": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "clamped_swiglu": 4}
+ACTIVATIONS = {"silu": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "relu2": 4, "clamped_swiglu": 5}
 RECURRENT_KINDS = {"gated_delta": 1, "mamba2": 2, "short_conv": 3}
 SOURCE_TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
 # Our weight names' last part but one (models/weights.py) by their number.
@@ -323,6 +323,8 @@ def _recurrent_spec(spec: RecurrentSpec) -> CRecurrentSpec:
 
 
 def _mlp_spec(layer: LayerSpec, precision: str) -> CMlpSpec:
+    if layer.mlp is None:
+        return CMlpSpec(precision=PRECISIONS[beside_experts(precision)])
     each, experts = layer.each_mlp, layer.experts
     made = CMlpSpec(
         intermediate_size=each.intermediate_size,

@@ -38,7 +38,7 @@ SOME = settings(
 
 
 INNER = st.sampled_from([33, 96, 300, 2100])
-ACTIVATION: st.SearchStrategy[Activation] = st.sampled_from(["silu", "relu", "gelu", "gelu_tanh"])
+ACTIVATION: st.SearchStrategy[Activation] = st.sampled_from(["silu", "relu", "relu2", "gelu", "gelu_tanh"])
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +83,7 @@ def some_experts(draw: st.DrawFn) -> Experts:
         per_token=draw(st.integers(1, min(count, 4))),
         intermediate_size=draw(INNER),
         activation=draw(ACTIVATION),
+        gated=draw(st.booleans()),
         bias=draw(st.booleans()),
         normalised=draw(st.booleans()),
         router_bias=draw(st.booleans()),
@@ -117,7 +118,7 @@ def one_layer(draw: st.DrawFn, experts: bool) -> LayerSpec:
     mlp = MlpSpec(draw(INNER), draw(ACTIVATION), gated=draw(st.booleans()), bias=draw(st.booleans()))
     return LayerSpec(
         draw(attentions()),
-        draw(some_experts()) if experts else mlp,
+        draw(some_experts()) if experts else None if not parallel and draw(st.booleans()) else mlp,
         norm_place="pre" if parallel else draw(st.sampled_from(["pre", "post_residual", "post", "sandwich"])),
         parallel=parallel,
         shared_norm=parallel and draw(st.booleans()),
@@ -178,12 +179,14 @@ def weight_names(spec: DecoderSpec) -> list[str]:
 
 def layer_names(layer: LayerSpec, norms: list[str]) -> list[str]:
     """Those of a layer, as if it had one MLP. norms: of a norm, "weight" and "bias"."""
-    attention, mlp = layer.attention, layer.each_mlp
-    pre = [] if layer.norm_place == "post" else ["attention_norm"] + ([] if layer.shared_norm else ["mlp_norm"])
-    post = ["attention_out_norm", "mlp_out_norm"] if layer.norm_place in ("post", "sandwich") else []
+    attention, mlp = layer.attention, layer.mlp
+    own = mlp is not None
+    pre = [] if layer.norm_place == "post" else ["attention_norm"] + ["mlp_norm"] * (own and not layer.shared_norm)
+    post = ["attention_out_norm", *["mlp_out_norm"] * own] if layer.norm_place in ("post", "sandwich") else []
     biases = dict.fromkeys("qkvg" if attention.output_gate else "qkv", attention.qkv_bias)
     biases |= {"o": attention.output_bias}
-    biases |= {"up": mlp.bias, "down": mlp.bias} | ({"gate": mlp.bias} if mlp.gated else {})
+    if mlp is not None:
+        biases |= {"up": mlp.bias, "down": mlp.bias} | ({"gate": mlp.bias} if mlp.gated else {})
     here = [f"{norm}.{kind}" for norm in pre + post for kind in norms]
     here += ["q_norm.weight", "k_norm.weight"] if attention.qk_norm else []
     here += ["sinks.weight"] if attention.sinks else []

@@ -60,8 +60,11 @@ _VARIANTS = (
     *("falcon-new", "gptj", "bloom", "mpt", "cohere", "cohere2", "glm", "glm4", "exaone4"),
     *("mixtral-window", "qwen2-moe", "qwen3-moe-window", "olmoe-biases", "granitemoe"),
     *tiny_models.known("glm4-moe", "minimax-m2", "dots1-window", "ernie4-5", "ernie4-5-moe", "seed-oss", "olmo3-yarn"),
+    *tiny_models.known("lfm2", "lfm2-moe", "granite-hybrid-moe", "bamba", "nemotron-h-moe"),
 )
 FAMILIES = {tiny_models.VARIANTS[variant]["model_type"]: variant for variant in _VARIANTS}
+# Those of which every value that transformers takes is computed: they name no activation.
+ALL_COMPUTED = ("lfm2", "lfm2_moe")
 
 
 class InMemory(Checkpoint):
@@ -94,6 +97,12 @@ def changes(config: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
             continue
         for other in others(name, value):
             yield f"{name}={other!r}", config | {name: other}
+
+
+def finite(config: dict[str, Any]) -> dict[str, Any]:
+    """With a large number where transformers writes {"__float__": "Infinity"}, which it reads in files alone."""
+    limit = config.get("time_step_limit")
+    return config | ({"time_step_limit": [limit[0], 1e6]} if limit else {})
 
 
 def others(name: str, value: Any) -> list[Any]:
@@ -131,7 +140,7 @@ def test_right_logits_or_a_refusal(model_type: str) -> None:
     """A field that our spec does not read must not change what transformers computes."""
     fields = copy.deepcopy(tiny_models.VARIANTS[FAMILIES[model_type]])
     base = AutoConfig.for_model(fields.pop("model_type"), **fields)
-    config = json.loads(base.to_json_string(use_diff=False))
+    config = finite(json.loads(base.to_json_string(use_diff=False)))
     architecture = next(each for each in ARCHITECTURES.values() if each.model_type == model_type)
     right, refused, wrong = 0, 0, []
     for what, changed in (("nothing", config), *changes(config)):
@@ -153,7 +162,7 @@ def test_right_logits_or_a_refusal(model_type: str) -> None:
             wrong.append(what)
     assert not wrong, f"another model's text: {wrong}"
     assert right > 6
-    assert refused > 0
+    assert refused > 0 or model_type in ALL_COMPUTED
 
 
 def stored(model: Any) -> dict[str, torch.Tensor]:

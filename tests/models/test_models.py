@@ -34,8 +34,10 @@ def hf_steps(model, prompt: list[int], following: list[int]) -> torch.Tensor:
     rows = []
     with torch.no_grad():
         out = model(torch.tensor([prompt]), use_cache=True)
-        for token in following:
-            out = model(torch.tensor([[token]]), past_key_values=out.past_key_values, use_cache=True)
+        for place, token in enumerate(following, len(prompt)):
+            # Without them Bamba begins at 0 in each call.
+            positions = {"position_ids": torch.tensor([[place]])} if model.config.model_type == "bamba" else {}
+            out = model(torch.tensor([[token]]), past_key_values=out.past_key_values, use_cache=True, **positions)
             rows.append(out.logits[0, -1])
     return torch.stack(rows)
 
@@ -45,7 +47,8 @@ KINDS = [
     *(variant for variant in tiny_models.VARIANTS if variant not in tiny_models.FAMILIES),
     *("phi3-longrope", "granite", "olmo2", "smollm3", "phi", "gemma2", "gemma3", "bloom", "cohere-norms", "glm4"),
     *("qwen2-moe", "granitemoe", "gpt-oss", "qwen3-moe-dense-first", "qwen2-moe-every-second"),
-    *tiny_models.known("glm4-moe", "minimax-m2", "ernie4-5-moe"),
+    *tiny_models.known("glm4-moe", "minimax-m2", "ernie4-5-moe", "lfm2-biases", "lfm2-moe"),
+    *tiny_models.known("granite-hybrid-moe", "bamba", "nemotron-h", "nemotron-h-moe"),
 ]
 CASES = [
     (variant, executor)

@@ -113,10 +113,10 @@ void check_routing(const MlpSpec& m) {
 }
 
 void check_mlp(const ModelSpec& s, const MlpSpec& m) {
-    check_range("intermediate_size", m.intermediate_size, 1, LARGEST);
+    check_range("intermediate_size", m.intermediate_size, m.experts ? 1 : 0, LARGEST);  // 0: no MLP
     check_range(m.experts ? "precision of experts" : "precision", m.precision, FP32, FP8);
     check_int4_group(s, m.precision);
-    check_range("activation", m.activation, SILU, m.gated ? CLAMPED_SWIGLU : GELU_TANH);
+    check_range("activation", m.activation, SILU, m.gated ? CLAMPED_SWIGLU : RELU2);
     check_range("experts of a layer", m.experts, 0, 1024);
     check_range("experts of a token", m.experts_per_token, m.experts ? 1 : 0, m.experts);
     check_range("the shared expert's intermediate_size", m.shared_size, 0, m.experts ? LARGEST : 0);
@@ -134,8 +134,7 @@ void check_layer(const ModelSpec& s, const LayerSpec& layer) {
     check_multiplier(layer.residual_multiplier);
     if (layer.parallel && layer.norm_place != PRE) refuse("norms of parallel layers are before them");
     if (layer.shared_norm && !layer.parallel) refuse("attention and MLP share a norm in parallel layers only");
-    if (layer.mlp.experts && (!layer.mlp.gated || layer.parallel))
-        refuse("experts are gated, and not parallel to attention");
+    if ((layer.mlp.experts || !layer.has_mlp()) && layer.parallel) refuse("experts, or nothing, parallel to attention");
 }
 
 void check_model(const ModelSpec& s) {

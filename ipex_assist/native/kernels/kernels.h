@@ -32,7 +32,14 @@
 namespace ipex_assist {
 
 enum Precision : int32_t { FP32, BF16, INT8, INT4, MXFP4, FP8 };
-enum Activation : int32_t { SILU, RELU, GELU, GELU_TANH, CLAMPED_SWIGLU };  // the last only where there is a gate
+enum Activation : int32_t {
+    SILU,
+    RELU,
+    GELU,
+    GELU_TANH,
+    RELU2,
+    CLAMPED_SWIGLU
+};  // the last only where there is a gate
 enum SourceType : int32_t { SOURCE_F32, SOURCE_F16, SOURCE_BF16 };
 
 constexpr int LANES = 16;             // output columns of a block

@@ -72,6 +72,10 @@ inline __m512 activation(Activation kind, __m512 x) {
     switch (kind) {
         case SILU: return _mm512_mul_ps(x, sigmoid(x));
         case RELU: return _mm512_max_ps(_mm512_setzero_ps(), x);
+        case RELU2: {
+            const __m512 positive = _mm512_max_ps(_mm512_setzero_ps(), x);
+            return _mm512_mul_ps(positive, positive);
+        }
         case GELU:
             return _mm512_mul_ps(_mm512_mul_ps(half, x),
                                  _mm512_add_ps(one, error_function(_mm512_mul_ps(x, _mm512_set1_ps(0.70710678f)))));

@@ -22,7 +22,9 @@ constexpr int64_t READING_ROWS = 16;  // rows that a block is multiplied with in
 int64_t experts_of_row(const MlpSpec& spec) { return spec.experts_per_token + (spec.shared_size ? 1 : 0); }
 
 // Columns of an expert's activated rows.
-int64_t inner(const PackedLayer& layer, int32_t expert) { return layer.experts[size_t(expert)].up.blocks / 2 * LANES; }
+int64_t inner(const PackedLayer& layer, int32_t expert) {
+    return layer.experts[size_t(expert)].up.blocks / (layer.mlp.gated ? 2 : 1) * LANES;
+}
 
 // Whether each node's threads share its own blocks of experts: where memory follows the nodes of all of the pool's
 // threads.
@@ -174,14 +176,15 @@ void fill_slots(Pass& pass, const LayerStep& step, int thread) {
 void up_experts(Pass& pass, const LayerStep& step, int thread) {
     const uint64_t started = __rdtsc();
     const PackedLayer& layer = pass.layer(step);
-    const auto pairs = [&](int32_t e) { return blocks_of_node(pass, thread, layer.experts[size_t(e)].up, 2); };
+    const int64_t parts = layer.mlp.gated ? 2 : 1;
+    const auto units = [&](int32_t e) { return blocks_of_node(pass, thread, layer.experts[size_t(e)].up, parts); };
     const auto cost = [&](int32_t e) { return READING_ROWS + pass.routes.count(e); };
     const auto up = [&](int32_t e, int64_t first, int64_t end) {
         activate_blocks(pass, thread, layer.mlp, layer.experts[size_t(e)].up,
-                        up_rows(pass, layer, e, pass.node(thread)), pass.routes.count(e), first * 2, end * 2,
+                        up_rows(pass, layer, e, pass.node(thread)), pass.routes.count(e), first * parts, end * parts,
                         active_rows(pass, layer, e), inner(layer, e));
     };
-    share_experts(pass, layer, sharers_of_blocks(pass, thread), pairs, cost, up);
+    share_experts(pass, layer, sharers_of_blocks(pass, thread), units, cost, up);
     pass.wait(thread);
     if (thread == 0) pass.timing.linear += __rdtsc() - started;
 }

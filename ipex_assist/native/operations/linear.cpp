@@ -45,7 +45,9 @@ void output_linear(Pass& pass, const LayerStep& step, int thread) {
     // Attention prepares its rows once for each node.
     const LinearRows rows = pass.activations.on(pass.node(thread)).inputs.with_depth(layer.output.depth);
     linear(pass, thread, rows, layer.output, pass.rows_kept(step), delta.data, delta.columns,
-           layer.mlp.experts ? &layer.router : &layer.up);
+           layer.mlp.experts ? &layer.router
+           : layer.has_mlp() ? &layer.up
+                             : &pass.reader(step));
 }
 
 }  // namespace ipex_assist

@@ -42,6 +42,7 @@ void list_recurrent(const PackedLayer& layer, LayerStep& step) {
 }
 
 void list_mlp(const PackedLayer& layer, LayerStep& step) {
+    if (!layer.has_mlp()) return;
     step.proceed.push_back(prepare_mlp);
     if (!layer.mlp.experts) return step.proceed.push_back(mlp);
     for (const Operation each : {route, fill_slots, up_experts, prepare_slots, down_experts, add_experts}) {
@@ -67,7 +68,7 @@ Program::Program(const PackedModel& model_) : model(model_) {
         list_mlp(layer, step);
         layers.push_back(step);
         const auto alike = [&](int32_t other) { return same_kind(model.layers[size_t(other)].mlp, layer.mlp); };
-        if (std::none_of(mlp_kinds.begin(), mlp_kinds.end(), alike)) mlp_kinds.push_back(int32_t(i));
+        if (layer.has_mlp() && std::none_of(mlp_kinds.begin(), mlp_kinds.end(), alike)) mlp_kinds.push_back(int32_t(i));
         shape.recurrent |= layer.is_recurrent();
         if (layer.is_recurrent()) {
             shape.attention_of_layer.push_back(-1);

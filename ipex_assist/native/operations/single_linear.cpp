@@ -21,6 +21,7 @@ void run_linears(const PackedModel& model, Pool& pool, LinearBuffers& buffers, W
                                           : model.spec.hidden_size;
     const int64_t columns = choose(first_layer).blocks * LANES;
     for (const PackedLayer& layer : model.layers) {
+        if (!layer.has_mlp() && which >= UP) refuse("linear %d of a layer without an MLP", which);
         if (layer.mlp.experts && which >= UP) refuse("linear %d is one of each expert's", which);
         if (choose(layer).blocks * LANES != columns || choose(layer).depth != choose(first_layer).depth)
             refuse("linear %d differs in shape between layers", which);

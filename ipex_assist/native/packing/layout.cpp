@@ -22,8 +22,9 @@ void place_residual_norms(ModelWeights& w) {
         join.add = last != nullptr;
         if (!last) return;
         join.multiplier = last->residual_multiplier;
-        if (last->has_post_norms()) join.post = &last->mlp_out_norm;
-        if (last->norm_place == POST_RESIDUAL) join.post_residual = &last->mlp_norm;
+        const bool mlp = last->has_mlp();
+        if (last->has_post_norms()) join.post = mlp ? &last->mlp_out_norm : &last->attention_out_norm;
+        if (last->norm_place == POST_RESIDUAL) join.post_residual = mlp ? &last->mlp_norm : &last->attention_norm;
     };
     for (PackedLayer& layer : w.layers) {
         after_last(layer.into_attention);
@@ -163,6 +164,7 @@ void ImageLayout::place_layer(const ModelSpec& spec, PackedLayer& layer) {
     if (layer.is_recurrent()) place_recurrent(spec, layer);
     else place_attention(spec, layer);
     if (layer.has_post_norms()) layer.attention_out_norm = norm(spec);
+    if (!layer.has_mlp()) return;
     if (first_norms && !layer.shared_norm) layer.mlp_norm = norm(spec);
     place_mlp(spec, layer);
     if (layer.has_post_norms()) layer.mlp_out_norm = norm(spec);

@@ -96,9 +96,9 @@ struct RecurrentSpec {
     }
 };
 
-// A plain MLP, a gated one, or experts in its place, which are gated.
+// A plain MLP, a gated one, or experts in its place, which are such MLPs.
 struct MlpSpec {
-    int32_t intermediate_size;  // of each expert where there are experts
+    int32_t intermediate_size;  // of each expert where there are experts; 0: the layer ends with its mixer
     Activation activation;
     int32_t gated, bias;
     Precision precision;  // of its linears; a router is in fp32
@@ -134,6 +134,7 @@ struct LayerSpec {
     int32_t shared_norm;        // of these, one norm serves both
     float residual_multiplier;  // of what attention and MLP add
 
+    bool has_mlp() const { return mlp.intermediate_size != 0; }
     bool is_recurrent() const { return recurrent.kind != NO_RECURRENCE; }
     // Columns of what the first linear of its mixer gives, and of what the second one takes.
     int64_t mixer_in_width() const { return is_recurrent() ? recurrent.width() : attention.qkv_width(); }

@@ -62,6 +62,7 @@ PackTarget mlp_target(const ModelWeights& w, Slot slot, int32_t index) {
     const PackedLayer& layer = w.layers[size_t(index % w.spec.layers)];
     const MlpSpec& mlp = layer.mlp;
     const int32_t expert = index / w.spec.layers - 1;
+    if (!layer.has_mlp()) return {};
     if (expert >= int32_t(layer.experts.size())) return {};
     const int64_t hidden = w.spec.hidden_size,
                   size = mlp.experts && expert == mlp.experts ? mlp.shared_size : mlp.intermediate_size;
@@ -145,7 +146,7 @@ std::vector<const Linear*> ModelWeights::linears() const {
     for (const PackedLayer& layer : layers) {
         all.insert(all.end(), {&layer.qkv, &layer.output});
         if (layer.mlp.experts) all.push_back(&layer.router);
-        else all.insert(all.end(), {&layer.up, &layer.down});
+        else if (layer.has_mlp()) all.insert(all.end(), {&layer.up, &layer.down});
         for (const Mlp& expert : layer.experts) all.insert(all.end(), {&expert.up, &expert.down});
     }
     if (spec.projected_embedding) all.insert(all.end(), {&project_in, &project_out});

@@ -1,0 +1,79 @@
+"""LFM2: short convolutions in most layers, attention with a norm of each head in the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ipex_assist.models.common import FULL, layer_count, llama_like, number_or_none, rope
+from ipex_assist.models.config import Config, ConfigError, NotComputed
+from ipex_assist.models.layers import with_mixers
+from ipex_assist.models.names import ExpertNames, named, stacked
+from ipex_assist.models.spec import DecoderSpec, RecurrentSpec
+from ipex_assist.models.weights import Source
+
+ARCHITECTURE = "Lfm2ForCausalLM"
+EXAMPLES = ("LiquidAI/LFM2-1.2B", "LiquidAI/LFM2-2.6B")
+NAMES = {"linear_conv_kernel_dim": "conv_L_cache"}
+
+CONV = "conv"
+_LINEARS = {
+    **{f"{leaf}_proj": f"self_attn.{leaf}_proj" for leaf in "qkv"},
+    "o_proj": "self_attn.out_proj",
+    **{"gate_proj": "feed_forward.w1", "up_proj": "feed_forward.w3", "down_proj": "feed_forward.w2"},
+}
+_NORMS = {
+    **{"attention_norm": "operator_norm", "mlp_norm": "ffn_norm"},
+    **{"q_norm": "self_attn.q_layernorm", "k_norm": "self_attn.k_layernorm"},
+}
+_OUTSIDE = {"embed_tokens": "model.embed_tokens", "final_norm": "model.embedding_norm", "lm_head": "lm_head"}
+_PARTS = ("k_in", "q_in", "v_in")  # B, C and x, in this order in one tensor
+_RECURRENT = {**dict.fromkeys(_PARTS, "conv.in_proj"), "v_conv": "conv.conv.weight", "mixer_out": "conv.out_proj"}
+
+
+def spec(config: Config) -> DecoderSpec:
+    """`full_attn_idxs` are the layers with attention, where `layer_types` does not say it; all if neither does."""
+    count = layer_count(config)
+    attention = config.integers("full_attn_idxs") if config.values.get("full_attn_idxs") is not None else range(count)
+    kinds = [FULL if layer in attention else CONV for layer in range(count)]
+    size = _adjusted(config, config.optional_integer("block_ff_dim") or config.integer("intermediate_size"))
+    return convolved("lfm2", config, config.optional_texts("layer_types") or kinds, intermediate_size=size)
+
+
+def convolved(model_type: str, config: Config, kinds: list[str], **differences: Any) -> DecoderSpec:
+    """The spec of a model with layers of these kinds. Raises NotComputed for others than the two."""
+    if unknown := sorted(set(kinds) - {FULL, CONV}):
+        raise NotComputed(f"layers of the type {unknown[0]!r} are not supported")
+    alike = llama_like(
+        model_type,
+        config,
+        activation="silu",
+        norm_eps=config.number("norm_eps", 1e-5),
+        ropes=(rope(config, 1e6),),
+        qk_norm="head",
+        tied_head=config.flag("tie_embedding", config.flag("tie_word_embeddings", True)),
+        **differences,
+    )
+    bias, width = config.flag("conv_bias", False), alike.hidden_size
+    kernel = config.integer("linear_conv_kernel_dim", 3)
+    mixer = RecurrentSpec("short_conv", 1, 1, width, width, kernel, conv_bias=bias, input_bias=bias, output_bias=bias)
+    return with_mixers(alike, [mixer if kind == CONV else None for kind in kinds])
+
+
+def _adjusted(config: Config, size: int) -> int:
+    """Two thirds of the size that is given, rounded up, unless the config says that it is what it says."""
+    if not config.flag("block_auto_adjust_ff_dim", True):
+        return size
+    size, step = int(2 * size / 3), config.integer("block_multiple_of", 256)
+    factor = number_or_none(config, "block_ffn_dim_multiplier", 1.0)
+    if factor is None:
+        return size
+    if step < 1:
+        raise ConfigError("block_multiple_of", step, "at least 1")
+    return -(-int(factor * size) // step) * step
+
+
+def weights(spec: DecoderSpec, experts: ExpertNames | None = None) -> dict[str, Source]:
+    """The three inputs of a convolution lie in one tensor."""
+    fields = {**stacked(dict.fromkeys(_PARTS, spec.hidden_size)), "v_conv": {"flat": True}}
+    names: dict[str, Any] = {"linears": _LINEARS, "norms": _NORMS, "outside": _OUTSIDE, "recurrent": _RECURRENT}
+    return named(spec, fields=fields, experts=experts, **names)

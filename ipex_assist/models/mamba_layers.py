@@ -1,0 +1,93 @@
+"""What models with Mamba-2 layers share: the mixer of a config, and its weights' names."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ipex_assist.models.common import FULL, activation, layer_count
+from ipex_assist.models.config import Config, ConfigError, NotComputed
+from ipex_assist.models.gated_delta import LINEAR
+from ipex_assist.models.names import stacked
+from ipex_assist.models.spec import RecurrentSpec
+
+# What Bamba's config.json, and Granite 4's, call the numbers of a mixer.
+BAMBA_NAMES = {
+    "linear_num_value_heads": "mamba_n_heads",
+    "linear_num_key_heads": "mamba_n_groups",
+    "linear_key_head_dim": "mamba_d_state",
+    "linear_value_head_dim": "mamba_d_head",
+    "linear_conv_kernel_dim": "mamba_d_conv",
+    "n_groups": "mamba_n_groups",
+}
+_OLD_KINDS = {"mamba": LINEAR, "attention": FULL}
+
+
+def mamba_kinds(config: Config, usual: str = LINEAR) -> list[str]:
+    """`layer_types`, `usual` where there are none. Raises NotComputed for other kinds than the two."""
+    kinds = config.optional_texts("layer_types") or [usual] * layer_count(config)
+    kinds = [_OLD_KINDS.get(kind, kind) for kind in kinds]
+    if unknown := sorted(set(kinds) - {FULL, LINEAR}):
+        raise NotComputed(f"layers of the type {unknown[0]!r} are not supported")
+    return kinds
+
+
+def bamba_mixer(config: Config) -> RecurrentSpec:
+    """The mixer of a config with Bamba's names, whose heads together are `mamba_expand` times as wide as the model."""
+    width, heads = config.integer("mamba_expand", 2) * config.integer("hidden_size"), "linear_num_value_heads"
+    count, name = config.integer(heads, 128), "linear_value_head_dim"
+    stored = config.values.get(config.stored_name(name))
+    head_dim = width // max(count, 1) if stored in (None, "auto") else config.integer(name)
+    if count * head_dim != width:
+        raise ConfigError(config.stored_name(heads), count, f"so many that heads of {head_dim} are {width:,} together")
+    return mamba_mixer(
+        config,
+        config.text("hidden_act", "silu"),
+        heads=count,
+        value_dim=head_dim,
+        key_heads=config.integer("linear_num_key_heads", 1),
+        key_dim=config.integer("linear_key_head_dim", 256),
+        conv_bias=config.flag("mamba_conv_bias", True),
+        bias=config.flag("mamba_proj_bias", False),
+        step_limit=config.ends("time_step_limit", (0.0, math.inf)),
+    )
+
+
+def mamba_mixer(config: Config, act: str, *, bias: bool, key_heads: int, **fields: Any) -> RecurrentSpec:
+    """A Mamba-2 mixer whose norm has the groups of its states; act: the convolution's and the gate's activation."""
+    if activation(act) != "silu":
+        raise NotComputed("Mamba-2 layers with another activation than silu are not supported")
+    return RecurrentSpec(
+        "mamba2",
+        conv_kernel=config.integer("linear_conv_kernel_dim", 4),
+        key_heads=key_heads,
+        norm_groups=key_heads,
+        input_bias=bias,
+        output_bias=bias,
+        **fields,
+    )
+
+
+def kv_heads(config: Config) -> int:
+    """Key/value heads of a config: 8 where it does not say it, as many as heads where it says null."""
+    null = "num_key_value_heads" in config.values
+    return config.integer("num_key_value_heads", config.integer("num_attention_heads") if null else 8)
+
+
+def mamba_names(place: str) -> dict[str, str]:
+    """Our names of a mixer's weights to a checkpoint's, which begin with `place`."""
+    inputs = dict.fromkeys(("z_in", "v_in", "k_in", "q_in", "a_in"), "in_proj")
+    convolutions = dict.fromkeys(("v_conv", "k_conv", "q_conv"), "conv1d.weight")
+    vectors = {"a_log": "A_log", "dt_bias": "dt_bias", "skip": "D", "gated_norm": "norm.weight"}
+    names = {**inputs, **convolutions, **vectors, "mixer_out": "out_proj"}
+    return {leaf: f"{place}.{name}" for leaf, name in names.items()}
+
+
+def mamba_fields(mixer: RecurrentSpec | None) -> dict[str, dict[str, Any]]:
+    """Which rows of the tensors of a mixer, if there is one, are whose: gate, x, B, C and dt of its input linear."""
+    if mixer is None:
+        return {}
+    keys, values = mixer.key_size, mixer.value_size
+    inputs = stacked({"z_in": values, "v_in": values, "k_in": keys, "q_in": keys, "a_in": mixer.heads})
+    convolutions = stacked({"v_conv": values, "k_conv": keys, "q_conv": keys})
+    return {**inputs, **{leaf: {**rows, "flat": True} for leaf, rows in convolutions.items()}}
