@@ -99,6 +99,8 @@ _DELTA = {
     **{"num_hidden_layers": 4, "head_dim": 16, "linear_num_value_heads": 4, "linear_num_key_heads": 2},
     **{"linear_key_head_dim": 12, "linear_value_head_dim": 20, "linear_conv_kernel_dim": 4},
 }
+# A base that is larger by a fixed factor, under the name of a rule that goes by length.
+_ALPHA = {"type": "dynamic", "alpha": 50.0, "factor": 1.0, "beta_fast": 32, "mscale": 1.0, "mscale_all_dim": 0.0}
 _DELTA_MOE = _DELTA | _MOE | {"num_experts": 6, "shared_expert_intermediate_size": 40}
 FAMILIES: dict[str, dict[str, Any]] = {
     "phi3": _like_llama("phi3"),
@@ -187,6 +189,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "olmo3": _like_llama("olmo3", num_hidden_layers=4, sliding_window=8, attention_bias=True),
     "olmo3-yarn": _like_llama("olmo3", num_hidden_layers=4, sliding_window=8, num_key_value_heads=4)
     | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}},
+    "apertus": _like_llama("apertus"),
+    "apertus-silu": _like_llama("apertus", hidden_act="silu", attention_bias=True, tie_word_embeddings=True),
+    "arcee": _like_llama("arcee", head_dim=32),
+    "arcee-biases": _like_llama("arcee", attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
+    "hunyuan": _like_llama("hunyuan_v1_dense", head_dim=32, attention_bias=True),
+    "hunyuan-alpha": _like_llama("hunyuan_v1_dense", head_dim=16, rope_scaling=_ALPHA, tie_word_embeddings=True),
+    "hunyuan-moe": _like_llama("hunyuan_v1_moe", head_dim=32, num_experts=9, moe_topk=3),
+    "hunyuan-moe-biases": _like_llama("hunyuan_v1_moe", head_dim=16, num_experts=5, moe_topk=[2, 2])
+    | {"rope_scaling": _ALPHA, "attention_bias": True, "tie_word_embeddings": True},
     "exaone4-full": _like_llama("exaone4", sliding_window=None, layer_types=["full_attention"] * 2),
 }
 

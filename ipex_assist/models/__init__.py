@@ -14,6 +14,8 @@ from types import ModuleType
 from typing import Any
 
 from ipex_assist.models import (
+    apertus,
+    arcee,
     bloom,
     cohere,
     cohere2,
@@ -35,6 +37,8 @@ from ipex_assist.models import (
     gptj,
     granite,
     granitemoe,
+    hunyuan_v1_dense,
+    hunyuan_v1_moe,
     llama,
     minimax_m2,
     mistral,
@@ -103,6 +107,7 @@ _MODULES = (
     *(glm4_moe, gpt2, gpt_bigcode, gpt_neox, gpt_oss, gptj, granite, granitemoe, llama, minimax_m2, mistral, mixtral),
     *(mpt, olmo2, olmo3, olmoe, opt, phi, phi3, qwen2, qwen2_moe, qwen3, qwen3_moe, seed_oss, smollm3, stablelm),
     *(starcoder2, qwen3_next, qwen3_5_text, qwen3_5_moe_text),
+    *(apertus, arcee, hunyuan_v1_dense, hunyuan_v1_moe),
 )
 ARCHITECTURES: dict[str, Architecture] = {module.ARCHITECTURE: _architecture(module) for module in _MODULES}
 

@@ -28,7 +28,9 @@ VECTORS = ("q_conv", "k_conv", "v_conv", "a_log", "dt_bias", "skip", "gated_norm
 
 MLP = ("gate_proj", "up_proj", "down_proj")
 # Ours that are no linears or norms but tensors of their own: a checkpoint's names of them do not end in ".weight".
-_TENSORS = ("correction_bias",)
+# Those of XIELU are single numbers.
+XIELU = ("alpha_p", "alpha_n", "xielu_beta", "xielu_eps")
+_TENSORS = ("correction_bias", *XIELU)
 # Of shared experts where they are several, as wide as all of them together (DeepSeek's names).
 SHARED_EXPERTS = {leaf: f"mlp.shared_experts.{leaf}" for leaf in MLP}
 

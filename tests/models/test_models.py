@@ -46,6 +46,7 @@ KINDS = [
     *("phi3-longrope", "granite", "olmo2", "smollm3", "phi", "gemma2", "gemma3", "bloom", "cohere-norms", "glm4"),
     *("qwen2-moe", "granitemoe", "gpt-oss", "qwen3-moe-dense-first", "qwen2-moe-every-second"),
     *tiny_models.known("glm4-moe", "minimax-m2", "ernie4-5-moe"),
+    *tiny_models.known("apertus", "arcee", "hunyuan", "hunyuan-moe"),
 ]
 CASES = [
     (variant, executor)
