@@ -101,6 +101,15 @@ _DELTA = {
 }
 # A base that is larger by a fixed factor, under the name of a rule that goes by length.
 _ALPHA = {"type": "dynamic", "alpha": 50.0, "factor": 1.0, "beta_fast": 32, "mscale": 1.0, "mscale_all_dim": 0.0}
+_EXAONE_MOE = {
+    **_MOE,
+    **{"num_experts": 8, "num_hidden_layers": 4, "head_dim": 32, "sliding_window": 8, "sliding_window_pattern": 2},
+}
+_PHIMOE = {"num_local_experts": 9, "num_experts_per_tok": 2, "router_jitter_noise": 0.3}
+_GROWTH = {
+    **{"rope_type": "yarn", "rope_theta": 1e5, "factor": 8.0, "original_max_position_embeddings": 6},
+    **{"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3},
+}
 _DELTA_MOE = _DELTA | _MOE | {"num_experts": 6, "shared_expert_intermediate_size": 40}
 FAMILIES: dict[str, dict[str, Any]] = {
     "phi3": _like_llama("phi3"),
@@ -193,11 +202,22 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "apertus-silu": _like_llama("apertus", hidden_act="silu", attention_bias=True, tie_word_embeddings=True),
     "arcee": _like_llama("arcee", head_dim=32),
     "arcee-biases": _like_llama("arcee", attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
+    "exaone-moe": _like_llama("exaone_moe", **_EXAONE_MOE, n_group=4, topk_group=2, num_shared_experts=2),
+    "exaone-moe-sparse-first": _like_llama("exaone_moe", **_EXAONE_MOE, norm_topk_prob=False)
+    | {"mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]},
     "hunyuan": _like_llama("hunyuan_v1_dense", head_dim=32, attention_bias=True),
     "hunyuan-alpha": _like_llama("hunyuan_v1_dense", head_dim=16, rope_scaling=_ALPHA, tie_word_embeddings=True),
     "hunyuan-moe": _like_llama("hunyuan_v1_moe", head_dim=32, num_experts=9, moe_topk=3),
     "hunyuan-moe-biases": _like_llama("hunyuan_v1_moe", head_dim=16, num_experts=5, moe_topk=[2, 2])
     | {"rope_scaling": _ALPHA, "attention_bias": True, "tie_word_embeddings": True},
+    "ministral3": _like_llama("ministral3", head_dim=32, rope_parameters=_GROWTH),
+    "ministral3-window": _like_llama("ministral3", head_dim=16, rope_parameters=_GROWTH, sliding_window=8)
+    | {"tie_word_embeddings": True},
+    "phimoe": _like_llama("phimoe", **_PHIMOE, attention_bias=True, lm_head_bias=True)
+    | {
+        "rope_scaling": _LONGROPE | {"short_mscale": 1.2, "long_mscale": 1.2, "original_max_position_embeddings": 128},
+    },
+    "phimoe-window": _like_llama("phimoe", **_PHIMOE, sliding_window=8, tie_word_embeddings=True),
     "exaone4-full": _like_llama("exaone4", sliding_window=None, layer_types=["full_attention"] * 2),
 }
 

@@ -23,6 +23,7 @@ from ipex_assist.models import (
     ernie4_5,
     ernie4_5_moe,
     exaone4,
+    exaone_moe,
     falcon,
     gemma,
     gemma2,
@@ -41,6 +42,7 @@ from ipex_assist.models import (
     hunyuan_v1_moe,
     llama,
     minimax_m2,
+    ministral3,
     mistral,
     mixtral,
     mpt,
@@ -50,6 +52,7 @@ from ipex_assist.models import (
     opt,
     phi,
     phi3,
+    phimoe,
     qwen2,
     qwen2_moe,
     qwen3,
@@ -107,11 +110,13 @@ _MODULES = (
     *(glm4_moe, gpt2, gpt_bigcode, gpt_neox, gpt_oss, gptj, granite, granitemoe, llama, minimax_m2, mistral, mixtral),
     *(mpt, olmo2, olmo3, olmoe, opt, phi, phi3, qwen2, qwen2_moe, qwen3, qwen3_moe, seed_oss, smollm3, stablelm),
     *(starcoder2, qwen3_next, qwen3_5_text, qwen3_5_moe_text),
-    *(apertus, arcee, hunyuan_v1_dense, hunyuan_v1_moe),
+    *(apertus, arcee, exaone_moe, hunyuan_v1_dense, hunyuan_v1_moe, ministral3, phimoe),
 )
+# Published configs have these names of their makers' own code, which is transformers' now.
+_FIRST_NAMES = {"ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM", "PhiMoEForCausalLM": "PhimoeForCausalLM"}
 ARCHITECTURES: dict[str, Architecture] = {module.ARCHITECTURE: _architecture(module) for module in _MODULES}
 
 
 def find(architecture: str | None) -> Architecture | None:
     """The architecture of this name, or None: then transformers runs the model (generation/transformers_model.py)."""
-    return ARCHITECTURES.get(architecture or "")
+    return ARCHITECTURES.get(_FIRST_NAMES.get(architecture or "", architecture or ""))

@@ -46,7 +46,7 @@ KINDS = [
     *("phi3-longrope", "granite", "olmo2", "smollm3", "phi", "gemma2", "gemma3", "bloom", "cohere-norms", "glm4"),
     *("qwen2-moe", "granitemoe", "gpt-oss", "qwen3-moe-dense-first", "qwen2-moe-every-second"),
     *tiny_models.known("glm4-moe", "minimax-m2", "ernie4-5-moe"),
-    *tiny_models.known("apertus", "arcee", "hunyuan", "hunyuan-moe"),
+    *tiny_models.known("apertus", "arcee", "exaone-moe", "hunyuan", "hunyuan-moe", "ministral3", "phimoe"),
 ]
 CASES = [
     (variant, executor)
@@ -146,6 +146,12 @@ def test_unknown_architecture_is_none() -> None:
     """The caller then turns to transformers' own code."""
     assert find("XGLMForCausalLM") is None
     assert find(None) is None
+
+
+def test_first_names_of_architectures() -> None:
+    """Phi-3.5-MoE and K-EXAONE were published with code of their own, whose class is named otherwise."""
+    assert find("PhiMoEForCausalLM") is find("PhimoeForCausalLM") is not None
+    assert find("ExaoneMoEForCausalLM") is find("ExaoneMoeForCausalLM") is not None
 
 
 def test_missing_weight_is_named(tmp_path: Path) -> None:
