@@ -8,7 +8,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.executors.interface import DraftsInOneCall, Model, Tokens
@@ -65,6 +65,10 @@ def _like_llama(model_type: str, **fields: Any) -> dict[str, Any]:
     return _LLAMA | {"model_type": model_type, **fields}
 
 
+def _with_text(model_type: str, text: dict[str, Any], vision: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {"model_type": model_type, "text_config": text, "vision_config": vision, **fields}
+
+
 def _like_gpt2(model_type: str, **fields: Any) -> dict[str, Any]:
     return _BIGCODE | {"model_type": model_type, **fields}
 
@@ -109,6 +113,15 @@ _PHIMOE = {"num_local_experts": 9, "num_experts_per_tok": 2, "router_jitter_nois
 _GROWTH = {
     **{"rope_type": "yarn", "rope_theta": 1e5, "factor": 8.0, "original_max_position_embeddings": 6},
     **{"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3},
+}
+_PIXTRAL = {
+    **{"model_type": "pixtral", "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1},
+    **{"num_attention_heads": 2, "image_size": 28, "patch_size": 14},
+}
+_SEEING = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
+_MROPE = {
+    **{"rope_type": "default", "rope_theta": 1e5, "partial_rotary_factor": 0.5},
+    **{"mrope_section": [2, 1, 1], "mrope_interleaved": True},
 }
 _DELTA_MOE = _DELTA | _MOE | {"num_experts": 6, "shared_expert_intermediate_size": 40}
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -213,11 +226,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "ministral3": _like_llama("ministral3", head_dim=32, rope_parameters=_GROWTH),
     "ministral3-window": _like_llama("ministral3", head_dim=16, rope_parameters=_GROWTH, sliding_window=8)
     | {"tie_word_embeddings": True},
+    "mistral3": _with_text("mistral3", _like_llama("mistral", head_dim=16, sliding_window=None), _PIXTRAL),
+    "mistral3-ministral3": _with_text(
+        "mistral3", _like_llama("ministral3", head_dim=32, rope_parameters=_GROWTH), _PIXTRAL, tie_word_embeddings=False
+    ),
     "phimoe": _like_llama("phimoe", **_PHIMOE, attention_bias=True, lm_head_bias=True)
     | {
         "rope_scaling": _LONGROPE | {"short_mscale": 1.2, "long_mscale": 1.2, "original_max_position_embeddings": 128},
     },
     "phimoe-window": _like_llama("phimoe", **_PHIMOE, sliding_window=8, tie_word_embeddings=True),
+    "qwen3.5-published": _with_text("qwen3_5", _like_llama("qwen3_5_text", **_DELTA, rope_parameters=_MROPE), _SEEING),
+    "qwen3.5-published-tied": _with_text(
+        "qwen3_5", _like_llama("qwen3_5_text", **_DELTA, tie_word_embeddings=True), _SEEING, tie_word_embeddings=True
+    ),
+    "qwen3.5-moe-published": _with_text("qwen3_5_moe", _like_llama("qwen3_5_moe_text", **_DELTA_MOE), _SEEING),
     "exaone4-full": _like_llama("exaone4", sliding_window=None, layer_types=["full_attention"] * 2),
 }
 
@@ -269,10 +291,16 @@ def save(folder: Path, variant: str, seed: int = 0, **changes: Any) -> Any:
     torch.manual_seed(seed)
     # transformers 4.55 cannot initialise norms without weights; its initial values are replaced below anyway.
     with mock.patch("transformers.models.opt.modeling_opt.OPTPreTrainedModel._init_weights"):
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+        model = from_config(config)
     randomise(model)
     model.save_pretrained(folder)
     return model
+
+
+def from_config(config: Any) -> Any:
+    """transformers' model of a config, eager; with its vision part where it has one."""
+    kind = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
+    return kind.from_config(config, attn_implementation="eager").eval()
 
 
 def randomise(model: Any) -> None:
