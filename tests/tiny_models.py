@@ -8,7 +8,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.executors.interface import DraftsInOneCall, Model, Tokens
@@ -65,6 +65,10 @@ def _like_llama(model_type: str, **fields: Any) -> dict[str, Any]:
     return _LLAMA | {"model_type": model_type, **fields}
 
 
+def _with_text(model_type: str, text: dict[str, Any], vision: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {"model_type": model_type, "text_config": text, "vision_config": vision, **fields}
+
+
 def _like_gpt2(model_type: str, **fields: Any) -> dict[str, Any]:
     return _BIGCODE | {"model_type": model_type, **fields}
 
@@ -103,6 +107,26 @@ _ERNIE_MOE = {
 _DELTA = {
     **{"num_hidden_layers": 4, "head_dim": 16, "linear_num_value_heads": 4, "linear_num_key_heads": 2},
     **{"linear_key_head_dim": 12, "linear_value_head_dim": 20, "linear_conv_kernel_dim": 4},
+}
+# A base that is larger by a fixed factor, under the name of a rule that goes by length.
+_ALPHA = {"type": "dynamic", "alpha": 50.0, "factor": 1.0, "beta_fast": 32, "mscale": 1.0, "mscale_all_dim": 0.0}
+_EXAONE_MOE = {
+    **_MOE,
+    **{"num_experts": 8, "num_hidden_layers": 4, "head_dim": 32, "sliding_window": 8, "sliding_window_pattern": 2},
+}
+_PHIMOE = {"num_local_experts": 9, "num_experts_per_tok": 2, "router_jitter_noise": 0.3}
+_GROWTH = {
+    **{"rope_type": "yarn", "rope_theta": 1e5, "factor": 8.0, "original_max_position_embeddings": 6},
+    **{"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3},
+}
+_PIXTRAL = {
+    **{"model_type": "pixtral", "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1},
+    **{"num_attention_heads": 2, "image_size": 28, "patch_size": 14},
+}
+_SEEING = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
+_MROPE = {
+    **{"rope_type": "default", "rope_theta": 1e5, "partial_rotary_factor": 0.5},
+    **{"mrope_section": [2, 1, 1], "mrope_interleaved": True},
 }
 _DELTA_MOE = _DELTA | _MOE | {"num_experts": 6, "shared_expert_intermediate_size": 40}
 _LFM2 = {
@@ -231,6 +255,35 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "olmo3": _like_llama("olmo3", num_hidden_layers=4, sliding_window=8, attention_bias=True),
     "olmo3-yarn": _like_llama("olmo3", num_hidden_layers=4, sliding_window=8, num_key_value_heads=4)
     | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}},
+    "apertus": _like_llama("apertus"),
+    "apertus-silu": _like_llama("apertus", hidden_act="silu", attention_bias=True, tie_word_embeddings=True),
+    "arcee": _like_llama("arcee", head_dim=32),
+    "arcee-biases": _like_llama("arcee", attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
+    "exaone-moe": _like_llama("exaone_moe", **_EXAONE_MOE, n_group=4, topk_group=2, num_shared_experts=2),
+    "exaone-moe-sparse-first": _like_llama("exaone_moe", **_EXAONE_MOE, norm_topk_prob=False)
+    | {"mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]},
+    "hunyuan": _like_llama("hunyuan_v1_dense", head_dim=32, attention_bias=True),
+    "hunyuan-alpha": _like_llama("hunyuan_v1_dense", head_dim=16, rope_scaling=_ALPHA, tie_word_embeddings=True),
+    "hunyuan-moe": _like_llama("hunyuan_v1_moe", head_dim=32, num_experts=9, moe_topk=3),
+    "hunyuan-moe-biases": _like_llama("hunyuan_v1_moe", head_dim=16, num_experts=5, moe_topk=[2, 2])
+    | {"rope_scaling": _ALPHA, "attention_bias": True, "tie_word_embeddings": True},
+    "ministral3": _like_llama("ministral3", head_dim=32, rope_parameters=_GROWTH),
+    "ministral3-window": _like_llama("ministral3", head_dim=16, rope_parameters=_GROWTH, sliding_window=8)
+    | {"tie_word_embeddings": True},
+    "mistral3": _with_text("mistral3", _like_llama("mistral", head_dim=16, sliding_window=None), _PIXTRAL),
+    "mistral3-ministral3": _with_text(
+        "mistral3", _like_llama("ministral3", head_dim=32, rope_parameters=_GROWTH), _PIXTRAL, tie_word_embeddings=False
+    ),
+    "phimoe": _like_llama("phimoe", **_PHIMOE, attention_bias=True, lm_head_bias=True)
+    | {
+        "rope_scaling": _LONGROPE | {"short_mscale": 1.2, "long_mscale": 1.2, "original_max_position_embeddings": 128},
+    },
+    "phimoe-window": _like_llama("phimoe", **_PHIMOE, sliding_window=8, tie_word_embeddings=True),
+    "qwen3.5-published": _with_text("qwen3_5", _like_llama("qwen3_5_text", **_DELTA, rope_parameters=_MROPE), _SEEING),
+    "qwen3.5-published-tied": _with_text(
+        "qwen3_5", _like_llama("qwen3_5_text", **_DELTA, tie_word_embeddings=True), _SEEING, tie_word_embeddings=True
+    ),
+    "qwen3.5-moe-published": _with_text("qwen3_5_moe", _like_llama("qwen3_5_moe_text", **_DELTA_MOE), _SEEING),
     "exaone4-full": _like_llama("exaone4", sliding_window=None, layer_types=["full_attention"] * 2),
 }
 
@@ -282,10 +335,16 @@ def save(folder: Path, variant: str, seed: int = 0, **changes: Any) -> Any:
     torch.manual_seed(seed)
     # transformers 4.55 cannot initialise norms without weights; its initial values are replaced below anyway.
     with mock.patch("transformers.models.opt.modeling_opt.OPTPreTrainedModel._init_weights"):
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+        model = from_config(config)
     randomise(model)
     model.save_pretrained(folder)
     return model
+
+
+def from_config(config: Any) -> Any:
+    """transformers' model of a config, eager; with its vision part where it has one."""
+    kind = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
+    return kind.from_config(config, attn_implementation="eager").eval()
 
 
 def randomise(model: Any) -> None:

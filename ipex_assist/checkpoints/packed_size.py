@@ -86,13 +86,21 @@ def _stored_bytes(checkpoint: Checkpoint, precision: str | None) -> int:
         return sum(file.stat().st_size for file in checkpoint.weight_files())
     precision = precision or "bf16"
     if not in_bin:
-        shapes = checkpoint.shapes()
-        return packed_bytes(shapes, precision, tied and "lm_head.weight" not in shapes)
+        shapes = _text_shapes(checkpoint)
+        return packed_bytes(shapes, precision, tied and not any("lm_head." in name for name in shapes))
     # Reading headers of .bin files needs torch; file sizes and the config's embedding shape are good enough.
     width = config.integer("word_embed_proj_dim", config.integer("hidden_size", config.integer("n_embd", 0)))
     embedding = (config.integer("vocab_size", 0), width)
     linears = (checkpoint.num_parameters - math.prod(embedding), 1)
     return packed_bytes({"embed_tokens": embedding, "linears": linears}, precision, tied)
+
+
+def _text_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
+    """Shapes of the tensors that a text model is made of: all, but for the vision part of one that has it."""
+    shapes = checkpoint.shapes()
+    if not isinstance(checkpoint.config.get("text_config"), dict):
+        return shapes
+    return {name: shape for name, shape in shapes.items() if "language_model." in name or name.startswith("lm_head.")}
 
 
 def _quantized_bytes(checkpoint: QuantizedCheckpoint, tied_head: bool) -> int:

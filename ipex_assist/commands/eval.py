@@ -205,8 +205,8 @@ def _check_vocabulary(checkpoint: Checkpoint, tokenizer: Any, other: Checkpoint,
     shared = share_vocabulary(
         tokenizer,
         load_tokenizer(other),
-        checkpoint.config["vocab_size"],
-        other.config["vocab_size"],
+        checkpoint.decoder_spec().vocab_size,
+        other.decoder_spec().vocab_size,
         names=("model", "other model"),
         advice="Both read the same token ids: give --against-model a checkpoint of the same family.",
     )

@@ -54,6 +54,7 @@ class AttentionMetadata:
     mask: torch.Tensor | None
     step: bool
     count: int  # rows that are the sequence's; those after them are padding
+    growth: torch.Tensor | None = None  # (rows, 1, 1), that queries are multiplied with
 
 
 class TorchSequence:
@@ -209,7 +210,9 @@ class TorchModel(Model):
         if self.rotary is not None and columns is not None:
             cos, sin = self.rotary.rows(start, rows, prompt_length)
             angles = cos[..., columns], sin[..., columns]
-        return AttentionMetadata(start, angles, self._mask(start, rows, attention, step), step, rows)
+        return AttentionMetadata(
+            start, angles, self._mask(start, rows, attention, step), step, rows, _query_growth(attention, start, rows)
+        )
 
     def embed(self, tokens: torch.Tensor, start: int) -> torch.Tensor:
         """Rows (rows, hidden) of `tokens` (rows,) at positions from `start` on."""
@@ -295,18 +298,19 @@ class TorchModel(Model):
         return layer.o_proj(mixed)
 
     def _attention(self, x: torch.Tensor, index: int, cache: KVCache, metadata: AttentionMetadata) -> torch.Tensor:
-        spec, layer, eps = self.spec.layers[index].attention, self.weights.layers[index], self.spec.norm_eps
+        spec, layer = self.spec.layers[index].attention, self.weights.layers[index]
         heads, kv_heads = spec.heads, spec.kv_heads
         parts = layer.qkv(x).view(x.shape[0], -1, spec.head_dim)
         query_key, value, gate = parts.tensor_split((heads + kv_heads, heads + 2 * kv_heads), 1)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            query, key = query_key.split((heads, kv_heads), 1)
-            query = norm_heads(self.kernels, spec.qk_norm, query, layer.q_norm, eps)
-            key = norm_heads(self.kernels, spec.qk_norm, key, layer.k_norm, eps)
-            query_key = torch.cat((query, key), 1)
+        if not spec.norm_after_rope:
+            query_key = self._norm_of_heads(spec, layer, query_key)
         if metadata.rotary is not None:
             query_key = rotate(query_key, *metadata.rotary)
+        if spec.norm_after_rope:
+            query_key = self._norm_of_heads(spec, layer, query_key)
         query, key = query_key.split((heads, kv_heads), 1)
+        if metadata.growth is not None:
+            query = query * metadata.growth.to(query.dtype)
         cache.write(index, metadata.start, key, value)
         length = metadata.start + x.shape[0] if metadata.mask is None else metadata.mask.shape[-1]
         attend = attend_rows if metadata.step else attend_prompt
@@ -315,6 +319,14 @@ class TorchModel(Model):
         if spec.output_gate:
             attended = attended * torch.sigmoid(gate.flatten(1))
         return layer.o_proj(attended)
+
+    def _norm_of_heads(self, spec: AttentionSpec, layer: Layer, query_key: torch.Tensor) -> torch.Tensor:
+        """Queries and keys (rows, heads, head_dim) through the norms that they have, if any."""
+        if layer.q_norm is None or layer.k_norm is None:
+            return query_key
+        query, key = query_key.split((spec.heads, spec.kv_heads), 1)
+        query = norm_heads(self.kernels, spec.qk_norm, query, layer.q_norm, self.spec.norm_eps)
+        return torch.cat((query, norm_heads(self.kernels, spec.qk_norm, key, layer.k_norm, self.spec.norm_eps)), 1)
 
     def _norm(self, x: torch.Tensor, parts: Norm) -> torch.Tensor:
         weight, bias = parts
@@ -334,6 +346,14 @@ class TorchModel(Model):
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
 
+def _query_growth(attention: AttentionSpec, start: int, rows: int) -> torch.Tensor | None:
+    """What the queries of `rows` rows from position `start` on are multiplied with (AttentionSpec.growth)."""
+    if attention.growth == 0 or attention.growth_step is None or start + rows <= attention.growth_step:
+        return None
+    steps = torch.arange(start, start + rows) // attention.growth_step
+    return (1 + attention.growth * torch.log1p(steps.double())).float()[:, None, None]
+
+
 def _mlp(spec: LayerSpec, layer: Layer, x: torch.Tensor) -> torch.Tensor:
     """Rows x (rows, hidden) through a layer's MLP, or its experts."""
     run = partial(_up_down, spec.each_mlp)
@@ -341,7 +361,20 @@ def _mlp(spec: LayerSpec, layer: Layer, x: torch.Tensor) -> torch.Tensor:
     if isinstance(layer.mlp, ExpertLayer):
         assert spec.experts is not None
         return run_experts(spec.experts, layer.mlp, x, run)
+    if spec.each_mlp.activation == "xielu":
+        up, down = layer.mlp
+        return down(_xielu(up(x), *layer.xielu))
     return run(x, *layer.mlp)
+
+
+def _xielu(
+    x: torch.Tensor, alpha_p: torch.Tensor, alpha_n: torch.Tensor, beta: torch.Tensor, eps: torch.Tensor
+) -> torch.Tensor:
+    """XIELU (Huang and Schlag 2024, arXiv:2411.13010) of x, in fp32."""
+    wide = x.float()
+    above = functional.softplus(alpha_p) * wide.square()
+    below = (beta + functional.softplus(alpha_n)) * (torch.expm1(torch.minimum(wide, eps)) - wide)
+    return (torch.where(wide > 0, above, below) + beta * wide).to(x.dtype)
 
 
 def _up_down(spec: MlpSpec, x: torch.Tensor, up: Linear, down: Linear) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 from ipex_assist.executors.experts import ExpertLayer, Mlp
 from ipex_assist.executors.kernels import Kernels, Linear, TorchKernels
 from ipex_assist.models import Source
-from ipex_assist.models.names import VECTORS
+from ipex_assist.models.names import VECTORS, XIELU
 from ipex_assist.models.spec import DecoderSpec, Experts, LayerSpec
 from ipex_assist.models.weights import check_numbers, check_shape, head_dim_of, part_of, resolve
 
@@ -31,6 +31,7 @@ class Layer:
     q_norm: torch.Tensor | None = None
     k_norm: torch.Tensor | None = None
     sinks: torch.Tensor | None = None  # (heads,)
+    xielu: tuple[torch.Tensor, ...] = ()  # its four numbers in the order of XIELU, in fp32
     # Of a recurrent mixer, whose linears are `qkv` and `o_proj`: vectors in fp32 by our names, "a_log.weight".
     recurrence: dict[str, torch.Tensor] = field(default_factory=dict)
 
@@ -95,7 +96,7 @@ class _Packer:
     def add(self, name: str, tensor: torch.Tensor) -> None:
         prefix, leaf = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[::2]
         check_shape(self.spec, name, tuple(tensor.shape))
-        if leaf in VECTORS:
+        if leaf in (*VECTORS, *XIELU):
             self.tensors[name] = tensor.to(torch.float32, copy=True)
             return
         if leaf.endswith("norm") or leaf in (*_TABLES, *_VECTORS):
@@ -151,6 +152,9 @@ class _Packer:
             q_norm=self.tensors.get(prefix + "q_norm.weight"),
             k_norm=self.tensors.get(prefix + "k_norm.weight"),
             sinks=self.tensors.get(prefix + "sinks.weight"),
+            xielu=tuple(
+                self.tensors[f"{prefix}{leaf}.weight"] for leaf in XIELU if f"{prefix}{leaf}.weight" in self.tensors
+            ),
             recurrence={
                 f"{name}.{kind}": self.tensors[f"{prefix}{name}.{kind}"]
                 for name in (spec.recurrent.vectors if spec.recurrent is not None else ())

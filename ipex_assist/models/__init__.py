@@ -14,6 +14,8 @@ from types import ModuleType
 from typing import Any
 
 from ipex_assist.models import (
+    apertus,
+    arcee,
     bamba,
     bloom,
     cohere,
@@ -22,6 +24,7 @@ from ipex_assist.models import (
     ernie4_5,
     ernie4_5_moe,
     exaone4,
+    exaone_moe,
     falcon,
     gemma,
     gemma2,
@@ -37,11 +40,15 @@ from ipex_assist.models import (
     granite,
     granitemoe,
     granitemoehybrid,
+    hunyuan_v1_dense,
+    hunyuan_v1_moe,
     lfm2,
     lfm2_moe,
     llama,
     minimax_m2,
+    ministral3,
     mistral,
+    mistral3,
     mixtral,
     mpt,
     nemotron_h,
@@ -51,9 +58,12 @@ from ipex_assist.models import (
     opt,
     phi,
     phi3,
+    phimoe,
     qwen2,
     qwen2_moe,
     qwen3,
+    qwen3_5,
+    qwen3_5_moe,
     qwen3_5_moe_text,
     qwen3_5_text,
     qwen3_moe,
@@ -108,10 +118,13 @@ _MODULES = (
     *(glm4_moe, gpt2, gpt_bigcode, gpt_neox, gpt_oss, gptj, granite, granitemoe, llama, minimax_m2, mistral, mixtral),
     *(mpt, olmo2, olmo3, olmoe, opt, phi, phi3, qwen2, qwen2_moe, qwen3, qwen3_moe, seed_oss, smollm3, stablelm),
     *(starcoder2, qwen3_next, qwen3_5_text, qwen3_5_moe_text, lfm2, lfm2_moe, granitemoehybrid, bamba, nemotron_h),
+    *(apertus, arcee, exaone_moe, hunyuan_v1_dense, hunyuan_v1_moe, ministral3, mistral3, phimoe, qwen3_5, qwen3_5_moe),
 )
+# Published configs have these names of their makers' own code, which is transformers' now.
+_FIRST_NAMES = {"ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM", "PhiMoEForCausalLM": "PhimoeForCausalLM"}
 ARCHITECTURES: dict[str, Architecture] = {module.ARCHITECTURE: _architecture(module) for module in _MODULES}
 
 
 def find(architecture: str | None) -> Architecture | None:
     """The architecture of this name, or None: then transformers runs the model (generation/transformers_model.py)."""
-    return ARCHITECTURES.get(architecture or "")
+    return ARCHITECTURES.get(_FIRST_NAMES.get(architecture or "", architecture or ""))

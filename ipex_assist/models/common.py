@@ -95,6 +95,21 @@ def rotary_part(config: Config, head_dim: int, default: float) -> int:
     return int(head_dim * share)
 
 
+def text_part(config: Config) -> Config:
+    """The part of a config that is the text model's, where the whole takes images, too.
+
+    Its head is the embedding where both parts say so, or one of them and the other nothing: where they differ, the
+    tensors decide (`names.inside`).
+    """
+    text = config.part("text_config")
+    said = [part.flag("tie_word_embeddings", False) for part in (config, Config(text)) if _says_tied(part)]
+    return Config({**text, "tie_word_embeddings": bool(said) and all(said)}, config.other_names)
+
+
+def _says_tied(config: Config) -> bool:
+    return config.values.get("tie_word_embeddings") is not None
+
+
 def number_or_none(config: Config, name: str, default: float | None) -> float | None:
     """A number that may be null, which is not the same as the default of a config that lacks it."""
     return config.optional_number(name) if name in config.values else default

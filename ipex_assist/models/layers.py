@@ -27,12 +27,15 @@ _ATTENTION = {
     "rotary_dim": "rotary_dim",
     "alibi": "alibi_slopes",
     "qk_norm": "qk_norm",
+    "norm_after_rope": "norm_after_rope",
     "qkv_bias": "qkv_bias",
     "output_bias": "output_bias",
     "attention_sinks": "sinks",
     "output_gate": "output_gate",
     "attention_scale": "scale",
     "attention_cap": "cap",
+    "query_growth": "growth",
+    "query_growth_step": "growth_step",
 }
 _MLP = {
     "intermediate_size": "intermediate_size",

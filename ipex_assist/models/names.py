@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ipex_assist.models.spec import AttentionSpec, DecoderSpec, Experts, LayerSpec
@@ -28,7 +28,9 @@ VECTORS = ("q_conv", "k_conv", "v_conv", "a_log", "dt_bias", "skip", "gated_norm
 
 MLP = ("gate_proj", "up_proj", "down_proj")
 # Ours that are no linears or norms but tensors of their own: a checkpoint's names of them do not end in ".weight".
-_TENSORS = ("correction_bias",)
+# Those of XIELU are single numbers.
+XIELU = ("alpha_p", "alpha_n", "xielu_beta", "xielu_eps")
+_TENSORS = ("correction_bias", *XIELU)
 # Of shared experts where they are several, as wide as all of them together (DeepSeek's names).
 SHARED_EXPERTS = {leaf: f"mlp.shared_experts.{leaf}" for leaf in MLP}
 
@@ -172,6 +174,25 @@ def _biased(layer: LayerSpec) -> set[str]:
 def llama_weights(spec: DecoderSpec) -> dict[str, Source]:
     """Checkpoint names of every weight of a Llama-like model."""
     return named(spec, norms={**LLAMA_NORMS, **HEAD_NORMS})
+
+
+def inside(sources: Mapping[str, Source]) -> dict[str, Source]:
+    """The sources of a text model that is a part of a larger one, by both names that transformers has for that part.
+
+    Where the head is no tensor of its own, whatever the config says, it is the embedding.
+    """
+    made = {ours: _inside(source) for ours, source in sources.items()}
+    if "lm_head.weight" in made:
+        made["lm_head.weight"] = replace(made["lm_head.weight"], otherwise=made["embed_tokens.weight"])
+    return made
+
+
+def _inside(source: Source) -> Source:
+    known = [name for name in (source.name, *source.alternatives) if name.startswith(("model.", "lm_head"))]
+    names = [f"model.language_{name}" if name.startswith("model.") else name for name in known]
+    names += [f"language_model.{name}" for name in known]
+    otherwise = None if source.otherwise is None else _inside(source.otherwise)
+    return replace(source, name=names[0], alternatives=tuple(names[1:]), otherwise=otherwise)
 
 
 def stacked(sizes: Mapping[str, int]) -> dict[str, dict[str, Any]]:

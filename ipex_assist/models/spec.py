@@ -12,15 +12,15 @@ and in whether they have experts. Families whose layers are alike say it once (l
   for both. The model may have a norm of the embedding and a final one. A norm that weights by 1 + w is folded when
   weights are packed (`Source.plus`), and so is a factor of the logits (`logit_multiplier`, into the final norm).
 - **Queries and keys** may be normalised: each head by one weight (Qwen3), each by its own (Command R+), or all heads
-  together (OLMo 2).
+  together (OLMo 2); before rotation, or each head after it (Hunyuan). Queries far into a text may grow (Ministral 3).
 - **Positions**: rotary (of the whole head or its first `rotary_dim` values, by one of the model's `ropes`, or none in
   some layers), ALiBi's slopes, or a learned table that is added to the embedding. Rotation of neighbouring pairs
   (GPT-J, GLM-4, Cohere) is that of halves with the rows of query and key in another order (`Source.pairs`).
 - **Attention** sees everything or a window; its scores may have a soft cap, and so may logits. Each query head may
   have a sink: a learned logit that takes part in the sum of its softmax, and has no value (gpt-oss). Attended values
   may be multiplied with the sigmoid of a gate (Qwen3-Next), before the output projection.
-- **The MLP** is plain or gated, with one of ACTIVATIONS, or gpt-oss's clamped_swiglu of gate and up together; or a row
-  passes through some of many such, the layer's `Experts`.
+- **The MLP** is plain or gated, with one of ACTIVATIONS, or gpt-oss's clamped_swiglu of gate and up together, or xIELU,
+  which has learned numbers and no gate (Apertus); or a row passes through some of many such, the layer's `Experts`.
 - **Multipliers** of the embedding, of what is added to the residual stream, of attention's scores and of logits.
 - **Biases** of query, key and value; output; MLP; head.
 """
@@ -38,11 +38,11 @@ Norm = Literal["rms", "layer"]
 NormPlace = Literal["pre", "post_residual", "post", "sandwich"]
 RecurrentKind = Literal["gated_delta", "mamba2", "short_conv"]
 HeadNorm = Literal["head", "each_head", "all_heads"]
-Activation = Literal["silu", "relu", "relu2", "gelu", "gelu_tanh", "clamped_swiglu"]
+Activation = Literal["silu", "relu", "gelu", "gelu_tanh", "relu2", "xielu", "clamped_swiglu"]
 Scores = Literal["softmax", "sigmoid", "sparsemixer"]
 RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope"]
 
-# Hugging Face's names of activations (transformers.activations.ACT2FN) and the five functions that they name.
+# Hugging Face's names of activations (transformers.activations.ACT2FN) and the functions that they name.
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
@@ -83,6 +83,8 @@ ATTENTION_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
     "rotary_dim": ("rotary_dim", (2, 4096)),
     "attention_cap": ("cap", (1e-3, 1e6)),
     "sliding_window": ("window", (1, 1 << 30)),
+    "llama_4_scaling_beta": ("growth", (0, 1e3)),
+    "original_max_position_embeddings": ("growth_step", (1, 1 << 30)),
 }
 RECURRENT_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
     "linear_num_value_heads": ("heads", (1, 4096)),
@@ -175,12 +177,15 @@ class AttentionSpec:
     rotary_dim: int | None = None  # how many values of each head are rotated; head_dim where None
     alibi_slopes: tuple[float, ...] = ()  # one a head; empty: none
     qk_norm: HeadNorm | None = None
+    norm_after_rope: bool = False  # that norm is of rotated heads
     qkv_bias: bool = False
     output_bias: bool = False
     sinks: bool = False  # a logit a query head beside the scores of its softmax
     output_gate: bool = False  # attended values are multiplied with the sigmoid of a linear of the layer's input
     scale: float | None = None  # of query · key; head_dim ** -0.5 where None
     cap: float | None = None  # scores x become cap · tanh(x / cap)
+    growth: float = 0.0  # queries at position p are multiplied with 1 + growth · log(1 + ⌊p / growth_step⌋)
+    growth_step: int | None = None
 
     def __post_init__(self) -> None:
         _check_ranges(self, ATTENTION_RANGES)
@@ -190,6 +195,9 @@ class AttentionSpec:
             raise ConfigError("rotary_dim", self.rotary_size, f"{self.head_dim} at most, the width of a head")
         if self.alibi_slopes and len(self.alibi_slopes) != self.heads:
             raise ConfigError("alibi", f"{len(self.alibi_slopes)} slopes", f"{self.heads}, one a head")
+        if self.growth and self.growth_step is None:
+            raise ConfigError("original_max_position_embeddings", None, "given: queries grow by it")
+        assert not (self.norm_after_rope and self.qk_norm == "all_heads"), "a norm of all heads after their rotation"
 
     @property
     def rotary_size(self) -> int:
@@ -322,6 +330,8 @@ class MlpSpec:
         _check_kind("activation", self.activation, Activation)
         if self.activation == "clamped_swiglu" and not self.gated:
             raise ConfigError("activation", self.activation, "another one in an MLP without a gate")
+        if self.activation == "xielu" and self.gated:
+            raise ConfigError("activation", self.activation, "another one in an MLP with a gate")
 
 
 @dataclass(frozen=True)

@@ -134,6 +134,7 @@ def _layer_shapes(hidden: int, layer: LayerSpec, place: str) -> dict[str, tuple[
         "down_proj": (hidden, inner),
         "correction_bias": (experts.count if experts else 0,),
         "router": (experts.count if experts else 0, hidden),
+        **dict.fromkeys(("alpha_p", "alpha_n", "xielu_beta", "xielu_eps"), (1,)),
         "shared_gate": (1, hidden),
     }
 

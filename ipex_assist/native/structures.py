@@ -7,12 +7,12 @@ import ctypes
 from ipex_assist.models.spec import AttentionSpec, DecoderSpec, LayerSpec, RecurrentSpec
 from ipex_assist.quantization.precision import beside_experts
 
-ABI_VERSION = 16  # api.cpp: ia_abi. It changes with every function there and with the structures here.
+ABI_VERSION = 17  # api.cpp: ia_abi. It changes with every function there and with the structures here.
 PRECISIONS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3, "mxfp4": 4, "fp8": 5}
 NORM_PLACES = {"pre": 0, "post_residual": 1, "post": 2, "sandwich": 3}
 HEAD_NORMS = {None: 0, "head": 1, "each_head": 2, "all_heads": 3}
 SCORES = {"softmax": 0, "sigmoid": 1, "sparsemixer": 2}
-ACTIVATIONS = {"silu": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "relu2": 4, "clamped_swiglu": 5}
+ACTIVATIONS = {"silu": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "relu2": 4, "xielu": 5, "clamped_swiglu": 6}
 RECURRENT_KINDS = {"gated_delta": 1, "mamba2": 2, "short_conv": 3}
 SOURCE_TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
 # Our weight names' last part but one (models/weights.py) by their number.
@@ -35,6 +35,10 @@ SLOTS = {
             "k_norm",
             "sinks",
             "correction_bias",
+            "alpha_p",
+            "alpha_n",
+            "xielu_beta",
+            "xielu_eps",
             "q_conv",
             "k_conv",
             "v_conv",
@@ -64,7 +68,8 @@ SLOTS = {
 }
 
 _ATTENTION_INTEGERS = (
-    "heads kv_heads head_dim window rotary_dim rope_column paired_dim qk_norm qkv_bias output_bias sinks output_gate"
+    "heads kv_heads head_dim window rotary_dim rope_column paired_dim qk_norm norm_after_rope qkv_bias output_bias "
+    "sinks output_gate growth_step"
 )
 _RECURRENT_INTEGERS = "kind heads key_heads key_dim value_dim conv_kernel conv_bias input_bias output_bias norm_groups"
 _MLP_INTEGERS = (
@@ -85,6 +90,7 @@ class CAttentionSpec(ctypes.Structure):
         *((name, ctypes.c_int32) for name in _ATTENTION_INTEGERS.split()),
         ("scale", ctypes.c_float),
         ("cap", ctypes.c_float),
+        ("growth", ctypes.c_float),
         ("alibi_slopes", ctypes.POINTER(ctypes.c_float)),
     ]
 
@@ -293,12 +299,15 @@ def _attention_spec(spec: DecoderSpec, attention: AttentionSpec) -> CAttentionSp
         rope_column=0 if columns is None else columns.start,
         paired_dim=attention.rotary_size if spec.ropes else 0,
         qk_norm=HEAD_NORMS[attention.qk_norm],
+        norm_after_rope=attention.norm_after_rope,
         qkv_bias=attention.qkv_bias,
         output_bias=attention.output_bias,
         sinks=attention.sinks,
         output_gate=attention.output_gate,
+        growth_step=attention.growth_step or 1,
         scale=attention.score_scale,
         cap=attention.cap or 0.0,
+        growth=attention.growth,
     )
     if attention.alibi_slopes:
         made.alibi_slopes = (ctypes.c_float * attention.heads)(*attention.alibi_slopes)

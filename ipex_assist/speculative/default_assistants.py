@@ -61,6 +61,8 @@ DEFAULT_ASSISTANTS: dict[str, tuple[DefaultAssistant, ...]] = {
     "Lfm2MoeForCausalLM": (DefaultAssistant("LiquidAI/LFM2-350M", (65536,), 1024, 16),),
     "Ernie4_5_MoeForCausalLM": (DefaultAssistant("baidu/ERNIE-4.5-0.3B-PT", (103424,), 1024, 18),),
     "Exaone4ForCausalLM": (DefaultAssistant("LGAI-EXAONE/EXAONE-4.0-1.2B", (102400,), 2048, 30),),
+    "Qwen3_5ForConditionalGeneration": (DefaultAssistant("Qwen/Qwen3.5-0.8B", (248320,), 1024, 24),),
+    "Qwen3_5MoeForConditionalGeneration": (DefaultAssistant("Qwen/Qwen3.5-0.8B", (248320,), 1024, 24),),
     "Starcoder2ForCausalLM": (DefaultAssistant("bigcode/starcoder2-3b", (49152,), 3072, 30),),
     "Cohere2ForCausalLM": (DefaultAssistant("CohereLabs/c4ai-command-r7b-12-2024", (256000,), 4096, 32),),
 }
@@ -72,6 +74,7 @@ def default_assistant(config: Mapping[str, Any], source: str = "") -> str | None
     source: what the user called the target; code models get the code sibling where there is one. The target itself, or
     a model of more than half its size, is never returned.
     """
+    config = _text_part(config)
     for assistant in DEFAULT_ASSISTANTS.get(architecture_of(config), ()):
         if config.get("vocab_size") in assistant.vocab_sizes and _size(config) * LARGEST_SHARE >= _size(
             vars(assistant)
@@ -84,7 +87,8 @@ def default_assistant(config: Mapping[str, Any], source: str = "") -> str | None
 
 def why_none(config: Mapping[str, Any]) -> str:
     """Why `default_assistant` knows none for this config.json, as a part of a sentence."""
-    family = config.get("model_type") or architecture_of(config) or "this architecture"
+    family, config = config.get("model_type"), _text_part(config)
+    family = family or architecture_of(config) or "this architecture"
     assistants = DEFAULT_ASSISTANTS.get(architecture_of(config), ())
     if not assistants:
         return f"no small model is known for {family}"
@@ -92,6 +96,12 @@ def why_none(config: Mapping[str, Any]) -> str:
     if not fitting:
         return f"those of {family} have other vocabularies than the target's {config.get('vocab_size')} tokens"
     return f"the target is not twice as large as {fitting[0]}"
+
+
+def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A config with the fields of its text model as its own, where it takes images, too."""
+    text = config.get("text_config")
+    return {**config, **text} if isinstance(text, dict) else config
 
 
 def _size(config: Mapping[str, Any]) -> int:

@@ -308,7 +308,8 @@ def checked_ids(
 def eos_token_ids(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> set[int]:
     """Return all end-of-text token ids: of generation_config.json, of config.json, and the tokenizer's own."""
     ids: set[int] = set()
-    for config in (checkpoint.generation_config, checkpoint.config):
+    text = checkpoint.config.get("text_config")  # of models that take images, too
+    for config in (checkpoint.generation_config, checkpoint.config, text if isinstance(text, dict) else {}):
         value = config.get("eos_token_id")
         found = value if isinstance(value, list) else [] if value is None else [value]
         if not all(type(index) is int for index in found):

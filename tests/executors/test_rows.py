@@ -17,7 +17,16 @@ from ipex_assist.executors import native
 from ipex_assist.executors.interface import Rows
 from ipex_assist.executors.native import NativeModel
 from ipex_assist.models.layers import repeated, with_attention
-from ipex_assist.models.spec import Activation, AttentionSpec, DecoderSpec, Experts, LayerSpec, MlpSpec, Rope
+from ipex_assist.models.spec import (
+    Activation,
+    AttentionSpec,
+    DecoderSpec,
+    Experts,
+    HeadNorm,
+    LayerSpec,
+    MlpSpec,
+    Rope,
+)
 from ipex_assist.models.weights import weight_shape
 from ipex_assist.native import build, library
 from ipex_assist.native.library import ISA_VARIABLE, Pool, instruction_set, unavailable
@@ -38,7 +47,7 @@ SOME = settings(
 
 
 INNER = st.sampled_from([33, 96, 300, 2100])
-ACTIVATION: st.SearchStrategy[Activation] = st.sampled_from(["silu", "relu", "relu2", "gelu", "gelu_tanh"])
+ACTIVATION: st.SearchStrategy[Activation] = st.sampled_from(["silu", "relu", "gelu", "gelu_tanh", "relu2"])
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +106,7 @@ def attentions(draw: st.DrawFn) -> AttentionSpec:
     """Heads that share keys, odd sizes, biases, norms; positions and windows are drawn later."""
     kv_heads = draw(st.integers(1, 3))
     heads = kv_heads * draw(st.sampled_from([1, 2, 3, 8]))
+    qk_norm: HeadNorm | None = draw(st.sampled_from([None, "head", "each_head", "all_heads"]))
     return AttentionSpec(
         heads,
         kv_heads,
@@ -105,7 +115,10 @@ def attentions(draw: st.DrawFn) -> AttentionSpec:
         alibi_slopes=tuple(2.0**-head for head in range(heads)) if draw(st.booleans()) else (),
         qkv_bias=draw(st.booleans()),
         output_bias=draw(st.booleans()),
-        qk_norm=draw(st.sampled_from([None, "head", "each_head", "all_heads"])),
+        qk_norm=qk_norm,
+        norm_after_rope=qk_norm != "all_heads" and draw(st.booleans()),
+        growth=draw(st.sampled_from([0.0, 0.1])),
+        growth_step=7,
         output_gate=draw(st.booleans()),
         cap=draw(st.sampled_from([None, 2.0])),
     )

@@ -13,7 +13,7 @@ import tiny_models
 import torch
 from conftest import HAS_NATIVE
 from native_models import relative
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.env.errors import IpexAssistError
@@ -61,6 +61,8 @@ _VARIANTS = (
     *("mixtral-window", "qwen2-moe", "qwen3-moe-window", "olmoe-biases", "granitemoe"),
     *tiny_models.known("glm4-moe", "minimax-m2", "dots1-window", "ernie4-5", "ernie4-5-moe", "seed-oss", "olmo3-yarn"),
     *tiny_models.known("lfm2", "lfm2-moe", "granite-hybrid-moe", "bamba", "nemotron-h-moe"),
+    *tiny_models.known("apertus", "arcee", "exaone-moe", "hunyuan-alpha", "hunyuan-moe", "ministral3", "phimoe"),
+    *tiny_models.known("mistral3-ministral3", "qwen3.5-published", "qwen3.5-moe-published"),
 )
 FAMILIES = {tiny_models.VARIANTS[variant]["model_type"]: variant for variant in _VARIANTS}
 # Those of which every value that transformers takes is computed: they name no activation.
@@ -127,7 +129,7 @@ def reference(config: dict[str, Any]) -> tuple[Any, torch.Tensor] | None:
     torch.manual_seed(0)
     try:
         made = AutoConfig.for_model(**copy.deepcopy(config))
-        model = AutoModelForCausalLM.from_config(made, attn_implementation="eager").eval()
+        model = tiny_models.from_config(made)
         tiny_models.randomise(model)
         with torch.no_grad():
             return model, model(torch.tensor([PROMPT])).logits[0]

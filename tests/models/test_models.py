@@ -49,6 +49,8 @@ KINDS = [
     *("qwen2-moe", "granitemoe", "gpt-oss", "qwen3-moe-dense-first", "qwen2-moe-every-second"),
     *tiny_models.known("glm4-moe", "minimax-m2", "ernie4-5-moe", "lfm2-biases", "lfm2-moe"),
     *tiny_models.known("granite-hybrid-moe", "bamba", "nemotron-h", "nemotron-h-moe"),
+    *tiny_models.known("apertus", "arcee", "exaone-moe", "hunyuan", "hunyuan-moe", "ministral3", "phimoe"),
+    *tiny_models.known("mistral3", "qwen3.5-published"),
 ]
 CASES = [
     (variant, executor)
@@ -148,6 +150,12 @@ def test_unknown_architecture_is_none() -> None:
     """The caller then turns to transformers' own code."""
     assert find("XGLMForCausalLM") is None
     assert find(None) is None
+
+
+def test_first_names_of_architectures() -> None:
+    """Phi-3.5-MoE and K-EXAONE were published with code of their own, whose class is named otherwise."""
+    assert find("PhiMoEForCausalLM") is find("PhimoeForCausalLM") is not None
+    assert find("ExaoneMoEForCausalLM") is find("ExaoneMoeForCausalLM") is not None
 
 
 def test_missing_weight_is_named(tmp_path: Path) -> None:

@@ -144,6 +144,29 @@ void test_clamped_swiglu(const KernelTable& k) {
     }
 }
 
+// The square of ReLU, and xIELU on both sides of 0 and of its eps, where its exponential overflows, and of NaN.
+void test_plain_activations(const KernelTable& k) {
+    const float some[] = {-1e38f, -1e4f, -90.0f, -20.0f, -1.0f, -0.1f, -1e-3f, -1e-6f,
+                          -1e-9f, 0.0f,  1e-9f,  1e-3f,  0.7f,  3.0f,  1e4f,   NAN};
+    Buffer<float> in(LANES), out(LANES);
+    std::copy(std::begin(some), std::end(some), in.data());
+    k.activate(RELU2, false, in.data(), 1, out.data());
+    for (size_t i = 0; i < LANES; i++) {
+        const float expected = some[i] > 0 ? some[i] * some[i] : 0;
+        CHECK(std::isnan(some[i]) ? std::isnan(out[i]) : out[i] == expected, "%g squared: %g", double(some[i]),
+              double(out[i]));
+    }
+    const Xielu of{0.8f, 1.3f, 0.5f, -1e-6f};
+    k.xielu(of, in.data(), 1, out.data());
+    for (size_t i = 0; i < LANES; i++) {
+        const double x = some[i];
+        const double below = double(of.negative) * (std::expm1(std::min(x, double(of.eps))) - x);
+        const double expected = (x > 0 ? double(of.positive) * x * x : below) + 0.5 * x;
+        CHECK(std::isnan(x) ? std::isnan(out[i]) : std::abs(out[i] - expected) <= 4e-7 * (1 + std::abs(expected)),
+              "xIELU of %g: %g != %g", x, double(out[i]), expected);
+    }
+}
+
 void test_multiply_sigmoid(const KernelTable& k) {
     Buffer<float> x(203), gate(203);
     for (size_t i = 0; i < x.size(); i++) x[i] = float(i) - 50, gate[i] = (float(i) - 100) * 0.9f;
@@ -248,11 +271,13 @@ std::vector<float> results_for_rows(const KernelTable& k) {
                                  200.0f, 1e4f,  1e10f,  1e30f, FLT_MAX, INFINITY, NAN};
         for (size_t i = 0; padded > 2 * std::size(special) && i < 2 * std::size(special); i++)
             x[i] = i % 2 ? special[i / 2] : -special[i / 2];
-        for (const Activation kind : {SILU, RELU, GELU, GELU_TANH}) {
+        for (const Activation kind : {SILU, RELU, GELU, GELU_TANH, RELU2}) {
             k.activate(kind, false, x.data(), int64_t(padded / LANES), out.data());
             keep(out);
         }
         k.activate(CLAMPED_SWIGLU, true, x.data(), int64_t(padded / LANES / 2), out.data());
+        keep(out);
+        k.xielu({0.8f, 1.3f, 0.5f, -1e-6f}, x.data(), int64_t(padded / LANES), out.data());
         keep(out);
         k.apply_rotary(x.data(), int32_t(size), weight.data(), bias.data());
         keep(x);
@@ -287,6 +312,7 @@ void test_rows(const KernelTable& k) {
     test_add_and_convert(k);
     test_activations(k);
     test_clamped_swiglu(k);
+    test_plain_activations(k);
     test_multiply_sigmoid(k);
     test_rotary(k);
     test_soft_cap(k);

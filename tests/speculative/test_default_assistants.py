@@ -43,6 +43,13 @@ def _config(architecture: str, vocab_size: int, hidden_size: int, layers: int) -
         (_config("Qwen3MoeForCausalLM", 151936, 2048, 48), "Qwen/Qwen3-0.6B"),
         (_config("Qwen2MoeForCausalLM", 151936, 2048, 24), "Qwen/Qwen2.5-0.5B-Instruct"),
         (_config("PhiForCausalLM", 51200, 2560, 32), "microsoft/phi-1_5"),
+        (
+            {
+                "architectures": ["Qwen3_5ForConditionalGeneration"],
+                "text_config": {"vocab_size": 248320, "hidden_size": 4096, "num_hidden_layers": 32},
+            },
+            "Qwen/Qwen3.5-0.8B",
+        ),  # Qwen3.5-9B
         (_config("MistralForCausalLM", 32000, 4096, 32), None),
         (_config("NobodysForCausalLM", 32000, 4096, 32), None),
         ({}, None),

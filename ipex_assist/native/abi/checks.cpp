@@ -56,6 +56,10 @@ void check_attention(const ModelSpec& s, const AttentionSpec& a) {
     }
     check_range("the first column of a rotary table", a.rope_column, 0, int64_t(s.rope_width) - a.rotary_dim);
     check_range("qk_norm", a.qk_norm, NO_NORM, ALL_HEADS);
+    if (a.norm_after_rope && a.qk_norm == ALL_HEADS) refuse("a norm of all heads together is before their rotation");
+    check_range("positions over which queries grow", a.growth_step, a.growth == 0 ? 0 : 1, INT32_MAX);
+    if (!std::isfinite(a.growth) || a.growth < 0)
+        refuse("queries grow by %g, which must be from 0 on", double(a.growth));
     if (!std::isfinite(a.scale)) refuse("the attention scale is %g and must be a number", double(a.scale));
     check_cap(a.cap);
     for (int32_t i = 0; a.alibi_slopes && i < a.heads; i++) {
@@ -116,7 +120,8 @@ void check_mlp(const ModelSpec& s, const MlpSpec& m) {
     check_range("intermediate_size", m.intermediate_size, m.experts ? 1 : 0, LARGEST);  // 0: no MLP
     check_range(m.experts ? "precision of experts" : "precision", m.precision, FP32, FP8);
     check_int4_group(s, m.precision);
-    check_range("activation", m.activation, SILU, m.gated ? CLAMPED_SWIGLU : RELU2);
+    check_range("activation", m.activation, SILU, m.gated ? CLAMPED_SWIGLU : XIELU);
+    if (m.activation == XIELU && m.gated) refuse("xIELU is of MLPs without a gate");
     check_range("experts of a layer", m.experts, 0, 1024);
     check_range("experts of a token", m.experts_per_token, m.experts ? 1 : 0, m.experts);
     check_range("the shared expert's intermediate_size", m.shared_size, 0, m.experts ? LARGEST : 0);

@@ -66,6 +66,7 @@ const KernelTable* IPEX_ASSIST_KERNELS() {
                                       normalize,
                                       add,
                                       activate,
+                                      xielu,
                                       apply_rotary,
                                       multiply_sigmoid,
                                       soft_cap,

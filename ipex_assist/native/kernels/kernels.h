@@ -32,14 +32,9 @@
 namespace ipex_assist {
 
 enum Precision : int32_t { FP32, BF16, INT8, INT4, MXFP4, FP8 };
-enum Activation : int32_t {
-    SILU,
-    RELU,
-    GELU,
-    GELU_TANH,
-    RELU2,
-    CLAMPED_SWIGLU
-};  // the last only where there is a gate
+// RELU2 is ReLU's square; XIELU has numbers of its own, and is of MLPs without a gate; CLAMPED_SWIGLU of those with
+// one.
+enum Activation : int32_t { SILU, RELU, GELU, GELU_TANH, RELU2, XIELU, CLAMPED_SWIGLU };
 enum SourceType : int32_t { SOURCE_F32, SOURCE_F16, SOURCE_BF16 };
 
 constexpr int LANES = 16;             // output columns of a block
@@ -189,6 +184,12 @@ struct NoiseSearch {
     float bound;  // of (logit - largest) ÷ temperature + noise
 };
 
+// xIELU (Huang and Schlag 2024, arXiv:2411.13010): positive · x² + beta · x above 0, and below
+// negative · (e^min(x, eps) - 1 - x) + beta · x.
+struct Xielu {
+    float positive, negative, beta, eps;
+};
+
 struct KernelTable {
     const char* name;
     int32_t bf16_row_bytes;  // of a value in bf16 rows: 2, or 4 where the instruction set multiplies them as fp32
@@ -206,6 +207,7 @@ struct KernelTable {
     void (*add)(float* x, const float* y, int64_t size);
     // out (blocks · 16). Gated: blocks of gate and up alternate in `in`.
     void (*activate)(Activation, bool gated, const float* in, int64_t blocks, float* out);
+    void (*xielu)(const Xielu&, const float* in, int64_t blocks, float* out);
     // Rotary embedding of a head's first rotary_dim values; the sine has rotate_half's sign.
     void (*apply_rotary)(float* x, int32_t rotary_dim, const float* cosine, const float* sine);
     // x (size) *= sigmoid(gate).

@@ -73,8 +73,8 @@ inline __m512 activation(Activation kind, __m512 x) {
         case SILU: return _mm512_mul_ps(x, sigmoid(x));
         case RELU: return _mm512_max_ps(_mm512_setzero_ps(), x);
         case RELU2: {
-            const __m512 positive = _mm512_max_ps(_mm512_setzero_ps(), x);
-            return _mm512_mul_ps(positive, positive);
+            const __m512 y = _mm512_max_ps(_mm512_setzero_ps(), x);
+            return _mm512_mul_ps(y, y);
         }
         case GELU:
             return _mm512_mul_ps(_mm512_mul_ps(half, x),
@@ -110,6 +110,20 @@ void activate(Activation kind, bool gated, const float* in, int64_t blocks, floa
         const __m512 x = activation(kind, _mm512_loadu_ps(in + b * LANES * (gated ? 2 : 1)));
         const __m512 y = gated ? _mm512_mul_ps(x, _mm512_loadu_ps(in + b * LANES * 2 + LANES)) : x;
         _mm512_storeu_ps(out + b * LANES, y);
+    }
+}
+
+// NaN stays.
+void xielu(const Xielu& of, const float* in, int64_t blocks, float* out) {
+    const __m512 positive = _mm512_set1_ps(of.positive), negative = _mm512_set1_ps(of.negative),
+                 beta = _mm512_set1_ps(of.beta), eps = _mm512_set1_ps(of.eps), one = _mm512_set1_ps(1.0f);
+    for (int64_t b = 0; b < blocks; b++) {
+        const __m512 x = _mm512_loadu_ps(in + b * LANES);
+        const __m512 above = _mm512_mul_ps(_mm512_mul_ps(positive, x), x);
+        const __m512 grown = _mm512_sub_ps(exponential(_mm512_min_ps(eps, x)), one);
+        const __m512 below = _mm512_mul_ps(_mm512_sub_ps(grown, x), negative);
+        const __mmask16 up = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_GT_OQ);
+        _mm512_storeu_ps(out + b * LANES, _mm512_fmadd_ps(beta, x, _mm512_mask_mov_ps(below, up, above)));
     }
 }
 

@@ -10,6 +10,7 @@
 #include <x86intrin.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 namespace ipex_assist {
@@ -71,6 +72,12 @@ AttentionTile tile_of(const AttentionView& v, const RowRange& rows) {
     return t;
 }
 
+// What queries at this position are multiplied with (AttentionSpec::growth).
+float query_growth(const AttentionSpec& a, int32_t position) {
+    if (a.growth == 0 || position < a.growth_step) return 1;
+    return float(1 + double(a.growth) * std::log(1 + double(position / a.growth_step)));
+}
+
 // The queries of a tile's rows for one KV head: normalised, rotated, and in the form that keys are multiplied with.
 AttentionTile prepare_tile(const AttentionView& v, int32_t kv_head, const RowRange& rows) {
     const AttentionSpec& a = v.spec;
@@ -87,6 +94,9 @@ AttentionTile prepare_tile(const AttentionView& v, int32_t kv_head, const RowRan
         rotate_head(v.pass, v.layer, v.spec.head_norm(v.layer.q_norm, head), v.segment(rows),
                     v.plan.positions[size_t(row)], query);
         if (t.slopes) own.slopes.data[q] = a.alibi_slopes[head];
+        if (const float growth = query_growth(a, v.plan.positions[size_t(row)]); growth != 1) {
+            for (int32_t d = 0; d < a.head_dim; d++) query[d] *= growth;
+        }
         for (int32_t d = 0; factors && d < a.head_dim; d++) query[d] *= factors[d];
         uint8_t* to = own.query.data + q * t.key_depth * bytes;
         if (integers) {

@@ -2,6 +2,7 @@
 #include <x86intrin.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "operations/operations.h"
 
@@ -28,6 +29,14 @@ void prepare_active(Pass& pass, int thread, const PackedLayer& layer, int64_t in
     }
 }
 
+// What its kernel takes, of the numbers that a checkpoint has: softplus of both alphas, and beta added to the second.
+Xielu xielu_of(const PackedLayer& layer) {
+    const auto softplus = [](double x) { return x > 20 ? x : std::log1p(std::exp(x)); };
+    const float beta = *layer.xielu[XIELU_BETA - ALPHA_P];
+    return {float(softplus(*layer.xielu[0])), float(beta + softplus(*layer.xielu[ALPHA_N - ALPHA_P])), beta,
+            *layer.xielu[XIELU_EPS - ALPHA_P]};
+}
+
 void up_linear(Pass& pass, const LayerStep& step, int thread) {
     const uint64_t started = __rdtsc();
     const PackedLayer& layer = pass.layer(step);
@@ -35,7 +44,8 @@ void up_linear(Pass& pass, const LayerStep& step, int thread) {
     float* active = pass.activations.shared.active.data;
     const auto [first, last] = slice(pass, layer.up, thread);
     const LinearRows in = pass.inputs(thread, layer.up.depth);
-    activate_blocks(pass, thread, layer.mlp, layer.up, in, rows, first, last, active, inner);
+    const Xielu xielu = layer.mlp.activation == XIELU ? xielu_of(layer) : Xielu{};
+    activate_blocks(pass, thread, layer.mlp, layer.up, in, rows, first, last, active, inner, &xielu);
     const bool in_place = prepares_in_place(pass, layer.down);
     if (in_place) prepare_active(pass, thread, layer, inner);
     prefetch(pass, thread, layer.down);
@@ -49,15 +59,16 @@ void up_linear(Pass& pass, const LayerStep& step, int thread) {
 }  // namespace
 
 void activate_blocks(const Pass& pass, int thread, const MlpSpec& spec, const Linear& up, const LinearRows& in,
-                     int64_t rows, int64_t first, int64_t last, float* out, int64_t stride) {
+                     int64_t rows, int64_t first, int64_t last, float* out, int64_t stride, const Xielu* xielu) {
     const Array<float>& temporary = pass.activations.own(thread).up;
     const int64_t parts = spec.gated ? 2 : 1;
     for (int64_t b = first; b < last; b += UP_BLOCKS) {
         const int64_t end = std::min(b + UP_BLOCKS, last);
         pass.model.multiply(up, in, rows, b, end, temporary.data, temporary.columns);
         for (int64_t r = 0; r < rows; r++) {
-            pass.kernels.activate(spec.activation, spec.gated, temporary.row(r), (end - b) / parts,
-                                  out + r * stride + b / parts * LANES);
+            float* to = out + r * stride + b / parts * LANES;
+            if (spec.activation == XIELU) pass.kernels.xielu(*xielu, temporary.row(r), end - b, to);
+            else pass.kernels.activate(spec.activation, spec.gated, temporary.row(r), (end - b) / parts, to);
         }
     }
 }

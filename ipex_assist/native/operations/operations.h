@@ -67,7 +67,8 @@ void keep_inputs(const Pass& pass, const LayerStep& step, int thread);
 void mlp(Pass& pass, const LayerStep& step, int thread);
 // Blocks first <= b < last of gate and up, activated, to their columns of `out`.
 void activate_blocks(const Pass& pass, int thread, const MlpSpec& spec, const Linear& up, const LinearRows& in,
-                     int64_t rows, int64_t first, int64_t last, float* out, int64_t stride);
+                     int64_t rows, int64_t first, int64_t last, float* out, int64_t stride,
+                     const Xielu* xielu = nullptr);
 
 // experts.cpp
 void route(Pass& pass, const LayerStep& step, int thread);

@@ -199,6 +199,7 @@ void ImageLayout::place_mlp(const ModelSpec& spec, PackedLayer& layer) {
     if (!mlp.experts) {
         const Mlp made = this->mlp(spec, mlp, mlp.intermediate_size);
         layer.up = made.up, layer.down = made.down;
+        for (const float*& number : layer.xielu) number = mlp.activation == XIELU ? vector(1) : nullptr;
         return;
     }
     layer.router =

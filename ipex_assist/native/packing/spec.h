@@ -17,11 +17,14 @@ struct AttentionSpec {
     int32_t rope_column;  // first column of this layer's cos and sin among those of a position (Segment)
     int32_t paired_dim;   // how many channels of each key head have one int8 factor for two (key_factors.h)
     HeadNorm qk_norm;
+    int32_t norm_after_rope;  // whether that norm is of rotated heads
     int32_t qkv_bias, output_bias;
     int32_t sinks;              // whether each query head has a logit beside the scores of its softmax
     int32_t output_gate;        // whether attended values are multiplied with the sigmoid of a gate each
+    int32_t growth_step;        // queries at position p are multiplied with 1 + growth · log(1 + ⌊p / growth_step⌋)
     float scale;                // of query · key
     float cap;                  // scores x become cap · tanh(x / cap); 0: they stay
+    float growth;               // 0: queries stay
     const float* alibi_slopes;  // (heads), or null; those of a PackedModel's layers are ÷ scale
 
     int32_t group() const { return heads / kv_heads; }  // query heads that share a KV head

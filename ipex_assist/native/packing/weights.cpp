@@ -111,6 +111,10 @@ const float* ModelWeights::vector(Slot slot, int32_t index, bool bias) const {
         case K_NORM: return bias ? nullptr : layer.k_norm;
         case SINKS: return bias ? nullptr : layer.sinks;
         case CORRECTION_BIAS: return bias ? nullptr : layer.correction_bias;
+        case ALPHA_P:
+        case ALPHA_N:
+        case XIELU_BETA:
+        case XIELU_EPS: return bias ? nullptr : layer.xielu[slot - ALPHA_P];
         default: return slot >= Q_CONV && slot < Q_PROJ ? recurrent_vector(layer, slot, bias).first : nullptr;
     }
 }
@@ -127,6 +131,7 @@ bool ModelWeights::exists(Slot slot, int32_t index, bool bias) const {
 int64_t ModelWeights::vector_size(Slot slot, int32_t index, bool bias) const {
     if (slot == EMBED_POSITIONS) return int64_t(spec.positions) * spec.hidden_size;
     if (slot == CORRECTION_BIAS) return layers[size_t(index)].mlp.experts;
+    if (slot >= ALPHA_P && slot <= XIELU_EPS) return 1;
     if (slot >= Q_CONV && slot < Q_PROJ) return recurrent_vector(layers[size_t(index)], slot, bias).second;
     if (slot != Q_NORM && slot != K_NORM && slot != SINKS) return spec.hidden_size;
     const AttentionSpec& a = layers[size_t(index)].attention;

@@ -25,6 +25,10 @@ enum Slot : int32_t {
     K_NORM,
     SINKS,
     CORRECTION_BIAS,
+    ALPHA_P,
+    ALPHA_N,
+    XIELU_BETA,
+    XIELU_EPS,
     Q_CONV,
     K_CONV,
     V_CONV,
@@ -93,6 +97,7 @@ struct PackedLayer : LayerSpec {
     Norm attention_norm, attention_out_norm, mlp_norm, mlp_out_norm;  // the latter of each is a post norm
     const float *q_norm = nullptr, *k_norm = nullptr;
     const float* sinks = nullptr;  // (heads), or null
+    const float* xielu[4] = {};    // its four numbers as a checkpoint has them, ALPHA_P first, or null
     RecurrentWeights recurrence;   // where its mixer is recurrent: then qkv and output are its linears
 };
 

@@ -1,0 +1,47 @@
+"""K-EXAONE: EXAONE 4's attention behind norms, and DeepSeek's mixture of experts behind dense first layers."""
+
+from __future__ import annotations
+
+from ipex_assist.models import exaone4
+from ipex_assist.models.common import deepseek_experts, layer_count, llama_like
+from ipex_assist.models.config import Config, ConfigError, NotComputed
+from ipex_assist.models.names import HEAD_NORMS, LLAMA_NORMS, SHARED_EXPERTS, ExpertNames, named
+from ipex_assist.models.spec import DecoderSpec
+from ipex_assist.models.weights import Source
+
+ARCHITECTURE = "ExaoneMoeForCausalLM"
+EXAMPLES = ("LGAI-EXAONE/K-EXAONE-236B-A23B",)
+NAMES = {"norm_eps": "rms_norm_eps"}
+_BIAS = "e_score_correction_bias"
+_NAMES = ExpertNames(shared=SHARED_EXPERTS, correction_bias=(f"mlp.gate.{_BIAS}", f"mlp.{_BIAS}"))
+
+
+def spec(config: Config) -> DecoderSpec:
+    """Which layers have experts, `mlp_layer_types` says, or first_k_dense_replace."""
+    layers, dense = layer_count(config), config.integer("first_k_dense_replace", 1)
+    kinds = config.optional_texts("mlp_layer_types") or [
+        "sparse" if layer >= dense else "dense" for layer in range(layers)
+    ]
+    if unknown := sorted(set(kinds) - {"dense", "sparse"}):
+        raise NotComputed(f"MLPs of the type {unknown[0]!r} are not supported")
+    if len(kinds) != layers:
+        raise ConfigError("mlp_layer_types", f"a list of {len(kinds)}", f"one for each of {layers} layers")
+    sparse = [kind == "sparse" for kind in kinds]
+    made = deepseek_experts(
+        config,
+        shared=config.integer("num_shared_experts", 1),
+        scaling=config.number("routed_scaling_factor", 2.5),
+    )
+    return llama_like(
+        "exaone_moe",
+        config,
+        norm_eps=config.number("norm_eps", 1e-5),
+        qk_norm="head",
+        **exaone4.positions(config),
+        **({"experts": made, "sparse": sparse} if any(sparse) else {}),
+    )
+
+
+def weights(spec: DecoderSpec) -> dict[str, Source]:
+    """Qwen's names of experts, DeepSeek's of shared ones."""
+    return named(spec, norms={**LLAMA_NORMS, **HEAD_NORMS}, experts=_NAMES)
