@@ -21,7 +21,7 @@ from ipex_assist.executors.pass_lock import pass_lock
 from ipex_assist.executors.recurrent import RecurrentStates, run_recurrent
 from ipex_assist.executors.row_plan import RowPlan
 from ipex_assist.executors.torch_rope import TorchRotary, rotate
-from ipex_assist.executors.weights import Layer, Norm, Weights
+from ipex_assist.executors.weights import LatentLayer, Layer, Norm, Weights
 from ipex_assist.models.spec import (
     CLAMP,
     SIGMOID_GAIN,
@@ -284,6 +284,8 @@ class TorchModel(Model):
     def _attention(self, x: torch.Tensor, index: int, cache: KVCache, metadata: AttentionMetadata) -> torch.Tensor:
         spec, layer, eps = self.spec.layers[index].attention, self.weights.layers[index], self.spec.norm_eps
         heads, kv_heads = spec.heads, spec.kv_heads
+        if layer.latent is not None:
+            return layer.o_proj(self._latent_attention(x, index, layer.latent, cache, metadata))
         parts = layer.qkv(x).view(x.shape[0], -1, spec.head_dim)
         query_key, value, gate = parts.tensor_split((heads + kv_heads, heads + 2 * kv_heads), 1)
         if layer.q_norm is not None and layer.k_norm is not None:
@@ -294,14 +296,49 @@ class TorchModel(Model):
         if metadata.rotary is not None:
             query_key = rotate(query_key, *metadata.rotary)
         query, key = query_key.split((heads, kv_heads), 1)
-        cache.write(index, metadata.start, key, value)
-        length = metadata.start + x.shape[0] if metadata.mask is None else metadata.mask.shape[-1]
-        attend = attend_rows if metadata.step else attend_prompt
-        keys, values = cache.read(index, length)
-        attended = attend(query, keys, values, metadata.mask, spec.score_scale, spec.cap, layer.sinks)
+        attended = self._attend(index, query, key, value, cache, metadata)
         if spec.output_gate:
             attended = attended * torch.sigmoid(gate.flatten(1))
         return layer.o_proj(attended)
+
+    def _attend(
+        self,
+        index: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cache: KVCache,
+        metadata: AttentionMetadata,
+    ) -> torch.Tensor:
+        """Keep keys and values (rows, kv_heads, …), and attend with queries (rows, heads, head_dim)."""
+        spec, layer = self.spec.layers[index].attention, self.weights.layers[index]
+        cache.write(index, metadata.start, key, value)
+        length = metadata.start + query.shape[0] if metadata.mask is None else metadata.mask.shape[-1]
+        attend = attend_rows if metadata.step else attend_prompt
+        keys, values = cache.read(index, length)
+        return attend(query, keys, values, metadata.mask, spec.score_scale, spec.cap, layer.sinks)
+
+    def _latent_attention(
+        self, x: torch.Tensor, index: int, layer: LatentLayer, cache: KVCache, metadata: AttentionMetadata
+    ) -> torch.Tensor:
+        """Rows x (rows, hidden) → (rows, heads · value_dim), over latents: see LatentSpec."""
+        attention, norm = self.spec.layers[index].attention, self.kernels.rms_norm
+        spec, heads = attention.latent, attention.heads
+        assert spec is not None
+        inputs = self.weights.layers[index].qkv(x)
+        row, key, latent = inputs.split((spec.query_rank or 0, spec.rope_dim, spec.rank), 1)
+        latent = norm(latent, layer.norm, spec.norm_eps)
+        if layer.query_norm is not None:
+            x = norm(row, layer.query_norm, spec.norm_eps)
+        plain, rotated = layer.query(x).split((heads * spec.nope_dim, heads * spec.rope_dim), 1)
+        absorbed = [run(part.contiguous()) for run, part in zip(layer.keys, plain.chunk(heads, 1), strict=True)]
+        query = torch.cat((rotated.reshape(-1, heads, spec.rope_dim), torch.stack(absorbed, 1)), -1)
+        query_key = torch.cat((query, torch.cat((key, latent), 1)[:, None]), 1)
+        if metadata.rotary is not None:
+            query_key = rotate(query_key, *metadata.rotary)
+        query, key = query_key.split((heads, 1), 1)
+        attended = self._attend(index, query, key, latent[:, None], cache, metadata).chunk(heads, 1)
+        return torch.cat([run(part.contiguous()) for run, part in zip(layer.values, attended, strict=True)], 1)
 
     def _norm(self, x: torch.Tensor, parts: Norm) -> torch.Tensor:
         weight, bias = parts

@@ -33,6 +33,7 @@ _ATTENTION = {
     "output_gate": "output_gate",
     "attention_scale": "scale",
     "attention_cap": "cap",
+    "latent": "latent",
 }
 _MLP = {
     "intermediate_size": "intermediate_size",

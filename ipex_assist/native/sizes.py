@@ -50,6 +50,8 @@ def new_model(
     spec: DecoderSpec, precision: str, group: int, outer_precision: str | None = None, ordered: bool = False
 ) -> int:
     """A handle of the core's for a model without memory. Raises IpexAssistError where the core refuses it."""
+    if any(attention.latent is not None for attention in spec.attentions):
+        raise IpexAssistError(f"the native core has no latent attention, which {spec.model_type} has: --executor torch")
     layers = layer_specs(spec, precision)
     model = model_spec(spec, precision, group, outer_precision, ordered)
     handle = library().ia_model_new(kernels(), ctypes.byref(model), layers)
