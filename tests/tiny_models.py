@@ -92,8 +92,8 @@ _MOE = {"moe_intermediate_size": 48, "num_experts_per_tok": 3}
 _GROUPS = {"n_group": 4, "topk_group": 2, "n_shared_experts": 2, "routed_scaling_factor": 1.5, "norm_topk_prob": True}
 _DEEPSEEK = _MOE | _GROUPS | {"n_routed_experts": 8, "num_hidden_layers": 3, "first_k_dense_replace": 1}
 _LATENT = {
-    **{"num_key_value_heads": 4, "q_lora_rank": 40, "kv_lora_rank": 32},
-    **{"qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16},
+    **{"num_key_value_heads": 4, "q_lora_rank": 40, "kv_lora_rank": 48},
+    **{"qk_nope_head_dim": 24, "qk_rope_head_dim": 16, "v_head_dim": 32},
 }
 _DEEPSEEK_V2 = _DEEPSEEK | {"norm_topk_prob": False}
 _YARN_MSCALE = {
@@ -205,7 +205,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "deepseek-v3-direct": _like_llama("deepseek_v3", **_LATENT, **_DEEPSEEK, attention_bias=True)
     | {"q_lora_rank": None, "norm_topk_prob": False, "tie_word_embeddings": True},
     "glm4-moe-lite": _like_llama("glm4_moe_lite", **_LATENT, **_MOE, n_routed_experts=9, num_hidden_layers=3)
-    | {"qk_nope_head_dim": 24, "v_head_dim": 40, "rms_norm_eps": 1e-3},
+    | {"qk_nope_head_dim": 40, "v_head_dim": 16, "rms_norm_eps": 1e-3},
     "exaone4-full": _like_llama("exaone4", sliding_window=None, layer_types=["full_attention"] * 2),
 }
 

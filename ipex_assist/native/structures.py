@@ -33,6 +33,8 @@ SLOTS = {
             "mlp_out_norm",
             "q_norm",
             "k_norm",
+            "q_a_norm",
+            "kv_a_norm",
             "sinks",
             "correction_bias",
             "q_conv",
@@ -47,6 +49,13 @@ SLOTS = {
             "v_proj",
             "o_proj",
             "g_proj",
+            "q_a_proj",
+            "q_nope_proj",
+            "q_rope_proj",
+            "k_rope_proj",
+            "kv_a_proj",
+            "k_b_proj",
+            "v_b_proj",
             "q_in",
             "k_in",
             "v_in",
@@ -66,6 +75,7 @@ SLOTS = {
 _ATTENTION_INTEGERS = (
     "heads kv_heads head_dim window rotary_dim rope_column paired_dim qk_norm qkv_bias output_bias sinks output_gate"
 )
+_LATENT_INTEGERS = "rank rope_dim nope_dim value_dim query_rank"
 _RECURRENT_INTEGERS = "kind heads key_heads key_dim value_dim conv_kernel conv_bias input_bias output_bias norm_groups"
 _MLP_INTEGERS = (
     "intermediate_size activation gated bias precision experts experts_per_token experts_normalised router_bias "
@@ -78,6 +88,12 @@ _MODEL_INTEGERS = (
 )
 
 
+class CLatentSpec(ctypes.Structure):
+    """Mirrors `LatentSpec` of spec.h."""
+
+    _fields_ = [*((name, ctypes.c_int32) for name in _LATENT_INTEGERS.split()), ("norm_eps", ctypes.c_float)]
+
+
 class CAttentionSpec(ctypes.Structure):
     """Mirrors `AttentionSpec` of spec.h."""
 
@@ -86,6 +102,7 @@ class CAttentionSpec(ctypes.Structure):
         ("scale", ctypes.c_float),
         ("cap", ctypes.c_float),
         ("alibi_slopes", ctypes.POINTER(ctypes.c_float)),
+        ("latent", CLatentSpec),
     ]
 
 
@@ -300,6 +317,9 @@ def _attention_spec(spec: DecoderSpec, attention: AttentionSpec) -> CAttentionSp
         scale=attention.score_scale,
         cap=attention.cap or 0.0,
     )
+    if (latent := attention.latent) is not None:
+        sizes = (latent.rank, latent.rope_dim, latent.nope_dim, latent.value_dim, latent.query_rank or 0)
+        made.latent = CLatentSpec(*sizes, latent.norm_eps)
     if attention.alibi_slopes:
         made.alibi_slopes = (ctypes.c_float * attention.heads)(*attention.alibi_slopes)
     return made

@@ -45,19 +45,14 @@ KINDS = [
     *(variant for variant in tiny_models.VARIANTS if variant not in tiny_models.FAMILIES),
     *("phi3-longrope", "granite", "olmo2", "smollm3", "phi", "gemma2", "gemma3", "bloom", "cohere-norms", "glm4"),
     *("qwen2-moe", "granitemoe", "gpt-oss", "qwen3-moe-dense-first", "qwen2-moe-every-second"),
-    *tiny_models.known("glm4-moe", "minimax-m2", "ernie4-5-moe"),
+    *tiny_models.known("glm4-moe", "minimax-m2", "ernie4-5-moe", "deepseek-v2-direct", "deepseek-v3"),
 ]
-
-
-def default(variant: str) -> str:
-    """The executor that a variant runs on if it runs on one."""
-    return "torch" if "kv_lora_rank" in tiny_models.VARIANTS[variant] else DEFAULT
 
 
 CASES = [
     (variant, executor)
     for variant in tiny_models.VARIANTS
-    for executor in (EXECUTORS if variant in KINDS else [default(variant)])
+    for executor in (EXECUTORS if variant in KINDS else [DEFAULT])
 ]
 
 
@@ -97,7 +92,7 @@ def test_logits_equal_transformers(variant: str, executor: str) -> None:
 def test_greedy_tokens_equal_transformers(variant: str) -> None:
     """24 tokens by our cache and by transformers' generate."""
     folder, model = saved(variant)
-    text = tiny_models.text(folder, default(variant), exact=False)
+    text = tiny_models.text(folder, DEFAULT, exact=False)
     expected = model.generate(
         torch.tensor([PROMPT]),
         attention_mask=torch.ones(1, len(PROMPT), dtype=torch.long),
