@@ -18,7 +18,7 @@ MIRRORS = {"Batch", "GreedyDraft", "PackedModel", "Pool", "PoolStatistics", "Seg
 _SPECS = ["ipex_assist/models/spec.py", "ipex_assist/native/packing/spec.h"]
 _CHOICES = ["ipex_assist/executors/row_choice.py", "ipex_assist/native/operations/batch.h"]
 NUMBERS = {
-    **dict.fromkeys(("AttentionSpec", "LayerSpec", "MlpSpec", "RecurrentSpec"), _SPECS),
+    **dict.fromkeys(("AttentionSpec", "LatentSpec", "LayerSpec", "MlpSpec", "RecurrentSpec"), _SPECS),
     **dict.fromkeys(("RowChoice", "SamplingRule"), _CHOICES),
 }
 CLASS_IN_C = re.compile(

@@ -100,6 +100,17 @@ _MOE = {"moe_intermediate_size": 48, "num_experts_per_tok": 3}
 # Groups of experts, of which a row's are in some; a dense first layer; shared experts.
 _GROUPS = {"n_group": 4, "topk_group": 2, "n_shared_experts": 2, "routed_scaling_factor": 1.5, "norm_topk_prob": True}
 _DEEPSEEK = _MOE | _GROUPS | {"n_routed_experts": 8, "num_hidden_layers": 3, "first_k_dense_replace": 1}
+_LATENT = {
+    **{"num_key_value_heads": 4, "q_lora_rank": 40, "kv_lora_rank": 48},
+    **{"qk_nope_head_dim": 24, "qk_rope_head_dim": 16, "v_head_dim": 32},
+}
+_DEEPSEEK_V2 = _DEEPSEEK | {"norm_topk_prob": False}
+_YARN_MSCALE = {
+    "rope_scaling": {
+        **{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+        **{"beta_fast": 32, "beta_slow": 1, "mscale": 0.707, "mscale_all_dim": 1.0},
+    }
+}
 _ERNIE_MOE = {
     **{"moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 48, "num_hidden_layers": 4},
     **{"moe_layer_start_index": 1, "moe_layer_end_index": 2},
@@ -284,6 +295,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "qwen3_5", _like_llama("qwen3_5_text", **_DELTA, tie_word_embeddings=True), _SEEING, tie_word_embeddings=True
     ),
     "qwen3.5-moe-published": _with_text("qwen3_5_moe", _like_llama("qwen3_5_moe_text", **_DELTA_MOE), _SEEING),
+    "deepseek-v2": _like_llama("deepseek_v2", **_LATENT, **_DEEPSEEK_V2, topk_method="group_limited_greedy"),
+    "deepseek-v2-direct": _like_llama("deepseek_v2", **_LATENT, **_DEEPSEEK_V2)
+    | {"q_lora_rank": None, "attention_bias": True, "first_k_dense_replace": 0, **_YARN_MSCALE},
+    "deepseek-v3": _like_llama("deepseek_v3", **_LATENT, **_DEEPSEEK, **_YARN_MSCALE),
+    "deepseek-v3-direct": _like_llama("deepseek_v3", **_LATENT, **_DEEPSEEK, attention_bias=True)
+    | {"q_lora_rank": None, "norm_topk_prob": False, "tie_word_embeddings": True},
+    "glm4-moe-lite": _like_llama("glm4_moe_lite", **_LATENT, **_MOE, n_routed_experts=9, num_hidden_layers=3)
+    | {"qk_nope_head_dim": 40, "v_head_dim": 16, "rms_norm_eps": 1e-3},
     "exaone4-full": _like_llama("exaone4", sliding_window=None, layer_types=["full_attention"] * 2),
 }
 

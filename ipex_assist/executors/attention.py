@@ -41,12 +41,12 @@ def attend_rows(
     cap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention of a decode step: query (rows, heads, head_dim) → (rows, heads · head_dim).
+    """Attention of a decode step: query (rows, heads, head_dim) → (rows, heads · value width).
 
-    keys, values: (kv_heads, length, head_dim). The queries that share a key/value head are stacked into one block, so
-    that each key is read once for all of them; mask (1, 1 or kv_heads, rows · queries per head, length) is stacked
-    alike. cap: scores x become cap · tanh(x / cap) before the mask. sinks: (heads,), a logit of each query head that
-    takes part in the sum of its softmax. The mask is not None where there are sinks or a cap.
+    keys, values: (kv_heads, length, head_dim or value width). The queries that share a key/value head are stacked into
+    one block, so that each key is read once for all of them; mask (1, 1 or kv_heads, rows · queries per head, length)
+    is stacked alike. cap: scores x become cap · tanh(x / cap) before the mask. sinks: (heads,), a logit of each query
+    head that takes part in the sum of its softmax. The mask is not None where there are sinks or a cap.
     """
     rows, heads, head_dim = query.shape
     kv_heads = keys.shape[0]
@@ -55,8 +55,8 @@ def attend_rows(
     if sinks is not None:
         sinks = sinks.view(1, kv_heads, 1, -1).expand(-1, -1, rows, -1).reshape(1, kv_heads, -1, 1)
     out = _attend(stacked, keys[None], values[None], mask, scale, cap, sinks)
-    out = out.view(kv_heads, rows, heads // kv_heads, head_dim).transpose(0, 1)
-    return out.reshape(rows, heads * head_dim)
+    out = out.view(kv_heads, rows, heads // kv_heads, -1).transpose(0, 1)
+    return out.reshape(rows, -1)
 
 
 def attend_prompt(
@@ -80,7 +80,7 @@ def attend_prompt(
     keys, values = (t[:, None].expand(-1, group, -1, -1) for t in (keys, values))
     sinks = None if sinks is None else sinks.view(kv_heads, group, 1, 1).expand(-1, -1, rows, -1)
     out = _attend(grouped, keys, values, mask, scale, cap, sinks)
-    return out.permute(2, 0, 1, 3).reshape(rows, heads * head_dim)
+    return out.permute(2, 0, 1, 3).reshape(rows, -1)
 
 
 def _attend(

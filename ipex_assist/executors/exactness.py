@@ -66,8 +66,11 @@ class _Trial:
             if spec.layers[index].recurrent is not None:
                 continue
             attention = spec.layers[index].attention
-            shape = (rows, attention.kv_heads, attention.head_dim)
-            self.cache.write(index, 0, torch.randn(shape, generator=random), torch.randn(shape, generator=random))
+            keys, values = (
+                torch.randn((rows, attention.kv_heads, width), generator=random)
+                for width in (attention.head_dim, attention.value_width)
+            )
+            self.cache.write(index, 0, keys, values)
         if self.model.rotary is not None:
             self.model.rotary.reach(rows)
         tokens = torch.randint(spec.vocab_size, (ROWS,), generator=random)
@@ -125,6 +128,9 @@ def _shapes(spec: DecoderSpec) -> list[int]:
     first: dict[object, int] = {}
     for index, layer in enumerate(spec.layers):
         mixer = layer.mixer
-        shape = (mixer.heads, mixer.kv_heads, mixer.head_dim) if isinstance(mixer, AttentionSpec) else mixer
+        if isinstance(mixer, AttentionSpec):
+            shape: object = (mixer.heads, mixer.kv_heads, mixer.head_dim, mixer.latent)
+        else:
+            shape = mixer
         first.setdefault((shape, layer.mlp), index)
     return list(first.values())

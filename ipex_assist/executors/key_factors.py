@@ -33,8 +33,12 @@ def _layer_factors(spec: DecoderSpec, weights: Weights, kernels: Kernels, index:
     rows = signs(_ROWS, spec.hidden_size)
     rows = rows if weight is None else rows * weight.float()
     rows = rows if bias is None else rows + bias.float()
-    first, size = attention.query_size, attention.key_value_size
-    keys = layer.qkv(rows.to(kernels.dtype))[:, first : first + size]
+    latent, made = attention.latent, layer.qkv(rows.to(kernels.dtype))
+    first = attention.query_size if latent is None else latent.query_rank or 0
+    keys = made[:, first : first + attention.key_value_size]
+    if latent is not None and layer.latent is not None:
+        normalised = kernels.rms_norm(keys[:, latent.rope_dim :], layer.latent.norm, latent.norm_eps)
+        keys = torch.cat((keys[:, : latent.rope_dim], normalised), 1)
     keys = keys.reshape(_ROWS, attention.kv_heads, attention.head_dim)
     if layer.k_norm is not None:
         keys = norm_heads(kernels, attention.qk_norm, keys, layer.k_norm, spec.norm_eps)

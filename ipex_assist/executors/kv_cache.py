@@ -13,7 +13,7 @@ _LEAST = 1e-36  # smaller rows are zeros: 127 / size would overflow
 
 
 class KVCache:
-    """Keys and values, of each layer tensors (kv_heads, rows, head_dim).
+    """Keys and values, of each layer tensors (kv_heads, rows, head_dim or value width).
 
     Rows that no token has are scratch: they hold padding rows of earlier passes, or zeros. They must be finite numbers
     for a masked row to add an exact zero to attention's sums; so a new text begins with zeros, whatever the last left.
@@ -32,12 +32,10 @@ class KVCache:
 
         factors: of each layer, what int8 keys are divided by (key_factors.py).
         """
-        shapes = [
-            (each.mixer.kv_heads, rows, each.mixer.head_dim) if isinstance(each.mixer, AttentionSpec) else (0, rows, 0)
-            for each in spec.layers[:layers]
-        ]
-        self._keys = [_Rows(shape, dtype, kv_precision) for shape in shapes]
-        self._values = [_Rows(shape, dtype, kv_precision) for shape in shapes]
+        mixers = [each.mixer if isinstance(each.mixer, AttentionSpec) else None for each in spec.layers[:layers]]
+        widths = [(each.kv_heads, each.head_dim, each.value_width) if each else (0, 0, 0) for each in mixers]
+        self._keys = [_Rows((heads, rows, width), dtype, kv_precision) for heads, width, _ in widths]
+        self._values = [_Rows((heads, rows, width), dtype, kv_precision) for heads, _, width in widths]
         self._factors = factors
         self._written = 0  # rows that hold anything but zeros
 
@@ -54,14 +52,14 @@ class KVCache:
             own.copy_from(theirs, self._written)
 
     def write(self, layer: int, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Put rows (rows, kv_heads, head_dim) at positions from `start` on."""
+        """Put rows (rows, kv_heads, width) at positions from `start` on."""
         self._written = max(self._written, start + keys.shape[0])
         keys = keys.transpose(0, 1)
         self._keys[layer].write(start, keys / self._factors[layer] if self._factors else keys)
         self._values[layer].write(start, values.transpose(0, 1))
 
     def read(self, layer: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of the first `length` positions: (kv_heads, length, head_dim) each."""
+        """Keys and values of the first `length` positions: (kv_heads, length, width) each."""
         keys = self._keys[layer].read(length)
         return keys * self._factors[layer].to(keys.dtype) if self._factors else keys, self._values[layer].read(length)
 
@@ -86,7 +84,7 @@ class _Rows:
             self.scales[:, :count] = other.scales[:, :count]
 
     def write(self, start: int, x: torch.Tensor) -> None:
-        """x: (kv_heads, rows, head_dim)."""
+        """x: (kv_heads, rows, width)."""
         end = start + x.shape[1]
         if self.scales is None:
             self.stored[:, start:end] = x

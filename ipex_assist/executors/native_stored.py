@@ -42,7 +42,15 @@ _TOGETHER = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "g_proj": "qkv",
 def stored_model(
     checkpoint: QuantizedCheckpoint, spec: DecoderSpec, sources: dict[str, Source], pool: Pool
 ) -> PackedModel:
-    """An empty model of the core with the checkpoint's precision and group size, to be filled by `pack_stored`."""
+    """An empty model of the core with the checkpoint's precision and group size, to be filled by `pack_stored`.
+
+    Raises IpexAssistError for a permutation of input columns that the core has no place for.
+    """
+    if checkpoint.act_order and any(attention.latent is not None for attention in spec.attentions):
+        raise IpexAssistError(
+            f"{short_name(checkpoint.source)} has act-order (desc_act), which the core does not keep with latent "
+            "attention: --precision int8 or bf16 reads it"
+        )
     return PackedModel(
         spec,
         checkpoint.stored_precision or "bf16",
@@ -110,6 +118,8 @@ def _pack(
     if ours.endswith((".router.weight", ".shared_gate.weight")):  # fp32 in the core
         model.pack(ours, part_of(weight.dequantized(), source, dim))
         return True
+    if source.heads_transposed:
+        return _pack_transposed(model, ours, source, weight)
     if isinstance(weight, ScaledWeight):
         return _pack_scaled(
             model, ours, weight.rows(lambda matrix: part_of(matrix, replace(source, transposed=False), dim))
@@ -126,6 +136,20 @@ def _pack(
         return False
     _pack_int4(model, ours, exact.in_groups_of(model.group))
     return True
+
+
+def _pack_transposed(model: PackedModel, ours: str, source: Source, weight: Int4Weight | ScaledWeight) -> bool:
+    """Pack heads that are transposed, without rounding where a head's rows share their scales, as in FP8's blocks."""
+    upright, rows = replace(source, heads_transposed=0), source.heads_transposed
+    if isinstance(weight, ScaledWeight) and weight.zeros is None and weight.group_index is None:
+        part = weight.rows(lambda matrix: part_of(matrix, upright, 1))
+        scales = part.scales.expand(-1, -(-part.shape[1] // part.group)).unflatten(0, (-1, rows))
+        if torch.equal(scales, scales[:, :1].expand_as(scales)):
+            values = part.values.unflatten(0, (-1, rows)).transpose(1, 2).flatten(0, 1)
+            of_rows = scales[:, 0].repeat_interleave(part.group, 1)[:, : part.shape[1]].reshape(-1, 1)
+            return _pack_scaled(model, ours, replace(part, values=values, scales=of_rows, group=rows))
+    model.pack(ours, part_of(weight.dequantized(), source, 1))
+    return False
 
 
 def _pack_int4(model: PackedModel, ours: str, weight: Int4Weight) -> None:

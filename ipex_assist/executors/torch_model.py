@@ -22,7 +22,7 @@ from ipex_assist.executors.recurrent import RecurrentStates, run_recurrent
 from ipex_assist.executors.recurrent_states import RecurrentState
 from ipex_assist.executors.row_plan import RowPlan
 from ipex_assist.executors.torch_rope import TorchRotary, rotate
-from ipex_assist.executors.weights import Layer, Norm, Weights
+from ipex_assist.executors.weights import LatentLayer, Layer, Norm, Weights
 from ipex_assist.models.spec import (
     CLAMP,
     SIGMOID_GAIN,
@@ -300,6 +300,8 @@ class TorchModel(Model):
     def _attention(self, x: torch.Tensor, index: int, cache: KVCache, metadata: AttentionMetadata) -> torch.Tensor:
         spec, layer = self.spec.layers[index].attention, self.weights.layers[index]
         heads, kv_heads = spec.heads, spec.kv_heads
+        if layer.latent is not None:
+            return layer.o_proj(self._latent_attention(x, index, layer.latent, cache, metadata))
         parts = layer.qkv(x).view(x.shape[0], -1, spec.head_dim)
         query_key, value, gate = parts.tensor_split((heads + kv_heads, heads + 2 * kv_heads), 1)
         if not spec.norm_after_rope:
@@ -311,11 +313,7 @@ class TorchModel(Model):
         query, key = query_key.split((heads, kv_heads), 1)
         if metadata.growth is not None:
             query = query * metadata.growth.to(query.dtype)
-        cache.write(index, metadata.start, key, value)
-        length = metadata.start + x.shape[0] if metadata.mask is None else metadata.mask.shape[-1]
-        attend = attend_rows if metadata.step else attend_prompt
-        keys, values = cache.read(index, length)
-        attended = attend(query, keys, values, metadata.mask, spec.score_scale, spec.cap, layer.sinks)
+        attended = self._attend(index, query, key, value, cache, metadata)
         if spec.output_gate:
             attended = attended * torch.sigmoid(gate.flatten(1))
         return layer.o_proj(attended)
@@ -327,6 +325,45 @@ class TorchModel(Model):
         query, key = query_key.split((spec.heads, spec.kv_heads), 1)
         query = norm_heads(self.kernels, spec.qk_norm, query, layer.q_norm, self.spec.norm_eps)
         return torch.cat((query, norm_heads(self.kernels, spec.qk_norm, key, layer.k_norm, self.spec.norm_eps)), 1)
+
+    def _attend(
+        self,
+        index: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cache: KVCache,
+        metadata: AttentionMetadata,
+    ) -> torch.Tensor:
+        """Keep keys and values (rows, kv_heads, …), and attend with queries (rows, heads, head_dim)."""
+        spec, layer = self.spec.layers[index].attention, self.weights.layers[index]
+        cache.write(index, metadata.start, key, value)
+        length = metadata.start + query.shape[0] if metadata.mask is None else metadata.mask.shape[-1]
+        attend = attend_rows if metadata.step else attend_prompt
+        keys, values = cache.read(index, length)
+        return attend(query, keys, values, metadata.mask, spec.score_scale, spec.cap, layer.sinks)
+
+    def _latent_attention(
+        self, x: torch.Tensor, index: int, layer: LatentLayer, cache: KVCache, metadata: AttentionMetadata
+    ) -> torch.Tensor:
+        """Rows x (rows, hidden) → (rows, heads · value_dim), over latents: see LatentSpec."""
+        attention, norm = self.spec.layers[index].attention, self.kernels.rms_norm
+        spec, heads = attention.latent, attention.heads
+        assert spec is not None
+        inputs = self.weights.layers[index].qkv(x)
+        row, key, latent = inputs.split((spec.query_rank or 0, spec.rope_dim, spec.rank), 1)
+        latent = norm(latent, layer.norm, spec.norm_eps)
+        if layer.query_norm is not None:
+            x = norm(row, layer.query_norm, spec.norm_eps)
+        plain, rotated = layer.query(x).split((heads * spec.nope_dim, heads * spec.rope_dim), 1)
+        absorbed = [run(part.contiguous()) for run, part in zip(layer.keys, plain.chunk(heads, 1), strict=True)]
+        query = torch.cat((rotated.reshape(-1, heads, spec.rope_dim), torch.stack(absorbed, 1)), -1)
+        query_key = torch.cat((query, torch.cat((key, latent), 1)[:, None]), 1)
+        if metadata.rotary is not None:
+            query_key = rotate(query_key, *metadata.rotary)
+        query, key = query_key.split((heads, 1), 1)
+        attended = self._attend(index, query, key, latent[:, None], cache, metadata).chunk(heads, 1)
+        return torch.cat([run(part.contiguous()) for run, part in zip(layer.values, attended, strict=True)], 1)
 
     def _norm(self, x: torch.Tensor, parts: Norm) -> torch.Tensor:
         weight, bias = parts

@@ -58,7 +58,7 @@ def table_bytes(spec: DecoderSpec, precision: str) -> int:
 def linear_bytes(spec: DecoderSpec, precision: str) -> int:
     """Return the packed bytes of all matrices of a model but its embedding tables."""
     hidden, embedding = spec.hidden_size, spec.embedding_size or spec.hidden_size
-    layers = sum(hidden * _layer_columns(layer) for layer in spec.layers)
+    layers = sum(layer.mixer_weights(hidden) + hidden * _mlp_columns(layer) for layer in spec.layers)
     outside = spec.vocab_size * embedding + (2 * hidden * embedding if spec.projected_embedding else 0)
     return round((layers + outside) * LINEAR_BYTES[precision])
 
@@ -70,16 +70,15 @@ def idle_bytes(spec: DecoderSpec, precision: str) -> int:
     return round(idle * parts * spec.hidden_size * LINEAR_BYTES[precision])
 
 
-def _layer_columns(layer: LayerSpec) -> int:
-    """Elements of a layer's matrices for each of hidden_size: of attention, and an MLP or a router and all experts."""
-    attention = layer.mixer_in_size + layer.mixer_out_size
+def _mlp_columns(layer: LayerSpec) -> int:
+    """Elements of a layer's matrices for each of hidden_size: of an MLP, or of a router and all experts."""
     if layer.mlp is None:
-        return attention
+        return 0
     parts = 3 if layer.mlp.gated else 2
     if isinstance(layer.mlp, MlpSpec):
-        return attention + layer.mlp.intermediate_size * parts
+        return layer.mlp.intermediate_size * parts
     sizes = layer.mlp.count * layer.mlp.intermediate_size + layer.mlp.shared_size
-    return attention + parts * sizes + layer.mlp.count
+    return parts * sizes + layer.mlp.count
 
 
 def machine_gb_per_s(model: Any) -> float | None:

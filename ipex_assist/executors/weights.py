@@ -10,11 +10,22 @@ import torch
 from ipex_assist.executors.experts import ExpertLayer, Mlp
 from ipex_assist.executors.kernels import Kernels, Linear, TorchKernels
 from ipex_assist.models import Source
-from ipex_assist.models.names import VECTORS, XIELU
+from ipex_assist.models.names import LATENT_INPUTS, VECTORS, XIELU
 from ipex_assist.models.spec import DecoderSpec, Experts, LayerSpec
 from ipex_assist.models.weights import check_numbers, check_shape, head_dim_of, part_of, resolve
 
 Norm = tuple[torch.Tensor | None, torch.Tensor | None]  # weight and bias, each (hidden,)
+
+
+@dataclass
+class LatentLayer:
+    """Latent attention between `qkv`, which makes the query's row, the rotary key and the latent, and `o_proj`."""
+
+    query: Linear  # what of the queries is not rotated, of all heads, then what is
+    keys: list[Linear]  # of each head: (rows, nope_dim) → (rows, rank)
+    values: list[Linear]  # of each head: (rows, rank) → (rows, value_dim)
+    norm: torch.Tensor  # of the latent
+    query_norm: torch.Tensor | None = None
 
 
 @dataclass
@@ -34,6 +45,7 @@ class Layer:
     xielu: tuple[torch.Tensor, ...] = ()  # its four numbers in the order of XIELU, in fp32
     # Of a recurrent mixer, whose linears are `qkv` and `o_proj`: vectors in fp32 by our names, "a_log.weight".
     recurrence: dict[str, torch.Tensor] = field(default_factory=dict)
+    latent: LatentLayer | None = None
 
 
 @dataclass
@@ -53,7 +65,14 @@ class Weights:
 # The parts of the first linear of a recurrent mixer (RecurrentSpec.input_parts).
 MIXER_IN = ("q_in", "k_in", "v_in", "a_in", "b_in", "z_in")
 # Weights that are packed as one linear, stacked in this order.
-_FUSED = {"qkv": ("q_proj", "k_proj", "v_proj", "g_proj"), "up": ("gate_proj", "up_proj"), "mixer_in": MIXER_IN}
+_FUSED = {
+    "qkv": ("q_proj", "k_proj", "v_proj", "g_proj"),
+    "up": ("gate_proj", "up_proj"),
+    "mixer_in": MIXER_IN,
+    "latent_in": LATENT_INPUTS,
+    "query": ("q_nope_proj", "q_rope_proj"),
+}
+_BY_HEAD = ("k_b", "v_b")  # each head has a linear of its own
 _FP32 = ("router", "shared_gate", "correction_bias")
 _TABLES = ("embed_tokens", "embed_positions")
 _VECTORS = ("sinks", "correction_bias")
@@ -91,6 +110,7 @@ class _Packer:
     sources: dict[str, Source]
     pending: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
     linears: dict[str, Linear] = field(default_factory=dict)
+    by_head: dict[str, list[Linear]] = field(default_factory=dict)
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
@@ -117,6 +137,10 @@ class _Packer:
             weight = matrices[0] if len(matrices) == 1 else torch.cat(matrices)
             bias = torch.cat(vectors) if vectors else None
             del matrices, ordered
+            if group in _BY_HEAD:
+                heads = self.spec.layers[int(prefix.rpartition(".")[2])].attention.heads
+                self.by_head[key] = [self.kernels.linear(one, None) for one in weight.chunk(heads)]
+                return
             kernels = TorchKernels(torch.float32) if group in _FP32 else self.kernels
             self.linears[key] = kernels.linear(weight, bias)
 
@@ -142,7 +166,7 @@ class _Packer:
 
     def _layer(self, prefix: str, spec: LayerSpec) -> Layer:
         return Layer(
-            qkv=self.linears[prefix + ("qkv" if spec.recurrent is None else "mixer_in")],
+            qkv=self.linears[prefix + _first_linear(spec)],
             o_proj=self.linears[prefix + ("o" if spec.recurrent is None else "mixer_out")],
             mlp=self._mlp_of(prefix, spec),
             attention_norm=self._norm(prefix + "attention_norm"),
@@ -161,6 +185,16 @@ class _Packer:
                 for kind in ("weight", "bias")
                 if f"{prefix}{name}.{kind}" in self.tensors
             },
+            latent=self._latent(prefix) if prefix + "query" in self.linears else None,
+        )
+
+    def _latent(self, prefix: str) -> LatentLayer:
+        return LatentLayer(
+            query=self.linears[prefix + "query"],
+            keys=self.by_head[prefix + "k_b"],
+            values=self.by_head[prefix + "v_b"],
+            norm=self.tensors[prefix + "kv_a_norm.weight"],
+            query_norm=self.tensors.get(prefix + "q_a_norm.weight"),
         )
 
     def _mlp_of(self, prefix: str, spec: LayerSpec) -> Mlp | ExpertLayer | None:
@@ -182,3 +216,9 @@ class _Packer:
 
     def _norm(self, name: str) -> Norm:
         return self.tensors.get(name + ".weight"), self.tensors.get(name + ".bias")
+
+
+def _first_linear(layer: LayerSpec) -> str:
+    if layer.recurrent is not None:
+        return "mixer_in"
+    return "qkv" if layer.attention.latent is None else "latent_in"

@@ -36,6 +36,7 @@ _ATTENTION = {
     "attention_cap": "cap",
     "query_growth": "growth",
     "query_growth_step": "growth_step",
+    "latent": "latent",
 }
 _MLP = {
     "intermediate_size": "intermediate_size",

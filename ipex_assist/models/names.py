@@ -26,6 +26,9 @@ HEAD_NORMS = {"q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"}
 # Weights of recurrent mixers that are no matrices.
 VECTORS = ("q_conv", "k_conv", "v_conv", "a_log", "dt_bias", "skip", "gated_norm")
 
+# What latent attention makes of a layer's input, beside queries without a row of their own.
+LATENT_INPUTS = ("q_a_proj", "k_rope_proj", "kv_a_proj")
+
 MLP = ("gate_proj", "up_proj", "down_proj")
 # Ours that are no linears or norms but tensors of their own: a checkpoint's names of them do not end in ".weight".
 # Those of XIELU are single numbers.
@@ -148,6 +151,9 @@ def _absent(layer: LayerSpec) -> set[str]:
     absent = {"mlp_norm"} if layer.shared_norm else set()
     if layer.recurrent is not None:
         absent |= {"q_proj", "k_proj", "v_proj", "g_proj", "o_proj", "sinks", *HEAD_NORMS}
+    elif (latent := layer.attention.latent) is not None:
+        absent |= {"q_proj", "k_proj", "v_proj", "g_proj", *HEAD_NORMS}
+        absent |= set() if latent.query_rank else {"q_a_proj", "q_a_norm"}
     else:
         absent |= set() if layer.attention.qk_norm else set(HEAD_NORMS)
         absent |= set() if layer.attention.output_gate else {"g_proj"}
@@ -162,7 +168,8 @@ def _biased(layer: LayerSpec) -> set[str]:
     """Our names of a layer's linears that have a bias."""
     mixer, experts = layer.mixer, layer.experts
     if isinstance(mixer, AttentionSpec):
-        biased = {"q_proj", "k_proj", "v_proj", "g_proj"} if mixer.qkv_bias else set()
+        inputs = {"q_proj", "k_proj", "v_proj", "g_proj"} if mixer.latent is None else set(LATENT_INPUTS)
+        biased = inputs if mixer.qkv_bias else set()
         biased |= {"o_proj"} if mixer.output_bias else set()
     else:
         biased = set(mixer.input_parts) if mixer.input_bias else set()

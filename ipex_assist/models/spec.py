@@ -21,6 +21,7 @@ and in whether they have experts. Families whose layers are alike say it once (l
   may be multiplied with the sigmoid of a gate (Qwen3-Next), before the output projection.
 - **The MLP** is plain or gated, with one of ACTIVATIONS, or gpt-oss's clamped_swiglu of gate and up together, or xIELU,
   which has learned numbers and no gate (Apertus); or a row passes through some of many such, the layer's `Experts`.
+- **Latent attention** keeps one narrow row a token for all heads in the place of keys and values (`LatentSpec`).
 - **Multipliers** of the embedding, of what is added to the residual stream, of attention's scores and of logits.
 - **Biases** of query, key and value; output; MLP; head.
 """
@@ -85,6 +86,13 @@ ATTENTION_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
     "sliding_window": ("window", (1, 1 << 30)),
     "llama_4_scaling_beta": ("growth", (0, 1e3)),
     "original_max_position_embeddings": ("growth_step", (1, 1 << 30)),
+}
+LATENT_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
+    "kv_lora_rank": ("rank", (1, 1 << 12)),
+    "qk_rope_head_dim": ("rope_dim", (2, 1 << 12)),
+    "qk_nope_head_dim": ("nope_dim", (1, 1 << 12)),
+    "v_head_dim": ("value_dim", (1, 1 << 12)),
+    "q_lora_rank": ("query_rank", (1, 1 << 20)),
 }
 RECURRENT_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
     "linear_num_value_heads": ("heads", (1, 4096)),
@@ -164,9 +172,38 @@ class Rope:
 
 
 @dataclass(frozen=True)
+class LatentSpec:
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1), in its absorbed form.
+
+    A row gives a latent c (rank), after its norm, and a rotary key (rope_dim), which all heads share. Head h's key is
+    W_UK c beside the rotary key, and its value W_UV c; so q · W_UK c = (W_UKᵀ q) · c, and with p the shares of the
+    softmax Σ p W_UV c = W_UV Σ p c: attention runs over the latents themselves, as one KV head, and nothing else is
+    kept. Queries are made of the layer's input, or of a normalised row of `query_rank` values in between.
+
+    Raises ConfigError for a value out of LATENT_RANGES.
+    """
+
+    rank: int
+    rope_dim: int
+    nope_dim: int  # values of a head's query that are not rotated
+    value_dim: int  # of each head
+    query_rank: int | None = None
+    norm_eps: float = 1e-6  # of the norms of the latent and of the query's row, whatever the model's other norms have
+
+    def __post_init__(self) -> None:
+        _check_ranges(self, LATENT_RANGES)
+
+    @property
+    def head_dim(self) -> int:
+        """Values of the one key that is kept: first those that are rotated, then the latent."""
+        return self.rope_dim + self.rank
+
+
+@dataclass(frozen=True)
 class AttentionSpec:
-    """Softmax attention with grouped keys and values. Raises ConfigError for a value out of ATTENTION_RANGES, and for
-    values that cannot go together.
+    """Softmax attention with grouped keys and values, or over latents.
+
+    Raises ConfigError for a value out of ATTENTION_RANGES, and for values that cannot go together.
     """
 
     heads: int
@@ -186,9 +223,14 @@ class AttentionSpec:
     cap: float | None = None  # scores x become cap · tanh(x / cap)
     growth: float = 0.0  # queries at position p are multiplied with 1 + growth · log(1 + ⌊p / growth_step⌋)
     growth_step: int | None = None
+    # Keys and queries are then of one KV head, head_dim and rotary_dim those of the latent and its rotary key.
+    latent: LatentSpec | None = None
 
     def __post_init__(self) -> None:
         _check_ranges(self, ATTENTION_RANGES)
+        if self.latent is not None:
+            assert (self.kv_heads, self.head_dim, self.rotary_dim) == (1, self.latent.head_dim, self.latent.rope_dim)
+            assert not any((self.sinks, self.output_gate, self.qk_norm, self.alibi_slopes)), "beside latents"
         if self.heads % self.kv_heads:
             raise ConfigError("num_key_value_heads", self.kv_heads, f"a divisor of the {self.heads} heads")
         if self.rotary_size > self.head_dim:
@@ -210,6 +252,16 @@ class AttentionSpec:
         return self.head_dim**-0.5 if self.scale is None else self.scale
 
     @property
+    def value_width(self) -> int:
+        """Values of a KV head that are kept beside its key."""
+        return self.head_dim if self.latent is None else self.latent.rank
+
+    @property
+    def output_size(self) -> int:
+        """Columns of what the output projection takes."""
+        return self.heads * (self.head_dim if self.latent is None else self.latent.value_dim)
+
+    @property
     def group(self) -> int:
         """Query heads that share a key/value head."""
         return self.heads // self.kv_heads
@@ -226,7 +278,9 @@ class AttentionSpec:
 
     @property
     def qkv_size(self) -> int:
-        """Columns of the projections of query, key, value and output gate."""
+        """Columns of the projections of query, key, value and output gate; or of the query's row and the latent."""
+        if self.latent is not None:
+            return (self.latent.query_rank or 0) + self.latent.head_dim
         return (2 if self.output_gate else 1) * self.query_size + 2 * self.key_value_size
 
 
@@ -442,7 +496,16 @@ class LayerSpec:
     @property
     def mixer_out_size(self) -> int:
         """Columns of what its mixer gives to its last linear."""
-        return self.mixer.value_size if isinstance(self.mixer, RecurrentSpec) else self.mixer.query_size
+        return self.mixer.value_size if isinstance(self.mixer, RecurrentSpec) else self.mixer.output_size
+
+    def mixer_weights(self, hidden: int) -> int:
+        """Elements of the matrices of its mixer, for rows of `hidden` columns."""
+        count = (self.mixer_in_size + self.mixer_out_size) * hidden
+        latent = self.mixer.latent if isinstance(self.mixer, AttentionSpec) else None
+        if latent is None:
+            return count
+        heads, query = self.attention.heads, (latent.query_rank or hidden) * (latent.nope_dim + latent.rope_dim)
+        return count + heads * (query + latent.rank * (latent.nope_dim + latent.value_dim))
 
     @property
     def experts(self) -> Experts | None:
@@ -588,8 +651,8 @@ class DecoderSpec:
     def kv_bytes_per_token(self, element_size: int, scale_size: int = 0) -> int:
         """Bytes of keys and values that one token adds to the cache, with a scale for each head's key and value."""
         attentions = (each.mixer for each in self.layers if isinstance(each.mixer, AttentionSpec))
-        heads = ((each.kv_heads, each.head_dim) for each in attentions)
-        return sum(2 * count * (head_dim * element_size + scale_size) for count, head_dim in heads)
+        heads = ((each.kv_heads, each.head_dim + each.value_width) for each in attentions)
+        return sum(count * (width * element_size + 2 * scale_size) for count, width in heads)
 
 
 def check_range(name: str, value: float, ends: tuple[float, float]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.models.spec import AttentionSpec, DecoderSpec, LayerSpec, RecurrentSpec
+from ipex_assist.models.spec import AttentionSpec, DecoderSpec, LayerSpec
 
 if TYPE_CHECKING:
     import torch
@@ -40,8 +40,12 @@ def _part_shape(shape: tuple[int, ...], source: Source, head_dim: int) -> tuple[
         part = part[0] // parts * (last - first), *part[1:]
     if source.flat:
         part = (math.prod(part),)
-    if source.pairs and (not part or part[0] % head_dim):
+    if source.pairs and (not part or part[0] % max(head_dim, source.pairs)):
         return shape
+    if source.heads_transposed:
+        if len(part) != 2 or part[0] % source.heads_transposed:
+            return shape
+        part = part[0] // source.heads_transposed * part[1], source.heads_transposed
     return part
 
 
@@ -93,9 +97,11 @@ def layer_of(spec: DecoderSpec, name: str) -> LayerSpec | None:
 
 
 def head_dim_of(spec: DecoderSpec, name: str) -> int:
-    """The width of a head in the layer of one of our weights; 1 outside of layers, where there are no heads."""
+    """The width of a head in the layer of one of our weights; 1 where heads have none that all matrices share."""
     layer = layer_of(spec, name)
-    return layer.mixer.head_dim if layer is not None and isinstance(layer.mixer, AttentionSpec) else 1
+    if layer is None or not isinstance(layer.mixer, AttentionSpec) or layer.mixer.latent is not None:
+        return 1
+    return layer.mixer.head_dim
 
 
 def weight_shape(spec: DecoderSpec, name: str) -> tuple[int, ...]:
@@ -128,7 +134,7 @@ def _layer_shapes(hidden: int, layer: LayerSpec, place: str) -> dict[str, tuple[
     inner = experts.shared_size if experts is not None and place == "shared" else layer.inner_size
     return {
         **dict.fromkeys(NORMS, (hidden,)),
-        **(_recurrent_shapes if isinstance(layer.mixer, RecurrentSpec) else _attention_shapes)(hidden, layer),
+        **_mixer_shapes(hidden, layer),
         "gate_proj": (inner, hidden),
         "up_proj": (inner, hidden),
         "down_proj": (hidden, inner),
@@ -137,6 +143,12 @@ def _layer_shapes(hidden: int, layer: LayerSpec, place: str) -> dict[str, tuple[
         **dict.fromkeys(("alpha_p", "alpha_n", "xielu_beta", "xielu_eps"), (1,)),
         "shared_gate": (1, hidden),
     }
+
+
+def _mixer_shapes(hidden: int, layer: LayerSpec) -> dict[str, tuple[int, ...]]:
+    if layer.recurrent is not None:
+        return _recurrent_shapes(hidden, layer)
+    return (_attention_shapes if layer.attention.latent is None else _latent_shapes)(hidden, layer)
 
 
 def _attention_shapes(hidden: int, layer: LayerSpec) -> dict[str, tuple[int, ...]]:
@@ -152,6 +164,24 @@ def _attention_shapes(hidden: int, layer: LayerSpec) -> dict[str, tuple[int, ...
         "v_proj": (key_value, hidden),
         "o_proj": (hidden, query),
         "g_proj": (query, hidden),
+    }
+
+
+def _latent_shapes(hidden: int, layer: LayerSpec) -> dict[str, tuple[int, ...]]:
+    latent, heads = layer.attention.latent, layer.attention.heads
+    assert latent is not None
+    query = latent.query_rank or hidden
+    return {
+        "q_a_proj": (query, hidden),
+        "q_a_norm": (query,),
+        "q_nope_proj": (heads * latent.nope_dim, query),
+        "q_rope_proj": (heads * latent.rope_dim, query),
+        "k_rope_proj": (latent.rope_dim, hidden),
+        "kv_a_proj": (latent.rank, hidden),
+        "kv_a_norm": (latent.rank,),
+        "k_b_proj": (heads * latent.rank, latent.nope_dim),
+        "v_b_proj": (heads * latent.value_dim, latent.rank),
+        "o_proj": (hidden, layer.attention.output_size),
     }
 
 
@@ -206,7 +236,10 @@ def part_of(tensor: torch.Tensor, source: Source, head_dim: int) -> torch.Tensor
     if source.flat:
         tensor = tensor.reshape(-1)
     if source.pairs:
-        tensor = tensor.reshape(-1, head_dim, *tensor.shape[1:])[:, _halves(source.pairs, head_dim)].flatten(0, 1)
+        width = max(head_dim, source.pairs)
+        tensor = tensor.reshape(-1, width, *tensor.shape[1:])[:, _halves(source.pairs, width)].flatten(0, 1)
+    if source.heads_transposed:
+        tensor = tensor.reshape(-1, source.heads_transposed, tensor.shape[-1]).transpose(1, 2).flatten(0, 1)
     if source.plus or source.factor != 1:
         tensor = (tensor.float() + source.plus) * source.factor
     return tensor
@@ -217,7 +250,8 @@ def run_of(shape: tuple[int, ...], source: Source) -> tuple[int, tuple[int, ...]
 
     None where it is several runs, or their order or values change.
     """
-    changed = source.every or source.interleaved or source.pairs or source.plus or source.factor != 1
+    moved = source.every or source.interleaved or source.pairs or source.heads_transposed
+    changed = moved or source.plus or source.factor != 1
     first = 0
     if source.expert is not None:
         if len(shape) < 2 or source.expert >= shape[0]:
@@ -267,6 +301,7 @@ class Source:
     interleaved: tuple[int, int, int] | None = None
     flat: bool = False  # a matrix that is a vector here
     pairs: int = 0  # this many rows of each head are rotated by pairs: put in the order of halves
+    heads_transposed: int = 0  # every so many rows are a head's, which is transposed
     plus: float = 0.0
     factor: float = 1.0
     alternatives: tuple[str, ...] = ()

@@ -6,7 +6,7 @@ import ctypes
 from dataclasses import dataclass
 
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.models.spec import AttentionSpec, DecoderSpec, Experts, LayerSpec
+from ipex_assist.models.spec import AttentionSpec, DecoderSpec, Experts, LatentSpec, LayerSpec
 from ipex_assist.native.library import kernels, last_error, library
 from ipex_assist.native.structures import PRECISIONS, layer_specs, model_spec
 from ipex_assist.quantization.precision import kv_precision_of
@@ -84,15 +84,23 @@ def workspace_bytes(spec: DecoderSpec, threads: int, wanted: int, context: int, 
 def _depth(spec: DecoderSpec, width: int) -> int:
     """Columns of the widest rows that a linear reads."""
     inner = max(max(layer.inner_size, layer.mixer_out_size) for layer in spec.layers)
-    return max(width, inner) + 64
+    rows = max((each.latent.query_rank or 0 for each in spec.attentions if each.latent is not None), default=0)
+    return max(width, inner, rows) + 64
 
 
 def _row_floats(spec: DecoderSpec, width: int) -> float:
     """Of the rows of a pass between its linears."""
-    attended = max(layer.mixer_out_size for layer in spec.layers) + 16
-    qkv = max(layer.mixer_in_size for layer in spec.layers) + 96
+    latents = [each for each in spec.attentions if each.latent is not None]
+    attended = max([layer.mixer_out_size for layer in spec.layers] + [a.heads * a.value_width for a in latents]) + 16
+    qkv = max([layer.mixer_in_size for layer in spec.layers] + [a.query_size + a.qkv_size for a in latents]) + 96
     inner = max(layer.inner_size for layer in spec.layers) + 16
-    return PASS_ROWS * (width + qkv + attended + inner) + _scan_floats(spec)
+    heads = max((a.heads * _head_columns(a.latent) + 16 for a in latents if a.latent is not None), default=0)
+    return PASS_ROWS * (width + qkv + attended + heads + inner) + _scan_floats(spec)
+
+
+def _head_columns(latent: LatentSpec) -> int:
+    """Of a head's query before it is absorbed, and of its values, which lie in the same place."""
+    return max(latent.nope_dim + latent.rope_dim, latent.value_dim)
 
 
 def _scan_floats(spec: DecoderSpec) -> int:
@@ -112,10 +120,12 @@ def _node_floats(spec: DecoderSpec, width: int) -> float:
 def _thread_floats(spec: DecoderSpec, width: int) -> float:
     """Of what each thread has for itself, with the rows that it prepares."""
     own = _DECODE_ROWS * width + 1.1 * _PADDED_ROWS * (width + 128)
-    attention = max(
+    attention: float = max(
         ((_TILE_QUERIES + each.group) * (4 * (each.head_dim + 32) + 2 * _BLOCK + 32) for each in spec.attentions),
         default=0,
     )
+    latents = [each.latent for each in spec.attentions if each.latent is not None]
+    attention += max((1.1 * PASS_ROWS * (max(each.nope_dim, each.rank) + 128) for each in latents), default=0)
     attention += max((16 * (each.key_dim + 16) for each in spec.recurrents), default=0)
     return 2 * width + _depth(spec, width) + PASS_ROWS * _UP_COLUMNS + attention + own
 

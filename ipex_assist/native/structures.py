@@ -33,6 +33,8 @@ SLOTS = {
             "mlp_out_norm",
             "q_norm",
             "k_norm",
+            "q_a_norm",
+            "kv_a_norm",
             "sinks",
             "correction_bias",
             "alpha_p",
@@ -51,6 +53,13 @@ SLOTS = {
             "v_proj",
             "o_proj",
             "g_proj",
+            "q_a_proj",
+            "q_nope_proj",
+            "q_rope_proj",
+            "k_rope_proj",
+            "kv_a_proj",
+            "k_b_proj",
+            "v_b_proj",
             "q_in",
             "k_in",
             "v_in",
@@ -71,6 +80,7 @@ _ATTENTION_INTEGERS = (
     "heads kv_heads head_dim window rotary_dim rope_column paired_dim qk_norm norm_after_rope qkv_bias output_bias "
     "sinks output_gate growth_step"
 )
+_LATENT_INTEGERS = "rank rope_dim nope_dim value_dim query_rank"
 _RECURRENT_INTEGERS = "kind heads key_heads key_dim value_dim conv_kernel conv_bias input_bias output_bias norm_groups"
 _MLP_INTEGERS = (
     "intermediate_size activation gated bias precision experts experts_per_token experts_normalised router_bias "
@@ -83,6 +93,12 @@ _MODEL_INTEGERS = (
 )
 
 
+class CLatentSpec(ctypes.Structure):
+    """Mirrors `LatentSpec` of spec.h."""
+
+    _fields_ = [*((name, ctypes.c_int32) for name in _LATENT_INTEGERS.split()), ("norm_eps", ctypes.c_float)]
+
+
 class CAttentionSpec(ctypes.Structure):
     """Mirrors `AttentionSpec` of spec.h."""
 
@@ -92,6 +108,7 @@ class CAttentionSpec(ctypes.Structure):
         ("cap", ctypes.c_float),
         ("growth", ctypes.c_float),
         ("alibi_slopes", ctypes.POINTER(ctypes.c_float)),
+        ("latent", CLatentSpec),
     ]
 
 
@@ -309,6 +326,9 @@ def _attention_spec(spec: DecoderSpec, attention: AttentionSpec) -> CAttentionSp
         cap=attention.cap or 0.0,
         growth=attention.growth,
     )
+    if (latent := attention.latent) is not None:
+        sizes = (latent.rank, latent.rope_dim, latent.nope_dim, latent.value_dim, latent.query_rank or 0)
+        made.latent = CLatentSpec(*sizes, latent.norm_eps)
     if attention.alibi_slopes:
         made.alibi_slopes = (ctypes.c_float * attention.heads)(*attention.alibi_slopes)
     return made

@@ -159,6 +159,48 @@ def test_experts_in_fp8_are_kept(tmp_path: Path, caplog: pytest.LogCaptureFixtur
 
 
 @needs_native
+@pytest.mark.skipif(not tiny_models.known("deepseek-v3"), reason="this transformers has no DeepSeek-V3")
+@pytest.mark.parametrize("nope", [128, 192])
+def test_latents_in_fp8(nope: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The keys' part of kv_b_proj is transposed head by head, with its blocks of scales where these end with a head."""
+    sizes = {"qk_nope_head_dim": nope, "v_head_dim": 128, "qk_rope_head_dim": 64, "kv_lora_rank": 256}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "q_lora_rank": 128}
+    model, _ = compressed_files.save(tmp_path, "deepseek-v3", SCHEMES["deepseek"], **sizes, **heads)
+    with caplog.at_level("WARNING", "ipex_assist"):
+        text = tiny_models.text(tmp_path, "native", "fp8")
+    assert ("3 matrices are rounded to fp8 here" in caplog.text) == (nope == 192)
+    assert ("rounded" in caplog.text) == (nope == 192)
+    prompt = text.forward(PROMPT, last=len(PROMPT))
+    assert relative(prompt, reference_logits(model)) < 0.1
+    text.truncate(0)
+    assert torch.equal(torch.cat([text.forward([token]) for token in PROMPT]), prompt)
+
+
+@needs_native
+@pytest.mark.skipif(not tiny_models.known("deepseek-v3"), reason="this transformers has no DeepSeek-V3")
+@pytest.mark.parametrize("name", ["w4-32", "w8-channel"])
+def test_latents_in_integers(name: str, tmp_path: Path) -> None:
+    """The same part is rounded again where outputs have scales of their own."""
+    model, _ = compressed_files.save(tmp_path, "deepseek-v3", SCHEMES[name], kv_lora_rank=64, q_lora_rank=64)
+    stored = stored_precision(open_checkpoint(str(tmp_path)), "native")
+    text = tiny_models.text(tmp_path, "native", str(stored))
+    prompt = text.forward(PROMPT, last=len(PROMPT))
+    assert relative(prompt, reference_logits(model)) < (0.8 if stored == "int4" else 0.2)
+    text.truncate(0)
+    assert torch.equal(torch.cat([text.forward([token]) for token in PROMPT]), prompt)
+
+
+@needs_native
+@pytest.mark.skipif(not tiny_models.known("deepseek-v3"), reason="this transformers has no DeepSeek-V3")
+def test_latents_in_an_order_of_columns(tmp_path: Path) -> None:
+    """The transposed part's columns are its outputs, of which no order is kept."""
+    compressed_files.save(tmp_path, "deepseek-v3", SCHEMES["w4-act-order"], kv_lora_rank=64, q_lora_rank=64)
+    with pytest.raises(IpexAssistError, match=r"act-order .* --precision int8 or bf16"):
+        tiny_models.text(tmp_path, "native", "int4")
+    tiny_models.text(tmp_path, "native", "int8").forward(PROMPT)
+
+
+@needs_native
 def test_scales_that_no_block_holds(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Blocks of 8 rows and 128 columns differ within 16 outputs: they are rounded to FP8 again, and that is said."""
     scheme = Scheme("fp8", block=(8, 128), method="fp8", scale_dtype=torch.float32)

@@ -51,7 +51,10 @@ KINDS = [
     *tiny_models.known("granite-hybrid-moe", "bamba", "nemotron-h", "nemotron-h-moe"),
     *tiny_models.known("apertus", "arcee", "exaone-moe", "hunyuan", "hunyuan-moe", "ministral3", "phimoe"),
     *tiny_models.known("mistral3", "qwen3.5-published"),
+    *tiny_models.known("deepseek-v2-direct", "deepseek-v3"),
 ]
+
+
 CASES = [
     (variant, executor)
     for variant in tiny_models.VARIANTS

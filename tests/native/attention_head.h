@@ -147,7 +147,7 @@ struct Tile {
         AttentionTile tile{};
         tile.precision = head.precision;
         tile.queries = int32_t(queries.size());
-        tile.head_dim = head.head_dim;
+        tile.value_dim = head.head_dim;
         tile.key_depth = head.key_depth;
         tile.scale = scale(head);
         tile.query = query.data();

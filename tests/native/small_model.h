@@ -99,6 +99,12 @@ inline KindSpec::KindSpec(const Format& f, const Kind& kind) {
     }
 }
 
+inline void make_latent(AttentionSpec& a, const LatentSpec& latent) {
+    a.latent = latent;
+    a.heads = 5, a.kv_heads = 1, a.head_dim = latent.rank + latent.rope_dim;
+    a.rotary_dim = a.paired_dim = latent.rope_dim, a.rope_column = 10;
+}
+
 const Kind KINDS[] = {
     {"grouped queries, gated, rotary, biases", 0, [](UniformSpec& s) { s.qkv_bias = s.output_bias = s.mlp_bias = 1; }},
     {"learned positions, projected, norm behind", 0,
@@ -159,6 +165,10 @@ const Kind KINDS[] = {
          layer.mlp.intermediate_size = 130, layer.mlp.bias = 1, layer.mlp.activation = GELU;
          layer.norm_place = PRE, layer.parallel = layer.shared_norm = 1;
      }},
+    {"latents, with a row between input and queries", 0, [](UniformSpec& s) { s.rotary_tables = 1; }, false,
+     [](LayerSpec& layer) { make_latent(layer.attention, {48, 16, 24, 32, 20, 1e-6f}); }},
+    {"latents with direct queries, and biases", 30, [](UniformSpec& s) { s.qkv_bias = s.output_bias = 1; }, false,
+     [](LayerSpec& layer) { make_latent(layer.attention, {32, 16, 130, 16, 0, 1e-6f}); }},
 };
 
 // A weight: its place as PackedModel::pack takes it, and its shape.
@@ -214,12 +224,23 @@ void list_layer_shapes(const ModelSpec& model, const LayerSpec& layer, int32_t n
     if (layer.is_recurrent()) {
         const auto plain = [&](Slot slot, bool bias, int64_t rows, int64_t columns) { add(slot, bias, rows, columns); };
         list_recurrent_shapes(layer.recurrent, hidden, plain);
+    } else if (const LatentSpec& l = a.latent; l.rank) {
+        const int64_t query = l.query_rank ? l.query_rank : hidden;
+        add(KV_A_NORM, false, l.rank, 1);
+        if (l.query_rank) add(Q_A_NORM, false, l.query_rank, 1);
+        if (l.query_rank) linear(Q_A_PROJ, a.qkv_bias, l.query_rank, hidden);
+        linear(K_ROPE_PROJ, a.qkv_bias, l.rope_dim, hidden);
+        linear(KV_A_PROJ, a.qkv_bias, l.rank, hidden);
+        linear(Q_NOPE_PROJ, false, int64_t(a.heads) * l.nope_dim, query);
+        linear(Q_ROPE_PROJ, false, int64_t(a.heads) * l.rope_dim, query);
+        linear(K_B_PROJ, false, a.attended_width(), l.nope_dim);
+        linear(V_B_PROJ, false, a.output_width(), l.rank);
     } else {
         linear(Q_PROJ, a.qkv_bias, a.query_width(), hidden);
         linear(K_PROJ, a.qkv_bias, a.kv_width(), hidden);
         linear(V_PROJ, a.qkv_bias, a.kv_width(), hidden);
-        linear(O_PROJ, a.output_bias, hidden, a.query_width());
     }
+    if (!layer.is_recurrent()) linear(O_PROJ, a.output_bias, hidden, a.output_width());
     if (a.output_gate) linear(G_PROJ, a.qkv_bias, a.query_width(), hidden);
     for (int32_t e = m.experts ? 0 : -1; e < m.count(); e++) {
         const int64_t size = m.experts && e == m.experts ? m.shared_size : m.intermediate_size;

@@ -39,6 +39,29 @@ void check_cap(float cap) {
     if (!std::isfinite(cap) || cap < 0) refuse("a soft cap is %g and must be a number from 0 on", double(cap));
 }
 
+void check_latent(const AttentionSpec& a) {
+    const LatentSpec& l = a.latent;
+    check_range("kv_lora_rank", l.rank, 0, LARGEST);
+    if (!l.rank) return;
+    check_range("qk_rope_head_dim", l.rope_dim, LANES, LARGEST);
+    check_range("qk_nope_head_dim", l.nope_dim, 1, LARGEST);
+    check_range("v_head_dim", l.value_dim, 1, LARGEST);
+    check_range("q_lora_rank", l.query_rank, 0, LARGEST);
+    check_range("num_attention_heads x v_head_dim", a.output_width(), 1, LARGEST);
+    check_range("num_attention_heads x qk_head_dim", a.latent_query_width(), 1, LARGEST);
+    if (l.rank % LANES || l.rope_dim % LANES || l.value_dim % LANES) {
+        refuse(
+            "latent attention with kv_lora_rank %d, qk_rope_head_dim %d and v_head_dim %d: multiples of %d are "
+            "computed",
+            l.rank, l.rope_dim, l.value_dim, LANES);
+    }
+    if (a.kv_heads != 1 || a.head_dim != l.rank + l.rope_dim || a.rotary_dim > l.rope_dim || a.qk_norm || a.sinks ||
+        a.output_gate || a.alibi_slopes) {
+        refuse("latent attention has one key/value head of its own width, and no norms, sinks, gates or slopes");
+    }
+    if (!(l.norm_eps > 0)) refuse("the epsilon of a latent's norm is %g", double(l.norm_eps));
+}
+
 void check_attention(const ModelSpec& s, const AttentionSpec& a) {
     check_range("num_attention_heads", a.heads, 1, LARGEST);
     check_range("num_key_value_heads", a.kv_heads, 1, LARGEST);
@@ -62,6 +85,7 @@ void check_attention(const ModelSpec& s, const AttentionSpec& a) {
         refuse("queries grow by %g, which must be from 0 on", double(a.growth));
     if (!std::isfinite(a.scale)) refuse("the attention scale is %g and must be a number", double(a.scale));
     check_cap(a.cap);
+    check_latent(a);
     for (int32_t i = 0; a.alibi_slopes && i < a.heads; i++) {
         if (!std::isfinite(a.alibi_slopes[i])) {
             refuse("a slope of ALiBi is %g and must be a number", double(a.alibi_slopes[i]));

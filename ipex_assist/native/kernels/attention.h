@@ -251,7 +251,7 @@ template <class D>
 void attend_seen(const AttentionTile& t, const KeyValueBlock& block, int32_t q, int64_t limit, float* output) {
     constexpr int64_t bytes = D::STEP == 1 ? 4 : 2;
     const auto* weights = reinterpret_cast<const typename D::Row*>(t.probabilities) + q * BLOCK_POSITIONS;
-    for (int64_t d = 0; d < t.head_dim; d += LANES) {
+    for (int64_t d = 0; d < t.value_dim; d += LANES) {
         alignas(64) uint8_t seen[BLOCK_POSITIONS * LANES * bytes];
         std::memcpy(seen, block.values + d * BLOCK_POSITIONS * bytes, size_t(limit * LANES * bytes));
         for (int64_t i = 0; i < limit; i++) {
@@ -364,10 +364,10 @@ void attend_block(const AttentionTile& t, const KeyValueBlock& block, int64_t di
             convert(t.precision, t.scores, 0, limit, t.probabilities + q * BLOCK_POSITIONS * sizeof(typename D::Row));
         }
     }
-    for (int64_t d = 0; d < t.head_dim; d += LANES) weigh_columns<D>(t, block, distance, d, limit, partials);
+    for (int64_t d = 0; d < t.value_dim; d += LANES) weigh_columns<D>(t, block, distance, d, limit, partials);
     for (int32_t q = 0; !block.value_scales && q < t.queries; q++) {
         const bool hidden = t.first[q] < t.end[q] && (t.first[q] > 0 || t.end[q] < limit);
-        if (hidden && !finite(partials[q].output, t.head_dim)) attend_seen<D>(t, block, q, limit, partials[q].output);
+        if (hidden && !finite(partials[q].output, t.value_dim)) attend_seen<D>(t, block, q, limit, partials[q].output);
     }
 }
 
@@ -388,7 +388,7 @@ struct OnVectors {
     static void weigh(const AttentionTile& t, const KeyValueBlock& block, int64_t distance, int64_t used,
                       const AttentionPartial* partials) {
         const int64_t groups = BLOCK_POSITIONS / ATTENTION_GROUP, parts = (t.queries + TILE_ROWS - 1) / TILE_ROWS;
-        for (int64_t d = 0; d < t.head_dim; d += LANES) {
+        for (int64_t d = 0; d < t.value_dim; d += LANES) {
             const uint8_t* values = block.values + d * BLOCK_POSITIONS;
             for (int32_t q = 0; q < t.queries; q += TILE_ROWS) {
                 const Ahead ahead = Ahead::of(values, distance, groups, 8, q / TILE_ROWS, parts);

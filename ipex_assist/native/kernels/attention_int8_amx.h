@@ -124,7 +124,7 @@ struct OnTiles {
                           nullptr,         block.values,       nullptr,
                           distance,        partials[0].output, partials[1].output - partials[0].output};
         for (int32_t q = 0; q < t.queries; q++) amx_quarters(t.probabilities + q * BLOCK_POSITIONS * 2, used);
-        amx_products<false>(x, t.queries, t.head_dim, (used + HALF - 1) / HALF * 4,
+        amx_products<false>(x, t.queries, t.value_dim, (used + HALF - 1) / HALF * 4,
                             reinterpret_cast<int32_t*>(t.widened));
     }
 };

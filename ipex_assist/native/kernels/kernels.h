@@ -107,7 +107,7 @@ struct LinearRows {
 // signed.
 struct KeyValueBlock {
     uint8_t* keys;        // BLOCK_POSITIONS / 16 blocks of depth `key_depth`
-    uint8_t* values;      // head_dim / 16 blocks, rounded up, of depth BLOCK_POSITIONS
+    uint8_t* values;      // value_dim / 16 blocks, rounded up, of depth BLOCK_POSITIONS
     float* key_scales;    // int8: (BLOCK_POSITIONS); null in other precisions
     float* value_scales;  // likewise
 };
@@ -115,10 +115,10 @@ struct KeyValueBlock {
 // A query tile: queries of one KV head that attend to one block together. All arrays are the calling thread's own.
 // Where the block is int8 and `precision` is BF16, queries and softmax weights are quantized to 8 bits.
 struct AttentionTile {
-    Precision precision;  // of queries and probabilities: FP32 or BF16
-    int32_t queries;      // rows of `query`
-    int32_t head_dim;
-    int64_t key_depth;             // head_dim padded to 32
+    Precision precision;           // of queries and probabilities: FP32 or BF16
+    int32_t queries;               // rows of `query`
+    int32_t value_dim;             // of the values, and of what is attended to
+    int64_t key_depth;             // of keys and queries, padded to 32
     float scale;                   // of scores
     const uint8_t* query;          // (queries, key_depth), as LinearRows.values; quantized by store_query, 2 bytes each
     const float* query_scales;     // quantized: (queries, key_depth / 32), of store_query
@@ -143,7 +143,7 @@ inline int64_t widened_bytes(int64_t key_depth) {
 struct AttentionPartial {
     float maximum;  // of the scores
     float sum;      // of the weights exp(scale · (score - maximum))
-    float* output;  // (head_dim) the sum of the values times these weights, with room up to a multiple of 16
+    float* output;  // (value_dim) the sum of the values times these weights, with room up to a multiple of 16
 };
 
 struct ArgMax {

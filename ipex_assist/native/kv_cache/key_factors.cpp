@@ -41,7 +41,12 @@ void probe(const PackedModel& model, size_t index, const LinearRows& in, float* 
         model.kernels->quantize(layer.qkv.precision, layer.qkv.group, x, width, 0, layer.qkv.depth, r, in);
     }
     const AttentionSpec& a = layer.attention;
-    model.multiply(layer.qkv, in, ROWS, a.key_column() / LANES, a.value_column() / LANES, keys, stride);
+    const int64_t first = a.is_latent() ? 0 : a.key_column() / LANES;
+    model.multiply(layer.qkv, in, ROWS, first, first + stride / LANES, keys, stride);
+    for (int32_t r = 0; a.is_latent() && r < ROWS; r++) {
+        float* latent = keys + r * stride + a.latent.rope_dim;
+        model.kernels->normalize(true, latent, layer.latent.norm, nullptr, a.latent.norm_eps, a.latent.rank, latent);
+    }
 }
 
 // A power of two near the square root of a magnitude, which is given squared.
@@ -57,7 +62,7 @@ std::vector<float> layer_factors(const PackedModel& model, size_t index, const L
     if (layer.is_recurrent()) return {};
     const AttentionSpec& a = layer.attention;
     const int32_t dim = a.head_dim, half = a.paired_dim / 2;
-    const int64_t stride = a.value_column() - a.key_column();
+    const int64_t stride = round_up(a.kv_width(), LANES);
     std::vector<float> keys(size_t(ROWS * stride)), factors;
     probe(model, index, in, keys.data(), stride);
     const float epsilon = model.spec.norm_eps;

@@ -45,6 +45,7 @@ void list_shared(List& list, SharedBuffers& b, const ActivationSizes& s) {
     list("x", b.x, s.rows, s.width);
     list("qkv", b.qkv, s.rows, s.qkv);
     list("attended", b.attended, s.rows, s.attended);
+    list("heads", b.heads, s.rows, s.heads);
     list("active", b.active, s.active, 1);
     list("scanned", b.scanned, s.scan_rows, s.scan_columns);
     list("partials", b.partials, s.partials, 1);
@@ -94,6 +95,8 @@ void list_thread(List& list, ThreadBuffers& b, const ActivationSizes& s) {
     list("sums", b.sums, s.queries, 1);
     list("own x", b.x, DECODE_ROWS, s.width);
     list_prepared(list, b.inputs, values * s.own_value, values / SCALE_COLUMNS, values / 32, 0);
+    const int64_t of_heads = round_up(s.rows, PADDED_ROWS) * s.head_depth;
+    list_prepared(list, b.head_inputs, of_heads * s.own_value, of_heads / SCALE_COLUMNS, of_heads / 32, 0);
 }
 
 // Bytes of each kind of memory: shared, of a node, of a thread.

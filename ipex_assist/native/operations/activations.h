@@ -55,7 +55,8 @@ struct SampledRow {
 struct SharedBuffers {
     Array<float> x;               // (rows, hidden): the residual stream
     Array<float> qkv;             // (rows, queries, keys and values)
-    Array<float> attended;        // (rows, heads · head_dim)
+    Array<float> attended;        // (rows, heads · value_dim)
+    Array<float> heads;           // (rows, …) of latent attention: queries, later the values of the heads
     Array<float> active;          // (rows or slots, the layer's intermediate_size): activated gate and up
     Array<float> scanned;         // (rows to scan, scan_width): queries, keys, values, decays and betas
     Array<float> partials;        // split KV's, see attention.h
@@ -77,12 +78,13 @@ struct NodeBuffers {
 };
 
 struct ThreadBuffers {
-    Array<float> row;      // (hidden)
-    Array<float> ordered;  // a row in the order of a linear's input columns, where there is one
-    Array<float> up;       // (rows, columns of gate and up that are activated while they are in the cache)
-    Array<float> x;        // (DECODE_ROWS, hidden): the residual stream where each thread prepares all rows
-    PreparedRows inputs;   // and what the next linear gets of it
-    Array<float> state;    // (key_depth, 16) of a recurrent state
+    Array<float> row;          // (hidden)
+    Array<float> ordered;      // a row in the order of a linear's input columns, where there is one
+    Array<float> up;           // (rows, columns of gate and up that are activated while they are in the cache)
+    Array<float> x;            // (DECODE_ROWS, hidden): the residual stream where each thread prepares all rows
+    PreparedRows inputs;       // and what the next linear gets of it
+    PreparedRows head_inputs;  // of latent attention: of all rows, what the linear of a head gets
+    Array<float> state;        // (key_depth, 16) of a recurrent state
     // Of attention, with a row for each query of a tile; see AttentionTile.
     Array<float> head, scores, results, running, totals, slopes, distances, query_scales, weight_scales;
     Array<int32_t> query_offsets, first, end;
@@ -102,7 +104,8 @@ struct ActivationSizes {
     int64_t router_columns, slots, slot_columns;  // of experts; input columns of all slots
     int64_t ordered;                              // columns, 0 where no linear has an order of input columns
     int64_t own_value;                            // bytes of a value that each thread prepares itself
-    int64_t queries, key_depth, value_width;      // of a query tile
+    int64_t queries, key_depth, value_width;      // of a query tile; the latter of a head before it is one, too
+    int64_t heads, head_depth;                    // of latent attention: columns of a row, input columns of a head
     int64_t tiles;                                // whether rows are kept as tiles, too
 };
 

@@ -37,7 +37,7 @@ bool AttentionView::on_own_node(size_t segment, int64_t block, int32_t kv_head) 
 }
 
 float* AttentionView::attended(int64_t row, int32_t head) const {
-    return pass.activations.shared.attended.row(row) + int64_t(head) * spec.head_dim;
+    return pass.activations.shared.attended.row(row) + int64_t(head) * spec.value_dim();
 }
 
 float* AttentionView::partial(int64_t block, int32_t kv_head, int64_t row) const {
@@ -54,7 +54,7 @@ AttentionTile tile_of(const AttentionView& v, const RowRange& rows) {
     AttentionTile t{};
     t.precision = v.blocks.attention_precision();
     t.queries = (rows.end - rows.first) * v.spec.group();
-    t.head_dim = v.spec.head_dim;
+    t.value_dim = v.spec.value_dim();
     t.key_depth = v.spec.key_depth();
     t.scale = v.spec.scale;
     t.query = own.query.data;
@@ -248,9 +248,14 @@ void attend_tiles(const AttentionView& v) {
     }
 }
 
+void end_attention(Pass& pass, int thread, uint64_t started) {
+    pass.wait(thread);
+    if (thread == 0) pass.timing.attention += __rdtsc() - started;
+}
+
 }  // namespace
 
-// The rows that go on get into the form of the output linear.
+// The rows that go on get into the form of the output linear, but those of latents (latent.cpp).
 void attention(Pass& pass, const LayerStep& step, int thread) {
     const uint64_t started = __rdtsc();
     const AttentionView v(pass, step, thread);
@@ -262,13 +267,13 @@ void attention(Pass& pass, const LayerStep& step, int thread) {
         }
     } else {
         attend_tiles(v);
+        if (v.spec.is_latent()) return end_attention(pass, thread, started);
         pass.wait(thread);
         const Array<float>& attended = pass.activations.shared.attended;
         prepare_rows(pass, thread, attended.data, attended.columns, v.spec.query_width(), pass.rows_kept(step),
                      pass.plan.rows_kept(step.last), v.layer.output);
     }
-    pass.wait(thread);
-    if (thread == 0) pass.timing.attention += __rdtsc() - started;
+    end_attention(pass, thread, started);
 }
 
 }  // namespace ipex_assist

@@ -21,7 +21,7 @@ void append_rows(const AttentionView& v, const RowRange& range, int32_t kv_head)
         rotate_head(v.pass, v.layer, v.spec.head_norm(v.layer.k_norm, kv_head), v.segment(range), position, head);
         for (int32_t d = 0; factors && d < a.head_dim; d++) head[d] /= factors[d];
         v.k.store_key(precision, head, a.head_dim, a.key_depth(), within, block);
-        v.k.store_value(precision, value, a.head_dim, within, block);
+        v.k.store_value(precision, value, a.value_dim(), within, block);
     }
 }
 

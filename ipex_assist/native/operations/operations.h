@@ -49,6 +49,13 @@ void rotate_head(const Pass& pass, const PackedLayer& layer, const float* norm, 
 void append_keys_values(Pass& pass, const LayerStep& step, int thread);
 void attention(Pass& pass, const LayerStep& step, int thread);
 
+// latent.cpp
+void latent_linear(Pass& pass, const LayerStep& step, int thread);
+void normalize_latents(Pass& pass, const LayerStep& step, int thread);
+void query_linear(Pass& pass, const LayerStep& step, int thread);
+void absorb_queries(Pass& pass, const LayerStep& step, int thread);
+void expand_values(Pass& pass, const LayerStep& step, int thread);
+
 // scan.cpp: mixers with a recurrent state.
 void prepare_scan(Pass& pass, const LayerStep& step, int thread);
 void scan(Pass& pass, const LayerStep& step, int thread);

@@ -52,7 +52,7 @@ int64_t partial_floats(const Pass& pass, const int32_t* counts) {
     int64_t floats = 0;
     for (const AttentionPlan& each : pass.plan.attention) {
         const int64_t partials = counts ? draft_partials(pass.plan, counts) : each.partial_rows;
-        const int64_t width = round_up(each.shape.head_dim, LANES) + LANES;
+        const int64_t width = round_up(each.shape.value_dim, LANES) + LANES;
         floats = std::max(floats, partials * each.shape.heads * width);
     }
     return floats;
@@ -61,8 +61,10 @@ int64_t partial_floats(const Pass& pass, const int32_t* counts) {
 // What the widest attention and MLP of the model need.
 void size_layers(const Pass& pass, ActivationSizes& s) {
     const ModelSpec& spec = pass.model.spec;
+    int64_t outputs = 0;  // columns of what mixers give, and of what is between their linears
     for (const PackedLayer& layer : pass.model.layers) {
         s.qkv = std::max(s.qkv, layer.mixer_in_width());
+        outputs = std::max(outputs, round_up(layer.mixer_out_width(), LANES));
         s.attended = std::max(s.attended, round_up(layer.mixer_out_width(), LANES));
         if (layer.is_recurrent()) {
             s.scan_columns = std::max(s.scan_columns, layer.recurrent.scan_width());
@@ -71,12 +73,18 @@ void size_layers(const Pass& pass, ActivationSizes& s) {
         }
         const AttentionSpec& a = layer.attention;
         s.key_depth = std::max(s.key_depth, a.key_depth());
-        s.value_width = std::max(s.value_width, a.value_width());
+        s.value_width = std::max({s.value_width, a.value_width(), round_up(a.head_dim, LANES)});
+        if (a.is_latent()) {
+            s.attended = std::max(s.attended, a.attended_width());
+            s.heads = std::max({s.heads, a.latent_query_width(), a.output_width()});
+            s.head_depth = std::max({s.head_depth, layer.latent.keys.depth, layer.latent.values.depth});
+            outputs = std::max<int64_t>(outputs, a.latent.query_rank);
+        }
         s.queries = std::max<int64_t>(
             s.queries,
             pass.plan.attention_of(int32_t(&layer - pass.model.layers.data())).shape.tile_rows() * a.group());
     }
-    s.depth = std::max(s.width, s.attended);
+    s.depth = std::max(s.width, outputs);
     if (spec.ordered) s.ordered = s.depth;
     s.own_value = std::max(value_bytes(spec.precision, pass.kernels), value_bytes(spec.outer_precision, pass.kernels));
     for (const int32_t index : pass.program.mlp_kinds) {
@@ -96,6 +104,7 @@ void size_layers(const Pass& pass, ActivationSizes& s) {
         if (spec.ordered) s.ordered = std::max<int64_t>(s.ordered, layer.mlp.intermediate_size);
     }
     s.depth = round_up(s.depth, SCALE_COLUMNS), s.ordered = round_up(s.ordered, SCALE_COLUMNS);
+    s.head_depth = round_up(s.head_depth, SCALE_COLUMNS);
 }
 
 ActivationSizes sizes_of(const Pass& pass, const int32_t* counts) {

@@ -38,8 +38,8 @@ int64_t taken_in_turns(const std::vector<int64_t>& costs, int32_t times, int thr
 }  // namespace
 
 bool AttentionShape::operator==(const AttentionShape& other) const {
-    return heads == other.heads && kv_heads == other.kv_heads && head_dim == other.head_dim && window == other.window &&
-           unit_columns == other.unit_columns && units == other.units;
+    return heads == other.heads && kv_heads == other.kv_heads && value_dim == other.value_dim &&
+           window == other.window && unit_columns == other.unit_columns && units == other.units;
 }
 
 int32_t AttentionShape::tile_rows() const { return int32_t(std::max<int64_t>(1, TILE_QUERIES / group())); }
@@ -130,7 +130,7 @@ void PassPlan::share_blocks(AttentionPlan& plan) const {
         plan.partial_rows = std::max(plan.partial_rows, plan.partials(segment) * rows());
     }
     // Where one thread merges a segment's heads as fast as all threads would after a barrier.
-    const int64_t heads = std::max<int64_t>(shape.group(), shape.unit_columns / shape.head_dim);
+    const int64_t heads = std::max<int64_t>(shape.group(), shape.unit_columns / shape.value_dim);
     plan.merges_in_place = true;
     for (size_t i = 0; i < segments.size(); i++) {
         const int64_t merged = segments[i].rows * std::min<int64_t>(heads, shape.heads) * plan.partials(i);

@@ -27,7 +27,7 @@ namespace ipex_assist {
 
 // What a plan needs to know of an attention layer; layers that are alike share one.
 struct AttentionShape {
-    int32_t heads, kv_heads, head_dim;
+    int32_t heads, kv_heads, value_dim;
     int32_t window;  // positions a row may see, 0: all
     // Attended values are merged and put into the output linear's form by units of whole heads and whole scales.
     int64_t unit_columns, units;

@@ -9,7 +9,7 @@ namespace {
 // Of the attended values: whole heads and whole scales, or whole rows where the output linear takes their columns in an
 // order of its own.
 void set_units(AttentionShape& shape, const Linear& output) {
-    const int64_t dim = shape.head_dim;
+    const int64_t dim = shape.value_dim;
     const bool aligned = (SCALE_COLUMNS % dim == 0 || dim % SCALE_COLUMNS == 0) && !output.order;
     shape.unit_columns = aligned ? std::max<int64_t>(SCALE_COLUMNS, dim) : output.depth;
     shape.units = (output.depth + shape.unit_columns - 1) / shape.unit_columns;
@@ -17,12 +17,18 @@ void set_units(AttentionShape& shape, const Linear& output) {
 
 AttentionShape attention_shape(const PackedLayer& layer) {
     const AttentionSpec& a = layer.attention;
-    AttentionShape shape{a.heads, a.kv_heads, a.head_dim, a.window, 0, 0};
-    set_units(shape, layer.output);
+    AttentionShape shape{a.heads, a.kv_heads, a.value_dim(), a.window, a.value_dim(), a.heads};
+    if (!a.is_latent()) set_units(shape, layer.output);
     return shape;
 }
 
 void list_attention(const PackedLayer& layer, LayerStep& step) {
+    if (layer.attention.is_latent()) {
+        step.fill = {prepare_attention, latent_linear,  normalize_latents,
+                     query_linear,      absorb_queries, append_keys_values};
+        step.proceed = {attention, expand_values, output_linear};
+        return;
+    }
     step.fill = {prepare_attention, qkv_linear};
     if (layer.attention.qk_norm == ALL_HEADS) step.fill.push_back(normalize_queries_and_keys);
     step.fill.push_back(append_keys_values);

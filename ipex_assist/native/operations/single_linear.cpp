@@ -16,7 +16,7 @@ void run_linears(const PackedModel& model, Pool& pool, LinearBuffers& buffers, W
         return which == QKV ? layer.qkv : which == OUTPUT ? layer.output : which == UP ? layer.up : layer.down;
     };
     const PackedLayer& first_layer = model.layers[0];
-    const int64_t width = which == OUTPUT ? first_layer.attention.query_width()
+    const int64_t width = which == OUTPUT ? first_layer.attention.output_width()
                           : which == DOWN ? first_layer.mlp.intermediate_size
                                           : model.spec.hidden_size;
     const int64_t columns = choose(first_layer).blocks * LANES;

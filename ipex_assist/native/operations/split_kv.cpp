@@ -30,7 +30,7 @@ void merge_head(const AttentionView& v, int64_t row, int32_t head) {
 }
 
 void merge_partial(const AttentionView& v, AttentionPartial& sum, const AttentionPartial& next, float* to) {
-    if (sum.output) return v.k.merge(sum, next, v.spec.scale, v.spec.head_dim);
+    if (sum.output) return v.k.merge(sum, next, v.spec.scale, v.spec.value_dim());
     sum = {next.maximum, next.sum, to};
     if (next.output != to) std::memcpy(to, next.output, size_t(v.spec.value_width()) * 4);
 }
@@ -51,22 +51,23 @@ void add_sink(const AttentionView& v, int32_t head, AttentionPartial& sum) {
 
 void finish_head(const AttentionView& v, const AttentionPartial& sum, int64_t row, int32_t head) {
     float* out = v.attended(row, head);
-    const int64_t dim = v.spec.head_dim;
+    const int64_t dim = v.spec.value_dim();
     for (int64_t d = 0; d < dim; d++) out[d] = sum.output[d] / sum.sum;
     if (v.spec.output_gate) v.k.multiply_sigmoid(out, v.qkv(row) + v.spec.gate_column() + head * dim, dim);
 }
 
 void merge_unit(const AttentionView& v, int64_t row, int64_t unit) {
     const Linear& next = v.layer.output;
-    const int64_t dim = v.spec.head_dim, columns = v.spec.query_width(), width = v.splits.shape.unit_columns;
-    const int64_t first = unit * width, end = std::min(first + width, next.depth);
+    const int64_t dim = v.spec.value_dim(), columns = v.spec.attended_width(), width = v.splits.shape.unit_columns;
+    const int64_t first = unit * width, end = v.spec.is_latent() ? first + width : std::min(first + width, next.depth);
     for (int64_t h = first / dim; h < std::min(end, columns) / dim; h++) merge_head(v, row, int32_t(h));
+    if (v.spec.is_latent()) return;
     prepare_row(v.pass, v.thread, v.attended(row, 0), columns, first, end, row, next, &NodeBuffers::inputs);
 }
 
 void finish_blocks(const AttentionView& v, int32_t kv_head, size_t segment, int64_t blocks) {
     const AttentionShape& shape = v.splits.shape;
-    const int64_t columns = v.spec.query_width(), width = int64_t(v.spec.group()) * v.spec.head_dim;
+    const int64_t columns = v.spec.attended_width(), width = int64_t(v.spec.group()) * v.spec.value_dim();
     for (int64_t u = kv_head * width / shape.unit_columns; blocks && u * shape.unit_columns < (kv_head + 1) * width;
          u++) {
         const int64_t first = u * shape.unit_columns, end = std::min(first + shape.unit_columns, columns);

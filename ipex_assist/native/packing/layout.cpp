@@ -172,12 +172,26 @@ void ImageLayout::place_layer(const ModelSpec& spec, PackedLayer& layer) {
 
 void ImageLayout::place_attention(const ModelSpec& spec, PackedLayer& layer) {
     const AttentionSpec& a = layer.attention;
+    if (a.is_latent()) return place_latent(spec, layer);
     layer.qkv = linear(spec, a.qkv_width(), spec.hidden_size, a.qkv_bias, spec.precision);
     const bool one = a.qk_norm == ONE_FOR_HEADS;
     if (a.qk_norm) layer.q_norm = vector(one ? a.head_dim : a.query_width());
     if (a.qk_norm) layer.k_norm = vector(one ? a.head_dim : a.kv_width());
     if (a.sinks) layer.sinks = vector(a.heads);
     layer.output = linear(spec, packed(spec.hidden_size), a.query_width(), a.output_bias, spec.precision);
+}
+
+void ImageLayout::place_latent(const ModelSpec& spec, PackedLayer& layer) {
+    const AttentionSpec& a = layer.attention;
+    LatentWeights& w = layer.latent;
+    const int64_t row = a.latent.query_rank;
+    layer.qkv = linear(spec, a.latent_width(), spec.hidden_size, a.qkv_bias, spec.precision);
+    w.norm = vector(a.latent.rank);
+    if (row) w.query_norm = vector(row);
+    w.query = linear(spec, a.latent_query_width(), row ? row : spec.hidden_size, false, spec.precision);
+    w.keys = linear(spec, a.attended_width(), a.latent.nope_dim, false, spec.precision);
+    w.values = linear(spec, a.output_width(), a.latent.rank, false, spec.precision);
+    layer.output = linear(spec, packed(spec.hidden_size), a.output_width(), a.output_bias, spec.precision);
 }
 
 void ImageLayout::place_recurrent(const ModelSpec& spec, PackedLayer& layer) {

@@ -49,6 +49,7 @@ private:
     Norm norm(const ModelSpec& spec);
     void place_layer(const ModelSpec& spec, PackedLayer& layer);
     void place_attention(const ModelSpec& spec, PackedLayer& layer);
+    void place_latent(const ModelSpec& spec, PackedLayer& layer);
     void place_recurrent(const ModelSpec& spec, PackedLayer& layer);
     void place_mlp(const ModelSpec& spec, PackedLayer& layer);
     Mlp mlp(const ModelSpec& spec, const MlpSpec& mlp, int64_t size);

@@ -9,7 +9,19 @@ namespace ipex_assist {
 // RMS of all heads together (OLMo 2).
 enum HeadNorm : int32_t { NO_NORM, ONE_FOR_HEADS, EACH_HEAD, ALL_HEADS };
 
-// Softmax attention with grouped keys and values.
+// Latent attention (DeepSeek-V2, 2405.04434) in its absorbed form: what is kept of a token is one key, first rope_dim
+// values that are rotated, then the latent, which is the value as well. Each head's query comes into the space of the
+// latent by a matrix of its own, and what the head attended to leaves it by another.
+struct LatentSpec {
+    int32_t rank;        // of the latent; 0: there is none
+    int32_t rope_dim;    // head_dim is the sum of the two
+    int32_t nope_dim;    // of a head's query before it is absorbed, without what is rotated
+    int32_t value_dim;   // of a head
+    int32_t query_rank;  // of a row between the layer's input and its queries; 0: there is none
+    float norm_eps;      // of the norms of that row and of the latent
+};
+
+// Softmax attention with grouped keys and values, or over latents.
 struct AttentionSpec {
     int32_t heads, kv_heads, head_dim;
     int32_t window;       // positions a row may see, 0: all
@@ -26,6 +38,7 @@ struct AttentionSpec {
     float cap;                  // scores x become cap · tanh(x / cap); 0: they stay
     float growth;               // 0: queries stay
     const float* alibi_slopes;  // (heads), or null; those of a PackedModel's layers are ÷ scale
+    LatentSpec latent;
 
     int32_t group() const { return heads / kv_heads; }  // query heads that share a KV head
     int64_t query_width() const { return int64_t(heads) * head_dim; }
@@ -33,12 +46,27 @@ struct AttentionSpec {
     // Columns of the rows that the QKV linear gives: queries from 0 on, keys, values, gates, each from a multiple of 16
     // on.
     int64_t key_column() const { return round_up(query_width(), LANES); }
-    int64_t value_column() const { return key_column() + round_up(kv_width(), LANES); }
+    int64_t value_column() const {
+        return key_column() + (is_latent() ? latent.rope_dim : round_up(kv_width(), LANES));
+    }
     int64_t gate_column() const { return value_column() + round_up(kv_width(), LANES); }
-    int64_t qkv_width() const { return gate_column() + (output_gate ? round_up(query_width(), LANES) : 0); }
+    int64_t qkv_width() const {
+        if (is_latent()) return key_column() + latent_width();
+        return gate_column() + (output_gate ? round_up(query_width(), LANES) : 0);
+    }
+    bool is_latent() const { return latent.rank > 0; }
+    // Over latents the first linear gives the columns from the key's on: the key, then the row of the queries. Those
+    // that it makes of that row, or of the layer's input, are of all heads, then what is rotated of all heads.
+    int64_t latent_width() const { return head_dim + round_up(latent.query_rank, LANES); }
+    int64_t rotated_column() const { return round_up(int64_t(heads) * latent.nope_dim, LANES); }
+    int64_t latent_query_width() const { return rotated_column() + int64_t(heads) * latent.rope_dim; }
+    // Of a KV head; what all heads attend to; and what the output linear takes.
+    int32_t value_dim() const { return is_latent() ? latent.rank : head_dim; }
+    int64_t attended_width() const { return int64_t(heads) * value_dim(); }
+    int64_t output_width() const { return int64_t(heads) * (is_latent() ? latent.value_dim : head_dim); }
     // Of a head in keys as they are packed, and in values.
     int64_t key_depth() const { return padded_depth(FP32, head_dim); }
-    int64_t value_width() const { return round_up(head_dim, LANES); }
+    int64_t value_width() const { return round_up(value_dim(), LANES); }
     // The weights of a norm of queries or keys for one head, null where heads have no norm of their own.
     const float* head_norm(const float* norms, int32_t head) const {
         if (qk_norm == ALL_HEADS || !norms) return nullptr;
@@ -141,7 +169,7 @@ struct LayerSpec {
     bool is_recurrent() const { return recurrent.kind != NO_RECURRENCE; }
     // Columns of what the first linear of its mixer gives, and of what the second one takes.
     int64_t mixer_in_width() const { return is_recurrent() ? recurrent.width() : attention.qkv_width(); }
-    int64_t mixer_out_width() const { return is_recurrent() ? recurrent.value_width() : attention.query_width(); }
+    int64_t mixer_out_width() const { return is_recurrent() ? recurrent.value_width() : attention.output_width(); }
     bool has_pre_norms() const { return norm_place == PRE || norm_place == SANDWICH; }
     bool has_post_norms() const { return norm_place == POST || norm_place == SANDWICH; }
 };

@@ -5,17 +5,35 @@
 namespace ipex_assist {
 namespace {
 
+PackTarget latent_target(const PackedLayer& layer, Slot slot, int64_t hidden) {
+    const AttentionSpec& a = layer.attention;
+    const LatentSpec& l = a.latent;
+    const LatentWeights& w = layer.latent;
+    const int64_t query = l.query_rank ? l.query_rank : hidden;
+    switch (slot) {
+        case K_ROPE_PROJ: return {&layer.qkv, 0, 1, l.rope_dim, hidden};
+        case KV_A_PROJ: return {&layer.qkv, l.rope_dim / LANES, 1, l.rank, hidden};
+        case Q_A_PROJ: return {l.query_rank ? &layer.qkv : nullptr, a.head_dim / LANES, 1, l.query_rank, hidden};
+        case Q_NOPE_PROJ: return {&w.query, 0, 1, int64_t(a.heads) * l.nope_dim, query};
+        case Q_ROPE_PROJ: return {&w.query, a.rotated_column() / LANES, 1, int64_t(a.heads) * l.rope_dim, query};
+        case K_B_PROJ: return {&w.keys, 0, 1, a.attended_width(), l.nope_dim};
+        case V_B_PROJ: return {&w.values, 0, 1, a.output_width(), l.rank};
+        default: return {};
+    }
+}
+
 PackTarget attention_target(const ModelWeights& w, Slot slot, int32_t index) {
     if (size_t(index) >= w.layers.size()) return {};
     const PackedLayer& layer = w.layers[size_t(index)];
     const AttentionSpec& a = layer.attention;
     if (layer.is_recurrent()) return {};
     const int64_t hidden = w.spec.hidden_size;
+    if (slot == O_PROJ) return {&layer.output, 0, 1, hidden, a.output_width()};
+    if (a.is_latent()) return latent_target(layer, slot, hidden);
     switch (slot) {
         case Q_PROJ: return {&layer.qkv, 0, 1, a.query_width(), hidden};
         case K_PROJ: return {&layer.qkv, a.key_column() / LANES, 1, a.kv_width(), hidden};
         case V_PROJ: return {&layer.qkv, a.value_column() / LANES, 1, a.kv_width(), hidden};
-        case O_PROJ: return {&layer.output, 0, 1, hidden, a.query_width()};
         case G_PROJ: return {a.output_gate ? &layer.qkv : nullptr, a.gate_column() / LANES, 1, a.query_width(), hidden};
         default: return {};
     }
@@ -110,6 +128,8 @@ const float* ModelWeights::vector(Slot slot, int32_t index, bool bias) const {
         case Q_NORM: return bias ? nullptr : layer.q_norm;
         case K_NORM: return bias ? nullptr : layer.k_norm;
         case SINKS: return bias ? nullptr : layer.sinks;
+        case Q_A_NORM: return bias ? nullptr : layer.latent.query_norm;
+        case KV_A_NORM: return bias ? nullptr : layer.latent.norm;
         case CORRECTION_BIAS: return bias ? nullptr : layer.correction_bias;
         case ALPHA_P:
         case ALPHA_N:
@@ -133,6 +153,8 @@ int64_t ModelWeights::vector_size(Slot slot, int32_t index, bool bias) const {
     if (slot == CORRECTION_BIAS) return layers[size_t(index)].mlp.experts;
     if (slot >= ALPHA_P && slot <= XIELU_EPS) return 1;
     if (slot >= Q_CONV && slot < Q_PROJ) return recurrent_vector(layers[size_t(index)], slot, bias).second;
+    if (slot == Q_A_NORM) return layers[size_t(index)].attention.latent.query_rank;
+    if (slot == KV_A_NORM) return layers[size_t(index)].attention.latent.rank;
     if (slot != Q_NORM && slot != K_NORM && slot != SINKS) return spec.hidden_size;
     const AttentionSpec& a = layers[size_t(index)].attention;
     if (slot == SINKS) return a.heads;
@@ -150,6 +172,8 @@ std::vector<const Linear*> ModelWeights::linears() const {
     std::vector<const Linear*> all;
     for (const PackedLayer& layer : layers) {
         all.insert(all.end(), {&layer.qkv, &layer.output});
+        if (layer.attention.is_latent())
+            all.insert(all.end(), {&layer.latent.query, &layer.latent.keys, &layer.latent.values});
         if (layer.mlp.experts) all.push_back(&layer.router);
         else if (layer.has_mlp()) all.insert(all.end(), {&layer.up, &layer.down});
         for (const Mlp& expert : layer.experts) all.insert(all.end(), {&expert.up, &expert.down});

@@ -23,6 +23,8 @@ enum Slot : int32_t {
     MLP_OUT_NORM,
     Q_NORM,
     K_NORM,
+    Q_A_NORM,
+    KV_A_NORM,
     SINKS,
     CORRECTION_BIAS,
     ALPHA_P,
@@ -41,6 +43,13 @@ enum Slot : int32_t {
     V_PROJ,
     O_PROJ,
     G_PROJ,
+    Q_A_PROJ,
+    Q_NOPE_PROJ,
+    Q_ROPE_PROJ,
+    K_ROPE_PROJ,
+    KV_A_PROJ,
+    K_B_PROJ,
+    V_B_PROJ,
     Q_IN,
     K_IN,
     V_IN,
@@ -86,6 +95,13 @@ struct RecurrentWeights {
     const float* norm = nullptr;        // of the gated norm: (norm_size), or of MAMBA2 of all groups
 };
 
+// Of latent attention, beside qkv and output.
+struct LatentWeights {
+    Linear query;                                        // latent_query_width columns
+    Linear keys, values;                                 // rank, and value_dim, columns of each head in turn
+    const float *norm = nullptr, *query_norm = nullptr;  // of the latent, and of the queries' row
+};
+
 // Its steps are into_attention, qkv, attention, output, into_mlp, up, down; or router and experts in place of the last
 // two.
 struct PackedLayer : LayerSpec {
@@ -98,7 +114,8 @@ struct PackedLayer : LayerSpec {
     const float *q_norm = nullptr, *k_norm = nullptr;
     const float* sinks = nullptr;  // (heads), or null
     const float* xielu[4] = {};    // its four numbers as a checkpoint has them, ALPHA_P first, or null
-    RecurrentWeights recurrence;   // where its mixer is recurrent: then qkv and output are its linears
+    LatentWeights latent;
+    RecurrentWeights recurrence;  // where its mixer is recurrent: then qkv and output are its linears
 };
 
 // Where the rows of a checkpoint's matrix go: to every `step`-th block of a linear from `first` on.

@@ -1,0 +1,90 @@
+"""What models with latent attention share (DeepSeek-V2's): how their configs and checkpoints name its parts."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ipex_assist.models.common import llama_like, refuse, rope
+from ipex_assist.models.config import Config
+from ipex_assist.models.names import LLAMA_LINEARS, LLAMA_NORMS, SHARED_EXPERTS, ExpertNames, named
+from ipex_assist.models.spec import DecoderSpec, LatentSpec, Rope
+from ipex_assist.models.weights import Source
+
+# Ours that are of latent attention, by the checkpoint's names; queries are q_proj where they have no row of their own.
+_LINEARS = {
+    "q_a_proj": "q_a_proj",
+    "q_nope_proj": "q_b_proj",
+    "q_rope_proj": "q_b_proj",
+    "k_rope_proj": "kv_a_proj_with_mqa",
+    "kv_a_proj": "kv_a_proj_with_mqa",
+    "k_b_proj": "kv_b_proj",
+    "v_b_proj": "kv_b_proj",
+}
+_NORMS = {"q_a_norm": "self_attn.q_a_layernorm", "kv_a_norm": "self_attn.kv_a_layernorm"}
+
+
+def latent_decoder(model_type: str, config: Config, sizes: dict[str, int], **differences: Any) -> DecoderSpec:
+    """The spec of such a model. sizes: of a config without them. Raises NotComputed for other forms of attention.
+
+    `attention_bias` puts a bias on what reads the layer's input, and on the output; not on a query that is direct.
+    """
+    query_rank = config.optional_integer("q_lora_rank") if "q_lora_rank" in config.values else sizes["q_lora_rank"]
+    latent = LatentSpec(
+        rank=config.integer("kv_lora_rank", sizes["kv_lora_rank"]),
+        rope_dim=config.integer("qk_rope_head_dim", sizes["qk_rope_head_dim"]),
+        nope_dim=config.integer("qk_nope_head_dim", sizes["qk_nope_head_dim"]),
+        value_dim=config.integer("v_head_dim", sizes["v_head_dim"]),
+        query_rank=query_rank,
+    )
+    heads = config.integer("num_attention_heads")
+    refuse(config, num_key_value_heads=heads, head_dim=latent.rope_dim, rope_interleave=True)
+    positions, bias = rope(config), config.flag("attention_bias", False)
+    return llama_like(
+        model_type,
+        config,
+        latent=latent,
+        num_key_value_heads=1,
+        head_dim=latent.head_dim,
+        rotary_dim=latent.rope_dim,
+        attention_scale=_scale(latent, positions),
+        ropes=(positions,),
+        qkv_bias=bias,
+        output_bias=bias,
+        **differences,
+    )
+
+
+def _scale(latent: LatentSpec, positions: Rope) -> float:
+    """Of scores: by the width of a head, and by the square of yarn's mscale for all dimensions."""
+    scale = (latent.nope_dim + latent.rope_dim) ** -0.5
+    weight, factor = positions.scaling.get("mscale_all_dim"), positions.scaling.get("factor", 1.0)
+    if positions.kind == "default" or not weight or factor <= 1:
+        return scale
+    return scale * (0.1 * weight * math.log(factor) + 1) ** 2
+
+
+def latent_weights(spec: DecoderSpec) -> dict[str, Source]:
+    """Their weights. Each head's rows of a query are those that are not rotated, then pairs that are; each head's rows
+    of kv_b_proj are its keys', which are multiplied with queries and so transposed, then its values'.
+    """
+    latent = spec.layers[0].attention.latent
+    assert latent is not None
+    rank, rope_dim, nope, value = latent.rank, latent.rope_dim, latent.nope_dim, latent.value_dim
+    pairs = {"pairs": rope_dim}
+    query = {} if latent.query_rank else dict.fromkeys(("q_nope_proj", "q_rope_proj"), "q_proj")
+    linears = {leaf: f"self_attn.{name}" for leaf, name in {**_LINEARS, **query}.items()}
+    return named(
+        spec,
+        linears={**LLAMA_LINEARS, **linears},
+        norms={**LLAMA_NORMS, **_NORMS},
+        fields={
+            "q_nope_proj": {"interleaved": (0, nope, nope + rope_dim)},
+            "q_rope_proj": {"interleaved": (nope, nope + rope_dim, nope + rope_dim), **pairs},
+            "k_rope_proj": {"rows": (rank, rank + rope_dim), **pairs},
+            "kv_a_proj": {"rows": (0, rank)},
+            "k_b_proj": {"interleaved": (0, nope, nope + value), "heads_transposed": nope},
+            "v_b_proj": {"interleaved": (nope, nope + value, nope + value)},
+        },
+        experts=ExpertNames(shared=SHARED_EXPERTS),
+    )

@@ -1,0 +1,107 @@
+// Latent attention around attention itself (DeepSeek-V2, arXiv:2405.04434): the norms of a row's latents, and the
+// matrices of each head by which its query comes into the space of the latent and its values leave it.
+#include <algorithm>
+#include <cstring>
+
+#include "operations/operations.h"
+
+namespace ipex_assist {
+namespace {
+
+// This thread's blocks of a linear that has `columns` of each head in turn. A head's inputs are the columns from
+// head · width on of the rows `from`, of which `kept` names those that go on; its outputs go to the columns from
+// out + head · out_width on.
+struct HeadRows {
+    const Array<float>& from;
+    const std::vector<int32_t>* kept;
+    int64_t rows, width;
+    float* out;
+    int64_t stride, out_width;
+};
+
+void head_linears(const Pass& pass, int thread, const Linear& linear, int64_t columns, const HeadRows& x) {
+    const auto [first, last] = slice(pass, linear, thread);
+    const int64_t each = columns / LANES;
+    const LinearRows inputs = pass.activations.own(thread).head_inputs.with_depth(linear.depth);
+    for (int64_t block = first, end; block < last; block = end) {
+        const int64_t head = block / each;
+        end = std::min(last, (head + 1) * each);
+        for (int64_t r = 0; r < x.rows; r++) {
+            const float* row = x.from.row(x.kept ? (*x.kept)[size_t(r)] : r) + head * x.width;
+            prepare_row(pass, thread, row, x.width, 0, linear.depth, r, linear, inputs);
+        }
+        float* out = x.out + head * x.out_width + (block - head * each) * LANES;
+        pass.model.multiply(linear, inputs, x.rows, block, end, out, x.stride);
+    }
+}
+
+}  // namespace
+
+// The key and the queries' row, where attention has keys.
+void latent_linear(Pass& pass, const LayerStep& step, int thread) {
+    const PackedLayer& layer = pass.layer(step);
+    const Array<float>& qkv = pass.activations.shared.qkv;
+    linear(pass, thread, pass.inputs(thread, layer.qkv.depth), layer.qkv, pass.plan.rows(),
+           qkv.data + layer.attention.key_column(), qkv.columns, &layer.latent.query);
+}
+
+void normalize_latents(Pass& pass, const LayerStep& step, int thread) {
+    const PackedLayer& layer = pass.layer(step);
+    const AttentionSpec& a = layer.attention;
+    const LatentSpec& spec = a.latent;
+    const int64_t rows = pass.plan.rows(), end = share(rows, thread + 1, pass.plan.threads);
+    for (int64_t r = share(rows, thread, pass.plan.threads); r < end; r++) {
+        float* key = pass.activations.shared.qkv.row(r) + a.key_column();
+        float *latent = key + spec.rope_dim, *row = key + a.head_dim;
+        pass.kernels.normalize(true, latent, layer.latent.norm, nullptr, spec.norm_eps, spec.rank, latent);
+        if (!spec.query_rank) continue;
+        pass.kernels.normalize(true, row, layer.latent.query_norm, nullptr, spec.norm_eps, spec.query_rank, row);
+        prepare_row(pass, thread, row, spec.query_rank, 0, layer.latent.query.depth, r, layer.latent.query,
+                    &NodeBuffers::inputs);
+    }
+    pass.wait(thread);
+}
+
+// Of the normalised row, or of what latent_linear has read.
+void query_linear(Pass& pass, const LayerStep& step, int thread) {
+    const PackedLayer& layer = pass.layer(step);
+    const Linear& query = layer.latent.query;
+    const Array<float>& heads = pass.activations.shared.heads;
+    const LinearRows inputs = layer.attention.latent.query_rank
+                                  ? pass.activations.on(pass.node(thread)).inputs.with_depth(query.depth)
+                                  : pass.inputs(thread, query.depth);
+    linear(pass, thread, inputs, query, pass.plan.rows(), heads.data, heads.columns, &layer.latent.keys);
+}
+
+// Each head's query for the key: what is rotated, and the rest in the space of the latent.
+void absorb_queries(Pass& pass, const LayerStep& step, int thread) {
+    const PackedLayer& layer = pass.layer(step);
+    const AttentionSpec& a = layer.attention;
+    const LatentSpec& spec = a.latent;
+    const Array<float>&heads = pass.activations.shared.heads, &qkv = pass.activations.shared.qkv;
+    const int64_t rows = pass.plan.rows(), end = share(rows, thread + 1, pass.plan.threads);
+    for (int64_t r = share(rows, thread, pass.plan.threads); r < end; r++) {
+        const float* rotated = heads.row(r) + a.rotated_column();
+        for (int32_t h = 0; h < a.heads; h++)
+            std::memcpy(qkv.row(r) + int64_t(h) * a.head_dim, rotated + h * spec.rope_dim, size_t(spec.rope_dim) * 4);
+    }
+    head_linears(pass, thread, layer.latent.keys, spec.rank,
+                 {heads, nullptr, rows, spec.nope_dim, qkv.data + spec.rope_dim, qkv.columns, a.head_dim});
+    pass.wait(thread);
+}
+
+// What heads attended to as their values, in the form of the output linear.
+void expand_values(Pass& pass, const LayerStep& step, int thread) {
+    const PackedLayer& layer = pass.layer(step);
+    const AttentionSpec& a = layer.attention;
+    const Array<float>&heads = pass.activations.shared.heads, &attended = pass.activations.shared.attended;
+    const int64_t rows = pass.rows_kept(step);
+    head_linears(
+        pass, thread, layer.latent.values, a.latent.value_dim,
+        {attended, pass.plan.rows_kept(step.last), rows, a.latent.rank, heads.data, heads.columns, a.latent.value_dim});
+    pass.wait(thread);
+    prepare_rows(pass, thread, heads.data, heads.columns, a.output_width(), rows, nullptr, layer.output);
+    pass.wait(thread);
+}
+
+}  // namespace ipex_assist
