@@ -58,7 +58,8 @@ QUESTIONS = {
     "eval": "Fewer bits: perplexity",
     "multi_socket": "Several instances",
     "versions": "This version beside the one before",
-    "mixture": "A mixture of 30B parameters, random weights",
+    "mixture": "Mixtures of published shapes, random weights",
+    "recurrent": "A dense model with recurrent layers, random weights",
     "load_memory": "Memory of loading",
     "starting": "Starting",
 }
