@@ -5,7 +5,8 @@
 own share: the engine's own time and the choice of tokens ÷ the passes of the models, with that many requests in flight.
 newcomer: seconds to the first token of a request that arrives beside `--requests` others, ÷ (2 × that of the same
 request alone). conversation: seconds to the first token of a question after 2,000 tokens that were read and written
-before, with and without the prefix cache. Every figure is repeated; the kinds take turns.
+before, with and without the prefix cache. sampled: tokens/s of that many requests that are drawn with temperature,
+top-k, top-p and a presence penalty ÷ those of greedy ones. Every figure is repeated; the kinds take turns.
 """
 
 from __future__ import annotations
@@ -31,9 +32,12 @@ def tokens_of(model: Any, seed: int, count: int) -> list[int]:
     return [chance.randrange(100, model.vocab_size // 2) for _ in range(count)]
 
 
-def fill(engine: Engine, model: Any, args: argparse.Namespace, seed: int, tokens: int) -> list[Any]:
+DRAWN = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.9, "presence_penalty": 0.5}
+
+
+def fill(engine: Engine, model: Any, args: argparse.Namespace, seed: int, tokens: int, **drawn: Any) -> list[Any]:
     """Requests in flight, every one of which has its first token."""
-    options = GenerationOptions.of(max_new_tokens=tokens, ignore_eos=True, assisted=args.assistant is not None)
+    options = GenerationOptions.of(max_new_tokens=tokens, ignore_eos=True, assisted=args.assistant is not None, **drawn)
     handles = [engine.submit(tokens_of(model, seed + i, 64), options) for i in range(args.requests)]
     for handle in handles:
         next(handle)
@@ -52,6 +56,19 @@ def own_share(model: Any, args: argparse.Namespace, seed: int) -> tuple[float, f
     own = stats.own_s + stats.choose_s - before.own_s - before.choose_s
     models = stats.target_s + stats.draft_s - before.target_s - before.draft_s
     return own / models, 1e3 * own / (stats.passes - before.passes)
+
+
+def sampled(model: Any, args: argparse.Namespace, seed: int) -> float:
+    """Seconds of greedy texts ÷ those of as many drawn ones: their tokens/s by those of greedy ones."""
+    seconds = []
+    for drawn in ({}, {**DRAWN, "seed": seed}):
+        handles = fill(model.engine(), model, args, seed, 48, **drawn)
+        started = time.perf_counter()
+        for handle in handles:
+            for _ in handle:
+                pass
+        seconds.append(time.perf_counter() - started)
+    return seconds[0] / seconds[1]
 
 
 def first_token(engine: Engine, tokens: list[int], seed: int) -> float:
@@ -106,6 +123,7 @@ def main() -> None:
         share, own_ms = own_share(model, args, turn)
         alone, beside = newcomer(model, args, turn)
         known, unknown = conversation(model, args, turn)
+        keep(sampled=sampled(model, args, turn))
         keep(own_share=share, own_ms=own_ms, newcomer_alone_s=alone, newcomer_s=beside, newcomer=beside / (2 * alone))
         keep(conversation_s=known, conversation_unknown_s=unknown, conversation=known / unknown)
     rows = [{"what": name, **measure.summary(values)} for name, values in samples.items()]
