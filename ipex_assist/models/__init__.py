@@ -49,6 +49,7 @@ from ipex_assist.models import (
     mpt,
     olmo2,
     olmo3,
+    olmo_hybrid,
     olmoe,
     opt,
     phi,
@@ -113,7 +114,8 @@ _MODULES = (
     *(glm4_moe, gpt2, gpt_bigcode, gpt_neox, gpt_oss, gptj, granite, granitemoe, llama, minimax_m2, mistral, mixtral),
     *(mpt, olmo2, olmo3, olmoe, opt, phi, phi3, qwen2, qwen2_moe, qwen3, qwen3_moe, seed_oss, smollm3, stablelm),
     *(starcoder2, qwen3_next, qwen3_5_text, qwen3_5_moe_text),
-    *(apertus, arcee, exaone_moe, hunyuan_v1_dense, hunyuan_v1_moe, ministral3, mistral3, phimoe, qwen3_5, qwen3_5_moe),
+    *(apertus, arcee, exaone_moe, hunyuan_v1_dense, hunyuan_v1_moe, ministral3, mistral3, olmo_hybrid, phimoe, qwen3_5),
+    qwen3_5_moe,
 )
 # Published configs have these names of their makers' own code, which is transformers' now.
 _FIRST_NAMES = {"ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM", "PhiMoEForCausalLM": "PhimoeForCausalLM"}

@@ -25,7 +25,9 @@ VARIANTS = [
     *("phi3-longrope", "granite", "olmo2", "smollm3", "gpt-neox", "gpt2", "starcoder2", "stablelm-parallel", "phi"),
     *("gemma", "gemma2", "gemma3", "falcon-new", "gptj", "bloom", "mpt", "cohere-norms", "cohere2", "glm4", "exaone4"),
     *("mixtral", "qwen2-moe", "qwen3-moe", "granitemoe", "gpt-oss", "qwen3-moe-dense-first", "qwen2-moe-every-second"),
-    *tiny_models.known("apertus", "arcee", "exaone-moe", "hunyuan", "hunyuan-moe", "ministral3", "phimoe"),
+    *tiny_models.known(
+        "apertus", "arcee", "exaone-moe", "hunyuan", "hunyuan-moe", "ministral3", "olmo-hybrid", "phimoe"
+    ),
 ]
 LARGEST_ERROR = {"fp32": 1e-5, "bf16": 0.05, "int8": 0.1, "int4": 0.7}
 PROMPT = tokens(30, 1)

@@ -47,7 +47,7 @@ KINDS = [
     *("qwen2-moe", "granitemoe", "gpt-oss", "qwen3-moe-dense-first", "qwen2-moe-every-second"),
     *tiny_models.known("glm4-moe", "minimax-m2", "ernie4-5-moe"),
     *tiny_models.known("apertus", "arcee", "exaone-moe", "hunyuan", "hunyuan-moe", "ministral3", "phimoe"),
-    *tiny_models.known("mistral3", "qwen3.5-published"),
+    *tiny_models.known("mistral3", "olmo-hybrid", "olmo-hybrid-rope", "qwen3.5-published"),
 ]
 CASES = [
     (variant, executor)
