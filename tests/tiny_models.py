@@ -139,6 +139,9 @@ _MROPE = {
     **{"rope_type": "default", "rope_theta": 1e5, "partial_rotary_factor": 0.5},
     **{"mrope_section": [2, 1, 1], "mrope_interleaved": True},
 }
+_NO_ROPE = {"rope_type": "default", "rope_theta": None}
+# Keys are as wide as values: transformers 5.23 saves the convolution of both in equal thirds.
+_OLMO_HYBRID = {name: value for name, value in _DELTA.items() if name != "head_dim"} | {"linear_value_head_dim": 6}
 _DELTA_MOE = _DELTA | _MOE | {"num_experts": 6, "shared_expert_intermediate_size": 40}
 _LFM2 = {
     **{"num_hidden_layers": 3, "block_multiple_of": 16, "conv_L_cache": 3},
@@ -285,6 +288,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral3-ministral3": _with_text(
         "mistral3", _like_llama("ministral3", head_dim=32, rope_parameters=_GROWTH), _PIXTRAL, tie_word_embeddings=False
     ),
+    "olmo-hybrid": _like_llama("olmo_hybrid", **_OLMO_HYBRID, rope_parameters=_NO_ROPE, attention_bias=True),
+    "olmo-hybrid-rope": _like_llama(
+        "olmo_hybrid", **_OLMO_HYBRID | {"linear_num_value_heads": 2, "linear_value_head_dim": 12}
+    )
+    | {
+        **{"rope_theta": 1e5, "linear_allow_neg_eigval": False, "tie_word_embeddings": True},
+        "layer_types": ["full_attention", "linear_attention", "linear_attention", "full_attention"],
+    },
     "phimoe": _like_llama("phimoe", **_PHIMOE, attention_bias=True, lm_head_bias=True)
     | {
         "rope_scaling": _LONGROPE | {"short_mscale": 1.2, "long_mscale": 1.2, "original_max_position_embeddings": 128},

@@ -144,7 +144,7 @@ def _step(
         change = value * step[:, None]
     else:
         query, key = _unit(query) * spec.key_dim**-0.5, _unit(key)
-        change = (value - (state * key[:, :, None]).sum(1)) * torch.sigmoid(parts["b_in"])[:, None]
+        change = (value - (state * key[:, :, None]).sum(1)) * torch.sigmoid(parts["b_in"])[:, None] * spec.beta_scale
     state = state + key[:, :, None] * change[:, None]
     out = (state * query[:, :, None]).sum(1)
     if spec.kind == "mamba2":
@@ -162,7 +162,7 @@ def _gated(
     """What a token gives (value_size,), normalised and gated."""
     if not spec.scans:
         return out
-    gate = functional.silu(_parts(spec, row)["z_in"])
+    gate, eps = functional.silu(_parts(spec, row)["z_in"]), spec.norm_eps or eps
     if spec.kind == "gated_delta":
         return _normalised(out.view(spec.heads, -1), weights["gated_norm.weight"], eps).flatten() * gate
     out = out * gate

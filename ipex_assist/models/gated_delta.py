@@ -21,13 +21,9 @@ VECTORS = {"a_log": "A_log", "dt_bias": "dt_bias", "gated_norm": "norm.weight"}
 def hybrid(model_type: str, config: Config, **differences: Any) -> DecoderSpec:
     """The spec of such a model. Raises NotComputed for layers of other kinds."""
     every = config.integer("full_attention_interval", 4)
-    kinds = config.optional_texts("layer_types") or [
-        LINEAR if every < 1 or (layer + 1) % every else FULL for layer in range(layer_count(config))
-    ]
-    if unknown := sorted(set(kinds) - {FULL, LINEAR}):
-        raise NotComputed(f"layers of the type {unknown[0]!r} are not supported")
-    if activation(config.text("hidden_act", "silu")) != "silu":
-        raise NotComputed("Gated DeltaNet layers with another activation than silu are not supported")
+    kinds = mixer_kinds(
+        config, [LINEAR if every < 1 or (layer + 1) % every else FULL for layer in range(layer_count(config))]
+    )
     bias, head_dim = config.flag("attention_bias", False), config.integer("head_dim", 256)
     alike = llama_like(
         model_type,
@@ -50,6 +46,16 @@ def hybrid(model_type: str, config: Config, **differences: Any) -> DecoderSpec:
         conv_kernel=config.integer("linear_conv_kernel_dim", 4),
     )
     return with_mixers(alike, [mixer if kind == LINEAR else None for kind in kinds])
+
+
+def mixer_kinds(config: Config, usual: list[str]) -> list[str]:
+    """`layer_types`, or these. Raises NotComputed for other kinds, and for a convolution of another activation."""
+    kinds = config.optional_texts("layer_types") or usual
+    if unknown := sorted(set(kinds) - {FULL, LINEAR}):
+        raise NotComputed(f"layers of the type {unknown[0]!r} are not supported")
+    if activation(config.text("hidden_act", "silu")) != "silu":
+        raise NotComputed("Gated DeltaNet layers with another activation than silu are not supported")
+    return kinds
 
 
 def hybrid_weights(

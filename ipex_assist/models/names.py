@@ -29,6 +29,8 @@ VECTORS = ("q_conv", "k_conv", "v_conv", "a_log", "dt_bias", "skip", "gated_norm
 # What latent attention makes of a layer's input, beside queries without a row of their own.
 LATENT_INPUTS = ("q_a_proj", "k_rope_proj", "kv_a_proj")
 
+_FIRST_NORMS = ("attention_norm", "mlp_norm")
+_LAST_NORMS = ("attention_out_norm", "mlp_out_norm")
 MLP = ("gate_proj", "up_proj", "down_proj")
 # Ours that are no linears or norms but tensors of their own: a checkpoint's names of them do not end in ".weight".
 # Those of XIELU are single numbers.
@@ -149,6 +151,8 @@ def named(
 def _absent(layer: LayerSpec) -> set[str]:
     """Our names of what such a layer does not have."""
     absent = {"mlp_norm"} if layer.shared_norm else set()
+    if layer.norm_place != "sandwich":
+        absent |= set(_FIRST_NORMS if layer.norm_place == "post" else _LAST_NORMS)
     if layer.recurrent is not None:
         absent |= {"q_proj", "k_proj", "v_proj", "g_proj", "o_proj", "sinks", *HEAD_NORMS}
     elif (latent := layer.attention.latent) is not None:

@@ -100,6 +100,8 @@ RECURRENT_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
     "linear_key_head_dim": ("key_dim", (1, 1 << 20)),
     "linear_value_head_dim": ("value_dim", (1, 1 << 20)),
     "linear_conv_kernel_dim": ("conv_kernel", (1, 16)),
+    "beta_scale": ("beta_scale", (1e-3, 1e3)),
+    "norm_eps": ("norm_eps", (1e-30, 0.1)),
 }
 MLP_RANGES: dict[str, tuple[str, tuple[float, float]]] = {"intermediate_size": ("intermediate_size", (1, 1 << 22))}
 EXPERT_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
@@ -292,8 +294,8 @@ class RecurrentSpec:
     token and head by head, with the state S (key_dim, value_dim):
 
     - gated_delta (Gated DeltaNet, Yang et al. 2024, arXiv:2412.06464): S ← decay·S; S ← S + k ⊗ beta·(v - k·S);
-      out = q·S, with q and k of unit length, decay = exp(-exp(A_log)·softplus(a + dt_bias)) and beta = sigmoid(b). A
-      norm of each head follows, then silu of the output gate z.
+      out = q·S, with q and k of unit length, decay = exp(-exp(A_log)·softplus(a + dt_bias)) and beta =
+      beta_scale·sigmoid(b). A norm of each head follows, then silu of the output gate z.
     - mamba2 (Dao and Gu 2024, arXiv:2405.21060): S ← decay·S + B ⊗ dt·x; out = C·S + skip·x, with C, B and x in the
       places of q, k and v, and groups that share B and C as key heads. silu of the gate follows, then a norm of each of
       `norm_groups`.
@@ -313,6 +315,8 @@ class RecurrentSpec:
     output_bias: bool = False
     norm_groups: int = 0  # mamba2: 0 where there is no norm
     step_limit: tuple[float, float] = (0.0, math.inf)  # mamba2: of dt
+    beta_scale: float = 1.0  # gated_delta: of the sigmoid of b
+    norm_eps: float | None = None  # of its norm; the model's where None
 
     def __post_init__(self) -> None:
         _check_kind("mixer", self.kind, RecurrentKind)

@@ -119,6 +119,8 @@ class CRecurrentSpec(ctypes.Structure):
         *((name, ctypes.c_int32) for name in _RECURRENT_INTEGERS.split()),
         ("least_step", ctypes.c_float),
         ("most_step", ctypes.c_float),
+        ("beta_scale", ctypes.c_float),
+        ("norm_eps", ctypes.c_float),
     ]
 
 
@@ -348,6 +350,8 @@ def _recurrent_spec(spec: RecurrentSpec) -> CRecurrentSpec:
         norm_groups=spec.norm_groups,
         least_step=spec.step_limit[0],
         most_step=spec.step_limit[1],
+        beta_scale=spec.beta_scale,
+        norm_eps=spec.norm_eps or 0.0,
     )
 
 

@@ -28,7 +28,9 @@ VARIANTS = [
     *tiny_models.known(
         "lfm2-biases", "lfm2-moe", "granite-hybrid-moe", "bamba", "nemotron-h", "nemotron-h-all-experts"
     ),
-    *tiny_models.known("apertus", "arcee", "exaone-moe", "hunyuan", "hunyuan-moe", "ministral3", "phimoe"),
+    *tiny_models.known(
+        "apertus", "arcee", "exaone-moe", "hunyuan", "hunyuan-moe", "ministral3", "olmo-hybrid", "phimoe"
+    ),
     *tiny_models.known("deepseek-v2-direct", "deepseek-v3", "glm4-moe-lite"),
 ]
 LARGEST_ERROR = {"fp32": 1e-5, "bf16": 0.05, "int8": 0.1, "int4": 0.7}

@@ -62,7 +62,7 @@ _VARIANTS = (
     *tiny_models.known("glm4-moe", "minimax-m2", "dots1-window", "ernie4-5", "ernie4-5-moe", "seed-oss", "olmo3-yarn"),
     *tiny_models.known("lfm2", "lfm2-moe", "granite-hybrid-moe", "bamba", "nemotron-h-moe"),
     *tiny_models.known("apertus", "arcee", "exaone-moe", "hunyuan-alpha", "hunyuan-moe", "ministral3", "phimoe"),
-    *tiny_models.known("mistral3-ministral3", "qwen3.5-published", "qwen3.5-moe-published"),
+    *tiny_models.known("mistral3-ministral3", "olmo-hybrid-rope", "qwen3.5-published", "qwen3.5-moe-published"),
     *tiny_models.known("deepseek-v2", "deepseek-v3", "glm4-moe-lite"),
 )
 FAMILIES = {tiny_models.VARIANTS[variant]["model_type"]: variant for variant in _VARIANTS}

@@ -50,7 +50,7 @@ KINDS = [
     *tiny_models.known("glm4-moe", "minimax-m2", "ernie4-5-moe", "lfm2-biases", "lfm2-moe"),
     *tiny_models.known("granite-hybrid-moe", "bamba", "nemotron-h", "nemotron-h-moe"),
     *tiny_models.known("apertus", "arcee", "exaone-moe", "hunyuan", "hunyuan-moe", "ministral3", "phimoe"),
-    *tiny_models.known("mistral3", "qwen3.5-published"),
+    *tiny_models.known("mistral3", "olmo-hybrid", "olmo-hybrid-rope", "qwen3.5-published"),
     *tiny_models.known("deepseek-v2-direct", "deepseek-v3"),
 ]
 

@@ -111,6 +111,8 @@ void check_recurrent(const RecurrentSpec& r) {
         refuse("%lld and %lld columns of a short convolution", static_cast<long long>(r.key_width()),
                static_cast<long long>(r.value_width()));
     }
+    if (r.kind == GATED_DELTA) check_multiplier(r.beta_scale);
+    if (!std::isfinite(r.norm_eps) || r.norm_eps < 0) refuse("the epsilon of a gated norm is %g", double(r.norm_eps));
     if (!(r.least_step >= 0) || !(r.most_step >= r.least_step)) {
         refuse("steps from %g to %g", double(r.least_step), double(r.most_step));
     }

@@ -65,7 +65,8 @@ void prepare_value_head(const ScanRow& row, int64_t head) {
     if (s.kind == MAMBA2) step = std::min(std::max(step, double(s.least_step)), double(s.most_step));
     row.out[s.scan_decay() + head] = float(std::exp(double(w.decay_rate[head]) * step));
     row.out[s.scan_beta() + head] =
-        s.kind == MAMBA2 ? float(step) : float(1 / (1 + std::exp(-double(row.inputs[s.beta_column() + head]))));
+        s.kind == MAMBA2 ? float(step)
+                         : float(s.beta_scale / (1 + std::exp(-double(row.inputs[s.beta_column() + head]))));
 }
 
 // The rows of one segment over one tile of its state.
@@ -110,11 +111,12 @@ void gate_columns(const Pass& pass, const PackedLayer& layer, int64_t row, int64
     const float* gates = pass.activations.shared.qkv.row(row) + spec.gate_column();
     float* x = pass.activations.shared.attended.row(row);
     const int64_t size = spec.norm_size() ? spec.norm_size() : end - first;
+    const float epsilon = spec.norm_eps > 0 ? spec.norm_eps : pass.model.spec.norm_eps;
     for (int64_t i = first; i < end; i += size) {
         if (spec.kind == MAMBA2) pass.kernels.silu_gate(x + i, gates + i, size);
         if (spec.norm_size()) {
             const float* weight = layer.recurrence.norm + (spec.kind == MAMBA2 ? i : 0);
-            pass.kernels.normalize(true, x + i, weight, nullptr, pass.model.spec.norm_eps, size, x + i);
+            pass.kernels.normalize(true, x + i, weight, nullptr, epsilon, size, x + i);
         }
         if (spec.kind == GATED_DELTA) pass.kernels.silu_gate(x + i, gates + i, size);
     }

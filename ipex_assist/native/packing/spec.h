@@ -94,6 +94,8 @@ struct RecurrentSpec {
     int32_t input_bias, output_bias;
     int32_t norm_groups;          // MAMBA2: parts of a row that are normalised by themselves, 0: no norm
     float least_step, most_step;  // MAMBA2: what dt is clamped to
+    float beta_scale;             // GATED_DELTA: of the sigmoid that beta is
+    float norm_eps;               // of its norm, 0: the model's
 
     int64_t key_width() const { return int64_t(key_heads) * key_dim; }
     int64_t value_width() const { return int64_t(heads) * value_dim; }
