@@ -126,6 +126,11 @@ _NEMOTRON = {
     **{"head_dim": 16, "chunk_size": 8, "moe_shared_expert_intermediate_size": 40, "routed_scaling_factor": 2.5},
     **{"n_routed_experts": 6, "n_group": 2, "topk_group": 1, "moe_intermediate_size": 48, "num_experts_per_tok": 2},
 }
+_MAMBA2 = {
+    **{"model_type": "mamba2", "vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 3, "num_heads": 8},
+    **{"head_dim": 16, "state_size": 12, "n_groups": 2, "chunk_size": 8},
+    **{"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "phi3": _like_llama("phi3"),
     "phi3-window": _like_llama("phi3", sliding_window=8, rope_scaling=_LONGROPE)
@@ -201,6 +206,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "bamba": _like_llama("bamba", **_MAMBA, attn_layer_indices=[1], mlp_bias=True),
     "bamba-recurrent-last": _like_llama("bamba", **_MAMBA, attn_layer_indices=[0, 2], attention_bias=True)
     | {"mamba_proj_bias": True, "num_key_value_heads": 4},
+    "mamba2": _MAMBA2,
+    "mamba2-biases": _MAMBA2 | {"use_bias": True, "tie_word_embeddings": True, "n_groups": 1, "conv_kernel": 3},
     "nemotron-h": _without_count(**_NEMOTRON, hybrid_override_pattern="M-M*-M", mlp_bias=True, use_bias=True),
     "nemotron-h-moe": _without_count(**_NEMOTRON, hybrid_override_pattern="MEM*E*-ME"),
     # Fewer bits would choose another expert for a row, and a state shows that to all later ones: each row has all.

@@ -40,6 +40,7 @@ from ipex_assist.models import (
     lfm2,
     lfm2_moe,
     llama,
+    mamba2,
     minimax_m2,
     mistral,
     mixtral,
@@ -107,7 +108,18 @@ _MODULES = (
     *(bloom, cohere, cohere2, dots1, ernie4_5, ernie4_5_moe, exaone4, falcon, gemma, gemma2, gemma3_text, glm, glm4),
     *(glm4_moe, gpt2, gpt_bigcode, gpt_neox, gpt_oss, gptj, granite, granitemoe, llama, minimax_m2, mistral, mixtral),
     *(mpt, olmo2, olmo3, olmoe, opt, phi, phi3, qwen2, qwen2_moe, qwen3, qwen3_moe, seed_oss, smollm3, stablelm),
-    *(starcoder2, qwen3_next, qwen3_5_text, qwen3_5_moe_text, lfm2, lfm2_moe, granitemoehybrid, bamba, nemotron_h),
+    *(
+        starcoder2,
+        qwen3_next,
+        qwen3_5_text,
+        qwen3_5_moe_text,
+        lfm2,
+        lfm2_moe,
+        granitemoehybrid,
+        bamba,
+        nemotron_h,
+        mamba2,
+    ),
 )
 ARCHITECTURES: dict[str, Architecture] = {module.ARCHITECTURE: _architecture(module) for module in _MODULES}
 

@@ -10,13 +10,13 @@ import pytest
 import tiny_models
 import torch
 from conftest import EXECUTORS, HAS_NATIVE
-from native_models import PRECISIONS, loaded, tokens
+from native_models import INT8_KEYS, PRECISIONS, loaded, tokens
 
 from ipex_assist.executors.interface import Rows
 from ipex_assist.native.library import unavailable
 
 VARIANTS = tiny_models.known("lfm2-biases", "lfm2-moe", "granite-hybrid-moe", "bamba", "bamba-recurrent-last")
-VARIANTS += tiny_models.known("nemotron-h", "nemotron-h-moe")
+VARIANTS += tiny_models.known("nemotron-h", "nemotron-h-moe", "mamba2")
 PENDING = 16  # rows that can be forgotten again
 TEXT = tokens(150, 5)
 
@@ -54,7 +54,7 @@ def test_rolled_back(executor: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", [*PRECISIONS, *INT8_KEYS])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_row_is_a_row(variant: str, precision: str) -> None:
     """Passes of random rows beside another text, with wrong drafts, on three threads: the bits of single steps."""
