@@ -8,6 +8,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import transformers
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from ipex_assist.checkpoints.open import open_checkpoint
@@ -241,8 +242,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "exaone4-full": _like_llama("exaone4", sliding_window=None, layer_types=["full_attention"] * 2),
 }
 
-# Those of them that the installed transformers has.
-FAMILIES = {name: fields for name, fields in FAMILIES.items() if fields["model_type"] in CONFIG_MAPPING}
+# Those of them that the installed transformers has. Before 5 it normalised all groups of Mamba-2 layers together.
+_SINCE_5 = ("bamba", "granitemoehybrid", "mamba2") if int(transformers.__version__.split(".")[0]) < 5 else ()
+FAMILIES = {
+    name: fields
+    for name, fields in FAMILIES.items()
+    if fields["model_type"] in CONFIG_MAPPING and fields["model_type"] not in _SINCE_5
+}
 
 # Each variant is one thing a config can say that changes the mathematics.
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -7,7 +7,7 @@ import math
 from ipex_assist.models.common import layer_count
 from ipex_assist.models.config import Config, ConfigError
 from ipex_assist.models.layers import repeated
-from ipex_assist.models.mamba_layers import mamba_fields, mamba_mixer, mamba_names
+from ipex_assist.models.mamba_layers import mamba2_mixer, mamba_fields, mamba_names
 from ipex_assist.models.names import named
 from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.models.weights import Source
@@ -25,17 +25,7 @@ _CONTEXT = 1 << 20  # tokens of a sequence: a state has no end, but tables have 
 def spec(config: Config) -> DecoderSpec:
     """Heads together are `expand` times as wide as the model."""
     width = config.integer("hidden_size")
-    mixer = mamba_mixer(
-        config,
-        config.text("hidden_act", "silu"),
-        heads=config.integer("linear_num_value_heads", 128),
-        value_dim=config.integer("linear_value_head_dim", 64),
-        key_heads=config.integer("linear_num_key_heads", 8),
-        key_dim=config.integer("linear_key_head_dim", 128),
-        conv_bias=config.flag("use_conv_bias", True),
-        bias=config.flag("use_bias", False),
-        step_limit=config.ends("time_step_limit", (0.0, math.inf)),
-    )
+    mixer = mamba2_mixer(config, config.text("hidden_act", "silu"), config.ends("time_step_limit", (0.0, math.inf)))
     if mixer.value_size != config.integer("expand", 2) * width:
         raise ConfigError("expand", config.integer("expand", 2), f"{mixer.value_size:,} ÷ the width, {width:,}")
     return DecoderSpec(

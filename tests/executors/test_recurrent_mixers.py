@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tiny_models
@@ -24,11 +23,10 @@ pytestmark = pytest.mark.skipif(not VARIANTS, reason="this transformers has none
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize(
-    ("variant", "limit"), [("bamba", {"time_step_limit": [0.6, 0.9]}), ("nemotron-h", {"time_step_min": 0.7})]
-)
-def test_steps_are_limited(variant: str, limit: dict[str, Any], executor: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("variant", tiny_models.known("bamba", "nemotron-h"))
+def test_steps_are_limited(variant: str, executor: str, tmp_path: Path) -> None:
     """Steps below the least and above the largest; transformers limits those of prompts."""
+    limit = {"time_step_limit": [0.6, 0.9]} if variant == "bamba" else {"time_step_min": 0.7}
     model = tiny_models.save(tmp_path, variant, **limit)
     with torch.no_grad():
         expected = model(torch.tensor([TEXT[:40]])).logits[0]
