@@ -8,6 +8,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import transformers
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from ipex_assist.checkpoints.open import open_checkpoint
@@ -164,6 +165,11 @@ _NEMOTRON = {
     **{"head_dim": 16, "chunk_size": 8, "moe_shared_expert_intermediate_size": 40, "routed_scaling_factor": 2.5},
     **{"n_routed_experts": 6, "n_group": 2, "topk_group": 1, "moe_intermediate_size": 48, "num_experts_per_tok": 2},
 }
+_MAMBA2 = {
+    **{"model_type": "mamba2", "vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 3, "num_heads": 8},
+    **{"head_dim": 16, "state_size": 12, "n_groups": 2, "chunk_size": 8},
+    **{"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "phi3": _like_llama("phi3"),
     "phi3-window": _like_llama("phi3", sliding_window=8, rope_scaling=_LONGROPE)
@@ -239,6 +245,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "bamba": _like_llama("bamba", **_MAMBA, attn_layer_indices=[1], mlp_bias=True),
     "bamba-recurrent-last": _like_llama("bamba", **_MAMBA, attn_layer_indices=[0, 2], attention_bias=True)
     | {"mamba_proj_bias": True, "num_key_value_heads": 4},
+    "mamba2": _MAMBA2,
+    "mamba2-biases": _MAMBA2 | {"use_bias": True, "tie_word_embeddings": True, "n_groups": 1, "conv_kernel": 3},
     "nemotron-h": _without_count(**_NEMOTRON, hybrid_override_pattern="M-M*-M", mlp_bias=True, use_bias=True),
     "nemotron-h-moe": _without_count(**_NEMOTRON, hybrid_override_pattern="MEM*E*-ME"),
     # Fewer bits would choose another expert for a row, and a state shows that to all later ones: each row has all.
@@ -317,8 +325,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "exaone4-full": _like_llama("exaone4", sliding_window=None, layer_types=["full_attention"] * 2),
 }
 
-# Those of them that the installed transformers has.
-FAMILIES = {name: fields for name, fields in FAMILIES.items() if fields["model_type"] in CONFIG_MAPPING}
+# Those of them that the installed transformers has. Before 5 it normalised all groups of Mamba-2 layers together.
+_SINCE_5 = ("bamba", "granitemoehybrid", "mamba2") if int(transformers.__version__.split(".")[0]) < 5 else ()
+FAMILIES = {
+    name: fields
+    for name, fields in FAMILIES.items()
+    if fields["model_type"] in CONFIG_MAPPING and fields["model_type"] not in _SINCE_5
+}
 
 # Each variant is one thing a config can say that changes the mathematics.
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -76,7 +76,9 @@ class KvMemory:
             states = max(LEAST_STATES, min(2 * DEFAULT_SEQUENCES, size // 2 // self._joined_states))
         wanted = DEFAULT_SEQUENCES * -(-self._context // BLOCK)
         left = size - states * self._joined_states
-        return (left // self._joined if self._joined else wanted), states
+        if self._joined == 0:  # recurrent layers alone: blocks take nothing
+            return (wanted if left >= 0 else 0), states
+        return left // self._joined, states
 
     def _limited(self, others: int) -> tuple[int, int]:
         assert self.limit is not None

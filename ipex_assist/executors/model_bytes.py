@@ -45,6 +45,7 @@ def native_bytes(
         unit_bytes=sizes.block,
         context=context,
         workspace=workspace_bytes(spec, planned_threads(), wanted, length, planned_nodes()),
+        state_bytes=sizes.state,
     )
 
 
@@ -52,7 +53,8 @@ def library_bytes(spec: DecoderSpec, precision: str, *, kv_precision: str | None
     """Of the other executors, whose keys and values are as long as the text."""
     weights = linear_bytes(spec, precision) + table_bytes(spec, precision)
     per_token = spec.kv_bytes_per_token(*kv_sizes(kv_precision_of(precision, kv_precision)))
-    return ModelBytes(weights, 0, 1, per_token, spec.context_length, 0)
+    states = sum(each.recurrent.state_bytes for each in spec.layers if each.recurrent is not None)
+    return ModelBytes(weights, 0, 1, per_token, spec.context_length, 0, states)
 
 
 def checkpoint_bytes(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class ModelBytes:
     """weights: None where nobody knows. table: of them that of tokens' embeddings, which a copy of the same model on
     the same executor shares. `unit` tokens of keys and values take `unit_bytes`, up to a length of `context`.
-    workspace: of passes.
+    workspace: of passes. state_bytes: of the state of a text's recurrent layers.
     """
 
     weights: int | None
@@ -18,7 +18,8 @@ class ModelBytes:
     unit_bytes: int
     context: int
     workspace: int
+    state_bytes: int = 0
 
     def kv(self, tokens: int) -> int:
-        """Bytes of the keys and values of one text."""
-        return -(-min(tokens, self.context) // self.unit) * self.unit_bytes
+        """Bytes of the keys and values of one text, and of its state."""
+        return -(-min(tokens, self.context) // self.unit) * self.unit_bytes + self.state_bytes

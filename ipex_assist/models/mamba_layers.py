@@ -68,6 +68,21 @@ def mamba_mixer(config: Config, act: str, *, bias: bool, key_heads: int, **field
     )
 
 
+def mamba2_mixer(config: Config, act: str, step_limit: tuple[float, float]) -> RecurrentSpec:
+    """The mixer of a config with the names and the defaults of Mamba-2's, which Nemotron-H has, too."""
+    return mamba_mixer(
+        config,
+        act,
+        heads=config.integer("linear_num_value_heads", 128),
+        value_dim=config.integer("linear_value_head_dim", 64),
+        key_heads=config.integer("linear_num_key_heads", 8),
+        key_dim=config.integer("linear_key_head_dim", 128),
+        conv_bias=config.flag("use_conv_bias", True),
+        bias=config.flag("use_bias", False),
+        step_limit=step_limit,
+    )
+
+
 def kv_heads(config: Config) -> int:
     """Key/value heads of a config: 8 where it does not say it, as many as heads where it says null."""
     null = "num_key_value_heads" in config.values

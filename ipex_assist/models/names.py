@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -243,6 +243,13 @@ def interleaved_qkv(group: int = 1) -> dict[str, dict[str, Any]]:
 def gated_queries() -> dict[str, dict[str, Any]]:
     """One tensor that has for each head its query, then the gate of its output."""
     return {"q_proj": {"interleaved": (0, 1, 2)}, "g_proj": {"interleaved": (1, 2, 2)}}
+
+
+def renamed(source: Source, names: Callable[[str], list[str]]) -> Source:
+    """The source by other names: the first that `names` makes of each is it, the others are alternatives."""
+    found = list(dict.fromkeys(name for each in (source.name, *source.alternatives) for name in names(each)))
+    otherwise = None if source.otherwise is None else renamed(source.otherwise, names)
+    return replace(source, name=found[0], alternatives=tuple(found[1:]), otherwise=otherwise)
 
 
 def merged(*fields: Fields) -> dict[str, dict[str, Any]]:

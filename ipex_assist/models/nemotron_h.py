@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ipex_assist.models.common import FULL, activation, deepseek_experts, llama_like, refuse
 from ipex_assist.models.config import Config, NotComputed
 from ipex_assist.models.gated_delta import LINEAR
-from ipex_assist.models.mamba_layers import kv_heads, mamba_fields, mamba_mixer, mamba_names
-from ipex_assist.models.names import ExpertNames, named
-from ipex_assist.models.spec import DecoderSpec, Experts, LayerSpec, RecurrentSpec
+from ipex_assist.models.mamba_layers import kv_heads, mamba2_mixer, mamba_fields, mamba_names
+from ipex_assist.models.names import ExpertNames, named, renamed
+from ipex_assist.models.spec import DecoderSpec, Experts, LayerSpec
 from ipex_assist.models.weights import Source
 
 ARCHITECTURE = "NemotronHForCausalLM"
@@ -45,7 +46,9 @@ def spec(config: Config) -> DecoderSpec:
     older = {new: config.values[old] for old, new in _OLD_NAMES.items() if old in config.values}
     config = Config({**config.values, **older}, config.other_names)
     alike = llama_like("nemotron_h", config, num_hidden_layers=1, ropes=(), **_sizes(config))
-    mixers = {LINEAR: _mamba(config), FULL: alike.layers[0].mixer}
+    steps = config.number("time_step_min", 0.001), math.inf
+    mamba = mamba2_mixer(config, config.text("mamba_hidden_act", "silu"), steps)
+    mixers = {LINEAR: mamba, FULL: alike.layers[0].mixer}
     layers: list[LayerSpec] = []
     for kind in _kinds(config):
         if kind in mixers:
@@ -81,21 +84,6 @@ def _sizes(config: Config) -> dict[str, Any]:
     }
 
 
-def _mamba(config: Config) -> RecurrentSpec:
-    """Steps have a least size alone."""
-    return mamba_mixer(
-        config,
-        config.text("mamba_hidden_act", "silu"),
-        heads=config.integer("linear_num_value_heads", 128),
-        value_dim=config.integer("linear_value_head_dim", 64),
-        key_heads=config.integer("linear_num_key_heads", 8),
-        key_dim=config.integer("linear_key_head_dim", 128),
-        conv_bias=config.flag("use_conv_bias", True),
-        bias=config.flag("use_bias", False),
-        step_limit=(config.number("time_step_min", 0.001), math.inf),
-    )
-
-
 def _experts(config: Config) -> Experts:
     """Biases are those of shared experts alone, and refused."""
     refuse(config, moe_latent_size=None, mlp_bias=False)
@@ -116,25 +104,17 @@ def weights(spec: DecoderSpec) -> dict[str, Source]:
         experts=_EXPERTS,
         recurrent=mamba_names("mixer"),
     )
-    first, block = [], 0
+    first = [0]
     for layer in spec.layers:
-        first.append(block)
-        block += 1 if layer.mlp is None else 2
-    return {ours: _moved(ours, source, first) for ours, source in sources.items()}
+        first.append(first[-1] + (1 if layer.mlp is None else 2))
+    return {ours: renamed(source, partial(_in_block, ours, first)) for ours, source in sources.items()}
 
 
-def _moved(ours: str, source: Source, first: list[int]) -> Source:
-    """The source in the block where it is. first: of each layer."""
-    new = old = "backbone."
-    if ours.startswith("layers."):
-        number, leaf = int(ours.split(".")[1]), ours.split(".", 2)[2]
-        mlp = leaf.split(".")[0] in (*_UP_DOWN, "mlp_norm", "router", "correction_bias", "experts", "shared")
-        old, new = f"backbone.layers.{number}.", f"backbone.layers.{first[number] + mlp}."
-    name = source.name.replace(old, new, 1)
-    others = [each.replace(old, new, 1) for each in (source.name, *source.alternatives)]
-    return replace(
-        source,
-        name=name,
-        alternatives=tuple({*others[1:], *(each.replace("backbone.", "model.", 1) for each in others)} - {name}),
-        otherwise=None if source.otherwise is None else _moved(ours, source.otherwise, first),
-    )
+def _in_block(ours: str, first: list[int], name: str) -> list[str]:
+    """A tensor's names in the block where it is, before and since transformers 5. first: of each layer."""
+    place, _, rest = ours.partition(".")
+    if place == "layers":
+        number, leaf = int(rest.split(".")[0]), rest.split(".")[1]
+        block = first[number] + (leaf in (*_UP_DOWN, "mlp_norm", "router", "correction_bias", "experts", "shared"))
+        name = name.replace(f"layers.{number}.", f"layers.{block}.", 1)
+    return [name, name.replace("backbone.", "model.", 1)]

@@ -350,6 +350,11 @@ class RecurrentSpec:
         return self.value_dim if self.kind == "gated_delta" else self.value_size if self.norm_groups else 0
 
     @property
+    def state_bytes(self) -> int:
+        """Of the state of one sequence, in fp32, without the last rows that are kept beside it."""
+        return 4 * self.value_size * self.key_dim if self.scans else 0
+
+    @property
     def input_parts(self) -> dict[str, int]:
         """What its input linear gives: our names of the parts, and their columns."""
         keys_values = {"q_in": self.key_size, "k_in": self.key_size, "v_in": self.value_size}

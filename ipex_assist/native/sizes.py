@@ -25,10 +25,11 @@ _ROTATION_ROWS = 1024  # that a table of rotations has at least
 
 @dataclass(frozen=True)
 class CoreSizes:
-    """image: packed weights. block: the keys and values of 256 positions."""
+    """image: packed weights. block: the keys and values of 256 positions. state: of a text's recurrent layers."""
 
     image: int
     block: int
+    state: int
 
 
 def core_sizes(
@@ -41,7 +42,9 @@ def core_sizes(
     handle = new_model(spec, precision, group, outer_precision)
     core, kv = library(), PRECISIONS[kv_precision_of(precision, kv_precision)]
     try:
-        return CoreSizes(int(core.ia_model_bytes(handle)), int(core.ia_block_bytes(handle, kv)))
+        return CoreSizes(
+            int(core.ia_model_bytes(handle)), int(core.ia_block_bytes(handle, kv)), int(core.ia_state_bytes(handle))
+        )
     finally:
         core.ia_model_delete(handle)
 

@@ -26,7 +26,7 @@ VARIANTS = [
     *("gemma", "gemma2", "gemma3", "falcon-new", "gptj", "bloom", "mpt", "cohere-norms", "cohere2", "glm4", "exaone4"),
     *("mixtral", "qwen2-moe", "qwen3-moe", "granitemoe", "gpt-oss", "qwen3-moe-dense-first", "qwen2-moe-every-second"),
     *tiny_models.known(
-        "lfm2-biases", "lfm2-moe", "granite-hybrid-moe", "bamba", "nemotron-h", "nemotron-h-all-experts"
+        "lfm2-biases", "lfm2-moe", "granite-hybrid-moe", "bamba", "nemotron-h", "nemotron-h-all-experts", "mamba2"
     ),
     *tiny_models.known(
         "apertus", "arcee", "exaone-moe", "hunyuan", "hunyuan-moe", "ministral3", "olmo-hybrid", "phimoe"

@@ -28,6 +28,8 @@ from ipex_assist.quantization.precision import DRAFT_INT4_GROUP
 
 pytestmark = pytest.mark.one_stack
 
+RECURRENT = tiny_models.known("lfm2-moe", "granite-hybrid", "nemotron-h-moe", "mamba2")
+
 native = pytest.mark.skipif(not HAS_NATIVE, reason="the native core says what it takes")
 
 # Little to compute, and much to keep: 8 MiB of bf16 keys and values a block.
@@ -54,7 +56,9 @@ def _settled() -> None:
 
 @native
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "int8", "int4"])
-@pytest.mark.parametrize("variant", ["llama", "llama-odd-sizes", "qwen2-tied", "opt", "gpt-bigcode", "granitemoe"])
+@pytest.mark.parametrize(
+    "variant", ["llama", "llama-odd-sizes", "qwen2-tied", "opt", "gpt-bigcode", "granitemoe", *RECURRENT]
+)
 def test_sizes_are_those_of_the_loaded_model(variant: str, precision: str, tmp_path: Path) -> None:
     """To the byte, before anything is loaded."""
     tiny_models.save(tmp_path, variant)
@@ -62,6 +66,7 @@ def test_sizes_are_those_of_the_loaded_model(variant: str, precision: str, tmp_p
     model = tiny_models.model(tmp_path, "native", precision)
     assert isinstance(model, NativeModel)
     assert (planned.weights, planned.unit_bytes, planned.unit) == (model.packed.nbytes, model.block_bytes, 256)
+    assert planned.state_bytes == model.packed.state_bytes
 
 
 @native

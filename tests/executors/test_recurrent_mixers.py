@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tiny_models
 import torch
 from conftest import EXECUTORS, HAS_NATIVE
-from native_models import PRECISIONS, loaded, tokens
+from native_models import INT8_KEYS, PRECISIONS, loaded, tokens
 
 from ipex_assist.executors.interface import Rows
 from ipex_assist.native.library import unavailable
 
 VARIANTS = tiny_models.known("lfm2-biases", "lfm2-moe", "granite-hybrid-moe", "bamba", "bamba-recurrent-last")
-VARIANTS += tiny_models.known("nemotron-h", "nemotron-h-moe")
+VARIANTS += tiny_models.known("nemotron-h", "nemotron-h-moe", "mamba2")
 PENDING = 16  # rows that can be forgotten again
 TEXT = tokens(150, 5)
 
@@ -24,11 +23,10 @@ pytestmark = pytest.mark.skipif(not VARIANTS, reason="this transformers has none
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize(
-    ("variant", "limit"), [("bamba", {"time_step_limit": [0.6, 0.9]}), ("nemotron-h", {"time_step_min": 0.7})]
-)
-def test_steps_are_limited(variant: str, limit: dict[str, Any], executor: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("variant", tiny_models.known("bamba", "nemotron-h"))
+def test_steps_are_limited(variant: str, executor: str, tmp_path: Path) -> None:
     """Steps below the least and above the largest; transformers limits those of prompts."""
+    limit = {"time_step_limit": [0.6, 0.9]} if variant == "bamba" else {"time_step_min": 0.7}
     model = tiny_models.save(tmp_path, variant, **limit)
     with torch.no_grad():
         expected = model(torch.tensor([TEXT[:40]])).logits[0]
@@ -54,7 +52,7 @@ def test_rolled_back(executor: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", [*PRECISIONS, *INT8_KEYS])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_row_is_a_row(variant: str, precision: str) -> None:
     """Passes of random rows beside another text, with wrong drafts, on three threads: the bits of single steps."""

@@ -60,7 +60,7 @@ _VARIANTS = (
     *("falcon-new", "gptj", "bloom", "mpt", "cohere", "cohere2", "glm", "glm4", "exaone4"),
     *("mixtral-window", "qwen2-moe", "qwen3-moe-window", "olmoe-biases", "granitemoe"),
     *tiny_models.known("glm4-moe", "minimax-m2", "dots1-window", "ernie4-5", "ernie4-5-moe", "seed-oss", "olmo3-yarn"),
-    *tiny_models.known("lfm2", "lfm2-moe", "granite-hybrid-moe", "bamba", "nemotron-h-moe"),
+    *tiny_models.known("lfm2", "lfm2-moe", "granite-hybrid-moe", "bamba", "nemotron-h-moe", "mamba2"),
     *tiny_models.known("apertus", "arcee", "exaone-moe", "hunyuan-alpha", "hunyuan-moe", "ministral3", "phimoe"),
     *tiny_models.known("mistral3-ministral3", "olmo-hybrid-rope", "qwen3.5-published", "qwen3.5-moe-published"),
     *tiny_models.known("deepseek-v2", "deepseek-v3", "glm4-moe-lite"),

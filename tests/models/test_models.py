@@ -37,7 +37,8 @@ def hf_steps(model, prompt: list[int], following: list[int]) -> torch.Tensor:
         for place, token in enumerate(following, len(prompt)):
             # Without them Bamba begins at 0 in each call.
             positions = {"position_ids": torch.tensor([[place]])} if model.config.model_type == "bamba" else {}
-            out = model(torch.tensor([[token]]), past_key_values=out.past_key_values, use_cache=True, **positions)
+            name = "cache_params" if hasattr(out, "cache_params") else "past_key_values"
+            out = model(torch.tensor([[token]]), **{name: getattr(out, name)}, use_cache=True, **positions)
             rows.append(out.logits[0, -1])
     return torch.stack(rows)
 
@@ -48,7 +49,7 @@ KINDS = [
     *("phi3-longrope", "granite", "olmo2", "smollm3", "phi", "gemma2", "gemma3", "bloom", "cohere-norms", "glm4"),
     *("qwen2-moe", "granitemoe", "gpt-oss", "qwen3-moe-dense-first", "qwen2-moe-every-second"),
     *tiny_models.known("glm4-moe", "minimax-m2", "ernie4-5-moe", "lfm2-biases", "lfm2-moe"),
-    *tiny_models.known("granite-hybrid-moe", "bamba", "nemotron-h", "nemotron-h-moe"),
+    *tiny_models.known("granite-hybrid-moe", "bamba", "nemotron-h", "nemotron-h-moe", "mamba2-biases"),
     *tiny_models.known("apertus", "arcee", "exaone-moe", "hunyuan", "hunyuan-moe", "ministral3", "phimoe"),
     *tiny_models.known("mistral3", "olmo-hybrid", "olmo-hybrid-rope", "qwen3.5-published"),
     *tiny_models.known("deepseek-v2-direct", "deepseek-v3"),

@@ -1,0 +1,82 @@
+"""Configs of families with recurrent layers as publishers wrote them, before transformers renamed what they say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tiny_models
+
+from ipex_assist.models import ARCHITECTURES
+from ipex_assist.models.config import ConfigError, NotComputed
+from ipex_assist.models.spec import DecoderSpec, RecurrentSpec
+
+pytestmark = pytest.mark.one_stack  # others lack some of these families
+
+INFINITE: list[dict[str, Any]] = [
+    {},
+    {"time_step_limit": None},
+    {"time_step_limit": [0.0, float("inf")]},
+    {"time_step_limit": [0.0, {"__float__": "Infinity"}]},
+]
+
+
+def spec(variant: str, **changes: Any) -> DecoderSpec:
+    fields = tiny_models.VARIANTS[variant] | changes
+    return next(each for each in ARCHITECTURES.values() if each.model_type == fields["model_type"]).spec(fields)
+
+
+def test_blocks_by_letters() -> None:
+    """Mixers and what follows them make one layer; a pattern is the list of its letters' names."""
+    names = ["mamba", "mlp", "linear_attention", "attention", "moe"]
+    found = spec("nemotron-h", hybrid_override_pattern="M-M*E", mlp_bias=False)
+    assert found == spec("nemotron-h", hybrid_override_pattern="", layers_block_type=names, mlp_bias=False)
+    kinds = [(isinstance(each.mixer, RecurrentSpec), each.mlp is not None, bool(each.experts)) for each in found.layers]
+    assert kinds == [(True, True, False), (True, False, False), (False, True, True)]
+    sources = ARCHITECTURES["NemotronHForCausalLM"].weights(found)
+    assert sources["layers.2.experts.5.up_proj.weight"].name == "backbone.layers.4.mixer.experts.5.up_proj.weight"
+    assert sources["layers.2.mlp_norm.weight"].alternatives == ("model.layers.4.norm.weight",)
+
+
+@pytest.mark.parametrize("pattern", ["-M", "M--"])
+def test_a_block_without_a_mixer(pattern: str) -> None:
+    """It would be an MLP of no layer."""
+    with pytest.raises(NotComputed, match="follows no mixer"):
+        spec("nemotron-h", hybrid_override_pattern=pattern)
+
+
+def test_sizes_of_lfm2() -> None:
+    """Its first files say block_ff_dim, of which the size of the MLP is two thirds, rounded up."""
+    sizes = {"block_ff_dim": 12288, "block_multiple_of": 256}
+    assert spec("lfm2", **sizes).layers[0].inner_size == 8192
+    assert spec("lfm2", **sizes, block_auto_adjust_ff_dim=False).layers[0].inner_size == 12288
+    kinds = [each.recurrent is None for each in spec("lfm2", layer_types=None, full_attn_idxs=[2]).layers]
+    assert kinds == [False, False, True]
+
+
+def test_granites_without_mamba() -> None:
+    """All of its layers are attention then, with positions."""
+    found = spec("granite-hybrid", layer_types=["attention"] * 3, position_embedding_type="rope")
+    assert (found.recurrents, len(found.ropes)) == ((), 1)
+    assert spec("granite-hybrid", position_embedding_type="nope").ropes == ()
+
+
+@pytest.mark.parametrize("limit", INFINITE)
+def test_steps_without_an_end(limit: dict[str, Any]) -> None:
+    """JSON's Infinity, and transformers' way to write it."""
+    assert spec("bamba", **limit).recurrents[0].step_limit == (0.0, float("inf"))
+
+
+@pytest.mark.parametrize("limit", [[0.0], [1.0, 0.5], [0.0, "x"], [0.0, None], 3, [True, 2.0], [float("nan"), 1.0]])
+def test_steps_that_cannot_be(limit: Any) -> None:
+    """A limit that is none."""
+    with pytest.raises(ConfigError, match="time_step_limit"):
+        spec("bamba", time_step_limit=limit)
+
+
+def test_names_in_errors() -> None:
+    """Those that the file has."""
+    with pytest.raises(ConfigError, match="conv_L_cache"):
+        spec("lfm2", conv_L_cache=99)
+    with pytest.raises(ConfigError, match="mamba_n_heads"):
+        spec("bamba", mamba_n_heads=5)
