@@ -204,6 +204,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "deepseek-v3": _like_llama("deepseek_v3", **_LATENT, **_DEEPSEEK, **_YARN_MSCALE),
     "deepseek-v3-direct": _like_llama("deepseek_v3", **_LATENT, **_DEEPSEEK, attention_bias=True)
     | {"q_lora_rank": None, "norm_topk_prob": False, "tie_word_embeddings": True},
+    "deepseek-v3-dense": _like_llama("deepseek_v3", **_LATENT, **_DEEPSEEK) | {"first_k_dense_replace": 3},
     "glm4-moe-lite": _like_llama("glm4_moe_lite", **_LATENT, **_MOE, n_routed_experts=9, num_hidden_layers=3)
     | {"qk_nope_head_dim": 40, "v_head_dim": 16, "rms_norm_eps": 1e-3},
     "exaone4-full": _like_llama("exaone4", sliding_window=None, layer_types=["full_attention"] * 2),
