@@ -45,7 +45,7 @@ KINDS = [
     *(variant for variant in tiny_models.VARIANTS if variant not in tiny_models.FAMILIES),
     *("phi3-longrope", "granite", "olmo2", "smollm3", "phi", "gemma2", "gemma3", "bloom", "cohere-norms", "glm4"),
     *("qwen2-moe", "granitemoe", "gpt-oss", "qwen3-moe-dense-first", "qwen2-moe-every-second"),
-    *tiny_models.known("glm4-moe", "minimax-m2", "ernie4-5-moe", "deepseek-v2-direct", "deepseek-v3"),
+    *tiny_models.known("glm4-moe", "minimax-m2", "ernie4-5-moe", "deepseek-v2", "deepseek-v3-direct"),
 ]
 
 
