@@ -13,7 +13,7 @@ import torch
 from ipex_assist.executors.native import NativeModel
 from ipex_assist.native.library import Pool
 
-VARIANTS = ["llama", "opt-350m", "gpt-bigcode", "qwen3", "mistral-window"]
+VARIANTS = ["llama", "opt-350m", "gpt-bigcode", "qwen3", "mistral-window", *tiny_models.known("deepseek-v3-dense")]
 
 
 PRECISIONS = ["fp32", "bf16", "int8", "int4"]

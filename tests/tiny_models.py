@@ -316,10 +316,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3.5-moe-published": _with_text("qwen3_5_moe", _like_llama("qwen3_5_moe_text", **_DELTA_MOE), _SEEING),
     "deepseek-v2": _like_llama("deepseek_v2", **_LATENT, **_DEEPSEEK_V2, topk_method="group_limited_greedy"),
     "deepseek-v2-direct": _like_llama("deepseek_v2", **_LATENT, **_DEEPSEEK_V2)
-    | {"q_lora_rank": None, "attention_bias": True, "first_k_dense_replace": 0, **_YARN_MSCALE},
-    "deepseek-v3": _like_llama("deepseek_v3", **_LATENT, **_DEEPSEEK, **_YARN_MSCALE),
-    "deepseek-v3-direct": _like_llama("deepseek_v3", **_LATENT, **_DEEPSEEK, attention_bias=True)
+    | {"q_lora_rank": None, "attention_bias": True, "first_k_dense_replace": 0},
+    "deepseek-v3": _like_llama("deepseek_v3", **_LATENT, **_DEEPSEEK),
+    "deepseek-v3-direct": _like_llama("deepseek_v3", **_LATENT, **_DEEPSEEK, **_YARN_MSCALE, attention_bias=True)
     | {"q_lora_rank": None, "norm_topk_prob": False, "tie_word_embeddings": True},
+    "deepseek-v3-dense": _like_llama("deepseek_v3", **_LATENT, **_DEEPSEEK) | {"first_k_dense_replace": 3},
     "glm4-moe-lite": _like_llama("glm4_moe_lite", **_LATENT, **_MOE, n_routed_experts=9, num_hidden_layers=3)
     | {"qk_nope_head_dim": 40, "v_head_dim": 16, "rms_norm_eps": 1e-3},
     "exaone4-full": _like_llama("exaone4", sliding_window=None, layer_types=["full_attention"] * 2),
@@ -399,7 +400,10 @@ def randomise(model: Any) -> None:
             elif "embed" not in name:
                 parameter.copy_(torch.randn_like(parameter) * 0.15)
         for name, buffer in model.named_buffers():
-            if "correction_bias" in name or "expert_bias" in name:
+            # Above zero: transformers 4 takes zero for the score of other groups' experts.
+            if "correction_bias" in name:
+                buffer.add_(torch.rand_like(buffer) * 0.2)
+            elif "expert_bias" in name:
                 buffer.add_(torch.randn_like(buffer) * 0.1)
 
 

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from ipex_assist.models.common import llama_like, refuse, rope
-from ipex_assist.models.config import Config
+from ipex_assist.models.config import Config, NotComputed
 from ipex_assist.models.names import LLAMA_LINEARS, LLAMA_NORMS, SHARED_EXPERTS, ExpertNames, named
 from ipex_assist.models.spec import DecoderSpec, LatentSpec, Rope
 from ipex_assist.models.weights import Source
@@ -21,6 +21,7 @@ _LINEARS = {
     "k_b_proj": "kv_b_proj",
     "v_b_proj": "kv_b_proj",
 }
+_LANES = 16  # columns that the native core computes together
 _NORMS = {"q_a_norm": "self_attn.q_a_layernorm", "kv_a_norm": "self_attn.kv_a_layernorm"}
 
 
@@ -37,6 +38,11 @@ def latent_decoder(model_type: str, config: Config, sizes: dict[str, int], **dif
         value_dim=config.integer("v_head_dim", sizes["v_head_dim"]),
         query_rank=query_rank,
     )
+    if any(size % _LANES for size in (latent.rank, latent.rope_dim, latent.value_dim)):
+        raise NotComputed(
+            f"kv_lora_rank {latent.rank}, qk_rope_head_dim {latent.rope_dim} and v_head_dim {latent.value_dim} are not "
+            f"supported, only multiples of {_LANES}"
+        )
     heads = config.integer("num_attention_heads")
     refuse(config, num_key_value_heads=heads, head_dim=latent.rope_dim, rope_interleave=True)
     positions, bias = rope(config), config.flag("attention_bias", False)

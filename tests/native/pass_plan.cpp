@@ -15,6 +15,9 @@ AttentionShape shape_of(int32_t heads, int32_t kv_heads, int32_t head_dim, int32
     return {heads, kv_heads, head_dim, window, 128, (int64_t(heads) * head_dim + 127) / 128};
 }
 
+// Of latents: one KV head, which any number of query heads read.
+AttentionShape shape_of_latents(int32_t heads) { return {heads, 1, 64, 0, 64, heads, true}; }
+
 PassShape model_of(const AttentionShape& attention, int64_t hidden = 64) {
     return {hidden, false, {attention}, {0, 0}};
 }
@@ -91,7 +94,8 @@ std::vector<int> homes_of(const PassPlan& plan) {
     for (int32_t h = 0; h < a.shape.kv_heads; h++) {
         for (size_t i = 0; i < plan.segments.size(); i++) {
             for (int64_t b = a.first_block[i]; b < a.first_block[i] + a.blocks[i]; b++)
-                homes.push_back(plan.team.home(plan.segments[i].blocks[b], h, a.shape.kv_heads));
+                homes.push_back(plan.team.home(plan.segments[i].blocks[b], a.shape.stored_head(h),
+                                               a.shape.shared ? 1 : a.shape.kv_heads));
         }
     }
     return homes;
@@ -266,7 +270,8 @@ void check_random_plans() {
     Random random(7);
     for (int turn = 0; turn < 400; turn++) {
         const int32_t kv_heads = 1 + random.below(4), window = random.below(3) ? 0 : 1 + random.below(700);
-        const PassShape shape = model_of(shape_of(kv_heads * (1 + random.below(3)), kv_heads, 64, window));
+        const PassShape shape = model_of(turn % 5 ? shape_of(kv_heads * (1 + random.below(3)), kv_heads, 64, window)
+                                                  : shape_of_latents(4 << random.below(6)));
         std::vector<SequenceRows> sequences;
         const int32_t most = turn % 2 ? 4 : 90;
         for (int32_t i = 0; i < 1 + random.below(4); i++)
@@ -279,6 +284,21 @@ void check_random_plans() {
         if (plan.decode) check_splits(plan);
         else check_units(plan);
     }
+}
+
+// Query heads that share one KV head are cut into parts where threads would have nothing to do.
+void check_parts() {
+    const auto parts = [](int32_t heads, int threads, const std::vector<SequenceRows>& sequences) {
+        const AttentionPlan plan = plan_of(model_of(shape_of_latents(heads)), threads, sequences).attention[0];
+        CHECK(heads % plan.shape.kv_heads == 0, "%d parts of %d heads", plan.shape.kv_heads, heads);
+        CHECK(plan.shape.tile_rows() * plan.shape.group() <= plan.shape.most_queries(), "%d rows of a tile",
+              plan.shape.tile_rows());
+        return plan.shape.kv_heads;
+    };
+    CHECK(parts(128, 1, {{20, 1}}) == 2 && parts(128, 64, {{20, 1}}) == 16, "a short context");
+    CHECK(parts(20, 64, {{20, 1}}) == 4 && parts(5, 64, {{20, 1}}) == 1, "heads that cannot be halved");
+    CHECK(parts(128, 4, {{4000, 1}}) == 1 && parts(128, 32, {{4000, 3}}) == 4, "16 blocks");
+    CHECK(parts(128, 32, {{0, 256}}) == 1 && parts(128, 32, {{0, 17}}) == 2, "prompts");
 }
 
 // What is known of a few plans by hand.
@@ -361,6 +381,7 @@ void test_pass_plan() {
     check_homes();
     check_loads();
     check_known_plans();
+    check_parts();
     check_split_tiles();
     check_random_plans();
     check_activations();

@@ -89,6 +89,14 @@ void check_specs(const KernelTable& k) {
     CHECK_REFUSED("column of a rotary table is 1 and",
                   make_last([](LayerSpec& layer) { layer.attention.rope_column = 1; }));
     CHECK_REFUSED("paired_dim is 11", make_last([](LayerSpec& layer) { layer.attention.paired_dim = 11; }));
+    CHECK_REFUSED("multiples of 16 are computed", make_last([](LayerSpec& layer) {
+                      make_latent(layer.attention, 4, {40, 16, 24, 32, 0, 1e-6f});
+                      layer.attention.rope_column = 0, layer.attention.rotary_dim = 10;
+                  }));
+    CHECK_REFUSED("latent attention has one key/value head", make_last([](LayerSpec& layer) {
+                      make_latent(layer.attention, 4, {48, 16, 24, 32, 0, 1e-6f});
+                      layer.attention.rope_column = 0, layer.attention.rotary_dim = 10, layer.attention.sinks = 1;
+                  }));
     CHECK_REFUSED("4 attention heads cannot share 8", make([](UniformSpec& s) { s.kv_heads = 8; }));
     CHECK_REFUSED("4 attention heads cannot share 3", make([](UniformSpec& s) { s.kv_heads = 3; }));
     CHECK_REFUSED("num_key_value_heads is 0", make([](UniformSpec& s) { s.kv_heads = 0; }));

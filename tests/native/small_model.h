@@ -99,9 +99,9 @@ inline KindSpec::KindSpec(const Format& f, const Kind& kind) {
     }
 }
 
-inline void make_latent(AttentionSpec& a, const LatentSpec& latent) {
+inline void make_latent(AttentionSpec& a, int32_t heads, const LatentSpec& latent) {
     a.latent = latent;
-    a.heads = 5, a.kv_heads = 1, a.head_dim = latent.rank + latent.rope_dim;
+    a.heads = heads, a.kv_heads = 1, a.head_dim = latent.rank + latent.rope_dim;
     a.rotary_dim = a.paired_dim = latent.rope_dim, a.rope_column = 10;
 }
 
@@ -166,9 +166,9 @@ const Kind KINDS[] = {
          layer.norm_place = PRE, layer.parallel = layer.shared_norm = 1;
      }},
     {"latents, with a row between input and queries", 0, [](UniformSpec& s) { s.rotary_tables = 1; }, false,
-     [](LayerSpec& layer) { make_latent(layer.attention, {48, 16, 24, 32, 20, 1e-6f}); }},
+     [](LayerSpec& layer) { make_latent(layer.attention, 5, {48, 16, 24, 32, 20, 1e-6f}); }},
     {"latents with direct queries, and biases", 30, [](UniformSpec& s) { s.qkv_bias = s.output_bias = 1; }, false,
-     [](LayerSpec& layer) { make_latent(layer.attention, {32, 16, 130, 16, 0, 1e-6f}); }},
+     [](LayerSpec& layer) { make_latent(layer.attention, 20, {32, 16, 130, 16, 0, 1e-6f}); }},
 };
 
 // A weight: its place as PackedModel::pack takes it, and its shape.

@@ -2,9 +2,10 @@
 //
 // Decode path: threads share the blocks that rows see evenly; on several memory nodes, those of a node share what it
 // has (TeamNodes::home). A thread appends the rows that lie in its blocks, which needs no barrier as it is who reads
-// them, and computes its blocks' partials of every row. The partials of a head are merged a barrier later, or, where
-// that is little work, by whoever comes last. Prefill path: threads take query tiles in turn, each through all the
-// blocks that its rows see, or through a range of them; whoever ends the last range of a tile merges its partials.
+// them (latents, which several threads may read, are appended before), and computes its blocks' partials of every row.
+// The partials of a head are merged a barrier later, or, where that is little work, by whoever comes last. Prefill
+// path: threads take query tiles in turn, each through all the blocks that its rows see, or through a range of them;
+// whoever ends the last range of a tile merges its partials.
 #include "operations/attention.h"
 
 #include <x86intrin.h>
@@ -29,11 +30,12 @@ AttentionView::AttentionView(Pass& pass_, const LayerStep& step, int thread_)
       node(plan.team.node(thread_)) {}
 
 KeyValueBlock AttentionView::block(const RowRange& rows, int32_t kv_head, int64_t block) const {
-    return blocks.at(segment(rows).blocks[block], index, kv_head);
+    return blocks.at(segment(rows).blocks[block], index, splits.shape.stored_head(kv_head));
 }
 
 bool AttentionView::on_own_node(size_t segment, int64_t block, int32_t kv_head) const {
-    return plan.team.home(plan.segments[segment].blocks[block], kv_head, spec.kv_heads) == node;
+    return plan.team.home(plan.segments[segment].blocks[block], splits.shape.stored_head(kv_head), spec.kv_heads) ==
+           node;
 }
 
 float* AttentionView::attended(int64_t row, int32_t head) const {
@@ -43,8 +45,8 @@ float* AttentionView::attended(int64_t row, int32_t head) const {
 float* AttentionView::partial(int64_t block, int32_t kv_head, int64_t row) const {
     const PartialPlace& place = splits.partial_places[size_t(row)];
     const int64_t split = block / splits.split_blocks - place.first_split;
-    const int64_t number = place.first + (split * spec.kv_heads + kv_head) * place.stride;
-    return pass.activations.shared.partials.data + number * spec.group() * partial_width();
+    const int64_t number = place.first + (split * kv_heads() + kv_head) * place.stride;
+    return pass.activations.shared.partials.data + number * group() * partial_width();
 }
 
 namespace {
@@ -53,7 +55,7 @@ AttentionTile tile_of(const AttentionView& v, const RowRange& rows) {
     const ThreadBuffers& own = v.own;
     AttentionTile t{};
     t.precision = v.blocks.attention_precision();
-    t.queries = (rows.end - rows.first) * v.spec.group();
+    t.queries = (rows.end - rows.first) * v.group();
     t.value_dim = v.spec.value_dim();
     t.key_depth = v.spec.key_depth();
     t.scale = v.spec.scale;
@@ -83,13 +85,13 @@ AttentionTile prepare_tile(const AttentionView& v, int32_t kv_head, const RowRan
     const AttentionSpec& a = v.spec;
     const ThreadBuffers& own = v.own;
     const AttentionTile t = tile_of(v, rows);
-    const float* factors = v.blocks.key_factors(v.index, kv_head);
+    const float* factors = v.blocks.key_factors(v.index, v.splits.shape.stored_head(kv_head));
     const int64_t groups = t.key_depth / ATTENTION_GROUP;
     const bool integers = v.blocks.precision() == INT8 && t.precision != FP32;
     const int64_t bytes = t.precision == FP32 ? 4 : integers ? 2 : v.k.bf16_row_bytes;
     float* query = own.head.data;
     for (int32_t q = 0; q < t.queries; q++) {
-        const int32_t row = rows.first + q / a.group(), head = kv_head * a.group() + q % a.group();
+        const int32_t row = rows.first + q / v.group(), head = kv_head * v.group() + q % v.group();
         std::memcpy(query, v.qkv(row) + int64_t(head) * a.head_dim, size_t(a.head_dim) * 4);
         rotate_head(v.pass, v.layer, v.spec.head_norm(v.layer.q_norm, head), v.segment(rows),
                     v.plan.positions[size_t(row)], query);
@@ -112,8 +114,8 @@ AttentionTile prepare_tile(const AttentionView& v, int32_t kv_head, const RowRan
 // What each query of a tile sees of a block.
 void limit_tile(const AttentionView& v, const RowRange& rows, int64_t block) {
     const int64_t start = block * BLOCK_POSITIONS, window = v.spec.window;
-    for (int32_t q = 0; q < (rows.end - rows.first) * v.spec.group(); q++) {
-        const int64_t position = v.plan.positions[size_t(rows.first + q / v.spec.group())];
+    for (int32_t q = 0; q < (rows.end - rows.first) * v.group(); q++) {
+        const int64_t position = v.plan.positions[size_t(rows.first + q / v.group())];
         const int64_t first = window > 0 && position >= window ? position - window + 1 : 0;
         v.own.first.data[q] = int32_t(std::clamp<int64_t>(first - start, 0, BLOCK_POSITIONS));
         v.own.end.data[q] = int32_t(std::clamp<int64_t>(position + 1 - start, 0, BLOCK_POSITIONS));
@@ -157,7 +159,8 @@ int64_t attend_blocks(const AttentionView& v, int32_t kv_head, size_t segment, i
     const auto mine = [&](int64_t block) {
         return block >= first && block < end && (!v.splits.by_block || v.on_own_node(segment, block, kv_head));
     };
-    for (size_t i = v.plan.first_append_range[segment]; i < v.plan.first_append_range[segment + 1]; i++) {
+    for (size_t i = v.plan.first_append_range[segment];
+         !v.spec.is_latent() && i < v.plan.first_append_range[segment + 1]; i++) {
         const RowRange& range = v.plan.append_ranges[i];
         if (mine(v.plan.last_block(range.first))) append_rows(v, range, kv_head);
     }
@@ -181,7 +184,7 @@ int64_t attend_blocks(const AttentionView& v, int32_t kv_head, size_t segment, i
 void attend_split(const AttentionView& v) {
     const auto [from, to] = v.splits.thread_units[size_t(v.thread)];
     int64_t unit = 0;
-    for (int32_t h = 0; h < v.spec.kv_heads; h++) {
+    for (int32_t h = 0; h < v.kv_heads(); h++) {
         for (size_t i = 0; i < v.plan.segments.size(); i++) {
             const int64_t seen = v.splits.blocks[i], offset = v.splits.first_block[i] - unit;
             const int64_t begin = std::max(unit, from), end = std::min(unit + seen, to);
@@ -216,7 +219,7 @@ void attend_tile(const AttentionView& v, int32_t kv_head, const TileUnit& unit) 
         }
     }
     for (int32_t q = 0; q < t.queries; q++) {
-        const int32_t row = tile.first + q / v.spec.group(), head = kv_head * v.spec.group() + q % v.spec.group();
+        const int32_t row = tile.first + q / v.group(), head = kv_head * v.group() + q % v.group();
         add_sink(v, head, own.sums.data[q]);
         finish_head(v, own.sums.data[q], row, head);
     }
@@ -231,18 +234,18 @@ void attend_range(const AttentionView& v, int32_t kv_head, const TileUnit& unit)
         keep_run(v, t, kv_head, tile, b, next);
     }
     const int64_t seen = v.plan.last_block(tile.end - 1) + 1 - v.plan.first_block(tile.first, v.spec.window);
-    if (!v.pass.completes(size_t(unit.split * v.spec.kv_heads + kv_head), unit.end - unit.first, seen)) return;
+    if (!v.pass.completes(size_t(unit.split * v.kv_heads() + kv_head), unit.end - unit.first, seen)) return;
     for (int32_t q = 0; q < t.queries; q++) {
-        merge_head(v, tile.first + q / v.spec.group(), kv_head * v.spec.group() + q % v.spec.group());
+        merge_head(v, tile.first + q / v.group(), kv_head * v.group() + q % v.group());
     }
 }
 
 // The prefill path.
 void attend_tiles(const AttentionView& v) {
-    const int64_t units = int64_t(v.splits.units.size()) * v.spec.kv_heads;
+    const int64_t units = int64_t(v.splits.units.size()) * v.kv_heads();
     for (int64_t u = v.pass.next_tile.fetch_add(1); u < units; u = v.pass.next_tile.fetch_add(1)) {
-        const TileUnit& unit = v.splits.units[size_t(u / v.spec.kv_heads)];
-        const int32_t kv_head = int32_t(u % v.spec.kv_heads);
+        const TileUnit& unit = v.splits.units[size_t(u / v.kv_heads())];
+        const int32_t kv_head = int32_t(u % v.kv_heads());
         if (unit.split < 0) attend_tile(v, kv_head, unit);
         else attend_range(v, kv_head, unit);
     }

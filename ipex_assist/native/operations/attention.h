@@ -18,6 +18,9 @@ struct AttentionView {
     // The partial that a block belongs to, (group, partial_width), for the queries of a row; a partial is a head's
     // values, then its maximum and its sum.
     float* partial(int64_t block, int32_t kv_head, int64_t row) const;
+    // As the plan has them: of latents, parts of the query heads and what each of them has.
+    int32_t kv_heads() const { return splits.shape.kv_heads; }
+    int32_t group() const { return splits.shape.group(); }
     int64_t partial_width() const { return spec.value_width() + LANES; }
 
     Pass& pass;
@@ -35,6 +38,9 @@ struct AttentionView {
 
 // kv_append.cpp: rotates and stores the keys and values of a range of rows for one KV head.
 void append_rows(const AttentionView& v, const RowRange& range, int32_t kv_head);
+
+// This thread's share of all of a pass's rows.
+void append_share(const AttentionView& v);
 
 // split_kv.cpp
 // Merges, or begins with what is merged first, which then lies at `to`.

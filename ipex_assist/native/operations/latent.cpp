@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "operations/operations.h"
+#include "operations/attention.h"
 
 namespace ipex_assist {
 namespace {
@@ -73,7 +73,8 @@ void query_linear(Pass& pass, const LayerStep& step, int thread) {
     linear(pass, thread, inputs, query, pass.plan.rows(), heads.data, heads.columns, &layer.latent.keys);
 }
 
-// Each head's query for the key: what is rotated, and the rest in the space of the latent.
+// Each head's query for the key: what is rotated, and the rest in the space of the latent. Keys and latents are stored
+// meanwhile.
 void absorb_queries(Pass& pass, const LayerStep& step, int thread) {
     const PackedLayer& layer = pass.layer(step);
     const AttentionSpec& a = layer.attention;
@@ -87,6 +88,8 @@ void absorb_queries(Pass& pass, const LayerStep& step, int thread) {
     }
     head_linears(pass, thread, layer.latent.keys, spec.rank,
                  {heads, nullptr, rows, spec.nope_dim, qkv.data + spec.rope_dim, qkv.columns, a.head_dim});
+    append_share(AttentionView(pass, step, thread));
+    if (thread == 0) pass.next_tile.store(0);
     pass.wait(thread);
 }
 

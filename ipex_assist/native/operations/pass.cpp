@@ -81,8 +81,7 @@ void size_layers(const Pass& pass, ActivationSizes& s) {
             outputs = std::max<int64_t>(outputs, a.latent.query_rank);
         }
         s.queries = std::max<int64_t>(
-            s.queries,
-            pass.plan.attention_of(int32_t(&layer - pass.model.layers.data())).shape.tile_rows() * a.group());
+            s.queries, pass.plan.attention_of(int32_t(&layer - pass.model.layers.data())).shape.most_queries());
     }
     s.depth = std::max(s.width, outputs);
     if (spec.ordered) s.ordered = s.depth;
@@ -135,7 +134,8 @@ size_t counters_of(const Pass& pass, bool drafts) {
     int64_t split = 0;
     for (const AttentionPlan& each : pass.plan.attention) {
         const int64_t tiles = drafts ? int64_t(each.tiles.size()) : each.split_tiles;
-        if (!pass.plan.decode) split = std::max(split, tiles * each.shape.kv_heads);
+        if (!pass.plan.decode)
+            split = std::max(split, tiles * (each.shape.shared ? each.shape.heads : each.shape.kv_heads));
     }
     return size_t(std::max({spans, segments * units, split}));
 }

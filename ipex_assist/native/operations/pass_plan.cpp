@@ -19,6 +19,10 @@ constexpr int64_t MERGED_IN_PLACE = 80;  // partials of heads that one thread me
 constexpr int64_t BLOCK_QUERIES = 8;
 constexpr int64_t UNEVEN = 16;      // tiles are split where a thread would have 1/16 more than its share of the work …
 constexpr int64_t SHARE_PARTS = 4;  // … into ranges that are at most 1/4 of a thread's share, or one run
+// Of query heads that share one KV head: units that a thread should have at least, and heads of a part that are enough
+// to multiply at full speed.
+constexpr int64_t PARTS_A_THREAD = 2;
+constexpr int32_t PART_HEADS = 8;
 constexpr int64_t PREPARED =
     128;  // values, times threads, that are prepared in the time of a barrier of as many threads
 
@@ -39,10 +43,15 @@ int64_t taken_in_turns(const std::vector<int64_t>& costs, int32_t times, int thr
 
 bool AttentionShape::operator==(const AttentionShape& other) const {
     return heads == other.heads && kv_heads == other.kv_heads && value_dim == other.value_dim &&
-           window == other.window && unit_columns == other.unit_columns && units == other.units;
+           window == other.window && unit_columns == other.unit_columns && units == other.units &&
+           shared == other.shared;
 }
 
 int32_t AttentionShape::tile_rows() const { return int32_t(std::max<int64_t>(1, TILE_QUERIES / group())); }
+
+int32_t AttentionShape::most_queries() const {
+    return shared ? std::max(int32_t(TILE_QUERIES), heads) : tile_rows() * group();
+}
 
 PassPlan::PassPlan(const PassShape& shape, const TeamNodes& team_, std::vector<Segment> segments_,
                    std::vector<int32_t> tokens_, std::vector<int32_t> logit_rows_)
@@ -87,11 +96,31 @@ int64_t PassPlan::first_block(int32_t row, int32_t window) const {
     return window > 0 && position >= window ? (position - window + 1) / BLOCK_POSITIONS : 0;
 }
 
+// As few parts of the query heads as give each thread its share of blocks, or of query tiles. Their number changes no
+// bit: queries of a tile do not meet.
+int32_t PassPlan::parts_of(const AttentionShape& shape) const {
+    for (int32_t parts = 1;; parts++) {
+        if (shape.heads % parts) continue;
+        AttentionShape each = shape;
+        each.kv_heads = parts;
+        int64_t units = 0;
+        for (size_t i = 0; i < segments.size(); i++) {
+            const int32_t first = first_row[i], last = first + segments[i].rows - 1, step = each.tile_rows();
+            units +=
+                decode ? last_block(last) + 1 - first_block(first, shape.window) : (segments[i].rows + step - 1) / step;
+        }
+        // More parts than fill a query tile give no more of them.
+        const int32_t least = decode ? PART_HEADS : int32_t(TILE_QUERIES);
+        if (parts * units >= PARTS_A_THREAD * threads || shape.heads / parts <= least) return parts;
+    }
+}
+
 AttentionPlan PassPlan::plan_attention(const AttentionShape& shape) const {
     AttentionPlan plan;
     plan.shape = shape;
+    if (shape.shared) plan.shape.kv_heads = parts_of(shape);
     for (size_t i = 0; i < segments.size(); i++) {
-        const int32_t first = first_row[i], end = first + segments[i].rows, step = shape.tile_rows();
+        const int32_t first = first_row[i], end = first + segments[i].rows, step = plan.shape.tile_rows();
         plan.first_tile.push_back(plan.tiles.size());
         for (int32_t r = first; r < end; r += step) plan.tiles.push_back({r, std::min(r + step, end), int32_t(i)});
         plan.first_block.push_back(first_block(first, shape.window));
@@ -107,7 +136,7 @@ AttentionPlan PassPlan::plan_attention(const AttentionShape& shape) const {
 void PassPlan::share_blocks(AttentionPlan& plan) const {
     const AttentionShape& shape = plan.shape;
     plan.split_blocks = 1;
-    plan.by_block = team.several() && !team.has_whole_heads(shape.kv_heads);
+    plan.by_block = team.several() && (shape.shared || !team.has_whole_heads(shape.kv_heads));
     if (plan.by_block) {
         share_homes(plan);
     } else {
@@ -157,7 +186,9 @@ void PassPlan::share_homes(AttentionPlan& plan) const {
     for (int32_t h = 0; h < heads; h++) {
         for (size_t i = 0; i < segments.size(); i++) {
             const int32_t* ids = segments[i].blocks + plan.first_block[i];
-            for (int64_t b = 0; b < plan.blocks[i]; b++) units[size_t(team.home(ids[b], h, heads))].push_back(unit++);
+            for (int64_t b = 0; b < plan.blocks[i]; b++)
+                units[size_t(team.home(ids[b], plan.shape.stored_head(h), plan.shape.shared ? 1 : heads))].push_back(
+                    unit++);
         }
     }
     for (int t = 0; t < threads; t++) {

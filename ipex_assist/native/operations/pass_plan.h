@@ -31,9 +31,15 @@ struct AttentionShape {
     int32_t window;  // positions a row may see, 0: all
     // Attended values are merged and put into the output linear's form by units of whole heads and whole scales.
     int64_t unit_columns, units;
+    // All query heads have one KV head. The plan of a pass then cuts them into parts, which it takes for KV heads, so
+    // that there is work for all threads: each reads the same keys and values.
+    bool shared = false;
     bool operator==(const AttentionShape& other) const;
     int32_t group() const { return heads / kv_heads; }
-    int32_t tile_rows() const;  // of a query tile
+    int32_t tile_rows() const;     // of a query tile
+    int32_t most_queries() const;  // of a query tile, whatever the parts
+    // Where the keys and values of one of kv_heads lie.
+    int32_t stored_head(int32_t kv_head) const { return shared ? 0 : kv_head; }
 };
 
 // And of a model.
@@ -128,6 +134,7 @@ struct PassPlan {
 
 private:
     void place_rows();
+    int32_t parts_of(const AttentionShape& shape) const;
     AttentionPlan plan_attention(const AttentionShape& shape) const;
     void share_blocks(AttentionPlan& plan) const;
     UnitRange units_of(const AttentionPlan& plan, int thread) const;

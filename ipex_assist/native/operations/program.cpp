@@ -17,15 +17,14 @@ void set_units(AttentionShape& shape, const Linear& output) {
 
 AttentionShape attention_shape(const PackedLayer& layer) {
     const AttentionSpec& a = layer.attention;
-    AttentionShape shape{a.heads, a.kv_heads, a.value_dim(), a.window, a.value_dim(), a.heads};
+    AttentionShape shape{a.heads, a.kv_heads, a.value_dim(), a.window, a.value_dim(), a.heads, a.is_latent()};
     if (!a.is_latent()) set_units(shape, layer.output);
     return shape;
 }
 
 void list_attention(const PackedLayer& layer, LayerStep& step) {
     if (layer.attention.is_latent()) {
-        step.fill = {prepare_attention, latent_linear,  normalize_latents,
-                     query_linear,      absorb_queries, append_keys_values};
+        step.fill = {prepare_attention, latent_linear, normalize_latents, query_linear, absorb_queries};
         step.proceed = {attention, expand_values, output_linear};
         return;
     }

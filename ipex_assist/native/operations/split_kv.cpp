@@ -12,11 +12,10 @@ AttentionPartial partial_at(float* row, int64_t width) { return {row[width - LAN
 }  // namespace
 
 void merge_head(const AttentionView& v, int64_t row, int32_t head) {
-    const int32_t kv_head = head / v.spec.group();
+    const int32_t kv_head = head / v.group();
     const int64_t end = v.plan.last_block(int32_t(row)) + 1;
     const auto at = [&](int64_t block) {
-        return partial_at(v.partial(block, kv_head, row) + head % v.spec.group() * v.partial_width(),
-                          v.partial_width());
+        return partial_at(v.partial(block, kv_head, row) + head % v.group() * v.partial_width(), v.partial_width());
     };
     AttentionPartial sum{};
     for (int64_t b = v.plan.first_block(int32_t(row), v.spec.window), run_end; b < end; b = run_end) {
@@ -67,7 +66,7 @@ void merge_unit(const AttentionView& v, int64_t row, int64_t unit) {
 
 void finish_blocks(const AttentionView& v, int32_t kv_head, size_t segment, int64_t blocks) {
     const AttentionShape& shape = v.splits.shape;
-    const int64_t columns = v.spec.attended_width(), width = int64_t(v.spec.group()) * v.spec.value_dim();
+    const int64_t columns = v.spec.attended_width(), width = int64_t(v.group()) * v.spec.value_dim();
     for (int64_t u = kv_head * width / shape.unit_columns; blocks && u * shape.unit_columns < (kv_head + 1) * width;
          u++) {
         const int64_t first = u * shape.unit_columns, end = std::min(first + shape.unit_columns, columns);
