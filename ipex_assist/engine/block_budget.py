@@ -7,8 +7,8 @@ from typing import cast
 
 from ipex_assist.engine.prefix_cache import CachedPrefix, Prefixes
 from ipex_assist.engine.request import Request
-from ipex_assist.executors.interface import ANY_ROWS, HasBlocks, Model, Rows
-from ipex_assist.executors.recurrent_states import StatePool
+from ipex_assist.executors.interface import ANY_ROWS, HasBlocks, HasSlot, Model, Rows
+from ipex_assist.executors.recurrent_states import RecurrentState
 
 
 class BlockBudget:
@@ -16,22 +16,28 @@ class BlockBudget:
 
     def __init__(self, target: Model, prefixes: Prefixes | None) -> None:
         self._target, self._blocks = target, target.blocks
-        self._states: StatePool | None = getattr(target, "states", None)
+        self._states = target.states
         if target.exact_rows < ANY_ROWS:  # chunks of a prompt would not give the same bits as the whole prompt
             prefixes = None
         # Rotary embeddings that depend on the prompt's length (dynamic, longrope) make cached keys specific to it.
         by_length = any(rope.by_length for rope in target.spec.ropes)
-        # A prefix of a recurrent model is of no use without the state after it.
-        self._prefixes = None if by_length or target.spec.recurrents else prefixes
+        self._prefixes = None if by_length else prefixes
 
     def admits(self, request: Request) -> bool:
         """Whether there are blocks for all tokens a request has to read, and one block more."""
         if self._blocks is None:
             return True
-        if self._states is not None and self._states.free < 1:
+        if not self._free_state():
             return False
         size = self._blocks.size
         return self.free_up(len(request.tokens) // size + 1 - self._cached_prefix(request).length // size)
+
+    def _free_state(self) -> bool:
+        """Have a free slot for the state of a sequence, if the model has any. Returns False where there is none."""
+        while self._states is not None and self._states.free < 1:
+            if self._prefixes is None or not self._prefixes.evict():
+                return False
+        return True
 
     def begin(self, request: Request) -> int:
         """Create the sequence of a request; returns how many tokens it has from the prefix cache.
@@ -41,9 +47,14 @@ class BlockBudget:
         if self._blocks is None:
             request.sequence = self._target.new_sequence(request.end)
         else:
-            blocks, length = self._cached_prefix(request)
-            request.sequence = self._target.new_sequence(request.end, request.prompt_length, blocks)
-            request.sequence.truncate(length)
+            self._free_state()
+            found = self._cached_prefix(request)
+            known = (found.blocks, found.state) if found.state is not None else (found.blocks,)
+            request.sequence = self._target.new_sequence(request.end, request.prompt_length, *known)
+            if self._states is not None:
+                cast(HasSlot, request.sequence).take_state()
+            request.sequence.truncate(found.length)
+            request.branch = found.branch
         return request.sequence.length
 
     def _cached_prefix(self, request: Request) -> CachedPrefix:
@@ -51,14 +62,27 @@ class BlockBudget:
             return CachedPrefix([], 0)
         return self._prefixes.find(request.tokens[:-1])
 
-    def keep(self, request: Request, *, full_blocks_only: bool = False) -> None:
-        """Add what a request has read to the prefix cache. full_blocks_only: not the last, partly filled block."""
+    def keep(self, request: Request, *, goes_on: bool = False) -> None:
+        """Add what a request has read to the prefix cache.
+
+        goes_on: the request writes to its last, partly filled block, which is left out; but not where there are
+        recurrent layers, whose state needs it: then the request will write to a copy.
+        """
         if self._prefixes is None or self._blocks is None or request.sequence is None:
             return
-        size, length = self._blocks.size, request.sequence.length
-        length -= length % size if full_blocks_only else 0
+        size, length, state = self._blocks.size, request.sequence.length, None
+        if self._states is not None:
+            if not self._prefixes.wants(request.tokens[:length]):
+                return
+            sequence = cast(HasSlot, request.sequence)
+            state = self._copied_state(sequence) if goes_on else sequence.give_state()
+        elif goes_on:
+            length -= length % size
         held = cast(HasBlocks, request.sequence).blocks
-        self._prefixes.keep(request.tokens[:length], held[: -(-length // size)])
+        self._prefixes.keep(request.tokens[:length], held[: -(-length // size)], state)
+
+    def _copied_state(self, sequence: HasSlot) -> RecurrentState | None:
+        return sequence.state.copy() if sequence.state is not None and self._free_state() else None
 
     def needs(self, rows: Rows) -> int:
         """How many blocks these rows need, including the copy of a shared last block."""

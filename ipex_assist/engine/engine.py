@@ -12,6 +12,7 @@ from ipex_assist.engine.limits import EngineLimits
 from ipex_assist.engine.prefix_cache import PrefixCache, Prefixes
 from ipex_assist.engine.request import Request, RequestHandle
 from ipex_assist.engine.scheduler import Scheduler
+from ipex_assist.engine.state_prefixes import StatePrefixes
 from ipex_assist.engine.stats import EngineStats
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.blocks import NoBlocksError
@@ -49,7 +50,7 @@ class Engine:
         self.stats = EngineStats()
         self._clock = clock
         if prefixes is None and target.blocks is not None:
-            prefixes = PrefixCache(target.blocks)
+            prefixes = (StatePrefixes if target.spec.recurrents else PrefixCache)(target.blocks)
         self._scheduler = Scheduler(target, self.limits, prefixes, self.stats, clock)
         self._numbers = itertools.count()
         self._arrived: deque[Request] = deque()  # appended by any thread …

@@ -9,16 +9,23 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from ipex_assist.executors.blocks import BlockPool
+from ipex_assist.executors.recurrent_states import RecurrentState
 
 # A partly matching block is copied before it is written to; at least 1/16 of its positions must match to be worth it.
 MIN_SHARED_FRACTION = 16
 
 
 class CachedPrefix(NamedTuple):
-    """Blocks whose first `length` positions match; later positions of the last block may be another request's."""
+    """Blocks whose first `length` positions match; later positions of the last block may be another request's.
+
+    state: of a model with recurrent layers, to be copied. branch: how many tokens an earlier request had as well, where
+    the state after them is not known, and worth keeping; else 0.
+    """
 
     blocks: list[int]
     length: int
+    state: RecurrentState | None = None
+    branch: int = 0
 
 
 class Prefixes(Protocol):
@@ -28,8 +35,15 @@ class Prefixes(Protocol):
         """Return the longest cached prefix of `tokens`."""
         ...
 
-    def keep(self, tokens: Sequence[int], blocks: Sequence[int]) -> None:
-        """Insert blocks; block i holds `tokens[i * size : (i + 1) * size]`, the last one possibly fewer."""
+    def wants(self, tokens: Sequence[int]) -> bool:
+        """Whether `keep` needs the state of recurrent layers after these tokens."""
+        ...
+
+    def keep(self, tokens: Sequence[int], blocks: Sequence[int], state: RecurrentState | None = None) -> None:
+        """Insert blocks; block i holds `tokens[i * size : (i + 1) * size]`, the last one possibly fewer.
+
+        state: the one after `tokens`, where it is wanted; from now on the cache's own.
+        """
         ...
 
     def evict(self) -> bool:
@@ -47,7 +61,10 @@ class NoPrefixes:
     def find(self, tokens: Sequence[int]) -> CachedPrefix:
         return CachedPrefix([], 0)
 
-    def keep(self, tokens: Sequence[int], blocks: Sequence[int]) -> None:
+    def wants(self, tokens: Sequence[int]) -> bool:
+        return False
+
+    def keep(self, tokens: Sequence[int], blocks: Sequence[int], state: RecurrentState | None = None) -> None:
         pass
 
     def evict(self) -> bool:
@@ -112,7 +129,11 @@ class PrefixCache:
             start += common
         return CachedPrefix(blocks, start)
 
-    def keep(self, tokens: Sequence[int], blocks: Sequence[int]) -> None:
+    def wants(self, tokens: Sequence[int]) -> bool:
+        """No: this one is for models whose layers are all attention."""
+        return False
+
+    def keep(self, tokens: Sequence[int], blocks: Sequence[int], state: RecurrentState | None = None) -> None:
         """Insert blocks; a prefix that is cached already keeps its block."""
         self._clock += 1
         node, size = self._root, self._pool.size

@@ -45,6 +45,7 @@ class Request:
     prompt_logprobs: int | None = None
     prompt_choices: list[TokenLogprob] = field(default_factory=list)
     number: int = 0
+    branch: int = 0
     sequence: Sequence | None = None
     draft: DraftSource | None = None
     seen: SeenTokens | None = None
@@ -75,6 +76,17 @@ class Request:
     def pending(self) -> int:
         """Tokens that must be read before the next one can be chosen."""
         return len(self.tokens) - (0 if self.sequence is None else self.sequence.length)
+
+    @property
+    def unbranched(self) -> int:
+        """Of the pending tokens, those before `branch`, or all where that is passed."""
+        ahead = self.branch - len(self.tokens) + self.pending
+        return ahead if 0 < ahead < self.pending else self.pending
+
+    @property
+    def at_branch(self) -> bool:
+        """Whether the tokens before `branch`, and no more, are read."""
+        return bool(self.branch) and self.sequence is not None and self.sequence.length == self.branch
 
     def seen_tokens(self, width: int) -> SeenTokens | None:
         """What biases and penalties are for, in rows of `width` logits; None where they change nothing."""

@@ -132,7 +132,7 @@ class Scheduler:
             if chunk <= 0:
                 break
             most = PROMPT_LOGIT_ROWS if request.needs_prompt_logits and self._chunks_prompts else chunk
-            batch.append(ScheduledRequest(request, min(chunk, most, request.pending), request.remaining))
+            batch.append(ScheduledRequest(request, min(chunk, most, request.unbranched), request.remaining))
             chunk -= batch[-1].pending
         rows = sum(scheduled.pending for scheduled in batch[len(decoding) :])
         decoding_batch = batch[: len(decoding)]
@@ -217,6 +217,8 @@ class Scheduler:
             listed = not scheduled.request.needs_prompt_logits or self._add_prompt_logprobs(
                 scheduled.request, len(each.tokens), output
             )
+            if scheduled.request.at_branch:
+                self.block_budget.keep(scheduled.request, goes_on=True)
             if listed and goes_on:
                 self._accept_tokens(scheduled, output, seconds, draft_s, experts)
         self.drafts.observe_pass(count, read, seconds, draft_s, experts)
@@ -264,7 +266,7 @@ class Scheduler:
             read = request.prompt_choices if request.prompt_logprobs is not None else None
             first = Round(new, target_s=first_s, prompt=True, choose_s=choose_s, logprobs=listed, prompt_logprobs=read)
             request.put(first)
-            self.block_budget.keep(request, full_blocks_only=True)
+            self.block_budget.keep(request, goes_on=True)
         else:
             target_s, drafted = seconds + choose_s, len(proposal.tokens)
             self.drafts.observe(scheduled, accepted, draft_s, target_s, experts)

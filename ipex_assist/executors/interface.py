@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import torch
 
     from ipex_assist.executors.blocks import BlockPool
+    from ipex_assist.executors.recurrent_states import RecurrentState, StatePool
 
 Tokens: TypeAlias = "abc.Sequence[int]"
 
@@ -113,6 +114,20 @@ class HasState(Protocol):
         ...
 
 
+class HasSlot(HasState, Protocol):
+    """One whose state lies in a slot of its model's pool."""
+
+    state: RecurrentState | None
+
+    def take_state(self) -> None:
+        """Have a slot. Raises NoStatesError."""
+        ...
+
+    def give_state(self) -> RecurrentState | None:
+        """The state, which is the caller's from now on: the sequence is of no more use."""
+        ...
+
+
 def check_rollback(length: int, settled: int) -> None:
     """Raise IpexAssistError where a sequence whose state is after `settled` tokens cannot be cut to `length`."""
     if 0 < length < settled:
@@ -152,13 +167,25 @@ class Model(Protocol):
         """The pool that sequences take their blocks from; None where each sequence has memory of its own."""
         return None
 
-    def new_sequence(self, capacity: int, prompt_length: int | None = None, blocks: abc.Sequence[int] = ()) -> Sequence:
+    @property
+    def states(self) -> StatePool | None:
+        """The pool that sequences take the slots of their recurrent layers' states from, beside `blocks`, if any."""
+        return None
+
+    def new_sequence(
+        self,
+        capacity: int,
+        prompt_length: int | None = None,
+        blocks: abc.Sequence[int] = (),
+        state: RecurrentState | None = None,
+    ) -> Sequence:
         """A sequence that may hold up to `capacity` tokens. Raises IpexAssistError where there is no memory.
 
         prompt_length: rows before this position get the rotary embedding of a prompt of that length, however the
         prompt is cut into calls; None: of the first call's length. It matters only with by-length rope (dynamic,
         longrope). blocks: cached blocks of the pool that hold the sequence's first tokens; the sequence takes
         references of its own, and the caller truncates it to the tokens that are right. Without them it is empty.
+        state: of recurrent layers, after those tokens or some fewer; it is copied.
         """
         ...
 

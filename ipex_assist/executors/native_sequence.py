@@ -69,6 +69,11 @@ class NativeSequence:
         if self._states is not None and self.state is None:
             self.state = RecurrentState(self._states)
 
+    def give_state(self) -> RecurrentState | None:
+        """The state, which is the caller's from now on: the sequence is of no more use."""
+        state, self.state = self.state, None
+        return state
+
     def append(self, block: int) -> None:
         """Add a block at the end of the table. The caller's reference to it becomes this sequence's."""
         self.table[self.count] = block

@@ -19,6 +19,7 @@ from ipex_assist.executors.key_factors import key_factors
 from ipex_assist.executors.kv_cache import KVCache
 from ipex_assist.executors.pass_lock import pass_lock
 from ipex_assist.executors.recurrent import RecurrentStates, run_recurrent
+from ipex_assist.executors.recurrent_states import RecurrentState
 from ipex_assist.executors.row_plan import RowPlan
 from ipex_assist.executors.torch_rope import TorchRotary, rotate
 from ipex_assist.executors.weights import Layer, Norm, Weights
@@ -115,10 +116,15 @@ class TorchModel(Model):
         return self.plan.sizes[-1]
 
     def new_sequence(
-        self, capacity: int, prompt_length: int | None = None, blocks: abc.Sequence[int] = ()
+        self,
+        capacity: int,
+        prompt_length: int | None = None,
+        blocks: abc.Sequence[int] = (),
+        state: RecurrentState | None = None,
     ) -> TorchSequence:
         """Return an empty sequence with room for `capacity` tokens. Raises IpexAssistError where memory lacks it."""
         assert not blocks, "this executor has no blocks"
+        assert state is None, "and no slots"
         if self.rotary is not None:
             self.rotary.reach(self.rows_of(capacity))
         try:

@@ -254,11 +254,13 @@ def test_each_of_our_turns_reads_the_prompt_again(tmp_path: Path, monkeypatch: p
     ours, turn = runner("run_ours"), runner("turn")
     monkeypatch.setattr(ours, "leave_cores_to_native", lambda: None)
     passes: list[int] = []
-    choose = NativeModel.choose
+    sample = NativeModel.sample
     monkeypatch.setattr(
         NativeModel,
-        "choose",
-        lambda model, parts: passes.append(sum(len(each.tokens) for each in parts)) or choose(model, parts),
+        "sample",
+        lambda model, rows, choices: (
+            passes.append(sum(len(each.tokens) for each in rows)) or sample(model, rows, choices)
+        ),
     )
     model = str(checkpoint_files.save(checkpoint_files.tiny_model("llama"), tmp_path / "tiny"))
     settings = {"target": model, "assistant": None, "precision": "int8", "draft_precision": None}

@@ -296,7 +296,7 @@ class Failing:
         self._target = target
 
     def __getattr__(self, name: str) -> Any:
-        if name == "choose":  # tokens are chosen by the logits that `forward` gives
+        if name in ("choose", "sample"):  # tokens are chosen by the logits that `forward` gives
             raise AttributeError(name)
         return getattr(self._target, name)
 
@@ -356,7 +356,7 @@ def test_an_interrupted_pass_goes_on(pair: Pair, turn: int, monkeypatch: pytest.
     handles = [engine.submit(prompt, options) for prompt in prompts]
     with monkeypatch.context() as patches:
         for model in (pair.target, pair.assistant):
-            for name in ("forward", "choose", "draft", "draft_many"):
+            for name in ("forward", "choose", "sample", "draft", "draft_many"):
                 if hasattr(model, name):
                     patches.setattr(model, name, interrupting(getattr(model, name), calls, turn))
         with pytest.raises(KeyboardInterrupt):

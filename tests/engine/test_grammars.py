@@ -185,7 +185,15 @@ class Watching:
         self._target, self._seen = target, seen
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._target, name)
+        found = getattr(self._target, name)
+        return self._watched(found) if name == "sample" else found
+
+    def _watched(self, sample: Any) -> Any:
+        def watched(rows: Any, choices: Any) -> Any:
+            self._seen.append(list(rows[0].tokens))
+            return sample(rows, choices)
+
+        return watched
 
     def forward(self, rows: Any, vocabulary: int | None = None) -> Any:
         self._seen.append(list(rows[0].tokens))

@@ -104,7 +104,7 @@ class Differing(Checkpoint):
                 qkv_bias=bias,
                 output_bias=bias,
             )
-            layers.append(replace(first, attention=attention, mlp=MlpSpec(own.get("intermediate_size", 96))))
+            layers.append(replace(first, mixer=attention, mlp=MlpSpec(own.get("intermediate_size", 96))))
         return replace(spec, layers=tuple(layers), ropes=(*spec.ropes, Rope(100.0)))
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -208,9 +208,7 @@ def test_a_spec_names_its_tables() -> None:
     first = AttentionSpec(4, 2, 16, rope=0)
     kinds = [first, replace(first, rotary_dim=8), replace(first, rope=1), replace(first, rope=None), first]
     layer = Differing().decoder_spec().layers[0]
-    spec = replace(
-        Differing().decoder_spec(), layers=tuple(replace(layer, attention=each) for each in kinds), ropes=ropes
-    )
+    spec = replace(Differing().decoder_spec(), layers=tuple(replace(layer, mixer=each) for each in kinds), ropes=ropes)
     assert spec.rotary_tables == ((0, 8), (0, 16), (1, 16))
     assert [spec.rotary_columns(each) for each in kinds] == [
         slice(8, 24),

@@ -214,6 +214,7 @@ void test_model_drafts(const KernelTable& k);  // three parts of it
 void test_model_memory(const KernelTable& k);
 void test_sampling(const KernelTable& k);
 void test_nodes(const KernelTable& k);
+void test_recurrent(const KernelTable& k);
 void test_refusals(const KernelTable& k);
 void test_api(const KernelTable& k);
 void test_levels_agree(const std::vector<const KernelTable*>& levels);

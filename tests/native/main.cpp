@@ -54,6 +54,7 @@ int main(int count, char** arguments) {
                                            : part == "model"     ? test_model
                                            : part == "sampling"  ? test_sampling
                                            : part == "refusals"  ? test_refusals
+                                           : part == "recurrent" ? test_recurrent
                                            : part == "api"       ? test_api
                                                                  : nullptr;
         if (!test) return std::fprintf(stderr, "no part %s\n", part.c_str()), 2;

@@ -111,9 +111,9 @@ void check_specs(const KernelTable& k) {
     CHECK_REFUSED("embedding of 24 for a hidden size of 40", make([](UniformSpec& s) { s.embedding_size = 24; }));
     CHECK_REFUSED("groups of 48", make([](UniformSpec& s) { s.group = 48; }));
     CHECK_REFUSED("groups of 0", make([](UniformSpec& s) { s.group = 0; }));
-    CHECK_REFUSED("precision is 5", make([](UniformSpec& s) { s.precision = Precision(5); }));
-    CHECK_REFUSED("precision of experts is 5",
-                  make([](UniformSpec& s) { s.experts = s.experts_per_token = 1, s.expert_precision = Precision(5); }));
+    CHECK_REFUSED("precision is 6", make([](UniformSpec& s) { s.precision = Precision(6); }));
+    CHECK_REFUSED("precision of experts is 6",
+                  make([](UniformSpec& s) { s.experts = s.experts_per_token = 1, s.expert_precision = Precision(6); }));
     CHECK_REFUSED("activation is 6", make([](UniformSpec& s) { s.activation = CLAMPED_SWIGLU, s.gated = 0; }));
     CHECK_REFUSED("activation is -1", make([](UniformSpec& s) { s.activation = Activation(-1); }));
     CHECK_REFUSED("experts of a token is 3 and must be from 1 to 2",

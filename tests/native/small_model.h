@@ -170,6 +170,25 @@ struct Shape {
     int32_t index = 0;
 };
 
+// What a recurrent mixer has in the place of attention's weights.
+template <typename Add>
+void list_recurrent_shapes(const RecurrentSpec& r, int64_t hidden, const Add& add) {
+    const int64_t keys = r.key_width(), values = r.value_width(), taps = r.conv_kernel;
+    for (const bool bias : {false, true}) {
+        if (bias && !r.conv_bias) continue;
+        if (r.scans()) add(Q_CONV, bias, keys * (bias ? 1 : taps), 1);
+        if (r.scans()) add(K_CONV, bias, keys * (bias ? 1 : taps), 1);
+        add(V_CONV, bias, values * (bias ? 1 : taps), 1);
+    }
+    add(Q_IN, false, keys, hidden), add(K_IN, false, keys, hidden), add(V_IN, false, values, hidden);
+    if (r.scans()) add(A_IN, false, r.heads, hidden), add(Z_IN, false, values, hidden);
+    if (r.scans()) add(A_LOG, false, r.heads, 1), add(DT_BIAS, false, r.heads, 1);
+    if (r.kind == GATED_DELTA) add(B_IN, false, r.heads, hidden);
+    if (r.kind == MAMBA2) add(SKIP, false, r.heads, 1);
+    if (r.norm_weights()) add(GATED_NORM, false, r.norm_weights(), 1);
+    add(MIXER_OUT, false, hidden, values);
+}
+
 void list_layer_shapes(const ModelSpec& model, const LayerSpec& layer, int32_t number, std::vector<Shape>& all) {
     const AttentionSpec& a = layer.attention;
     const MlpSpec& m = layer.mlp;
@@ -192,10 +211,15 @@ void list_layer_shapes(const ModelSpec& model, const LayerSpec& layer, int32_t n
         add(slot, false, rows, columns, expert);
         if (bias) add(slot, true, rows, 1, expert);
     };
-    linear(Q_PROJ, a.qkv_bias, a.query_width(), hidden);
-    linear(K_PROJ, a.qkv_bias, a.kv_width(), hidden);
-    linear(V_PROJ, a.qkv_bias, a.kv_width(), hidden);
-    linear(O_PROJ, a.output_bias, hidden, a.query_width());
+    if (layer.is_recurrent()) {
+        const auto plain = [&](Slot slot, bool bias, int64_t rows, int64_t columns) { add(slot, bias, rows, columns); };
+        list_recurrent_shapes(layer.recurrent, hidden, plain);
+    } else {
+        linear(Q_PROJ, a.qkv_bias, a.query_width(), hidden);
+        linear(K_PROJ, a.qkv_bias, a.kv_width(), hidden);
+        linear(V_PROJ, a.qkv_bias, a.kv_width(), hidden);
+        linear(O_PROJ, a.output_bias, hidden, a.query_width());
+    }
     if (a.output_gate) linear(G_PROJ, a.qkv_bias, a.query_width(), hidden);
     for (int32_t e = m.experts ? 0 : -1; e < m.count(); e++) {
         const int64_t size = m.experts && e == m.experts ? m.shared_size : m.intermediate_size;

@@ -338,6 +338,7 @@ C_TYPES = {
     "Batch*": ctypes.POINTER(library.Batch),
     "GreedyDraft*": ctypes.POINTER(library.GreedyDraft),
     "TopTokens*": ctypes.POINTER(library.TopTokens),
+    "RowChoice*": ctypes.POINTER(structures.CRowChoice),
 }
 
 

@@ -179,7 +179,12 @@ class Mixture(Model):
     def __init__(self) -> None:
         experts = SimpleNamespace(count=COUNT, per_token=PER_TOKEN)
         self.spec: Any = SimpleNamespace(
-            context_length=4096, vocab_size=50, num_hidden_layers=3, experts=experts, expert_layers=[experts] * 3
+            context_length=4096,
+            vocab_size=50,
+            num_hidden_layers=3,
+            experts=experts,
+            expert_layers=[experts] * 3,
+            recurrents=(),
         )
         self.now = 0.0
 

@@ -41,7 +41,11 @@ inline __m512 numpy_exponential(__m512 x) {
     __m512 q = _mm512_set1_ps(2.159509375685829852e-02f);
     q = _mm512_fmadd_ps(q, r, _mm512_set1_ps(-2.742335390411667453e-01f));
     q = _mm512_fmadd_ps(q, r, _mm512_set1_ps(1.0f));
-    return _mm512_maskz_scalef_ps(large_enough, _mm512_div_ps(p, q), n);
+    // Denormal weights, too, have their bits: in two steps, as scaling by less than 2^-126 at once is not what AVX2
+    // does.
+    const __m512 most = _mm512_max_ps(n, _mm512_set1_ps(-100.0f));
+    const __m512 scaled = _mm512_maskz_scalef_ps(large_enough, _mm512_div_ps(p, q), most);
+    return _mm512_maskz_scalef_ps(large_enough, scaled, _mm512_sub_ps(n, most));
 }
 
 inline __m512 weight(__m512 x, __m512 largest, __m512 temperature) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <tuple>
 #include <utility>
 
 #include "threads/pool.h"
@@ -198,8 +199,9 @@ void PassPlan::share_tiles(AttentionPlan& plan) const {
     };
     const auto cost = [&](const TileUnit& u) { return (u.end - u.first) * each(u); };
     const auto sort = [&](std::vector<TileUnit>& units) {
-        std::stable_sort(units.begin(), units.end(),
-                         [&](const TileUnit& a, const TileUnit& b) { return cost(a) > cost(b); });
+        std::sort(units.begin(), units.end(), [&](const TileUnit& a, const TileUnit& b) {
+            return cost(a) != cost(b) ? cost(a) > cost(b) : std::tie(a.tile, a.first) < std::tie(b.tile, b.first);
+        });
     };
     std::vector<TileUnit> tiles;
     std::vector<int64_t> costs;

@@ -186,7 +186,8 @@ void keep_nucleus(const Pass& pass, const LogitRow& row, Candidates& found) {
     const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
     std::vector<size_t> order(count);
     std::iota(order.begin(), order.end(), size_t(0));
-    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return weights[a] > weights[b]; });
+    std::sort(order.begin(), order.end(),
+              [&](size_t a, size_t b) { return weights[a] != weights[b] ? weights[a] > weights[b] : a < b; });
     std::vector<bool> kept(count);
     double reached = 0;
     for (size_t i = 0; i < count && (i == 0 || reached < row.rule.top_p * total); i++) {

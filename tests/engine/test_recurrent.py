@@ -1,0 +1,162 @@
+"""Recurrent models in the engine: states are found again, taken back and given up, and no text changes."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import tiny_models
+from conftest import HAS_NATIVE
+from test_engine import SCHEDULES, Client, Pair, check, clients_of, options_of, play, prompt_of, tokens_of
+
+from ipex_assist.checkpoints.open import open_checkpoint
+from ipex_assist.engine.limits import EngineLimits
+from ipex_assist.engine.state_prefixes import LEAST_TOKENS
+from ipex_assist.engine.stats import EngineStats
+from ipex_assist.executors.kv_memory import KvMemory
+from ipex_assist.executors.load import load_model
+from ipex_assist.executors.load_request import LoadRequest
+from ipex_assist.speculative.options import GenerationOptions
+
+pytestmark = [
+    pytest.mark.one_stack,
+    pytest.mark.skipif(not HAS_NATIVE, reason="blocks and slots are the native core's"),
+]
+
+OPTIONS = GenerationOptions.of(max_new_tokens=20, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("recurrent")
+    tiny_models.save(path, "qwen3.5", max_position_embeddings=2048)
+    return path
+
+
+def loaded(folder: Path, memory: KvMemory | None = None, target: str = "int8") -> Pair:
+    """A target and the same weights in int4, both recurrent, that share a memory."""
+    checkpoint = open_checkpoint(str(folder))
+    memory = memory or KvMemory(1 << 28)
+    return Pair(*(load_model(LoadRequest(checkpoint, each, "native", kv_memory=memory)) for each in (target, "int4")))
+
+
+@pytest.fixture(scope="module")
+def pair(folder: Path) -> Pair:
+    return loaded(folder)
+
+
+def turns(chance: random.Random, clients: list[Client]) -> list[Client]:
+    """Each client with an answer asks on."""
+    texts = [(client, tokens_of(iter(client.rounds))) for client in clients]
+    return [
+        Client((*client.prompt, *text, *prompt_of(chance, 20)), options_of(chance), chance.randrange(20), None)
+        for client, text in texts
+    ]
+
+
+@pytest.mark.parametrize("draft", ["none", "model", "lookup", "both"])
+def test_every_text_is_as_alone(pair: Pair, draft: str) -> None:
+    """Random requests that come and go, share beginnings, and are drafted for by a recurrent model."""
+    found = EngineStats()
+    for seed in range(SCHEDULES):
+        chance = random.Random(f"{seed} {draft}")
+        clients = clients_of(chance, 24, chance.choice((40, 200)))
+        engine = pair.engine(draft, EngineLimits(requests=chance.randrange(1, 25), rows=chance.choice((17, 40, 512))))
+        play(engine, clients)
+        check(pair, clients)
+        asking_on = turns(chance, clients)
+        play(engine, asking_on)
+        check(pair, asking_on)
+        found.accepted += engine.stats.accepted
+        found.prefix_tokens += engine.stats.prefix_tokens
+        engine.close()
+    assert found.accepted > 0 or draft in ("none", "lookup")
+    assert found.prefix_tokens > 0
+
+
+@pytest.mark.parametrize("draft", ["none", "both"])
+def test_where_states_run_out(folder: Path, draft: str, pair: Pair) -> None:
+    """16 to 24 requests in memory for a few states and blocks: texts wait, are put back, and prefixes are given up."""
+    found = EngineStats()
+    for seed in range(max(2, SCHEDULES // 3)):
+        bytes_of = [
+            5 * model.packed.block_bytes(model.kv_precision) + 6 * model.packed.state_bytes  # type: ignore[attr-defined]
+            for model in (pair.target, pair.assistant)
+        ]
+        scarce = loaded(folder, KvMemory(2 * sum(bytes_of)))
+        states, blocks = scarce.target.states, scarce.target.blocks
+        assert states is not None
+        assert blocks is not None
+        chance = random.Random(f"{seed} {draft}")
+        clients = clients_of(chance, 24, 640, least=16)
+        engine = scarce.engine(draft, EngineLimits(requests=12, rows=chance.choice((64, 512))))
+        play(engine, clients)
+        check(pair, clients)
+        asking_on = turns(chance, clients)
+        play(engine, asking_on)
+        check(pair, asking_on)
+        found.preempted += engine.stats.preempted
+        found.prefix_tokens += engine.stats.prefix_tokens
+        found.failed += engine.stats.failed
+        engine.close()
+        del engine, clients, asking_on
+        assert blocks.free == blocks.count
+        assert states.free == states.count
+    assert found.failed == 0
+    assert found.prefix_tokens > 0
+
+
+@pytest.mark.parametrize("draft", ["none", "both"])
+def test_a_turn_reads_only_what_is_new(pair: Pair, draft: str) -> None:
+    """Of a conversation nothing is read again, wherever a block ends; texts are those of no cache."""
+    engine = pair.engine(draft)
+    talk = list(range(3, 3 + LEAST_TOKENS))
+    for question in ([], [50, 51, 52], [60] * 300, [70] * 7):
+        before = engine.stats.prompt_tokens
+        known = len(talk) - 1 if question else 0  # the last token was never read
+        talk += question
+        answer = tokens_of(engine.submit(tuple(talk), OPTIONS))
+        assert answer == pair.alone(tuple(talk), OPTIONS)
+        assert engine.stats.prompt_tokens - before == len(talk) - known
+        talk += answer
+
+
+def test_the_same_prompt_again(pair: Pair) -> None:
+    """All of it is known but its last token."""
+    engine = pair.engine("none")
+    prompt = (*range(3, 153), *range(20, 70))
+    texts = [tokens_of(engine.submit(prompt, OPTIONS)) for _ in range(3)]
+    assert texts == [pair.alone(prompt, OPTIONS)] * 3
+    assert engine.stats.prompt_tokens == len(prompt) + 2
+
+
+def test_a_beginning_that_is_asked_for_again(pair: Pair) -> None:
+    """The second request with a common beginning reads it, and keeps the state there; the third reads its own part."""
+    engine = pair.engine("none")
+    common, read = (*range(3, 153), *range(20, 70)), list[int]()
+    for own in range(4):
+        prompt = (*common, *([10 + own] * 50))
+        before = engine.stats.prompt_tokens
+        assert tokens_of(engine.submit(prompt, OPTIONS)) == pair.alone(prompt, OPTIONS)
+        read.append(engine.stats.prompt_tokens - before)
+    assert read == [250, 250, 50, 50]
+
+
+def test_the_oldest_prefix_goes_first(folder: Path, pair: Pair) -> None:
+    """With slots for a few, the prompt that was used last is still known."""
+    least = sum(
+        8 * model.packed.block_bytes(model.kv_precision) + 4 * model.packed.state_bytes  # type: ignore[attr-defined]
+        for model in (pair.target, pair.assistant)
+    )
+    scarce = loaded(folder, KvMemory(least))
+    engine = scarce.engine("none")
+    assert scarce.target.states is not None
+    prompts = [tuple(chance.randrange(3, 60) for _ in range(100)) for chance in map(random.Random, range(9))]
+    for prompt in prompts:
+        tokens_of(engine.submit(prompt, OPTIONS))
+    before = engine.stats.prefix_tokens
+    assert tokens_of(engine.submit(prompts[-1], OPTIONS)) == pair.alone(prompts[-1], OPTIONS)
+    assert engine.stats.prefix_tokens == before + 99
+    tokens_of(engine.submit(prompts[0], OPTIONS))
+    assert engine.stats.prefix_tokens == before + 99
