@@ -11,6 +11,7 @@ RecurrentSpec mixer(RecurrentKind kind) {
     RecurrentSpec r{};
     r.kind = kind, r.heads = 4, r.key_heads = 2, r.key_dim = 10, r.value_dim = 21, r.conv_kernel = 4;
     r.most_step = INFINITY;
+    if (kind == GATED_DELTA) r.beta_scale = 2, r.norm_eps = 1e-4f;
     if (kind == MAMBA2) r.conv_bias = 1, r.norm_groups = 2, r.least_step = 0.01f, r.most_step = 3;
     if (kind == SHORT_CONV) r.heads = r.key_heads = 1, r.key_dim = r.value_dim = 40, r.conv_kernel = 3;
     return r;
