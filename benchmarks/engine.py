@@ -35,8 +35,10 @@ def tokens_of(model: Any, seed: int, count: int) -> list[int]:
 DRAWN = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.9, "presence_penalty": 0.5}
 
 
-def fill(engine: Engine, model: Any, args: argparse.Namespace, seed: int, tokens: int, **drawn: Any) -> list[Any]:
-    """Requests in flight, every one of which has its first token."""
+def fill(
+    engine: Engine, model: Any, args: argparse.Namespace, seed: int, tokens: int, drawn: dict[str, Any]
+) -> list[Any]:
+    """Requests in flight, every one of which has its first token. drawn: options by which, if not greedily."""
     options = GenerationOptions.of(max_new_tokens=tokens, ignore_eos=True, assisted=args.assistant is not None, **drawn)
     handles = [engine.submit(tokens_of(model, seed + i, 64), options) for i in range(args.requests)]
     for handle in handles:
@@ -47,7 +49,7 @@ def fill(engine: Engine, model: Any, args: argparse.Namespace, seed: int, tokens
 def own_share(model: Any, args: argparse.Namespace, seed: int) -> tuple[float, float]:
     """The engine's own seconds ÷ the models', and the milliseconds of it a pass."""
     engine = model.engine()
-    handles = fill(engine, model, args, seed, 48)
+    handles = fill(engine, model, args, seed, 48, {})
     before = replace(engine.stats)
     for handle in handles:
         for _ in handle:
@@ -62,7 +64,7 @@ def sampled(model: Any, args: argparse.Namespace, seed: int) -> float:
     """Seconds of greedy texts ÷ those of as many drawn ones: their tokens/s by those of greedy ones."""
     seconds = []
     for drawn in ({}, {**DRAWN, "seed": seed}):
-        handles = fill(model.engine(), model, args, seed, 48, **drawn)
+        handles = fill(model.engine(), model, args, seed, 48, drawn)
         started = time.perf_counter()
         for handle in handles:
             for _ in handle:
@@ -84,7 +86,7 @@ def newcomer(model: Any, args: argparse.Namespace, seed: int) -> tuple[float, fl
     prompt = tokens_of(model, seed + 1000, 128)
     alone = first_token(model.engine(), prompt, seed)
     engine = model.engine()
-    handles = fill(engine, model, args, seed, 96)
+    handles = fill(engine, model, args, seed, 96, {})
     beside = first_token(engine, prompt, seed)
     for handle in handles:
         handle.cancel()
