@@ -120,6 +120,19 @@ void test_activations(const KernelTable& k) {
     }
 }
 
+// Squares of what is above 0, as floats multiply; beyond them infinity, and none that is no number.
+void test_squares(const KernelTable& k) {
+    const float some[] = {-FLT_MAX, -3.0f, -1e-20f, -0.0f, 0.0f,  1e-30f, 1e-10f,   0.3f,
+                          1.0f,     2.5f,  7.01f,   1e4f,  1e18f, 1e30f,  INFINITY, NAN};
+    Buffer<float> in(LANES), out(LANES);
+    for (int i = 0; i < LANES; i++) in[size_t(i)] = some[i];
+    k.activate(RELU2, false, in.data(), 1, out.data());
+    for (int i = 0; i < LANES; i++) {
+        const float x = some[i], expected = x <= 0 ? 0 : x * x, got = out[size_t(i)];
+        CHECK(std::isnan(x) ? std::isnan(got) : got == expected, "%g became %g", double(x), double(got));
+    }
+}
+
 // gpt-oss: values of gate and up below, within and beyond the limits, and none that is no number.
 void test_clamped_swiglu(const KernelTable& k) {
     const float some[] = {-FLT_MAX, -1e4f, -60.0f, -7.01f, -7.0f, -6.9f, -1.0f, -1e-20f,
@@ -248,7 +261,7 @@ std::vector<float> results_for_rows(const KernelTable& k) {
                                  200.0f, 1e4f,  1e10f,  1e30f, FLT_MAX, INFINITY, NAN};
         for (size_t i = 0; padded > 2 * std::size(special) && i < 2 * std::size(special); i++)
             x[i] = i % 2 ? special[i / 2] : -special[i / 2];
-        for (const Activation kind : {SILU, RELU, GELU, GELU_TANH}) {
+        for (const Activation kind : {SILU, RELU, RELU2, GELU, GELU_TANH}) {
             k.activate(kind, false, x.data(), int64_t(padded / LANES), out.data());
             keep(out);
         }
@@ -286,6 +299,7 @@ void test_rows(const KernelTable& k) {
     test_normalize(k);
     test_add_and_convert(k);
     test_activations(k);
+    test_squares(k);
     test_clamped_swiglu(k);
     test_multiply_sigmoid(k);
     test_rotary(k);
