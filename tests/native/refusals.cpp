@@ -84,7 +84,11 @@ void check_specs(const KernelTable& k) {
     CHECK_REFUSED("num_hidden_layers is -3", make([](UniformSpec& s) { s.layers = -3; }));
     CHECK_REFUSED("window is -1", make_last([](LayerSpec& layer) { layer.attention.window = -1; }));
     CHECK_REFUSED("num_key_value_heads is 0", make_last([](LayerSpec& layer) { layer.attention.kv_heads = 0; }));
-    CHECK_REFUSED("intermediate_size is 0", make_last([](LayerSpec& layer) { layer.mlp.intermediate_size = 0; }));
+    make_last([](LayerSpec& layer) { layer.mlp.intermediate_size = 0; });
+    CHECK_REFUSED("intermediate_size is -1", make_last([](LayerSpec& layer) { layer.mlp.intermediate_size = -1; }));
+    CHECK_REFUSED("intermediate_size is 0",
+                  make([](UniformSpec& s) { s.experts = s.experts_per_token = 1, s.intermediate_size = 0; }));
+    CHECK_REFUSED("nothing, parallel", make([](UniformSpec& s) { s.parallel = 1, s.intermediate_size = 0; }));
     CHECK_REFUSED("norm_place is -1", make_last([](LayerSpec& layer) { layer.norm_place = NormPlace(-1); }));
     CHECK_REFUSED("column of a rotary table is 1 and",
                   make_last([](LayerSpec& layer) { layer.attention.rope_column = 1; }));
@@ -146,7 +150,8 @@ void check_specs(const KernelTable& k) {
     CHECK_REFUSED("number of the routing is nan",
                   make([](UniformSpec& s) { s.experts = s.experts_per_token = 1, s.least_sum = NAN; }));
     CHECK_REFUSED("multiplier is 0", make([](UniformSpec& s) { s.experts = s.experts_per_token = 1, s.scaling = 0; }));
-    CHECK_REFUSED("experts are gated", make([](UniformSpec& s) { s.experts = s.experts_per_token = 1, s.gated = 0; }));
+    CHECK_REFUSED("experts, or nothing, parallel",
+                  make([](UniformSpec& s) { s.experts = s.experts_per_token = s.parallel = 1; }));
     CHECK_REFUSED("epsilon is nan", make([](UniformSpec& s) { s.norm_eps = NAN; }));
     CHECK_REFUSED("epsilon is -1", make([](UniformSpec& s) { s.norm_eps = -1; }));
     CHECK_REFUSED("attention scale is inf", make([](UniformSpec& s) { s.attention_scale = INFINITY; }));

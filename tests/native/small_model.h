@@ -169,6 +169,15 @@ const Kind KINDS[] = {
      [](LayerSpec& layer) { make_latent(layer.attention, 5, {48, 16, 24, 32, 20, 1e-6f}); }},
     {"latents with direct queries, and biases", 30, [](UniformSpec& s) { s.qkv_bias = s.output_bias = 1; }, false,
      [](LayerSpec& layer) { make_latent(layer.attention, 20, {32, 16, 130, 16, 0, 1e-6f}); }},
+    {"plain experts with squares, then no MLP; norms around", 0,
+     [](UniformSpec& s) {
+         s.experts = 5, s.experts_per_token = 2, s.shared_size = 20, s.gated = 0, s.activation = RELU2;
+         s.norm_place = SANDWICH;
+     },
+     false,
+     [](LayerSpec& layer) {
+         layer.mlp.intermediate_size = layer.mlp.experts = layer.mlp.experts_per_token = layer.mlp.shared_size = 0;
+     }},
 };
 
 // A weight: its place as PackedModel::pack takes it, and its shape.
@@ -209,9 +218,9 @@ void list_layer_shapes(const ModelSpec& model, const LayerSpec& layer, int32_t n
     for (const bool bias : {false, true}) {
         if (bias && !model.norm_bias) continue;
         if (layer.norm_place != POST) add(ATTENTION_NORM, bias, hidden, 1);
-        if (layer.norm_place != POST && !layer.shared_norm) add(MLP_NORM, bias, hidden, 1);
+        if (layer.norm_place != POST && !layer.shared_norm && layer.has_mlp()) add(MLP_NORM, bias, hidden, 1);
         if (layer.has_post_norms()) add(ATTENTION_OUT_NORM, bias, hidden, 1);
-        if (layer.has_post_norms()) add(MLP_OUT_NORM, bias, hidden, 1);
+        if (layer.has_post_norms() && layer.has_mlp()) add(MLP_OUT_NORM, bias, hidden, 1);
     }
     const bool one = a.qk_norm == ONE_FOR_HEADS;
     if (a.qk_norm) add(Q_NORM, false, one ? a.head_dim : a.query_width(), 1);
@@ -242,7 +251,7 @@ void list_layer_shapes(const ModelSpec& model, const LayerSpec& layer, int32_t n
     }
     if (!layer.is_recurrent()) linear(O_PROJ, a.output_bias, hidden, a.output_width());
     if (a.output_gate) linear(G_PROJ, a.qkv_bias, a.query_width(), hidden);
-    for (int32_t e = m.experts ? 0 : -1; e < m.count(); e++) {
+    for (int32_t e = m.experts ? 0 : -1; layer.has_mlp() && e < m.count(); e++) {
         const int64_t size = m.experts && e == m.experts ? m.shared_size : m.intermediate_size;
         if (m.gated) linear(GATE_PROJ, m.bias, size, hidden, e);
         linear(UP_PROJ, m.bias, size, hidden, e);
