@@ -22,6 +22,13 @@ DEEPSEEK_CONFIG = {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5}
 ROUTERS: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
     ("glm4_moe", "Glm4MoeTopkRouter", DEEPSEEK_CONFIG | {"norm_topk_prob": True}, DEEPSEEK),
     ("dots1", "Dots1TopkRouter", DEEPSEEK_CONFIG | {"norm_topk_prob": False}, DEEPSEEK | {"normalised": False}),
+    ("deepseek_v3", "DeepseekV3TopkRouter", DEEPSEEK_CONFIG | {"norm_topk_prob": True}, DEEPSEEK),
+    (
+        "deepseek_v2",
+        "DeepseekV2TopkRouter",
+        DEEPSEEK_CONFIG | {"topk_method": "group_limited_greedy", "n_routed_experts": COUNT, "num_attention_heads": 2},
+        {"groups": 4, "groups_per_token": 2, "best_of_group": 1, "scaling": 2.5, "normalised": False},
+    ),
     (
         "ernie4_5_moe",
         "Ernie4_5_MoeTopKRouter",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny_models
@@ -44,6 +45,14 @@ WIDE = {
     "num_key_value_heads": 8,
     "head_dim": 128,
     "max_position_embeddings": 4096,
+}
+
+LATENT = WIDE | {
+    **{"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "num_hidden_layers": 2, "head_dim": 64},
+    **{"vocab_size": 4000, "num_attention_heads": 32, "num_key_value_heads": 32, "first_k_dense_replace": 2},
+    **{"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "n_group": 1, "topk_group": 1},
+    **{"q_lora_rank": 384},
+    **{"kv_lora_rank": 128, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128},
 }
 
 
@@ -99,9 +108,10 @@ def test_a_run_takes_what_was_planned() -> None:
 
 
 @native
-def test_buffers_are_no_larger_than_planned() -> None:
+@pytest.mark.parametrize("config", [WIDE, LATENT], ids=["wide", "latents"])
+def test_buffers_are_no_larger_than_planned(config: dict[str, Any]) -> None:
     """Of the largest possible pass, after a long text, with logits of all rows."""
-    checkpoint = RandomCheckpoint("wide", WIDE)
+    checkpoint = RandomCheckpoint("wide", config)
     model = load_model(LoadRequest(checkpoint, "bf16", "native", kv_memory=KvMemory(16 * 8 << 20)))
     assert isinstance(model, NativeModel)
     sequence = model.new_sequence(2048)
