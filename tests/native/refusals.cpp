@@ -184,7 +184,9 @@ void check_weights(const KernelTable& k) {
             const KindSpec spec(f, kind);
             PackedModel model(spec.model, spec.layers.data(), &k);
             const std::vector<Shape> all = shapes(spec.model, spec.layers);
-            std::vector<float> values(size_t((POSITIONS + 2) * 200), 0.1f);
+            int64_t most = 0;
+            for (const Shape& s : all) most = std::max(most, (s.rows + 1) * (s.columns + 1));
+            std::vector<float> values(size_t(most), 0.1f);
             const auto pack = [&](const Shape& s, int32_t index, int64_t rows, int64_t columns) {
                 return model.pack(pool, s.slot, index, s.bias, {SOURCE_F32, values.data(), rows, columns});
             };
