@@ -62,7 +62,7 @@ def _stored_shapes(spec: DecoderSpec, sources: dict[str, Source]) -> dict[str, t
         if source.rows is not None:
             if source.flat:
                 columns = [rows // (source.rows[1] - source.rows[0])]
-            rows = max(source.rows[1], *known[:1])
+            rows = max(source.rows[1], 0, *known[:1])
         elif source.every is not None:
             rows *= source.every[1]
         elif source.interleaved is not None:
