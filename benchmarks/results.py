@@ -60,6 +60,9 @@ QUESTIONS = {
     "versions": "This version beside the one before",
     "mixture": "Mixtures of published shapes, random weights",
     "recurrent": "A dense model with recurrent layers, random weights",
+    "recurrent_mixture": "A mixture with recurrent layers, random weights: Granite 4 small",
+    "latent": "A mixture with latent attention, random weights: DeepSeek-V2-Lite",
+    "latent_flash": "A mixture with latent attention, random weights: GLM-4.7-Flash",
     "load_memory": "Memory of loading",
     "starting": "Starting",
 }
