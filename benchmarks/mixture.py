@@ -20,7 +20,7 @@ from typing import Any
 
 import measure
 
-from ipex_assist.bench.pairs import published_config
+from ipex_assist.bench.pairs import first_layers, published_config
 from ipex_assist.bench.random_checkpoint import RandomCheckpoint
 from ipex_assist.commands.shared.load import leave_cores_to_native
 from ipex_assist.executors.interface import Rows
@@ -38,10 +38,7 @@ def load(source: str, layers: int | None, precision: str) -> Any:
     """The model of these shapes on the native core. Raises UsageError where they are not known."""
     config = published_config(source)
     if layers is not None:
-        config["num_hidden_layers"] = layers
-        for name in ("layer_types", "layers_block_type"):
-            if name in config:
-                config[name] = config[name][:layers]
+        config = first_layers(config, layers)
     return load_model(LoadRequest(RandomCheckpoint(source, config), precision, "native"))
 
 

@@ -292,6 +292,12 @@ def find_pair(name: str) -> PublishedPair:
     return PAIRS[name]
 
 
+def first_layers(config: Config, layers: int) -> Config:
+    """The config of a model that ends after so many of its layers."""
+    kinds = {name: config[name][:layers] for name in ("layer_types",) if name in config}
+    return config | kinds | {"num_hidden_layers": layers}
+
+
 def published_config(source: str) -> Config:
     """The config of a model whose shapes are known; UsageError lists the models there are."""
     if source not in CONFIGS:

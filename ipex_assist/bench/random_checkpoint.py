@@ -61,7 +61,7 @@ def _stored_shapes(spec: DecoderSpec, sources: dict[str, Source]) -> dict[str, t
         known = known[::-1] if source.transposed else known
         if source.rows is not None:
             if source.flat:
-                columns = [rows // (source.rows[1] - source.rows[0])]
+                columns = [1, rows // (source.rows[1] - source.rows[0])]  # of a convolution by columns
             rows = max(source.rows[1], 0, *known[:1])
         elif source.every is not None:
             rows *= source.every[1]

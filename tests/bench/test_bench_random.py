@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from ipex_assist.bench.pairs import CONFIGS, PAIRS, find_pair, published_config
+from ipex_assist.bench.pairs import CONFIGS, PAIRS, find_pair, first_layers, published_config
 from ipex_assist.bench.random_checkpoint import RandomCheckpoint
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.executors.load import load_model
@@ -70,7 +70,10 @@ TINY_LLAMA = published_config("TinyLlama/TinyLlama-1.1B-Chat-v1.0") | {
 def stored(name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
     """What checkpoints have for a parameter: all experts of transformers 5 are one, gate and up together."""
     place, _, leaf = name.partition("experts.")
-    if len(shape) != 3:
+    if "block_sparse_moe" in name:  # Granite's checkpoints have all experts in one as well, by other names
+        ours = {"gate_up_proj": "input_linear.weight", "down_proj": "output_linear.weight", "": "router.layer.weight"}
+        return {place.removesuffix("router.weight") + ours[leaf]: shape}
+    if not leaf or len(shape) != 3:
         return {name: shape}
     count, rows, columns = shape
     leaves = {"gate_up_proj": (("gate_proj", "up_proj"), rows // 2), "down_proj": (("down_proj",), rows)}
@@ -82,13 +85,16 @@ def stored(name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
 def test_shapes_are_those_of_transformers(source: str) -> None:
     """One wrong size, or a tensor left out, and the table of a pair would be another pair's."""
     config = published_config(source)
-    if "num_experts" in config:
-        config |= {"num_hidden_layers": 2, "num_experts": 16}  # each is some modules of transformers 4; sizes are below
+    # Each is some modules of transformers 4; sizes are below.
+    few = {name: 16 for name in ("num_experts", "n_routed_experts", "num_local_experts") if name in config}
+    if few or "layer_types" in config:
+        config = first_layers(config, 6) | few
     fields = {name: value for name, value in config.items() if name not in ("architectures", "model_type")}
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(config["model_type"], **fields))
     theirs = {}
-    for name, parameter in model.named_parameters():
+    biases = [(name, bias) for name, bias in model.named_buffers() if "correction_bias" in name]
+    for name, parameter in [*model.named_parameters(), *biases]:
         theirs |= stored(name, tuple(parameter.shape))
     if model.config.tie_word_embeddings:
         theirs.pop("lm_head.weight", None)

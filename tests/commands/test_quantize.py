@@ -220,7 +220,7 @@ def test_models_that_cannot_be_quantized(tmp_path: Path, capsys: pytest.CaptureF
     config = json.loads((tmp_path / "m" / "config.json").read_text())
     (tmp_path / "m" / "config.json").write_text(json.dumps(config | {"architectures": ["XGLMForCausalLM"]}))
     assert run("-m", str(tmp_path / "m"), "-o", str(tmp_path / "again")) == 1
-    assert "cannot be quantized: XGLMForCausalLM is none of BloomForCausalLM" in capsys.readouterr().err
+    assert "cannot be quantized: XGLMForCausalLM is none of " in capsys.readouterr().err
     tiny_models.save(tmp_path / "odd", "llama-odd-sizes")
     assert run("-m", str(tmp_path / "odd"), "-o", str(tmp_path / "again")) == 1
     assert "must be multiples of 8" in capsys.readouterr().err
