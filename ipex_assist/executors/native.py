@@ -24,6 +24,7 @@ from ipex_assist.executors.interface import (
     TokenLogprob,
     Tokens,
     check_rows,
+    truncate_or_clear,
 )
 from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.native_choices import CoreChoices, KeptLogits
@@ -192,7 +193,7 @@ class NativeModel(Model):
         before = sequence.length
         [(drafted, probabilities)] = self.draft_many([DraftInput(sequence, tokens, count, min_confidence)], vocabulary)
         if drafted[-1] < 0:
-            sequence.truncate(before)
+            truncate_or_clear(sequence, before)
             raise LogitsError("the model", before + len(tokens) + len(drafted) - 1)
         return drafted, probabilities
 

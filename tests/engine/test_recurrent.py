@@ -14,6 +14,7 @@ from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.engine.limits import EngineLimits
 from ipex_assist.engine.state_prefixes import LEAST_TOKENS
 from ipex_assist.engine.stats import EngineStats
+from ipex_assist.executors.interface import LogitsError
 from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.load import load_model
 from ipex_assist.executors.load_request import LoadRequest
@@ -202,3 +203,14 @@ def test_little_memory_has_room_for_a_block() -> None:
     blocks, states = memory._divided(100)
     assert blocks == 1
     assert states >= 2
+
+
+def test_invalid_logits_behind_many_rows_are_named(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of the draft cannot be taken back: that is no reason to hide what was wrong."""
+    target = pair.target
+    sequence = target.new_sequence(96)
+    target.extend(sequence, [1, 2, 3])
+    real = target.draft_many  # type: ignore[attr-defined]
+    monkeypatch.setattr(target, "draft_many", lambda *given: [([*d[:-1], -1], p) for d, p in real(*given)])
+    with pytest.raises(LogitsError):
+        target.draft(sequence, list(range(40)), 4)  # type: ignore[attr-defined]
