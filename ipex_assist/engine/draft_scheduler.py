@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
@@ -22,9 +23,12 @@ class DraftScheduler:
     joint: the schedule of requests that share passes; None while no request is adaptive.
     """
 
-    def __init__(self, shares_passes: bool, clock: Callable[[], float]) -> None:
-        """shares_passes: whether a pass of the model may hold several requests, or one at a time."""
-        self._shares_passes, self._clock = shares_passes, clock
+    def __init__(self, shares_passes: bool, clock: Callable[[], float], longest: int = sys.maxsize) -> None:
+        """shares_passes: whether a pass of the model may hold several requests, or one at a time.
+
+        longest: tokens of a draft that the model can verify.
+        """
+        self._shares_passes, self._clock, self._longest = shares_passes, clock, longest
         self.joint: JointSchedule | None = None
         self._shared = False  # whether `joint` decides in the current pass
         self._requests = 1  # decoding in the current pass
@@ -45,7 +49,7 @@ class DraftScheduler:
         for scheduled, plan in zip(drafters, self._plans(drafters, len(batch), prefill_rows, prefilling), strict=True):
             request = scheduled.request
             scheduled.forced_count = min(request.forced_count, LONGEST_DRAFT)
-            k = min(max(plan.k, scheduled.forced_count), scheduled.remaining - 1)
+            k = min(max(plan.k, scheduled.forced_count), scheduled.remaining - 1, self._longest)
             if k > 0 and request.draft is not None:
                 # A forced token is worth a row of the target, but not a pass of the draft to catch up for it.
                 plan = plan if plan.k else replace(plan, context=ALL_UNREAD)

@@ -19,6 +19,7 @@ from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.interface import ANY_ROWS, LogitsError, Model, experts_a_layer
 from ipex_assist.speculative.logprobs import of_rows
 from ipex_assist.speculative.round import Round
+from ipex_assist.speculative.schedule import longest_draft
 from ipex_assist.speculative.verify import verify
 
 Clock = Callable[[], float]
@@ -35,7 +36,7 @@ class Scheduler:
         self.target, self.limits, self.stats, self.clock = target, limits, stats, clock
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        self.drafts = DraftScheduler(target.blocks is not None, clock)
+        self.drafts = DraftScheduler(target.blocks is not None, clock, longest_draft(target.spec))
         self.block_budget = BlockBudget(target, prefixes)
         self._chunks = ChunkSizes(limits)
 

@@ -73,7 +73,8 @@ class KvMemory:
         """Blocks and states in `size` bytes, of which states take half at most."""
         states = 0
         if self._joined_states:
-            states = max(LEAST_STATES, min(2 * DEFAULT_SEQUENCES, size // 2 // self._joined_states))
+            most = min(size // 2, size - self._joined) // self._joined_states  # beside a block of each
+            states = max(LEAST_STATES, min(2 * DEFAULT_SEQUENCES, most))
         wanted = DEFAULT_SEQUENCES * -(-self._context // BLOCK)
         left = size - states * self._joined_states
         if self._joined == 0:  # recurrent layers alone: blocks take nothing

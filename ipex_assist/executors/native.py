@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
 from collections import abc
@@ -23,6 +24,7 @@ from ipex_assist.executors.interface import (
     TokenLogprob,
     Tokens,
     check_rows,
+    truncate_or_clear,
 )
 from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.native_choices import CoreChoices, KeptLogits
@@ -191,7 +193,7 @@ class NativeModel(Model):
         before = sequence.length
         [(drafted, probabilities)] = self.draft_many([DraftInput(sequence, tokens, count, min_confidence)], vocabulary)
         if drafted[-1] < 0:
-            sequence.truncate(before)
+            truncate_or_clear(sequence, before)
             raise LogitsError("the model", before + len(tokens) + len(drafted) - 1)
         return drafted, probabilities
 
@@ -323,10 +325,10 @@ class NativeModel(Model):
         packed = self.packed
         batch, _keep = self._batch(segments, vocabulary)
         batch.logits = logits
-        with pass_lock:
+        with pass_lock, _whole_states(segments):
             self._settle()
             packed.check(packed.library.ia_forward(packed.handle, packed.pool.handle, ctypes.byref(batch)))
-        _lengthen(segments)
+            _lengthen(segments)
 
     def _choose(self, segments: abc.Sequence[TokenSegment], top: int, vocabulary: int | None) -> list[TokenLogprob]:
         packed = self.packed
@@ -336,13 +338,13 @@ class NativeModel(Model):
         logs, log_sums = (ctypes.c_float * rows)(), (ctypes.c_float * rows)()
         top_logs = (ctypes.c_float * (rows * top))()
         found = TopTokens(top, tokens, logs, log_sums, top_tokens, top_logs)
-        with pass_lock:
+        with pass_lock, _whole_states(segments):
             self._settle()
             status = packed.library.ia_top_tokens(
                 packed.handle, packed.pool.handle, ctypes.byref(batch), ctypes.byref(found)
             )
             packed.check(status)
-        _lengthen(segments)
+            _lengthen(segments)
         ranked = [
             list(zip(top_tokens[at : at + top], top_logs[at : at + top], strict=True))
             for at in range(0, rows * top, top or 1)
@@ -353,7 +355,7 @@ class NativeModel(Model):
         """Run a pass whose rows of logits have the choices from `first` on."""
         packed = self.packed
         batch, _keep = self._batch(segments, None)
-        with pass_lock:
+        with pass_lock, _whole_states(segments):
             self._settle()
             status = packed.library.ia_sample(
                 packed.handle,
@@ -363,7 +365,7 @@ class NativeModel(Model):
                 ctypes.cast(ctypes.byref(choices.tokens, 4 * first), ctypes.POINTER(ctypes.c_int32)),
             )
             packed.check(status)
-        _lengthen(segments)
+            _lengthen(segments)
 
     def _draft(self, requests: abc.Sequence[DraftInput], vocabulary: int | None) -> list[tuple[list[int], list[float]]]:
         """`draft_many` of at most PASS_ROWS sequences. Tokens that do not fit into one pass go through earlier ones."""
@@ -391,24 +393,38 @@ class NativeModel(Model):
             drafted,
         )
         packed = self.packed
-        with pass_lock:
+        with pass_lock, _whole_states(segments):
             self._settle()
             status = packed.library.ia_draft(
                 packed.handle, packed.pool.handle, ctypes.byref(batch), ctypes.byref(draft)
             )
             packed.check(status)
-        found = []
-        for index, segment in enumerate(segments):
-            first, last = index * stride, index * stride + drafted[index]
-            # The last token was not fed back. Truncating frees blocks reserved for tokens that were not drafted.
-            end = segment.start + len(segment.tokens)
-            segment.sequence.length = end + drafted[index] - 1
-            if (state := segment.sequence.state) is not None:  # as drafting.cpp moves it on
-                settle = state.after(segment.start, end, end + requests[index].count - 1)
-                state.settled = max(settle, segment.sequence.length - PENDING_ROWS)
-            segment.sequence.free_unused()
-            found.append((tokens[first:last], probabilities[first:last]))
+            found = []
+            for index, segment in enumerate(segments):
+                first, last = index * stride, index * stride + drafted[index]
+                # The last token was not fed back. Truncating frees blocks reserved for tokens that were not drafted.
+                end = segment.start + len(segment.tokens)
+                segment.sequence.length = end + drafted[index] - 1
+                if (state := segment.sequence.state) is not None:  # as drafting.cpp moves it on
+                    settle = state.after(segment.start, end, end + requests[index].count - 1)
+                    state.settled = max(settle, segment.sequence.length - PENDING_ROWS)
+                segment.sequence.free_unused()
+                found.append((tokens[first:last], probabilities[first:last]))
         return found
+
+
+@contextlib.contextmanager
+def _whole_states(segments: abc.Sequence[TokenSegment]) -> Iterator[None]:
+    """Clear sequences with states where a signal ends the block: nobody knows whether the core has moved them on."""
+    try:
+        yield
+    except IpexAssistError:  # the core refused the pass before it began
+        raise
+    except BaseException:
+        for each in segments:
+            if each.sequence.state is not None:
+                each.sequence.truncate(0)
+        raise
 
 
 def _lengthen(segments: abc.Sequence[TokenSegment]) -> None:

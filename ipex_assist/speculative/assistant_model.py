@@ -15,6 +15,7 @@ from ipex_assist.speculative.batched_proposals import DraftCall, RowsCall, Steps
 from ipex_assist.speculative.draft_source import Proposal
 from ipex_assist.speculative.grammar import Grammar, Row, masked
 from ipex_assist.speculative.sampling import INVALID_LOGITS, Sampling, choose_for_draft
+from ipex_assist.speculative.schedule import longest_draft
 
 if TYPE_CHECKING:
     import torch
@@ -47,6 +48,7 @@ class AssistantModel:
         self.grammar = grammar
         self.model, self.sampling = model, sampling
         self._choices = min(draft_vocabulary or vocab_size, vocab_size, model.spec.vocab_size)
+        self._longest = longest_draft(model.spec)
         self._in_one_call = isinstance(model, DraftsInOneCall)  # cached: the protocol check takes microseconds
         self._masked = sorted(token for token in masked if token < self._choices)
         context = model.spec.context_length
@@ -86,7 +88,7 @@ class AssistantModel:
             self._sequence.truncate(0)
             self._start = 0 if context is None else len(tokens) - context
         self._base = len(tokens) - self._start
-        k = min(k, self._sequence.capacity - self._base)
+        k = min(k, self._sequence.capacity - self._base, self._longest)
         if k <= 0:
             return Proposal([])
         # A pass needs at least one row; after an interrupted round there may be none, so the last token is read again.

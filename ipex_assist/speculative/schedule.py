@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from ipex_assist.models.spec import DecoderSpec
+
 CONSTANT_TOKENS = 3  # on every machine measured, a pass of four rows costs no more than one of one row
 HEURISTIC_TOKENS = 5  # initial value of transformers' heuristic
 LONGEST_DRAFT = 15
+
+
+def longest_draft(spec: DecoderSpec) -> int:
+    """The most tokens that may be drafted by or for a model: a recurrent state forgets no more rows."""
+    return LONGEST_DRAFT if spec.recurrents else sys.maxsize
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.engine.limits import EngineLimits
 from ipex_assist.engine.state_prefixes import LEAST_TOKENS
 from ipex_assist.engine.stats import EngineStats
+from ipex_assist.executors.interface import LogitsError
 from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.load import load_model
 from ipex_assist.executors.load_request import LoadRequest
@@ -160,3 +161,56 @@ def test_the_oldest_prefix_goes_first(folder: Path, pair: Pair) -> None:
     assert engine.stats.prefix_tokens == before + 99
     tokens_of(engine.submit(prompts[0], OPTIONS))
     assert engine.stats.prefix_tokens == before + 99
+
+
+@pytest.mark.parametrize("schedule", ["constant", "heuristic"])
+def test_long_drafts_can_be_taken_back(pair: Pair, schedule: str) -> None:
+    """More drafted tokens than a state forgets again: the request would fail."""
+    options = GenerationOptions.of(
+        max_new_tokens=40, ignore_eos=True, num_assistant_tokens=40, num_assistant_tokens_schedule=schedule
+    )
+    engine = pair.engine("model")
+    found = tokens_of(engine.submit(list(range(40)), options))
+    plain = tokens_of(pair.engine("none").submit(list(range(40)), options))
+    assert found == plain
+
+
+def test_a_pass_that_a_signal_ends_moves_no_state(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python handles a signal when the core returns: its states have moved on, and no sequence knows."""
+    target, tokens = pair.target, list(range(40))
+    whole = target.new_sequence(96)
+    target.extend(whole, tokens[:20])
+    expected = target.extend(whole, tokens[20:]).clone()
+    sequence = target.new_sequence(96)
+    target.extend(sequence, tokens[:20])
+    sequence.truncate(20)
+
+    def ends(status: int) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(target.packed, "check", ends)  # type: ignore[attr-defined]
+        with pytest.raises(KeyboardInterrupt):
+            target.extend(sequence, tokens[20:])
+    assert target.extend(sequence, tokens[sequence.length :]).equal(expected)
+
+
+def test_little_memory_has_room_for_a_block() -> None:
+    """Small states beside large blocks: half of the memory in states would leave no block."""
+    memory = KvMemory(100)
+    memory.join(64, 4096)
+    memory.join(3, 4096, 0, 2)
+    blocks, states = memory._divided(100)
+    assert blocks == 1
+    assert states >= 2
+
+
+def test_invalid_logits_behind_many_rows_are_named(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of the draft cannot be taken back: that is no reason to hide what was wrong."""
+    target = pair.target
+    sequence = target.new_sequence(96)
+    target.extend(sequence, [1, 2, 3])
+    real = target.draft_many  # type: ignore[attr-defined]
+    monkeypatch.setattr(target, "draft_many", lambda *given: [([*d[:-1], -1], p) for d, p in real(*given)])
+    with pytest.raises(LogitsError):
+        target.draft(sequence, list(range(40)), 4)  # type: ignore[attr-defined]
