@@ -48,11 +48,7 @@ class StatePrefixes:
 
     def find(self, tokens: Sequence[int]) -> CachedPrefix:
         """The longest prefix of `tokens` with a state, and where they part from those of earlier requests."""
-        key = tuple(tokens)
-        known = [(common_tokens(each.tokens, key), each) for each in self._kept]
-        branch = max((length for length, _ in known), default=0)
-        served = [(length, each.used, each) for length, each in known if each.serves(length)]
-        length, _, found = max(served, key=lambda each: each[:2], default=(0, 0, None))
+        length, found, branch = self._longest(tuple(tokens))
         # What the prompt's own end will serve needs no state of its own.
         if branch <= length or not LEAST_TOKENS <= branch < len(tokens) - PENDING_ROWS:
             branch = 0
@@ -63,7 +59,14 @@ class StatePrefixes:
 
     def wants(self, tokens: Sequence[int]) -> bool:
         """Whether the state after these tokens would serve a request that no kept one does."""
-        return len(tokens) >= LEAST_TOKENS and self.find(tokens).length < len(tokens)
+        return len(tokens) >= LEAST_TOKENS and self._longest(tuple(tokens))[0] < len(tokens)
+
+    def _longest(self, key: tuple[int, ...]) -> tuple[int, _Kept | None, int]:
+        """How many tokens of `key` a kept state serves, that state, and how many tokens any kept prefix shares."""
+        known = [(common_tokens(each.tokens, key), each) for each in self._kept]
+        served = [(length, each.used, each) for length, each in known if each.serves(length)]
+        length, _, found = max(served, key=lambda each: each[:2], default=(0, 0, None))
+        return length, found, max((length for length, _ in known), default=0)
 
     def keep(self, tokens: Sequence[int], blocks: Sequence[int], state: RecurrentState | None = None) -> None:
         """Insert the state after `tokens`, which is nobody else's from now on, and the blocks of those tokens."""
@@ -95,8 +98,11 @@ class StatePrefixes:
 
 
 def common_tokens(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    """Length of the common prefix, by comparing halves."""
-    low, high = 0, min(len(one), len(other))
+    """Length of the common prefix; most have none, and are told from it by their first tokens."""
+    start, size, most = 0, LEAST_TOKENS, min(len(one), len(other))
+    while start < most and one[start : start + size] == other[start : start + size]:
+        start, size = start + size, 2 * size
+    low, high = min(start, most), min(start + size, most)
     while low < high:
         middle = (low + high + 1) // 2
         if one[low:middle] == other[low:middle]:

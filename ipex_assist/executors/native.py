@@ -281,6 +281,7 @@ class NativeModel(Model):
         described, keep = (Segment * len(segments))(), []
         logit_rows: list[int] = []
         row = 0
+        addresses, known = (0, 0), None  # of the last tables: finding them takes longer than all else here
         for index, segment in enumerate(segments):
             rows, own, struct = len(segment.tokens), segment.sequence, described[index]
             struct.blocks, struct.block_count = ctypes.addressof(own.table), own.count
@@ -288,8 +289,10 @@ class NativeModel(Model):
             if self.rotary is not None:
                 first, cosine, sine = self._rotary_rows(own, segment.start, rows + (further[index] if further else 0))
                 struct.rope_start, struct.rope_rows = first, len(cosine)
-                struct.cosine, struct.sine = cosine.ctypes.data, sine.ctypes.data
-                keep.append((cosine, sine))
+                if cosine is not known:
+                    addresses, known = (cosine.ctypes.data, sine.ctypes.data), cosine
+                    keep.append((cosine, sine))
+                struct.cosine, struct.sine = addresses
             if own.state is not None:
                 end = segment.start + rows
                 struct.state, struct.settled = own.state.slot, own.state.settled

@@ -103,7 +103,7 @@ def read(cache: Any, blocks: BlockPool, contents: dict[int, list[int]], text: li
 
     contents: the tokens of each block. A block that is known in part is copied, as the text goes on in it.
     """
-    known, length = cache.find(text)
+    known, length = cache.find(text)[:2]
     assert [token for block in known for token in contents[block]][:length] == text[:length]
     assert len(known) == -(-length // SIZE)
     whole = known[: length // SIZE]
@@ -152,8 +152,8 @@ def test_blocks_in_use_are_not_given_up() -> None:
         blocks.share(block)
     while cache.evict():
         pass
-    assert cache.find([0] * 8) == (running, 8)
-    assert cache.find([1] * 8) == cache.find([2] * 8) == ([], 0)
+    assert cache.find([0] * 8) == CachedPrefix(running, 8)
+    assert cache.find([1] * 8) == cache.find([2] * 8) == CachedPrefix([], 0)
 
 
 def test_the_oldest_goes_first() -> None:
@@ -164,7 +164,7 @@ def test_the_oldest_goes_first() -> None:
     read(cache, blocks, {}, [1] * 4)
     cache.find([0] * 4)
     assert cache.evict()
-    assert cache.find([1] * 4) == ([], 0)
+    assert cache.find([1] * 4) == CachedPrefix([], 0)
     assert cache.find([0] * 4).length == 4
 
 
@@ -175,15 +175,15 @@ def test_a_block_that_is_right_in_part() -> None:
     first = list(range(40))
     table = [blocks.take(), blocks.take()]
     cache.keep(first, table)
-    assert cache.find([*first[:10], 99]) == (table[:1], 10)
-    assert cache.find([*first[:36], 99]) == (table, 36)
-    assert cache.find([*first, 99]) == (table, 40)
-    assert cache.find([0, 99]) == ([], 0)
+    assert cache.find([*first[:10], 99]) == CachedPrefix(table[:1], 10)
+    assert cache.find([*first[:36], 99]) == CachedPrefix(table, 36)
+    assert cache.find([*first, 99]) == CachedPrefix(table, 40)
+    assert cache.find([0, 99]) == CachedPrefix([], 0)
     longer = [*first, 41, 42]
     other = blocks.take()
     cache.keep(longer, [table[0], other])
-    assert cache.find([*longer, 99]) == ([table[0], other], 42)
-    assert cache.find(first) == ([table[0], other], 40)
+    assert cache.find([*longer, 99]) == CachedPrefix([table[0], other], 42)
+    assert cache.find(first) == CachedPrefix([table[0], other], 40)
     assert (blocks.references(table[0]), blocks.references(table[1]), len(cache)) == (2, 1, 2)
     cache.keep(first, table)
     assert len(cache) == 2, "a beginning of what is known is known"
