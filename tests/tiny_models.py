@@ -170,6 +170,13 @@ _MAMBA2 = {
     **{"head_dim": 16, "state_size": 12, "n_groups": 2, "chunk_size": 8},
     **{"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
 }
+
+
+def _model_types(fields: dict[str, Any]) -> list[str]:
+    """Of a variant, and of its text part where it has one."""
+    return [fields["model_type"], *(_model_types(fields["text_config"]) if "text_config" in fields else [])]
+
+
 FAMILIES: dict[str, dict[str, Any]] = {
     "phi3": _like_llama("phi3"),
     "phi3-window": _like_llama("phi3", sliding_window=8, rope_scaling=_LONGROPE)
@@ -331,7 +338,7 @@ _SINCE_5 = ("bamba", "granitemoehybrid", "mamba2") if int(transformers.__version
 FAMILIES = {
     name: fields
     for name, fields in FAMILIES.items()
-    if fields["model_type"] in CONFIG_MAPPING and fields["model_type"] not in _SINCE_5
+    if all(each in CONFIG_MAPPING and each not in _SINCE_5 for each in _model_types(fields))
 }
 
 # Each variant is one thing a config can say that changes the mathematics.
