@@ -43,8 +43,9 @@ int32_t plain_choice(const KernelTable& k, std::vector<float> row, const RowChoi
         if (row[i] > -INFINITY) order.push_back(int32_t(i));
     }
     const auto sort = [&](const std::vector<float>& by) {
-        std::stable_sort(order.begin(), order.end(),
-                         [&](int32_t a, int32_t b) { return by[size_t(a)] > by[size_t(b)]; });
+        std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+            return by[size_t(a)] != by[size_t(b)] ? by[size_t(a)] > by[size_t(b)] : a < b;
+        });
     };
     sort(row);
     if (r.top_k > 0 && size_t(r.top_k) < order.size()) {
