@@ -6,6 +6,12 @@ namespace check {
 namespace {
 
 constexpr int32_t TOKENS = 70;
+// Random texts of each kind; few where every access is looked at.
+#ifdef __SANITIZE_ADDRESS__
+constexpr int TURNS = 1;
+#else
+constexpr int TURNS = 6;
+#endif
 
 RecurrentSpec mixer(RecurrentKind kind) {
     RecurrentSpec r{};
@@ -106,7 +112,7 @@ void check_recurrent(const KernelTable& k, const Format& f, const Kind& kind, in
         alone.push_back(std::move(rows));
     }
     CHECK(alone[0] != alone[1], "%s: two texts, and the same logits", kind.name);
-    for (int turn = 0; turn < 6; turn++) {
+    for (int turn = 0; turn < TURNS; turn++) {
         x.taken = 4;  // blocks that others held are written again
         Text one(x, 0), two(x, 1);
         one.slot = 2, two.slot = 3;
@@ -143,7 +149,8 @@ void test_recurrent(const KernelTable& k) {
     for (const Format& f : FORMATS) {
         if (!races_differ(f)) continue;
         for (const Kind& kind : MIXERS) {
-            for (const int threads : {1, 3}) check_recurrent(k, f, kind, threads);
+            check_recurrent(k, f, kind, 1);
+            if (f.precision == BF16) check_recurrent(k, f, kind, 3);  // in one format: they wait for processors
         }
     }
 }
