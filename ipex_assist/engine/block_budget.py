@@ -49,8 +49,7 @@ class BlockBudget:
         else:
             self._free_state()
             found = self._cached_prefix(request)
-            known = (found.blocks, found.state) if found.state is not None else (found.blocks,)
-            request.sequence = self._target.new_sequence(request.end, request.prompt_length, *known)
+            request.sequence = self._target.new_sequence(request.end, request.prompt_length, found.blocks, found.state)
             if self._states is not None:
                 cast(HasSlot, request.sequence).take_state()
             request.sequence.truncate(found.length)

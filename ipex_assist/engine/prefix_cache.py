@@ -13,6 +13,7 @@ from ipex_assist.executors.recurrent_states import RecurrentState
 
 # A partly matching block is copied before it is written to; at least 1/16 of its positions must match to be worth it.
 MIN_SHARED_FRACTION = 16
+_FIRST_COMPARED = 64  # tokens
 
 
 class CachedPrefix(NamedTuple):
@@ -221,7 +222,16 @@ def min_shared_tokens(pool: BlockPool) -> int:
     return max(1, pool.size // MIN_SHARED_FRACTION)
 
 
-def common_tokens(one: Sequence[int], other: Sequence[int]) -> int:
-    """Length of the common prefix."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+def common_tokens(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """Length of the common prefix; most have none, and are told from it by their first tokens."""
+    start, size, most = 0, _FIRST_COMPARED, min(len(one), len(other))
+    while start < most and one[start : start + size] == other[start : start + size]:
+        start, size = start + size, 2 * size
+    low, high = min(start, most), min(start + size, most)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

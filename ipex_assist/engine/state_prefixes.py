@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ipex_assist.engine.prefix_cache import CachedPrefix
+from ipex_assist.engine.prefix_cache import CachedPrefix, common_tokens
 from ipex_assist.executors.blocks import BlockPool
 from ipex_assist.executors.recurrent_states import PENDING_ROWS, RecurrentState
 
@@ -95,18 +95,3 @@ class StatePrefixes:
     def _forget(self, kept: _Kept) -> None:
         self._kept.remove(kept)
         self._pool.release_many(kept.blocks)
-
-
-def common_tokens(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    """Length of the common prefix; most have none, and are told from it by their first tokens."""
-    start, size, most = 0, LEAST_TOKENS, min(len(one), len(other))
-    while start < most and one[start : start + size] == other[start : start + size]:
-        start, size = start + size, 2 * size
-    low, high = min(start, most), min(start + size, most)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
