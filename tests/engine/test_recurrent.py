@@ -11,6 +11,7 @@ from conftest import HAS_NATIVE
 from test_engine import SCHEDULES, Client, Pair, check, clients_of, options_of, play, prompt_of, tokens_of
 
 from ipex_assist.checkpoints.open import open_checkpoint
+from ipex_assist.engine.engine import Engine
 from ipex_assist.engine.limits import EngineLimits
 from ipex_assist.engine.state_prefixes import LEAST_TOKENS
 from ipex_assist.engine.stats import EngineStats
@@ -56,6 +57,15 @@ def turns(chance: random.Random, clients: list[Client]) -> list[Client]:
     ]
 
 
+def play_turns(engine: Engine, pair: Pair, chance: random.Random, clients: list[Client]) -> None:
+    """Two turns of each client; every text is the one it has alone."""
+    play(engine, clients)
+    check(pair, clients)
+    again = turns(chance, clients)
+    play(engine, again)
+    check(pair, again)
+
+
 @pytest.mark.parametrize("draft", ["none", "model", "lookup", "both"])
 def test_every_text_is_as_alone(pair: Pair, draft: str) -> None:
     """Random requests that come and go, share beginnings, and are drafted for by a recurrent model."""
@@ -64,11 +74,7 @@ def test_every_text_is_as_alone(pair: Pair, draft: str) -> None:
         chance = random.Random(f"{seed} {draft}")
         clients = clients_of(chance, 24, chance.choice((40, 200)))
         engine = pair.engine(draft, EngineLimits(requests=chance.randrange(1, 25), rows=chance.choice((17, 40, 512))))
-        play(engine, clients)
-        check(pair, clients)
-        asking_on = turns(chance, clients)
-        play(engine, asking_on)
-        check(pair, asking_on)
+        play_turns(engine, pair, chance, clients)
         found.accepted += engine.stats.accepted
         found.prefix_tokens += engine.stats.prefix_tokens
         engine.close()
@@ -92,16 +98,12 @@ def test_where_states_run_out(folder: Path, draft: str, pair: Pair) -> None:
         chance = random.Random(f"{seed} {draft}")
         clients = clients_of(chance, 24, 640, least=16)
         engine = scarce.engine(draft, EngineLimits(requests=12, rows=chance.choice((64, 512))))
-        play(engine, clients)
-        check(pair, clients)
-        asking_on = turns(chance, clients)
-        play(engine, asking_on)
-        check(pair, asking_on)
+        play_turns(engine, pair, chance, clients)
         found.preempted += engine.stats.preempted
         found.prefix_tokens += engine.stats.prefix_tokens
         found.failed += engine.stats.failed
         engine.close()
-        del engine, clients, asking_on
+        del engine, clients
         assert blocks.free == blocks.count
         assert states.free == states.count
     assert found.failed == 0
