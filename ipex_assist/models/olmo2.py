@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ipex_assist.models.common import llama_like
 from ipex_assist.models.config import Config
 from ipex_assist.models.names import HEAD_NORMS, named
@@ -15,16 +17,22 @@ _NORMS = {"attention_out_norm": "post_attention_layernorm", "mlp_out_norm": "pos
 
 
 def spec(config: Config) -> DecoderSpec:
+    """The spec of OLMo 2."""
+    return olmo("olmo2", config)
+
+
+def olmo(model_type: str, config: Config, **differences: Any) -> DecoderSpec:
     """`attention_bias` puts a bias on all four projections of attention."""
     bias = config.flag("attention_bias", False)
     return llama_like(
-        "olmo2",
+        model_type,
         config,
         norm_eps=config.number("norm_eps", 1e-5),
         norm_place="post",
         qk_norm="all_heads",
         qkv_bias=bias,
         output_bias=bias,
+        **differences,
     )
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ipex_assist.models.common import FULL, SLIDING, layer_kinds, llama_like, rope, windows
+from ipex_assist.models.common import FULL, SLIDING, layer_kinds, rope, windows
 from ipex_assist.models.config import Config
-from ipex_assist.models.olmo2 import weights
+from ipex_assist.models.olmo2 import olmo, weights
 from ipex_assist.models.spec import DecoderSpec, Rope
 
 __all__ = ["ARCHITECTURE", "EXAMPLES", "NAMES", "spec", "weights"]
@@ -16,17 +16,11 @@ _THETA = 500000.0
 
 
 def spec(config: Config) -> DecoderSpec:
-    """`attention_bias` puts a bias on all four projections of attention."""
-    bias = config.flag("attention_bias", False)
+    """OLMo 2's, with windows, whose layers have a rope of their own."""
     kinds = layer_kinds(config, lambda layer: (layer + 1) % 4 != 0)
-    return llama_like(
+    return olmo(
         "olmo3",
         config,
-        norm_eps=config.number("norm_eps", 1e-5),
-        norm_place="post",
-        qk_norm="all_heads",
-        qkv_bias=bias,
-        output_bias=bias,
         ropes=(rope(config, _THETA, kind=FULL), _windowed_rope(config)),
         layer_ropes=tuple(1 if kind == SLIDING else 0 for kind in kinds),
         sliding_windows=windows(config, kinds, 4096),
