@@ -6,7 +6,7 @@
 Models have the published shapes and random weights, packed tensor by tensor. A pass at context C appends rows after C
 cached ones; its floor is (bytes of linears + keys and values of C positions) ÷ the speed at which the same threads read
 memory, measured between the samples. "not linear" is the share of cycles outside linears, "attention" that of
-attention. With --among the pass has a row of each of so many short texts as well. Numbers of rows and precisions of
+attention. With --among the pass has a row of each of that many short texts as well. Numbers of rows and precisions of
 keys and values take turns.
 """
 

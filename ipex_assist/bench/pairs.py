@@ -293,7 +293,7 @@ def find_pair(name: str) -> PublishedPair:
 
 
 def first_layers(config: Config, layers: int) -> Config:
-    """The config of a model that ends after so many of its layers."""
+    """The config of a model of its first `layers` layers alone."""
     kinds = {name: config[name][:layers] for name in ("layer_types",) if name in config}
     return config | kinds | {"num_hidden_layers": layers}
 

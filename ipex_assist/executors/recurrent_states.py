@@ -75,7 +75,7 @@ class RecurrentState:
         self.settled = self.settled if length else 0
 
     def after(self, start: int, end: int, last: int) -> int:
-        """Where the state is after a pass over tokens start … end - 1, behind which rows up to `last` follow."""
+        """Where the state is after a pass over tokens start … end - 1, after which rows up to `last` follow."""
         return min(end, max(self.settled, min(self.confirmed, start), last - PENDING_ROWS))
 
     def copy(self) -> RecurrentState:

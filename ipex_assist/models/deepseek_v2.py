@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and V2-Lite: latent attention, and many small experts by softmax scores behind dense first layers."""
+"""DeepSeek-V2 and V2-Lite: latent attention, and many small experts by softmax scores after dense first layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DeepSeek-V3, R1, Kimi K2 and Moonlight: latent attention, and experts by sigmoid scores behind dense first layers."""
+"""DeepSeek-V3, R1, Kimi K2 and Moonlight: latent attention, and experts by sigmoid scores after dense first layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""dots.llm1: Qwen3's attention, and DeepSeek's mixture of experts behind dense first layers."""
+"""dots.llm1: Qwen3's attention, and DeepSeek's mixture of experts after dense first layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""K-EXAONE: EXAONE 4's attention behind norms, and DeepSeek's mixture of experts behind dense first layers."""
+"""K-EXAONE: EXAONE 4's attention after norms, and DeepSeek's mixture of experts after dense first layers."""
 
 from __future__ import annotations
 

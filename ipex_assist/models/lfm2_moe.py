@@ -1,4 +1,4 @@
-"""LFM2's mixtures: LFM2 with experts by sigmoid scores and a bias of their choice, behind dense first layers."""
+"""LFM2's mixtures: LFM2 with experts by sigmoid scores and a bias of their choice, after dense first layers."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ _LINEARS = {f"{leaf}_proj": f"mixer.{leaf}_proj" for leaf in ("q", "k", "v", "o"
 
 
 def spec(config: Config) -> DecoderSpec:
-    """A layer of ours is a mixer, and the MLP behind it, if one is. Experts in a latent space are not computed."""
+    """A layer of ours is a mixer, and the MLP after it, if there is one. Experts in a latent space are not computed."""
     older = {new: config.values[old] for old, new in _OLD_NAMES.items() if old in config.values}
     config = Config({**config.values, **older}, config.other_names)
     alike = llama_like("nemotron_h", config, num_hidden_layers=1, ropes=(), **_sizes(config))
@@ -92,7 +92,7 @@ def _experts(config: Config) -> Experts:
 
 
 def weights(spec: DecoderSpec) -> dict[str, Source]:
-    """A layer's MLP is a block of its own in the checkpoint, behind that of its mixer; each has one norm."""
+    """A layer's MLP is a block of its own in the checkpoint, after that of its mixer; each has one norm."""
     sources = named(
         spec,
         prefix="",
