@@ -78,7 +78,7 @@ class SimulatedModel(Model):
     def blocks(self) -> BlockPool:
         return POOL
 
-    def new_sequence(self, capacity: int, prompt_length: int | None = None, blocks: Any = ()) -> Any:
+    def new_sequence(self, capacity: int, prompt_length: int | None = None, blocks: Any = (), state: Any = None) -> Any:
         return CountingSequence(capacity, [])
 
     def forward(self, rows: abc.Sequence[Rows], vocabulary: int | None = None) -> torch.Tensor:
