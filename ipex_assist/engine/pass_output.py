@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from ipex_assist.engine.scheduled_request import ScheduledRequest
 from ipex_assist.executors.interface import Model, Rows
-from ipex_assist.executors.row_choice import RowChoice, SamplesInOneCall
+from ipex_assist.executors.row_choice import RowChoice, samples_in_one_call
 from ipex_assist.speculative.row_choices import PlannedChoices, plan_choices
 from ipex_assist.speculative.sampling import Row
 from ipex_assist.speculative.verify import choices
@@ -47,7 +47,7 @@ class PlannedPass:
     def of(cls, target: Model, batch: Sequence[ScheduledRequest]) -> PlannedPass:
         """Plan a pass of `target`."""
         rows = [scheduled.rows() for scheduled in batch]
-        if not hasattr(target, "sample"):  # the protocol's own check takes a tenth of a millisecond
+        if not samples_in_one_call(target):
             return cls(target, batch, rows, None)
         width = target.spec.vocab_size
         return cls(target, batch, rows, [_planned(*each, width) for each in zip(batch, rows, strict=True)])
@@ -58,9 +58,8 @@ class PlannedPass:
             logits = self.target.forward(self.rows)
             parts = logits.split([each.last for each in self.rows])
             return [_of_logits(scheduled, part) for scheduled, part in zip(self.batch, parts, strict=True)]
-        found = cast(SamplesInOneCall, self.target).sample(
-            self.rows, [choice for planned in self.planned for choice in planned.rows]
-        )
+        assert samples_in_one_call(self.target)
+        found = self.target.sample(self.rows, [choice for planned in self.planned for choice in planned.rows])
         outputs, first = [], 0
         for scheduled, planned in zip(self.batch, self.planned, strict=True):
             end = first + len(planned.rows)

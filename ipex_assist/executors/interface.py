@@ -241,18 +241,6 @@ class DraftInput:
     min_confidence: float = 0.0
 
 
-@runtime_checkable
-class ChoosesInOneCall(Protocol):
-    """A model that finds the likeliest tokens itself, so that no logits need to leave it."""
-
-    def choose(self, rows: abc.Sequence[Rows], top: int = 0, vocabulary: int | None = None) -> list[TokenLogprob]:
-        """`forward`, and the likeliest token of each row of logits; of equally likely ones the lowest id.
-
-        top: how many of the likeliest tokens come with it. The token -1 stands for a row that holds NaN or infinity.
-        """
-        ...
-
-
 class PassThreads(NamedTuple):
     """Passes of up to `rows` rows run on `threads` threads, larger ones on all; threads = 0 also means all."""
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import abc
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ipex_assist.executors.interface import Rows
+from ipex_assist.executors.interface import Model, Rows
 
 LOGIT_EDIT = np.dtype([("token", "<i4"), ("bias", "<f4"), ("seen", "<i4"), ("generated", "<i4")])
 LogitEdits: TypeAlias = "NDArray[Any]"  # (edits,) of LOGIT_EDIT, by ascending tokens
@@ -55,10 +55,14 @@ class SampledRows(NamedTuple):
     logits: list[NDArray[np.float32] | None]
 
 
-@runtime_checkable
-class SamplesInOneCall(Protocol):
+class SamplesInOneCall(Model, Protocol):
     """A model that chooses tokens itself, by every rule, so that logits leave it only where they are asked for."""
 
     def sample(self, rows: abc.Sequence[Rows], choices: abc.Sequence[RowChoice]) -> SampledRows:
         """`forward`, and a token for each row of logits, as `choices` has one for each of them."""
         ...
+
+
+def samples_in_one_call(model: object) -> TypeGuard[SamplesInOneCall]:
+    """Whether a model is one; checking the protocol itself takes a tenth of a millisecond."""
+    return hasattr(model, "sample")

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator
 
 from ipex_assist.executors.interface import (
     ALL_THREADS,
-    ChoosesInOneCall,
     DraftsInOneCall,
     FewerThreads,
     Model,
@@ -19,6 +18,7 @@ from ipex_assist.executors.interface import (
     experts_a_layer,
 )
 from ipex_assist.executors.recurrent_states import PENDING_ROWS
+from ipex_assist.executors.row_choice import RowChoice, samples_in_one_call
 from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.draft_threads import choose_threads
 from ipex_assist.speculative.expert_costs import ExpertCosts
@@ -169,8 +169,8 @@ def _started(model: Model, capacity: int) -> Sequence:
 
 def _read(model: Model, sequence: Sequence, tokens: list[int], last: int = 1) -> None:
     """Append tokens and take the arg-max of the last rows, by the same call that requests use."""
-    if isinstance(model, ChoosesInOneCall):
-        model.choose([Rows(sequence, tokens, last)])
+    if samples_in_one_call(model):
+        model.sample([Rows(sequence, tokens, last)], [RowChoice()] * last)
     else:
         model.extend(sequence, tokens, last=last).argmax(-1)
 
