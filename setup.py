@@ -127,6 +127,7 @@ setup(
             "pyte>=0.8.2",
             "pillow>=10",
             "openai>=1.60",
+            "anthropic>=1",
             "schemathesis>=4",
         ],
     },

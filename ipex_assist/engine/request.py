@@ -51,6 +51,7 @@ class Request:
     seen: SeenTokens | None = None
     proposal: Proposal | None = None  # to be verified in the current pass
     prompt_s: float = 0.0  # seconds of the passes that read this prompt
+    cached_tokens: int = 0  # of the prompt, that the prefix cache had when the request began
     rounds: deque[Round] = field(default_factory=deque)  # not fetched by the owner yet
     paused: bool = False
     finished: bool = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from ipex_assist.engine.block_budget import BlockBudget
 from ipex_assist.engine.chunk_sizes import ChunkSizes
@@ -114,7 +115,9 @@ class Scheduler:
                 return
             self.waiting.remove(request)
             try:
-                self.stats.prefix_tokens += self.block_budget.begin(request)
+                found = self.block_budget.begin(request)
+                self.stats.prefix_tokens += found
+                request.cached_tokens = request.cached_tokens if request.has_output else found
                 request.draft = request.make_draft_source()
             except IpexAssistError as error:
                 self._fail(request, error)
@@ -266,7 +269,7 @@ class Scheduler:
             first_s = request.prompt_s + choose_s
             read = request.prompt_choices if request.prompt_logprobs is not None else None
             first = Round(new, target_s=first_s, prompt=True, choose_s=choose_s, logprobs=listed, prompt_logprobs=read)
-            request.put(first)
+            request.put(replace(first, cached_tokens=request.cached_tokens))
             self.block_budget.keep(request, goes_on=True)
         else:
             target_s, drafted = seconds + choose_s, len(proposal.tokens)

@@ -186,7 +186,8 @@ class Result:
     here, from timed passes (Statistics.speedup); None where nothing was drafted or no plain pass was timed. seed: the
     seed that was used, given or not; None for greedy output. logprobs: of each token, where requested: natural
     logarithms of the model's own distribution. prompt_logprobs: of each token of the prompt but the first.
-    kv_precision: of keys and values; None: transformers'.
+    kv_precision: of keys and values; None: transformers'. cached_tokens: of the prompt, which the prefix cache had, so
+    that they were not read. stop_text: of the texts to stop at, the one that ended this one.
     """
 
     text: str
@@ -210,6 +211,8 @@ class Result:
     logprobs: list[TokenLogprob] | None = None
     kv_precision: str | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
+    cached_tokens: int = 0
+    stop_text: str | None = None
 
     def __repr__(self) -> str:
         """What tells results apart: the text's beginning, its length and speed, how it ended, and who made it."""

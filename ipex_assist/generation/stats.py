@@ -37,6 +37,7 @@ class Statistics:
 
     prompt_tokens: int
     traffic: Traffic | None = None
+    cached_tokens: int = 0  # of the prompt, from the prefix cache
     new_tokens: int = 0
     ttft_s: float | None = None
     decode_s: float = 0.0
@@ -57,7 +58,7 @@ class Statistics:
     _undrafted_s: list[float] = field(default_factory=list)  # the target's time in rounds without a draft
     _prompt_choose_s: float | None = None
     _length: int = 0  # tokens in the target's KV cache
-    _cached_tokens: int = 0  # tokens whose keys and values were read, summed over passes
+    _read_tokens: int = 0  # tokens whose keys and values were read, summed over passes
     _started: float = field(default_factory=time.perf_counter, repr=False)
 
     @property
@@ -71,12 +72,13 @@ class Statistics:
         """Add one round, of which `kept` tokens went into the result."""
         elapsed = time.perf_counter() - self._started
         self.new_tokens += kept
-        self._cached_tokens += self._length
+        self._read_tokens += self._length
         self._length += len(round_.tokens)
         if round_.choose_s is not None:
             self.choose_s = (self.choose_s or 0.0) + round_.choose_s
         if round_.prompt:
             self._length += self.prompt_tokens
+            self.cached_tokens = round_.cached_tokens
             self.ttft_s = elapsed
             self._prompt_choose_s = round_.choose_s
             self.prompt_s = None if round_.choose_s is None else round_.target_s - round_.choose_s
@@ -164,5 +166,5 @@ class Statistics:
         """GB/s of weights, keys and values that the target's passes after the prompt's read."""
         if self.traffic is None or self.parts_s is None or not self.target_s:
             return None
-        read = self.rounds * self.traffic.weight_bytes + self._cached_tokens * self.traffic.kv_bytes_per_token
+        read = self.rounds * self.traffic.weight_bytes + self._read_tokens * self.traffic.kv_bytes_per_token
         return read / self.target_s / 1e9

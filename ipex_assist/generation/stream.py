@@ -217,5 +217,7 @@ class Generation(Iterator[Chunk]):
             seed=self._seed,
             logprobs=self._logprobs,
             prompt_logprobs=self._prompt_logprobs,
+            cached_tokens=counts.cached_tokens,
+            stop_text=self._text.stop_text,
             **asdict(self._identity),
         )

@@ -36,7 +36,7 @@ class ApiKeys:
 
 
 class Authentication:
-    """ASGI middleware that requires `Authorization: Bearer KEY`."""
+    """ASGI middleware that requires `Authorization: Bearer KEY`, or Anthropic's `x-api-key: KEY`."""
 
     def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
         self._app, self._keys = app, keys
@@ -50,7 +50,7 @@ class Authentication:
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-            await error.response()(scope, receive, send)
+            await error.response(scope["path"])(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
@@ -58,6 +58,8 @@ class Authentication:
         path = scope["path"].removeprefix(scope.get("root_path", "")) or "/"
         if is_open(path) or scope["method"] == "OPTIONS":  # a browser's CORS preflight carries no key
             return True
-        header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        kind, _, key = header.partition(b" ")
-        return kind.lower() == b"bearer" and self._keys.know(key.strip())
+        headers = dict(reversed(scope["headers"]))  # the first of a name
+        kind, _, key = headers.get(b"authorization", b"").partition(b" ")
+        if kind.lower() == b"bearer" and self._keys.know(key.strip()):
+            return True
+        return b"x-api-key" in headers and self._keys.know(headers[b"x-api-key"].strip())

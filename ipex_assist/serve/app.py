@@ -18,11 +18,14 @@ from ipex_assist.serve.middleware import BodyLimit, OneLength, RequestIds, RootP
 from ipex_assist.serve.options import ServeOptions
 from ipex_assist.serve.page import add_page
 from ipex_assist.serve.protocol.common import TOKEN_ID
-from ipex_assist.serve.routes import completions, responses, server, tokens
+from ipex_assist.serve.routes import completions, messages, responses, server, tokens
 from ipex_assist.serve.service import Service
 from ipex_assist.version import __version__
 
-DESCRIPTION = "OpenAI's API, by a model and its draft; fields beyond OpenAI's are transformers', vLLM's or llama.cpp's."
+DESCRIPTION = (
+    "OpenAI's and Anthropic's API, by a model and its draft; fields beyond theirs are transformers', vLLM's or "
+    "llama.cpp's."
+)
 
 
 def create_app(backend: Backend, options: ServeOptions) -> FastAPI:
@@ -44,7 +47,7 @@ def create_app(backend: Backend, options: ServeOptions) -> FastAPI:
         lifespan=lifespan,
     )
     add_error_handlers(app)
-    for each in (completions, responses, tokens, server):
+    for each in (completions, responses, messages, tokens, server):
         app.include_router(each.router(service))
     add_page(app)
     keys = ApiKeys(options.keys())

@@ -43,13 +43,15 @@ class TokenDelta:
 class OutputChunk:
     """The output of one pass of the target. logprobs: for each token delta, if requested.
 
-    drafted, accepted: tokens drafted for this pass, and those of them that were accepted.
+    drafted, accepted: tokens drafted for this pass, and those of them that were accepted. cached: in the first chunk,
+    the tokens of the prompt that the prefix cache had.
     """
 
     token_deltas: list[TokenDelta]
     logprobs: list[dict[str, Any]] | None
     drafted: int
     accepted: int
+    cached: int = 0
 
 
 @dataclass(frozen=True)

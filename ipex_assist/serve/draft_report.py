@@ -63,15 +63,17 @@ def speculative_decoding(counts: DraftCounts) -> dict[str, Any] | None:
 def timings(results: Sequence[dict[str, Any]], counts: DraftCounts) -> dict[str, Any]:
     """llama.cpp's object, of one choice or summed over several. results: `Result.as_dict()` of each.
 
-    prompt_ms: from the engine's start of the request to the first token. predicted_ms, predicted_per_second: of the
-    tokens after the first, whose time belongs to the prompt. draft_n is omitted if nothing was drafted, as in
-    llama.cpp.
+    cache_n: prompt tokens that the prefix cache had; prompt_n: those that were read. prompt_ms: from the engine's start
+    of the request to the first token. predicted_ms, predicted_per_second: of the tokens after the first, whose time
+    belongs to the prompt. draft_n is omitted if nothing was drafted, as in llama.cpp.
     """
-    prompt_n, predicted_n = sum(r["prompt_tokens"] for r in results), sum(r["new_tokens"] for r in results)
+    cached_n, predicted_n = sum(r["cached_tokens"] for r in results), sum(r["new_tokens"] for r in results)
+    prompt_n = sum(r["prompt_tokens"] for r in results) - cached_n
     prompt_s, predicted_s = sum(r["ttft_s"] or 0.0 for r in results), sum(r["decode_s"] for r in results)
     later = sum(max(0, r["new_tokens"] - 1) for r in results)
     drafts = {"draft_n": counts.drafted, "draft_n_accepted": counts.accepted} if counts.drafted else {}
     return {
+        "cache_n": cached_n,
         "prompt_n": prompt_n,
         "prompt_ms": 1000 * prompt_s,
         "prompt_per_token_ms": 1000 * prompt_s / prompt_n if prompt_n else None,

@@ -80,7 +80,7 @@ class ActiveRequest:
 def chunk_of(chunk: Mapping[str, Any]) -> OutputChunk:
     """Convert a `Streamed` event's chunk."""
     pieces = [TokenDelta(text, token, drafted) for text, token, drafted in chunk["pieces"]]
-    return OutputChunk(pieces, chunk["logprobs"], chunk["drafted"], chunk["accepted"])
+    return OutputChunk(pieces, chunk["logprobs"], chunk["drafted"], chunk["accepted"], chunk["cached"])
 
 
 @dataclass

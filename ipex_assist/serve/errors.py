@@ -1,4 +1,4 @@
-"""Errors in OpenAI's format with their HTTP status; no traceback reaches a client."""
+"""Errors in OpenAI's format, or Anthropic's, with their HTTP status; no traceback reaches a client."""
 
 from __future__ import annotations
 
@@ -24,7 +24,15 @@ RETRY_SECONDS = 5  # Retry-After of a 503 without an estimate
 # Field names in a pydantic location, which also contains the types it tried.
 _FIELD = re.compile(r"(?!(?:body|str|int|bool|float)$)[a-z_]+")
 MOST_REASONS = 3  # reported for one body
+MESSAGES = "/v1/messages"  # of Anthropic's API, whose clients read its own form of errors
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+_ANTHROPIC_TYPES = {
+    **_TYPES,
+    413: "request_too_large",
+    503: "overloaded_error",
+}
 
 
 class ErrorBody(BaseModel):
@@ -40,6 +48,20 @@ class ErrorResponse(BaseModel):
     """The body of every response with status 400 or above."""
 
     error: ErrorBody
+
+
+class AnthropicError(BaseModel):
+    """Anthropic's error object."""
+
+    type: str
+    message: str
+
+
+class AnthropicErrorResponse(BaseModel):
+    """The body of every response of /v1/messages with status 400 or above."""
+
+    type: str
+    error: AnthropicError
 
 
 class ApiError(HTTPException):
@@ -62,13 +84,21 @@ class ApiError(HTTPException):
         kind = _TYPES.get(self.status_code, "invalid_request_error" if self.status_code < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
-    def response(self) -> Response:
-        """The response, as ASCII JSON, which can quote invalid Unicode of a request."""
-        return Response(json.dumps(self.body()), self.status_code, self.headers, media_type="application/json")
+    def anthropic_body(self) -> dict[str, Any]:
+        """The response body in Anthropic's format."""
+        kind = _ANTHROPIC_TYPES.get(
+            self.status_code, "invalid_request_error" if self.status_code < 500 else "api_error"
+        )
+        return {"type": "error", "error": {"type": kind, "message": self.message}}
+
+    def response(self, path: str = "") -> Response:
+        """The response, as ASCII JSON, which can quote invalid Unicode of a request. path: of the request."""
+        body = self.anthropic_body() if MESSAGES in path else self.body()
+        return Response(json.dumps(body), self.status_code, self.headers, media_type="application/json")
 
 
-def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """OpenAPI descriptions of these statuses, for a route."""
+def responses(*statuses: int, model: type[BaseModel] = ErrorResponse) -> dict[int | str, dict[str, Any]]:
+    """OpenAPI descriptions of these statuses, for a route. model: of their bodies."""
     meanings = {
         400: "The request is wrong; the message says where",
         401: "There is no API key, or a wrong one",
@@ -78,7 +108,7 @@ def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
         500: "The request failed",
         503: "The server is loading, about to end, or too slow for the time limit",
     }
-    return {status: {"model": ErrorResponse, "description": meanings[status]} for status in statuses}
+    return {status: {"model": model, "description": meanings[status]} for status in statuses}
 
 
 def api_error(error: BaseException) -> ApiError:
@@ -134,10 +164,10 @@ def add_error_handlers(app: FastAPI) -> None:
 
     async def on_invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return refused(error).response()
+        return refused(error).response(request.url.path)
 
     async def on_error(request: Request, error: Exception) -> Response:
-        return api_error(error).response()
+        return api_error(error).response(request.url.path)
 
     app.add_exception_handler(RequestValidationError, on_invalid)
     for kind in (HTTPException, Busy, NotReady, Failed, TimeoutError, asyncio.TimeoutError, IpexAssistError):

@@ -33,7 +33,7 @@ class BodyLimit:
             return
         size = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
         if size.isdigit() and int(size) > self._limit:
-            await too_long(self._limit, int(size)).response()(scope, receive, send)
+            await too_long(self._limit, int(size)).response(scope["path"])(scope, receive, send)
             return
         read, whole = 0, False
         deadline = asyncio.get_running_loop().time() + self._seconds

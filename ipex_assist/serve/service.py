@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -111,11 +111,18 @@ class Service:
         """Decode token ids, including special tokens."""
         return str(await self.in_thread(self.tokenizer.decode, list(tokens)))
 
-    async def encode_chat(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> list[int]:
-        """Encode a conversation by the chat template, within the template's time limit."""
+    async def encode_chat(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Encode a conversation by the chat template, within the template's time limit. variables: of the template."""
         self._check_characters(sum(len(message["content"]) for message in messages))
         allow = self.options.allow_special_tokens
-        return await self.in_thread(encode_messages, self.tokenizer, messages, tools, allow_special_tokens=allow)
+        return await self.in_thread(
+            encode_messages, self.tokenizer, messages, tools, allow_special_tokens=allow, variables=variables
+        )
 
     def deadline(self) -> float:
         """When a request that arrives now must have been answered, by the clock of the event loop."""

@@ -76,7 +76,7 @@ class GenerationResponse(Response):
                         pass
             return Response(await self._whole(), media_type="application/json")
         except Exception as error:
-            return api_error(error).response()
+            return self._writer.refusal(api_error(error))
 
     async def _whole(self) -> str:
         if len(self._requests) <= FEW:
@@ -102,7 +102,7 @@ class GenerationResponse(Response):
         except Exception as error:
             told = api_error(error)
             if not begun:
-                return told.response()
+                return self._writer.refusal(told)
             await _send(send, self._writer.failed(told))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         return None

@@ -14,7 +14,8 @@ class Round:
     prompt: marks the first round, after the prompt was read. Times are in seconds; plain_s: of plain decoding per token
     at this time, by the schedule's measurements, or None. choose_s: the part of target_s after the logits, in which
     tokens were chosen; None if not measured separately. logprobs: of each token, if requested. prompt_logprobs: in the
-    first round, if requested, of each prompt token but the first.
+    first round, if requested, of each prompt token but the first. cached_tokens: in the first round, tokens of the
+    prompt that were not read, since the prefix cache had them.
     """
 
     tokens: list[int]
@@ -27,3 +28,4 @@ class Round:
     choose_s: float | None = None
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
+    cached_tokens: int = 0

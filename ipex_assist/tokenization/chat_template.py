@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -16,18 +16,28 @@ SAFE_JINJA = (3, 1, 6)  # older versions have known sandbox escapes
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
-def apply_template(tokenizer: Any, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> str:
+def apply_template(
+    tokenizer: Any,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None = None,
+    variables: Mapping[str, Any] | None = None,
+) -> str:
     """Render a conversation by the tokenizer's chat template, with the generation prompt.
 
-    tools: functions that the model may call, in OpenAI's form. Raises what jinja2, or the template itself, raises.
+    tools: functions that the model may call, in OpenAI's form. variables: further ones of the template, such as
+    enable_thinking. Raises what jinja2, or the template itself, raises.
     """
     template = tokenizer.chat_template
     if not isinstance(template, str):  # several, by name
         template = tokenizer.get_chat_template(None, tools=tools)
-    facts = {**tokenizer.special_tokens_map, "add_generation_prompt": True}
+    facts = {**(variables or {}), **tokenizer.special_tokens_map, "add_generation_prompt": True}
     text = render(template, [_with_reasoning(message) for message in messages], facts, tools)
     if text is None:
-        text = str(tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=False))
+        text = str(
+            tokenizer.apply_chat_template(
+                messages, tools=tools, add_generation_prompt=True, tokenize=False, **(variables or {})
+            )
+        )
     return text
 
 

@@ -26,11 +26,16 @@ class IncrementalDetokenizer:
         self.tokenizer = tokenizer
         self.stop = tuple(stop)
         self.tokens: list[int] = []
-        self.stopped = False
+        self.stop_text: str | None = None  # the stop string that is complete
         self._decoded = ""  # all complete characters so far
         self._released = 0  # how many of them were released
         self._context = 0  # decoding starts at this token
         self._done = 0  # tokens whose text is in _decoded
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string is complete."""
+        return self.stop_text is not None
 
     @property
     def text(self) -> str:
@@ -61,10 +66,10 @@ class IncrementalDetokenizer:
     def _take(self, piece: str) -> None:
         # A stop string may have begun in earlier text; nothing before _released can be part of one.
         self._decoded += piece
-        found = [at for at in (self._decoded.find(stop, self._released) for stop in self.stop) if at >= 0]
+        found = [(at, stop) for stop in self.stop if (at := self._decoded.find(stop, self._released)) >= 0]
         if found:
-            self._decoded = self._decoded[: min(found)]
-            self.stopped = True
+            first, self.stop_text = min(found, key=lambda each: each[0])
+            self._decoded = self._decoded[:first]
 
     def _release(self, hold: bool) -> str:
         end = len(self._decoded)

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import operator
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -209,11 +209,13 @@ def encode_messages(
     tools: list[dict[str, Any]] | None = None,
     *,
     allow_special_tokens: bool = False,
+    variables: Mapping[str, Any] | None = None,
 ) -> list[int]:
     """Encode a conversation by the tokenizer's chat template, with the generation prompt.
 
     tools: functions that the model may call, in OpenAI's form. allow_special_tokens: names of special tokens in
     messages and tools become these tokens, which can end a message and begin another; else they are plain text.
+    variables: further ones of the template, such as enable_thinking.
 
     Raises:
         UsageError: there is no chat template, or it refuses the conversation or exceeds its time limit.
@@ -222,7 +224,7 @@ def encode_messages(
         raise UsageError(
             "this model has no chat template (a base model?). Leave out --chat; give a prompt instead of messages"
         )
-    render = functools.partial(_rendered, tokenizer)
+    render = functools.partial(_rendered, tokenizer, variables)
     text = render(messages, tools or None)
     if not allow_special_tokens:
         with _tokenizer_errors():
@@ -235,10 +237,13 @@ def encode_messages(
 
 
 def _rendered(
-    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
+    tokenizer: PreTrainedTokenizerBase,
+    variables: Mapping[str, Any] | None,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
 ) -> str:
     try:
-        text = run_within(TEMPLATE_SECONDS, lambda: apply_template(tokenizer, messages, tools))
+        text = run_within(TEMPLATE_SECONDS, lambda: apply_template(tokenizer, messages, tools, variables))
     except Exception as error:  # jinja2's errors, and those that templates raise
         raise UsageError(
             f"the model's chat template refuses this prompt: {error}. Give a prompt without it (--raw) instead of "

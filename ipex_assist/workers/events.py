@@ -56,7 +56,8 @@ class LogLine:
 class Streamed:
     """New tokens of a request that is streamed.
 
-    chunk: pieces, a list of [text, token id, drafted]; logprobs of each, or None; drafted and accepted, tokens.
+    chunk: pieces, a list of [text, token id, drafted]; logprobs of each, or None; drafted and accepted, tokens; cached,
+    those of the prompt that the prefix cache had, in the first chunk.
     """
 
     instance: int

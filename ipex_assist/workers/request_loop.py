@@ -189,6 +189,7 @@ def chunk_fields(chunk: Chunk) -> dict[str, Any]:
         "logprobs": None if chunk.logprobs is None else [asdict(choice) for choice in chunk.logprobs],
         "drafted": chunk.round.drafted,
         "accepted": chunk.round.accepted,
+        "cached": chunk.round.cached_tokens,
     }
 
 

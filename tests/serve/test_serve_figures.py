@@ -69,14 +69,16 @@ def test_the_histogram_goes_to_the_longest_draft():
 
 
 def test_timings():
-    result = {"prompt_tokens": 10, "new_tokens": 5, "ttft_s": 0.5, "decode_s": 2.0}
+    result = {"prompt_tokens": 14, "cached_tokens": 4, "new_tokens": 5, "ttft_s": 0.5, "decode_s": 2.0}
     found = timings([result], DraftCounts(2, 6, 3, 3, [1, 0, 0, 1]))
     assert found == {
-        "prompt_n": 10, "prompt_ms": 500, "prompt_per_token_ms": 50, "prompt_per_second": 20,
+        "cache_n": 4, "prompt_n": 10, "prompt_ms": 500, "prompt_per_token_ms": 50, "prompt_per_second": 20,
         "predicted_n": 5, "predicted_ms": 2000, "predicted_per_token_ms": 500, "predicted_per_second": 2,
         "draft_n": 6, "draft_n_accepted": 3,
     }  # fmt: skip
-    one = timings([{"prompt_tokens": 1, "new_tokens": 1, "ttft_s": None, "decode_s": 0.0}], DraftCounts())
+    one = timings(
+        [{"prompt_tokens": 1, "cached_tokens": 0, "new_tokens": 1, "ttft_s": None, "decode_s": 0.0}], DraftCounts()
+    )
     assert one["predicted_per_second"] is None
     assert "draft_n" not in one
 

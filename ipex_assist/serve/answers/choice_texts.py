@@ -75,7 +75,8 @@ class ChoiceText:
 
 
 class ChoiceTexts:
-    """The texts of all choices of a request. new_tokens: of all together so far."""
+    """The texts of all choices of a request. new_tokens: of all together so far. cached_tokens: of the prompt, that the
+    prefix cache had for the first choice."""
 
     def __init__(
         self,
@@ -87,7 +88,7 @@ class ChoiceTexts:
     ) -> None:
         """prompt_tokens: a prompt of several choices counts once. token_texts: set if log-probabilities are requested.
         shows_end: list the end-of-text token, too."""
-        self.prompt_tokens, self.new_tokens = prompt_tokens, 0
+        self.prompt_tokens, self.new_tokens, self.cached_tokens = prompt_tokens, 0, 0
         self.all = [
             ChoiceText(
                 index, None if token_texts is None else Logprobs(token_texts, bool(request.options.stop), shows_end)

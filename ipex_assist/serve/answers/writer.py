@@ -7,8 +7,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
+from starlette.responses import Response
+
 from ipex_assist.serve.answers.choice_texts import ChoiceText, ChoiceTexts, TextDelta
-from ipex_assist.serve.backend import Finished
+from ipex_assist.serve.backend import Finished, OutputChunk
 from ipex_assist.serve.choice_runner import ChoiceEvent
 from ipex_assist.serve.errors import ApiError
 from ipex_assist.serve.protocol.common import StreamOptions, new_id, now
@@ -41,6 +43,8 @@ class Writer(ABC):
         before = text.new_tokens
         text_delta = text.end(output) if isinstance(output, Finished) else text.take(output)
         self.texts.new_tokens += text.new_tokens - before
+        if text.index == 0 and isinstance(output, OutputChunk):
+            self.texts.cached_tokens += output.cached
         yield from (self.ended if isinstance(output, Finished) else self.grown)(text, text_delta)
 
     def begin(self) -> Iterator[str]:
@@ -66,6 +70,10 @@ class Writer(ABC):
     def failed(self, error: ApiError) -> Iterator[str]:
         """The last event of a stream that fails."""
         yield event(error.body())
+
+    def refusal(self, error: ApiError) -> Response:
+        """The response to a request that failed before anything was sent."""
+        return error.response()
 
 
 class ChunkWriter(Writer):

@@ -173,8 +173,9 @@ class Usage(ResponseBody):
 
 
 class Timings(ResponseBody):
-    """Counts, milliseconds and speeds, by llama.cpp's names."""
+    """Counts, milliseconds and speeds, by llama.cpp's names. cache_n: prompt tokens that were not read again."""
 
+    cache_n: int
     prompt_n: int
     prompt_ms: float | None
     prompt_per_token_ms: float | None

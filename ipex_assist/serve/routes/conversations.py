@@ -21,6 +21,7 @@ class AskedConversation:
     parallel: bool | None
     response: GrammarSpec | None
     schema_fields: str = SCHEMA_FIELDS
+    variables: Mapping[str, Any] | None = None  # of the chat template
 
 
 async def prepare_conversation(
@@ -31,9 +32,9 @@ async def prepare_conversation(
     read: of the body, which may have thousands of messages. deadline: see `Service.deadline`.
     """
 
-    def work() -> PreparedConversation:
+    def work() -> tuple[PreparedConversation, Mapping[str, Any] | None]:
         asked = read()
-        return prepare(
+        made = prepare(
             service.tokenizer,
             asked.messages,
             asked.tools,
@@ -42,9 +43,10 @@ async def prepare_conversation(
             response=asked.response,
             schema_fields=asked.schema_fields,
         )
+        return made, asked.variables
 
-    turn = await service.in_thread(work)
-    tokens = service.check_prompt(await service.encode_chat(turn.messages, turn.tools))
+    turn, variables = await service.in_thread(work)
+    tokens = service.check_prompt(await service.encode_chat(turn.messages, turn.tools, variables))
     for grammar in (turn.calls, turn.grammar):
         await service.checked(grammar, deadline)
     return turn, tokens

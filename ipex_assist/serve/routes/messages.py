@@ -1,0 +1,83 @@
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's API, for agents that speak it."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from ipex_assist.serve.answers.choice_texts import ChoiceTexts
+from ipex_assist.serve.answers.messages import MessagesWriter
+from ipex_assist.serve.answers.thinking import OPEN, ThinkingSplitter, thinks
+from ipex_assist.serve.backend import GenerationRequest
+from ipex_assist.serve.errors import AnthropicErrorResponse, ApiError, responses
+from ipex_assist.serve.protocol.messages import AnsweredMessage, CountedTokens, CountTokens, MessagesRequest
+from ipex_assist.serve.routes.completions import STREAM
+from ipex_assist.serve.routes.conversations import AskedConversation, prepare_conversation
+from ipex_assist.serve.routes.json_bodies import JsonRoute
+from ipex_assist.serve.service import Service
+from ipex_assist.serve.streaming import GenerationResponse
+from ipex_assist.serve.tools import PreparedConversation
+
+ANY_MODEL = "claude-"  # agents ask for these by themselves: the served model answers for them
+ERRORS = responses(400, 401, 404, 413, 429, 500, 503, model=AnthropicErrorResponse)
+_LAST_TOKENS = 16  # of a prompt, in which an opened thought is looked for
+
+
+def _asked(body: CountTokens) -> AskedConversation:
+    choice = None if body.tool_choice is None else body.tool_choice.for_template()
+    return AskedConversation(
+        body.for_template(),
+        [tool.for_template() for tool in body.tools or ()],
+        choice,
+        body.parallel,
+        None,
+        "tools[{}].input_schema",
+        body.variables,
+    )
+
+
+async def _prepared(service: Service, body: CountTokens, deadline: float) -> tuple[PreparedConversation, list[int]]:
+    """The conversation and its prompt's tokens. An assistant's turn at the end is the beginning of the answer."""
+    if not (body.model or "").startswith(ANY_MODEL):
+        service.check_model(body.model)
+    if body.messages[-1].role == "user":
+        return await prepare_conversation(service, lambda: _asked(body), deadline)
+    *earlier, last = body.messages
+    if not earlier or any(block.type != "text" for block in last.blocks):
+        raise ApiError(400, "messages: the last one must be the user's, or text of the assistant's to go on with")
+    shorter = body.model_copy(update={"messages": earlier})
+    turn, tokens = await prepare_conversation(service, lambda: _asked(shorter), deadline)
+    begun = await service.encode("".join(block.text for block in last.blocks), False)
+    return turn, service.check_prompt([*tokens, *begun])
+
+
+async def _splitter(service: Service, tokens: list[int]) -> ThinkingSplitter | None:
+    """What tells thoughts and answer apart; None where the model's template knows no thoughts."""
+    if not thinks(str(service.tokenizer.chat_template)):
+        return None
+    end = await service.decode(tokens[-_LAST_TOKENS:])
+    return ThinkingSplitter(end.rstrip().endswith(OPEN))
+
+
+def router(service: Service) -> APIRouter:
+    """Both routes."""
+    routes = APIRouter(route_class=JsonRoute)
+
+    @routes.post("/v1/messages", response_model=AnsweredMessage, responses={**STREAM, **ERRORS})
+    async def messages(body: MessagesRequest) -> Response:
+        """Answer a conversation."""
+        deadline = service.deadline()
+        turn, tokens = await _prepared(service, body, deadline)
+        options = body.sampling().generation_options(service.most_new_tokens(len(tokens), body.max_tokens))
+        requests = [GenerationRequest(tokens, options, turn.grammar)]
+        splitter = await _splitter(service, tokens)
+        writer = MessagesWriter(service, ChoiceTexts(requests, len(tokens), None), turn.parser, splitter)
+        return GenerationResponse(service, requests, writer, deadline=deadline, stream=bool(body.stream))
+
+    @routes.post("/v1/messages/count_tokens", responses=ERRORS)
+    async def count_tokens(body: CountTokens) -> CountedTokens:
+        """How many tokens the prompt of a conversation has."""
+        _, tokens = await _prepared(service, body, service.deadline())
+        return CountedTokens(input_tokens=len(tokens))
+
+    return routes
