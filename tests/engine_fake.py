@@ -50,7 +50,8 @@ def say(**reply: Any) -> None:
 
 
 def part(number: int, index: int) -> None:
-    chunk = {"pieces": [[f"w{index} ", index, bool(index % 2)]], "logprobs": None, "drafted": 1, "accepted": index % 2}
+    pieces = [[f"w{index} ", index, bool(index % 2)]]
+    chunk = {"pieces": pieces, "logprobs": None, "drafted": 1, "accepted": index % 2, "cached": 0}
     say(id=number, chunk=chunk)
 
 
