@@ -90,6 +90,7 @@ setup(
         "py-cpuinfo>=9.0",
         "tqdm>=4.66",
         "tabulate>=0.9",
+        "shtab>=1.7",
         "intel-openmp>=2024.0; platform_machine == 'x86_64' and sys_platform == 'linux'",
     ],
     extras_require={
@@ -100,6 +101,7 @@ setup(
             "optimum-intel[ipex]==1.27.*",
             "transformers==4.55.4",
         ],
+        "otel": ["opentelemetry-sdk>=1.27", "opentelemetry-exporter-otlp-proto-http>=1.27"],
         "plot": ["matplotlib>=3.8"],
         "quantize": ["auto-round>=0.5"],
         "ray": ["ray[serve]>=2.30"],
@@ -129,6 +131,9 @@ setup(
             "openai>=1.60",
             "anthropic>=1",
             "schemathesis>=4",
+            "opentelemetry-sdk>=1.27",
+            "opentelemetry-exporter-otlp-proto-http>=1.27",
+            "cryptography>=42",
         ],
     },
     entry_points={

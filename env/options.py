@@ -355,7 +355,9 @@ def add_flags(group: argparse._ActionsContainer, cls: type[Options], names: Iter
         keywords = {"default": None, "help": described(default_of(each), one), **one.kind.keywords()}
         if not isinstance(one.kind, Switch):
             keywords |= {"type": read_flag(cls, each.name), "metavar": one.metavar}
-        group.add_argument(*flags, **keywords)
+        action = group.add_argument(*flags, **keywords)
+        if isinstance(one.kind, Choice):
+            action.names = one.kind.names  # type: ignore[attr-defined]  # for shells that complete it
         if one.aliases:
             hidden = {"dest": destinations(cls)[each.name], "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
             group.add_argument(*one.aliases, **keywords | hidden)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 from collections.abc import Mapping
@@ -97,11 +98,8 @@ def _size(size: int | None) -> str:
     return "unknown" if size is None else gib(size)
 
 
-def main(argv: list[str], more: Mapping[str, str | None] | None = None) -> int:
-    """Run `ipex-assist env` with the arguments after `env`; returns the exit code.
-
-    more: facts that the caller adds, such as the native core's instruction set; None is null in the JSON.
-    """
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all flags of `ipex-assist env`."""
     parser = ArgumentParser(
         prog="ipex-assist env",
         description="Report this machine, what may be used of it, and the variables that suit it.",
@@ -110,7 +108,15 @@ def main(argv: list[str], more: Mapping[str, str | None] | None = None) -> int:
     parser.add_argument(
         "--root", metavar="DIR", default="/", help="read DIR/sys and DIR/proc instead of this machine's"
     )
-    args = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: list[str], more: Mapping[str, str | None] | None = None) -> int:
+    """Run `ipex-assist env` with the arguments after `env`; returns the exit code.
+
+    more: facts that the caller adds, such as the native core's instruction set; None is null in the JSON.
+    """
+    args = build_parser().parse_args(argv)
     return run_command(lambda: _print_report(args.root, args.json, more or {}), "ipex-assist env", verbose=None)
 
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TextIO
 
+    from ipex_assist.commands.completion import Builders
     from ipex_assist.launch.job_command import Parsers
 
 # Nothing else is imported up here: `main` knows what to do with a Ctrl-C in the middle of an import.
@@ -74,6 +75,12 @@ def _submit(argv: list[str]) -> int:
     return submit.main(argv, _parsers())
 
 
+def _completion(argv: list[str]) -> int:
+    from ipex_assist.commands import completion
+
+    return completion.main(argv, _builders)
+
+
 def _help(argv: list[str]) -> int:
     from ipex_assist.commands.help import overview
     from ipex_assist.commands.shared.command_names import COMMANDS, similar_command
@@ -93,6 +100,7 @@ SUBCOMMANDS: dict[str, Callable[[list[str]], int]] = {
     "bench": _module("bench.command"),
     "cache": _module("commands.cache"),
     "chat": _module("commands.chat"),
+    "completion": _completion,
     "env": _env,
     "eval": _module("commands.eval"),
     "help": _help,
@@ -130,12 +138,37 @@ def _parsers() -> Parsers:
         "batch": batch.parse,
         "bench": bench.parse,
         "cache": None,
+        "completion": None,
         "env": None,
         "help": None,
         "models": None,
         "eval": evaluate.build_parser().parse_args,
         "quantize": quantize.build_parser().parse_args,
         "serve": serve.parse,
+    }
+
+
+def _builders() -> Builders:
+    """What makes the parser of each command's flags."""
+    from ipex_assist.batch import arguments as batch
+    from ipex_assist.bench import arguments as bench
+    from ipex_assist.commands import cache, chat, models, quantize
+    from ipex_assist.commands import eval as evaluate
+    from ipex_assist.env import report
+    from ipex_assist.launch import job_flags
+    from ipex_assist.serve import arguments as serve
+
+    return {
+        "batch": batch.build_parser,
+        "bench": bench.build_parser,
+        "cache": cache.build_parser,
+        "chat": chat.build_parser,
+        "env": report.build_parser,
+        "eval": evaluate.build_parser,
+        "models": models.build_parser,
+        "quantize": quantize.build_parser,
+        "serve": serve.build_parser,
+        "submit": job_flags.build_parser,
     }
 
 

@@ -169,7 +169,8 @@ def serving(
     """A client of a real server of its own, which ends with the context. parser: httptools or h11."""
     settings = ServeOptions.of(**{"port": 0, **options})
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
-    server = make_server(create_app(backend, settings), limits or ConnectionLimits(body=settings.timeout), parser)
+    limits = limits or ConnectionLimits(body=settings.timeout)
+    server = make_server(create_app(backend, settings), limits, parser, settings.tls())
     server.config.timeout_graceful_shutdown = 1
     listener = listener or listen(settings)
     port = listener.getsockname()[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from typing import Any
 
@@ -53,15 +54,20 @@ def markdown() -> str:
     return "\n".join(rows) + "\n"
 
 
-def main(argv: list[str]) -> int:
-    """Run `ipex-assist models` with the arguments after `models`; the result is the exit code."""
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all flags of `ipex-assist models`."""
     parser = ArgumentParser(
         prog="ipex-assist models", description="List the families that our own decoder runs.", epilog=OTHERS
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print one JSON list on one line")
     form.add_argument("--markdown", action="store_true", help="print the table of docs/models.md")
-    args = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: list[str]) -> int:
+    """Run `ipex-assist models` with the arguments after `models`; the result is the exit code."""
+    args = build_parser().parse_args(argv)
     if args.json:
         print(json.dumps(describe(), ensure_ascii=False))
     elif args.markdown:

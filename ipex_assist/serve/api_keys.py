@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ipex_assist.serve.errors import ApiError
 
 # Paths that need no key: the page itself (which asks for the key), and monitoring.
-OPEN = frozenset({"/", "/health", "/ready", "/version", "/metrics", "/openapi.json", "/favicon.ico"})
+OPEN = frozenset({"/", "/health", "/ready", "/version", "/metrics", "/openapi.json", "/docs", "/favicon.ico"})
 
 
 def is_open(path: str) -> bool:

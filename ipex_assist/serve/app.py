@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
@@ -20,6 +21,7 @@ from ipex_assist.serve.page import add_page
 from ipex_assist.serve.protocol.common import TOKEN_ID
 from ipex_assist.serve.routes import completions, messages, responses, server, tokens
 from ipex_assist.serve.service import Service
+from ipex_assist.serve.tracing import TracedBackend, TraceParents, collector
 from ipex_assist.version import __version__
 
 DESCRIPTION = (
@@ -30,19 +32,22 @@ DESCRIPTION = (
 
 def create_app(backend: Backend, options: ServeOptions) -> FastAPI:
     """Create the ASGI application. Raises UsageError if the API key file cannot be read."""
-    service = Service(backend, options)
+    traced = None if options.otel is None else TracedBackend(backend, collector(options.otel))
+    service = Service(traced or backend, options)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
         service.close()
+        if traced is not None:
+            await asyncio.to_thread(traced.close)
 
-    # No documentation pages, as they load scripts from other servers; /openapi.json is served.
+    # A documentation page only where it is asked for, as it loads scripts from another server; /openapi.json is served.
     app = FastAPI(
         title="ipex-assist",
         version=__version__,
         description=DESCRIPTION,
-        docs_url=None,
+        docs_url="/docs" if options.docs else None,
         redoc_url=None,
         lifespan=lifespan,
     )
@@ -65,6 +70,8 @@ def create_app(backend: Backend, options: ServeOptions) -> FastAPI:
         app.add_middleware(AllowedHosts, names=hosts)
     app.add_middleware(OneLength)
     app.add_middleware(RequestIds)
+    if traced is not None:
+        app.add_middleware(TraceParents)
     if options.root_path is not None:
         app.add_middleware(RootPath, prefix=options.root_path)
     app.openapi = lambda: _openapi(app, service, bool(keys))  # type: ignore[method-assign]

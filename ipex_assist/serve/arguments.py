@@ -79,6 +79,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         raise UsageError(
             "--ray goes without --no-launch, --dry-run and --uds: Ray's proxy listens, on --host and --port"
         )
+    if args.ray is not None and (options.ssl_certfile is not None or options.otel is not None):
+        raise UsageError("--ray goes without --ssl-certfile and --otel: put a proxy in front of Ray's for these")
     if args.replicas is not None and args.ray is None:
         raise UsageError("--replicas goes with --ray; on this machine alone --instances says how many engines")
     return args
@@ -96,8 +98,9 @@ _replicas.__name__ = "number of replicas (N, or N-M)"
 
 
 def check_files(options: ServeOptions, load: LoadOptions) -> None:
-    """Raise UsageError, before anything is loaded, if the key file cannot be read or there is no model at the path."""
+    """Raise UsageError, before anything is loaded, for files that cannot be read and for no model at the path."""
     options.keys()
+    options.tls()
     if load.target is not None:
         check_source(load.target)
 

@@ -58,6 +58,10 @@ def main(argv: Sequence[str]) -> int:
     if args.dry_run:
         return _dry_run(args, settings)
     check_packages()
+    if options.otel is not None:
+        from ipex_assist.serve import tracing
+
+        tracing.check_packages()
     configure_messages(args.verbose, progress=not args.quiet)
     assert load.target is not None
     if args.ray is not None:
@@ -142,6 +146,7 @@ class ServeCommand:
                 when_ready=greet,
                 grace=self.options.grace,
                 limits=connection_limits(self.options),
+                tls=self.options.tls(),
             )
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:

@@ -99,7 +99,8 @@ def address(listener: socket.socket, options: ServeOptions) -> str:
     host, port = listener.getsockname()[:2]
     if host in ("0.0.0.0", "::"):
         host = "127.0.0.1" if host == "0.0.0.0" else "::1"
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "http" if options.ssl_certfile is None else "https"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def curl_line(listener: socket.socket, options: ServeOptions, model: str, *, chat: bool) -> str:
@@ -107,7 +108,7 @@ def curl_line(listener: socket.socket, options: ServeOptions, model: str, *, cha
     url, words = address(listener, options), ["curl"]
     if options.uds is not None:
         words += ["--unix-socket", options.uds]
-        url = "http://localhost"
+        url = "http://localhost" if options.ssl_certfile is None else "https://localhost"
     path = "/v1/chat/completions" if chat else "/v1/completions"
     words += [url + path, "-H 'Content-Type: application/json'"]
     if options.api_key or options.api_key_file is not None:

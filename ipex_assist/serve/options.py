@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.options import Number, Options, Size, Switch, Text, Texts, documented, option
+
+if TYPE_CHECKING:
+    import ssl
 
 DAY = 86400.0
 # A name or an address, maybe in brackets; before a name, *. is any part.
@@ -18,6 +21,11 @@ _HOST_NAME = re.compile(r"\*|(?:\*\.)?[^\s/:@*\[\],]+|\[[0-9a-f:.]+\]|[0-9a-f]*:
 def _path(text: str) -> None:
     if not text.startswith("/") or text.endswith("/"):
         raise ValueError("must begin with /, and not end so")
+
+
+def _collector(text: str) -> None:
+    if not text.startswith(("http://", "https://")):
+        raise ValueError("must be an address such as http://127.0.0.1:4318")
 
 
 class HostNames(Texts):
@@ -47,6 +55,18 @@ class ServeOptions(Options):
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 is all of this machine's", Text(), "ADDRESS")
     port: int = option(8000, "port to listen on; 0: any free one", Number(0, 65535, whole=True), "N")
     uds: str | None = option(None, "listen on this UNIX socket, and on no port", Text(), "FILE")
+    ssl_certfile: str | None = option(
+        None, "answer https alone, with this certificate (PEM; its chain may follow it)", Text(), "FILE"
+    )
+    ssl_keyfile: str | None = option(
+        None, "its private key, without a passphrase (default: in --ssl-certfile)", Text(), "FILE"
+    )
+    docs: bool = option(
+        False, "serve /docs, a page to try the API on, whose scripts the browser loads from another server", Switch()
+    )
+    otel: str | None = option(
+        None, "send a trace of each text to this OpenTelemetry collector (OTLP over HTTP)", Text(_collector), "URL"
+    )
     root_path: str | None = option(None, "path prefix that a proxy in front removes, such as /llm", Text(_path), "PATH")
     api_key: tuple[str, ...] = option((), "require this key; repeatable", Texts(), "KEY")
     api_key_file: str | None = option(None, "file with one key a line; no process list shows them", Text(), "FILE")
@@ -93,12 +113,49 @@ class ServeOptions(Options):
     )
     grace: float = option(30.0, "seconds that running requests have after SIGTERM", Number(0, DAY), "S")
 
+    def tls(self) -> ssl.SSLContext | None:
+        """What connections are encrypted with, or None.
+
+        Raises UsageError where a file cannot be read, or the two do not belong together.
+        """
+        if self.ssl_certfile is None:
+            if self.ssl_keyfile is not None:
+                raise UsageError("--ssl-keyfile goes with --ssl-certfile, the key's certificate")
+            return None
+        import ssl
+
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            context.load_cert_chain(self.ssl_certfile, self.ssl_keyfile, password=_no_passphrase)
+        except _Passphrase:
+            raise UsageError(
+                f"--ssl-keyfile {self.ssl_keyfile or self.ssl_certfile} asks for a passphrase: give the key "
+                "without one, readable by the server alone"
+            ) from None
+        except ssl.SSLError as error:
+            raise UsageError(
+                f"--ssl-certfile {self.ssl_certfile}: no certificate with its key in PEM form ({error.reason})"
+            ) from None
+        except OSError as error:
+            files = " or ".join(name for name in (self.ssl_certfile, self.ssl_keyfile) if name is not None)
+            raise UsageError(f"{files} cannot be read: {error.strerror}") from None
+        return context
+
     def keys(self) -> tuple[str, ...]:
         """All valid API keys; without any, no key is required.
 
         Raises UsageError if the file cannot be read or holds no key.
         """
         return (*self.api_key, *(_keys_in(self.api_key_file) if self.api_key_file is not None else ()))
+
+
+class _Passphrase(Exception):
+    """A key that asks for one."""
+
+
+def _no_passphrase() -> str:
+    raise _Passphrase
 
 
 def _keys_in(file: str) -> list[str]:

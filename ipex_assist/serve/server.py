@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ipex_assist.serve.connections import ACCEPT_AT_ONCE, KEEP_ALIVE_SECONDS, ConnectionLimits, ConnectionTable
@@ -18,12 +19,15 @@ from ipex_assist.serve.listen import BACKLOG
 from ipex_assist.serve.stop_signals import StopSignals
 
 if TYPE_CHECKING:
+    import ssl
+
     import uvicorn
     from fastapi import FastAPI
     from transformers import PreTrainedTokenizerBase
 
     from ipex_assist.workers.local_pool import LocalPool
 
+HANDSHAKE_SECONDS = 10.0  # of TLS
 LEAST_FLUSH_SECONDS = 1.0  # for generated output that is still being sent
 
 OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -42,14 +46,16 @@ async def run(
     when_ready: Callable[[], None],
     grace: float,
     limits: ConnectionLimits,
+    tls: ssl.SSLContext | None = None,
 ) -> int:
     """Serve until a signal comes; returns the exit code.
 
     stop: catches signals meanwhile. make_pool, load_tokenizer: run in threads, since they may download. when_ready:
-    called once. grace: seconds for what runs when the signal comes. limits: of connections.
+    called once. grace: seconds for what runs when the signal comes. limits: of connections. tls: None where they
+    are not encrypted.
     Raises IpexAssistError where the models cannot be loaded, and where no engine is left.
     """
-    server = make_server(app, limits)
+    server = make_server(app, limits, tls=tls)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     living = asyncio.create_task(_live(engines, make_pool, load_tokenizer, when_ready))
     reasons: set[asyncio.Future[Any]] = {serving, living, stop.first}
@@ -104,7 +110,9 @@ async def _end(
     engines.close()
 
 
-def make_server(app: FastAPI, limits: ConnectionLimits, parser: str | None = None) -> uvicorn.Server:
+def make_server(
+    app: FastAPI, limits: ConnectionLimits, parser: str | None = None, tls: ssl.SSLContext | None = None
+) -> uvicorn.Server:
     """The HTTP server, to be given sockets. parser: httptools or h11; None: the better of those installed."""
     import uvicorn
 
@@ -119,7 +127,12 @@ def make_server(app: FastAPI, limits: ConnectionLimits, parser: str | None = Non
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             """Listen; asyncio has one number for the kernel's queue and for the connections that it accepts at once."""
-            asyncio.get_running_loop().set_exception_handler(_log_loop_error)
+            loop = asyncio.get_running_loop()
+            loop.set_exception_handler(_log_loop_error)
+            if tls is not None:  # a connection is counted from its handshake on, which has a limit of its own
+                self.config.ssl = tls
+                listening = partial(loop.create_server, ssl_handshake_timeout=HANDSHAKE_SECONDS)
+                loop.create_server = listening  # type: ignore[method-assign]
             await super().startup(sockets=sockets)
             for each in sockets or ():
                 each.listen(BACKLOG)

@@ -1,0 +1,89 @@
+"""Traces of texts: a span each for queue, prompt and tokens, under the caller's own, with draft counts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+from fake_backend import FakeBackend, serving
+
+export = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
+pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+
+from ipex_assist.serve import app  # noqa: E402
+
+pytestmark = pytest.mark.one_stack
+
+HI: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "temperature": 0}
+CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.fixture
+def exporter(monkeypatch: pytest.MonkeyPatch) -> Any:
+    made = export.InMemorySpanExporter()
+    made.shutdown = lambda: None  # what it holds stays
+    monkeypatch.setattr(app, "collector", lambda url: made)
+    return made
+
+
+def spans_of(exporter: Any, backend: FakeBackend, headers: dict[str, str] | None = None, **body: Any) -> Sequence[Any]:
+    with serving(backend, otel="http://127.0.0.1:1") as client:
+        client.post("/v1/chat/completions", json=HI | body, headers=headers)
+    return exporter.get_finished_spans()
+
+
+def test_the_spans_of_a_text(exporter: Any) -> None:
+    spans = {span.name: span for span in spans_of(exporter, FakeBackend(), {"traceparent": CALLER})}
+    text = spans["text"]
+    assert spans.keys() == {"text", "queue", "prompt", "tokens"}
+    assert format(text.context.trace_id, "032x") == CALLER.split("-")[1]
+    assert format(text.parent.span_id, "016x") == CALLER.split("-")[2]
+    for name in ("queue", "prompt", "tokens"):
+        assert spans[name].parent.span_id == text.context.span_id
+        assert text.start_time <= spans[name].start_time <= spans[name].end_time <= text.end_time
+    assert spans["queue"].end_time == spans["prompt"].start_time
+    assert spans["prompt"].end_time == spans["tokens"].start_time
+    told = text.attributes
+    assert told["gen_ai.request.model"] == "tiny"
+    assert told["gen_ai.request.temperature"] == 0
+    assert told["gen_ai.usage.input_tokens"] > 0
+    assert told["ipex_assist.drafted"] > told["ipex_assist.accepted"] > 0
+    assert told["gen_ai.response.finish_reasons"] == ("eos",)
+
+
+def test_each_text_and_each_failure(exporter: Any) -> None:
+    """Two texts of a request are two traces' spans; one that fails says by what."""
+    assert sum(span.name == "text" for span in spans_of(exporter, FakeBackend(), n=2)) == 2
+    exporter.clear()
+    failing = FakeBackend()
+    failing.error = lambda: RuntimeError("oh")
+    (text,) = [span for span in spans_of(exporter, failing) if span.name == "text"]
+    assert not text.status.is_ok
+    assert "oh" in text.status.description
+
+
+def test_a_collector_over_http() -> None:
+    """Spans arrive at a collector's /v1/traces before the server has ended."""
+    paths = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            paths.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Collector) as listening:
+        threading.Thread(target=listening.serve_forever, daemon=True).start()
+        try:
+            with serving(FakeBackend(), otel=f"http://127.0.0.1:{listening.server_address[1]}") as client:
+                assert client.post("/v1/chat/completions", json=HI).status_code == 200
+        finally:
+            listening.shutdown()
+    assert paths == ["/v1/traces"]
