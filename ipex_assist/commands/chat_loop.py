@@ -6,6 +6,7 @@ import json
 from contextlib import closing
 from pathlib import Path
 
+from ipex_assist.commands.chat_options import set_option, settable
 from ipex_assist.commands.chat_partner import Message, Partner
 from ipex_assist.commands.chat_screen import Screen
 from ipex_assist.env.errors import IpexAssistError
@@ -13,6 +14,9 @@ from ipex_assist.env.runner import Terminated
 from ipex_assist.tokenization.tokenizer import check_text
 
 HELP = """\
+/retry         answer the last message again
+/set NAME X    another value of an option, such as temperature; /set lists them, /set NAME is its default
+/load FILE     go on with a conversation that /save has written as JSON
 /reset         forget the conversation, but for the system prompt
 /system TEXT   another system prompt; without TEXT it is shown
 /save FILE     write the conversation; a name that ends in .json makes it {"messages": …}, as batch takes it
@@ -29,7 +33,15 @@ class ChatLoop:
         self.partner, self.screen, self.system, self._statistics = partner, screen, system, statistics
         self.messages: list[Message] = []
         self._saved: Path | None = None
-        self._words = {"reset": self._reset, "system": self._set_system, "save": self._save, "help": self._help}
+        self._words = {
+            "help": self._help,
+            "load": self._load,
+            "reset": self._reset,
+            "retry": self._retry,
+            "save": self._save,
+            "set": self._set,
+            "system": self._set_system,
+        }
 
     def run(self) -> int:
         """Run to the end of the input; returns the exit code: 1 where nobody watched and a message had no answer."""
@@ -89,6 +101,50 @@ class ChatLoop:
         if work is None:
             raise IpexAssistError(f"{word}: there is no such word. /help lists them; //… sends it as a message")
         work(rest)
+
+    def _retry(self, rest: str) -> None:
+        if not self.messages:
+            raise IpexAssistError("/retry: there is no answer yet")
+        *before, asked, _ = self.messages
+        question = asked["content"]
+        self.messages = before
+        try:
+            self._answer(question)
+        finally:
+            if self.messages == before:  # it failed, or was stopped before its first word
+                self.messages = [*before, asked, _]
+
+    def _set(self, rest: str) -> None:
+        name, _, text = rest.partition(" ")
+        if not name:
+            for each, about in settable().items():
+                self.screen.tell(f"{each:<30} {getattr(self.partner.options, each.replace('-', '_'))!s:<10} {about}")
+            return
+        options = set_option(self.partner.options, name, text.strip())
+        self.partner.change(name.replace("-", "_"), options)
+        self.screen.tell(f"({name}: {getattr(options, name.replace('-', '_'))})")
+
+    def _load(self, name: str) -> None:
+        if not name:
+            raise IpexAssistError("/load: what? Type /load FILE")
+        try:
+            read = json.loads(Path(name).expanduser().read_text(encoding="utf-8"))
+            messages = [{"role": str(each["role"]), "content": each["content"]} for each in read["messages"]]
+        except OSError as error:
+            raise IpexAssistError(f"/load {name}: {error.strerror}") from None
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise IpexAssistError(
+                f'/load {name}: no conversation; /save NAME.json writes one ({{"messages": [{{"role", "content"}}]}})'
+            ) from None
+        first = messages[:1] if messages and messages[0]["role"] == "system" else []
+        rest = messages[len(first) :]
+        turns = ["user", "assistant"] * (len(rest) // 2)
+        if [each["role"] for each in rest] != turns or not all(isinstance(each["content"], str) for each in messages):
+            raise IpexAssistError(
+                f"/load {name}: texts of user and assistant must take turns, after one of system or none"
+            )
+        self.system, self.messages = first[0]["content"] if first else self.system, rest
+        self.screen.tell(f"({len(rest)} messages)")
 
     def _reset(self, rest: str) -> None:
         self.messages = []

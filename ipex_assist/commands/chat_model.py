@@ -22,8 +22,12 @@ class LoadedModel:
 
     def __init__(self, model: TextModel, options: GenerationOptions) -> None:
         self.name = short_name(model.identity.target)
-        self._model, self._options = model, options
+        self._model, self.options = model, options
         self._result: Result | None = None
+
+    def change(self, name: str, options: GenerationOptions) -> None:
+        """Answer by these options from now on."""
+        self.options = options
 
     def answer(self, messages: list[Message]) -> Generator[list[Span], None, None]:
         """The answer, a list a pass.
@@ -32,7 +36,7 @@ class LoadedModel:
         be, and the next answer needs it.
         """
         self._result = None
-        generation = self._model.stream(self._model.encode_messages(messages), self._options)
+        generation = self._model.stream(self._model.encode_messages(messages), self.options)
         with noted_interrupt() as interrupted:
             try:
                 while not interrupted():
@@ -55,7 +59,7 @@ class LoadedModel:
             return ""
         line = statistics_line(self._result)
         if self._result.stop_reason == "length":
-            line += f"; ended at --max-new-tokens {self._options.max_new_tokens}"
+            line += f"; ended at --max-new-tokens {self.options.max_new_tokens}"
         return line
 
 

@@ -5,14 +5,23 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Protocol
 
+from ipex_assist.speculative.options import GenerationOptions
+
 Message = dict[str, str]  # role and content
 Span = tuple[str, bool]  # some text, and whether it was drafted
 
 
 class Partner(Protocol):
-    """Who answers."""
+    """Who answers. options: of the answers to come."""
 
     name: str
+
+    @property
+    def options(self) -> GenerationOptions: ...
+
+    def change(self, name: str, options: GenerationOptions) -> None:
+        """Answer by these options from now on, of which the one of this name was said by the user."""
+        ...
 
     def answer(self, messages: list[Message]) -> Generator[list[Span], None, None]:
         """The answer in spans, as they come.

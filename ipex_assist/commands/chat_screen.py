@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from rich.console import Console
 
 from ipex_assist.commands.chat_partner import Span
+from ipex_assist.env.cache import cache_folder
 
 DRAFTED_STYLE = "green"
 PROMPT, GOES_ON = "> ", ". "
+MOST_LINES = 1000  # that are kept for the next conversation
 # What a terminal would obey instead of showing: all control characters but the line's end and the tab.
 _CONTROLS = {code: 0xFFFD for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
@@ -20,6 +24,27 @@ _CONTROLS = {code: 0xFFFD for code in (*range(32), *range(127, 160)) if chr(code
 def harmless(text: str) -> str:
     """The text with a mark in place of each character that a terminal would obey (a model may write any)."""
     return text.translate(_CONTROLS)
+
+
+def _keep_lines(file: Path) -> None:
+    """Let lines be edited and called back, those of earlier conversations, too; nobody else may read them."""
+    try:
+        import readline
+    except ImportError:
+        return
+    readline.set_history_length(MOST_LINES)
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch(0o600)
+        readline.read_history_file(file)
+        atexit.register(_write_lines, file)
+
+
+def _write_lines(file: Path) -> None:
+    import readline
+
+    with contextlib.suppress(OSError):
+        readline.write_history_file(file)
 
 
 class Screen:
@@ -33,8 +58,7 @@ class Screen:
         )  # fmt: skip
         self._coloured = self._out.is_terminal and not os.environ.get("NO_COLOR")
         if self.terminal:
-            with contextlib.suppress(ImportError):
-                import readline  # noqa: F401 - lines can be edited and called back
+            _keep_lines(cache_folder("chat") / "history")
 
     def greet(self, name: str) -> None:
         """Say who answers."""

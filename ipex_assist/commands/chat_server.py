@@ -35,7 +35,7 @@ class Server:
         if key and not (key.isascii() and key.isprintable()):
             raise UsageError("--api-key: a key has printable ASCII characters only")
         self._headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
-        self._fields = fields(options, given)
+        self.options, self._given = options, set(given)
         self._last: dict[str, Any] = {}
         served = self._models()
         if model is not None and model not in served:
@@ -44,6 +44,11 @@ class Server:
             raise IpexAssistError(f"{url} says of no model that it serves it; is it the API's address?")
         self._model = model or served[0]
         self.name = f"{self._model} at {self._url.netloc}"
+
+    def change(self, name: str, options: GenerationOptions) -> None:
+        """Answer by these options from now on."""
+        self.options = options
+        self._given.add(name)
 
     def answer(self, messages: list[Message]) -> Generator[list[Span], None, None]:
         """The answer, a list an event of the stream."""
@@ -55,7 +60,7 @@ class Server:
             "stream": True,
             "stream_options": {"include_usage": True},
             "draft_details": True,
-            **self._fields,
+            **fields(self.options, self._given),
         }
         for event in self._events("chat/completions", body):
             if error := event.get("error"):

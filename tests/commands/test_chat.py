@@ -191,6 +191,32 @@ def test_a_message_that_fails_leaves_the_conversation_as_it_was(
     ]
 
 
+def test_again_with_other_options_and_from_a_file(model: TextModel, tmp_path: Path) -> None:
+    """/retry answers the last question alone, by what /set has said; /load goes on with what /save wrote."""
+    file, other = tmp_path / "talk.json", tmp_path / "other.json"
+    other.write_text('{"messages": [{"role": "assistant", "content": "I"}]}')
+    partner = LoadedModel(model, GenerationOptions(max_new_tokens=8))
+    lines = ["/retry", "the fox", "/set max-new-tokens 4", "/retry", f"/save {file}", "/set", "/set max_new 3",
+             "/set do-sample maybe", "/set do-sample on", "/set do-sample", f"/load {other}", "/load"]  # fmt: skip
+    screen = Recorder(lines)
+    ChatLoop(partner, screen, "be brief", statistics=False).run()  # type: ignore[arg-type]
+    whole = told(model, "the fox", system="be brief")[0]
+    shown = [text for text in screen.shown if text]
+    assert shown[0] == whole
+    assert 0 < len(shown[1]) < len(whole)
+    assert whole.startswith(shown[1])
+    assert (partner.options.max_new_tokens, partner.options.do_sample) == (4, False)
+    said = "\n".join(screen.said)
+    answers = ("there is no answer yet", "(max-new-tokens: 4)", "temperature", "there is no such option")
+    for words in (*answers, "on or off", "(do-sample: True)", "(do-sample: False)", "must take turns", "/load: what?"):
+        assert words in said, words
+    talk = ChatLoop(partner, Recorder([f"/load {file}", "and"]), statistics=False)  # type: ignore[arg-type]
+    talk.run()
+    assert talk.system == "be brief"
+    assert [each["content"] for each in talk.messages[:2]] == ["the fox", shown[1]]
+    assert len(talk.messages) == 4
+
+
 def test_a_server_gets_the_flags_and_its_figures_are_shown(
     server: Heard, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
