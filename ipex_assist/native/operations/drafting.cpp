@@ -15,13 +15,15 @@ namespace {
 bool continue_draft(Pass& pass, const GreedyDraft& d, std::vector<int32_t>& order) {
     std::vector<Segment> segments;
     std::vector<int32_t> next_order, tokens, logit_rows;
+    std::vector<const float*> hidden;
     for (size_t i = 0; i < order.size(); i++) {
         const int32_t which = order[i];
         const ArgMax best = arg_max(pass, int64_t(i));
         const bool finite = is_finite(best);
         const float probability = finite ? 1.0f / best.sum : NAN;
         int32_t& drafted = d.drafted[which];
-        d.tokens[which * d.stride + drafted] = finite ? best.index : -1;
+        const int32_t token = !finite ? -1 : d.target_tokens ? d.target_tokens[best.index] : best.index;
+        d.tokens[which * d.stride + drafted] = token;
         d.probabilities[which * d.stride + drafted] = probability;
         drafted++;
         if (drafted == d.counts[which] || !(probability >= d.min_probability[which])) continue;
@@ -29,12 +31,14 @@ bool continue_draft(Pass& pass, const GreedyDraft& d, std::vector<int32_t>& orde
         next.start += next.rows, next.rows = 1, next.settled = next.settle;
         next.settle = std::max(next.settle, next.start + 1 - PENDING_ROWS);
         logit_rows.push_back(int32_t(segments.size()));
-        segments.push_back(next), next_order.push_back(which), tokens.push_back(best.index);
+        segments.push_back(next), next_order.push_back(which), tokens.push_back(token);
+        if (pass.model.spec.draft_head.feeds_back()) hidden.push_back(pass.activations.shared.fed_back.row(int64_t(i)));
     }
     if (segments.empty()) return false;
     const TeamNodes team = pass.plan.team;
     pass.plan = PassPlan(pass.program.shape, team, std::move(segments), std::move(tokens), std::move(logit_rows));
     order = std::move(next_order);
+    pass.hidden = std::move(hidden), pass.own_hidden = true;
     return true;
 }
 
@@ -49,6 +53,7 @@ void draft(Pass& pass, const GreedyDraft& request) {
         [&](int thread) {
             while (goes_on) {
                 run_layers(pass, thread);
+                if (pass.model.spec.draft_head.feeds_back()) feed_back(pass, thread);
                 find_maxima(pass, thread);
                 if (thread == 0) goes_on = continue_draft(pass, request, order);
                 pass.wait(thread);

@@ -54,18 +54,19 @@ int32_t AttentionShape::most_queries() const {
 }
 
 PassPlan::PassPlan(const PassShape& shape, const TeamNodes& team_, std::vector<Segment> segments_,
-                   std::vector<int32_t> tokens_, std::vector<int32_t> logit_rows_)
+                   std::vector<int32_t> tokens_, std::vector<int32_t> logit_rows_,
+                   bool keeps_rows)
     : team(team_),
       threads(team.threads()),
       decode(tokens_.size() <= DECODE_ROWS),
-      narrows(!decode && logit_rows_.size() < tokens_.size()),
+      narrows(!decode && !keeps_rows && logit_rows_.size() < tokens_.size()),
       segments(std::move(segments_)),
       tokens(std::move(tokens_)),
       logit_rows(std::move(logit_rows_)),
       attention_of_layer(shape.attention_of_layer) {
     // Where the rows that a thread would not have to prepare cost less than a barrier.
     const int64_t others = rows() - (rows() + threads - 1) / threads;
-    each_thread_prepares = decode && !shape.projected_embedding && others * shape.hidden_size <= PREPARED * threads;
+    each_thread_prepares = decode && !shape.begins_with_linear && others * shape.hidden_size <= PREPARED * threads;
     place_rows();
     int64_t scanned = 0;
     for (const Segment& s : segments) {

@@ -45,7 +45,7 @@ struct AttentionShape {
 // And of a model.
 struct PassShape {
     int64_t hidden_size = 0;
-    bool projected_embedding = false;
+    bool begins_with_linear = false;  // between the tokens' embedding and the first layer
     std::vector<AttentionShape> attention;
     std::vector<int32_t> attention_of_layer;  // which of these each layer has, -1: none
     bool recurrent = false;                   // whether any layer is
@@ -100,7 +100,7 @@ struct AttentionPlan {
 
 struct PassPlan {
     PassPlan(const PassShape& shape, const TeamNodes& team, std::vector<Segment> segments, std::vector<int32_t> tokens,
-             std::vector<int32_t> logit_rows);
+             std::vector<int32_t> logit_rows, bool keeps_rows = false);
 
     int32_t rows() const { return int32_t(tokens.size()); }
     int64_t last_block(int32_t row) const { return positions[size_t(row)] / BLOCK_POSITIONS; }

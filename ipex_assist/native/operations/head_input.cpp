@@ -1,0 +1,93 @@
+// What enters a draft head: tokens, and hidden states of its target or its own (ipex_assist/models/draft_head.py).
+#include <algorithm>
+
+#include "operations/operations.h"
+
+namespace ipex_assist {
+namespace {
+
+struct RowShare {
+    int64_t first, end;
+};
+
+RowShare share_of(const Pass& pass, int thread) {
+    const int64_t rows = pass.plan.rows(), threads = pass.plan.threads;
+    return {share(rows, thread, int(threads)), share(rows, thread + 1, int(threads))};
+}
+
+// A row of the target's hidden states after its norms, where it has any.
+const float* normed_input(const Pass& pass, const float* hidden, float* room) {
+    const ModelSpec& spec = pass.model.spec;
+    const HeadSpec& head = spec.draft_head;
+    if (!head.input_norm) return hidden;
+    const Norm& norm = pass.model.input_norm;
+    const int64_t size = head.input_size / head.input_norms();
+    for (int64_t at = 0; at < head.input_size; at += size) {
+        pass.kernels.normalize(spec.rms_norm, hidden + at, norm.weight ? norm.weight + at : nullptr,
+                               norm.bias ? norm.bias + at : nullptr, spec.norm_eps, size, room + at);
+    }
+    return room;
+}
+
+// [norm(e), norm(h)], in this thread's own row.
+const float* token_and_hidden(const Pass& pass, int64_t r, const Norm& of_token, const float* hidden, int thread) {
+    const int64_t size = pass.model.spec.hidden_size;
+    float* row = pass.activations.own(thread).entering.data;
+    embed_token(pass, pass.plan.tokens[size_t(r)], pass.plan.positions[size_t(r)], row);
+    normalize(pass, of_token, row, row);
+    normalize(pass, pass.model.head_hidden_norm, hidden, row + size);
+    return row;
+}
+
+}  // namespace
+
+void enter_head(Pass& pass, int thread) {
+    const PackedModel& model = pass.model;
+    const HeadSpec& head = model.spec.draft_head;
+    const int64_t size = model.spec.hidden_size, width = head.fc_width(size);
+    const Array<float>& x = pass.activations.shared.x;
+    const auto [first, end] = share_of(pass, thread);
+    const bool skips = head.kind == EAGLE3 && pass.own_hidden;  // of its own states g is what they are
+    for (int64_t r = first; r < end; r++) {
+        const float* hidden = pass.hidden[size_t(r)];
+        if (skips) {
+            std::copy(hidden, hidden + size, x.row(r));
+            continue;
+        }
+        const float* row = head.kind == MTP
+                               ? token_and_hidden(pass, r, model.head_embedding_norm, hidden, thread)
+                               : normed_input(pass, hidden, pass.activations.own(thread).entering.data);
+        prepare_row(pass, thread, row, width, 0, model.fc.depth, r, model.fc, &NodeBuffers::inputs);
+    }
+    pass.wait(thread);
+    if (skips) return;
+    linear(pass, thread, pass.inputs(thread, model.fc.depth), model.fc, pass.plan.rows(), x.data, x.columns);
+}
+
+void prepare_token_and_hidden(Pass& pass, const LayerStep& step, int thread) {
+    const PackedLayer& layer = pass.layer(step);
+    const int64_t size = pass.model.spec.hidden_size;
+    const auto [first, end] = share_of(pass, thread);
+    for (int64_t r = first; r < end; r++) {
+        float* x = pass.activations.shared.x.row(r);
+        const float* row = token_and_hidden(pass, r, layer.attention_norm, x, thread);
+        if (pass.model.spec.draft_head.norm_before_residual) std::copy(row + size, row + 2 * size, x);
+        prepare_row(pass, thread, row, layer.input_width, 0, layer.qkv.depth, r, layer.qkv, &NodeBuffers::inputs);
+    }
+    if (pass.batch.taps.count) tap_layer(pass, step.index, thread);
+    pass.wait(thread);
+}
+
+void feed_back(Pass& pass, int thread) {
+    const PackedModel& model = pass.model;
+    const int64_t count = int64_t(pass.plan.logit_rows.size()), size = model.spec.hidden_size;
+    const bool normed = model.spec.draft_head.fed_back_normed && model.into_head.pre;
+    for (int64_t i = share(count, thread, pass.plan.threads); i < share(count, thread + 1, pass.plan.threads); i++) {
+        const float* x = pass.activations.shared.x.row(pass.plan.logit_rows[size_t(i)]);
+        float* to = pass.activations.shared.fed_back.row(i);
+        if (normed) normalize(pass, *model.into_head.pre, x, to);
+        else std::copy(x, x + size, to);
+    }
+}
+
+}  // namespace ipex_assist
