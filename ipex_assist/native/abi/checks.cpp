@@ -231,7 +231,7 @@ void check_hidden(const ModelSpec& s, const Batch& b) {
     if (s.draft_head.feeds_back() && !given) refuse("a draft head needs hidden states of its target, or its own");
     if (!s.is_draft_head() && given) refuse("hidden states are given to draft heads alone");
     check_range("hidden states that are the head's own", b.own_hidden, 0, s.draft_head.feeds_back() ? 1 : 0);
-    check_range("taps of a pass", b.taps.count, 0, s.layers + 1);
+    check_range("taps of a pass", b.taps.count, 0, LARGEST);
     if (b.taps.count && (!b.taps.layers || !b.taps.rows)) refuse("taps without a place for hidden states");
     for (int32_t i = 0; i < b.taps.count; i++) check_range("the layer of a tap", b.taps.layers[i], 0, s.layers);
 }
