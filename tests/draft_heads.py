@@ -1,0 +1,80 @@
+"""Tiny random checkpoints with draft heads, saved as their makers publish them, and what is drafted with them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import tiny_models
+import torch
+from numpy.typing import NDArray
+
+from ipex_assist.checkpoints.open import open_checkpoint
+from ipex_assist.executors.interface import HiddenRows, Model, Rows
+from ipex_assist.executors.load_head import load_head
+
+# What a target's layers are called in a checkpoint, and the layer that predicts further tokens; {} is their number.
+NEXT_LAYER = ("model.layers.{}.", "model.layers.{}.eh_proj", "model.layers.{}.enorm", "model.layers.{}.hnorm")
+QWEN = ("mtp.layers.0.", "mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden")
+ERNIE = ("model.mtp_block.0.", "model.mtp_linear_proj.0", "model.mtp_emb_norm.0", "model.mtp_hidden_norm.0")
+LAYOUTS = {
+    **dict.fromkeys(("deepseek_v3", "glm4_moe", "glm4_moe_lite"), (*NEXT_LAYER, "model.layers.{}.shared_head.norm")),
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "exaone_moe"), (*QWEN, "mtp.norm")),
+    "ernie4_5_moe": (*ERNIE, None),
+}
+
+
+def save_mtp(folder: Path, variant: str, told: Mapping[str, Any], **changes: Any) -> Any:
+    """Save a random model of `variant` that has such a layer.
+
+    told: what its config says of that layer. changes: of the config, where lists with an entry a layer have one for
+    that layer, too. Returns transformers' model of all layers, whose last it is; it has `mtp`, the tensors beside it,
+    by "fc", "embed_norm", "hidden_norm" and "final_norm".
+    """
+    fields = tiny_models.VARIANTS[variant] | changes
+    text = fields.get("text_config", fields)
+    count = text["num_hidden_layers"]
+    deeper = text | {"num_hidden_layers": count + 1}
+    model = tiny_models.save(folder, variant, **(deeper if text is fields else {**fields, "text_config": deeper}))
+    layer, *outside = LAYOUTS[text["model_type"]]
+    stored = {
+        re.sub(rf"^model\.(language_model\.)?layers\.{count}\.", layer.format(count), name): tensor
+        for name, tensor in safetensors.torch.load_file(folder / "model.safetensors").items()
+    }
+    size, random = text["hidden_size"], torch.Generator().manual_seed(9)
+    model.mtp = {"fc": torch.randn((size, 2 * size), generator=random) * 0.15}
+    for kind in ("embed_norm", "hidden_norm", "final_norm"):
+        model.mtp[kind] = 1 + torch.randn((size,), generator=random) * 0.1
+    named = {f"{name.format(count)}.weight": kind for name, kind in zip(outside, model.mtp, strict=True) if name}
+    stored |= {name: model.mtp[kind] for name, kind in named.items()}
+    safetensors.torch.save_file(stored, folder / "model.safetensors", {"format": "pt"})
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    part = config.get("text_config", config)
+    lists = {name: value[:count] for name, value in part.items() if isinstance(value, list) and len(value) == count + 1}
+    part |= {"num_hidden_layers": count, "num_nextn_predict_layers": 1, **lists, **told}
+    path.write_text(json.dumps(config))
+    return model
+
+
+def load(
+    folder: Path, head: Path | None = None, executor: str = "torch", precision: str = "fp32"
+) -> tuple[Model, Model]:
+    """A target and its draft head."""
+    target = tiny_models.model(folder, executor, precision)
+    checkpoint = None if head is None else open_checkpoint(str(head))
+    return target, load_head(open_checkpoint(str(folder)), target, checkpoint, precision, executor)
+
+
+def hidden_of(target: Model, head: Model, tokens: list[int]) -> NDArray[np.float32]:
+    """What a head reads of a target that has read `tokens`: (tokens, taps · hidden_size)."""
+    assert head.spec.head is not None
+    hidden = HiddenRows(head.spec.head.taps)
+    target.forward([Rows(target.new_sequence(len(tokens)), tokens, 0)], hidden=hidden)
+    assert hidden.rows is not None
+    return hidden.rows
