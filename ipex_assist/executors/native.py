@@ -201,14 +201,17 @@ class NativeModel(Model):
         count: int,
         vocabulary: int | None = None,
         min_confidence: float = 0.0,
+        hidden: Floats | None = None,
+        shared_kv: Sequence | None = None,
     ) -> tuple[list[int], list[float]]:
         """Append `tokens`, then decode up to `count` tokens greedily in one call; returns them and their probabilities.
 
-        Only the first `vocabulary` token ids are candidates. Ends after a token whose probability is below
+        hidden, shared_kv: of a draft head, as in DraftInput. Only the first `vocabulary` token ids are candidates. Ends after a token whose probability is below
         `min_confidence`. The last token is not in the KV cache. Raises LogitsError for logits with NaN or infinity.
         """
         before = sequence.length
-        [(drafted, probabilities)] = self.draft_many([DraftInput(sequence, tokens, count, min_confidence)], vocabulary)
+        request = DraftInput(sequence, tokens, count, min_confidence, hidden, shared_kv)
+        [(drafted, probabilities)] = self.draft_many([request], vocabulary)
         if drafted[-1] < 0:
             truncate_or_clear(sequence, before)
             raise LogitsError("the model", before + len(tokens) + len(drafted) - 1)
