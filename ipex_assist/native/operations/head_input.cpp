@@ -30,11 +30,11 @@ const float* normed_input(const Pass& pass, const float* hidden, float* room) {
 }
 
 // [norm(e), norm(h)], in this thread's own row.
-const float* token_and_hidden(const Pass& pass, int64_t r, const Norm& of_token, const float* hidden, int thread) {
+const float* token_and_hidden(const Pass& pass, int64_t r, const float* hidden, int thread) {
     const int64_t size = pass.model.spec.hidden_size;
     float* row = pass.activations.own(thread).entering.data;
     embed_token(pass, pass.plan.tokens[size_t(r)], pass.plan.positions[size_t(r)], row);
-    normalize(pass, of_token, row, row);
+    normalize(pass, pass.model.head_embedding_norm, row, row);
     normalize(pass, pass.model.head_hidden_norm, hidden, row + size);
     return row;
 }
@@ -55,7 +55,7 @@ void enter_head(Pass& pass, int thread) {
             continue;
         }
         const float* row = head.kind == MTP
-                               ? token_and_hidden(pass, r, model.head_embedding_norm, hidden, thread)
+                               ? token_and_hidden(pass, r, hidden, thread)
                                : normed_input(pass, hidden, pass.activations.own(thread).entering.data);
         prepare_row(pass, thread, row, width, 0, model.fc.depth, r, model.fc, &NodeBuffers::inputs);
     }
@@ -70,7 +70,7 @@ void prepare_token_and_hidden(Pass& pass, const LayerStep& step, int thread) {
     const auto [first, end] = share_of(pass, thread);
     for (int64_t r = first; r < end; r++) {
         float* x = pass.activations.shared.x.row(r);
-        const float* row = token_and_hidden(pass, r, layer.attention_norm, x, thread);
+        const float* row = token_and_hidden(pass, r, x, thread);
         if (pass.model.spec.draft_head.norm_before_residual) std::copy(row + size, row + 2 * size, x);
         prepare_row(pass, thread, row, layer.input_width, 0, layer.qkv.depth, r, layer.qkv, &NodeBuffers::inputs);
     }

@@ -166,13 +166,14 @@ void ImageLayout::place_draft_head(ModelWeights& w) {
     const ModelSpec& spec = w.spec;
     w.fc = linear(spec, packed(spec.hidden_size), spec.draft_head.fc_width(spec.hidden_size), false, spec.precision);
     if (spec.draft_head.input_norm) w.input_norm = norm(spec, spec.draft_head.input_size);
-    if (spec.draft_head.kind == MTP) w.head_embedding_norm = norm(spec, spec.hidden_size);
+    if (spec.draft_head.feeds_back()) w.head_embedding_norm = norm(spec, spec.hidden_size);
     if (spec.draft_head.kind != SHARED_KV) w.head_hidden_norm = norm(spec, spec.hidden_size);
 }
 
 void ImageLayout::place_layer(const ModelSpec& spec, PackedLayer& layer) {
     const bool first_norms = layer.norm_place != POST;
-    if (first_norms) layer.attention_norm = norm(spec, spec.hidden_size);
+    // That of a token beside a hidden state is the draft head's.
+    if (first_norms && layer.input_width == spec.hidden_size) layer.attention_norm = norm(spec, spec.hidden_size);
     if (layer.is_recurrent()) place_recurrent(spec, layer);
     else place_attention(spec, layer);
     if (layer.has_post_norms()) layer.attention_out_norm = norm(spec, spec.hidden_size);
