@@ -29,8 +29,15 @@ from ipex_assist.executors.interface import (
 )
 from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.native_choices import CoreChoices, KeptLogits
-from ipex_assist.executors.native_drafts import CoreDrafts
-from ipex_assist.executors.native_hidden import TappedRows, check_hidden, give_hidden
+from ipex_assist.executors.native_drafts import (
+    CoreDrafts,
+    block_passes,
+    block_rows,
+    check_draft,
+    context_rows,
+    draft_rows,
+)
+from ipex_assist.executors.native_hidden import TappedRows, check_hidden, check_logits, give_hidden
 from ipex_assist.executors.native_sequence import NativeSequence, reserve
 from ipex_assist.executors.pass_lock import pass_lock
 from ipex_assist.executors.recurrent_states import PENDING_ROWS, RecurrentState, StatePool
@@ -221,13 +228,17 @@ class NativeModel(Model):
         self, requests: abc.Sequence[DraftInput], vocabulary: int | None = None
     ) -> list[tuple[list[int], list[float]]]:
         """`draft` for several sequences, whose rows share passes; see executors/interface.py."""
-        wants = [(self._own(each.sequence), len(each.tokens) + each.count - 1) for each in requests]
+        blocks = self.spec.head is not None and self.spec.head.kind == "dflash"
+        rows_of = block_rows if blocks else draft_rows
+        wants = [(self._own(each.sequence), rows_of(each)) for each in requests]
         for (own, rows), each in zip(wants, requests, strict=True):
             check_rows(own, rows)
             if not each.tokens or each.count < 1:
                 raise IpexAssistError(f"{each.count} tokens to draft after {len(each.tokens)}: both must be at least 1")
-            check_hidden(self.spec, each.hidden, len(each.tokens))
+            check_draft(self.spec, each)
         self._reserve(wants)
+        if blocks:
+            return self._draft_blocks(requests, vocabulary)
         drafts: list[tuple[list[int], list[float]]] = []
         for first in range(0, len(requests), PASS_ROWS):
             drafts += self._draft(requests[first : first + PASS_ROWS], vocabulary)
@@ -261,6 +272,7 @@ class NativeModel(Model):
             check_rows(own, len(each.tokens), each.last)
             if each.tokens:
                 check_hidden(self.spec, each.hidden, len(each.tokens))
+                check_logits(self.spec, each.last)
                 segments.append(TokenSegment(own, each.tokens, own.length, each.last, each.hidden))
         self._reserve([(segment.sequence, len(segment.tokens)) for segment in segments])
         for segment in segments:
@@ -442,6 +454,38 @@ class NativeModel(Model):
                     state.settled = max(settle, segment.sequence.length - PENDING_ROWS)
                 segment.sequence.free_unused()
                 found.append(drafts.found(index))
+        return found
+
+
+    def _draft_blocks(
+        self, requests: abc.Sequence[DraftInput], vocabulary: int | None
+    ) -> list[tuple[list[int], list[float]]]:
+        """`draft_many` of a head that drafts blocks: what is given becomes keys and values, then blocks pass at once."""
+        head = self.spec.head
+        assert head is not None
+        context, blocks = [], []
+        for each in requests:
+            own, rows = self._own(each.sequence), context_rows(each)
+            if rows:
+                own.begin(rows)
+                context.append(TokenSegment(own, [head.mask_token] * rows, own.length, 0, each.hidden))
+            tokens = [*each.tokens, *[head.mask_token] * each.count]
+            blocks.append(TokenSegment(own, tokens, own.length + rows, each.count))
+        for group in self._passes(context):
+            self._forward(group, 0, None)
+        found, packed = [], self.packed
+        for first, end in block_passes([len(each.tokens) for each in blocks]):
+            batch, _keep = self._batch(blocks[first:end], vocabulary or self.spec.vocab_size)
+            drafts = CoreDrafts(requests[first:end], self.target_tokens)
+            with pass_lock:
+                self._settle()
+                status = packed.library.ia_draft(
+                    packed.handle, packed.pool.handle, ctypes.byref(batch), ctypes.byref(drafts.struct)
+                )
+                packed.check(status)
+            found += [drafts.found(index) for index in range(end - first)]
+        for segment in blocks:
+            segment.sequence.free_unused()  # the rows of its block are not the sequence's
         return found
 
 

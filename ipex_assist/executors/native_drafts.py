@@ -4,12 +4,60 @@ from __future__ import annotations
 
 import ctypes
 from collections import abc
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.interface import DraftInput
+from ipex_assist.executors.native_hidden import check_hidden
+from ipex_assist.models.spec import DecoderSpec
+from ipex_assist.native.sizes import PASS_ROWS
 from ipex_assist.native.structures import GreedyDraft
+
+
+def draft_rows(request: DraftInput) -> int:
+    """How many rows its sequence grows by at most: the last drafted token is not appended."""
+    return len(request.tokens) + request.count - 1
+
+
+def context_rows(request: DraftInput) -> int:
+    """Of a head that drafts blocks: how many rows of hidden states become keys and values first."""
+    return 0 if request.hidden is None else len(request.hidden)
+
+
+def block_rows(request: DraftInput) -> int:
+    """Likewise, with the rows of the block, which do not stay."""
+    return context_rows(request) + len(request.tokens) + request.count
+
+
+def check_draft(spec: DecoderSpec, request: DraftInput) -> None:
+    """Raise IpexAssistError where a draft head, or another model, cannot draft what is asked."""
+    head = spec.head
+    if head is None or head.kind != "dflash":
+        check_hidden(spec, request.hidden, len(request.tokens))
+        return
+    if request.hidden is not None:
+        check_hidden(spec, request.hidden, len(request.hidden))
+    if len(request.tokens) != 1:
+        raise IpexAssistError(f"a block is drafted after one token: {len(request.tokens)} given")
+    if request.count >= head.block_size:
+        raise IpexAssistError(
+            f"{request.count} tokens of a block of {head.block_size}, which drafts {head.block_size - 1} at most"
+        )
+
+
+def block_passes(rows: abc.Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Which blocks of so many rows share a pass, each whole: the first, and the one after the last."""
+    first, room = 0, PASS_ROWS
+    for index, size in enumerate(rows):
+        if size > room:
+            yield first, index
+            first, room = index, PASS_ROWS
+        room -= size
+    if rows:
+        yield first, len(rows)
 
 
 class CoreDrafts:

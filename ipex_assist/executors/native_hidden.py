@@ -77,6 +77,12 @@ def check_hidden(spec: DecoderSpec, hidden: Floats | None, rows: int) -> None:
         )
 
 
+def check_logits(spec: DecoderSpec, last: int) -> None:
+    """Raise IpexAssistError where logits are asked of a head that drafts blocks: hidden states alone have none."""
+    if last and spec.head is not None and spec.head.kind == "dflash":
+        raise IpexAssistError(f"logits of {last} rows of hidden states, which become keys and values alone")
+
+
 def _widths(spec: DecoderSpec, head: HeadSpec) -> tuple[int, ...]:
     return (head.input_size, spec.hidden_size) if head.kind == "eagle3" else (head.input_size,)
 

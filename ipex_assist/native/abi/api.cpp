@@ -419,7 +419,10 @@ IPEX_ASSIST_API int32_t ia_draft(void* handle, void* pool, const Batch* batch, c
     return guarded(-1, [&] {
         const BufferLease lease(handle);
         const Batch own = with_logits(lease, *batch);
-        Pass pass(lease.program(), *static_cast<Pool*>(pool), lease.buffers().activations, own, request->counts);
+        const bool blocks = lease.model().spec.draft_head.kind == DFLASH;
+        Pass pass(lease.program(), *static_cast<Pool*>(pool), lease.buffers().activations, own,
+                  blocks ? nullptr : request->counts);
+        if (blocks) check_draft_blocks(own, request->counts);
         for (int32_t i = 0; i < own.segment_count; i++) {
             if (request->counts[i] > request->stride) {
                 refuse("%d drafted tokens where there is room for %lld", request->counts[i],
@@ -427,7 +430,8 @@ IPEX_ASSIST_API int32_t ia_draft(void* handle, void* pool, const Batch* batch, c
             }
         }
         check_target_tokens(pass.model.spec, request->target_tokens);
-        draft(pass, *request);
+        if (blocks) draft_blocks(pass, *request);
+        else draft(pass, *request);
         count(lease.buffers(), pass);
         return 0;
     });

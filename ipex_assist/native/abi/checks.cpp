@@ -221,6 +221,11 @@ const ModelSpec& checked(const ModelSpec& s, const LayerSpec* layers) {
     for (int32_t i = 0; i < s.layers; i++) check_layer(s, layers[i]);
     if (s.draft_head.kind == EAGLE3 && (layers[0].is_recurrent() || layers[0].norm_place != PRE || layers[0].parallel))
         refuse("the first layer of an EAGLE-3 head is one of attention, with norms before it");
+    for (int32_t i = 0; s.draft_head.kind == DFLASH && i < s.layers; i++) {
+        const AttentionSpec& a = layers[i].attention;
+        if (layers[i].is_recurrent() || a.is_latent() || a.qk_norm == ALL_HEADS)
+            refuse("layers of a DFlash head have attention over keys and values, with norms of heads or none");
+    }
     return s;
 }
 
@@ -231,6 +236,8 @@ void check_hidden(const ModelSpec& s, const Batch& b) {
     if (s.draft_head.feeds_back() && !given) refuse("a draft head needs hidden states of its target, or its own");
     if (!s.is_draft_head() && given) refuse("hidden states are given to draft heads alone");
     check_range("hidden states that are the head's own", b.own_hidden, 0, s.draft_head.feeds_back() ? 1 : 0);
+    if (s.draft_head.kind == DFLASH && given && (b.logit_row_count || b.taps.count))
+        refuse("hidden states become keys and values alone, without logits");
     check_range("taps of a pass", b.taps.count, 0, LARGEST);
     if (b.taps.count && (!b.taps.layers || !b.taps.rows)) refuse("taps without a place for hidden states");
     for (int32_t i = 0; i < b.taps.count; i++) check_range("the layer of a tap", b.taps.layers[i], 0, s.layers);
@@ -361,6 +368,20 @@ const Batch& checked(const PackedModel& model, const Batch& b, const int32_t* co
     check_written(b, lasts);
     if (model.is_recurrent()) check_states(b);
     return b;
+}
+
+void check_draft_blocks(const Batch& b, const int32_t* counts) {
+    if (b.hidden) refuse("hidden states beside a block of tokens to draft");
+    int32_t row = 0, logit_row = 0;
+    for (int32_t i = 0; i < b.segment_count; row += b.segments[i++].rows) {
+        check_range("tokens of a block", counts[i], 1, int64_t(b.segments[i].rows) - 1);
+        if (counts[i] != b.segments[i].rows - 1) refuse("a block of %d rows for %d tokens", b.segments[i].rows, counts[i]);
+        for (int32_t r = 1; r <= counts[i]; r++) {
+            if (logit_row >= b.logit_row_count || b.logit_rows[logit_row++] != row + r)
+                refuse("drafting takes all rows of a block but the first");
+        }
+    }
+    if (logit_row != b.logit_row_count) refuse("drafting takes all rows of a block but the first");
 }
 
 void check_target_tokens(const ModelSpec& s, const int32_t* tokens) {

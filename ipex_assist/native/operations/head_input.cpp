@@ -1,7 +1,7 @@
 // What enters a draft head: tokens, and hidden states of its target or its own (ipex_assist/models/draft_head.py).
 #include <algorithm>
 
-#include "operations/operations.h"
+#include "operations/attention.h"
 
 namespace ipex_assist {
 namespace {
@@ -39,29 +39,60 @@ const float* token_and_hidden(const Pass& pass, int64_t r, const float* hidden, 
     return row;
 }
 
-}  // namespace
-
-void enter_head(Pass& pass, int thread) {
+// What fc makes of tokens and hidden states, or of the latter alone, to the residual stream.
+void through_fc(Pass& pass, int thread) {
     const PackedModel& model = pass.model;
     const HeadSpec& head = model.spec.draft_head;
-    const int64_t size = model.spec.hidden_size, width = head.fc_width(size);
+    const int64_t width = head.fc_width(model.spec.hidden_size);
     const Array<float>& x = pass.activations.shared.x;
     const auto [first, end] = share_of(pass, thread);
-    const bool skips = head.kind == EAGLE3 && pass.own_hidden;  // of its own states g is what they are
     for (int64_t r = first; r < end; r++) {
         const float* hidden = pass.hidden[size_t(r)];
-        if (skips) {
-            std::copy(hidden, hidden + size, x.row(r));
-            continue;
-        }
         const float* row = head.kind == MTP
                                ? token_and_hidden(pass, r, hidden, thread)
                                : normed_input(pass, hidden, pass.activations.own(thread).entering.data);
         prepare_row(pass, thread, row, width, 0, model.fc.depth, r, model.fc, &NodeBuffers::inputs);
     }
     pass.wait(thread);
-    if (skips) return;
     linear(pass, thread, pass.inputs(thread, model.fc.depth), model.fc, pass.plan.rows(), x.data, x.columns);
+}
+
+}  // namespace
+
+void enter_head(Pass& pass, int thread) {
+    const PackedModel& model = pass.model;
+    const HeadSpec& head = model.spec.draft_head;
+    const Array<float>& x = pass.activations.shared.x;
+    if (head.kind != EAGLE3 || !pass.own_hidden) return through_fc(pass, thread);
+    const auto [first, end] = share_of(pass, thread);  // of its own states g is what they are
+    for (int64_t r = first; r < end; r++)
+        std::copy(pass.hidden[size_t(r)], pass.hidden[size_t(r)] + model.spec.hidden_size, x.row(r));
+    pass.wait(thread);
+}
+
+void append_context(Pass& pass, int thread) {
+    const PackedModel& model = pass.model;
+    const Array<float>&x = pass.activations.shared.x, &qkv = pass.activations.shared.qkv;
+    const auto [first, end] = share_of(pass, thread);
+    through_fc(pass, thread);
+    for (int64_t r = first; r < end; r++) normalize(pass, model.head_hidden_norm, x.row(r), x.row(r));
+    for (const LayerStep& step : pass.program.layers) {
+        const PackedLayer& layer = pass.layer(step);
+        for (int64_t r = first; r < end; r++) {
+            prepare_row(pass, thread, x.row(r), model.spec.hidden_size, 0, layer.qkv.depth, r, layer.qkv,
+                        &NodeBuffers::inputs);
+        }
+        pass.wait(thread);
+        const int64_t before = layer.attention.key_column() / LANES,
+                      blocks = layer.attention.gate_column() / LANES - before;
+        const int64_t from = before + share(blocks, thread, pass.plan.threads),
+                      to = before + share(blocks, thread + 1, pass.plan.threads);
+        model.multiply(layer.qkv, pass.activations.on(pass.node(thread)).inputs.with_depth(layer.qkv.depth),
+                       pass.plan.rows(), from, to, qkv.data + from * LANES, qkv.columns);
+        pass.wait(thread);
+        append_share(AttentionView(pass, step, thread));
+        pass.wait(thread);  // the next layer's come to the same place
+    }
 }
 
 void prepare_token_and_hidden(Pass& pass, const LayerStep& step, int thread) {

@@ -11,6 +11,8 @@ void embed_token(const Pass& pass, int32_t token, int32_t position, float* row);
 
 // head_input.cpp: the tokens and hidden states of a draft head's rows enter it.
 void enter_head(Pass& pass, int thread);
+// DFLASH: hidden states of the target as keys and values of every layer; that is the whole pass.
+void append_context(Pass& pass, int thread);
 // EAGLE3: the inputs of the first layer's queries, keys and values.
 void prepare_token_and_hidden(Pass& pass, const LayerStep& step, int thread);
 // The rows with logits as the hidden states of the rows that come after them. After `head`; ends without a barrier.

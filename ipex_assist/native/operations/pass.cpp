@@ -183,6 +183,7 @@ bool Pass::completes(size_t counter, int64_t done, int64_t total) {
 
 void run_layers(Pass& pass, int thread) {
     if (pass.hidden.empty()) embed(pass, thread);
+    else if (pass.model.spec.draft_head.kind == DFLASH) return append_context(pass, thread);
     else enter_head(pass, thread);
     for (const LayerStep& step : pass.program.layers) {
         for (const Operation run : step.fill) run(pass, step, thread);

@@ -59,6 +59,7 @@ PassPlan::PassPlan(const PassShape& shape, const TeamNodes& team_, std::vector<S
     : team(team_),
       threads(team.threads()),
       decode(tokens_.size() <= DECODE_ROWS),
+      whole_segments(shape.whole_segments),
       narrows(!decode && !keeps_rows && logit_rows_.size() < tokens_.size()),
       segments(std::move(segments_)),
       tokens(std::move(tokens_)),
@@ -93,8 +94,19 @@ void PassPlan::place_rows() {
 }
 
 int64_t PassPlan::first_block(int32_t row, int32_t window) const {
-    const int32_t position = positions[size_t(row)];
-    return window > 0 && position >= window ? (position - window + 1) / BLOCK_POSITIONS : 0;
+    return first_seen(row, window) / BLOCK_POSITIONS;
+}
+
+int64_t PassPlan::first_seen(int32_t row, int32_t window) const {
+    const int64_t latest =
+        whole_segments ? segments[size_t(segment_of[size_t(row)])].start - 1 : positions[size_t(row)];
+    return window > 0 && latest >= window ? latest - window + 1 : 0;
+}
+
+int64_t PassPlan::last_seen(int32_t row) const {
+    if (!whole_segments) return positions[size_t(row)];
+    const Segment& s = segments[size_t(segment_of[size_t(row)])];
+    return int64_t(s.start) + s.rows - 1;
 }
 
 // As few parts of the query heads as give each thread its share of blocks, or of query tiles. Their number changes no
@@ -204,7 +216,7 @@ void PassPlan::share_homes(AttentionPlan& plan) const {
 
 TileUnit PassPlan::whole(const AttentionPlan& plan, int32_t tile) const {
     const RowRange& rows = plan.tiles[size_t(tile)];
-    return {tile, -1, first_block(rows.first, plan.shape.window), last_block(rows.end - 1) + 1};
+    return {tile, -1, first_block(rows.first, plan.shape.window), last_seen_block(rows.end - 1) + 1};
 }
 
 // The ranges of a tile, of so many runs each, and places for a partial of each run.
