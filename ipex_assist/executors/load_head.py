@@ -11,7 +11,7 @@ from ipex_assist.executors.load_request import HeadRequest
 from ipex_assist.executors.registry import EXECUTORS
 from ipex_assist.models.config import NotComputed
 from ipex_assist.models.head_common import DraftHead, check_target
-from ipex_assist.models.heads import own_head
+from ipex_assist.models.heads import own_head, published_head
 from ipex_assist.models.weights import NotFiniteError, check_stored, stored_form
 from ipex_assist.quantization.precision import INT4_GROUP
 
@@ -25,15 +25,18 @@ if TYPE_CHECKING:
 
 
 def head_of(target: Checkpoint, checkpoint: Checkpoint | None = None) -> DraftHead | None:
-    """The head that a checkpoint holds for a target, by headers alone; None: its own. None where there is none.
+    """The head that a checkpoint, the target's own where None, holds for a target: by headers. None: it has none.
 
     Raises IpexAssistError where it is another target's, or incomplete.
     """
     stored = target if checkpoint is None else checkpoint
-    found = own_head(target.architecture, target.config, target.names())
-    if found is None:
-        return None
     try:
+        if checkpoint is None:
+            found = own_head(target.architecture, target.config, target.names())
+            if found is None:
+                return None
+        else:
+            found = published_head(checkpoint.config, checkpoint.names(), target.decoder_spec())
         check_target(found.spec, target.decoder_spec())
         shapes = stored.shapes()
         check_stored(found.spec, stored_form(found.sources, shapes), shapes)

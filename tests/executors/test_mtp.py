@@ -8,7 +8,6 @@ from unittest import mock
 
 import draft_heads
 import pytest
-import tiny_models
 import torch
 from native_models import tokens
 from transformers import AutoModelForCausalLM
