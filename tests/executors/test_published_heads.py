@@ -11,6 +11,7 @@ import pytest
 import safetensors.torch
 import tiny_models
 import torch
+from conftest import EXECUTORS
 from draft_heads import SIZES, hidden_numbers, recorded, save_recorded, save_target
 from native_models import tokens
 from transformers import AutoModelForCausalLM
@@ -49,14 +50,15 @@ def _saved(folder: Path, name: str, flat: bool) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("flat", [False, True], ids=["speculators", "flat"])
 @pytest.mark.parametrize("name", EAGLE3)
-def test_eagle3(name: str, flat: bool, tmp_path: Path) -> None:
+def test_eagle3(name: str, flat: bool, executor: str, tmp_path: Path) -> None:
     """Logits of three steps: norms before or after fc, which hidden state is fed back, and the halves of the first
     layer's input would each change them.
     """
     save_target(tmp_path / "target")
-    _, head = draft_heads.load(tmp_path / "target", _saved(tmp_path / "head", name, flat))
+    _, head = draft_heads.load(tmp_path / "target", _saved(tmp_path / "head", name, flat), executor)
     spec = head.spec.head
     assert spec is not None
     hidden, follow = hidden_numbers(len(TEXT) - 1, len(spec.taps.layers)), TEXT[1:]
@@ -75,14 +77,15 @@ def test_eagle3(name: str, flat: bool, tmp_path: Path) -> None:
         assert (drafted[0], confidences[0]) == _best(name, case["steps"][0])
 
 
+@pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("flat", [False, True], ids=["speculators", "flat"])
 @pytest.mark.parametrize("name", DFLASH)
-def test_dflash(name: str, flat: bool, tmp_path: Path) -> None:
+def test_dflash(name: str, flat: bool, executor: str, tmp_path: Path) -> None:
     """A block's tokens and confidences, however its hidden states come: a row that saw too little or too much of the
     block, or a norm of hidden states in a layer, would change them.
     """
     save_target(tmp_path / "target")
-    _, head = draft_heads.load(tmp_path / "target", _saved(tmp_path / "head", name, flat))
+    _, head = draft_heads.load(tmp_path / "target", _saved(tmp_path / "head", name, flat), executor)
     assert head.spec.head is not None
     hidden = hidden_numbers(len(TEXT), len(head.spec.head.taps.layers))
     for case in recorded(name)["logits"]:
@@ -161,7 +164,8 @@ def test_taps_are_hidden_states(tmp_path: Path) -> None:
             torch.testing.assert_close(rows, states[tap][0], atol=1e-4, rtol=0)
 
 
-def test_dflash_of_transformers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_dflash_of_transformers(executor: str, tmp_path: Path) -> None:
     """Every block that transformers drafts with a DFlash assistant of its own, whose windows end within the text."""
     configuration = pytest.importorskip("transformers.models.muse_glimmer_assistant")
     save_target(tmp_path / "target")
@@ -175,7 +179,7 @@ def test_dflash_of_transformers(tmp_path: Path) -> None:
     tiny_models.randomise(assistant)
     assistant.save_pretrained(tmp_path / "head")
     rounds = _dflash_rounds(tmp_path / "target", assistant)
-    target, head = draft_heads.load(tmp_path / "target", tmp_path / "head")
+    target, head = draft_heads.load(tmp_path / "target", tmp_path / "head", executor)
     assert len(rounds) > 8
     for read, drafted, logits in rounds:
         hidden = draft_heads.hidden_of(target, head, read[:-1])
