@@ -83,7 +83,7 @@ def _layer(architecture: Architecture, config: Mapping[str, Any], target: Decode
     if architecture.model_type == "ernie4_5_moe":  # dense
         return architecture.spec({**config, "num_hidden_layers": 1, "moe_layer_start_index": 1}).layers[0]
     if architecture.model_type == "exaone_moe":  # dense
-        kinds = Config(config).optional_texts("mtp_layer_types") or ["full_attention"]
-        changes = {"num_hidden_layers": 1, "layer_types": kinds[:1], "mlp_layer_types": ["dense"]}
+        each = Config(config).optional_texts("mtp_layer_types") or ["full_attention"]
+        changes = {"num_hidden_layers": 1, "layer_types": each[:1], "mlp_layer_types": ["dense"]}
         return architecture.spec({**config, **changes}).layers[0]
     return [layer for layer in target.layers if layer.recurrent is None][-1]

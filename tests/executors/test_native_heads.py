@@ -97,7 +97,9 @@ def load(kind: str, executor: str, precision: str) -> tuple[Model, Model]:
         return draft_heads.load(folder(kind), None, executor, precision)
     target, (head, place) = tiny_models.model(folder(kind), executor, precision), head_of(kind)
     checkpoint = open_checkpoint(str(place))
-    made = EXECUTORS[executor].load(HeadRequest(checkpoint, precision, executor, exact=False, head=head, target=target))
+    made = EXECUTORS[executor].load(
+        HeadRequest(checkpoint, precision, executor, exact=False, head=head, target=target)
+    )
     if head.spec.lm_head_rows < head.spec.vocab_size:
         made.target_tokens = np.arange(0, 160, 4, dtype=np.int32) + 1
     return target, made
@@ -162,12 +164,10 @@ def test_no_bit_depends_on_the_others(kind: str, precision: str) -> None:
         read = 30  # of the first, in a call before
         other.forward([Rows(sequences[0], texts[0][1 : 1 + read], 0, hidden[0][:read])])
         starts = [read, 0, 0]
-        got = other.draft_many(
-            [
-                DraftInput(sequence, text[1 + start :], count, 0.0, h[start:])
-                for sequence, text, count, h, start in zip(sequences, texts, counts, hidden, starts, strict=True)
-            ]
-        )
+        got = other.draft_many([
+            DraftInput(sequence, text[1 + start :], count, 0.0, h[start:])
+            for sequence, text, count, h, start in zip(sequences, texts, counts, hidden, starts, strict=True)
+        ])
         for (drafted, likely), (expected, probabilities), sequence, text in zip(
             got, alone, sequences, texts, strict=True
         ):
