@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -17,9 +18,9 @@ from native_models import tokens
 from transformers import AutoModelForCausalLM
 
 from ipex_assist.checkpoints.open import open_checkpoint
-from ipex_assist.env.errors import UsageError
+from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.executors.interface import DraftInput, DraftsInOneCall, HiddenRows, Model, Rows
-from ipex_assist.executors.load_head import head_of
+from ipex_assist.executors.load_head import head_of, load_head
 from ipex_assist.models.draft_head import Taps
 
 EAGLE3 = ["eagle3-llama", "eagle3-qwen3", "eagle3-all-tokens"]
@@ -141,6 +142,58 @@ def test_another_kind(kind: str, tmp_path: Path) -> None:
     target, head = (open_checkpoint(str(tmp_path / name)) for name in ("target", "head"))
     with pytest.raises(UsageError, match=f"but '{kind}'"):
         head_of(target, head)
+
+
+def test_tokens_out_of_order(tmp_path: Path) -> None:
+    """A d2t that names a token twice, or one beyond the vocabulary, would draft tokens that were not meant."""
+    save_target(tmp_path / "target")
+    for place, off in ((20, -60), (39, 500)):
+        save_recorded(tmp_path / "head", "eagle3-llama")
+        tensors = safetensors.torch.load_file(tmp_path / "head" / "model.safetensors")
+        tensors["d2t"][place] += off
+        draft_heads.write(tmp_path / "head", recorded("eagle3-llama")["config"], tensors)
+        with pytest.raises(IpexAssistError, match="must be 40 in ascending order, below 160"):
+            draft_heads.load(tmp_path / "target", tmp_path / "head")
+
+
+@pytest.mark.parametrize("precisions", [("bf16", "bf16"), ("bf16", "fp32"), ("fp32", "bf16")])
+def test_torch_in_bf16(precisions: tuple[str, str], tmp_path: Path) -> None:
+    """A head may have another precision than its target, whose embedding and lm_head it reads."""
+    save_target(tmp_path / "target")
+    save_recorded(tmp_path / "head", "dflash-all-tokens")
+    checkpoints = [open_checkpoint(str(tmp_path / name)) for name in ("target", "head")]
+    target = tiny_models.model(tmp_path / "target", "torch", precisions[0])
+    head = load_head(checkpoints[0], target, checkpoints[1], precisions[1], "torch")
+    hidden = hidden_numbers(len(TEXT), 2)
+    for case in recorded("dflash-all-tokens")["logits"]:
+        request = DraftInput(head.new_sequence(64), [TEXT[case["row"]]], 5, 0, hidden[: case["row"]])
+        [(_, confidences)] = _drafts(head, [request])
+        expected = [max(torch.tensor(logits).softmax(0).tolist()) for logits in case["steps"]]
+        assert confidences == pytest.approx(expected, rel=0.1)
+
+
+ODD = (None, -1, 0, 1, 7, 1 << 40, 0.5, "x", True, [], [-3], [1, 2], ["x"], {}, {"rope_type": "yarn"})
+
+
+@pytest.mark.parametrize("name", ["eagle3-qwen3", "dflash"])
+@pytest.mark.parametrize("flat", [False, True], ids=["speculators", "flat"])
+def test_odd_values(name: str, flat: bool, tmp_path: Path) -> None:
+    """Any value of a config that cannot be, and tensors of another shape: a sentence, never another exception."""
+    save_target(tmp_path / "target")
+    folder = _saved(tmp_path / "head", name, flat)
+    target, head = open_checkpoint(str(tmp_path / "target")), open_checkpoint(str(folder))
+    config, refused = copy.deepcopy(head.config), list[str]()
+    for place in ("", "transformer_layer_config", "eagle_config", "dflash_config"):
+        for key in config.get(place, {}) if place else config:
+            for value in ODD:
+                head.config = copy.deepcopy(config)
+                (head.config[place] if place else head.config)[key] = value
+                try:
+                    head_of(target, head)
+                except IpexAssistError as error:
+                    refused.append(str(error))
+    assert len(refused) > 100
+    assert all(said.startswith(head.source) for said in refused)
 
 
 def test_taps_are_hidden_states(tmp_path: Path) -> None:
