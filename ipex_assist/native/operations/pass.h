@@ -121,8 +121,8 @@ void sample(Pass& pass, const RowChoice* choices, int32_t* tokens);
 // count of them or one whose probability is below its minimum; that one is its last. The others go on. The last row of
 // each segment must have logits, and no other (drafting.cpp).
 void draft(Pass& pass, const GreedyDraft& request);
-// DFLASH: one pass, whose segments are blocks of `counts` + 1 rows, of which all but the first have logits: the arg-max
-// of each is a drafted token, up to one whose probability is below its minimum (drafting.cpp).
+// DFLASH: one pass, whose segments are blocks, of which the `counts` rows after the first have logits: the arg-max of
+// each is a drafted token, up to one whose probability is below its minimum (drafting.cpp).
 void draft_blocks(Pass& pass, const GreedyDraft& request);
 
 }  // namespace ipex_assist

@@ -98,9 +98,9 @@ int64_t PassPlan::first_block(int32_t row, int32_t window) const {
 }
 
 int64_t PassPlan::first_seen(int32_t row, int32_t window) const {
-    const int64_t latest =
-        whole_segments ? segments[size_t(segment_of[size_t(row)])].start - 1 : positions[size_t(row)];
-    return window > 0 && latest >= window ? latest - window + 1 : 0;
+    const int64_t position = positions[size_t(row)];
+    const int64_t first = window > 0 && position >= window ? position - window + 1 : 0;
+    return whole_segments ? std::min<int64_t>(first, segments[size_t(segment_of[size_t(row)])].start) : first;
 }
 
 int64_t PassPlan::last_seen(int32_t row) const {
