@@ -103,7 +103,9 @@ class NativeModel(Model):
         self._states: StatePool | None = None
         self._making = threading.Lock()
         self._kept = threading.local()  # logits that a thread asked for
-        self._spare = self.spec.head.block_size if self.spec.head is not None else 0  # rows of a block, which do not stay
+        self._spare = (
+            self.spec.head.block_size if self.spec.head is not None else 0
+        )  # rows of a block, which do not stay
         self._width = -(-self.spec.lm_head_rows // 16) * 16
 
     @property
@@ -213,8 +215,9 @@ class NativeModel(Model):
     ) -> tuple[list[int], list[float]]:
         """Append `tokens`, then decode up to `count` tokens greedily in one call; returns them and their probabilities.
 
-        hidden, shared_kv: of a draft head, as in DraftInput. Only the first `vocabulary` token ids are candidates. Ends after a token whose probability is below
-        `min_confidence`. The last token is not in the KV cache. Raises LogitsError for logits with NaN or infinity.
+        Only the first `vocabulary` token ids are candidates. Ends after a token whose probability is below
+        `min_confidence`. The last token is not in the KV cache. hidden, shared_kv: of a draft head, as in DraftInput.
+        Raises LogitsError for logits with NaN or infinity.
         """
         before = sequence.length
         request = DraftInput(sequence, tokens, count, min_confidence, hidden, shared_kv)
@@ -316,7 +319,8 @@ class NativeModel(Model):
         # ctypes would silently keep the lowest 32 bits of a larger number; the core checks ids in that range.
         if tokens and not -(1 << 31) <= min(tokens) <= max(tokens) < 1 << 31:
             raise IpexAssistError(f"token ids from {min(tokens)} to {max(tokens)}")
-        described, keep = (Segment * len(segments))(), []
+        described = (Segment * len(segments))()
+        keep: list[object] = []
         logit_rows: list[int] = []
         row = 0
         addresses, known = (0, 0), None  # of the last tables: finding them takes longer than all else here
@@ -455,11 +459,10 @@ class NativeModel(Model):
                 found.append(drafts.found(index))
         return found
 
-
     def _draft_blocks(
         self, requests: abc.Sequence[DraftInput], vocabulary: int | None
     ) -> list[tuple[list[int], list[float]]]:
-        """`draft_many` of a head that drafts blocks: what is given becomes keys and values, then blocks pass at once."""
+        """`draft_many` of a head that drafts blocks: hidden states become keys and values, then blocks pass at once."""
         head = self.spec.head
         assert head is not None
         context, blocks = [], []

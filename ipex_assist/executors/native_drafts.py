@@ -38,8 +38,8 @@ def check_draft(spec: DecoderSpec, request: DraftInput) -> None:
         raise IpexAssistError(f"a block is drafted after one token: {len(request.tokens)} given")
     if not 1 <= request.count < head.block_size <= PASS_ROWS:
         raise IpexAssistError(
-            f"{request.count} tokens of a block of {head.block_size}: it drafts 1 to {head.block_size - 1}, and a block "
-            f"has {PASS_ROWS} rows at most"
+            f"{request.count} tokens of a block of {head.block_size}: it drafts 1 to {head.block_size - 1}, "
+            f"and a block has {PASS_ROWS} rows at most"
         )
 
 

@@ -44,7 +44,9 @@ class NativeSequence:
         # The length by which by-length rope (dynamic, longrope) rotates the rows of the prompt; 0 where it is unknown.
         self.rope_prompt_length = prompt_length or 0
         self._spare = spare
-        self.table = (ctypes.c_int32 * -(-(capacity + spare) // BLOCK))()  # the core reads it; the first `count` are blocks
+        self.table = (
+            ctypes.c_int32 * -(-(capacity + spare) // BLOCK)
+        )()  # the core reads it; the first `count` are blocks
         self.count = 0
         self._pool = pool
         self._states = states

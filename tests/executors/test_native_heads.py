@@ -16,7 +16,7 @@ import safetensors.torch
 import tiny_models
 import torch
 from conftest import HAS_NATIVE
-from native_models import PRECISIONS, pool, tokens
+from native_models import INT8_KEYS, PRECISIONS, pool, tokens
 from numpy.typing import NDArray
 
 from ipex_assist.checkpoints.open import open_checkpoint
@@ -105,9 +105,7 @@ def load(kind: str, executor: str, precision: str) -> tuple[Model, Model]:
         return draft_heads.load(folder(kind), None, executor, precision)
     target, (head, place) = tiny_models.model(folder(kind), executor, precision), head_of(kind)
     checkpoint = open_checkpoint(str(place))
-    made = EXECUTORS[executor].load(
-        HeadRequest(checkpoint, precision, executor, exact=False, head=head, target=target)
-    )
+    made = EXECUTORS[executor].load(HeadRequest(checkpoint, precision, executor, exact=False, head=head, target=target))
     if head.spec.lm_head_rows < head.spec.vocab_size:
         made.target_tokens = np.arange(0, 160, 4, dtype=np.int32) + 1
     return target, made
@@ -115,7 +113,13 @@ def load(kind: str, executor: str, precision: str) -> tuple[Model, Model]:
 
 @functools.cache
 def native(kind: str, precision: str, threads: int = 1) -> tuple[NativeModel, NativeModel]:
-    """Target and head."""
+    """Target and head; a precision of keys and values may follow that of linears."""
+    precision, _, kv_precision = precision.partition("+")
+    if kv_precision:
+        target, head = native(kind, precision, threads)
+        of = NativeModel(head.packed, kv_precision=kv_precision)
+        of.target_tokens = head.target_tokens
+        return target, of
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ipex_assist.executors.native_loading.planned_pool", lambda: pool(threads))
         target, head = load(kind, "native", precision)
@@ -157,7 +161,7 @@ def test_drafts_are_those_of_torch(kind: str) -> None:
         assert likely == pytest.approx(expected[1], rel=1e-3)
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", [*PRECISIONS, *INT8_KEYS])
 @pytest.mark.parametrize("kind", FED_BACK)
 def test_no_bit_depends_on_the_others(kind: str, precision: str) -> None:
     """One call is as many single ones, alone or together with others, in any chunks and on any number of threads."""
@@ -172,10 +176,12 @@ def test_no_bit_depends_on_the_others(kind: str, precision: str) -> None:
         read = 30  # of the first, in a call before
         other.forward([Rows(sequences[0], texts[0][1 : 1 + read], 0, hidden[0][:read])])
         starts = [read, 0, 0]
-        got = other.draft_many([
-            DraftInput(sequence, text[1 + start :], count, 0.0, h[start:])
-            for sequence, text, count, h, start in zip(sequences, texts, counts, hidden, starts, strict=True)
-        ])
+        got = other.draft_many(
+            [
+                DraftInput(sequence, text[1 + start :], count, 0.0, h[start:])
+                for sequence, text, count, h, start in zip(sequences, texts, counts, hidden, starts, strict=True)
+            ]
+        )
         for (drafted, likely), (expected, probabilities), sequence, text in zip(
             got, alone, sequences, texts, strict=True
         ):
@@ -204,7 +210,7 @@ def test_blocks_are_those_of_torch(kind: str) -> None:
         assert ours.length == done
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", [*PRECISIONS, *INT8_KEYS])
 @pytest.mark.parametrize("kind", DFLASH)
 def test_no_bit_of_a_block_depends_on_the_others(kind: str, precision: str) -> None:
     """Blocks together are each alone, whatever calls brought their contexts, and however many tokens are wanted."""
@@ -226,7 +232,9 @@ def test_no_bit_of_a_block_depends_on_the_others(kind: str, precision: str) -> N
         other.forward([Rows(each, [0] * 3, 0, h[:3]) for each, h in zip(sequences[1:3], hidden[1:3], strict=True)])
         requests = [
             DraftInput(sequence, text[-1:], count, unsure, h[sequence.length :])
-            for sequence, text, count, h, unsure in zip(sequences, texts, counts, hidden, [least, 0, 0, 0, 0], strict=True)
+            for sequence, text, count, h, unsure in zip(
+                sequences, texts, counts, hidden, [least, 0, 0, 0, 0], strict=True
+            )
         ]
         got = other.draft_many(requests, 150)
         for index, (drafted, likely) in enumerate(got):
@@ -239,7 +247,7 @@ def test_no_bit_of_a_block_depends_on_the_others(kind: str, precision: str) -> N
 
 def test_blocks_that_cannot_be() -> None:
     """They would be drafted by rows that are not there."""
-    target, head = native("dflash", "fp32")
+    _, head = native("dflash", "fp32")
     hidden = np.zeros((2, 128), np.float32)
     with pytest.raises(IpexAssistError, match="9 tokens of a block of 9: it drafts 1 to 8"):
         head.draft(head.new_sequence(9), [1], 9, hidden=hidden)

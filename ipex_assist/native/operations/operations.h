@@ -28,8 +28,7 @@ void tap_end(Pass& pass, int thread);                         // that leaves the
 void residual_norm(Pass& pass, int thread, const ResidualNorm& join, const std::vector<int32_t>* kept,
                    const Linear& next);
 // x += delta as `join` says; `changed` is room for a row that delta becomes, and may not be it.
-void add_delta(const Pass& pass, const ResidualNorm& join, float* x, const float* delta, float* changed,
-               int64_t start);
+void add_delta(const Pass& pass, const ResidualNorm& join, float* x, const float* delta, float* changed, int64_t start);
 void prepare_attention(Pass& pass, const LayerStep& step, int thread);
 void prepare_mlp(Pass& pass, const LayerStep& step, int thread);
 void normalize(const Pass& pass, const Norm& norm, const float* x, float* out);

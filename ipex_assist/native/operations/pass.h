@@ -97,8 +97,8 @@ struct Pass {
     std::vector<Counter> counters;      // of what several threads have done of something; 0 between two phases
     std::atomic<int64_t> next_tile{0};  // of prefill attention
     const bool blocks_by_node;          // whether memory follows the nodes of all of the pool's threads, which all run
-    std::vector<const float*> hidden;  // of a draft head: of each row
-    bool own_hidden;                   // whether these are states of its own
+    std::vector<const float*> hidden;   // of a draft head: of each row
+    bool own_hidden;                    // whether these are states of its own
     Routes routes;
     Timing timing;
     int64_t experts_read = 0;  // of all layers, each once a pass

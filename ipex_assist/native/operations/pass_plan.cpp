@@ -54,8 +54,7 @@ int32_t AttentionShape::most_queries() const {
 }
 
 PassPlan::PassPlan(const PassShape& shape, const TeamNodes& team_, std::vector<Segment> segments_,
-                   std::vector<int32_t> tokens_, std::vector<int32_t> logit_rows_,
-                   bool keeps_rows)
+                   std::vector<int32_t> tokens_, std::vector<int32_t> logit_rows_, bool keeps_rows)
     : team(team_),
       threads(team.threads()),
       decode(tokens_.size() <= DECODE_ROWS),
@@ -93,9 +92,7 @@ void PassPlan::place_rows() {
     first_append_range.push_back(append_ranges.size());
 }
 
-int64_t PassPlan::first_block(int32_t row, int32_t window) const {
-    return first_seen(row, window) / BLOCK_POSITIONS;
-}
+int64_t PassPlan::first_block(int32_t row, int32_t window) const { return first_seen(row, window) / BLOCK_POSITIONS; }
 
 int64_t PassPlan::first_seen(int32_t row, int32_t window) const {
     const int64_t position = positions[size_t(row)];

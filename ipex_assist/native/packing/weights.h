@@ -130,7 +130,8 @@ struct PackTarget {
 };
 
 // All weights of a model, as ImageLayout places them. Where one goes is said by a slot and, of a layer's, an index: the
-// layer's number, or of its expert e (the shared one is the last) number + layers · (e + 1). Of input norms it is the tap.
+// layer's number, or of its expert e (the shared one is the last) number + layers · (e + 1). Of input norms it is the
+// tap.
 struct ModelWeights {
     explicit ModelWeights(const ModelSpec& of) : spec(of) {}
 
