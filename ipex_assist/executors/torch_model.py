@@ -180,13 +180,31 @@ class TorchModel(Model):
         """Run all layers over consecutive rows; `padded` is the row count of a decode step, 0 in a prompt."""
         start, count = sequence.length, len(tokens)
         tokens = tokens + tokens[-1:] * (padded - len(tokens))
-        x = self.embed(torch.tensor(tokens), start)
+        ids = torch.tensor(tokens)
+        x = self.embed(ids, start)
+        inputs = self.per_layer_inputs(ids, x)
         metadata: dict[AttentionSpec | RecurrentSpec, AttentionMetadata] = {}
         for index, layer in enumerate(self.spec.layers):
             if layer.mixer not in metadata:
                 metadata[layer.mixer] = self.metadata(start, count, len(tokens), layer.mixer, padded > 0, prompt_length)
-            x = self.layer(x, index, sequence.cache, metadata[layer.mixer], sequence.states)
+            x = self.layer(x, index, sequence.cache, metadata[layer.mixer], sequence.states, inputs)
         return x
+
+    def per_layer_inputs(self, tokens: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
+        """Each layer's own embeddings of tokens (rows,) whose usual ones are x (rows, hidden): (rows, layers, size).
+
+        A row of the second table and a projection of x, each of the size that the other has; None where the model has
+        no such table.
+        """
+        weights, size = self.weights, self.spec.per_layer_size
+        if weights.per_layer_embed is None or weights.per_layer_in is None or weights.per_layer_norm is None:
+            return None
+        projected = weights.per_layer_in(x) * self.spec.hidden_size**-0.5
+        projected = self.kernels.rms_norm(
+            projected.unflatten(-1, (-1, size)).contiguous(), weights.per_layer_norm, self.spec.norm_eps
+        )
+        own = functional.embedding(tokens, weights.per_layer_embed).unflatten(-1, (-1, size)) * size**0.5
+        return (projected + own) * 2**-0.5
 
     def metadata(
         self,
@@ -249,16 +267,35 @@ class TorchModel(Model):
         cache: KVCache,
         metadata: AttentionMetadata,
         states: RecurrentStates | None = None,
+        per_layer: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Run one layer over rows x (rows, hidden) at the positions of `metadata`.
 
-        It writes their keys and values, or, of a recurrent layer, the state after them.
+        It writes their keys and values, unless it reads another layer's, or, of a recurrent layer, the state after
+        them. per_layer: `per_layer_inputs` of the rows.
         """
         rows = self._norm_at("pre", self.spec.layers[index], x, self.weights.layers[index].attention_norm)
-        return self.after_mixer(x, rows, index, self._mixed(rows, index, cache, metadata, states))
+        return self.after_mixer(x, rows, index, self._mixed(rows, index, cache, metadata, states), per_layer)
 
-    def after_mixer(self, x: torch.Tensor, rows: torch.Tensor, index: int, mixed: torch.Tensor) -> torch.Tensor:
+    def after_mixer(
+        self,
+        x: torch.Tensor,
+        rows: torch.Tensor,
+        index: int,
+        mixed: torch.Tensor,
+        per_layer: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """The rest of a layer, whose mixer has made `mixed` of the rows that its norm made of x."""
+        spec, layer = self.spec.layers[index], self.weights.layers[index]
+        x = self._after_mlp(x, rows, index, mixed)
+        if layer.per_layer is not None:
+            assert per_layer is not None, "a layer without its embeddings"
+            own = _ACTIVATIONS[spec.each_mlp.activation](layer.per_layer.gate(x)) * per_layer[:, index]
+            x = x + self._norm(layer.per_layer.out(own), layer.per_layer.norm)
+        return x if layer.scalar is None else x * layer.scalar
+
+    def _after_mlp(self, x: torch.Tensor, rows: torch.Tensor, index: int, mixed: torch.Tensor) -> torch.Tensor:
+        """The residual stream after a layer's MLP, or after its mixer where it has none."""
         spec, layer = self.spec.layers[index], self.weights.layers[index]
         attended = self._delta(spec, mixed, layer.attention_out_norm)
         if spec.parallel:
@@ -267,8 +304,21 @@ class TorchModel(Model):
         x = self._norm_at("post_residual", spec, x + attended, layer.attention_norm)
         if spec.mlp is None:
             return x
-        made = _mlp(spec, layer, self._norm_at("pre", spec, x, layer.mlp_norm))
+        if isinstance(layer.mlp, ExpertLayer) and layer.mlp.norms:
+            made = self._experts_beside_mlp(spec, layer.mlp, layer.mlp_norm, x)
+        else:
+            made = _mlp(spec, layer, self._norm_at("pre", spec, x, layer.mlp_norm))
         return self._norm_at("post_residual", spec, x + self._delta(spec, made, layer.mlp_out_norm), layer.mlp_norm)
+
+    def _experts_beside_mlp(
+        self, spec: LayerSpec, experts: ExpertLayer, mlp_norm: Norm, x: torch.Tensor
+    ) -> torch.Tensor:
+        """Rows x of the residual stream through experts with norms of their own (Experts.own_norms)."""
+        assert spec.experts is not None
+        norms = {**experts.norms, "mlp_norm": mlp_norm}
+        return run_experts(
+            spec.experts, experts, x, partial(_up_down, spec.each_mlp), lambda rows, name: self._norm(rows, norms[name])
+        )
 
     def _norm_at(self, place: NormPlace, layer: LayerSpec, x: torch.Tensor, norm: Norm) -> torch.Tensor:
         """The norm that a layer has at this place, if it has one there."""
@@ -302,8 +352,14 @@ class TorchModel(Model):
         heads, kv_heads = spec.heads, spec.kv_heads
         if layer.latent is not None:
             return layer.o_proj(self._latent_attention(x, index, layer.latent, cache, metadata))
+        kv_heads = 0 if spec.shares_kv else kv_heads
         parts = layer.qkv(x).view(x.shape[0], -1, spec.head_dim)
-        query_key, value, gate = parts.tensor_split((heads + kv_heads, heads + 2 * kv_heads), 1)
+        keys_end = heads + kv_heads
+        values_end = keys_end if spec.values_are_keys else keys_end + kv_heads
+        query_key, value, gate = parts.tensor_split((keys_end, values_end), 1)
+        value = query_key[:, heads:] if spec.values_are_keys else value
+        if spec.value_norm:
+            value = self.kernels.rms_norm(value.contiguous(), self._ones(spec.head_dim), self.spec.norm_eps)
         if not spec.norm_after_rope:
             query_key = self._norm_of_heads(spec, layer, query_key)
         if metadata.rotary is not None:
@@ -318,12 +374,18 @@ class TorchModel(Model):
             attended = attended * torch.sigmoid(gate.flatten(1))
         return layer.o_proj(attended)
 
+    def _ones(self, size: int) -> torch.Tensor:
+        """The weight of a norm without one."""
+        return torch.ones(size, dtype=self.kernels.dtype)
+
     def _norm_of_heads(self, spec: AttentionSpec, layer: Layer, query_key: torch.Tensor) -> torch.Tensor:
         """Queries and keys (rows, heads, head_dim) through the norms that they have, if any."""
-        if layer.q_norm is None or layer.k_norm is None:
+        if layer.q_norm is None:
             return query_key
-        query, key = query_key.split((spec.heads, spec.kv_heads), 1)
+        query, key = query_key.tensor_split((spec.heads,), 1)
         query = norm_heads(self.kernels, spec.qk_norm, query, layer.q_norm, self.spec.norm_eps)
+        if layer.k_norm is None:  # the keys of another layer
+            return query
         return torch.cat((query, norm_heads(self.kernels, spec.qk_norm, key, layer.k_norm, self.spec.norm_eps)), 1)
 
     def _attend(
@@ -335,12 +397,16 @@ class TorchModel(Model):
         cache: KVCache,
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
-        """Keep keys and values (rows, kv_heads, …), and attend with queries (rows, heads, head_dim)."""
+        """Keep keys and values (rows, kv_heads, …), and attend with queries (rows, heads, head_dim).
+
+        A layer that reads another one's keeps none.
+        """
         spec, layer = self.spec.layers[index].attention, self.weights.layers[index]
-        cache.write(index, metadata.start, key, value)
+        if spec.kv_layer is None:
+            cache.write(index, metadata.start, key, value)
         length = metadata.start + query.shape[0] if metadata.mask is None else metadata.mask.shape[-1]
         attend = attend_rows if metadata.step else attend_prompt
-        keys, values = cache.read(index, length)
+        keys, values = cache.read(index if spec.kv_layer is None else spec.kv_layer, length)
         return attend(query, keys, values, metadata.mask, spec.score_scale, spec.cap, layer.sinks)
 
     def _latent_attention(
