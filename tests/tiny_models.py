@@ -425,10 +425,14 @@ def from_config(config: Any) -> Any:
 
 def randomise(model: Any) -> None:
     """transformers starts biases at zero and norms at one, which would hide a bias or norm that is left out."""
+    # Attention of Gemma 4 has no scale but that of trained norms: without it nearly all of a softmax is one position's.
+    unscaled = model.config.get_text_config().model_type == "gemma4_text"
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
+                if unscaled and "q_norm" in name:
+                    parameter.mul_(len(parameter) ** -0.5)
             elif "embed" not in name:
                 parameter.copy_(torch.randn_like(parameter) * 0.15)
         for name, buffer in model.named_buffers():

@@ -3,46 +3,28 @@
 from __future__ import annotations
 
 from collections import abc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch.nn import functional
 
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.attention import alibi_mask, attend_prompt, attend_rows, causal_mask
-from ipex_assist.executors.experts import ExpertLayer, run_experts
 from ipex_assist.executors.interface import Model, Rows, Sequence, Tokens, check_length, check_rows
-from ipex_assist.executors.kernels import Kernels, Linear, norm_heads
+from ipex_assist.executors.kernels import Kernels, norm_heads
 from ipex_assist.executors.key_factors import key_factors
 from ipex_assist.executors.kv_cache import KVCache
 from ipex_assist.executors.pass_lock import pass_lock
 from ipex_assist.executors.recurrent import RecurrentStates, run_recurrent
 from ipex_assist.executors.recurrent_states import RecurrentState
 from ipex_assist.executors.row_plan import RowPlan
+from ipex_assist.executors.torch_mlp import ACTIVATION_FUNCTIONS, run_mlp
 from ipex_assist.executors.torch_rope import TorchRotary, rotate
 from ipex_assist.executors.weights import LatentLayer, Layer, Norm, Weights
-from ipex_assist.models.spec import (
-    CLAMP,
-    SIGMOID_GAIN,
-    AttentionSpec,
-    DecoderSpec,
-    LayerSpec,
-    MlpSpec,
-    NormPlace,
-    RecurrentSpec,
-)
+from ipex_assist.models.spec import AttentionSpec, DecoderSpec, LayerSpec, NormPlace, RecurrentSpec
 
 PROMPT_CHUNK = 512  # rows of a prompt that pass at once: bounds the activations, and is many enough for full speed
-
-_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "silu": functional.silu,
-    "relu": functional.relu,
-    "relu2": lambda x: functional.relu(x).square(),
-    "gelu": functional.gelu,
-    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
-}
 
 
 @dataclass(frozen=True)
@@ -290,7 +272,7 @@ class TorchModel(Model):
         x = self._after_mlp(x, rows, index, mixed)
         if layer.per_layer is not None:
             assert per_layer is not None, "a layer without its embeddings"
-            own = _ACTIVATIONS[spec.each_mlp.activation](layer.per_layer.gate(x)) * per_layer[:, index]
+            own = ACTIVATION_FUNCTIONS[spec.each_mlp.activation](layer.per_layer.gate(x)) * per_layer[:, index]
             x = x + self._norm(layer.per_layer.out(own), layer.per_layer.norm)
         return x if layer.scalar is None else x * layer.scalar
 
@@ -300,25 +282,16 @@ class TorchModel(Model):
         attended = self._delta(spec, mixed, layer.attention_out_norm)
         if spec.parallel:
             rows = rows if spec.shared_norm else self._norm_at("pre", spec, x, layer.mlp_norm)
-            return x + attended + self._delta(spec, _mlp(spec, layer, rows), layer.mlp_out_norm)
+            return x + attended + self._delta(spec, run_mlp(spec, layer, rows), layer.mlp_out_norm)
         x = self._norm_at("post_residual", spec, x + attended, layer.attention_norm)
         if spec.mlp is None:
             return x
-        if isinstance(layer.mlp, ExpertLayer) and layer.mlp.norms:
-            made = self._experts_beside_mlp(spec, layer.mlp, layer.mlp_norm, x)
+        if spec.experts is not None and spec.experts.own_norms:
+            norms = layer.mlp_norms
+            made = run_mlp(spec, layer, x, lambda rows, name: self._norm(rows, norms[name]))
         else:
-            made = _mlp(spec, layer, self._norm_at("pre", spec, x, layer.mlp_norm))
+            made = run_mlp(spec, layer, self._norm_at("pre", spec, x, layer.mlp_norm))
         return self._norm_at("post_residual", spec, x + self._delta(spec, made, layer.mlp_out_norm), layer.mlp_norm)
-
-    def _experts_beside_mlp(
-        self, spec: LayerSpec, experts: ExpertLayer, mlp_norm: Norm, x: torch.Tensor
-    ) -> torch.Tensor:
-        """Rows x of the residual stream through experts with norms of their own (Experts.own_norms)."""
-        assert spec.experts is not None
-        norms = {**experts.norms, "mlp_norm": mlp_norm}
-        return run_experts(
-            spec.experts, experts, x, partial(_up_down, spec.each_mlp), lambda rows, name: self._norm(rows, norms[name])
-        )
 
     def _norm_at(self, place: NormPlace, layer: LayerSpec, x: torch.Tensor, norm: Norm) -> torch.Tensor:
         """The norm that a layer has at this place, if it has one there."""
@@ -455,42 +428,3 @@ def _query_growth(attention: AttentionSpec, start: int, rows: int) -> torch.Tens
         return None
     steps = torch.arange(start, start + rows) // attention.growth_step
     return (1 + attention.growth * torch.log1p(steps.double())).float()[:, None, None]
-
-
-def _mlp(spec: LayerSpec, layer: Layer, x: torch.Tensor) -> torch.Tensor:
-    """Rows x (rows, hidden) through a layer's MLP, or its experts."""
-    run = partial(_up_down, spec.each_mlp)
-    assert layer.mlp is not None, "a layer without an MLP"
-    if isinstance(layer.mlp, ExpertLayer):
-        assert spec.experts is not None
-        return run_experts(spec.experts, layer.mlp, x, run)
-    if spec.each_mlp.activation == "xielu":
-        up, down = layer.mlp
-        return down(_xielu(up(x), *layer.xielu))
-    return run(x, *layer.mlp)
-
-
-def _xielu(
-    x: torch.Tensor, alpha_p: torch.Tensor, alpha_n: torch.Tensor, beta: torch.Tensor, eps: torch.Tensor
-) -> torch.Tensor:
-    """XIELU (Huang and Schlag 2024, arXiv:2411.13010) of x, in fp32."""
-    wide = x.float()
-    above = functional.softplus(alpha_p) * wide.square()
-    below = (beta + functional.softplus(alpha_n)) * (torch.expm1(torch.minimum(wide, eps)) - wide)
-    return (torch.where(wide > 0, above, below) + beta * wide).to(x.dtype)
-
-
-def _up_down(spec: MlpSpec, x: torch.Tensor, up: Linear, down: Linear) -> torch.Tensor:
-    h = up(x)
-    if spec.gated:
-        gate, h = h.chunk(2, -1)
-        return down(activate_gated(spec, gate, h))
-    return down(_ACTIVATIONS[spec.activation](h))
-
-
-def activate_gated(spec: MlpSpec, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """What a gated MLP makes of its gate and up."""
-    if spec.activation == "clamped_swiglu":
-        gate, up = gate.clamp(max=CLAMP), up.clamp(-CLAMP, CLAMP)
-        return gate * torch.sigmoid(SIGMOID_GAIN * gate) * (up + 1)
-    return _ACTIVATIONS[spec.activation](gate) * up

@@ -29,7 +29,7 @@ class LatentLayer:
 
 
 @dataclass
-class PerLayerWeights:
+class PerLayerLinears:
     """What a layer makes of its own embedding of each token, after its MLP."""
 
     gate: Linear  # (rows, hidden) → (rows, per_layer_size)
@@ -55,8 +55,13 @@ class Layer:
     # Of a recurrent mixer, whose linears are `qkv` and `o_proj`: vectors in fp32 by our names, "a_log.weight".
     recurrence: dict[str, torch.Tensor] = field(default_factory=dict)
     latent: LatentLayer | None = None
-    per_layer: PerLayerWeights | None = None
+    per_layer: PerLayerLinears | None = None
     scalar: torch.Tensor | None = None  # (1,), of the residual stream after the layer
+
+    @property
+    def mlp_norms(self) -> dict[str, Norm]:
+        """Of experts with norms of their own (Experts.own_norms): these, and that before the MLP."""
+        return {**(self.mlp.norms if isinstance(self.mlp, ExpertLayer) else {}), "mlp_norm": self.mlp_norm}
 
 
 @dataclass
@@ -207,8 +212,8 @@ class _Packer:
             scalar=self.tensors.get(prefix + "layer_scalar.weight"),
         )
 
-    def _per_layer(self, prefix: str) -> PerLayerWeights:
-        return PerLayerWeights(
+    def _per_layer(self, prefix: str) -> PerLayerLinears:
+        return PerLayerLinears(
             gate=self.linears[prefix + "per_layer_gate"],
             out=self.linears[prefix + "per_layer_out"],
             norm=self._norm(prefix + "per_layer_out_norm"),

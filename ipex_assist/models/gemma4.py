@@ -12,7 +12,7 @@ from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import Source
 
 ARCHITECTURE = "Gemma4ForConditionalGeneration"
-EXAMPLES = ("google/gemma-4-E2B-it", "google/gemma-4-26B-A4B-it")
+EXAMPLES = ("google/gemma-4-E2B-it", "google/gemma-4-31B-it", "google/gemma-4-26B-A4B-it")
 NAMES = gemma4_text.NAMES
 
 

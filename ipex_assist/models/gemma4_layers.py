@@ -35,11 +35,16 @@ def gemma4_layers(config: Config, kinds: Sequence[str], layers: Sequence[LayerSp
     made: dict[Any, LayerSpec] = {}  # equal ones are one object
     for number, (kind, layer) in enumerate(zip(kinds, layers, strict=True)):
         own = number < first
-        fields = {"kv_layer": None if own else owners[kind], "value_norm": own}
-        fields["values_are_keys"] = own and same and kind == FULL
         key = (kind, own, sizes[number])
         if key not in made:
-            mixer = replace(layer.attention, **fields, kv_heads=sizes[number][0], head_dim=sizes[number][1])
+            mixer = replace(
+                layer.attention,
+                kv_heads=sizes[number][0],
+                head_dim=sizes[number][1],
+                kv_layer=None if own else owners[kind],
+                values_are_keys=own and same and kind == FULL,
+                value_norm=own,
+            )
             made[key] = replace(layer, mixer=mixer, mlp=_mlp(config, layer.each_mlp, 1 if own else wide), scaled=True)
     return tuple(made[kind, number < first, sizes[number]] for number, kind in enumerate(kinds))
 

@@ -13,8 +13,12 @@ from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import Source
 
 ARCHITECTURE = "Gemma4ForCausalLM"
-EXAMPLES = ("google/gemma-4-E4B-it", "google/gemma-4-31B-it")
-NAMES = {"norm_eps": "rms_norm_eps", "kv_layer": "num_kv_shared_layers", "per_layer_size": "hidden_size_per_layer_input"}
+EXAMPLES = ("google/gemma-4-E4B-it",)
+NAMES = {
+    "norm_eps": "rms_norm_eps",
+    "kv_layer": "num_kv_shared_layers",
+    "per_layer_size": "hidden_size_per_layer_input",
+}
 _LINEARS = {"per_layer_gate_proj": "per_layer_input_gate", "per_layer_out_proj": "per_layer_projection"}
 _NORMS = {
     "per_layer_out_norm": "post_per_layer_input_norm",

@@ -246,9 +246,9 @@ class AttentionSpec:
         if self.latent is not None:
             assert (self.kv_heads, self.head_dim, self.rotary_dim) == (1, self.latent.head_dim, self.latent.rope_dim)
             assert not any((self.sinks, self.output_gate, self.qk_norm, self.alibi_slopes)), "beside latents"
-            assert not (self.shares_kv or self.values_are_keys or self.value_norm), "beside latents"
-        assert not (self.shares_kv and (self.values_are_keys or self.value_norm)), "values of another layer"
-        assert not (self.values_are_keys and self.qk_norm == "all_heads"), "values before a norm of all keys"
+            assert not any((self.shares_kv, self.values_are_keys, self.value_norm)), "beside latents"
+        assert not self.shares_kv or not any((self.values_are_keys, self.value_norm)), "values of another layer"
+        assert not self.values_are_keys or self.qk_norm != "all_heads", "values before a norm of all keys"
         if self.heads % self.kv_heads:
             raise ConfigError("num_key_value_heads", self.kv_heads, f"a divisor of the {self.heads} heads")
         if self.rotary_size > self.head_dim:
@@ -433,14 +433,13 @@ class Experts:
       as good as its best expert, or as the sum of its best two (`best_of_group`).
     - "sparsemixer" (Phi-3.5-MoE, arXiv:2409.12136): the two largest logits, each weighted by a softmax over those
       logits that are near it, as `jitter` says; for the second without the first.
-
     - `expert_scales`: weights are then multiplied with a learned number of their expert.
 
     Shared experts are every row's: one of `shared_size` columns, as wide as all of them together, weighted by 1, or by
     a sigmoid of its own logit. `own_norms` (Gemma 4, whose shared expert is its dense MLP): router, experts and shared
     expert read the residual stream through a norm each, and what experts and shared expert give passes a norm each
-    before it is added; the layer's norm before its MLP is the shared expert's, that after it the sum's. Raises ConfigError for a value out of EXPERT_RANGES, and for values that cannot go
-    together.
+    before it is added; the layer's norm before its MLP is the shared expert's, that after it the sum's. Raises
+    ConfigError for a value out of EXPERT_RANGES, and for values that cannot go together.
     """
 
     count: int
