@@ -39,6 +39,7 @@ from functools import cached_property
 from typing import Any, Literal, get_args
 
 from ipex_assist.models.config import ConfigError
+from ipex_assist.models.draft_head import HeadSpec
 
 Norm = Literal["rms", "layer"]
 NormPlace = Literal["pre", "post_residual", "post", "sandwich"]
@@ -592,6 +593,7 @@ class DecoderSpec:
     tied_head: bool = False
     embedding_size: int | None = None  # where the token embedding is narrower or wider than hidden_size (OPT-350m)
     per_layer_size: int = 0  # values of a token for each layer in the table of per-layer embeddings; 0: there is none
+    head: HeadSpec | None = None  # of a draft head: it reads hidden states of its target beside tokens
 
     def __post_init__(self) -> None:
         for name, ends in RANGES.items():
