@@ -236,7 +236,9 @@ class AttentionSpec:
     cap: float | None = None  # scores x become cap · tanh(x / cap)
     growth: float = 0.0  # queries at position p are multiplied with 1 + growth · log(1 + ⌊p / growth_step⌋)
     growth_step: int | None = None
-    kv_layer: int | None = None  # the earlier layer whose keys and values it reads; None: it has its own
+    # The earlier layer, or layer of a draft head's target (HeadSpec "shared_kv"), whose keys and values it reads in place
+    # of having its own.
+    kv_layer: int | None = None
     values_are_keys: bool = False  # values are what the key projection gives, before its norm and rotation
     value_norm: bool = False  # each head's value passes an RMS norm without a weight
     # Keys and queries are then of one KV head, head_dim and rotary_dim those of the latent and its rotary key.
@@ -602,7 +604,7 @@ class DecoderSpec:
         _check_kind("norm", self.norm, Norm)
         for attention in self.attentions:
             self._check_rotary(attention)
-        for number, layer in enumerate(self.layers):
+        for number, layer in enumerate(self.layers if self.head is None else ()):
             if isinstance(layer.mixer, AttentionSpec) and layer.mixer.kv_layer is not None:
                 self._check_kv_layer(number, layer.mixer, layer.mixer.kv_layer)
         if self.per_layer_size and any(layer.mlp is None or layer.parallel for layer in self.layers):
