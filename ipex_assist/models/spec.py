@@ -236,8 +236,8 @@ class AttentionSpec:
     cap: float | None = None  # scores x become cap · tanh(x / cap)
     growth: float = 0.0  # queries at position p are multiplied with 1 + growth · log(1 + ⌊p / growth_step⌋)
     growth_step: int | None = None
-    # The earlier layer, or layer of a draft head's target (HeadSpec "shared_kv"), whose keys and values it reads in place
-    # of having its own.
+    # The earlier layer, or layer of a draft head's target (HeadSpec "shared_kv"), whose keys and values it reads; None:
+    # it has its own.
     kv_layer: int | None = None
     values_are_keys: bool = False  # values are what the key projection gives, before its norm and rotation
     value_norm: bool = False  # each head's value passes an RMS norm without a weight
