@@ -73,6 +73,7 @@ class HeadWeights:
     embed_norm: Norm
     hidden_norm: Norm
     input_norms: list[Norm]  # of all that is read together, or of each tap
+    clusters: Linear | None = None  # (rows, hidden) → (rows, clusters)
 
 
 @dataclass
@@ -217,6 +218,7 @@ class _Packer:
             embed_norm=self._norm("head_embed_norm"),
             hidden_norm=self._norm("head_hidden_norm"),
             input_norms=[self._norm(name) for name in names],
+            clusters=self.linears.get("clusters"),
         )
 
     def _layer(self, prefix: str, spec: LayerSpec) -> Layer:

@@ -155,6 +155,7 @@ def _head_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
         "fc": (hidden, hidden + read if head.kind == "mtp" else read),
         "fc_in": (hidden, 2 * head.target_hidden_size),
         "fc_out": (head.target_hidden_size, hidden),
+        "clusters": (head.clusters, hidden),
         "head_embed_norm": (hidden,),
         "head_hidden_norm": (read if head.kind == "mtp" else hidden,),
         "input_norm": (read,),
