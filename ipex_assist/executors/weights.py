@@ -10,7 +10,7 @@ import torch
 from ipex_assist.executors.experts import ExpertLayer, Mlp
 from ipex_assist.executors.kernels import Kernels, Linear, TorchKernels
 from ipex_assist.models import Source
-from ipex_assist.models.names import LATENT_INPUTS, VECTORS, XIELU
+from ipex_assist.models.names import EXPERT_NORMS, LATENT_INPUTS, VECTORS, XIELU
 from ipex_assist.models.spec import DecoderSpec, Experts, LayerSpec
 from ipex_assist.models.weights import check_numbers, check_shape, head_dim_of, part_of, resolve
 
@@ -26,6 +26,15 @@ class LatentLayer:
     values: list[Linear]  # of each head: (rows, rank) → (rows, value_dim)
     norm: torch.Tensor  # of the latent
     query_norm: torch.Tensor | None = None
+
+
+@dataclass
+class PerLayerLinears:
+    """What a layer makes of its own embedding of each token, after its MLP."""
+
+    gate: Linear  # (rows, hidden) → (rows, per_layer_size)
+    out: Linear  # and back
+    norm: Norm
 
 
 @dataclass
@@ -46,11 +55,30 @@ class Layer:
     # Of a recurrent mixer, whose linears are `qkv` and `o_proj`: vectors in fp32 by our names, "a_log.weight".
     recurrence: dict[str, torch.Tensor] = field(default_factory=dict)
     latent: LatentLayer | None = None
+    per_layer: PerLayerLinears | None = None
+    scalar: torch.Tensor | None = None  # (1,), of the residual stream after the layer
+
+    @property
+    def mlp_norms(self) -> dict[str, Norm]:
+        """Of experts with norms of their own (Experts.own_norms): these, and that before the MLP."""
+        return {**(self.mlp.norms if isinstance(self.mlp, ExpertLayer) else {}), "mlp_norm": self.mlp_norm}
+
+
+@dataclass
+class HeadWeights:
+    """What a draft head has beside a decoder: see HeadSpec."""
+
+    fc: Linear
+    fc_out: Linear | None  # of a head with shared keys and values, whose `fc` is what we call fc_in
+    embed_norm: Norm
+    hidden_norm: Norm
+    input_norms: list[Norm]  # of all that is read together, or of each tap
+    clusters: Linear | None = None  # (rows, hidden) → (rows, clusters)
 
 
 @dataclass
 class Weights:
-    """All weights of a decoder; linears are packed, tables are (rows, size)."""
+    """All weights of a decoder; linears are packed, tables are (rows, size). A draft head's may be its target's."""
 
     embed_tokens: torch.Tensor
     lm_head: Linear
@@ -60,6 +88,10 @@ class Weights:
     embed_positions: torch.Tensor | None = None
     project_in: Linear | None = None
     project_out: Linear | None = None
+    head: HeadWeights | None = None
+    per_layer_embed: torch.Tensor | None = None  # (vocab, layers · per_layer_size)
+    per_layer_in: Linear | None = None  # (rows, hidden) → (rows, layers · per_layer_size)
+    per_layer_norm: torch.Tensor | None = None  # (per_layer_size,)
 
 
 # The parts of the first linear of a recurrent mixer (RecurrentSpec.input_parts).
@@ -73,9 +105,9 @@ _FUSED = {
     "query": ("q_nope_proj", "q_rope_proj"),
 }
 _BY_HEAD = ("k_b", "v_b")  # each head has a linear of its own
-_FP32 = ("router", "shared_gate", "correction_bias")
-_TABLES = ("embed_tokens", "embed_positions")
-_VECTORS = ("sinks", "correction_bias")
+_FP32 = ("router", "shared_gate", "correction_bias", "expert_scales")
+_TABLES = ("embed_tokens", "embed_positions", "per_layer_embed")
+_VECTORS = ("sinks", "correction_bias", "expert_scales", "layer_scalar")
 
 
 def load_weights(
@@ -84,10 +116,12 @@ def load_weights(
     names: Iterable[str],
     tensors: Iterable[tuple[str, torch.Tensor]],
     kernels: Kernels,
+    target: Weights | None = None,
 ) -> Weights:
     """Pack every weight that `sources` names.
 
     names: all tensor names of the checkpoint. tensors: (name, tensor) pairs; those that are not needed are ignored.
+    target: of a draft head, whose embedding and lm_head it takes where it has none of its own.
     Raises IpexAssistError where a weight is missing, has another shape than the config says, or is not finite.
     """
     wanted = resolve(sources, names)
@@ -98,7 +132,7 @@ def load_weights(
         for ours in wanted.get(name, ()):
             packer.add(ours, part_of(tensor, sources[ours], head_dim_of(spec, ours)))
         del tensor  # or it would live on while the next one is read
-    return packer.weights()
+    return packer.weights(target)
 
 
 @dataclass
@@ -119,7 +153,7 @@ class _Packer:
         if leaf in (*VECTORS, *XIELU):
             self.tensors[name] = tensor.to(torch.float32, copy=True)
             return
-        if leaf.endswith("norm") or leaf in (*_TABLES, *_VECTORS):
+        if leaf.endswith("norm") or leaf.startswith("fc_norm") or leaf in (*_TABLES, *_VECTORS):
             self.tensors[name] = tensor.to(torch.float32 if leaf in _FP32 else self.kernels.dtype, copy=True)
             if leaf == "embed_tokens" and self.spec.tied_head:
                 self.linears["lm_head"] = self.kernels.linear(tensor, None)
@@ -151,17 +185,40 @@ class _Packer:
                 if full in self.sources:
                     yield f"{name}.{kind}"
 
-    def weights(self) -> Weights:
+    def weights(self, target: Weights | None) -> Weights:
         assert not self.pending, f"incomplete: {sorted(self.pending)[:3]}"
+        table, head = self.tensors.get("embed_tokens.weight"), self.linears.get("lm_head")
+        if target is not None:
+            table = target.embed_tokens if table is None else table
+            head = _of_type(target.lm_head, target.embed_tokens.dtype) if head is None else head
+        assert table is not None, "no embedding"
+        assert head is not None, "no lm_head"
         return Weights(
-            embed_tokens=self.tensors["embed_tokens.weight"],
-            lm_head=self.linears["lm_head"],
+            embed_tokens=table,
+            lm_head=head,
             layers=[self._layer(f"layers.{index}.", layer) for index, layer in enumerate(self.spec.layers)],
             final_norm=self._norm("final_norm"),
             embedding_norm=self._norm("embed_norm"),
             embed_positions=self.tensors.get("embed_positions.weight"),
             project_in=self.linears.get("project_in"),
             project_out=self.linears.get("project_out"),
+            per_layer_embed=self.tensors.get("per_layer_embed.weight"),
+            per_layer_in=self.linears.get("per_layer_in"),
+            per_layer_norm=self.tensors.get("per_layer_norm.weight"),
+            head=self._head() if self.spec.head is not None else None,
+        )
+
+    def _head(self) -> HeadWeights:
+        assert self.spec.head is not None
+        taps = [f"fc_norm_{tap}" for tap in range(len(self.spec.head.taps.layers))]
+        names = {"all": ["input_norm"], "each": taps, None: []}[self.spec.head.input_norm]
+        return HeadWeights(
+            fc=self.linears["fc_in" if "fc_in" in self.linears else "fc"],
+            fc_out=self.linears.get("fc_out"),
+            embed_norm=self._norm("head_embed_norm"),
+            hidden_norm=self._norm("head_hidden_norm"),
+            input_norms=[self._norm(name) for name in names],
+            clusters=self.linears.get("clusters"),
         )
 
     def _layer(self, prefix: str, spec: LayerSpec) -> Layer:
@@ -186,6 +243,15 @@ class _Packer:
                 if f"{prefix}{name}.{kind}" in self.tensors
             },
             latent=self._latent(prefix) if prefix + "query" in self.linears else None,
+            per_layer=self._per_layer(prefix) if self.spec.per_layer_size else None,
+            scalar=self.tensors.get(prefix + "layer_scalar.weight"),
+        )
+
+    def _per_layer(self, prefix: str) -> PerLayerLinears:
+        return PerLayerLinears(
+            gate=self.linears[prefix + "per_layer_gate"],
+            out=self.linears[prefix + "per_layer_out"],
+            norm=self._norm(prefix + "per_layer_out_norm"),
         )
 
     def _latent(self, prefix: str) -> LatentLayer:
@@ -212,10 +278,17 @@ class _Packer:
             shared=self._mlp(prefix + "shared.") if experts.shared_size else None,
             shared_gate=self.linears.get(prefix + "shared_gate"),
             correction_bias=self.tensors.get(prefix + "correction_bias.weight"),
+            scales=self.tensors.get(prefix + "expert_scales.weight"),
+            norms={name: self._norm(prefix + name) for name in EXPERT_NORMS} if experts.own_norms else {},
         )
 
     def _norm(self, name: str) -> Norm:
         return self.tensors.get(name + ".weight"), self.tensors.get(name + ".bias")
+
+
+def _of_type(linear: Linear, dtype: torch.dtype) -> Linear:
+    """A linear whose rows may be of another type than its own."""
+    return lambda x: linear(x.to(dtype)).to(x.dtype)
 
 
 def _first_linear(layer: LayerSpec) -> str:

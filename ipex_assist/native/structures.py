@@ -7,13 +7,15 @@ import ctypes
 from ipex_assist.models.spec import AttentionSpec, DecoderSpec, LayerSpec, RecurrentSpec
 from ipex_assist.quantization.precision import beside_experts
 
-ABI_VERSION = 17  # api.cpp: ia_abi. It changes with every function there and with the structures here.
+ABI_VERSION = 18  # api.cpp: ia_abi. It changes with every function there and with the structures here.
 PRECISIONS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3, "mxfp4": 4, "fp8": 5}
 NORM_PLACES = {"pre": 0, "post_residual": 1, "post": 2, "sandwich": 3}
 HEAD_NORMS = {None: 0, "head": 1, "each_head": 2, "all_heads": 3}
 SCORES = {"softmax": 0, "sigmoid": 1, "sparsemixer": 2}
 ACTIVATIONS = {"silu": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "relu2": 4, "xielu": 5, "clamped_swiglu": 6}
 RECURRENT_KINDS = {"gated_delta": 1, "mamba2": 2, "short_conv": 3}
+HEAD_KINDS = {"mtp": 1, "eagle3": 2, "dflash": 3, "shared_kv": 4}
+INPUT_NORMS = {None: 0, "all": 1, "each": 2}
 SOURCE_TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
 # Our weight names' last part but one (models/weights.py) by their number.
 SLOTS = {
@@ -27,10 +29,24 @@ SLOTS = {
             "lm_head",
             "final_norm",
             "embed_norm",
+            "fc",
+            "input_norm",
+            "head_embed_norm",
+            "head_hidden_norm",
+            "per_layer_embed",
+            "per_layer_in_proj",
+            "per_layer_norm",
             "attention_norm",
             "attention_out_norm",
             "mlp_norm",
             "mlp_out_norm",
+            "per_layer_out_norm",
+            "router_norm",
+            "experts_norm",
+            "experts_out_norm",
+            "shared_out_norm",
+            "layer_scalar",
+            "expert_scales",
             "q_norm",
             "k_norm",
             "q_a_norm",
@@ -72,24 +88,30 @@ SLOTS = {
             "down_proj",
             "router",
             "shared_gate",
+            "per_layer_gate_proj",
+            "per_layer_out_proj",
         )
     )
 }
 
 _ATTENTION_INTEGERS = (
     "heads kv_heads head_dim window rotary_dim rope_column paired_dim qk_norm norm_after_rope qkv_bias output_bias "
-    "sinks output_gate growth_step"
+    "sinks output_gate growth_step shares_kv kv_layer values_are_keys value_norm"
 )
 _LATENT_INTEGERS = "rank rope_dim nope_dim value_dim query_rank"
 _RECURRENT_INTEGERS = "kind heads key_heads key_dim value_dim conv_kernel conv_bias input_bias output_bias norm_groups"
 _MLP_INTEGERS = (
     "intermediate_size activation gated bias precision experts experts_per_token experts_normalised router_bias "
-    "shared_size shared_gate scores correction_bias groups groups_per_token best_of_group"
+    "shared_size shared_gate scores correction_bias groups groups_per_token best_of_group expert_scales own_norms"
 )
 _MLP_FLOATS = "scaling added_to_sum least_sum jitter"
+_HEAD_INTEGERS = (
+    "kind input_size taps input_norm norm_before_residual fed_back_normed lm_head_rows shared_embedding shared_head"
+)
 _MODEL_INTEGERS = (
     "precision outer_precision group ordered layers vocab_size hidden_size embedding_size projected_embedding "
-    "tied_head positions position_offset rope_width rms_norm norm_weight norm_bias final_norm embedding_norm head_bias"
+    "tied_head positions position_offset rope_width rms_norm norm_weight norm_bias final_norm embedding_norm head_bias "
+    "per_layer_size"
 )
 
 
@@ -143,8 +165,15 @@ class CLayerSpec(ctypes.Structure):
         ("norm_place", ctypes.c_int32),
         ("parallel", ctypes.c_int32),
         ("shared_norm", ctypes.c_int32),
+        ("scaled", ctypes.c_int32),
         ("residual_multiplier", ctypes.c_float),
     ]
+
+
+class CHeadSpec(ctypes.Structure):
+    """Mirrors `HeadSpec` of spec.h."""
+
+    _fields_ = [(name, ctypes.c_int32) for name in _HEAD_INTEGERS.split()]
 
 
 class CModelSpec(ctypes.Structure):
@@ -155,6 +184,7 @@ class CModelSpec(ctypes.Structure):
         ("norm_eps", ctypes.c_float),
         ("embedding_multiplier", ctypes.c_float),
         ("logit_cap", ctypes.c_float),
+        ("draft_head", CHeadSpec),
     ]
 
 
@@ -176,6 +206,17 @@ class Segment(ctypes.Structure):
     ]
 
 
+class CTaps(ctypes.Structure):
+    """Mirrors `Taps` of batch.h: hidden states that a pass gives."""
+
+    _fields_ = [
+        ("layers", ctypes.POINTER(ctypes.c_int32)),
+        ("count", ctypes.c_int32),
+        ("normed", ctypes.c_int32),
+        ("rows", ctypes.c_void_p),
+    ]
+
+
 class Batch(ctypes.Structure):
     """Mirrors `Batch` of batch.h."""
 
@@ -192,6 +233,9 @@ class Batch(ctypes.Structure):
         ("stride", ctypes.c_int64),
         ("states", ctypes.c_void_p),
         ("threads", ctypes.c_int32),
+        ("own_hidden", ctypes.c_int32),
+        ("hidden", ctypes.c_void_p),
+        ("taps", CTaps),
     ]
 
 
@@ -205,6 +249,7 @@ class GreedyDraft(ctypes.Structure):
         ("tokens", ctypes.POINTER(ctypes.c_int32)),
         ("probabilities", ctypes.POINTER(ctypes.c_float)),
         ("drafted", ctypes.POINTER(ctypes.c_int32)),
+        ("target_tokens", ctypes.c_void_p),
     ]
 
 
@@ -268,7 +313,7 @@ def model_spec(
         hidden_size=spec.hidden_size,
         embedding_size=spec.embedding_size or spec.hidden_size,
         projected_embedding=spec.projected_embedding,
-        tied_head=spec.tied_head,
+        tied_head=spec.tied_head and spec.head is None,
         positions=spec.max_position_embeddings + spec.position_offset if spec.learned_positions else 0,
         position_offset=spec.position_offset,
         rope_width=spec.rotary_width,
@@ -278,9 +323,28 @@ def model_spec(
         final_norm=spec.final_norm,
         embedding_norm=spec.embedding_norm,
         head_bias=spec.head_bias,
+        per_layer_size=spec.per_layer_size,
         norm_eps=spec.norm_eps,
         embedding_multiplier=spec.embedding_multiplier,
         logit_cap=spec.logit_cap or 0.0,
+        draft_head=_head_spec(spec),
+    )
+
+
+def _head_spec(spec: DecoderSpec) -> CHeadSpec:
+    head = spec.head
+    if head is None:
+        return CHeadSpec()
+    return CHeadSpec(
+        kind=HEAD_KINDS[head.kind],
+        input_size=head.input_size,
+        taps=len(head.taps.layers),
+        input_norm=INPUT_NORMS[head.input_norm],
+        norm_before_residual=head.norm_before_residual,
+        fed_back_normed=head.fed_back_normed,
+        lm_head_rows=head.draft_vocab_size or 0,
+        shared_embedding=head.shared_embedding,
+        shared_head=head.shared_head,
     )
 
 
@@ -303,6 +367,7 @@ def _layer_spec(spec: DecoderSpec, layer: LayerSpec, precision: str) -> CLayerSp
         norm_place=NORM_PLACES[layer.norm_place],
         parallel=layer.parallel,
         shared_norm=layer.shared_norm,
+        scaled=layer.scaled,
         residual_multiplier=layer.residual_multiplier,
     )
 
@@ -324,6 +389,10 @@ def _attention_spec(spec: DecoderSpec, attention: AttentionSpec) -> CAttentionSp
         sinks=attention.sinks,
         output_gate=attention.output_gate,
         growth_step=attention.growth_step or 1,
+        shares_kv=attention.shares_kv,
+        kv_layer=attention.kv_layer or 0,
+        values_are_keys=attention.values_are_keys,
+        value_norm=attention.value_norm,
         scale=attention.score_scale,
         cap=attention.cap or 0.0,
         growth=attention.growth,
@@ -373,6 +442,7 @@ def _mlp_spec(layer: LayerSpec, precision: str) -> CMlpSpec:
         made.scores, made.correction_bias = SCORES[experts.scores], experts.correction_bias
         made.groups, made.groups_per_token = experts.groups, experts.groups_per_token
         made.best_of_group, made.scaling = experts.best_of_group, experts.scaling
+        made.expert_scales, made.own_norms = experts.expert_scales, experts.own_norms
         made.added_to_sum, made.least_sum, made.jitter = experts.added_to_sum, experts.least_sum, experts.jitter
     return made
 
@@ -380,6 +450,8 @@ def _mlp_spec(layer: LayerSpec, precision: str) -> CMlpSpec:
 def place_of(spec: DecoderSpec, name: str) -> tuple[int, int]:
     """Where the core has one of our weights: its slot, and the index of its layer or expert (`PackedModel::pack`)."""
     *prefix, leaf, _kind = name.split(".")
+    if leaf.startswith("fc_norm_"):  # of one tap
+        return SLOTS["input_norm"], int(leaf.removeprefix("fc_norm_"))
     if not prefix:
         return SLOTS[leaf], 0
     layer = int(prefix[1])

@@ -56,10 +56,12 @@ struct SharedBuffers {
     Array<float> x;               // (rows, hidden): the residual stream
     Array<float> qkv;             // (rows, queries, keys and values)
     Array<float> attended;        // (rows, heads · value_dim)
+    Array<float> per_layer;       // (rows, layers · per_layer_size): each layer's own embeddings
     Array<float> heads;           // (rows, …) of latent attention: queries, later the values of the heads
     Array<float> active;          // (rows or slots, the layer's intermediate_size): activated gate and up
     Array<float> scanned;         // (rows to scan, scan_width): queries, keys, values, decays and betas
     Array<float> partials;        // split KV's, see attention.h
+    Array<float> fed_back;        // (segments, hidden): what a draft head's next rows get as their hidden states
     Array<float> router_logits;   // (rows, experts)
     Array<float> expert_outputs;  // (slots, hidden)
     Array<ArgMax> maxima;         // (rows with logits, chunks of the vocabulary)
@@ -79,6 +81,7 @@ struct NodeBuffers {
 
 struct ThreadBuffers {
     Array<float> row;          // (hidden)
+    Array<float> entering;     // a draft head's token and hidden state side by side, or the latter alone
     Array<float> ordered;      // a row in the order of a linear's input columns, where there is one
     Array<float> up;           // (rows, columns of gate and up that are activated while they are in the cache)
     Array<float> x;            // (DECODE_ROWS, hidden): the residual stream where each thread prepares all rows
@@ -95,7 +98,7 @@ struct ThreadBuffers {
 // The sizes that the list takes: of a pass, and of the widest layer of the model.
 struct ActivationSizes {
     int64_t rows, logit_rows, vocabulary_chunks, threads, nodes;
-    int64_t width, qkv, attended;                 // columns of a row
+    int64_t width, qkv, attended, per_layer;      // columns of a row
     int64_t scan_rows, scan_columns, state;       // of recurrent layers; floats of a part of their state
     int64_t depth;                                // input columns of any linear that all rows enter
     int64_t active;                               // floats of activated gate and up
@@ -105,6 +108,7 @@ struct ActivationSizes {
     int64_t ordered;                              // columns, 0 where no linear has an order of input columns
     int64_t own_value;                            // bytes of a value that each thread prepares itself
     int64_t queries, key_depth, value_width;      // of a query tile; the latter of a head before it is one, too
+    int64_t fed_back_rows, entering;              // of draft heads; the latter columns
     int64_t heads, head_depth;                    // of latent attention: columns of a row, input columns of a head
     int64_t tiles;                                // whether rows are kept as tiles, too
 };

@@ -19,16 +19,22 @@ TeamNodes pass_team(const Pool& pool, const Batch& batch) {
     return pool.team_nodes(batch.threads ? std::min(batch.threads, pool.threads()) : pool.threads());
 }
 
+bool taps_end(const PackedModel& model, const Batch& b) {
+    const int32_t *first = b.taps.layers, *end = first + b.taps.count;
+    return std::find(first, end, model.spec.layers) != end;
+}
+
 PassPlan plan_of(const Program& program, const Pool& pool, const Batch& b) {
     return {program.shape,
             pass_team(pool, b),
             {b.segments, b.segments + b.segment_count},
             {b.tokens, b.tokens + b.rows},
-            {b.logit_rows, b.logit_rows + b.logit_row_count}};
+            {b.logit_rows, b.logit_rows + b.logit_row_count},
+            taps_end(program.model, b)};
 }
 
 Linear wanted_head(const PackedModel& model, int32_t vocabulary) {
-    Linear head = model.head;
+    Linear head = model.lm_head();
     if (vocabulary > 0) head.blocks = std::min(head.blocks, (int64_t(vocabulary) + LANES - 1) / LANES);
     return head;
 }
@@ -58,6 +64,15 @@ int64_t partial_floats(const Pass& pass, const int32_t* counts) {
     return floats;
 }
 
+// Of the columns of a plain MLP, or of per-layer embeddings, between two linears.
+void size_active(const Pass& pass, int64_t width, const Linear& down, ActivationSizes& s) {
+    const int64_t inner = round_up(width, LANES), columns = PADDED_ROWS * round_up(down.depth, SCALE_COLUMNS);
+    s.active = std::max(s.active, s.rows * inner);
+    s.depth = std::max(s.depth, inner);
+    s.down_values = std::max(s.down_values, columns * value_bytes(down.precision, pass.kernels));
+    s.down_columns = std::max(s.down_columns, columns);
+}
+
 // What the widest attention and MLP of the model need.
 void size_layers(const Pass& pass, ActivationSizes& s) {
     const ModelSpec& spec = pass.model.spec;
@@ -83,9 +98,16 @@ void size_layers(const Pass& pass, ActivationSizes& s) {
         s.queries = std::max<int64_t>(
             s.queries, pass.plan.attention_of(int32_t(&layer - pass.model.layers.data())).shape.most_queries());
     }
-    s.depth = std::max(s.width, outputs);
+    const int64_t fc = spec.draft_head.fc_width(spec.hidden_size);
+    s.entering = fc ? std::max<int64_t>(fc, 2 * spec.hidden_size) : 0;
+    s.depth = std::max({s.width, outputs, s.entering});
+    if (spec.per_layer_size) {
+        s.per_layer = round_up(spec.per_layer_width(), LANES);
+        size_active(pass, spec.per_layer_size, pass.model.layers[0].per_layer.out, s);
+    }
     if (spec.ordered) s.ordered = s.depth;
-    s.own_value = std::max(value_bytes(spec.precision, pass.kernels), value_bytes(spec.outer_precision, pass.kernels));
+    s.own_value = std::max(value_bytes(spec.precision, pass.kernels), value_bytes(pass.head.precision, pass.kernels));
+    if (pass.head.order) s.ordered = std::max(s.ordered, pass.head.depth);
     for (const int32_t index : pass.program.mlp_kinds) {
         const PackedLayer& layer = pass.model.layers[size_t(index)];
         if (layer.mlp.experts) {
@@ -93,12 +115,7 @@ void size_layers(const Pass& pass, ActivationSizes& s) {
             if (spec.ordered) s.ordered = std::max<int64_t>(s.ordered, layer.mlp.shared_size);
             s.own_value = value_bytes(FP32, pass.kernels);  // the router's
         } else {
-            const int64_t inner = round_up(layer.mlp.intermediate_size, LANES);
-            const int64_t columns = PADDED_ROWS * round_up(layer.down.depth, SCALE_COLUMNS);
-            s.active = std::max(s.active, s.rows * inner);
-            s.depth = std::max(s.depth, inner);
-            s.down_values = std::max(s.down_values, columns * value_bytes(layer.down.precision, pass.kernels));
-            s.down_columns = std::max(s.down_columns, columns);
+            size_active(pass, layer.mlp.intermediate_size, layer.down, s);
         }
         if (spec.ordered) s.ordered = std::max<int64_t>(s.ordered, layer.mlp.intermediate_size);
     }
@@ -112,10 +129,11 @@ ActivationSizes sizes_of(const Pass& pass, const int32_t* counts) {
     s.rows = pass.plan.rows(), s.logit_rows = int64_t(pass.plan.logit_rows.size());
     s.vocabulary_chunks = (vocabulary_columns(pass) + VOCABULARY_CHUNK - 1) / VOCABULARY_CHUNK;
     s.threads = pass.plan.threads, s.nodes = pass.pool.node(pass.plan.threads - 1) + 1;
-    s.width = round_up(std::max(spec.hidden_size, spec.embedding_size), LANES);
+    s.width = round_up(std::max({spec.hidden_size, spec.embedding_size, spec.per_layer_size}), LANES);
     s.tiles = pass.kernels.tiled && !pass.plan.decode;
     s.scan_rows = pass.plan.first_scan_row.back();
     for (int32_t i = 0; counts && i < pass.batch.segment_count; i++) s.scan_rows += counts[i] - 1;
+    s.fed_back_rows = counts && spec.draft_head.feeds_back() ? pass.batch.segment_count : 0;
     size_layers(pass, s);
     s.partials = partial_floats(pass, counts);
     return s;
@@ -124,7 +142,7 @@ ActivationSizes sizes_of(const Pass& pass, const int32_t* counts) {
 // Of spans of activated columns, of units of attended ones, and of tiles that are split: later passes of a draft have
 // no more tiles than its first one.
 size_t counters_of(const Pass& pass, bool drafts) {
-    int64_t spans = 1, units = 0;
+    int64_t spans = (pass.model.spec.per_layer_size + SCALE_COLUMNS - 1) / SCALE_COLUMNS + 1, units = 0;
     for (const int32_t index : pass.program.mlp_kinds) {
         const int64_t inner = round_up(pass.model.layers[size_t(index)].mlp.intermediate_size, LANES);
         spans = std::max(spans, (inner + SCALE_COLUMNS - 1) / SCALE_COLUMNS);
@@ -152,10 +170,16 @@ Pass::Pass(const Program& program_, Pool& pool_, Activations& activations_, cons
       plan(plan_of(program, pool, batch)),
       head(wanted_head(model, batch.vocabulary)),
       counters(counters_of(*this, counts)),
-      blocks_by_node(plan.threads == pool.threads() && model.follows(pool)) {
+      blocks_by_node(plan.threads == pool.threads() && model.follows(pool)),
+      own_hidden(batch.own_hidden) {
     activations.place(sizes_of(*this, counts), pool);
     for (const int32_t index : program.mlp_kinds) reserve_routes(model.layers[size_t(index)], plan.rows(), routes);
+    const HeadSpec& of = model.spec.draft_head;
+    const int64_t columns = own_hidden ? model.spec.hidden_size : of.input_size;
+    for (int64_t r = 0; batch.hidden && r < plan.rows(); r++) hidden.push_back(batch.hidden + r * columns);
 }
+
+bool Pass::taps_end() const { return ipex_assist::taps_end(model, batch); }
 
 bool Pass::completes(size_t counter, int64_t done, int64_t total) {
     if (done == total) return true;
@@ -166,12 +190,17 @@ bool Pass::completes(size_t counter, int64_t done, int64_t total) {
 }
 
 void run_layers(Pass& pass, int thread) {
-    embed(pass, thread);
+    if (pass.hidden.empty()) embed(pass, thread);
+    else if (pass.model.spec.draft_head.kind == DFLASH) return append_context(pass, thread);
+    else enter_head(pass, thread);
+    if (pass.model.spec.per_layer_size) embed_per_layer(pass, thread);
     for (const LayerStep& step : pass.program.layers) {
         for (const Operation run : step.fill) run(pass, step, thread);
-        if (!pass.rows_kept(step)) return;
+        // No row goes on after what later passes read of it.
+        if (pass.plan.narrows && pass.plan.logit_rows.empty() && step.index >= pass.program.last_filled) return;
         for (const Operation run : step.proceed) run(pass, step, thread);
     }
+    if (pass.taps_end()) tap_end(pass, thread);
     if (!pass.plan.logit_rows.empty()) head(pass, thread);
 }
 

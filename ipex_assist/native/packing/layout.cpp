@@ -18,22 +18,29 @@ int64_t packed(int64_t columns) { return round_up(columns, LANES); }
 // What a row goes through between linears: see ResidualNorm.
 void place_residual_norms(ModelWeights& w) {
     const PackedLayer* last = nullptr;
+    const auto after_mlp = [](ResidualNorm& join, const PackedLayer& layer) {
+        join.multiplier = layer.residual_multiplier;
+        const bool mlp = layer.has_mlp();
+        if (layer.has_post_norms()) join.post = mlp ? &layer.mlp_out_norm : &layer.attention_out_norm;
+        if (layer.norm_place == POST_RESIDUAL) join.post_residual = mlp ? &layer.mlp_norm : &layer.attention_norm;
+    };
     const auto after_last = [&](ResidualNorm& join) {
         join.add = last != nullptr;
         if (!last) return;
-        join.multiplier = last->residual_multiplier;
-        const bool mlp = last->has_mlp();
-        if (last->has_post_norms()) join.post = mlp ? &last->mlp_out_norm : &last->attention_out_norm;
-        if (last->norm_place == POST_RESIDUAL) join.post_residual = mlp ? &last->mlp_norm : &last->attention_norm;
+        join.scalar = last->scalar;
+        if (w.spec.per_layer_size) join.post = &last->per_layer.norm;
+        else after_mlp(join, *last);
     };
     for (PackedLayer& layer : w.layers) {
         after_last(layer.into_attention);
+        if (w.spec.per_layer_size) after_mlp(layer.per_layer.into_gate, layer);
         layer.into_mlp.late = layer.parallel;
         layer.into_mlp.multiplier = layer.residual_multiplier;
         if (layer.has_post_norms()) layer.into_mlp.post = &layer.attention_out_norm;
         if (layer.norm_place == POST_RESIDUAL) layer.into_mlp.post_residual = &layer.attention_norm;
         if (layer.has_pre_norms()) layer.into_attention.pre = &layer.attention_norm;
         if (layer.has_pre_norms()) layer.into_mlp.pre = layer.shared_norm ? &layer.attention_norm : &layer.mlp_norm;
+        if (layer.mlp.own_norms) layer.into_mlp.pre = &layer.expert_norms.router;
         last = &layer;
     }
     w.into_head = ResidualNorm{};
@@ -121,10 +128,10 @@ Linear ImageLayout::linear(const ModelSpec& spec, int64_t columns, int64_t width
 
 const float* ImageLayout::vector(int64_t size) { return reinterpret_cast<const float*>(take(size * 4, 64)); }
 
-Norm ImageLayout::norm(const ModelSpec& spec) {
+Norm ImageLayout::norm(const ModelSpec& spec, int64_t size) {
     Norm norm;
-    if (spec.norm_weight) norm.weight = vector(spec.hidden_size);
-    if (spec.norm_bias) norm.bias = vector(spec.hidden_size);
+    if (spec.norm_weight) norm.weight = vector(size);
+    if (spec.norm_bias) norm.bias = vector(size);
     return norm;
 }
 
@@ -140,43 +147,69 @@ void ImageLayout::place(ModelWeights& w, const std::vector<LayerSpec>& layers, u
     for (const LayerSpec& each : layers) {
         w.layers.emplace_back();
         static_cast<LayerSpec&>(w.layers.back()) = each;
+        w.layers.back().input_width = spec.mixer_input_width(int64_t(w.layers.size()) - 1);
         place_layer(spec, w.layers.back());
     }
-    if (spec.final_norm) w.final_norm = norm(spec);
-    if (spec.embedding_norm) w.embedding_norm = norm(spec);
+    if (spec.final_norm) w.final_norm = norm(spec, spec.hidden_size);
+    if (spec.embedding_norm) w.embedding_norm = norm(spec, spec.hidden_size);
     place_residual_norms(w);
     if (spec.projected_embedding) {
         w.project_in = linear(spec, packed(spec.hidden_size), spec.embedding_size, false, spec.outer_precision);
         w.project_out = linear(spec, packed(spec.embedding_size), spec.hidden_size, false, spec.outer_precision);
     }
-    w.head = linear(spec, packed(spec.vocab_size), spec.embedding_size, spec.head_bias, spec.outer_precision);
-    if (spec.positions) w.positions = vector(int64_t(spec.positions) * spec.hidden_size);
-    if (!w.head_is_table()) {
-        w.table = take(int64_t(spec.vocab_size) * spec.embedding_size * (spec.precision == FP32 ? 4 : 2), 4096);
+    if (spec.is_draft_head()) place_draft_head(w);
+    if (spec.per_layer_size) {
+        w.per_layer_in = linear(spec, packed(spec.per_layer_width()), spec.hidden_size, false, spec.outer_precision);
+        w.per_layer_norm = vector(spec.per_layer_size);
     }
+    if (!spec.draft_head.shared_head) {
+        w.head = linear(spec, packed(spec.lm_head_rows()), spec.embedding_size, spec.head_bias, spec.outer_precision);
+    }
+    if (spec.positions) w.positions = vector(int64_t(spec.positions) * spec.hidden_size);
+    const int64_t table_bytes = int64_t(spec.vocab_size) * (spec.precision == FP32 ? 4 : 2);
+    if (spec.per_layer_size) w.per_layer_table = take(table_bytes * spec.per_layer_width(), 4096);
+    // The last, as a model that shares another one's gives its memory back.
+    if (!w.head_is_table() && !spec.draft_head.shared_embedding)
+        w.table = take(table_bytes * spec.embedding_size, 4096);
     take(0, 4096);
     end_piece();
 }
 
+void ImageLayout::place_draft_head(ModelWeights& w) {
+    const ModelSpec& spec = w.spec;
+    w.fc = linear(spec, packed(spec.hidden_size), spec.draft_head.fc_width(spec.hidden_size), false, spec.precision);
+    if (spec.draft_head.input_norm) w.input_norm = norm(spec, spec.draft_head.input_size);
+    if (spec.draft_head.feeds_back()) w.head_embedding_norm = norm(spec, spec.hidden_size);
+    if (spec.draft_head.kind != SHARED_KV) w.head_hidden_norm = norm(spec, spec.hidden_size);
+}
+
 void ImageLayout::place_layer(const ModelSpec& spec, PackedLayer& layer) {
     const bool first_norms = layer.norm_place != POST;
-    if (first_norms) layer.attention_norm = norm(spec);
+    // That of a token beside a hidden state is the draft head's.
+    if (first_norms && layer.input_width == spec.hidden_size) layer.attention_norm = norm(spec, spec.hidden_size);
     if (layer.is_recurrent()) place_recurrent(spec, layer);
     else place_attention(spec, layer);
-    if (layer.has_post_norms()) layer.attention_out_norm = norm(spec);
-    if (!layer.has_mlp()) return;
-    if (first_norms && !layer.shared_norm) layer.mlp_norm = norm(spec);
-    place_mlp(spec, layer);
-    if (layer.has_post_norms()) layer.mlp_out_norm = norm(spec);
+    if (layer.has_post_norms()) layer.attention_out_norm = norm(spec, spec.hidden_size);
+    if (layer.has_mlp()) {
+        if (first_norms && !layer.shared_norm) layer.mlp_norm = norm(spec, spec.hidden_size);
+        place_mlp(spec, layer);
+        if (layer.has_post_norms()) layer.mlp_out_norm = norm(spec, spec.hidden_size);
+    }
+    if (spec.per_layer_size) {
+        layer.per_layer.gate = linear(spec, packed(spec.per_layer_size), spec.hidden_size, false, spec.precision);
+        layer.per_layer.out = linear(spec, packed(spec.hidden_size), spec.per_layer_size, false, spec.precision);
+        layer.per_layer.norm = norm(spec, spec.hidden_size);
+    }
+    if (layer.scaled) layer.scalar = vector(1);
 }
 
 void ImageLayout::place_attention(const ModelSpec& spec, PackedLayer& layer) {
     const AttentionSpec& a = layer.attention;
     if (a.is_latent()) return place_latent(spec, layer);
-    layer.qkv = linear(spec, a.qkv_width(), spec.hidden_size, a.qkv_bias, spec.precision);
+    layer.qkv = linear(spec, a.qkv_width(), layer.input_width, a.qkv_bias, spec.precision);
     const bool one = a.qk_norm == ONE_FOR_HEADS;
     if (a.qk_norm) layer.q_norm = vector(one ? a.head_dim : a.query_width());
-    if (a.qk_norm) layer.k_norm = vector(one ? a.head_dim : a.kv_width());
+    if (a.qk_norm && !a.shares_kv) layer.k_norm = vector(one ? a.head_dim : a.kv_width());
     if (a.sinks) layer.sinks = vector(a.heads);
     layer.output = linear(spec, packed(spec.hidden_size), a.query_width(), a.output_bias, spec.precision);
 }
@@ -185,10 +218,10 @@ void ImageLayout::place_latent(const ModelSpec& spec, PackedLayer& layer) {
     const AttentionSpec& a = layer.attention;
     LatentWeights& w = layer.latent;
     const int64_t row = a.latent.query_rank;
-    layer.qkv = linear(spec, a.latent_width(), spec.hidden_size, a.qkv_bias, spec.precision);
+    layer.qkv = linear(spec, a.latent_width(), layer.input_width, a.qkv_bias, spec.precision);
     w.norm = vector(a.latent.rank);
     if (row) w.query_norm = vector(row);
-    w.query = linear(spec, a.latent_query_width(), row ? row : spec.hidden_size, false, spec.precision);
+    w.query = linear(spec, a.latent_query_width(), row ? row : layer.input_width, false, spec.precision);
     w.keys = linear(spec, a.attended_width(), a.latent.nope_dim, false, spec.precision);
     w.values = linear(spec, a.output_width(), a.latent.rank, false, spec.precision);
     layer.output = linear(spec, packed(spec.hidden_size), a.output_width(), a.output_bias, spec.precision);
@@ -219,6 +252,10 @@ void ImageLayout::place_mlp(const ModelSpec& spec, PackedLayer& layer) {
     layer.router =
         linear(spec, packed(mlp.experts) + (mlp.shared_gate ? LANES : 0), spec.hidden_size, mlp.router_bias, FP32);
     if (mlp.correction_bias) layer.correction_bias = vector(mlp.experts);
+    if (mlp.expert_scales) layer.expert_scales = vector(mlp.experts);
+    if (mlp.own_norms)
+        layer.expert_norms = {norm(spec, spec.hidden_size), norm(spec, spec.hidden_size), norm(spec, spec.hidden_size),
+                              norm(spec, spec.hidden_size)};
     for (int32_t e = 0; e < mlp.experts; e++) layer.experts.push_back(this->mlp(spec, mlp, mlp.intermediate_size));
     if (mlp.shared_size) layer.experts.push_back(this->mlp(spec, mlp, mlp.shared_size));
 }

@@ -54,7 +54,10 @@ void PackedModel::expect_weights() {
     }
 }
 
-bool PackedModel::ready() const { return image_.data() && missing() == 0 && (!table_of_ || table_of_->ready()); }
+bool PackedModel::ready() const {
+    if (!image_.data() || missing() || !has_shared()) return false;
+    return (!table_of_ || table_of_->ready()) && (!head_of_ || head_of_->ready());
+}
 
 void PackedModel::require_memory() const {
     if (!image_.data()) refuse("weights are packed into memory that is allocated first");
@@ -119,7 +122,7 @@ bool pack_linear(const KernelTable& kernels, Pool& pool, const PackTarget& targe
 }
 
 // False where NaN or infinity is among the values.
-bool pack_table(const PackedModel& model, Pool& pool, const StoredMatrix& matrix) {
+bool pack_table(const PackedModel& model, Pool& pool, const StoredMatrix& matrix, const uint8_t* table) {
     const int64_t rows = matrix.rows, columns = matrix.columns, to_bytes = model.spec.precision == FP32 ? 4 : 2;
     const bool same = matrix.type == (model.spec.precision == FP32 ? SOURCE_F32 : SOURCE_BF16);
     std::atomic<bool> numbers{true};
@@ -128,7 +131,7 @@ bool pack_table(const PackedModel& model, Pool& pool, const StoredMatrix& matrix
         RowReader reader(matrix);
         for (int64_t r = share(rows, thread, pool.threads()); r < share(rows, thread + 1, pool.threads()); r++) {
             const uint8_t* from = reader.rows(r, 1);
-            uint8_t* to = const_cast<uint8_t*>(model.table) + r * columns * to_bytes;
+            uint8_t* to = const_cast<uint8_t*>(table) + r * columns * to_bytes;
             if (!model.kernels->widen(matrix.type, from, columns, row.data())) numbers = false;
             if (same) {
                 std::memcpy(to, from, size_t(columns * to_bytes));
@@ -177,7 +180,8 @@ bool PackedModel::pack(Pool& pool, Slot slot, int32_t index, bool bias, const St
     }
     bool numbers = !to || kernels->widen(matrix.type, matrix.data, rows * columns, to);
     if (to && slot >= Q_CONV && slot < Q_PROJ) arrange_recurrent(slot, bias, layers[size_t(index)].recurrent, to);
-    if (slot == EMBED_TOKENS && !head_is_table() && !table_of_) numbers = pack_table(*this, pool, matrix);
+    if (slot == EMBED_TOKENS && !head_is_table() && !table_of_) numbers = pack_table(*this, pool, matrix, table);
+    if (slot == PER_LAYER_EMBED) numbers = pack_table(*this, pool, matrix, per_layer_table);
     if (where.linear) numbers &= pack_linear(*kernels, pool, where, bias, matrix);
     if (!numbers) refuse_values(*kernels, matrix);
     arrivals_.arrived(slot, index, bias);
@@ -265,11 +269,21 @@ bool PackedModel::share_table(std::shared_ptr<const PackedModel> other) {
     if (!fits || head_is_table()) return fits;
     table_of_ = std::move(other);
     if (!spec.tied_head) arrivals_.arrived(EMBED_TOKENS, 0, false);
-    if (!image_.data()) return fits;
+    if (!image_.data() || !table) return fits;
     // No other weights that all nodes read come after it; zero from now on, it takes no memory.
     constexpr int64_t PAGE = 4096;
     const int64_t first = round_up(table - image_.data(), PAGE), end = layout_.common_bytes();
     if (first < end) madvise(image_.data() + first, size_t(end - first), MADV_DONTNEED);
+    return fits;
+}
+
+bool PackedModel::share_head(std::shared_ptr<const PackedModel> other) {
+    if (!spec.draft_head.shared_head || other.get() == this || other->spec.draft_head.shared_head)
+        refuse("a model that takes its head from another, or from one without");
+    if (other->kernels != kernels) refuse("a head for other kernels");
+    const bool fits =
+        other->spec.lm_head_rows() == spec.lm_head_rows() && other->spec.embedding_size == spec.embedding_size;
+    if (fits) head_of_ = std::move(other);
     return fits;
 }
 
@@ -298,6 +312,12 @@ void PackedModel::embed(int32_t token, float* out) const {
         std::memcpy(out + k, &first, 4);
         if (step == 2 && k + 1 < spec.embedding_size) std::memcpy(out + k + 1, &second, 4);
     }
+}
+
+void PackedModel::embed_for_layer(int32_t token, int64_t layer, float* out) const {
+    const bool wide = spec.precision == FP32;
+    const int64_t first = int64_t(token) * spec.per_layer_width() + layer * spec.per_layer_size;
+    kernels->widen(wide ? SOURCE_F32 : SOURCE_BF16, per_layer_table + first * (wide ? 4 : 2), spec.per_layer_size, out);
 }
 
 const float* PackedModel::position_row(int32_t position) const {
