@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ipex_assist import launch
 from ipex_assist.checkpoints.open import OpenCheckpoints
 from ipex_assist.checkpoints.short_name import short_name
-from ipex_assist.deferred_imports import torch_is_here
+from ipex_assist.deferred_imports import one_torch_thread, torch_is_here
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.isa import read_isa
 from ipex_assist.env.phase_display import phases_shown
@@ -22,7 +22,6 @@ from ipex_assist.executors.interface import FewerThreads, Model
 from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.load import load_model
 from ipex_assist.executors.load_request import LoadRequest
-from ipex_assist.executors.native_loading import one_torch_thread
 from ipex_assist.executors.select_executor import compute_threads, library_executor
 from ipex_assist.generation.assisted_model import AssistedModel
 from ipex_assist.generation.load_options import LoadOptions
