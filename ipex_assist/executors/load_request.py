@@ -27,7 +27,8 @@ class LoadRequest:
     kv_memory: limit of its keys and values, together with those of the models it works with. kv_precision: theirs, one
     of KV_PRECISIONS; None: that of attention. quick: be ready as soon as a first pass can run, even if the passes after
     it take a little longer at first. before_packing: called before weights are read and packed, which takes long; an
-    exception in it ends the loading.
+    exception in it ends the loading. later: gets what a first token need not wait for, to be called by whoever gave the
+    list; None: all is done at once.
     """
 
     checkpoint: Checkpoint
@@ -41,6 +42,7 @@ class LoadRequest:
     kv_precision: str | None = None
     quick: bool = False
     before_packing: Callable[[], object] | None = None
+    later: list[Callable[[], object]] | None = None
 
     @cached_property
     def spec(self) -> DecoderSpec:

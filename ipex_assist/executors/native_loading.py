@@ -6,6 +6,7 @@ import functools
 import logging
 import os
 import time
+from collections.abc import Callable
 
 from ipex_assist import launch
 from ipex_assist.checkpoints.quantized import QuantizedCheckpoint
@@ -72,7 +73,7 @@ def load_native(request: LoadRequest) -> NativeModel:
         _pack(request, model)
         release_free_memory()
         if kept is not None:
-            save_packed(model, kept, checkpoint.source, asked=bool(request.cache_packed))
+            _save(request, functools.partial(save_packed, model, kept, checkpoint.source))
     # The copy on disk is a whole image, so the embedding table is shared, and its memory freed, only after saving.
     if kept is not None and isinstance(request.table_of, NativeModel):
         model.share_table(request.table_of.packed)
@@ -87,6 +88,15 @@ def load_native(request: LoadRequest) -> NativeModel:
         pool.threads,
     )
     return NativeModel(model, request.kv_memory, request.kv_precision)
+
+
+def _save(request: LoadRequest, save: Callable[..., object]) -> None:
+    """Write the packed copy, now or later; now where the memory of a table is freed after it."""
+    save = functools.partial(save, asked=bool(request.cache_packed))
+    if request.later is None or request.table_of is not None:
+        save()
+    else:
+        request.later.append(save)
 
 
 def _keeps(request: LoadRequest, model: PackedModel) -> bool:

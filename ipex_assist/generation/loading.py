@@ -48,15 +48,19 @@ if TYPE_CHECKING:
 log = logging.getLogger("ipex_assist")
 
 
-def load_by(options: LoadOptions, checkpoints: OpenCheckpoints | None = None) -> TextModel:
+def load_by(
+    options: LoadOptions,
+    checkpoints: OpenCheckpoints | None = None,
+    later: list[Callable[[], object]] | None = None,
+) -> TextModel:
     """`load` with everything in one object. precision None is bf16, or the 4 bits of a checkpoint that is quantized
     already (GPTQ, AWQ); assistant_precision None is the assistant's own such bits, then the target's precision.
 
-    checkpoints: those that are open already, which are not opened again.
+    checkpoints: those that are open already, which are not opened again. later: see LoadRequest.
     """
     name = short_name(options.target) if options.target else "the model"
     with phases_shown(options.progress), phase(f"loading {name}"):
-        model = _build(resolve(options, OpenCheckpoints() if checkpoints is None else checkpoints))
+        model = _build(resolve(options, OpenCheckpoints() if checkpoints is None else checkpoints), later)
         model.allow_special_tokens = options.allow_special_tokens
         if options.calibrate and isinstance(model, AssistedModel) and model.drafting.possible:
             with one_torch_thread() if model.identity.executor == "native" and torch_is_here() else nullcontext():
@@ -67,7 +71,7 @@ def load_by(options: LoadOptions, checkpoints: OpenCheckpoints | None = None) ->
     return model
 
 
-def _build(request: ResolvedOptions) -> TextModel:
+def _build(request: ResolvedOptions, later: list[Callable[[], object]] | None) -> TextModel:
     """Load what was asked for; our own decoder runs it, or transformers does."""
     checkpoint, assistant, executor = request.checkpoint, request.assistant, request.executor
     if reason := checkpoint.why_not_ours():
@@ -85,7 +89,7 @@ def _build(request: ResolvedOptions) -> TextModel:
         )
     read_tokenizer = _reading(request)
     shared, assistant_tokenizer = _vocabulary(request, read_tokenizer)
-    target, assistant_model, loading = _models(request, read_tokenizer)
+    target, assistant_model, loading = _models(request, read_tokenizer, later)
     tokenizer = read_tokenizer()
     draft_vocabulary = request.options.draft_vocabulary
     limited = shared.limited(draft_vocabulary)
@@ -124,7 +128,9 @@ def _reading(request: ResolvedOptions) -> Callable[[], PreTrainedTokenizerBase]:
     return lambda: tokenizer
 
 
-def _models(request: ResolvedOptions, before_packing: Callable[[], object]) -> tuple[Model, Model | None, Loading]:
+def _models(
+    request: ResolvedOptions, before_packing: Callable[[], object], later: list[Callable[[], object]] | None
+) -> tuple[Model, Model | None, Loading]:
     """The target, the assistant where a model drafts, and how long loading each of them took."""
     options = request.options
     if options.kv_memory is not None and request.executor != "native":
@@ -140,6 +146,7 @@ def _models(request: ResolvedOptions, before_packing: Callable[[], object]) -> t
         kv_precision=options.kv_precision,
         quick=request.quick,
         before_packing=before_packing,
+        later=later,
     )
     started = time.perf_counter()
     target = load_model(asked)

@@ -67,7 +67,7 @@ def test_runs_are_the_parts(variant: str, tmp_path: Path) -> None:
             if (run := run_of(tuple(tensor.shape), source)) is not None:
                 first, shape = run
                 part = part_of(numbers, source, head_dim_of(asked.spec, ours))
-                assert part.shape == shape and part.flatten()[0] == first, name
+                assert part.shape == shape, name
                 assert torch.equal(part.flatten(), torch.arange(first, first + part.numel(), dtype=torch.float64))
                 runs += 1
     assert runs, "no weight lies as it is"
