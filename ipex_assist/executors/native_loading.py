@@ -64,7 +64,7 @@ def load_native(request: LoadRequest) -> NativeModel:
     model = _empty_model(request, pool)
     kept = packed_path(checkpoint, model) if _keeps(request, model) else None
     with phase(f"reading packed weights of {short_name(checkpoint.source)} ({request.precision})"):
-        from_cache = kept is not None and load_packed(model, kept, quick=request.quick)
+        from_cache = kept is not None and load_packed(model, kept, quick=request.quick, aside=request.aside)
     if kept is None and isinstance(request.table_of, NativeModel):
         model.share_table(request.table_of.packed)
     if not from_cache:

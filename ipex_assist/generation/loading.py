@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -87,7 +87,7 @@ def _build(request: ResolvedOptions, later: list[Callable[[], object]] | None) -
             f"{checkpoint.source} would be slower with it than without. Choose another --assistant-model, self or "
             "lookup, or go without by --no-assisted"
         )
-    read_tokenizer = _reading(request)
+    read_tokenizer = _TokenizerReading(request)
     shared, assistant_tokenizer = _vocabulary(request, read_tokenizer)
     target, assistant_model, loading = _models(request, read_tokenizer, later)
     tokenizer = read_tokenizer()
@@ -117,19 +117,33 @@ def _build(request: ResolvedOptions, later: list[Callable[[], object]] | None) -
     return model
 
 
-def _reading(request: ResolvedOptions) -> Callable[[], PreTrainedTokenizerBase]:
-    """What gives the target's tokenizer. A quick start reads it in a thread, while the packed weights are checked."""
-    if request.quick and request.tokenizer is None:
-        aside = ThreadPoolExecutor(1)
-        reading = aside.submit(load_tokenizer, request.checkpoint)
-        aside.shutdown(wait=False)
-        return reading.result
-    tokenizer = request.tokenizer or load_tokenizer(request.checkpoint)
-    return lambda: tokenizer
+class _TokenizerReading:
+    """The target's tokenizer, read in a thread from `begin` on, or when it is first asked for.
+
+    Parsing its file holds the interpreter's lock for a quarter of a second, in which nothing but the core can work. So
+    a quick start begins it when the core is about to check the packed weights, and not before.
+    """
+
+    def __init__(self, request: ResolvedOptions) -> None:
+        self._checkpoint = request.checkpoint
+        self._reading: Future[PreTrainedTokenizerBase] | None = None
+        if request.tokenizer is not None or not request.quick:
+            self._reading = Future()
+            self._reading.set_result(request.tokenizer or load_tokenizer(request.checkpoint))
+
+    def begin(self) -> Future[PreTrainedTokenizerBase]:
+        if self._reading is None:
+            thread = ThreadPoolExecutor(1)
+            self._reading = thread.submit(load_tokenizer, self._checkpoint)
+            thread.shutdown(wait=False)
+        return self._reading
+
+    def __call__(self) -> PreTrainedTokenizerBase:
+        return self.begin().result()
 
 
 def _models(
-    request: ResolvedOptions, before_packing: Callable[[], object], later: list[Callable[[], object]] | None
+    request: ResolvedOptions, read_tokenizer: _TokenizerReading, later: list[Callable[[], object]] | None
 ) -> tuple[Model, Model | None, Loading]:
     """The target, the assistant where a model drafts, and how long loading each of them took."""
     options = request.options
@@ -145,7 +159,8 @@ def _models(
         kv_memory=KvMemory(options.kv_memory, options.kv_share),
         kv_precision=options.kv_precision,
         quick=request.quick,
-        before_packing=before_packing,
+        aside=read_tokenizer.begin,
+        before_packing=read_tokenizer,
         later=later,
     )
     started = time.perf_counter()
@@ -163,6 +178,7 @@ def _models(
             table_of=None if request.assistant else target,
             group=DRAFT_INT4_GROUP,
             quick=False,
+            aside=None,
             before_packing=None,
         )
     )
