@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ipex_assist.engine.scheduled_request import ScheduledRequest
 from ipex_assist.executors.interface import Model, Rows
@@ -19,15 +19,14 @@ if TYPE_CHECKING:
 _NOT_CHOSEN = (RowChoice(), RowChoice(keep_logits=True))  # after tokens of the prompt
 
 
-@dataclass(frozen=True)
-class RequestOutput:
+class RequestOutput(NamedTuple):
     """What a pass computed for a request.
 
     tokens: the target's choice after each row that decides, lazily: verification may end before the last. logits:
     (vocab,) of each row with logits, in order; empty where the request needs none.
     """
 
-    tokens: Iterator[int]
+    tokens: Iterable[int]
     logits: Sequence[Row | None]
 
 

@@ -78,6 +78,12 @@ class Request:
         return len(self.tokens) - (0 if self.sequence is None else self.sequence.length)
 
     @property
+    def decodes(self) -> bool:
+        """Whether its next pass is a step: it has output, and one pending token."""
+        length = len(self.tokens)
+        return length > self.prompt_length and self.sequence is not None and length - self.sequence.length == 1
+
+    @property
     def unbranched(self) -> int:
         """Of the pending tokens, those before `branch`, or all where that is passed."""
         ahead = self.branch - len(self.tokens) + self.pending

@@ -57,6 +57,22 @@ class TokenSegment(NamedTuple):
     last: int
 
 
+class RotaryRows(NamedTuple):
+    """cos and sin of consecutive positions where the core finds them. fields: Segment's from rope_start to sine."""
+
+    fields: tuple[int, int, int | None, int | None]
+    tables: tuple[Floats, ...]  # keeps their memory
+
+    @classmethod
+    def of(cls, first: int, cosine: Floats, sine: Floats) -> RotaryRows:
+        """Tables (positions, 1, rotary_width) from position `first` on."""
+        return cls((first, len(cosine), cosine.ctypes.data, sine.ctypes.data), (cosine, sine))
+
+
+NO_ROTARY = RotaryRows((0, 0, None, None), ())
+NO_STATE = 0, 0, 0
+
+
 class NativeModel(Model):
     """A Model (see executors/interface.py) on the C++ core. Calls from several threads wait for each other.
 
@@ -232,11 +248,11 @@ class NativeModel(Model):
     def _segments(self, rows: abc.Sequence[Rows]) -> list[TokenSegment]:
         """The rows of one call as segments, with blocks reserved for all of them."""
         segments = []
-        for each in rows:
-            own = self._own(each.sequence)
-            check_rows(own, len(each.tokens), each.last)
-            if each.tokens:
-                segments.append(TokenSegment(own, each.tokens, own.length, each.last))
+        for sequence, tokens, last in rows:
+            own = self._own(sequence)
+            check_rows(own, len(tokens), last)
+            if tokens:
+                segments.append(TokenSegment(own, tokens, own.length, last))
         self._reserve([(segment.sequence, len(segment.tokens)) for segment in segments])
         for segment in segments:
             segment.sequence.begin(len(segment.tokens))
@@ -244,6 +260,9 @@ class NativeModel(Model):
 
     def _passes(self, segments: abc.Sequence[TokenSegment]) -> Iterator[list[TokenSegment]]:
         """Segments grouped into passes, in order, cut where a pass has PASS_ROWS rows."""
+        if segments and sum(len(each.tokens) for each in segments) <= PASS_ROWS:
+            yield list(segments)
+            return
         group: list[TokenSegment] = []
         room = PASS_ROWS
         for each in segments:
@@ -259,13 +278,13 @@ class NativeModel(Model):
         if group:
             yield group
 
-    def _rotary_rows(self, sequence: NativeSequence, start: int, rows: int) -> tuple[int, Floats, Floats]:
-        """cos and sin tables (positions, 1, rotary_dim) that hold at least these rows, after their first position."""
+    def _rotary_rows(self, sequence: NativeSequence, start: int, rows: int) -> RotaryRows | None:
+        """The rotary embeddings of these rows, where they are not those that all sequences share."""
         assert self.rotary is not None
         prompt_length = sequence.rope_prompt_length
         if start >= prompt_length or not self.rotary.stretches(prompt_length):
-            return (0, *self.rotary.tables)
-        return (start, *self.rotary.rows(start, rows, prompt_length))
+            return None
+        return RotaryRows.of(start, *self.rotary.rows(start, rows, prompt_length))
 
     def _batch(
         self, segments: abc.Sequence[TokenSegment], vocabulary: int | None, further: abc.Sequence[int] = ()
@@ -274,46 +293,43 @@ class NativeModel(Model):
 
         further: for each segment, how many tokens will be drafted after it.
         """
-        tokens = [token for segment in segments for token in segment.tokens]
+        tokens: list[int] = []
+        logit_rows: list[int] = []
+        described, keep = [], []  # the segments' fields, in the order of Segment's
+        shared = NO_ROTARY if self.rotary is None else RotaryRows.of(0, *self.rotary.tables)
+        for index, (own, read, start, last) in enumerate(segments):
+            rows = len(read)
+            end = start + rows
+            more = further[index] if further else 0
+            tokens += read
+            logit_rows += range(len(tokens) - last, len(tokens))
+            rotary = shared
+            if self.rotary is not None and (apart := self._rotary_rows(own, start, rows + more)) is not None:
+                rotary = apart
+                keep.append(apart)
+            state = NO_STATE
+            if own.state is not None:
+                settle = own.state.after(start, end, end + (more - 1 if further else 0))
+                state = own.state.slot, own.state.settled, settle
+            described.append((ctypes.addressof(own.table), own.count, start, rows, *rotary.fields, *state))
         # ctypes would silently keep the lowest 32 bits of a larger number; the core checks ids in that range.
         if tokens and not -(1 << 31) <= min(tokens) <= max(tokens) < 1 << 31:
             raise IpexAssistError(f"token ids from {min(tokens)} to {max(tokens)}")
-        described, keep = (Segment * len(segments))(), []
-        logit_rows: list[int] = []
-        row = 0
-        addresses, known = (0, 0), None  # of the last tables: finding them takes longer than all else here
-        for index, segment in enumerate(segments):
-            rows, own, struct = len(segment.tokens), segment.sequence, described[index]
-            struct.blocks, struct.block_count = ctypes.addressof(own.table), own.count
-            struct.start, struct.rows = segment.start, rows
-            if self.rotary is not None:
-                first, cosine, sine = self._rotary_rows(own, segment.start, rows + (further[index] if further else 0))
-                struct.rope_start, struct.rope_rows = first, len(cosine)
-                if cosine is not known:
-                    addresses, known = (cosine.ctypes.data, sine.ctypes.data), cosine
-                    keep.append((cosine, sine))
-                struct.cosine, struct.sine = addresses
-            if own.state is not None:
-                end = segment.start + rows
-                struct.state, struct.settled = own.state.slot, own.state.settled
-                struct.settle = own.state.after(segment.start, end, end + (further[index] - 1 if further else 0))
-            row += rows
-            logit_rows += range(row - segment.last, row)
         assert self._memory is not None
         batch = Batch(
             segment_count=len(segments),
-            rows=row,
-            segments=described,
-            tokens=(ctypes.c_int32 * row)(*tokens),
+            rows=len(tokens),
+            segments=(Segment * len(segments))(*described),
+            tokens=(ctypes.c_int32 * len(tokens))(*tokens),
             blocks=self._memory.handle,
             logit_rows=(ctypes.c_int32 * len(logit_rows))(*logit_rows),
             logit_row_count=len(logit_rows),
             vocabulary=min(vocabulary or 0, self.spec.vocab_size),
             stride=self._width,
             states=self._states_memory.handle if self._states_memory is not None else None,
-            threads=self.pass_threads.of(row),
+            threads=self.pass_threads.of(len(tokens)),
         )
-        return batch, keep
+        return batch, (shared, keep)
 
     # ---- passes
 

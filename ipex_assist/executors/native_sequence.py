@@ -82,8 +82,8 @@ class NativeSequence:
     def truncate(self, length: int) -> None:
         """Forget all tokens from position `length` on, and release the blocks that held only those."""
         check_length(self, length)
-        check_rollback(length, self.settled)
         if self.state is not None:
+            check_rollback(length, self.state.settled)
             self.state.truncate(length)
         self.length = length
         self.free_unused()
@@ -117,6 +117,14 @@ class NativeSequence:
         if self.length == 0 and self.prompt_length is None:
             self.rope_prompt_length = tokens
 
+    def blocks_for(self, rows: int) -> int:
+        """How many blocks the next `rows` rows take: those that are missing, and copies of shared ones."""
+        first, end = self.length // BLOCK, -(-(self.length + rows) // BLOCK)
+        number = max(0, end - self.count)
+        for index in range(first, min(end, self.count)):
+            number += self._pool.references(self.table[index]) > 1
+        return number
+
     def shared_indices(self, rows: int) -> list[int]:
         """Indices of the table that the next `rows` rows would write to and whose blocks other sequences share."""
         first, last = self.length // BLOCK, min(self.count, -(-(self.length + rows) // BLOCK))
@@ -136,15 +144,15 @@ def reserve(
 
     wants: (sequence, number of rows). copy: copies the first block's contents into the second.
     """
-    for sequence, _ in wants:
+    number = 0
+    for sequence, rows in wants:
         sequence.take_state()
-    indices = [(sequence, sequence.shared_indices(rows)) for sequence, rows in wants]
-    number = sum(sequence.missing(rows) for sequence, rows in wants) + sum(len(shared) for _, shared in indices)
+        number += sequence.blocks_for(rows)
     if not number:
         return
     fresh = pool.take_many(number)
-    for sequence, shared in indices:
-        for index in shared:
+    for sequence, rows in wants:
+        for index in sequence.shared_indices(rows):
             old, new = sequence.table[index], fresh.pop()
             if index * BLOCK < sequence.length:
                 copy(old, new)

@@ -5,7 +5,7 @@ The tokens are those that `choices` in verify.py finds by the rows' logits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ipex_assist.executors.row_choice import RowChoice
@@ -14,7 +14,7 @@ from ipex_assist.speculative.logit_edits import SeenTokens
 from ipex_assist.speculative.sampling import INVALID_LOGITS, Sampling
 
 
-@dataclass
+@dataclass(slots=True)
 class PlannedChoices:
     """How the tokens after a request's last row and its drafted tokens are chosen.
 
@@ -26,13 +26,16 @@ class PlannedChoices:
     masks: int = 0  # rows that have theirs; those after them are never decisive
     grammar_error: GrammarError | None = None
 
-    def tokens(self, found: Sequence[int]) -> Iterator[int]:
-        """Yield the choices that a model has found, lazily; the grammar is advanced by each, as `choices` does it."""
+    def tokens(self, found: Sequence[int]) -> Iterable[int]:
+        """The choices that a model has found. Under a grammar, which each advances as `choices` does it, lazily."""
+        return found if self.grammar is None else self._followed(self.grammar, found)
+
+    def _followed(self, grammar: Grammar, found: Sequence[int]) -> Iterator[int]:
         for row, token in enumerate(found):
-            if self.grammar is not None and token != INVALID_LOGITS:
+            if token != INVALID_LOGITS:
                 if row >= self.masks and self.grammar_error is not None:
                     raise self.grammar_error
-                self.grammar.advance(token)
+                grammar.advance(token)
             yield token
 
 
