@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from ipex_assist.engine.scheduled_request import ScheduledRequest
 from ipex_assist.executors.interface import Model, Rows
-from ipex_assist.executors.row_choice import RowChoice, samples_in_one_call
-from ipex_assist.speculative.row_choices import PlannedChoices, plan_choices
+from ipex_assist.executors.row_choice import samples_in_one_call
+from ipex_assist.speculative.row_choices import PlannedChoices, likeliest, plan_choices
 from ipex_assist.speculative.sampling import Row
 from ipex_assist.speculative.verify import choices
 
 if TYPE_CHECKING:
     import torch
-
-_NOT_CHOSEN = (RowChoice(), RowChoice(keep_logits=True))  # after tokens of the prompt
 
 
 class RequestOutput(NamedTuple):
@@ -71,9 +69,11 @@ class PlannedPass:
 def _planned(scheduled: ScheduledRequest, rows: Rows, width: int) -> PlannedChoices:
     """The choices after a request's rows with logits; those after prompt tokens are not asked for."""
     request = scheduled.request
-    keep = request.needs_prompt_logits or request.logprobs is not None
+    keep = request.logprobs is not None or (scheduled.is_prefill and request.needs_prompt_logits)
     if not scheduled.reads_all_pending:
-        return PlannedChoices([_NOT_CHOSEN[keep]] * rows.last)
+        return likeliest(rows.last, keep)
+    if request.takes_likeliest and not scheduled.is_prefill:
+        return likeliest(rows.last, keep)
     planned = plan_choices(
         request.sampling,
         request.tokens,
@@ -82,8 +82,9 @@ def _planned(scheduled: ScheduledRequest, rows: Rows, width: int) -> PlannedChoi
         grammar=request.grammar,
         keep_logits=keep,
     )
-    if rows.last > len(planned.rows):
-        planned.rows[:0] = [_NOT_CHOSEN[keep]] * (rows.last - len(planned.rows))
+    if rows.last > len(planned.rows):  # of prompt tokens, which are not asked for
+        before = likeliest(rows.last - len(planned.rows), keep)
+        return replace(planned, rows=[*before.rows, *planned.rows])
     return planned
 
 

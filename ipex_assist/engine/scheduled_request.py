@@ -15,8 +15,8 @@ class ScheduledRequest:
     """`pending` of a request's pending tokens, then its drafted ones. What is said of it is so before the pass.
 
     reads_all_pending: the pass reads all pending tokens, so that the request gets new ones. is_prefill: it reads a
-    prompt, or reads a preempted request again. forced_count: drafted tokens that the grammar forces, and that are
-    verified whatever they cost. joint_draft: set by a joint schedule.
+    prompt, or reads a preempted request again; nothing is drafted then. forced_count: drafted tokens that the grammar
+    forces, and that are verified whatever they cost. joint_draft: set by a joint schedule.
     """
 
     request: Request
@@ -39,9 +39,12 @@ class ScheduledRequest:
         if self._rows is None:
             request, drafted = self.request, self.proposal.tokens
             assert request.sequence is not None
-            tokens = [*request.unread(self.pending), *drafted]
-            last = len(drafted) + 1 if self.reads_all_pending else 0
-            self._rows = Rows(request.sequence, tokens, len(tokens) if request.needs_prompt_logits else last)
+            if self.is_prefill:
+                tokens = request.unread(self.pending)
+                last = len(tokens) if request.needs_prompt_logits else int(self.reads_all_pending)
+                self._rows = Rows(request.sequence, tokens, last)
+            else:
+                self._rows = Rows(request.sequence, [request.tokens[-1], *drafted], len(drafted) + 1)
         return self._rows
 
     def set_proposal(self, proposal: Proposal) -> None:

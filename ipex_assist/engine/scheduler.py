@@ -212,7 +212,7 @@ class Scheduler:
         outputs = plan.run()
         seconds = self.clock() - started
         experts = experts_a_layer(self.target)
-        count = sum(len(each.tokens) for each in plan.rows)
+        count = sum([len(each.tokens) for each in plan.rows])
         self.stats.count_pass(count, seconds)
         self.stats.draft_s += draft_s
         prefills = [scheduled.pending for scheduled in batch if scheduled.is_prefill]
@@ -272,7 +272,7 @@ class Scheduler:
         request.tokens += new
         assert request.sequence is not None
         request.sequence.truncate(len(request.tokens) - 1)
-        self.stats.count_round(len(new), len(proposal.tokens), accepted)
+        self.stats.new_tokens += len(new)
         if prompt:
             first_s = request.prompt_s + choose_s
             read = request.prompt_choices if request.prompt_logprobs is not None else None
@@ -280,9 +280,13 @@ class Scheduler:
             request.put(first)
             self.block_budget.keep(request, goes_on=True)
         else:
-            target_s, drafted = seconds + choose_s, len(proposal.tokens)
-            self.drafts.observe(scheduled, accepted, draft_s, target_s, experts)
-            took = draft_s if drafted else 0.0, target_s, False, self.drafts.plain_s(scheduled, len(new)), choose_s
+            target_s, drafted, plain_s = seconds + choose_s, len(proposal.tokens), None
+            if request.draft is not None:
+                self.stats.drafted += drafted
+                self.stats.accepted += accepted
+                self.drafts.observe(scheduled, accepted, draft_s, target_s, experts)
+                plain_s = self.drafts.plain_s(scheduled, len(new))
+            took = draft_s if drafted else 0.0, target_s, False, plain_s, choose_s
             request.put(Round(new, drafted, accepted, *took, listed))
         if request.remaining <= 0 or not request.eos.isdisjoint(new):
             self._leave(request)

@@ -45,12 +45,6 @@ class EngineStats:
         self.seconds_by_rows[rows] += seconds
         self.passes_by_rows[rows] += 1
 
-    def count_round(self, new_tokens: int, drafted: int, accepted: int) -> None:
-        """Count what a pass brought one request."""
-        self.new_tokens += new_tokens
-        self.drafted += drafted
-        self.accepted += accepted
-
     def as_dict(self) -> dict[str, Any]:
         """All counters by name, as JSON can hold them."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}

@@ -61,16 +61,18 @@ class RotaryRows(NamedTuple):
     """cos and sin of consecutive positions where the core finds them. fields: Segment's from rope_start to sine."""
 
     fields: tuple[int, int, int | None, int | None]
-    tables: tuple[Floats, ...]  # keeps their memory
+    tables: tuple[Floats, Floats] | None  # keeps their memory
 
     @classmethod
-    def of(cls, first: int, cosine: Floats, sine: Floats) -> RotaryRows:
+    def of(cls, first: int, tables: tuple[Floats, Floats]) -> RotaryRows:
         """Tables (positions, 1, rotary_width) from position `first` on."""
-        return cls((first, len(cosine), cosine.ctypes.data, sine.ctypes.data), (cosine, sine))
+        cosine, sine = tables
+        return cls((first, len(cosine), cosine.ctypes.data, sine.ctypes.data), tables)
 
 
-NO_ROTARY = RotaryRows((0, 0, None, None), ())
-NO_STATE = 0, 0, 0
+NO_ROTARY = RotaryRows((0, 0, None, None), None)
+NO_STATE = 0, 0, 0  # Segment's fields from state to settle
+NO_STATES = contextlib.nullcontext()
 
 
 class NativeModel(Model):
@@ -106,6 +108,7 @@ class NativeModel(Model):
         self._making = threading.Lock()
         self._kept = threading.local()  # logits that a thread asked for
         self._width = -(-self.spec.vocab_size // 16) * 16
+        self._shared_rotary = NO_ROTARY
 
     @property
     def experts_read(self) -> int:
@@ -180,13 +183,13 @@ class NativeModel(Model):
     def sample(self, rows: abc.Sequence[Rows], choices: abc.Sequence[RowChoice]) -> SampledRows:
         """`forward`, and a token for each row of logits, chosen in the core; see executors/row_choice.py."""
         segments = self._segments(rows)
-        assert len(choices) == sum(each.last for each in segments), "a choice for each row of logits"
+        assert len(choices) == sum([each.last for each in segments]), "a choice for each row of logits"
         if not hasattr(self._kept, "logits"):
             self._kept.logits = KeptLogits()
         chosen = CoreChoices(choices, self.spec.vocab_size, self._kept.logits)
         first = 0
         for group in self._passes(segments):
-            if count := sum(segment.last for segment in group):
+            if count := sum([segment.last for segment in group]):
                 self._sample(group, chosen, first)
             else:
                 self._forward(group, 0, None)
@@ -242,7 +245,10 @@ class NativeModel(Model):
         """Take the blocks that (sequence, further rows) need; NoBlocksError, and no change, where there are too few."""
         pool, memory = self.blocks, self._memory
         assert memory is not None
-        assert len({id(sequence) for sequence, _ in wants}) == len(wants), "a sequence twice in one call"
+        assert len({sequence for sequence, _ in wants}) == len(wants), "a sequence twice in one call"
+        if self._states is not None:
+            for sequence, _ in wants:
+                sequence.take_state()
         reserve(pool, wants, memory.copy)
 
     def _segments(self, rows: abc.Sequence[Rows]) -> list[TokenSegment]:
@@ -253,14 +259,15 @@ class NativeModel(Model):
             check_rows(own, len(tokens), last)
             if tokens:
                 segments.append(TokenSegment(own, tokens, own.length, last))
-        self._reserve([(segment.sequence, len(segment.tokens)) for segment in segments])
-        for segment in segments:
-            segment.sequence.begin(len(segment.tokens))
+        self._reserve([(sequence, len(tokens)) for sequence, tokens, _, _ in segments])
+        for sequence, tokens, start, _ in segments:
+            if start == 0:
+                sequence.begin(len(tokens))
         return segments
 
     def _passes(self, segments: abc.Sequence[TokenSegment]) -> Iterator[list[TokenSegment]]:
         """Segments grouped into passes, in order, cut where a pass has PASS_ROWS rows."""
-        if segments and sum(len(each.tokens) for each in segments) <= PASS_ROWS:
+        if segments and sum([len(each.tokens) for each in segments]) <= PASS_ROWS:
             yield list(segments)
             return
         group: list[TokenSegment] = []
@@ -278,13 +285,17 @@ class NativeModel(Model):
         if group:
             yield group
 
-    def _rotary_rows(self, sequence: NativeSequence, start: int, rows: int) -> RotaryRows | None:
-        """The rotary embeddings of these rows, where they are not those that all sequences share."""
-        assert self.rotary is not None
-        prompt_length = sequence.rope_prompt_length
-        if start >= prompt_length or not self.rotary.stretches(prompt_length):
+    def _rotary_of_steps(self) -> RotaryRows:
+        """The rotary embeddings of decode steps, which all sequences share."""
+        if self.rotary is not None and self._shared_rotary.tables is not self.rotary.tables:
+            self._shared_rotary = RotaryRows.of(0, self.rotary.tables)
+        return self._shared_rotary
+
+    def _rotary_of_prompt(self, prompt_length: int, start: int, rows: int) -> RotaryRows | None:
+        """The rotary embeddings of a prompt's rows; None where they are those of decode steps."""
+        if self.rotary is None or not self.rotary.stretches(prompt_length):
             return None
-        return RotaryRows.of(start, *self.rotary.rows(start, rows, prompt_length))
+        return RotaryRows.of(start, self.rotary.rows(start, rows, prompt_length))
 
     def _batch(
         self, segments: abc.Sequence[TokenSegment], vocabulary: int | None, further: abc.Sequence[int] = ()
@@ -295,19 +306,19 @@ class NativeModel(Model):
         """
         tokens: list[int] = []
         logit_rows: list[int] = []
-        described, keep = [], []  # the segments' fields, in the order of Segment's
-        shared = NO_ROTARY if self.rotary is None else RotaryRows.of(0, *self.rotary.tables)
+        described = []  # the segments' fields, in the order of Segment's
+        of_steps = self._rotary_of_steps()
+        keep = [of_steps]
         for index, (own, read, start, last) in enumerate(segments):
             rows = len(read)
             end = start + rows
             more = further[index] if further else 0
             tokens += read
             logit_rows += range(len(tokens) - last, len(tokens))
-            rotary = shared
-            if self.rotary is not None and (apart := self._rotary_rows(own, start, rows + more)) is not None:
-                rotary = apart
-                keep.append(apart)
-            state = NO_STATE
+            rotary, state = of_steps, NO_STATE
+            if start < own.rope_prompt_length:
+                rotary = self._rotary_of_prompt(own.rope_prompt_length, start, rows + more) or of_steps
+                keep.append(rotary)
             if own.state is not None:
                 settle = own.state.after(start, end, end + (more - 1 if further else 0))
                 state = own.state.slot, own.state.settled, settle
@@ -329,7 +340,7 @@ class NativeModel(Model):
             states=self._states_memory.handle if self._states_memory is not None else None,
             threads=self.pass_threads.of(len(tokens)),
         )
-        return batch, (shared, keep)
+        return batch, keep
 
     # ---- passes
 
@@ -339,12 +350,16 @@ class NativeModel(Model):
             self.packed.settle(SETTLE_BYTES)
         self._begun = True
 
+    def _states_after(self, segments: abc.Sequence[TokenSegment]) -> contextlib.AbstractContextManager[None]:
+        """What a pass runs in, so that a signal leaves no state that nobody knows."""
+        return NO_STATES if self._states is None else _whole_states(segments)
+
     def _forward(self, segments: abc.Sequence[TokenSegment], logits: int, vocabulary: int | None) -> None:
         """Run a pass. logits: the address where its rows of logits are written."""
         packed = self.packed
         batch, _keep = self._batch(segments, vocabulary)
         batch.logits = logits
-        with pass_lock, _whole_states(segments):
+        with pass_lock, self._states_after(segments):
             self._settle()
             packed.check(packed.library.ia_forward(packed.handle, packed.pool.handle, ctypes.byref(batch)))
             _lengthen(segments)
@@ -357,7 +372,7 @@ class NativeModel(Model):
         logs, log_sums = (ctypes.c_float * rows)(), (ctypes.c_float * rows)()
         top_logs = (ctypes.c_float * (rows * top))()
         found = TopTokens(top, tokens, logs, log_sums, top_tokens, top_logs)
-        with pass_lock, _whole_states(segments):
+        with pass_lock, self._states_after(segments):
             self._settle()
             status = packed.library.ia_top_tokens(
                 packed.handle, packed.pool.handle, ctypes.byref(batch), ctypes.byref(found)
@@ -374,14 +389,13 @@ class NativeModel(Model):
         """Run a pass whose rows of logits have the choices from `first` on."""
         packed = self.packed
         batch, _keep = self._batch(segments, None)
-        with pass_lock, _whole_states(segments):
+        with pass_lock, self._states_after(segments):
             self._settle()
             status = packed.library.ia_sample(
                 packed.handle,
                 packed.pool.handle,
                 ctypes.byref(batch),
-                ctypes.byref(choices.rows[first]),
-                ctypes.cast(ctypes.byref(choices.tokens, 4 * first), ctypes.POINTER(ctypes.c_int32)),
+                *choices.addresses(first),
             )
             packed.check(status)
             _lengthen(segments)
@@ -412,7 +426,7 @@ class NativeModel(Model):
             drafted,
         )
         packed = self.packed
-        with pass_lock, _whole_states(segments):
+        with pass_lock, self._states_after(segments):
             self._settle()
             status = packed.library.ia_draft(
                 packed.handle, packed.pool.handle, ctypes.byref(batch), ctypes.byref(draft)

@@ -35,6 +35,12 @@ def core_rule(rule: SamplingRule) -> Any:
     )
 
 
+@functools.lru_cache
+def equal_rows(rule: SamplingRule, position: int, number: int) -> Any:
+    """The choices after `number` rows by a rule alone, as those of greedy requests are in each pass."""
+    return (CRowChoice * number)(*[(core_rule(rule), position, None, 0, None, None)] * number)
+
+
 class CoreChoices:
     """The choices after one call's rows, where the core finds them, and the tokens that it writes."""
 
@@ -42,11 +48,21 @@ class CoreChoices:
         """vocabulary: logits of a row. kept: memory for those that are asked for."""
         number, self._choices = len(choices), choices
         self.tokens = (ctypes.c_int32 * number)()
+        self._logits: list[Logits] = []
+        if len(set(map(id, choices))) == 1 and choices[0].is_rule_alone:
+            self.rows = equal_rows(choices[0].rule, choices[0].position, number)
+        else:
+            self.rows = self._rows(choices, vocabulary, kept)
+
+    def _rows(self, choices: abc.Sequence[RowChoice], vocabulary: int, kept: KeptLogits) -> Any:
         self._logits = kept.rows(sum([choice.keep_logits for choice in choices]), vocabulary)
         addresses = iter([row.ctypes.data for row in self._logits])
         fields = []  # in the order of CRowChoice's
+        known, pointer = None, None
         for rule, position, edits, mask, keep_logits in choices:
             at, count, allowed = None, 0, None
+            if rule is not known:
+                known, pointer = rule, core_rule(rule)
             if edits is not None and len(edits):
                 assert edits.dtype == LOGIT_EDIT, edits.dtype
                 assert edits.flags.c_contiguous, "edits with gaps"
@@ -56,8 +72,15 @@ class CoreChoices:
                     raise IpexAssistError(f"a mask of {len(mask)} tokens for {vocabulary} logits")
                 allowed = mask.ctypes.data
             logits = next(addresses) if keep_logits else None
-            fields.append((core_rule(rule), position, at, count, allowed, logits))
-        self.rows = (CRowChoice * number)(*fields)
+            fields.append((pointer, position, at, count, allowed, logits))
+        return (CRowChoice * len(fields))(*fields)
+
+    def addresses(self, first: int) -> tuple[int, int]:
+        """Of the choice of row `first`, and of its token."""
+        return (
+            ctypes.addressof(self.rows) + first * ctypes.sizeof(CRowChoice),
+            ctypes.addressof(self.tokens) + first * ctypes.sizeof(ctypes.c_int32),
+        )
 
     def found(self) -> SampledRows:
         """What the core has chosen, after the passes."""

@@ -81,12 +81,14 @@ class NativeSequence:
 
     def truncate(self, length: int) -> None:
         """Forget all tokens from position `length` on, and release the blocks that held only those."""
-        check_length(self, length)
+        if not 0 <= length <= self.length:
+            check_length(self, length)
         if self.state is not None:
             check_rollback(length, self.state.settled)
             self.state.truncate(length)
         self.length = length
-        self.free_unused()
+        if length <= (self.count - 1) * BLOCK:
+            self.free_unused()
 
     def free_unused(self) -> None:
         """Release the blocks after those of the present length."""
@@ -138,16 +140,11 @@ class NativeSequence:
 def reserve(
     pool: BlockPool, wants: abc.Sequence[tuple[NativeSequence, int]], copy: abc.Callable[[int, int], None]
 ) -> None:
-    """Give each sequence a state, if its model has any, and unshared blocks for its next rows.
-
-    Raises NoBlocksError before any change but taken states.
+    """Give each sequence unshared blocks for its next rows. Raises NoBlocksError before any change.
 
     wants: (sequence, number of rows). copy: copies the first block's contents into the second.
     """
-    number = 0
-    for sequence, rows in wants:
-        sequence.take_state()
-        number += sequence.blocks_for(rows)
+    number = sum([sequence.blocks_for(rows) for sequence, rows in wants])
     if not number:
         return
     fresh = pool.take_many(number)

@@ -5,6 +5,7 @@ The tokens are those that `choices` in verify.py finds by the rows' logits.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,14 +15,14 @@ from ipex_assist.speculative.logit_edits import SeenTokens
 from ipex_assist.speculative.sampling import INVALID_LOGITS, Sampling
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True)
 class PlannedChoices:
     """How the tokens after a request's last row and its drafted tokens are chosen.
 
     grammar_error: why no mask could be made for the row after `rows`' last one that has its own.
     """
 
-    rows: list[RowChoice]
+    rows: Sequence[RowChoice]
     grammar: Grammar | None = None
     masks: int = 0  # rows that have theirs; those after them are never decisive
     grammar_error: GrammarError | None = None
@@ -39,6 +40,15 @@ class PlannedChoices:
             yield token
 
 
+_LIKELIEST = RowChoice(), RowChoice(keep_logits=True)  # the same object for all rows of a pass
+
+
+@functools.lru_cache
+def likeliest(count: int, keep_logits: bool) -> PlannedChoices:
+    """Plan that the likeliest token follows each of `count` rows."""
+    return PlannedChoices(_LIKELIEST[keep_logits : keep_logits + 1] * count)
+
+
 def plan_choices(
     sampling: Sampling,
     tokens: Sequence[int],
@@ -52,6 +62,8 @@ def plan_choices(
 
     seen: of `tokens`, where the sampling changes logits. grammar: in the state after `tokens`, and left in it.
     """
+    if seen is None and grammar is None and not sampling.do_sample:
+        return likeliest(len(drafted) + 1, keep_logits)
     edits = [None] * (len(drafted) + 1) if seen is None else seen.edits(tokens, drafted)
     masks, error = ([], None) if grammar is None else _masks(grammar, drafted)
     generated = len(tokens) - sampling.prompt_length if sampling.do_sample else 0
