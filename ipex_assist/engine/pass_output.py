@@ -37,13 +37,12 @@ class PlannedPass:
 
     target: Model
     batch: Sequence[ScheduledRequest]
-    rows: list[Rows]
+    rows: Sequence[Rows]
     planned: list[PlannedChoices] | None
 
     @classmethod
-    def of(cls, target: Model, batch: Sequence[ScheduledRequest]) -> PlannedPass:
-        """Plan a pass of `target`."""
-        rows = [scheduled.rows() for scheduled in batch]
+    def of(cls, target: Model, batch: Sequence[ScheduledRequest], rows: Sequence[Rows]) -> PlannedPass:
+        """Plan a pass of `target` over the rows of each request of the batch."""
         if not samples_in_one_call(target):
             return cls(target, batch, rows, None)
         width = target.spec.vocab_size

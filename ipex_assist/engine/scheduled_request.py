@@ -27,7 +27,6 @@ class ScheduledRequest:
     forced_count: int = 0
     proposal: Proposal = NO_PROPOSAL
     joint_draft: JointDraft | None = None
-    _rows: Rows | None = None
 
     @classmethod
     def prefill(cls, request: Request, pending: int) -> ScheduledRequest:
@@ -36,23 +35,20 @@ class ScheduledRequest:
 
     def rows(self) -> Rows:
         """Return the tokens to read, and how many of the last rows need logits."""
-        if self._rows is None:
-            request, drafted = self.request, self.proposal.tokens
-            assert request.sequence is not None
-            if self.is_prefill:
-                tokens = request.unread(self.pending)
-                last = len(tokens) if request.needs_prompt_logits else int(self.reads_all_pending)
-                self._rows = Rows(request.sequence, tokens, last)
-            else:
-                self._rows = Rows(request.sequence, [request.tokens[-1], *drafted], len(drafted) + 1)
-        return self._rows
+        request, drafted = self.request, self.proposal.tokens
+        assert request.sequence is not None
+        if not self.is_prefill:
+            return Rows(request.sequence, [request.tokens[-1], *drafted], len(drafted) + 1)
+        tokens = request.unread(self.pending)
+        return Rows(
+            request.sequence, tokens, len(tokens) if request.needs_prompt_logits else int(self.reads_all_pending)
+        )
 
     def set_proposal(self, proposal: Proposal) -> None:
         """Set the drafted tokens that this pass verifies."""
         self.proposal = self.request.proposal = proposal
-        self._rows = None
 
     def drop_proposal(self) -> None:
         """Discard the draft: the pass verifies nothing."""
         self.request.roll_back()
-        self.proposal, self._rows = NO_PROPOSAL, None
+        self.proposal = NO_PROPOSAL

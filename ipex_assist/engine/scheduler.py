@@ -16,7 +16,7 @@ from ipex_assist.engine.request import Request
 from ipex_assist.engine.scheduled_request import ScheduledRequest
 from ipex_assist.engine.stats import EngineStats
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.executors.interface import ANY_ROWS, LogitsError, Model, experts_a_layer
+from ipex_assist.executors.interface import ANY_ROWS, LogitsError, Model, Rows, experts_a_layer
 from ipex_assist.speculative.logprobs import of_rows
 from ipex_assist.speculative.round import Round
 from ipex_assist.speculative.schedule import longest_draft
@@ -133,13 +133,13 @@ class Scheduler:
             else:
                 prefilling.append(request)
         chunks = self._prompt_chunks(prefilling, len(decoding)) if prefilling else []
-        rows = sum(scheduled.pending for scheduled in chunks)
+        prompt_rows = sum(scheduled.pending for scheduled in chunks)
         draft_s = self.drafts.draft(
-            decoding, rows, len(prefilling), lambda scheduled, error: self._fail(scheduled.request, error)
+            decoding, prompt_rows, len(prefilling), lambda scheduled, error: self._fail(scheduled.request, error)
         )
-        batch = self._fit_in_memory(decoding + chunks)
+        batch, rows = self._fit_in_memory(decoding + chunks)
         if batch:
-            self._run_pass(batch, draft_s)
+            self._run_pass(batch, rows, draft_s)
 
     def _prompt_chunks(self, prefilling: list[Request], decoding: int) -> list[ScheduledRequest]:
         """What a pass reads of these prompts, the oldest first, beside `decoding` requests."""
@@ -161,28 +161,27 @@ class Scheduler:
     def _chunk_rows(self, decoding: int) -> int:
         return self._chunks.rows(decoding) if self._chunks_prompts else 1 << 30
 
-    def _fit_in_memory(self, batch: list[ScheduledRequest]) -> list[ScheduledRequest]:
+    def _fit_in_memory(self, batch: list[ScheduledRequest]) -> tuple[list[ScheduledRequest], list[Rows]]:
         """Return the requests for which there are blocks: drafts are dropped first, then the youngest is preempted.
 
-        The youngest may be a request outside this pass that holds blocks of its prompt's first chunks.
+        And their rows. The youngest may be a request outside this pass that holds blocks of its prompt's first chunks.
         """
         batch = [scheduled for scheduled in batch if not scheduled.request.finished]
-        if self._has_blocks_for(batch):
-            return batch
+        rows = [scheduled.rows() for scheduled in batch]
+        if self.block_budget.free_for(rows):
+            return batch, rows
         for scheduled in batch:
             scheduled.drop_proposal()
-        while not self._has_blocks_for(batch):
+        while not self.block_budget.free_for(rows := [scheduled.rows() for scheduled in batch]):
             passing = [scheduled.request for scheduled in batch]
             holding = [request for request in self.running if request in passing or self.block_budget.holds(request)]
             if len(holding) < 2:
                 break
             youngest = max(holding, key=lambda request: request.number)
             batch = [scheduled for scheduled in batch if scheduled.request is not youngest]
+            rows.clear()  # they hold the sequence, whose blocks are to be free
             self._preempt(youngest)
-        return batch
-
-    def _has_blocks_for(self, batch: list[ScheduledRequest]) -> bool:
-        return self.block_budget.free_for([scheduled.rows() for scheduled in batch])
+        return batch, rows
 
     def _preempt(self, request: Request) -> None:
         """Release a request's memory and queue it again; it is recomputed later."""
@@ -204,9 +203,9 @@ class Scheduler:
         request.on_finish(request)
         request.finish(error)
 
-    def _run_pass(self, batch: list[ScheduledRequest], draft_s: float) -> None:
+    def _run_pass(self, batch: list[ScheduledRequest], rows: list[Rows], draft_s: float) -> None:
         planning = self.clock()
-        plan = PlannedPass.of(self.target, batch)
+        plan = PlannedPass.of(self.target, batch, rows)
         started = self.clock()
         self.stats.choose_s += started - planning
         outputs = plan.run()

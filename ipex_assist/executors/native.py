@@ -7,7 +7,7 @@ import ctypes
 import threading
 from collections import abc
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ipex_assist.deferred_imports import torch_module
 from ipex_assist.env.errors import IpexAssistError
@@ -306,7 +306,7 @@ class NativeModel(Model):
         """
         tokens: list[int] = []
         logit_rows: list[int] = []
-        described = []  # the segments' fields, in the order of Segment's
+        described: list[Any] = []  # the segments' fields, in the order of Segment's
         of_steps = self._rotary_of_steps()
         keep = [of_steps]
         for index, (own, read, start, last) in enumerate(segments):

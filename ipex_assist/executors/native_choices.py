@@ -38,7 +38,8 @@ def core_rule(rule: SamplingRule) -> Any:
 @functools.lru_cache
 def equal_rows(rule: SamplingRule, position: int, number: int) -> Any:
     """The choices after `number` rows by a rule alone, as those of greedy requests are in each pass."""
-    return (CRowChoice * number)(*[(core_rule(rule), position, None, 0, None, None)] * number)
+    fields: list[Any] = [(core_rule(rule), position, None, 0, None, None)]
+    return (CRowChoice * number)(*fields * number)
 
 
 class CoreChoices:
@@ -57,7 +58,7 @@ class CoreChoices:
     def _rows(self, choices: abc.Sequence[RowChoice], vocabulary: int, kept: KeptLogits) -> Any:
         self._logits = kept.rows(sum([choice.keep_logits for choice in choices]), vocabulary)
         addresses = iter([row.ctypes.data for row in self._logits])
-        fields = []  # in the order of CRowChoice's
+        fields: list[Any] = []  # in the order of CRowChoice's
         known, pointer = None, None
         for rule, position, edits, mask, keep_logits in choices:
             at, count, allowed = None, 0, None

@@ -144,12 +144,13 @@ def reserve(
 
     wants: (sequence, number of rows). copy: copies the first block's contents into the second.
     """
-    number = sum([sequence.blocks_for(rows) for sequence, rows in wants])
-    if not number:
+    if not sum([sequence.blocks_for(rows) for sequence, rows in wants]):
         return
+    indices = [(sequence, sequence.shared_indices(rows)) for sequence, rows in wants]
+    number = sum(sequence.missing(rows) for sequence, rows in wants) + sum(len(shared) for _, shared in indices)
     fresh = pool.take_many(number)
-    for sequence, rows in wants:
-        for index in sequence.shared_indices(rows):
+    for sequence, shared in indices:
+        for index in shared:
             old, new = sequence.table[index], fresh.pop()
             if index * BLOCK < sequence.length:
                 copy(old, new)
