@@ -40,7 +40,7 @@ class SeenTokens:
         """Go on from the edits after `length` tokens."""
         self._length, self._tokens = length, edits["token"].tolist()  # the tokens as a list: it is searched faster
         self._memory: LogitEdits = np.concatenate((edits, np.zeros(len(edits) + 64, LOGIT_EDIT)))
-        self._words = memoryview(self._memory.view(np.int32))  # four of an edit, in the order of its fields
+        self._words = self._memory.view(np.int32).data  # four of an edit, in the order of its fields
 
     def _follow(self, tokens: Sequence[int]) -> None:
         if len(tokens) < self._length:
