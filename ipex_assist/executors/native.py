@@ -254,15 +254,15 @@ class NativeModel(Model):
     def _segments(self, rows: abc.Sequence[Rows]) -> list[TokenSegment]:
         """The rows of one call as segments, with blocks reserved for all of them."""
         segments = []
-        for sequence, tokens, last in rows:
-            own = self._own(sequence)
+        for each in rows:
+            own, tokens, last = self._own(each.sequence), each.tokens, each.last
             check_rows(own, len(tokens), last)
             if tokens:
                 segments.append(TokenSegment(own, tokens, own.length, last))
-        self._reserve([(sequence, len(tokens)) for sequence, tokens, _, _ in segments])
-        for sequence, tokens, start, _ in segments:
-            if start == 0:
-                sequence.begin(len(tokens))
+        self._reserve([(segment.sequence, len(segment.tokens)) for segment in segments])
+        for segment in segments:
+            if segment.start == 0:
+                segment.sequence.begin(len(segment.tokens))
         return segments
 
     def _passes(self, segments: abc.Sequence[TokenSegment]) -> Iterator[list[TokenSegment]]:
@@ -309,11 +309,12 @@ class NativeModel(Model):
         described: list[Any] = []  # the segments' fields, in the order of Segment's
         of_steps = self._rotary_of_steps()
         keep = [of_steps]
-        for index, (own, read, start, last) in enumerate(segments):
-            rows = len(read)
+        for index, segment in enumerate(segments):
+            own, start, last = segment.sequence, segment.start, segment.last
+            rows = len(segment.tokens)
             end = start + rows
             more = further[index] if further else 0
-            tokens += read
+            tokens += segment.tokens
             logit_rows += range(len(tokens) - last, len(tokens))
             rotary, state = of_steps, NO_STATE
             if start < own.rope_prompt_length:
