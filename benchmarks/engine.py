@@ -2,7 +2,9 @@
 
     ipex-launch -- python benchmarks/engine.py --target FOLDER [--assistant FOLDER] [--precision int4] [--requests 16]
 
-own share: the engine's own time and the choice of tokens ÷ the passes of the models, with that many requests in flight.
+own share: all time outside of the core's passes ÷ that in them, with that many requests in flight: scheduling, the
+description of passes, verification, rounds and handles. "small" is that of a model with random weights, so small that
+a pass of 16 rows takes two milliseconds.
 newcomer: seconds to the first token of a request that arrives beside `--requests` others, ÷ (2 × that of the same
 request alone). conversation: seconds to the first token of a question after 2,000 tokens that were read and written
 before, with and without the prefix cache. sampled: tokens/s of that many requests that are drawn with temperature,
@@ -14,15 +16,20 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
+import forward
 import measure
 
 import ipex_assist
 from ipex_assist.commands.shared.load import leave_cores_to_native
 from ipex_assist.engine.engine import Engine
 from ipex_assist.engine.prefix_cache import NoPrefixes
+from ipex_assist.executors.native import NativeModel
+from ipex_assist.native.library import library
+from ipex_assist.speculative.costs import Costs
+from ipex_assist.speculative.drafting import Drafting
 from ipex_assist.speculative.options import GenerationOptions
 
 
@@ -46,18 +53,72 @@ def fill(
     return handles
 
 
-def own_share(model: Any, args: argparse.Namespace, seed: int) -> tuple[float, float]:
-    """The engine's own seconds ÷ the models', and the milliseconds of it a pass."""
+class TimedCore:
+    """The core's functions, and the seconds that passes take in them."""
+
+    PASSES = ("ia_forward", "ia_sample", "ia_top_tokens", "ia_draft")
+
+    def __init__(self, library: Any) -> None:
+        self._library, self.seconds = library, 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self._library, name)
+        if name in self.PASSES:
+            function = self._timed(function)
+        setattr(self, name, function)
+        return function
+
+    def _timed(self, function: Callable[..., int]) -> Callable[..., int]:
+        def call(*given: Any) -> int:
+            started = time.perf_counter()
+            try:
+                return function(*given)
+            finally:
+                self.seconds += time.perf_counter() - started
+
+        return call
+
+
+def timed_core(*models: NativeModel | None) -> TimedCore:
+    """Have the passes of these models timed."""
+    core = TimedCore(library())
+    for model in models:
+        if model is not None:
+            model.packed.library = core
+    return core
+
+
+def own_share(model: Any, core: TimedCore, args: argparse.Namespace, seed: int) -> tuple[float, float, float]:
+    """Seconds outside of the core's passes ÷ those in them, and milliseconds of both a pass of the target."""
     engine = model.engine()
     handles = fill(engine, model, args, seed, 48, {})
-    before = replace(engine.stats)
+    passes, inside, started = engine.stats.passes, core.seconds, time.perf_counter()
     for handle in handles:
         for _ in handle:
             pass
-    stats = engine.stats
-    own = stats.own_s + stats.choose_s - before.own_s - before.choose_s
-    models = stats.target_s + stats.draft_s - before.target_s - before.draft_s
-    return own / models, 1e3 * own / (stats.passes - before.passes)
+    seconds, passes, inside = time.perf_counter() - started, engine.stats.passes - passes, core.seconds - inside
+    return seconds / inside - 1, 1e3 * (seconds - inside) / passes, 1e3 * inside / passes
+
+
+# Of a pass of two milliseconds with 16 rows, on two cores of Zen 5.
+SMALL = {"vocab_size": 32768, "hidden_size": 640, "intermediate_size": 2048, "num_hidden_layers": 10}
+SMALL_HEADS = {"num_attention_heads": 10, "num_key_value_heads": 2}
+
+
+class SmallModel:
+    """A model with random weights that is nothing but an engine's target."""
+
+    def __init__(self) -> None:
+        self.target = NativeModel(forward.load("qwen2.5-0.5b", "int4", **SMALL, **SMALL_HEADS))
+        self.vocab_size = self.target.spec.vocab_size
+
+    def engine(self) -> Engine:
+        """Make a new engine, which drafts nothing."""
+
+        def measure_costs() -> Costs:
+            raise AssertionError("nothing is drafted")
+
+        return Engine(self.target, Drafting(self.vocab_size, measure_costs))
 
 
 def sampled(model: Any, args: argparse.Namespace, seed: int) -> float:
@@ -115,6 +176,9 @@ def main() -> None:
     args = parser.parse_args()
     leave_cores_to_native()
     model = ipex_assist.load(args.target, args.assistant, precision=args.precision, assistant_precision=None)
+    core = timed_core(model.target, model.assistant)
+    small, plain = SmallModel(), argparse.Namespace(**vars(args) | {"assistant": None})
+    small_core = timed_core(small.target)
     samples: dict[str, list[float]] = {}
 
     def keep(**figures: float) -> None:
@@ -122,11 +186,14 @@ def main() -> None:
             samples.setdefault(name, []).append(figure)
 
     for turn in range(args.repeats):
-        share, own_ms = own_share(model, args, turn)
+        share, own_ms, pass_ms = own_share(model, core, args, turn)
+        small_share, small_own_ms, small_ms = own_share(small, small_core, plain, turn)
         alone, beside = newcomer(model, args, turn)
         known, unknown = conversation(model, args, turn)
         keep(sampled=sampled(model, args, turn))
-        keep(own_share=share, own_ms=own_ms, newcomer_alone_s=alone, newcomer_s=beside, newcomer=beside / (2 * alone))
+        keep(own_share=share, own_ms=own_ms, pass_ms=pass_ms)
+        keep(small_own_share=small_share, small_own_ms=small_own_ms, small_pass_ms=small_ms)
+        keep(newcomer_alone_s=alone, newcomer_s=beside, newcomer=beside / (2 * alone))
         keep(conversation_s=known, conversation_unknown_s=unknown, conversation=known / unknown)
     rows = [{"what": name, **measure.summary(values)} for name, values in samples.items()]
     shown = [{key: row[key] for key in ("what", "median", "min", "max")} for row in rows]

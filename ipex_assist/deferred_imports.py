@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from types import ModuleType
 
 from ipex_assist.env.phases import phase
@@ -40,6 +42,18 @@ def keep_torch_to(threads: int) -> None:
     _threads[:] = [threads]
     if torch_is_here():
         torch_module().set_num_threads(threads)
+
+
+@contextlib.contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """Limit torch to one thread inside the `with`, so that no torch pool spins against the core's. Imports torch."""
+    torch = torch_module()
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def leave_torch_out() -> None:

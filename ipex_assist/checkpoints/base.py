@@ -19,6 +19,8 @@ from ipex_assist.models.weights import check_stored, stored_form
 if TYPE_CHECKING:
     import torch
 
+    from ipex_assist.checkpoints.safetensors_file import StoredTensor
+
 
 _MAX_JSON_BYTES = 64 << 20
 _DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
@@ -119,6 +121,10 @@ class Checkpoint(ABC):
         At "fp32" quantized GGUF is dequantized in fp32, which is exact; at any other precision in bf16.
         """
         return self.tensors(names)
+
+    def stored_floats(self, name: str) -> StoredTensor | None:
+        """Where a tensor of 16- or 32-bit floats lies in a file as it is, for who reads it there; else None."""
+        return None
 
     def dequantized_to(self, precision: str) -> str | None:
         """The dtype that `stream` dequantizes to, None for the usual bf16: a part of a packed copy's name."""

@@ -94,6 +94,10 @@ class FolderCheckpoint(Checkpoint):
         if run:
             yield from bin_file.read_tensors(self._bin_names[run[0]], run)
 
+    def stored_floats(self, name: str) -> safetensors_file.StoredTensor | None:
+        tensor = self._safetensors.get(name)
+        return tensor if tensor is not None and tensor.dtype in ("F32", "F16", "BF16") else None
+
     def _existing(self, names: Iterable[str]) -> list[str]:
         wanted, known = list(names), self.shapes()
         missing = [name for name in wanted if name not in known]

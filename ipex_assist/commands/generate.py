@@ -21,11 +21,13 @@ from ipex_assist.commands.shared.load import load_models
 from ipex_assist.commands.shared.messages import configure_messages
 from ipex_assist.commands.shared.output import TextPrinter, json_line, statistics_line, statistics_text
 from ipex_assist.commands.shared.prompt import read_prompt
-from ipex_assist.env.runner import interrupt_exit
+from ipex_assist.env.runner import TERMINATE_EXIT, interrupt_exit
 from ipex_assist.executors.traffic import machine_gb_per_s
 
 # Whatever imports torch is imported inside functions: until a flag is found wrong, nobody waits for it.
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ipex_assist.generation.stream import Generation
     from ipex_assist.generation.text_model import TextModel
 
@@ -39,12 +41,27 @@ def generate(args: argparse.Namespace) -> int:
     room, load = _room(args), load_options(args, quick_start=True)
     if load.target is None:
         load = demo_options(load)
-    model, start_warnings = load_models(load, room, args.threads, verbose=args.verbose, torch_late=True)
+    later: list[Callable[[], object]] = []
+    model, start_warnings = load_models(load, room, args.threads, verbose=args.verbose, torch_late=True, later=later)
     chat = bool(model.tokenizer.chat_template) if args.chat is None else args.chat
     if chat and args.chat is None:
         log.info("the prompt is a message in the model's chat template (--raw goes on with it as it is)")
     generation = model.stream(prompt, generation_options(args, chat=chat), chat=chat)
-    return _generate(model, generation, args, start_warnings)
+    code = 0
+    try:
+        code = _generate(model, generation, args, start_warnings)
+    finally:
+        if code != TERMINATE_EXIT:
+            _finish(later)
+    return code
+
+
+def _finish(later: list[Callable[[], object]]) -> None:
+    """Do what the text did not wait for. From here on Ctrl-C ends the process, whatever it ended before."""
+    if later:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for work in later:
+        work()
 
 
 def _configure(verbose: bool, quiet: bool = False) -> None:

@@ -85,14 +85,7 @@ class BlockBudget:
 
     def needs(self, rows: Rows) -> int:
         """How many blocks these rows need, including the copy of a shared last block."""
-        blocks = self._blocks
-        if blocks is None:
-            return 0
-        sequence, size = rows.sequence, blocks.size
-        held = cast(HasBlocks, sequence).blocks
-        place, filled = divmod(sequence.length, size)
-        more = -(-(sequence.length + len(rows.tokens)) // size) - len(held)
-        return max(0, more) + bool(filled and blocks.references(held[place]) > 1)
+        return 0 if self._blocks is None else cast(HasBlocks, rows.sequence).blocks_for(len(rows.tokens))
 
     def free_for(self, rows: Sequence[Rows]) -> bool:
         """Free the blocks that all of these rows need. Returns False if there are not enough.
@@ -113,7 +106,7 @@ class BlockBudget:
 
     def free_up(self, blocks: int) -> bool:
         """Have `blocks` blocks free, evicting unused prefixes. Returns False if that is not enough."""
-        if self._blocks is None:
+        if self._blocks is None or not blocks:
             return True
         while self._blocks.free < blocks:
             if self._prefixes is None or not self._prefixes.evict():

@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from ipex_assist.engine.scheduled_request import ScheduledRequest
 from ipex_assist.executors.interface import Model, Rows
-from ipex_assist.executors.row_choice import RowChoice, samples_in_one_call
-from ipex_assist.speculative.row_choices import PlannedChoices, plan_choices
+from ipex_assist.executors.row_choice import samples_in_one_call
+from ipex_assist.speculative.row_choices import PlannedChoices, likeliest, plan_choices
 from ipex_assist.speculative.sampling import Row
 from ipex_assist.speculative.verify import choices
 
 if TYPE_CHECKING:
     import torch
 
-_NOT_CHOSEN = (RowChoice(), RowChoice(keep_logits=True))  # after tokens of the prompt
 
-
-@dataclass(frozen=True)
-class RequestOutput:
+class RequestOutput(NamedTuple):
     """What a pass computed for a request.
 
     tokens: the target's choice after each row that decides, lazily: verification may end before the last. logits:
     (vocab,) of each row with logits, in order; empty where the request needs none.
     """
 
-    tokens: Iterator[int]
+    tokens: Iterable[int]
     logits: Sequence[Row | None]
 
 
@@ -40,13 +37,12 @@ class PlannedPass:
 
     target: Model
     batch: Sequence[ScheduledRequest]
-    rows: list[Rows]
+    rows: Sequence[Rows]
     planned: list[PlannedChoices] | None
 
     @classmethod
-    def of(cls, target: Model, batch: Sequence[ScheduledRequest]) -> PlannedPass:
-        """Plan a pass of `target`."""
-        rows = [scheduled.rows() for scheduled in batch]
+    def of(cls, target: Model, batch: Sequence[ScheduledRequest], rows: Sequence[Rows]) -> PlannedPass:
+        """Plan a pass of `target` over the rows of each request of the batch."""
         if not samples_in_one_call(target):
             return cls(target, batch, rows, None)
         width = target.spec.vocab_size
@@ -72,9 +68,11 @@ class PlannedPass:
 def _planned(scheduled: ScheduledRequest, rows: Rows, width: int) -> PlannedChoices:
     """The choices after a request's rows with logits; those after prompt tokens are not asked for."""
     request = scheduled.request
-    keep = request.needs_prompt_logits or request.logprobs is not None
+    keep = request.logprobs is not None or (scheduled.is_prefill and request.needs_prompt_logits)
     if not scheduled.reads_all_pending:
-        return PlannedChoices([_NOT_CHOSEN[keep]] * rows.last)
+        return likeliest(rows.last, keep)
+    if request.takes_likeliest and not scheduled.is_prefill:
+        return likeliest(rows.last, keep)
     planned = plan_choices(
         request.sampling,
         request.tokens,
@@ -83,8 +81,9 @@ def _planned(scheduled: ScheduledRequest, rows: Rows, width: int) -> PlannedChoi
         grammar=request.grammar,
         keep_logits=keep,
     )
-    if rows.last > len(planned.rows):
-        planned.rows[:0] = [_NOT_CHOSEN[keep]] * (rows.last - len(planned.rows))
+    if rows.last > len(planned.rows):  # of prompt tokens, which are not asked for
+        before = likeliest(rows.last - len(planned.rows), keep)
+        return replace(planned, rows=[*before.rows, *planned.rows])
     return planned
 
 

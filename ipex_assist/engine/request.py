@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 from ipex_assist.executors.interface import Sequence, TokenLogprob
@@ -79,6 +80,12 @@ class Request:
         return len(self.tokens) - (0 if self.sequence is None else self.sequence.length)
 
     @property
+    def decodes(self) -> bool:
+        """Whether its next pass is a step: it has output, and one pending token."""
+        length = len(self.tokens)
+        return length > self.prompt_length and self.sequence is not None and length - self.sequence.length == 1
+
+    @property
     def unbranched(self) -> int:
         """Of the pending tokens, those before `branch`, or all where that is passed."""
         ahead = self.branch - len(self.tokens) + self.pending
@@ -94,6 +101,11 @@ class Request:
         if self.seen is None and self.sampling.changes_logits:
             self.seen = SeenTokens(self.sampling, width)
         return self.seen
+
+    @cached_property
+    def takes_likeliest(self) -> bool:
+        """Whether each of its tokens is the likeliest by the model's logits alone."""
+        return not self.sampling.do_sample and not self.sampling.changes_logits and self.grammar is None
 
     @property
     def forced_count(self) -> int:

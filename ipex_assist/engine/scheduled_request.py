@@ -2,42 +2,47 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ipex_assist.engine.request import Request
 from ipex_assist.executors.interface import Rows
-from ipex_assist.speculative.draft_source import Proposal
+from ipex_assist.speculative.draft_source import NO_PROPOSAL, Proposal
 from ipex_assist.speculative.joint_schedule import JointDraft
 
 
-@dataclass
+@dataclass(slots=True)
 class ScheduledRequest:
-    """`pending` of a request's pending tokens, then its drafted ones. joint_draft: set by a joint schedule."""
+    """`pending` of a request's pending tokens, then its drafted ones. What is said of it is so before the pass.
+
+    reads_all_pending: the pass reads all pending tokens, so that the request gets new ones. is_prefill: it reads a
+    prompt, or reads a preempted request again; nothing is drafted then. forced_count: drafted tokens that the grammar
+    forces, and that are verified whatever they cost. joint_draft: set by a joint schedule.
+    """
 
     request: Request
     pending: int
-    remaining: int  # before the pass
-    forced_count: int = 0  # drafted tokens that the grammar forces: verified whatever they cost
-    proposal: Proposal = field(default_factory=lambda: Proposal([]))
+    remaining: int
+    reads_all_pending: bool = True
+    is_prefill: bool = False
+    forced_count: int = 0
+    proposal: Proposal = NO_PROPOSAL
     joint_draft: JointDraft | None = None
 
-    @property
-    def reads_all_pending(self) -> bool:
-        """Whether the pass reads all pending tokens, so that the request gets new ones."""
-        return self.pending == self.request.pending
-
-    @property
-    def is_prefill(self) -> bool:
-        """Whether it reads a prompt, or reads a preempted request again."""
-        return self.pending > 1 or not self.request.has_output
+    @classmethod
+    def prefill(cls, request: Request, pending: int) -> ScheduledRequest:
+        """Have the pass read `pending` tokens of a prompt, or of a request that reads its own again."""
+        return cls(request, pending, request.remaining, pending == request.pending, True)
 
     def rows(self) -> Rows:
         """Return the tokens to read, and how many of the last rows need logits."""
-        assert self.request.sequence is not None
-        tokens = [*self.request.unread(self.pending), *self.proposal.tokens]
-        if self.request.needs_prompt_logits:
-            return Rows(self.request.sequence, tokens, len(tokens))
-        return Rows(self.request.sequence, tokens, len(self.proposal.tokens) + 1 if self.reads_all_pending else 0)
+        request, drafted = self.request, self.proposal.tokens
+        assert request.sequence is not None
+        if not self.is_prefill:
+            return Rows(request.sequence, [request.tokens[-1], *drafted], len(drafted) + 1)
+        tokens = request.unread(self.pending)
+        return Rows(
+            request.sequence, tokens, len(tokens) if request.needs_prompt_logits else int(self.reads_all_pending)
+        )
 
     def set_proposal(self, proposal: Proposal) -> None:
         """Set the drafted tokens that this pass verifies."""
@@ -46,4 +51,4 @@ class ScheduledRequest:
     def drop_proposal(self) -> None:
         """Discard the draft: the pass verifies nothing."""
         self.request.roll_back()
-        self.proposal = Proposal([])
+        self.proposal = NO_PROPOSAL

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 
 from ipex_assist.engine.block_budget import BlockBudget
 from ipex_assist.engine.chunk_sizes import ChunkSizes
@@ -17,7 +16,7 @@ from ipex_assist.engine.request import Request
 from ipex_assist.engine.scheduled_request import ScheduledRequest
 from ipex_assist.engine.stats import EngineStats
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.executors.interface import ANY_ROWS, LogitsError, Model, experts_a_layer
+from ipex_assist.executors.interface import ANY_ROWS, LogitsError, Model, Rows, experts_a_layer
 from ipex_assist.speculative.logprobs import of_rows
 from ipex_assist.speculative.round import Round
 from ipex_assist.speculative.schedule import longest_draft
@@ -128,24 +127,33 @@ class Scheduler:
         return next((request for request in self.waiting if not request.paused), None)
 
     def _run(self, requests: list[Request]) -> None:
-        decoding = [request for request in requests if request.has_output and request.pending == 1]
-        prefilling = [request for request in requests if request not in decoding]
-        chunk = self._chunk_rows(len(decoding)) if prefilling else 0
-        batch = [ScheduledRequest(request, 1, request.remaining) for request in decoding]
-        for request in sorted(prefilling, key=lambda each: each.number):
-            if chunk <= 0:
-                break
-            most = PROMPT_LOGIT_ROWS if request.needs_prompt_logits and self._chunks_prompts else chunk
-            batch.append(ScheduledRequest(request, min(chunk, most, request.unbranched), request.remaining))
-            chunk -= batch[-1].pending
-        rows = sum(scheduled.pending for scheduled in batch[len(decoding) :])
-        decoding_batch = batch[: len(decoding)]
+        decoding: list[ScheduledRequest] = []
+        prefilling: list[Request] = []
+        for request in requests:
+            if request.decodes:
+                decoding.append(ScheduledRequest(request, 1, request.remaining))
+            else:
+                prefilling.append(request)
+        chunks = self._prompt_chunks(prefilling, len(decoding)) if prefilling else []
+        prompt_rows = sum(scheduled.pending for scheduled in chunks)
         draft_s = self.drafts.draft(
-            decoding_batch, rows, len(prefilling), lambda scheduled, error: self._fail(scheduled.request, error)
+            decoding, prompt_rows, len(prefilling), lambda scheduled, error: self._fail(scheduled.request, error)
         )
-        batch = self._fit_in_memory(batch)
+        batch, rows = self._fit_in_memory(decoding + chunks)
         if batch:
-            self._run_pass(batch, draft_s)
+            self._run_pass(batch, rows, draft_s)
+
+    def _prompt_chunks(self, prefilling: list[Request], decoding: int) -> list[ScheduledRequest]:
+        """What a pass reads of these prompts, the oldest first, beside `decoding` requests."""
+        chunks: list[ScheduledRequest] = []
+        room = self._chunk_rows(decoding)
+        for request in sorted(prefilling, key=lambda each: each.number):
+            if room <= 0:
+                break
+            most = PROMPT_LOGIT_ROWS if request.needs_prompt_logits and self._chunks_prompts else room
+            chunks.append(ScheduledRequest.prefill(request, min(room, most, request.unbranched)))
+            room -= chunks[-1].pending
+        return chunks
 
     @property
     def _chunks_prompts(self) -> bool:
@@ -155,28 +163,27 @@ class Scheduler:
     def _chunk_rows(self, decoding: int) -> int:
         return self._chunks.rows(decoding) if self._chunks_prompts else 1 << 30
 
-    def _fit_in_memory(self, batch: list[ScheduledRequest]) -> list[ScheduledRequest]:
+    def _fit_in_memory(self, batch: list[ScheduledRequest]) -> tuple[list[ScheduledRequest], list[Rows]]:
         """Return the requests for which there are blocks: drafts are dropped first, then the youngest is preempted.
 
-        The youngest may be a request outside this pass that holds blocks of its prompt's first chunks.
+        And their rows. The youngest may be a request outside this pass that holds blocks of its prompt's first chunks.
         """
         batch = [scheduled for scheduled in batch if not scheduled.request.finished]
-        if self._has_blocks_for(batch):
-            return batch
+        rows = [scheduled.rows() for scheduled in batch]
+        if self.block_budget.free_for(rows):
+            return batch, rows
         for scheduled in batch:
             scheduled.drop_proposal()
-        while not self._has_blocks_for(batch):
+        while not self.block_budget.free_for(rows := [scheduled.rows() for scheduled in batch]):
             passing = [scheduled.request for scheduled in batch]
             holding = [request for request in self.running if request in passing or self.block_budget.holds(request)]
             if len(holding) < 2:
                 break
             youngest = max(holding, key=lambda request: request.number)
             batch = [scheduled for scheduled in batch if scheduled.request is not youngest]
+            rows.clear()  # they hold the sequence, whose blocks are to be free
             self._preempt(youngest)
-        return batch
-
-    def _has_blocks_for(self, batch: list[ScheduledRequest]) -> bool:
-        return self.block_budget.free_for([scheduled.rows() for scheduled in batch])
+        return batch, rows
 
     def _preempt(self, request: Request) -> None:
         """Release a request's memory and queue it again; it is recomputed later."""
@@ -198,34 +205,34 @@ class Scheduler:
         request.on_finish(request)
         request.finish(error)
 
-    def _run_pass(self, batch: list[ScheduledRequest], draft_s: float) -> None:
+    def _run_pass(self, batch: list[ScheduledRequest], rows: list[Rows], draft_s: float) -> None:
         planning = self.clock()
-        plan = PlannedPass.of(self.target, batch)
-        reads_all_pending = [scheduled.reads_all_pending for scheduled in batch]
+        plan = PlannedPass.of(self.target, batch, rows)
         started = self.clock()
         self.stats.choose_s += started - planning
         outputs = plan.run()
         seconds = self.clock() - started
         experts = experts_a_layer(self.target)
-        count = sum(len(each.tokens) for each in plan.rows)
+        count = sum([len(each.tokens) for each in plan.rows])
         self.stats.count_pass(count, seconds)
         self.stats.draft_s += draft_s
-        read, decoding = (
-            sum(scheduled.pending for scheduled in batch if scheduled.is_prefill),
-            sum(not scheduled.is_prefill for scheduled in batch),
-        )
-        self._chunks.observe(read, decoding, seconds)
-        for scheduled, each, goes_on, output in zip(batch, plan.rows, reads_all_pending, outputs, strict=True):
-            scheduled.request.prompt_s += 0.0 if scheduled.request.has_output else seconds
-            self.stats.prompt_tokens += scheduled.pending if scheduled.is_prefill else 0
-            listed = not scheduled.request.needs_prompt_logits or self._add_prompt_logprobs(
-                scheduled.request, len(each.tokens), output
-            )
-            if scheduled.request.at_branch:
-                self.block_budget.keep(scheduled.request, goes_on=True)
-            if listed and goes_on:
+        prefills = [scheduled.pending for scheduled in batch if scheduled.is_prefill]
+        read = sum(prefills)
+        self._chunks.observe(read, len(batch) - len(prefills), seconds)
+        self.stats.prompt_tokens += read
+        for scheduled, each, output in zip(batch, plan.rows, outputs, strict=True):
+            listed = not scheduled.is_prefill or self._note_prompt(scheduled.request, len(each.tokens), output, seconds)
+            if listed and scheduled.reads_all_pending:
                 self._accept_tokens(scheduled, output, seconds, draft_s, experts)
         self.drafts.observe_pass(count, read, seconds, draft_s, experts)
+
+    def _note_prompt(self, request: Request, count: int, output: RequestOutput, seconds: float) -> bool:
+        """Note that a pass of `seconds` read `count` tokens. False if the request has failed."""
+        request.prompt_s += 0.0 if request.has_output else seconds
+        listed = not request.needs_prompt_logits or self._add_prompt_logprobs(request, count, output)
+        if request.at_branch:
+            self.block_budget.keep(request, goes_on=True)
+        return listed
 
     def _add_prompt_logprobs(self, request: Request, count: int, output: RequestOutput) -> bool:
         """Add the log-probabilities of the prompt tokens that follow the last `count` rows. False if one is NaN.
@@ -251,7 +258,9 @@ class Scheduler:
         request, proposal, started = scheduled.request, scheduled.proposal, self.clock()
         try:
             new, accepted = verify(output.tokens, proposal.tokens, len(request.tokens))
-            listed = of_rows(output.logits[-1 - len(proposal.tokens) :], new, request.logprobs)
+            listed = None
+            if request.logprobs is not None:
+                listed = of_rows(output.logits[-1 - len(proposal.tokens) :], new, request.logprobs)
         except IpexAssistError as error:
             self._fail(request, error)
             return
@@ -264,25 +273,24 @@ class Scheduler:
         request.tokens += new
         assert request.sequence is not None
         request.sequence.truncate(len(request.tokens) - 1)
-        self._count(scheduled, new, accepted)
+        self.stats.new_tokens += len(new)
         if prompt:
             first_s = request.prompt_s + choose_s
             read = request.prompt_choices if request.prompt_logprobs is not None else None
             first = Round(new, target_s=first_s, prompt=True, choose_s=choose_s, logprobs=listed, prompt_logprobs=read)
-            request.put(replace(first, cached_tokens=request.cached_tokens))
+            request.put(first._replace(cached_tokens=request.cached_tokens))
             self.block_budget.keep(request, goes_on=True)
         else:
-            target_s, drafted = seconds + choose_s, len(proposal.tokens)
-            self.drafts.observe(scheduled, accepted, draft_s, target_s, experts)
-            took = draft_s if drafted else 0.0, target_s, False, self.drafts.plain_s(scheduled, len(new)), choose_s
+            target_s, drafted, plain_s = seconds + choose_s, len(proposal.tokens), None
+            if request.draft is not None:
+                self.stats.drafted += drafted
+                self.stats.accepted += accepted
+                self.drafts.observe(scheduled, accepted, draft_s, target_s, experts)
+                plain_s = self.drafts.plain_s(scheduled, len(new))
+            took = draft_s if drafted else 0.0, target_s, False, plain_s, choose_s
             request.put(Round(new, drafted, accepted, *took, listed))
         if request.remaining <= 0 or not request.eos.isdisjoint(new):
             self._leave(request)
             self.stats.finished += 1
             request.on_finish(request)
             request.finish()
-
-    def _count(self, scheduled: ScheduledRequest, new: list[int], accepted: int) -> None:
-        self.stats.new_tokens += len(new)
-        self.stats.drafted += len(scheduled.proposal.tokens)
-        self.stats.accepted += accepted

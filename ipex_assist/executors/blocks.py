@@ -92,9 +92,10 @@ class BlockPool:
 
     def references(self, block: int) -> int:
         """The reference count of a block; 0 where it is free."""
-        with _bookkeeping:
-            self._release_pending()
-            return self._references.get(block, 0)
+        if self._released:
+            with _bookkeeping:
+                self._release_pending()
+        return self._references.get(block, 0)
 
     def _free(self) -> int:
         return self.count - len(self._references)

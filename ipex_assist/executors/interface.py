@@ -72,6 +72,10 @@ class HasBlocks(Protocol):
         """Its blocks in the order of positions, BlockPool.size positions each; the last may be partly filled."""
         ...
 
+    def blocks_for(self, rows: int) -> int:
+        """How many blocks its next `rows` rows take from the pool, including the copy of a shared last block."""
+        ...
+
 
 class Rows(NamedTuple):
     """Tokens to append to a sequence; logits are returned for the last `last` of them, which may be 0.

@@ -27,8 +27,10 @@ class LoadRequest:
     checkpoint comes in groups of its own.
     kv_memory: limit of its keys and values, together with those of the models it works with. kv_precision: theirs, one
     of KV_PRECISIONS; None: that of attention. quick: be ready as soon as a first pass can run, even if the passes after
-    it take a little longer at first. before_packing: called before weights are read and packed, which takes long; an
-    exception in it ends the loading.
+    it take a little longer at first. aside: called when the core is about to check a packed copy, to start what this
+    process can do meanwhile. before_packing: called before weights are read and packed, which takes long; an exception
+    in it ends the loading. later: gets what a first token need not wait for, to be called by whoever gave the
+    list; None: all is done at once.
     """
 
     checkpoint: Checkpoint
@@ -41,7 +43,9 @@ class LoadRequest:
     kv_memory: KvMemory | None = None
     kv_precision: str | None = None
     quick: bool = False
+    aside: Callable[[], object] | None = None
     before_packing: Callable[[], object] | None = None
+    later: list[Callable[[], object]] | None = None
 
     @cached_property
     def spec(self) -> DecoderSpec:

@@ -7,7 +7,7 @@ import ctypes
 import threading
 from collections import abc
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ipex_assist.deferred_imports import torch_module
 from ipex_assist.env.errors import IpexAssistError
@@ -69,6 +69,24 @@ class TokenSegment(NamedTuple):
     after: int = 0  # tokens after those that get logits
 
 
+class RotaryRows(NamedTuple):
+    """cos and sin of consecutive positions where the core finds them. fields: Segment's from rope_start to sine."""
+
+    fields: tuple[int, int, int | None, int | None]
+    tables: tuple[Floats, Floats] | None  # keeps their memory
+
+    @classmethod
+    def of(cls, first: int, tables: tuple[Floats, Floats]) -> RotaryRows:
+        """Tables (positions, 1, rotary_width) from position `first` on."""
+        cosine, sine = tables
+        return cls((first, len(cosine), cosine.ctypes.data, sine.ctypes.data), tables)
+
+
+NO_ROTARY = RotaryRows((0, 0, None, None), None)
+NO_STATE = 0, 0, 0  # Segment's fields from state to settle
+NO_STATES = contextlib.nullcontext()
+
+
 class NativeModel(Model):
     """A Model (see executors/interface.py) on the C++ core. Calls from several threads wait for each other.
 
@@ -103,10 +121,10 @@ class NativeModel(Model):
         self._states: StatePool | None = None
         self._making = threading.Lock()
         self._kept = threading.local()  # logits that a thread asked for
-        self._spare = (
-            self.spec.head.block_size if self.spec.head is not None else 0
-        )  # rows of a block, which do not stay
+        # rows of a block, which do not stay
+        self._spare = self.spec.head.block_size if self.spec.head is not None else 0
         self._width = -(-self.spec.lm_head_rows // 16) * 16
+        self._shared_rotary = NO_ROTARY
 
     @property
     def experts_read(self) -> int:
@@ -190,13 +208,13 @@ class NativeModel(Model):
         """`forward`, and a token for each row of logits, chosen in the core; see executors/row_choice.py."""
         segments = self._segments(rows)
         taps = TappedRows.of(hidden, self.spec, segments)
-        assert len(choices) == sum(each.last for each in segments), "a choice for each row of logits"
+        assert len(choices) == sum([each.last for each in segments]), "a choice for each row of logits"
         if not hasattr(self._kept, "logits"):
             self._kept.logits = KeptLogits()
         chosen = CoreChoices(choices, self.spec.lm_head_rows, self._kept.logits)
         first = 0
         for group in self._passes(segments):
-            if count := sum(segment.last for segment in group):
+            if count := sum([segment.last for segment in group]):
                 self._sample(group, chosen, first, taps)
             else:
                 self._forward(group, 0, None, taps)
@@ -263,26 +281,33 @@ class NativeModel(Model):
         """Take the blocks that (sequence, further rows) need; NoBlocksError, and no change, where there are too few."""
         pool, memory = self.blocks, self._memory
         assert memory is not None
-        assert len({id(sequence) for sequence, _ in wants}) == len(wants), "a sequence twice in one call"
+        assert len({sequence for sequence, _ in wants}) == len(wants), "a sequence twice in one call"
+        if self._states is not None:
+            for sequence, _ in wants:
+                sequence.take_state()
         reserve(pool, wants, memory.copy)
 
     def _segments(self, rows: abc.Sequence[Rows]) -> list[TokenSegment]:
         """The rows of one call as segments, with blocks reserved for all of them."""
         segments = []
         for each in rows:
-            own = self._own(each.sequence)
-            check_rows(own, len(each.tokens), each.last)
-            if each.tokens:
-                check_hidden(self.spec, each.hidden, len(each.tokens))
-                check_logits(self.spec, each.last)
-                segments.append(TokenSegment(own, each.tokens, own.length, each.last, each.hidden))
+            own, tokens, last = self._own(each.sequence), each.tokens, each.last
+            check_rows(own, len(tokens), last)
+            if tokens:
+                check_hidden(self.spec, each.hidden, len(tokens))
+                check_logits(self.spec, last)
+                segments.append(TokenSegment(own, tokens, own.length, last, each.hidden))
         self._reserve([(segment.sequence, len(segment.tokens)) for segment in segments])
         for segment in segments:
-            segment.sequence.begin(len(segment.tokens))
+            if segment.start == 0:
+                segment.sequence.begin(len(segment.tokens))
         return segments
 
     def _passes(self, segments: abc.Sequence[TokenSegment]) -> Iterator[list[TokenSegment]]:
         """Segments grouped into passes, in order, cut where a pass has PASS_ROWS rows."""
+        if segments and sum([len(each.tokens) for each in segments]) <= PASS_ROWS:
+            yield list(segments)
+            return
         group: list[TokenSegment] = []
         room = PASS_ROWS
         for each in segments:
@@ -300,13 +325,17 @@ class NativeModel(Model):
         if group:
             yield group
 
-    def _rotary_rows(self, sequence: NativeSequence, start: int, rows: int) -> tuple[int, Floats, Floats]:
-        """cos and sin tables (positions, 1, rotary_dim) that hold at least these rows, after their first position."""
-        assert self.rotary is not None
-        prompt_length = sequence.rope_prompt_length
-        if start >= prompt_length or not self.rotary.stretches(prompt_length):
-            return (0, *self.rotary.tables)
-        return (start, *self.rotary.rows(start, rows, prompt_length))
+    def _rotary_of_steps(self) -> RotaryRows:
+        """The rotary embeddings of decode steps, which all sequences share."""
+        if self.rotary is not None and self._shared_rotary.tables is not self.rotary.tables:
+            self._shared_rotary = RotaryRows.of(0, self.rotary.tables)
+        return self._shared_rotary
+
+    def _rotary_of_prompt(self, prompt_length: int, start: int, rows: int) -> RotaryRows | None:
+        """The rotary embeddings of a prompt's rows; None where they are those of decode steps."""
+        if self.rotary is None or not self.rotary.stretches(prompt_length):
+            return None
+        return RotaryRows.of(start, self.rotary.rows(start, rows, prompt_length))
 
     def _batch(
         self, segments: abc.Sequence[TokenSegment], vocabulary: int | None, further: abc.Sequence[int] = ()
@@ -315,45 +344,42 @@ class NativeModel(Model):
 
         further: for each segment, how many tokens will be drafted after it.
         """
-        tokens = [token for segment in segments for token in segment.tokens]
+        tokens: list[int] = []
+        logit_rows: list[int] = []
+        described: list[Any] = []  # the segments' fields, in the order of Segment's
+        of_steps = self._rotary_of_steps()
+        keep: list[object] = [of_steps]
+        for index, segment in enumerate(segments):
+            own, start, last = segment.sequence, segment.start, segment.last
+            rows = len(segment.tokens)
+            end = start + rows
+            more = further[index] if further else 0
+            tokens += segment.tokens
+            logit_rows += range(len(tokens) - last - segment.after, len(tokens) - segment.after)
+            rotary, state = of_steps, NO_STATE
+            if start < own.rope_prompt_length:
+                rotary = self._rotary_of_prompt(own.rope_prompt_length, start, rows + more) or of_steps
+                keep.append(rotary)
+            if own.state is not None:
+                settle = own.state.after(start, end, end + (more - 1 if further else 0))
+                state = own.state.slot, own.state.settled, settle
+            described.append((ctypes.addressof(own.table), own.count, start, rows, *rotary.fields, *state))
         # ctypes would silently keep the lowest 32 bits of a larger number; the core checks ids in that range.
         if tokens and not -(1 << 31) <= min(tokens) <= max(tokens) < 1 << 31:
             raise IpexAssistError(f"token ids from {min(tokens)} to {max(tokens)}")
-        described = (Segment * len(segments))()
-        keep: list[object] = []
-        logit_rows: list[int] = []
-        row = 0
-        addresses, known = (0, 0), None  # of the last tables: finding them takes longer than all else here
-        for index, segment in enumerate(segments):
-            rows, own, struct = len(segment.tokens), segment.sequence, described[index]
-            struct.blocks, struct.block_count = ctypes.addressof(own.table), own.count
-            struct.start, struct.rows = segment.start, rows
-            if self.rotary is not None:
-                first, cosine, sine = self._rotary_rows(own, segment.start, rows + (further[index] if further else 0))
-                struct.rope_start, struct.rope_rows = first, len(cosine)
-                if cosine is not known:
-                    addresses, known = (cosine.ctypes.data, sine.ctypes.data), cosine
-                    keep.append((cosine, sine))
-                struct.cosine, struct.sine = addresses
-            if own.state is not None:
-                end = segment.start + rows
-                struct.state, struct.settled = own.state.slot, own.state.settled
-                struct.settle = own.state.after(segment.start, end, end + (further[index] - 1 if further else 0))
-            row += rows
-            logit_rows += range(row - segment.last - segment.after, row - segment.after)
         assert self._memory is not None
         batch = Batch(
             segment_count=len(segments),
-            rows=row,
-            segments=described,
-            tokens=(ctypes.c_int32 * row)(*tokens),
+            rows=len(tokens),
+            segments=(Segment * len(segments))(*described),
+            tokens=(ctypes.c_int32 * len(tokens))(*tokens),
             blocks=self._memory.handle,
             logit_rows=(ctypes.c_int32 * len(logit_rows))(*logit_rows),
             logit_row_count=len(logit_rows),
             vocabulary=self._choices(vocabulary) if vocabulary else 0,
             stride=self._width,
             states=self._states_memory.handle if self._states_memory is not None else None,
-            threads=self.pass_threads.of(row),
+            threads=self.pass_threads.of(len(tokens)),
         )
         if self.spec.head is not None:
             keep.append(give_hidden(batch, self.spec, [segment.hidden for segment in segments]))
@@ -366,6 +392,10 @@ class NativeModel(Model):
         if self.packed.settles and self._begun:
             self.packed.settle(SETTLE_BYTES)
         self._begun = True
+
+    def _states_after(self, segments: abc.Sequence[TokenSegment]) -> contextlib.AbstractContextManager[None]:
+        """What a pass runs in, so that a signal leaves no state that nobody knows."""
+        return NO_STATES if self._states is None else _whole_states(segments)
 
     def _forward(
         self,
@@ -380,7 +410,7 @@ class NativeModel(Model):
         batch.logits = logits
         if taps is not None:
             taps.next_pass(batch)
-        with pass_lock, _whole_states(segments):
+        with pass_lock, self._states_after(segments):
             self._settle()
             packed.check(packed.library.ia_forward(packed.handle, packed.pool.handle, ctypes.byref(batch)))
             _lengthen(segments)
@@ -393,7 +423,7 @@ class NativeModel(Model):
         logs, log_sums = (ctypes.c_float * rows)(), (ctypes.c_float * rows)()
         top_logs = (ctypes.c_float * (rows * top))()
         found = TopTokens(top, tokens, logs, log_sums, top_tokens, top_logs)
-        with pass_lock, _whole_states(segments):
+        with pass_lock, self._states_after(segments):
             self._settle()
             status = packed.library.ia_top_tokens(
                 packed.handle, packed.pool.handle, ctypes.byref(batch), ctypes.byref(found)
@@ -414,14 +444,13 @@ class NativeModel(Model):
         batch, _keep = self._batch(segments, None)
         if taps is not None:
             taps.next_pass(batch)
-        with pass_lock, _whole_states(segments):
+        with pass_lock, self._states_after(segments):
             self._settle()
             status = packed.library.ia_sample(
                 packed.handle,
                 packed.pool.handle,
                 ctypes.byref(batch),
-                ctypes.byref(choices.rows[first]),
-                ctypes.cast(ctypes.byref(choices.tokens, 4 * first), ctypes.POINTER(ctypes.c_int32)),
+                *choices.addresses(first),
             )
             packed.check(status)
             _lengthen(segments)
@@ -441,7 +470,7 @@ class NativeModel(Model):
             self._forward(group, 0, None)  # without logits
         batch, _keep = self._batch(segments, vocabulary or self.spec.vocab_size, [each.count for each in requests])
         drafts, packed = CoreDrafts(requests, self.target_tokens), self.packed
-        with pass_lock, _whole_states(segments):
+        with pass_lock, self._states_after(segments):
             self._settle()
             status = packed.library.ia_draft(
                 packed.handle, packed.pool.handle, ctypes.byref(batch), ctypes.byref(drafts.struct)

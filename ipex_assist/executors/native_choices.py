@@ -6,6 +6,7 @@ import ctypes
 import functools
 import math
 from collections import abc
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,18 +19,27 @@ Logits = NDArray[np.float32]
 
 
 @functools.lru_cache(maxsize=1024)
-def core_rule(rule: SamplingRule) -> CSamplingRule:
-    """A rule as the core reads it; the same object for each row of a request."""
-    return CSamplingRule(
-        temperature=rule.temperature,
-        top_p=rule.top_p,
-        min_p_distance=rule.temperature * math.log(rule.min_p) if rule.min_p > 0 else -math.inf,
-        seed=rule.seed,
-        top_k=min(rule.top_k, (1 << 31) - 1),
-        repetition_penalty=rule.repetition_penalty,
-        presence_penalty=rule.presence_penalty,
-        frequency_penalty=rule.frequency_penalty,
+def core_rule(rule: SamplingRule) -> Any:
+    """A pointer to a rule as the core reads it; the same object for each row of a request."""
+    return ctypes.pointer(
+        CSamplingRule(
+            temperature=rule.temperature,
+            top_p=rule.top_p,
+            min_p_distance=rule.temperature * math.log(rule.min_p) if rule.min_p > 0 else -math.inf,
+            seed=rule.seed,
+            top_k=min(rule.top_k, (1 << 31) - 1),
+            repetition_penalty=rule.repetition_penalty,
+            presence_penalty=rule.presence_penalty,
+            frequency_penalty=rule.frequency_penalty,
+        )
     )
+
+
+@functools.lru_cache
+def equal_rows(rule: SamplingRule, position: int, number: int) -> Any:
+    """The choices after `number` rows by a rule alone, as those of greedy requests are in each pass."""
+    fields: list[Any] = [(core_rule(rule), position, None, 0, None, None)]
+    return (CRowChoice * number)(*fields * number)
 
 
 class CoreChoices:
@@ -37,27 +47,46 @@ class CoreChoices:
 
     def __init__(self, choices: abc.Sequence[RowChoice], vocabulary: int, kept: KeptLogits) -> None:
         """vocabulary: logits of a row. kept: memory for those that are asked for."""
-        self._choices = choices
-        self.rows = (CRowChoice * len(choices))()
-        self.tokens = (ctypes.c_int32 * len(choices))()
-        self._rules = [core_rule(choice.rule) for choice in choices]  # referred to by address
-        self._logits = kept.rows(sum(choice.keep_logits for choice in choices), vocabulary)
+        number, self._choices = len(choices), choices
+        self.tokens = (ctypes.c_int32 * number)()
+        self._logits: list[Logits] = []
+        if len(set(map(id, choices))) == 1 and choices[0].is_rule_alone:
+            self.rows = equal_rows(choices[0].rule, choices[0].position, number)
+        else:
+            self.rows = self._rows(choices, vocabulary, kept)
+
+    def _rows(self, choices: abc.Sequence[RowChoice], vocabulary: int, kept: KeptLogits) -> Any:
+        self._logits = kept.rows(sum([choice.keep_logits for choice in choices]), vocabulary)
         addresses = iter([row.ctypes.data for row in self._logits])
-        for row, choice, rule in zip(self.rows, choices, self._rules, strict=True):
-            row.rule, row.position = ctypes.pointer(rule), choice.position
-            if choice.edits is not None and len(choice.edits):
-                assert choice.edits.dtype == LOGIT_EDIT, choice.edits.dtype
-                assert choice.edits.flags.c_contiguous, "edits with gaps"
-                row.edits, row.edit_count = choice.edits.ctypes.data, len(choice.edits)
-            if choice.mask is not None:
-                if len(choice.mask) < vocabulary or not choice.mask.flags.c_contiguous:
-                    raise IpexAssistError(f"a mask of {len(choice.mask)} tokens for {vocabulary} logits")
-                row.mask = choice.mask.ctypes.data
-            if choice.keep_logits:
-                row.logits = next(addresses)
+        fields: list[Any] = []  # in the order of CRowChoice's
+        known, pointer = None, None
+        for rule, position, edits, mask, keep_logits in choices:
+            at, count, allowed = None, 0, None
+            if rule is not known:
+                known, pointer = rule, core_rule(rule)
+            if edits is not None and len(edits):
+                assert edits.dtype == LOGIT_EDIT, edits.dtype
+                assert edits.flags.c_contiguous, "edits with gaps"
+                at, count = edits.ctypes.data, len(edits)
+            if mask is not None:
+                if len(mask) < vocabulary or not mask.flags.c_contiguous:
+                    raise IpexAssistError(f"a mask of {len(mask)} tokens for {vocabulary} logits")
+                allowed = mask.ctypes.data
+            logits = next(addresses) if keep_logits else None
+            fields.append((pointer, position, at, count, allowed, logits))
+        return (CRowChoice * len(fields))(*fields)
+
+    def addresses(self, first: int) -> tuple[int, int]:
+        """Of the choice of row `first`, and of its token."""
+        return (
+            ctypes.addressof(self.rows) + first * ctypes.sizeof(CRowChoice),
+            ctypes.addressof(self.tokens) + first * ctypes.sizeof(ctypes.c_int32),
+        )
 
     def found(self) -> SampledRows:
         """What the core has chosen, after the passes."""
+        if not self._logits:
+            return SampledRows(self.tokens[:], [None] * len(self._choices))
         logits = iter(self._logits)
         return SampledRows(self.tokens[:], [next(logits) if choice.keep_logits else None for choice in self._choices])
 
@@ -70,6 +99,8 @@ class KeptLogits:
 
     def rows(self, count: int, vocabulary: int) -> list[Logits]:
         """Rows of `vocabulary` logits; those of the last call are overwritten."""
+        if not count:
+            return []
         if self._memory.shape[0] < count or self._memory.shape[1] != vocabulary:
             self._memory = np.empty((count, vocabulary), np.float32)
         return list(self._memory[:count])

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from ipex_assist import launch
 from ipex_assist.checkpoints.quantized import QuantizedCheckpoint
 from ipex_assist.checkpoints.short_name import short_name
-from ipex_assist.deferred_imports import torch_module, torch_threads
+from ipex_assist.deferred_imports import one_torch_thread, torch_module, torch_threads
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.memory import gib, read_memory, release_free_memory
 from ipex_assist.env.phases import phase
@@ -22,29 +20,12 @@ from ipex_assist.executors.load_request import HeadRequest, LoadRequest
 from ipex_assist.executors.native import NativeModel
 from ipex_assist.executors.packed_cache import keeps_packed, load_packed, packed_path, save_packed
 from ipex_assist.launch.plan import MASK_AT_START
-from ipex_assist.models import Source
-from ipex_assist.models.weights import NotFiniteError, check_shape, head_dim_of, part_of, resolve
 from ipex_assist.native.library import Pool, instruction_set, shared_pool
 from ipex_assist.native.model import PackedModel
-
-if TYPE_CHECKING:
-    import torch
 
 log = logging.getLogger("ipex_assist")
 
 _MARGIN = 1 << 30  # bytes of memory that must stay free beside an image
-
-
-@contextlib.contextmanager
-def one_torch_thread() -> Iterator[None]:
-    """Limit torch to one thread inside the `with`, so that no torch pool spins against the core's. Imports torch."""
-    torch = torch_module()
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @functools.cache
@@ -74,30 +55,6 @@ def _openmp_threads() -> int:
     return sum(not MASK_AT_START.isdisjoint(core.cpus) for core in read_topology().cores) or 1
 
 
-def pack_weights(
-    model: PackedModel,
-    sources: dict[str, Source],
-    names: Iterable[str],
-    tensors: Iterable[tuple[str, torch.Tensor]],
-) -> None:
-    """Fill a model's image from a checkpoint's tensors, one at a time.
-
-    Raises NotFiniteError for a weight that holds NaN or infinity.
-    """
-    wanted = resolve(sources, names)
-    model.allocate()
-    for name, tensor in tensors:
-        for ours in wanted.get(name, ()):
-            weight = part_of(tensor, sources[ours], head_dim_of(model.spec, ours))
-            check_shape(model.spec, ours, tuple(weight.shape))
-            try:
-                model.pack(ours, weight)
-            except NotFiniteError as error:
-                raise NotFiniteError(name, error.where) from None
-            del weight
-        del tensor
-
-
 def load_native(request: LoadRequest) -> NativeModel:
     """Pack a checkpoint's weights into the core's image, or take a packed copy from the cache folder without torch.
 
@@ -109,17 +66,16 @@ def load_native(request: LoadRequest) -> NativeModel:
     _share_with_target(request, model)
     kept = packed_path(checkpoint, model) if _keeps(request, model) else None
     with phase(f"reading packed weights of {short_name(checkpoint.source)} ({request.precision})"):
-        from_cache = kept is not None and load_packed(model, kept, quick=request.quick)
+        from_cache = kept is not None and load_packed(model, kept, quick=request.quick, aside=request.aside)
     if kept is None and isinstance(request.table_of, NativeModel):
         model.share_table(request.table_of.packed)
     if not from_cache:
         if request.before_packing is not None:
             request.before_packing()
-        with one_torch_thread():
-            _pack(request, model)
+        _pack(request, model)
         release_free_memory()
         if kept is not None:
-            save_packed(model, kept, checkpoint.source, asked=bool(request.cache_packed))
+            _save(request, functools.partial(save_packed, model, kept, checkpoint.source))
     # The copy on disk is a whole image, so the embedding table is shared, and its memory freed, only after saving.
     if kept is not None and isinstance(request.table_of, NativeModel):
         model.share_table(request.table_of.packed)
@@ -149,6 +105,15 @@ def _share_with_target(request: LoadRequest, model: PackedModel) -> None:
         model.share_head(request.target.packed)
 
 
+def _save(request: LoadRequest, save: Callable[..., object]) -> None:
+    """Write the packed copy, now or later; now where the memory of a table is freed after it."""
+    save = functools.partial(save, asked=bool(request.cache_packed))
+    if request.later is None or request.table_of is not None:
+        save()
+    else:
+        request.later.append(save)
+
+
 def _keeps(request: LoadRequest, model: PackedModel) -> bool:
     """Whether a packed copy is kept. It is a whole image: even a model that shares a table needs memory for its own."""
     if request.cache_packed is None and isinstance(request.table_of, NativeModel):
@@ -174,15 +139,15 @@ def _empty_model(request: LoadRequest, pool: Pool) -> PackedModel:
 
 
 def _pack(request: LoadRequest, model: PackedModel) -> None:
-    from ipex_assist.executors.tensor_stream import stream_tensors
-
     stored = _stored(request)
-    with torch_module().inference_mode():
-        if stored is not None:
-            from ipex_assist.executors.native_stored import pack_stored
+    if stored is None:
+        from ipex_assist.executors.float_weights import pack_floats
 
-            _, weights = stream_tensors(stored, request.sources, request.precision, stored.stored)
-            pack_stored(model, stored, request.sources, weights)
-        else:
-            names, tensors = stream_tensors(request.checkpoint, request.sources, request.precision)
-            pack_weights(model, request.sources, names, tensors)
+        pack_floats(model, request.checkpoint, request.sources)
+        return
+    with one_torch_thread(), torch_module().inference_mode():
+        from ipex_assist.executors.native_stored import pack_stored
+        from ipex_assist.executors.tensor_stream import stream_tensors
+
+        _, weights = stream_tensors(stored, request.sources, request.precision, stored.stored)
+        pack_stored(model, stored, request.sources, weights)

@@ -86,12 +86,14 @@ class NativeSequence:
 
     def truncate(self, length: int) -> None:
         """Forget all tokens from position `length` on, and release the blocks that held only those."""
-        check_length(self, length)
-        check_rollback(length, self.settled)
+        if not 0 <= length <= self.length:
+            check_length(self, length)
         if self.state is not None:
+            check_rollback(length, self.state.settled)
             self.state.truncate(length)
         self.length = length
-        self.free_unused()
+        if length <= (self.count - 1) * BLOCK:
+            self.free_unused()
 
     def free_unused(self) -> None:
         """Release the blocks after those of the present length."""
@@ -124,6 +126,14 @@ class NativeSequence:
         if self.length == 0 and self.prompt_length is None:
             self.rope_prompt_length = tokens
 
+    def blocks_for(self, rows: int) -> int:
+        """How many blocks the next `rows` rows take: those that are missing, and copies of shared ones."""
+        first, end = self.length // BLOCK, -(-(self.length + rows) // BLOCK)
+        number = max(0, end - self.count)
+        for index in range(first, min(end, self.count)):
+            number += self._pool.references(self.table[index]) > 1
+        return number
+
     def shared_indices(self, rows: int) -> list[int]:
         """Indices of the table that the next `rows` rows would write to and whose blocks other sequences share."""
         first, last = self.length // BLOCK, min(self.count, -(-(self.length + rows) // BLOCK))
@@ -137,18 +147,14 @@ class NativeSequence:
 def reserve(
     pool: BlockPool, wants: abc.Sequence[tuple[NativeSequence, int]], copy: abc.Callable[[int, int], None]
 ) -> None:
-    """Give each sequence a state, if its model has any, and unshared blocks for its next rows.
-
-    Raises NoBlocksError before any change but taken states.
+    """Give each sequence unshared blocks for its next rows. Raises NoBlocksError before any change.
 
     wants: (sequence, number of rows). copy: copies the first block's contents into the second.
     """
-    for sequence, _ in wants:
-        sequence.take_state()
+    if not sum([sequence.blocks_for(rows) for sequence, rows in wants]):
+        return
     indices = [(sequence, sequence.shared_indices(rows)) for sequence, rows in wants]
     number = sum(sequence.missing(rows) for sequence, rows in wants) + sum(len(shared) for _, shared in indices)
-    if not number:
-        return
     fresh = pool.take_many(number)
     for sequence, shared in indices:
         for index in shared:

@@ -15,6 +15,7 @@ import logging
 import os
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -72,14 +73,21 @@ def packed_path(checkpoint: Checkpoint, model: PackedModel) -> Path | None:
     return folder / f"{name}-{model.precision}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.packed"
 
 
-def load_packed(model: PackedModel, path: Path, *, copy: bool | None = None, quick: bool = False) -> bool:
+def load_packed(
+    model: PackedModel,
+    path: Path,
+    *,
+    copy: bool | None = None,
+    quick: bool = False,
+    aside: Callable[[], object] | None = None,
+) -> bool:
     """Load the image at `path` into `model`. False where there is none, or, with a warning, where it cannot be used.
 
     copy: read it into this process's own memory, in large pages near the threads that use them; else the file is
     mapped: processes that map it share its memory, and truncating the file kills them all (SIGBUS). None: as
     $IPEX_ASSIST_PACKED says (copy or map), else copy where memory allows. quick: unless copying was asked for by name,
-    map the file first and copy it in the background, between passes (PackedModel.settle). Raises UsageError for an
-    invalid value of that variable.
+    map the file first and copy it in the background, between passes (PackedModel.settle). aside: called before the core
+    is busy checking the image, for a thread of the caller's. Raises UsageError for an invalid value of that variable.
     """
     if copy is None:
         copy = _copying(model, path)
@@ -91,6 +99,8 @@ def load_packed(model: PackedModel, path: Path, *, copy: bool | None = None, qui
                 return False
             expected = _read_header(file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size, model)
             model.adopt(file.fileno(), HEADER_BYTES, copy, settle=quick)
+        if aside is not None:
+            aside()
         if model.checksum() != expected:
             raise ValueError("its checksum is wrong")
     except (FileNotFoundError, NotADirectoryError):

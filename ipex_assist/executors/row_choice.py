@@ -43,6 +43,11 @@ class RowChoice(NamedTuple):
     mask: NDArray[np.bool_] | None = None
     keep_logits: bool = False
 
+    @property
+    def is_rule_alone(self) -> bool:
+        """Whether there are neither edits nor a mask, and no logits are asked for."""
+        return self.edits is None and self.mask is None and not self.keep_logits
+
 
 class SampledRows(NamedTuple):
     """A token for each row, and its logits (vocab,) where they were asked for, before edits and masks.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ipex_assist.checkpoints.short_name import short_name
@@ -28,17 +29,31 @@ def stream_tensors(
     names = list(checkpoint.names())
     wanted = resolve(sources, names)
     tensors = checkpoint.stream(wanted, precision) if read is None else read(wanted)
+    return names, _counted(tensors, packing_phase(checkpoint, wanted, precision))
+
+
+@contextlib.contextmanager
+def packing_phase(checkpoint: Checkpoint, wanted: Collection[str], precision: str) -> Iterator[Callable[[str], None]]:
+    """A phase in which the `wanted` tensors are packed; it is told the name of each that is."""
     sizes = {name: math.prod(shape) for name, shape in checkpoint.shapes().items() if name in wanted}
-    return names, _counted(tensors, sizes, f"packing weights of {short_name(checkpoint.source)} ({precision})")
-
-
-def _counted(tensors: Iterator[tuple[str, Any]], sizes: Mapping[str, int], name: str) -> Iterator[tuple[str, Any]]:
-    """The tensors, in a phase that lasts until the last one is done with; sizes: in elements."""
     done, total = 0, max(1, sum(sizes.values()))
-    with phase(name) as shown:
+
+    def packed(name: str) -> None:
+        nonlocal done
+        done += sizes.get(name, 0)
+        shown.share = done / total
+
+    with phase(f"packing weights of {short_name(checkpoint.source)} ({precision})") as shown:
         shown.share = 0.0
-        for own, tensor in tensors:
-            shown.share = done / total
-            yield own, tensor
+        yield packed
+
+
+def _counted(
+    tensors: Iterator[tuple[str, Any]], packing: contextlib.AbstractContextManager[Callable[[str], None]]
+) -> Iterator[tuple[str, Any]]:
+    """The tensors, in a phase that lasts until the last one is done with."""
+    with packing as packed:
+        for name, tensor in tensors:
+            yield name, tensor
             del tensor
-            done += sizes.get(own, 0)
+            packed(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ipex_assist import launch
 from ipex_assist.checkpoints.open import OpenCheckpoints
 from ipex_assist.checkpoints.short_name import short_name
-from ipex_assist.deferred_imports import torch_is_here
+from ipex_assist.deferred_imports import one_torch_thread, torch_is_here
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.isa import read_isa
 from ipex_assist.env.phase_display import phases_shown
@@ -22,7 +22,6 @@ from ipex_assist.executors.interface import FewerThreads, Model
 from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.load import load_model
 from ipex_assist.executors.load_request import LoadRequest
-from ipex_assist.executors.native_loading import one_torch_thread
 from ipex_assist.executors.select_executor import compute_threads, library_executor
 from ipex_assist.generation.assisted_model import AssistedModel
 from ipex_assist.generation.load_options import LoadOptions
@@ -49,15 +48,19 @@ if TYPE_CHECKING:
 log = logging.getLogger("ipex_assist")
 
 
-def load_by(options: LoadOptions, checkpoints: OpenCheckpoints | None = None) -> TextModel:
+def load_by(
+    options: LoadOptions,
+    checkpoints: OpenCheckpoints | None = None,
+    later: list[Callable[[], object]] | None = None,
+) -> TextModel:
     """`load` with everything in one object. precision None is bf16, or the 4 bits of a checkpoint that is quantized
     already (GPTQ, AWQ); assistant_precision None is the assistant's own such bits, then the target's precision.
 
-    checkpoints: those that are open already, which are not opened again.
+    checkpoints: those that are open already, which are not opened again. later: see LoadRequest.
     """
     name = short_name(options.target) if options.target else "the model"
     with phases_shown(options.progress), phase(f"loading {name}"):
-        model = _build(resolve(options, OpenCheckpoints() if checkpoints is None else checkpoints))
+        model = _build(resolve(options, OpenCheckpoints() if checkpoints is None else checkpoints), later)
         model.allow_special_tokens = options.allow_special_tokens
         if options.calibrate and isinstance(model, AssistedModel) and model.drafting.possible:
             with one_torch_thread() if model.identity.executor == "native" and torch_is_here() else nullcontext():
@@ -68,7 +71,7 @@ def load_by(options: LoadOptions, checkpoints: OpenCheckpoints | None = None) ->
     return model
 
 
-def _build(request: ResolvedOptions) -> TextModel:
+def _build(request: ResolvedOptions, later: list[Callable[[], object]] | None) -> TextModel:
     """Load what was asked for; our own decoder runs it, or transformers does."""
     checkpoint, assistant, executor = request.checkpoint, request.assistant, request.executor
     if reason := checkpoint.why_not_ours():
@@ -84,9 +87,9 @@ def _build(request: ResolvedOptions) -> TextModel:
             f"{checkpoint.source} would be slower with it than without. Choose another --assistant-model, self or "
             "lookup, or go without by --no-assisted"
         )
-    read_tokenizer = _reading(request)
+    read_tokenizer = _TokenizerReading(request)
     shared, assistant_tokenizer = _vocabulary(request, read_tokenizer)
-    target, assistant_model, loading = _models(request, read_tokenizer)
+    target, assistant_model, loading = _models(request, read_tokenizer, later)
     tokenizer = read_tokenizer()
     draft_vocabulary = request.options.draft_vocabulary
     limited = shared.limited(draft_vocabulary)
@@ -114,18 +117,34 @@ def _build(request: ResolvedOptions) -> TextModel:
     return model
 
 
-def _reading(request: ResolvedOptions) -> Callable[[], PreTrainedTokenizerBase]:
-    """What gives the target's tokenizer. A quick start reads it in a thread, while the packed weights are checked."""
-    if request.quick and request.tokenizer is None:
-        aside = ThreadPoolExecutor(1)
-        reading = aside.submit(load_tokenizer, request.checkpoint)
-        aside.shutdown(wait=False)
-        return reading.result
-    tokenizer = request.tokenizer or load_tokenizer(request.checkpoint)
-    return lambda: tokenizer
+class _TokenizerReading:
+    """The target's tokenizer, read in a thread from `begin` on, or when it is first asked for.
+
+    Parsing its file holds the interpreter's lock for a quarter of a second, in which nothing but the core can work. So
+    a quick start begins it when the core is about to check the packed weights, and not before.
+    """
+
+    def __init__(self, request: ResolvedOptions) -> None:
+        self._checkpoint = request.checkpoint
+        self._reading: Future[PreTrainedTokenizerBase] | None = None
+        if request.tokenizer is not None or not request.quick:
+            self._reading = Future()
+            self._reading.set_result(request.tokenizer or load_tokenizer(request.checkpoint))
+
+    def begin(self) -> Future[PreTrainedTokenizerBase]:
+        if self._reading is None:
+            thread = ThreadPoolExecutor(1)
+            self._reading = thread.submit(load_tokenizer, self._checkpoint)
+            thread.shutdown(wait=False)
+        return self._reading
+
+    def __call__(self) -> PreTrainedTokenizerBase:
+        return self.begin().result()
 
 
-def _models(request: ResolvedOptions, before_packing: Callable[[], object]) -> tuple[Model, Model | None, Loading]:
+def _models(
+    request: ResolvedOptions, read_tokenizer: _TokenizerReading, later: list[Callable[[], object]] | None
+) -> tuple[Model, Model | None, Loading]:
     """The target, the assistant where a model drafts, and how long loading each of them took."""
     options = request.options
     if options.kv_memory is not None and request.executor != "native":
@@ -140,7 +159,9 @@ def _models(request: ResolvedOptions, before_packing: Callable[[], object]) -> t
         kv_memory=KvMemory(options.kv_memory, options.kv_share),
         kv_precision=options.kv_precision,
         quick=request.quick,
-        before_packing=before_packing,
+        aside=read_tokenizer.begin,
+        before_packing=read_tokenizer,
+        later=later,
     )
     started = time.perf_counter()
     target = load_model(asked)
@@ -157,6 +178,7 @@ def _models(request: ResolvedOptions, before_packing: Callable[[], object]) -> t
             table_of=None if request.assistant else target,
             group=DRAFT_INT4_GROUP,
             quick=False,
+            aside=None,
             before_packing=None,
         )
     )

@@ -200,7 +200,7 @@ class TransformersModel(TextModel):
         self.assistant = None
         plain.continue_after(written)
         for round_ in plain.rounds():
-            yield dataclasses.replace(round_, prompt=round_.prompt and not written)
+            yield round_._replace(prompt=round_.prompt and not written)
 
 
 def _load(checkpoint: Checkpoint, dtype: torch.dtype, executor: str, *, alone: bool) -> tuple[PreTrainedModel, str]:

@@ -22,7 +22,6 @@ from ipex_assist.native.structures import (
     Batch,
     CLayerSpec,
     CModelSpec,
-    CRowChoice,
     GreedyDraft,
     TopTokens,
 )
@@ -75,7 +74,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ia_blocks_discard": (_i32, (_p, ctypes.POINTER(_i32), _i64)),
     "ia_forward": (_i32, (_p, _p, ctypes.POINTER(Batch))),
     "ia_top_tokens": (_i32, (_p, _p, ctypes.POINTER(Batch), ctypes.POINTER(TopTokens))),
-    "ia_sample": (_i32, (_p, _p, ctypes.POINTER(Batch), ctypes.POINTER(CRowChoice), ctypes.POINTER(_i32))),
+    "ia_sample": (_i32, (_p, _p, ctypes.POINTER(Batch), _p, _p)),  # (choices, tokens): CRowChoice and int32
     "ia_draft": (_i32, (_p, _p, ctypes.POINTER(Batch), ctypes.POINTER(GreedyDraft))),
     "ia_linears": (_i32, (_p, _p, _i32, _p, _i64, _p, _i64)),
     "ia_row_seconds": (ctypes.c_double, (_p, _i64, _i64)),

@@ -98,6 +98,7 @@ class Acceptance:
     def __init__(self, memory: float = MEMORY) -> None:
         """memory: the factor by which counts decay with each observation."""
         self.first, self.later, self.memory = ConfidenceBins(_FIRST_SHARE), ConfidenceBins(_LATER_SHARE), memory
+        self._expected: dict[int, tuple[Array, Array]] = {}  # by the longest draft, since the last observation
 
     @classmethod
     def from_counts(cls, counts: dict[str, dict[str, list[float]]]) -> Acceptance:
@@ -136,6 +137,7 @@ class Acceptance:
         confidence: of each drafted token, and of tokens after them that were trimmed before verification. Missing
         confidences count as 1.
         """
+        self._expected.clear()
         for classes in (self.first, self.later):
             classes.scale(self.memory)
             classes.prior *= self.memory
@@ -148,6 +150,7 @@ class Acceptance:
 
     def take(self, other: Acceptance) -> None:
         """Replace these counts by a copy of another's."""
+        self._expected.clear()
         for mine, theirs in ((self.first, other.first), (self.later, other.later)):
             mine.proposed, mine.drafted = theirs.proposed.copy(), theirs.drafted.copy()
             mine.accepted, mine.prior = theirs.accepted.copy(), theirs.prior
@@ -167,14 +170,22 @@ class Acceptance:
 
         Row e is for drafts that stop after the first token whose confidence is below edge e. With a share g of tokens
         at or above the edge, accepted with probability h, and l below it, token j is drafted with probability g^(j-1)
-        and accepted with (gh)^(j-1) (gh + (1-g)l).
+        and accepted with (gh)^(j-1) (gh + (1-g)l). Both are read-only.
         """
+        if longest not in self._expected:
+            self._expected[longest] = self._expected_tokens(longest)
+        return self._expected[longest]
+
+    def _expected_tokens(self, longest: int) -> tuple[Array, Array]:
         first, later = self.splits()
         drafted = _powers(first.share, later.share, longest)
         reached = _powers(first.share * first.above, later.share * later.above, longest)
         right = np.repeat((later.share * later.above + (1 - later.share) * later.below)[:, None], longest, axis=1)
         right[:, 0] = first.share * first.above + (1 - first.share) * first.below
-        return drafted, np.cumsum(reached * right, axis=1)
+        tokens = np.cumsum(reached * right, axis=1)
+        for table in (drafted, tokens):
+            table.flags.writeable = False
+        return drafted, tokens
 
     def chances(self, confidences: Sequence[Sequence[float]], drafted: Sequence[int]) -> list[list[float]]:
         """Return, for each token of several drafts, the probability that it and all tokens before it are accepted."""

@@ -19,6 +19,9 @@ class Proposal:
     read: int = 0
 
 
+NO_PROPOSAL = Proposal([])
+
+
 class DraftSource(Protocol):
     """Proposes tokens, and is told how many of them were accepted."""
 

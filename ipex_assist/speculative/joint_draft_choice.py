@@ -38,15 +38,21 @@ class BatchCosts:
     def pass_s(self, rows: float | Array) -> Array:
         """Return the target's seconds; extrapolated in proportion to the rows, which is an upper bound."""
         known = len(self._verify)
+        if isinstance(rows, int) and 1 <= rows <= known:  # what is interpolated below, in a fraction of the time
+            one: Array = self._verify[rows - 1]
+            return one
         seconds: Array = np.interp(rows, self._rows, self._verify) * np.maximum(1.0, np.asarray(rows) / known)
         return seconds
 
     def more_s(self, rows: float | Array) -> Array:
         """Return the seconds that `rows` drafted rows add to the pass."""
-        return self.pass_s(self.base + np.asarray(rows)) - self.base_s
+        return self.pass_s(self.base + rows) - self.base_s
 
     def draft_s(self, requests: float | Array) -> Array:
         """Return the seconds of a draft pass with a row for each of `requests`; below one, that share of it."""
+        if isinstance(requests, int) and 0 <= requests < len(self._draft):
+            one: Array = self._draft[requests]
+            return one
         seconds: Array = np.interp(requests, np.arange(len(self._draft)), self._draft)
         return seconds
 

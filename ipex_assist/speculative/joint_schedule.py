@@ -252,8 +252,6 @@ class JointSchedule:
 
     def _plan_trial(self, drafts: Sequence[JointDraft]) -> None:
         """Let one request draft one token from time to time, to notice when drafting becomes worthwhile."""
-        if not self._could_be_worthwhile(len(drafts)):
-            return
         draft = min(drafts, key=lambda draft: draft.now.unread)
         step = self._loss(1, 1, False)
         cost, context = step + self.live.costs.reading(self._unread(draft)), self._all(draft)
@@ -261,7 +259,7 @@ class JointSchedule:
             sizes = [size for size in PROBES if step + self.live.costs.reading(size) <= self._credit]
             if sizes and draft.now.unread > sizes[0]:
                 cost, context = step + self.live.costs.reading(sizes[0]), sizes[0]
-        if self._undrafted_s * STAKE >= cost and cost <= self._credit:
+        if self._undrafted_s * STAKE >= cost and cost <= self._credit and self._could_be_worthwhile(len(drafts)):
             draft.plan, self._trial = DraftPlan(1, 0.0, context), True
 
     def _could_be_worthwhile(self, requests: int) -> bool:

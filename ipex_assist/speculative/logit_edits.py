@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,27 +21,50 @@ class SeenTokens:
         self._biases: LogitEdits = np.zeros(len(biases), LOGIT_EDIT)
         self._biases["token"] = [token for token, _ in biases]
         self._biases["bias"] = [bias for _, bias in biases]
-        self._edits, self._length = self._biases, 0
+        self._take(self._biases, 0)
 
     def edits(self, tokens: Sequence[int], following: Sequence[int] = ()) -> list[LogitEdits]:
-        """The edits after `tokens`, and after each of the `following` ones, which are output."""
+        """The edits after `tokens`, and after each of the `following` ones, which are output.
+
+        The first are valid until the next call.
+        """
         if not self._sampling.has_penalties:
             return [self._biases] * (len(following) + 1)
         self._follow(tokens)
-        rows = [self._edits]
+        rows = [self._memory[: len(self._tokens)]]
         for token in following:
-            rows.append(self._with(rows[-1], token, generated=True))
+            rows.append(self._with(rows[-1], token))
         return rows
+
+    def _take(self, edits: LogitEdits, length: int) -> None:
+        """Go on from the edits after `length` tokens."""
+        self._length, self._tokens = length, edits["token"].tolist()  # the tokens as a list: it is searched faster
+        self._memory: LogitEdits = np.concatenate((edits, np.zeros(len(edits) + 64, LOGIT_EDIT)))
+        self._words = self._memory.view(np.int32).data  # four of an edit, in the order of its fields
 
     def _follow(self, tokens: Sequence[int]) -> None:
         if len(tokens) < self._length:
-            self._edits, self._length = self._biases, 0
-        prompt = self._sampling.prompt_length
+            self._take(self._biases, 0)
         if len(tokens) - self._length > 16:
-            self._edits, self._length = self._of(tokens), len(tokens)
+            self._take(self._of(tokens), len(tokens))
         for place in range(self._length, len(tokens)):
-            self._edits = self._with(self._edits, tokens[place], generated=place >= prompt)
+            self._add(tokens[place], generated=place >= self._sampling.prompt_length)
         self._length = len(tokens)
+
+    def _add(self, token: int, *, generated: bool) -> None:
+        """Count one more token, in place."""
+        if token >= self._width:
+            return
+        place, count = bisect_left(self._tokens, token), len(self._tokens)
+        word = 4 * place
+        if place == count or self._tokens[place] != token:
+            if count == len(self._memory):
+                self._take(self._memory, self._length)
+            self._words[word + 4 : 4 * count + 4] = self._words[word : 4 * count]
+            self._words[word], self._words[word + 1], self._words[word + 3] = token, 0, 0
+            self._tokens.insert(place, token)
+        self._words[word + 2] = 1
+        self._words[word + 3] += generated
 
     def _of(self, tokens: Sequence[int]) -> LogitEdits:
         """The edits after a whole text."""
@@ -55,15 +79,15 @@ class SeenTokens:
         edits["generated"][np.searchsorted(edits["token"], output_ids)] = counts
         return edits
 
-    def _with(self, edits: LogitEdits, token: int, *, generated: bool) -> LogitEdits:
-        """A copy with one more token: the core may still refer to what was passed before."""
+    def _with(self, edits: LogitEdits, token: int) -> LogitEdits:
+        """A copy with one more token of the output."""
         if token >= self._width:
             return edits
         place = int(np.searchsorted(edits["token"], token))
         if place == len(edits) or edits["token"][place] != token:
-            new = np.array([(token, 0.0, 1, int(generated))], LOGIT_EDIT)
+            new = np.array([(token, 0.0, 1, 1)], LOGIT_EDIT)
             return np.concatenate((edits[:place], new, edits[place:]))
         edits = edits.copy()
         edits["seen"][place] = 1
-        edits["generated"][place] += generated
+        edits["generated"][place] += 1
         return edits

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ipex_assist.executors.interface import TokenLogprob
 
 
-@dataclass(frozen=True)
-class Round:
+class Round(NamedTuple):
     """The tokens that one pass of the target brought: the accepted drafted tokens, then one of its own.
 
     prompt: marks the first round, after the prompt was read. Times are in seconds; plain_s: of plain decoding per token

@@ -5,7 +5,8 @@ The tokens are those that `choices` in verify.py finds by the rows' logits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ipex_assist.executors.row_choice import RowChoice
@@ -14,26 +15,38 @@ from ipex_assist.speculative.logit_edits import SeenTokens
 from ipex_assist.speculative.sampling import INVALID_LOGITS, Sampling
 
 
-@dataclass
+@dataclass(frozen=True)
 class PlannedChoices:
     """How the tokens after a request's last row and its drafted tokens are chosen.
 
     grammar_error: why no mask could be made for the row after `rows`' last one that has its own.
     """
 
-    rows: list[RowChoice]
+    rows: Sequence[RowChoice]
     grammar: Grammar | None = None
     masks: int = 0  # rows that have theirs; those after them are never decisive
     grammar_error: GrammarError | None = None
 
-    def tokens(self, found: Sequence[int]) -> Iterator[int]:
-        """Yield the choices that a model has found, lazily; the grammar is advanced by each, as `choices` does it."""
+    def tokens(self, found: Sequence[int]) -> Iterable[int]:
+        """The choices that a model has found. Under a grammar, which each advances as `choices` does it, lazily."""
+        return found if self.grammar is None else self._followed(self.grammar, found)
+
+    def _followed(self, grammar: Grammar, found: Sequence[int]) -> Iterator[int]:
         for row, token in enumerate(found):
-            if self.grammar is not None and token != INVALID_LOGITS:
+            if token != INVALID_LOGITS:
                 if row >= self.masks and self.grammar_error is not None:
                     raise self.grammar_error
-                self.grammar.advance(token)
+                grammar.advance(token)
             yield token
+
+
+_LIKELIEST = RowChoice(), RowChoice(keep_logits=True)  # the same object for all rows of a pass
+
+
+@functools.lru_cache
+def likeliest(count: int, keep_logits: bool) -> PlannedChoices:
+    """Plan that the likeliest token follows each of `count` rows."""
+    return PlannedChoices(_LIKELIEST[keep_logits : keep_logits + 1] * count)
 
 
 def plan_choices(
@@ -49,6 +62,8 @@ def plan_choices(
 
     seen: of `tokens`, where the sampling changes logits. grammar: in the state after `tokens`, and left in it.
     """
+    if seen is None and grammar is None and not sampling.do_sample:
+        return likeliest(len(drafted) + 1, keep_logits)
     edits = [None] * (len(drafted) + 1) if seen is None else seen.edits(tokens, drafted)
     masks, error = ([], None) if grammar is None else _masks(grammar, drafted)
     generated = len(tokens) - sampling.prompt_length if sampling.do_sample else 0

@@ -62,12 +62,12 @@ class Sampling(SamplingOptions):
         assert self.seed is not None
         return SamplingRule(self.temperature, self.top_k, self.top_p, self.min_p, self.seed, *penalties)
 
-    @property
+    @cached_property
     def changes_logits(self) -> bool:
         """Whether `apply_penalties` changes anything."""
         return bool(self.logit_bias) or self.has_penalties
 
-    @property
+    @cached_property
     def has_penalties(self) -> bool:
         """Whether tokens that were seen before are chosen less often, or more."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0

@@ -14,6 +14,8 @@ import sys
 import termios
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import checkpoint_files
 import pytest
@@ -21,7 +23,7 @@ import pytest
 from ipex_assist import cli
 from ipex_assist.checkpoints import hub
 from ipex_assist.commands import generate
-from ipex_assist.commands.shared import memory_need
+from ipex_assist.commands.shared import arguments, memory_need
 from ipex_assist.env.memory import MemoryInfo
 
 pytestmark = pytest.mark.one_stack
@@ -251,3 +253,22 @@ def test_termination_while_loading(target: str) -> None:
     _, err = process.communicate(timeout=60)
     assert process.returncode == 143, err
     assert b"Traceback" not in err
+
+
+@pytest.mark.parametrize(("code", "done"), [(0, 1), (130, 1), (143, 0)])
+def test_what_the_text_does_not_wait_for(code: int, done: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A packed copy that nobody writes after Ctrl-C, or one that a process writes that was told to end."""
+    calls: list[int] = []
+
+    def load_models(*given: Any, later: list[Any], **more: Any) -> tuple[Any, list[str]]:
+        later.append(lambda: calls.append(1))
+        return SimpleNamespace(tokenizer=SimpleNamespace(chat_template=None), stream=lambda *_, **more: None), []
+
+    monkeypatch.setattr(generate, "load_models", load_models)
+    monkeypatch.setattr(generate, "_generate", lambda *given: code)
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        assert generate.generate(arguments.parse(["-m", "model", *PROMPT])) == code
+        assert len(calls) == done
+    finally:
+        signal.signal(signal.SIGINT, before)

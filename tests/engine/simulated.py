@@ -58,6 +58,9 @@ class CountingSequence:
     def blocks(self) -> list[int]:
         return list(range(-(-len(self.tokens) // BLOCK)))
 
+    def blocks_for(self, rows: int) -> int:
+        return -(-(self.length + rows) // BLOCK) - len(self.blocks)
+
     def truncate(self, length: int) -> None:
         assert length <= self.length
         del self.tokens[length:]

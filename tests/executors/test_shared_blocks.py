@@ -33,6 +33,21 @@ def model_of(blocks: int, kv_precision: str = "fp32") -> NativeModel:
 
 
 @native
+@pytest.mark.parametrize("length", [1, 255, 256, 257, 300, 512])
+@pytest.mark.parametrize("rows", [1, 2, 255, 256, 600])
+def test_blocks_are_taken_as_foretold(length: int, rows: int) -> None:
+    """Catches an engine that lets a pass begin for which there are no blocks, or preempts a text for nothing."""
+    model = model_of(16)
+    sequence = model.new_sequence(2000)
+    model.forward([Rows(sequence, tokens(length), 0)])
+    for each in (sequence, sequence.fork()):
+        free, foretold = model.blocks.free, each.blocks_for(rows)  # type: ignore[attr-defined]
+        model.forward([Rows(each, tokens(rows, 1), 1)])
+        assert free - model.blocks.free == foretold
+        assert each.blocks_for(1) == (each.length % SIZE == 0)  # type: ignore[attr-defined]
+
+
+@native
 def test_a_full_pool_refuses_and_changes_nothing() -> None:
     """The first of two texts had its blocks before the second was refused."""
     model = model_of(3)

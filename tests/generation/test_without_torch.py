@@ -69,6 +69,24 @@ def test_a_drawn_text_needs_no_torch(folder: Path, tmp_path: Path, monkeypatch: 
     assert json.loads(modules) == []
 
 
+def test_a_first_text_needs_no_torch_and_waits_for_no_packed_copy(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first start of a person is one second of imports longer, or as long as the disk takes for the copy."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    flags = ["-m", str(folder), "--precision", "int4", "--no-assisted", "--cache-packed", "--no-launch"]
+    flags += ["-p", "Hello", "--raw", "--max-new-tokens", "8", "--ignore-eos"]
+    told = """
+import ipex_assist.executors.native_loading as loading
+save = loading.save_packed
+loading.save_packed = lambda *given, **more: print("|saves") or save(*given, **more)
+"""
+    text = ipex_assist.load(str(folder), None, precision="int4").generate("Hello", max_new_tokens=8, ignore_eos=True)
+    output = "\n".join(started([flags], before=told))
+    assert output == f"{text.text}\n|saves\n[]", output
+    assert list(tmp_path.rglob("*.packed"))
+
+
 def test_a_quick_start_says_what_is_wrong_with_the_tokenizer_before_it_packs(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,9 +98,9 @@ def test_a_quick_start_says_what_is_wrong_with_the_tokenizer_before_it_packs(
         ipex_assist.load(str(tmp_path / "model"), None, precision="int4", quick_start=True)
 
 
-def started(asked: list[list[str]], after: str = "", **environment: str) -> list[str]:
-    """The lines that a process prints which runs the command with each of these flags, and then `after`."""
-    command = [sys.executable, "-c", PROGRAM + after, json.dumps(asked)]
+def started(asked: list[list[str]], after: str = "", before: str = "", **environment: str) -> list[str]:
+    """The lines that a process prints which runs `before`, the command with each of these flags, and `after`."""
+    command = [sys.executable, "-c", before + PROGRAM + after, json.dumps(asked)]
     ended = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
     assert ended.returncode == 0, ended.stderr
     return ended.stdout.splitlines()

@@ -41,6 +41,27 @@ def test_prices_of_a_pass() -> None:
     assert float(BatchCosts(machine(8), 4).more_s(124)) == pytest.approx(15.0), "beyond what was measured"
 
 
+def test_prices_of_whole_rows_are_interpolated_ones() -> None:
+    """Catches another price for the same pass, by which a schedule would change its mind with the type of a number."""
+    batch_costs = BatchCosts(machine(8), 4, 8)
+    for rows in (*range(1, 80), 200):
+        assert float(batch_costs.pass_s(rows)) == float(batch_costs.pass_s(float(rows)))
+        assert float(batch_costs.more_s(rows)) == float(batch_costs.more_s(float(rows)))
+        assert float(batch_costs.draft_s(rows)) == float(batch_costs.draft_s(float(rows)))
+
+
+def test_expected_tokens_are_those_of_the_last_observation() -> None:
+    """Catches tables that were computed before it."""
+    acceptance, other = known(0.2), known(0.9)
+    _, before = acceptance.expected_tokens(5)
+    acceptance.observe([0.99], 1, 1)
+    _, after = acceptance.expected_tokens(5)
+    assert (after[:, 0] > before[:, 0]).all()
+    acceptance.take(other)
+    assert (acceptance.expected_tokens(5)[1] == other.expected_tokens(5)[1]).all()
+    assert acceptance.expected_tokens(7)[0].shape[1] == 7
+
+
 @pytest.mark.parametrize("texts", [1, 2, 4, 8, 16, 32])
 def test_drafts_shrink_as_passes_are_bound_by_arithmetic(texts: int) -> None:
     """Where all rows of the pass are paid for anyway, nothing is drafted; and where they are free, as much as pays."""

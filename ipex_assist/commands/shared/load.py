@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,13 +30,14 @@ def load_models(
     checkpoints: OpenCheckpoints | None = None,
     lengths: Sequence[int] = (),
     torch_late: bool = False,
+    later: list[Callable[[], object]] | None = None,
 ) -> tuple[Any, list[str]]:
     """Both models, and what is not as the launcher planned it.
 
     max_new_tokens: of texts to come, for which there must be room. threads: where no launcher has planned them.
     checkpoints: those that are open already. lengths: in tokens, of sequences that run at a time. torch_late: the
     native executor imports torch where it packs, or when a text is drawn, which may be never; else it is there when the
-    first text comes.
+    first text comes. later: gets what need not be done before the first token, and must be called.
     """
     from ipex_assist.executors.select_executor import compute_threads, resolve_executor
 
@@ -59,7 +60,7 @@ def load_models(
     from ipex_assist.generation.loading import load_by
 
     started = time.perf_counter()
-    model = load_by(options, checkpoints)
+    model = load_by(options, checkpoints, later)
     log.info("loaded in %.1f s", time.perf_counter() - started)
     leave_cores_to_native()
     found = launch.check_start(plan, compute_threads()) if plan else []
