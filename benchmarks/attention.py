@@ -46,7 +46,7 @@ extern "C" void attend_all(int precision, int64_t dim, int64_t queries, const fl
     std::vector<int32_t> end(size_t(queries), BLOCK_POSITIONS);
     std::vector<AttentionPartial> partials(size_t(queries), AttentionPartial{});
     AttentionTile t{};
-    t.precision = BF16, t.queries = int32_t(queries), t.head_dim = int32_t(dim), t.key_depth = dim;
+    t.precision = BF16, t.queries = int32_t(queries), t.value_dim = int32_t(dim), t.key_depth = dim;
     t.scale = 1 / std::sqrt(float(dim));
     t.query = rows.data(), t.query_scales = scales.data(), t.query_offsets = offsets.data();
     t.first = first.data(), t.end = end.data(), t.scores = scores.data(), t.probabilities = probabilities.data();

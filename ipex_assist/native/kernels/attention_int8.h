@@ -7,6 +7,7 @@
 // For one query, a block of 256 positions and head_dim 128, AVX-512 needs 512 dot-product instructions for scores and
 // 512 for values, where bf16 needs 1024 each; 8 queries together load each line of keys and values once.
 #pragma once
+#include "kernels/prefetch.h"
 #include "kernels/row_operations.h"
 
 namespace ipex_assist {
@@ -87,24 +88,6 @@ inline __attribute__((always_inline)) void add_digits(const uint8_t* at, const R
     });
 #endif
 }
-
-// The lines of the next block that are read from memory, into L2, while a tile of queries meets 16 columns of this one.
-// Some are prefetched with every group of products: all at once they would queue.
-struct Ahead {
-    const uint8_t* at;
-    int64_t each;  // lines for each group
-    // `columns`: of this block; `distance`: from there to the next block's; `lines`: for each group, of which the
-    // `part`th of `parts` tiles of queries prefetches its share.
-    static Ahead of(const uint8_t* columns, int64_t distance, int64_t groups, int64_t lines, int64_t part,
-                    int64_t parts) {
-        const int64_t each = distance ? (lines + parts - 1) / parts : 0;
-        return {columns + distance + part * each * groups * 64, each};
-    }
-    __attribute__((always_inline)) void go_on() {
-        for (const uint8_t* end = at + each * 64; at < end; at += 64)
-            _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T1);
-    }
-};
 
 // Scores of M queries from `q` on with 16 keys.
 template <int M>

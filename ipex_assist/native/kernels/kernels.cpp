@@ -11,6 +11,7 @@
 #include "kernels/attention.h"
 #include "kernels/linear_fp32_bf16.h"
 #include "kernels/linear_fp8.h"
+#include "kernels/linear_int8_int4_prefill.h"
 #include "kernels/linear_mxfp4.h"
 #include "packing/pack_mxfp4.h"
 #include "kernels/row_operations.h"
@@ -40,6 +41,9 @@ void linear(const Linear& w, const LinearRows& in, int64_t rows, int64_t first, 
         return rows > TILE ? amx_many(w, in, rows, first, last, out, stride)
                            : amx_integer(w, in, rows, first, last, out, stride);
     }
+#endif
+#ifdef IPEX_ASSIST_BYTE_PAIRS
+    if (takes_byte_pairs(w, rows)) return byte_pairs(w, in, rows, first, last, out, stride);
 #endif
     switch (w.precision) {
         case FP32: return float_linear<Fp32>(w, in, rows, first, last, out, stride);

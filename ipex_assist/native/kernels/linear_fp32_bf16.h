@@ -56,19 +56,20 @@ inline void float_rows(int64_t count, const typename D::Row* rows, int64_t row_s
 #undef CALL
 }
 
-// 9 to 16 rows times one block: two tiles take turns at its chunks.
+// 9 to 16 rows times one block: two tiles of half of them take turns at its chunks.
 template <class D>
 void float_pair(const Linear& w, const typename D::Row* rows, int64_t count, int64_t b, float* out, int64_t stride) {
     const uint8_t* block = w.weights + b * block_bytes(w.precision, 0, w.depth);
+    const int64_t half = even_tile(count, TILE_ROWS);
     for (int64_t k = 0; k < w.depth; k += DEPTH_CHUNK) {
         const int64_t steps = (k + DEPTH_CHUNK < w.depth ? DEPTH_CHUNK : w.depth - k) / D::STEP;
         const auto start = [&](float* to) { return k > 0 ? to : w.bias ? w.bias + b * LANES : nullptr; };
         const int64_t start_stride = k > 0 ? stride : 0;
-        float* lower = out + TILE_ROWS * stride;
-        float_tile<D, TILE_ROWS, FarEven::of(TILE_ROWS)>(rows + k, w.depth, block + k / D::STEP * 64, steps, start(out),
-                                                         start_stride, out, stride);
-        float_rows<D, FarOdd>(count - TILE_ROWS, rows + TILE_ROWS * w.depth + k, w.depth, block + k / D::STEP * 64,
-                              steps, start(lower), start_stride, lower, stride);
+        const uint8_t* lines = block + k / D::STEP * 64;
+        float* lower = out + half * stride;
+        float_rows<D, FarEven>(half, rows + k, w.depth, lines, steps, start(out), start_stride, out, stride);
+        float_rows<D, FarOdd>(count - half, rows + half * w.depth + k, w.depth, lines, steps, start(lower),
+                              start_stride, lower, stride);
     }
 }
 
@@ -91,26 +92,88 @@ void float_few(const Linear& w, const typename D::Row* rows, int64_t count, int6
     }
 }
 
+constexpr int PAIR = 2;  // blocks
+// Rows of a tile of two blocks, whose 24 chains and their operands are all the registers of AVX-512.
+constexpr int64_t PAIR_ROWS = 6;
+constexpr bool IN_PAIRS = REGISTERS == 32;
+
+// M rows times a chunk of two blocks: a value of a row is loaded once for both. With one block each multiplication has
+// a load of its own, and processors that multiply two vectors a cycle load no more than two.
+template <class D, int M>
+HOT_LOOP void float_pair_tile(const typename D::Row* from, int64_t row_stride, const uint8_t* block, int64_t bytes,
+                              int64_t steps, Ahead ahead, const float* start, int64_t start_stride, float* out,
+                              int64_t stride) {
+    RowPointers<typename D::Row, M> rows(from, row_stride);
+    __m512 chains[PAIR][2][M];  // of each block, of even steps and of odd ones
+    FOR_EACH(n, PAIR, FOR_EACH(m, M, chains[n][0][m] = chains[n][1][m] = _mm512_setzero_ps()));
+    for (const uint8_t* end = block + steps * 64; block < end; block += 4 * 64, rows.move(4 * D::STEP)) {
+        ahead.go_on(bytes);
+        FOR_EACH(s, 4, {
+            const __m512i weights = _mm512_loadu_si512(block + s * 64);
+            const __m512i more = _mm512_loadu_si512(block + bytes + s * 64);
+            FOR_EACH(m, M, {
+                const typename D::Value value = D::value(rows.at[m] + s * D::STEP);
+                chains[0][s % 2][m] = D::dot(chains[0][s % 2][m], weights, value);
+                chains[1][s % 2][m] = D::dot(chains[1][s % 2][m], more, value);
+            });
+        });
+    }
+    FOR_EACH(n, PAIR, FOR_EACH(m, M, {
+                 const __m512 before =
+                     start ? _mm512_loadu_ps(start + m * start_stride + n * LANES) : _mm512_setzero_ps();
+                 const __m512 sum = _mm512_add_ps(chains[n][0][m], chains[n][1][m]);
+                 _mm512_storeu_ps(out + m * stride + n * LANES, _mm512_add_ps(before, sum));
+             }));
+}
+
+// A chunk of some blocks, and where the next one is.
+struct FloatChunk {
+    const uint8_t* lines;  // of the first block
+    int64_t blocks, bytes, steps;
+    int64_t distance;  // to the next chunk's lines
+};
+
+// `count` rows (1 to PAIR_ROWS where there are pairs, else to 8) times a chunk. They are the `part`th of `parts` tiles
+// that prefetch the next. `start` and `out` are the first block's.
+template <class D>
+void float_blocks(int64_t count, const typename D::Row* rows, int64_t row_stride, const FloatChunk& c, int64_t part,
+                  int64_t parts, const float* start, int64_t start_stride, float* out, int64_t stride) {
+    for (int64_t b = 0, some; b < c.blocks; b += some, out += some * LANES) {
+        const uint8_t* block = c.lines + b * c.bytes;
+        some = IN_PAIRS && b + 1 < c.blocks ? PAIR : 1;
+        if (some == PAIR) {
+            const Ahead ahead = Ahead::of(block, part < parts ? c.distance : 0, c.steps / 4, 4, part, parts);
+#define CALL(M)                                                                                                       \
+    float_pair_tile<D, M <= PAIR_ROWS ? M : 1>(rows, row_stride, block, c.bytes, c.steps, ahead, start, start_stride, \
+                                               out, stride)
+            IPEX_ASSIST_BY_ROWS(count, CALL)
+#undef CALL
+        } else {
+            float_rows<D>(count, rows, row_stride, block, c.steps, start, start_stride, out, stride);
+        }
+        if (start) start += some * LANES;
+    }
+}
+
 // Prefill: chunk after chunk of 8 blocks, so that the rows and weights that are used again are still in cache.
 template <class D>
 void float_many(const Linear& w, const typename D::Row* rows, int64_t count, int64_t first, int64_t last, float* out,
                 int64_t stride) {
-    constexpr int64_t GROUP = 8;
+    constexpr int64_t GROUP = 8, PREFETCHING = 4;  // tiles
     const int64_t bytes = block_bytes(w.precision, 0, w.depth);
+    const int64_t tile = even_tile(count, IN_PAIRS ? PAIR_ROWS : TILE_ROWS), tiles = (count + tile - 1) / tile;
     for (int64_t group = first; group < last; group += GROUP) {
-        const int64_t group_end = group + GROUP < last ? group + GROUP : last;
+        const int64_t blocks = group + GROUP < last ? GROUP : last - group;
         for (int64_t k = 0; k < w.depth; k += DEPTH_CHUNK) {
-            const int64_t steps = (k + DEPTH_CHUNK < w.depth ? DEPTH_CHUNK : w.depth - k) / D::STEP;
-            for (int64_t r = 0; r < count; r += TILE_ROWS) {
-                const int64_t part = count - r < TILE_ROWS ? count - r : TILE_ROWS;
-                const typename D::Row* from = rows + r * w.depth + k;
-                for (int64_t b = group; b < group_end; b++) {
-                    const uint8_t* block = w.weights + b * bytes + k / D::STEP * 64;
-                    float* to = out + r * stride + (b - first) * LANES;
-                    const float* start = k > 0 ? to : w.bias ? w.bias + b * LANES : nullptr;
-                    const int64_t start_stride = k > 0 ? stride : 0;
-                    float_rows<D>(part, from, w.depth, block, steps, start, start_stride, to, stride);
-                }
+            const bool ends = k + DEPTH_CHUNK >= w.depth;
+            const int64_t steps = (ends ? w.depth - k : DEPTH_CHUNK) / D::STEP, line = k / D::STEP * 64;
+            const int64_t distance = ends ? blocks * bytes - line : steps * 64;
+            const FloatChunk chunk{w.weights + group * bytes + line, blocks, bytes, steps, distance};
+            for (int64_t r = 0; r < count; r += tile) {
+                float* to = out + r * stride + (group - first) * LANES;
+                const float* start = k > 0 ? to : w.bias ? w.bias + group * LANES : nullptr;
+                float_blocks<D>(count - r < tile ? count - r : tile, rows + r * w.depth + k, w.depth, chunk, r / tile,
+                                tiles < PREFETCHING ? tiles : PREFETCHING, start, k > 0 ? stride : 0, to, stride);
             }
         }
     }

@@ -147,8 +147,9 @@ inline void fp8_finish(const Linear& w, int64_t block, int64_t rows, float* out,
 }
 
 // Chunk after chunk of FP8_GROUP blocks (`group` or fewer) is widened once for all rows:
-// add(first row, its column k, block's widened spans, spans, scales, whether it is the first chunk, out).
-template <class W, class F>
+// add(first row, its column k, TOGETHER blocks or one of them, widened spans of the first, spans, scales of the first,
+// out).
+template <int TOGETHER, class W, class F>
 inline void fp8_chunks(const Linear& w, int64_t rows, int64_t row_tile, int64_t group, int64_t first, int64_t last,
                        float* out, int64_t stride, const F& add) {
     alignas(64) uint8_t wide[FP8_GROUP * FP8_CHUNK / SCALE_COLUMNS * FP8_WIDE_BYTES];
@@ -162,9 +163,10 @@ inline void fp8_chunks(const Linear& w, int64_t rows, int64_t row_tile, int64_t 
                 fp8_widen<W>(w.weights + (b + i) * bytes + head + k * LANES, spans, wide + i * each);
             }
             for (int64_t r = 0; r < rows; r += row_tile) {
-                for (int64_t i = 0; i < blocks; i++) {
+                for (int64_t i = 0, some; i < blocks; i += some) {
+                    some = i + TOGETHER <= blocks ? TOGETHER : 1;
                     const auto* scales = reinterpret_cast<const float*>(w.weights + (b + i) * bytes);
-                    add(r, k, wide + i * each, spans, scales + k / SCALE_COLUMNS,
+                    add(r, k, some, wide + i * each, spans, scales + k / SCALE_COLUMNS,
                         out + r * stride + (b + i - first) * LANES);
                 }
             }
@@ -200,37 +202,57 @@ void fp8_by(const Linear& w, const LinearRows& in, int64_t rows, int64_t first, 
             int64_t stride) {
     const int64_t row_bytes = w.depth * 2;
     int64_t configured = 0;
-    const auto add = [&](int64_t r, int64_t k, const uint8_t* wide, int64_t spans, const float* scales, float* to) {
+    const auto add = [&](int64_t r, int64_t k, int64_t, const uint8_t* wide, int64_t spans, const float* scales,
+                         float* to) {
         const int64_t count = rows - r < TILE ? rows - r : TILE;
         if (count != configured) tiles_begin(configured = count);
         fp8_amx_spans(in.values + r * row_bytes + k * 2, row_bytes, count, wide, spans, scales, k == 0, to, stride);
     };
-    fp8_chunks<W>(w, rows, TILE, rows > TILE ? FP8_GROUP : 1, first, last, out, stride, add);
+    fp8_chunks<1, W>(w, rows, TILE, rows > TILE ? FP8_GROUP : 1, first, last, out, stride, add);
     tiles_end();
 }
 
 #else
 
-// M rows times spans of a widened block, added to `out`.
-template <int M>
-HOT_LOOP void fp8_wide_tile(const Bf16::Row* from, int64_t row_stride, const uint8_t* wide, int64_t spans,
-                            const float* scales, bool start, float* out, int64_t stride) {
+// Widened spans of one or two blocks, one after the other.
+struct Fp8Spans {
+    const uint8_t* wide;
+    const float* scales[PAIR];
+    int64_t spans;
+    bool start;  // whether they are the first of the blocks
+};
+
+// M rows times them, added to `out`.
+template <int M, int N>
+HOT_LOOP void fp8_wide_tile(const Bf16::Row* from, int64_t row_stride, const Fp8Spans& c, float* out, int64_t stride) {
+    const uint8_t *wide = c.wide, *second = wide + (N - 1) * c.spans * FP8_WIDE_BYTES;
     RowPointers<Bf16::Row, M> rows(from, row_stride);
-    __m512 total[M];
-    FOR_EACH(m, M, total[m] = start ? _mm512_setzero_ps() : _mm512_loadu_ps(out + m * stride));
-    for (int64_t s = 0; s < spans; s++) {
-        __m512 chains[2][M];
-        FOR_EACH(m, M, chains[0][m] = chains[1][m] = _mm512_setzero_ps());
-        for (const uint8_t* end = wide + FP8_WIDE_BYTES; wide < end; wide += 4 * 64, rows.move(8)) {
+    __m512 total[N][M];
+    FOR_EACH(n, N, FOR_EACH(m, M, {
+                 total[n][m] = c.start ? _mm512_setzero_ps() : _mm512_loadu_ps(out + m * stride + n * LANES);
+             }));
+    for (int64_t s = 0; s < c.spans; s++) {
+        __m512 chains[N][2][M];
+        FOR_EACH(n, N, FOR_EACH(m, M, chains[n][0][m] = chains[n][1][m] = _mm512_setzero_ps()));
+        for (const uint8_t* end = wide + FP8_WIDE_BYTES; wide < end; wide += 4 * 64, second += 4 * 64, rows.move(8)) {
             FOR_EACH(i, 4, {
                 const __m512i weights = _mm512_loadu_si512(wide + i * 64);
-                FOR_EACH(m, M, chains[i % 2][m] = Bf16::dot(chains[i % 2][m], weights, rows.at[m] + i * 2));
+                const __m512i more = _mm512_loadu_si512(second + i * 64);
+                FOR_EACH(m, M, {
+                    const Bf16::Value value = Bf16::value(rows.at[m] + i * 2);
+                    chains[0][i % 2][m] = Bf16::dot(chains[0][i % 2][m], weights, value);
+                    if (N > 1) chains[N - 1][i % 2][m] = Bf16::dot(chains[N - 1][i % 2][m], more, value);
+                });
             });
         }
-        const __m512 factor = _mm512_set1_ps(scales[s]);
-        FOR_EACH(m, M, total[m] = _mm512_fmadd_ps(_mm512_add_ps(chains[0][m], chains[1][m]), factor, total[m]));
+        FOR_EACH(n, N, {
+            const __m512 factor = _mm512_set1_ps(c.scales[n][s]);
+            FOR_EACH(m, M, {
+                total[n][m] = _mm512_fmadd_ps(_mm512_add_ps(chains[n][0][m], chains[n][1][m]), factor, total[n][m]);
+            });
+        });
     }
-    FOR_EACH(m, M, _mm512_storeu_ps(out + m * stride, total[m]));
+    FOR_EACH(n, N, FOR_EACH(m, M, _mm512_storeu_ps(out + m * stride + n * LANES, total[n][m])));
 }
 
 // Up to 16 rows stream the weights, block after block; for more, each weight is widened once.
@@ -238,16 +260,22 @@ template <class W>
 void fp8_by(const Linear& w, const LinearRows& in, int64_t rows, int64_t first, int64_t last, float* out,
             int64_t stride) {
     const auto* values = reinterpret_cast<const Bf16::Row*>(in.values);
+    const int64_t bytes = block_bytes(FP8, 0, w.depth);
     if (rows > STREAMED_ROWS) {
-        const auto add = [&](int64_t r, int64_t k, const uint8_t* wide, int64_t spans, const float* scales, float* to) {
+        const int64_t tile = even_tile(rows, IN_PAIRS ? PAIR_ROWS : TILE_ROWS);
+        const auto add = [&](int64_t r, int64_t k, int64_t blocks, const uint8_t* wide, int64_t spans,
+                             const float* scales, float* to) {
             const Bf16::Row* from = values + r * w.depth + k;
-#define CALL(M) fp8_wide_tile<M>(from, w.depth, wide, spans, scales, k == 0, to, stride)
-            IPEX_ASSIST_BY_ROWS(rows - r < TILE_ROWS ? rows - r : TILE_ROWS, CALL)
+            const auto* more = reinterpret_cast<const float*>(reinterpret_cast<const uint8_t*>(scales) + bytes);
+            const Fp8Spans chunk{wide, {scales, more}, spans, k == 0};
+#define CALL(M)                                                                                                   \
+    blocks == PAIR ? fp8_wide_tile<M <= PAIR_ROWS ? M : 1, IN_PAIRS ? PAIR : 1>(from, w.depth, chunk, to, stride) \
+                   : fp8_wide_tile<M, 1>(from, w.depth, chunk, to, stride)
+            IPEX_ASSIST_BY_ROWS(rows - r < tile ? rows - r : tile, CALL)
 #undef CALL
         };
-        return fp8_chunks<W>(w, rows, TILE_ROWS, FP8_GROUP, first, last, out, stride, add);
+        return fp8_chunks<IN_PAIRS ? PAIR : 1, W>(w, rows, tile, FP8_GROUP, first, last, out, stride, add);
     }
-    const int64_t bytes = block_bytes(FP8, 0, w.depth);
     for (int64_t b = first; b < last; b++) {
         const uint8_t* block = w.weights + b * bytes;
         for (int64_t r = 0; r < rows; r += TILE_ROWS) {

@@ -94,8 +94,9 @@ HOT_LOOP void int8_tile(const Linear& w, const LinearRows& in, const IntegerTile
 template <int M, Prefetch P>
 struct NibbleSums {
 #ifdef IPEX_ASSIST_VNNI
-    // Few rows keep separate sums for the high nibbles: a single chain's latency would exceed the time to read weights.
-    static constexpr bool TWO_CHAINS = 8 * M <= REGISTERS;
+    // Separate sums for the high nibbles, where there are registers: a single chain waits for its own latency, and each
+    // shift of a line costs more than one of a group's sums.
+    static constexpr bool TWO_CHAINS = M == 1 || REGISTERS == 32;
     __m512i sums[M], high[M];
 
     __attribute__((always_inline)) void start(int m, __m512i sum) { sums[m] = sum, high[m] = _mm512_setzero_si512(); }
@@ -190,13 +191,14 @@ inline void integer_rows(int64_t count, const Linear& w, const LinearRows& in, c
 #undef CALL
 }
 
-// 9 to 16 rows times one block: two tiles take turns at its chunks.
+// 9 to 16 rows times one block: two tiles of half of them take turns at its chunks.
 inline void integer_pair(const Linear& w, const LinearRows& in, int64_t count, int64_t b, float* out, int64_t stride) {
     const int64_t spans = w.depth / SCALE_COLUMNS, chunk = FAR_BYTES / block_bytes(w.precision, w.group, SCALE_COLUMNS);
+    const int64_t half = even_tile(count, TILE_ROWS);
     for (int64_t s = 0; s < spans; s += chunk) {
         const int64_t end = s + chunk < spans ? s + chunk : spans;
-        integer_tile<TILE_ROWS, FarEven::of(TILE_ROWS)>(w, in, {0, b, s, end, out, stride});
-        integer_rows<FarOdd>(count - TILE_ROWS, w, in, {TILE_ROWS, b, s, end, out + TILE_ROWS * stride, stride});
+        integer_rows<FarEven>(half, w, in, {0, b, s, end, out, stride});
+        integer_rows<FarOdd>(count - half, w, in, {half, b, s, end, out + half * stride, stride});
     }
 }
 

@@ -149,6 +149,11 @@ struct Fp32 {
     static __m512 dot(__m512 acc, __m512i weights, const Row* row) {
         return _mm512_fmadd_ps(_mm512_castsi512_ps(weights), _mm512_set1_ps(*row), acc);
     }
+    using Value = __m512;  // of a row, in all lanes
+    static Value value(const Row* row) { return _mm512_set1_ps(*row); }
+    static __m512 dot(__m512 acc, __m512i weights, Value value) {
+        return _mm512_fmadd_ps(_mm512_castsi512_ps(weights), value, acc);
+    }
 };
 
 struct Bf16 {
@@ -163,8 +168,21 @@ struct Bf16 {
         return _mm512_dpbf16_ps(acc, (__m512bh)weights, (__m512bh)broadcast4(row));
 #endif
     }
+    using Value = __m512i;
+    static Value value(const Row* row) { return broadcast4(row); }
+    static __m512 dot(__m512 acc, __m512i weights, Value value) {
+        return _mm512_dpbf16_ps(acc, (__m512bh)weights, (__m512bh)value);
+    }
 #else
     using Row = float;  // values of bf16, widened
+    struct Value {
+        __m512 low, high;
+    };
+    static Value value(const Row* row) { return {_mm512_set1_ps(row[0]), _mm512_set1_ps(row[1])}; }
+    static __m512 dot(__m512 acc, __m512i weights, const Value& value) {
+        acc = _mm512_fmadd_ps(low_half(weights), value.low, acc);
+        return _mm512_fmadd_ps(high_half(weights), value.high, acc);
+    }
     static __m512 dot(__m512 acc, __m512i weights, const Row* row) {
         acc = _mm512_fmadd_ps(low_half(weights), _mm512_set1_ps(row[0]), acc);
         return _mm512_fmadd_ps(high_half(weights), _mm512_set1_ps(row[1]), acc);
@@ -185,6 +203,12 @@ struct Bf16 {
         default: CALL(8); break;        \
     }
 constexpr int64_t TILE_ROWS = 8;
+
+// Rows of each tile where `count` rows become tiles of at most `most` that are as equal as can be.
+inline int64_t even_tile(int64_t count, int64_t most) {
+    const int64_t tiles = (count + most - 1) / most;
+    return (count + tiles - 1) / tiles;
+}
 
 }  // namespace
 }  // namespace ipex_assist

@@ -37,10 +37,10 @@ struct Streaming {
     static constexpr Prefetch of(int rows) { return rows >= IPEX_ASSIST_FAR_ROWS ? Prefetch::FAR : Prefetch::NEAR; }
 };
 struct FarEven {
-    static constexpr Prefetch of(int rows) { return IN_TURNS ? Prefetch::FAR_EVEN : Streaming::of(rows); }
+    static constexpr Prefetch of(int rows) { return IN_TURNS && rows > 4 ? Prefetch::FAR_EVEN : Streaming::of(rows); }
 };
 struct FarOdd {
-    static constexpr Prefetch of(int rows) { return IN_TURNS ? Prefetch::FAR_ODD : Streaming::of(rows); }
+    static constexpr Prefetch of(int rows) { return IN_TURNS && rows > 3 ? Prefetch::FAR_ODD : Streaming::of(rows); }
 };
 struct Near {
     static constexpr Prefetch of(int) { return Prefetch::NEAR; }
@@ -59,6 +59,27 @@ inline __attribute__((always_inline)) void prefetch_line(const uint8_t* line, in
         _mm_prefetch(at + BYTES, _MM_HINT_T1);
     }
 }
+
+// Lines that are read from memory, into L2, while others are multiplied that are in cache: those of the next block of
+// keys and values, or of the next chunk of weights. Some are prefetched with every group of products: all at once they
+// would queue.
+struct Ahead {
+    const uint8_t* at;
+    int64_t each;  // lines for each group
+    // `columns`: what is multiplied; `distance`: from there to what is next, 0 where nothing is; `lines`: for each
+    // group, of which the `part`th of `parts` tiles prefetches its share.
+    static Ahead of(const uint8_t* columns, int64_t distance, int64_t groups, int64_t lines, int64_t part,
+                    int64_t parts) {
+        const int64_t each = distance ? (lines + parts - 1) / parts : 0;
+        return {columns + distance + part * each * groups * 64, each};
+    }
+    __attribute__((always_inline)) void go_on(int64_t further = 0) {
+        for (const uint8_t* end = at + each * 64; at < end; at += 64) {
+            _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T1);
+            if (further) _mm_prefetch(reinterpret_cast<const char*>(at + further), _MM_HINT_T1);
+        }
+    }
+};
 
 }  // namespace
 }  // namespace ipex_assist
