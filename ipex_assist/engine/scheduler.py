@@ -9,6 +9,7 @@ from collections.abc import Callable
 from ipex_assist.engine.block_budget import BlockBudget
 from ipex_assist.engine.chunk_sizes import ChunkSizes
 from ipex_assist.engine.draft_scheduler import DraftScheduler
+from ipex_assist.engine.head_reading import HeadReading
 from ipex_assist.engine.limits import EngineLimits
 from ipex_assist.engine.pass_output import PlannedPass, RequestOutput
 from ipex_assist.engine.prefix_cache import Prefixes
@@ -38,7 +39,7 @@ class Scheduler:
         self.running: list[Request] = []
         self.drafts = DraftScheduler(target.blocks is not None, clock, longest_draft(target.spec))
         self.block_budget = BlockBudget(target, prefixes)
-        self._chunks = ChunkSizes(limits)
+        self._chunks, self._heads = ChunkSizes(limits), HeadReading(clock)
 
     @property
     def busy(self) -> bool:
@@ -116,6 +117,8 @@ class Scheduler:
             try:
                 self.stats.prefix_tokens += self.block_budget.begin(request)
                 request.draft = request.make_draft_source()
+                if (head := request.head) is not None:
+                    head.target = request.sequence
             except IpexAssistError as error:
                 self._fail(request, error)
             else:
@@ -222,7 +225,15 @@ class Scheduler:
                 self.block_budget.keep(scheduled.request, goes_on=True)
             if listed and goes_on:
                 self._accept_tokens(scheduled, output, seconds, draft_s, experts)
+            elif listed and (sequence := scheduled.request.sequence) is not None:
+                self._heads.observe(scheduled, sequence.length - len(each.tokens), output.hidden)
         self.drafts.observe_pass(count, read, seconds, draft_s, experts)
+        for request, took_s in self._heads.read(self._repays_reading):
+            self.drafts.book_reading(request, took_s)
+            self.stats.draft_s += took_s
+
+    def _repays_reading(self, request: Request, unread: int) -> bool:
+        return self.drafts.repays_reading(request, unread, len(self.running))
 
     def _add_prompt_logprobs(self, request: Request, count: int, output: RequestOutput) -> bool:
         """Add the log-probabilities of the prompt tokens that follow the last `count` rows. False if one is NaN.
@@ -260,7 +271,9 @@ class Scheduler:
         prompt = not request.has_output
         request.tokens += new
         assert request.sequence is not None
+        position = request.sequence.length - scheduled.pending - len(proposal.tokens)  # of the pass's first row
         request.sequence.truncate(len(request.tokens) - 1)
+        self._heads.observe(scheduled, position, output.first_hidden(scheduled.pending + accepted))
         self._count(scheduled, new, accepted)
         if prompt:
             first_s = request.prompt_s + choose_s

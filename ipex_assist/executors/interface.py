@@ -170,6 +170,8 @@ class Model(Protocol):
 
     spec: DecoderSpec
     kv_precision: str = "bf16"  # how keys and values are stored: fp32, bf16 or int8
+    # Of a draft head with a vocabulary of its own: which token of the target each row of its lm_head is, ascending.
+    target_tokens: NDArray[np.int32] | None = None
 
     @property
     def exact_rows(self) -> int:
@@ -208,10 +210,15 @@ class Model(Protocol):
         """
         ...
 
-    def forward(self, rows: abc.Sequence[Rows], vocabulary: int | None = None) -> torch.Tensor:
+    def forward(
+        self, rows: abc.Sequence[Rows], vocabulary: int | None = None, hidden: HiddenRows | None = None
+    ) -> torch.Tensor:
         """Append tokens to each sequence; returns logits (sum of `last`, vocab) in the order of `rows`.
 
-        vocabulary: return logits of the first `vocabulary` token ids only. Raises NoBlocksError before any change.
+        vocabulary: return logits of the first `vocabulary` token ids only. hidden: gets hidden states of all rows.
+        Raises NoBlocksError before any change. A draft head's logits are of its own vocabulary (HeadSpec). One that
+        drafts blocks takes hidden states alone, which become keys and values: `tokens` only says how many, and `last`
+        is 0.
         """
         ...
 
