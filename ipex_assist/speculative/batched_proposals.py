@@ -38,7 +38,7 @@ class DraftCall:
         """Answer several such calls to one model in shared passes."""
         assert isinstance(self.model, DraftsInOneCall)
         requests = [call.request for call in calls]
-        if len(calls) == 1 and self.model.spec.head is None:
+        if len(calls) == 1 and self.request.hidden is None:
             asked = self.request
             return [self.model.draft(asked.sequence, asked.tokens, asked.count, self.vocabulary, asked.min_confidence)]
         drafts = self.model.draft_many(requests, self.vocabulary)

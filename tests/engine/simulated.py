@@ -68,7 +68,7 @@ class SimulatedModel(Model):
 
     def __init__(self, clock: Clock, seconds: Callable[[int], float]) -> None:
         self.clock, self.seconds = clock, seconds
-        self.spec: Any = SimpleNamespace(context_length=4096, vocab_size=VOCABULARY, ropes=(), recurrents=())
+        self.spec: Any = SimpleNamespace(context_length=4096, vocab_size=VOCABULARY, ropes=(), recurrents=(), head=None)
 
     @property
     def exact_rows(self) -> int:
