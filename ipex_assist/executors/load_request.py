@@ -10,6 +10,7 @@ from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.executors.interface import Model
 from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.models import Source, find
+from ipex_assist.models.head_common import DraftHead
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import stored_form
 from ipex_assist.quantization.precision import INT4_GROUP
@@ -53,3 +54,26 @@ class LoadRequest:
         architecture = find(self.checkpoint.architecture)
         assert architecture is not None, self.checkpoint.architecture
         return stored_form(architecture.weights(self.spec), self.checkpoint.names())
+
+
+@dataclass(frozen=True)
+class HeadRequest(LoadRequest):
+    """A draft head in a checkpoint, which may be its target's own.
+
+    target: the loaded model whose hidden states it reads; it shares the embedding and lm_head where the head says so.
+    """
+
+    head: DraftHead | None = None
+    target: Model | None = None
+
+    @cached_property
+    def spec(self) -> DecoderSpec:
+        """What the head's config says."""
+        assert self.head is not None, "a request for no head"
+        return self.head.spec
+
+    @cached_property
+    def sources(self) -> dict[str, Source]:
+        """Where in the checkpoint each of its own weights is."""
+        assert self.head is not None, "a request for no head"
+        return stored_form(self.head.sources, self.checkpoint.names())

@@ -16,6 +16,7 @@ from ipex_assist.executors.interface import (
     ALL_THREADS,
     ANY_ROWS,
     DraftInput,
+    HiddenRows,
     LogitsError,
     Model,
     PassThreads,
@@ -28,6 +29,15 @@ from ipex_assist.executors.interface import (
 )
 from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.native_choices import CoreChoices, KeptLogits
+from ipex_assist.executors.native_drafts import (
+    CoreDrafts,
+    block_passes,
+    block_rows,
+    check_draft,
+    context_rows,
+    draft_rows,
+)
+from ipex_assist.executors.native_hidden import TappedRows, check_hidden, check_logits, give_hidden
 from ipex_assist.executors.native_sequence import NativeSequence, reserve
 from ipex_assist.executors.pass_lock import pass_lock
 from ipex_assist.executors.recurrent_states import PENDING_ROWS, RecurrentState, StatePool
@@ -38,11 +48,13 @@ from ipex_assist.native.library import memory_nodes
 from ipex_assist.native.model import PackedModel
 from ipex_assist.native.sizes import PASS_ROWS, workspace_bytes
 from ipex_assist.native.states import StateMemory
-from ipex_assist.native.structures import Batch, GreedyDraft, Segment, TopTokens
+from ipex_assist.native.structures import Batch, Segment, TopTokens
 from ipex_assist.quantization.precision import kv_precision_of
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
 
 SETTLE_BYTES = 64 << 20  # of a mapped image, copied between two passes: takes as long as half a pass of a small model
 DECODE_ROWS = 16  # kernels.h: DECODE_ROWS. Passes of up to this many rows take the decode path.
@@ -55,6 +67,7 @@ class TokenSegment(NamedTuple):
     tokens: Tokens
     start: int
     last: int
+    hidden: Floats | None = None  # of a draft head's rows, as in Rows
 
 
 class NativeModel(Model):
@@ -81,6 +94,8 @@ class NativeModel(Model):
             workspace + (packed.nbytes if packed.settles else 0),
             packed.state_bytes,
         )
+        # Of a draft head with a vocabulary of its own: the target's token of each row of its lm_head, ascending.
+        self.target_tokens: NDArray[np.int32] | None = None
         self.pass_threads, self._threads_given = ALL_THREADS, False
         self._begun = False
         self._memory: BlockMemory | None = None
@@ -89,7 +104,7 @@ class NativeModel(Model):
         self._states: StatePool | None = None
         self._making = threading.Lock()
         self._kept = threading.local()  # logits that a thread asked for
-        self._width = -(-self.spec.vocab_size // 16) * 16
+        self._width = -(-self.spec.lm_head_rows // 16) * 16
 
     @property
     def experts_read(self) -> int:
@@ -143,14 +158,20 @@ class NativeModel(Model):
             self.rotary.reach(capacity)
         return NativeSequence(self, self.blocks, capacity, prompt_length, blocks, self.states, state)
 
-    def forward(self, rows: abc.Sequence[Rows], vocabulary: int | None = None) -> torch.Tensor:
-        """Append tokens to each sequence; returns logits (sum of `last`, vocab) in the order of `rows`."""
+    def forward(
+        self, rows: abc.Sequence[Rows], vocabulary: int | None = None, hidden: HiddenRows | None = None
+    ) -> torch.Tensor:
+        """Append tokens to each sequence; returns logits (sum of `last`, vocab) in the order of `rows`.
+
+        hidden: gets hidden states of all rows. A draft head's logits are of the tokens that it tells apart.
+        """
         segments = self._segments(rows)
+        taps = TappedRows.of(hidden, self.spec, segments)
         logits = torch_module().empty(sum(each.last for each in rows), self._width)
         first = 0
         for group in self._passes(segments):
             count = sum(segment.last for segment in group)
-            self._forward(group, logits[first : first + count].data_ptr(), vocabulary)
+            self._forward(group, logits[first : first + count].data_ptr(), vocabulary, taps)
             first += count
         return logits[:, : self._choices(vocabulary)]
 
@@ -161,19 +182,22 @@ class NativeModel(Model):
             choices += self._choose(group, top, vocabulary)
         return choices
 
-    def sample(self, rows: abc.Sequence[Rows], choices: abc.Sequence[RowChoice]) -> SampledRows:
+    def sample(
+        self, rows: abc.Sequence[Rows], choices: abc.Sequence[RowChoice], hidden: HiddenRows | None = None
+    ) -> SampledRows:
         """`forward`, and a token for each row of logits, chosen in the core; see executors/row_choice.py."""
         segments = self._segments(rows)
+        taps = TappedRows.of(hidden, self.spec, segments)
         assert len(choices) == sum(each.last for each in segments), "a choice for each row of logits"
         if not hasattr(self._kept, "logits"):
             self._kept.logits = KeptLogits()
-        chosen = CoreChoices(choices, self.spec.vocab_size, self._kept.logits)
+        chosen = CoreChoices(choices, self.spec.lm_head_rows, self._kept.logits)
         first = 0
         for group in self._passes(segments):
             if count := sum(segment.last for segment in group):
-                self._sample(group, chosen, first)
+                self._sample(group, chosen, first, taps)
             else:
-                self._forward(group, 0, None)
+                self._forward(group, 0, None, taps)
             first += count
         return chosen.found()
 
@@ -184,14 +208,17 @@ class NativeModel(Model):
         count: int,
         vocabulary: int | None = None,
         min_confidence: float = 0.0,
+        hidden: Floats | None = None,
+        shared_kv: Sequence | None = None,
     ) -> tuple[list[int], list[float]]:
         """Append `tokens`, then decode up to `count` tokens greedily in one call; returns them and their probabilities.
 
-        Only the first `vocabulary` token ids are candidates. Ends after a token whose probability is below
+        hidden, shared_kv: of a draft head, as in DraftInput. Only the first `vocabulary` token ids are candidates. Ends after a token whose probability is below
         `min_confidence`. The last token is not in the KV cache. Raises LogitsError for logits with NaN or infinity.
         """
         before = sequence.length
-        [(drafted, probabilities)] = self.draft_many([DraftInput(sequence, tokens, count, min_confidence)], vocabulary)
+        request = DraftInput(sequence, tokens, count, min_confidence, hidden, shared_kv)
+        [(drafted, probabilities)] = self.draft_many([request], vocabulary)
         if drafted[-1] < 0:
             truncate_or_clear(sequence, before)
             raise LogitsError("the model", before + len(tokens) + len(drafted) - 1)
@@ -201,12 +228,17 @@ class NativeModel(Model):
         self, requests: abc.Sequence[DraftInput], vocabulary: int | None = None
     ) -> list[tuple[list[int], list[float]]]:
         """`draft` for several sequences, whose rows share passes; see executors/interface.py."""
-        wants = [(self._own(each.sequence), len(each.tokens) + each.count - 1) for each in requests]
+        blocks = self.spec.head is not None and self.spec.head.kind == "dflash"
+        rows_of = block_rows if blocks else draft_rows
+        wants = [(self._own(each.sequence), rows_of(each)) for each in requests]
         for (own, rows), each in zip(wants, requests, strict=True):
             check_rows(own, rows)
             if not each.tokens or each.count < 1:
                 raise IpexAssistError(f"{each.count} tokens to draft after {len(each.tokens)}: both must be at least 1")
+            check_draft(self.spec, each)
         self._reserve(wants)
+        if blocks:
+            return self._draft_blocks(requests, vocabulary)
         drafts: list[tuple[list[int], list[float]]] = []
         for first in range(0, len(requests), PASS_ROWS):
             drafts += self._draft(requests[first : first + PASS_ROWS], vocabulary)
@@ -220,7 +252,10 @@ class NativeModel(Model):
         return sequence
 
     def _choices(self, vocabulary: int | None) -> int:
-        return min(vocabulary or self.spec.vocab_size, self.spec.vocab_size)
+        rows = self.spec.lm_head_rows
+        if vocabulary is not None and self.target_tokens is not None:
+            return int(self.target_tokens.searchsorted(vocabulary))
+        return min(vocabulary or rows, rows)
 
     def _reserve(self, wants: abc.Sequence[tuple[NativeSequence, int]]) -> None:
         """Take the blocks that (sequence, further rows) need; NoBlocksError, and no change, where there are too few."""
@@ -236,7 +271,9 @@ class NativeModel(Model):
             own = self._own(each.sequence)
             check_rows(own, len(each.tokens), each.last)
             if each.tokens:
-                segments.append(TokenSegment(own, each.tokens, own.length, each.last))
+                check_hidden(self.spec, each.hidden, len(each.tokens))
+                check_logits(self.spec, each.last)
+                segments.append(TokenSegment(own, each.tokens, own.length, each.last, each.hidden))
         self._reserve([(segment.sequence, len(segment.tokens)) for segment in segments])
         for segment in segments:
             segment.sequence.begin(len(segment.tokens))
@@ -251,7 +288,9 @@ class NativeModel(Model):
             while done < count:
                 rows = min(count - done, room)
                 last = min(rows, max(0, each.last - (count - done - rows)))
-                group.append(TokenSegment(each.sequence, each.tokens[done : done + rows], each.start + done, last))
+                tokens, hidden = each.tokens[done : done + rows], each.hidden
+                part = hidden if hidden is None else hidden[done : done + rows]
+                group.append(TokenSegment(each.sequence, tokens, each.start + done, last, part))
                 done, room = done + rows, room - rows
                 if room == 0:
                     yield group
@@ -308,11 +347,13 @@ class NativeModel(Model):
             blocks=self._memory.handle,
             logit_rows=(ctypes.c_int32 * len(logit_rows))(*logit_rows),
             logit_row_count=len(logit_rows),
-            vocabulary=min(vocabulary or 0, self.spec.vocab_size),
+            vocabulary=self._choices(vocabulary) if vocabulary else 0,
             stride=self._width,
             states=self._states_memory.handle if self._states_memory is not None else None,
             threads=self.pass_threads.of(row),
         )
+        if self.spec.head is not None:
+            keep.append(give_hidden(batch, self.spec, [segment.hidden for segment in segments]))
         return batch, keep
 
     # ---- passes
@@ -323,11 +364,19 @@ class NativeModel(Model):
             self.packed.settle(SETTLE_BYTES)
         self._begun = True
 
-    def _forward(self, segments: abc.Sequence[TokenSegment], logits: int, vocabulary: int | None) -> None:
+    def _forward(
+        self,
+        segments: abc.Sequence[TokenSegment],
+        logits: int,
+        vocabulary: int | None,
+        taps: TappedRows | None = None,
+    ) -> None:
         """Run a pass. logits: the address where its rows of logits are written."""
         packed = self.packed
         batch, _keep = self._batch(segments, vocabulary)
         batch.logits = logits
+        if taps is not None:
+            taps.next_pass(batch)
         with pass_lock, _whole_states(segments):
             self._settle()
             packed.check(packed.library.ia_forward(packed.handle, packed.pool.handle, ctypes.byref(batch)))
@@ -354,10 +403,14 @@ class NativeModel(Model):
         ] or [[] for _ in range(rows)]
         return [TokenLogprob(*each) for each in zip(tokens, logs, ranked, strict=True)]
 
-    def _sample(self, segments: abc.Sequence[TokenSegment], choices: CoreChoices, first: int) -> None:
+    def _sample(
+        self, segments: abc.Sequence[TokenSegment], choices: CoreChoices, first: int, taps: TappedRows | None
+    ) -> None:
         """Run a pass whose rows of logits have the choices from `first` on."""
         packed = self.packed
         batch, _keep = self._batch(segments, None)
+        if taps is not None:
+            taps.next_pass(batch)
         with pass_lock, _whole_states(segments):
             self._settle()
             status = packed.library.ia_sample(
@@ -377,42 +430,62 @@ class NativeModel(Model):
             own, count = self._own(each.sequence), len(each.tokens)
             own.begin(count)
             keep = min(count, PASS_ROWS // len(requests))
+            hidden = (None, None) if each.hidden is None else (each.hidden[:-keep], each.hidden[-keep:])
             if keep < count:
-                before.append(TokenSegment(own, each.tokens[:-keep], own.length, 0))
-            segments.append(TokenSegment(own, each.tokens[-keep:], own.length + count - keep, 1))
+                before.append(TokenSegment(own, each.tokens[:-keep], own.length, 0, hidden[0]))
+            segments.append(TokenSegment(own, each.tokens[-keep:], own.length + count - keep, 1, hidden[1]))
         for group in self._passes(before):
             self._forward(group, 0, None)  # without logits
-        counts = [each.count for each in requests]
-        batch, _keep = self._batch(segments, self._choices(vocabulary), counts)
-        number, stride = len(segments), max(counts)
-        tokens, drafted = (ctypes.c_int32 * (number * stride))(), (ctypes.c_int32 * number)()
-        probabilities = (ctypes.c_float * (number * stride))()
-        draft = GreedyDraft(
-            (ctypes.c_int32 * number)(*counts),
-            (ctypes.c_float * number)(*(each.min_confidence for each in requests)),
-            stride,
-            tokens,
-            probabilities,
-            drafted,
-        )
-        packed = self.packed
+        batch, _keep = self._batch(segments, vocabulary or self.spec.vocab_size, [each.count for each in requests])
+        drafts, packed = CoreDrafts(requests, self.target_tokens), self.packed
         with pass_lock, _whole_states(segments):
             self._settle()
             status = packed.library.ia_draft(
-                packed.handle, packed.pool.handle, ctypes.byref(batch), ctypes.byref(draft)
+                packed.handle, packed.pool.handle, ctypes.byref(batch), ctypes.byref(drafts.struct)
             )
             packed.check(status)
             found = []
             for index, segment in enumerate(segments):
-                first, last = index * stride, index * stride + drafted[index]
                 # The last token was not fed back. Truncating frees blocks reserved for tokens that were not drafted.
                 end = segment.start + len(segment.tokens)
-                segment.sequence.length = end + drafted[index] - 1
+                segment.sequence.length = end + drafts.drafted[index] - 1
                 if (state := segment.sequence.state) is not None:  # as drafting.cpp moves it on
                     settle = state.after(segment.start, end, end + requests[index].count - 1)
                     state.settled = max(settle, segment.sequence.length - PENDING_ROWS)
                 segment.sequence.free_unused()
-                found.append((tokens[first:last], probabilities[first:last]))
+                found.append(drafts.found(index))
+        return found
+
+
+    def _draft_blocks(
+        self, requests: abc.Sequence[DraftInput], vocabulary: int | None
+    ) -> list[tuple[list[int], list[float]]]:
+        """`draft_many` of a head that drafts blocks: what is given becomes keys and values, then blocks pass at once."""
+        head = self.spec.head
+        assert head is not None
+        context, blocks = [], []
+        for each in requests:
+            own, rows = self._own(each.sequence), context_rows(each)
+            if rows:
+                own.begin(rows)
+                context.append(TokenSegment(own, [head.mask_token] * rows, own.length, 0, each.hidden))
+            tokens = [*each.tokens, *[head.mask_token] * each.count]
+            blocks.append(TokenSegment(own, tokens, own.length + rows, each.count))
+        for group in self._passes(context):
+            self._forward(group, 0, None)
+        found, packed = [], self.packed
+        for first, end in block_passes([len(each.tokens) for each in blocks]):
+            batch, _keep = self._batch(blocks[first:end], vocabulary or self.spec.vocab_size)
+            drafts = CoreDrafts(requests[first:end], self.target_tokens)
+            with pass_lock:
+                self._settle()
+                status = packed.library.ia_draft(
+                    packed.handle, packed.pool.handle, ctypes.byref(batch), ctypes.byref(drafts.struct)
+                )
+                packed.check(status)
+            found += [drafts.found(index) for index in range(end - first)]
+        for segment in blocks:
+            segment.sequence.free_unused()  # the rows of its block are not the sequence's
         return found
 
 

@@ -14,10 +14,11 @@ from ipex_assist import launch
 from ipex_assist.checkpoints.quantized import QuantizedCheckpoint
 from ipex_assist.checkpoints.short_name import short_name
 from ipex_assist.deferred_imports import torch_module, torch_threads
+from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.memory import gib, read_memory, release_free_memory
 from ipex_assist.env.phases import phase
 from ipex_assist.env.topology import read_topology
-from ipex_assist.executors.load_request import LoadRequest
+from ipex_assist.executors.load_request import HeadRequest, LoadRequest
 from ipex_assist.executors.native import NativeModel
 from ipex_assist.executors.packed_cache import keeps_packed, load_packed, packed_path, save_packed
 from ipex_assist.launch.plan import MASK_AT_START
@@ -105,6 +106,7 @@ def load_native(request: LoadRequest) -> NativeModel:
     checkpoint, pool = request.checkpoint, planned_pool()
     started = time.perf_counter()
     model = _empty_model(request, pool)
+    _share_with_target(request, model)
     kept = packed_path(checkpoint, model) if _keeps(request, model) else None
     with phase(f"reading packed weights of {short_name(checkpoint.source)} ({request.precision})"):
         from_cache = kept is not None and load_packed(model, kept, quick=request.quick)
@@ -132,6 +134,19 @@ def load_native(request: LoadRequest) -> NativeModel:
         pool.threads,
     )
     return NativeModel(model, request.kv_memory, request.kv_precision)
+
+
+def _share_with_target(request: LoadRequest, model: PackedModel) -> None:
+    """Give a draft head the embedding and lm_head of its target, where it has none of its own."""
+    head = request.spec.head
+    if head is None or not isinstance(request, HeadRequest):
+        return
+    if not isinstance(request.target, NativeModel):
+        raise IpexAssistError("a draft head on the native core needs its target there: give both the same --executor")
+    if head.shared_embedding:
+        model.share_table(request.target.packed)
+    if head.shared_head:
+        model.share_head(request.target.packed)
 
 
 def _keeps(request: LoadRequest, model: PackedModel) -> bool:

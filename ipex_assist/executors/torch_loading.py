@@ -11,8 +11,9 @@ from ipex_assist.checkpoints.short_name import short_name
 from ipex_assist.env.phases import phase
 from ipex_assist.executors.exactness import find_plan, unchecked_plan
 from ipex_assist.executors.kernels import Kernels
-from ipex_assist.executors.load_request import LoadRequest
+from ipex_assist.executors.load_request import HeadRequest, LoadRequest
 from ipex_assist.executors.tensor_stream import stream_tensors
+from ipex_assist.executors.torch_head import TorchHead
 from ipex_assist.executors.torch_model import TorchModel
 from ipex_assist.executors.weights import load_weights
 
@@ -27,7 +28,9 @@ def load_torch(request: LoadRequest, kernels: Kernels, executor: str) -> TorchMo
         request.before_packing()
     spec, sources, table_of = request.spec, request.sources, request.table_of
     names, tensors = stream_tensors(request.checkpoint, sources, request.precision)
-    weights = load_weights(spec, sources, names, tensors, kernels)
+    target = request.target if isinstance(request, HeadRequest) else None
+    assert target is None or isinstance(target, TorchModel), "a head on another executor than its target"
+    weights = load_weights(spec, sources, names, tensors, kernels, None if target is None else target.weights)
     if isinstance(table_of, TorchModel) and table_of.kernels.dtype == kernels.dtype:
         weights.embed_tokens = table_of.weights.embed_tokens
     loaded = time.perf_counter()
@@ -44,4 +47,5 @@ def load_torch(request: LoadRequest, kernels: Kernels, executor: str) -> TorchMo
         plan.key_block,
         time.perf_counter() - loaded,
     )
-    return TorchModel(spec, weights, kernels, plan, kv_precision)
+    made = TorchModel if spec.head is None else TorchHead
+    return made(spec, weights, kernels, plan, kv_precision)

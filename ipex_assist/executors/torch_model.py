@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn import functional
 
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.attention import alibi_mask, attend_prompt, attend_rows, causal_mask
 from ipex_assist.executors.experts import ExpertLayer, run_experts
-from ipex_assist.executors.interface import Model, Rows, Sequence, Tokens, check_length, check_rows
+from ipex_assist.executors.interface import HiddenRows, Model, Rows, check_length, check_rows
 from ipex_assist.executors.kernels import Kernels, Linear, norm_heads
 from ipex_assist.executors.key_factors import key_factors
 from ipex_assist.executors.kv_cache import KVCache
@@ -23,6 +25,7 @@ from ipex_assist.executors.recurrent_states import RecurrentState
 from ipex_assist.executors.row_plan import RowPlan
 from ipex_assist.executors.torch_rope import TorchRotary, rotate
 from ipex_assist.executors.weights import LatentLayer, Layer, Norm, Weights
+from ipex_assist.models.draft_head import Taps
 from ipex_assist.models.spec import (
     CLAMP,
     SIGMOID_GAIN,
@@ -93,6 +96,25 @@ class TorchSequence:
         return made
 
 
+class Tapped:
+    """Hidden states of the passes of one call, taken at the layers that were asked for."""
+
+    def __init__(self, taps: Taps) -> None:
+        self.taps = taps
+        self._parts: dict[int, list[torch.Tensor]] = {layer: [] for layer in taps.layers}
+
+    def take(self, layer: int, x: torch.Tensor) -> None:
+        """Keep the rows x (rows, hidden) that enter a layer, where it is one of those."""
+        if layer in self._parts:
+            self._parts[layer].append(x.float())
+
+    def rows(self, hidden_size: int) -> NDArray[np.float32]:
+        """All of them, (rows, taps · hidden_size)."""
+        parts = [self._parts[layer] or [torch.empty(0, hidden_size)] for layer in self.taps.layers]
+        made: NDArray[np.float32] = torch.cat([torch.cat(part) for part in parts], 1).numpy()
+        return made
+
+
 class TorchModel(Model):
     """A Model (see executors/interface.py) of PyTorch operators; sequences run one after the other.
 
@@ -141,16 +163,27 @@ class TorchModel(Model):
         return self.plan.key_length(capacity + self.plan.sizes[-1])
 
     @torch.inference_mode()
-    def forward(self, rows: abc.Sequence[Rows], vocabulary: int | None = None) -> torch.Tensor:
+    def forward(
+        self, rows: abc.Sequence[Rows], vocabulary: int | None = None, hidden: HiddenRows | None = None
+    ) -> torch.Tensor:
         """Append each one's tokens to its sequence; logits (sum of `last`, vocab) in the order of `rows`."""
         assert len({id(each.sequence) for each in rows}) == len(rows), "a sequence twice in one call"
-        logits = [part for each in rows for part in self._append(each.sequence, each.tokens, each.last)]
+        tapped = None if hidden is None else Tapped(hidden.taps)
+        logits = [part for each in rows for part in self._append(each, tapped)]
+        if hidden is not None and tapped is not None:
+            hidden.rows = tapped.rows(self.spec.hidden_size)
+        columns = self.columns(vocabulary)
         if not logits:
-            return torch.empty(0, min(vocabulary or self.spec.vocab_size, self.spec.vocab_size))
-        return (logits[0] if len(logits) == 1 else torch.cat(logits))[:, :vocabulary]
+            return torch.empty(0, columns)
+        return (logits[0] if len(logits) == 1 else torch.cat(logits))[:, :columns]
 
-    def _append(self, sequence: Sequence, tokens: Tokens, last: int) -> Iterator[torch.Tensor]:
+    def columns(self, vocabulary: int | None) -> int:
+        """How many columns of logits are of the first `vocabulary` token ids; all where None."""
+        return min(vocabulary or self.spec.vocab_size, self.spec.vocab_size)
+
+    def _append(self, appended: Rows, tapped: Tapped | None) -> Iterator[torch.Tensor]:
         """Append one sequence's tokens in passes; yields the logits of the last `last` rows in parts."""
+        sequence, tokens, last, read = appended
         assert isinstance(sequence, TorchSequence), f"a sequence of {type(sequence).__name__}"
         assert sequence.model is self, "a sequence of another model"
         start, count = sequence.length, len(tokens)
@@ -162,9 +195,10 @@ class TorchModel(Model):
         done = 0
         for rows, padded in steps:
             chunk = list(tokens[done : done + rows])
+            given = None if read is None else torch.from_numpy(read[done : done + rows])
             wanted = min(rows, max(0, last - (count - done - rows)))
             with pass_lock:
-                hidden = self._pass(sequence, chunk, padded, sequence.rope_prompt_length)
+                hidden = self._pass(sequence, chunk, padded, given, tapped)
                 # Of a decode step all rows pass through the head together: which are wanted must not change its sums.
                 logits = self.head(hidden if padded else hidden[rows - wanted : rows]) if wanted else None
             sequence.length += rows
@@ -176,17 +210,40 @@ class TorchModel(Model):
     def _chunks(count: int) -> list[tuple[int, int]]:
         return [(min(PROMPT_CHUNK, count - done), 0) for done in range(0, count, PROMPT_CHUNK)]
 
-    def _pass(self, sequence: TorchSequence, tokens: list[int], padded: int, prompt_length: int | None) -> torch.Tensor:
-        """Run all layers over consecutive rows; `padded` is the row count of a decode step, 0 in a prompt."""
+    def _pass(
+        self,
+        sequence: TorchSequence,
+        tokens: list[int],
+        padded: int,
+        given: torch.Tensor | None,
+        tapped: Tapped | None,
+    ) -> torch.Tensor:
+        """Run all layers over consecutive rows; `padded` is the row count of a decode step, 0 in a prompt.
+
+        given: hidden states that a draft head reads, a row for each token.
+        """
         start, count = sequence.length, len(tokens)
         tokens = tokens + tokens[-1:] * (padded - len(tokens))
-        x = self.embed(torch.tensor(tokens), start)
+        if given is not None and padded:
+            given = torch.cat((given, given[-1:].expand(padded - count, -1)))
+        x = self.enter(torch.tensor(tokens), start, given)
         metadata: dict[AttentionSpec | RecurrentSpec, AttentionMetadata] = {}
+        prompt_length = sequence.rope_prompt_length
         for index, layer in enumerate(self.spec.layers):
+            if tapped is not None:
+                tapped.take(index, x[:count])
             if layer.mixer not in metadata:
                 metadata[layer.mixer] = self.metadata(start, count, len(tokens), layer.mixer, padded > 0, prompt_length)
             x = self.layer(x, index, sequence.cache, metadata[layer.mixer], sequence.states)
+        if tapped is not None:
+            last = self.normed(x) if tapped.taps.normed else x
+            tapped.take(self.spec.num_hidden_layers, last[:count])
         return x
+
+    def enter(self, tokens: torch.Tensor, start: int, given: torch.Tensor | None) -> torch.Tensor:
+        """The rows that enter the first layer. given: as in `_pass`, None but for a draft head."""
+        assert given is None, "hidden states for a model that reads none"
+        return self.embed(tokens, start)
 
     def metadata(
         self,
@@ -372,11 +429,13 @@ class TorchModel(Model):
             return self.kernels.rms_norm(x, weight, self.spec.norm_eps)
         return self.kernels.layer_norm(x, weight, bias, self.spec.norm_eps)
 
+    def normed(self, x: torch.Tensor) -> torch.Tensor:
+        """Rows of the last layer after the final norm, if there is one."""
+        return self._norm(x, self.weights.final_norm) if self.spec.final_norm else x
+
     def head(self, x: torch.Tensor) -> torch.Tensor:
         """Logits (rows, vocab) of the last layer's rows."""
-        weights = self.weights
-        if self.spec.final_norm:
-            x = self._norm(x, weights.final_norm)
+        weights, x = self.weights, self.normed(x)
         if weights.project_out is not None:
             x = weights.project_out(x)
         logits, cap = weights.lm_head(x), self.spec.logit_cap

@@ -49,8 +49,19 @@ class Layer:
 
 
 @dataclass
+class HeadWeights:
+    """What a draft head has beside a decoder: see HeadSpec."""
+
+    fc: Linear
+    fc_out: Linear | None  # of a head with shared keys and values, whose `fc` is what we call fc_in
+    embed_norm: Norm
+    hidden_norm: Norm
+    input_norms: list[Norm]  # of all that is read together, or of each tap
+
+
+@dataclass
 class Weights:
-    """All weights of a decoder; linears are packed, tables are (rows, size)."""
+    """All weights of a decoder; linears are packed, tables are (rows, size). A draft head's may be its target's."""
 
     embed_tokens: torch.Tensor
     lm_head: Linear
@@ -60,6 +71,7 @@ class Weights:
     embed_positions: torch.Tensor | None = None
     project_in: Linear | None = None
     project_out: Linear | None = None
+    head: HeadWeights | None = None
 
 
 # The parts of the first linear of a recurrent mixer (RecurrentSpec.input_parts).
@@ -84,10 +96,12 @@ def load_weights(
     names: Iterable[str],
     tensors: Iterable[tuple[str, torch.Tensor]],
     kernels: Kernels,
+    target: Weights | None = None,
 ) -> Weights:
     """Pack every weight that `sources` names.
 
     names: all tensor names of the checkpoint. tensors: (name, tensor) pairs; those that are not needed are ignored.
+    target: of a draft head, whose embedding and lm_head it takes where it has none of its own.
     Raises IpexAssistError where a weight is missing, has another shape than the config says, or is not finite.
     """
     wanted = resolve(sources, names)
@@ -98,7 +112,7 @@ def load_weights(
         for ours in wanted.get(name, ()):
             packer.add(ours, part_of(tensor, sources[ours], head_dim_of(spec, ours)))
         del tensor  # or it would live on while the next one is read
-    return packer.weights()
+    return packer.weights(target)
 
 
 @dataclass
@@ -119,7 +133,7 @@ class _Packer:
         if leaf in (*VECTORS, *XIELU):
             self.tensors[name] = tensor.to(torch.float32, copy=True)
             return
-        if leaf.endswith("norm") or leaf in (*_TABLES, *_VECTORS):
+        if leaf.endswith("norm") or leaf.startswith("fc_norm") or leaf in (*_TABLES, *_VECTORS):
             self.tensors[name] = tensor.to(torch.float32 if leaf in _FP32 else self.kernels.dtype, copy=True)
             if leaf == "embed_tokens" and self.spec.tied_head:
                 self.linears["lm_head"] = self.kernels.linear(tensor, None)
@@ -151,17 +165,36 @@ class _Packer:
                 if full in self.sources:
                     yield f"{name}.{kind}"
 
-    def weights(self) -> Weights:
+    def weights(self, target: Weights | None) -> Weights:
         assert not self.pending, f"incomplete: {sorted(self.pending)[:3]}"
+        table, head = self.tensors.get("embed_tokens.weight"), self.linears.get("lm_head")
+        if target is not None:
+            table = target.embed_tokens if table is None else table
+            head = _of_type(target.lm_head, target.embed_tokens.dtype) if head is None else head
+        assert table is not None, "no embedding"
+        assert head is not None, "no lm_head"
         return Weights(
-            embed_tokens=self.tensors["embed_tokens.weight"],
-            lm_head=self.linears["lm_head"],
+            embed_tokens=table,
+            lm_head=head,
             layers=[self._layer(f"layers.{index}.", layer) for index, layer in enumerate(self.spec.layers)],
             final_norm=self._norm("final_norm"),
             embedding_norm=self._norm("embed_norm"),
             embed_positions=self.tensors.get("embed_positions.weight"),
             project_in=self.linears.get("project_in"),
             project_out=self.linears.get("project_out"),
+            head=self._head() if self.spec.head is not None else None,
+        )
+
+    def _head(self) -> HeadWeights:
+        assert self.spec.head is not None
+        taps = [f"fc_norm_{tap}" for tap in range(len(self.spec.head.taps.layers))]
+        names = {"all": ["input_norm"], "each": taps, None: []}[self.spec.head.input_norm]
+        return HeadWeights(
+            fc=self.linears["fc_in" if "fc_in" in self.linears else "fc"],
+            fc_out=self.linears.get("fc_out"),
+            embed_norm=self._norm("head_embed_norm"),
+            hidden_norm=self._norm("head_hidden_norm"),
+            input_norms=[self._norm(name) for name in names],
         )
 
     def _layer(self, prefix: str, spec: LayerSpec) -> Layer:
@@ -216,6 +249,11 @@ class _Packer:
 
     def _norm(self, name: str) -> Norm:
         return self.tensors.get(name + ".weight"), self.tensors.get(name + ".bias")
+
+
+def _of_type(linear: Linear, dtype: torch.dtype) -> Linear:
+    """A linear whose rows may be of another type than its own."""
+    return lambda x: linear(x.to(dtype)).to(x.dtype)
 
 
 def _first_linear(layer: LayerSpec) -> str:

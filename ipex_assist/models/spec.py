@@ -591,6 +591,11 @@ class DecoderSpec:
         """The number of layers."""
         return len(self.layers)
 
+    @property
+    def lm_head_rows(self) -> int:
+        """The logits of a row: fewer than `vocab_size` where a draft head tells fewer tokens apart."""
+        return (self.head.draft_vocab_size if self.head is not None else None) or self.vocab_size
+
     @cached_property
     def rotary_tables(self) -> tuple[tuple[int, int], ...]:
         """The tables of cos and sin that layers need: which of `ropes`, and how many values of a head it rotates."""

@@ -108,7 +108,12 @@ def weight_shape(spec: DecoderSpec, name: str) -> tuple[int, ...]:
     """The shape of one of our weights, such as "layers.0.q_proj.weight"."""
     *_, place, leaf, _kind = ("", *name.split("."))
     layer = layer_of(spec, name)
-    shape = _outer_shapes(spec)[leaf] if layer is None else _layer_shapes(spec.hidden_size, layer, place)[leaf]
+    if layer is None:
+        shape = {**_outer_shapes(spec), **_head_shapes(spec)}[leaf]
+    else:
+        shape = _layer_shapes(spec.hidden_size, layer, place)[leaf]
+        if leaf in ("q_proj", "k_proj", "v_proj") and reads_both(spec, name):
+            shape = shape[0], 2 * spec.hidden_size
     if layer is not None and name.endswith("_conv.bias"):
         assert layer.recurrent is not None
         return (shape[0] // layer.recurrent.conv_kernel,)
@@ -125,6 +130,29 @@ def _outer_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
         "project_out": (embedding, hidden),
         "lm_head": (spec.vocab_size, embedding),
         **dict.fromkeys(NORMS, (hidden,)),
+    }
+
+
+def reads_both(spec: DecoderSpec, name: str) -> bool:
+    """Whether queries, keys and values of this layer are made of an embedding beside a hidden state (EAGLE-3)."""
+    return spec.head is not None and spec.head.kind == "eagle3" and name.startswith("layers.0.")
+
+
+def _head_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
+    """Of what a draft head has beside a decoder."""
+    head, hidden = spec.head, spec.hidden_size
+    if head is None:
+        return {}
+    read = head.input_size
+    return {
+        "lm_head": (head.draft_vocab_size or spec.vocab_size, spec.embedding_size or hidden),
+        "fc": (hidden, hidden + read if head.kind == "mtp" else read),
+        "fc_in": (hidden, 2 * head.target_hidden_size),
+        "fc_out": (head.target_hidden_size, hidden),
+        "head_embed_norm": (hidden,),
+        "head_hidden_norm": (read if head.kind == "mtp" else hidden,),
+        "input_norm": (read,),
+        **{f"fc_norm_{tap}": (head.target_hidden_size,) for tap in range(len(head.taps.layers))},
     }
 
 

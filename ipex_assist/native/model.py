@@ -109,7 +109,26 @@ class PackedModel:
         Before `pack`, which then skips this model's own table, or when the image is whole: the memory of its table is
         given back. Such an image must not be saved.
         """
-        self.check(self.library.ia_model_share_table(self.handle, other.handle))
+        status = self.library.ia_model_share_table(self.handle, other.handle)
+        self.check(status)
+        if status and self.spec.head is not None:  # others have a table of their own
+            raise IpexAssistError(
+                f"a draft head of {self.spec.hidden_size} columns for {self.spec.vocab_size} tokens cannot use the "
+                f"embedding of a target with {other.spec.hidden_size} for {other.spec.vocab_size}"
+            )
+
+    def share_head(self, other: PackedModel) -> None:
+        """Compute logits by the head of `other`, this draft head's target, in the precision that it has there.
+
+        Raises IpexAssistError where the heads differ in shape.
+        """
+        status = self.library.ia_model_share_head(self.handle, other.handle)
+        self.check(status)
+        if status:
+            raise IpexAssistError(
+                f"a draft head for {self.spec.lm_head_rows} tokens of {self.spec.hidden_size} columns cannot use the "
+                f"lm_head of a target with {other.spec.lm_head_rows} of {other.spec.hidden_size}"
+            )
 
     def pack(self, name: str, tensor: torch.Tensor) -> None:
         """Pack one of our weights (models/weights.py), given in the checkpoint's own type.

@@ -7,13 +7,15 @@ import ctypes
 from ipex_assist.models.spec import AttentionSpec, DecoderSpec, LayerSpec, RecurrentSpec
 from ipex_assist.quantization.precision import beside_experts
 
-ABI_VERSION = 17  # api.cpp: ia_abi. It changes with every function there and with the structures here.
+ABI_VERSION = 18  # api.cpp: ia_abi. It changes with every function there and with the structures here.
 PRECISIONS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3, "mxfp4": 4, "fp8": 5}
 NORM_PLACES = {"pre": 0, "post_residual": 1, "post": 2, "sandwich": 3}
 HEAD_NORMS = {None: 0, "head": 1, "each_head": 2, "all_heads": 3}
 SCORES = {"softmax": 0, "sigmoid": 1, "sparsemixer": 2}
 ACTIVATIONS = {"silu": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "relu2": 4, "xielu": 5, "clamped_swiglu": 6}
 RECURRENT_KINDS = {"gated_delta": 1, "mamba2": 2, "short_conv": 3}
+HEAD_KINDS = {"mtp": 1, "eagle3": 2, "dflash": 3, "shared_kv": 4}
+INPUT_NORMS = {None: 0, "all": 1, "each": 2}
 SOURCE_TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
 # Our weight names' last part but one (models/weights.py) by their number.
 SLOTS = {
@@ -27,6 +29,10 @@ SLOTS = {
             "lm_head",
             "final_norm",
             "embed_norm",
+            "fc",
+            "input_norm",
+            "head_embed_norm",
+            "head_hidden_norm",
             "attention_norm",
             "attention_out_norm",
             "mlp_norm",
@@ -87,6 +93,9 @@ _MLP_INTEGERS = (
     "shared_size shared_gate scores correction_bias groups groups_per_token best_of_group"
 )
 _MLP_FLOATS = "scaling added_to_sum least_sum jitter"
+_HEAD_INTEGERS = (
+    "kind input_size taps input_norm norm_before_residual fed_back_normed lm_head_rows shared_embedding shared_head"
+)
 _MODEL_INTEGERS = (
     "precision outer_precision group ordered layers vocab_size hidden_size embedding_size projected_embedding "
     "tied_head positions position_offset rope_width rms_norm norm_weight norm_bias final_norm embedding_norm head_bias"
@@ -147,6 +156,12 @@ class CLayerSpec(ctypes.Structure):
     ]
 
 
+class CHeadSpec(ctypes.Structure):
+    """Mirrors `HeadSpec` of spec.h."""
+
+    _fields_ = [(name, ctypes.c_int32) for name in _HEAD_INTEGERS.split()]
+
+
 class CModelSpec(ctypes.Structure):
     """Mirrors `ModelSpec` of spec.h."""
 
@@ -155,6 +170,7 @@ class CModelSpec(ctypes.Structure):
         ("norm_eps", ctypes.c_float),
         ("embedding_multiplier", ctypes.c_float),
         ("logit_cap", ctypes.c_float),
+        ("draft_head", CHeadSpec),
     ]
 
 
@@ -176,6 +192,17 @@ class Segment(ctypes.Structure):
     ]
 
 
+class CTaps(ctypes.Structure):
+    """Mirrors `Taps` of batch.h: hidden states that a pass gives."""
+
+    _fields_ = [
+        ("layers", ctypes.POINTER(ctypes.c_int32)),
+        ("count", ctypes.c_int32),
+        ("normed", ctypes.c_int32),
+        ("rows", ctypes.c_void_p),
+    ]
+
+
 class Batch(ctypes.Structure):
     """Mirrors `Batch` of batch.h."""
 
@@ -192,6 +219,9 @@ class Batch(ctypes.Structure):
         ("stride", ctypes.c_int64),
         ("states", ctypes.c_void_p),
         ("threads", ctypes.c_int32),
+        ("own_hidden", ctypes.c_int32),
+        ("hidden", ctypes.c_void_p),
+        ("taps", CTaps),
     ]
 
 
@@ -205,6 +235,7 @@ class GreedyDraft(ctypes.Structure):
         ("tokens", ctypes.POINTER(ctypes.c_int32)),
         ("probabilities", ctypes.POINTER(ctypes.c_float)),
         ("drafted", ctypes.POINTER(ctypes.c_int32)),
+        ("target_tokens", ctypes.c_void_p),
     ]
 
 
@@ -268,7 +299,7 @@ def model_spec(
         hidden_size=spec.hidden_size,
         embedding_size=spec.embedding_size or spec.hidden_size,
         projected_embedding=spec.projected_embedding,
-        tied_head=spec.tied_head,
+        tied_head=spec.tied_head and spec.head is None,
         positions=spec.max_position_embeddings + spec.position_offset if spec.learned_positions else 0,
         position_offset=spec.position_offset,
         rope_width=spec.rotary_width,
@@ -281,6 +312,24 @@ def model_spec(
         norm_eps=spec.norm_eps,
         embedding_multiplier=spec.embedding_multiplier,
         logit_cap=spec.logit_cap or 0.0,
+        draft_head=_head_spec(spec),
+    )
+
+
+def _head_spec(spec: DecoderSpec) -> CHeadSpec:
+    head = spec.head
+    if head is None:
+        return CHeadSpec()
+    return CHeadSpec(
+        kind=HEAD_KINDS[head.kind],
+        input_size=head.input_size,
+        taps=len(head.taps.layers),
+        input_norm=INPUT_NORMS[head.input_norm],
+        norm_before_residual=head.norm_before_residual,
+        fed_back_normed=head.fed_back_normed,
+        lm_head_rows=head.draft_vocab_size or 0,
+        shared_embedding=head.shared_embedding,
+        shared_head=head.shared_head,
     )
 
 
@@ -380,6 +429,8 @@ def _mlp_spec(layer: LayerSpec, precision: str) -> CMlpSpec:
 def place_of(spec: DecoderSpec, name: str) -> tuple[int, int]:
     """Where the core has one of our weights: its slot, and the index of its layer or expert (`PackedModel::pack`)."""
     *prefix, leaf, _kind = name.split(".")
+    if leaf.startswith("fc_norm_"):  # of one tap
+        return SLOTS["input_norm"], int(leaf.removeprefix("fc_norm_"))
     if not prefix:
         return SLOTS[leaf], 0
     layer = int(prefix[1])

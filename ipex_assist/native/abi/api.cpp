@@ -105,7 +105,7 @@ double best_speed(int32_t repeats, F&& f) {
 // The batch with logits in memory of our own.
 Batch with_logits(const BufferLease& lease, Batch batch) {
     const int64_t rows = std::clamp(batch.logit_row_count, 0, 1 << 24);
-    batch.stride = lease.model().head.blocks * LANES;
+    batch.stride = lease.model().lm_head().blocks * LANES;
     lease.buffers().logits.grow(size_t(rows * batch.stride) * 4);
     batch.logits = lease.buffers().logits.as<float>();
     return batch;
@@ -129,7 +129,7 @@ IPEX_ASSIST_API int32_t ia_abi(int32_t* sizes) {
     sizes[0] = int32_t(sizeof(ModelSpec));
     sizes[1] = int32_t(sizeof(LayerSpec));
     sizes[2] = int32_t(sizeof(Batch));
-    return 17;
+    return 18;
 }
 
 IPEX_ASSIST_API const char* ia_last_error() { return last_error; }
@@ -282,6 +282,11 @@ IPEX_ASSIST_API int32_t ia_model_share_table(void* handle, const void* other) {
     return guarded(-1, [&] { return model_of(handle).share_table(static_cast<const Handle*>(other)->model) ? 0 : 1; });
 }
 
+// Likewise where the heads differ.
+IPEX_ASSIST_API int32_t ia_model_share_head(void* handle, const void* other) {
+    return guarded(-1, [&] { return model_of(handle).share_head(static_cast<const Handle*>(other)->model) ? 0 : 1; });
+}
+
 // 0 done, 1 no such weight in this model, or another shape, 2 it holds NaN or infinity (ia_last_error says where),
 // -1 failed.
 IPEX_ASSIST_API int32_t ia_model_pack(void* handle, void* pool, int32_t slot, int32_t index, int32_t bias, int32_t type,
@@ -386,7 +391,7 @@ IPEX_ASSIST_API int32_t ia_top_tokens(void* handle, void* pool, const Batch* bat
     return guarded(-1, [&] {
         const BufferLease lease(handle);
         const Batch own = with_logits(lease, *batch);
-        const int32_t columns = own.vocabulary > 0 ? own.vocabulary : lease.model().spec.vocab_size;
+        const int32_t columns = own.vocabulary > 0 ? own.vocabulary : lease.model().spec.lm_head_rows();
         if (found->top < 0 || found->top > columns) refuse("the most likely %d of %d tokens", found->top, columns);
         Pass pass(lease.program(), *static_cast<Pool*>(pool), lease.buffers().activations, own);
         top_tokens(pass, *found);
@@ -414,14 +419,19 @@ IPEX_ASSIST_API int32_t ia_draft(void* handle, void* pool, const Batch* batch, c
     return guarded(-1, [&] {
         const BufferLease lease(handle);
         const Batch own = with_logits(lease, *batch);
-        Pass pass(lease.program(), *static_cast<Pool*>(pool), lease.buffers().activations, own, request->counts);
+        const bool blocks = lease.model().spec.draft_head.kind == DFLASH;
+        Pass pass(lease.program(), *static_cast<Pool*>(pool), lease.buffers().activations, own,
+                  blocks ? nullptr : request->counts);
+        if (blocks) check_draft_blocks(own, request->counts);
         for (int32_t i = 0; i < own.segment_count; i++) {
             if (request->counts[i] > request->stride) {
                 refuse("%d drafted tokens where there is room for %lld", request->counts[i],
                        (long long)request->stride);
             }
         }
-        draft(pass, *request);
+        check_target_tokens(pass.model.spec, request->target_tokens);
+        if (blocks) draft_blocks(pass, *request);
+        else draft(pass, *request);
         count(lease.buffers(), pass);
         return 0;
     });

@@ -168,6 +168,27 @@ void check_layer(const ModelSpec& s, const LayerSpec& layer) {
     if ((layer.mlp.experts || !layer.has_mlp()) && layer.parallel) refuse("experts, or nothing, parallel to attention");
 }
 
+void check_draft_head(const ModelSpec& s) {
+    const HeadSpec& h = s.draft_head;
+    check_range("the kind of a draft head", h.kind, NO_DRAFT_HEAD, SHARED_KV);
+    const int32_t least = s.is_draft_head() ? 1 : 0, most = s.is_draft_head() ? LARGEST : 0;
+    check_range("taps of a draft head", h.taps, least, most);
+    check_range("columns of a draft head's hidden states", h.input_size, least, most);
+    check_range("the input norm of a draft head", h.input_norm, NO_INPUT_NORM, least ? NORM_OF_EACH : NO_INPUT_NORM);
+    check_range("rows of a draft head's lm_head", h.lm_head_rows, 0, s.is_draft_head() ? s.vocab_size : 0);
+    if (!s.is_draft_head()) {
+        if (h.shared_embedding || h.shared_head) refuse("draft heads alone take a table or a head from another model");
+        return;
+    }
+    if (h.input_size % h.taps) refuse("%d columns of %d hidden states", h.input_size, h.taps);
+    if (h.kind == MTP && h.input_size != s.hidden_size)
+        refuse("a draft head of %d columns for hidden states of %d", s.hidden_size, h.input_size);
+    if (h.input_norm && h.kind == MTP) refuse("the norm of one hidden state is its own");
+    if (s.projected_embedding || s.tied_head || s.positions) {
+        refuse("a draft head with a projected embedding, a head that is its embedding, or learned positions");
+    }
+}
+
 void check_model(const ModelSpec& s) {
     check_range("num_hidden_layers", s.layers, 1, MOST_LAYERS);
     check_range("vocab_size", s.vocab_size, 1, LARGEST);
@@ -187,6 +208,7 @@ void check_model(const ModelSpec& s) {
         refuse("the norms' epsilon is %g and must be a number from 0 on", double(s.norm_eps));
     check_multiplier(s.embedding_multiplier);
     check_cap(s.logit_cap);
+    check_draft_head(s);
     if (!s.projected_embedding && s.embedding_size != s.hidden_size) {
         refuse("an embedding of %d for a hidden size of %d needs projections", s.embedding_size, s.hidden_size);
     }
@@ -197,18 +219,38 @@ void check_model(const ModelSpec& s) {
 const ModelSpec& checked(const ModelSpec& s, const LayerSpec* layers) {
     check_model(s);
     for (int32_t i = 0; i < s.layers; i++) check_layer(s, layers[i]);
+    if (s.draft_head.kind == EAGLE3 && (layers[0].is_recurrent() || layers[0].norm_place != PRE || layers[0].parallel))
+        refuse("the first layer of an EAGLE-3 head is one of attention, with norms before it");
+    for (int32_t i = 0; s.draft_head.kind == DFLASH && i < s.layers; i++) {
+        const AttentionSpec& a = layers[i].attention;
+        if (layers[i].is_recurrent() || a.is_latent() || a.qk_norm == ALL_HEADS)
+            refuse("layers of a DFlash head have attention over keys and values, with norms of heads or none");
+    }
     return s;
 }
 
 namespace {
 
+void check_hidden(const ModelSpec& s, const Batch& b) {
+    const bool given = b.hidden != nullptr;
+    if (s.draft_head.feeds_back() && !given) refuse("a draft head needs hidden states of its target, or its own");
+    if (!s.is_draft_head() && given) refuse("hidden states are given to draft heads alone");
+    check_range("hidden states that are the head's own", b.own_hidden, 0, s.draft_head.feeds_back() ? 1 : 0);
+    if (s.draft_head.kind == DFLASH && given && (b.logit_row_count || b.taps.count))
+        refuse("hidden states become keys and values alone, without logits");
+    check_range("taps of a pass", b.taps.count, 0, LARGEST);
+    if (b.taps.count && (!b.taps.layers || !b.taps.rows)) refuse("taps without a place for hidden states");
+    for (int32_t i = 0; i < b.taps.count; i++) check_range("the layer of a tap", b.taps.layers[i], 0, s.layers);
+}
+
 void check_sizes(const PackedModel& model, const Batch& b) {
-    const int32_t vocabulary = model.spec.vocab_size;
+    const int32_t vocabulary = model.spec.lm_head_rows();
     check_range("rows of a pass", b.rows, 1, LARGEST);
     check_range("segments of a pass", b.segment_count, 1, b.rows);
     check_range("rows with logits", b.logit_row_count, 0, b.rows);
     check_range("the vocabulary of logits", b.vocabulary, 0, vocabulary);
     check_range("threads of a pass", b.threads, 0, LARGEST);
+    check_hidden(model.spec, b);
     if (!b.tokens || !b.segments || !b.blocks || (b.logit_row_count && !b.logit_rows))
         refuse("a pass needs tokens, segments and blocks");
     if (!b.blocks->fits(model)) refuse("a pass with the blocks of another model");
@@ -300,9 +342,11 @@ void check_written(const Batch& b, const std::vector<int64_t>& lasts) {
 const Batch& checked(const PackedModel& model, const Batch& b, const int32_t* counts) {
     if (!model.ready()) {
         if (!model.has_memory()) refuse("the model has no weights yet");
+        if (!model.has_shared()) refuse("a draft head without its target's embedding or head");
         refuse("%lld of the model's weights are not packed yet", static_cast<long long>(model.missing()));
     }
     check_sizes(model, b);
+    if (counts && b.taps.count) refuse("a draft gives no hidden states");
     int64_t rows = 0;
     std::vector<int64_t> lasts;
     for (int32_t i = 0; i < b.segment_count; i++) {
@@ -324,6 +368,28 @@ const Batch& checked(const PackedModel& model, const Batch& b, const int32_t* co
     check_written(b, lasts);
     if (model.is_recurrent()) check_states(b);
     return b;
+}
+
+void check_draft_blocks(const Batch& b, const int32_t* counts) {
+    if (b.hidden) refuse("hidden states beside a block of tokens to draft");
+    int32_t row = 0, logit_row = 0;
+    for (int32_t i = 0; i < b.segment_count; row += b.segments[i++].rows) {
+        check_range("tokens of a block", counts[i], 1, int64_t(b.segments[i].rows) - 1);
+        if (counts[i] != b.segments[i].rows - 1) refuse("a block of %d rows for %d tokens", b.segments[i].rows, counts[i]);
+        for (int32_t r = 1; r <= counts[i]; r++) {
+            if (logit_row >= b.logit_row_count || b.logit_rows[logit_row++] != row + r)
+                refuse("drafting takes all rows of a block but the first");
+        }
+    }
+    if (logit_row != b.logit_row_count) refuse("drafting takes all rows of a block but the first");
+}
+
+void check_target_tokens(const ModelSpec& s, const int32_t* tokens) {
+    for (int32_t i = 0; tokens && i < s.lm_head_rows(); i++) {
+        if (tokens[i] < 0 || tokens[i] >= s.vocab_size)
+            refuse("token %d of the draft head is %d of a vocabulary of %d", i, tokens[i], s.vocab_size);
+    }
+    if (!tokens && s.lm_head_rows() != s.vocab_size) refuse("a draft head of %d tokens needs what they are", s.lm_head_rows());
 }
 
 void check_choices(const RowChoice* choices, int32_t count, int64_t columns) {

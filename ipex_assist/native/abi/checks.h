@@ -12,6 +12,12 @@ const ModelSpec& checked(const ModelSpec& spec, const LayerSpec* layers);
 // given.
 const Batch& checked(const PackedModel& model, const Batch& batch, const int32_t* counts);
 
+// That all rows of each segment but the first have logits, as many as `counts`.
+void check_draft_blocks(const Batch& batch, const int32_t* counts);
+
+// Which tokens of the vocabulary a draft head's are (lm_head_rows), or null.
+void check_target_tokens(const ModelSpec& spec, const int32_t* tokens);
+
 // How tokens are chosen after `count` rows of `columns` logits.
 void check_choices(const RowChoice* choices, int32_t count, int64_t columns);
 

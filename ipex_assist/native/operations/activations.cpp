@@ -49,6 +49,7 @@ void list_shared(List& list, SharedBuffers& b, const ActivationSizes& s) {
     list("active", b.active, s.active, 1);
     list("scanned", b.scanned, s.scan_rows, s.scan_columns);
     list("partials", b.partials, s.partials, 1);
+    list("fed_back", b.fed_back, s.fed_back_rows, s.width);
     list("router_logits", b.router_logits, s.rows, s.router_columns);
     list("expert_outputs", b.expert_outputs, s.slots, s.width);
     list("maxima", b.maxima, s.logit_rows, s.vocabulary_chunks);
@@ -72,6 +73,7 @@ void list_thread(List& list, ThreadBuffers& b, const ActivationSizes& s) {
     const int64_t depth = round_up(s.width, SCALE_COLUMNS), values = PADDED_ROWS * depth;
     const int64_t partial = s.value_width + LANES, groups = s.key_depth / ATTENTION_GROUP;
     list("row", b.row, 1, s.width);
+    list("entering", b.entering, 1, s.entering);
     list("ordered", b.ordered, 1, s.ordered);
     list("up", b.up, s.rows, UP_BLOCKS * LANES);
     list("state", b.state, 1, s.state);

@@ -60,6 +60,7 @@ struct SharedBuffers {
     Array<float> active;          // (rows or slots, the layer's intermediate_size): activated gate and up
     Array<float> scanned;         // (rows to scan, scan_width): queries, keys, values, decays and betas
     Array<float> partials;        // split KV's, see attention.h
+    Array<float> fed_back;        // (segments, hidden): what a draft head's next rows get as their hidden states
     Array<float> router_logits;   // (rows, experts)
     Array<float> expert_outputs;  // (slots, hidden)
     Array<ArgMax> maxima;         // (rows with logits, chunks of the vocabulary)
@@ -79,6 +80,7 @@ struct NodeBuffers {
 
 struct ThreadBuffers {
     Array<float> row;          // (hidden)
+    Array<float> entering;     // a draft head's token and hidden state side by side, or the latter alone
     Array<float> ordered;      // a row in the order of a linear's input columns, where there is one
     Array<float> up;           // (rows, columns of gate and up that are activated while they are in the cache)
     Array<float> x;            // (DECODE_ROWS, hidden): the residual stream where each thread prepares all rows
@@ -105,6 +107,7 @@ struct ActivationSizes {
     int64_t ordered;                              // columns, 0 where no linear has an order of input columns
     int64_t own_value;                            // bytes of a value that each thread prepares itself
     int64_t queries, key_depth, value_width;      // of a query tile; the latter of a head before it is one, too
+    int64_t fed_back_rows, entering;              // of draft heads; the latter columns
     int64_t heads, head_depth;                    // of latent attention: columns of a row, input columns of a head
     int64_t tiles;                                // whether rows are kept as tiles, too
 };

@@ -53,7 +53,7 @@ void describe_row(const Pass& pass, int64_t row, const TopTokens& c) {
 }  // namespace
 
 int64_t vocabulary_columns(const Pass& pass) {
-    return pass.batch.vocabulary > 0 ? pass.batch.vocabulary : pass.model.spec.vocab_size;
+    return pass.batch.vocabulary > 0 ? pass.batch.vocabulary : pass.model.spec.lm_head_rows();
 }
 
 bool is_finite(const ArgMax& m) { return std::isfinite(m.value) && std::isfinite(m.sum); }

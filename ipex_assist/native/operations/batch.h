@@ -23,6 +23,14 @@ struct Segment {
     int32_t state, settled, settle;
 };
 
+// Hidden states that a pass gives besides logits, of all of its rows.
+struct Taps {
+    const int32_t* layers;  // (count) i: what enters layer i, or, of the number of layers, what leaves the last one
+    int32_t count;
+    int32_t normed;  // whether what leaves the last one is given after the final norm
+    float* rows;     // (rows, count · hidden_size)
+};
+
 // Rows of any sequences; tokens in the order of the segments. What a segment writes is its own: no other segment
 // has these blocks in its table.
 struct Batch {
@@ -37,6 +45,9 @@ struct Batch {
     int64_t stride;        // at least the vocabulary, rounded up to 16
     const States* states;  // null in a model without recurrent layers
     int32_t threads;  // of the pool, its first ones, that run the pass; 0, or more than it has: all. Changes no bit
+    int32_t own_hidden;   // whether `hidden` has states that the draft head itself computed, of hidden_size columns
+    const float* hidden;  // of a draft head: (rows, input_size) of its target's
+    Taps taps;
 };
 
 // Greedy drafting after a pass, and what it drafted; arrays have an element, or a row of `stride`, for each segment.
@@ -47,6 +58,7 @@ struct GreedyDraft {
     int32_t* tokens;       // -1 where logits hold NaN or infinity, which ends the draft, too
     float* probabilities;  // NaN there
     int32_t* drafted;      // how many tokens there are, that -1 included
+    const int32_t* target_tokens;  // (lm_head_rows) which token of the vocabulary each is; null: itself
 };
 
 // The most likely tokens after each row with logits, and the logarithms of their probabilities; a row whose logits hold

@@ -10,31 +10,38 @@
 namespace ipex_assist {
 namespace {
 
+// Notes the token after a row with logits as the next of a draft; whether the draft goes on after it.
+bool note(const Pass& pass, const GreedyDraft& d, int32_t which, int64_t row) {
+    const ArgMax best = arg_max(pass, row);
+    const bool finite = is_finite(best);
+    const float probability = finite ? 1.0f / best.sum : NAN;
+    const int64_t at = which * d.stride + d.drafted[which]++;
+    d.tokens[at] = !finite ? -1 : d.target_tokens ? d.target_tokens[best.index] : best.index;
+    d.probabilities[at] = probability;
+    return d.drafted[which] < d.counts[which] && probability >= d.min_probability[which];
+}
+
 // Notes the token that each segment's logits say, and makes the plan of the next pass, of the segments that go on;
 // false where none does. order: the number of each of the plan's segments in the request.
 bool continue_draft(Pass& pass, const GreedyDraft& d, std::vector<int32_t>& order) {
     std::vector<Segment> segments;
     std::vector<int32_t> next_order, tokens, logit_rows;
+    std::vector<const float*> hidden;
     for (size_t i = 0; i < order.size(); i++) {
         const int32_t which = order[i];
-        const ArgMax best = arg_max(pass, int64_t(i));
-        const bool finite = is_finite(best);
-        const float probability = finite ? 1.0f / best.sum : NAN;
-        int32_t& drafted = d.drafted[which];
-        d.tokens[which * d.stride + drafted] = finite ? best.index : -1;
-        d.probabilities[which * d.stride + drafted] = probability;
-        drafted++;
-        if (drafted == d.counts[which] || !(probability >= d.min_probability[which])) continue;
+        if (!note(pass, d, which, int64_t(i))) continue;
         Segment next = pass.plan.segments[i];
         next.start += next.rows, next.rows = 1, next.settled = next.settle;
         next.settle = std::max(next.settle, next.start + 1 - PENDING_ROWS);
         logit_rows.push_back(int32_t(segments.size()));
-        segments.push_back(next), next_order.push_back(which), tokens.push_back(best.index);
+        segments.push_back(next), next_order.push_back(which), tokens.push_back(d.tokens[which * d.stride + d.drafted[which] - 1]);
+        if (pass.model.spec.draft_head.feeds_back()) hidden.push_back(pass.activations.shared.fed_back.row(int64_t(i)));
     }
     if (segments.empty()) return false;
     const TeamNodes team = pass.plan.team;
     pass.plan = PassPlan(pass.program.shape, team, std::move(segments), std::move(tokens), std::move(logit_rows));
     order = std::move(next_order);
+    pass.hidden = std::move(hidden), pass.own_hidden = true;
     return true;
 }
 
@@ -49,12 +56,29 @@ void draft(Pass& pass, const GreedyDraft& request) {
         [&](int thread) {
             while (goes_on) {
                 run_layers(pass, thread);
+                if (pass.model.spec.draft_head.feeds_back()) feed_back(pass, thread);
                 find_maxima(pass, thread);
                 if (thread == 0) goes_on = continue_draft(pass, request, order);
                 pass.wait(thread);
             }
         },
         pass.plan.threads);
+    pass.timing.total += __rdtsc() - started;
+}
+
+void draft_blocks(Pass& pass, const GreedyDraft& request) {
+    const uint64_t started = __rdtsc();
+    pass.pool.run(
+        [&](int thread) {
+            run_layers(pass, thread);
+            find_maxima(pass, thread);
+        },
+        pass.plan.threads);
+    int64_t row = 0;
+    for (int32_t i = 0; i < int32_t(pass.plan.segments.size()); row += request.counts[i++]) {
+        request.drafted[i] = 0;
+        while (note(pass, request, i, row + request.drafted[i])) continue;
+    }
     pass.timing.total += __rdtsc() - started;
 }
 

@@ -20,22 +20,26 @@ void project(Pass& pass, int thread, int64_t first, int64_t end, const Array<flo
 
 }  // namespace
 
-void embed(Pass& pass, int thread) {
+// Where it is projected, that is done already.
+void embed_token(const Pass& pass, int32_t token, int32_t position, float* row) {
     const PackedModel& model = pass.model;
+    if (!model.spec.projected_embedding) model.embed(token, row);
+    const float factor = model.spec.embedding_multiplier;
+    for (int64_t i = 0; factor != 1 && i < model.spec.hidden_size; i++) row[i] *= factor;
+    const float* of_position = model.position_row(position);
+    if (of_position) pass.kernels.add(row, of_position, model.spec.hidden_size);
+    if (model.spec.embedding_norm) normalize(pass, model.embedding_norm, row, row);
+}
+
+void embed(Pass& pass, int thread) {
     const PassPlan& plan = pass.plan;
     const bool all = plan.each_thread_prepares;
     const int64_t first = all ? 0 : share(plan.rows(), thread, plan.threads);
     const int64_t end = all ? plan.rows() : share(plan.rows(), thread + 1, plan.threads);
     const Array<float>& x = all ? pass.activations.own(thread).x : pass.activations.shared.x;
-    if (model.spec.projected_embedding) project(pass, thread, first, end, x);
+    if (pass.model.spec.projected_embedding) project(pass, thread, first, end, x);
     for (int64_t r = first; r < end; r++) {
-        float* row = x.row(r);
-        if (!model.spec.projected_embedding) model.embed(plan.tokens[size_t(r)], row);
-        const float factor = model.spec.embedding_multiplier;
-        for (int64_t i = 0; factor != 1 && i < model.spec.hidden_size; i++) row[i] *= factor;
-        const float* position = model.position_row(plan.positions[size_t(r)]);
-        if (position) pass.kernels.add(row, position, model.spec.hidden_size);
-        if (model.spec.embedding_norm) normalize(pass, model.embedding_norm, row, row);
+        embed_token(pass, plan.tokens[size_t(r)], plan.positions[size_t(r)], x.row(r));
     }
 }
 

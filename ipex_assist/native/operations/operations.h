@@ -6,12 +6,30 @@ namespace ipex_assist {
 
 // embedding.cpp
 void embed(Pass& pass, int thread);
+// The embedding of a token at a position, where it enters the residual stream, to `row` (hidden).
+void embed_token(const Pass& pass, int32_t token, int32_t position, float* row);
+
+// head_input.cpp: the tokens and hidden states of a draft head's rows enter it.
+void enter_head(Pass& pass, int thread);
+// DFLASH: hidden states of the target as keys and values of every layer; that is the whole pass.
+void append_context(Pass& pass, int thread);
+// EAGLE3: the inputs of the first layer's queries, keys and values.
+void prepare_token_and_hidden(Pass& pass, const LayerStep& step, int thread);
+// The rows with logits as the hidden states of the rows that come after them. After `head`; ends without a barrier.
+void feed_back(Pass& pass, int thread);
+
+// taps.cpp: copies of the residual stream where a batch asks for it.
+void tap_layer(const Pass& pass, int32_t layer, int thread);  // that enters a layer
+void tap_end(Pass& pass, int thread);                         // that leaves the last one, before `head`
 
 // residual_norm.cpp
 // Residual addition and norms, then the rows in the form that `next` multiplies: of all rows, or of those that `kept`
 // names, which `next` gets side by side. Ends with a barrier unless each thread prepares all rows.
 void residual_norm(Pass& pass, int thread, const ResidualNorm& join, const std::vector<int32_t>* kept,
                    const Linear& next);
+// x += delta as `join` says; `changed` is room for a row that delta becomes, and may not be it.
+void add_delta(const Pass& pass, const ResidualNorm& join, float* x, const float* delta, float* changed,
+               int64_t start);
 void prepare_attention(Pass& pass, const LayerStep& step, int thread);
 void prepare_mlp(Pass& pass, const LayerStep& step, int thread);
 void normalize(const Pass& pass, const Norm& norm, const float* x, float* out);

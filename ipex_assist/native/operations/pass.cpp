@@ -19,16 +19,22 @@ TeamNodes pass_team(const Pool& pool, const Batch& batch) {
     return pool.team_nodes(batch.threads ? std::min(batch.threads, pool.threads()) : pool.threads());
 }
 
+bool taps_end(const PackedModel& model, const Batch& b) {
+    const int32_t *first = b.taps.layers, *end = first + b.taps.count;
+    return std::find(first, end, model.spec.layers) != end;
+}
+
 PassPlan plan_of(const Program& program, const Pool& pool, const Batch& b) {
     return {program.shape,
             pass_team(pool, b),
             {b.segments, b.segments + b.segment_count},
             {b.tokens, b.tokens + b.rows},
-            {b.logit_rows, b.logit_rows + b.logit_row_count}};
+            {b.logit_rows, b.logit_rows + b.logit_row_count},
+            taps_end(program.model, b)};
 }
 
 Linear wanted_head(const PackedModel& model, int32_t vocabulary) {
-    Linear head = model.head;
+    Linear head = model.lm_head();
     if (vocabulary > 0) head.blocks = std::min(head.blocks, (int64_t(vocabulary) + LANES - 1) / LANES);
     return head;
 }
@@ -83,9 +89,12 @@ void size_layers(const Pass& pass, ActivationSizes& s) {
         s.queries = std::max<int64_t>(
             s.queries, pass.plan.attention_of(int32_t(&layer - pass.model.layers.data())).shape.most_queries());
     }
-    s.depth = std::max(s.width, outputs);
+    const int64_t fc = spec.draft_head.fc_width(spec.hidden_size);
+    s.entering = fc ? std::max<int64_t>(fc, 2 * spec.hidden_size) : 0;
+    s.depth = std::max({s.width, outputs, s.entering});
     if (spec.ordered) s.ordered = s.depth;
-    s.own_value = std::max(value_bytes(spec.precision, pass.kernels), value_bytes(spec.outer_precision, pass.kernels));
+    s.own_value = std::max(value_bytes(spec.precision, pass.kernels), value_bytes(pass.head.precision, pass.kernels));
+    if (pass.head.order) s.ordered = std::max(s.ordered, pass.head.depth);
     for (const int32_t index : pass.program.mlp_kinds) {
         const PackedLayer& layer = pass.model.layers[size_t(index)];
         if (layer.mlp.experts) {
@@ -116,6 +125,7 @@ ActivationSizes sizes_of(const Pass& pass, const int32_t* counts) {
     s.tiles = pass.kernels.tiled && !pass.plan.decode;
     s.scan_rows = pass.plan.first_scan_row.back();
     for (int32_t i = 0; counts && i < pass.batch.segment_count; i++) s.scan_rows += counts[i] - 1;
+    s.fed_back_rows = counts && spec.draft_head.feeds_back() ? pass.batch.segment_count : 0;
     size_layers(pass, s);
     s.partials = partial_floats(pass, counts);
     return s;
@@ -152,10 +162,16 @@ Pass::Pass(const Program& program_, Pool& pool_, Activations& activations_, cons
       plan(plan_of(program, pool, batch)),
       head(wanted_head(model, batch.vocabulary)),
       counters(counters_of(*this, counts)),
-      blocks_by_node(plan.threads == pool.threads() && model.follows(pool)) {
+      blocks_by_node(plan.threads == pool.threads() && model.follows(pool)),
+      own_hidden(batch.own_hidden) {
     activations.place(sizes_of(*this, counts), pool);
     for (const int32_t index : program.mlp_kinds) reserve_routes(model.layers[size_t(index)], plan.rows(), routes);
+    const HeadSpec& of = model.spec.draft_head;
+    const int64_t columns = own_hidden ? model.spec.hidden_size : of.input_size;
+    for (int64_t r = 0; batch.hidden && r < plan.rows(); r++) hidden.push_back(batch.hidden + r * columns);
 }
+
+bool Pass::taps_end() const { return ipex_assist::taps_end(model, batch); }
 
 bool Pass::completes(size_t counter, int64_t done, int64_t total) {
     if (done == total) return true;
@@ -166,12 +182,15 @@ bool Pass::completes(size_t counter, int64_t done, int64_t total) {
 }
 
 void run_layers(Pass& pass, int thread) {
-    embed(pass, thread);
+    if (pass.hidden.empty()) embed(pass, thread);
+    else if (pass.model.spec.draft_head.kind == DFLASH) return append_context(pass, thread);
+    else enter_head(pass, thread);
     for (const LayerStep& step : pass.program.layers) {
         for (const Operation run : step.fill) run(pass, step, thread);
         if (!pass.rows_kept(step)) return;
         for (const Operation run : step.proceed) run(pass, step, thread);
     }
+    if (pass.taps_end()) tap_end(pass, thread);
     if (!pass.plan.logit_rows.empty()) head(pass, thread);
 }
 

@@ -66,6 +66,8 @@ struct Pass {
         return step.last ? after_layers() : model.layers[size_t(step.index) + 1].qkv;
     }
     const Linear& after_layers() const { return model.spec.projected_embedding ? model.project_out : head; }
+    // Whether a hidden state that leaves the last layer is asked for, of all rows.
+    bool taps_end() const;
     // The rows that go on in this layer after its attention.
     int64_t rows_kept(const LayerStep& step) const {
         const std::vector<int32_t>* kept = plan.rows_kept(step.last);
@@ -95,6 +97,8 @@ struct Pass {
     std::vector<Counter> counters;      // of what several threads have done of something; 0 between two phases
     std::atomic<int64_t> next_tile{0};  // of prefill attention
     const bool blocks_by_node;          // whether memory follows the nodes of all of the pool's threads, which all run
+    std::vector<const float*> hidden;  // of a draft head: of each row
+    bool own_hidden;                   // whether these are states of its own
     Routes routes;
     Timing timing;
     int64_t experts_read = 0;  // of all layers, each once a pass
@@ -117,5 +121,8 @@ void sample(Pass& pass, const RowChoice* choices, int32_t* tokens);
 // count of them or one whose probability is below its minimum; that one is its last. The others go on. The last row of
 // each segment must have logits, and no other (drafting.cpp).
 void draft(Pass& pass, const GreedyDraft& request);
+// DFLASH: one pass, whose segments are blocks of `counts` + 1 rows, of which all but the first have logits: the arg-max
+// of each is a drafted token, up to one whose probability is below its minimum (drafting.cpp).
+void draft_blocks(Pass& pass, const GreedyDraft& request);
 
 }  // namespace ipex_assist

@@ -54,18 +54,20 @@ int32_t AttentionShape::most_queries() const {
 }
 
 PassPlan::PassPlan(const PassShape& shape, const TeamNodes& team_, std::vector<Segment> segments_,
-                   std::vector<int32_t> tokens_, std::vector<int32_t> logit_rows_)
+                   std::vector<int32_t> tokens_, std::vector<int32_t> logit_rows_,
+                   bool keeps_rows)
     : team(team_),
       threads(team.threads()),
       decode(tokens_.size() <= DECODE_ROWS),
-      narrows(!decode && logit_rows_.size() < tokens_.size()),
+      whole_segments(shape.whole_segments),
+      narrows(!decode && !keeps_rows && logit_rows_.size() < tokens_.size()),
       segments(std::move(segments_)),
       tokens(std::move(tokens_)),
       logit_rows(std::move(logit_rows_)),
       attention_of_layer(shape.attention_of_layer) {
     // Where the rows that a thread would not have to prepare cost less than a barrier.
     const int64_t others = rows() - (rows() + threads - 1) / threads;
-    each_thread_prepares = decode && !shape.projected_embedding && others * shape.hidden_size <= PREPARED * threads;
+    each_thread_prepares = decode && !shape.begins_with_linear && others * shape.hidden_size <= PREPARED * threads;
     place_rows();
     int64_t scanned = 0;
     for (const Segment& s : segments) {
@@ -92,8 +94,19 @@ void PassPlan::place_rows() {
 }
 
 int64_t PassPlan::first_block(int32_t row, int32_t window) const {
-    const int32_t position = positions[size_t(row)];
-    return window > 0 && position >= window ? (position - window + 1) / BLOCK_POSITIONS : 0;
+    return first_seen(row, window) / BLOCK_POSITIONS;
+}
+
+int64_t PassPlan::first_seen(int32_t row, int32_t window) const {
+    const int64_t latest =
+        whole_segments ? segments[size_t(segment_of[size_t(row)])].start - 1 : positions[size_t(row)];
+    return window > 0 && latest >= window ? latest - window + 1 : 0;
+}
+
+int64_t PassPlan::last_seen(int32_t row) const {
+    if (!whole_segments) return positions[size_t(row)];
+    const Segment& s = segments[size_t(segment_of[size_t(row)])];
+    return int64_t(s.start) + s.rows - 1;
 }
 
 // As few parts of the query heads as give each thread its share of blocks, or of query tiles. Their number changes no
@@ -203,7 +216,7 @@ void PassPlan::share_homes(AttentionPlan& plan) const {
 
 TileUnit PassPlan::whole(const AttentionPlan& plan, int32_t tile) const {
     const RowRange& rows = plan.tiles[size_t(tile)];
-    return {tile, -1, first_block(rows.first, plan.shape.window), last_block(rows.end - 1) + 1};
+    return {tile, -1, first_block(rows.first, plan.shape.window), last_seen_block(rows.end - 1) + 1};
 }
 
 // The ranges of a tile, of so many runs each, and places for a partial of each run.

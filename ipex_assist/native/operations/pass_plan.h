@@ -45,10 +45,11 @@ struct AttentionShape {
 // And of a model.
 struct PassShape {
     int64_t hidden_size = 0;
-    bool projected_embedding = false;
+    bool begins_with_linear = false;  // between the tokens' embedding and the first layer
     std::vector<AttentionShape> attention;
     std::vector<int32_t> attention_of_layer;  // which of these each layer has, -1: none
     bool recurrent = false;                   // whether any layer is
+    bool whole_segments = false;              // whether each row sees all rows of its segment (DFLASH)
 };
 
 struct UnitRange {  // first <= unit < end
@@ -100,10 +101,16 @@ struct AttentionPlan {
 
 struct PassPlan {
     PassPlan(const PassShape& shape, const TeamNodes& team, std::vector<Segment> segments, std::vector<int32_t> tokens,
-             std::vector<int32_t> logit_rows);
+             std::vector<int32_t> logit_rows, bool keeps_rows = false);
 
     int32_t rows() const { return int32_t(tokens.size()); }
+    // Where a row's keys and values go.
     int64_t last_block(int32_t row) const { return positions[size_t(row)] / BLOCK_POSITIONS; }
+    // The positions that a row of a layer with this window sees: up to its own, or, of whole segments, of all of them
+    // and the `window` positions before.
+    int64_t first_seen(int32_t row, int32_t window) const;
+    int64_t last_seen(int32_t row) const;
+    int64_t last_seen_block(int32_t row) const { return last_seen(row) / BLOCK_POSITIONS; }
     // The first block that a row of a layer with this window sees.
     int64_t first_block(int32_t row, int32_t window) const;
     // Rows of the last layer that go on after its keys and values, null: all of them. In prefill passes only
@@ -118,6 +125,7 @@ struct PassPlan {
     TeamNodes team;             // the threads that run the pass
     int threads;                // how many they are
     bool decode;                // up to DECODE_ROWS rows
+    bool whole_segments;        // as PassShape has it
     bool narrows;               // whether rows without logits end with the last layer's keys and values
     bool each_thread_prepares;  // all rows by itself, in memory of its own, because that takes less time than a barrier
     std::vector<Segment> segments;

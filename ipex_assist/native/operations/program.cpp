@@ -22,13 +22,14 @@ AttentionShape attention_shape(const PackedLayer& layer) {
     return shape;
 }
 
-void list_attention(const PackedLayer& layer, LayerStep& step) {
+void list_attention(const PackedLayer& layer, LayerStep& step, bool token_and_hidden) {
+    const Operation prepare = token_and_hidden ? prepare_token_and_hidden : prepare_attention;
     if (layer.attention.is_latent()) {
-        step.fill = {prepare_attention, latent_linear, normalize_latents, query_linear, absorb_queries};
+        step.fill = {prepare, latent_linear, normalize_latents, query_linear, absorb_queries};
         step.proceed = {attention, expand_values, output_linear};
         return;
     }
-    step.fill = {prepare_attention, qkv_linear};
+    step.fill = {prepare, qkv_linear};
     if (layer.attention.qk_norm == ALL_HEADS) step.fill.push_back(normalize_queries_and_keys);
     step.fill.push_back(append_keys_values);
     step.proceed = {attention, output_linear};
@@ -64,12 +65,13 @@ bool same_kind(const MlpSpec& a, const MlpSpec& b) {
 
 Program::Program(const PackedModel& model_) : model(model_) {
     shape.hidden_size = model.spec.hidden_size;
-    shape.projected_embedding = model.spec.projected_embedding != 0;
+    shape.whole_segments = model.spec.draft_head.kind == DFLASH;
+    shape.begins_with_linear = model.spec.projected_embedding || model.spec.is_draft_head();
     for (size_t i = 0; i < model.layers.size(); i++) {
         const PackedLayer& layer = model.layers[i];
         LayerStep step{int32_t(i), i + 1 == model.layers.size(), {}, {}};
         if (layer.is_recurrent()) list_recurrent(layer, step);
-        else list_attention(layer, step);
+        else list_attention(layer, step, model.spec.draft_head.kind == EAGLE3 && i == 0);
         list_mlp(layer, step);
         layers.push_back(step);
         const auto alike = [&](int32_t other) { return same_kind(model.layers[size_t(other)].mlp, layer.mlp); };

@@ -10,6 +10,13 @@ void multiply(float* x, float factor, int64_t size) {
     for (int64_t i = 0; i < size; i++) x[i] *= factor;
 }
 
+}  // namespace
+
+void normalize(const Pass& pass, const Norm& norm, const float* x, float* out) {
+    const ModelSpec& spec = pass.model.spec;
+    pass.kernels.normalize(spec.rms_norm, x, norm.weight, norm.bias, spec.norm_eps, spec.hidden_size, out);
+}
+
 // x += delta, with the norms and the multiplier of the layer. `delta` stays as it is, as other threads may read it,
 // too; `changed` is room for a row that it becomes. Where all threads read the same row at the same time, just after
 // others wrote it, each begins at `start`, a place of its own: no cache line has them all wait for it.
@@ -24,13 +31,6 @@ void add_delta(const Pass& pass, const ResidualNorm& between, float* x, const fl
     pass.kernels.add(x + start, added + start, size - start);
     if (start > 0) pass.kernels.add(x, added, start);
     if (between.post_residual) normalize(pass, *between.post_residual, x, x);
-}
-
-}  // namespace
-
-void normalize(const Pass& pass, const Norm& norm, const float* x, float* out) {
-    const ModelSpec& spec = pass.model.spec;
-    pass.kernels.normalize(spec.rms_norm, x, norm.weight, norm.bias, spec.norm_eps, spec.hidden_size, out);
 }
 
 void residual_norm(Pass& pass, int thread, const ResidualNorm& between, const std::vector<int32_t>* kept,
@@ -61,6 +61,7 @@ void residual_norm(Pass& pass, int thread, const ResidualNorm& between, const st
 void prepare_attention(Pass& pass, const LayerStep& step, int thread) {
     const PackedLayer& layer = pass.layer(step);
     residual_norm(pass, thread, layer.into_attention, nullptr, layer.qkv);
+    if (pass.batch.taps.count) tap_layer(pass, step.index, thread);
 }
 
 void prepare_mlp(Pass& pass, const LayerStep& step, int thread) {

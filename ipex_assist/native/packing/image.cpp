@@ -57,7 +57,7 @@ const uint8_t* PackedModel::image(int64_t offset, int64_t bytes, uint8_t* buffer
 }
 
 bool PackedModel::settle(Pool& pool, int64_t bytes) {
-    const int64_t end = table_of_ ? table - image_.data() : image_bytes();
+    const int64_t end = table_of_ && table ? table - image_.data() : image_bytes();
     if (writable_ || settled_ >= end) return true;
     if (bytes < PAGE) refuse("%lld bytes of an image are no page", static_cast<long long>(bytes));
     const uint8_t* start = image_.data() + settled_;

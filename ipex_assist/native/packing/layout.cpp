@@ -121,10 +121,10 @@ Linear ImageLayout::linear(const ModelSpec& spec, int64_t columns, int64_t width
 
 const float* ImageLayout::vector(int64_t size) { return reinterpret_cast<const float*>(take(size * 4, 64)); }
 
-Norm ImageLayout::norm(const ModelSpec& spec) {
+Norm ImageLayout::norm(const ModelSpec& spec, int64_t size) {
     Norm norm;
-    if (spec.norm_weight) norm.weight = vector(spec.hidden_size);
-    if (spec.norm_bias) norm.bias = vector(spec.hidden_size);
+    if (spec.norm_weight) norm.weight = vector(size);
+    if (spec.norm_bias) norm.bias = vector(size);
     return norm;
 }
 
@@ -140,40 +140,53 @@ void ImageLayout::place(ModelWeights& w, const std::vector<LayerSpec>& layers, u
     for (const LayerSpec& each : layers) {
         w.layers.emplace_back();
         static_cast<LayerSpec&>(w.layers.back()) = each;
+        w.layers.back().input_width = spec.mixer_input_width(int64_t(w.layers.size()) - 1);
         place_layer(spec, w.layers.back());
     }
-    if (spec.final_norm) w.final_norm = norm(spec);
-    if (spec.embedding_norm) w.embedding_norm = norm(spec);
+    if (spec.final_norm) w.final_norm = norm(spec, spec.hidden_size);
+    if (spec.embedding_norm) w.embedding_norm = norm(spec, spec.hidden_size);
     place_residual_norms(w);
     if (spec.projected_embedding) {
         w.project_in = linear(spec, packed(spec.hidden_size), spec.embedding_size, false, spec.outer_precision);
         w.project_out = linear(spec, packed(spec.embedding_size), spec.hidden_size, false, spec.outer_precision);
     }
-    w.head = linear(spec, packed(spec.vocab_size), spec.embedding_size, spec.head_bias, spec.outer_precision);
+    if (spec.is_draft_head()) place_draft_head(w);
+    if (!spec.draft_head.shared_head) {
+        w.head = linear(spec, packed(spec.lm_head_rows()), spec.embedding_size, spec.head_bias, spec.outer_precision);
+    }
     if (spec.positions) w.positions = vector(int64_t(spec.positions) * spec.hidden_size);
-    if (!w.head_is_table()) {
+    if (!w.head_is_table() && !spec.draft_head.shared_embedding) {
         w.table = take(int64_t(spec.vocab_size) * spec.embedding_size * (spec.precision == FP32 ? 4 : 2), 4096);
     }
     take(0, 4096);
     end_piece();
 }
 
+void ImageLayout::place_draft_head(ModelWeights& w) {
+    const ModelSpec& spec = w.spec;
+    w.fc = linear(spec, packed(spec.hidden_size), spec.draft_head.fc_width(spec.hidden_size), false, spec.precision);
+    if (spec.draft_head.input_norm) w.input_norm = norm(spec, spec.draft_head.input_size);
+    if (spec.draft_head.feeds_back()) w.head_embedding_norm = norm(spec, spec.hidden_size);
+    if (spec.draft_head.kind != SHARED_KV) w.head_hidden_norm = norm(spec, spec.hidden_size);
+}
+
 void ImageLayout::place_layer(const ModelSpec& spec, PackedLayer& layer) {
     const bool first_norms = layer.norm_place != POST;
-    if (first_norms) layer.attention_norm = norm(spec);
+    // That of a token beside a hidden state is the draft head's.
+    if (first_norms && layer.input_width == spec.hidden_size) layer.attention_norm = norm(spec, spec.hidden_size);
     if (layer.is_recurrent()) place_recurrent(spec, layer);
     else place_attention(spec, layer);
-    if (layer.has_post_norms()) layer.attention_out_norm = norm(spec);
+    if (layer.has_post_norms()) layer.attention_out_norm = norm(spec, spec.hidden_size);
     if (!layer.has_mlp()) return;
-    if (first_norms && !layer.shared_norm) layer.mlp_norm = norm(spec);
+    if (first_norms && !layer.shared_norm) layer.mlp_norm = norm(spec, spec.hidden_size);
     place_mlp(spec, layer);
-    if (layer.has_post_norms()) layer.mlp_out_norm = norm(spec);
+    if (layer.has_post_norms()) layer.mlp_out_norm = norm(spec, spec.hidden_size);
 }
 
 void ImageLayout::place_attention(const ModelSpec& spec, PackedLayer& layer) {
     const AttentionSpec& a = layer.attention;
     if (a.is_latent()) return place_latent(spec, layer);
-    layer.qkv = linear(spec, a.qkv_width(), spec.hidden_size, a.qkv_bias, spec.precision);
+    layer.qkv = linear(spec, a.qkv_width(), layer.input_width, a.qkv_bias, spec.precision);
     const bool one = a.qk_norm == ONE_FOR_HEADS;
     if (a.qk_norm) layer.q_norm = vector(one ? a.head_dim : a.query_width());
     if (a.qk_norm) layer.k_norm = vector(one ? a.head_dim : a.kv_width());
@@ -185,10 +198,10 @@ void ImageLayout::place_latent(const ModelSpec& spec, PackedLayer& layer) {
     const AttentionSpec& a = layer.attention;
     LatentWeights& w = layer.latent;
     const int64_t row = a.latent.query_rank;
-    layer.qkv = linear(spec, a.latent_width(), spec.hidden_size, a.qkv_bias, spec.precision);
+    layer.qkv = linear(spec, a.latent_width(), layer.input_width, a.qkv_bias, spec.precision);
     w.norm = vector(a.latent.rank);
     if (row) w.query_norm = vector(row);
-    w.query = linear(spec, a.latent_query_width(), row ? row : spec.hidden_size, false, spec.precision);
+    w.query = linear(spec, a.latent_query_width(), row ? row : layer.input_width, false, spec.precision);
     w.keys = linear(spec, a.attended_width(), a.latent.nope_dim, false, spec.precision);
     w.values = linear(spec, a.output_width(), a.latent.rank, false, spec.precision);
     layer.output = linear(spec, packed(spec.hidden_size), a.output_width(), a.output_bias, spec.precision);

@@ -46,7 +46,8 @@ private:
     Linear linear(const ModelSpec& spec, int64_t columns, int64_t width, bool bias, Precision precision,
                   int64_t unit = 1);
     const float* vector(int64_t size);
-    Norm norm(const ModelSpec& spec);
+    Norm norm(const ModelSpec& spec, int64_t size);
+    void place_draft_head(ModelWeights& weights);
     void place_layer(const ModelSpec& spec, PackedLayer& layer);
     void place_attention(const ModelSpec& spec, PackedLayer& layer);
     void place_latent(const ModelSpec& spec, PackedLayer& layer);

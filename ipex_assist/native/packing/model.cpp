@@ -54,7 +54,10 @@ void PackedModel::expect_weights() {
     }
 }
 
-bool PackedModel::ready() const { return image_.data() && missing() == 0 && (!table_of_ || table_of_->ready()); }
+bool PackedModel::ready() const {
+    if (!image_.data() || missing() || !has_shared()) return false;
+    return (!table_of_ || table_of_->ready()) && (!head_of_ || head_of_->ready());
+}
 
 void PackedModel::require_memory() const {
     if (!image_.data()) refuse("weights are packed into memory that is allocated first");
@@ -265,11 +268,21 @@ bool PackedModel::share_table(std::shared_ptr<const PackedModel> other) {
     if (!fits || head_is_table()) return fits;
     table_of_ = std::move(other);
     if (!spec.tied_head) arrivals_.arrived(EMBED_TOKENS, 0, false);
-    if (!image_.data()) return fits;
+    if (!image_.data() || !table) return fits;
     // No other weights that all nodes read come after it; zero from now on, it takes no memory.
     constexpr int64_t PAGE = 4096;
     const int64_t first = round_up(table - image_.data(), PAGE), end = layout_.common_bytes();
     if (first < end) madvise(image_.data() + first, size_t(end - first), MADV_DONTNEED);
+    return fits;
+}
+
+bool PackedModel::share_head(std::shared_ptr<const PackedModel> other) {
+    if (!spec.draft_head.shared_head || other.get() == this || other->spec.draft_head.shared_head)
+        refuse("a model that takes its head from another, or from one without");
+    if (other->kernels != kernels) refuse("a head for other kernels");
+    const bool fits =
+        other->spec.lm_head_rows() == spec.lm_head_rows() && other->spec.embedding_size == spec.embedding_size;
+    if (fits) head_of_ = std::move(other);
     return fits;
 }
 

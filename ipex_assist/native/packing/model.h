@@ -32,6 +32,10 @@ public:
     bool ready() const;
     // Weights that are not packed yet, of an image that is allocated.
     int64_t missing() const { return arrivals_.missing(); }
+    // Whether what a draft head takes from its target is there.
+    bool has_shared() const {
+        return (table_of_ || !spec.draft_head.shared_embedding) && (head_of_ || !spec.draft_head.shared_head);
+    }
     // Empty memory to pack into; or a file's part, mapped, or copied. A mapped file must keep its length as long as the
     // model lives, or until `settle` is done with it. SETTLE maps where all threads are on one memory node, and copies
     // where not. True where all is in memory of our own, or stays mapped.
@@ -49,6 +53,9 @@ public:
     // ours empty, or when the image is there: its own table's memory is given back. False where the tables differ in
     // shape.
     bool share_table(std::shared_ptr<const PackedModel> other);
+    // Take another model's head for this draft head's, likewise. False where the heads differ in shape.
+    bool share_head(std::shared_ptr<const PackedModel> other);
+    const Linear& lm_head() const { return head_of_ ? head_of_->lm_head() : head; }
 
     // Packs a contiguous tensor of the checkpoint. False where no such weight of that shape exists. Throws NotFinite
     // where the tensor holds NaN or infinity.
@@ -92,7 +99,7 @@ private:
     Memory image_;
     bool writable_ = false;  // image_ is memory of our own, not a file's
     int64_t settled_ = 0;    // of a mapped image, bytes that are memory of our own by now
-    std::shared_ptr<const PackedModel> table_of_;
+    std::shared_ptr<const PackedModel> table_of_, head_of_;
 };
 
 // Of bytes in memory, by all threads at the speed of reading it; a model's checksum is that of its image.

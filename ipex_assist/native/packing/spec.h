@@ -176,6 +176,31 @@ struct LayerSpec {
     bool has_post_norms() const { return norm_place == POST || norm_place == SANDWICH; }
 };
 
+// Draft heads, which read hidden states of a target: see ipex_assist/models/draft_head.py, which has their arithmetic.
+enum HeadKind : int32_t { NO_DRAFT_HEAD, MTP, EAGLE3, DFLASH, SHARED_KV };
+
+// What a draft head's hidden states pass before `fc`: nothing, one norm of all of them, or one of each tap's part.
+enum InputNorm : int32_t { NO_INPUT_NORM, NORM_OF_ALL, NORM_OF_EACH };
+
+struct HeadSpec {
+    HeadKind kind;
+    int32_t input_size, taps;  // columns of a row of the target's hidden states, and the parts that they are of
+    InputNorm input_norm;
+    int32_t norm_before_residual;
+    int32_t fed_back_normed;   // whether its own hidden states are those after its final norm
+    int32_t lm_head_rows;      // tokens that it tells apart; 0: all of the vocabulary
+    int32_t shared_embedding;  // the target's table and head, of which it has none
+    int32_t shared_head;
+
+    int32_t input_norms() const { return input_norm == NORM_OF_EACH ? taps : input_norm == NORM_OF_ALL ? 1 : 0; }
+    // Whether a row's hidden state enters it together with the token.
+    bool feeds_back() const { return kind == MTP || kind == EAGLE3; }
+    // Columns of what `fc` takes, 0 where there is no head.
+    int64_t fc_width(int64_t hidden) const {
+        return kind == NO_DRAFT_HEAD ? 0 : kind == MTP ? 2 * hidden : int64_t(input_size);
+    }
+};
+
 // What the layers have in common, and what is outside of them.
 struct ModelSpec {
     Precision precision;        // of the linears of attention, and of what is computed beside linears
@@ -192,6 +217,14 @@ struct ModelSpec {
     int32_t final_norm, embedding_norm, head_bias;
     float norm_eps, embedding_multiplier;
     float logit_cap;  // logits x become cap · tanh(x / cap); 0: they stay
+    HeadSpec draft_head;
+
+    bool is_draft_head() const { return draft_head.kind != NO_DRAFT_HEAD; }
+    int32_t lm_head_rows() const { return draft_head.lm_head_rows ? draft_head.lm_head_rows : vocab_size; }
+    // Columns of what the mixer of a layer gets.
+    int64_t mixer_input_width(int64_t layer) const {
+        return int64_t(hidden_size) * (draft_head.kind == EAGLE3 && layer == 0 ? 2 : 1);
+    }
 };
 
 }  // namespace ipex_assist

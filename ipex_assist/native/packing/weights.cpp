@@ -5,8 +5,9 @@
 namespace ipex_assist {
 namespace {
 
-PackTarget latent_target(const PackedLayer& layer, Slot slot, int64_t hidden) {
+PackTarget latent_target(const PackedLayer& layer, Slot slot) {
     const AttentionSpec& a = layer.attention;
+    const int64_t hidden = layer.input_width;
     const LatentSpec& l = a.latent;
     const LatentWeights& w = layer.latent;
     const int64_t query = l.query_rank ? l.query_rank : hidden;
@@ -27,9 +28,9 @@ PackTarget attention_target(const ModelWeights& w, Slot slot, int32_t index) {
     const PackedLayer& layer = w.layers[size_t(index)];
     const AttentionSpec& a = layer.attention;
     if (layer.is_recurrent()) return {};
-    const int64_t hidden = w.spec.hidden_size;
-    if (slot == O_PROJ) return {&layer.output, 0, 1, hidden, a.output_width()};
-    if (a.is_latent()) return latent_target(layer, slot, hidden);
+    const int64_t hidden = layer.input_width;
+    if (slot == O_PROJ) return {&layer.output, 0, 1, w.spec.hidden_size, a.output_width()};
+    if (a.is_latent()) return latent_target(layer, slot);
     switch (slot) {
         case Q_PROJ: return {&layer.qkv, 0, 1, a.query_width(), hidden};
         case K_PROJ: return {&layer.qkv, a.key_column() / LANES, 1, a.kv_width(), hidden};
@@ -98,6 +99,14 @@ PackTarget mlp_target(const ModelWeights& w, Slot slot, int32_t index) {
     }
 }
 
+// Of a tap, or of all of them together, side by side.
+const float* input_norm_part(const ModelWeights& w, int32_t index, bool bias) {
+    const HeadSpec& head = w.spec.draft_head;
+    const float* all = bias ? w.input_norm.bias : w.input_norm.weight;
+    if (!all || index < 0 || index >= head.input_norms()) return nullptr;
+    return all + int64_t(index) * (head.input_size / head.input_norms());
+}
+
 }  // namespace
 
 PackTarget ModelWeights::target(Slot slot, int32_t index) const {
@@ -107,7 +116,8 @@ PackTarget ModelWeights::target(Slot slot, int32_t index) const {
     const int64_t hidden = spec.hidden_size;
     switch (slot) {
         case EMBED_TOKENS: return {spec.tied_head ? &head : nullptr, 0, 1, spec.vocab_size, spec.embedding_size};
-        case LM_HEAD: return {&head, 0, 1, spec.vocab_size, spec.embedding_size};
+        case LM_HEAD: return {&head, 0, 1, spec.lm_head_rows(), spec.embedding_size};
+        case FC: return {&fc, 0, 1, hidden, spec.draft_head.fc_width(hidden)};
         case PROJECT_IN: return {&project_in, 0, 1, hidden, spec.embedding_size};
         case PROJECT_OUT: return {&project_out, 0, 1, spec.embedding_size, hidden};
         default: return {};
@@ -117,6 +127,9 @@ PackTarget ModelWeights::target(Slot slot, int32_t index) const {
 const float* ModelWeights::vector(Slot slot, int32_t index, bool bias) const {
     if (slot == FINAL_NORM) return bias ? final_norm.bias : final_norm.weight;
     if (slot == EMBED_NORM) return bias ? embedding_norm.bias : embedding_norm.weight;
+    if (slot == INPUT_NORM) return input_norm_part(*this, index, bias);
+    if (slot == HEAD_EMBED_NORM) return bias ? head_embedding_norm.bias : head_embedding_norm.weight;
+    if (slot == HEAD_HIDDEN_NORM) return bias ? head_hidden_norm.bias : head_hidden_norm.weight;
     if (slot == EMBED_POSITIONS) return bias ? nullptr : positions;
     if (size_t(index) >= layers.size()) return nullptr;
     const PackedLayer& layer = layers[size_t(index)];
@@ -140,7 +153,7 @@ const float* ModelWeights::vector(Slot slot, int32_t index, bool bias) const {
 }
 
 bool ModelWeights::exists(Slot slot, int32_t index, bool bias) const {
-    if (slot == EMBED_TOKENS) return !bias;
+    if (slot == EMBED_TOKENS) return !bias && !spec.draft_head.shared_embedding;
     if (slot == SHARED_GATE && bias) return false;  // the router's
     if (slot == LM_HEAD && spec.tied_head) return false;
     if (vector(slot, index, bias)) return true;
@@ -150,6 +163,7 @@ bool ModelWeights::exists(Slot slot, int32_t index, bool bias) const {
 
 int64_t ModelWeights::vector_size(Slot slot, int32_t index, bool bias) const {
     if (slot == EMBED_POSITIONS) return int64_t(spec.positions) * spec.hidden_size;
+    if (slot == INPUT_NORM) return spec.draft_head.input_size / spec.draft_head.input_norms();
     if (slot == CORRECTION_BIAS) return layers[size_t(index)].mlp.experts;
     if (slot >= ALPHA_P && slot <= XIELU_EPS) return 1;
     if (slot >= Q_CONV && slot < Q_PROJ) return recurrent_vector(layers[size_t(index)], slot, bias).second;
@@ -179,7 +193,8 @@ std::vector<const Linear*> ModelWeights::linears() const {
         for (const Mlp& expert : layer.experts) all.insert(all.end(), {&expert.up, &expert.down});
     }
     if (spec.projected_embedding) all.insert(all.end(), {&project_in, &project_out});
-    all.push_back(&head);
+    if (spec.is_draft_head()) all.push_back(&fc);
+    if (!spec.draft_head.shared_head) all.push_back(&head);
     return all;
 }
 

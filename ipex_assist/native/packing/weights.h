@@ -17,6 +17,10 @@ enum Slot : int32_t {
     LM_HEAD,
     FINAL_NORM,
     EMBED_NORM,
+    FC,
+    INPUT_NORM,
+    HEAD_EMBED_NORM,
+    HEAD_HIDDEN_NORM,
     ATTENTION_NORM,
     ATTENTION_OUT_NORM,
     MLP_NORM,
@@ -116,6 +120,7 @@ struct PackedLayer : LayerSpec {
     const float* xielu[4] = {};    // its four numbers as a checkpoint has them, ALPHA_P first, or null
     LatentWeights latent;
     RecurrentWeights recurrence;  // where its mixer is recurrent: then qkv and output are its linears
+    int64_t input_width = 0;      // columns of what its mixer gets
 };
 
 // Where the rows of a checkpoint's matrix go: to every `step`-th block of a linear from `first` on.
@@ -125,7 +130,7 @@ struct PackTarget {
 };
 
 // All weights of a model, as ImageLayout places them. Where one goes is said by a slot and, of a layer's, an index: the
-// layer's number, or of its expert e (the shared one is the last) number + layers · (e + 1).
+// layer's number, or of its expert e (the shared one is the last) number + layers · (e + 1). Of input norms it is the tap.
 struct ModelWeights {
     explicit ModelWeights(const ModelSpec& of) : spec(of) {}
 
@@ -142,10 +147,12 @@ struct ModelWeights {
 
     const ModelSpec spec;
     std::vector<PackedLayer> layers;
-    Linear head{}, project_in{}, project_out{};
+    Linear head{}, project_in{}, project_out{};  // no head where that is another model's
     Norm final_norm, embedding_norm;
+    Linear fc{};                                             // of a draft head, as its norms
+    Norm input_norm, head_embedding_norm, head_hidden_norm;  // the first of input_size columns
     ResidualNorm into_head;
-    const uint8_t* table = nullptr;    // (vocab, embedding) bf16 or fp32, unless the head serves
+    const uint8_t* table = nullptr;    // (vocab, embedding) bf16 or fp32, unless the head serves, or another model's
     const float* positions = nullptr;  // (positions, hidden)
 };
 

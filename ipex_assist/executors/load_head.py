@@ -1,0 +1,106 @@
+"""Loads a draft head for a loaded target: that of the target's own checkpoint, or another's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ipex_assist.checkpoints.short_name import short_name
+from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.env.phases import phase
+from ipex_assist.executors.load_request import HeadRequest
+from ipex_assist.executors.registry import EXECUTORS
+from ipex_assist.models.config import NotComputed
+from ipex_assist.models.head_common import DraftHead, check_target
+from ipex_assist.models.heads import own_head, published_head
+from ipex_assist.models.weights import NotFiniteError, check_stored, stored_form
+from ipex_assist.quantization.precision import INT4_GROUP
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ipex_assist.checkpoints.base import Checkpoint
+    from ipex_assist.executors.interface import Model
+    from ipex_assist.executors.kv_memory import KvMemory
+
+
+def head_of(target: Checkpoint, checkpoint: Checkpoint | None = None) -> DraftHead | None:
+    """The head that a checkpoint, the target's own where None, holds for a target: by headers. None: it has none.
+
+    Raises IpexAssistError where it is another target's, or incomplete.
+    """
+    stored = target if checkpoint is None else checkpoint
+    try:
+        if checkpoint is None:
+            found = own_head(target.architecture, target.config, target.names())
+            if found is None:
+                return None
+        else:
+            found = published_head(checkpoint.config, checkpoint.names(), target.decoder_spec())
+        check_target(found.spec, target.decoder_spec())
+        shapes = stored.shapes()
+        check_stored(found.spec, stored_form(found.sources, shapes), shapes)
+    except NotComputed as error:
+        raise UsageError(f"{stored.source} does not draft for {target.source}: {error}") from error
+    except IpexAssistError as error:
+        raise IpexAssistError(f"{stored.source}: {error}") from error
+    return found
+
+
+def load_head(
+    target_checkpoint: Checkpoint,
+    target: Model,
+    checkpoint: Checkpoint | None,
+    precision: str,
+    executor: str,
+    *,
+    group: int = INT4_GROUP,
+    kv_memory: KvMemory | None = None,
+    kv_precision: str | None = None,
+) -> Model:
+    """Load and pack a draft head, which shares the target's embedding and lm_head where it has none of its own.
+
+    checkpoint: the head's; None for that of the target's own checkpoint. The other arguments are those of LoadRequest.
+
+    Raises:
+        IpexAssistError: there is no such head, it is incomplete, or a weight is not a finite number.
+        UsageError: it is the head of another target.
+    """
+    head = head_of(target_checkpoint, checkpoint)
+    if head is None:
+        raise UsageError(f"{target_checkpoint.source} has no layers that predict further tokens (MTP)")
+    stored = target_checkpoint if checkpoint is None else checkpoint
+    request = HeadRequest(
+        *(stored, precision, executor),
+        exact=False,  # what it drafts is verified
+        group=group,
+        kv_memory=kv_memory,
+        kv_precision=kv_precision,
+        head=head,
+        target=target,
+    )
+    try:
+        with phase(f"loading the draft head of {short_name(stored.source)}"):
+            made = EXECUTORS[executor].load(request)
+    except NotFiniteError as error:
+        raise IpexAssistError(f"{stored.source}: {error}") from None
+    made.target_tokens = _target_tokens(stored, head)
+    return made
+
+
+def _target_tokens(checkpoint: Checkpoint, head: DraftHead) -> NDArray[np.int32] | None:
+    """Which tokens of the target the rows of its lm_head are, by their stored differences."""
+    import numpy as np
+
+    if head.tokens is None:
+        return None
+    [(_, offsets)] = checkpoint.tensors([head.tokens])
+    tokens = offsets.numpy().astype(np.int64) + np.arange(len(offsets))
+    count, size = head.spec.head and head.spec.head.draft_vocab_size, head.spec.vocab_size
+    if len(tokens) != count or tokens[0] < 0 or tokens[-1] >= size or (np.diff(tokens) < 1).any():
+        raise IpexAssistError(
+            f"{checkpoint.source}: {head.tokens} names {len(tokens):,} tokens from {tokens.min():,} to "
+            f"{tokens.max():,}; it must be {count:,} in ascending order, below {size:,}. Download it again"
+        )
+    found: NDArray[np.int32] = tokens.astype(np.int32)
+    return found

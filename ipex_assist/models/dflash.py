@@ -1,0 +1,57 @@
+"""DFlash heads, which draft a block of tokens in one pass: as z-lab publishes them, and as `speculators` saves them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ipex_assist.models.common import refuse
+from ipex_assist.models.config import Config, NotComputed
+from ipex_assist.models.draft_head import HeadSpec, Taps
+from ipex_assist.models.head_common import DraftHead, layers_of, named_head, vocabulary
+from ipex_assist.models.spec import DecoderSpec
+from ipex_assist.models.weights import Source
+
+
+def is_dflash(config: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint with such a config is one."""
+    if "speculators_model_type" in config:
+        return config["speculators_model_type"] == "dflash"
+    return isinstance(config.get("dflash_config"), dict) or {"target_layer_ids", "mask_token_id"} <= config.keys()
+
+
+def dflash_of(config: Config, names: Collection[str], target: DecoderSpec) -> DraftHead:
+    """The head of a checkpoint with this config and tensors of these names. Raises NotComputed and ConfigError.
+
+    A layer of `dflash_config.target_layer_ids` is the one whose output is read.
+    """
+    refuse(config, sample_from_anchor=False)
+    flat = Config({**config.values, **config.part("dflash_config")})
+    decoder, present = layers_of(config, "dflash", target), frozenset(names)
+    windowed = any(layer.attention.window is not None for layer in decoder.layers)
+    if windowed and "speculators_model_type" in config.values:
+        raise NotComputed("DFlash with windows that begin at a block's first token is not supported")
+    layers = config.integers("aux_hidden_state_layer_ids") or tuple(i + 1 for i in flat.integers("target_layer_ids"))
+    if not layers or min(layers) < 0:
+        raise NotComputed(f"DFlash with hidden states of layers {list(layers)} is not supported")
+    # Its embedding is the target's module, which multiplies in Gemma, unless `speculators` trained it.
+    scaled = target.model_type.startswith("gemma") and "speculators_model_type" not in config.values
+    head = HeadSpec(
+        "dflash",
+        Taps(layers),
+        target_hidden_size=decoder.hidden_size,
+        block_size=flat.integer("block_size"),
+        mask_token=flat.integer("mask_token_id"),
+        **vocabulary(config, present, decoder),
+    )
+    if not 2 <= head.block_size <= _LONGEST or not 0 <= head.mask_token < decoder.vocab_size:
+        raise NotComputed(f"DFlash with blocks of {head.block_size} tokens and mask_token_id {head.mask_token}")
+    spec = replace(decoder, head=head, embedding_multiplier=target.embedding_multiplier if scaled else 1.0)
+    sources = named_head(spec)
+    sources["fc.weight"] = Source("fc.weight", alternatives=("encoder.fc.weight",))
+    sources["head_hidden_norm.weight"] = Source("hidden_norm.weight", alternatives=("encoder.output_norm_enc.weight",))
+    return DraftHead(spec, sources, "d2t" if head.draft_vocab_size is not None else None)
+
+
+_LONGEST = 256  # tokens of a block

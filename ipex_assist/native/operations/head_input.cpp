@@ -1,0 +1,124 @@
+// What enters a draft head: tokens, and hidden states of its target or its own (ipex_assist/models/draft_head.py).
+#include <algorithm>
+
+#include "operations/attention.h"
+
+namespace ipex_assist {
+namespace {
+
+struct RowShare {
+    int64_t first, end;
+};
+
+RowShare share_of(const Pass& pass, int thread) {
+    const int64_t rows = pass.plan.rows(), threads = pass.plan.threads;
+    return {share(rows, thread, int(threads)), share(rows, thread + 1, int(threads))};
+}
+
+// A row of the target's hidden states after its norms, where it has any.
+const float* normed_input(const Pass& pass, const float* hidden, float* room) {
+    const ModelSpec& spec = pass.model.spec;
+    const HeadSpec& head = spec.draft_head;
+    if (!head.input_norm) return hidden;
+    const Norm& norm = pass.model.input_norm;
+    const int64_t size = head.input_size / head.input_norms();
+    for (int64_t at = 0; at < head.input_size; at += size) {
+        pass.kernels.normalize(spec.rms_norm, hidden + at, norm.weight ? norm.weight + at : nullptr,
+                               norm.bias ? norm.bias + at : nullptr, spec.norm_eps, size, room + at);
+    }
+    return room;
+}
+
+// [norm(e), norm(h)], in this thread's own row.
+const float* token_and_hidden(const Pass& pass, int64_t r, const float* hidden, int thread) {
+    const int64_t size = pass.model.spec.hidden_size;
+    float* row = pass.activations.own(thread).entering.data;
+    embed_token(pass, pass.plan.tokens[size_t(r)], pass.plan.positions[size_t(r)], row);
+    normalize(pass, pass.model.head_embedding_norm, row, row);
+    normalize(pass, pass.model.head_hidden_norm, hidden, row + size);
+    return row;
+}
+
+// What fc makes of tokens and hidden states, or of the latter alone, to the residual stream.
+void through_fc(Pass& pass, int thread) {
+    const PackedModel& model = pass.model;
+    const HeadSpec& head = model.spec.draft_head;
+    const int64_t width = head.fc_width(model.spec.hidden_size);
+    const Array<float>& x = pass.activations.shared.x;
+    const auto [first, end] = share_of(pass, thread);
+    for (int64_t r = first; r < end; r++) {
+        const float* hidden = pass.hidden[size_t(r)];
+        const float* row = head.kind == MTP
+                               ? token_and_hidden(pass, r, hidden, thread)
+                               : normed_input(pass, hidden, pass.activations.own(thread).entering.data);
+        prepare_row(pass, thread, row, width, 0, model.fc.depth, r, model.fc, &NodeBuffers::inputs);
+    }
+    pass.wait(thread);
+    linear(pass, thread, pass.inputs(thread, model.fc.depth), model.fc, pass.plan.rows(), x.data, x.columns);
+}
+
+}  // namespace
+
+void enter_head(Pass& pass, int thread) {
+    const PackedModel& model = pass.model;
+    const HeadSpec& head = model.spec.draft_head;
+    const Array<float>& x = pass.activations.shared.x;
+    if (head.kind != EAGLE3 || !pass.own_hidden) return through_fc(pass, thread);
+    const auto [first, end] = share_of(pass, thread);  // of its own states g is what they are
+    for (int64_t r = first; r < end; r++)
+        std::copy(pass.hidden[size_t(r)], pass.hidden[size_t(r)] + model.spec.hidden_size, x.row(r));
+    pass.wait(thread);
+}
+
+void append_context(Pass& pass, int thread) {
+    const PackedModel& model = pass.model;
+    const Array<float>&x = pass.activations.shared.x, &qkv = pass.activations.shared.qkv;
+    const auto [first, end] = share_of(pass, thread);
+    through_fc(pass, thread);
+    for (int64_t r = first; r < end; r++) normalize(pass, model.head_hidden_norm, x.row(r), x.row(r));
+    for (const LayerStep& step : pass.program.layers) {
+        const PackedLayer& layer = pass.layer(step);
+        for (int64_t r = first; r < end; r++) {
+            prepare_row(pass, thread, x.row(r), model.spec.hidden_size, 0, layer.qkv.depth, r, layer.qkv,
+                        &NodeBuffers::inputs);
+        }
+        pass.wait(thread);
+        const int64_t before = layer.attention.key_column() / LANES,
+                      blocks = layer.attention.gate_column() / LANES - before;
+        const int64_t from = before + share(blocks, thread, pass.plan.threads),
+                      to = before + share(blocks, thread + 1, pass.plan.threads);
+        model.multiply(layer.qkv, pass.activations.on(pass.node(thread)).inputs.with_depth(layer.qkv.depth),
+                       pass.plan.rows(), from, to, qkv.data + from * LANES, qkv.columns);
+        pass.wait(thread);
+        append_share(AttentionView(pass, step, thread));
+        pass.wait(thread);  // the next layer's come to the same place
+    }
+}
+
+void prepare_token_and_hidden(Pass& pass, const LayerStep& step, int thread) {
+    const PackedLayer& layer = pass.layer(step);
+    const int64_t size = pass.model.spec.hidden_size;
+    const auto [first, end] = share_of(pass, thread);
+    for (int64_t r = first; r < end; r++) {
+        float* x = pass.activations.shared.x.row(r);
+        const float* row = token_and_hidden(pass, r, x, thread);
+        if (pass.model.spec.draft_head.norm_before_residual) std::copy(row + size, row + 2 * size, x);
+        prepare_row(pass, thread, row, layer.input_width, 0, layer.qkv.depth, r, layer.qkv, &NodeBuffers::inputs);
+    }
+    if (pass.batch.taps.count) tap_layer(pass, step.index, thread);
+    pass.wait(thread);
+}
+
+void feed_back(Pass& pass, int thread) {
+    const PackedModel& model = pass.model;
+    const int64_t count = int64_t(pass.plan.logit_rows.size()), size = model.spec.hidden_size;
+    const bool normed = model.spec.draft_head.fed_back_normed && model.into_head.pre;
+    for (int64_t i = share(count, thread, pass.plan.threads); i < share(count, thread + 1, pass.plan.threads); i++) {
+        const float* x = pass.activations.shared.x.row(pass.plan.logit_rows[size_t(i)]);
+        float* to = pass.activations.shared.fed_back.row(i);
+        if (normed) normalize(pass, *model.into_head.pre, x, to);
+        else std::copy(x, x + size, to);
+    }
+}
+
+}  // namespace ipex_assist

@@ -1,0 +1,50 @@
+// Hidden states of a pass's rows: copies of the residual stream, which change nothing of the pass itself.
+#include <algorithm>
+
+#include "operations/operations.h"
+
+namespace ipex_assist {
+namespace {
+
+// f(row, to) for this thread's share of the rows, where the batch wants the stream of this layer.
+template <class F>
+void each_tapped(const Pass& pass, int32_t layer, int thread, F&& f) {
+    const Taps& taps = pass.batch.taps;
+    const int64_t rows = pass.plan.rows(), size = pass.model.spec.hidden_size;
+    const int64_t end = share(rows, thread + 1, pass.plan.threads);
+    for (int32_t i = 0; i < taps.count; i++) {
+        if (taps.layers[i] != layer) continue;
+        for (int64_t r = share(rows, thread, pass.plan.threads); r < end; r++)
+            f(r, taps.rows + (r * taps.count + i) * size);
+    }
+}
+
+const Array<float>& stream(const Pass& pass, int thread) {
+    return pass.plan.each_thread_prepares ? pass.activations.own(thread).x : pass.activations.shared.x;
+}
+
+}  // namespace
+
+// Each thread's rows are those that it has just added to itself, or all threads have all of them.
+void tap_layer(const Pass& pass, int32_t layer, int thread) {
+    const int64_t size = pass.model.spec.hidden_size;
+    each_tapped(pass, layer, thread, [&](int64_t r, float* to) {
+        const float* x = stream(pass, thread).row(r);
+        std::copy(x, x + size, to);
+    });
+}
+
+// The head adds to rows with logits only, and to others' rows than these: it waits until they are copied.
+void tap_end(Pass& pass, int thread) {
+    const ResidualNorm& end = pass.model.into_head;
+    const int64_t size = pass.model.spec.hidden_size;
+    each_tapped(pass, pass.model.spec.layers, thread, [&](int64_t r, float* to) {
+        const float* x = stream(pass, thread).row(r);
+        std::copy(x, x + size, to);
+        add_delta(pass, end, to, pass.delta(thread).row(r), pass.activations.own(thread).row.data, 0);
+        if (pass.batch.taps.normed && end.pre) normalize(pass, *end.pre, to, to);
+    });
+    if (!pass.plan.each_thread_prepares) pass.wait(thread);
+}
+
+}  // namespace ipex_assist
