@@ -108,7 +108,12 @@ class FakeModel(Model):
         self._pool = BlockPool(count, size)
         self.stored: dict[int, list[Any]] = {}
         self.calls = 0
-        sizes = {"context_length": 4096, "vocab_size": VOCAB, "hidden_size": WIDTH, "num_hidden_layers": 1 if head else 3}
+        sizes = {
+            "context_length": 4096,
+            "vocab_size": VOCAB,
+            "hidden_size": WIDTH,
+            "num_hidden_layers": 1 if head else 3,
+        }
         self.spec: Any = SimpleNamespace(**sizes, head=head, recurrents=(), ropes=(), experts=None)
 
     @property

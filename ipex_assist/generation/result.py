@@ -23,6 +23,7 @@ class Identity:
     assistant_precision: str | None
     executor: str
     kv_precision: str | None = None  # of keys and values; None where transformers decides
+    draft_head: str | None = None  # the assistant's kind, where it is a draft head
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,8 @@ class Result:
     here, from timed passes (Statistics.speedup); None where nothing was drafted or no plain pass was timed. seed: the
     seed that was used, given or not; None for greedy output. logprobs: of each token, where requested: natural
     logarithms of the model's own distribution. prompt_logprobs: of each token of the prompt but the first.
-    kv_precision: of keys and values; None: transformers'.
+    kv_precision: of keys and values; None: transformers'. draft_head: the assistant's kind (mtp, eagle3, dflash or
+    shared_kv), where it is a draft head.
     """
 
     text: str
@@ -210,6 +212,7 @@ class Result:
     logprobs: list[TokenLogprob] | None = None
     kv_precision: str | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
+    draft_head: str | None = None
 
     def __repr__(self) -> str:
         """What tells results apart: the text's beginning, its length and speed, how it ended, and who made it."""

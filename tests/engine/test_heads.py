@@ -7,11 +7,29 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from pathlib import Path
 from typing import Any
 
+import draft_heads
 import pytest
+import safetensors.torch
+import torch
+from conftest import HAS_NATIVE
 from fake_heads import BLOCK_SIZE, VOCAB, FakeHead, FakeTarget, SamplingTarget
-from test_engine import CHEAP, SAMPLED, SCHEDULES, Client, interrupting, options_of, run_until_interrupted, tokens_of
+from test_engine import (
+    CHEAP,
+    SAMPLED,
+    SCHEDULES,
+    Client,
+    Pair,
+    check,
+    clients_of,
+    interrupting,
+    options_of,
+    run_until_interrupted,
+    tokens_of,
+)
+from test_engine import play as play_alone
 
 from ipex_assist.engine.engine import Engine
 from ipex_assist.engine.limits import EngineLimits
@@ -23,6 +41,7 @@ from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.drafting import Drafting
 from ipex_assist.speculative.head_assistant import HeadAssistant
 from ipex_assist.speculative.options import GenerationOptions
+from ipex_assist.speculative.schedule import ConstantSchedule
 
 pytestmark = pytest.mark.one_stack
 
@@ -63,7 +82,7 @@ class Pausing(Client):
     pauses: int | None = None
 
 
-def clients_of(chance: random.Random) -> list[Pausing]:
+def pausing_clients(chance: random.Random) -> list[Pausing]:
     return [
         Pausing(
             prompt_of(chance, chance.choice((20, 200, 600))),
@@ -109,7 +128,7 @@ def test_every_text_is_as_alone(kind: HeadKind, lookup: bool) -> None:
         target, head = pair_of(kind, count)
         limits = EngineLimits(requests=chance.randrange(1, 9), rows=chance.choice((17, 40, 512)))
         engine = engine_of(target, head, limits, lookup)
-        play(engine, clients_of(chance))
+        play(engine, pausing_clients(chance))
         for name in ("accepted", "preempted", "prefix_tokens"):
             setattr(found, name, getattr(found, name) + getattr(engine.stats, name))
         engine.close()
@@ -203,8 +222,60 @@ def test_a_cached_prefix_has_no_hidden_states() -> None:
     assert engine.stats.drafted == engine.stats.accepted > before
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_after_a_rejected_draft_comes_the_next(kind: HeadKind) -> None:
+    """Hidden states of rejected tokens are not kept: every pass after the prompt's verifies as much as it is told."""
+    target, head = pair_of(kind)
+    handle = engine_of(target, head).submit(
+        prompt_of(random.Random(1), 30), GenerationOptions.of(max_new_tokens=40), schedule=ConstantSchedule(3)
+    )
+    rounds = list(handle)
+    assert 0 < sum(round_.accepted for round_ in rounds) < sum(round_.drafted for round_ in rounds)
+    assert {round_.drafted for round_ in rounds[1:-2]} == {3}
+
+
 def test_a_block_is_no_longer_than_its_head_was_made_for() -> None:
     engine = engine_of(*pair_of("dflash", wrong=lambda digest: False))
     options = GenerationOptions.of(max_new_tokens=40, ignore_eos=True)
     rounds = list(engine.submit(prompt_of(random.Random(1), 30), options))
     assert max(round_.drafted for round_ in rounds) == BLOCK_SIZE - 1
+
+
+def save_head(folder: Path, name: str) -> Path | None:
+    """A target and its head of random weights, the MTP layer's such that it is often right; the head's folder."""
+    if name != "mtp":
+        draft_heads.save_target(folder, max_position_embeddings=2048)
+        draft_heads.save_recorded(folder / "head", name)
+        return folder / "head"
+    draft_heads.save_mtp(folder, "glm4-moe", {}, max_position_embeddings=2048)
+    path = folder / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    for key, tensor in tensors.items():  # layers add little to the embedding of the last token, which the head reads
+        if "o_proj" in key or "down_proj" in key:
+            tensor.mul_(0.02)
+        elif key.endswith("eh_proj.weight"):
+            tensor.copy_(torch.eye(*tensor.shape))
+    safetensors.torch.save_file(tensors, path, {"format": "pt"})
+    return None
+
+
+@pytest.mark.parametrize("name", ["mtp", "eagle3-llama", "dflash"])
+@pytest.mark.parametrize(
+    ("executor", "precision"), [("torch", "fp32"), *([("native", "int8"), ("native", "bf16")] if HAS_NATIVE else [])]
+)
+def test_heads_that_compute(name: str, executor: str, precision: str, tmp_path: Path) -> None:
+    """Random schedules with the executors' heads: every text is the one that the target has alone."""
+    pair = Pair(*draft_heads.load(tmp_path, save_head(tmp_path, name), executor, precision))
+    accepted = 0
+    for seed in range(SCHEDULES):
+        chance = random.Random(f"{seed} {name}")
+        clients = clients_of(chance)
+        engine = pair.engine(
+            chance.choice(("model", "both")),
+            EngineLimits(requests=chance.randrange(1, 9), rows=chance.choice((17, 512))),
+        )
+        play_alone(engine, clients)
+        check(pair, clients)
+        accepted += engine.stats.accepted
+        engine.close()
+    assert accepted > 0 or name != "mtp"
