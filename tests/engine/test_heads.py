@@ -140,7 +140,7 @@ def test_every_text_is_as_alone(kind: HeadKind, lookup: bool) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_head_that_is_always_right(kind: HeadKind) -> None:
-    """All it drafts is accepted: rows that are off by one would fail in the fake, and a wrong last row be wrong here."""
+    """All it drafts is accepted: rows that are off by one fail in the fake, and a wrong last row would err here."""
     options = GenerationOptions.of(max_new_tokens=60, ignore_eos=True)
     for target in (FakeTarget(), SamplingTarget()):
         engine = engine_of(target, FakeHead(kind))

@@ -89,9 +89,9 @@ def test_the_checkpoints_own_head_is_the_default(tmp_path: Path) -> None:
     assert found.head is not None
     assert found.identity(False).draft_head == "mtp"
     tiny_models.save(tmp_path / "without", "llama")
-    with pytest.raises(UsageError, match="no layers that predict further tokens.*name another assistant"):
-        load_options = LoadOptions.of(target=str(tmp_path / "without"), assistant="mtp")
-        resolve(load_options, OpenCheckpoints())
+    options = LoadOptions.of(target=str(tmp_path / "without"), assistant="mtp")
+    with pytest.raises(UsageError, match=r"no layers that predict further tokens.*name another assistant"):
+        resolve(options, OpenCheckpoints())
 
 
 def test_a_published_head_before_the_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
