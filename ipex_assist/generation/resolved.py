@@ -11,7 +11,7 @@ from ipex_assist.checkpoints.hub import NotOnThisMachine, online_advice
 from ipex_assist.checkpoints.open import OpenCheckpoints
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.hints import log_hint
-from ipex_assist.executors.load_head import head_of
+from ipex_assist.executors.load_head import head_of, head_precision
 from ipex_assist.executors.select_executor import resolve_executor, stored_precision
 from ipex_assist.generation.config_sizes import vocabulary_rows
 from ipex_assist.generation.load_options import LoadOptions
@@ -112,14 +112,6 @@ def resolve(options: LoadOptions, checkpoints: OpenCheckpoints) -> ResolvedOptio
         *(family.shared, family.tokenizer),
         head=None if family.head is None else family.head.head,
     )
-
-
-def head_precision(target: str, head: DecoderSpec) -> str:
-    """The precision of a draft head by default: bf16, since it is small and what it drafts is right more often then.
-
-    One with a mixture of experts has billions of weights, and is as coarse as its target.
-    """
-    return target if target == "fp32" or head.experts is not None else "bf16"
 
 
 def _own_head(checkpoint: Checkpoint) -> _Family:

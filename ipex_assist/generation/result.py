@@ -56,7 +56,11 @@ class Chunk:
 
 @dataclass
 class DraftResult:
-    """How drafting went: token counts, and a histogram of how many rounds accepted 0, 1, 2, … tokens."""
+    """How drafting went: token counts, and a histogram of how many rounds accepted 0, 1, 2, … tokens.
+
+    drafted_by_position, accepted_by_position: rounds in which there was a first, second, … drafted token, and in which
+    it was accepted.
+    """
 
     rounds: int | None = None
     drafted: int | None = None
@@ -65,6 +69,8 @@ class DraftResult:
     tokens_per_pass: float | None = None
     accepted_histogram: list[int] | None = None
     longest: int | None = None
+    drafted_by_position: list[int] | None = None
+    accepted_by_position: list[int] | None = None
 
     @classmethod
     def of(cls, counts: Statistics) -> DraftResult:
@@ -77,6 +83,8 @@ class DraftResult:
             tokens_per_pass=counts.tokens_per_pass,
             accepted_histogram=counts.accepted_histogram,
             longest=counts.longest_draft,
+            drafted_by_position=counts.drafted_by_position,
+            accepted_by_position=counts.accepted_by_position,
         )
 
 

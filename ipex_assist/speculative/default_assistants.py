@@ -67,6 +67,12 @@ DEFAULT_ASSISTANTS: dict[str, tuple[DefaultAssistant, ...]] = {
     "Cohere2ForCausalLM": (DefaultAssistant("CohereLabs/c4ai-command-r7b-12-2024", (256000,), 4096, 32),),
 }
 
+# model_types whose checkpoints bring layers that predict further tokens, as their makers publish them; some leave them
+# out, as many quantized copies do, and say nothing of it in their config.
+OWN_HEADS = frozenset(
+    {"deepseek_v3", "ernie4_5_moe", "exaone_moe", "glm4_moe", "glm4_moe_lite", "nemotron_h"}
+    | {"qwen3_5", "qwen3_5_moe", "qwen3_next"}
+)
 # Published draft heads by their targets' hub ids, for targets whose checkpoints bring none; by their publishers' pages.
 DEFAULT_HEADS: dict[str, str] = {
     "Qwen/Qwen3-4B": "z-lab/Qwen3-4B-DFlash-b16",

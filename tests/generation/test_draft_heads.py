@@ -13,6 +13,7 @@ from draft_heads import save_mtp, save_recorded, save_target
 
 import ipex_assist
 from ipex_assist.checkpoints.open import OpenCheckpoints
+from ipex_assist.commands.shared.memory_need import estimate_need
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.generation.resolved import resolve
@@ -121,3 +122,13 @@ def test_the_head_of_another_target_is_refused(tmp_path: Path) -> None:
 def test_its_name() -> None:
     assert parse_assistant("mtp") == AssistantName(False, "mtp")
     assert parse_assistant("lookup+mtp") == AssistantName(True, "mtp")
+
+
+@pytest.mark.skipif(not HAS_NATIVE, reason="the native core says what it takes")
+@pytest.mark.parametrize("assistant", ["auto", "mtp"])
+def test_memory_is_planned_for_the_head(assistant: str, tmp_path: Path) -> None:
+    """As many bytes as the core then has for it: what it shares with the target is not counted twice."""
+    save(tmp_path, "mtp")
+    need = estimate_need(str(tmp_path / "target"), assistant, "bf16", None, 64, native=True)
+    model: Any = ipex_assist.load(str(tmp_path / "target"), assistant, executor="native")
+    assert need.assistant == model.assistant.packed.nbytes
