@@ -54,10 +54,7 @@ def save_mtp(folder: Path, variant: str, told: Mapping[str, Any], **changes: Any
         re.sub(rf"^model\.(language_model\.)?layers\.{count}\.", layer.format(count), name): tensor
         for name, tensor in safetensors.torch.load_file(folder / "model.safetensors").items()
     }
-    size, random = text["hidden_size"], torch.Generator().manual_seed(9)
-    model.mtp = {"fc": torch.randn((size, 2 * size), generator=random) * 0.15}
-    for kind in ("embed_norm", "hidden_norm", "final_norm"):
-        model.mtp[kind] = 1 + torch.randn((size,), generator=random) * 0.1
+    model.mtp = outside_layer(text["hidden_size"])
     named = {f"{name.format(count)}.weight": kind for name, kind in zip(outside, model.mtp, strict=True) if name}
     stored |= {name: model.mtp[kind] for name, kind in named.items()}
     safetensors.torch.save_file(stored, folder / "model.safetensors", {"format": "pt"})
@@ -68,6 +65,12 @@ def save_mtp(folder: Path, variant: str, told: Mapping[str, Any], **changes: Any
     part |= {"num_hidden_layers": count, "num_nextn_predict_layers": 1, **lists, **told}
     path.write_text(json.dumps(config))
     return model
+
+
+def outside_layer(size: int) -> dict[str, torch.Tensor]:
+    """Random weights of what stands around such a layer."""
+    shapes = {"fc": (size, 2 * size), **dict.fromkeys(("embed_norm", "hidden_norm", "final_norm"), (size,))}
+    return {kind: numbers(kind, shape) for kind, shape in shapes.items()}
 
 
 def load(
