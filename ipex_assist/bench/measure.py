@@ -72,6 +72,8 @@ class Sample:
     verify_s: float | None = None
     other_s: float | None = None
     read_gb_per_s: float | None = None
+    drafted_by_position: list[int] | None = None
+    accepted_by_position: list[int] | None = None
 
     @property
     def token_s(self) -> float | None:
@@ -95,6 +97,8 @@ class Sample:
             times.verify_s,
             times.other_s,
             times.read_gb_per_s,
+            draft.drafted_by_position,
+            draft.accepted_by_position,
         )
 
 

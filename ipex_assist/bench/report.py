@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from ipex_assist.bench.measure import Row, Sample
 from ipex_assist.bench.throughput import LoadRow
 from ipex_assist.checkpoints.short_name import short_assistant, short_name
 from ipex_assist.commands.shared.environment import environment_facts
+from ipex_assist.commands.shared.output import by_position
 from ipex_assist.executors.traffic import machine_gb_per_s
 from ipex_assist.generation.text_model import TextModel
 
@@ -54,6 +56,7 @@ class BenchReport:
     notes: list[str] = field(default_factory=list)
     target: str = ""
     assistant: str | None = None
+    draft_head: str | None = None
     executor: str = ""
     environment: dict[str, Any] = field(default_factory=dict)
     machine_gb_per_s: float | None = None
@@ -64,6 +67,7 @@ class BenchReport:
         """Take in what a loaded pair is, and, of the first one, where it runs."""
         names = model.identity
         self.target, self.assistant, self.executor = names.target, names.assistant, names.executor
+        self.draft_head = names.draft_head
         if not self.environment:
             plan = launch.inherited_plan(os.environ)
             self.environment = environment_facts(plan, warnings)
@@ -180,6 +184,8 @@ def as_csv(report: BenchReport) -> str:
 def as_markdown(report: BenchReport, seed: int) -> str:
     """Return what was measured on what, then a table for each contender at each pair of precisions."""
     assistant = f", assistant {short_assistant(report.assistant)}" if report.assistant else ", no assistant"
+    if report.draft_head is not None and report.draft_head not in assistant:
+        assistant += f" ({report.draft_head} head)"
     lines = [
         f"# ipex-assist bench, task {report.task}",
         "",
@@ -204,8 +210,20 @@ def as_markdown(report: BenchReport, seed: int) -> str:
         ratios = [_middle(row.speedup) for row in rows if row.speedup]
         if ratios:
             lines += ["", f"Mean ratio: {statistics.fmean(r for r in ratios if r):.2f}"]
+        if positions := _positions(rows):
+            lines += ["", f"Accepted by position: {positions}"]
         lines.append("")
     return "\n".join(lines).rstrip()
+
+
+def _positions(rows: Sequence[Row]) -> str:
+    """The accepted share of first, second, … drafted tokens, of all samples."""
+    found = [sample for row in rows for sample in row.samples]
+    drafted, accepted = (
+        [sum(each) for each in zip_longest(*(part(sample) or () for sample in found), fillvalue=0)]
+        for part in (lambda sample: sample.drafted_by_position, lambda sample: sample.accepted_by_position)
+    )
+    return by_position(drafted, accepted)
 
 
 def _machine(report: BenchReport) -> str:

@@ -9,12 +9,13 @@ from typing import Any
 from ipex_assist.env.parser import ArgumentParser
 from ipex_assist.executors.registry import EXECUTORS
 from ipex_assist.models import ARCHITECTURES, Architecture
-from ipex_assist.speculative.default_assistants import DEFAULT_ASSISTANTS
+from ipex_assist.speculative.assistant_name import MTP
+from ipex_assist.speculative.default_assistants import DEFAULT_ASSISTANTS, OWN_HEADS
 
 LOOKUP = "lookup"  # what drafts where there is no default assistant
 DEFAULTS = (
     "A default assistant drafts for targets of its vocabulary and at least twice its size; for all others prompt "
-    "lookup (lookup) does."
+    "lookup (lookup) does. Where mtp stands first, checkpoints as published bring a draft head, which is the default."
 )
 OTHERS = (
     "Any other causal language model of transformers runs through its generate(assistant_model=…): without streaming "
@@ -35,12 +36,14 @@ def _describe(architecture: Architecture) -> dict[str, Any]:
         "examples": list(architecture.examples),
         "precisions": list(EXECUTORS["native"].precisions),
         "default_assistants": [each.id for each in DEFAULT_ASSISTANTS.get(architecture.name, ())],
+        "own_head": architecture.model_type in OWN_HEADS,
     }
 
 
 def _default(family: dict[str, Any]) -> str:
     """The first of a family's default assistants, and how many more there are."""
-    first, *others = family["default_assistants"] or [LOOKUP]
+    own: list[str] = [MTP] if family["own_head"] else []
+    first, *others = own + (family["default_assistants"] or [LOOKUP])
     return f"{first} (+{len(others)})" if others else first
 
 
@@ -49,7 +52,8 @@ def markdown() -> str:
     rows = ["| model_type | | for example | default assistants |", "|---|---|---|---|"]
     for family in describe():
         examples = "<br>".join(family["examples"])
-        assistants = "<br>".join(family["default_assistants"]) or f"`{LOOKUP}`"
+        own: list[str] = [f"`{MTP}`"] if family["own_head"] else []
+        assistants = "<br>".join(own + (family["default_assistants"] or [f"`{LOOKUP}`"]))
         rows.append(f"| `{family['model_type']}` | {family['about']} | {examples} | {assistants} |")
     return "\n".join(rows) + "\n"
 

@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
+from ipex_assist.engine.request import Request
 from ipex_assist.engine.scheduled_request import ScheduledRequest
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
 from ipex_assist.speculative.batched_proposals import ProposalRequest, propose_together
 from ipex_assist.speculative.joint_schedule import ALL_UNREAD, JointDraft, JointSchedule
-from ipex_assist.speculative.schedule import LONGEST_DRAFT, DraftPlan, RoundResult
+from ipex_assist.speculative.schedule import LONGEST_DRAFT, DraftPlan, RoundResult, RoundState
 
 Fail: TypeAlias = "Callable[[ScheduledRequest, IpexAssistError], None]"
 
@@ -85,6 +86,10 @@ class DraftScheduler:
 
     def _trim(self, batch: Sequence[ScheduledRequest]) -> None:
         if not self._shared or self.joint is None:
+            for scheduled in batch:
+                if isinstance(schedule := scheduled.request.schedule, AdaptiveSchedule) and scheduled.proposal.tokens:
+                    kept = max(len(schedule.trim(scheduled.proposal).tokens), scheduled.forced_count)
+                    scheduled.set_proposal(replace(scheduled.proposal, tokens=scheduled.proposal.tokens[:kept]))
             return
         for scheduled in batch:
             if scheduled.joint_draft is not None:
@@ -113,6 +118,24 @@ class DraftScheduler:
         """Record the whole pass: its rows, `read` of them of prompts, seconds of pass and drafts, experts a layer."""
         if self._shared and self.joint is not None:
             self.joint.observe(rows, read, seconds, draft_s, experts)
+
+    def repays_reading(self, request: Request, unread: int, running: int) -> bool:
+        """Whether drafts should repay a draft head's pass over `unread` rows of a prompt, among `running` requests."""
+        if not isinstance(request.schedule, AdaptiveSchedule):
+            return True
+        now = RoundState(len(request.tokens), request.remaining, unread, rereads=False)
+        if self.joint is not None and self._shares_passes and running > 1:
+            return self.joint.repays_reading(JointDraft(request.schedule, now), running)
+        return request.schedule.repays_reading(now)
+
+    def book_reading(self, request: Request, seconds: float) -> None:
+        """Charge the seconds of a draft head's pass over a prompt to whoever allowed it."""
+        if not isinstance(request.schedule, AdaptiveSchedule):
+            return
+        if self.joint is not None and self.joint.has_adopted(request.schedule):
+            self.joint.book_reading(seconds)
+        else:
+            request.schedule.budget.book_reading(seconds)
 
     def plain_s(self, scheduled: ScheduledRequest, tokens: int) -> float | None:
         """Return the seconds of plain decoding for each of a round's `tokens` tokens; None if not measured."""

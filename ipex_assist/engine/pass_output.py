@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ipex_assist.engine.scheduled_request import ScheduledRequest
-from ipex_assist.executors.interface import Model, Rows
+from ipex_assist.executors.interface import HiddenRows, Model, Rows
 from ipex_assist.executors.row_choice import samples_in_one_call
+from ipex_assist.speculative.hidden_window import HiddenStates
 from ipex_assist.speculative.row_choices import PlannedChoices, likeliest, plan_choices
 from ipex_assist.speculative.sampling import Row
 from ipex_assist.speculative.verify import choices
@@ -21,41 +23,60 @@ class RequestOutput(NamedTuple):
     """What a pass computed for a request.
 
     tokens: the target's choice after each row that decides, lazily: verification may end before the last. logits:
-    (vocab,) of each row with logits, in order; empty where the request needs none.
+    (vocab,) of each row with logits, in order; empty where the request needs none. hidden: (rows, taps · hidden_size)
+    of all its rows, where its draft source reads them.
     """
 
     tokens: Iterable[int]
     logits: Sequence[Row | None]
+    hidden: HiddenStates | None = None
+
+    def first_hidden(self, rows: int) -> HiddenStates | None:
+        """Hidden states of the first rows."""
+        return None if self.hidden is None else self.hidden[:rows]
 
 
 @dataclass(frozen=True)
 class PlannedPass:
     """Which rows a pass has, and how the token after each of them is chosen; made before the pass.
 
-    planned: None where the target returns logits.
+    planned: None where the target returns logits. hidden: what draft heads read of the pass; None without one.
     """
 
     target: Model
     batch: Sequence[ScheduledRequest]
     rows: Sequence[Rows]
     planned: list[PlannedChoices] | None
+    hidden: HiddenRows | None = None
 
     @classmethod
     def of(cls, target: Model, batch: Sequence[ScheduledRequest], rows: Sequence[Rows]) -> PlannedPass:
         """Plan a pass of `target` over the rows of each request of the batch."""
+        heads = (scheduled.request.head for scheduled in batch)
+        hidden = next((HiddenRows(head.spec.taps) for head in heads if head is not None), None)
         if not samples_in_one_call(target):
-            return cls(target, batch, rows, None)
+            return cls(target, batch, rows, None, hidden)
         width = target.spec.vocab_size
-        return cls(target, batch, rows, [_planned(*each, width) for each in zip(batch, rows, strict=True)])
+        return cls(target, batch, rows, [_planned(*each, width) for each in zip(batch, rows, strict=True)], hidden)
 
     def run(self) -> list[RequestOutput]:
         """Run the pass. Returns the output of each request of the batch."""
+        outputs = self._run()
+        if self.hidden is None:
+            return outputs
+        assert self.hidden.rows is not None
+        ends = list(accumulate(len(each.tokens) for each in self.rows))
+        parts = [self.hidden.rows[end - len(each.tokens) : end] for each, end in zip(self.rows, ends, strict=True)]
+        return [output._replace(hidden=part) for output, part in zip(outputs, parts, strict=True)]
+
+    def _run(self) -> list[RequestOutput]:
+        taps: dict[str, Any] = {} if self.hidden is None else {"hidden": self.hidden}
         if self.planned is None:
-            logits = self.target.forward(self.rows)
+            logits = self.target.forward(self.rows, **taps)
             parts = logits.split([each.last for each in self.rows])
             return [_of_logits(scheduled, part) for scheduled, part in zip(self.batch, parts, strict=True)]
         assert samples_in_one_call(self.target)
-        found = self.target.sample(self.rows, [choice for planned in self.planned for choice in planned.rows])
+        found = self.target.sample(self.rows, [choice for planned in self.planned for choice in planned.rows], **taps)
         outputs, first = [], 0
         for scheduled, planned in zip(self.batch, self.planned, strict=True):
             end = first + len(planned.rows)

@@ -14,6 +14,7 @@ from ipex_assist.executors.interface import Sequence, TokenLogprob
 from ipex_assist.speculative.constrained_source import ConstrainedSource
 from ipex_assist.speculative.draft_source import DraftSource, Proposal
 from ipex_assist.speculative.grammar import Grammar, GrammarError, follow
+from ipex_assist.speculative.head_assistant import HeadAssistant
 from ipex_assist.speculative.logit_edits import SeenTokens
 from ipex_assist.speculative.round import Round
 from ipex_assist.speculative.sampling import Sampling
@@ -108,6 +109,11 @@ class Request:
         return not self.sampling.do_sample and not self.sampling.changes_logits and self.grammar is None
 
     @property
+    def head(self) -> HeadAssistant | None:
+        """The part of its draft source that reads the target's hidden states; None where there is none."""
+        return getattr(self.draft, "head", None)
+
+    @property
     def forced_count(self) -> int:
         """How many tokens the grammar forces next."""
         return self.draft.forced_count(self.tokens) if isinstance(self.draft, ConstrainedSource) else 0
@@ -125,7 +131,8 @@ class Request:
     def state(self) -> RoundState:
         """Return the request's progress, for its schedule."""
         assert self.draft is not None
-        return RoundState(len(self.tokens), self.remaining, self.draft.unread(self.tokens))
+        unread = self.draft.unread(self.tokens)
+        return RoundState(len(self.tokens), self.remaining, unread, rereads=not unread or self.head is None)
 
     def roll_back(self) -> None:
         """Undo a pass that an error or a signal interrupted: draft, grammar and sequence again agree with `tokens`."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from ipex_assist.engine.block_budget import BlockBudget
 from ipex_assist.engine.chunk_sizes import ChunkSizes
 from ipex_assist.engine.draft_scheduler import DraftScheduler
+from ipex_assist.engine.head_reading import HeadReading
 from ipex_assist.engine.limits import EngineLimits
 from ipex_assist.engine.pass_output import PlannedPass, RequestOutput
 from ipex_assist.engine.prefix_cache import Prefixes
@@ -38,7 +39,7 @@ class Scheduler:
         self.running: list[Request] = []
         self.drafts = DraftScheduler(target.blocks is not None, clock, longest_draft(target.spec))
         self.block_budget = BlockBudget(target, prefixes)
-        self._chunks = ChunkSizes(limits)
+        self._chunks, self._heads = ChunkSizes(limits), HeadReading(clock)
 
     @property
     def busy(self) -> bool:
@@ -118,6 +119,8 @@ class Scheduler:
                 self.stats.prefix_tokens += found
                 request.cached_tokens = request.cached_tokens if request.has_output else found
                 request.draft = request.make_draft_source()
+                if (head := request.head) is not None:
+                    head.target = request.sequence
             except IpexAssistError as error:
                 self._fail(request, error)
             else:
@@ -224,7 +227,15 @@ class Scheduler:
             listed = not scheduled.is_prefill or self._note_prompt(scheduled.request, len(each.tokens), output, seconds)
             if listed and scheduled.reads_all_pending:
                 self._accept_tokens(scheduled, output, seconds, draft_s, experts)
+            elif listed and (sequence := scheduled.request.sequence) is not None:
+                self._heads.observe(scheduled, sequence.length - len(each.tokens), output.hidden)
         self.drafts.observe_pass(count, read, seconds, draft_s, experts)
+        for request, took_s in self._heads.read(self._repays_reading):
+            self.drafts.book_reading(request, took_s)
+            self.stats.draft_s += took_s
+
+    def _repays_reading(self, request: Request, unread: int) -> bool:
+        return self.drafts.repays_reading(request, unread, len(self.running))
 
     def _note_prompt(self, request: Request, count: int, output: RequestOutput, seconds: float) -> bool:
         """Note that a pass of `seconds` read `count` tokens. False if the request has failed."""
@@ -272,7 +283,9 @@ class Scheduler:
         prompt = not request.has_output
         request.tokens += new
         assert request.sequence is not None
+        position = request.sequence.length - scheduled.pending - len(proposal.tokens)  # of the pass's first row
         request.sequence.truncate(len(request.tokens) - 1)
+        self._heads.observe(scheduled, position, output.first_hidden(scheduled.pending + accepted))
         self.stats.new_tokens += len(new)
         if prompt:
             first_s = request.prompt_s + choose_s

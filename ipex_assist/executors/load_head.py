@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ipex_assist.checkpoints.base import Checkpoint
     from ipex_assist.executors.interface import Model
     from ipex_assist.executors.kv_memory import KvMemory
+    from ipex_assist.models.spec import DecoderSpec
 
 
 def head_of(target: Checkpoint, checkpoint: Checkpoint | None = None) -> DraftHead | None:
@@ -45,6 +46,14 @@ def head_of(target: Checkpoint, checkpoint: Checkpoint | None = None) -> DraftHe
     except IpexAssistError as error:
         raise IpexAssistError(f"{stored.source}: {error}") from error
     return found
+
+
+def head_precision(target: str, head: DecoderSpec) -> str:
+    """The precision of a draft head by default: bf16, since it is small and what it drafts is right more often then.
+
+    One with a mixture of experts has billions of weights, and is as coarse as its target.
+    """
+    return target if target == "fp32" or head.experts is not None else "bf16"
 
 
 def load_head(

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from ipex_assist.executors.interface import Model, Rows
+from ipex_assist.executors.interface import HiddenRows, Model, Rows
 
 LOGIT_EDIT = np.dtype([("token", "<i4"), ("bias", "<f4"), ("seen", "<i4"), ("generated", "<i4")])
 LogitEdits: TypeAlias = "NDArray[Any]"  # (edits,) of LOGIT_EDIT, by ascending tokens
@@ -63,7 +63,9 @@ class SampledRows(NamedTuple):
 class SamplesInOneCall(Model, Protocol):
     """A model that chooses tokens itself, by every rule, so that logits leave it only where they are asked for."""
 
-    def sample(self, rows: abc.Sequence[Rows], choices: abc.Sequence[RowChoice]) -> SampledRows:
+    def sample(
+        self, rows: abc.Sequence[Rows], choices: abc.Sequence[RowChoice], hidden: HiddenRows | None = None
+    ) -> SampledRows:
         """`forward`, and a token for each row of logits, as `choices` has one for each of them."""
         ...
 

@@ -28,7 +28,7 @@ class LoadOptions(Options):
     )
     assistant: str = option(
         AUTO,
-        "ID, self, lookup, lookup+ID or auto-lookup (default: by family, else lookup)",
+        "ID, mtp, self, lookup, lookup+ID or auto-lookup (default: own head, family's, lookup)",
         Text(_assistant),
         "ID",
         flags=("--assistant-model",),
@@ -36,7 +36,9 @@ class LoadOptions(Options):
     precision: str | None = option(
         None, "bf16, fp32, int8, int4, fp8 or mxfp4 (default: bf16; embedded model fp32)", Choice(PRECISIONS), "P"
     )
-    assistant_precision: str | None = option(None, "(default: the target's; of self int4)", Choice(PRECISIONS), "P")
+    assistant_precision: str | None = option(
+        None, "(default: the target's; of self int4, of a draft head bf16)", Choice(PRECISIONS), "P"
+    )
     universal: bool = option(False, "allow an assistant with another tokenizer (by its text)", Switch())
     draft_vocabulary: int | None = option(
         None, "draft only among the first N token ids", Number(256, 10_000_000, whole=True), "N"

@@ -21,6 +21,7 @@ from ipex_assist.env.phases import phase
 from ipex_assist.executors.interface import FewerThreads, Model
 from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.load import load_model
+from ipex_assist.executors.load_head import load_head
 from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.executors.select_executor import compute_threads, library_executor
 from ipex_assist.generation.assisted_model import AssistedModel
@@ -33,7 +34,7 @@ from ipex_assist.models import find
 from ipex_assist.native import library
 from ipex_assist.quantization.precision import DRAFT_INT4_GROUP, INT4_GROUP
 from ipex_assist.speculative import calibration
-from ipex_assist.speculative.assistant_name import AUTO, SELF
+from ipex_assist.speculative.assistant_name import AUTO, MTP, SELF
 from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.drafting import Drafting
 from ipex_assist.speculative.pair_cache import PairCache, pair_facts
@@ -81,7 +82,7 @@ def _build(request: ResolvedOptions, later: list[Callable[[], object]] | None) -
             reason = f"{checkpoint.architecture or 'its architecture'} is none of those that `ipex-assist models` lists"
         log.log(level, "%s runs through transformers, not our own decoder: %s", short_name(checkpoint.source), reason)
         return _by_transformers(request)
-    if assistant is not None and (reason := assistant.why_not_ours()):
+    if assistant is not None and request.head is None and (reason := assistant.why_not_ours()):
         raise UsageError(
             f"our decoder cannot run the assistant {assistant.source} ({reason}), and through transformers, which can, "
             f"{checkpoint.source} would be slower with it than without. Choose another --assistant-model, self or "
@@ -166,10 +167,25 @@ def _models(
     started = time.perf_counter()
     target = load_model(asked)
     loaded = time.perf_counter()
-    if request.assistant is None and request.name.model != SELF:
+    if request.assistant is None and request.name.model not in (SELF, MTP):
         return target, None, Loading(loaded - started)
+    assistant = _assistant(request, asked, target)
+    if options.draft_threads is not None:
+        _use_threads(assistant, options.draft_threads, request.executor)
+    return target, assistant, Loading(loaded - started, time.perf_counter() - loaded)
+
+
+def _assistant(request: ResolvedOptions, asked: LoadRequest, target: Model) -> Model:
+    """The model that drafts. asked: how the target was loaded."""
     assert request.assistant_precision is not None
-    assistant = load_model(
+    if request.head is not None:
+        return load_head(
+            *(request.checkpoint, target, request.assistant, request.assistant_precision, request.executor),
+            group=DRAFT_INT4_GROUP,
+            kv_memory=asked.kv_memory,
+            kv_precision=asked.kv_precision,
+        )
+    return load_model(
         replace(
             asked,
             checkpoint=request.assistant or request.checkpoint,
@@ -182,9 +198,6 @@ def _models(
             before_packing=None,
         )
     )
-    if options.draft_threads is not None:
-        _use_threads(assistant, options.draft_threads, request.executor)
-    return target, assistant, Loading(loaded - started, time.perf_counter() - loaded)
 
 
 def _use_threads(assistant: Model, number: int, executor: str) -> None:
@@ -256,6 +269,7 @@ def _cache(request: ResolvedOptions, drafts: bool) -> PairCache:
         draft_vocabulary=request.options.draft_vocabulary,
         kv_precision=request.options.kv_precision,
         int4_groups=(INT4_GROUP, DRAFT_INT4_GROUP),
+        head=None if request.head is None else request.head.kind,
     )
     plan = launch.inherited_plan(os.environ)
     machine = {

@@ -11,13 +11,18 @@ from ipex_assist.checkpoints.hub import NotOnThisMachine, online_advice
 from ipex_assist.checkpoints.open import OpenCheckpoints
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.hints import log_hint
+from ipex_assist.executors.load_head import head_of, head_precision
 from ipex_assist.executors.select_executor import resolve_executor, stored_precision
 from ipex_assist.generation.config_sizes import vocabulary_rows
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.generation.result import Identity
+from ipex_assist.models import find
+from ipex_assist.models.draft_head import HeadSpec
+from ipex_assist.models.heads import is_head
+from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.quantization.precision import beside_experts, kv_precision_of
-from ipex_assist.speculative.assistant_name import AUTO, SELF, AssistantName, parse_assistant
-from ipex_assist.speculative.default_assistants import default_assistant, why_none
+from ipex_assist.speculative.assistant_name import AUTO, MTP, SELF, AssistantName, parse_assistant
+from ipex_assist.speculative.default_assistants import default_assistant, default_head, why_none
 from ipex_assist.tokenization.tokenizer import load_tokenizer
 from ipex_assist.tokenization.vocabulary import SharedVocabulary, share_vocabulary
 
@@ -29,8 +34,9 @@ log = logging.getLogger("ipex_assist")
 
 @dataclass(frozen=True)
 class ResolvedOptions:
-    """What is to be loaded; `assistant` is None where nothing, lookup alone, or the target's copy drafts.
+    """What is to be loaded; `assistant` is None where nothing, lookup alone, or the target's copy or own head drafts.
 
+    head: of the draft head that `assistant` is, or the target has.
     precision, assistant_precision, executor: those of `options`, or what stands for their None and "auto".
     shared: how far the assistant's vocabulary is the target's, where that was compared already; tokenizer: the
     target's, where that was loaded for it.
@@ -45,6 +51,7 @@ class ResolvedOptions:
     executor: str
     shared: SharedVocabulary | None = None
     tokenizer: PreTrainedTokenizerBase | None = None
+    head: HeadSpec | None = None
 
     @property
     def quick(self) -> bool:
@@ -54,7 +61,7 @@ class ResolvedOptions:
 
     def identity(self, universal: bool) -> Identity:
         """The names that results repeat."""
-        model = SELF if self.name.model == SELF else self.assistant.source if self.assistant else None
+        model = self.name.model if self.name.model in (SELF, MTP) else self.assistant.source if self.assistant else None
         if model is not None and universal:
             model += " (universal)"
         parts = [*(["lookup"] if self.name.lookup else []), *([model] if model else [])]
@@ -65,6 +72,7 @@ class ResolvedOptions:
             assistant_precision=self.assistant_precision if model else None,
             executor=self.executor,
             kv_precision=kv_precision_of(self.precision, self.options.kv_precision),
+            draft_head=None if self.head is None else self.head.kind,
         )
 
 
@@ -79,32 +87,94 @@ def resolve(options: LoadOptions, checkpoints: OpenCheckpoints) -> ResolvedOptio
     assistant_precision = options.assistant_precision
     family = _Family()
     if name.model == AUTO:
-        family = _family_assistant(checkpoint, options, checkpoints)
-        if family.assistant is None and not checkpoint.why_not_ours():
+        family = _default_head(checkpoint, options, checkpoints) or _family_assistant(checkpoint, options, checkpoints)
+        if family.head is not None and family.assistant is None:
+            name = AssistantName(name.lookup, MTP)
+        elif family.assistant is None and not checkpoint.why_not_ours():
             name = AssistantName(lookup=True)  # which needs no model, and costs next to nothing
+    elif name.model == MTP:
+        family = _own_head(checkpoint)
     elif name.model not in (None, SELF):
-        family = _Family(checkpoints.open(str(name.model), offline=options.offline))
+        family = _named(checkpoint, checkpoints.open(str(name.model), offline=options.offline))
     elif name.model == SELF:
         assistant_precision = assistant_precision or "int4"
     assistant = family.assistant
-    drafted = assistant_precision if assistant or name.model == SELF else None
+    drafted = assistant_precision if assistant or name.model in (SELF, MTP) else None
     executor = resolve_executor(options.executor, options.precision, drafted)
     precision = options.precision or stored_precision(checkpoint, executor) or "bf16"
-    if assistant is not None:
+    if family.head is not None:
+        assistant_precision = assistant_precision or head_precision(precision, family.head)
+    elif assistant is not None:
         assistant_precision = assistant_precision or stored_precision(assistant, executor)
         assistant_precision = assistant_precision or beside_experts(precision)
     return ResolvedOptions(
-        options, checkpoint, assistant, name, precision, assistant_precision, executor, family.shared, family.tokenizer
+        *(options, checkpoint, assistant, name, precision, assistant_precision, executor),
+        *(family.shared, family.tokenizer),
+        head=None if family.head is None else family.head.head,
     )
+
+
+def _own_head(checkpoint: Checkpoint) -> _Family:
+    """The head in the target's checkpoint. Raises UsageError where it has none."""
+    if not checkpoint.why_not_ours():
+        found = head_of(checkpoint)
+        if found is not None:
+            return _Family(head=found.spec)
+    raise UsageError(
+        f"--assistant-model mtp: {checkpoint.source} has no layers that predict further tokens, or none that our "
+        "decoder runs; name another assistant, or leave the option out for the best that is known"
+    )
+
+
+def _named(checkpoint: Checkpoint, assistant: Checkpoint) -> _Family:
+    """The assistant that was named: a model, or a draft head, which must be this target's."""
+    if not _is_head(assistant):
+        return _Family(assistant)
+    if reason := checkpoint.why_not_ours():
+        raise UsageError(
+            f"{assistant.source} is a draft head, and reads hidden states that only our own decoder gives, which does "
+            f"not run {checkpoint.source} ({reason}): choose another --assistant-model, or go without by --no-assisted"
+        )
+    found = head_of(checkpoint, assistant)
+    assert found is not None
+    return _Family(assistant, SharedVocabulary(), head=found.spec)
+
+
+def _is_head(checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint is a draft head, by its config; tensor names are read where that leaves it open."""
+    if is_head(checkpoint.config, ()):
+        return True
+    usual = find(checkpoint.architecture) is not None and not {"draft_vocab_size", "eagle_config"} & set(
+        checkpoint.config
+    )
+    return not usual and is_head(checkpoint.config, checkpoint.names())
+
+
+def _default_head(checkpoint: Checkpoint, options: LoadOptions, checkpoints: OpenCheckpoints) -> _Family | None:
+    """The target's own head, or else a published one. Nobody asked for it, so one that cannot be had ends nothing."""
+    if checkpoint.why_not_ours():
+        return None
+    try:
+        if (found := head_of(checkpoint)) is not None:
+            return _Family(head=found.spec)
+        name = default_head(options.target or "")
+        return None if name is None else _named(checkpoint, checkpoints.open(name, offline=options.offline))
+    except IpexAssistError as error:
+        log.info("no draft head: %s", error)
+        return None
 
 
 @dataclass(frozen=True)
 class _Family:
-    """An assistant, how far its vocabulary is the target's, and the target's tokenizer; None is not known yet."""
+    """An assistant, how far its vocabulary is the target's, and the target's tokenizer; None is not known yet.
+
+    head: what a draft head computes; it is the target's own where there is no assistant.
+    """
 
     assistant: Checkpoint | None = None
     shared: SharedVocabulary | None = None
     tokenizer: PreTrainedTokenizerBase | None = None
+    head: DecoderSpec | None = None
 
 
 def _family_assistant(checkpoint: Checkpoint, options: LoadOptions, checkpoints: OpenCheckpoints) -> _Family:

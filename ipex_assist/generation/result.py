@@ -23,6 +23,7 @@ class Identity:
     assistant_precision: str | None
     executor: str
     kv_precision: str | None = None  # of keys and values; None where transformers decides
+    draft_head: str | None = None  # the assistant's kind, where it is a draft head
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,11 @@ class Chunk:
 
 @dataclass
 class DraftResult:
-    """How drafting went: token counts, and a histogram of how many rounds accepted 0, 1, 2, … tokens."""
+    """How drafting went: token counts, and a histogram of how many rounds accepted 0, 1, 2, … tokens.
+
+    drafted_by_position, accepted_by_position: rounds in which there was a first, second, … drafted token, and in which
+    it was accepted.
+    """
 
     rounds: int | None = None
     drafted: int | None = None
@@ -64,6 +69,8 @@ class DraftResult:
     tokens_per_pass: float | None = None
     accepted_histogram: list[int] | None = None
     longest: int | None = None
+    drafted_by_position: list[int] | None = None
+    accepted_by_position: list[int] | None = None
 
     @classmethod
     def of(cls, counts: Statistics) -> DraftResult:
@@ -76,6 +83,8 @@ class DraftResult:
             tokens_per_pass=counts.tokens_per_pass,
             accepted_histogram=counts.accepted_histogram,
             longest=counts.longest_draft,
+            drafted_by_position=counts.drafted_by_position,
+            accepted_by_position=counts.accepted_by_position,
         )
 
 
@@ -187,7 +196,8 @@ class Result:
     seed that was used, given or not; None for greedy output. logprobs: of each token, where requested: natural
     logarithms of the model's own distribution. prompt_logprobs: of each token of the prompt but the first.
     kv_precision: of keys and values; None: transformers'. cached_tokens: of the prompt, which the prefix cache had, so
-    that they were not read. stop_text: of the texts to stop at, the one that ended this one.
+    that they were not read. stop_text: of the texts to stop at, the one that ended this one. draft_head: the
+    assistant's kind (mtp, eagle3, dflash or shared_kv), where it is a draft head.
     """
 
     text: str
@@ -213,6 +223,7 @@ class Result:
     prompt_logprobs: list[TokenLogprob] | None = None
     cached_tokens: int = 0
     stop_text: str | None = None
+    draft_head: str | None = None
 
     def __repr__(self) -> str:
         """What tells results apart: the text's beginning, its length and speed, how it ended, and who made it."""

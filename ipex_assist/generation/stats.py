@@ -48,6 +48,7 @@ class Statistics:
     draft_s: float = 0.0
     target_s: float = 0.0
     accepted_histogram: list[int] = field(default_factory=list)
+    drafted_by_position: list[int] = field(default_factory=list)  # rounds whose draft had a first, second, … token
     prompt_s: float | None = None  # the target's pass over the prompt, without sampling the first token
     choose_s: float | None = None  # sampling tokens by the target's logits, the first one included
     first_draft: DraftTimes | None = None
@@ -99,6 +100,9 @@ class Statistics:
             self._undrafted_s.append(round_.target_s)
         if round_.drafted and round_.draft_s:
             self._count_draft(round_)
+        self.drafted_by_position += [0] * (round_.drafted - len(self.drafted_by_position))
+        for position in range(round_.drafted):
+            self.drafted_by_position[position] += 1
         self.accepted_histogram += [0] * (round_.accepted + 1 - len(self.accepted_histogram))
         self.accepted_histogram[round_.accepted] += 1
 
@@ -119,6 +123,11 @@ class Statistics:
     def acceptance_rate(self) -> float | None:
         """Accepted ÷ drafted tokens; None where nothing was drafted."""
         return self.accepted / self.drafted if self.drafted else None
+
+    @property
+    def accepted_by_position(self) -> list[int]:
+        """Rounds in which the first, second, … drafted token was accepted."""
+        return [sum(self.accepted_histogram[position + 1 :]) for position in range(len(self.drafted_by_position))]
 
     @property
     def tokens_per_pass(self) -> float | None:

@@ -91,7 +91,8 @@ class Failed(Exception):
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """The served model. name: in requests. context_length: in tokens. created: Unix time in seconds."""
+    """The served model. name: in requests. context_length: in tokens. created: Unix time in seconds. draft_head: the
+    assistant's kind, where it is a draft head."""
 
     name: str
     target: str
@@ -101,6 +102,7 @@ class ModelFacts:
     context_length: int | None
     vocab_size: int
     created: int
+    draft_head: str | None = None
 
 
 @dataclass(frozen=True)

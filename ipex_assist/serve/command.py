@@ -163,6 +163,8 @@ class ServeCommand:
         """The ready message: model, address and a curl example."""
         facts = engines.facts
         drafts = f"drafted by {short_assistant(facts.assistant)}" if facts.assistant else "nothing drafts"
+        if facts.draft_head is not None and facts.draft_head not in drafts:
+            drafts += f", a {facts.draft_head} head"
         count = engines.statistics().slots
         where = address(self.listener, self.options)
         chat = bool(getattr(engines.tokenizer, "chat_template", None))

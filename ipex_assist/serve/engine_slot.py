@@ -173,4 +173,5 @@ def model_facts(name: str, facts: Mapping[str, Any]) -> ModelFacts:
         context_length=facts.get("context_length"),
         vocab_size=facts.get("vocab_size") or 0,
         created=int(time.time()),
+        draft_head=facts.get("draft_head"),
     )

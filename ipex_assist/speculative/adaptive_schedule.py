@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from ipex_assist.speculative.acceptance import EDGES, Acceptance
 from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.draft_budget import EXPECTED_TOKENS, DraftBudget
+from ipex_assist.speculative.draft_source import Proposal
+from ipex_assist.speculative.joint_draft_choice import BatchCosts, worth_verifying
 from ipex_assist.speculative.live_costs import CostFindings, LiveCosts
 from ipex_assist.speculative.schedule import LONGEST_DRAFT, DraftPlan, RoundResult, RoundState
 
@@ -44,7 +46,7 @@ def best_draft(acceptance: Acceptance, costs: Costs, longest: int) -> DraftChoic
     plain = costs.verifying(1)
     verify = np.array([costs.verifying(rows) for rows in range(1, longest + 2)])
     drafted, tokens = acceptance.expected_tokens(longest)
-    seconds = plain + np.cumsum(drafted * (costs.draft + np.diff(verify)), axis=1)
+    seconds = plain + costs.blocks(1) + np.cumsum(drafted * (costs.draft + np.diff(verify)), axis=1)
     rates = (1 + tokens) / seconds
     edge, number = divmod(int(rates.argmax()), longest)
     rate = float(rates[edge, number])
@@ -108,6 +110,28 @@ class AdaptiveSchedule:
             self._allowed.add(now.unread > 0)
         return self._plan
 
+    def trim(self, proposal: Proposal) -> Proposal:
+        """Return the tokens of a block that are worth verifying: all of them were drafted at the same cost.
+
+        That of verifying one more is compared with what the same time brings otherwise.
+        """
+        costs = self._live.costs
+        if not costs.block or not proposal.read:
+            return proposal
+        [chances] = self._known(self._plan.context).chances([proposal.confidence], [len(proposal.tokens)])
+        rate = max(1 / self.plain_s, self._choice(min(self.longest, self._now.remaining - 1), None).rate)
+        [kept] = worth_verifying([chances], BatchCosts(costs, 1), rate)
+        return replace(proposal, tokens=proposal.tokens[: max(1, kept)])
+
+    def repays_reading(self, now: RoundState) -> bool:
+        """Whether drafts should repay a draft head's pass over the unread tokens, and the budget allows it."""
+        self._now = now
+        self.budget.trusted = self.budget.trusted or self._looks_promising()
+        if now.remaining <= 1:
+            return False
+        whole = self._choice(min(self.longest, now.remaining - 1), None)
+        return self._gain(whole) > WORTH and self._reads_all(whole, last_chance=False)
+
     def observe(self, outcome: RoundResult) -> None:
         """Book the round, and update costs and acceptance rates."""
         now, drafted, context = self._now, outcome.drafted, self._plan.context
@@ -129,7 +153,7 @@ class AdaptiveSchedule:
         known = self._known(context)
         if context is None:
             self.skipped *= not now.unread  # a copy reads nothing
-        elif now.unread > context:
+        elif now.unread > context and now.rereads:
             self.skipped = now.length - context
         known.observe(outcome.confidence, drafted, outcome.accepted)
         if known is self._part_acceptance and self.budget.balance > 0:
@@ -147,7 +171,7 @@ class AdaptiveSchedule:
 
     def _is_part(self, context: int | None) -> bool:
         """Whether the source reads only a part of the context, with the last `context` tokens of it."""
-        return context is not None and (self.skipped > 0 or self._now.unread > context)
+        return context is not None and self._now.rereads and (self.skipped > 0 or self._now.unread > context)
 
     def _known(self, context: int | None) -> Acceptance:
         """Return the acceptance rates of drafts from the last `context` tokens; None: from all tokens."""
@@ -167,7 +191,7 @@ class AdaptiveSchedule:
     def _is_worthwhile(self) -> bool:
         """Whether first tokens, by observed counts alone, are accepted often enough to make drafting worthwhile."""
         known, costs = self._known(CONTEXTS[-1] if self.skipped else None), self._costs
-        cost = costs.draft + costs.verifying(2) - costs.verifying(1)
+        cost = costs.drafting(1) + costs.verifying(2) - costs.verifying(1)
         return known.first.seen >= TRUSTED_TOKENS / 2 and known.first_rate * costs.verifying(1) > 1.2 * cost
 
     def _gain(self, choice: DraftChoice) -> float:
@@ -214,6 +238,8 @@ class AdaptiveSchedule:
         if context is None and self.budget.grants_reading:
             credit += reading
         k, most = choice.k, reading + SHARE * (credit - reading)
+        if self._costs.block and k:  # of which `trim` leaves what is worth verifying
+            k, choice = min(self.longest, self._now.remaining - 1), replace(choice, min_confidence=0.0)
         if self._is_part(context) and self._may_afford_all(MOST_DISTURBED):
             k = min(k, 1)  # what reading takes is known after this draft, which should leave credit to read all
         while k and self._loss(k, context) > (credit if k == 1 else most):
@@ -235,7 +261,7 @@ class AdaptiveSchedule:
         return self._drafting(k, context) + costs.verifying(k + 1) - costs.verifying(1)
 
     def _drafting(self, k: int, context: int | None) -> float:
-        return self._reading(context) + k * self._costs.draft
+        return self._reading(context) + self._costs.drafting(k)
 
     def _reading(self, context: int | None) -> float:
         """Return the seconds to read the unread ones of the last `context` tokens; None: of all tokens."""

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
-
-import numpy as np
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.interface import DraftInput, DraftsInOneCall, LogitsError, Model, Rows, truncate_or_clear
-from ipex_assist.speculative.batched_proposals import DraftCall, RowsCall, Steps, propose_alone
+from ipex_assist.speculative.batched_proposals import Call, DraftCall, RowsCall, Steps, propose_alone
 from ipex_assist.speculative.draft_source import Proposal
-from ipex_assist.speculative.grammar import Grammar, Row, masked
-from ipex_assist.speculative.sampling import INVALID_LOGITS, Sampling, choose_for_draft
+from ipex_assist.speculative.grammar import Grammar
+from ipex_assist.speculative.sampling import Sampling
 from ipex_assist.speculative.schedule import longest_draft
+from ipex_assist.speculative.step_drafts import Reader, StepDrafts
 
 if TYPE_CHECKING:
     import torch
@@ -45,12 +42,11 @@ class AssistantModel:
         row in this model must not be passed: see PartialVocabularyAssistant. grammar: ConstrainedSource brings it to
         the state after `tokens` before each draft; drafting advances it.
         """
-        self.grammar = grammar
         self.model, self.sampling = model, sampling
-        self._choices = min(draft_vocabulary or vocab_size, vocab_size, model.spec.vocab_size)
+        choices = min(draft_vocabulary or vocab_size, vocab_size, model.spec.vocab_size)
+        self._drafts = StepDrafts(sampling, choices, sorted(token for token in masked if token < choices), grammar)
         self._longest = longest_draft(model.spec)
         self._in_one_call = isinstance(model, DraftsInOneCall)  # cached: the protocol check takes microseconds
-        self._masked = sorted(token for token in masked if token < self._choices)
         context = model.spec.context_length
         self._sequence = model.new_sequence(min(capacity or context, context))
         self._start = self._base = 0
@@ -94,16 +90,16 @@ class AssistantModel:
         # A pass needs at least one row; after an interrupted round there may be none, so the last token is read again.
         truncate_or_clear(self._sequence, min(self._sequence.length, max(0, self._base - 1)))
         pending = list(tokens[self._start + self._sequence.length :])
-        plain = not self.sampling.do_sample and not self.sampling.changes_logits and not self._masked
-        if plain and self._in_one_call and self.grammar is None:
+        if self._drafts.is_greedy and self._in_one_call:
             request = DraftInput(self._sequence, pending, k, min_confidence)
             try:
-                drafted, confidence = yield DraftCall(self.model, request, self._choices)
+                drafted, confidence = yield DraftCall(self.model, request, self._drafts.choices)
             except LogitsError:
                 raise LogitsError("the assistant", len(tokens)) from None
             return Proposal(drafted, confidence, len(pending))
         try:
-            return (yield from self._decode(tokens, pending, k, min_confidence, left_out))
+            read = self._reader(pending)
+            return (yield from self._drafts.draft(tokens, k, min_confidence, read, len(pending), left_out))
         except IpexAssistError:  # for example no free block: the tokens drafted so far are discarded
             self.accept(0)
             raise
@@ -118,65 +114,13 @@ class AssistantModel:
         if length <= self._start:
             self._start = 0
 
-    def _decode(
-        self, tokens: Sequence[int], pending: list[int], k: int, min_confidence: float, left_out: tuple[int, int]
-    ) -> Steps:
-        """Draft with one pass per token; stop after the first token below `min_confidence`."""
-        sampling = self.sampling
-        if left_out[0]:
-            sampling = replace(sampling, prompt_length=sampling.prompt_length - left_out[0])
-        generated = len(tokens) + left_out[1] - sampling.prompt_length
-        drafted: list[int] = []
-        confidence: list[float] = []
-        unread, read = len(pending), 0
-        while len(drafted) < k and (not confidence or confidence[-1] >= min_confidence):
-            forced = self._forced(k - len(drafted))
-            if forced is None:
-                break
-            if forced:  # not predicted by the model, which reads them with the next pass
-                drafted += forced
-                confidence += [1.0] * len(forced)
-                pending += forced
-                continue
-            logits = yield RowsCall(self.model, Rows(self._sequence, pending), self._choices)
-            read, pending = unread, []
-            logits = sampling.apply_penalties(self._unmasked(logits), [*tokens, *drafted])
-            row = logits[0].float().numpy()
-            numbers = self._may_follow(row)
-            if numbers is None:
-                break
-            token, sure = choose_for_draft(numbers, sampling, generated + len(drafted))
-            if token == INVALID_LOGITS:
-                raise LogitsError("the assistant", len(tokens) + len(drafted))
-            if self.grammar is not None:
-                if not self.grammar.allows([token]):  # an end-of-text token, which only the target chooses
-                    break
-                self.grammar.advance(token)
-            drafted.append(token)
-            confidence.append(sure)
-            pending = [token]
-        return Proposal(drafted, confidence, read)
+    def _reader(self, unread: list[int]) -> Reader:
+        """Read tokens; `unread` before the first of them."""
 
-    def _forced(self, most: int) -> list[int] | None:
-        """Return at most `most` forced tokens, [] without a grammar; None if the model does not know the first."""
-        forced = [] if self.grammar is None else self.grammar.forced()[:most]
-        known = next((i for i, token in enumerate(forced) if token >= self._choices), len(forced))
-        if forced and not known:
-            return None
-        for token in forced[:known]:
-            assert self.grammar is not None
-            self.grammar.advance(token)
-        return forced[:known]
+        def read(drafted: list[int]) -> Generator[Call, Any, torch.Tensor]:
+            nonlocal unread
+            rows, unread = [*unread, *drafted], []
+            logits: torch.Tensor = yield RowsCall(self.model, Rows(self._sequence, rows), self._drafts.choices)
+            return logits
 
-    def _may_follow(self, row: Row) -> Row | None:
-        """Mask a row of logits by the grammar; None if it allows no token of this model."""
-        if self.grammar is None or not math.isfinite(row.max()):  # reported when the token is chosen
-            return row
-        row = masked(row, self.grammar)
-        return row if row.max() > -np.inf else None
-
-    def _unmasked(self, logits: torch.Tensor) -> torch.Tensor:
-        if self._masked:
-            logits = logits.clone()
-            logits[:, self._masked] = -math.inf
-        return logits
+        return read

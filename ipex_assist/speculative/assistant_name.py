@@ -1,4 +1,4 @@
-"""Values of `--assistant-model`: a model, `auto`, `self`, `lookup`, or lookup+MODEL."""
+"""Values of `--assistant-model`: a model or draft head, `auto`, `mtp`, `self`, `lookup`, or lookup+MODEL."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from ipex_assist.env.errors import UsageError
 from ipex_assist.env.options import suggestion
 
 LOOKUP, SELF, AUTO, NONE = "lookup", "self", "auto", "none"
+MTP = "mtp"  # the head inside the target's own checkpoint that predicts further tokens
 
 
 @dataclass(frozen=True)
 class AssistantName:
-    """lookup: try prompt lookup first. model: "auto", "self", a source for `open_checkpoint`, or None."""
+    """lookup: try prompt lookup first. model: "auto", "self", "mtp", a source for `open_checkpoint`, or None."""
 
     lookup: bool = False
     model: str | None = None
@@ -38,12 +39,12 @@ def parse_assistant(name: str | None) -> AssistantName:
     model = name.partition("+")[2]
     if not model or model.lower() == NONE or parse_assistant(model).lookup:
         raise UsageError(
-            "a model must follow lookup+ (a hub id, a folder, auto or self); without a model it is called lookup"
+            "a model must follow lookup+ (a hub id, a folder, auto, mtp or self); without a model it is called lookup"
         )
     return AssistantName(True, model)
 
 
 def _similar_keyword(name: str) -> str:
-    if name in (AUTO, SELF) or os.sep in name or os.path.exists(name):
+    if name in (AUTO, SELF, MTP) or os.sep in name or os.path.exists(name):
         return ""
-    return suggestion(name, (SELF, LOOKUP, "auto-lookup"))
+    return suggestion(name, (SELF, LOOKUP, MTP, "auto-lookup"))

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.blocks import NoBlocksError
-from ipex_assist.executors.interface import DraftInput, DraftsInOneCall, LogitsError, Model, Rows
+from ipex_assist.executors.interface import DraftInput, DraftsInOneCall, HiddenRows, LogitsError, Model, Rows
+from ipex_assist.models.draft_head import Taps
+from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.speculative.draft_source import DraftSource, Proposal
 from ipex_assist.speculative.schedule import DraftPlan
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
 
 
-Answer: TypeAlias = "tuple[list[int], list[float]] | torch.Tensor | IpexAssistError"
+Answer: TypeAlias = (
+    "tuple[list[int], list[float]] | torch.Tensor | tuple[torch.Tensor, NDArray[np.float32]] | IpexAssistError"
+)
 
 
 @dataclass(frozen=True)
@@ -25,13 +32,13 @@ class DraftCall:
 
     model: Model
     request: DraftInput
-    vocabulary: int
+    vocabulary: int | None
 
     def together(self, calls: Sequence[DraftCall]) -> list[Answer]:
         """Answer several such calls to one model in shared passes."""
         assert isinstance(self.model, DraftsInOneCall)
         requests = [call.request for call in calls]
-        if len(calls) == 1:
+        if len(calls) == 1 and self.request.hidden is None:
             asked = self.request
             return [self.model.draft(asked.sequence, asked.tokens, asked.count, self.vocabulary, asked.min_confidence)]
         drafts = self.model.draft_many(requests, self.vocabulary)
@@ -54,7 +61,36 @@ class RowsCall:
         return list(self.model.forward([call.rows for call in calls], self.vocabulary).split(1))
 
 
-Call: TypeAlias = "DraftCall | RowsCall"
+@dataclass(frozen=True)
+class HeadRowsCall:
+    """A RowsCall to a draft head; answered with the logits, and the head's own hidden state (1, hidden_size)."""
+
+    model: Model
+    rows: Rows
+    vocabulary: int | None
+
+    @property
+    def width(self) -> int:
+        """Of its hidden states: those of a pass are all the target's, or all the head's own."""
+        assert self.rows.hidden is not None
+        return self.rows.hidden.shape[1]
+
+    def together(self, calls: Sequence[HeadRowsCall]) -> list[Answer]:
+        """Answer several such calls in one pass."""
+        hidden = HiddenRows(own_taps(self.model.spec))
+        logits = self.model.forward([call.rows for call in calls], self.vocabulary, hidden).split(1)
+        assert hidden.rows is not None
+        ends = accumulate(len(call.rows.tokens) for call in calls)
+        return [(row, hidden.rows[end - 1 : end].copy()) for row, end in zip(logits, ends, strict=True)]
+
+
+def own_taps(spec: DecoderSpec) -> Taps:
+    """The hidden state of a draft head that takes the place of its target's for tokens that it drafted."""
+    assert spec.head is not None
+    return Taps((spec.num_hidden_layers,), normed=spec.head.fed_back_normed)
+
+
+Call: TypeAlias = "DraftCall | RowsCall | HeadRowsCall"
 Steps: TypeAlias = "Generator[Call, Any, Proposal]"
 
 
@@ -96,7 +132,7 @@ def propose_together(asked: Sequence[ProposalRequest]) -> list[Proposal | IpexAs
     """
     making = [each.steps() for each in asked]
     at: list[Call | Proposal | IpexAssistError] = [_caught(lambda each=each: _begun(each)) for each in making]  # type: ignore[misc]
-    while waiting := [index for index, call in enumerate(at) if isinstance(call, (DraftCall, RowsCall))]:
+    while waiting := [index for index, call in enumerate(at) if isinstance(call, (DraftCall, RowsCall, HeadRowsCall))]:
         for group in _groups(at, waiting):
             answers = _answer([at[index] for index in group])  # type: ignore[misc]
             for index, answer in zip(group, answers, strict=True):
@@ -106,10 +142,11 @@ def propose_together(asked: Sequence[ProposalRequest]) -> list[Proposal | IpexAs
 
 def _groups(at: Sequence[Any], waiting: Sequence[int]) -> list[list[int]]:
     """Group the calls that can be answered together: of one kind, to one model, with the same vocabulary."""
-    groups: dict[tuple[type, int, int], list[int]] = {}
+    groups: dict[tuple[Any, ...], list[int]] = {}
     for index in waiting:
         call = at[index]
-        groups.setdefault((type(call), id(call.model), call.vocabulary), []).append(index)
+        width = call.width if isinstance(call, HeadRowsCall) else 0
+        groups.setdefault((type(call), id(call.model), call.vocabulary, width), []).append(index)
     return list(groups.values())
 
 

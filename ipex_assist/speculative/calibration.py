@@ -22,6 +22,7 @@ from ipex_assist.executors.row_choice import RowChoice, samples_in_one_call
 from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.draft_threads import choose_threads
 from ipex_assist.speculative.expert_costs import ExpertCosts
+from ipex_assist.speculative.head_calibration import calibrate_head
 
 # Time to spend on the target's passes, the assistant's passes, and its decode steps.
 TARGET_SECONDS, DRAFT_SECONDS, STEP_SECONDS = 1.0, 0.25, 0.06
@@ -67,6 +68,8 @@ def calibrate(
     experts = _expert_costs(target, verify, read, clock)
     if assistant is None:
         return Costs(verify, experts=experts)
+    if assistant.spec.head is not None:
+        return calibrate_head(target, assistant, Costs(verify, experts=experts), draft_vocabulary, clock)
     threads = _choose_threads(assistant, draft_vocabulary, clock)
     rows = time_passes(assistant, DRAFT_ROWS, DRAFT_SECONDS, clock, {})
     step, reading = _time_step(assistant, draft_vocabulary, clock), _time_reading(assistant, rows, clock)
@@ -271,4 +274,5 @@ def describe(costs: Costs) -> str:
     """Return the costs in milliseconds as a line for the log."""
     passes = ", ".join(f"{1e3 * seconds:.1f}" for seconds in costs.verify[:9])
     threads = f" by {costs.threads.threads} threads" if costs.threads.threads else ""
-    return f"a target pass of 1, 2, … rows takes {passes} ms, a draft step {1e3 * costs.draft:.1f} ms{threads}"
+    draft = f"a block draft {1e3 * costs.block[0]:.1f}" if costs.block else f"a draft step {1e3 * costs.draft:.1f}"
+    return f"a target pass of 1, 2, … rows takes {passes} ms, {draft} ms{threads}"

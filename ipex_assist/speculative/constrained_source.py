@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ipex_assist.speculative.batched_proposals import ProposalRequest, Steps, propose_alone
 from ipex_assist.speculative.draft_source import DraftSource, Proposal
 from ipex_assist.speculative.grammar import Grammar, follow
 from ipex_assist.speculative.schedule import DraftPlan
+
+if TYPE_CHECKING:
+    from ipex_assist.speculative.head_assistant import HeadAssistant
 
 
 class ConstrainedSource:
@@ -36,6 +40,11 @@ class ConstrainedSource:
         if self._forced_at != len(tokens):
             self._forced, self._forced_at = self.grammar.forced(), len(tokens)
         return len(self._forced)
+
+    @property
+    def head(self) -> HeadAssistant | None:
+        """The part of the source that reads the target's hidden states, if any."""
+        return getattr(self.source, "head", None)
 
     def unread(self, tokens: Sequence[int]) -> int:
         """Return the tokens the source has to read; 0 if the proposal will consist of forced tokens."""

@@ -1,4 +1,4 @@
-"""Which small model assists a target when none is named: one row per family and vocabulary.
+"""Which small model or draft head assists a target when none is named: one row per family and vocabulary, or target.
 
 Rows hold published models whose tokenizer is the family's, up to ids at the end; `share_vocabulary` compares the
 tokens once both are loaded. Families without a row have no small published sibling that is known to help:
@@ -69,6 +69,33 @@ DEFAULT_ASSISTANTS: dict[str, tuple[DefaultAssistant, ...]] = {
     "Starcoder2ForCausalLM": (DefaultAssistant("bigcode/starcoder2-3b", (49152,), 3072, 30),),
     "Cohere2ForCausalLM": (DefaultAssistant("CohereLabs/c4ai-command-r7b-12-2024", (256000,), 4096, 32),),
 }
+
+# model_types whose checkpoints bring layers that predict further tokens, as their makers publish them; some leave them
+# out, as many quantized copies do, and say nothing of it in their config.
+OWN_HEADS = frozenset(
+    {"deepseek_v3", "ernie4_5_moe", "exaone_moe", "glm4_moe", "glm4_moe_lite", "nemotron_h"}
+    | {"qwen3_5", "qwen3_5_moe", "qwen3_next"}
+)
+# Published draft heads by their targets' hub ids, for targets whose checkpoints bring none; by their publishers' pages.
+DEFAULT_HEADS: dict[str, str] = {
+    "Qwen/Qwen3-4B": "z-lab/Qwen3-4B-DFlash-b16",
+    "Qwen/Qwen3-8B": "z-lab/Qwen3-8B-DFlash-b16",
+    "Qwen/Qwen3-Coder-30B-A3B-Instruct": "z-lab/Qwen3-Coder-30B-A3B-DFlash",
+    "Qwen/Qwen3.5-9B": "z-lab/Qwen3.5-9B-DFlash",
+    "Qwen/Qwen3.5-27B": "z-lab/Qwen3.5-27B-DFlash",
+    "Qwen/Qwen3.5-35B-A3B": "z-lab/Qwen3.5-35B-A3B-DFlash",
+    "meta-llama/Llama-3.1-8B-Instruct": "z-lab/LLaMA3.1-8B-Instruct-DFlash-UltraChat",
+    "google/gemma-4-31B-it": "z-lab/gemma-4-31B-it-DFlash",
+    "google/gemma-4-26B-A4B-it": "z-lab/gemma-4-26B-A4B-it-DFlash",
+    "openai/gpt-oss-20b": "z-lab/gpt-oss-20b-DFlash",
+    "openai/gpt-oss-120b": "z-lab/gpt-oss-120b-DFlash",
+    "MiniMaxAI/MiniMax-M2.5": "z-lab/MiniMax-M2.5-DFlash",
+}
+
+
+def default_head(source: str) -> str | None:
+    """The hub id of a published draft head for the target with this hub id; None where none is known."""
+    return next((head for target, head in DEFAULT_HEADS.items() if target.lower() == source.lower()), None)
 
 
 def default_assistant(config: Mapping[str, Any], source: str = "") -> str | None:

@@ -71,6 +71,11 @@ class DraftBudget:
         self.balance += seconds
         self.granted = True
 
+    def book_reading(self, seconds: float) -> None:
+        """Charge a draft head's pass over a prompt, unless the first reading is free of charge."""
+        if not self.grants_reading:
+            self.balance -= seconds
+
     def trusts_reading(self, seconds: float, plain: float) -> bool:
         """Whether a trusted pair may read for `seconds`, though its drafts have not gained that yet."""
         return self.trusted and seconds < TRUSTED_READING * self.expected_tokens * plain

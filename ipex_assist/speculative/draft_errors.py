@@ -32,7 +32,8 @@ class DraftErrors:
         draft = math.exp(speed + self._state[0])
         read = draft * math.exp(self._state[1])
         rows = tuple(costs.rows[0] * draft + (row - costs.rows[0]) * read for row in costs.rows)
-        return replace(costs, draft=costs.draft * draft, rows=rows, read=costs.read * read)
+        block = tuple(seconds * draft for seconds in costs.block)
+        return replace(costs, draft=costs.draft * draft, rows=rows, read=costs.read * read, block=block)
 
     def observe(self, seconds: float, steps: float, reading: float, noise: float, clip: float) -> None:
         """Update by a measured time.

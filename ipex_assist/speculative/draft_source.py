@@ -23,7 +23,10 @@ NO_PROPOSAL = Proposal([])
 
 
 class DraftSource(Protocol):
-    """Proposes tokens, and is told how many of them were accepted."""
+    """Proposes tokens, and is told how many of them were accepted.
+
+    One with a draft head has it as its `head`, which is also given the hidden states of the target's passes.
+    """
 
     def unread(self, tokens: Sequence[int]) -> int:
         """Return how many of `tokens` the source must read before it can draft; 0 if reading costs nothing."""

@@ -16,6 +16,7 @@ from ipex_assist.speculative.constrained_source import ConstrainedSource
 from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.draft_source import DraftSource
 from ipex_assist.speculative.grammar import Grammar
+from ipex_assist.speculative.head_assistant import HeadAssistant, chooses_each
 from ipex_assist.speculative.live_costs import LiveCosts
 from ipex_assist.speculative.options import DraftOptions
 from ipex_assist.speculative.pair_cache import PairCache
@@ -110,6 +111,8 @@ class Drafting:
             return self._source(sampling, length, None)
         own = grammar.copy()
         masks = self.assistant is not None and self.assistant_tokenizer is None
+        if masks and self.assistant is not None and (head := self.assistant.spec.head) is not None:
+            masks = chooses_each(head)
         return ConstrainedSource(own, sampling.prompt_length, self._source(sampling, length, own), masks=masks)
 
     def _source(self, sampling: Sampling, length: int, grammar: Grammar | None) -> DraftSource | None:
@@ -120,6 +123,11 @@ class Drafting:
 
     def _model(self, sampling: Sampling, length: int, grammar: Grammar | None) -> DraftSource:
         assert self.assistant is not None
+        if self.assistant.spec.head is not None:
+            masked = grammar if chooses_each(self.assistant.spec.head) else None
+            return HeadAssistant(
+                self.assistant, sampling, self.target_vocab_size, self.draft_vocabulary, length, masked
+            )
         if self.assistant_tokenizer is None:
             model = AssistantModel(
                 self.assistant,

@@ -29,7 +29,7 @@ class BatchCosts:
 
     def __init__(self, costs: Costs, requests: int, prefill_rows: int = 0) -> None:
         self.requests, self.base = requests, requests + prefill_rows
-        self._verify = np.array(costs.verify)
+        self._costs, self._verify = costs, np.array(costs.verify)
         self._draft = np.array([0.0, *(_draft_pass(costs, count) for count in range(1, requests + 1))])
         self._rows = np.arange(1, len(self._verify) + 1, dtype=np.float64)
         self.plain_s = float(self.pass_s(requests))  # seconds of a pass without drafts and prompts
@@ -47,6 +47,10 @@ class BatchCosts:
     def more_s(self, rows: float | Array) -> Array:
         """Return the seconds that `rows` drafted rows add to the pass."""
         return self.pass_s(self.base + rows) - self.base_s
+
+    def block_s(self, requests: float) -> float:
+        """Return the seconds of a pass that drafts a block for each of `requests`; 0 where drafts are made by steps."""
+        return self._costs.blocks(requests)
 
     def draft_s(self, requests: float | Array) -> Array:
         """Return the seconds of a draft pass with a row for each of `requests`; below one, that share of it."""
@@ -78,7 +82,7 @@ def best_joint_draft(
     many = drafters * drafted  # (edges, longest): requests that draft a token 1, 2, …
     seconds = batch_costs.plain_s + batch_costs.more_s(np.cumsum(many, axis=1))
     if not free:
-        seconds = seconds + np.cumsum(batch_costs.draft_s(many), axis=1)
+        seconds = seconds + np.cumsum(batch_costs.draft_s(many), axis=1) + batch_costs.block_s(drafters)
     rates = (batch_costs.requests + drafters * tokens) / seconds
     plain = batch_costs.requests / batch_costs.plain_s
     edge, number = divmod(int(rates.argmax()), longest)

@@ -101,6 +101,29 @@ class JointSchedule:
         if reading and not self._plan_drafts(reading):
             self._plan_trial(reading)
 
+    def has_adopted(self, schedule: AdaptiveSchedule) -> bool:
+        """Whether a request's drafts are paid from this schedule's credit."""
+        return schedule.model_acceptance is self._model
+
+    def repays_reading(self, draft: JointDraft, requests: int) -> bool:
+        """Whether drafts should repay a draft head's pass over a prompt's unread tokens, in passes of `requests`."""
+        costs = self.live.costs_from(requests)
+        batch_costs = BatchCosts(costs, requests)
+        choice = best_joint_draft(self._model, batch_costs, requests, LONGEST_DRAFT)
+        if choice.gain <= WORTH:
+            return False
+        token_s, tokens = batch_costs.plain_s / requests, draft.schedule.budget.expected_tokens
+        seconds = costs.reading(draft.now.unread)
+        credit = self._credit + (0.0 if self.has_adopted(draft.schedule) else STAKE * tokens * token_s)
+        if self._model.seen >= KNOWN_TOKENS:
+            credit += TRUST * EXPECTED_TOKENS * batch_costs.plain_s
+        won = min(draft.now.remaining, EXPECTED_TOKENS) * token_s * (1 - WORTH / choice.gain)
+        return seconds < credit / 2 and seconds < READING_SHARE * won
+
+    def book_reading(self, seconds: float) -> None:
+        """Charge a draft head's pass over a prompt."""
+        self._credit -= seconds
+
     def trim(self) -> None:
         """Trim the drafts to the rows that are worthwhile; every `proposal` was set before."""
         self._expected_draft_s = self._drafting()
@@ -148,7 +171,7 @@ class JointSchedule:
     def _note_reading(self, draft: JointDraft) -> bool:
         """Note whether the source read a probe, which is returned, or all tokens after one."""
         text, context = draft.schedule, draft.plan.context
-        if not draft.proposal.read:
+        if not draft.proposal.read or not draft.now.rereads:
             return False
         if context is None:
             text.skipped, self._probed = 0, None
@@ -181,7 +204,7 @@ class JointSchedule:
         """Give each new request the shared acceptance rates, and add its stake to the credit."""
         for draft in self._drafts:
             text = draft.schedule
-            if text.model_acceptance is not self._model:
+            if not self.has_adopted(text):
                 text.model_acceptance, text.lookup_acceptance = self._model, self._lookup
                 self._credit += STAKE * text.budget.expected_tokens * self._token_s
 
@@ -247,7 +270,8 @@ class JointSchedule:
         return self._credit + (TRUST * EXPECTED_TOKENS * self._batch_costs.plain_s if trusted else 0.0)
 
     def _loss(self, requests: int, k: int, free: bool) -> float:
-        drafting = 0.0 if free else k * float(self._batch_costs.draft_s(requests))
+        costs = self._batch_costs
+        drafting = 0.0 if free or not k else k * float(costs.draft_s(requests)) + costs.block_s(requests)
         return drafting + float(self._batch_costs.more_s(requests * k))
 
     def _plan_trial(self, drafts: Sequence[JointDraft]) -> None:
@@ -282,7 +306,8 @@ class JointSchedule:
             return 0.0, 0.0
         batch_costs = BatchCosts(costs, len(counts))
         passes = (float(batch_costs.draft_s(sum(count > depth for count in counts))) for depth in range(max(counts)))
-        return sum(passes), sum(self.live.reading(draft.proposal.read) for draft in self._drafts)
+        steps = batch_costs.block_s(len(counts)) + sum(passes)
+        return steps, sum(self.live.reading(draft.proposal.read) for draft in self._drafts)
 
 
 def _is_probe(plan: DraftPlan) -> bool:

@@ -77,7 +77,7 @@ class LiveCosts:
         """Update by one request's round, before which `read` tokens were unread."""
         expected = 0.0, 0.0
         if outcome.drafted and read:
-            expected = outcome.drafted * self.calibrated.draft, self.reading(read)
+            expected = self.calibrated.drafting(outcome.drafted), self.reading(read)
         self.observe_pass(outcome.drafted + 1, outcome.target_s, expected, outcome.draft_s, outcome.experts)
 
     @property

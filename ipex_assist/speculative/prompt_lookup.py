@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ipex_assist.speculative.batched_proposals import ProposalRequest, Steps, propose_alone
 from ipex_assist.speculative.draft_source import DraftSource, Proposal
 from ipex_assist.speculative.schedule import DraftPlan
+
+if TYPE_CHECKING:
+    from ipex_assist.speculative.head_assistant import HeadAssistant
 
 NGRAM = 2  # tokens that must match; one alone has too many continuations
 PLACES = 8  # latest occurrences of an n-gram that are searched for the longest match
@@ -86,6 +90,11 @@ class LookupWithFallback:
     def __init__(self, lookup: PromptLookup, other: DraftSource, long_match: int = LONG_MATCH) -> None:
         self.lookup, self.other, self.long_match = lookup, other, long_match
         self._last: DraftSource = lookup
+
+    @property
+    def head(self) -> HeadAssistant | None:
+        """The part of the source that reads the target's hidden states, if any."""
+        return getattr(self.other, "head", None)
 
     def copies(self, tokens: Sequence[int]) -> bool:
         """Whether the next proposal would be a copy."""

@@ -30,11 +30,16 @@ class DraftPlan:
 
 @dataclass(frozen=True)
 class RoundState:
-    """A request's progress: its length in tokens, tokens that may still come, tokens unread by the draft source."""
+    """A request's progress: its length in tokens, tokens that may still come, tokens unread by the draft source.
+
+    rereads: whether the source can read later what it skipped; a draft head cannot, whose target's hidden states are
+    gone by then.
+    """
 
     length: int
     remaining: int
     unread: int
+    rereads: bool = True
 
 
 @dataclass(frozen=True)

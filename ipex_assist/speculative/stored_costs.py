@@ -115,10 +115,11 @@ def _costs(content: Any) -> Costs | None:
         experts = _experts(content.get("experts"))
         number, up_to = map(int, content["threads"])
         threads = PassThreads(number, up_to)
-        found = Costs(verify, float(content["draft"]), rows, float(content["read"]), experts, threads)
+        block = tuple(map(float, content.get("block", ())))
+        found = Costs(verify, float(content["draft"]), rows, float(content["read"]), experts, threads, block)
     except (ValueError, KeyError, TypeError, OverflowError, AttributeError):
         return None
-    others = (found.draft, found.read, *rows)
+    others = (found.draft, found.read, *rows, *block)
     known = verify and all(0 < seconds < 1e4 for seconds in verify) and all(0 <= seconds < 1e4 for seconds in others)
     return found if known and min(threads) >= 0 and max(threads) < 1 << 16 else None
 

@@ -105,6 +105,7 @@ def _facts(model: TextModel) -> dict[str, Any]:
     return {
         "target": names.target,
         "assistant": names.assistant,
+        "draft_head": names.draft_head,
         "precision": names.precision,
         "executor": names.executor,
         "chat_template": bool(model.tokenizer.chat_template),

@@ -11,14 +11,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 
 from ipex_assist.engine.engine import Engine
 from ipex_assist.engine.prefix_cache import NoPrefixes
 from ipex_assist.engine.stats import EngineStats
 from ipex_assist.executors.blocks import BLOCK, BlockPool
-from ipex_assist.executors.interface import ANY_ROWS, DraftInput, Model, Rows
+from ipex_assist.executors.interface import ANY_ROWS, DraftInput, HiddenRows, Model, Rows
 from ipex_assist.executors.row_choice import RowChoice, SampledRows
+from ipex_assist.models.draft_head import HeadSpec, Taps
 from ipex_assist.speculative.acceptance import EDGES
 from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.drafting import Drafting
@@ -71,7 +73,7 @@ class SimulatedModel(Model):
 
     def __init__(self, clock: Clock, seconds: Callable[[int], float]) -> None:
         self.clock, self.seconds = clock, seconds
-        self.spec: Any = SimpleNamespace(context_length=4096, vocab_size=VOCABULARY, ropes=(), recurrents=())
+        self.spec: Any = SimpleNamespace(context_length=4096, vocab_size=VOCABULARY, ropes=(), recurrents=(), head=None)
 
     @property
     def exact_rows(self) -> int:
@@ -106,12 +108,18 @@ def place(tokens: list[int]) -> tuple[dict[str, Any], int]:
 class SimulatedTarget(SimulatedModel):
     """Its text is 1000, 1001, 1002, …"""
 
-    def sample(self, rows: abc.Sequence[Rows], choices: abc.Sequence[RowChoice]) -> SampledRows:
-        tokens = []
+    def sample(
+        self, rows: abc.Sequence[Rows], choices: abc.Sequence[RowChoice], hidden: HiddenRows | None = None
+    ) -> SampledRows:
+        tokens, states = [], []
         for each in rows:
             each.sequence.tokens += each.tokens  # type: ignore[attr-defined]
-            _, new = place(each.sequence.tokens)  # type: ignore[attr-defined]
+            known: list[int] = each.sequence.tokens  # type: ignore[attr-defined]
+            _, new = place(known)
             tokens += [1000 + new - each.last + 1 + i for i in range(each.last)]
+            states += [(known[0], new - len(each.tokens) + 1 + i) for i in range(len(each.tokens))]
+        if hidden is not None:
+            hidden.rows = np.array(states, np.float32)
         self.take(sum(len(each.tokens) for each in rows))
         return SampledRows(tokens, [None] * len(tokens))
 
@@ -144,17 +152,58 @@ class SimulatedAssistant(SimulatedModel):
         return drafts
 
     def _draft(self, request: DraftInput) -> tuple[list[int], list[float]]:
-        text, new = place(request.sequence.tokens + list(request.tokens))  # type: ignore[attr-defined]
+        known = request.sequence.tokens + list(request.tokens)  # type: ignore[attr-defined]
+        return self.recorded(known[0], place(known)[1], request.count, request.min_confidence)
+
+    def recorded(self, first: int, new: int, count: int, min_confidence: float) -> tuple[list[int], list[float]]:
+        """What was drafted after `new` tokens of the text that `first` stands for."""
+        text = TEXTS[(first - FIRST) % len(TEXTS)]
         at = (new - 1) % len(text["right"])
         right = int(text["right"][at], 16)
         tokens: list[int] = []
         confidence: list[float] = []
-        for i, letter in enumerate(text["confidence"][at][: request.count]):
+        for i, letter in enumerate(text["confidence"][at][:count]):
             tokens.append(1000 + new + i if i < right else WRONG)
             confidence.append(EDGES[string.ascii_lowercase.index(letter)] + 0.01)
-            if confidence[-1] < request.min_confidence:
+            if confidence[-1] < min_confidence:
                 break
         return tokens, confidence
+
+
+class SimulatedHead(SimulatedAssistant):
+    """A head that drafts what was recorded, or random tokens of which it is as sure; it reads prompts in `forward`."""
+
+    def __init__(self, clock: Clock, true: Costs, *, random: bool) -> None:
+        super().__init__(clock, lambda rows: true.draft * grown(true, rows), true.read)
+        self.spec.head = HeadSpec("dflash" if true.block else "mtp", Taps((1,)), 2, block_size=16 if true.block else 0)
+        self.true, self.random = true, random
+
+    def forward(
+        self, rows: abc.Sequence[Rows], vocabulary: int | None = None, hidden: HiddenRows | None = None
+    ) -> torch.Tensor:
+        for each in rows:
+            each.sequence.tokens += each.tokens  # type: ignore[attr-defined]
+            self.clock.now += len(each.tokens) * self.read_s
+        return torch.empty(0, VOCABULARY)
+
+    def draft_many(
+        self, requests: abc.Sequence[DraftInput], vocabulary: int | None = None
+    ) -> list[tuple[list[int], list[float]]]:
+        if not self.true.block:
+            return super().draft_many(requests)
+        drafts = [self._draft(request) for request in requests]
+        self.clock.now += self.true.blocks(len(requests))
+        for request in requests:
+            assert request.hidden is not None
+            self.clock.now += self.true.reading(len(request.hidden))
+            request.sequence.tokens += [0] * len(request.hidden)  # type: ignore[attr-defined]
+        return drafts
+
+    def _draft(self, request: DraftInput) -> tuple[list[int], list[float]]:
+        assert request.hidden is not None
+        first, new = (int(number) for number in request.hidden[-1])
+        tokens, confidence = self.recorded(first, new + 1, request.count, request.min_confidence)
+        return ([WRONG] * len(tokens) if self.random else tokens), confidence
 
 
 @dataclass(frozen=True)
@@ -174,14 +223,17 @@ def serve(
     believed: Costs | None = None,
     limits: abc.Sequence[int] = (128, 90, 160, 110, 75, 140, 100),
     prompts: abc.Sequence[int] = (30, 300, 120, 60, 200),
+    head: str | None = None,
 ) -> Served:
     """Serve `count` texts, `concurrency` of them at a time, where passes take what `true` says.
 
-    believed: what calibration said. read_s: the target's seconds a token of a prompt.
+    believed: what calibration said. head: a draft head drafts, "recorded" or "random".
     """
     clock = Clock()
     target = SimulatedTarget(clock, true.verifying)
-    assistant = SimulatedAssistant(clock, lambda rows: true.draft * grown(true, rows), true.read)
+    assistant: Model = SimulatedAssistant(clock, lambda rows: true.draft * grown(true, rows), true.read)
+    if head is not None:
+        assistant = SimulatedHead(clock, true, random=head == "random")
     drafting = Drafting(VOCABULARY, lambda: believed or true, assistant if assisted else None)
     engine = Engine(target, drafting, clock=clock, prefixes=NoPrefixes())
     waiting = [

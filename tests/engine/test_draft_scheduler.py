@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import simulated
 
@@ -28,7 +31,7 @@ def true_costs(precision: str) -> Costs:
     return Costs(tuple(seconds), DRAFT[0], DRAFT, READ)
 
 
-def ratio(true: Costs, believed: Costs, texts: int, at_a_time: int, **others: int) -> float:
+def ratio(true: Costs, believed: Costs, texts: int, at_a_time: int, **others: Any) -> float:
     """Return the tokens per second of assisted ÷ those of plain decoding."""
     plain = simulated.serve(true, texts, at_a_time, assisted=False)
     return simulated.serve(true, texts, at_a_time, believed=believed, **others).tokens_per_s / plain.tokens_per_s
@@ -68,3 +71,34 @@ def test_drafting_pays_for_a_few() -> None:
     true = true_costs("int8")
     believed = Costs(true.verify[:MEASURED], true.draft, true.rows, true.read)
     assert ratio(true, believed, 16, 4) >= 1.1
+
+
+def head_costs(precision: str, kind: str) -> Costs:
+    """A head of one layer beside a target of 28: it reads as much faster, and a step is mostly the lm_head."""
+    true = true_costs(precision)
+    step = tuple(true.verifying(rows) / 9 for rows in range(1, 17))
+    read = (true.verifying(512) - true.verifying(256)) / 256 / 28
+    if kind == "block":
+        return replace(true, draft=0.0, rows=step, read=read, block=tuple(1.5 * row for row in step[:8]))
+    return replace(true, draft=step[0], rows=step, read=read)
+
+
+@pytest.mark.parametrize("precision", TARGET)
+@pytest.mark.parametrize("at_a_time", [1, 2, 4, 8, 16, 32])
+@pytest.mark.parametrize("kind", ["step", "block"])
+def test_a_head_of_random_weights_costs_little(precision: str, at_a_time: int, kind: str) -> None:
+    """One that nobody knows, is never right and as sure as a good one: reading prompts into it included."""
+    true = head_costs(precision, kind)
+    believed = replace(true, verify=true.verify[:MEASURED])
+    assert ratio(true, believed, 4 * max(4, at_a_time), at_a_time, head="random") >= 0.97
+
+
+@pytest.mark.parametrize("kind", ["step", "block"])
+@pytest.mark.parametrize("at_a_time", [1, 4])
+def test_a_head_as_good_as_an_assistant_pays_more(kind: str, at_a_time: int) -> None:
+    """It drafts what the assistant does, in half the time."""
+    true = head_costs("int8", kind)
+    believed = replace(true, verify=true.verify[:MEASURED])
+    with_head = ratio(true, believed, 4 * max(4, at_a_time), at_a_time, head="recorded")
+    true = true_costs("int8")
+    assert with_head > max(1.2, ratio(true, replace(true, verify=true.verify[:MEASURED]), 16, at_a_time))

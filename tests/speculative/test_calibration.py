@@ -33,7 +33,7 @@ class TimedModel(Model):
 
     def __init__(self, clock: Clock, seconds: Callable[[int], float], context: int = 4096) -> None:
         self.clock, self.seconds = clock, seconds
-        self.spec: Any = SimpleNamespace(context_length=context, vocab_size=50, recurrents=())
+        self.spec: Any = SimpleNamespace(context_length=context, vocab_size=50, recurrents=(), head=None)
         self.passes = 0
 
     @property

@@ -13,8 +13,8 @@ from ipex_assist.env.memory import gib, read_memory, resident_bytes
 from ipex_assist.executors.kv_memory import spare_beside
 from ipex_assist.executors.planned_bytes import ModelBytes
 from ipex_assist.quantization.precision import DRAFT_INT4_GROUP, INT4_GROUP, beside_experts
-from ipex_assist.speculative.assistant_name import SELF, parse_assistant
-from ipex_assist.speculative.default_assistants import default_assistant
+from ipex_assist.speculative.assistant_name import AUTO, MTP, SELF, parse_assistant
+from ipex_assist.speculative.default_assistants import default_assistant, default_head
 from ipex_assist.speculative.schedule import LONGEST_DRAFT
 
 RUNTIME_BYTES = 700 << 20  # Python, torch and IPEX with a tokenizer, as measured after start
@@ -105,11 +105,15 @@ def estimate_need(
     copy = drafts == SELF
     if copy:
         drafts, assistant_precision = model, assistant_precision or "int4"
-    for source in (model, *([drafts] if drafts else [])):
+    for source in (model, *([drafts] if drafts and drafts != MTP else [])):
         _check(source)
-    if drafts == "auto":
-        drafts = plan.default_assistant(model, revision)
     target = plan.model_bytes(model, precision, revision, wanted=wanted or wanted_rows(len(lengths)))
+    if drafts in (AUTO, MTP):
+        whole = plan.precision(model, precision, revision)
+        head = plan.own_head(model, whole, assistant_precision, revision, wanted=min(len(lengths), PASS_ROWS))
+        if head is not None:
+            return need_of(target, head, lengths)
+        drafts = plan.default_assistant(model, revision)
     if drafts is None:
         return need_of(target, None, lengths)
     drafts_in = assistant_precision or plan.stored(drafts) or beside_experts(plan.precision(model, precision, revision))
@@ -179,8 +183,38 @@ class _Plan:
         except IpexAssistError:
             return None
 
+    def own_head(
+        self, model: str, target: str, precision: str | None, revision: str | None, *, wanted: int
+    ) -> ModelBytes | None:
+        """The bytes of the draft head in a target's checkpoint; None where there is none. target: its precision."""
+        try:
+            checkpoint = self.checkpoints.open(model, revision=revision, offline=True)
+            if checkpoint.why_not_ours():
+                return None
+            from ipex_assist.executors.load_head import head_of, head_precision  # late: most of a start
+            from ipex_assist.executors.model_bytes import library_bytes, native_bytes
+
+            found = head_of(checkpoint)
+            if found is None:
+                return None
+            chosen, spec = precision or head_precision(target, found.spec), found.spec
+            if not self.native:
+                return library_bytes(spec, chosen, kv_precision=self.kv_precision)
+            return native_bytes(
+                spec,
+                chosen,
+                wanted=wanted,
+                longest=self.longest,
+                group=DRAFT_INT4_GROUP,
+                kv_precision=self.kv_precision,
+            )
+        except IpexAssistError:
+            return None
+
     def default_assistant(self, model: str, revision: str | None) -> str | None:
-        """The family's."""
+        """A published head of the model, or its family's assistant."""
+        if (head := default_head(model)) is not None:
+            return head
         try:
             config = self.checkpoints.open(model, revision=revision, offline=True).config
             return default_assistant(config, model)

@@ -111,6 +111,15 @@ def statistics_text(result: Result) -> str:
         lines.append(f"rounds    = {draft.rounds}{per_pass}")
         rounds = ", ".join(f"{accepted}: {n}" for accepted, n in enumerate(draft.accepted_histogram or []) if n)
         lines.append(f"histogram = {rounds or '-'} (accepted tokens: rounds)")
+        if positions := by_position(draft.drafted_by_position, draft.accepted_by_position):
+            lines.append(f"positions = {positions} (of drafts that long, accepted)")
+        if result.draft_head is not None:
+            step = (
+                ""
+                if times.assistant.token_s is None
+                else f", {times.assistant.token_s * 1000:.2f} ms per drafted token"
+            )
+            lines.append(f"head      = {result.draft_head} in {result.assistant_precision}{step}")
     parts = {"draft": times.draft_s, "verify" if result.assisted else "target": times.verify_s, "other": times.other_s}
     for name, seconds in parts.items():
         if seconds is not None and (name != "draft" or result.assisted):
@@ -123,6 +132,12 @@ def statistics_text(result: Result) -> str:
         )
         lines.append(f"read      = {times.read_gb_per_s:.1f} GB/s by the target's passes{share}")
     return "\n".join([*lines, *_model_lines(result)])
+
+
+def by_position(drafted: Sequence[int] | None, accepted: Sequence[int] | None) -> str:
+    """The accepted share of first, second, … drafted tokens."""
+    pairs = zip(drafted or (), accepted or (), strict=True)
+    return ", ".join(f"{position}: {right / of:.0%}" for position, (of, right) in enumerate(pairs, 1))
 
 
 def _model_lines(result: Result) -> list[str]:

@@ -9,7 +9,8 @@ from ipex_assist.serve.protocol.common import ResponseBody
 
 class ModelCard(ResponseBody):
     """One model. max_model_len: tokens of prompt and answer together, by vLLM's name. default_max_tokens: of a chat's
-    answer without max_tokens, if the prompt leaves as many."""
+    answer without max_tokens, if the prompt leaves as many. draft_head: mtp, eagle3, dflash or shared_kv, where the
+    assistant is a draft head."""
 
     id: str
     object: Literal["model"] = "model"
@@ -17,6 +18,7 @@ class ModelCard(ResponseBody):
     owned_by: str = "ipex-assist"
     root: str
     assistant: str | None
+    draft_head: str | None = None
     precision: str
     executor: str
     max_model_len: int | None

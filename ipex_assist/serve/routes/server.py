@@ -19,6 +19,7 @@ def _card(service: Service, name: str) -> ModelCard:
         created=facts.created,
         root=facts.target,
         assistant=facts.assistant,
+        draft_head=facts.draft_head,
         precision=facts.precision,
         executor=facts.executor,
         max_model_len=facts.context_length,

@@ -1,0 +1,134 @@
+"""Draft heads by name: inside the target's checkpoint, or one of their own, through load and generate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import checkpoint_files
+import pytest
+import tiny_models
+from conftest import HAS_NATIVE
+from draft_heads import save_mtp, save_recorded, save_target
+
+import ipex_assist
+from ipex_assist.checkpoints.open import OpenCheckpoints
+from ipex_assist.commands.shared.memory_need import estimate_need
+from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.generation.load_options import LoadOptions
+from ipex_assist.generation.resolved import resolve
+from ipex_assist.speculative.assistant_name import AssistantName, parse_assistant
+from ipex_assist.speculative.costs import Costs
+from ipex_assist.speculative.default_assistants import DEFAULT_HEADS, default_head
+from ipex_assist.speculative.pair_cache import PairCache
+
+pytestmark = pytest.mark.one_stack
+
+PROMPT = [3, 17, 150, 9, 9, 42, 77, 101, 5, 63, 12, 140, 8, 31] * 4
+NAMES = ["mtp", "lookup+mtp", "eagle3-llama", "dflash"]
+BLOCK = Costs((1e-3,) * 16, 0.0, (1e-6,) * 16, 1e-7, block=(1e-6,) * 8)
+STEPS = Costs((1e-3,) * 16, 1e-6, (1e-6,) * 16, 1e-7)
+
+
+def save(folder: Path, name: str) -> str:
+    """A target in `folder` and a head for it; returns what --assistant-model calls the head."""
+    if "mtp" in name:
+        save_mtp(folder / "target", "glm4-moe", {})
+    else:
+        save_target(folder / "target")
+        save_recorded(folder / "head", name)
+    checkpoint_files.tiny_tokenizer().save_pretrained(folder / "target")
+    return name if "mtp" in name else str(folder / "head")
+
+
+def load(folder: Path, assistant: str, executor: str, **options: Any) -> Any:
+    return ipex_assist.load(str(folder / "target"), assistant, executor=executor, precision="fp32", **options)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_head_drafts_and_the_text_is_the_targets(
+    name: str, executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Greedy and sampled; the result names the head and its kind."""
+    monkeypatch.setattr(PairCache, "costs", lambda *_: BLOCK if name == "dflash" else STEPS)
+    model = load(tmp_path, save(tmp_path, name), executor)
+    kind = name.rpartition("+")[2].partition("-")[0]
+    for how in ({}, {"do_sample": True, "seed": 5}):
+        plain = model.generate(PROMPT, max_new_tokens=30, assisted=False, **how)
+        ours = model.generate(PROMPT, max_new_tokens=30, num_assistant_tokens=3, **how)
+        assert ours.tokens == plain.tokens
+        assert ours.draft.drafted
+        assert ours.draft_head == kind
+        assert ours.assistant == name if "mtp" in name else ours.assistant.endswith("head")
+        adaptive = model.generate(PROMPT, max_new_tokens=30, **how)
+        assert adaptive.tokens == plain.tokens
+
+
+@pytest.mark.skipif(not HAS_NATIVE, reason="int8 and int4 are the native core's")
+@pytest.mark.parametrize("name", ["mtp", "eagle3-llama", "dflash"])
+@pytest.mark.parametrize("precision", ["bf16", "int8", "int4"])
+def test_heads_in_every_precision_are_measured(name: str, precision: str, tmp_path: Path) -> None:
+    """A real calibration, which must know a head's calls; then as many tokens as plainly, and the same."""
+    assistant = save(tmp_path, name)
+    model = ipex_assist.load(
+        str(tmp_path / "target"), assistant, executor="native", precision=precision, assistant_precision=precision
+    )
+    costs = model.drafting.costs
+    assert bool(costs.block) == (name == "dflash")
+    assert (costs.draft > 0) != bool(costs.block)
+    assert len(costs.rows) == 16
+    assert 0 < costs.read <= costs.rows[-1]
+    plain = model.generate(PROMPT, max_new_tokens=40, assisted=False)
+    assert model.generate(PROMPT, max_new_tokens=40).tokens == plain.tokens
+
+
+def test_the_checkpoints_own_head_is_the_default(tmp_path: Path) -> None:
+    """Before the family's small model; where there is none, `mtp` is refused, in a sentence that says what to type."""
+    save(tmp_path / "with", "mtp")
+    found = resolve(LoadOptions.of(target=str(tmp_path / "with" / "target")), OpenCheckpoints())
+    assert (found.name, found.assistant, found.assistant_precision) == (AssistantName(False, "mtp"), None, "bf16")
+    assert found.head is not None
+    assert found.identity(False).draft_head == "mtp"
+    tiny_models.save(tmp_path / "without", "llama")
+    options = LoadOptions.of(target=str(tmp_path / "without"), assistant="mtp")
+    with pytest.raises(UsageError, match=r"no layers that predict further tokens.*name another assistant"):
+        resolve(options, OpenCheckpoints())
+
+
+def test_a_published_head_before_the_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the target's id; one that is another target's is passed over where nobody named it."""
+    head = save(tmp_path, "dflash")
+    monkeypatch.setitem(DEFAULT_HEADS, str(tmp_path / "target"), head)
+    options = LoadOptions.of(target=str(tmp_path / "target"))
+    found = resolve(options, OpenCheckpoints())
+    assert found.assistant is not None
+    assert found.assistant.source == head
+    assert found.identity(False).draft_head == "dflash"
+    save_target(tmp_path / "target", hidden_size=64)
+    checkpoint_files.tiny_tokenizer().save_pretrained(tmp_path / "target")
+    assert resolve(options, OpenCheckpoints()).head is None
+    assert default_head("qwen/qwen3-8b") == "z-lab/Qwen3-8B-DFlash-b16"
+    assert default_head("some/other") is None
+
+
+def test_the_head_of_another_target_is_refused(tmp_path: Path) -> None:
+    """With both numbers."""
+    head = save(tmp_path, "eagle3-llama")
+    save_target(tmp_path / "target", hidden_size=64)
+    with pytest.raises(IpexAssistError, match=r"hidden states of 32 values.*64"):
+        load(tmp_path, head, "torch")
+
+
+def test_its_name() -> None:
+    assert parse_assistant("mtp") == AssistantName(False, "mtp")
+    assert parse_assistant("lookup+mtp") == AssistantName(True, "mtp")
+
+
+@pytest.mark.skipif(not HAS_NATIVE, reason="the native core says what it takes")
+@pytest.mark.parametrize("assistant", ["auto", "mtp"])
+def test_memory_is_planned_for_the_head(assistant: str, tmp_path: Path) -> None:
+    """As many bytes as the core then has for it: what it shares with the target is not counted twice."""
+    save(tmp_path, "mtp")
+    need = estimate_need(str(tmp_path / "target"), assistant, "bf16", None, 64, native=True)
+    model: Any = ipex_assist.load(str(tmp_path / "target"), assistant, executor="native")
+    assert need.assistant == model.assistant.packed.nbytes
