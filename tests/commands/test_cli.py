@@ -39,6 +39,8 @@ KEYS = [
     "logprobs",
     "kv_precision",
     "prompt_logprobs",
+    "cached_tokens",
+    "stop_text",
     "environment",
 ]
 DRAFT_KEYS = ["rounds", "drafted", "accepted", "acceptance_rate", "tokens_per_pass", "accepted_histogram", "longest"]
