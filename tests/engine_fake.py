@@ -100,7 +100,15 @@ class Fake:
             self.done += 1
             say(stats={"engine": {"finished": self.done, "rows": {"1": count}}, "blocks": {"used": 1, "total": 8}})
             text = "".join(f"w{i} " for i in tokens)
-            counts = {"prompt_tokens": 2, "new_tokens": count, "ttft_s": 0.0, "decode_s": 0.0, "speedup": None}
+            counts = {
+                "prompt_tokens": 2,
+                "new_tokens": count,
+                "cached_tokens": 0,
+                "stop_text": None,
+                "ttft_s": 0.0,
+                "decode_s": 0.0,
+                "speedup": None,
+            }
             ends = {"stop_reason": "length", "prompt_logprobs": None, "pid": os.getpid()}
             self.end(number, result={"text": text, "tokens": tokens, **counts, **ends})
         elif action in (DIE, DIE_FIRST):

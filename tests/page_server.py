@@ -73,6 +73,8 @@ class Scripted:
             "tokens": [0] * count,
             "prompt_tokens": len(request.tokens),
             "new_tokens": count,
+            "cached_tokens": 0,
+            "stop_text": None,
             "ttft_s": 0.05,
             "decode_s": 0.5,
             "tokens_per_s": (count - 1) / 0.5,

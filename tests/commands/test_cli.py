@@ -39,6 +39,8 @@ KEYS = [
     "logprobs",
     "kv_precision",
     "prompt_logprobs",
+    "cached_tokens",
+    "stop_text",
     "draft_head",
     "environment",
 ]
