@@ -306,7 +306,7 @@ def first_layers(config: Config, layers: int) -> Config:
 
 
 def shown_layers(config: Config, layers: int | None) -> str:
-    """What to say of a model that is cut to its first `layers` layers, "" of a whole one. UsageError for no such cut."""
+    """What to say of a model that is cut to its first `layers` layers, "" of a whole one. Raises UsageError."""
     whole = config.get("num_hidden_layers") or config["n_layer"]
     if layers is None:
         return ""
