@@ -1,6 +1,7 @@
 """What the engine adds to the passes it runs, and how long new requests and conversations wait, on a real model.
 
     ipex-launch -- python benchmarks/engine.py --target FOLDER [--assistant FOLDER] [--precision int4] [--requests 16]
+    ipex-launch -- python benchmarks/engine.py --random Qwen/Qwen3.5-9B [--layers N] --only conversation
 
 own share: all time outside of the core's passes ÷ that in them, with that many requests in flight: scheduling, the
 description of passes, verification, rounds and handles. "small" is that of a model with random weights, so small that
@@ -8,7 +9,8 @@ a pass of 16 rows takes two milliseconds.
 newcomer: seconds to the first token of a request that arrives beside `--requests` others, ÷ (2 × that of the same
 request alone). conversation: seconds to the first token of a question after 2,000 tokens that were read and written
 before, with and without the prefix cache. sampled: tokens/s of that many requests that are drawn with temperature,
-top-k, top-p and a presence penalty ÷ those of greedy ones. Every figure is repeated; the kinds take turns.
+top-k, top-p and a presence penalty ÷ those of greedy ones. Every figure is repeated; the kinds take turns. --random
+builds published shapes with random weights, of which N layers.
 """
 
 from __future__ import annotations
@@ -23,14 +25,20 @@ import forward
 import measure
 
 import ipex_assist
+from ipex_assist.bench.loading import models
+from ipex_assist.bench.options import PairOptions
 from ipex_assist.commands.shared.load import leave_cores_to_native
 from ipex_assist.engine.engine import Engine
 from ipex_assist.engine.prefix_cache import NoPrefixes
 from ipex_assist.executors.native import NativeModel
+from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.native.library import library
+from ipex_assist.speculative.assistant_name import NONE
 from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.drafting import Drafting
 from ipex_assist.speculative.options import GenerationOptions
+
+KINDS = ("share", "newcomer", "conversation", "sampled")
 
 
 def tokens_of(model: Any, seed: int, count: int) -> list[int]:
@@ -165,17 +173,34 @@ def conversation(model: Any, args: argparse.Namespace, seed: int) -> tuple[float
     return seconds[0], seconds[1]
 
 
-def main() -> None:
-    """Measure, print a table and JSON."""
+def load(args: argparse.Namespace) -> Any:
+    """The pair, or a model of published shapes."""
+    if args.random is None:
+        return ipex_assist.load(args.target, args.assistant, precision=args.precision, assistant_precision=None)
+    loading = LoadOptions.of(target=args.random, assistant=NONE, calibrate=False, cache_packed=False)
+    asked = PairOptions(loading, (args.precision,), (None,), True, 2048, 64, None, False, args.requests, args.layers)
+    return next(models(asked))[0]
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """The options: one model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", required=True)
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--target")
+    which.add_argument("--random", metavar="MODEL")
     parser.add_argument("--assistant")
+    parser.add_argument("--layers", type=int)
     parser.add_argument("--precision", default="int4")
     parser.add_argument("--requests", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=3)
-    args = parser.parse_args()
+    parser.add_argument("--only", choices=KINDS, action="append", help="one kind of figure; may be given again")
+    return parser.parse_args(argv)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, print a table and JSON."""
     leave_cores_to_native()
-    model = ipex_assist.load(args.target, args.assistant, precision=args.precision, assistant_precision=None)
+    model, kinds = load(args), args.only or KINDS
     core = timed_core(model.target, model.assistant)
     small, plain = SmallModel(), argparse.Namespace(**vars(args) | {"assistant": None})
     small_core = timed_core(small.target)
@@ -186,19 +211,24 @@ def main() -> None:
             samples.setdefault(name, []).append(figure)
 
     for turn in range(args.repeats):
-        share, own_ms, pass_ms = own_share(model, core, args, turn)
-        small_share, small_own_ms, small_ms = own_share(small, small_core, plain, turn)
-        alone, beside = newcomer(model, args, turn)
-        known, unknown = conversation(model, args, turn)
-        keep(sampled=sampled(model, args, turn))
-        keep(own_share=share, own_ms=own_ms, pass_ms=pass_ms)
-        keep(small_own_share=small_share, small_own_ms=small_own_ms, small_pass_ms=small_ms)
-        keep(newcomer_alone_s=alone, newcomer_s=beside, newcomer=beside / (2 * alone))
-        keep(conversation_s=known, conversation_unknown_s=unknown, conversation=known / unknown)
+        if "share" in kinds:
+            share, own_ms, pass_ms = own_share(model, core, args, turn)
+            small_share, small_own_ms, small_ms = own_share(small, small_core, plain, turn)
+            keep(own_share=share, own_ms=own_ms, pass_ms=pass_ms)
+            keep(small_own_share=small_share, small_own_ms=small_own_ms, small_pass_ms=small_ms)
+        if "newcomer" in kinds:
+            alone, beside = newcomer(model, args, turn)
+            keep(newcomer_alone_s=alone, newcomer_s=beside, newcomer=beside / (2 * alone))
+        if "conversation" in kinds:
+            known, unknown = conversation(model, args, turn)
+            keep(conversation_s=known, conversation_unknown_s=unknown, conversation=known / unknown)
+        if "sampled" in kinds:
+            keep(sampled=sampled(model, args, turn))
     rows = [{"what": name, **measure.summary(values)} for name, values in samples.items()]
     shown = [{key: row[key] for key in ("what", "median", "min", "max")} for row in rows]
     measure.report(shown, {"results": rows})
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(measure.exit_code(lambda: run(parse()), print))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ipex_assist.bench.options import PairOptions, TaskOptions
-from ipex_assist.bench.pairs import PAIRS, find_pair, published_config
+from ipex_assist.bench.pairs import PAIRS, find_pair, published_config, shown_layers
 from ipex_assist.bench.prompts import SHIPPED, open_dataset
 from ipex_assist.commands.shared import arguments
 from ipex_assist.commands.shared.arguments import read_text
@@ -119,6 +119,9 @@ def build_parser() -> argparse.ArgumentParser:
         "--random-weights", action="store_true", help="the pair's exact shapes with random weights; nothing is loaded"
     )
     pairs.add_argument(
+        "--layers", type=int, metavar="N", help="with --random-weights: the target's first N layers, where not all fit"
+    )
+    pairs.add_argument(
         "--acceptance",
         metavar="LIST",
         help="simulate: each drafted token becomes the target's own with this probability",
@@ -192,6 +195,7 @@ def pair_options(args: argparse.Namespace) -> PairOptions:
         precisions=tuple(args.precision),
         assistant_precisions=tuple(args.assistant_precision) if args.assisted is not False else (None,),
         random_weights=args.random_weights,
+        layers=args.layers,
         prompt_tokens=max(args.prompt_tokens, default=None),
         max_new_tokens=max(args.max_new_tokens),
         threads=args.threads,
@@ -314,9 +318,11 @@ def _check_models(args: argparse.Namespace) -> None:
         raise UsageError("--acceptance simulates a draft, and there is none: leave out --no-assisted")
     if args.acceptance and args.do_sample:
         raise UsageError("--acceptance follows the target's greedy text: leave out --do-sample")
+    if args.layers is not None and not args.random_weights:
+        raise UsageError("--layers cuts a model of random weights: add --random-weights, or leave it out")
     if not args.random_weights:
         return
-    published_config(args.model)
+    shown_layers(published_config(args.model), args.layers)
     if not drafting:
         return
     if args.assistant_model is None:

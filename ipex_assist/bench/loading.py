@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ipex_assist import launch
 from ipex_assist.bench.options import PairOptions
-from ipex_assist.bench.pairs import published_config
+from ipex_assist.bench.pairs import first_layers, published_config, shown_layers
 from ipex_assist.bench.random_checkpoint import RandomCheckpoint
 from ipex_assist.checkpoints.open import OpenCheckpoints
 from ipex_assist.commands.shared.demo_model import demo_options
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ipex_assist.executors.interface import Model
     from ipex_assist.generation.text_model import TextModel
 
-RANDOM = " (random weights)"
+RANDOM = " (random weights{})"
 
 
 class NumberTokens:
@@ -96,7 +96,7 @@ def _need(asked: PairOptions, load: LoadOptions, checkpoints: OpenCheckpoints) -
     if not asked.random_weights:
         return memory_need(load, asked.max_new_tokens, checkpoints=checkpoints, lengths=lengths)
     precision, draft = load.precision or "bf16", load.assistant_precision
-    bytes_of = functools.partial(_bytes, load=asked.load, lengths=lengths)
+    bytes_of = functools.partial(_bytes, asked, lengths=lengths)
     target, other = bytes_of(_target(asked), precision), None
     if asked.load.assists:
         other = bytes_of(_assistant(asked), _draft_precision(asked, precision, draft), group=DRAFT_INT4_GROUP)
@@ -104,24 +104,30 @@ def _need(asked: PairOptions, load: LoadOptions, checkpoints: OpenCheckpoints) -
 
 
 def _bytes(
-    source: str, precision: str, *, load: LoadOptions, lengths: Sequence[int], group: int = INT4_GROUP
+    asked: PairOptions, source: str, precision: str, *, lengths: Sequence[int], group: int = INT4_GROUP
 ) -> ModelBytes:
-    spec, kv = _spec(source), load.kv_precision
-    if not runs_native(load):
+    spec, kv = _spec(asked, source), asked.load.kv_precision
+    if not runs_native(asked.load):
         return library_bytes(spec, precision, kv_precision=kv)
     wanted = wanted_rows(len(lengths))
     return native_bytes(spec, precision, wanted=wanted, longest=max(lengths), group=group, kv_precision=kv)
 
 
-def _spec(source: str) -> DecoderSpec:
+def _config(asked: PairOptions, source: str) -> dict[str, Any]:
+    """Of a model of random weights: the target may be cut to its first layers."""
     config = published_config(source)
+    return config if asked.layers is None or source != _target(asked) else first_layers(config, asked.layers)
+
+
+def _spec(asked: PairOptions, source: str) -> DecoderSpec:
+    config = _config(asked, source)
     architecture = find(config["architectures"][0])
     assert architecture is not None, source
     return architecture.spec(config)
 
 
-def _random(source: str) -> RandomCheckpoint:
-    return RandomCheckpoint(source, published_config(source))
+def _random(asked: PairOptions, source: str) -> RandomCheckpoint:
+    return RandomCheckpoint(source, _config(asked, source))
 
 
 def _target(asked: PairOptions) -> str:
@@ -151,7 +157,7 @@ def _random_models(asked: PairOptions) -> Iterator[tuple[TextModel, list[str]]]:
         kv_memory = KvMemory(asked.load.kv_memory)
         target = load_model(
             LoadRequest(
-                _random(_target(asked)),
+                _random(asked, _target(asked)),
                 precision,
                 executor,
                 cache_packed=asked.load.cache_packed,
@@ -164,7 +170,7 @@ def _random_models(asked: PairOptions) -> Iterator[tuple[TextModel, list[str]]]:
             if draft is not None:
                 assistant_model = load_model(
                     LoadRequest(
-                        _random(_assistant(asked)),
+                        _random(asked, _assistant(asked)),
                         draft,
                         executor,
                         exact=False,
@@ -192,8 +198,10 @@ def _assembled(
     from ipex_assist.generation.assisted_model import AssistedModel
     from ipex_assist.generation.result import Identity
 
-    assistant = asked.load.assistant + RANDOM if assistant_model is not None else None
-    identity = Identity(_target(asked) + RANDOM, assistant, precision, draft, executor, target.kv_precision)
+    cut = RANDOM.format(shown_layers(published_config(_target(asked)), asked.layers))
+    own = cut if asked.load.assistant == SELF else RANDOM.format("")
+    assistant = asked.load.assistant + own if assistant_model is not None else None
+    identity = Identity(_target(asked) + cut, assistant, precision, draft, executor, target.kv_precision)
     tokenizer: Any = NumberTokens()
     return AssistedModel(target, tokenizer, frozenset(), identity, assistant_model)
 

@@ -15,7 +15,8 @@ class PairOptions:
 
     load: all but the precisions, None among which is the default. random_weights: the exact shapes, with weights that
     nobody trained. prompt_tokens (None: not known), max_new_tokens: of the longest text. threads: where no launcher has
-    planned them. verbose: whether to report loading. concurrency: the most requests at a time.
+    planned them. verbose: whether to report loading. concurrency: the most requests at a time. layers: how many of the
+    target's, where its weights are random; None is all.
     """
 
     load: LoadOptions
@@ -27,6 +28,7 @@ class PairOptions:
     threads: int | None
     verbose: bool
     concurrency: int = 1
+    layers: int | None = None
 
 
 @dataclass(frozen=True)

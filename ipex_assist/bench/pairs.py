@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from ipex_assist.env.errors import UsageError
+from ipex_assist.speculative.assistant_name import SELF
 
 Config = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class PublishedPair:
-    """Hub ids of a target and the assistant that tables show it with."""
+    """Hub ids of a target and the assistant that tables show it with; "self" where its family has no small model."""
 
     target: str
     assistant: str
@@ -29,6 +30,12 @@ PAIRS = {
     "codellama-7b": PublishedPair("codellama/CodeLlama-7b-Python-hf", "amd/AMD-Llama-135m-code"),
     "starcoder": PublishedPair("bigcode/starcoder", "bigcode/tiny_starcoder_py"),
     "qwen3-30b-a3b": PublishedPair("Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-0.6B"),
+    # Recurrent and latent layers.
+    "qwen3.5-9b": PublishedPair("Qwen/Qwen3.5-9B", SELF),
+    "qwen3-next-80b-a3b": PublishedPair("Qwen/Qwen3-Next-80B-A3B-Instruct", SELF),
+    "deepseek-v2-lite": PublishedPair("deepseek-ai/DeepSeek-V2-Lite", SELF),
+    "glm-4.7-flash": PublishedPair("zai-org/GLM-4.7-Flash", SELF),
+    "granite-4-small": PublishedPair("ibm-granite/granite-4.0-h-small", SELF),
 }
 
 
@@ -324,7 +331,17 @@ def first_layers(config: Config, layers: int) -> Config:
     kinds = {name: config[name][:layers] for name in ("layer_types",) if name in config}
     if shared := config.get("num_kv_shared_layers", 0):  # the last ones: those that are left
         kinds["num_kv_shared_layers"] = max(0, layers - (config["num_hidden_layers"] - shared))
-    return config | kinds | {"num_hidden_layers": layers}
+    return config | kinds | {"num_hidden_layers" if "num_hidden_layers" in config else "n_layer": layers}
+
+
+def shown_layers(config: Config, layers: int | None) -> str:
+    """What to say of a model that is cut to its first `layers` layers, "" of a whole one. Raises UsageError."""
+    whole = config.get("num_hidden_layers") or config["n_layer"]
+    if layers is None:
+        return ""
+    if not 1 <= layers <= whole:
+        raise UsageError(f"--layers {layers}: the model has {whole} layers; must be between 1 and {whole}")
+    return f", the first {layers} of {whole} layers"
 
 
 def published_config(source: str) -> Config:

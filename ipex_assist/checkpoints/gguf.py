@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ipex_assist.checkpoints import gguf_config, gguf_file
 from ipex_assist.checkpoints.base import Checkpoint
+from ipex_assist.checkpoints.gguf_file import GgufTensor
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.models import find
 from ipex_assist.models.weights import stored_form
@@ -42,13 +43,19 @@ class GgufCheckpoint(Checkpoint):
 
     @property
     def parameter_bytes(self) -> int:
-        return sum(math.prod(t.shape) * (4 if t.type == 0 else 2) for t in self._tensors.values())
+        return sum(math.prod(part.shape) * (4 if part.type == 0 else 2) for part in self._parts())
 
     def weight_files(self) -> list[Path]:
-        return sorted({tensor.path for tensor in self._tensors.values()})
+        return sorted({part.path for part in self._parts()})
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: gguf_config.hf_shape(name, tensor.shape, self.config) for name, tensor in self._tensors.items()}
+        try:
+            return {name: gguf_config.stored_shape(name, each, self.config) for name, each in self._tensors.items()}
+        except RuntimeError as error:
+            raise IpexAssistError(
+                f"{self.path} is corrupt: tensors of one matrix do not fit together, or not to the metadata ({error}). "
+                "Download or convert it again."
+            ) from error
 
     def check_weights(self) -> None:
         """As for any checkpoint; and no tensor may be left over, such as a bias that our decoder would not add."""
@@ -71,7 +78,7 @@ class GgufCheckpoint(Checkpoint):
         return self._read(names, fp32=precision == "fp32")
 
     def dequantized_to(self, precision: str) -> str | None:
-        quantized = any(gguf_file.is_quantized(tensor) for tensor in self._tensors.values())
+        quantized = any(gguf_file.is_quantized(part) for part in self._parts())
         return "float32" if quantized and precision == "fp32" else None
 
     def _read(self, names: Iterable[str], *, fp32: bool) -> Iterator[tuple[str, torch.Tensor]]:
@@ -79,7 +86,15 @@ class GgufCheckpoint(Checkpoint):
         missing = [name for name in wanted if name not in self._tensors]
         if missing:
             raise IpexAssistError(f"{self.path} lacks {len(missing)} tensors, the first is {missing[0]}.")
-        stored = ((name, self._tensors[name]) for name in wanted)
-        for name, tensor in gguf_file.read_tensors(stored, self._cpus, fp32=fp32):
-            yield name, gguf_config.as_hugging_face(name, tensor, self.config)
+        stored = ((name, part) for name in wanted for part in self._tensors[name].parts)
+        read = gguf_file.read_tensors(stored, self._cpus, fp32=fp32)
+        for name in wanted:
+            each = self._tensors[name]
+            parts = [next(read)[1] for _ in each.parts]
+            tensor = gguf_config.restored(name, each, parts, self.config)
+            parts.clear()
+            yield name, tensor
             del tensor  # not held while the next one is read
+
+    def _parts(self) -> Iterator[GgufTensor]:
+        return (part for each in self._tensors.values() for part in each.parts)

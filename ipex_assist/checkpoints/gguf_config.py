@@ -5,8 +5,16 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from ipex_assist.checkpoints import gguf_experts, gguf_families, gguf_gpt
-from ipex_assist.checkpoints.gguf_file import GgufHeader, GgufTensor, read_tensors, rounded, rows_of
+from ipex_assist.checkpoints import (
+    gguf_apertus,
+    gguf_deepseek,
+    gguf_experts,
+    gguf_families,
+    gguf_gpt,
+    gguf_recurrent,
+)
+from ipex_assist.checkpoints.gguf_file import GgufHeader, read_tensors, rounded, rows_of
+from ipex_assist.checkpoints.gguf_tables import GgufTable, RestoredTensor, read_table
 from ipex_assist.env.errors import IpexAssistError
 
 if TYPE_CHECKING:
@@ -30,8 +38,8 @@ _GPT_BIGCODE = (
     *(f"transformer.h.{{bid}}.{m}" for m in ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")),
 )
 
-# general.architecture -> (architectures[0], model_type, Hugging Face modules). Mistral's files say "llama".
-ARCHITECTURES = {
+# general.architecture -> (architectures[0], model_type, Hugging Face modules, or a table). Mistral's files say "llama".
+ARCHITECTURES: dict[str, tuple[str, str, Any]] = {
     "llama": ("LlamaForCausalLM", "llama", _LLAMA),
     "qwen2": ("Qwen2ForCausalLM", "qwen2", _LLAMA),
     "qwen3": ("Qwen3ForCausalLM", "qwen3", _QWEN3),
@@ -39,7 +47,11 @@ ARCHITECTURES = {
     **gguf_families.ARCHITECTURES,
     **gguf_gpt.ARCHITECTURES,
     **gguf_experts.ARCHITECTURES,
+    **gguf_recurrent.ARCHITECTURES,
+    **gguf_deepseek.ARCHITECTURES,
+    **gguf_apertus.ARCHITECTURES,
 }
+_OF_TABLES = gguf_recurrent.CONFIGS | gguf_deepseek.CONFIGS | gguf_apertus.CONFIGS
 
 SUPPORTED = {architecture for architecture, _, _ in ARCHITECTURES.values()}
 
@@ -90,6 +102,8 @@ def config_from(header: GgufHeader) -> dict[str, Any]:
     if arch in gguf_gpt.CONFIGS:
         return config | gguf_gpt.CONFIGS[arch](header, sizes)
     config |= sizes
+    if arch in _OF_TABLES:
+        return config | _OF_TABLES[arch](header, config)
     if arch in gguf_experts.CONFIGS:
         return config | gguf_experts.config_of(header, arch, config)
     return config | (gguf_families.CONFIGS[arch](header, config) if arch in gguf_families.CONFIGS else {})
@@ -110,35 +124,57 @@ def generation_config_from(header: GgufHeader) -> dict[str, Any]:
     return {"bos_token_id": header.get("tokenizer.ggml.bos_token_id"), "eos_token_id": sorted(ids)}
 
 
-def hf_tensors(header: GgufHeader) -> dict[str, GgufTensor]:
+def hf_tensors(header: GgufHeader) -> dict[str, RestoredTensor]:
     """The file's tensors by Hugging Face names, in file order. Raises IpexAssistError for a damaged file."""
+    family, blocks = _family(header), _block_count(header)
+    names = ARCHITECTURES[family][2]
+    if isinstance(names, GgufTable):
+        return read_table(header, names, family, _layer_count(header))
+    return _by_modules(header, family, names, blocks)
+
+
+def _block_count(header: GgufHeader) -> int:
+    """Blocks of the file. Raises IpexAssistError for more than it can have: lists of them would take all memory."""
+    blocks = header.required("block_count")
+    if blocks > len(header.tensors):  # every block has several
+        raise IpexAssistError(
+            f"{header.path} is corrupt: {blocks:,} layers by its metadata, but {len(header.tensors):,} tensors. "
+            "Download it again."
+        )
+    return int(blocks)
+
+
+def _layer_count(header: GgufHeader) -> int:
+    """Layers without those that predict further tokens."""
+    blocks, further = _block_count(header), header.get("{arch}.nextn_predict_layers") or 0
+    if not 0 <= further < max(blocks, 1):
+        raise IpexAssistError(
+            f"{header.path} is corrupt: nextn_predict_layers is {further!r} of {blocks:,} blocks. Download it again."
+        )
+    return blocks - int(further)
+
+
+def _by_modules(header: GgufHeader, family: str, names: Any, layers: int) -> dict[str, RestoredTensor]:
+    """The tensors of a family whose names the gguf package translates."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
     arch = header.get("general.architecture")
-    layers = header.required("block_count")
-    if layers > len(header.tensors):  # every layer has several; a damaged count would take all memory below
-        raise IpexAssistError(
-            f"{header.path} is corrupt: {layers:,} layers by its metadata, but {len(header.tensors):,} tensors. "
-            "Download it again."
-        )
     key = next((key for key, name in MODEL_ARCH_NAMES.items() if name == arch), None)
     if key is None:
         raise IpexAssistError(f"{header.path}: the installed gguf package does not know {arch}: pip install -U gguf")
     name_map = get_tensor_name_map(key, layers)
-    family = _family(header)
-    names = ARCHITECTURES[family][2]
     modules = gguf_experts.modules(header, family) | {
         # The gguf package knows BLOOM's names without "transformer.", as its first checkpoints have them.
         name_map.get_name(module) or name_map.get_name(module.removeprefix("transformer.")): module
         for name in (names(header) if callable(names) else names)
         for module in (name.format(bid=layer) for layer in (range(layers) if "{bid}" in name else range(1)))
     }
-    result: dict[str, GgufTensor] = {}
+    result: dict[str, RestoredTensor] = {}
     unknown: list[str] = []
     for name, tensor in header.tensors.items():
         module, _, suffix = name.rpartition(".")
         if module in modules and suffix in ("weight", "bias"):
-            result[f"{modules[module]}.{suffix}"] = tensor
+            result[f"{modules[module]}.{suffix}"] = RestoredTensor((tensor,))
         elif name not in _NOT_WEIGHTS and not name.endswith("attn_rot_embd.weight"):
             unknown.append(name)
     if unknown:
@@ -157,7 +193,7 @@ def separate(header: GgufHeader) -> None:
     gguf_experts.separate(header)
     family = _family(header)
     names = ARCHITECTURES[family][2] if family in ARCHITECTURES else ()
-    if callable(names) or not any(name.endswith("self_attn.q_proj") for name in names):
+    if callable(names) or isinstance(names, GgufTable) or not any(name.endswith("self_attn.q_proj") for name in names):
         return
     for name, tensor in [*header.tensors.items()]:
         block, _, suffix = name.partition(".attn_qkv.")
@@ -181,6 +217,20 @@ def _head_rows(header: GgufHeader) -> tuple[int, int]:
     heads = header.required("attention.head_count")
     head_dim = header.get("{arch}.attention.key_length") or _embedding_shape(header)[1] // heads
     return heads * head_dim, header.get("{arch}.attention.head_count_kv", heads) * head_dim
+
+
+def stored_shape(name: str, stored: RestoredTensor, config: dict[str, Any]) -> tuple[int, ...]:
+    """The shape that a stored tensor gets in `restored`. Raises RuntimeError where its parts do not fit together."""
+    if stored.restore is None:
+        return hf_shape(name, stored.parts[0].shape, config)
+    import torch
+
+    return tuple(stored.restore([torch.empty(part.shape, device="meta") for part in stored.parts], config).shape)
+
+
+def restored(name: str, stored: RestoredTensor, parts: list[torch.Tensor], config: dict[str, Any]) -> torch.Tensor:
+    """The tensor with the values and the shape that it has in a Hugging Face checkpoint. parts: as they were read."""
+    return as_hugging_face(name, parts[0], config) if stored.restore is None else stored.restore(parts, config)
 
 
 def hf_shape(name: str, shape: tuple[int, ...], config: dict[str, Any]) -> tuple[int, ...]:
@@ -211,8 +261,12 @@ def undo_permutation(name: str, tensor: torch.Tensor, config: dict[str, Any]) ->
 
 
 def _family(header: GgufHeader) -> str:
-    """The file's architecture; "mixtral" for Mixtral, whose files say "llama"."""
+    """The file's architecture, and for those that several families say, one for each."""
     arch = str(header.get("general.architecture"))
+    if arch == "deepseek2":
+        return gguf_deepseek.family_of(header)
+    if arch == "olmo2" and header.get("{arch}.attention.sliding_window"):
+        return "olmo3"
     return "mixtral" if arch == "llama" and header.get("{arch}.expert_count") else arch
 
 
@@ -224,17 +278,16 @@ def _embedding_shape(header: GgufHeader) -> tuple[int, int]:
 
 
 def _llama(header: GgufHeader, hidden_size: int, arch: str) -> dict[str, Any]:
-    heads = header.required("attention.head_count")
+    heads = _of_all_layers(header, "attention.head_count", header.required("attention.head_count"))
     key_value_heads = header.get("{arch}.attention.head_count_kv", heads)
-    if isinstance(heads, list) or isinstance(key_value_heads, list):
-        raise IpexAssistError(f"{header.path}: heads that differ by layer are not supported for GGUF files.")
+    key_value_heads = _of_all_layers(header, "attention.head_count_kv", key_value_heads)
     config = {
         "hidden_size": hidden_size,
-        "num_hidden_layers": header.required("block_count"),
-        "intermediate_size": header.required("feed_forward_length"),
+        "num_hidden_layers": _layer_count(header) if arch in _OF_TABLES else header.required("block_count"),
+        "intermediate_size": _of_all_layers(header, "feed_forward_length", header.required("feed_forward_length")),
         "num_attention_heads": heads,
         "num_key_value_heads": key_value_heads,
-        "head_dim": header.get("{arch}.attention.key_length") or hidden_size // heads,
+        "head_dim": header.get("{arch}.attention.key_length") or hidden_size // (heads or 1),
         "max_position_embeddings": header.required("context_length"),
         "rope_theta": rounded(header.get("{arch}.rope.freq_base", 10000.0)),
         "rope_scaling": _rope_scaling(header),
@@ -244,11 +297,23 @@ def _llama(header: GgufHeader, hidden_size: int, arch: str) -> dict[str, Any]:
         config["layer_norm_eps"] = rounded(header.required("attention.layer_norm_epsilon"))
     else:
         config["rms_norm_eps"] = rounded(header.required("attention.layer_norm_rms_epsilon"))
-    _check_heads(header, heads * config["head_dim"], key_value_heads * config["head_dim"])
+    if arch not in _OF_TABLES:  # of which some have gates, or heads in a space of their own
+        _check_heads(header, heads * config["head_dim"], key_value_heads * config["head_dim"])
     if arch == "llama":
         config["attention_bias"] = "blk.0.attn_q.bias" in header.tensors
         config["mlp_bias"] = "blk.0.ffn_up.bias" in header.tensors
     return config
+
+
+def _of_all_layers(header: GgufHeader, key: str, value: Any) -> Any:
+    """A number of every layer that has it; IpexAssistError where layers differ. Files have 0 for those without it."""
+    found = {each for each in value if each} if isinstance(value, list) else {value}
+    if len(found) > 1:
+        raise IpexAssistError(
+            f"{header.path}: {key} differs by layer, from {min(found)} to {max(found)}, which is not supported for "
+            "GGUF files. Pass the model's Hugging Face id or folder instead."
+        )
+    return found.pop() if found else 0
 
 
 def _check_heads(header: GgufHeader, query_rows: int, key_rows: int) -> None:
@@ -290,14 +355,26 @@ def _rope_scaling(header: GgufHeader) -> dict[str, Any] | None:
     if kind == "linear":
         return {"rope_type": "linear", "factor": factor}
     if kind == "yarn":
-        original = header.get("{arch}.rope.scaling.original_context_length")
-        return {"rope_type": "yarn", "factor": factor} | (
-            {"original_max_position_embeddings": original} if original else {}
-        )
+        return {"rope_type": "yarn", "factor": factor} | _yarn(header)
     raise IpexAssistError(
         f"{header.path}: rope scaling {kind!r} is not supported for GGUF files; none, linear, yarn and llama3 are. "
         "Pass the model's Hugging Face id or folder instead."
     )
+
+
+def _yarn(header: GgufHeader) -> dict[str, Any]:
+    """The numbers of yarn that the file states. DeepSeek's multiplier is a tenth of both of its mscales."""
+    names = {
+        "original_max_position_embeddings": "original_context_length",
+        "attention_factor": "yarn_attn_factor",
+        "beta_fast": "yarn_beta_fast",
+        "beta_slow": "yarn_beta_slow",
+    }
+    stored = {ours: header.get(f"{{arch}}.rope.scaling.{theirs}") for ours, theirs in names.items()}
+    found = {name: value if isinstance(value, int) else rounded(value) for name, value in stored.items() if value}
+    if multiplier := header.get("{arch}.rope.scaling.yarn_log_multiplier"):
+        found |= dict.fromkeys(("mscale", "mscale_all_dim"), rounded(10 * multiplier))
+    return found
 
 
 def _llama3_scaling(header: GgufHeader) -> dict[str, Any]:

@@ -129,14 +129,17 @@ def config_of(header: GgufHeader, family: str, config: Config) -> Config:
 
 
 def separate(header: GgufHeader) -> None:
-    """Split stacked tensors into one for each expert: "blk.0.ffn_up_exps.7.weight" is the eighth."""
+    """Split stacked tensors into one for each expert: "blk.0.ffn_up_exps.7.weight" is the eighth.
+
+    Gate and up may be one tensor, in this order.
+    """
     count = header.get("{arch}.expert_count")
     if not count:
         return
     for name, tensor in [*header.tensors.items()]:
         block, _, rest = name.partition(".ffn_")
         leaf, _, suffix = rest.partition("_exps.")
-        if suffix not in ("weight", "bias") or leaf not in ("gate", "up", "down"):
+        if suffix not in ("weight", "bias") or leaf not in ("gate", "up", "down", "gate_up"):
             continue
         if len(tensor.shape) != (3 if suffix == "weight" else 2) or tensor.shape[0] != count:
             raise IpexAssistError(
@@ -145,8 +148,13 @@ def separate(header: GgufHeader) -> None:
             )
         del header.tensors[name]
         for expert in range(count):
-            one = rows_of(name, tensor, expert, expert + 1)
-            header.tensors[f"{block}.ffn_{leaf}_exps.{expert}.{suffix}"] = replace(one, shape=tensor.shape[1:])
+            one = replace(rows_of(name, tensor, expert, expert + 1), shape=tensor.shape[1:])
+            rows = one.shape[0]
+            parts = {leaf: one}
+            if leaf == "gate_up":
+                parts = {"gate": rows_of(name, one, 0, rows // 2), "up": rows_of(name, one, rows // 2, rows)}
+            for part, own in parts.items():
+                header.tensors[f"{block}.ffn_{part}_exps.{expert}.{suffix}"] = own
 
 
 def modules(header: GgufHeader, family: str) -> dict[str, str]:

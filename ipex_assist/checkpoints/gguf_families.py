@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ipex_assist.checkpoints.gguf_file import GgufHeader, read_tensors, rounded
-from ipex_assist.env.errors import IpexAssistError
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +29,7 @@ def modules(*layer: str, norm: str = "model.norm") -> tuple[str, ...]:
 
 
 # Model types whose query and key rows the converter interleaves.
-PERMUTED = ("llama", "granite", "smollm3", "mixtral", "granitemoe")
+PERMUTED = ("llama", "granite", "smollm3", "mixtral", "granitemoe", "arcee")
 
 
 def _gemma(header: GgufHeader, config: Config) -> Config:
@@ -90,10 +89,20 @@ def _biases(header: GgufHeader) -> Config:
     }
 
 
-def _olmo2(header: GgufHeader, config: Config) -> Config:
-    if header.get("{arch}.attention.sliding_window"):
-        raise IpexAssistError(f"{header.path} is an OLMo 3, whose windows are not supported. Pass its Hugging Face id.")
-    return _biases(header)
+def _olmo3(header: GgufHeader, config: Config) -> Config:
+    """OLMo 2's files with a window: a longer context's rope is that of the layers without one."""
+    return _biases(header) | {
+        "sliding_window": header.get("{arch}.attention.sliding_window"),
+        "layer_types": _layer_types(header, config, 4),
+    }
+
+
+def _seed_oss(header: GgufHeader, config: Config) -> Config:
+    return _biases(header) | {"attention_out_bias": "blk.0.attn_output.bias" in header.tensors}
+
+
+def _ernie(header: GgufHeader, config: Config) -> Config:
+    return {"use_bias": "blk.0.attn_q.bias" in header.tensors}
 
 
 def _smollm3(header: GgufHeader, config: Config) -> Config:
@@ -171,6 +180,7 @@ _GLM_LAYER = (*ATTENTION, "mlp.gate_up_proj", "mlp.down_proj", *PRE_NORMS)
 _PHI_LAYER = (*ATTENTION[:3], "self_attn.dense", "mlp.fc1", "mlp.fc2", "input_layernorm")
 _PHI3_LAYER = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj", *PRE_NORMS)
 _STARCODER2_LAYER = (*ATTENTION, "mlp.c_fc", "mlp.c_proj", *PRE_NORMS)
+_HUNYUAN_LAYER = (*ATTENTION, *_MLP, *PRE_NORMS, "self_attn.query_layernorm", "self_attn.key_layernorm")
 _COHERE_LAYER = (*ATTENTION, *_MLP, "input_layernorm")
 
 # general.architecture -> (architectures[0], model_type, Hugging Face modules).
@@ -190,6 +200,11 @@ ARCHITECTURES = {
     "glm4": ("Glm4ForCausalLM", "glm4", modules(*_GLM4_LAYER)),
     "chatglm": ("GlmForCausalLM", "glm", modules(*_GLM_LAYER)),
     "phi2": ("PhiForCausalLM", "phi", modules(*_PHI_LAYER, norm="model.final_layernorm")),
+    "olmo3": ("Olmo3ForCausalLM", "olmo3", modules(*ATTENTION, *_MLP, *_POST_NORMS, *HEAD_NORMS)),
+    "seed_oss": ("SeedOssForCausalLM", "seed_oss", modules(*ATTENTION, *_MLP, *PRE_NORMS)),
+    "ernie4_5": ("Ernie4_5ForCausalLM", "ernie4_5", modules(*ATTENTION, *_MLP, *PRE_NORMS)),
+    "hunyuan-dense": ("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", modules(*_HUNYUAN_LAYER)),
+    "arcee": ("ArceeForCausalLM", "arcee", modules(*ATTENTION, *_MLP[1:], *PRE_NORMS)),
 }
 # The config keys of each family that differ from Llama's.
 CONFIGS: dict[str, Callable[[GgufHeader, Config], Config]] = {
@@ -197,7 +212,12 @@ CONFIGS: dict[str, Callable[[GgufHeader, Config], Config]] = {
     "gemma2": _gemma2,
     "gemma3": _gemma3,
     "granite": _granite,
-    "olmo2": _olmo2,
+    "olmo2": lambda header, config: _biases(header),
+    "olmo3": _olmo3,
+    "seed_oss": _seed_oss,
+    "ernie4_5": _ernie,
+    "hunyuan-dense": lambda header, config: _biases(header),
+    "arcee": lambda header, config: _biases(header) | {"hidden_act": "relu2"},
     "smollm3": _smollm3,
     "starcoder2": _starcoder2,
     "stablelm": _stablelm,

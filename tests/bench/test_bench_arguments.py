@@ -84,6 +84,8 @@ def test_a_pair_may_have_another_assistant() -> None:
         ([*RANDOM, "--acceptance", "-0.1"], r"must be a probability"),
         ([*RANDOM, "--acceptance", "nan"], r"must be a probability"),
         ([*RANDOM, "--acceptance", "0.5,"], r"--acceptance : must be"),
+        (["--pair", "opt-6.7b", "--layers", "2"], r"--layers cuts a model of random weights: add --random-weights"),
+        ([*RANDOM, "--layers", "33", "--acceptance", "1"], r"--layers 33: the model has 32 layers; must be between 1"),
         (RANDOM, r"--random-weights: a draft of random weights guesses nothing\. Add --acceptance 0\.8"),
         (["-m", "gpt2", "--random-weights", "--no-assisted"], "shapes of gpt2 are not known"),
         (

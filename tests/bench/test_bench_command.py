@@ -56,6 +56,23 @@ def bench(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
     return content
 
 
+@pytest.mark.parametrize("name", ["qwen3.5-9b", "qwen3-next-80b-a3b", "deepseek-v2-lite", "glm-4.7-flash"])
+def test_models_of_today_by_their_pairs(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Small forms of the published configs, cut to some layers: built, timed, and named as what they are."""
+    source = pairs.find_pair(name).target
+    known = pairs.published_config(source)
+    small = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 512, "moe_intermediate_size": 32}
+    small |= {"num_experts": 8, "n_routed_experts": 8, "shared_expert_intermediate_size": 32, "num_experts_per_tok": 2}
+    small |= {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "q_lora_rank": None, "kv_lora_rank": 64}
+    monkeypatch.setitem(pairs.CONFIGS, source, known | {key: small[key] for key in small.keys() & known.keys()})
+    flags = ["--pair", name, "--random-weights", "--layers", "4", "--precision", "int4", "--no-assisted"]
+    content = bench(capsys, *flags, *HERE, "--prompt-tokens", "8", "--max-new-tokens", "4", "--repeats", "1")
+    assert content["target"] == f"{source} (random weights, the first 4 of {known['num_hidden_layers']} layers)"
+    assert [row["label"] for row in content["rows"]] == ["plain"]
+
+
 def test_a_table_of_a_real_pair(pair: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Plain and two draft lengths on each case, equal texts, and lengths exactly as asked."""
     content = bench(capsys, *pair, *HERE, *SHORT)

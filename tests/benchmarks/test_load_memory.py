@@ -41,3 +41,17 @@ def test_what_is_written_is_read(
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert 0 < found["packed_bytes"] < found["weights_bytes"]
     assert found["before_bytes"] <= found["peak_bytes"]
+
+
+def test_fp8_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Linears of e4m3 with scales of their blocks, and a hybrid cut to its first layers: what is loaded is as small."""
+    small = {"hidden_size": 256, "intermediate_size": 384, "vocab_size": 512}
+    monkeypatch.setattr(load_memory, "published_config", lambda source: published_config(source) | small)
+    arguments = ["--write", "Qwen/Qwen3.5-9B", "--layers", "4", "--folder", str(tmp_path / "m"), "--fp8"]
+    load_memory.write("Qwen/Qwen3.5-9B", 4, tmp_path / "m", fp8=load_memory.parse(arguments).fp8)
+    checkpoint = open_checkpoint(str(tmp_path / "m"))
+    checkpoint.check_weights()
+    assert checkpoint.stored_precision == "fp8"
+    assert load_memory.run(load_memory.parse(["--model", str(tmp_path / "m"), "--precision", "fp8"])) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["packed_bytes"] < 1.3 * checkpoint.num_parameters

@@ -64,6 +64,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmoe": ("olmoe", {}),
     "granitemoe": ("granitemoe", {}),
     "gpt-oss": ("gpt-oss", {}),
+    "olmo3": ("olmo2", {}),
+    "olmo3-yarn": ("olmo2", {}),
+    "seed-oss": ("seed_oss", {}),
+    "seed-oss-biases": ("seed_oss", {}),
+    "ernie4-5": ("ernie4_5", {}),
+    "ernie4-5-biases": ("ernie4_5", {}),
+    "hunyuan": ("hunyuan-dense", {}),
+    "hunyuan-alpha": ("hunyuan-dense", {}),
+    "arcee": ("arcee", {}),
+    "arcee-biases": ("arcee", {}),
 }
 TRANSPOSED = (".c_attn.weight", ".c_proj.weight", ".c_fc.weight")
 
@@ -134,7 +144,7 @@ def add_rope(writer: gguf.GGUFWriter, model: Any, arch: str, spec: DecoderSpec) 
             writer.add_tensor(f"rope_factors_{name}.weight", factors)
     elif (window := getattr(config, "sliding_window", None)) is not None and arch != "phi3":
         writer.add_sliding_window(window)
-        if arch in ("gemma3", "exaone4", "cohere2"):
+        if arch in ("gemma3", "exaone4", "cohere2", "olmo2"):
             pattern = [kind == "sliding_attention" for kind in config.layer_types]
             writer.add_array(f"{arch}.attention.sliding_window_pattern", pattern)
 
@@ -173,7 +183,9 @@ def add_tensors(writer: gguf.GGUFWriter, checkpoint: Checkpoint, model: Any, arc
         values = tensor.float().numpy()
         if arch.startswith("gemma") and name.endswith("norm.weight"):
             values = values + 1
-        if arch in ("llama", "granite", "granitemoe", "smollm3") and (".q_proj." in name or ".k_proj." in name):
+        if arch in ("llama", "granite", "granitemoe", "smollm3", "arcee") and (
+            ".q_proj." in name or ".k_proj." in name
+        ):
             heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
             values = permute(values, heads)
         if arch in ("gptneox", "falcon", "bloom") and ".query_key_value." in name:
@@ -232,7 +244,7 @@ def flat(part: Any, name: str = "spec") -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", tiny_models.known(*VARIANTS))
 def test_a_file_is_the_checkpoint_it_was_made_of(variant: str, tmp_path: Path) -> None:
     """Every field of the spec, the angles, and every tensor."""
     arch, changes = VARIANTS[variant]

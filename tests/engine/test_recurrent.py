@@ -36,11 +36,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def loaded(folder: Path, memory: KvMemory | None = None, target: str = "int8") -> Pair:
-    """A target and the same weights in int4, both recurrent, that share a memory."""
+def loaded(folder: Path, memory: KvMemory | None = None, target: str = "int8", kv: str | None = None) -> Pair:
+    """A target and the same weights in int4, both recurrent, that share a memory. kv: of keys and values."""
     checkpoint = open_checkpoint(str(folder))
     memory = memory or KvMemory(1 << 28)
-    return Pair(*(load_model(LoadRequest(checkpoint, each, "native", kv_memory=memory)) for each in (target, "int4")))
+    requests = (LoadRequest(checkpoint, each, "native", kv_memory=memory, kv_precision=kv) for each in (target, "int4"))
+    return Pair(*map(load_model, requests))
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +81,40 @@ def test_every_text_is_as_alone(pair: Pair, draft: str) -> None:
         engine.close()
     assert found.accepted > 0 or draft in ("none", "lookup")
     assert found.prefix_tokens > 0
+
+
+# Other kinds of states, and latents; those of int8 as well.
+OTHERS = [
+    *tiny_models.known("qwen3-next", "lfm2-moe", "granite-hybrid-moe", "nemotron-h-moe", "mamba2", "deepseek-v2"),
+    *(f"{variant}+int8" for variant in tiny_models.known("glm4-moe-lite")),
+]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("draft", ["none", "both"])
+@pytest.mark.parametrize("variant", OTHERS)
+def test_every_text_is_as_alone_in_other_families(variant: str, draft: str, tmp_path: Path) -> None:
+    """Two turns of random requests with less memory than they ask for."""
+    variant, _, kv = variant.partition("+")
+    tiny_models.save(tmp_path, variant, **({} if variant == "mamba2" else {"max_position_embeddings": 2048}))
+    large, found = loaded(tmp_path, kv=kv or None), EngineStats()
+    for seed in range(max(2, SCHEDULES // 3)):
+        chance = random.Random(f"{seed} {variant} {draft}")
+        bytes_of = [
+            6 * model.packed.block_bytes(model.kv_precision) + 8 * model.packed.state_bytes  # type: ignore[attr-defined]
+            for model in (large.target, large.assistant)
+        ]
+        scarce = loaded(tmp_path, KvMemory(2 * sum(bytes_of)), kv=kv or None)
+        clients = clients_of(chance, 24, chance.choice((200, 640)))
+        engine = scarce.engine(draft, EngineLimits(requests=chance.randrange(1, 25), rows=chance.choice((17, 64, 512))))
+        play_turns(engine, large, chance, clients)
+        found.accepted += engine.stats.accepted
+        found.prefix_tokens += engine.stats.prefix_tokens
+        found.failed += engine.stats.failed
+        engine.close()
+    assert found.failed == 0
+    assert found.prefix_tokens > 0
+    assert found.accepted > 0 or draft == "none"
 
 
 @pytest.mark.parametrize("draft", ["none", "both"])

@@ -172,3 +172,30 @@ def test_factors_are_the_sizes_of_channels(tmp_path: Path) -> None:
         assert ((factors[:, 0, :8] / sizes.sqrt()).log2().abs() < 1).all()
     found = [float(model.key_factors[0][head, 0, channel]) for head, channel in ((0, 3), (0, 11), (1, 4))]
     assert found == [16, 16, 8]  # of 250 and 90 ÷ √2, in the middle of two channels
+
+
+# Widths of latents as DeepSeek and GLM-4.7-Flash have them: a key of 576 values, of which 512 are the value, too.
+WIDE = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
+
+
+@native
+@pytest.mark.parametrize("variant", tiny_models.known("deepseek-v2-direct", "deepseek-v3", "glm4-moe-lite"))
+def test_latents_in_int8(variant: str, tmp_path: Path) -> None:
+    """Of their real width: near the exact ones and the reference, a row's bits in any pass, and half the memory."""
+    tiny_models.save(tmp_path, variant, max_position_embeddings=1024, **WIDE)
+    wide = logits(tiny_models.model(tmp_path, exact=False))
+    narrow = tiny_models.model(tmp_path, "native", exact=False, kv_precision="int8")
+    steps = logits(narrow)
+    reference = logits(tiny_models.model(tmp_path, exact=False, kv_precision="int8"))
+    errors = torch.stack([torch.tensor(relative(*rows)) for rows in zip(steps, wide, strict=True)])
+    differences = torch.stack([torch.tensor(relative(*rows)) for rows in zip(steps, reference, strict=True)])
+    print(variant, f"cost {float(errors.median()):.5f}, difference {float(differences.median()):.5f}")
+    assert 1e-4 < float(errors.median()) < 0.06  # random queries of this width are large
+    assert float(differences.median()) < 0.05 * float(errors.median())
+    text = [*tokens(250, 3), *tokens(20, 4)]
+    sequence, rows = narrow.new_sequence(400), []
+    for first, size in ((0, 3), (3, 97), (100, 1), (101, 154), (255, 2), (257, 13)):
+        rows.append(narrow.extend(sequence, text[first : first + size], size))
+    assert torch.equal(torch.cat(rows), steps)
+    assert isinstance(narrow, NativeModel)
+    assert narrow.packed.block_bytes("int8") < 0.3 * narrow.packed.block_bytes("fp32")
