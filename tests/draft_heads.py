@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,13 @@ from numpy.typing import NDArray
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.executors.interface import HiddenRows, Model, Rows
 from ipex_assist.executors.load_head import load_head
+
+# Of recorded heads, and of a target for them.
+SIZES = {
+    **{"vocab_size": tiny_models.VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4},
+    **{"num_key_value_heads": 2, "head_dim": 16, "rms_norm_eps": 1e-5},
+}
+_RECORDED = Path(__file__).parent / "executors" / "recorded_heads.json"
 
 # What a target's layers are called in a checkpoint, and the layer that predicts further tokens; {} is their number.
 NEXT_LAYER = ("model.layers.{}.", "model.layers.{}.eh_proj", "model.layers.{}.enorm", "model.layers.{}.hnorm")
@@ -36,20 +44,19 @@ def save_mtp(folder: Path, variant: str, told: Mapping[str, Any], **changes: Any
     that layer, too. Returns transformers' model of all layers, whose last it is; it has `mtp`, the tensors beside it,
     by "fc", "embed_norm", "hidden_norm" and "final_norm".
     """
-    fields = tiny_models.VARIANTS[variant] | changes
-    text = fields.get("text_config", fields)
+    fields = tiny_models.VARIANTS[variant]
+    text = fields.get("text_config", fields) | changes
     count = text["num_hidden_layers"]
     deeper = text | {"num_hidden_layers": count + 1}
-    model = tiny_models.save(folder, variant, **(deeper if text is fields else {**fields, "text_config": deeper}))
+    model = tiny_models.save(
+        folder, variant, **({**fields, "text_config": deeper} if "text_config" in fields else deeper)
+    )
     layer, *outside = LAYOUTS[text["model_type"]]
     stored = {
         re.sub(rf"^model\.(language_model\.)?layers\.{count}\.", layer.format(count), name): tensor
         for name, tensor in safetensors.torch.load_file(folder / "model.safetensors").items()
     }
-    size, random = text["hidden_size"], torch.Generator().manual_seed(9)
-    model.mtp = {"fc": torch.randn((size, 2 * size), generator=random) * 0.15}
-    for kind in ("embed_norm", "hidden_norm", "final_norm"):
-        model.mtp[kind] = 1 + torch.randn((size,), generator=random) * 0.1
+    model.mtp = outside_layer(text["hidden_size"])
     named = {f"{name.format(count)}.weight": kind for name, kind in zip(outside, model.mtp, strict=True) if name}
     stored |= {name: model.mtp[kind] for name, kind in named.items()}
     safetensors.torch.save_file(stored, folder / "model.safetensors", {"format": "pt"})
@@ -60,6 +67,12 @@ def save_mtp(folder: Path, variant: str, told: Mapping[str, Any], **changes: Any
     part |= {"num_hidden_layers": count, "num_nextn_predict_layers": 1, **lists, **told}
     path.write_text(json.dumps(config))
     return model
+
+
+def outside_layer(size: int) -> dict[str, torch.Tensor]:
+    """Random weights of what stands around such a layer."""
+    shapes = {"fc": (size, 2 * size), **dict.fromkeys(("embed_norm", "hidden_norm", "final_norm"), (size,))}
+    return {kind: numbers(kind, shape) for kind, shape in shapes.items()}
 
 
 def load(
@@ -78,3 +91,55 @@ def hidden_of(target: Model, head: Model, tokens: list[int]) -> NDArray[np.float
     target.forward([Rows(target.new_sequence(len(tokens)), tokens, 0)], hidden=hidden)
     assert hidden.rows is not None
     return hidden.rows
+
+
+def numbers(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """A weight of recorded heads, the same whatever versions of libraries are here: norms are near 1."""
+    drawn = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape)
+    return torch.from_numpy((1 + drawn * 0.1 if len(shape) == 1 else drawn * 0.15).astype(np.float32))
+
+
+def hidden_numbers(rows: int, taps: int) -> NDArray[np.float32]:
+    """Hidden states that recorded heads read."""
+    drawn = np.random.default_rng(1).standard_normal((rows, taps * SIZES["hidden_size"]))
+    return np.asarray(drawn, dtype=np.float32)
+
+
+def text() -> list[int]:
+    """The tokens that recorded heads read."""
+    return np.random.default_rng(2).integers(SIZES["vocab_size"], size=30).tolist()
+
+
+def recorded(name: str) -> dict[str, Any]:
+    """What record_heads.py wrote down of a head: "config", shapes of "tensors", "d2t" and "logits"."""
+    found: dict[str, Any] = json.loads(_RECORDED.read_text())[name]
+    return found
+
+
+def save_recorded(folder: Path, name: str) -> None:
+    """Save a recorded head as `speculators` does."""
+    found = recorded(name)
+    tensors = {each: numbers(each, tuple(shape)) for each, shape in found["tensors"].items()}
+    if found["d2t"] is not None:
+        tensors["d2t"] = torch.tensor(found["d2t"])
+        tensors["t2d"] = torch.zeros(SIZES["vocab_size"], dtype=torch.bool)
+        tensors["t2d"][tensors["d2t"] + torch.arange(len(tensors["d2t"]))] = True
+    write(folder, found["config"], tensors)
+
+
+def save_target(folder: Path, **changes: Any) -> Any:
+    """Save a target for recorded heads, with the embedding and lm_head that they share; transformers' model of it."""
+    model = tiny_models.save(folder, "llama", **{**SIZES, "num_hidden_layers": 6, **changes})
+    with torch.no_grad():
+        for name in ("embed_tokens", "lm_head"):
+            weight = model.get_input_embeddings().weight if name == "embed_tokens" else model.lm_head.weight
+            weight.copy_(numbers(f"{name}.weight", tuple(weight.shape)))
+    model.save_pretrained(folder)
+    return model
+
+
+def write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+    """Save a config and tensors as a checkpoint."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    safetensors.torch.save_file(dict(tensors), folder / "model.safetensors", {"format": "pt"})

@@ -6,7 +6,7 @@ import torch
 
 from ipex_assist.executors.kernels import Kernels, norm_heads
 from ipex_assist.executors.weights import Norm, Weights
-from ipex_assist.models.spec import DecoderSpec
+from ipex_assist.models.spec import DecoderSpec, RecurrentSpec
 
 _ROWS = 16
 _LAST_32 = (1 << 32) - 1
@@ -26,7 +26,8 @@ def key_factors(spec: DecoderSpec, weights: Weights, kernels: Kernels) -> list[t
 
 
 def _layer_factors(spec: DecoderSpec, weights: Weights, kernels: Kernels, index: int) -> torch.Tensor:
-    if spec.layers[index].recurrent is not None:
+    mixer = spec.layers[index].mixer
+    if isinstance(mixer, RecurrentSpec) or mixer.shares_kv:
         return torch.ones(())
     layer, attention = weights.layers[index], spec.layers[index].attention
     weight, bias = _norm_before(spec, weights, index)

@@ -68,7 +68,7 @@ def workspace_bytes(spec: DecoderSpec, threads: int, wanted: int, context: int, 
 
     wanted: rows of a pass whose logits are wanted; what a sampler makes of them counts as much again.
     """
-    width = max(spec.hidden_size, spec.embedding_size or 0) + 16
+    width = max(spec.hidden_size, spec.embedding_size or 0, spec.per_layer_size) + 16
     copied = _node_floats(spec, width) + max(_slot_input_floats(layer, width) for layer in spec.layers)
     return int(
         4
@@ -86,7 +86,7 @@ def workspace_bytes(spec: DecoderSpec, threads: int, wanted: int, context: int, 
 
 def _depth(spec: DecoderSpec, width: int) -> int:
     """Columns of the widest rows that a linear reads."""
-    inner = max(max(layer.inner_size, layer.mixer_out_size) for layer in spec.layers)
+    inner = max(max(layer.inner_size, layer.mixer_out_size, spec.per_layer_size) for layer in spec.layers)
     rows = max((each.latent.query_rank or 0 for each in spec.attentions if each.latent is not None), default=0)
     return max(width, inner, rows, _entering(spec)) + 64
 
@@ -101,10 +101,11 @@ def _row_floats(spec: DecoderSpec, width: int) -> float:
     latents = [each for each in spec.attentions if each.latent is not None]
     attended = max([layer.mixer_out_size for layer in spec.layers] + [a.heads * a.value_width for a in latents]) + 16
     qkv = max([layer.mixer_in_size for layer in spec.layers] + [a.query_size + a.qkv_size for a in latents]) + 96
-    inner = max(layer.inner_size for layer in spec.layers) + 16
+    inner = max(max(layer.inner_size, spec.per_layer_size) for layer in spec.layers) + 16
+    per_layer = spec.num_hidden_layers * spec.per_layer_size + 16
     heads = max((a.heads * _head_columns(a.latent) + 16 for a in latents if a.latent is not None), default=0)
     given = _entering(spec) + (width if spec.head is not None else 0)  # a copy of hidden states, and those fed back
-    return PASS_ROWS * (width + qkv + attended + heads + inner + given) + _scan_floats(spec)
+    return PASS_ROWS * (width + qkv + attended + heads + inner + per_layer + given) + _scan_floats(spec)
 
 
 def _head_columns(latent: LatentSpec) -> int:
@@ -122,7 +123,7 @@ def _scan_floats(spec: DecoderSpec) -> int:
 
 def _node_floats(spec: DecoderSpec, width: int) -> float:
     """Of rows that all threads read: the inputs of linears, and what is added to the residual stream."""
-    inner = max(layer.inner_size for layer in spec.layers) + 16
+    inner = max(max(layer.inner_size, spec.per_layer_size) for layer in spec.layers) + 16
     return PASS_ROWS * (width + 1.1 * _depth(spec, width)) + 1.1 * _PADDED_ROWS * (inner + 128)
 
 

@@ -64,7 +64,7 @@ float factor(double square) {
 // Of a layer: (kv_heads, head_dim).
 std::vector<float> layer_factors(const PackedModel& model, size_t index, const LinearRows& in) {
     const PackedLayer& layer = model.layers[index];
-    if (layer.is_recurrent()) return {};
+    if (layer.is_recurrent() || layer.attention.shares_kv) return {};
     const AttentionSpec& a = layer.attention;
     const int32_t dim = a.head_dim, half = a.paired_dim / 2;
     const int64_t stride = round_up(a.kv_width(), LANES);

@@ -22,6 +22,12 @@ void feed_back(Pass& pass, int thread);
 void tap_layer(const Pass& pass, int32_t layer, int thread);  // that enters a layer
 void tap_end(Pass& pass, int thread);                         // that leaves the last one, before `head`
 
+// per_layer.cpp
+// Each layer's own embeddings of all rows, of a model that has them; ends before the threads' shares are all there.
+void embed_per_layer(Pass& pass, int thread);
+void prepare_per_layer(Pass& pass, const LayerStep& step, int thread);
+void per_layer(Pass& pass, const LayerStep& step, int thread);
+
 // residual_norm.cpp
 // Residual addition and norms, then the rows in the form that `next` multiplies: of all rows, or of those that `kept`
 // names, which `next` gets side by side. Ends with a barrier unless each thread prepares all rows.
@@ -65,6 +71,7 @@ void rotate_head(const Pass& pass, const PackedLayer& layer, const float* norm, 
 // kv_append.cpp, attention.cpp
 void append_keys_values(Pass& pass, const LayerStep& step, int thread);
 void attention(Pass& pass, const LayerStep& step, int thread);
+void begin_tiles(Pass& pass, const LayerStep& step, int thread);  // of layers that append nothing
 
 // latent.cpp
 void latent_linear(Pass& pass, const LayerStep& step, int thread);
@@ -89,6 +96,15 @@ void keep_inputs(const Pass& pass, const LayerStep& step, int thread);
 
 // mlp.cpp
 void mlp(Pass& pass, const LayerStep& step, int thread);
+// Rows (rows, stride) of `width` activated columns, of whose `blocks` blocks a thread has made first <= b < end.
+struct ActiveRows {
+    float* data;
+    int64_t rows, stride, width, blocks, first, end;
+};
+// What this thread has activated, in the form of `down`; ends with a barrier. Then what `down` reads. started: when the
+// thread began to activate, for the timing.
+void prepare_active(Pass& pass, int thread, const ActiveRows& x, const Linear& down, uint64_t started);
+LinearRows active_inputs(const Pass& pass, int thread, const Linear& down);
 // Blocks first <= b < last of gate and up, activated, to their columns of `out`.
 void activate_blocks(const Pass& pass, int thread, const MlpSpec& spec, const Linear& up, const LinearRows& in,
                      int64_t rows, int64_t first, int64_t last, float* out, int64_t stride,

@@ -35,6 +35,7 @@ struct Program {
     PassShape shape;
     std::vector<LayerStep> layers;
     std::vector<int32_t> mlp_kinds;  // a layer of each kind of MLP, for sizes
+    int32_t last_filled = 0;         // the last layer that keeps anything of a row: keys and values, or a state
 };
 
 // Which experts the rows of a layer pass through; a slot is one row of one expert, see experts.cpp.
@@ -64,6 +65,10 @@ struct Pass {
     // What reads the result of a layer, or of the last one: the head, or the projection before it.
     const Linear& reader(const LayerStep& step) const {
         return step.last ? after_layers() : model.layers[size_t(step.index) + 1].qkv;
+    }
+    // What reads the result of its MLP.
+    const Linear& after_mlp(const LayerStep& step) const {
+        return model.spec.per_layer_size ? layer(step).per_layer.gate : reader(step);
     }
     const Linear& after_layers() const { return model.spec.projected_embedding ? model.project_out : head; }
     // Whether a hidden state that leaves the last layer is asked for, of all rows.

@@ -125,7 +125,7 @@ bool pack_linear(const KernelTable& kernels, Pool& pool, const PackTarget& targe
 }
 
 // False where NaN or infinity is among the values.
-bool pack_table(const PackedModel& model, Pool& pool, const StoredMatrix& matrix) {
+bool pack_table(const PackedModel& model, Pool& pool, const StoredMatrix& matrix, const uint8_t* table) {
     const int64_t rows = matrix.rows, columns = matrix.columns, to_bytes = model.spec.precision == FP32 ? 4 : 2;
     const bool same = matrix.type == (model.spec.precision == FP32 ? SOURCE_F32 : SOURCE_BF16);
     std::atomic<bool> numbers{true};
@@ -134,7 +134,7 @@ bool pack_table(const PackedModel& model, Pool& pool, const StoredMatrix& matrix
         RowReader reader(matrix);
         for (int64_t r = share(rows, thread, pool.threads()); r < share(rows, thread + 1, pool.threads()); r++) {
             const uint8_t* from = reader.rows(r, 1);
-            uint8_t* to = const_cast<uint8_t*>(model.table) + r * columns * to_bytes;
+            uint8_t* to = const_cast<uint8_t*>(table) + r * columns * to_bytes;
             if (!model.kernels->widen(matrix.type, from, columns, row.data())) numbers = false;
             if (same) {
                 std::memcpy(to, from, size_t(columns * to_bytes));
@@ -183,7 +183,8 @@ bool PackedModel::pack(Pool& pool, Slot slot, int32_t index, bool bias, const St
     }
     bool numbers = !to || kernels->widen(matrix.type, matrix.data, rows * columns, to);
     if (to && slot >= Q_CONV && slot < Q_PROJ) arrange_recurrent(slot, bias, layers[size_t(index)].recurrent, to);
-    if (slot == EMBED_TOKENS && !head_is_table() && !table_of_) numbers = pack_table(*this, pool, matrix);
+    if (slot == EMBED_TOKENS && !head_is_table() && !table_of_) numbers = pack_table(*this, pool, matrix, table);
+    if (slot == PER_LAYER_EMBED) numbers = pack_table(*this, pool, matrix, per_layer_table);
     if (where.linear) numbers &= pack_linear(*kernels, pool, where, bias, matrix);
     if (!numbers) refuse_values(*kernels, matrix);
     arrivals_.arrived(slot, index, bias);
@@ -314,6 +315,12 @@ void PackedModel::embed(int32_t token, float* out) const {
         std::memcpy(out + k, &first, 4);
         if (step == 2 && k + 1 < spec.embedding_size) std::memcpy(out + k + 1, &second, 4);
     }
+}
+
+void PackedModel::embed_for_layer(int32_t token, int64_t layer, float* out) const {
+    const bool wide = spec.precision == FP32;
+    const int64_t first = int64_t(token) * spec.per_layer_width() + layer * spec.per_layer_size;
+    kernels->widen(wide ? SOURCE_F32 : SOURCE_BF16, per_layer_table + first * (wide ? 4 : 2), spec.per_layer_size, out);
 }
 
 const float* PackedModel::position_row(int32_t position) const {

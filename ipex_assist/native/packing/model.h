@@ -75,6 +75,8 @@ public:
     void multiply(const Linear& linear, const LinearRows& in, int64_t rows, int64_t first, int64_t last, float* out,
                   int64_t stride) const;
     void embed(int32_t token, float* out) const;
+    // A token's values for one layer (per_layer_size) in the table of per-layer embeddings.
+    void embed_for_layer(int32_t token, int64_t layer, float* out) const;
     const float* position_row(int32_t position) const;
 
     // Of queries and probabilities, and, unless fewer bits are asked for, of keys and values.
