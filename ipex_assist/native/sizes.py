@@ -105,8 +105,7 @@ def _row_floats(spec: DecoderSpec, width: int) -> float:
     per_layer = spec.num_hidden_layers * spec.per_layer_size + 16
     heads = max((a.heads * _head_columns(a.latent) + 16 for a in latents if a.latent is not None), default=0)
     given = _entering(spec) + (width if spec.head is not None else 0)  # a copy of hidden states, and those fed back
-    rows = width + qkv + attended + heads + inner + per_layer + given
-    return PASS_ROWS * rows + _scan_floats(spec)
+    return PASS_ROWS * (width + qkv + attended + heads + inner + per_layer + given) + _scan_floats(spec)
 
 
 def _head_columns(latent: LatentSpec) -> int:

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.one_stack, pytest.mark.skipif(not HAS_NATIVE, reason=u
 # Plain, norms of the sum and a projected embedding, after, around, parallel; recurrent, latent, with experts.
 VARIANTS = tiny_models.known(
     *("llama", "opt-350m", "olmo2", "gemma2", "gpt-neox", "cohere", "bloom"),
-    *("lfm2", "granite-hybrid", "qwen3-next", "deepseek-v3-dense", "granitemoe"),
+    *("lfm2", "granite-hybrid", "qwen3-next", "deepseek-v3-dense", "granitemoe", "gemma4", "gemma4-moe"),
 )
 KEPT = ["llama", "opt-350m", "gemma2", "gpt-neox", *tiny_models.known("qwen3-next", "deepseek-v3-dense", "granitemoe")]
 

@@ -196,8 +196,9 @@ void run_layers(Pass& pass, int thread) {
     if (pass.model.spec.per_layer_size) embed_per_layer(pass, thread);
     for (const LayerStep& step : pass.program.layers) {
         for (const Operation run : step.fill) run(pass, step, thread);
-        // No row goes on after what later passes read of it.
-        if (pass.plan.narrows && pass.plan.logit_rows.empty() && step.index >= pass.program.last_filled) return;
+        // No row goes on after what later passes, or a tap before the last layer, read of it.
+        const bool read = step.last || (step.index >= pass.program.last_filled && !pass.batch.taps.count);
+        if (pass.plan.narrows && pass.plan.logit_rows.empty() && read) return;
         for (const Operation run : step.proceed) run(pass, step, thread);
     }
     if (pass.taps_end()) tap_end(pass, thread);

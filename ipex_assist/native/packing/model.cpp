@@ -323,8 +323,4 @@ void PackedModel::embed_for_layer(int32_t token, int64_t layer, float* out) cons
     kernels->widen(wide ? SOURCE_F32 : SOURCE_BF16, per_layer_table + first * (wide ? 4 : 2), spec.per_layer_size, out);
 }
 
-const float* PackedModel::position_row(int32_t position) const {
-    return positions ? positions + int64_t(position + spec.position_offset) * spec.hidden_size : nullptr;
-}
-
 }  // namespace ipex_assist

@@ -77,7 +77,6 @@ public:
     void embed(int32_t token, float* out) const;
     // A token's values for one layer (per_layer_size) in the table of per-layer embeddings.
     void embed_for_layer(int32_t token, int64_t layer, float* out) const;
-    const float* position_row(int32_t position) const;
 
     // Of queries and probabilities, and, unless fewer bits are asked for, of keys and values.
     Precision attention_precision() const { return spec.precision == FP32 ? FP32 : BF16; }

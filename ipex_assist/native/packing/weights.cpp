@@ -208,6 +208,10 @@ int64_t ModelWeights::vector_size(Slot slot, int32_t index, bool bias) const {
     return a.qk_norm == ONE_FOR_HEADS ? a.head_dim : slot == Q_NORM ? a.query_width() : a.kv_width();
 }
 
+const float* ModelWeights::position_row(int32_t position) const {
+    return positions ? positions + int64_t(position + spec.position_offset) * spec.hidden_size : nullptr;
+}
+
 bool ModelWeights::is_recurrent() const {
     for (const PackedLayer& layer : layers) {
         if (layer.is_recurrent()) return true;

@@ -174,7 +174,8 @@ struct ModelWeights {
     int64_t vector_size(Slot slot, int32_t index, bool bias) const;
     bool exists(Slot slot, int32_t index, bool bias) const;
     std::vector<const Linear*> linears() const;
-    bool is_recurrent() const;  // whether any of its layers is
+    bool is_recurrent() const;                          // whether any of its layers is
+    const float* position_row(int32_t position) const;  // of the learned table, null where there is none
     const Linear& lm_head() const { return target_head ? *target_head : head; }
 
     const ModelSpec spec;
