@@ -44,11 +44,13 @@ def save_mtp(folder: Path, variant: str, told: Mapping[str, Any], **changes: Any
     that layer, too. Returns transformers' model of all layers, whose last it is; it has `mtp`, the tensors beside it,
     by "fc", "embed_norm", "hidden_norm" and "final_norm".
     """
-    fields = tiny_models.VARIANTS[variant] | changes
-    text = fields.get("text_config", fields)
+    fields = tiny_models.VARIANTS[variant]
+    text = fields.get("text_config", fields) | changes
     count = text["num_hidden_layers"]
     deeper = text | {"num_hidden_layers": count + 1}
-    model = tiny_models.save(folder, variant, **(deeper if text is fields else {**fields, "text_config": deeper}))
+    model = tiny_models.save(
+        folder, variant, **({**fields, "text_config": deeper} if "text_config" in fields else deeper)
+    )
     layer, *outside = LAYOUTS[text["model_type"]]
     stored = {
         re.sub(rf"^model\.(language_model\.)?layers\.{count}\.", layer.format(count), name): tensor

@@ -79,6 +79,11 @@ def load_head(
     if head is None:
         raise UsageError(f"{target_checkpoint.source} has no layers that predict further tokens (MTP)")
     stored = target_checkpoint if checkpoint is None else checkpoint
+    if executor == "native" and head.spec.head is not None and head.spec.head.kind == "shared_kv":
+        raise UsageError(
+            f"{stored.source} reads keys and values of its target, which the native core does not: use --executor "
+            "torch, or another --assistant-model"
+        )
     request = HeadRequest(
         *(stored, precision, executor),
         exact=False,  # what it drafts is verified

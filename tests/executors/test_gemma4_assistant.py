@@ -11,12 +11,14 @@ import draft_heads
 import pytest
 import tiny_models
 import torch
+from conftest import HAS_NATIVE
 from native_models import tokens
 
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.env.errors import UsageError
 from ipex_assist.executors.interface import DraftInput, DraftsInOneCall, HiddenRows, Rows
 from ipex_assist.executors.load_head import head_of
+from ipex_assist.native.library import unavailable
 
 transformers = pytest.importorskip("transformers")
 if not hasattr(transformers, "Gemma4AssistantForCausalLM"):
@@ -102,6 +104,14 @@ def _drafted(model: Any, assistant: Any, prompt: list[int]) -> tuple[list[int], 
     with mock.patch.object(Generator, "get_candidates", seen):
         model.generate(ids, attention_mask=torch.ones_like(ids), assistant_model=assistant, **options)
     return rounds[0]
+
+
+@pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")
+def test_on_the_native_core(tmp_path: Path) -> None:
+    """Refused in a sentence, not by a check of sizes in the core."""
+    _saved(tmp_path, "gemma4")
+    with pytest.raises(UsageError, match="use --executor torch"):
+        draft_heads.load(tmp_path / "target", tmp_path / "head", "native")
 
 
 def test_another_target(tmp_path: Path) -> None:

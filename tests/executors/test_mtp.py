@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import compressed_files
 import draft_heads
 import pytest
 import safetensors.torch
@@ -38,6 +39,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "glm4-moe-lite": ({"mtp_mlp_layer_types": ["sparse"]}, {}),
     "qwen3-next": (_FULL, {"layer_types": _KINDS}),
     "qwen3.5": (_FULL, {"layer_types": _KINDS}),
+    "qwen3.5-published": (_FULL, {"layer_types": _KINDS}),
     "qwen3.5-moe": (_FULL, {"layer_types": _KINDS}),
     "exaone-moe": (
         {"mtp_layer_types": ["sliding_attention"], "mtp_mlp_layer_types": ["dense"]},
@@ -151,6 +153,36 @@ def _saved_nemotron(folder: Path) -> Any:
 _SAVED = {"ernie4-5-moe": _saved_ernie, "nemotron-h-moe": _saved_nemotron}
 
 
+@pytest.mark.parametrize(("executor", "precision", "error"), [("torch", "fp32", 0.0), ("native", "fp8", 0.1)])
+def test_inside_a_quantized_checkpoint(executor: str, precision: str, error: float, tmp_path: Path) -> None:
+    """The layer's linears in FP8, as those of the target, and what stands around it in floats: as with their values."""
+    if executor not in EXECUTORS:
+        pytest.skip("no native core here")
+    dense, stored = tmp_path / "dense", tmp_path / "stored"
+    told, changes = CASES["qwen3.5"]
+    draft_heads.save_mtp(dense, "qwen3.5", told, **changes)
+    scheme = compressed_files.Scheme("fp8", method="fp8", block=(128, 128))
+    config = json.loads((dense / "config.json").read_text())
+    floats, parts = {}, {}
+    for name, tensor in safetensors.torch.load_file(dense / "model.safetensors").items():
+        floats[name] = parts[name] = tensor
+        if compressed_files.is_linear(name) and not any(
+            kept in name for kept in ("conv1d", "in_proj_a.", "in_proj_b.")
+        ):
+            made, value = compressed_files.store(parts.pop(name), scheme)
+            floats[name] = value.contiguous()
+            parts |= {f"{name.removesuffix('weight')}{part}": each.contiguous() for part, each in made.items()}
+    draft_heads.write(dense, config, floats)
+    draft_heads.write(stored, config, parts)
+    compressed_files.declare(stored, scheme.declared())
+    logits = []
+    for folder, kind, bits in ((dense, "torch", "fp32"), (stored, executor, precision)):
+        target, head = draft_heads.load(folder, executor=kind, precision=bits)
+        hidden = draft_heads.hidden_of(target, head, PROMPT[:-1])
+        logits.append(head.forward([Rows(head.new_sequence(64), PROMPT[1:], len(PROMPT) - 1, hidden)]))
+    assert float((logits[1] - logits[0]).norm() / logits[0].norm()) <= error
+
+
 def test_a_checkpoint_without(tmp_path: Path) -> None:
     """One whose config has such layers, and whose tensors lack them, as derived models do."""
     tiny_models.save(tmp_path, "glm4-moe", num_nextn_predict_layers=1)
@@ -169,9 +201,10 @@ def _transformers_rounds(folder: Path, told: dict[str, Any]) -> Rounds:
 
 def _transformers(folder: Path, told: dict[str, Any]) -> Any:
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    text = model.config.get_text_config()
     for name, value in {"num_mtp_layers": 1, **told}.items():
-        setattr(model.config, name, value)
-    model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{model.config.num_hidden_layers}\..*", r"^mtp\..*"]
+        setattr(text, name, value)
+    model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{text.num_hidden_layers}\..*", r"^mtp\..*"]
     return model
 
 

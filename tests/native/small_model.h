@@ -236,13 +236,13 @@ void list_recurrent_shapes(const RecurrentSpec& r, int64_t hidden, const Add& ad
 void list_layer_shapes(const ModelSpec& model, const LayerSpec& layer, int32_t number, std::vector<Shape>& all) {
     const AttentionSpec& a = layer.attention;
     const MlpSpec& m = layer.mlp;
-    const int64_t hidden = model.hidden_size;
+    const int64_t hidden = model.hidden_size, input = model.mixer_input_width(number);
     const auto add = [&](Slot slot, bool bias, int64_t rows, int64_t columns, int32_t expert = -1) {
         all.push_back({slot, number, bias, rows, columns, number + model.layers * (expert + 1)});
     };
     for (const bool bias : {false, true}) {
         if (bias && !model.norm_bias) continue;
-        if (layer.norm_place != POST) add(ATTENTION_NORM, bias, hidden, 1);
+        if (layer.norm_place != POST && input == hidden) add(ATTENTION_NORM, bias, hidden, 1);
         if (layer.norm_place != POST && !layer.shared_norm && layer.has_mlp()) add(MLP_NORM, bias, hidden, 1);
         if (layer.has_post_norms()) add(ATTENTION_OUT_NORM, bias, hidden, 1);
         if (layer.has_post_norms() && layer.has_mlp()) add(MLP_OUT_NORM, bias, hidden, 1);
@@ -270,9 +270,9 @@ void list_layer_shapes(const ModelSpec& model, const LayerSpec& layer, int32_t n
         linear(K_B_PROJ, false, a.attended_width(), l.nope_dim);
         linear(V_B_PROJ, false, a.output_width(), l.rank);
     } else {
-        linear(Q_PROJ, a.qkv_bias, a.query_width(), hidden);
-        if (!a.shares_kv) linear(K_PROJ, a.qkv_bias, a.kv_width(), hidden);
-        if (!a.shares_kv && !a.values_are_keys) linear(V_PROJ, a.qkv_bias, a.kv_width(), hidden);
+        linear(Q_PROJ, a.qkv_bias, a.query_width(), input);
+        if (!a.shares_kv) linear(K_PROJ, a.qkv_bias, a.kv_width(), input);
+        if (!a.shares_kv && !a.values_are_keys) linear(V_PROJ, a.qkv_bias, a.kv_width(), input);
     }
     if (!layer.is_recurrent()) linear(O_PROJ, a.output_bias, hidden, a.output_width());
     if (a.output_gate) linear(G_PROJ, a.qkv_bias, a.query_width(), hidden);
@@ -297,11 +297,26 @@ void list_layer_shapes(const ModelSpec& model, const LayerSpec& layer, int32_t n
     if (m.shared_gate) linear(SHARED_GATE, 0, 1, hidden);
 }
 
+// What a draft head has beside a decoder.
+void list_head_shapes(const ModelSpec& s, std::vector<Shape>& all) {
+    const HeadSpec& head = s.draft_head;
+    const int64_t hidden = s.hidden_size;
+    if (!s.is_draft_head()) return;
+    all.push_back({FC, -1, false, hidden, head.fc_width(hidden)});
+    all.push_back({HEAD_HIDDEN_NORM, -1, false, hidden, 1});
+    if (head.feeds_back()) all.push_back({HEAD_EMBED_NORM, -1, false, hidden, 1});
+    for (int32_t i = 0; i < head.input_norms(); i++)
+        all.push_back({INPUT_NORM, -1, false, head.input_size / head.input_norms(), 1, i});
+}
+
 // Every weight that a model has.
 std::vector<Shape> shapes(const ModelSpec& s, const std::vector<LayerSpec>& layers) {
     const int64_t hidden = s.hidden_size;
-    std::vector<Shape> all = {{EMBED_TOKENS, -1, false, s.vocab_size, s.embedding_size}};
-    if (!s.tied_head) all.push_back({LM_HEAD, -1, false, s.vocab_size, s.embedding_size});
+    std::vector<Shape> all;
+    if (!s.draft_head.shared_embedding) all.push_back({EMBED_TOKENS, -1, false, s.vocab_size, s.embedding_size});
+    if (!s.tied_head && !s.draft_head.shared_head)
+        all.push_back({LM_HEAD, -1, false, s.lm_head_rows(), s.embedding_size});
+    list_head_shapes(s, all);
     if (s.positions) all.push_back({EMBED_POSITIONS, -1, false, s.positions, hidden});
     if (s.projected_embedding) all.push_back({PROJECT_IN, -1, false, hidden, s.embedding_size});
     if (s.projected_embedding) all.push_back({PROJECT_OUT, -1, false, s.embedding_size, hidden});

@@ -368,7 +368,7 @@ void check_written(const Batch& b, const std::vector<int64_t>& lasts) {
 const Batch& checked(const PackedModel& model, const Batch& b, const int32_t* counts) {
     if (!model.ready()) {
         if (!model.has_memory()) refuse("the model has no weights yet");
-        if (!model.has_shared()) refuse("a draft head without its target's embedding or head");
+        if (model.missing() == 0) refuse("a draft head without its target's embedding or head");
         refuse("%lld of the model's weights are not packed yet", static_cast<long long>(model.missing()));
     }
     check_sizes(model, b);

@@ -55,10 +55,11 @@ struct GreedyDraft {
     const int32_t* counts;         // tokens at most, from 1 to `stride`
     const float* min_probability;  // a token with a smaller probability is the last
     int64_t stride;
-    int32_t* tokens;               // -1 where logits hold NaN or infinity, which ends the draft, too
-    float* probabilities;          // NaN there
-    int32_t* drafted;              // how many tokens there are, that -1 included
-    const int32_t* target_tokens;  // (lm_head_rows) which token of the vocabulary each is; null: itself
+    int32_t* tokens;       // -1 where logits hold NaN or infinity, which ends the draft, too
+    float* probabilities;  // NaN there
+    int32_t* drafted;      // how many tokens there are, that -1 included
+    // (lm_head_rows) which token of the vocabulary each is; null: itself.
+    const int32_t* target_tokens = nullptr;
 };
 
 // The most likely tokens after each row with logits, and the logarithms of their probabilities; a row whose logits hold

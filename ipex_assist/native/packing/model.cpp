@@ -55,8 +55,11 @@ void PackedModel::expect_weights() {
 }
 
 bool PackedModel::ready() const {
-    if (!image_.data() || missing() || !has_shared()) return false;
-    return (!table_of_ || table_of_->ready()) && (!head_of_ || head_of_->ready());
+    if (!image_.data() || missing()) return false;
+    const auto has = [](int32_t shared, const std::shared_ptr<const PackedModel>& of) {
+        return of ? of->ready() : !shared;
+    };
+    return has(spec.draft_head.shared_embedding, table_of_) && has(spec.draft_head.shared_head, head_of_);
 }
 
 void PackedModel::require_memory() const {
@@ -283,7 +286,7 @@ bool PackedModel::share_head(std::shared_ptr<const PackedModel> other) {
     if (other->kernels != kernels) refuse("a head for other kernels");
     const bool fits =
         other->spec.lm_head_rows() == spec.lm_head_rows() && other->spec.embedding_size == spec.embedding_size;
-    if (fits) head_of_ = std::move(other);
+    if (fits) target_head = &other->head, head_of_ = std::move(other);
     return fits;
 }
 

@@ -175,10 +175,12 @@ struct ModelWeights {
     bool exists(Slot slot, int32_t index, bool bias) const;
     std::vector<const Linear*> linears() const;
     bool is_recurrent() const;  // whether any of its layers is
+    const Linear& lm_head() const { return target_head ? *target_head : head; }
 
     const ModelSpec spec;
     std::vector<PackedLayer> layers;
-    Linear head{}, project_in{}, project_out{};  // no head where that is another model's
+    Linear head{}, project_in{}, project_out{};
+    const Linear* target_head = nullptr;  // of a draft head that has none of its own
     Norm final_norm, embedding_norm;
     Linear fc{};                                             // of a draft head, as its norms
     Norm input_norm, head_embedding_norm, head_hidden_norm;  // the first of input_size columns
