@@ -143,6 +143,12 @@ _MROPE = {
 _NO_ROPE = {"rope_type": "default", "rope_theta": None}
 # Keys are as wide as values: transformers 5.23 saves the convolution of both in equal thirds.
 _OLMO_HYBRID = {name: value for name, value in _DELTA.items() if name != "head_dim"} | {"linear_value_head_dim": 6}
+_KIMI = {
+    **{name: value for name, value in _LATENT.items() if name != "q_lora_rank"},
+    **{"num_hidden_layers": 4, "linear_head_dim": 12, "linear_num_heads": 4, **_MOE, "num_local_experts": 8},
+    **{"n_group": 4, "topk_group": 2, "n_shared_experts": 2},
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+}
 _DELTA_MOE = _DELTA | _MOE | {"num_experts": 6, "shared_expert_intermediate_size": 40}
 _LFM2 = {
     **{"num_hidden_layers": 3, "block_multiple_of": 16, "conv_L_cache": 3},
@@ -330,6 +336,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "deepseek-v3-dense": _like_llama("deepseek_v3", **_LATENT, **_DEEPSEEK) | {"first_k_dense_replace": 3},
     "glm4-moe-lite": _like_llama("glm4_moe_lite", **_LATENT, **_MOE, n_routed_experts=9, num_hidden_layers=3)
     | {"qk_nope_head_dim": 40, "v_head_dim": 16, "rms_norm_eps": 1e-3},
+    "kimi-linear": _like_llama("kimi_linear", **_KIMI),
+    "kimi-linear-row": _like_llama("kimi_linear", **_KIMI | {"linear_head_dim": 20, "linear_num_heads": 3})
+    | {
+        **{"q_lora_rank": 40, "attention_bias": True, "norm_topk_prob": False, "linear_conv_kernel_dim": 3},
+        **{"layer_types": ["full_attention", "linear_attention"] * 2},
+        "mlp_layer_types": ["sparse", "dense", "dense", "sparse"],
+    },
     "exaone4-full": _like_llama("exaone4", sliding_window=None, layer_types=["full_attention"] * 2),
 }
 

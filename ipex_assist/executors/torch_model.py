@@ -18,7 +18,7 @@ from ipex_assist.executors.kernels import Kernels, Linear, norm_heads
 from ipex_assist.executors.key_factors import key_factors
 from ipex_assist.executors.kv_cache import KVCache
 from ipex_assist.executors.pass_lock import pass_lock
-from ipex_assist.executors.recurrent import RecurrentStates, run_recurrent
+from ipex_assist.executors.recurrent import RecurrentStates, run_recurrent, with_gates
 from ipex_assist.executors.recurrent_states import RecurrentState
 from ipex_assist.executors.row_plan import RowPlan
 from ipex_assist.executors.torch_rope import TorchRotary, rotate
@@ -294,7 +294,8 @@ class TorchModel(Model):
             return self._attention(x, index, cache, metadata)
         assert states is not None, "a recurrent layer without states"
         state, place = states.layers[index], (metadata.start, metadata.count)
-        mixed = run_recurrent(spec, layer.recurrence, self.spec.norm_eps, layer.qkv(x), state, *place)
+        rows = with_gates(spec, layer.qkv(x), layer.gates)
+        mixed = run_recurrent(spec, layer.recurrence, self.spec.norm_eps, rows, state, *place)
         return layer.o_proj(mixed)
 
     def _attention(self, x: torch.Tensor, index: int, cache: KVCache, metadata: AttentionMetadata) -> torch.Tensor:

@@ -37,7 +37,7 @@ from ipex_assist.models.config import ConfigError
 
 Norm = Literal["rms", "layer"]
 NormPlace = Literal["pre", "post_residual", "post", "sandwich"]
-RecurrentKind = Literal["gated_delta", "mamba2", "short_conv"]
+RecurrentKind = Literal["gated_delta", "mamba2", "short_conv", "kimi_delta"]
 HeadNorm = Literal["head", "each_head", "all_heads"]
 Activation = Literal["silu", "relu", "gelu", "gelu_tanh", "relu2", "xielu", "clamped_swiglu"]
 Scores = Literal["softmax", "sigmoid", "sparsemixer"]
@@ -101,6 +101,7 @@ RECURRENT_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
     "linear_value_head_dim": ("value_dim", (1, 1 << 20)),
     "linear_conv_kernel_dim": ("conv_kernel", (1, 16)),
     "beta_scale": ("beta_scale", (1e-3, 1e3)),
+    "gate_rank": ("gate_rank", (0, 1 << 20)),
     "norm_eps": ("norm_eps", (1e-30, 0.1)),
 }
 MLP_RANGES: dict[str, tuple[str, tuple[float, float]]] = {"intermediate_size": ("intermediate_size", (1, 1 << 22))}
@@ -300,6 +301,9 @@ class RecurrentSpec:
       places of q, k and v, and groups that share B and C as key heads. silu of the gate follows, then a norm of each of
       `norm_groups`.
     - short_conv (LFM2): no state beside the rows of the convolution: C · conv(B · x).
+    - kimi_delta (Kimi Linear 2025, arXiv:2510.26692, equation 1): as gated_delta, with a decay for each channel of a
+      head's keys, exp(-exp(A_log)·softplus(a + dt_bias)), and a sigmoid of the output gate. a and z are made of rows of
+      `gate_rank` each, which are made of the layer's input.
 
     Raises ConfigError for a value out of RECURRENT_RANGES, and for values that cannot go together.
     """
@@ -315,12 +319,16 @@ class RecurrentSpec:
     output_bias: bool = False
     norm_groups: int = 0  # mamba2: 0 where there is no norm
     step_limit: tuple[float, float] = (0.0, math.inf)  # mamba2: of dt
-    beta_scale: float = 1.0  # gated_delta: of the sigmoid of b
+    beta_scale: float = 1.0  # gated_delta, kimi_delta: of the sigmoid of b
     norm_eps: float | None = None  # of its norm; the model's where None
+    gate_rank: int = 0  # kimi_delta
 
     def __post_init__(self) -> None:
         _check_kind("mixer", self.kind, RecurrentKind)
         _check_ranges(self, RECURRENT_RANGES)
+        if self.kind == "kimi_delta":
+            assert (self.heads, self.key_dim) == (self.key_heads, self.value_dim), "heads of keys unlike those of values"
+            assert self.gate_rank, "gates without a rank"
         if self.heads % self.key_heads:
             raise ConfigError("linear_num_key_heads", self.key_heads, f"a divisor of the {self.heads} value heads")
         if self.norm_groups and self.value_size % self.norm_groups:
@@ -335,6 +343,11 @@ class RecurrentSpec:
         return self.kind != "short_conv"
 
     @property
+    def is_delta(self) -> bool:
+        """Whether values are corrected by what the state recalls."""
+        return self.kind in ("gated_delta", "kimi_delta")
+
+    @property
     def key_size(self) -> int:
         """Columns of the queries of a row, and of its keys."""
         return self.key_heads * self.key_dim
@@ -347,7 +360,7 @@ class RecurrentSpec:
     @property
     def norm_size(self) -> int:
         """Elements of the weight of its norm; 0 where it has none."""
-        return self.value_dim if self.kind == "gated_delta" else self.value_size if self.norm_groups else 0
+        return self.value_dim if self.is_delta else self.value_size if self.norm_groups else 0
 
     @property
     def state_bytes(self) -> int:
@@ -360,8 +373,15 @@ class RecurrentSpec:
         keys_values = {"q_in": self.key_size, "k_in": self.key_size, "v_in": self.value_size}
         if self.kind == "short_conv":
             return keys_values
+        if self.kind == "kimi_delta":
+            return {**keys_values, "b_in": self.heads, "a_low_in": self.gate_rank, "z_low_in": self.gate_rank}
         betas = {"b_in": self.heads} if self.kind == "gated_delta" else {}
         return {**keys_values, "a_in": self.heads, **betas, "z_in": self.value_size}
+
+    @property
+    def gate_parts(self) -> dict[str, int]:
+        """What is made of those of a low rank: our names, and their columns; empty in most kinds."""
+        return {"a_in": self.key_size, "z_in": self.value_size} if self.kind == "kimi_delta" else {}
 
     @property
     def vectors(self) -> dict[str, int]:
@@ -370,7 +390,7 @@ class RecurrentSpec:
         found = {"v_conv": taps * self.value_size}
         if self.scans:
             found |= {"q_conv": taps * self.key_size, "k_conv": taps * self.key_size}
-            found |= {"a_log": self.heads, "dt_bias": self.heads}
+            found |= {"a_log": self.heads, "dt_bias": self.key_size if self.kind == "kimi_delta" else self.heads}
         if self.kind == "mamba2":
             found["skip"] = self.heads
         return {**found, "gated_norm": self.norm_size} if self.norm_size else found
@@ -497,9 +517,9 @@ class LayerSpec:
 
     @property
     def mixer_in_size(self) -> int:
-        """Columns that the first linear of its mixer gives, without gaps."""
+        """Columns of a row that its mixer reads, without gaps."""
         if isinstance(self.mixer, RecurrentSpec):
-            return sum(self.mixer.input_parts.values())
+            return sum((*self.mixer.input_parts.values(), *self.mixer.gate_parts.values()))
         return self.mixer.qkv_size
 
     @property
@@ -510,7 +530,9 @@ class LayerSpec:
     def mixer_weights(self, hidden: int) -> int:
         """Elements of the matrices of its mixer, for rows of `hidden` columns."""
         count = (self.mixer_in_size + self.mixer_out_size) * hidden
-        latent = self.mixer.latent if isinstance(self.mixer, AttentionSpec) else None
+        if isinstance(self.mixer, RecurrentSpec):
+            return count - sum(self.mixer.gate_parts.values()) * (hidden - self.mixer.gate_rank)
+        latent = self.mixer.latent
         if latent is None:
             return count
         heads, query = self.attention.heads, (latent.query_rank or hidden) * (latent.nope_dim + latent.rope_dim)

@@ -7,13 +7,13 @@ import ctypes
 from ipex_assist.models.spec import AttentionSpec, DecoderSpec, LayerSpec, RecurrentSpec
 from ipex_assist.quantization.precision import beside_experts
 
-ABI_VERSION = 17  # api.cpp: ia_abi. It changes with every function there and with the structures here.
+ABI_VERSION = 18  # api.cpp: ia_abi. It changes with every function there and with the structures here.
 PRECISIONS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3, "mxfp4": 4, "fp8": 5}
 NORM_PLACES = {"pre": 0, "post_residual": 1, "post": 2, "sandwich": 3}
 HEAD_NORMS = {None: 0, "head": 1, "each_head": 2, "all_heads": 3}
 SCORES = {"softmax": 0, "sigmoid": 1, "sparsemixer": 2}
 ACTIVATIONS = {"silu": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "relu2": 4, "xielu": 5, "clamped_swiglu": 6}
-RECURRENT_KINDS = {"gated_delta": 1, "mamba2": 2, "short_conv": 3}
+RECURRENT_KINDS = {"gated_delta": 1, "mamba2": 2, "short_conv": 3, "kimi_delta": 4}
 SOURCE_TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
 # Our weight names' last part but one (models/weights.py) by their number.
 SLOTS = {
@@ -66,6 +66,8 @@ SLOTS = {
             "a_in",
             "b_in",
             "z_in",
+            "a_low_in",
+            "z_low_in",
             "mixer_out",
             "gate_proj",
             "up_proj",
@@ -81,7 +83,9 @@ _ATTENTION_INTEGERS = (
     "sinks output_gate growth_step"
 )
 _LATENT_INTEGERS = "rank rope_dim nope_dim value_dim query_rank"
-_RECURRENT_INTEGERS = "kind heads key_heads key_dim value_dim conv_kernel conv_bias input_bias output_bias norm_groups"
+_RECURRENT_INTEGERS = (
+    "kind heads key_heads key_dim value_dim conv_kernel conv_bias input_bias output_bias norm_groups gate_rank"
+)
 _MLP_INTEGERS = (
     "intermediate_size activation gated bias precision experts experts_per_token experts_normalised router_bias "
     "shared_size shared_gate scores correction_bias groups groups_per_token best_of_group"
@@ -348,6 +352,7 @@ def _recurrent_spec(spec: RecurrentSpec) -> CRecurrentSpec:
         input_bias=spec.input_bias,
         output_bias=spec.output_bias,
         norm_groups=spec.norm_groups,
+        gate_rank=spec.gate_rank,
         least_step=spec.step_limit[0],
         most_step=spec.step_limit[1],
         beta_scale=spec.beta_scale,

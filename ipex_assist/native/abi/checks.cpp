@@ -94,7 +94,7 @@ void check_attention(const ModelSpec& s, const AttentionSpec& a) {
 }
 
 void check_recurrent(const RecurrentSpec& r) {
-    check_range("the kind of a recurrent mixer", r.kind, NO_RECURRENCE, SHORT_CONV);
+    check_range("the kind of a recurrent mixer", r.kind, NO_RECURRENCE, KIMI_DELTA);
     if (r.kind == NO_RECURRENCE) return;
     check_range("heads of a recurrent mixer", r.heads, 1, LARGEST);
     check_range("key heads of a recurrent mixer", r.key_heads, 1, r.heads);
@@ -111,7 +111,12 @@ void check_recurrent(const RecurrentSpec& r) {
         refuse("%lld and %lld columns of a short convolution", static_cast<long long>(r.key_width()),
                static_cast<long long>(r.value_width()));
     }
-    if (r.kind == GATED_DELTA) check_multiplier(r.beta_scale);
+    if (r.is_delta()) check_multiplier(r.beta_scale);
+    check_range("the rank of gates", r.gate_rank, r.kind == KIMI_DELTA ? 1 : 0, r.kind == KIMI_DELTA ? LARGEST : 0);
+    if (r.kind == KIMI_DELTA && (r.key_heads != r.heads || r.key_dim != r.value_dim)) {
+        refuse("decays of each channel of %d key heads of %d, and %d heads of %d", r.key_heads, r.key_dim, r.heads,
+               r.value_dim);
+    }
     if (!std::isfinite(r.norm_eps) || r.norm_eps < 0) refuse("the epsilon of a gated norm is %g", double(r.norm_eps));
     if (!(r.least_step >= 0) || !(r.most_step >= r.least_step)) {
         refuse("steps from %g to %g", double(r.least_step), double(r.most_step));

@@ -69,6 +69,7 @@ void size_layers(const Pass& pass, ActivationSizes& s) {
         if (layer.is_recurrent()) {
             s.scan_columns = std::max(s.scan_columns, layer.recurrent.scan_width());
             s.state = std::max(s.state, layer.recurrent.scans() ? layer.recurrent.tile_floats() : 0);
+            s.head_depth = std::max(s.head_depth, layer.recurrence.gates.depth);
             continue;
         }
         const AttentionSpec& a = layer.attention;

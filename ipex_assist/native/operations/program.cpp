@@ -41,6 +41,7 @@ void list_recurrent(const PackedLayer& layer, LayerStep& step) {
         step.fill.push_back(short_conv);
         step.proceed = {prepare_convolved, output_linear};
     } else {
+        if (layer.recurrent.kind == KIMI_DELTA) step.fill.push_back(gates_linear);
         for (const Operation each : {prepare_scan, scan}) step.fill.push_back(each);
         step.proceed = {gate_scanned, output_linear};
     }

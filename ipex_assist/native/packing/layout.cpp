@@ -197,12 +197,14 @@ void ImageLayout::place_latent(const ModelSpec& spec, PackedLayer& layer) {
 void ImageLayout::place_recurrent(const ModelSpec& spec, PackedLayer& layer) {
     const RecurrentSpec& r = layer.recurrent;
     RecurrentWeights& w = layer.recurrence;
-    layer.qkv = linear(spec, r.width(), spec.hidden_size, r.input_bias, spec.precision);
+    layer.qkv = linear(spec, r.input_linear_width(), spec.hidden_size, r.input_bias, spec.precision);
     if (r.scans()) w.q_conv = vector(r.conv_kernel * r.key_width()), w.k_conv = vector(r.conv_kernel * r.key_width());
     w.v_conv = vector(r.conv_kernel * r.value_width());
     if (r.scans() && r.conv_bias) w.q_conv_bias = vector(r.key_width()), w.k_conv_bias = vector(r.key_width());
     if (r.conv_bias) w.v_conv_bias = vector(r.value_width());
-    if (r.scans()) w.decay_rate = vector(r.heads), w.dt_bias = vector(r.heads);
+    if (r.scans()) w.decay_rate = vector(r.heads), w.dt_bias = vector(r.decay_inputs());
+    if (r.kind == KIMI_DELTA)
+        w.gates = linear(spec, r.width() - r.decay_column(), r.gate_rank, false, spec.precision);
     if (r.kind == MAMBA2) w.skip = vector(r.heads);
     if (r.norm_weights()) w.norm = vector(r.norm_weights());
     layer.output = linear(spec, packed(spec.hidden_size), r.value_width(), r.output_bias, spec.precision);

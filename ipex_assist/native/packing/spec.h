@@ -83,7 +83,8 @@ enum Scores : int32_t { SOFTMAX, SIGMOID, SPARSEMIXER };
 //   GATED_DELTA  per head: S <- decay·S; S <- S + k·(beta·(v - S·k)); out = S·q        (Yang et al. 2024, 2412.06464)
 //   MAMBA2       per head: S <- decay·S + B·(dt·x); out = S·C + skip·x                 (Dao and Gu 2024, 2405.21060)
 //   SHORT_CONV   no state beside the rows of the convolution: out = C·conv(B·x)        (LFM2)
-enum RecurrentKind : int32_t { NO_RECURRENCE, GATED_DELTA, MAMBA2, SHORT_CONV };
+//   KIMI_DELTA   as GATED_DELTA, with a decay for each channel of a head's keys        (Kimi Linear, 2510.26692)
+enum RecurrentKind : int32_t { NO_RECURRENCE, GATED_DELTA, MAMBA2, SHORT_CONV, KIMI_DELTA };
 
 // Of MAMBA2, queries are C, keys B and values x, and key heads are the groups that share B and C.
 struct RecurrentSpec {
@@ -93,39 +94,55 @@ struct RecurrentSpec {
     int32_t conv_kernel, conv_bias;
     int32_t input_bias, output_bias;
     int32_t norm_groups;          // MAMBA2: parts of a row that are normalised by themselves, 0: no norm
+    int32_t gate_rank;            // KIMI_DELTA: of the rows that decay inputs and output gates are made of
     float least_step, most_step;  // MAMBA2: what dt is clamped to
-    float beta_scale;             // GATED_DELTA: of the sigmoid that beta is
+    float beta_scale;             // GATED_DELTA, KIMI_DELTA: of the sigmoid that beta is
     float norm_eps;               // of its norm, 0: the model's
 
     int64_t key_width() const { return int64_t(key_heads) * key_dim; }
     int64_t value_width() const { return int64_t(heads) * value_dim; }
-    bool scans() const { return kind == GATED_DELTA || kind == MAMBA2; }
+    bool scans() const { return kind != NO_RECURRENCE && kind != SHORT_CONV; }
+    bool is_delta() const { return kind == GATED_DELTA || kind == KIMI_DELTA; }
     // Columns of the rows that the input linear gives: queries from 0 on, keys, values, decay inputs, betas, output
-    // gates, each from a multiple of 16 on.
+    // gates, each from a multiple of 16 on. Of KIMI_DELTA it gives betas and the two rows of the low rank after the
+    // values; decay inputs and output gates, which another linear makes of those, follow.
     int64_t key_column() const { return round_up(key_width(), LANES); }
     int64_t value_column() const { return 2 * key_column(); }
-    int64_t decay_column() const { return value_column() + round_up(value_width(), LANES); }
-    int64_t beta_column() const { return decay_column() + (scans() ? round_up(heads, LANES) : 0); }
-    int64_t gate_column() const { return beta_column() + (kind == GATED_DELTA ? round_up(heads, LANES) : 0); }
+    int64_t after_values() const { return value_column() + round_up(value_width(), LANES); }
+    int64_t low_column() const { return after_values() + round_up(heads, LANES); }
+    int64_t low_width() const { return round_up(gate_rank, LANES); }
+    int64_t decay_column() const { return kind == KIMI_DELTA ? low_column() + 2 * low_width() : after_values(); }
+    int64_t decay_inputs() const { return kind == KIMI_DELTA ? key_width() : scans() ? heads : 0; }
+    int64_t beta_column() const {
+        return kind == KIMI_DELTA ? after_values() : decay_column() + round_up(decay_inputs(), LANES);
+    }
+    int64_t gate_column() const {
+        if (kind == KIMI_DELTA) return decay_column() + round_up(decay_inputs(), LANES);
+        return beta_column() + (kind == GATED_DELTA ? round_up(heads, LANES) : 0);
+    }
     int64_t width() const { return gate_column() + (scans() ? round_up(value_width(), LANES) : 0); }
+    int64_t input_linear_width() const { return kind == KIMI_DELTA ? decay_column() : width(); }
     // What a sequence keeps of its last rows: the columns before the output gates.
     int64_t input_width() const { return gate_column(); }
     // Of a row after the convolution (operations/scan.cpp): heads of queries, keys and values padded to 16, decays,
-    // betas.
+    // betas. Of KIMI_DELTA decays are heads like the keys, and keys times decays follow them.
     int64_t key_depth() const { return round_up(key_dim, LANES); }
     int64_t value_depth() const { return round_up(value_dim, LANES); }
     int64_t scan_key() const { return key_heads * key_depth(); }
     int64_t scan_value() const { return 2 * scan_key(); }
     int64_t scan_decay() const { return scan_value() + heads * value_depth(); }
-    int64_t scan_beta() const { return scan_decay() + round_up(heads, LANES); }
+    int64_t scan_recall() const { return kind == KIMI_DELTA ? scan_decay() + scan_key() : scan_key(); }
+    int64_t scan_beta() const {
+        return scan_decay() + (kind == KIMI_DELTA ? 2 * scan_key() : round_up(heads, LANES));
+    }
     int64_t scan_width() const { return scans() ? scan_beta() + round_up(heads, LANES) : 0; }
     // Parts of the state that one thread computes: 16 columns of a head.
     int64_t tiles() const { return scans() ? heads * value_depth() / LANES : 0; }
     int64_t tile_floats() const { return key_depth() * LANES; }
-    int64_t norm_weights() const { return kind == GATED_DELTA ? value_dim : norm_groups ? value_width() : 0; }
+    int64_t norm_weights() const { return is_delta() ? value_dim : norm_groups ? value_width() : 0; }
     // Values that are normalised together after the scan; 0: none are.
     int64_t norm_size() const {
-        return kind == GATED_DELTA ? value_dim : kind == MAMBA2 && norm_groups ? value_width() / norm_groups : 0;
+        return is_delta() ? value_dim : kind == MAMBA2 && norm_groups ? value_width() / norm_groups : 0;
     }
 };
 

@@ -56,6 +56,8 @@ enum Slot : int32_t {
     A_IN,
     B_IN,
     Z_IN,
+    A_LOW_IN,
+    Z_LOW_IN,
     MIXER_OUT,
     GATE_PROJ,
     UP_PROJ,
@@ -90,9 +92,10 @@ struct RecurrentWeights {
     const float *q_conv = nullptr, *k_conv = nullptr, *v_conv = nullptr;
     const float *q_conv_bias = nullptr, *k_conv_bias = nullptr, *v_conv_bias = nullptr;
     const float* decay_rate = nullptr;  // (heads): -exp(A_log)
-    const float* dt_bias = nullptr;     // (heads)
+    const float* dt_bias = nullptr;     // (decay_inputs)
     const float* skip = nullptr;        // (heads)
     const float* norm = nullptr;        // of the gated norm: (norm_size), or of MAMBA2 of all groups
+    Linear gates{};  // KIMI_DELTA: of gate_rank inputs; decay inputs of the first such row, output gates of the second
 };
 
 // Of latent attention, beside qkv and output.
