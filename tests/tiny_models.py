@@ -337,6 +337,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "glm4-moe-lite": _like_llama("glm4_moe_lite", **_LATENT, **_MOE, n_routed_experts=9, num_hidden_layers=3)
     | {"qk_nope_head_dim": 40, "v_head_dim": 16, "rms_norm_eps": 1e-3},
     "kimi-linear": _like_llama("kimi_linear", **_KIMI),
+    "kimi-linear-all-experts": _like_llama("kimi_linear", **_KIMI | {"num_local_experts": 3, "n_group": 1})
+    | {"topk_group": 1},
     "kimi-linear-row": _like_llama("kimi_linear", **_KIMI | {"linear_head_dim": 20, "linear_num_heads": 3})
     | {
         **{"q_lora_rank": 40, "attention_bias": True, "norm_topk_prob": False, "linear_conv_kernel_dim": 3},

@@ -74,7 +74,7 @@ def run_recurrent(
     start: int,
     count: int,
 ) -> torch.Tensor:
-    """Rows (rows, columns) of the input linears, from position `start` on → (rows, value_size) before the output linear.
+    """Rows (rows, columns) of the input linears, from position `start` on → (rows, value_size) for the output linear.
 
     The first `count` rows are the sequence's; those after them are padding, and leave nothing behind.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ipex_assist.models.common import FULL, activation, deepseek_experts, layer_count, refuse
+from ipex_assist.models.common import FULL, activation, deepseek_experts, layer_count, refuse, sparse_kinds
 from ipex_assist.models.config import Config, ConfigError, NotComputed
 from ipex_assist.models.gated_delta import LINEAR
 from ipex_assist.models.latent import LATENT_NORMS, latent_parts, latent_spec, with_latents
@@ -20,7 +20,7 @@ NAMES = {
     **{"num_experts_per_tok": "num_experts_per_token", "n_group": "num_expert_group"},
     **{"linear_num_value_heads": "linear_num_heads", "linear_key_head_dim": "linear_head_dim"},
 }
-_SIZES = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "q_lora_rank": None}
+_SIZES = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
 # Of `linear_attn_config`, which published configs have in the place of these.
 _INNER = {"linear_num_heads": "num_heads", "linear_head_dim": "head_dim"}
 _INNER |= {"linear_conv_kernel_dim": "short_conv_kernel_size"}
@@ -45,7 +45,7 @@ def spec(config: Config) -> DecoderSpec:
     config = Config({**config.values, **found}, config.other_names)
     if activation(config.text("hidden_act", "silu")) != "silu":
         raise NotComputed("Kimi Delta Attention with another activation than silu is not supported")
-    latent, sparse = latent_spec(config, _SIZES), _sparse(config)
+    latent, sparse = latent_spec(config, _SIZES), sparse_kinds(config)
     fields = {
         "attention_scale": (latent.nope_dim + latent.rope_dim) ** -0.5,
         "norm_eps": config.number("norm_eps", 1e-5),
@@ -73,17 +73,6 @@ def _kinds(config: Config, inner: Config) -> list[str]:
     if unknown := sorted(set(kinds) - {FULL, LINEAR}):
         raise NotComputed(f"layers of the type {unknown[0]!r} are not supported")
     return kinds
-
-
-def _sparse(config: Config) -> list[bool]:
-    """Which layers have experts."""
-    kinds, dense = config.optional_texts("mlp_layer_types"), config.integer("first_k_dense_replace", 1)
-    if kinds is not None and (unknown := sorted(set(kinds) - {"dense", "sparse"})):
-        raise NotComputed(f"MLP layers of the type {unknown[0]!r} are not supported")
-    count = layer_count(config)
-    if kinds is not None and len(kinds) != count:
-        raise ConfigError("mlp_layer_types", kinds, f"a list of {count}, one for each layer")
-    return [layer >= dense for layer in range(count)] if kinds is None else [kind == "sparse" for kind in kinds]
 
 
 def weights(spec: DecoderSpec) -> dict[str, Source]:

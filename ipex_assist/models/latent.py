@@ -41,7 +41,8 @@ def latent_decoder(model_type: str, config: Config, sizes: dict[str, int], **dif
 
 def latent_spec(config: Config, sizes: dict[str, int]) -> LatentSpec:
     """The latents of a config. sizes: of a config without them. Raises NotComputed for widths that we do not have."""
-    query_rank = config.optional_integer("q_lora_rank") if "q_lora_rank" in config.values else sizes["q_lora_rank"]
+    given = "q_lora_rank" in config.values
+    query_rank = config.optional_integer("q_lora_rank") if given else sizes.get("q_lora_rank")
     latent = LatentSpec(
         rank=config.integer("kv_lora_rank", sizes["kv_lora_rank"]),
         rope_dim=config.integer("qk_rope_head_dim", sizes["qk_rope_head_dim"]),

@@ -327,7 +327,9 @@ class RecurrentSpec:
         _check_kind("mixer", self.kind, RecurrentKind)
         _check_ranges(self, RECURRENT_RANGES)
         if self.kind == "kimi_delta":
-            assert (self.heads, self.key_dim) == (self.key_heads, self.value_dim), "heads of keys unlike those of values"
+            assert (self.heads, self.key_dim) == (self.key_heads, self.value_dim), (
+                "heads of keys unlike those of values"
+            )
             assert self.gate_rank, "gates without a rank"
         if self.heads % self.key_heads:
             raise ConfigError("linear_num_key_heads", self.key_heads, f"a divisor of the {self.heads} value heads")

@@ -132,7 +132,9 @@ def _thread_floats(spec: DecoderSpec, width: int) -> float:
     latents = [each.latent for each in spec.attentions if each.latent is not None]
     attention += max((1.1 * PASS_ROWS * (max(each.nope_dim, each.rank) + 128) for each in latents), default=0)
     attention += max((16 * (each.key_dim + 16) for each in spec.recurrents), default=0)
-    attention += max((1.1 * PASS_ROWS * (each.gate_rank + 128) for each in spec.recurrents if each.gate_rank), default=0)
+    attention += max(
+        (1.1 * PASS_ROWS * (each.gate_rank + 128) for each in spec.recurrents if each.gate_rank), default=0
+    )
     return 2 * width + _depth(spec, width) + PASS_ROWS * _UP_COLUMNS + attention + own
 
 

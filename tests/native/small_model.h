@@ -200,9 +200,11 @@ void list_recurrent_shapes(const RecurrentSpec& r, int64_t hidden, const Add& ad
         add(V_CONV, bias, values * (bias ? 1 : taps), 1);
     }
     add(Q_IN, false, keys, hidden), add(K_IN, false, keys, hidden), add(V_IN, false, values, hidden);
-    if (r.scans()) add(A_IN, false, r.heads, hidden), add(Z_IN, false, values, hidden);
-    if (r.scans()) add(A_LOG, false, r.heads, 1), add(DT_BIAS, false, r.heads, 1);
-    if (r.kind == GATED_DELTA) add(B_IN, false, r.heads, hidden);
+    const int64_t from = r.kind == KIMI_DELTA ? r.gate_rank : hidden;  // of what decay inputs and gates are made
+    if (r.scans()) add(A_IN, false, r.decay_inputs(), from), add(Z_IN, false, values, from);
+    if (r.kind == KIMI_DELTA) add(A_LOW_IN, false, r.gate_rank, hidden), add(Z_LOW_IN, false, r.gate_rank, hidden);
+    if (r.scans()) add(A_LOG, false, r.heads, 1), add(DT_BIAS, false, r.decay_inputs(), 1);
+    if (r.is_delta()) add(B_IN, false, r.heads, hidden);
     if (r.kind == MAMBA2) add(SKIP, false, r.heads, 1);
     if (r.norm_weights()) add(GATED_NORM, false, r.norm_weights(), 1);
     add(MIXER_OUT, false, hidden, values);

@@ -164,11 +164,11 @@ struct ScanTile {
     float skip;         // of the value, in the output
     const float* rows;  // (count, stride)
     int64_t count, stride;
-    // Columns of a row: the first of each part, and one of betas, and of decays but where each key has one. What recalls
-    // is the key, or the key times its decays.
+    // Columns of a row: the first of each part, and one of betas, and of decays but where each key has one. What
+    // recalls is the key, or the key times its decays.
     int64_t query, key, value, decay, beta, recall;
-    int64_t first_out;                       // the first row that has an output
-    float* out;                              // of that row, `out_stride` before the next one's
+    int64_t first_out;  // the first row that has an output
+    float* out;         // of that row, `out_stride` before the next one's
     int64_t out_stride, columns;
 };
 

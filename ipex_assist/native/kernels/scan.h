@@ -65,7 +65,8 @@ void decay_keys(const float* in, const float* bias, float rate, const float* key
         const __m512 x = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, in + i), _mm512_maskz_loadu_ps(mask, bias + i));
         const __m512 decay = exponential(_mm512_mul_ps(_mm512_set1_ps(rate), softplus(x)));
         _mm512_storeu_ps(decays + i, _mm512_maskz_mov_ps(mask, decay));
-        _mm512_storeu_ps(recalls + i, _mm512_mul_ps(_mm512_maskz_mov_ps(mask, decay), _mm512_maskz_loadu_ps(mask, key + i)));
+        _mm512_storeu_ps(recalls + i,
+                         _mm512_mul_ps(_mm512_maskz_mov_ps(mask, decay), _mm512_maskz_loadu_ps(mask, key + i)));
     }
 }
 

@@ -40,9 +40,9 @@ void qkv_linear(Pass& pass, const LayerStep& step, int thread);
 void output_linear(Pass& pass, const LayerStep& step, int thread);
 
 // head_linears.cpp
-// This thread's blocks of a linear that has `columns` of each head in turn. Head h's inputs are the `width` columns from
-// h · step on of the rows `from`, of which `kept` names those that go on; its outputs go to the columns from out + h ·
-// out_width on.
+// This thread's blocks of a linear that has `columns` of each head in turn. Head h's inputs are the `width` columns
+// from h · step on of the rows `from`, of which `kept` names those that go on; its outputs go to the columns from out +
+// h · out_width on.
 struct HeadRows {
     const float* from;
     int64_t from_stride, step, width;

@@ -1,5 +1,5 @@
-// Gated DeltaNet, Kimi Delta Attention and Mamba-2: rows are convolved with those before them, pass over the state of their sequence one
-// after the other, and are normalised and gated.
+// Gated DeltaNet, Kimi Delta Attention and Mamba-2: rows are convolved with those before them, pass over the state of
+// their sequence one after the other, and are normalised and gated.
 //
 // Threads share the state by tiles, 16 columns of a head, always in the same way, so that a tile stays on its thread's
 // memory node. A row's bits follow from the rows before it alone: its convolution from their inputs, its state from
@@ -113,7 +113,8 @@ int64_t unit_columns(const RecurrentSpec& spec, const Linear& output) {
     return aligned ? std::max<int64_t>(SCALE_COLUMNS, group) : output.depth;
 }
 
-// Gated DeltaNet: a norm of each head, then the gate, of Kimi's a sigmoid; Mamba-2: the gate, then a norm of each group.
+// Gated DeltaNet: a norm of each head, then the gate, of Kimi's a sigmoid; Mamba-2: the gate, then a norm of each
+// group.
 void gate_columns(const Pass& pass, const PackedLayer& layer, int64_t row, int64_t first, int64_t end) {
     const RecurrentSpec& spec = layer.recurrent;
     const float* gates = pass.activations.shared.qkv.row(row) + spec.gate_column();

@@ -203,8 +203,7 @@ void ImageLayout::place_recurrent(const ModelSpec& spec, PackedLayer& layer) {
     if (r.scans() && r.conv_bias) w.q_conv_bias = vector(r.key_width()), w.k_conv_bias = vector(r.key_width());
     if (r.conv_bias) w.v_conv_bias = vector(r.value_width());
     if (r.scans()) w.decay_rate = vector(r.heads), w.dt_bias = vector(r.decay_inputs());
-    if (r.kind == KIMI_DELTA)
-        w.gates = linear(spec, r.width() - r.decay_column(), r.gate_rank, false, spec.precision);
+    if (r.kind == KIMI_DELTA) w.gates = linear(spec, r.width() - r.decay_column(), r.gate_rank, false, spec.precision);
     if (r.kind == MAMBA2) w.skip = vector(r.heads);
     if (r.norm_weights()) w.norm = vector(r.norm_weights());
     layer.output = linear(spec, packed(spec.hidden_size), r.value_width(), r.output_bias, spec.precision);

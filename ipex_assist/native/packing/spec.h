@@ -132,9 +132,7 @@ struct RecurrentSpec {
     int64_t scan_value() const { return 2 * scan_key(); }
     int64_t scan_decay() const { return scan_value() + heads * value_depth(); }
     int64_t scan_recall() const { return kind == KIMI_DELTA ? scan_decay() + scan_key() : scan_key(); }
-    int64_t scan_beta() const {
-        return scan_decay() + (kind == KIMI_DELTA ? 2 * scan_key() : round_up(heads, LANES));
-    }
+    int64_t scan_beta() const { return scan_decay() + (kind == KIMI_DELTA ? 2 * scan_key() : round_up(heads, LANES)); }
     int64_t scan_width() const { return scans() ? scan_beta() + round_up(heads, LANES) : 0; }
     // Parts of the state that one thread computes: 16 columns of a head.
     int64_t tiles() const { return scans() ? heads * value_depth() / LANES : 0; }
