@@ -7,10 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.models.draft_head import Taps
 from ipex_assist.models.spec import DecoderSpec
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
 
     from ipex_assist.executors.blocks import BlockPool
     from ipex_assist.executors.recurrent_states import RecurrentState, StatePool
@@ -71,11 +74,27 @@ class HasBlocks(Protocol):
 
 
 class Rows(NamedTuple):
-    """Tokens to append to a sequence; logits are returned for the last `last` of them, which may be 0."""
+    """Tokens to append to a sequence; logits are returned for the last `last` of them, which may be 0.
+
+    hidden: for a draft head, a row of its target's hidden states for each token (tokens, HeadSpec.input_size), or, for
+    tokens that it drafted itself, of its own (tokens, hidden_size); those of a pass are of one kind.
+    """
 
     sequence: Sequence
     tokens: Tokens
     last: int = 1
+    hidden: NDArray[np.float32] | None = None
+
+
+@dataclass
+class HiddenRows:
+    """Asks a pass for hidden states of all of its rows, and holds them after it.
+
+    rows: (rows of the pass, len(taps.layers) · hidden_size), in the order of the rows; None before the pass.
+    """
+
+    taps: Taps
+    rows: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True)
@@ -233,12 +252,19 @@ class DraftsInOneCall(Protocol):
 
 @dataclass(frozen=True)
 class DraftInput:
-    """The arguments of `draft` for one of several sequences."""
+    """The arguments of `draft` for one of several sequences.
+
+    hidden: of a draft head, as in Rows; of a block draft (HeadSpec "dflash"), any number of rows that become keys and
+    values, and `tokens` is the last token alone. shared_kv: the target's sequence, whose keys and values such a head
+    reads.
+    """
 
     sequence: Sequence
     tokens: Tokens
     count: int
     min_confidence: float = 0.0
+    hidden: NDArray[np.float32] | None = None
+    shared_kv: Sequence | None = None
 
 
 class PassThreads(NamedTuple):

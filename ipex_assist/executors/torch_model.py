@@ -144,7 +144,7 @@ class TorchModel(Model):
     def forward(self, rows: abc.Sequence[Rows], vocabulary: int | None = None) -> torch.Tensor:
         """Append each one's tokens to its sequence; logits (sum of `last`, vocab) in the order of `rows`."""
         assert len({id(each.sequence) for each in rows}) == len(rows), "a sequence twice in one call"
-        logits = [part for each in rows for part in self._append(*each)]
+        logits = [part for each in rows for part in self._append(each.sequence, each.tokens, each.last)]
         if not logits:
             return torch.empty(0, min(vocabulary or self.spec.vocab_size, self.spec.vocab_size))
         return (logits[0] if len(logits) == 1 else torch.cat(logits))[:, :vocabulary]

@@ -34,6 +34,7 @@ from functools import cached_property
 from typing import Any, Literal, get_args
 
 from ipex_assist.models.config import ConfigError
+from ipex_assist.models.draft_head import HeadSpec
 
 Norm = Literal["rms", "layer"]
 NormPlace = Literal["pre", "post_residual", "post", "sandwich"]
@@ -585,6 +586,7 @@ class DecoderSpec:
     logit_multiplier: float = 1.0  # folded into the final norm: by models/, where that is mapped
     tied_head: bool = False
     embedding_size: int | None = None  # where the token embedding is narrower or wider than hidden_size (OPT-350m)
+    head: HeadSpec | None = None  # of a draft head: it reads hidden states of its target beside tokens
 
     def __post_init__(self) -> None:
         for name, ends in RANGES.items():

@@ -1,0 +1,64 @@
+"""Draft heads: small models that read their target's hidden states; what they read, and how it enters them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+HeadKind = Literal["mtp", "eagle3", "dflash", "shared_kv"]
+InputNorm = Literal["all", "each"]
+
+
+@dataclass(frozen=True)
+class Taps:
+    """Which hidden states a pass of a target gives besides its logits, side by side in this order.
+
+    layers: i is the residual stream that enters layer i, num_hidden_layers the one after the last layer. normed: that
+    one after the final norm.
+    """
+
+    layers: tuple[int, ...]
+    normed: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.layers, "taps of no layer"
+
+
+@dataclass(frozen=True)
+class HeadSpec:
+    """What makes a DecoderSpec a draft head's.
+
+    With e the embedding of token t[p+1], and h the target's hidden state at p, row p of a head predicts token t[p+2].
+    Own hidden states take the place of h for tokens that it drafted itself.
+
+    - "mtp" (DeepSeek-V3, arXiv:2412.19437, section 2.2): x = fc([norm(e), norm(h)]) enters the layers; h is of one tap.
+    - "eagle3" (arXiv:2503.01840): g = fc(h) of several taps, or its own hidden state; x = g, and the first layer's
+      queries, keys and values are made of [norm(e), norm(g)]. norm_before_residual: x is that norm(g).
+    - "dflash" (arXiv:2602.06036): g = norm(fc(h)) of several taps becomes keys and values of every layer, as they are
+      (no layer changes g); a block of the last token and `mask_token` block_size - 1 times passes through the layers at
+      once, each row seeing all of the block; row i of it predicts the i-th token after the last one.
+    - "shared_kv" (Gemma 4's assistant): x = fc([e, h]) with the target's e; its layers have queries alone and attend to
+      keys and values of the target's last layer of their kind, from one position on; the head's own hidden states pass
+      through a projection (`fc_out`).
+
+    input_norm: of h before fc: of all of it together, or of each tap's part. fed_back_normed: a head's own hidden state
+    is that after its final norm. draft_vocab_size: rows of its lm_head, where they are fewer than the target's tokens;
+    the model's `target_tokens` then says which those are. shared_embedding, shared_head: the target's.
+    """
+
+    kind: HeadKind
+    taps: Taps
+    target_hidden_size: int
+    input_norm: InputNorm | None = None
+    norm_before_residual: bool = False
+    fed_back_normed: bool = False
+    draft_vocab_size: int | None = None
+    shared_embedding: bool = True
+    shared_head: bool = True
+    block_size: int = 0
+    mask_token: int = 0
+
+    @property
+    def input_size(self) -> int:
+        """Columns of a row of the target's hidden states."""
+        return len(self.taps.layers) * self.target_hidden_size
