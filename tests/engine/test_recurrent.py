@@ -29,10 +29,10 @@ pytestmark = [
 OPTIONS = GenerationOptions.of(max_new_tokens=20, ignore_eos=True)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=tiny_models.known("qwen3.5", "kimi-linear"))
+def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     path = tmp_path_factory.mktemp("recurrent")
-    tiny_models.save(path, "qwen3.5", max_position_embeddings=2048)
+    tiny_models.save(path, request.param, max_position_embeddings=2048)
     return path
 
 

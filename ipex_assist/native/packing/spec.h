@@ -124,16 +124,9 @@ struct RecurrentSpec {
     int64_t input_linear_width() const { return kind == KIMI_DELTA ? decay_column() : width(); }
     // What a sequence keeps of its last rows: the columns before the output gates.
     int64_t input_width() const { return gate_column(); }
-    // Of a row after the convolution (operations/scan.cpp): heads of queries, keys and values padded to 16, decays,
-    // betas. Of KIMI_DELTA decays are heads like the keys, and keys times decays follow them.
+    // Of a head of keys, and of values, where they are padded to 16.
     int64_t key_depth() const { return round_up(key_dim, LANES); }
     int64_t value_depth() const { return round_up(value_dim, LANES); }
-    int64_t scan_key() const { return key_heads * key_depth(); }
-    int64_t scan_value() const { return 2 * scan_key(); }
-    int64_t scan_decay() const { return scan_value() + heads * value_depth(); }
-    int64_t scan_recall() const { return kind == KIMI_DELTA ? scan_decay() + scan_key() : scan_key(); }
-    int64_t scan_beta() const { return scan_decay() + (kind == KIMI_DELTA ? 2 * scan_key() : round_up(heads, LANES)); }
-    int64_t scan_width() const { return scans() ? scan_beta() + round_up(heads, LANES) : 0; }
     // Parts of the state that one thread computes: 16 columns of a head.
     int64_t tiles() const { return scans() ? heads * value_depth() / LANES : 0; }
     int64_t tile_floats() const { return key_depth() * LANES; }
@@ -142,6 +135,20 @@ struct RecurrentSpec {
     int64_t norm_size() const {
         return is_delta() ? value_dim : kind == MAMBA2 && norm_groups ? value_width() / norm_groups : 0;
     }
+};
+
+// Columns of a row after the convolution (operations/scan.cpp): heads of queries from 0 on, of keys and values, padded
+// to 16; decays; betas. Of KIMI_DELTA decays are heads like the keys, and keys times decays, which recall, follow them.
+struct ScanColumns {
+    explicit ScanColumns(const RecurrentSpec& r)
+        : key(r.key_heads * r.key_depth()),
+          value(2 * key),
+          decay(value + r.heads * r.value_depth()),
+          recall(r.kind == KIMI_DELTA ? decay + key : key),
+          beta(r.kind == KIMI_DELTA ? decay + 2 * key : decay + round_up(r.heads, LANES)),
+          width(r.scans() ? beta + round_up(r.heads, LANES) : 0) {}
+
+    int64_t key, value, decay, recall, beta, width;
 };
 
 // A plain MLP, a gated one, or experts in its place, which are such MLPs.
