@@ -143,6 +143,15 @@ _MROPE = {
 _NO_ROPE = {"rope_type": "default", "rope_theta": None}
 # Keys are as wide as values: transformers 5.23 saves the convolution of both in equal thirds.
 _OLMO_HYBRID = {name: value for name, value in _DELTA.items() if name != "head_dim"} | {"linear_value_head_dim": 6}
+_LLAMA4 = {
+    **{"num_hidden_layers": 4, "head_dim": 32, "intermediate_size": 48, "intermediate_size_mlp": 96},
+    **{"num_local_experts": 5, "interleave_moe_layer_step": 2, "attention_chunk_size": 8},
+    **{"floor_scale": 6, "attn_scale": 0.3},
+}
+_LLAMA4_VISION = {
+    **{"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28},
+    **{"patch_size": 14, "vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32},
+}
 _KIMI = {
     **{name: value for name, value in _LATENT.items() if name != "q_lora_rank"},
     **{"num_hidden_layers": 4, "linear_head_dim": 12, "linear_num_heads": 4, **_MOE, "num_local_experts": 8},
@@ -336,6 +345,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "deepseek-v3-dense": _like_llama("deepseek_v3", **_LATENT, **_DEEPSEEK) | {"first_k_dense_replace": 3},
     "glm4-moe-lite": _like_llama("glm4_moe_lite", **_LATENT, **_MOE, n_routed_experts=9, num_hidden_layers=3)
     | {"qk_nope_head_dim": 40, "v_head_dim": 16, "rms_norm_eps": 1e-3},
+    "llama4": _like_llama("llama4_text", **_LLAMA4, attention_bias=True, tie_word_embeddings=True),
+    "llama4-plain": _like_llama("llama4_text", **_LLAMA4 | {"num_experts_per_tok": 2, "use_qk_norm": False})
+    | {"attn_temperature_tuning": False, "no_rope_layers": [0, 1, 1, 0], "moe_layers": [0]}
+    | _rope("llama3", low_freq_factor=1.0, high_freq_factor=1.0, original_max_position_embeddings=32),
+    "llama4-published": _with_text("llama4", _like_llama("llama4_text", **_LLAMA4), _LLAMA4_VISION),
     "kimi-linear": _like_llama("kimi_linear", **_KIMI),
     "kimi-linear-all-experts": _like_llama("kimi_linear", **_KIMI | {"num_local_experts": 3, "n_group": 1})
     | {"topk_group": 1},

@@ -230,12 +230,12 @@ class TorchModel(Model):
         return self._norm(x, weights.embedding_norm) if self.spec.embedding_norm else x
 
     def _mask(self, start: int, rows: int, attention: AttentionSpec, step: bool) -> torch.Tensor | None:
-        slopes, window = attention.alibi_slopes, attention.window
+        slopes, seen = attention.alibi_slopes, min(attention.window or rows, attention.chunk or rows)
         plain = not slopes and attention.cap is None and not attention.sinks
-        if plain and not step and start == 0 and (window is None or rows <= window):
+        if plain and not step and start == 0 and rows <= seen:
             return None  # causal from the first position on: the operator masks by itself
         length = self.plan.key_length(start + rows) if step else start + rows
-        mask = causal_mask(start, rows, length, window, self.kernels.dtype)
+        mask = causal_mask(start, rows, length, attention.window, self.kernels.dtype, attention.chunk)
         if slopes:
             return alibi_mask(mask, torch.tensor(slopes), start, attention.kv_heads, stacked=step)
         if step:
@@ -321,7 +321,7 @@ class TorchModel(Model):
 
     def _norm_of_heads(self, spec: AttentionSpec, layer: Layer, query_key: torch.Tensor) -> torch.Tensor:
         """Queries and keys (rows, heads, head_dim) through the norms that they have, if any."""
-        if layer.q_norm is None or layer.k_norm is None:
+        if spec.qk_norm is None:
             return query_key
         query, key = query_key.split((spec.heads, spec.kv_heads), 1)
         query = norm_heads(self.kernels, spec.qk_norm, query, layer.q_norm, self.spec.norm_eps)
@@ -386,9 +386,10 @@ class TorchModel(Model):
 
 def _query_growth(attention: AttentionSpec, start: int, rows: int) -> torch.Tensor | None:
     """What the queries of `rows` rows from position `start` on are multiplied with (AttentionSpec.growth)."""
-    if attention.growth == 0 or attention.growth_step is None or start + rows <= attention.growth_step:
+    first = start + attention.growth_shift
+    if attention.growth == 0 or attention.growth_step is None or first + rows <= attention.growth_step:
         return None
-    steps = torch.arange(start, start + rows) // attention.growth_step
+    steps = torch.arange(first, first + rows) // attention.growth_step
     return (1 + attention.growth * torch.log1p(steps.double())).float()[:, None, None]
 
 

@@ -165,7 +165,7 @@ def _absent(layer: LayerSpec) -> set[str]:
         absent |= {"q_proj", "k_proj", "v_proj", "g_proj", *HEAD_NORMS}
         absent |= set() if latent.query_rank else {"q_a_proj", "q_a_norm"}
     else:
-        absent |= set() if layer.attention.qk_norm else set(HEAD_NORMS)
+        absent |= set(HEAD_NORMS) if layer.attention.qk_norm in (None, "unweighted") else set()
         absent |= set() if layer.attention.output_gate else {"g_proj"}
     if layer.mlp is None:
         return absent | {"mlp_norm", "mlp_out_norm", *MLP}

@@ -12,13 +12,15 @@ and in whether they have experts. Families whose layers are alike say it once (l
   for both. The model may have a norm of the embedding and a final one. A norm that weights by 1 + w is folded when
   weights are packed (`Source.plus`), and so is a factor of the logits (`logit_multiplier`, into the final norm).
 - **Queries and keys** may be normalised: each head by one weight (Qwen3), each by its own (Command R+), or all heads
-  together (OLMo 2); before rotation, or each head after it (Hunyuan). Queries far into a text may grow (Ministral 3).
+  together (OLMo 2), or each head without a weight (Llama 4); before rotation, or each head after it (Hunyuan). Queries
+  far into a text may grow (Ministral 3).
 - **Positions**: rotary (of the whole head or its first `rotary_dim` values, by one of the model's `ropes`, or none in
   some layers), ALiBi's slopes, or a learned table that is added to the embedding. Rotation of neighbouring pairs
   (GPT-J, GLM-4, Cohere) is that of halves with the rows of query and key in another order (`Source.pairs`).
-- **Attention** sees everything or a window; its scores may have a soft cap, and so may logits. Each query head may
-  have a sink: a learned logit that takes part in the sum of its softmax, and has no value (gpt-oss). Attended values
-  may be multiplied with the sigmoid of a gate (Qwen3-Next), before the output projection.
+- **Attention** sees everything, a window, or the chunk of positions that a row is in (Llama 4); its scores may have a
+  soft cap, and so may logits. Each query head may have a sink: a learned logit that takes part in the sum of its
+  softmax, and has no value (gpt-oss). Attended values may be multiplied with the sigmoid of a gate (Qwen3-Next), before
+  the output projection.
 - **The MLP** is plain or gated, with one of ACTIVATIONS, or gpt-oss's clamped_swiglu of gate and up together, or xIELU,
   which has learned numbers and no gate (Apertus); or a row passes through some of many such, the layer's `Experts`.
 - **Latent attention** keeps one narrow row a token for all heads in the place of keys and values (`LatentSpec`).
@@ -39,7 +41,7 @@ from ipex_assist.models.draft_head import HeadSpec
 Norm = Literal["rms", "layer"]
 NormPlace = Literal["pre", "post_residual", "post", "sandwich"]
 RecurrentKind = Literal["gated_delta", "mamba2", "short_conv", "kimi_delta"]
-HeadNorm = Literal["head", "each_head", "all_heads"]
+HeadNorm = Literal["head", "each_head", "all_heads", "unweighted"]
 Activation = Literal["silu", "relu", "gelu", "gelu_tanh", "relu2", "xielu", "clamped_swiglu"]
 Scores = Literal["softmax", "sigmoid", "sparsemixer"]
 RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope"]
@@ -85,6 +87,7 @@ ATTENTION_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
     "rotary_dim": ("rotary_dim", (2, 4096)),
     "attention_cap": ("cap", (1e-3, 1e6)),
     "sliding_window": ("window", (1, 1 << 30)),
+    "attention_chunk_size": ("chunk", (1, 1 << 30)),
     "llama_4_scaling_beta": ("growth", (0, 1e3)),
     "original_max_position_embeddings": ("growth_step", (1, 1 << 30)),
 }
@@ -161,9 +164,9 @@ class Rope:
         for name, value in self.scaling.items():
             if name in ROPE_RANGES and value is not None:
                 check_range(name, value, ROPE_RANGES[name])
-        if self.kind == "llama3" and self.scaling["high_freq_factor"] <= self.scaling["low_freq_factor"]:
+        if self.kind == "llama3" and self.scaling["high_freq_factor"] < self.scaling["low_freq_factor"]:
             low, high = self.scaling["low_freq_factor"], self.scaling["high_freq_factor"]
-            raise ConfigError("high_freq_factor", high, f"larger than low_freq_factor, {low:g}")
+            raise ConfigError("high_freq_factor", high, f"{low:g} at least, as low_freq_factor is")
         if self.kind == "longrope":
             for name in ("short_factor", "long_factor"):
                 for value in self.scaling[name]:
@@ -214,6 +217,7 @@ class AttentionSpec:
     kv_heads: int
     head_dim: int
     window: int | None = None  # how many of the latest positions a row may see; None is all of them
+    chunk: int | None = None  # positions are in chunks of so many, and a row sees none before its own; None: all
     rope: int | None = None  # which of the model's `ropes` rotates query and key; None: none does
     rotary_dim: int | None = None  # how many values of each head are rotated; head_dim where None
     alibi_slopes: tuple[float, ...] = ()  # one a head; empty: none
@@ -225,8 +229,10 @@ class AttentionSpec:
     output_gate: bool = False  # attended values are multiplied with the sigmoid of a linear of the layer's input
     scale: float | None = None  # of query · key; head_dim ** -0.5 where None
     cap: float | None = None  # scores x become cap · tanh(x / cap)
-    growth: float = 0.0  # queries at position p are multiplied with 1 + growth · log(1 + ⌊p / growth_step⌋)
+    # Queries at position p are multiplied with 1 + growth · log(1 + ⌊(p + growth_shift) / growth_step⌋).
+    growth: float = 0.0
     growth_step: int | None = None
+    growth_shift: int = 0
     # Keys and queries are then of one KV head, head_dim and rotary_dim those of the latent and its rotary key.
     latent: LatentSpec | None = None
 
@@ -459,6 +465,7 @@ class Experts:
     added_to_sum: float = 0.0  # that scores are divided by
     least_sum: float = 0.0  # which is this at least
     jitter: float = 0.0
+    scales_inputs: bool = False  # weights are of what experts read, not of what they give (Llama 4)
 
     def __post_init__(self) -> None:
         _check_ranges(self, EXPERT_RANGES)

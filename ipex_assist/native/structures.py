@@ -10,7 +10,7 @@ from ipex_assist.quantization.precision import beside_experts
 ABI_VERSION = 18  # api.cpp: ia_abi. It changes with every function there and with the structures here.
 PRECISIONS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3, "mxfp4": 4, "fp8": 5}
 NORM_PLACES = {"pre": 0, "post_residual": 1, "post": 2, "sandwich": 3}
-HEAD_NORMS = {None: 0, "head": 1, "each_head": 2, "all_heads": 3}
+HEAD_NORMS = {None: 0, "head": 1, "each_head": 2, "all_heads": 3, "unweighted": 4}
 SCORES = {"softmax": 0, "sigmoid": 1, "sparsemixer": 2}
 ACTIVATIONS = {"silu": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "relu2": 4, "xielu": 5, "clamped_swiglu": 6}
 RECURRENT_KINDS = {"gated_delta": 1, "mamba2": 2, "short_conv": 3, "kimi_delta": 4}
@@ -79,8 +79,8 @@ SLOTS = {
 }
 
 _ATTENTION_INTEGERS = (
-    "heads kv_heads head_dim window rotary_dim rope_column paired_dim qk_norm norm_after_rope qkv_bias output_bias "
-    "sinks output_gate growth_step"
+    "heads kv_heads head_dim window chunk rotary_dim rope_column paired_dim qk_norm norm_after_rope qkv_bias "
+    "output_bias sinks output_gate growth_step growth_shift"
 )
 _LATENT_INTEGERS = "rank rope_dim nope_dim value_dim query_rank"
 _RECURRENT_INTEGERS = (
@@ -88,7 +88,7 @@ _RECURRENT_INTEGERS = (
 )
 _MLP_INTEGERS = (
     "intermediate_size activation gated bias precision experts experts_per_token experts_normalised router_bias "
-    "shared_size shared_gate scores correction_bias groups groups_per_token best_of_group"
+    "shared_size shared_gate scores correction_bias groups groups_per_token best_of_group scales_inputs"
 )
 _MLP_FLOATS = "scaling added_to_sum least_sum jitter"
 _MODEL_INTEGERS = (
@@ -318,6 +318,7 @@ def _attention_spec(spec: DecoderSpec, attention: AttentionSpec) -> CAttentionSp
         kv_heads=attention.kv_heads,
         head_dim=attention.head_dim,
         window=attention.window or 0,
+        chunk=attention.chunk or 0,
         rotary_dim=0 if columns is None else attention.rotary_size,
         rope_column=0 if columns is None else columns.start,
         paired_dim=attention.rotary_size if spec.ropes else 0,
@@ -328,6 +329,7 @@ def _attention_spec(spec: DecoderSpec, attention: AttentionSpec) -> CAttentionSp
         sinks=attention.sinks,
         output_gate=attention.output_gate,
         growth_step=attention.growth_step or 1,
+        growth_shift=attention.growth_shift,
         scale=attention.score_scale,
         cap=attention.cap or 0.0,
         growth=attention.growth,
@@ -378,6 +380,7 @@ def _mlp_spec(layer: LayerSpec, precision: str) -> CMlpSpec:
         made.scores, made.correction_bias = SCORES[experts.scores], experts.correction_bias
         made.groups, made.groups_per_token = experts.groups, experts.groups_per_token
         made.best_of_group, made.scaling = experts.best_of_group, experts.scaling
+        made.scales_inputs = experts.scales_inputs
         made.added_to_sum, made.least_sum, made.jitter = experts.added_to_sum, experts.least_sum, experts.jitter
     return made
 

@@ -71,6 +71,8 @@ void check_attention(const ModelSpec& s, const AttentionSpec& a) {
         refuse("%d attention heads cannot share %d key/value heads evenly", a.heads, a.kv_heads);
     }
     check_range("an attention window", a.window, 0, INT32_MAX);
+    check_range("a chunk of attention", a.chunk, 0, INT32_MAX);
+    check_range("positions by which queries grow sooner", a.growth_shift, 0, LARGEST);
     check_range("rotary_dim", a.rotary_dim, 0, std::min(a.head_dim, s.rope_width));
     check_range("paired_dim", a.paired_dim, 0, a.head_dim);
     if (a.rotary_dim % 2 || a.paired_dim % 2) {
@@ -78,7 +80,7 @@ void check_attention(const ModelSpec& s, const AttentionSpec& a) {
                a.rotary_dim % 2 ? a.rotary_dim : a.paired_dim);
     }
     check_range("the first column of a rotary table", a.rope_column, 0, int64_t(s.rope_width) - a.rotary_dim);
-    check_range("qk_norm", a.qk_norm, NO_NORM, ALL_HEADS);
+    check_range("qk_norm", a.qk_norm, NO_NORM, UNWEIGHTED);
     if (a.norm_after_rope && a.qk_norm == ALL_HEADS) refuse("a norm of all heads together is before their rotation");
     check_range("positions over which queries grow", a.growth_step, a.growth == 0 ? 0 : 1, INT32_MAX);
     if (!std::isfinite(a.growth) || a.growth < 0)
@@ -138,6 +140,7 @@ void check_routing(const MlpSpec& m) {
         refuse("%d experts in %d groups, which are judged by %d of theirs", m.experts, m.groups, m.best_of_group);
     if (m.experts_per_token > each * m.groups_per_token)
         refuse("%d experts of a token in %d groups of %d", m.experts_per_token, m.groups_per_token, each);
+    check_range("whether inputs of experts are scaled", m.scales_inputs, 0, 1);
     if (m.scores == SPARSEMIXER && m.experts_per_token != 2)
         refuse("%d experts of a token, and sparsemixer chooses 2", m.experts_per_token);
     check_multiplier(m.scaling);

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <utility>
 
 #include "operations/operations.h"
 #include "operations/routing.h"
@@ -56,6 +57,7 @@ void reserve_routes(const PackedLayer& layer, int64_t rows, Routes& routes) {
     routes.weights.resize(std::max(routes.weights.size(), slots));
     routes.slots.resize(std::max(routes.slots.size(), slots));
     routes.rows.resize(std::max(routes.rows.size(), slots));
+    if (layer.mlp.scales_inputs) routes.factors.resize(std::max(routes.factors.size(), slots));
     routes.first.resize(std::max(routes.first.size(), layer.experts.size() + 1));
 }
 
@@ -88,6 +90,9 @@ void place_slots(Pass& pass, const PackedLayer& layer, int64_t rows) {
         const int32_t slot = next[size_t(routes.chosen[i])]++;
         routes.slots[i] = slot;
         routes.rows[size_t(slot)] = int32_t(int64_t(i) / each);
+        if (!layer.mlp.scales_inputs) continue;
+        const bool scaled = routes.chosen[i] < layer.mlp.experts;  // the shared one's is not
+        routes.factors[size_t(slot)] = scaled ? std::exchange(routes.weights[i], 1.0f) : 1;
     }
 }
 
@@ -154,6 +159,17 @@ void route(Pass& pass, const LayerStep& step, int thread) {
     pass.wait(thread);
 }
 
+namespace {
+
+// A row (hidden_size) times a factor, in memory of the thread.
+const float* scaled(const Pass& pass, int thread, const float* row, float factor) {
+    float* made = pass.activations.own(thread).row.data;
+    for (int64_t c = 0; c < pass.model.spec.hidden_size; c++) made[c] = row[c] * factor;
+    return made;
+}
+
+}  // namespace
+
 // The input of each slot, in the form that its expert multiplies.
 void fill_slots(Pass& pass, const LayerStep& step, int thread) {
     const PackedLayer& layer = pass.layer(step);
@@ -163,7 +179,9 @@ void fill_slots(Pass& pass, const LayerStep& step, int thread) {
     share_experts(pass, layer, all_threads(pass, thread), rows, one, [&](int32_t e, int64_t first, int64_t end) {
         const Linear& up = layer.experts[size_t(e)].up;
         for (int64_t i = first; i < end; i++) {
-            const float* row = x + pass.routes.rows[size_t(pass.routes.first[size_t(e)] + i)] * layer.router.depth;
+            const size_t slot = size_t(pass.routes.first[size_t(e)] + i);
+            const float* row = x + pass.routes.rows[slot] * layer.router.depth;
+            if (layer.mlp.scales_inputs) row = scaled(pass, thread, row, pass.routes.factors[slot]);
             for (int node = 0; node < pass.activations.nodes(); node++) {
                 prepare_row(pass, thread, row, pass.model.spec.hidden_size, 0, up.depth, i, up,
                             up_rows(pass, layer, e, node));

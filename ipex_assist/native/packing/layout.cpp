@@ -175,8 +175,8 @@ void ImageLayout::place_attention(const ModelSpec& spec, PackedLayer& layer) {
     if (a.is_latent()) return place_latent(spec, layer);
     layer.qkv = linear(spec, a.qkv_width(), spec.hidden_size, a.qkv_bias, spec.precision);
     const bool one = a.qk_norm == ONE_FOR_HEADS;
-    if (a.qk_norm) layer.q_norm = vector(one ? a.head_dim : a.query_width());
-    if (a.qk_norm) layer.k_norm = vector(one ? a.head_dim : a.kv_width());
+    if (a.has_norm_weights()) layer.q_norm = vector(one ? a.head_dim : a.query_width());
+    if (a.has_norm_weights()) layer.k_norm = vector(one ? a.head_dim : a.kv_width());
     if (a.sinks) layer.sinks = vector(a.heads);
     layer.output = linear(spec, packed(spec.hidden_size), a.query_width(), a.output_bias, spec.precision);
 }

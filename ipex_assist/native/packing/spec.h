@@ -6,8 +6,8 @@
 namespace ipex_assist {
 
 // Norms of queries and keys: RMS of each head by one weight (Qwen3), layer norm of each head by its own (Command R+),
-// RMS of all heads together (OLMo 2).
-enum HeadNorm : int32_t { NO_NORM, ONE_FOR_HEADS, EACH_HEAD, ALL_HEADS };
+// RMS of all heads together (OLMo 2), RMS of each head without a weight (Llama 4).
+enum HeadNorm : int32_t { NO_NORM, ONE_FOR_HEADS, EACH_HEAD, ALL_HEADS, UNWEIGHTED };
 
 // Latent attention (DeepSeek-V2, 2405.04434) in its absorbed form: what is kept of a token is one key, first rope_dim
 // values that are rotated, then the latent, which is the value as well. Each head's query comes into the space of the
@@ -25,15 +25,17 @@ struct LatentSpec {
 struct AttentionSpec {
     int32_t heads, kv_heads, head_dim;
     int32_t window;       // positions a row may see, 0: all
+    int32_t chunk;        // positions of a chunk, of which a row may see its own, 0: all
     int32_t rotary_dim;   // how many values of each head are rotated, 0: none
     int32_t rope_column;  // first column of this layer's cos and sin among those of a position (Segment)
     int32_t paired_dim;   // how many channels of each key head have one int8 factor for two (key_factors.h)
     HeadNorm qk_norm;
     int32_t norm_after_rope;  // whether that norm is of rotated heads
     int32_t qkv_bias, output_bias;
-    int32_t sinks;              // whether each query head has a logit beside the scores of its softmax
-    int32_t output_gate;        // whether attended values are multiplied with the sigmoid of a gate each
-    int32_t growth_step;        // queries at position p are multiplied with 1 + growth · log(1 + ⌊p / growth_step⌋)
+    int32_t sinks;        // whether each query head has a logit beside the scores of its softmax
+    int32_t output_gate;  // whether attended values are multiplied with the sigmoid of a gate each
+    // Queries at position p are multiplied with 1 + growth · log(1 + ⌊(p + growth_shift) / growth_step⌋).
+    int32_t growth_step, growth_shift;
     float scale;                // of query · key
     float cap;                  // scores x become cap · tanh(x / cap); 0: they stay
     float growth;               // 0: queries stay
@@ -67,6 +69,7 @@ struct AttentionSpec {
     // Of a head in keys as they are packed, and in values.
     int64_t key_depth() const { return padded_depth(FP32, head_dim); }
     int64_t value_width() const { return round_up(value_dim(), LANES); }
+    bool has_norm_weights() const { return qk_norm != NO_NORM && qk_norm != UNWEIGHTED; }
     // The weights of a norm of queries or keys for one head, null where heads have no norm of their own.
     const float* head_norm(const float* norms, int32_t head) const {
         if (qk_norm == ALL_HEADS || !norms) return nullptr;
@@ -168,6 +171,7 @@ struct MlpSpec {
     int32_t groups;           // of neighbouring experts, of which a row's are in `groups_per_token`
     int32_t groups_per_token;
     int32_t best_of_group;  // experts of a group that it is judged by: 1 or 2
+    int32_t scales_inputs;  // whether weights are of what experts read, not of what they give
     float scaling;          // of a row's weights
     float added_to_sum;     // that weights are divided by, and `least_sum` is the least of it
     float least_sum;
