@@ -143,6 +143,12 @@ _MROPE = {
 _NO_ROPE = {"rope_type": "default", "rope_theta": None}
 # Keys are as wide as values: transformers 5.23 saves the convolution of both in equal thirds.
 _OLMO_HYBRID = {name: value for name, value in _DELTA.items() if name != "head_dim"} | {"linear_value_head_dim": 6}
+_FALCON_H1 = {
+    **{"num_hidden_layers": 2, "mamba_d_ssm": 80, "mamba_n_heads": 8, "mamba_d_head": 10, "mamba_n_groups": 2},
+    **{"mamba_d_state": 12, "mamba_chunk_size": 8, "lm_head_multiplier": 0.3, "embedding_multiplier": 4.0},
+    **{"mlp_multipliers": [0.6, 1.5], "key_multiplier": 0.7, "attention_in_multiplier": 1.2, "ssm_in_multiplier": 1.3},
+    **{"attention_out_multiplier": 0.8, "ssm_out_multiplier": 0.6, "ssm_multipliers": [0.5, 1.5, 0.7, 1.4, 0.8]},
+}
 _LLAMA4 = {
     **{"num_hidden_layers": 4, "head_dim": 32, "intermediate_size": 48, "intermediate_size_mlp": 96},
     **{"num_local_experts": 5, "interleave_moe_layer_step": 2, "attention_chunk_size": 8},
@@ -345,6 +351,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "deepseek-v3-dense": _like_llama("deepseek_v3", **_LATENT, **_DEEPSEEK) | {"first_k_dense_replace": 3},
     "glm4-moe-lite": _like_llama("glm4_moe_lite", **_LATENT, **_MOE, n_routed_experts=9, num_hidden_layers=3)
     | {"qk_nope_head_dim": 40, "v_head_dim": 16, "rms_norm_eps": 1e-3},
+    "falcon-h1": _like_llama("falcon_h1", **_FALCON_H1, attention_bias=True, mlp_bias=True, projectors_bias=True)
+    | {"mamba_proj_bias": True, "tie_word_embeddings": True},
+    "falcon-h1-norm": _like_llama("falcon_h1", **_FALCON_H1 | {"mamba_n_groups": 1, "mamba_rms_norm": True})
+    | {"mamba_norm_before_gate": False, "mamba_conv_bias": False},
     "llama4": _like_llama("llama4_text", **_LLAMA4, attention_bias=True, tie_word_embeddings=True),
     "llama4-plain": _like_llama("llama4_text", **_LLAMA4 | {"num_experts_per_tok": 2, "use_qk_norm": False})
     | {"attn_temperature_tuning": False, "no_rope_layers": [0, 1, 1, 0], "moe_layers": [0]}

@@ -182,10 +182,12 @@ class TorchModel(Model):
         tokens = tokens + tokens[-1:] * (padded - len(tokens))
         x = self.embed(torch.tensor(tokens), start)
         metadata: dict[AttentionSpec | RecurrentSpec, AttentionMetadata] = {}
+        before = x
         for index, layer in enumerate(self.spec.layers):
             if layer.mixer not in metadata:
                 metadata[layer.mixer] = self.metadata(start, count, len(tokens), layer.mixer, padded > 0, prompt_length)
-            x = self.layer(x, index, sequence.cache, metadata[layer.mixer], sequence.states)
+            read = before if layer.beside else x
+            before, x = x, self.layer(x, index, sequence.cache, metadata[layer.mixer], sequence.states, read)
         return x
 
     def metadata(
@@ -249,12 +251,15 @@ class TorchModel(Model):
         cache: KVCache,
         metadata: AttentionMetadata,
         states: RecurrentStates | None = None,
+        read: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Run one layer over rows x (rows, hidden) at the positions of `metadata`.
 
-        It writes their keys and values, or, of a recurrent layer, the state after them.
+        read: the rows that its mixer reads, x where None. It writes their keys and values, or, of a recurrent layer, the
+        state after them.
         """
-        rows = self._norm_at("pre", self.spec.layers[index], x, self.weights.layers[index].attention_norm)
+        read = x if read is None else read
+        rows = self._norm_at("pre", self.spec.layers[index], read, self.weights.layers[index].attention_norm)
         return self.after_mixer(x, rows, index, self._mixed(rows, index, cache, metadata, states))
 
     def after_mixer(self, x: torch.Tensor, rows: torch.Tensor, index: int, mixed: torch.Tensor) -> torch.Tensor:

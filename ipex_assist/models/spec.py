@@ -505,9 +505,13 @@ class LayerSpec:
     parallel: bool = False  # attention and MLP read the same rows, and are added to them together
     shared_norm: bool = False  # of these, by one norm
     residual_multiplier: float = 1.0  # of what attention and MLP add
+    # Its mixer reads the rows that the mixer of the layer before it read: two layers here, of which the first has no
+    # MLP, are one that has two mixers side by side (Falcon-H1).
+    beside: bool = False
 
     def __post_init__(self) -> None:
         _check_ranges(self, LAYER_RANGES)
+        assert not self.beside or self.norm_place == "pre", "norms of a mixer beside another are before both"
         _check_kind("norm_place", self.norm_place, NormPlace)
         if self.experts is not None and self.parallel:
             raise ConfigError("num_experts", self.experts.count, "none in a layer whose MLP is parallel to attention")
@@ -591,6 +595,8 @@ class DecoderSpec:
     logit_cap: float | None = None
     embedding_multiplier: float = 1.0
     logit_multiplier: float = 1.0  # folded into the final norm: by models/, where that is mapped
+    # Of our names of linears, factors of their weights and of their biases, which are folded in likewise (Falcon-H1).
+    linear_multipliers: tuple[tuple[str, float, float], ...] = ()
     tied_head: bool = False
     embedding_size: int | None = None  # where the token embedding is narrower or wider than hidden_size (OPT-350m)
     head: HeadSpec | None = None  # of a draft head: it reads hidden states of its target beside tokens
@@ -600,6 +606,11 @@ class DecoderSpec:
             if (value := getattr(self, name)) is not None:
                 check_range(name, value, ends)
         _check_kind("norm", self.norm, Norm)
+        for name, *factors in self.linear_multipliers:
+            for factor in factors:
+                check_range(f"multiplier of {name}", factor, (1e-9, 1e9))
+        for before, layer in zip((None, *self.layers), self.layers, strict=False):
+            assert not layer.beside or (before is not None and before.mlp is None), "a mixer beside none"
         for attention in self.attentions:
             self._check_rotary(attention)
 

@@ -147,6 +147,7 @@ class CLayerSpec(ctypes.Structure):
         ("norm_place", ctypes.c_int32),
         ("parallel", ctypes.c_int32),
         ("shared_norm", ctypes.c_int32),
+        ("beside", ctypes.c_int32),
         ("residual_multiplier", ctypes.c_float),
     ]
 
@@ -307,6 +308,7 @@ def _layer_spec(spec: DecoderSpec, layer: LayerSpec, precision: str) -> CLayerSp
         norm_place=NORM_PLACES[layer.norm_place],
         parallel=layer.parallel,
         shared_norm=layer.shared_norm,
+        beside=layer.beside,
         residual_multiplier=layer.residual_multiplier,
     )
 

@@ -52,7 +52,7 @@ KINDS = [
     *tiny_models.known("granite-hybrid-moe", "bamba", "nemotron-h", "nemotron-h-moe", "mamba2-biases"),
     *tiny_models.known("apertus", "arcee", "exaone-moe", "hunyuan", "hunyuan-moe", "ministral3", "phimoe"),
     *tiny_models.known("mistral3", "olmo-hybrid", "olmo-hybrid-rope", "qwen3.5-published"),
-    *tiny_models.known("deepseek-v2", "deepseek-v3-direct", "kimi-linear", "llama4", "llama4-plain"),
+    *tiny_models.known("deepseek-v2", "deepseek-v3-direct", "kimi-linear", "llama4", "llama4-plain", "falcon-h1"),
 ]
 
 

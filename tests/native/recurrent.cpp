@@ -34,6 +34,8 @@ const Kind MIXERS[] = {
     {"attention, then Gated DeltaNet", 30, [](UniformSpec&) {}, false, make_recurrent<GATED_DELTA>},
     {"attention, then Mamba-2", 0, [](UniformSpec&) {}, false, make_recurrent<MAMBA2>},
     {"attention, then Kimi Delta Attention", 0, [](UniformSpec&) {}, false, make_recurrent<KIMI_DELTA>},
+    {"attention, and Mamba-2 beside it", 0, [](UniformSpec& s) { s.intermediate_size = 0; }, false,
+     [](LayerSpec& layer) { make_recurrent<MAMBA2>(layer), layer.beside = 1; }},
     {"attention, then a short convolution", 0, [](UniformSpec&) {}, false, make_recurrent<SHORT_CONV>},
     {"Gated DeltaNet, and experts", 0,
      [](UniformSpec& s) { s.layers = 1, s.experts = 6, s.experts_per_token = 2, s.rotary_dim = s.rotary_tables = 0; },

@@ -105,6 +105,7 @@ void check_specs(const KernelTable& k) {
                       layer.attention = {};
                       layer.recurrent = {KIMI_DELTA, 4, 2, 10, 10, 4, 0, 0, 0, 0, 7, 0, 0, 1, 0};
                   }));
+    CHECK_REFUSED("layer 1 beside that of one before it", make_last([](LayerSpec& layer) { layer.beside = 1; }));
     CHECK_REFUSED("rank of gates is 0", make_last([](LayerSpec& layer) {
                       layer.attention = {};
                       layer.recurrent = {KIMI_DELTA, 4, 4, 10, 10, 4, 0, 0, 0, 0, 0, 0, 0, 1, 0};

@@ -204,7 +204,12 @@ void check_model(const ModelSpec& s) {
 
 const ModelSpec& checked(const ModelSpec& s, const LayerSpec* layers) {
     check_model(s);
-    for (int32_t i = 0; i < s.layers; i++) check_layer(s, layers[i]);
+    for (int32_t i = 0; i < s.layers; i++) {
+        check_layer(s, layers[i]);
+        const bool alone = i == 0 || layers[i - 1].has_mlp() || layers[i - 1].norm_place != PRE;
+        if (layers[i].beside && (alone || layers[i].norm_place != PRE))
+            refuse("the mixer of layer %d beside that of one before it, which ends with an MLP or a norm", i);
+    }
     return s;
 }
 

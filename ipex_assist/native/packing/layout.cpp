@@ -28,6 +28,7 @@ void place_residual_norms(ModelWeights& w) {
     };
     for (PackedLayer& layer : w.layers) {
         after_last(layer.into_attention);
+        layer.into_attention.late = layer.beside;
         layer.into_mlp.late = layer.parallel;
         layer.into_mlp.multiplier = layer.residual_multiplier;
         if (layer.has_post_norms()) layer.into_mlp.post = &layer.attention_out_norm;

@@ -191,6 +191,7 @@ struct LayerSpec {
     NormPlace norm_place;
     int32_t parallel;           // attention and MLP read the same rows, and both are added to them
     int32_t shared_norm;        // of these, one norm serves both
+    int32_t beside;             // its mixer reads the rows that the one of the layer before it read (Falcon-H1)
     float residual_multiplier;  // of what attention and MLP add
 
     bool has_mlp() const { return mlp.intermediate_size != 0; }

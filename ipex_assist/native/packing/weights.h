@@ -76,7 +76,7 @@ struct Norm {
 // gets x; with the norms that there are.
 struct ResidualNorm {
     bool add = true;                      // not before the first layer
-    bool late = false;                    // the second gets what x was before delta came: in parallel layers
+    bool late = false;                    // the second gets what x was before delta came: of what is parallel
     float multiplier = 1;                 // of delta
     const Norm* post = nullptr;           // of delta
     const Norm* post_residual = nullptr;  // of x and delta, which becomes x
