@@ -255,8 +255,8 @@ class TorchModel(Model):
     ) -> torch.Tensor:
         """Run one layer over rows x (rows, hidden) at the positions of `metadata`.
 
-        read: the rows that its mixer reads, x where None. It writes their keys and values, or, of a recurrent layer, the
-        state after them.
+        read: the rows that its mixer reads, x where None. It writes their keys and values, or, of a recurrent layer,
+        the state after them.
         """
         read = x if read is None else read
         rows = self._norm_at("pre", self.spec.layers[index], read, self.weights.layers[index].attention_norm)
