@@ -159,6 +159,27 @@ _MROPE = {
 _NO_ROPE = {"rope_type": "default", "rope_theta": None}
 # Keys are as wide as values: transformers 5.23 saves the convolution of both in equal thirds.
 _OLMO_HYBRID = {name: value for name, value in _DELTA.items() if name != "head_dim"} | {"linear_value_head_dim": 6}
+_FALCON_H1 = {
+    **{"num_hidden_layers": 2, "mamba_d_ssm": 80, "mamba_n_heads": 8, "mamba_d_head": 10, "mamba_n_groups": 2},
+    **{"mamba_d_state": 12, "mamba_chunk_size": 8, "lm_head_multiplier": 0.3, "embedding_multiplier": 4.0},
+    **{"mlp_multipliers": [0.6, 1.5], "key_multiplier": 0.7, "attention_in_multiplier": 1.2, "ssm_in_multiplier": 1.3},
+    **{"attention_out_multiplier": 0.8, "ssm_out_multiplier": 0.6, "ssm_multipliers": [0.5, 1.5, 0.7, 1.4, 0.8]},
+}
+_LLAMA4 = {
+    **{"num_hidden_layers": 4, "head_dim": 32, "intermediate_size": 48, "intermediate_size_mlp": 96},
+    **{"num_local_experts": 5, "interleave_moe_layer_step": 2, "attention_chunk_size": 8},
+    **{"floor_scale": 6, "attn_scale": 0.3},
+}
+_LLAMA4_VISION = {
+    **{"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28},
+    **{"patch_size": 14, "vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32},
+}
+_KIMI = {
+    **{name: value for name, value in _LATENT.items() if name != "q_lora_rank"},
+    **{"num_hidden_layers": 4, "linear_head_dim": 12, "linear_num_heads": 4, **_MOE, "num_local_experts": 8},
+    **{"n_group": 4, "topk_group": 2, "n_shared_experts": 2},
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+}
 _DELTA_MOE = _DELTA | _MOE | {"num_experts": 6, "shared_expert_intermediate_size": 40}
 _LFM2 = {
     **{"num_hidden_layers": 3, "block_multiple_of": 16, "conv_L_cache": 3},
@@ -355,6 +376,24 @@ FAMILIES: dict[str, dict[str, Any]] = {
     | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"] * 2},
     "gemma4-published": _with_text("gemma4", _like_llama("gemma4_text", **_GEMMA4_SHARED), _VISION4),
     "gemma4-moe-published": _with_text("gemma4", _like_llama("gemma4_text", **_GEMMA4_MOE), _VISION4),
+    "falcon-h1": _like_llama("falcon_h1", **_FALCON_H1, attention_bias=True, mlp_bias=True, projectors_bias=True)
+    | {"mamba_proj_bias": True, "tie_word_embeddings": True},
+    "falcon-h1-norm": _like_llama("falcon_h1", **_FALCON_H1 | {"mamba_n_groups": 1, "mamba_rms_norm": True})
+    | {"mamba_norm_before_gate": False, "mamba_conv_bias": False},
+    "llama4": _like_llama("llama4_text", **_LLAMA4, attention_bias=True, tie_word_embeddings=True),
+    "llama4-plain": _like_llama("llama4_text", **_LLAMA4 | {"num_experts_per_tok": 2, "use_qk_norm": False})
+    | {"attn_temperature_tuning": False, "no_rope_layers": [0, 1, 1, 0], "moe_layers": [0]}
+    | _rope("llama3", low_freq_factor=1.0, high_freq_factor=1.0, original_max_position_embeddings=32),
+    "llama4-published": _with_text("llama4", _like_llama("llama4_text", **_LLAMA4), _LLAMA4_VISION),
+    "kimi-linear": _like_llama("kimi_linear", **_KIMI),
+    "kimi-linear-all-experts": _like_llama("kimi_linear", **_KIMI | {"num_local_experts": 3, "n_group": 1})
+    | {"topk_group": 1},
+    "kimi-linear-row": _like_llama("kimi_linear", **_KIMI | {"linear_head_dim": 20, "linear_num_heads": 3})
+    | {
+        **{"q_lora_rank": 40, "attention_bias": True, "norm_topk_prob": False, "linear_conv_kernel_dim": 3},
+        **{"layer_types": ["full_attention", "linear_attention"] * 2},
+        "mlp_layer_types": ["sparse", "dense", "dense", "sparse"],
+    },
     "exaone4-full": _like_llama("exaone4", sliding_window=None, layer_types=["full_attention"] * 2),
 }
 

@@ -6,7 +6,9 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention, softmax
 
 
-def causal_mask(start: int, rows: int, length: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
+def causal_mask(
+    start: int, rows: int, length: int, window: int | None, dtype: torch.dtype, chunk: int | None = None
+) -> torch.Tensor:
     """Return what to add to scores (rows, length): 0 where row start+i sees a position, else the lowest finite number.
 
     Finite, because a block of positions that are all masked with -inf would make a row's softmax 0 ÷ 0.
@@ -16,6 +18,8 @@ def causal_mask(start: int, rows: int, length: int, window: int | None, dtype: t
     hidden = key > position
     if window is not None:
         hidden |= key <= position - window
+    if chunk is not None:
+        hidden |= key < position - position % chunk
     return torch.zeros(rows, length, dtype=dtype).masked_fill_(hidden, torch.finfo(dtype).min)
 
 

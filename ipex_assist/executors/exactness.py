@@ -14,6 +14,7 @@ from functools import partial
 import torch
 
 from ipex_assist.executors.kernels import Kernels
+from ipex_assist.executors.recurrent import with_gates
 from ipex_assist.executors.row_plan import RowPlan
 from ipex_assist.executors.torch_model import TorchModel
 from ipex_assist.executors.weights import Weights
@@ -118,7 +119,9 @@ class _Trial:
             if (recurrent := self.model.spec.layers[index].recurrent) is not None:
                 # What a row gets from its state depends on the rows before it: its linears are what may differ.
                 layer = self.model.weights.layers[index]
-                mixed = layer.o_proj(layer.qkv(rows)[:, : recurrent.value_size].contiguous())
+                made = with_gates(recurrent, layer.qkv(rows), layer.gates)
+                made = made[:, : recurrent.value_size] + made[:, -recurrent.value_size :]
+                mixed = layer.o_proj(made)
                 rows = self.model.after_mixer(rows, rows, index, mixed, inputs)
                 continue
             attention = self.model.spec.layers[index].attention

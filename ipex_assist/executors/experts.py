@@ -39,7 +39,7 @@ def route(
     """
     if experts.scores == "sparsemixer":
         return _sparsemixer(experts, logits)
-    scores = torch.sigmoid(logits) if experts.scores == "sigmoid" else torch.softmax(logits, -1)
+    scores = _sigmoid(logits) if experts.scores == "sigmoid" else torch.softmax(logits, -1)
     # Scores rise with their logits, of which fewer are equal.
     choice = logits if correction_bias is None and experts.groups == 1 else scores
     if correction_bias is not None:
@@ -55,6 +55,11 @@ def route(
             total = weights.sum(-1, keepdim=True) + experts.added_to_sum
             weights = weights / total.clamp(min=experts.least_sum)
     return chosen, weights * experts.scaling + torch.where(logits.isfinite().all(-1, keepdim=True), 0.0, torch.nan)
+
+
+def _sigmoid(x: torch.Tensor) -> torch.Tensor:
+    """In fp64: PyTorch's fp32 has other bits for the last elements of a tensor, which its vectors do not fill."""
+    return torch.sigmoid(x.double()).float()
 
 
 def _of_best_groups(experts: Experts, choice: torch.Tensor) -> torch.Tensor:
@@ -99,7 +104,7 @@ def run_experts(
     y = _run_routed(experts, layer, x, x, mlp)
     if layer.shared is not None:
         made = mlp(x, *layer.shared).float()
-        y += made if layer.shared_gate is None else made * torch.sigmoid(layer.shared_gate(x.float()))
+        y += made if layer.shared_gate is None else made * _sigmoid(layer.shared_gate(x.float()))
     return y.to(x.dtype)
 
 
@@ -118,6 +123,12 @@ def _run_routed(
     for number in chosen.unique().tolist():
         here = chosen == number
         rows = here.any(1)
+        if experts.scales_inputs:
+            scaled = (x.float() * (weights * here).sum(1, keepdim=True)).to(x.dtype)
+            read = scaled if len(x) <= FEW else scaled[rows]
+            made = mlp(read, *layer.experts[number])
+            y[rows] += (made[rows] if len(x) <= FEW else made).float()
+            continue
         made = mlp(x, *layer.experts[number])[rows] if len(x) <= FEW else mlp(x[rows], *layer.experts[number])
         y[rows] += made.float() * weights[here][:, None]
     return y

@@ -70,10 +70,12 @@ class TorchKernels:
 
 
 def norm_heads(
-    kernels: Kernels, kind: HeadNorm | None, heads: torch.Tensor, weight: torch.Tensor, eps: float
+    kernels: Kernels, kind: HeadNorm | None, heads: torch.Tensor, weight: torch.Tensor | None, eps: float
 ) -> torch.Tensor:
-    """Normalise queries or keys (rows, heads, head_dim); for `kind` see AttentionSpec.qk_norm."""
+    """Normalise queries or keys (rows, heads, head_dim); for `kind` see AttentionSpec.qk_norm. weight: or None."""
     heads = heads.contiguous()
+    if weight is None:
+        return kernels.rms_norm(heads, torch.ones(heads.shape[-1], dtype=heads.dtype), eps)
     if kind == "head":
         return kernels.rms_norm(heads, weight, eps)
     if kind == "all_heads":

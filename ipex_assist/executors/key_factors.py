@@ -41,7 +41,7 @@ def _layer_factors(spec: DecoderSpec, weights: Weights, kernels: Kernels, index:
         normalised = kernels.rms_norm(keys[:, latent.rope_dim :], layer.latent.norm, latent.norm_eps)
         keys = torch.cat((keys[:, : latent.rope_dim], normalised), 1)
     keys = keys.reshape(_ROWS, attention.kv_heads, attention.head_dim)
-    if layer.k_norm is not None:
+    if attention.qk_norm is not None:
         keys = norm_heads(kernels, attention.qk_norm, keys, layer.k_norm, spec.norm_eps)
     squares = keys.double().square().mean(0)
     if spec.ropes:

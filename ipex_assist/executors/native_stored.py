@@ -118,6 +118,9 @@ def _pack(
     if ours.endswith((".router.weight", ".shared_gate.weight")):  # fp32 in the core
         model.pack(ours, part_of(weight.dequantized(), source, dim))
         return True
+    if source.factor != 1:
+        model.pack(ours, part_of(weight.dequantized(), replace(source, transposed=False), dim))
+        return False
     if source.heads_transposed:
         return _pack_transposed(model, ours, source, weight)
     if isinstance(weight, ScaledWeight):

@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 from ipex_assist.executors.interface import check_rollback
+from ipex_assist.executors.kernels import Linear
 from ipex_assist.executors.recurrent_states import PENDING_ROWS
 from ipex_assist.models.spec import DecoderSpec, RecurrentSpec
 
@@ -73,7 +74,7 @@ def run_recurrent(
     start: int,
     count: int,
 ) -> torch.Tensor:
-    """Rows (rows, columns) of the input linear, from position `start` on → (rows, value_size) before the output linear.
+    """Rows (rows, columns) of the input linears, from position `start` on → (rows, value_size) for the output linear.
 
     The first `count` rows are the sequence's; those after them are padding, and leave nothing behind.
     """
@@ -100,8 +101,17 @@ def run_recurrent(
     return torch.stack(outputs).to(rows.dtype)
 
 
+def with_gates(spec: RecurrentSpec, rows: torch.Tensor, gates: tuple[Linear, ...]) -> torch.Tensor:
+    """Rows of the input linear with what `gates` make of their last columns, of which each has as many as the other."""
+    if not gates:
+        return rows
+    low = rows[:, -len(gates) * spec.gate_rank :].chunk(len(gates), 1)
+    return torch.cat((rows, *(gate(part.contiguous()) for gate, part in zip(gates, low, strict=True))), 1)
+
+
 def _parts(spec: RecurrentSpec, row: torch.Tensor) -> dict[str, torch.Tensor]:
-    return dict(zip(spec.input_parts, row.split(list(spec.input_parts.values())), strict=True))
+    parts = {**spec.input_parts, **spec.gate_parts}
+    return dict(zip(parts, row.split(list(parts.values())), strict=True))
 
 
 def _convolved(
@@ -133,15 +143,15 @@ def _step(
     query, key, value = (functional.silu(_convolved(spec, weights, name, taps)) for name in ("q_in", "k_in", "v_in"))
     query, key = (x.view(spec.key_heads, -1).repeat_interleave(spec.heads // spec.key_heads, 0) for x in (query, key))
     value = value.view(spec.heads, -1)
-    step = functional.softplus(parts["a_in"] + weights["dt_bias.weight"])
+    step = functional.softplus(parts["a_in"] + weights["dt_bias.weight"]).view(spec.heads, -1)  # or one of each key
     if spec.kind == "mamba2":
         step = step.clamp(*spec.step_limit)
-    decay = torch.exp(-torch.exp(weights["a_log.weight"]) * step)
+    decay = torch.exp(-torch.exp(weights["a_log.weight"])[:, None] * step)
     if state is None:
         state = torch.zeros(spec.heads, spec.key_dim, spec.value_dim)
-    state = state * decay[:, None, None]
+    state = state * decay[:, :, None]
     if spec.kind == "mamba2":
-        change = value * step[:, None]
+        change = value * step
     else:
         query, key = _unit(query) * spec.key_dim**-0.5, _unit(key)
         change = (value - (state * key[:, :, None]).sum(1)) * torch.sigmoid(parts["b_in"])[:, None] * spec.beta_scale
@@ -162,8 +172,9 @@ def _gated(
     """What a token gives (value_size,), normalised and gated."""
     if not spec.scans:
         return out
-    gate, eps = functional.silu(_parts(spec, row)["z_in"]), spec.norm_eps or eps
-    if spec.kind == "gated_delta":
+    z, eps = _parts(spec, row)["z_in"], spec.norm_eps or eps
+    gate = torch.sigmoid(z) if spec.kind == "kimi_delta" else functional.silu(z)
+    if spec.is_delta:
         return _normalised(out.view(spec.heads, -1), weights["gated_norm.weight"], eps).flatten() * gate
     out = out * gate
     if not spec.norm_groups:

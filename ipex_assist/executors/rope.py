@@ -153,7 +153,9 @@ class _Rule:
         factor, trained = scaling["factor"], scaling["original_max_position_embeddings"]
         low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
         wavelength = np.float32(2 * math.pi) / plain
-        smooth = (trained / wavelength - low) / (high - low)
+        smooth = (trained / wavelength - low) / (
+            high - low if high > low else 1
+        )  # which is 0 where both are one border
         blended = (1 - smooth) * plain / factor + smooth * plain
         scaled = np.where(wavelength > trained / low, plain / factor, plain)
         between = (wavelength >= trained / high) & (wavelength <= trained / low)

@@ -77,10 +77,11 @@ class TorchHead(TorchModel):
         metadata: AttentionMetadata,
         states: RecurrentStates | None = None,
         per_layer: torch.Tensor | None = None,
+        read: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """A layer; the first of EAGLE-3 reads an embedding and a hidden state side by side."""
         if self.head_spec.kind != "eagle3" or index > 0:
-            return super().layer(x, index, cache, metadata, states, per_layer)
+            return super().layer(x, index, cache, metadata, states, per_layer, read)
         e, g = x.chunk(2, 1)
         assert self.weights.head is not None
         normed = self._norm(g.contiguous(), self.weights.head.hidden_norm)

@@ -18,7 +18,7 @@ from ipex_assist.executors.kernels import Kernels, norm_heads
 from ipex_assist.executors.key_factors import key_factors
 from ipex_assist.executors.kv_cache import KVCache
 from ipex_assist.executors.pass_lock import pass_lock
-from ipex_assist.executors.recurrent import RecurrentStates, run_recurrent
+from ipex_assist.executors.recurrent import RecurrentStates, run_recurrent, with_gates
 from ipex_assist.executors.recurrent_states import RecurrentState
 from ipex_assist.executors.row_plan import RowPlan
 from ipex_assist.executors.torch_mlp import ACTIVATION_FUNCTIONS, run_mlp
@@ -213,12 +213,15 @@ class TorchModel(Model):
         inputs = self.per_layer_inputs(ids, x)
         metadata: dict[AttentionSpec | RecurrentSpec, AttentionMetadata] = {}
         prompt_length = sequence.rope_prompt_length
+        before = x
         for index, layer in enumerate(self.spec.layers):
             if tapped is not None:
                 tapped.take(index, x[:count])
             if layer.mixer not in metadata:
                 metadata[layer.mixer] = self.metadata(start, count, len(tokens), layer.mixer, padded > 0, prompt_length)
-            x = self.layer(x, index, sequence.cache, metadata[layer.mixer], sequence.states, inputs)
+            read = before if layer.beside else x
+            before = x
+            x = self.layer(x, index, sequence.cache, metadata[layer.mixer], sequence.states, inputs, read)
         if tapped is not None:
             last = self.normed(x) if tapped.taps.normed else x
             tapped.take(self.spec.num_hidden_layers, last[:count])
@@ -287,12 +290,12 @@ class TorchModel(Model):
         return self._norm(x, weights.embedding_norm) if self.spec.embedding_norm else x
 
     def _mask(self, start: int, rows: int, attention: AttentionSpec, step: bool) -> torch.Tensor | None:
-        slopes, window = attention.alibi_slopes, attention.window
+        slopes, seen = attention.alibi_slopes, min(attention.window or rows, attention.chunk or rows)
         plain = not slopes and attention.cap is None and not attention.sinks
-        if plain and not step and start == 0 and (window is None or rows <= window):
+        if plain and not step and start == 0 and rows <= seen:
             return None  # causal from the first position on: the operator masks by itself
         length = self.plan.key_length(start + rows) if step else start + rows
-        mask = causal_mask(start, rows, length, window, self.kernels.dtype)
+        mask = causal_mask(start, rows, length, attention.window, self.kernels.dtype, attention.chunk)
         if slopes:
             return alibi_mask(mask, torch.tensor(slopes), start, attention.kv_heads, stacked=step)
         if step:
@@ -307,13 +310,15 @@ class TorchModel(Model):
         metadata: AttentionMetadata,
         states: RecurrentStates | None = None,
         per_layer: torch.Tensor | None = None,
+        read: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Run one layer over rows x (rows, hidden) at the positions of `metadata`.
 
         It writes their keys and values, unless it reads another layer's, or, of a recurrent layer, the state after
-        them. per_layer: `per_layer_inputs` of the rows.
+        them. per_layer: `per_layer_inputs` of the rows; read: the rows that its mixer reads, x where None.
         """
-        rows = self._norm_at("pre", self.spec.layers[index], x, self.weights.layers[index].attention_norm)
+        read = x if read is None else read
+        rows = self._norm_at("pre", self.spec.layers[index], read, self.weights.layers[index].attention_norm)
         return self.after_mixer(x, rows, index, self._mixed(rows, index, cache, metadata, states), per_layer)
 
     def after_mixer(
@@ -374,7 +379,8 @@ class TorchModel(Model):
             return self._attention(x, index, cache, metadata)
         assert states is not None, "a recurrent layer without states"
         state, place = states.layers[index], (metadata.start, metadata.count)
-        mixed = run_recurrent(spec, layer.recurrence, self.spec.norm_eps, layer.qkv(x), state, *place)
+        rows = with_gates(spec, layer.qkv(x), layer.gates)
+        mixed = run_recurrent(spec, layer.recurrence, self.spec.norm_eps, rows, state, *place)
         return layer.o_proj(mixed)
 
     def _attention(self, x: torch.Tensor, index: int, cache: KVCache, metadata: AttentionMetadata) -> torch.Tensor:
@@ -410,11 +416,11 @@ class TorchModel(Model):
 
     def _norm_of_heads(self, spec: AttentionSpec, layer: Layer, query_key: torch.Tensor) -> torch.Tensor:
         """Queries and keys (rows, heads, head_dim) through the norms that they have, if any."""
-        if layer.q_norm is None:
+        if spec.qk_norm is None:
             return query_key
         query, key = query_key.tensor_split((spec.heads,), 1)
         query = norm_heads(self.kernels, spec.qk_norm, query, layer.q_norm, self.spec.norm_eps)
-        if layer.k_norm is None:  # the keys of another layer
+        if spec.shares_kv:  # the keys of another layer
             return query
         return torch.cat((query, norm_heads(self.kernels, spec.qk_norm, key, layer.k_norm, self.spec.norm_eps)), 1)
 
@@ -483,7 +489,8 @@ class TorchModel(Model):
 
 def _query_growth(attention: AttentionSpec, start: int, rows: int) -> torch.Tensor | None:
     """What the queries of `rows` rows from position `start` on are multiplied with (AttentionSpec.growth)."""
-    if attention.growth == 0 or attention.growth_step is None or start + rows <= attention.growth_step:
+    first = start + attention.growth_shift
+    if attention.growth == 0 or attention.growth_step is None or first + rows <= attention.growth_step:
         return None
-    steps = torch.arange(start, start + rows) // attention.growth_step
+    steps = torch.arange(first, first + rows) // attention.growth_step
     return (1 + attention.growth * torch.log1p(steps.double())).float()[:, None, None]

@@ -12,7 +12,7 @@ from ipex_assist.executors.kernels import Kernels, Linear, TorchKernels
 from ipex_assist.models import Source
 from ipex_assist.models.names import EXPERT_NORMS, LATENT_INPUTS, VECTORS, XIELU
 from ipex_assist.models.spec import DecoderSpec, Experts, LayerSpec
-from ipex_assist.models.weights import check_numbers, check_shape, head_dim_of, part_of, resolve
+from ipex_assist.models.weights import check_numbers, check_shape, head_dim_of, layer_of, part_of, resolve
 
 Norm = tuple[torch.Tensor | None, torch.Tensor | None]  # weight and bias, each (hidden,)
 
@@ -54,6 +54,7 @@ class Layer:
     xielu: tuple[torch.Tensor, ...] = ()  # its four numbers in the order of XIELU, in fp32
     # Of a recurrent mixer, whose linears are `qkv` and `o_proj`: vectors in fp32 by our names, "a_log.weight".
     recurrence: dict[str, torch.Tensor] = field(default_factory=dict)
+    gates: tuple[Linear, ...] = ()  # of its `gate_parts`
     latent: LatentLayer | None = None
     per_layer: PerLayerLinears | None = None
     scalar: torch.Tensor | None = None  # (1,), of the residual stream after the layer
@@ -94,8 +95,8 @@ class Weights:
     per_layer_norm: torch.Tensor | None = None  # (per_layer_size,)
 
 
-# The parts of the first linear of a recurrent mixer (RecurrentSpec.input_parts).
-MIXER_IN = ("q_in", "k_in", "v_in", "a_in", "b_in", "z_in")
+# The parts of the first linear of a recurrent mixer (RecurrentSpec.input_parts, without its gate_parts).
+MIXER_IN = ("q_in", "k_in", "v_in", "a_in", "b_in", "z_in", "a_low_in", "z_low_in")
 # Weights that are packed as one linear, stacked in this order.
 _FUSED = {
     "qkv": ("q_proj", "k_proj", "v_proj", "g_proj"),
@@ -158,11 +159,11 @@ class _Packer:
             if leaf == "embed_tokens" and self.spec.tied_head:
                 self.linears["lm_head"] = self.kernels.linear(tensor, None)
             return
-        group = next((fused for fused, parts in _FUSED.items() if leaf in parts), leaf.removesuffix("_proj"))
+        group = self._group(name, leaf)
         key = f"{prefix}.{group}" if prefix else group
         parts = self.pending.setdefault(key, {})
         parts[name.removeprefix(prefix + ".")] = tensor
-        expected = list(self._parts(prefix, group, leaf))
+        expected = [part for part in self._parts(prefix, group, leaf) if self._group(name, part.split(".")[0]) == group]
         if len(parts) == len(expected):
             ordered = [parts.pop(part) for part in expected]
             del self.pending[key], tensor
@@ -177,6 +178,13 @@ class _Packer:
                 return
             kernels = TorchKernels(torch.float32) if group in _FP32 else self.kernels
             self.linears[key] = kernels.linear(weight, bias)
+
+    def _group(self, name: str, leaf: str) -> str:
+        """The linear that a part is packed in. name: of one of its layer's weights."""
+        layer = layer_of(self.spec, name)
+        if layer is not None and layer.recurrent is not None and leaf in layer.recurrent.gate_parts:
+            return leaf
+        return next((fused for fused, parts in _FUSED.items() if leaf in parts), leaf.removesuffix("_proj"))
 
     def _parts(self, prefix: str, group: str, leaf: str) -> Iterator[str]:
         for name in _FUSED.get(group, (leaf,)):
@@ -242,6 +250,7 @@ class _Packer:
                 for kind in ("weight", "bias")
                 if f"{prefix}{name}.{kind}" in self.tensors
             },
+            gates=tuple(self.linears[prefix + name] for name in (spec.recurrent.gate_parts if spec.recurrent else ())),
             latent=self._latent(prefix) if prefix + "query" in self.linears else None,
             per_layer=self._per_layer(prefix) if self.spec.per_layer_size else None,
             scalar=self.tensors.get(prefix + "layer_scalar.weight"),

@@ -226,6 +226,22 @@ def dense_first(config: Config, dense: int, experts: Experts) -> dict[str, Any]:
     return {"experts": experts, "sparse": sparse} if any(sparse) else {}
 
 
+def sparse_kinds(config: Config) -> list[bool]:
+    """Which layers have experts: as `mlp_layer_types` says, or all but the first `first_k_dense_replace`.
+
+    Raises NotComputed for other kinds than the two.
+    """
+    count, dense = layer_count(config), config.integer("first_k_dense_replace", 1)
+    kinds = config.optional_texts("mlp_layer_types")
+    if kinds is None:
+        return [layer >= dense for layer in range(count)]
+    if unknown := sorted(set(kinds) - {"dense", "sparse"}):
+        raise NotComputed(f"MLPs of the type {unknown[0]!r} are not supported")
+    if len(kinds) != count:
+        raise ConfigError("mlp_layer_types", f"a list of {len(kinds)}", f"one for each of {count} layers")
+    return [kind == "sparse" for kind in kinds]
+
+
 def expert_count(config: Config) -> int:
     """How many experts a layer has."""
     names = [name for name in ("num_experts", "num_local_experts") if config.values.get(name) is not None]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ipex_assist.models import exaone4
-from ipex_assist.models.common import deepseek_experts, layer_count, llama_like
-from ipex_assist.models.config import Config, ConfigError, NotComputed
+from ipex_assist.models.common import deepseek_experts, llama_like, sparse_kinds
+from ipex_assist.models.config import Config
 from ipex_assist.models.names import HEAD_NORMS, LLAMA_NORMS, SHARED_EXPERTS, ExpertNames, named
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import Source
@@ -18,15 +18,7 @@ _NAMES = ExpertNames(shared=SHARED_EXPERTS, correction_bias=(f"mlp.gate.{_BIAS}"
 
 def spec(config: Config) -> DecoderSpec:
     """Which layers have experts, `mlp_layer_types` says, or first_k_dense_replace."""
-    layers, dense = layer_count(config), config.integer("first_k_dense_replace", 1)
-    kinds = config.optional_texts("mlp_layer_types") or [
-        "sparse" if layer >= dense else "dense" for layer in range(layers)
-    ]
-    if unknown := sorted(set(kinds) - {"dense", "sparse"}):
-        raise NotComputed(f"MLPs of the type {unknown[0]!r} are not supported")
-    if len(kinds) != layers:
-        raise ConfigError("mlp_layer_types", f"a list of {len(kinds)}", f"one for each of {layers} layers")
-    sparse = [kind == "sparse" for kind in kinds]
+    sparse = sparse_kinds(config)
     made = deepseek_experts(
         config,
         shared=config.integer("num_shared_experts", 1),

@@ -22,7 +22,7 @@ _LINEARS = {
     "v_b_proj": "kv_b_proj",
 }
 _LANES = 16  # columns that the native core computes together
-_NORMS = {"q_a_norm": "self_attn.q_a_layernorm", "kv_a_norm": "self_attn.kv_a_layernorm"}
+LATENT_NORMS = {"q_a_norm": "self_attn.q_a_layernorm", "kv_a_norm": "self_attn.kv_a_layernorm"}
 
 
 def latent_decoder(model_type: str, config: Config, sizes: dict[str, int], **differences: Any) -> DecoderSpec:
@@ -30,7 +30,19 @@ def latent_decoder(model_type: str, config: Config, sizes: dict[str, int], **dif
 
     `attention_bias` puts a bias on what reads the layer's input, and on the output; not on a query that is direct.
     """
-    query_rank = config.optional_integer("q_lora_rank") if "q_lora_rank" in config.values else sizes["q_lora_rank"]
+    latent = latent_spec(config, sizes)
+    heads = config.integer("num_attention_heads")
+    refuse(config, num_key_value_heads=heads, head_dim=latent.rope_dim, rope_interleave=True)
+    positions = rope(config)
+    return with_latents(
+        model_type, config, latent, attention_scale=_scale(latent, positions), ropes=(positions,), **differences
+    )
+
+
+def latent_spec(config: Config, sizes: dict[str, int]) -> LatentSpec:
+    """The latents of a config. sizes: of a config without them. Raises NotComputed for widths that we do not have."""
+    given = "q_lora_rank" in config.values
+    query_rank = config.optional_integer("q_lora_rank") if given else sizes.get("q_lora_rank")
     latent = LatentSpec(
         rank=config.integer("kv_lora_rank", sizes["kv_lora_rank"]),
         rope_dim=config.integer("qk_rope_head_dim", sizes["qk_rope_head_dim"]),
@@ -43,9 +55,12 @@ def latent_decoder(model_type: str, config: Config, sizes: dict[str, int], **dif
             f"kv_lora_rank {latent.rank}, qk_rope_head_dim {latent.rope_dim} and v_head_dim {latent.value_dim} are not "
             f"supported, only multiples of {_LANES}"
         )
-    heads = config.integer("num_attention_heads")
-    refuse(config, num_key_value_heads=heads, head_dim=latent.rope_dim, rope_interleave=True)
-    positions, bias = rope(config), config.flag("attention_bias", False)
+    return latent
+
+
+def with_latents(model_type: str, config: Config, latent: LatentSpec, **differences: Any) -> DecoderSpec:
+    """The spec of a model that is Llama but for such latents and `differences`."""
+    bias = config.flag("attention_bias", False)
     return llama_like(
         model_type,
         config,
@@ -53,8 +68,6 @@ def latent_decoder(model_type: str, config: Config, sizes: dict[str, int], **dif
         num_key_value_heads=1,
         head_dim=latent.head_dim,
         rotary_dim=latent.rope_dim,
-        attention_scale=_scale(latent, positions),
-        ropes=(positions,),
         qkv_bias=bias,
         output_bias=bias,
         **differences,
@@ -76,21 +89,21 @@ def latent_weights(spec: DecoderSpec) -> dict[str, Source]:
     """
     latent = spec.layers[0].attention.latent
     assert latent is not None
+    linears, fields = latent_parts(latent, {"pairs": latent.rope_dim})
+    norms, experts = {**LLAMA_NORMS, **LATENT_NORMS}, ExpertNames(shared=SHARED_EXPERTS)
+    return named(spec, linears={**LLAMA_LINEARS, **linears}, norms=norms, fields=fields, experts=experts)
+
+
+def latent_parts(latent: LatentSpec, rotated: dict[str, Any]) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
+    """Names of the linears, and fields of their sources. rotated: of those of what is rotated."""
     rank, rope_dim, nope, value = latent.rank, latent.rope_dim, latent.nope_dim, latent.value_dim
-    pairs = {"pairs": rope_dim}
     query = {} if latent.query_rank else dict.fromkeys(("q_nope_proj", "q_rope_proj"), "q_proj")
     linears = {leaf: f"self_attn.{name}" for leaf, name in {**_LINEARS, **query}.items()}
-    return named(
-        spec,
-        linears={**LLAMA_LINEARS, **linears},
-        norms={**LLAMA_NORMS, **_NORMS},
-        fields={
-            "q_nope_proj": {"interleaved": (0, nope, nope + rope_dim)},
-            "q_rope_proj": {"interleaved": (nope, nope + rope_dim, nope + rope_dim), **pairs},
-            "k_rope_proj": {"rows": (rank, rank + rope_dim), **pairs},
-            "kv_a_proj": {"rows": (0, rank)},
-            "k_b_proj": {"interleaved": (0, nope, nope + value), "heads_transposed": nope},
-            "v_b_proj": {"interleaved": (nope, nope + value, nope + value)},
-        },
-        experts=ExpertNames(shared=SHARED_EXPERTS),
-    )
+    return linears, {
+        "q_nope_proj": {"interleaved": (0, nope, nope + rope_dim)},
+        "q_rope_proj": {"interleaved": (nope, nope + rope_dim, nope + rope_dim), **rotated},
+        "k_rope_proj": {"rows": (rank, rank + rope_dim), **rotated},
+        "kv_a_proj": {"rows": (0, rank)},
+        "k_b_proj": {"interleaved": (0, nope, nope + value), "heads_transposed": nope},
+        "v_b_proj": {"interleaved": (nope, nope + value, nope + value)},
+    }

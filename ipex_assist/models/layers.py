@@ -36,6 +36,7 @@ _ATTENTION = {
     "attention_cap": "cap",
     "query_growth": "growth",
     "query_growth_step": "growth_step",
+    "query_growth_shift": "growth_shift",
     "latent": "latent",
 }
 _MLP = {

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ipex_assist.models.spec import AttentionSpec, DecoderSpec, Experts, LayerSpec
+from ipex_assist.models.spec import AttentionSpec, DecoderSpec, Experts, LayerSpec, RecurrentSpec
 from ipex_assist.models.weights import Source
 
 # Our linears, norms and what is outside of layers, by Llama's names.
@@ -28,6 +28,8 @@ VECTORS = ("q_conv", "k_conv", "v_conv", "a_log", "dt_bias", "skip", "gated_norm
 
 # What latent attention makes of a layer's input, beside queries without a row of their own.
 LATENT_INPUTS = ("q_a_proj", "k_rope_proj", "kv_a_proj")
+# All that latent attention has in the place of queries, keys and values.
+LATENT = (*LATENT_INPUTS, "q_nope_proj", "q_rope_proj", "k_b_proj", "v_b_proj", "q_a_norm", "kv_a_norm")
 
 # What a layer has for the embeddings of its own, what is outside of layers for those of all of them, and the norms and
 # factors of experts that have some of their own.
@@ -141,7 +143,7 @@ def named(
                 add(ours + leaf, theirs + name, leaf, leaf in biased)
         if layer.recurrent is not None:
             assert recurrent is not None, "a recurrent mixer without names"
-            for leaf in (*layer.recurrent.input_parts, "mixer_out", *layer.recurrent.vectors):
+            for leaf in _recurrent_leaves(layer.recurrent):
                 add(ours + leaf, theirs + recurrent[leaf], leaf, leaf in biased)
             if layer.recurrent.conv_bias:
                 for leaf in layer.recurrent.vectors:
@@ -158,6 +160,10 @@ def named(
     return sources
 
 
+def _recurrent_leaves(mixer: RecurrentSpec) -> tuple[str, ...]:
+    return (*mixer.input_parts, *mixer.gate_parts, "mixer_out", *mixer.vectors)
+
+
 def _absent(layer: LayerSpec) -> set[str]:
     """Our names of what such a layer does not have."""
     absent = {"mlp_norm"} if layer.shared_norm else set()
@@ -167,12 +173,12 @@ def _absent(layer: LayerSpec) -> set[str]:
     if layer.norm_place != "sandwich":
         absent |= set(_FIRST_NORMS if layer.norm_place == "post" else _LAST_NORMS)
     if layer.recurrent is not None:
-        absent |= {"q_proj", "k_proj", "v_proj", "g_proj", "o_proj", "sinks", *HEAD_NORMS}
+        absent |= {"q_proj", "k_proj", "v_proj", "g_proj", "o_proj", "sinks", *HEAD_NORMS, *LATENT}
     elif (latent := layer.attention.latent) is not None:
         absent |= {"q_proj", "k_proj", "v_proj", "g_proj", *HEAD_NORMS}
         absent |= set() if latent.query_rank else {"q_a_proj", "q_a_norm"}
     else:
-        absent |= set() if layer.attention.qk_norm else set(HEAD_NORMS)
+        absent |= set(HEAD_NORMS) if layer.attention.qk_norm in (None, "unweighted") else set()
         absent |= set() if layer.attention.output_gate else {"g_proj"}
         absent |= {"k_proj", "v_proj", "k_norm"} if layer.attention.shares_kv else set()
         absent |= {"v_proj"} if layer.attention.values_are_keys else set()

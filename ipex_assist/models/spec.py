@@ -12,13 +12,15 @@ and in whether they have experts. Families whose layers are alike say it once (l
   for both. The model may have a norm of the embedding and a final one. A norm that weights by 1 + w is folded when
   weights are packed (`Source.plus`), and so is a factor of the logits (`logit_multiplier`, into the final norm).
 - **Queries and keys** may be normalised: each head by one weight (Qwen3), each by its own (Command R+), or all heads
-  together (OLMo 2); before rotation, or each head after it (Hunyuan). Queries far into a text may grow (Ministral 3).
+  together (OLMo 2), or each head without a weight (Llama 4); before rotation, or each head after it (Hunyuan). Queries
+  far into a text may grow (Ministral 3).
 - **Positions**: rotary (of the whole head or its first `rotary_dim` values, by one of the model's `ropes`, or none in
   some layers), ALiBi's slopes, or a learned table that is added to the embedding. Rotation of neighbouring pairs
   (GPT-J, GLM-4, Cohere) is that of halves with the rows of query and key in another order (`Source.pairs`).
-- **Attention** sees everything or a window; its scores may have a soft cap, and so may logits. Each query head may
-  have a sink: a learned logit that takes part in the sum of its softmax, and has no value (gpt-oss). Attended values
-  may be multiplied with the sigmoid of a gate (Qwen3-Next), before the output projection.
+- **Attention** sees everything, a window, or the chunk of positions that a row is in (Llama 4); its scores may have a
+  soft cap, and so may logits. Each query head may have a sink: a learned logit that takes part in the sum of its
+  softmax, and has no value (gpt-oss). Attended values may be multiplied with the sigmoid of a gate (Qwen3-Next), before
+  the output projection.
 - **The MLP** is plain or gated, with one of ACTIVATIONS, or gpt-oss's clamped_swiglu of gate and up together, or xIELU,
   which has learned numbers and no gate (Apertus); or a row passes through some of many such, the layer's `Experts`.
 - **Keys and values** may be another layer's: then the layer has queries alone (Gemma 4). Values may be what the key
@@ -43,8 +45,8 @@ from ipex_assist.models.draft_head import HeadSpec
 
 Norm = Literal["rms", "layer"]
 NormPlace = Literal["pre", "post_residual", "post", "sandwich"]
-RecurrentKind = Literal["gated_delta", "mamba2", "short_conv"]
-HeadNorm = Literal["head", "each_head", "all_heads"]
+RecurrentKind = Literal["gated_delta", "mamba2", "short_conv", "kimi_delta"]
+HeadNorm = Literal["head", "each_head", "all_heads", "unweighted"]
 Activation = Literal["silu", "relu", "gelu", "gelu_tanh", "relu2", "xielu", "clamped_swiglu"]
 Scores = Literal["softmax", "sigmoid", "sparsemixer"]
 RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional"]
@@ -93,6 +95,7 @@ ATTENTION_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
     "rotary_dim": ("rotary_dim", (2, 4096)),
     "attention_cap": ("cap", (1e-3, 1e6)),
     "sliding_window": ("window", (1, 1 << 30)),
+    "attention_chunk_size": ("chunk", (1, 1 << 30)),
     "llama_4_scaling_beta": ("growth", (0, 1e3)),
     "original_max_position_embeddings": ("growth_step", (1, 1 << 30)),
 }
@@ -110,6 +113,7 @@ RECURRENT_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
     "linear_value_head_dim": ("value_dim", (1, 1 << 20)),
     "linear_conv_kernel_dim": ("conv_kernel", (1, 16)),
     "beta_scale": ("beta_scale", (1e-3, 1e3)),
+    "gate_rank": ("gate_rank", (0, 1 << 20)),
     "norm_eps": ("norm_eps", (1e-30, 0.1)),
 }
 MLP_RANGES: dict[str, tuple[str, tuple[float, float]]] = {"intermediate_size": ("intermediate_size", (1, 1 << 22))}
@@ -170,9 +174,9 @@ class Rope:
         for name, value in self.scaling.items():
             if name in ROPE_RANGES and value is not None:
                 check_range(name, value, ROPE_RANGES[name])
-        if self.kind == "llama3" and self.scaling["high_freq_factor"] <= self.scaling["low_freq_factor"]:
+        if self.kind == "llama3" and self.scaling["high_freq_factor"] < self.scaling["low_freq_factor"]:
             low, high = self.scaling["low_freq_factor"], self.scaling["high_freq_factor"]
-            raise ConfigError("high_freq_factor", high, f"larger than low_freq_factor, {low:g}")
+            raise ConfigError("high_freq_factor", high, f"{low:g} at least, as low_freq_factor is")
         if self.kind == "longrope":
             for name in ("short_factor", "long_factor"):
                 for value in self.scaling[name]:
@@ -223,6 +227,7 @@ class AttentionSpec:
     kv_heads: int
     head_dim: int
     window: int | None = None  # how many of the latest positions a row may see; None is all of them
+    chunk: int | None = None  # positions are in chunks of so many, and a row sees none before its own; None: all
     rope: int | None = None  # which of the model's `ropes` rotates query and key; None: none does
     rotary_dim: int | None = None  # how many values of each head are rotated; head_dim where None
     alibi_slopes: tuple[float, ...] = ()  # one a head; empty: none
@@ -234,8 +239,10 @@ class AttentionSpec:
     output_gate: bool = False  # attended values are multiplied with the sigmoid of a linear of the layer's input
     scale: float | None = None  # of query · key; head_dim ** -0.5 where None
     cap: float | None = None  # scores x become cap · tanh(x / cap)
-    growth: float = 0.0  # queries at position p are multiplied with 1 + growth · log(1 + ⌊p / growth_step⌋)
+    # Queries at position p are multiplied with 1 + growth · log(1 + ⌊(p + growth_shift) / growth_step⌋).
+    growth: float = 0.0
     growth_step: int | None = None
+    growth_shift: int = 0
     # The earlier layer, or layer of a draft head's target (HeadSpec "shared_kv"), whose keys and values it reads; None:
     # it has its own.
     kv_layer: int | None = None
@@ -325,6 +332,9 @@ class RecurrentSpec:
       places of q, k and v, and groups that share B and C as key heads. silu of the gate follows, then a norm of each of
       `norm_groups`.
     - short_conv (LFM2): no state beside the rows of the convolution: C · conv(B · x).
+    - kimi_delta (Kimi Linear 2025, arXiv:2510.26692, equation 1): as gated_delta, with a decay for each channel of a
+      head's keys, exp(-exp(A_log)·softplus(a + dt_bias)), and a sigmoid of the output gate. a and z are made of rows of
+      `gate_rank` each, which are made of the layer's input.
 
     Raises ConfigError for a value out of RECURRENT_RANGES, and for values that cannot go together.
     """
@@ -340,12 +350,18 @@ class RecurrentSpec:
     output_bias: bool = False
     norm_groups: int = 0  # mamba2: 0 where there is no norm
     step_limit: tuple[float, float] = (0.0, math.inf)  # mamba2: of dt
-    beta_scale: float = 1.0  # gated_delta: of the sigmoid of b
+    beta_scale: float = 1.0  # gated_delta, kimi_delta: of the sigmoid of b
     norm_eps: float | None = None  # of its norm; the model's where None
+    gate_rank: int = 0  # kimi_delta
 
     def __post_init__(self) -> None:
         _check_kind("mixer", self.kind, RecurrentKind)
         _check_ranges(self, RECURRENT_RANGES)
+        if self.kind == "kimi_delta":
+            assert (self.heads, self.key_dim) == (self.key_heads, self.value_dim), (
+                "heads of keys unlike those of values"
+            )
+            assert self.gate_rank, "gates without a rank"
         if self.heads % self.key_heads:
             raise ConfigError("linear_num_key_heads", self.key_heads, f"a divisor of the {self.heads} value heads")
         if self.norm_groups and self.value_size % self.norm_groups:
@@ -360,6 +376,11 @@ class RecurrentSpec:
         return self.kind != "short_conv"
 
     @property
+    def is_delta(self) -> bool:
+        """Whether values are corrected by what the state recalls."""
+        return self.kind in ("gated_delta", "kimi_delta")
+
+    @property
     def key_size(self) -> int:
         """Columns of the queries of a row, and of its keys."""
         return self.key_heads * self.key_dim
@@ -372,7 +393,7 @@ class RecurrentSpec:
     @property
     def norm_size(self) -> int:
         """Elements of the weight of its norm; 0 where it has none."""
-        return self.value_dim if self.kind == "gated_delta" else self.value_size if self.norm_groups else 0
+        return self.value_dim if self.is_delta else self.value_size if self.norm_groups else 0
 
     @property
     def state_bytes(self) -> int:
@@ -385,8 +406,15 @@ class RecurrentSpec:
         keys_values = {"q_in": self.key_size, "k_in": self.key_size, "v_in": self.value_size}
         if self.kind == "short_conv":
             return keys_values
+        if self.kind == "kimi_delta":
+            return {**keys_values, "b_in": self.heads, "a_low_in": self.gate_rank, "z_low_in": self.gate_rank}
         betas = {"b_in": self.heads} if self.kind == "gated_delta" else {}
         return {**keys_values, "a_in": self.heads, **betas, "z_in": self.value_size}
+
+    @property
+    def gate_parts(self) -> dict[str, int]:
+        """What is made of those of a low rank: our names, and their columns; empty in most kinds."""
+        return {"a_in": self.key_size, "z_in": self.value_size} if self.kind == "kimi_delta" else {}
 
     @property
     def vectors(self) -> dict[str, int]:
@@ -395,7 +423,7 @@ class RecurrentSpec:
         found = {"v_conv": taps * self.value_size}
         if self.scans:
             found |= {"q_conv": taps * self.key_size, "k_conv": taps * self.key_size}
-            found |= {"a_log": self.heads, "dt_bias": self.heads}
+            found |= {"a_log": self.heads, "dt_bias": self.key_size if self.kind == "kimi_delta" else self.heads}
         if self.kind == "mamba2":
             found["skip"] = self.heads
         return {**found, "gated_norm": self.norm_size} if self.norm_size else found
@@ -466,6 +494,7 @@ class Experts:
     jitter: float = 0.0
     expert_scales: bool = False
     own_norms: bool = False
+    scales_inputs: bool = False  # weights are of what experts read, not of what they give (Llama 4)
 
     def __post_init__(self) -> None:
         _check_ranges(self, EXPERT_RANGES)
@@ -507,9 +536,13 @@ class LayerSpec:
     shared_norm: bool = False  # of these, by one norm
     residual_multiplier: float = 1.0  # of what attention and MLP add
     scaled: bool = False  # the residual stream is multiplied with a learned number after the layer
+    # Its mixer reads the rows that the mixer of the layer before it read: two layers here, of which the first has no
+    # MLP, are one that has two mixers side by side (Falcon-H1).
+    beside: bool = False
 
     def __post_init__(self) -> None:
         _check_ranges(self, LAYER_RANGES)
+        assert not self.beside or self.norm_place == "pre", "norms of a mixer beside another are before both"
         _check_kind("norm_place", self.norm_place, NormPlace)
         if self.experts is not None and self.parallel:
             raise ConfigError("num_experts", self.experts.count, "none in a layer whose MLP is parallel to attention")
@@ -530,9 +563,9 @@ class LayerSpec:
 
     @property
     def mixer_in_size(self) -> int:
-        """Columns that the first linear of its mixer gives, without gaps."""
+        """Columns of a row that its mixer reads, without gaps."""
         if isinstance(self.mixer, RecurrentSpec):
-            return sum(self.mixer.input_parts.values())
+            return sum((*self.mixer.input_parts.values(), *self.mixer.gate_parts.values()))
         return self.mixer.qkv_size
 
     @property
@@ -543,7 +576,9 @@ class LayerSpec:
     def mixer_weights(self, hidden: int) -> int:
         """Elements of the matrices of its mixer, for rows of `hidden` columns."""
         count = (self.mixer_in_size + self.mixer_out_size) * hidden
-        latent = self.mixer.latent if isinstance(self.mixer, AttentionSpec) else None
+        if isinstance(self.mixer, RecurrentSpec):
+            return count - sum(self.mixer.gate_parts.values()) * (hidden - self.mixer.gate_rank)
+        latent = self.mixer.latent
         if latent is None:
             return count
         heads, query = self.attention.heads, (latent.query_rank or hidden) * (latent.nope_dim + latent.rope_dim)
@@ -592,6 +627,8 @@ class DecoderSpec:
     logit_cap: float | None = None
     embedding_multiplier: float = 1.0
     logit_multiplier: float = 1.0  # folded into the final norm: by models/, where that is mapped
+    # Of our names of linears, factors of their weights and of their biases, which are folded in likewise (Falcon-H1).
+    linear_multipliers: tuple[tuple[str, float, float], ...] = ()
     tied_head: bool = False
     embedding_size: int | None = None  # where the token embedding is narrower or wider than hidden_size (OPT-350m)
     per_layer_size: int = 0  # values of a token for each layer in the table of per-layer embeddings; 0: there is none
@@ -602,6 +639,11 @@ class DecoderSpec:
             if (value := getattr(self, name)) is not None:
                 check_range(name, value, ends)
         _check_kind("norm", self.norm, Norm)
+        for name, *factors in self.linear_multipliers:
+            for factor in factors:
+                check_range(f"multiplier of {name}", factor, (1e-9, 1e9))
+        for before, layer in zip((None, *self.layers), self.layers, strict=False):
+            assert not layer.beside or (before is not None and before.mlp is None), "a mixer beside none"
         for attention in self.attentions:
             self._check_rotary(attention)
         for number, layer in enumerate(self.layers if self.head is None else ()):

@@ -116,7 +116,9 @@ def _head_columns(latent: LatentSpec) -> int:
 def _scan_floats(spec: DecoderSpec) -> int:
     """Of rows after the convolution of recurrent layers: those of a pass, and of up to 16 segments those before it."""
     widths = [
-        2 * s.key_heads * (s.key_dim + 16) + s.heads * (s.value_dim + 18) + 32 for s in spec.recurrents if s.scans
+        (4 if s.gate_rank else 2) * s.key_heads * (s.key_dim + 16) + s.heads * (s.value_dim + 18) + 32
+        for s in spec.recurrents
+        if s.scans
     ]
     return (PASS_ROWS + 16 * PENDING_ROWS) * max(widths, default=0)
 
@@ -137,6 +139,9 @@ def _thread_floats(spec: DecoderSpec, width: int) -> float:
     latents = [each.latent for each in spec.attentions if each.latent is not None]
     attention += max((1.1 * PASS_ROWS * (max(each.nope_dim, each.rank) + 128) for each in latents), default=0)
     attention += max((16 * (each.key_dim + 16) for each in spec.recurrents), default=0)
+    attention += max(
+        (1.1 * PASS_ROWS * (each.gate_rank + 128) for each in spec.recurrents if each.gate_rank), default=0
+    )
     return 2 * width + _depth(spec, width) + _entering(spec) + PASS_ROWS * _UP_COLUMNS + attention + own
 
 

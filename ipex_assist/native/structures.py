@@ -7,13 +7,13 @@ import ctypes
 from ipex_assist.models.spec import AttentionSpec, DecoderSpec, LayerSpec, RecurrentSpec
 from ipex_assist.quantization.precision import beside_experts
 
-ABI_VERSION = 18  # api.cpp: ia_abi. It changes with every function there and with the structures here.
+ABI_VERSION = 19  # api.cpp: ia_abi. It changes with every function there and with the structures here.
 PRECISIONS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3, "mxfp4": 4, "fp8": 5}
 NORM_PLACES = {"pre": 0, "post_residual": 1, "post": 2, "sandwich": 3}
-HEAD_NORMS = {None: 0, "head": 1, "each_head": 2, "all_heads": 3}
+HEAD_NORMS = {None: 0, "head": 1, "each_head": 2, "all_heads": 3, "unweighted": 4}
 SCORES = {"softmax": 0, "sigmoid": 1, "sparsemixer": 2}
 ACTIVATIONS = {"silu": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "relu2": 4, "xielu": 5, "clamped_swiglu": 6}
-RECURRENT_KINDS = {"gated_delta": 1, "mamba2": 2, "short_conv": 3}
+RECURRENT_KINDS = {"gated_delta": 1, "mamba2": 2, "short_conv": 3, "kimi_delta": 4}
 HEAD_KINDS = {"mtp": 1, "eagle3": 2, "dflash": 3, "shared_kv": 4}
 INPUT_NORMS = {None: 0, "all": 1, "each": 2}
 SOURCE_TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
@@ -82,6 +82,8 @@ SLOTS = {
             "a_in",
             "b_in",
             "z_in",
+            "a_low_in",
+            "z_low_in",
             "mixer_out",
             "gate_proj",
             "up_proj",
@@ -95,14 +97,17 @@ SLOTS = {
 }
 
 _ATTENTION_INTEGERS = (
-    "heads kv_heads head_dim window rotary_dim rope_column paired_dim qk_norm norm_after_rope qkv_bias output_bias "
-    "sinks output_gate growth_step shares_kv kv_layer values_are_keys value_norm"
+    "heads kv_heads head_dim window chunk rotary_dim rope_column paired_dim qk_norm norm_after_rope qkv_bias "
+    "output_bias sinks output_gate growth_step growth_shift shares_kv kv_layer values_are_keys value_norm"
 )
 _LATENT_INTEGERS = "rank rope_dim nope_dim value_dim query_rank"
-_RECURRENT_INTEGERS = "kind heads key_heads key_dim value_dim conv_kernel conv_bias input_bias output_bias norm_groups"
+_RECURRENT_INTEGERS = (
+    "kind heads key_heads key_dim value_dim conv_kernel conv_bias input_bias output_bias norm_groups gate_rank"
+)
 _MLP_INTEGERS = (
     "intermediate_size activation gated bias precision experts experts_per_token experts_normalised router_bias "
-    "shared_size shared_gate scores correction_bias groups groups_per_token best_of_group expert_scales own_norms"
+    "shared_size shared_gate scores correction_bias groups groups_per_token best_of_group scales_inputs expert_scales "
+    "own_norms"
 )
 _MLP_FLOATS = "scaling added_to_sum least_sum jitter"
 _HEAD_INTEGERS = (
@@ -166,6 +171,7 @@ class CLayerSpec(ctypes.Structure):
         ("parallel", ctypes.c_int32),
         ("shared_norm", ctypes.c_int32),
         ("scaled", ctypes.c_int32),
+        ("beside", ctypes.c_int32),
         ("residual_multiplier", ctypes.c_float),
     ]
 
@@ -368,6 +374,7 @@ def _layer_spec(spec: DecoderSpec, layer: LayerSpec, precision: str) -> CLayerSp
         parallel=layer.parallel,
         shared_norm=layer.shared_norm,
         scaled=layer.scaled,
+        beside=layer.beside,
         residual_multiplier=layer.residual_multiplier,
     )
 
@@ -379,6 +386,7 @@ def _attention_spec(spec: DecoderSpec, attention: AttentionSpec) -> CAttentionSp
         kv_heads=attention.kv_heads,
         head_dim=attention.head_dim,
         window=attention.window or 0,
+        chunk=attention.chunk or 0,
         rotary_dim=0 if columns is None else attention.rotary_size,
         rope_column=0 if columns is None else columns.start,
         paired_dim=attention.rotary_size if spec.ropes else 0,
@@ -389,6 +397,7 @@ def _attention_spec(spec: DecoderSpec, attention: AttentionSpec) -> CAttentionSp
         sinks=attention.sinks,
         output_gate=attention.output_gate,
         growth_step=attention.growth_step or 1,
+        growth_shift=attention.growth_shift,
         shares_kv=attention.shares_kv,
         kv_layer=attention.kv_layer or 0,
         values_are_keys=attention.values_are_keys,
@@ -417,6 +426,7 @@ def _recurrent_spec(spec: RecurrentSpec) -> CRecurrentSpec:
         input_bias=spec.input_bias,
         output_bias=spec.output_bias,
         norm_groups=spec.norm_groups,
+        gate_rank=spec.gate_rank,
         least_step=spec.step_limit[0],
         most_step=spec.step_limit[1],
         beta_scale=spec.beta_scale,
@@ -443,6 +453,7 @@ def _mlp_spec(layer: LayerSpec, precision: str) -> CMlpSpec:
         made.groups, made.groups_per_token = experts.groups, experts.groups_per_token
         made.best_of_group, made.scaling = experts.best_of_group, experts.scaling
         made.expert_scales, made.own_norms = experts.expert_scales, experts.own_norms
+        made.scales_inputs = experts.scales_inputs
         made.added_to_sum, made.least_sum, made.jitter = experts.added_to_sum, experts.least_sum, experts.jitter
     return made
 

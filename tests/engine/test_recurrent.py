@@ -29,10 +29,10 @@ pytestmark = [
 OPTIONS = GenerationOptions.of(max_new_tokens=20, ignore_eos=True)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=tiny_models.known("qwen3.5", "kimi-linear"))
+def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     path = tmp_path_factory.mktemp("recurrent")
-    tiny_models.save(path, "qwen3.5", max_position_embeddings=2048)
+    tiny_models.save(path, request.param, max_position_embeddings=2048)
     return path
 
 
@@ -83,10 +83,11 @@ def test_every_text_is_as_alone(pair: Pair, draft: str) -> None:
     assert found.prefix_tokens > 0
 
 
-# Other kinds of states, and latents; those of int8 as well.
+# Other kinds of states, and latents, those of int8 as well; states beside keys and values, and chunks.
 OTHERS = [
     *tiny_models.known("qwen3-next", "lfm2-moe", "granite-hybrid-moe", "nemotron-h-moe", "mamba2", "deepseek-v2"),
     *(f"{variant}+int8" for variant in tiny_models.known("glm4-moe-lite")),
+    *tiny_models.known("falcon-h1", "llama4"),
 ]
 
 

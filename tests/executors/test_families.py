@@ -31,7 +31,9 @@ VARIANTS = [
     *tiny_models.known(
         "apertus", "arcee", "exaone-moe", "hunyuan", "hunyuan-moe", "ministral3", "olmo-hybrid", "phimoe"
     ),
-    *tiny_models.known("deepseek-v2-direct", "deepseek-v3", "glm4-moe-lite"),
+    *tiny_models.known(
+        "deepseek-v2-direct", "deepseek-v3", "glm4-moe-lite", "kimi-linear-all-experts", "llama4", "falcon-h1"
+    ),
     *tiny_models.known("gemma4", "gemma4-one-kind", "gemma4-moe", "gemma4-everything"),
 ]
 LARGEST_ERROR = {"fp32": 1e-5, "bf16": 0.05, "int8": 0.1, "int4": 0.7}

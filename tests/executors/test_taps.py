@@ -20,12 +20,15 @@ from ipex_assist.native.library import unavailable
 
 pytestmark = [pytest.mark.one_stack, pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")]
 
-# Plain, norms of the sum and a projected embedding, after, around, parallel; recurrent, latent, with experts.
+# Plain, norms of the sum and a projected embedding, after, around, parallel; recurrent, latent, with experts; layers
+# that read what those before them read.
 VARIANTS = tiny_models.known(
     *("llama", "opt-350m", "olmo2", "gemma2", "gpt-neox", "cohere", "bloom"),
     *("lfm2", "granite-hybrid", "qwen3-next", "deepseek-v3-dense", "granitemoe", "gemma4", "gemma4-moe"),
+    *("falcon-h1", "kimi-linear"),
 )
-KEPT = ["llama", "opt-350m", "gemma2", "gpt-neox", *tiny_models.known("qwen3-next", "deepseek-v3-dense", "granitemoe")]
+KEPT = ["llama", "opt-350m", "gemma2", "gpt-neox"]
+KEPT += tiny_models.known("qwen3-next", "deepseek-v3-dense", "granitemoe", "falcon-h1")
 
 
 def taps_of(model: NativeModel, normed: bool = True) -> Taps:

@@ -80,7 +80,8 @@ void check_blocks(const PassPlan& plan) {
     const AttentionPlan& a = plan.attention[0];
     for (size_t i = 0; i < plan.segments.size(); i++) {
         const Segment& s = plan.segments[i];
-        const int64_t oldest = a.shape.window ? std::max(0, s.start - a.shape.window + 1) : 0;
+        int64_t oldest = a.shape.window ? std::max(0, s.start - a.shape.window + 1) : 0;
+        if (a.shape.chunk) oldest = std::max<int64_t>(oldest, s.start / a.shape.chunk * a.shape.chunk);
         CHECK(a.first_block[i] == oldest / BLOCK_POSITIONS, "first block %lld", (long long)a.first_block[i]);
         CHECK(a.first_block[i] + a.blocks[i] == (s.start + s.rows - 1) / BLOCK_POSITIONS + 1, "blocks %lld",
               (long long)a.blocks[i]);
@@ -212,7 +213,7 @@ void check_units(const PassPlan& plan) {
     std::vector<int> used(size_t(a.partial_rows * kv_heads));
     for (const TileUnit& u : a.units) {
         const RowRange& tile = a.tiles[size_t(u.tile)];
-        const int64_t first = plan.first_block(tile.first, a.shape.window), end = plan.last_block(tile.end - 1) + 1;
+        const int64_t first = plan.first_block(tile.first, a.shape), end = plan.last_block(tile.end - 1) + 1;
         CHECK(u.first < u.end && (u.first == first || u.first % SPLIT_BLOCKS == 0), "begins with %lld",
               (long long)u.first);
         CHECK(u.end == end || u.end % SPLIT_BLOCKS == 0, "ends before %lld", (long long)u.end);
@@ -229,7 +230,7 @@ void check_units(const PassPlan& plan) {
     }
     for (size_t i = 0; i < a.tiles.size(); i++) {
         const RowRange& tile = a.tiles[i];
-        CHECK(seen[i] == plan.last_block(tile.end - 1) + 1 - plan.first_block(tile.first, a.shape.window),
+        CHECK(seen[i] == plan.last_block(tile.end - 1) + 1 - plan.first_block(tile.first, a.shape),
               "%lld blocks of tile %zu", (long long)seen[i], i);
     }
     for (const int times : used) CHECK(times == 1, "a partial is written %d times", times);
@@ -270,8 +271,9 @@ void check_random_plans() {
     Random random(7);
     for (int turn = 0; turn < 400; turn++) {
         const int32_t kv_heads = 1 + random.below(4), window = random.below(3) ? 0 : 1 + random.below(700);
-        const PassShape shape = model_of(turn % 5 ? shape_of(kv_heads * (1 + random.below(3)), kv_heads, 64, window)
-                                                  : shape_of_latents(4 << random.below(6)));
+        PassShape shape = model_of(turn % 5 ? shape_of(kv_heads * (1 + random.below(3)), kv_heads, 64, window)
+                                            : shape_of_latents(4 << random.below(6)));
+        if (random.below(4) == 0) shape.attention[0].chunk = 1 + random.below(2000);
         std::vector<SequenceRows> sequences;
         const int32_t most = turn % 2 ? 4 : 90;
         for (int32_t i = 0; i < 1 + random.below(4); i++)

@@ -124,6 +124,15 @@ void check_specs(const KernelTable& k) {
                       make_latent(layer.attention, 4, {48, 16, 24, 32, 0, 1e-6f});
                       layer.attention.rope_column = 0, layer.attention.rotary_dim = 10, layer.attention.sinks = 1;
                   }));
+    CHECK_REFUSED("decays of each channel of 2 key heads of 10", make_last([](LayerSpec& layer) {
+                      layer.attention = {};
+                      layer.recurrent = {KIMI_DELTA, 4, 2, 10, 10, 4, 0, 0, 0, 0, 7, 0, 0, 1, 0};
+                  }));
+    CHECK_REFUSED("layer 1 beside that of one before it", make_last([](LayerSpec& layer) { layer.beside = 1; }));
+    CHECK_REFUSED("rank of gates is 0", make_last([](LayerSpec& layer) {
+                      layer.attention = {};
+                      layer.recurrent = {KIMI_DELTA, 4, 4, 10, 10, 4, 0, 0, 0, 0, 0, 0, 0, 1, 0};
+                  }));
     CHECK_REFUSED("4 attention heads cannot share 8", make([](UniformSpec& s) { s.kv_heads = 8; }));
     CHECK_REFUSED("4 attention heads cannot share 3", make([](UniformSpec& s) { s.kv_heads = 3; }));
     CHECK_REFUSED("num_key_value_heads is 0", make([](UniformSpec& s) { s.kv_heads = 0; }));

@@ -180,6 +180,30 @@ void test_multiply_sigmoid(const KernelTable& k) {
     }
 }
 
+// Decays of keys are exact near 0 and 1, where a softplus of large or small inputs would lose its digits.
+void test_decay_keys(const KernelTable& k) {
+    constexpr size_t SIZE = 203, PADDED = 208;
+    Buffer<float> in(SIZE), bias(SIZE), key(SIZE), decays(PADDED, NAN), recalls(PADDED, NAN);
+    Random random(8);
+    for (size_t i = 0; i < SIZE; i++)
+        in[i] = (float(i) - 100) * 0.9f, bias[i] = random.normal(), key[i] = random.normal();
+    in[7] = NAN, in[8] = INFINITY, in[9] = -INFINITY;
+    for (const float rate : {-0.01f, -1.0f, -16.0f}) {
+        k.decay_keys(in.data(), bias.data(), rate, key.data(), SIZE, decays.data(), recalls.data());
+        for (size_t i = 0; i < PADDED; i++) {
+            const double x = i < SIZE ? double(in[i] + bias[i]) : 0;
+            const double expected = i < SIZE ? std::exp(double(rate) * (x > 40 ? x : std::log1p(std::exp(x)))) : 0;
+            const double recalled = i < SIZE ? expected * key[i] : 0;
+            const double exponent = std::abs(rate * std::max(x, 1.0));  // its error is that of what is raised
+            const double most = expected > 0 ? 4e-7 * (1 + exponent) * expected + 1e-37 : 1e-37;
+            CHECK(i == 7 ? std::isnan(decays[i]) : std::abs(decays[i] - expected) <= most,
+                  "decay of %g by %g: %g != %g", x, double(rate), double(decays[i]), expected);
+            CHECK(i == 7 ? std::isnan(recalls[i]) : std::abs(recalls[i] - recalled) <= most * 8, "key of %g by %g", x,
+                  double(rate));
+        }
+    }
+}
+
 void test_rotary(const KernelTable& k) {
     Random random(4);
     for (const int32_t size : {2, 10, 64, 80, 128}) {
@@ -285,6 +309,9 @@ std::vector<float> results_for_rows(const KernelTable& k) {
         keep(x);
         k.multiply_sigmoid(out.data(), x.data(), size);
         keep(out);
+        Buffer<float> recalls(padded);
+        k.decay_keys(x.data(), bias.data(), -0.7f, weight.data(), size, out.data(), recalls.data());
+        keep(out), keep(recalls);
     }
     return results;
 }
@@ -314,6 +341,7 @@ void test_rows(const KernelTable& k) {
     test_clamped_swiglu(k);
     test_plain_activations(k);
     test_multiply_sigmoid(k);
+    test_decay_keys(k);
     test_rotary(k);
     test_soft_cap(k);
     test_argmax(k);

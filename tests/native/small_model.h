@@ -177,6 +177,15 @@ const Kind KINDS[] = {
      [](LayerSpec& layer) { make_latent(layer.attention, 5, {48, 16, 24, 32, 20, 1e-6f}); }},
     {"latents with direct queries, and biases", 30, [](UniformSpec& s) { s.qkv_bias = s.output_bias = 1; }, false,
      [](LayerSpec& layer) { make_latent(layer.attention, 20, {32, 16, 130, 16, 0, 1e-6f}); }},
+    {"chunks, norms of rotated heads without weights, growing queries, experts whose inputs are scaled", 0,
+     [](UniformSpec& s) { s.qk_norm = UNWEIGHTED; }, false,
+     [](LayerSpec& layer) {
+         AttentionSpec& a = layer.attention;
+         a.chunk = 30, a.norm_after_rope = 1, a.growth = 0.3f, a.growth_step = 40, a.growth_shift = 1;
+         MlpSpec& m = layer.mlp;
+         m.experts = 5, m.experts_per_token = 2, m.intermediate_size = 33, m.shared_size = 20, m.scores = SIGMOID;
+         m.scales_inputs = 1;
+     }},
     {"plain experts with squares, then no MLP; norms around", 0,
      [](UniformSpec& s) {
          s.experts = 5, s.experts_per_token = 2, s.shared_size = 20, s.gated = 0, s.activation = RELU2;
@@ -225,9 +234,11 @@ void list_recurrent_shapes(const RecurrentSpec& r, int64_t hidden, const Add& ad
         add(V_CONV, bias, values * (bias ? 1 : taps), 1);
     }
     add(Q_IN, false, keys, hidden), add(K_IN, false, keys, hidden), add(V_IN, false, values, hidden);
-    if (r.scans()) add(A_IN, false, r.heads, hidden), add(Z_IN, false, values, hidden);
-    if (r.scans()) add(A_LOG, false, r.heads, 1), add(DT_BIAS, false, r.heads, 1);
-    if (r.kind == GATED_DELTA) add(B_IN, false, r.heads, hidden);
+    const int64_t from = r.kind == KIMI_DELTA ? r.gate_rank : hidden;  // of what decay inputs and gates are made
+    if (r.scans()) add(A_IN, false, r.decay_inputs(), from), add(Z_IN, false, values, from);
+    if (r.kind == KIMI_DELTA) add(A_LOW_IN, false, r.gate_rank, hidden), add(Z_LOW_IN, false, r.gate_rank, hidden);
+    if (r.scans()) add(A_LOG, false, r.heads, 1), add(DT_BIAS, false, r.decay_inputs(), 1);
+    if (r.is_delta()) add(B_IN, false, r.heads, hidden);
     if (r.kind == MAMBA2) add(SKIP, false, r.heads, 1);
     if (r.norm_weights()) add(GATED_NORM, false, r.norm_weights(), 1);
     add(MIXER_OUT, false, hidden, values);
@@ -248,8 +259,8 @@ void list_layer_shapes(const ModelSpec& model, const LayerSpec& layer, int32_t n
         if (layer.has_post_norms() && layer.has_mlp()) add(MLP_OUT_NORM, bias, hidden, 1);
     }
     const bool one = a.qk_norm == ONE_FOR_HEADS;
-    if (a.qk_norm) add(Q_NORM, false, one ? a.head_dim : a.query_width(), 1);
-    if (a.qk_norm && !a.shares_kv) add(K_NORM, false, one ? a.head_dim : a.kv_width(), 1);
+    if (a.has_norm_weights()) add(Q_NORM, false, one ? a.head_dim : a.query_width(), 1);
+    if (a.has_norm_weights() && !a.shares_kv) add(K_NORM, false, one ? a.head_dim : a.kv_width(), 1);
     if (a.sinks) add(SINKS, false, a.heads, 1);
     const auto linear = [&](Slot slot, int32_t bias, int64_t rows, int64_t columns, int32_t expert = -1) {
         add(slot, false, rows, columns, expert);

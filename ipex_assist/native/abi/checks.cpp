@@ -71,6 +71,8 @@ void check_attention(const ModelSpec& s, const AttentionSpec& a) {
         refuse("%d attention heads cannot share %d key/value heads evenly", a.heads, a.kv_heads);
     }
     check_range("an attention window", a.window, 0, INT32_MAX);
+    check_range("a chunk of attention", a.chunk, 0, INT32_MAX);
+    check_range("positions by which queries grow sooner", a.growth_shift, 0, LARGEST);
     check_range("rotary_dim", a.rotary_dim, 0, std::min(a.head_dim, s.rope_width));
     check_range("paired_dim", a.paired_dim, 0, a.head_dim);
     if (a.rotary_dim % 2 || a.paired_dim % 2) {
@@ -78,7 +80,7 @@ void check_attention(const ModelSpec& s, const AttentionSpec& a) {
                a.rotary_dim % 2 ? a.rotary_dim : a.paired_dim);
     }
     check_range("the first column of a rotary table", a.rope_column, 0, int64_t(s.rope_width) - a.rotary_dim);
-    check_range("qk_norm", a.qk_norm, NO_NORM, ALL_HEADS);
+    check_range("qk_norm", a.qk_norm, NO_NORM, UNWEIGHTED);
     if (a.norm_after_rope && a.qk_norm == ALL_HEADS) refuse("a norm of all heads together is before their rotation");
     check_range("positions over which queries grow", a.growth_step, a.growth == 0 ? 0 : 1, INT32_MAX);
     if (!std::isfinite(a.growth) || a.growth < 0)
@@ -98,7 +100,7 @@ void check_attention(const ModelSpec& s, const AttentionSpec& a) {
 }
 
 void check_recurrent(const RecurrentSpec& r) {
-    check_range("the kind of a recurrent mixer", r.kind, NO_RECURRENCE, SHORT_CONV);
+    check_range("the kind of a recurrent mixer", r.kind, NO_RECURRENCE, KIMI_DELTA);
     if (r.kind == NO_RECURRENCE) return;
     check_range("heads of a recurrent mixer", r.heads, 1, LARGEST);
     check_range("key heads of a recurrent mixer", r.key_heads, 1, r.heads);
@@ -115,7 +117,12 @@ void check_recurrent(const RecurrentSpec& r) {
         refuse("%lld and %lld columns of a short convolution", static_cast<long long>(r.key_width()),
                static_cast<long long>(r.value_width()));
     }
-    if (r.kind == GATED_DELTA) check_multiplier(r.beta_scale);
+    if (r.is_delta()) check_multiplier(r.beta_scale);
+    check_range("the rank of gates", r.gate_rank, r.kind == KIMI_DELTA ? 1 : 0, r.kind == KIMI_DELTA ? LARGEST : 0);
+    if (r.kind == KIMI_DELTA && (r.key_heads != r.heads || r.key_dim != r.value_dim)) {
+        refuse("decays of each channel of %d key heads of %d, and %d heads of %d", r.key_heads, r.key_dim, r.heads,
+               r.value_dim);
+    }
     if (!std::isfinite(r.norm_eps) || r.norm_eps < 0) refuse("the epsilon of a gated norm is %g", double(r.norm_eps));
     if (!(r.least_step >= 0) || !(r.most_step >= r.least_step)) {
         refuse("steps from %g to %g", double(r.least_step), double(r.most_step));
@@ -137,6 +144,7 @@ void check_routing(const MlpSpec& m) {
         refuse("%d experts in %d groups, which are judged by %d of theirs", m.experts, m.groups, m.best_of_group);
     if (m.experts_per_token > each * m.groups_per_token)
         refuse("%d experts of a token in %d groups of %d", m.experts_per_token, m.groups_per_token, each);
+    check_range("whether inputs of experts are scaled", m.scales_inputs, 0, 1);
     if (m.scores == SPARSEMIXER && m.experts_per_token != 2)
         refuse("%d experts of a token, and sparsemixer chooses 2", m.experts_per_token);
     check_multiplier(m.scaling);
@@ -192,6 +200,14 @@ void check_kv_layer(const LayerSpec* layers, int32_t number) {
     }
 }
 
+// A mixer beside that of the layer before, which ends with it.
+void check_beside(const LayerSpec* layers, int32_t number) {
+    if (!layers[number].beside) return;
+    const bool alone = number == 0 || layers[number - 1].has_mlp() || layers[number - 1].norm_place != PRE;
+    if (alone || layers[number].norm_place != PRE)
+        refuse("the mixer of layer %d beside that of one before it, which ends with an MLP or a norm", number);
+}
+
 void check_draft_head(const ModelSpec& s) {
     const HeadSpec& h = s.draft_head;
     check_range("the kind of a draft head", h.kind, NO_DRAFT_HEAD, SHARED_KV);
@@ -244,7 +260,11 @@ void check_model(const ModelSpec& s) {
 
 const ModelSpec& checked(const ModelSpec& s, const LayerSpec* layers) {
     check_model(s);
-    for (int32_t i = 0; i < s.layers; i++) check_layer(s, layers[i]), check_kv_layer(layers, i);
+    for (int32_t i = 0; i < s.layers; i++) {
+        check_layer(s, layers[i]);
+        check_kv_layer(layers, i);
+        check_beside(layers, i);
+    }
     if (s.draft_head.kind == EAGLE3 && (layers[0].is_recurrent() || layers[0].norm_place != PRE || layers[0].parallel))
         refuse("the first layer of an EAGLE-3 head is one of attention, with norms before it");
     for (int32_t i = 0; s.draft_head.kind == DFLASH && i < s.layers; i++) {

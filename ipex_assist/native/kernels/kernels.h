@@ -159,13 +159,16 @@ struct ScanTile {
     float* to;          // where the state before row `settle` goes, `count` for that after all; null: nowhere
     int64_t settle;
     int64_t key_depth;
-    bool delta;         // what is added is v - state · key, not v itself
+    bool delta;         // what is added is v - state · recall, not v itself
+    bool by_key;        // each key has a decay of its own
     float skip;         // of the value, in the output
     const float* rows;  // (count, stride)
     int64_t count, stride;
-    int64_t query, key, value, decay, beta;  // columns of a row: the first of each part, and one of decays and betas
-    int64_t first_out;                       // the first row that has an output
-    float* out;                              // of that row, `out_stride` before the next one's
+    // Columns of a row: the first of each part, and one of betas, and of decays but where each key has one. What
+    // recalls is the key, or the key times its decays.
+    int64_t query, key, value, decay, beta, recall;
+    int64_t first_out;  // the first row that has an output
+    float* out;         // of that row, `out_stride` before the next one's
     int64_t out_stride, columns;
 };
 
@@ -254,6 +257,9 @@ struct KernelTable {
                      bool silu, int64_t size, float* out);
     void (*unit_length)(float* x, int64_t size, float epsilon, float factor);  // x * factor / sqrt(sum x² + epsilon)
     void (*silu_gate)(float* x, const float* gate, int64_t size);              // x *= silu(gate)
+    // decays = exp(rate · softplus(in + bias)) and recalls = key · decays, all (size); zero up to a multiple of 16.
+    void (*decay_keys)(const float* in, const float* bias, float rate, const float* key, int64_t size, float* decays,
+                       float* recalls);
     void (*scan)(const ScanTile&);
     // Multiply-adds of a precision and nothing else, for measuring the peak; returns their number.
     int64_t (*multiply)(Precision, int64_t steps);

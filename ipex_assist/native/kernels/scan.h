@@ -47,11 +47,34 @@ void silu_gate(float* x, const float* gate, int64_t size) {
     }
 }
 
+// log(1 + e^x) to about 2 ulp: max(x, 0) + log(1 + y) with y = e^-|x|, which is 2 atanh(y / (2 + y)).
+inline __m512 softplus(__m512 x) {
+    const __m512 zero = _mm512_setzero_ps();
+    const __m512 y = exponential(_mm512_sub_ps(zero, _mm512_abs_ps(x)));
+    const __m512 s = _mm512_div_ps(y, _mm512_add_ps(y, _mm512_set1_ps(2.0f))), square = _mm512_mul_ps(s, s);
+    __m512 p = _mm512_set1_ps(2.0f / 15);
+    for (const float c : {2.0f / 13, 2.0f / 11, 2.0f / 9, 2.0f / 7, 2.0f / 5, 2.0f / 3, 2.0f})
+        p = _mm512_fmadd_ps(p, square, _mm512_set1_ps(c));
+    return _mm512_fmadd_ps(p, s, _mm512_max_ps(zero, x));
+}
+
+void decay_keys(const float* in, const float* bias, float rate, const float* key, int64_t size, float* decays,
+                float* recalls) {
+    for (int64_t i = 0; i < size; i += LANES) {
+        const __mmask16 mask = lanes(size - i);
+        const __m512 x = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, in + i), _mm512_maskz_loadu_ps(mask, bias + i));
+        const __m512 decay = exponential(_mm512_mul_ps(_mm512_set1_ps(rate), softplus(x)));
+        _mm512_storeu_ps(decays + i, _mm512_maskz_mov_ps(mask, decay));
+        _mm512_storeu_ps(recalls + i,
+                         _mm512_mul_ps(_mm512_maskz_mov_ps(mask, decay), _mm512_maskz_loadu_ps(mask, key + i)));
+    }
+}
+
 inline __m512 sum_chains(const __m512* x) {
     return _mm512_add_ps(_mm512_add_ps(x[0], x[1]), _mm512_add_ps(x[2], x[3]));
 }
 
-// Σ state[k] · key[k].
+// Σ state[k] · key[k], before the first row.
 inline __m512 recall(const float* state, const float* key, int64_t depth) {
     __m512 sums[SCAN_CHAINS] = {};
     for (int64_t k = 0; k < depth; k += SCAN_CHAINS) {
@@ -62,13 +85,16 @@ inline __m512 recall(const float* state, const float* key, int64_t depth) {
     return sum_chains(sums);
 }
 
-// One row: state ← decay · state + key · change; returns Σ state · query, and in `recalled` Σ state · next_key.
-inline __m512 sweep(float* state, int64_t depth, __m512 decay, __m512 change, const float* key, const float* query,
-                    const float* next_key, __m512& recalled) {
-    __m512 out[SCAN_CHAINS] = {}, next[SCAN_CHAINS] = {};
+// One row: state ← decay · state + key · change; returns Σ state · query, and in `recalled` Σ state · next_key. decays:
+// one, or one of each key.
+template <bool BY_KEY>
+inline __m512 sweep(float* state, int64_t depth, const float* decays, __m512 change, const float* key,
+                    const float* query, const float* next_key, __m512& recalled) {
+    __m512 out[SCAN_CHAINS] = {}, next[SCAN_CHAINS] = {}, decay = _mm512_set1_ps(decays[0]);
     for (int64_t k = 0; k < depth; k += SCAN_CHAINS) {
         for (int c = 0; c < SCAN_CHAINS; c++) {
             float* at = state + (k + c) * LANES;
+            if (BY_KEY) decay = _mm512_set1_ps(decays[k + c]);
             const __m512 s =
                 _mm512_fmadd_ps(_mm512_set1_ps(key[k + c]), change, _mm512_mul_ps(decay, _mm512_load_ps(at)));
             _mm512_store_ps(at, s);
@@ -80,24 +106,32 @@ inline __m512 sweep(float* state, int64_t depth, __m512 decay, __m512 change, co
     return sum_chains(out);
 }
 
-HOT_LOOP void scan(const ScanTile& t) {
+template <bool BY_KEY>
+inline void scan_rows(const ScanTile& t) {
     const int64_t depth = t.key_depth, size = depth * LANES * int64_t(sizeof(float));
     if (t.from) std::memcpy(t.state, t.from, size_t(size));
     else std::memset(t.state, 0, size_t(size));
-    __m512 recalled = t.delta ? recall(t.state, t.rows + t.key, depth) : _mm512_setzero_ps();
+    __m512 recalled = t.delta ? recall(t.state, t.rows + t.recall, depth) : _mm512_setzero_ps();
     for (int64_t r = 0; r <= t.count; r++) {
         if (t.to && r == t.settle) std::memcpy(t.to, t.state, size_t(size));
         if (r == t.count) break;
         const float* row = t.rows + r * t.stride;
-        const __m512 decay = _mm512_set1_ps(row[t.decay]), beta = _mm512_set1_ps(row[t.beta]);
-        const __m512 value = _mm512_loadu_ps(row + t.value);
-        const __m512 change = _mm512_mul_ps(beta, t.delta ? _mm512_fnmadd_ps(decay, recalled, value) : value);
+        const __m512 beta = _mm512_set1_ps(row[t.beta]), value = _mm512_loadu_ps(row + t.value);
+        const __m512 left = BY_KEY    ? _mm512_sub_ps(value, recalled)
+                            : t.delta ? _mm512_fnmadd_ps(_mm512_set1_ps(row[t.decay]), recalled, value)
+                                      : value;
+        const __m512 change = _mm512_mul_ps(beta, left);
         const float* next = r + 1 < t.count ? row + t.stride : row;
-        __m512 out = sweep(t.state, depth, decay, change, row + t.key, row + t.query, next + t.key, recalled);
+        __m512 out =
+            sweep<BY_KEY>(t.state, depth, row + t.decay, change, row + t.key, row + t.query, next + t.recall, recalled);
         if (t.skip != 0) out = _mm512_fmadd_ps(_mm512_set1_ps(t.skip), value, out);
         if (r >= t.first_out) _mm512_mask_storeu_ps(t.out + (r - t.first_out) * t.out_stride, lanes(t.columns), out);
     }
 }
+
+HOT_LOOP void scan_by_head(const ScanTile& t) { scan_rows<false>(t); }
+HOT_LOOP void scan_by_key(const ScanTile& t) { scan_rows<true>(t); }
+void scan(const ScanTile& t) { t.by_key ? scan_by_key(t) : scan_by_head(t); }
 
 }  // namespace
 }  // namespace ipex_assist

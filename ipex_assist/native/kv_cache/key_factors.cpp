@@ -80,7 +80,8 @@ std::vector<float> layer_factors(const PackedModel& model, size_t index, const L
         const float* norm = a.head_norm(layer.k_norm, h);
         for (int32_t r = 0; r < ROWS; r++) {
             float* key = keys.data() + r * stride + int64_t(h) * dim;
-            if (norm) model.kernels->normalize(a.qk_norm != EACH_HEAD, key, norm, nullptr, epsilon, dim, key);
+            if (norm || a.qk_norm == UNWEIGHTED)
+                model.kernels->normalize(a.qk_norm != EACH_HEAD, key, norm, nullptr, epsilon, dim, key);
             for (int32_t d = 0; d < dim; d++) squares[size_t(d)] += double(key[d]) * key[d] / ROWS;
         }
         for (int32_t d = 0; d < dim; d++) {

@@ -76,8 +76,9 @@ AttentionTile tile_of(const AttentionView& v, const RowRange& rows) {
 
 // What queries at this position are multiplied with (AttentionSpec::growth).
 float query_growth(const AttentionSpec& a, int32_t position) {
-    if (a.growth == 0 || position < a.growth_step) return 1;
-    return float(1 + double(a.growth) * std::log(1 + double(position / a.growth_step)));
+    const int64_t counted = int64_t(position) + a.growth_shift;
+    if (a.growth == 0 || counted < a.growth_step) return 1;
+    return float(1 + double(a.growth) * std::log(1 + double(counted / a.growth_step)));
 }
 
 // The queries of a tile's rows for one KV head: normalised, rotated, and in the form that keys are multiplied with.
@@ -116,7 +117,7 @@ void limit_tile(const AttentionView& v, const RowRange& rows, int64_t block) {
     const int64_t start = block * BLOCK_POSITIONS;
     for (int32_t q = 0; q < (rows.end - rows.first) * v.group(); q++) {
         const int32_t row = rows.first + q / v.group();
-        const int64_t position = v.plan.positions[size_t(row)], first = v.plan.first_seen(row, v.spec.window);
+        const int64_t position = v.plan.positions[size_t(row)], first = v.plan.first_seen(row, v.splits.shape);
         v.own.first.data[q] = int32_t(std::clamp<int64_t>(first - start, 0, BLOCK_POSITIONS));
         v.own.end.data[q] = int32_t(std::clamp<int64_t>(v.plan.last_seen(row) + 1 - start, 0, BLOCK_POSITIONS));
         v.own.distances.data[q] = float(start - position);
@@ -168,7 +169,8 @@ int64_t attend_blocks(const AttentionView& v, int32_t kv_head, size_t segment, i
         const RowRange& tile = v.splits.tiles[i];
         const int64_t seen_end = std::min(end, v.plan.last_seen_block(tile.end - 1) + 1);
         AttentionTile t{};
-        for (int64_t b = std::max(first, v.plan.first_block(tile.first, v.spec.window)), next; b < seen_end; b = next) {
+        for (int64_t b = std::max(first, v.plan.first_block(tile.first, v.splits.shape)), next; b < seen_end;
+             b = next) {
             next = std::min(seen_end, split_end(b, v.splits.split_blocks));
             if (!mine(b)) continue;
             if (!t.queries) t = prepare_tile(v, kv_head, tile);
@@ -233,7 +235,7 @@ void attend_range(const AttentionView& v, int32_t kv_head, const TileUnit& unit)
         next = std::min(unit.end, split_end(b, SPLIT_BLOCKS));
         keep_run(v, t, kv_head, tile, b, next);
     }
-    const int64_t seen = v.plan.last_seen_block(tile.end - 1) + 1 - v.plan.first_block(tile.first, v.spec.window);
+    const int64_t seen = v.plan.last_seen_block(tile.end - 1) + 1 - v.plan.first_block(tile.first, v.splits.shape);
     if (!v.pass.completes(size_t(unit.split * v.kv_heads() + kv_head), unit.end - unit.first, seen)) return;
     for (int32_t q = 0; q < t.queries; q++) {
         merge_head(v, tile.first + q / v.group(), kv_head * v.group() + q % v.group());

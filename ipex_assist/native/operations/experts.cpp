@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <utility>
 
 #include "operations/operations.h"
 #include "operations/routing.h"
@@ -56,6 +57,7 @@ void reserve_routes(const PackedLayer& layer, int64_t rows, Routes& routes) {
     routes.weights.resize(std::max(routes.weights.size(), slots));
     routes.slots.resize(std::max(routes.slots.size(), slots));
     routes.rows.resize(std::max(routes.rows.size(), slots));
+    if (layer.mlp.scales_inputs) routes.factors.resize(std::max(routes.factors.size(), slots));
     routes.first.resize(std::max(routes.first.size(), layer.experts.size() + 1));
 }
 
@@ -91,6 +93,9 @@ void place_slots(Pass& pass, const PackedLayer& layer, int64_t rows) {
         const int32_t slot = next[size_t(routes.chosen[i])]++;
         routes.slots[i] = slot;
         routes.rows[size_t(slot)] = int32_t(int64_t(i) / each);
+        if (!layer.mlp.scales_inputs) continue;
+        const bool scaled = routes.chosen[i] < layer.mlp.experts;  // the shared one's is not
+        routes.factors[size_t(slot)] = scaled ? std::exchange(routes.weights[i], 1.0f) : 1;
     }
 }
 
@@ -159,19 +164,29 @@ void route(Pass& pass, const LayerStep& step, int thread) {
 
 namespace {
 
-// What an expert gets of a row: what the router got, or the residual stream through a norm of its own.
-const float* slot_input(const Pass& pass, const LayerStep& step, int thread, int32_t expert, int64_t row) {
+// A row (hidden_size) times a factor, in memory of the thread.
+const float* scaled(const Pass& pass, int thread, const float* row, float factor) {
+    float* made = pass.activations.own(thread).row.data;
+    for (int64_t c = 0; c < pass.model.spec.hidden_size; c++) made[c] = row[c] * factor;
+    return made;
+}
+
+// What an expert gets in one of its slots: what the router got of the row, or the residual stream through a norm of its
+// own; times the weight where this is of inputs.
+const float* slot_input(const Pass& pass, const LayerStep& step, int thread, int32_t expert, size_t slot) {
     const PackedLayer& layer = pass.layer(step);
+    const int64_t row = pass.routes.rows[slot];
     if (!layer.mlp.own_norms) {
         const uint8_t* routed = pass.inputs(thread, layer.router.depth).values;
-        return reinterpret_cast<const float*>(routed) + row * layer.router.depth;
+        const float* x = reinterpret_cast<const float*>(routed) + row * layer.router.depth;
+        return layer.mlp.scales_inputs ? scaled(pass, thread, x, pass.routes.factors[slot]) : x;
     }
     const ThreadBuffers& own = pass.activations.own(thread);
     const std::vector<int32_t>* kept = pass.plan.rows_kept(step.last);
     const Array<float>& stream = pass.plan.each_thread_prepares ? own.x : pass.activations.shared.x;
     const Norm& norm = expert == layer.mlp.experts ? layer.mlp_norm : layer.expert_norms.experts;
     normalize(pass, norm, stream.row(kept ? (*kept)[size_t(row)] : row), own.row.data);
-    return own.row.data;
+    return layer.mlp.scales_inputs ? scaled(pass, thread, own.row.data, pass.routes.factors[slot]) : own.row.data;
 }
 
 }  // namespace
@@ -184,8 +199,8 @@ void fill_slots(Pass& pass, const LayerStep& step, int thread) {
     share_experts(pass, layer, all_threads(pass, thread), rows, one, [&](int32_t e, int64_t first, int64_t end) {
         const Linear& up = layer.experts[size_t(e)].up;
         for (int64_t i = first; i < end; i++) {
-            const int32_t of = pass.routes.rows[size_t(pass.routes.first[size_t(e)] + i)];
-            const float* row = slot_input(pass, step, thread, e, of);
+            const size_t slot = size_t(pass.routes.first[size_t(e)] + i);
+            const float* row = slot_input(pass, step, thread, e, slot);
             for (int node = 0; node < pass.activations.nodes(); node++) {
                 prepare_row(pass, thread, row, pass.model.spec.hidden_size, 0, up.depth, i, up,
                             up_rows(pass, layer, e, node));

@@ -6,36 +6,6 @@
 #include "operations/attention.h"
 
 namespace ipex_assist {
-namespace {
-
-// This thread's blocks of a linear that has `columns` of each head in turn. A head's inputs are the columns from
-// head · width on of the rows `from`, of which `kept` names those that go on; its outputs go to the columns from
-// out + head · out_width on.
-struct HeadRows {
-    const Array<float>& from;
-    const std::vector<int32_t>* kept;
-    int64_t rows, width;
-    float* out;
-    int64_t stride, out_width;
-};
-
-void head_linears(const Pass& pass, int thread, const Linear& linear, int64_t columns, const HeadRows& x) {
-    const auto [first, last] = slice(pass, linear, thread);
-    const int64_t each = columns / LANES;
-    const LinearRows inputs = pass.activations.own(thread).head_inputs.with_depth(linear.depth);
-    for (int64_t block = first, end; block < last; block = end) {
-        const int64_t head = block / each;
-        end = std::min(last, (head + 1) * each);
-        for (int64_t r = 0; r < x.rows; r++) {
-            const float* row = x.from.row(x.kept ? (*x.kept)[size_t(r)] : r) + head * x.width;
-            prepare_row(pass, thread, row, x.width, 0, linear.depth, r, linear, inputs);
-        }
-        float* out = x.out + head * x.out_width + (block - head * each) * LANES;
-        pass.model.multiply(linear, inputs, x.rows, block, end, out, x.stride);
-    }
-}
-
-}  // namespace
 
 // The key and the queries' row, where attention has keys.
 void latent_linear(Pass& pass, const LayerStep& step, int thread) {
@@ -87,7 +57,8 @@ void absorb_queries(Pass& pass, const LayerStep& step, int thread) {
             std::memcpy(qkv.row(r) + int64_t(h) * a.head_dim, rotated + h * spec.rope_dim, size_t(spec.rope_dim) * 4);
     }
     head_linears(pass, thread, layer.latent.keys, spec.rank,
-                 {heads, nullptr, rows, spec.nope_dim, qkv.data + spec.rope_dim, qkv.columns, a.head_dim});
+                 {heads.data, heads.columns, spec.nope_dim, spec.nope_dim, nullptr, rows, qkv.data + spec.rope_dim,
+                  qkv.columns, a.head_dim});
     append_share(AttentionView(pass, step, thread));
     if (thread == 0) pass.next_tile.store(0);
     pass.wait(thread);
@@ -99,9 +70,9 @@ void expand_values(Pass& pass, const LayerStep& step, int thread) {
     const AttentionSpec& a = layer.attention;
     const Array<float>&heads = pass.activations.shared.heads, &attended = pass.activations.shared.attended;
     const int64_t rows = pass.rows_kept(step);
-    head_linears(
-        pass, thread, layer.latent.values, a.latent.value_dim,
-        {attended, pass.plan.rows_kept(step.last), rows, a.latent.rank, heads.data, heads.columns, a.latent.value_dim});
+    head_linears(pass, thread, layer.latent.values, a.latent.value_dim,
+                 {attended.data, attended.columns, a.latent.rank, a.latent.rank, pass.plan.rows_kept(step.last), rows,
+                  heads.data, heads.columns, a.latent.value_dim});
     pass.wait(thread);
     prepare_rows(pass, thread, heads.data, heads.columns, a.output_width(), rows, nullptr, layer.output);
     pass.wait(thread);

@@ -62,6 +62,20 @@ void prefetch(const Pass& pass, int thread, const Linear& next);
 void qkv_linear(Pass& pass, const LayerStep& step, int thread);
 void output_linear(Pass& pass, const LayerStep& step, int thread);
 
+// head_linears.cpp
+// This thread's blocks of a linear that has `columns` of each head in turn. Head h's inputs are the `width` columns
+// from h · step on of the rows `from`, of which `kept` names those that go on; its outputs go to the columns from out +
+// h · out_width on.
+struct HeadRows {
+    const float* from;
+    int64_t from_stride, step, width;
+    const std::vector<int32_t>* kept;
+    int64_t rows;
+    float* out;
+    int64_t stride, out_width;
+};
+void head_linears(const Pass& pass, int thread, const Linear& linear, int64_t columns, const HeadRows& x);
+
 // rotary.cpp
 void normalize_queries_and_keys(Pass& pass, const LayerStep& step, int thread);  // all heads together
 // Norm and rotary embedding of one head (head_dim) of queries or keys.
@@ -81,6 +95,7 @@ void absorb_queries(Pass& pass, const LayerStep& step, int thread);
 void expand_values(Pass& pass, const LayerStep& step, int thread);
 
 // scan.cpp: mixers with a recurrent state.
+void gates_linear(Pass& pass, const LayerStep& step, int thread);
 void prepare_scan(Pass& pass, const LayerStep& step, int thread);
 void scan(Pass& pass, const LayerStep& step, int thread);
 void gate_scanned(Pass& pass, const LayerStep& step, int thread);

@@ -82,8 +82,9 @@ void size_layers(const Pass& pass, ActivationSizes& s) {
         outputs = std::max(outputs, round_up(layer.mixer_out_width(), LANES));
         s.attended = std::max(s.attended, round_up(layer.mixer_out_width(), LANES));
         if (layer.is_recurrent()) {
-            s.scan_columns = std::max(s.scan_columns, layer.recurrent.scan_width());
+            s.scan_columns = std::max(s.scan_columns, ScanColumns(layer.recurrent).width);
             s.state = std::max(s.state, layer.recurrent.scans() ? layer.recurrent.tile_floats() : 0);
+            s.head_depth = std::max(s.head_depth, layer.recurrence.gates.depth);
             continue;
         }
         const AttentionSpec& a = layer.attention;

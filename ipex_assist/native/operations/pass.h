@@ -46,6 +46,7 @@ struct Routes {
     std::vector<int32_t> slots;   // (rows, each)
     std::vector<int32_t> first;   // each expert's first slot, and how many there are
     std::vector<int32_t> rows;    // of each slot
+    std::vector<float> factors;   // of each slot's input, where experts' inputs are scaled
     int32_t count(int32_t expert) const { return first[size_t(expert) + 1] - first[size_t(expert)]; }
 };
 

@@ -43,8 +43,8 @@ int64_t taken_in_turns(const std::vector<int64_t>& costs, int32_t times, int thr
 
 bool AttentionShape::operator==(const AttentionShape& other) const {
     return heads == other.heads && kv_heads == other.kv_heads && value_dim == other.value_dim &&
-           window == other.window && unit_columns == other.unit_columns && units == other.units &&
-           shared == other.shared;
+           window == other.window && chunk == other.chunk && unit_columns == other.unit_columns &&
+           units == other.units && shared == other.shared;
 }
 
 int32_t AttentionShape::tile_rows() const { return int32_t(std::max<int64_t>(1, TILE_QUERIES / group())); }
@@ -92,11 +92,12 @@ void PassPlan::place_rows() {
     first_append_range.push_back(append_ranges.size());
 }
 
-int64_t PassPlan::first_block(int32_t row, int32_t window) const { return first_seen(row, window) / BLOCK_POSITIONS; }
+int64_t PassPlan::first_block(int32_t row, const AttentionShape& shape) const {
+    return first_seen(row, shape) / BLOCK_POSITIONS;
+}
 
-int64_t PassPlan::first_seen(int32_t row, int32_t window) const {
-    const int64_t position = positions[size_t(row)];
-    const int64_t first = window > 0 && position >= window ? position - window + 1 : 0;
+int64_t PassPlan::first_seen(int32_t row, const AttentionShape& shape) const {
+    const int64_t first = shape.first_seen(positions[size_t(row)]);
     return whole_segments ? std::min<int64_t>(first, segments[size_t(segment_of[size_t(row)])].start) : first;
 }
 
@@ -116,8 +117,7 @@ int32_t PassPlan::parts_of(const AttentionShape& shape) const {
         int64_t units = 0;
         for (size_t i = 0; i < segments.size(); i++) {
             const int32_t first = first_row[i], last = first + segments[i].rows - 1, step = each.tile_rows();
-            units +=
-                decode ? last_block(last) + 1 - first_block(first, shape.window) : (segments[i].rows + step - 1) / step;
+            units += decode ? last_block(last) + 1 - first_block(first, shape) : (segments[i].rows + step - 1) / step;
         }
         // More parts than fill a query tile give no more of them.
         const int32_t least = decode ? PART_HEADS : int32_t(TILE_QUERIES);
@@ -133,7 +133,7 @@ AttentionPlan PassPlan::plan_attention(const AttentionShape& shape) const {
         const int32_t first = first_row[i], end = first + segments[i].rows, step = plan.shape.tile_rows();
         plan.first_tile.push_back(plan.tiles.size());
         for (int32_t r = first; r < end; r += step) plan.tiles.push_back({r, std::min(r + step, end), int32_t(i)});
-        plan.first_block.push_back(first_block(first, shape.window));
+        plan.first_block.push_back(first_block(first, shape));
         plan.blocks.push_back(last_block(end - 1) + 1 - plan.first_block.back());
     }
     plan.first_tile.push_back(plan.tiles.size());
@@ -213,7 +213,7 @@ void PassPlan::share_homes(AttentionPlan& plan) const {
 
 TileUnit PassPlan::whole(const AttentionPlan& plan, int32_t tile) const {
     const RowRange& rows = plan.tiles[size_t(tile)];
-    return {tile, -1, first_block(rows.first, plan.shape.window), last_seen_block(rows.end - 1) + 1};
+    return {tile, -1, first_block(rows.first, plan.shape), last_seen_block(rows.end - 1) + 1};
 }
 
 // The ranges of a tile, of so many runs each, and places for a partial of each run.

@@ -34,7 +34,13 @@ struct AttentionShape {
     // All query heads have one KV head. The plan of a pass then cuts them into parts, which it takes for KV heads, so
     // that there is work for all threads: each reads the same keys and values.
     bool shared = false;
+    int32_t chunk = 0;  // positions are in chunks of so many, and a row sees none before its own; 0: all
     bool operator==(const AttentionShape& other) const;
+    // The first position that a row at this one sees.
+    int64_t first_seen(int64_t position) const {
+        const int64_t in_window = window > 0 && position >= window ? position - window + 1 : 0;
+        return chunk > 0 && position - position % chunk > in_window ? position - position % chunk : in_window;
+    }
     int32_t group() const { return heads / kv_heads; }
     int32_t tile_rows() const;     // of a query tile
     int32_t most_queries() const;  // of a query tile, whatever the parts
@@ -106,13 +112,13 @@ struct PassPlan {
     int32_t rows() const { return int32_t(tokens.size()); }
     // Where a row's keys and values go.
     int64_t last_block(int32_t row) const { return positions[size_t(row)] / BLOCK_POSITIONS; }
-    // The positions that a row of a layer with this window sees: up to its own, or, of whole segments, also all of its
+    // The positions that a row of a layer of this shape sees: up to its own, or, of whole segments, also all of its
     // segment.
-    int64_t first_seen(int32_t row, int32_t window) const;
+    int64_t first_seen(int32_t row, const AttentionShape& shape) const;
     int64_t last_seen(int32_t row) const;
     int64_t last_seen_block(int32_t row) const { return last_seen(row) / BLOCK_POSITIONS; }
-    // The first block that a row of a layer with this window sees.
-    int64_t first_block(int32_t row, int32_t window) const;
+    // The first block that a row of a layer of this shape sees.
+    int64_t first_block(int32_t row, const AttentionShape& shape) const;
     // Rows of the last layer that go on after its keys and values, null: all of them. In prefill passes only
     // those with logits do.
     const std::vector<int32_t>* rows_kept(bool last_layer) const {

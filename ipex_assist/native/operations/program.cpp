@@ -18,6 +18,7 @@ void set_units(AttentionShape& shape, const Linear& output) {
 AttentionShape attention_shape(const PackedLayer& layer) {
     const AttentionSpec& a = layer.attention;
     AttentionShape shape{a.heads, a.kv_heads, a.value_dim(), a.window, a.value_dim(), a.heads, a.is_latent()};
+    shape.chunk = a.chunk;
     if (!a.is_latent()) set_units(shape, layer.output);
     return shape;
 }
@@ -46,6 +47,7 @@ void list_recurrent(const PackedLayer& layer, LayerStep& step) {
         step.fill.push_back(short_conv);
         step.proceed = {prepare_convolved, output_linear};
     } else {
+        if (layer.recurrent.kind == KIMI_DELTA) step.fill.push_back(gates_linear);
         for (const Operation each : {prepare_scan, scan}) step.fill.push_back(each);
         step.proceed = {gate_scanned, output_linear};
     }
@@ -62,7 +64,8 @@ void list_mlp(const PackedLayer& layer, LayerStep& step) {
 
 bool same_kind(const MlpSpec& a, const MlpSpec& b) {
     return a.intermediate_size == b.intermediate_size && a.experts == b.experts && a.shared_size == b.shared_size &&
-           a.experts_per_token == b.experts_per_token && a.precision == b.precision;
+           a.scales_inputs == b.scales_inputs && a.experts_per_token == b.experts_per_token &&
+           a.precision == b.precision;
 }
 
 }  // namespace

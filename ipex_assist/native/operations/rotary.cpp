@@ -23,12 +23,13 @@ void rotate_head(const Pass& pass, const PackedLayer& layer, const float* norm, 
         const bool rms = a.qk_norm != EACH_HEAD;
         pass.kernels.normalize(rms, head, norm, nullptr, pass.model.spec.norm_eps, a.head_dim, head);
     };
-    if (norm && !a.norm_after_rope) normalize_head();
+    const bool normed = norm || a.qk_norm == UNWEIGHTED;
+    if (normed && !a.norm_after_rope) normalize_head();
     if (a.rotary_dim) {
         const int64_t at = int64_t(position - s.rope_start) * pass.model.spec.rope_width + a.rope_column;
         pass.kernels.apply_rotary(head, a.rotary_dim, s.cosine + at, s.sine + at);
     }
-    if (norm && a.norm_after_rope) normalize_head();
+    if (normed && a.norm_after_rope) normalize_head();
 }
 
 }  // namespace ipex_assist

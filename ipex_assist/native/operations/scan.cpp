@@ -1,5 +1,5 @@
-// Gated DeltaNet and Mamba-2: rows are convolved with those before them, pass over the state of their sequence one
-// after the other, and are normalised and gated.
+// Gated DeltaNet, Kimi Delta Attention and Mamba-2: rows are convolved with those before them, pass over the state of
+// their sequence one after the other, and are normalised and gated.
 //
 // Threads share the state by tiles, 16 columns of a head, always in the same way, so that a tile stays on its thread's
 // memory node. A row's bits follow from the rows before it alone: its convolution from their inputs, its state from
@@ -24,6 +24,7 @@ struct ScanRow {
     int64_t position;
     const RecurrentSpec& spec;
     const RecurrentWeights& weights;
+    const ScanColumns& columns;
     const float* inputs;
     float* out;
 };
@@ -44,13 +45,17 @@ void prepare_key_head(const ScanRow& row, int64_t head) {
     const RecurrentSpec& s = row.spec;
     const RecurrentWeights& w = row.weights;
     const int64_t at = head * s.key_dim, width = s.key_width();
-    float *query = row.out + head * s.key_depth(), *key = query + s.scan_key();
+    float *query = row.out + head * s.key_depth(), *key = query + row.columns.key;
     convolve_row(row, at, s.key_dim, w.q_conv + at, w.q_conv_bias ? w.q_conv_bias + at : nullptr, width, query);
     convolve_row(row, s.key_column() + at, s.key_dim, w.k_conv + at, w.k_conv_bias ? w.k_conv_bias + at : nullptr,
                  width, key);
-    if (s.kind != GATED_DELTA) return;
+    if (!s.is_delta()) return;
     row.pass.kernels.unit_length(query, s.key_dim, UNIT_EPSILON, 1.0f / std::sqrt(float(s.key_dim)));
     row.pass.kernels.unit_length(key, s.key_dim, UNIT_EPSILON, 1.0f);
+    if (s.kind != KIMI_DELTA) return;
+    const int64_t place = head * s.key_depth();
+    row.pass.kernels.decay_keys(row.inputs + s.decay_column() + at, w.dt_bias + at, w.decay_rate[head], key, s.key_dim,
+                                row.out + row.columns.decay + place, row.out + row.columns.recall + place);
 }
 
 double softplus(double x) { return x > 20 ? x : std::log1p(std::exp(x)); }
@@ -60,13 +65,16 @@ void prepare_value_head(const ScanRow& row, int64_t head) {
     const RecurrentWeights& w = row.weights;
     const int64_t at = head * s.value_dim;
     convolve_row(row, s.value_column() + at, s.value_dim, w.v_conv + at, w.v_conv_bias ? w.v_conv_bias + at : nullptr,
-                 s.value_width(), row.out + s.scan_value() + head * s.value_depth());
+                 s.value_width(), row.out + row.columns.value + head * s.value_depth());
+    const auto beta = [&] { return float(s.beta_scale / (1 + std::exp(-double(row.inputs[s.beta_column() + head])))); };
+    if (s.kind == KIMI_DELTA) {
+        row.out[row.columns.beta + head] = beta();
+        return;
+    }
     double step = softplus(double(row.inputs[s.decay_column() + head]) + w.dt_bias[head]);
     if (s.kind == MAMBA2) step = std::min(std::max(step, double(s.least_step)), double(s.most_step));
-    row.out[s.scan_decay() + head] = float(std::exp(double(w.decay_rate[head]) * step));
-    row.out[s.scan_beta() + head] =
-        s.kind == MAMBA2 ? float(step)
-                         : float(s.beta_scale / (1 + std::exp(-double(row.inputs[s.beta_column() + head]))));
+    row.out[row.columns.decay + head] = float(std::exp(double(w.decay_rate[head]) * step));
+    row.out[row.columns.beta + head] = s.kind == MAMBA2 ? float(step) : beta();
 }
 
 // The rows of one segment over one tile of its state.
@@ -74,6 +82,7 @@ void scan_tile(const Pass& pass, const LayerStep& step, int thread, size_t segme
     const PackedLayer& layer = pass.layer(step);
     const RecurrentSpec& spec = layer.recurrent;
     const Segment& s = pass.plan.segments[segment];
+    const ScanColumns columns(spec);
     const int64_t parts = spec.value_depth() / LANES, head = tile / parts, column = tile % parts * LANES;
     const int64_t key_head = head / (spec.heads / spec.key_heads);
     const Array<float>&scanned = pass.activations.shared.scanned, &attended = pass.activations.shared.attended;
@@ -84,13 +93,14 @@ void scan_tile(const Pass& pass, const LayerStep& step, int thread, size_t segme
     t.to = s.settle > s.settled ? state : nullptr;
     t.settle = s.settle - s.settled;
     t.key_depth = spec.key_depth();
-    t.delta = spec.kind == GATED_DELTA;
+    t.delta = spec.is_delta(), t.by_key = spec.kind == KIMI_DELTA;
     t.skip = layer.recurrence.skip ? layer.recurrence.skip[head] : 0;
-    t.rows = scanned.data + pass.plan.first_scan_row[segment] * spec.scan_width(), t.stride = spec.scan_width();
+    t.rows = scanned.data + pass.plan.first_scan_row[segment] * columns.width, t.stride = columns.width;
     t.count = s.start - s.settled + s.rows;
-    t.query = key_head * spec.key_depth(), t.key = spec.scan_key() + t.query;
-    t.value = spec.scan_value() + head * spec.value_depth() + column;
-    t.decay = spec.scan_decay() + head, t.beta = spec.scan_beta() + head;
+    t.query = key_head * spec.key_depth(), t.key = columns.key + t.query;
+    t.value = columns.value + head * spec.value_depth() + column;
+    t.decay = columns.decay + (t.by_key ? t.query : head), t.beta = columns.beta + head;
+    t.recall = columns.recall + t.query;
     t.first_out = s.start - s.settled;
     t.out = attended.row(pass.plan.first_row[segment]) + head * spec.value_dim + column;
     t.out_stride = attended.columns, t.columns = std::min<int64_t>(LANES, spec.value_dim - column);
@@ -105,7 +115,8 @@ int64_t unit_columns(const RecurrentSpec& spec, const Linear& output) {
     return aligned ? std::max<int64_t>(SCALE_COLUMNS, group) : output.depth;
 }
 
-// Gated DeltaNet: a norm of each head, then the gate; Mamba-2: the gate, then a norm of each group.
+// Gated DeltaNet: a norm of each head, then the gate, of Kimi's a sigmoid; Mamba-2: the gate, then a norm of each
+// group.
 void gate_columns(const Pass& pass, const PackedLayer& layer, int64_t row, int64_t first, int64_t end) {
     const RecurrentSpec& spec = layer.recurrent;
     const float* gates = pass.activations.shared.qkv.row(row) + spec.gate_column();
@@ -119,15 +130,28 @@ void gate_columns(const Pass& pass, const PackedLayer& layer, int64_t row, int64
             pass.kernels.normalize(true, x + i, weight, nullptr, epsilon, size, x + i);
         }
         if (spec.kind == GATED_DELTA) pass.kernels.silu_gate(x + i, gates + i, size);
+        if (spec.kind == KIMI_DELTA) pass.kernels.multiply_sigmoid(x + i, gates + i, size);
     }
 }
 
 }  // namespace
 
+// Decay inputs and output gates, each of a row of the low rank.
+void gates_linear(Pass& pass, const LayerStep& step, int thread) {
+    const RecurrentSpec& s = pass.layer(step).recurrent;
+    const Array<float>& qkv = pass.activations.shared.qkv;
+    const int64_t width = s.gate_column() - s.decay_column();
+    head_linears(pass, thread, pass.layer(step).recurrence.gates, width,
+                 {qkv.data + s.low_column(), qkv.columns, s.low_width(), s.gate_rank, nullptr, pass.plan.rows(),
+                  qkv.data + s.decay_column(), qkv.columns, width});
+    pass.wait(thread);
+}
+
 // Queries, keys, values, decays and betas of the rows to scan.
 void prepare_scan(Pass& pass, const LayerStep& step, int thread) {
     const PackedLayer& layer = pass.layer(step);
     const RecurrentSpec& spec = layer.recurrent;
+    const ScanColumns columns(spec);
     const int64_t each = spec.key_heads + spec.heads, units = pass.plan.first_scan_row.back() * each;
     size_t segment = 0;
     for (int64_t u = share(units, thread, pass.plan.threads); u < share(units, thread + 1, pass.plan.threads); u++) {
@@ -140,8 +164,9 @@ void prepare_scan(Pass& pass, const LayerStep& step, int thread) {
                           position,
                           spec,
                           layer.recurrence,
+                          columns,
                           recurrent_inputs(pass, step, segment, position),
-                          pass.activations.shared.scanned.data + number * spec.scan_width()};
+                          pass.activations.shared.scanned.data + number * columns.width};
         if (part < spec.key_heads) prepare_key_head(row, part);
         else prepare_value_head(row, part - spec.key_heads);
     }

@@ -18,7 +18,7 @@ void merge_head(const AttentionView& v, int64_t row, int32_t head) {
         return partial_at(v.partial(block, kv_head, row) + head % v.group() * v.partial_width(), v.partial_width());
     };
     AttentionPartial sum{};
-    for (int64_t b = v.plan.first_block(int32_t(row), v.spec.window), run_end; b < end; b = run_end) {
+    for (int64_t b = v.plan.first_block(int32_t(row), v.splits.shape), run_end; b < end; b = run_end) {
         run_end = std::min(end, split_end(b, SPLIT_BLOCKS));
         AttentionPartial run = at(b);
         while ((b = split_end(b, v.splits.split_blocks)) < run_end) merge_partial(v, run, at(b), nullptr);

@@ -33,6 +33,7 @@ void place_residual_norms(ModelWeights& w) {
     };
     for (PackedLayer& layer : w.layers) {
         after_last(layer.into_attention);
+        layer.into_attention.late = layer.beside;
         if (w.spec.per_layer_size) after_mlp(layer.per_layer.into_gate, layer);
         layer.into_mlp.late = layer.parallel;
         layer.into_mlp.multiplier = layer.residual_multiplier;
@@ -208,8 +209,8 @@ void ImageLayout::place_attention(const ModelSpec& spec, PackedLayer& layer) {
     if (a.is_latent()) return place_latent(spec, layer);
     layer.qkv = linear(spec, a.qkv_width(), layer.input_width, a.qkv_bias, spec.precision);
     const bool one = a.qk_norm == ONE_FOR_HEADS;
-    if (a.qk_norm) layer.q_norm = vector(one ? a.head_dim : a.query_width());
-    if (a.qk_norm && !a.shares_kv) layer.k_norm = vector(one ? a.head_dim : a.kv_width());
+    if (a.has_norm_weights()) layer.q_norm = vector(one ? a.head_dim : a.query_width());
+    if (a.has_norm_weights() && !a.shares_kv) layer.k_norm = vector(one ? a.head_dim : a.kv_width());
     if (a.sinks) layer.sinks = vector(a.heads);
     layer.output = linear(spec, packed(spec.hidden_size), a.query_width(), a.output_bias, spec.precision);
 }
@@ -230,12 +231,13 @@ void ImageLayout::place_latent(const ModelSpec& spec, PackedLayer& layer) {
 void ImageLayout::place_recurrent(const ModelSpec& spec, PackedLayer& layer) {
     const RecurrentSpec& r = layer.recurrent;
     RecurrentWeights& w = layer.recurrence;
-    layer.qkv = linear(spec, r.width(), spec.hidden_size, r.input_bias, spec.precision);
+    layer.qkv = linear(spec, r.input_linear_width(), spec.hidden_size, r.input_bias, spec.precision);
     if (r.scans()) w.q_conv = vector(r.conv_kernel * r.key_width()), w.k_conv = vector(r.conv_kernel * r.key_width());
     w.v_conv = vector(r.conv_kernel * r.value_width());
     if (r.scans() && r.conv_bias) w.q_conv_bias = vector(r.key_width()), w.k_conv_bias = vector(r.key_width());
     if (r.conv_bias) w.v_conv_bias = vector(r.value_width());
-    if (r.scans()) w.decay_rate = vector(r.heads), w.dt_bias = vector(r.heads);
+    if (r.scans()) w.decay_rate = vector(r.heads), w.dt_bias = vector(r.decay_inputs());
+    if (r.kind == KIMI_DELTA) w.gates = linear(spec, r.width() - r.decay_column(), r.gate_rank, false, spec.precision);
     if (r.kind == MAMBA2) w.skip = vector(r.heads);
     if (r.norm_weights()) w.norm = vector(r.norm_weights());
     layer.output = linear(spec, packed(spec.hidden_size), r.value_width(), r.output_bias, spec.precision);

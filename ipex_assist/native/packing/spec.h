@@ -6,8 +6,8 @@
 namespace ipex_assist {
 
 // Norms of queries and keys: RMS of each head by one weight (Qwen3), layer norm of each head by its own (Command R+),
-// RMS of all heads together (OLMo 2).
-enum HeadNorm : int32_t { NO_NORM, ONE_FOR_HEADS, EACH_HEAD, ALL_HEADS };
+// RMS of all heads together (OLMo 2), RMS of each head without a weight (Llama 4).
+enum HeadNorm : int32_t { NO_NORM, ONE_FOR_HEADS, EACH_HEAD, ALL_HEADS, UNWEIGHTED };
 
 // Latent attention (DeepSeek-V2, 2405.04434) in its absorbed form: what is kept of a token is one key, first rope_dim
 // values that are rotated, then the latent, which is the value as well. Each head's query comes into the space of the
@@ -25,6 +25,7 @@ struct LatentSpec {
 struct AttentionSpec {
     int32_t heads, kv_heads, head_dim;
     int32_t window;       // positions a row may see, 0: all
+    int32_t chunk;        // positions of a chunk, of which a row may see its own, 0: all
     int32_t rotary_dim;   // how many values of each head are rotated, 0: none
     int32_t rope_column;  // first column of this layer's cos and sin among those of a position (Segment)
     int32_t paired_dim;   // how many channels of each key head have one int8 factor for two (key_factors.h)
@@ -33,8 +34,9 @@ struct AttentionSpec {
     int32_t qkv_bias, output_bias;
     int32_t sinks;        // whether each query head has a logit beside the scores of its softmax
     int32_t output_gate;  // whether attended values are multiplied with the sigmoid of a gate each
-    int32_t growth_step;  // queries at position p are multiplied with 1 + growth · log(1 + ⌊p / growth_step⌋)
-    int32_t shares_kv;    // whether it has no keys and values but reads those of the layer `kv_layer`
+    // Queries at position p are multiplied with 1 + growth · log(1 + ⌊(p + growth_shift) / growth_step⌋).
+    int32_t growth_step, growth_shift;
+    int32_t shares_kv;  // whether it has no keys and values but reads those of the layer `kv_layer`
     int32_t kv_layer;
     int32_t values_are_keys;    // whether values are what the key projection gives, before its norm and rotation
     int32_t value_norm;         // whether each head's value passes an RMS norm without a weight
@@ -74,6 +76,7 @@ struct AttentionSpec {
     // Of a head in keys as they are packed, and in values.
     int64_t key_depth() const { return padded_depth(FP32, head_dim); }
     int64_t value_width() const { return round_up(value_dim(), LANES); }
+    bool has_norm_weights() const { return qk_norm != NO_NORM && qk_norm != UNWEIGHTED; }
     // The weights of a norm of queries or keys for one head, null where heads have no norm of their own.
     const float* head_norm(const float* norms, int32_t head) const {
         if (qk_norm == ALL_HEADS || !norms) return nullptr;
@@ -90,7 +93,8 @@ enum Scores : int32_t { SOFTMAX, SIGMOID, SPARSEMIXER };
 //   GATED_DELTA  per head: S <- decay·S; S <- S + k·(beta·(v - S·k)); out = S·q        (Yang et al. 2024, 2412.06464)
 //   MAMBA2       per head: S <- decay·S + B·(dt·x); out = S·C + skip·x                 (Dao and Gu 2024, 2405.21060)
 //   SHORT_CONV   no state beside the rows of the convolution: out = C·conv(B·x)        (LFM2)
-enum RecurrentKind : int32_t { NO_RECURRENCE, GATED_DELTA, MAMBA2, SHORT_CONV };
+//   KIMI_DELTA   as GATED_DELTA, with a decay for each channel of a head's keys        (Kimi Linear, 2510.26692)
+enum RecurrentKind : int32_t { NO_RECURRENCE, GATED_DELTA, MAMBA2, SHORT_CONV, KIMI_DELTA };
 
 // Of MAMBA2, queries are C, keys B and values x, and key heads are the groups that share B and C.
 struct RecurrentSpec {
@@ -100,40 +104,61 @@ struct RecurrentSpec {
     int32_t conv_kernel, conv_bias;
     int32_t input_bias, output_bias;
     int32_t norm_groups;          // MAMBA2: parts of a row that are normalised by themselves, 0: no norm
+    int32_t gate_rank;            // KIMI_DELTA: of the rows that decay inputs and output gates are made of
     float least_step, most_step;  // MAMBA2: what dt is clamped to
-    float beta_scale;             // GATED_DELTA: of the sigmoid that beta is
+    float beta_scale;             // GATED_DELTA, KIMI_DELTA: of the sigmoid that beta is
     float norm_eps;               // of its norm, 0: the model's
 
     int64_t key_width() const { return int64_t(key_heads) * key_dim; }
     int64_t value_width() const { return int64_t(heads) * value_dim; }
-    bool scans() const { return kind == GATED_DELTA || kind == MAMBA2; }
+    bool scans() const { return kind != NO_RECURRENCE && kind != SHORT_CONV; }
+    bool is_delta() const { return kind == GATED_DELTA || kind == KIMI_DELTA; }
     // Columns of the rows that the input linear gives: queries from 0 on, keys, values, decay inputs, betas, output
-    // gates, each from a multiple of 16 on.
+    // gates, each from a multiple of 16 on. Of KIMI_DELTA it gives betas and the two rows of the low rank after the
+    // values; decay inputs and output gates, which another linear makes of those, follow.
     int64_t key_column() const { return round_up(key_width(), LANES); }
     int64_t value_column() const { return 2 * key_column(); }
-    int64_t decay_column() const { return value_column() + round_up(value_width(), LANES); }
-    int64_t beta_column() const { return decay_column() + (scans() ? round_up(heads, LANES) : 0); }
-    int64_t gate_column() const { return beta_column() + (kind == GATED_DELTA ? round_up(heads, LANES) : 0); }
+    int64_t after_values() const { return value_column() + round_up(value_width(), LANES); }
+    int64_t low_column() const { return after_values() + round_up(heads, LANES); }
+    int64_t low_width() const { return round_up(gate_rank, LANES); }
+    int64_t decay_column() const { return kind == KIMI_DELTA ? low_column() + 2 * low_width() : after_values(); }
+    int64_t decay_inputs() const { return kind == KIMI_DELTA ? key_width() : scans() ? heads : 0; }
+    int64_t beta_column() const {
+        return kind == KIMI_DELTA ? after_values() : decay_column() + round_up(decay_inputs(), LANES);
+    }
+    int64_t gate_column() const {
+        if (kind == KIMI_DELTA) return decay_column() + round_up(decay_inputs(), LANES);
+        return beta_column() + (kind == GATED_DELTA ? round_up(heads, LANES) : 0);
+    }
     int64_t width() const { return gate_column() + (scans() ? round_up(value_width(), LANES) : 0); }
+    int64_t input_linear_width() const { return kind == KIMI_DELTA ? decay_column() : width(); }
     // What a sequence keeps of its last rows: the columns before the output gates.
     int64_t input_width() const { return gate_column(); }
-    // Of a row after the convolution (operations/scan.cpp): heads of queries, keys and values padded to 16, decays,
-    // betas.
+    // Of a head of keys, and of values, where they are padded to 16.
     int64_t key_depth() const { return round_up(key_dim, LANES); }
     int64_t value_depth() const { return round_up(value_dim, LANES); }
-    int64_t scan_key() const { return key_heads * key_depth(); }
-    int64_t scan_value() const { return 2 * scan_key(); }
-    int64_t scan_decay() const { return scan_value() + heads * value_depth(); }
-    int64_t scan_beta() const { return scan_decay() + round_up(heads, LANES); }
-    int64_t scan_width() const { return scans() ? scan_beta() + round_up(heads, LANES) : 0; }
     // Parts of the state that one thread computes: 16 columns of a head.
     int64_t tiles() const { return scans() ? heads * value_depth() / LANES : 0; }
     int64_t tile_floats() const { return key_depth() * LANES; }
-    int64_t norm_weights() const { return kind == GATED_DELTA ? value_dim : norm_groups ? value_width() : 0; }
+    int64_t norm_weights() const { return is_delta() ? value_dim : norm_groups ? value_width() : 0; }
     // Values that are normalised together after the scan; 0: none are.
     int64_t norm_size() const {
-        return kind == GATED_DELTA ? value_dim : kind == MAMBA2 && norm_groups ? value_width() / norm_groups : 0;
+        return is_delta() ? value_dim : kind == MAMBA2 && norm_groups ? value_width() / norm_groups : 0;
     }
+};
+
+// Columns of a row after the convolution (operations/scan.cpp): heads of queries from 0 on, of keys and values, padded
+// to 16; decays; betas. Of KIMI_DELTA decays are heads like the keys, and keys times decays, which recall, follow them.
+struct ScanColumns {
+    explicit ScanColumns(const RecurrentSpec& r)
+        : key(r.key_heads * r.key_depth()),
+          value(2 * key),
+          decay(value + r.heads * r.value_depth()),
+          recall(r.kind == KIMI_DELTA ? decay + key : key),
+          beta(r.kind == KIMI_DELTA ? decay + 2 * key : decay + round_up(r.heads, LANES)),
+          width(r.scans() ? beta + round_up(r.heads, LANES) : 0) {}
+
+    int64_t key, value, decay, recall, beta, width;
 };
 
 // A plain MLP, a gated one, or experts in its place, which are such MLPs.
@@ -153,6 +178,7 @@ struct MlpSpec {
     int32_t groups;           // of neighbouring experts, of which a row's are in `groups_per_token`
     int32_t groups_per_token;
     int32_t best_of_group;  // experts of a group that it is judged by: 1 or 2
+    int32_t scales_inputs;  // whether weights are of what experts read, not of what they give
     int32_t expert_scales;  // whether weights are multiplied with a number of each expert
     // Whether router, experts and the shared expert read the residual stream through a norm each, and experts together
     // and the shared one give what they compute through a norm each (Gemma 4). The norms around the MLP are then the
@@ -178,6 +204,7 @@ struct LayerSpec {
     int32_t parallel;           // attention and MLP read the same rows, and both are added to them
     int32_t shared_norm;        // of these, one norm serves both
     int32_t scaled;             // whether the residual stream is multiplied with a number after the layer
+    int32_t beside;             // its mixer reads the rows that the one of the layer before it read (Falcon-H1)
     float residual_multiplier;  // of what attention and MLP add
 
     bool has_mlp() const { return mlp.intermediate_size != 0; }

@@ -50,13 +50,20 @@ PackTarget recurrent_target(const ModelWeights& w, Slot slot, int32_t index) {
     const auto part = [&](int64_t column, int64_t columns, bool there = true) {
         return there ? PackTarget{&layer.qkv, column / LANES, 1, columns, hidden} : PackTarget{};
     };
+    const bool low = r.kind == KIMI_DELTA;
+    const auto gates = [&](int64_t column, int64_t columns) {
+        return PackTarget{&layer.recurrence.gates, (column - r.decay_column()) / LANES, 1, columns, r.gate_rank};
+    };
     switch (slot) {
         case Q_IN: return part(0, r.key_width());
         case K_IN: return part(r.key_column(), r.key_width());
         case V_IN: return part(r.value_column(), r.value_width());
-        case A_IN: return part(r.decay_column(), r.heads, r.scans());
-        case B_IN: return part(r.beta_column(), r.heads, r.kind == GATED_DELTA);
-        case Z_IN: return part(r.gate_column(), r.value_width(), r.scans());
+        case A_IN: return low ? gates(r.decay_column(), r.key_width()) : part(r.decay_column(), r.heads, r.scans());
+        case B_IN: return part(r.beta_column(), r.heads, r.is_delta());
+        case Z_IN:
+            return low ? gates(r.gate_column(), r.value_width()) : part(r.gate_column(), r.value_width(), r.scans());
+        case A_LOW_IN: return part(r.low_column(), r.gate_rank, low);
+        case Z_LOW_IN: return part(r.low_column() + r.low_width(), r.gate_rank, low);
         case MIXER_OUT: return {&layer.output, 0, 1, hidden, r.value_width()};
         default: return {};
     }
@@ -72,7 +79,7 @@ std::pair<const float*, int64_t> recurrent_vector(const PackedLayer& layer, Slot
         case K_CONV: return {bias ? w.k_conv_bias : w.k_conv, taps * r.key_width()};
         case V_CONV: return {bias ? w.v_conv_bias : w.v_conv, taps * r.value_width()};
         case A_LOG: return {bias ? nullptr : w.decay_rate, r.heads};
-        case DT_BIAS: return {bias ? nullptr : w.dt_bias, r.heads};
+        case DT_BIAS: return {bias ? nullptr : w.dt_bias, r.decay_inputs()};
         case SKIP: return {bias ? nullptr : w.skip, r.heads};
         default: return {bias ? nullptr : w.norm, r.norm_weights()};
     }
@@ -225,6 +232,7 @@ std::vector<const Linear*> ModelWeights::linears() const {
         all.insert(all.end(), {&layer.qkv, &layer.output});
         if (layer.attention.is_latent())
             all.insert(all.end(), {&layer.latent.query, &layer.latent.keys, &layer.latent.values});
+        if (layer.recurrent.kind == KIMI_DELTA) all.push_back(&layer.recurrence.gates);
         if (layer.mlp.experts) all.push_back(&layer.router);
         else if (layer.has_mlp()) all.insert(all.end(), {&layer.up, &layer.down});
         for (const Mlp& expert : layer.experts) all.insert(all.end(), {&expert.up, &expert.down});

@@ -70,6 +70,8 @@ enum Slot : int32_t {
     A_IN,
     B_IN,
     Z_IN,
+    A_LOW_IN,
+    Z_LOW_IN,
     MIXER_OUT,
     GATE_PROJ,
     UP_PROJ,
@@ -90,7 +92,7 @@ struct Norm {
 // gets x; with the norms that there are.
 struct ResidualNorm {
     bool add = true;                      // not before the first layer
-    bool late = false;                    // the second gets what x was before delta came: in parallel layers
+    bool late = false;                    // the second gets what x was before delta came: of what is parallel
     float multiplier = 1;                 // of delta
     const Norm* post = nullptr;           // of delta
     const Norm* post_residual = nullptr;  // of x and delta, which becomes x
@@ -107,9 +109,10 @@ struct RecurrentWeights {
     const float *q_conv = nullptr, *k_conv = nullptr, *v_conv = nullptr;
     const float *q_conv_bias = nullptr, *k_conv_bias = nullptr, *v_conv_bias = nullptr;
     const float* decay_rate = nullptr;  // (heads): -exp(A_log)
-    const float* dt_bias = nullptr;     // (heads)
+    const float* dt_bias = nullptr;     // (decay_inputs)
     const float* skip = nullptr;        // (heads)
     const float* norm = nullptr;        // of the gated norm: (norm_size), or of MAMBA2 of all groups
+    Linear gates{};  // KIMI_DELTA: of gate_rank inputs; decay inputs of the first such row, output gates of the second
 };
 
 // Of latent attention, beside qkv and output.
