@@ -191,10 +191,15 @@ def test_no_bit_depends_on_the_others(kind: str, precision: str) -> None:
             assert sequence.length == len(text) - 1 + len(drafted) - 1
 
 
+@pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("kind", DFLASH)
-def test_blocks_are_those_of_torch(kind: str) -> None:
-    """Rows of a block that see too little of it, contexts that pass through layers, positions that are off by one."""
-    target, head = native(kind, "fp32")
+def test_blocks_are_those_of_torch(kind: str, threads: int) -> None:
+    """Rows of a block that see too little of it, contexts that pass through layers, positions that are off by one.
+
+    Three threads share the keys and values of one text by single blocks of 256, of which a row of position 251 sees the
+    second as well.
+    """
+    target, head = native(kind, "fp32", threads)
     reference = load(kind, "torch", "fp32")[1]
     text = tokens(330, 3)
     hidden = draft_heads.hidden_of(target, head, text)

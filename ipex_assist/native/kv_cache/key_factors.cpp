@@ -42,7 +42,7 @@ void probe(const PackedModel& model, size_t index, LinearRows in, float* keys, i
             row[size_t(i)] =
                 sign(uint32_t(r * width + i)) * (norm.weight ? norm.weight[at] : 1) + (norm.bias ? norm.bias[at] : 0);
         }
-        const float* x = PackedModel::arrange(layer.qkv, row.data(), width, 0, layer.qkv.depth, ordered.data());
+        const float* x = arrange(layer.qkv, row.data(), width, 0, layer.qkv.depth, ordered.data());
         model.kernels->quantize(layer.qkv.precision, layer.qkv.group, x, width, 0, layer.qkv.depth, r, in);
     }
     const AttentionSpec& a = layer.attention;

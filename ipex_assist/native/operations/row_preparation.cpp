@@ -8,8 +8,7 @@ namespace ipex_assist {
 void prepare_row(const Pass& pass, int thread, const float* from, int64_t width, int64_t first, int64_t last,
                  int64_t row, const Linear& next, LinearRows to) {
     to.depth = next.depth;
-    if (next.order)
-        from = PackedModel::arrange(next, from, width, first, last, pass.activations.own(thread).ordered.data);
+    if (next.order) from = arrange(next, from, width, first, last, pass.activations.own(thread).ordered.data);
     pass.kernels.quantize(next.precision, next.group, from, width, first, last, row, to);
 }
 

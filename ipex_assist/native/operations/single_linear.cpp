@@ -42,7 +42,7 @@ void run_linears(const PackedModel& model, Pool& pool, LinearBuffers& buffers, W
         for (const PackedLayer& layer : model.layers) {
             const Linear& linear = choose(layer);
             for (int64_t r = share(rows, thread, pool.threads()); r < share(rows, thread + 1, pool.threads()); r++) {
-                const float* row = PackedModel::arrange(linear, x + r * width, width, 0, depth, buffer.data());
+                const float* row = arrange(linear, x + r * width, width, 0, depth, buffer.data());
                 model.kernels->quantize(linear.precision, linear.group, row, width, 0, depth, r, in);
             }
             pool.wait(thread);

@@ -257,8 +257,8 @@ bool PackedModel::set_order(Slot slot, int32_t index, const int32_t* order, int6
     return true;
 }
 
-const float* PackedModel::arrange(const Linear& linear, const float* row, int64_t width, int64_t first, int64_t last,
-                                  float* buffer) {
+const float* arrange(const Linear& linear, const float* row, int64_t width, int64_t first, int64_t last,
+                     float* buffer) {
     if (!linear.order) return row;
     for (int64_t k = first; k < last && k < width; k++) buffer[k] = row[linear.order[k]];
     return buffer;

@@ -67,9 +67,6 @@ public:
                     int64_t columns, int64_t width);
     // The order of a linear's input columns (width), in which matrices are packed into it. False where it has none.
     bool set_order(Slot slot, int32_t index, const int32_t* order, int64_t width);
-    // Columns [first, last) of a row (width) in the order of `linear`: in `buffer`, or where they are if it has none.
-    static const float* arrange(const Linear& linear, const float* row, int64_t width, int64_t first, int64_t last,
-                                float* buffer);
 
     // Blocks first <= b < last of a linear: see KernelTable::linear.
     void multiply(const Linear& linear, const LinearRows& in, int64_t rows, int64_t first, int64_t last, float* out,
@@ -97,6 +94,9 @@ private:
     int64_t settled_ = 0;    // of a mapped image, bytes that are memory of our own by now
     std::shared_ptr<const PackedModel> table_of_, head_of_;
 };
+
+// Columns [first, last) of a row (width) in the order of `linear`: in `buffer`, or where they are if it has none.
+const float* arrange(const Linear& linear, const float* row, int64_t width, int64_t first, int64_t last, float* buffer);
 
 // Of bytes in memory, by all threads at the speed of reading it; a model's checksum is that of its image.
 uint64_t checksum(Pool& pool, const uint8_t* data, int64_t size);
