@@ -31,7 +31,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import measure
-from prompt_sockets_model import LAST_LEVEL, WEIGHT_BYTES, Prompt, Rates, Spent, Split, parts_of
+from prompt_sockets_model import LAST_LEVEL, WEIGHT_BYTES, PaperPrompt, Rates, Spent, Split, parts_of
 from sockets import BANDWIDTH
 from sockets_model import Core, Paper
 from sockets_shapes import SHAPES, Shape
@@ -50,8 +50,8 @@ def candidates(paper: Paper, rows: Sequence[int]) -> list[Split]:
 def line(shape: Shape, precision: str, paper: Paper, rates: Rates, args: argparse.Namespace) -> dict[str, str]:
     """A line of the table: today, with parts of the rows, with more rows, and with both."""
 
-    def prompt(split: Split) -> Prompt:
-        return Prompt(shape, precision, paper, rates, split, LAST_LEVEL[paper.cores] * 1e6)
+    def prompt(split: Split) -> PaperPrompt:
+        return PaperPrompt(shape, precision, paper, rates, split, LAST_LEVEL[paper.cores] * 1e6)
 
     found = {split: prompt(split).spent(args.prompt) for split in candidates(paper, args.rows)}
 

@@ -75,7 +75,7 @@ class Spent:
 
 
 @dataclass(frozen=True)
-class Prompt:
+class PaperPrompt:
     """A prompt's passes through a model on a machine."""
 
     shape: Shape

@@ -11,7 +11,7 @@ import prompt_sockets
 import pytest
 from conftest import HAS_NATIVE
 from native_models import loaded
-from prompt_sockets_model import LAST_LEVEL, TILE_ROWS, Prompt, Rates, Spent, Split, parts_of
+from prompt_sockets_model import LAST_LEVEL, TILE_ROWS, PaperPrompt, Rates, Spent, Split, parts_of
 from sockets_model import Core, Paper
 from sockets_shapes import SHAPES, Shape
 
@@ -37,8 +37,10 @@ def idle(cores: int, sockets: int = 1) -> Paper:
     return machine(cores, sockets, math.inf, memory=math.inf, value_ns=0, line_ns=0, spread_ns=0, socket_ns=0)
 
 
-def prompt(shape: Shape, paper: Paper, rates: Rates = AMX, split: Split | None = None, weights: str = "int4") -> Prompt:
-    return Prompt(shape, weights, paper, rates, split or Split(), LAST_LEVEL.get(paper.cores, 60) * 1e6)
+def prompt(
+    shape: Shape, paper: Paper, rates: Rates = AMX, split: Split | None = None, weights: str = "int4"
+) -> PaperPrompt:
+    return PaperPrompt(shape, weights, paper, rates, split or Split(), LAST_LEVEL.get(paper.cores, 60) * 1e6)
 
 
 def seconds(*of: Any, tokens: int = LONG, **more: Any) -> float:
