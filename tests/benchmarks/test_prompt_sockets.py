@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import barriers
@@ -160,3 +162,14 @@ def test_the_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monke
     for wrong in (["--cores", "57"], ["--precisions", "int3"], ["--products", "much"], ["--rows", "8"]):
         with pytest.raises(SystemExit):
             prompt_sockets.parse(wrong)
+
+
+def test_it_explains_what_two_cores_took() -> None:
+    """Catches a model that has nothing to do with the core: prompts of Qwen2.5 1.5B as they were measured on Zen 4."""
+    run = json.loads((Path(prompt_sockets.__file__).parent / "results/zen4-2c/prompts-aed16d1.json").read_text())
+    shape = Shape("Qwen2.5 1.5B", 1536, 28, 12, 2, 128, 8960, 151936)
+    for row in (dict(zip(run["columns"], each, strict=True)) for each in run["rows"]):
+        peak = float(row["peak, G/s"]) / 2 / 1000 * (2 if row["precision"] == "bf16" else 1)
+        found = prompt(shape, machine(2, bandwidth=40, memory=20), Rates(peak, 0.8, 12, 100), weights=row["precision"])
+        share = found.spent(int(row["tokens"])).seconds / float(row["seconds"])
+        assert 0.75 < share < 1, row  # the model's kernels multiply at their peak
