@@ -120,6 +120,16 @@ def test_more_rows_read_experts_less_often() -> None:
     assert one.ns["products"] == pytest.approx(four.ns["products"]), "and a dense model's products are the same"
 
 
+def test_a_pass_reads_the_weights_once() -> None:
+    """Catches weights that each part of the rows reads from memory, and experts that a mixture does not have."""
+    slow = Paper(64, 1, 1, Core(0, 0, math.inf, 0), line_ns=0, spread_ns=0)
+    for shape, parameters in ((LLAMA, 6.98e9), (MIXTURE, 29.9e9)):
+        head = shape.vocabulary * shape.hidden
+        for split in (Split(256), Split(256, 4)):
+            read = seconds(shape, slow, Rates(1e9, **FREE), split, tokens=1024)
+            assert read == pytest.approx(0.5625 * (4 * parameters + head) / 1e9, rel=0.01), shape.name
+
+
 def test_parts_have_a_tile_each_and_threads_of_one_socket() -> None:
     assert list(parts_of(machine(64), 256)) == [1, 2, 4, 8, 16]
     assert list(parts_of(machine(86), 256)) == [1, 2]
