@@ -42,6 +42,7 @@ QUESTIONS = {
     "prompts": "Prompts, and what the cores multiply at most",
     "barriers": "How often threads wait for each other in a pass: counted, measured, and on paper for many",
     "sockets": "One row on one and two big sockets: a model on paper, not measured",
+    "prompt_sockets": "Prompts on one and two big sockets: a model on paper, not measured",
     "company": "Passes with a busy loop on each CPU",
     "peers": "A real pair beside other programs",
     "peers_throughput": "Many prompts at once beside other programs",

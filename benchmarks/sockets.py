@@ -12,8 +12,7 @@ who is done leaves more to the others. Then all wait at a barrier.
 "% of memory" is what reading would take at the full speed of all sockets ÷ what the pass takes. "reading" is the same
 for reading alone, without barriers and rows: what the partition costs. "in halves" is "% of memory" if blocks of 16
 columns could be cut in two, "same start" if all threads read a row that others wrote from its first line on. "worst
-load" is the most keys and values that a thread reads ÷ the mean. `--table prompt` has the first token of a prompt in
-place of passes: columns shared by all threads, beside rows and columns, with assumed numbers of an int8 kernel.
+load" is the most keys and values that a thread reads ÷ the mean. prompt_sockets.py models prompts on these machines.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ import forward
 import kernels
 import measure
 import torch
-from sockets_model import Core, Paper, Prefill, best_row_parts, pass_time, prompt_ms, prompt_peak_ms, worst_load
+from sockets_model import Core, Paper, pass_time, worst_load
 from sockets_shapes import SHAPES
 
 from ipex_assist.executors.native import NativeModel
@@ -124,45 +123,17 @@ def decode_rows(papers: Sequence[Paper], context: int) -> list[dict[str, str]]:
     return rows
 
 
-def prompt_rows(papers: Sequence[Paper], args: argparse.Namespace) -> list[dict[str, str]]:
-    """A line for each machine and number of rows of a pass: the first token by columns, and by rows and columns."""
-    shape = next(each for each in SHAPES if each.name == "Llama 3.1 8B")
-    table = []
-    for paper in papers:
-        for rows in args.prompt_rows:
-            prefill = Prefill(args.products * 1e12, args.cache_bandwidth * 1e9, rows)
-            columns = prompt_ms(shape, args.prompt, paper, prefill, 1)
-            parts, both = best_row_parts(shape, args.prompt, paper, prefill)
-            table.append(
-                {
-                    "cores": f"{paper.sockets} x {paper.cores}" if paper.sockets > 1 else str(paper.cores),
-                    "rows a pass": str(rows),
-                    "columns, ms": f"{columns:.0f}",
-                    "rows x columns, ms": f"{both:.0f}",
-                    "parts of the rows": str(parts),
-                    "faster by": f"{columns / both:.2f}",
-                    "% of the products' peak": f"{100 * prompt_peak_ms(shape, args.prompt, paper, prefill) / both:.0f}",
-                }
-            )
-    return table
-
-
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     numbers = {"type": lambda text: [int(part) for part in text.split(",")]}
     parser.add_argument("--cores", default="32,56,64,86,128", **numbers, help=f"of a socket, among {[*BANDWIDTH]}")
     parser.add_argument("--sockets", default="1,2", **numbers)
-    parser.add_argument("--table", default="pass", choices=("pass", "prompt"))
     parser.add_argument("--context", type=int, default=2048, help="positions before the row")
     parser.add_argument("--core-bandwidth", type=float, default=12, help="GB/s of memory that one core has alone")
     parser.add_argument("--line-ns", type=float, default=70, help="a cache line from one core to another of its socket")
     parser.add_argument("--spread-ns", type=float, default=15, help="between two cores that read the same line")
     parser.add_argument("--socket-ns", type=float, default=150, help="a cache line from one socket to another")
-    parser.add_argument("--prompt", type=int, default=4096, help="tokens")
-    parser.add_argument("--prompt-rows", default="256,1024", **numbers, help="rows of a pass of a prompt")
-    parser.add_argument("--products", type=float, default=1.6, help="10^12 int8 products a second and core (AMX)")
-    parser.add_argument("--cache-bandwidth", type=float, default=12, help="GB/s of a core from the last-level cache")
     args = parser.parse_args(argv)
     if unknown := set(args.cores) - set(BANDWIDTH):
         parser.error(f"--cores {sorted(unknown)}: no bandwidth is known of these; there are {[*BANDWIDTH]}")
@@ -175,8 +146,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     core = measured_core(args.core_bandwidth)
     reading = read_bandwidth(planned_pool()) / planned_pool().threads
     print(f"one core here: {core}; reads {reading:.1f} GB/s of memory")
-    machines = papers(args, core)
-    table = prompt_rows(machines, args) if args.table == "prompt" else decode_rows(machines, args.context)
+    table = decode_rows(papers(args, core), args.context)
     facts: dict[str, Any] = {"core": dataclasses.asdict(core), "read_GB_per_s_core": reading}
     facts |= {"instruction_set": instruction_set(), "assumed": vars(args) | {"bandwidth": BANDWIDTH}}
     measure.report(table, facts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -111,69 +110,6 @@ def pass_time(shape: Shape, context: int, paper: Paper, parts: int = 1) -> PassT
             reading += count * paper.read_ns(phase.loads, min(rate, paper.core.memory))
             barriers += count * phase.barriers
     return PassTime(size, total / 1e6, reading / 1e6, barriers * paper.barrier_ns() / 1e6, barriers)
-
-
-@dataclass(frozen=True)
-class Prefill:
-    """What a core does with many rows: int8 products a second, and bytes a second from the last-level cache.
-
-    rows: of a pass.
-    """
-
-    products: float
-    cache: float
-    rows: int
-
-
-def prompt_ms(shape: Shape, tokens: int, paper: Paper, prefill: Prefill, row_parts: int) -> float:
-    """Milliseconds until all tokens of a prompt are through: threads share columns, or `row_parts` parts of the rows.
-
-    A thread multiplies its rows with its columns; it reads these rows' inputs from the last-level cache, and its
-    weights from memory, once for all who share them, or from the cache, where another part of the rows has them, too.
-    The three overlap; barriers do not. Attention is products of queries and keys, and of weights and values, shared
-    evenly.
-    """
-    threads = paper.cores * paper.sockets
-    column_threads = threads // row_parts
-    total = 0.0
-    for start in range(0, tokens, prefill.rows):
-        rows = min(prefill.rows, tokens - start)
-        for count, columns, depth in _linears(shape):
-            blocks = math.ceil(math.ceil(columns / 16) / column_threads)
-            own_rows = math.ceil(rows / row_parts)
-            products = own_rows * blocks * 16 * depth / prefill.products
-            inputs = own_rows * depth + (blocks * 16 * depth * 0.5625 if row_parts > 1 else 0)
-            weights = columns * depth * 0.5625 / (paper.bandwidth * 1e9 * paper.sockets)
-            total += count * (max(products, inputs / prefill.cache, weights) + paper.barrier_ns() / 1e9)
-        seen = start + rows / 2
-        attended = 2 * rows * seen * shape.heads * shape.head_dim / threads / prefill.products
-        total += shape.layers * (attended + 3 * paper.barrier_ns() / 1e9)
-    return 1000 * total
-
-
-def prompt_peak_ms(shape: Shape, tokens: int, paper: Paper, prefill: Prefill) -> float:
-    """What the products alone take, if all cores always multiply."""
-    linears = sum(count * columns * depth for count, columns, depth in _linears(shape)) * tokens
-    attended = shape.layers * tokens * tokens * shape.heads * shape.head_dim
-    return 1000 * (linears + attended) / prefill.products / (paper.cores * paper.sockets)
-
-
-def _linears(shape: Shape) -> list[tuple[int, int, int]]:
-    """The linears of a dense model: how many, columns, depth."""
-    wide = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
-    return [
-        (shape.layers, wide, shape.hidden),
-        (shape.layers, shape.hidden, shape.heads * shape.head_dim),
-        (shape.layers, 2 * shape.intermediate, shape.hidden),
-        (shape.layers, shape.hidden, shape.intermediate),
-    ]
-
-
-def best_row_parts(shape: Shape, tokens: int, paper: Paper, prefill: Prefill) -> tuple[int, float]:
-    """The number of parts of the rows, a power of two, with the shortest time; and that time."""
-    threads = paper.cores * paper.sockets
-    parts = itertools.takewhile(lambda n: n <= min(threads, prefill.rows // 16), (2**i for i in range(10)))
-    return min(((n, prompt_ms(shape, tokens, paper, prefill, n)) for n in parts), key=lambda found: found[1])
 
 
 def worst_load(shape: Shape, context: int, paper: Paper) -> float:

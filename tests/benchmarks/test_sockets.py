@@ -11,7 +11,7 @@ import pytest
 import sockets
 from conftest import HAS_NATIVE
 from native_models import loaded, pool
-from sockets_model import Core, Paper, Prefill, best_row_parts, pass_time, prompt_ms, prompt_peak_ms, worst_load
+from sockets_model import Core, Paper, pass_time, worst_load
 from sockets_shapes import SHAPES, Phase, Shape, decode_pass
 
 from ipex_assist.models.spec import Experts
@@ -128,18 +128,6 @@ def test_as_many_barriers_as_the_core_has(variant: str) -> None:
     assert counted(decode_pass(shape, company.CONTEXT, [0, 0])) == barriers.barriers_of(model, 1)
 
 
-def test_a_prompt_by_rows_and_columns() -> None:
-    """Rows help where each of many threads would read all of them for a few columns; no time beats the products."""
-    few, many = paper(8), paper(128, 2, 490)
-    prefill = Prefill(1.6e12, 12e9, 1024)
-    assert best_row_parts(LLAMA, 4096, few, prefill)[1] > 0.9 * prompt_ms(LLAMA, 4096, few, prefill, 1)
-    parts, best = best_row_parts(LLAMA, 4096, many, prefill)
-    assert parts > 1
-    assert best < 0.7 * prompt_ms(LLAMA, 4096, many, prefill, 1)
-    for machine in (few, many):
-        assert best_row_parts(LLAMA, 4096, machine, prefill)[1] > prompt_peak_ms(LLAMA, 4096, machine, prefill)
-
-
 def test_long_contexts_are_shared_evenly() -> None:
     """Catches a hash of blocks to threads, whose worst load was 3.5 on 256 threads."""
     for shape in SHAPES:
@@ -147,7 +135,7 @@ def test_long_contexts_are_shared_evenly() -> None:
             assert worst_load(shape, 131071, paper(128, 2)) <= 1.3, shape.name
 
 
-def test_the_tables(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sockets, "planned_pool", lambda: pool(2))
     monkeypatch.setattr(sockets, "measured_core", lambda memory: dataclasses.replace(CORE, memory=memory))
     monkeypatch.setattr(sockets, "read_bandwidth", lambda threads: 10.0)
@@ -155,7 +143,5 @@ def test_the_tables(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monk
     out = capsys.readouterr().out
     assert "Llama 3.1 70B" in out
     assert "2 x 128" in out
-    sockets.main(["--cores", "64", "--table", "prompt", "--prompt-rows", "512"])
-    assert "2 x 64" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         sockets.parse(["--cores", "57"])
