@@ -28,7 +28,7 @@ class LoadOptions(Options):
     )
     assistant: str = option(
         AUTO,
-        "ID, mtp, self, lookup, lookup+ID or auto-lookup (default: own head, family's, lookup)",
+        "ID, mtp, self, lookup, lookup+ID, auto-lookup (default: mtp, or by family)",
         Text(_assistant),
         "ID",
         flags=("--assistant-model",),

@@ -262,4 +262,4 @@ def test_the_example_of_the_documentation(backend, capsys):
     with serving(backend) as client:
         assert "http://127.0.0.1:8000" in code
         exec(code.replace("http://127.0.0.1:8000", str(client.base_url).rstrip("/")), {})
-    assert capsys.readouterr().out.startswith(f"{REPLY} {{'prompt_n': ")
+    assert capsys.readouterr().out.startswith(f"{REPLY} {{'cache_n': 0, 'prompt_n': ")
