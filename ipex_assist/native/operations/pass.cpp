@@ -24,13 +24,19 @@ bool taps_end(const PackedModel& model, const Batch& b) {
     return std::find(first, end, model.spec.layers) != end;
 }
 
+// Whether it wants hidden states of layers after all whose keys, values or states later passes read.
+bool taps_late(const Program& program, const Batch& b) {
+    const int32_t* first = b.taps.layers;
+    return std::any_of(first, first + b.taps.count, [&](int32_t layer) { return layer > program.last_filled; });
+}
+
 PassPlan plan_of(const Program& program, const Pool& pool, const Batch& b) {
     return {program.shape,
             pass_team(pool, b),
             {b.segments, b.segments + b.segment_count},
             {b.tokens, b.tokens + b.rows},
             {b.logit_rows, b.logit_rows + b.logit_row_count},
-            taps_end(program.model, b)};
+            taps_late(program, b)};
 }
 
 Linear wanted_head(const PackedModel& model, int32_t vocabulary) {
