@@ -100,6 +100,8 @@ setup(
             "optimum-intel[ipex]==1.27.*",
             "transformers==4.55.4",
         ],
+        # Where other versions are installed than it takes, the command makes an environment of its own.
+        "distill": ["speculators==0.9.*; python_version >= '3.11'"],
         "plot": ["matplotlib>=3.8"],
         "quantize": ["auto-round>=0.5"],
         "ray": ["ray[serve]>=2.30"],

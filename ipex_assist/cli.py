@@ -93,6 +93,7 @@ SUBCOMMANDS: dict[str, Callable[[list[str]], int]] = {
     "bench": _module("bench.command"),
     "cache": _module("commands.cache"),
     "chat": _module("commands.chat"),
+    "distill": _module("distill.command"),
     "env": _env,
     "eval": _module("commands.eval"),
     "help": _help,
@@ -123,6 +124,7 @@ def _parsers() -> Parsers:
     from ipex_assist.commands import eval as evaluate
     from ipex_assist.commands import quantize
     from ipex_assist.commands.shared.arguments import parse
+    from ipex_assist.distill import arguments as distill
     from ipex_assist.serve import arguments as serve
 
     return {
@@ -130,6 +132,7 @@ def _parsers() -> Parsers:
         "batch": batch.parse,
         "bench": bench.parse,
         "cache": None,
+        "distill": distill.parse,
         "env": None,
         "help": None,
         "models": None,

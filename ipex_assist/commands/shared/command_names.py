@@ -10,6 +10,7 @@ COMMANDS = {
     "bench": "plain and assisted, measured side by side",
     "cache": "packed models that are kept on disk",
     "chat": "a conversation in the terminal",
+    "distill": "train a draft head on a model's own answers",
     "env": "what this machine is",
     "eval": "perplexity, and what fewer bits cost",
     "help": "what the commands do, or the options of one",
