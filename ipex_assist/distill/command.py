@@ -70,7 +70,7 @@ class DistillRun:
 def main(argv: Sequence[str]) -> int:
     """Run `ipex-assist distill`; returns the exit code. Raises IpexAssistError."""
     args = parse(argv)
-    load = LoadOptions.from_flags(args, assistant=NONE, calibrate=False)
+    load = replace(LoadOptions.from_flags(args), assistant=NONE, calibrate=False)
     prompts = read_prompts(args)
 
     def need() -> int | None:
@@ -82,17 +82,19 @@ def main(argv: Sequence[str]) -> int:
 
 
 def read_prompts(args: argparse.Namespace) -> list[Prompt]:
-    """The prompts of the file, each text once, with a seed of its own. Raises UsageError for a line that is none."""
+    """The prompts of the file, each greedy one once, each sampled one with a seed of its own.
+
+    Raises UsageError for a line that is none.
+    """
     options = GenerationOptions.from_flags(args)
     file = PromptFile(args.prompts, Defaults(options, args.chat))
     if file.problems:
         first = file.problems[0]
         raise UsageError(f"{args.prompts}, line {first.line}: {first.message}")
-    seed = options.seed or 0
-    found = [
-        replace(prompt, options=replace(prompt.options, seed=seed + number, assisted=False))
-        for number, prompt in enumerate(map(file.read, file.entries))
-    ]
+    found = []
+    for number, prompt in enumerate(map(file.read, file.entries), start=options.seed or 0):
+        own = replace(prompt.options, assisted=False)
+        found.append(replace(prompt, options=replace(own, seed=number) if own.draws else own))
     distinct = {prompt.digest(): prompt for prompt in found}
     if len(distinct) < 2:
         raise UsageError(f"{args.prompts} has {len(distinct)} prompts; at least 2 are needed, one to be held out")

@@ -202,6 +202,7 @@ class Training:
         self.done: dict[str, Any] = {"seconds": 0.0, "step": 0, "epoch": 0, "batch": 0, "tried": 0, "best": None}
         self.loss: float | None = None
         self.stop = False
+        self.tried_step = -1
         self._state, self._best = (Path(job["state"]) / name for name in ("training.pt", "best.pt"))
         if self._state.exists():
             self._resume()
@@ -272,6 +273,7 @@ class Training:
             by_position = [rates[f"position_{i}_acc"] for i in range(1, self.job["block_size"])]
             length = rates["eal"] - 1
         self.done["tried"] += 1
+        self.tried_step = self.done["step"]
         if self.done["best"] is None or length > self.done["best"]["length"]:
             self.done["best"] = {"length": length, "by_position": by_position, "step": self.done["step"]}
             replace(self._best, self.weights())
@@ -311,7 +313,7 @@ class Training:
                     break
             else:
                 self.done["epoch"], self.done["batch"] = self.done["epoch"] + 1, 0
-        if not self.stop:
+        if not self.stop and self.tried_step != self.done["step"]:
             self.try_held_out()
         self.store()
 

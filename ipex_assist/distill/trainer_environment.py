@@ -117,7 +117,7 @@ def make(folder: Path, with_torch: bool, said: Said) -> None:
             f"speculators {SPECULATORS} needs Python {PYTHON[0]}.{PYTHON[1]}, and this is {sys.version_info[0]}."
             f"{sys.version_info[1]}: name one that has it with --trainer-python"
         )
-    size = "about 300 MB" if with_torch else "several GB, since torch comes with it"
+    size = "about 400 MB" if with_torch else "several GB, since torch comes with it"
     said(f"making an environment for speculators {SPECULATORS} in {folder} by pip: {size}, once")
     shutil.rmtree(folder, ignore_errors=True)
     python = str(folder / "bin" / "python")
