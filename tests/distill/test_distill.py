@@ -323,15 +323,20 @@ def test_figures() -> None:
 def test_a_head_learns(
     kind: str, target: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Trained for seconds by `speculators` itself, stopped and resumed on the way: the head drafts held-out texts, in
+    """Trained for seconds by `speculators` itself, and for longer after an end: the head drafts held-out texts, in
     our executors as often right as its training says, so that format and arithmetic are the same.
     """
     python = os.environ.get("TRAINER_PYTHON")
     if python is None or problem_of(trainer_environment.probe(python)):
         pytest.skip("TRAINER_PYTHON names no Python with speculators 0.9")
-    more = ["--kind", kind, "--trainer-python", python, "--hours", "0.004", "--json", "--max-new-tokens", "40"]
-    assert run(target, prompts, *more) == 0
+    more = ["--kind", kind, "--trainer-python", python, "--json", "--max-new-tokens", "40", "--hours"]
+    assert run(target, prompts, *more, "0.0015") == 0
+    begun = capsys.readouterr().err
+    shutil.rmtree(tmp_path / "head")
+    assert run(target, prompts, *more, "0.004") == 0
     out, err = capsys.readouterr()
+    assert "training goes on after" in err
+    err = begun + err
     lines = [line for line in err.splitlines() if "held out after" in line]
     accepted = [float(line.rsplit(", ", 1)[1].split()[0]) for line in lines]
     assert max(accepted) > accepted[0] + 0.5
