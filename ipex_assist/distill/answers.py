@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ipex_assist.distill.work_folder import Sample, WorkFolder
+from ipex_assist.distill.work_folder import AnsweredPrompt, WorkFolder
 from ipex_assist.env.errors import IpexAssistError, UsageError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def write_answers(
         for (prompt, tokens), stream in zip(group, streams, strict=True):
             for _ in stream:
                 pass
-            folder.add(Sample(prompt.digest(), tokens + stream.result().tokens, len(tokens)))
+            folder.add(AnsweredPrompt(prompt.digest(), tokens + stream.result().tokens, len(tokens)))
         said(f"answers: {len(prompts) - len(missing) + first + len(group)} of {len(prompts)} prompts")
 
 
@@ -62,7 +62,7 @@ def _room(prompt: Prompt, tokens: list[int], longest: int) -> int:
     return min(prompt.options.max_new_tokens, longest - len(tokens))
 
 
-def usable(folder: WorkFolder, digests: Sequence[str]) -> list[Sample]:
+def usable(folder: WorkFolder, digests: Sequence[str]) -> list[AnsweredPrompt]:
     """The answers to these prompts that are long enough, in an order that has nothing to do with the file's.
 
     The last of them are held out. Raises IpexAssistError where fewer than two are left.

@@ -82,6 +82,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     for flag, number in (("hours", args.hours), ("learning-rate", args.learning_rate)):
         if not (math.isfinite(number) and number > 0):
             raise UsageError(f"--{flag} {number:g}: must be more than 0")
+    if args.prompts == "-":  # this command starts itself again, and reads them twice
+        raise UsageError("--prompts -: must be a file, which a later run can read again")
     shaping = [f"--{name}" for name in ("layers", "draft-vocab-size") if getattr(args, name.replace("-", "_"))]
     if args.start_from is not None and shaping:
         raise UsageError(f"{', '.join(shaping)}: the head of --start-from has its own")

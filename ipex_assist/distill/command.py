@@ -18,7 +18,7 @@ from ipex_assist.distill.arguments import parse
 from ipex_assist.distill.plan import HeadPlan, check_target, layer_config, new_plan, plan_from, stored_bytes
 from ipex_assist.distill.trainer_environment import trainer_python
 from ipex_assist.distill.training import train
-from ipex_assist.distill.work_folder import Sample, WorkFolder
+from ipex_assist.distill.work_folder import AnsweredPrompt, WorkFolder
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.isa import read_isa
 from ipex_assist.env.memory import gib, release_free_memory
@@ -141,7 +141,7 @@ def facts(run: DistillRun) -> dict[str, Any]:
     }
 
 
-def make_data(run: DistillRun) -> list[Sample]:
+def make_data(run: DistillRun) -> list[AnsweredPrompt]:
     """Answers and hidden states, as far as they are not there; returns the samples, of which the last are held out."""
     from ipex_assist.distill import answers
     from ipex_assist.distill.hidden_states import write_hidden_states, write_samples, write_verifier
@@ -178,7 +178,7 @@ def _load(run: DistillRun, options: LoadOptions) -> AssistedModel:
     return model
 
 
-def make_job(run: DistillRun, samples: Sequence[Sample]) -> dict[str, Any]:
+def make_job(run: DistillRun, samples: Sequence[AnsweredPrompt]) -> dict[str, Any]:
     """What train_process.py is told."""
     plan, folder = run.plan, run.folder
     features = read_isa().features
@@ -234,7 +234,7 @@ def _mask_token(run: DistillRun) -> int:
     return run.spec.vocab_size - 1
 
 
-def judge(run: DistillRun, samples: Sequence[Sample]) -> list[Outcome]:
+def judge(run: DistillRun, samples: Sequence[AnsweredPrompt]) -> list[Outcome]:
     """What the head, lookup, and the sibling bring on the held-out prompts."""
     from ipex_assist.distill import measure
 

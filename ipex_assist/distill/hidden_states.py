@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ipex_assist.distill.work_folder import Sample, WorkFolder, write
+from ipex_assist.distill.work_folder import AnsweredPrompt, WorkFolder, write
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.interface import HiddenRows, Rows
 from ipex_assist.models.weights import part_of, resolve, stored_form
@@ -44,14 +44,14 @@ def hidden_states(model: Model, taps: Taps, tokens: Sequence[int]) -> torch.Tens
     return found
 
 
-def write_samples(folder: WorkFolder, samples: Sequence[Sample]) -> None:
+def write_samples(folder: WorkFolder, samples: Sequence[AnsweredPrompt]) -> None:
     """Write data/samples.jsonl, by which the training process makes the dataset."""
     lines = [json.dumps({"tokens": each.tokens, "prompt_tokens": each.prompt_tokens}) for each in samples]
     write(folder.data / "samples.jsonl", "\n".join(lines) + "\n")
 
 
 def write_hidden_states(
-    model: Model, taps: Taps, samples: Sequence[Sample], folder: WorkFolder, said: Callable[[str], None]
+    model: Model, taps: Taps, samples: Sequence[AnsweredPrompt], folder: WorkFolder, said: Callable[[str], None]
 ) -> int:
     """Write hs_0.safetensors, … of samples that have none yet; returns how many were written."""
     import torch
@@ -73,7 +73,7 @@ def write_hidden_states(
     return len(missing)
 
 
-def is_stored(path: Path, sample: Sample) -> bool:
+def is_stored(path: Path, sample: AnsweredPrompt) -> bool:
     """Whether a file has the hidden states of this very sample."""
     from safetensors import SafetensorError, safe_open
 

@@ -19,7 +19,7 @@ TOKENS = 64  # of an answer to each
 
 
 @dataclass
-class DraftCounts:
+class PositionCounts:
     """Rounds, and in how many of them there was a first, second, … drafted token, and it was accepted."""
 
     rounds: int
@@ -69,7 +69,7 @@ class Outcome:
         return f"{self.name}: accepted by position {rates}; {speed} with drafts of {self.draft_tokens}"
 
 
-def outcome(name: str, counts: DraftCounts, costs: Costs, longest: int) -> Outcome:
+def outcome(name: str, counts: PositionCounts, costs: Costs, longest: int) -> Outcome:
     """The best draft length, 0 included, and what it brings by measured costs."""
     plain = 1 / costs.verifying(1)
     speeds = [plain, *(counts.tokens(k) / counts.seconds(k, costs) for k in range(1, longest + 1))]
@@ -82,9 +82,9 @@ def count(
     prompts: Sequence[Sequence[int]],
     longest: int,
     draft: Callable[[], DraftSource] | None = None,
-) -> DraftCounts:
+) -> PositionCounts:
     """Answer prompts greedily with drafts of `longest` tokens, and count. draft: in place of the model's own."""
-    found = DraftCounts(0, [0] * longest, [0] * longest)
+    found = PositionCounts(0, [0] * longest, [0] * longest)
     for prompt in prompts:
         room = min(TOKENS, model.context_length - len(prompt))
         if room < 2:

@@ -25,7 +25,7 @@ NAMES = {
 
 
 @dataclass(frozen=True)
-class Sample:
+class AnsweredPrompt:
     """A prompt and the target's answer to it: token ids, of which the first `prompt_tokens` are the prompt's."""
 
     digest: str
@@ -69,14 +69,14 @@ class WorkFolder:
         except OSError as error:
             raise IpexAssistError(f"{self.path} cannot be written: {error.strerror}") from error
 
-    def samples(self) -> Iterator[Sample]:
+    def samples(self) -> Iterator[AnsweredPrompt]:
         """The answers that are there; a last line that was cut off is not."""
         if not self.answers.exists():
             return
         with self.answers.open("rb") as lines:
             for line in lines:
                 if line.endswith(b"\n"):
-                    yield Sample(**json.loads(line))
+                    yield AnsweredPrompt(**json.loads(line))
 
     def mend(self) -> None:
         """Cut off a last line that a run that was killed has left unfinished."""
@@ -86,7 +86,7 @@ class WorkFolder:
             if whole < len(content):
                 os.truncate(self.answers, whole)
 
-    def add(self, sample: Sample) -> None:
+    def add(self, sample: AnsweredPrompt) -> None:
         """Append an answer."""
         with self.answers.open("a", encoding="utf-8") as file:
             file.write(json.dumps(vars(sample)) + "\n")

@@ -25,10 +25,10 @@ from transformers import AutoModelForCausalLM
 from ipex_assist import cli
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.distill import trainer_environment, training
-from ipex_assist.distill.measure import DraftCounts, outcome
+from ipex_assist.distill.measure import PositionCounts, outcome
 from ipex_assist.distill.plan import aux_layers, new_plan, stored_bytes
 from ipex_assist.distill.trainer_environment import problem_of, trainer_python
-from ipex_assist.distill.work_folder import Sample, WorkFolder
+from ipex_assist.distill.work_folder import AnsweredPrompt, WorkFolder
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.executors.interface import DraftInput, DraftsInOneCall, Rows
 from ipex_assist.speculative.costs import Costs
@@ -162,6 +162,7 @@ def test_no_room(
         (['{"prompt": "a"}', "{"], [], "line 2: not JSON"),
         (['{"prompt": "a"}'], ["--kind", "medusa"], "choose from"),
         (['{"prompt": "a"}'], ["--hours", "0"], "must be more than 0"),
+        ([], ["--prompts", "-"], "must be a file"),
         (['{"prompt": "a"}'], ["--layers", "2", "--start-from", "x"], "the head of --start-from has its own"),
     ],
 )
@@ -304,15 +305,15 @@ def test_what_a_training_process_says(tmp_path: Path) -> None:
 
 def test_figures() -> None:
     """The best draft length by counts and costs: a right second token pays only where verifying it is cheap."""
-    counts = DraftCounts(10, [10, 10], [8, 6])
+    counts = PositionCounts(10, [10, 10], [8, 6])
     assert counts.rates() == [0.8, 0.6]
     cheap = outcome("head", counts, Costs((1.0, 1.0, 1.0), 0.1), 2)
     assert (cheap.draft_tokens, cheap.tokens_per_s) == (2, pytest.approx(2.4 / 1.2))
     expensive = outcome("head", counts, Costs((1.0, 1.0, 5.0), 0.1), 2)
     assert (expensive.draft_tokens, expensive.tokens_per_s) == (1, pytest.approx(1.8 / 1.1))
-    useless = outcome("head", DraftCounts(10, [10, 10], [0, 0]), Costs((1.0, 1.0, 1.0), 0.1), 2)
+    useless = outcome("head", PositionCounts(10, [10, 10], [0, 0]), Costs((1.0, 1.0, 1.0), 0.1), 2)
     assert (useless.draft_tokens, useless.tokens_per_s) == (0, 1.0)
-    seldom = outcome("lookup", DraftCounts(10, [5, 5], [5, 0]), Costs((1.0, 3.0, 3.0)), 1)
+    seldom = outcome("lookup", PositionCounts(10, [5, 5], [5, 0]), Costs((1.0, 3.0, 3.0)), 1)
     assert seldom.tokens_per_s == 1.0  # 1.5 tokens in 2 s
     block = outcome("head", counts, Costs((1.0, 1.0, 1.0), 0.0, block=(0.5,)), 2)
     assert block.tokens_per_s == pytest.approx(2.4 / 1.5)
@@ -354,7 +355,9 @@ def accepted_by_token(target_folder: Path, head_folder: Path, folder: WorkFolder
 
     target, head = draft_heads.load(target_folder, head_folder)
     assert isinstance(head, DraftsInOneCall)
-    samples = [Sample("", **json.loads(line)) for line in (folder.data / "samples.jsonl").read_text().splitlines()]
+    samples = [
+        AnsweredPrompt("", **json.loads(line)) for line in (folder.data / "samples.jsonl").read_text().splitlines()
+    ]
     right, tried = [0] * 4, [0] * 4
     for sample in samples[-held_out(len(samples)) :]:
         tokens, count = sample.tokens, len(sample.tokens)
