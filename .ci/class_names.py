@@ -17,9 +17,12 @@ MIRRORS = {"Batch", "GreedyDraft", "PackedModel", "Pool", "PoolStatistics", "Seg
 # Of Python, as plain numbers in the core.
 _SPECS = ["ipex_assist/models/spec.py", "ipex_assist/native/packing/spec.h"]
 _CHOICES = ["ipex_assist/executors/row_choice.py", "ipex_assist/native/operations/batch.h"]
+_HEADS = "ipex_assist/models/draft_head.py"
 NUMBERS = {
     **dict.fromkeys(("AttentionSpec", "LatentSpec", "LayerSpec", "MlpSpec", "RecurrentSpec"), _SPECS),
     **dict.fromkeys(("RowChoice", "SamplingRule"), _CHOICES),
+    "HeadSpec": [_HEADS, "ipex_assist/native/packing/spec.h"],
+    "Taps": [_HEADS, "ipex_assist/native/operations/batch.h"],
 }
 CLASS_IN_C = re.compile(
     r"^(?:class|struct)\s+(?:alignas\([^)]*\)\s*)?(\w+)\s*(?:final\s*)?(?::[^:{;][^{;]*)?\{", re.MULTILINE

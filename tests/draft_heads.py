@@ -44,20 +44,19 @@ def save_mtp(folder: Path, variant: str, told: Mapping[str, Any], **changes: Any
     that layer, too. Returns transformers' model of all layers, whose last it is; it has `mtp`, the tensors beside it,
     by "fc", "embed_norm", "hidden_norm" and "final_norm".
     """
-    fields = tiny_models.VARIANTS[variant] | changes
-    text = fields.get("text_config", fields)
+    fields = tiny_models.VARIANTS[variant]
+    text = fields.get("text_config", fields) | changes
     count = text["num_hidden_layers"]
     deeper = text | {"num_hidden_layers": count + 1}
-    model = tiny_models.save(folder, variant, **(deeper if text is fields else {**fields, "text_config": deeper}))
+    model = tiny_models.save(
+        folder, variant, **({**fields, "text_config": deeper} if "text_config" in fields else deeper)
+    )
     layer, *outside = LAYOUTS[text["model_type"]]
     stored = {
         re.sub(rf"^model\.(language_model\.)?layers\.{count}\.", layer.format(count), name): tensor
         for name, tensor in safetensors.torch.load_file(folder / "model.safetensors").items()
     }
-    size, random = text["hidden_size"], torch.Generator().manual_seed(9)
-    model.mtp = {"fc": torch.randn((size, 2 * size), generator=random) * 0.15}
-    for kind in ("embed_norm", "hidden_norm", "final_norm"):
-        model.mtp[kind] = 1 + torch.randn((size,), generator=random) * 0.1
+    model.mtp = outside_layer(text["hidden_size"])
     named = {f"{name.format(count)}.weight": kind for name, kind in zip(outside, model.mtp, strict=True) if name}
     stored |= {name: model.mtp[kind] for name, kind in named.items()}
     safetensors.torch.save_file(stored, folder / "model.safetensors", {"format": "pt"})
@@ -68,6 +67,12 @@ def save_mtp(folder: Path, variant: str, told: Mapping[str, Any], **changes: Any
     part |= {"num_hidden_layers": count, "num_nextn_predict_layers": 1, **lists, **told}
     path.write_text(json.dumps(config))
     return model
+
+
+def outside_layer(size: int) -> dict[str, torch.Tensor]:
+    """Random weights of what stands around such a layer."""
+    shapes = {"fc": (size, 2 * size), **dict.fromkeys(("embed_norm", "hidden_norm", "final_norm"), (size,))}
+    return {kind: numbers(kind, shape) for kind, shape in shapes.items()}
 
 
 def load(

@@ -136,6 +136,22 @@ _PIXTRAL = {
     **{"num_attention_heads": 2, "image_size": 28, "patch_size": 14},
 }
 _SEEING = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
+# Layers that see everything have wider heads, and keys and values of an earlier one; rows of odd sizes.
+_GEMMA4 = {
+    **{"num_hidden_layers": 6, "head_dim": 16, "global_head_dim": 32, "sliding_window": 8, "rms_norm_eps": 1e-5},
+    "layer_types": ["sliding_attention", "full_attention", *["sliding_attention"] * 3, "full_attention"],
+    **{"vocab_size_per_layer_input": VOCAB, "final_logit_softcapping": 3.0},
+}
+_GEMMA4_SHARED = _GEMMA4 | {"hidden_size_per_layer_input": 24, "num_kv_shared_layers": 3, "use_double_wide_mlp": True}
+_GEMMA4_MOE = {
+    **_GEMMA4,
+    **{"hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1},
+    **{"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 40},
+}
+_VISION4 = {
+    **{"model_type": "gemma4_vision", "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1},
+    **{"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16},
+}
 _MROPE = {
     **{"rope_type": "default", "rope_theta": 1e5, "partial_rotary_factor": 0.5},
     **{"mrope_section": [2, 1, 1], "mrope_interleaved": True},
@@ -330,6 +346,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "deepseek-v3-dense": _like_llama("deepseek_v3", **_LATENT, **_DEEPSEEK) | {"first_k_dense_replace": 3},
     "glm4-moe-lite": _like_llama("glm4_moe_lite", **_LATENT, **_MOE, n_routed_experts=9, num_hidden_layers=3)
     | {"qk_nope_head_dim": 40, "v_head_dim": 16, "rms_norm_eps": 1e-3},
+    "gemma4": _like_llama("gemma4_text", **_GEMMA4_SHARED),
+    "gemma4-one-kind": _like_llama("gemma4_text", **_GEMMA4, hidden_size_per_layer_input=0, attention_bias=True)
+    | {"layer_types": ["full_attention"] * 6, "attention_k_eq_v": True, "tie_word_embeddings": False},
+    "gemma4-moe": _like_llama("gemma4_text", **_GEMMA4_MOE),
+    "gemma4-everything": _like_llama("gemma4_text", **_GEMMA4_SHARED | _GEMMA4_MOE, attention_bias=True)
+    | {"hidden_size_per_layer_input": 40, "vocab_size_per_layer_input": VOCAB + 7}
+    | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"] * 2},
+    "gemma4-published": _with_text("gemma4", _like_llama("gemma4_text", **_GEMMA4_SHARED), _VISION4),
+    "gemma4-moe-published": _with_text("gemma4", _like_llama("gemma4_text", **_GEMMA4_MOE), _VISION4),
     "exaone4-full": _like_llama("exaone4", sliding_window=None, layer_types=["full_attention"] * 2),
 }
 
@@ -400,16 +425,22 @@ def from_config(config: Any) -> Any:
 
 def randomise(model: Any) -> None:
     """transformers starts biases at zero and norms at one, which would hide a bias or norm that is left out."""
+    # Attention of Gemma 4 has no scale but that of trained norms: without it nearly all of a softmax is one position's.
+    unscaled = model.config.get_text_config().model_type == "gemma4_text"
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
+                if unscaled and "q_norm" in name:
+                    parameter.mul_(len(parameter) ** -0.5)
             elif "embed" not in name:
                 parameter.copy_(torch.randn_like(parameter) * 0.15)
         for name, buffer in model.named_buffers():
             # Above zero: transformers 4 takes zero for the score of other groups' experts.
             if "correction_bias" in name:
                 buffer.add_(torch.rand_like(buffer) * 0.2)
+            elif "layer_scalar" in name:
+                buffer.add_(torch.rand_like(buffer) * 0.4 - 0.2)
             elif "expert_bias" in name:
                 buffer.add_(torch.randn_like(buffer) * 0.1)
 

@@ -61,8 +61,9 @@ def packed_bytes(shapes: Mapping[str, tuple[int, ...]], precision: str, tied_hea
     total = 0.0
     for name, shape in shapes.items():
         elements = math.prod(shape)
-        embedding = any(word in name for word in ("embed_tokens", "token_embd", "wte"))
-        table = embedding or any(word in name for word in ("embed_positions", "position_embd", "wpe"))
+        per_layer = any(word in name for word in ("embed_tokens_per_layer", "per_layer_token_embd"))
+        embedding = not per_layer and any(word in name for word in ("embed_tokens", "token_embd", "wte"))
+        table = embedding or per_layer or any(word in name for word in ("embed_positions", "position_embd", "wpe"))
         linear = LINEAR_BYTES[precision] if any(word in name for word in ("experts.", "_exps.")) else beside
         total += elements * (linear if len(shape) > 1 and not table else plain)
         total += elements * beside if embedding and tied_head else 0

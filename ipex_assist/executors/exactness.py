@@ -65,16 +65,18 @@ class _Trial:
         for index in self.layers:
             if spec.layers[index].recurrent is not None:
                 continue
-            attention = spec.layers[index].attention
+            kv_layer = spec.layers[index].attention.kv_layer
+            kv_layer = index if kv_layer is None else kv_layer
+            attention = spec.layers[kv_layer].attention
             keys, values = (
                 torch.randn((rows, attention.kv_heads, width), generator=random)
                 for width in (attention.head_dim, attention.value_width)
             )
-            self.cache.write(index, 0, keys, values)
+            self.cache.write(kv_layer, 0, keys, values)
         if self.model.rotary is not None:
             self.model.rotary.reach(rows)
-        tokens = torch.randint(spec.vocab_size, (ROWS,), generator=random)
-        self.rows = self.model.embed(tokens, 0)
+        self.tokens = torch.randint(spec.vocab_size, (ROWS,), generator=random)
+        self.rows = self.model.embed(self.tokens, 0)
 
     def reference(self, size: int) -> dict[int, torch.Tensor]:
         """Outputs of all rows in passes of `size` rows, by first position; -1 holds the head's."""
@@ -110,16 +112,18 @@ class _Trial:
         return torch.cat(outputs)[:ROWS]
 
     def _layer(self, start: int, offset: int, rows: torch.Tensor) -> torch.Tensor:
+        tokens = self.tokens[torch.arange(offset, offset + len(rows)).clamp(max=ROWS - 1)]
+        inputs = self.model.per_layer_inputs(tokens, rows)
         for index in self.layers:
             if (recurrent := self.model.spec.layers[index].recurrent) is not None:
                 # What a row gets from its state depends on the rows before it: its linears are what may differ.
                 layer = self.model.weights.layers[index]
                 mixed = layer.o_proj(layer.qkv(rows)[:, : recurrent.value_size].contiguous())
-                rows = self.model.after_mixer(rows, rows, index, mixed)
+                rows = self.model.after_mixer(rows, rows, index, mixed, inputs)
                 continue
             attention = self.model.spec.layers[index].attention
             metadata = self.model.attention_metadata(start + offset, len(rows), attention, True)
-            rows = self.model.layer(rows, index, self.cache, metadata)
+            rows = self.model.layer(rows, index, self.cache, metadata, per_layer=inputs)
         return rows
 
 
@@ -129,7 +133,7 @@ def _shapes(spec: DecoderSpec) -> list[int]:
     for index, layer in enumerate(spec.layers):
         mixer = layer.mixer
         if isinstance(mixer, AttentionSpec):
-            shape: object = (mixer.heads, mixer.kv_heads, mixer.head_dim, mixer.latent)
+            shape: object = (mixer.heads, mixer.kv_heads, mixer.head_dim, mixer.latent, mixer.qkv_size)
         else:
             shape = mixer
         first.setdefault((shape, layer.mlp), index)

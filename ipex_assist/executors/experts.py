@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 
@@ -24,6 +24,9 @@ class ExpertLayer:
     shared: Mlp | None = None
     shared_gate: Linear | None = None
     correction_bias: torch.Tensor | None = None
+    scales: torch.Tensor | None = None  # (experts,), of their weights
+    # Weight and bias of the norms that these have of their own (Experts.own_norms), by our names.
+    norms: Mapping[str, tuple[torch.Tensor | None, torch.Tensor | None]] = field(default_factory=dict)
 
 
 def route(
@@ -77,21 +80,44 @@ def _sparsemixer(experts: Experts, logits: torch.Tensor) -> tuple[torch.Tensor, 
 
 
 def run_experts(
-    experts: Experts, layer: ExpertLayer, x: torch.Tensor, mlp: Callable[[torch.Tensor, Linear, Linear], torch.Tensor]
+    experts: Experts,
+    layer: ExpertLayer,
+    x: torch.Tensor,
+    mlp: Callable[[torch.Tensor, Linear, Linear], torch.Tensor],
+    norm: Callable[[torch.Tensor, str], torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """What a layer's experts make of rows x (rows, hidden). What a row gets is summed in the order of the experts.
 
-    mlp: rows through one of them.
+    mlp: rows through one of them. norm: rows through the layer's norm of this name, where experts have some of their
+    own: then x is the residual stream.
     """
-    wide = x.float()
-    chosen, weights = route(experts, layer.router(wide), layer.correction_bias)
-    y = torch.zeros_like(wide)
+    if norm is not None:
+        assert layer.shared is not None, "norms of their own without an MLP beside them"
+        routed = _run_routed(experts, layer, norm(x, "router_norm"), norm(x, "experts_norm"), mlp).to(x.dtype)
+        shared = mlp(norm(x, "mlp_norm"), *layer.shared)
+        return norm(shared, "shared_out_norm") + norm(routed, "experts_out_norm")
+    y = _run_routed(experts, layer, x, x, mlp)
+    if layer.shared is not None:
+        made = mlp(x, *layer.shared).float()
+        y += made if layer.shared_gate is None else made * torch.sigmoid(layer.shared_gate(x.float()))
+    return y.to(x.dtype)
+
+
+def _run_routed(
+    experts: Experts,
+    layer: ExpertLayer,
+    routed: torch.Tensor,
+    x: torch.Tensor,
+    mlp: Callable[[torch.Tensor, Linear, Linear], torch.Tensor],
+) -> torch.Tensor:
+    """What the experts that rows `routed` are routed to make of rows x, in fp32."""
+    chosen, weights = route(experts, layer.router(routed.float()), layer.correction_bias)
+    if layer.scales is not None:
+        weights = weights * layer.scales[chosen]
+    y = torch.zeros_like(x, dtype=torch.float32)
     for number in chosen.unique().tolist():
         here = chosen == number
         rows = here.any(1)
         made = mlp(x, *layer.experts[number])[rows] if len(x) <= FEW else mlp(x[rows], *layer.experts[number])
         y[rows] += made.float() * weights[here][:, None]
-    if layer.shared is not None:
-        made = mlp(x, *layer.shared).float()
-        y += made if layer.shared_gate is None else made * torch.sigmoid(layer.shared_gate(wide))
-    return y.to(x.dtype)
+    return y

@@ -172,6 +172,7 @@ class Model(Protocol):
     kv_precision: str = "bf16"  # how keys and values are stored: fp32, bf16 or int8
     # Of a draft head with a vocabulary of its own: which token of the target each row of its lm_head is, ascending.
     target_tokens: NDArray[np.int32] | None = None
+    token_order: NDArray[np.int32] | None = None  # of a draft head with clusters: their tokens, cluster by cluster
 
     @property
     def exact_rows(self) -> int:

@@ -6,7 +6,7 @@ import torch
 
 from ipex_assist.executors.kernels import Kernels, norm_heads
 from ipex_assist.executors.weights import Norm, Weights
-from ipex_assist.models.spec import DecoderSpec
+from ipex_assist.models.spec import DecoderSpec, RecurrentSpec
 
 _ROWS = 16
 _LAST_32 = (1 << 32) - 1
@@ -26,11 +26,12 @@ def key_factors(spec: DecoderSpec, weights: Weights, kernels: Kernels) -> list[t
 
 
 def _layer_factors(spec: DecoderSpec, weights: Weights, kernels: Kernels, index: int) -> torch.Tensor:
-    if spec.layers[index].recurrent is not None:
+    mixer = spec.layers[index].mixer
+    if isinstance(mixer, RecurrentSpec) or mixer.shares_kv:
         return torch.ones(())
     layer, attention = weights.layers[index], spec.layers[index].attention
     weight, bias = _norm_before(spec, weights, index)
-    rows = signs(_ROWS, spec.hidden_size)
+    rows = signs(_ROWS, spec.hidden_size if weight is None else len(weight))
     rows = rows if weight is None else rows * weight.float()
     rows = rows if bias is None else rows + bias.float()
     latent, made = attention.latent, layer.qkv(rows.to(kernels.dtype))
@@ -54,6 +55,11 @@ def _layer_factors(spec: DecoderSpec, weights: Weights, kernels: Kernels, index:
 
 def _norm_before(spec: DecoderSpec, weights: Weights, index: int) -> Norm:
     """The norm whose output a layer's keys are projected from; (None, None) where that is the embedding's output."""
+    if spec.head is not None and spec.head.kind == "eagle3" and index == 0 and weights.head is not None:
+        of_token, of_hidden = weights.head.embed_norm[0], weights.head.hidden_norm[0]
+        assert of_token is not None, "a draft head without norms"
+        assert of_hidden is not None, "a draft head without norms"
+        return torch.cat((of_token, of_hidden)), None
     if spec.layers[index].norm_place in ("pre", "sandwich"):
         return weights.layers[index].attention_norm
     last = spec.layers[index - 1] if index else None

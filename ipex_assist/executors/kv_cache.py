@@ -33,7 +33,10 @@ class KVCache:
         factors: of each layer, what int8 keys are divided by (key_factors.py).
         """
         mixers = [each.mixer if isinstance(each.mixer, AttentionSpec) else None for each in spec.layers[:layers]]
-        widths = [(each.kv_heads, each.head_dim, each.value_width) if each else (0, 0, 0) for each in mixers]
+        widths = [
+            (each.kv_heads, each.head_dim, each.value_width) if each and not each.shares_kv else (0, 0, 0)
+            for each in mixers
+        ]
         self._keys = [_Rows((heads, rows, width), dtype, kv_precision) for heads, width, _ in widths]
         self._values = [_Rows((heads, rows, width), dtype, kv_precision) for heads, _, width in widths]
         self._factors = factors

@@ -79,6 +79,11 @@ def load_head(
     if head is None:
         raise UsageError(f"{target_checkpoint.source} has no layers that predict further tokens (MTP)")
     stored = target_checkpoint if checkpoint is None else checkpoint
+    if executor == "native" and head.spec.head is not None and head.spec.head.kind == "shared_kv":
+        raise UsageError(
+            f"{stored.source} reads keys and values of its target, which the native core does not: use --executor "
+            "torch, or another --assistant-model"
+        )
     request = HeadRequest(
         *(stored, precision, executor),
         exact=False,  # what it drafts is verified
@@ -93,8 +98,24 @@ def load_head(
             made = EXECUTORS[executor].load(request)
     except NotFiniteError as error:
         raise IpexAssistError(f"{stored.source}: {error}") from None
-    made.target_tokens = _target_tokens(stored, head)
+    made.target_tokens, made.token_order = _target_tokens(stored, head), _token_order(stored, head)
     return made
+
+
+def _token_order(checkpoint: Checkpoint, head: DraftHead) -> NDArray[np.int32] | None:
+    """The tokens of its clusters, one cluster after the other."""
+    import numpy as np
+
+    if head.ordering is None:
+        return None
+    [(_, order)] = checkpoint.tensors([head.ordering])
+    found: NDArray[np.int32] = order.numpy().astype(np.int32)
+    if not np.array_equal(np.sort(found), np.arange(head.spec.vocab_size)):
+        raise IpexAssistError(
+            f"{checkpoint.source}: {head.ordering} has {len(found):,} numbers, which must be those of the "
+            f"{head.spec.vocab_size:,} tokens, each once. Download it again"
+        )
+    return found
 
 
 def _target_tokens(checkpoint: Checkpoint, head: DraftHead) -> NDArray[np.int32] | None:

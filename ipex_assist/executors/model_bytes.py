@@ -12,7 +12,7 @@ from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.checkpoints.quantized import QuantizedCheckpoint
 from ipex_assist.executors.blocks import BLOCK
 from ipex_assist.executors.planned_bytes import ModelBytes
-from ipex_assist.executors.traffic import linear_bytes, table_bytes
+from ipex_assist.executors.traffic import linear_bytes, per_layer_table_bytes, table_bytes
 from ipex_assist.models import Source, find
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.native.library import memory_nodes
@@ -40,7 +40,7 @@ def native_bytes(
     length = context if longest is None else min(longest, context)
     return ModelBytes(
         weights=sizes.image,
-        table=0 if spec.learned_positions else table_bytes(spec, precision),
+        table=0 if spec.learned_positions else table_bytes(spec, precision) - per_layer_table_bytes(spec, precision),
         unit=BLOCK,
         unit_bytes=sizes.block,
         context=context,

@@ -31,8 +31,6 @@ from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.native_choices import CoreChoices, KeptLogits
 from ipex_assist.executors.native_drafts import (
     CoreDrafts,
-    block_passes,
-    block_rows,
     check_draft,
     context_rows,
     draft_rows,
@@ -61,13 +59,14 @@ DECODE_ROWS = 16  # kernels.h: DECODE_ROWS. Passes of up to this many rows take 
 
 
 class TokenSegment(NamedTuple):
-    """Consecutive tokens of one sequence in a pass, from position `start` on; the last `last` of them get logits."""
+    """Consecutive tokens of one sequence in a pass, from position `start` on; `last` of them get logits."""
 
     sequence: NativeSequence
     tokens: Tokens
     start: int
     last: int
     hidden: Floats | None = None  # of a draft head's rows, as in Rows
+    after: int = 0  # tokens after those that get logits
 
 
 class NativeModel(Model):
@@ -104,6 +103,9 @@ class NativeModel(Model):
         self._states: StatePool | None = None
         self._making = threading.Lock()
         self._kept = threading.local()  # logits that a thread asked for
+        self._spare = (
+            self.spec.head.block_size if self.spec.head is not None else 0
+        )  # rows of a block, which do not stay
         self._width = -(-self.spec.lm_head_rows // 16) * 16
 
     @property
@@ -155,8 +157,8 @@ class NativeModel(Model):
         state: with `blocks`, the state after the tokens that they hold, which is copied.
         """
         if self.rotary is not None:
-            self.rotary.reach(capacity)
-        return NativeSequence(self, self.blocks, capacity, prompt_length, blocks, self.states, state)
+            self.rotary.reach(capacity + self._spare)
+        return NativeSequence(self, self.blocks, capacity, prompt_length, blocks, self.states, state, self._spare)
 
     def forward(
         self, rows: abc.Sequence[Rows], vocabulary: int | None = None, hidden: HiddenRows | None = None
@@ -213,8 +215,9 @@ class NativeModel(Model):
     ) -> tuple[list[int], list[float]]:
         """Append `tokens`, then decode up to `count` tokens greedily in one call; returns them and their probabilities.
 
-        hidden, shared_kv: of a draft head, as in DraftInput. Only the first `vocabulary` token ids are candidates. Ends after a token whose probability is below
-        `min_confidence`. The last token is not in the KV cache. Raises LogitsError for logits with NaN or infinity.
+        Only the first `vocabulary` token ids are candidates. Ends after a token whose probability is below
+        `min_confidence`. The last token is not in the KV cache. hidden, shared_kv: of a draft head, as in DraftInput.
+        Raises LogitsError for logits with NaN or infinity.
         """
         before = sequence.length
         request = DraftInput(sequence, tokens, count, min_confidence, hidden, shared_kv)
@@ -229,14 +232,13 @@ class NativeModel(Model):
     ) -> list[tuple[list[int], list[float]]]:
         """`draft` for several sequences, whose rows share passes; see executors/interface.py."""
         blocks = self.spec.head is not None and self.spec.head.kind == "dflash"
-        rows_of = block_rows if blocks else draft_rows
-        wants = [(self._own(each.sequence), rows_of(each)) for each in requests]
+        wants = [(self._own(each.sequence), context_rows(each) if blocks else draft_rows(each)) for each in requests]
         for (own, rows), each in zip(wants, requests, strict=True):
             check_rows(own, rows)
             if not each.tokens or each.count < 1:
                 raise IpexAssistError(f"{each.count} tokens to draft after {len(each.tokens)}: both must be at least 1")
             check_draft(self.spec, each)
-        self._reserve(wants)
+        self._reserve([(own, rows + self._spare) for own, rows in wants])
         if blocks:
             return self._draft_blocks(requests, vocabulary)
         drafts: list[tuple[list[int], list[float]]] = []
@@ -317,7 +319,8 @@ class NativeModel(Model):
         # ctypes would silently keep the lowest 32 bits of a larger number; the core checks ids in that range.
         if tokens and not -(1 << 31) <= min(tokens) <= max(tokens) < 1 << 31:
             raise IpexAssistError(f"token ids from {min(tokens)} to {max(tokens)}")
-        described, keep = (Segment * len(segments))(), []
+        described = (Segment * len(segments))()
+        keep: list[object] = []
         logit_rows: list[int] = []
         row = 0
         addresses, known = (0, 0), None  # of the last tables: finding them takes longer than all else here
@@ -337,7 +340,7 @@ class NativeModel(Model):
                 struct.state, struct.settled = own.state.slot, own.state.settled
                 struct.settle = own.state.after(segment.start, end, end + (further[index] - 1 if further else 0))
             row += rows
-            logit_rows += range(row - segment.last, row)
+            logit_rows += range(row - segment.last - segment.after, row - segment.after)
         assert self._memory is not None
         batch = Batch(
             segment_count=len(segments),
@@ -456,11 +459,10 @@ class NativeModel(Model):
                 found.append(drafts.found(index))
         return found
 
-
     def _draft_blocks(
         self, requests: abc.Sequence[DraftInput], vocabulary: int | None
     ) -> list[tuple[list[int], list[float]]]:
-        """`draft_many` of a head that drafts blocks: what is given becomes keys and values, then blocks pass at once."""
+        """`draft_many` of a head that drafts blocks: hidden states become keys and values, then blocks pass at once."""
         head = self.spec.head
         assert head is not None
         context, blocks = [], []
@@ -469,12 +471,15 @@ class NativeModel(Model):
             if rows:
                 own.begin(rows)
                 context.append(TokenSegment(own, [head.mask_token] * rows, own.length, 0, each.hidden))
-            tokens = [*each.tokens, *[head.mask_token] * each.count]
-            blocks.append(TokenSegment(own, tokens, own.length + rows, each.count))
+            tokens = [*each.tokens, *[head.mask_token] * (head.block_size - 1)]
+            after = len(tokens) - 1 - each.count
+            blocks.append(TokenSegment(own, tokens, own.length + rows, each.count, None, after))
         for group in self._passes(context):
             self._forward(group, 0, None)
         found, packed = [], self.packed
-        for first, end in block_passes([len(each.tokens) for each in blocks]):
+        together = PASS_ROWS // head.block_size
+        for first in range(0, len(blocks), together):
+            end = min(first + together, len(blocks))
             batch, _keep = self._batch(blocks[first:end], vocabulary or self.spec.vocab_size)
             drafts = CoreDrafts(requests[first:end], self.target_tokens)
             with pass_lock:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections import abc
-from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,11 +26,6 @@ def context_rows(request: DraftInput) -> int:
     return 0 if request.hidden is None else len(request.hidden)
 
 
-def block_rows(request: DraftInput) -> int:
-    """Likewise, with the rows of the block, which do not stay."""
-    return context_rows(request) + len(request.tokens) + request.count
-
-
 def check_draft(spec: DecoderSpec, request: DraftInput) -> None:
     """Raise IpexAssistError where a draft head, or another model, cannot draft what is asked."""
     head = spec.head
@@ -42,22 +36,11 @@ def check_draft(spec: DecoderSpec, request: DraftInput) -> None:
         check_hidden(spec, request.hidden, len(request.hidden))
     if len(request.tokens) != 1:
         raise IpexAssistError(f"a block is drafted after one token: {len(request.tokens)} given")
-    if request.count >= head.block_size:
+    if not 1 <= request.count < head.block_size <= PASS_ROWS:
         raise IpexAssistError(
-            f"{request.count} tokens of a block of {head.block_size}, which drafts {head.block_size - 1} at most"
+            f"{request.count} tokens of a block of {head.block_size}: it drafts 1 to {head.block_size - 1}, "
+            f"and a block has {PASS_ROWS} rows at most"
         )
-
-
-def block_passes(rows: abc.Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Which blocks of so many rows share a pass, each whole: the first, and the one after the last."""
-    first, room = 0, PASS_ROWS
-    for index, size in enumerate(rows):
-        if size > room:
-            yield first, index
-            first, room = index, PASS_ROWS
-        room -= size
-    if rows:
-        yield first, len(rows)
 
 
 class CoreDrafts:

@@ -28,10 +28,12 @@ class NativeSequence:
         blocks: abc.Sequence[int] = (),
         states: StatePool | None = None,
         state: RecurrentState | None = None,
+        spare: int = 0,
     ) -> None:
         """pool: the model's, of whose blocks `blocks` are the first. states: of a model with recurrent layers.
 
-        state: that of a cached prefix, which is copied; else the sequence begins without one.
+        state: that of a cached prefix, which is copied; else the sequence begins without one. spare: room for rows
+        that a pass writes after the last token, which do not stay.
         """
         if not 1 <= capacity <= LONGEST:
             raise IpexAssistError(f"a sequence with room for {capacity} tokens: it may be 1 to {LONGEST}")
@@ -41,7 +43,10 @@ class NativeSequence:
         self.length = min(len(blocks) * BLOCK, capacity)
         # The length by which by-length rope (dynamic, longrope) rotates the rows of the prompt; 0 where it is unknown.
         self.rope_prompt_length = prompt_length or 0
-        self.table = (ctypes.c_int32 * -(-capacity // BLOCK))()  # the core reads it; the first `count` are blocks
+        self._spare = spare
+        self.table = (
+            ctypes.c_int32 * -(-(capacity + spare) // BLOCK)
+        )()  # the core reads it; the first `count` are blocks
         self.count = 0
         self._pool = pool
         self._states = states
@@ -102,7 +107,9 @@ class NativeSequence:
         check_length(self, length)
         check_rollback(length, self.settled)
         made = NativeSequence(
-            self.model, self._pool, self.capacity, self.prompt_length, (), self._states, self.state if length else None
+            *(self.model, self._pool, self.capacity, self.prompt_length, (), self._states),
+            self.state if length else None,
+            self._spare,
         )
         for block in self.table[: -(-length // BLOCK)]:
             self._pool.share(block)

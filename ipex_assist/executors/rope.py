@@ -127,7 +127,10 @@ class _Rule:
             self.attention_factor = self._longrope_attention_factor()
             return self._longrope("short_factor")
         plain: Floats = np.float32(1) / self._powers(np.array(self.rope.theta, np.float64))
-        if self.rope.kind == "linear":
+        if self.rope.kind == "proportional":  # the first pairs of a head as if all were rotated, the others not at all
+            rotated = int(self.rope.scaling["partial_rotary_factor"] * self.dim // 2)
+            plain[rotated:] = 0
+        if self.rope.kind in ("linear", "proportional"):
             return plain / np.float32(self.rope.scaling["factor"])
         if self.rope.kind == "llama3":
             return self._llama3(plain)

@@ -20,6 +20,18 @@ from ipex_assist.models.spec import AttentionSpec
 Draft = tuple[list[int], list[float]]
 
 
+class SharedCache(KVCache):
+    """A target's keys and values, which a head reads in its own type."""
+
+    def __init__(self, cache: KVCache, dtype: torch.dtype) -> None:
+        self._cache, self._dtype = cache, dtype
+
+    def read(self, layer: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Those of a layer of the target, of its first `length` positions."""
+        keys, values = self._cache.read(layer, length)
+        return keys.to(self._dtype), values.to(self._dtype)
+
+
 class TorchHead(TorchModel):
     """A TorchModel whose spec has a `head` (models/draft_head.py), whose kinds' arithmetic it follows."""
 
@@ -42,6 +54,7 @@ class TorchHead(TorchModel):
         head, weights = self.head_spec, self.weights.head
         assert weights is not None
         e, h = self.embed(tokens, start).to(self.kernels.dtype), given.to(self.kernels.dtype)
+        assert head.kind in ("mtp", "eagle3"), "a head that reads no texts"
         if head.kind == "mtp":
             return weights.fc(torch.cat((self._norm(e, weights.embed_norm), self._norm(h, weights.hidden_norm)), 1))
         g = self.combined(h) if h.shape[1] == head.input_size else h
@@ -63,10 +76,11 @@ class TorchHead(TorchModel):
         cache: KVCache,
         metadata: AttentionMetadata,
         states: RecurrentStates | None = None,
+        per_layer: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """A layer; the first of EAGLE-3 reads an embedding and a hidden state side by side."""
         if self.head_spec.kind != "eagle3" or index > 0:
-            return super().layer(x, index, cache, metadata, states)
+            return super().layer(x, index, cache, metadata, states, per_layer)
         e, g = x.chunk(2, 1)
         assert self.weights.head is not None
         normed = self._norm(g.contiguous(), self.weights.head.hidden_norm)
@@ -154,8 +168,47 @@ class TorchHead(TorchModel):
     @torch.inference_mode()
     def draft_many(self, requests: abc.Sequence[DraftInput], vocabulary: int | None = None) -> list[Draft]:
         """Greedy drafts, one after the other; see executors/interface.py. Tokens are the target's."""
-        draft = self._draft_block if self.head_spec.kind == "dflash" else self._draft
-        return [draft(each, vocabulary) for each in requests]
+        draft = {"dflash": self._draft_block, "shared_kv": self._draft_from_one_place}.get(self.head_spec.kind)
+        return [(draft or self._draft)(each, vocabulary) for each in requests]
+
+    def _draft_from_one_place(self, request: DraftInput, vocabulary: int | None) -> Draft:
+        """Every token from the position of the last one that is known, over the target's keys and values before it."""
+        target, weights = request.shared_kv, self.weights.head
+        assert isinstance(target, TorchSequence), f"keys and values of {type(target).__name__}"
+        assert weights is not None
+        assert weights.fc_out is not None
+        assert request.hidden is not None, "a draft head without hidden states"
+        start, cache, dtype = target.length, SharedCache(target.cache, self.kernels.dtype), self.kernels.dtype
+        if self.rotary is not None:
+            self.rotary.reach(start + 1)
+        token, h = request.tokens[-1], torch.from_numpy(request.hidden[-1:]).to(dtype)
+        drafted: list[int] = []
+        probabilities: list[float] = []
+        while True:
+            x = weights.fc(torch.cat((self.embed(torch.tensor([token]), start).to(dtype), h), 1))
+            for index, layer in enumerate(self.spec.layers):
+                mask = causal_mask(start, 1, start, layer.attention.window, dtype)
+                metadata = replace(self.attention_metadata(start, 1, layer.attention, step=False), mask=mask)
+                x = self.layer(x, index, cache, metadata)
+            token, probability = self.choose(self._clustered(x, self.head(x))[0, : self.columns(vocabulary)])
+            drafted.append(token)
+            probabilities.append(probability)
+            if token < 0 or len(drafted) == request.count or probability < request.min_confidence:
+                return drafted, probabilities
+            h = weights.fc_out(self.normed(x))
+
+    def _clustered(self, x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """Logits (1, vocab) of the row x (1, hidden), where tokens of clusters that it does not read are below all."""
+        assert self.weights.head is not None
+        if self.weights.head.clusters is None:
+            return logits
+        assert self.token_order is not None
+        scores = self.weights.head.clusters(self.normed(x))[0]
+        tokens = torch.from_numpy(self.token_order).long().view(self.head_spec.clusters, -1)
+        read = tokens[scores.topk(self.head_spec.clusters_read).indices].flatten()
+        made = torch.full_like(logits, float(logits[0, read].min()) - 1)
+        made[0, read] = logits[0, read]
+        return made
 
     def _draft(self, request: DraftInput, vocabulary: int | None) -> Draft:
         """Rows of the target's hidden states, then rows of its own, each with the token drafted before it."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import abc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import torch
@@ -14,38 +13,21 @@ from torch.nn import functional
 
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.attention import alibi_mask, attend_prompt, attend_rows, causal_mask
-from ipex_assist.executors.experts import ExpertLayer, run_experts
 from ipex_assist.executors.interface import HiddenRows, Model, Rows, check_length, check_rows
-from ipex_assist.executors.kernels import Kernels, Linear, norm_heads
+from ipex_assist.executors.kernels import Kernels, norm_heads
 from ipex_assist.executors.key_factors import key_factors
 from ipex_assist.executors.kv_cache import KVCache
 from ipex_assist.executors.pass_lock import pass_lock
 from ipex_assist.executors.recurrent import RecurrentStates, run_recurrent
 from ipex_assist.executors.recurrent_states import RecurrentState
 from ipex_assist.executors.row_plan import RowPlan
+from ipex_assist.executors.torch_mlp import ACTIVATION_FUNCTIONS, run_mlp
 from ipex_assist.executors.torch_rope import TorchRotary, rotate
 from ipex_assist.executors.weights import LatentLayer, Layer, Norm, Weights
 from ipex_assist.models.draft_head import Taps
-from ipex_assist.models.spec import (
-    CLAMP,
-    SIGMOID_GAIN,
-    AttentionSpec,
-    DecoderSpec,
-    LayerSpec,
-    MlpSpec,
-    NormPlace,
-    RecurrentSpec,
-)
+from ipex_assist.models.spec import AttentionSpec, DecoderSpec, LayerSpec, NormPlace, RecurrentSpec
 
 PROMPT_CHUNK = 512  # rows of a prompt that pass at once: bounds the activations, and is many enough for full speed
-
-_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "silu": functional.silu,
-    "relu": functional.relu,
-    "relu2": lambda x: functional.relu(x).square(),
-    "gelu": functional.gelu,
-    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
-}
 
 
 @dataclass(frozen=True)
@@ -226,7 +208,9 @@ class TorchModel(Model):
         tokens = tokens + tokens[-1:] * (padded - len(tokens))
         if given is not None and padded:
             given = torch.cat((given, given[-1:].expand(padded - count, -1)))
-        x = self.enter(torch.tensor(tokens), start, given)
+        ids = torch.tensor(tokens)
+        x = self.enter(ids, start, given)
+        inputs = self.per_layer_inputs(ids, x)
         metadata: dict[AttentionSpec | RecurrentSpec, AttentionMetadata] = {}
         prompt_length = sequence.rope_prompt_length
         for index, layer in enumerate(self.spec.layers):
@@ -234,7 +218,7 @@ class TorchModel(Model):
                 tapped.take(index, x[:count])
             if layer.mixer not in metadata:
                 metadata[layer.mixer] = self.metadata(start, count, len(tokens), layer.mixer, padded > 0, prompt_length)
-            x = self.layer(x, index, sequence.cache, metadata[layer.mixer], sequence.states)
+            x = self.layer(x, index, sequence.cache, metadata[layer.mixer], sequence.states, inputs)
         if tapped is not None:
             last = self.normed(x) if tapped.taps.normed else x
             tapped.take(self.spec.num_hidden_layers, last[:count])
@@ -244,6 +228,22 @@ class TorchModel(Model):
         """The rows that enter the first layer. given: as in `_pass`, None but for a draft head."""
         assert given is None, "hidden states for a model that reads none"
         return self.embed(tokens, start)
+
+    def per_layer_inputs(self, tokens: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
+        """Each layer's own embeddings of tokens (rows,) whose usual ones are x (rows, hidden): (rows, layers, size).
+
+        A row of the second table and a projection of x, each of the size that the other has; None where the model has
+        no such table.
+        """
+        weights, size = self.weights, self.spec.per_layer_size
+        if weights.per_layer_embed is None or weights.per_layer_in is None or weights.per_layer_norm is None:
+            return None
+        projected = weights.per_layer_in(x) * self.spec.hidden_size**-0.5
+        projected = self.kernels.rms_norm(
+            projected.unflatten(-1, (-1, size)).contiguous(), weights.per_layer_norm, self.spec.norm_eps
+        )
+        own = functional.embedding(tokens, weights.per_layer_embed).unflatten(-1, (-1, size)) * size**0.5
+        return (projected + own) * 2**-0.5
 
     def metadata(
         self,
@@ -306,25 +306,48 @@ class TorchModel(Model):
         cache: KVCache,
         metadata: AttentionMetadata,
         states: RecurrentStates | None = None,
+        per_layer: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Run one layer over rows x (rows, hidden) at the positions of `metadata`.
 
-        It writes their keys and values, or, of a recurrent layer, the state after them.
+        It writes their keys and values, unless it reads another layer's, or, of a recurrent layer, the state after
+        them. per_layer: `per_layer_inputs` of the rows.
         """
         rows = self._norm_at("pre", self.spec.layers[index], x, self.weights.layers[index].attention_norm)
-        return self.after_mixer(x, rows, index, self._mixed(rows, index, cache, metadata, states))
+        return self.after_mixer(x, rows, index, self._mixed(rows, index, cache, metadata, states), per_layer)
 
-    def after_mixer(self, x: torch.Tensor, rows: torch.Tensor, index: int, mixed: torch.Tensor) -> torch.Tensor:
+    def after_mixer(
+        self,
+        x: torch.Tensor,
+        rows: torch.Tensor,
+        index: int,
+        mixed: torch.Tensor,
+        per_layer: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """The rest of a layer, whose mixer has made `mixed` of the rows that its norm made of x."""
+        spec, layer = self.spec.layers[index], self.weights.layers[index]
+        x = self._after_mlp(x, rows, index, mixed)
+        if layer.per_layer is not None:
+            assert per_layer is not None, "a layer without its embeddings"
+            own = ACTIVATION_FUNCTIONS[spec.each_mlp.activation](layer.per_layer.gate(x)) * per_layer[:, index]
+            x = x + self._norm(layer.per_layer.out(own), layer.per_layer.norm)
+        return x if layer.scalar is None else x * layer.scalar
+
+    def _after_mlp(self, x: torch.Tensor, rows: torch.Tensor, index: int, mixed: torch.Tensor) -> torch.Tensor:
+        """The residual stream after a layer's MLP, or after its mixer where it has none."""
         spec, layer = self.spec.layers[index], self.weights.layers[index]
         attended = self._delta(spec, mixed, layer.attention_out_norm)
         if spec.parallel:
             rows = rows if spec.shared_norm else self._norm_at("pre", spec, x, layer.mlp_norm)
-            return x + attended + self._delta(spec, _mlp(spec, layer, rows), layer.mlp_out_norm)
+            return x + attended + self._delta(spec, run_mlp(spec, layer, rows), layer.mlp_out_norm)
         x = self._norm_at("post_residual", spec, x + attended, layer.attention_norm)
         if spec.mlp is None:
             return x
-        made = _mlp(spec, layer, self._norm_at("pre", spec, x, layer.mlp_norm))
+        if spec.experts is not None and spec.experts.own_norms:
+            norms = layer.mlp_norms
+            made = run_mlp(spec, layer, x, lambda rows, name: self._norm(rows, norms[name]))
+        else:
+            made = run_mlp(spec, layer, self._norm_at("pre", spec, x, layer.mlp_norm))
         return self._norm_at("post_residual", spec, x + self._delta(spec, made, layer.mlp_out_norm), layer.mlp_norm)
 
     def _norm_at(self, place: NormPlace, layer: LayerSpec, x: torch.Tensor, norm: Norm) -> torch.Tensor:
@@ -359,8 +382,14 @@ class TorchModel(Model):
         heads, kv_heads = spec.heads, spec.kv_heads
         if layer.latent is not None:
             return layer.o_proj(self._latent_attention(x, index, layer.latent, cache, metadata))
+        kv_heads = 0 if spec.shares_kv else kv_heads
         parts = layer.qkv(x).view(x.shape[0], -1, spec.head_dim)
-        query_key, value, gate = parts.tensor_split((heads + kv_heads, heads + 2 * kv_heads), 1)
+        keys_end = heads + kv_heads
+        values_end = keys_end if spec.values_are_keys else keys_end + kv_heads
+        query_key, value, gate = parts.tensor_split((keys_end, values_end), 1)
+        value = query_key[:, heads:] if spec.values_are_keys else value
+        if spec.value_norm:
+            value = self.kernels.rms_norm(value.contiguous(), self._ones(spec.head_dim), self.spec.norm_eps)
         if not spec.norm_after_rope:
             query_key = self._norm_of_heads(spec, layer, query_key)
         if metadata.rotary is not None:
@@ -375,12 +404,18 @@ class TorchModel(Model):
             attended = attended * torch.sigmoid(gate.flatten(1))
         return layer.o_proj(attended)
 
+    def _ones(self, size: int) -> torch.Tensor:
+        """The weight of a norm without one."""
+        return torch.ones(size, dtype=self.kernels.dtype)
+
     def _norm_of_heads(self, spec: AttentionSpec, layer: Layer, query_key: torch.Tensor) -> torch.Tensor:
         """Queries and keys (rows, heads, head_dim) through the norms that they have, if any."""
-        if layer.q_norm is None or layer.k_norm is None:
+        if layer.q_norm is None:
             return query_key
-        query, key = query_key.split((spec.heads, spec.kv_heads), 1)
+        query, key = query_key.tensor_split((spec.heads,), 1)
         query = norm_heads(self.kernels, spec.qk_norm, query, layer.q_norm, self.spec.norm_eps)
+        if layer.k_norm is None:  # the keys of another layer
+            return query
         return torch.cat((query, norm_heads(self.kernels, spec.qk_norm, key, layer.k_norm, self.spec.norm_eps)), 1)
 
     def _attend(
@@ -392,12 +427,16 @@ class TorchModel(Model):
         cache: KVCache,
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
-        """Keep keys and values (rows, kv_heads, …), and attend with queries (rows, heads, head_dim)."""
+        """Keep keys and values (rows, kv_heads, …), and attend with queries (rows, heads, head_dim).
+
+        A layer that reads another one's keeps none.
+        """
         spec, layer = self.spec.layers[index].attention, self.weights.layers[index]
-        cache.write(index, metadata.start, key, value)
+        if spec.kv_layer is None:
+            cache.write(index, metadata.start, key, value)
         length = metadata.start + query.shape[0] if metadata.mask is None else metadata.mask.shape[-1]
         attend = attend_rows if metadata.step else attend_prompt
-        keys, values = cache.read(index, length)
+        keys, values = cache.read(index if spec.kv_layer is None else spec.kv_layer, length)
         return attend(query, keys, values, metadata.mask, spec.score_scale, spec.cap, layer.sinks)
 
     def _latent_attention(
@@ -448,42 +487,3 @@ def _query_growth(attention: AttentionSpec, start: int, rows: int) -> torch.Tens
         return None
     steps = torch.arange(start, start + rows) // attention.growth_step
     return (1 + attention.growth * torch.log1p(steps.double())).float()[:, None, None]
-
-
-def _mlp(spec: LayerSpec, layer: Layer, x: torch.Tensor) -> torch.Tensor:
-    """Rows x (rows, hidden) through a layer's MLP, or its experts."""
-    run = partial(_up_down, spec.each_mlp)
-    assert layer.mlp is not None, "a layer without an MLP"
-    if isinstance(layer.mlp, ExpertLayer):
-        assert spec.experts is not None
-        return run_experts(spec.experts, layer.mlp, x, run)
-    if spec.each_mlp.activation == "xielu":
-        up, down = layer.mlp
-        return down(_xielu(up(x), *layer.xielu))
-    return run(x, *layer.mlp)
-
-
-def _xielu(
-    x: torch.Tensor, alpha_p: torch.Tensor, alpha_n: torch.Tensor, beta: torch.Tensor, eps: torch.Tensor
-) -> torch.Tensor:
-    """XIELU (Huang and Schlag 2024, arXiv:2411.13010) of x, in fp32."""
-    wide = x.float()
-    above = functional.softplus(alpha_p) * wide.square()
-    below = (beta + functional.softplus(alpha_n)) * (torch.expm1(torch.minimum(wide, eps)) - wide)
-    return (torch.where(wide > 0, above, below) + beta * wide).to(x.dtype)
-
-
-def _up_down(spec: MlpSpec, x: torch.Tensor, up: Linear, down: Linear) -> torch.Tensor:
-    h = up(x)
-    if spec.gated:
-        gate, h = h.chunk(2, -1)
-        return down(activate_gated(spec, gate, h))
-    return down(_ACTIVATIONS[spec.activation](h))
-
-
-def activate_gated(spec: MlpSpec, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """What a gated MLP makes of its gate and up."""
-    if spec.activation == "clamped_swiglu":
-        gate, up = gate.clamp(max=CLAMP), up.clamp(-CLAMP, CLAMP)
-        return gate * torch.sigmoid(SIGMOID_GAIN * gate) * (up + 1)
-    return _ACTIVATIONS[spec.activation](gate) * up

@@ -47,12 +47,20 @@ def _recurrents(spec: DecoderSpec) -> list[RecurrentSpec]:
 
 
 def table_bytes(spec: DecoderSpec, precision: str) -> int:
-    """Tables in the native core's image: of positions in fp32, of tokens where the head's matrix does not serve."""
+    """Tables in the native core's image: of positions in fp32, of tokens where the head's matrix does not serve, and
+    of per-layer embeddings.
+    """
     learned = spec.max_position_embeddings + spec.position_offset if spec.learned_positions else 0
     positions = learned * spec.hidden_size
+    wide = 4 if precision == "fp32" else 2
     shared = spec.tied_head and precision in ("fp32", "bf16")
     tokens = 0 if shared else spec.vocab_size * (spec.embedding_size or spec.hidden_size)
-    return positions * 4 + tokens * (4 if precision == "fp32" else 2)
+    return positions * 4 + tokens * wide + per_layer_table_bytes(spec, precision)
+
+
+def per_layer_table_bytes(spec: DecoderSpec, precision: str) -> int:
+    """Of the table of per-layer embeddings; 0 in most models."""
+    return spec.vocab_size * spec.num_hidden_layers * spec.per_layer_size * (4 if precision == "fp32" else 2)
 
 
 def linear_bytes(spec: DecoderSpec, precision: str) -> int:
@@ -60,7 +68,8 @@ def linear_bytes(spec: DecoderSpec, precision: str) -> int:
     hidden, embedding = spec.hidden_size, spec.embedding_size or spec.hidden_size
     layers = sum(layer.mixer_weights(hidden) + hidden * _mlp_columns(layer) for layer in spec.layers)
     outside = spec.vocab_size * embedding + (2 * hidden * embedding if spec.projected_embedding else 0)
-    return round((layers + outside) * LINEAR_BYTES[precision])
+    per_layer = 3 * spec.num_hidden_layers * spec.per_layer_size * hidden
+    return round((layers + outside + per_layer) * LINEAR_BYTES[precision])
 
 
 def idle_bytes(spec: DecoderSpec, precision: str) -> int:

@@ -10,7 +10,7 @@ import torch
 from ipex_assist.executors.experts import ExpertLayer, Mlp
 from ipex_assist.executors.kernels import Kernels, Linear, TorchKernels
 from ipex_assist.models import Source
-from ipex_assist.models.names import LATENT_INPUTS, VECTORS, XIELU
+from ipex_assist.models.names import EXPERT_NORMS, LATENT_INPUTS, VECTORS, XIELU
 from ipex_assist.models.spec import DecoderSpec, Experts, LayerSpec
 from ipex_assist.models.weights import check_numbers, check_shape, head_dim_of, part_of, resolve
 
@@ -26,6 +26,15 @@ class LatentLayer:
     values: list[Linear]  # of each head: (rows, rank) → (rows, value_dim)
     norm: torch.Tensor  # of the latent
     query_norm: torch.Tensor | None = None
+
+
+@dataclass
+class PerLayerLinears:
+    """What a layer makes of its own embedding of each token, after its MLP."""
+
+    gate: Linear  # (rows, hidden) → (rows, per_layer_size)
+    out: Linear  # and back
+    norm: Norm
 
 
 @dataclass
@@ -46,6 +55,13 @@ class Layer:
     # Of a recurrent mixer, whose linears are `qkv` and `o_proj`: vectors in fp32 by our names, "a_log.weight".
     recurrence: dict[str, torch.Tensor] = field(default_factory=dict)
     latent: LatentLayer | None = None
+    per_layer: PerLayerLinears | None = None
+    scalar: torch.Tensor | None = None  # (1,), of the residual stream after the layer
+
+    @property
+    def mlp_norms(self) -> dict[str, Norm]:
+        """Of experts with norms of their own (Experts.own_norms): these, and that before the MLP."""
+        return {**(self.mlp.norms if isinstance(self.mlp, ExpertLayer) else {}), "mlp_norm": self.mlp_norm}
 
 
 @dataclass
@@ -57,6 +73,7 @@ class HeadWeights:
     embed_norm: Norm
     hidden_norm: Norm
     input_norms: list[Norm]  # of all that is read together, or of each tap
+    clusters: Linear | None = None  # (rows, hidden) → (rows, clusters)
 
 
 @dataclass
@@ -72,6 +89,9 @@ class Weights:
     project_in: Linear | None = None
     project_out: Linear | None = None
     head: HeadWeights | None = None
+    per_layer_embed: torch.Tensor | None = None  # (vocab, layers · per_layer_size)
+    per_layer_in: Linear | None = None  # (rows, hidden) → (rows, layers · per_layer_size)
+    per_layer_norm: torch.Tensor | None = None  # (per_layer_size,)
 
 
 # The parts of the first linear of a recurrent mixer (RecurrentSpec.input_parts).
@@ -85,9 +105,9 @@ _FUSED = {
     "query": ("q_nope_proj", "q_rope_proj"),
 }
 _BY_HEAD = ("k_b", "v_b")  # each head has a linear of its own
-_FP32 = ("router", "shared_gate", "correction_bias")
-_TABLES = ("embed_tokens", "embed_positions")
-_VECTORS = ("sinks", "correction_bias")
+_FP32 = ("router", "shared_gate", "correction_bias", "expert_scales")
+_TABLES = ("embed_tokens", "embed_positions", "per_layer_embed")
+_VECTORS = ("sinks", "correction_bias", "expert_scales", "layer_scalar")
 
 
 def load_weights(
@@ -182,6 +202,9 @@ class _Packer:
             embed_positions=self.tensors.get("embed_positions.weight"),
             project_in=self.linears.get("project_in"),
             project_out=self.linears.get("project_out"),
+            per_layer_embed=self.tensors.get("per_layer_embed.weight"),
+            per_layer_in=self.linears.get("per_layer_in"),
+            per_layer_norm=self.tensors.get("per_layer_norm.weight"),
             head=self._head() if self.spec.head is not None else None,
         )
 
@@ -195,6 +218,7 @@ class _Packer:
             embed_norm=self._norm("head_embed_norm"),
             hidden_norm=self._norm("head_hidden_norm"),
             input_norms=[self._norm(name) for name in names],
+            clusters=self.linears.get("clusters"),
         )
 
     def _layer(self, prefix: str, spec: LayerSpec) -> Layer:
@@ -219,6 +243,15 @@ class _Packer:
                 if f"{prefix}{name}.{kind}" in self.tensors
             },
             latent=self._latent(prefix) if prefix + "query" in self.linears else None,
+            per_layer=self._per_layer(prefix) if self.spec.per_layer_size else None,
+            scalar=self.tensors.get(prefix + "layer_scalar.weight"),
+        )
+
+    def _per_layer(self, prefix: str) -> PerLayerLinears:
+        return PerLayerLinears(
+            gate=self.linears[prefix + "per_layer_gate"],
+            out=self.linears[prefix + "per_layer_out"],
+            norm=self._norm(prefix + "per_layer_out_norm"),
         )
 
     def _latent(self, prefix: str) -> LatentLayer:
@@ -245,6 +278,8 @@ class _Packer:
             shared=self._mlp(prefix + "shared.") if experts.shared_size else None,
             shared_gate=self.linears.get(prefix + "shared_gate"),
             correction_bias=self.tensors.get(prefix + "correction_bias.weight"),
+            scales=self.tensors.get(prefix + "expert_scales.weight"),
+            norms={name: self._norm(prefix + name) for name in EXPERT_NORMS} if experts.own_norms else {},
         )
 
     def _norm(self, name: str) -> Norm:

@@ -56,12 +56,14 @@ def rope(config: Config, default_theta: float = 10000.0, *, kind: str | None = N
     if any(isinstance(value, dict) for value in part.values.values()):
         raise NotComputed("rotary positions that differ by the kind of layer are not supported")
     share = part.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
-    if not partial and share != 1.0:
+    if rule == "proportional" and partial:
+        raise NotComputed("proportional rotary positions over a part of each head are not supported")
+    if not partial and share != 1.0 and rule != "proportional":
         raise NotComputed("rotary positions over a part of each head (partial_rotary_factor) are not supported")
     theta = part.number("rope_theta", config.number("rope_theta", default_theta))
-    scaling: dict[str, Any] = {}
+    scaling: dict[str, Any] = {"partial_rotary_factor": share, "factor": 1.0} if rule == "proportional" else {}
     for name in ROPE_RANGES:
-        if name != "rope_theta" and (value := part.optional_number(name)) is not None:
+        if name not in ("rope_theta", "partial_rotary_factor") and (value := part.optional_number(name)) is not None:
             scaling[name] = value
     if rule == "yarn":
         scaling["truncate"] = part.flag("truncate", True)

@@ -20,7 +20,7 @@ SIZES = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "
 
 
 def spec(config: Config) -> DecoderSpec:
-    """Layers that predict further tokens are not read."""
+    """Layers that predict further tokens: mtp.py."""
     refuse(config, scoring_func="sigmoid", topk_method="noaux_tc", moe_layer_freq=1)
     routed = deepseek_experts(
         config,

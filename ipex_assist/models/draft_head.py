@@ -43,7 +43,9 @@ class HeadSpec:
 
     input_norm: of h before fc: of all of it together, or of each tap's part. fed_back_normed: a head's own hidden state
     is that after its final norm. draft_vocab_size: rows of its lm_head, where they are fewer than the target's tokens;
-    the model's `target_tokens` then says which those are. shared_embedding, shared_head: the target's.
+    the model's `target_tokens` then says which those are. shared_embedding, shared_head: the target's. clusters: the
+    vocabulary is in so many parts of equal size, of which a row scores the `clusters_read` best, by a linear of
+    its own; `token_order` of the model has their tokens, part after part. All others have the least of these, - 1.
     """
 
     kind: HeadKind
@@ -57,6 +59,8 @@ class HeadSpec:
     shared_head: bool = True
     block_size: int = 0
     mask_token: int = 0
+    clusters: int = 0
+    clusters_read: int = 0
 
     @property
     def input_size(self) -> int:

@@ -9,7 +9,8 @@ from typing import Any
 from ipex_assist.models.common import refuse
 from ipex_assist.models.config import Config, NotComputed
 from ipex_assist.models.draft_head import HeadSpec, InputNorm, Taps
-from ipex_assist.models.head_common import DraftHead, layers_of, named_head, vocabulary
+from ipex_assist.models.head_common import DraftHead
+from ipex_assist.models.head_layers import layers_of, named_head, vocabulary
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import Source
 

@@ -14,7 +14,7 @@ from ipex_assist.models.weights import Source
 ARCHITECTURE = "Gemma2ForCausalLM"
 EXAMPLES = ("google/gemma-2-9b-it", "google/gemma-2-2b-it")
 NAMES = {"norm_eps": "rms_norm_eps"}
-_NORMS = {
+NORM_NAMES = {
     "attention_norm": "input_layernorm",
     "attention_out_norm": "post_attention_layernorm",
     "mlp_norm": "pre_feedforward_layernorm",
@@ -54,4 +54,4 @@ def shared(config: Config) -> dict[str, Any]:
 
 def weights(spec: DecoderSpec) -> dict[str, Source]:
     """Four norms a layer; their weights are counted from 1."""
-    return named(spec, norms=_NORMS, fields=PLUS_ONE)
+    return named(spec, norms=NORM_NAMES, fields=PLUS_ONE)

@@ -14,7 +14,7 @@ NAMES = {"norm_eps": "rms_norm_eps", "num_experts": "n_routed_experts"}
 
 
 def spec(config: Config) -> DecoderSpec:
-    """`attention_bias` puts a bias on query, key and value. Layers that predict further tokens are not read."""
+    """`attention_bias` puts a bias on query, key and value. Layers that predict further tokens: mtp.py."""
     head_dim = config.optional_integer("head_dim") or even_head_dim(config)
     experts = deepseek_experts(config, shared=config.integer("n_shared_experts", 1))
     return llama_like(

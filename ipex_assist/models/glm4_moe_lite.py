@@ -17,7 +17,7 @@ SIZES = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 192, "
 
 
 def spec(config: Config) -> DecoderSpec:
-    """Norms of the latents have an epsilon of their own. Layers that predict further tokens are not read."""
+    """Norms of the latents have an epsilon of their own. Layers that predict further tokens: mtp.py."""
     refuse(config, topk_method="noaux_tc", first_k_dense_replace=1)
     routed = deepseek_experts(
         config,

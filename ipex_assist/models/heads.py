@@ -8,6 +8,7 @@ from ipex_assist.models import find
 from ipex_assist.models.config import Config, NotComputed
 from ipex_assist.models.dflash import dflash_of, is_dflash
 from ipex_assist.models.eagle3 import eagle3_of, is_eagle3
+from ipex_assist.models.gemma4_assistant import gemma4_assistant_of, is_gemma4_assistant
 from ipex_assist.models.mtp import mtp_of
 
 if TYPE_CHECKING:
@@ -28,14 +29,18 @@ def own_head(architecture: str, config: Mapping[str, Any], names: Collection[str
 
 def is_head(config: Mapping[str, Any], names: Collection[str]) -> bool:
     """Whether a checkpoint with such a config and tensors of these names is a draft head, not a whole model."""
-    return "speculators_model_type" in config or is_dflash(config) or is_eagle3(config, names)
+    known = is_gemma4_assistant(config) or is_dflash(config) or is_eagle3(config, names)
+    return known or "speculators_model_type" in config
 
 
 def published_head(config: Mapping[str, Any], names: Collection[str], target: DecoderSpec) -> DraftHead:
     """The head that a checkpoint of its own holds, for this target. Raises NotComputed, and ConfigError."""
+    if is_gemma4_assistant(config):
+        return gemma4_assistant_of(Config(config), target)
     if is_dflash(config):
         return dflash_of(Config(config), names, target)
     if is_eagle3(config, names):
         return eagle3_of(Config(config), names, target)
     kind = config.get("speculators_model_type")
-    raise NotComputed(f"it is no draft head of a kind we run (EAGLE-3, DFlash){f', but {kind!r}' if kind else ''}")
+    known = "a kind we run (EAGLE-3, DFlash, Gemma 4's assistants)"
+    raise NotComputed(f"it is no draft head of {known}{f', but {kind!r}' if kind else ''}")

@@ -77,13 +77,13 @@ def mtp_of(architecture: Architecture, config: Mapping[str, Any], names: Collect
 def _layer(architecture: Architecture, config: Mapping[str, Any], target: DecoderSpec) -> LayerSpec:
     """The layer: of the target's the last that is attention, but for families that say or do otherwise."""
     if architecture.model_type == "nemotron_h":
+        kinds = dict.fromkeys(("layers_block_type", "layer_types"), config.get("mtp_layers_block_type"))
         pattern = Config(config).text("mtp_hybrid_override_pattern", "*E")
-        blocks = {"hybrid_override_pattern": pattern, "layers_block_type": config.get("mtp_layers_block_type")}
-        return architecture.spec({**config, **blocks}).layers[0]
+        return architecture.spec({**config, **kinds, "hybrid_override_pattern": pattern}).layers[0]
     if architecture.model_type == "ernie4_5_moe":  # dense
         return architecture.spec({**config, "num_hidden_layers": 1, "moe_layer_start_index": 1}).layers[0]
     if architecture.model_type == "exaone_moe":  # dense
-        kinds = Config(config).optional_texts("mtp_layer_types") or ["full_attention"]
-        changes = {"num_hidden_layers": 1, "layer_types": kinds[:1], "mlp_layer_types": ["dense"]}
+        each = Config(config).optional_texts("mtp_layer_types") or ["full_attention"]
+        changes = {"num_hidden_layers": 1, "layer_types": each[:1], "mlp_layer_types": ["dense"]}
         return architecture.spec({**config, **changes}).layers[0]
     return [layer for layer in target.layers if layer.recurrent is None][-1]

@@ -29,13 +29,19 @@ VECTORS = ("q_conv", "k_conv", "v_conv", "a_log", "dt_bias", "skip", "gated_norm
 # What latent attention makes of a layer's input, beside queries without a row of their own.
 LATENT_INPUTS = ("q_a_proj", "k_rope_proj", "kv_a_proj")
 
+# What a layer has for the embeddings of its own, what is outside of layers for those of all of them, and the norms and
+# factors of experts that have some of their own.
+PER_LAYER = ("per_layer_gate_proj", "per_layer_out_proj", "per_layer_out_norm")
+PER_LAYER_OUTSIDE = ("per_layer_embed", "per_layer_in_proj", "per_layer_norm")
+EXPERT_NORMS = ("router_norm", "experts_norm", "experts_out_norm", "shared_out_norm")
+
 _FIRST_NORMS = ("attention_norm", "mlp_norm")
 _LAST_NORMS = ("attention_out_norm", "mlp_out_norm")
 MLP = ("gate_proj", "up_proj", "down_proj")
 # Ours that are no linears or norms but tensors of their own: a checkpoint's names of them do not end in ".weight".
 # Those of XIELU are single numbers.
 XIELU = ("alpha_p", "alpha_n", "xielu_beta", "xielu_eps")
-_TENSORS = ("correction_bias", *XIELU)
+_TENSORS = ("correction_bias", "expert_scales", "layer_scalar", "router_norm", *XIELU)
 # Of shared experts where they are several, as wide as all of them together (DeepSeek's names).
 SHARED_EXPERTS = {leaf: f"mlp.shared_experts.{leaf}" for leaf in MLP}
 
@@ -120,11 +126,15 @@ def named(
             found = {"alternatives": others, **fields.get(leaf, {}), **more}
             sources[ours + part] = Source(name, **found)
 
+    absent = {"lm_head"} if spec.tied_head else set()
+    absent |= set() if spec.final_norm else {"final_norm"}
+    absent |= set() if spec.per_layer_size else set(PER_LAYER_OUTSIDE)
     for leaf, name in outside.items():
-        if not (leaf == "lm_head" and spec.tied_head) and not (leaf == "final_norm" and not spec.final_norm):
+        if leaf not in absent:
             add(leaf, name, leaf, leaf == "lm_head" and spec.head_bias)
     for number, layer in enumerate(spec.layers):
         absent, biased = _absent(layer), _biased(layer)
+        absent |= set() if spec.per_layer_size else set(PER_LAYER)
         ours, theirs = f"layers.{number}.", f"{layers}{number}."
         for leaf, name in {**norms, **linears}.items():
             if leaf not in absent:
@@ -151,6 +161,9 @@ def named(
 def _absent(layer: LayerSpec) -> set[str]:
     """Our names of what such a layer does not have."""
     absent = {"mlp_norm"} if layer.shared_norm else set()
+    absent |= set() if layer.scaled else {"layer_scalar"}
+    absent |= set() if layer.experts is not None and layer.experts.own_norms else set(EXPERT_NORMS)
+    absent |= set() if layer.experts is not None and layer.experts.expert_scales else {"expert_scales"}
     if layer.norm_place != "sandwich":
         absent |= set(_FIRST_NORMS if layer.norm_place == "post" else _LAST_NORMS)
     if layer.recurrent is not None:
@@ -161,6 +174,8 @@ def _absent(layer: LayerSpec) -> set[str]:
     else:
         absent |= set() if layer.attention.qk_norm else set(HEAD_NORMS)
         absent |= set() if layer.attention.output_gate else {"g_proj"}
+        absent |= {"k_proj", "v_proj", "k_norm"} if layer.attention.shares_kv else set()
+        absent |= {"v_proj"} if layer.attention.values_are_keys else set()
     if layer.mlp is None:
         return absent | {"mlp_norm", "mlp_out_norm", *MLP}
     if isinstance(layer.mlp, Experts):

@@ -18,5 +18,5 @@ NAMES = {"norm_eps": "rms_norm_eps"}
 
 
 def spec(config: Config) -> DecoderSpec:
-    """That of the text part. Layers that predict further tokens are not read."""
+    """That of the text part. Layers that predict further tokens: mtp.py."""
     return replace(qwen3_5_moe_text.spec(text_part(config)), model_type="qwen3_5_moe")

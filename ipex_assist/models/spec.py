@@ -21,6 +21,11 @@ and in whether they have experts. Families whose layers are alike say it once (l
   may be multiplied with the sigmoid of a gate (Qwen3-Next), before the output projection.
 - **The MLP** is plain or gated, with one of ACTIVATIONS, or gpt-oss's clamped_swiglu of gate and up together, or xIELU,
   which has learned numbers and no gate (Apertus); or a row passes through some of many such, the layer's `Experts`.
+- **Keys and values** may be another layer's: then the layer has queries alone (Gemma 4). Values may be what the key
+  projection gives, before the key's norm and rotation, and may pass a norm without a weight.
+- **Per-layer embeddings** (Gemma 3n and 4): a second table has a narrow row of each token for each layer. Beside a
+  projection of the embedding it says how much of each of as many features of the residual stream is added after the
+  layer's MLP.
 - **Latent attention** keeps one narrow row a token for all heads in the place of keys and values (`LatentSpec`).
 - **Multipliers** of the embedding, of what is added to the residual stream, of attention's scores and of logits.
 - **Biases** of query, key and value; output; MLP; head.
@@ -42,7 +47,7 @@ RecurrentKind = Literal["gated_delta", "mamba2", "short_conv"]
 HeadNorm = Literal["head", "each_head", "all_heads"]
 Activation = Literal["silu", "relu", "gelu", "gelu_tanh", "relu2", "xielu", "clamped_swiglu"]
 Scores = Literal["softmax", "sigmoid", "sparsemixer"]
-RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope"]
+RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional"]
 
 # Hugging Face's names of activations (transformers.activations.ACT2FN) and the functions that they name.
 ACTIVATIONS: dict[str, Activation] = {
@@ -59,6 +64,8 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 
 
+# Activations that are not functions of one number alone.
+NOT_ELEMENTWISE = ("xielu", "clamped_swiglu")
 # Of clamped_swiglu: gate · sigmoid(SIGMOID_GAIN · gate) · (up + 1), with gate up to CLAMP and up within ±CLAMP.
 CLAMP, SIGMOID_GAIN = 7.0, 1.702
 
@@ -75,6 +82,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "embedding_multiplier": (1e-6, 1e6),
     "logit_multiplier": (1e-6, 1e6),
     "logit_cap": (1e-3, 1e6),
+    "per_layer_size": (0, 1 << 14),
 }
 # The same of a layer's parts, whose own names are shorter.
 ATTENTION_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
@@ -129,6 +137,7 @@ ROPE_RANGES: dict[str, tuple[float, float]] = {
     "attention_factor": (1e-3, 1e3),
     "mscale": (0, 1e3),
     "mscale_all_dim": (0, 1e3),
+    "partial_rotary_factor": (0, 1),
 }
 ROPE_NEEDS: dict[RopeKind, tuple[str, ...]] = {
     "default": (),
@@ -137,6 +146,7 @@ ROPE_NEEDS: dict[RopeKind, tuple[str, ...]] = {
     "yarn": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "longrope": ("short_factor", "long_factor", "factor", "original_max_position_embeddings"),
+    "proportional": ("partial_rotary_factor", "factor"),
 }
 
 
@@ -226,6 +236,11 @@ class AttentionSpec:
     cap: float | None = None  # scores x become cap · tanh(x / cap)
     growth: float = 0.0  # queries at position p are multiplied with 1 + growth · log(1 + ⌊p / growth_step⌋)
     growth_step: int | None = None
+    # The earlier layer, or layer of a draft head's target (HeadSpec "shared_kv"), whose keys and values it reads; None:
+    # it has its own.
+    kv_layer: int | None = None
+    values_are_keys: bool = False  # values are what the key projection gives, before its norm and rotation
+    value_norm: bool = False  # each head's value passes an RMS norm without a weight
     # Keys and queries are then of one KV head, head_dim and rotary_dim those of the latent and its rotary key.
     latent: LatentSpec | None = None
 
@@ -234,6 +249,9 @@ class AttentionSpec:
         if self.latent is not None:
             assert (self.kv_heads, self.head_dim, self.rotary_dim) == (1, self.latent.head_dim, self.latent.rope_dim)
             assert not any((self.sinks, self.output_gate, self.qk_norm, self.alibi_slopes)), "beside latents"
+            assert not any((self.shares_kv, self.values_are_keys, self.value_norm)), "beside latents"
+        assert not self.shares_kv or not any((self.values_are_keys, self.value_norm)), "values of another layer"
+        assert not self.values_are_keys or self.qk_norm != "all_heads", "values before a norm of all keys"
         if self.heads % self.kv_heads:
             raise ConfigError("num_key_value_heads", self.kv_heads, f"a divisor of the {self.heads} heads")
         if self.rotary_size > self.head_dim:
@@ -253,6 +271,11 @@ class AttentionSpec:
     def score_scale(self) -> float:
         """The factor that query · key is multiplied with."""
         return self.head_dim**-0.5 if self.scale is None else self.scale
+
+    @property
+    def shares_kv(self) -> bool:
+        """Whether its keys and values are another layer's."""
+        return self.kv_layer is not None
 
     @property
     def value_width(self) -> int:
@@ -284,7 +307,8 @@ class AttentionSpec:
         """Columns of the projections of query, key, value and output gate; or of the query's row and the latent."""
         if self.latent is not None:
             return (self.latent.query_rank or 0) + self.latent.head_dim
-        return (2 if self.output_gate else 1) * self.query_size + 2 * self.key_value_size
+        parts = 0 if self.shares_kv else 1 if self.values_are_keys else 2
+        return (2 if self.output_gate else 1) * self.query_size + parts * self.key_value_size
 
 
 @dataclass(frozen=True)
@@ -412,10 +436,13 @@ class Experts:
       as good as its best expert, or as the sum of its best two (`best_of_group`).
     - "sparsemixer" (Phi-3.5-MoE, arXiv:2409.12136): the two largest logits, each weighted by a softmax over those
       logits that are near it, as `jitter` says; for the second without the first.
+    - `expert_scales`: weights are then multiplied with a learned number of their expert.
 
     Shared experts are every row's: one of `shared_size` columns, as wide as all of them together, weighted by 1, or by
-    a sigmoid of its own logit. Raises ConfigError for a value out of EXPERT_RANGES, and for values that cannot go
-    together.
+    a sigmoid of its own logit. `own_norms` (Gemma 4, whose shared expert is its dense MLP): router, experts and shared
+    expert read the residual stream through a norm each, and what experts and shared expert give passes a norm each
+    before it is added; the layer's norm before its MLP is the shared expert's, that after it the sum's. Raises
+    ConfigError for a value out of EXPERT_RANGES, and for values that cannot go together.
     """
 
     count: int
@@ -437,12 +464,15 @@ class Experts:
     added_to_sum: float = 0.0  # that scores are divided by
     least_sum: float = 0.0  # which is this at least
     jitter: float = 0.0
+    expert_scales: bool = False
+    own_norms: bool = False
 
     def __post_init__(self) -> None:
         _check_ranges(self, EXPERT_RANGES)
         _check_kind("activation", self.activation, Activation)
         if self.per_token > self.count:
             raise ConfigError("num_experts_per_tok", self.per_token, f"{self.count} at most, the number of experts")
+        assert not self.own_norms or (self.shared_size and not self.shared_gate), "norms of a shared expert"
         if self.scores == "sparsemixer" and self.per_token != 2:
             raise ConfigError("num_experts_per_tok", self.per_token, "2, as many as sparsemixer chooses")
         self._check_groups()
@@ -476,12 +506,14 @@ class LayerSpec:
     parallel: bool = False  # attention and MLP read the same rows, and are added to them together
     shared_norm: bool = False  # of these, by one norm
     residual_multiplier: float = 1.0  # of what attention and MLP add
+    scaled: bool = False  # the residual stream is multiplied with a learned number after the layer
 
     def __post_init__(self) -> None:
         _check_ranges(self, LAYER_RANGES)
         _check_kind("norm_place", self.norm_place, NormPlace)
         if self.experts is not None and self.parallel:
             raise ConfigError("num_experts", self.experts.count, "none in a layer whose MLP is parallel to attention")
+        assert self.norm_place == "sandwich" or self.experts is None or not self.experts.own_norms, "norms of experts"
         if self.mlp is None and self.parallel:
             raise ConfigError("parallel", True, "false in a layer without an MLP")
 
@@ -562,6 +594,7 @@ class DecoderSpec:
     logit_multiplier: float = 1.0  # folded into the final norm: by models/, where that is mapped
     tied_head: bool = False
     embedding_size: int | None = None  # where the token embedding is narrower or wider than hidden_size (OPT-350m)
+    per_layer_size: int = 0  # values of a token for each layer in the table of per-layer embeddings; 0: there is none
     head: HeadSpec | None = None  # of a draft head: it reads hidden states of its target beside tokens
 
     def __post_init__(self) -> None:
@@ -571,6 +604,22 @@ class DecoderSpec:
         _check_kind("norm", self.norm, Norm)
         for attention in self.attentions:
             self._check_rotary(attention)
+        for number, layer in enumerate(self.layers if self.head is None else ()):
+            if isinstance(layer.mixer, AttentionSpec) and layer.mixer.kv_layer is not None:
+                self._check_kv_layer(number, layer.mixer, layer.mixer.kv_layer)
+        if self.per_layer_size and any(layer.mlp is None or layer.parallel for layer in self.layers):
+            raise ConfigError("per_layer_size", self.per_layer_size, "0 where a layer does not end with an MLP")
+        if self.per_layer_size and any(layer.each_mlp.activation in NOT_ELEMENTWISE for layer in self.layers):
+            raise ConfigError("per_layer_size", self.per_layer_size, f"0 with {' and '.join(NOT_ELEMENTWISE)}")
+
+    def _check_kv_layer(self, number: int, attention: AttentionSpec, kv_layer: int) -> None:
+        found = self.layers[kv_layer].mixer if 0 <= kv_layer < number else None
+        if not isinstance(found, AttentionSpec) or found.shares_kv or found.latent is not None:
+            raise ConfigError("kv_layer", kv_layer, f"a layer before {number} with keys and values of its own")
+        if (found.kv_heads, found.head_dim) != (attention.kv_heads, attention.head_dim):
+            raise ConfigError(
+                "kv_layer", kv_layer, f"a layer with {attention.kv_heads} KV heads of {attention.head_dim}, as {number}"
+            )
 
     def _check_rotary(self, attention: AttentionSpec) -> None:
         size, name = attention.rotary_size, "head_dim" if attention.rotary_dim is None else "rotary_dim"
@@ -665,9 +714,12 @@ class DecoderSpec:
         return self.context_length
 
     def kv_bytes_per_token(self, element_size: int, scale_size: int = 0) -> int:
-        """Bytes of keys and values that one token adds to the cache, with a scale for each head's key and value."""
+        """Bytes of keys and values that one token adds to the cache, with a scale for each head's key and value.
+
+        Layers that read those of another one add none.
+        """
         attentions = (each.mixer for each in self.layers if isinstance(each.mixer, AttentionSpec))
-        heads = ((each.kv_heads, each.head_dim + each.value_width) for each in attentions)
+        heads = ((each.kv_heads, each.head_dim + each.value_width) for each in attentions if not each.shares_kv)
         return sum(count * (width * element_size + 2 * scale_size) for count, width in heads)
 
 

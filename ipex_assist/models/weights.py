@@ -87,7 +87,10 @@ def check_shape(spec: DecoderSpec, name: str, shape: tuple[int, ...]) -> None:
 
 
 # Norms of whole rows, by our names.
-NORMS = ("final_norm", "embed_norm", "attention_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm")
+NORMS = (
+    *("final_norm", "embed_norm", "attention_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm"),
+    *("per_layer_out_norm", "router_norm", "experts_norm", "experts_out_norm", "shared_out_norm"),
+)
 
 
 def layer_of(spec: DecoderSpec, name: str) -> LayerSpec | None:
@@ -111,7 +114,7 @@ def weight_shape(spec: DecoderSpec, name: str) -> tuple[int, ...]:
     if layer is None:
         shape = {**_outer_shapes(spec), **_head_shapes(spec)}[leaf]
     else:
-        shape = _layer_shapes(spec.hidden_size, layer, place)[leaf]
+        shape = _layer_shapes(spec, layer, place)[leaf]
         if leaf in ("q_proj", "k_proj", "v_proj") and reads_both(spec, name):
             shape = shape[0], 2 * spec.hidden_size
     if layer is not None and name.endswith("_conv.bias"):
@@ -129,6 +132,9 @@ def _outer_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
         "project_in": (hidden, embedding),
         "project_out": (embedding, hidden),
         "lm_head": (spec.vocab_size, embedding),
+        "per_layer_embed": (spec.vocab_size, spec.num_hidden_layers * spec.per_layer_size),
+        "per_layer_in_proj": (spec.num_hidden_layers * spec.per_layer_size, hidden),
+        "per_layer_norm": (spec.per_layer_size,),
         **dict.fromkeys(NORMS, (hidden,)),
     }
 
@@ -149,6 +155,7 @@ def _head_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
         "fc": (hidden, hidden + read if head.kind == "mtp" else read),
         "fc_in": (hidden, 2 * head.target_hidden_size),
         "fc_out": (head.target_hidden_size, hidden),
+        "clusters": (head.clusters, hidden),
         "head_embed_norm": (hidden,),
         "head_hidden_norm": (read if head.kind == "mtp" else hidden,),
         "input_norm": (read,),
@@ -156,9 +163,9 @@ def _head_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _layer_shapes(hidden: int, layer: LayerSpec, place: str) -> dict[str, tuple[int, ...]]:
+def _layer_shapes(spec: DecoderSpec, layer: LayerSpec, place: str) -> dict[str, tuple[int, ...]]:
     """place: the last name before the weight's own, "shared" of a shared expert."""
-    experts = layer.experts
+    hidden, experts = spec.hidden_size, layer.experts
     inner = experts.shared_size if experts is not None and place == "shared" else layer.inner_size
     return {
         **dict.fromkeys(NORMS, (hidden,)),
@@ -166,7 +173,10 @@ def _layer_shapes(hidden: int, layer: LayerSpec, place: str) -> dict[str, tuple[
         "gate_proj": (inner, hidden),
         "up_proj": (inner, hidden),
         "down_proj": (hidden, inner),
-        "correction_bias": (experts.count if experts else 0,),
+        **dict.fromkeys(("correction_bias", "expert_scales"), (experts.count if experts else 0,)),
+        "layer_scalar": (1,),
+        "per_layer_gate_proj": (spec.per_layer_size, hidden),
+        "per_layer_out_proj": (hidden, spec.per_layer_size),
         "router": (experts.count if experts else 0, hidden),
         **dict.fromkeys(("alpha_p", "alpha_n", "xielu_beta", "xielu_eps"), (1,)),
         "shared_gate": (1, hidden),

@@ -68,7 +68,7 @@ def workspace_bytes(spec: DecoderSpec, threads: int, wanted: int, context: int, 
 
     wanted: rows of a pass whose logits are wanted; what a sampler makes of them counts as much again.
     """
-    width = max(spec.hidden_size, spec.embedding_size or 0) + 16
+    width = max(spec.hidden_size, spec.embedding_size or 0, spec.per_layer_size) + 16
     copied = _node_floats(spec, width) + max(_slot_input_floats(layer, width) for layer in spec.layers)
     return int(
         4
@@ -78,7 +78,7 @@ def workspace_bytes(spec: DecoderSpec, threads: int, wanted: int, context: int, 
             + (copied if nodes == 1 else nodes * (copied + _HUGE_PAGE_FLOATS))
             + threads * _thread_floats(spec, width)
             + max((_partial_floats(each, context) for each in spec.attentions), default=0)
-            + 2 * wanted * (spec.vocab_size + 16)
+            + 2 * wanted * (spec.lm_head_rows + 16)
             + 2 * spec.rotary_width * max(context, _ROTATION_ROWS)
         )
     )
@@ -86,9 +86,14 @@ def workspace_bytes(spec: DecoderSpec, threads: int, wanted: int, context: int, 
 
 def _depth(spec: DecoderSpec, width: int) -> int:
     """Columns of the widest rows that a linear reads."""
-    inner = max(max(layer.inner_size, layer.mixer_out_size) for layer in spec.layers)
+    inner = max(max(layer.inner_size, layer.mixer_out_size, spec.per_layer_size) for layer in spec.layers)
     rows = max((each.latent.query_rank or 0 for each in spec.attentions if each.latent is not None), default=0)
-    return max(width, inner, rows) + 64
+    return max(width, inner, rows, _entering(spec)) + 64
+
+
+def _entering(spec: DecoderSpec) -> int:
+    """Columns of what enters a draft head: hidden states of its target, or one beside an embedding."""
+    return 0 if spec.head is None else max(spec.head.input_size, 2 * spec.hidden_size)
 
 
 def _row_floats(spec: DecoderSpec, width: int) -> float:
@@ -96,9 +101,12 @@ def _row_floats(spec: DecoderSpec, width: int) -> float:
     latents = [each for each in spec.attentions if each.latent is not None]
     attended = max([layer.mixer_out_size for layer in spec.layers] + [a.heads * a.value_width for a in latents]) + 16
     qkv = max([layer.mixer_in_size for layer in spec.layers] + [a.query_size + a.qkv_size for a in latents]) + 96
-    inner = max(layer.inner_size for layer in spec.layers) + 16
+    inner = max(max(layer.inner_size, spec.per_layer_size) for layer in spec.layers) + 16
+    per_layer = spec.num_hidden_layers * spec.per_layer_size + 16
     heads = max((a.heads * _head_columns(a.latent) + 16 for a in latents if a.latent is not None), default=0)
-    return PASS_ROWS * (width + qkv + attended + heads + inner) + _scan_floats(spec)
+    given = _entering(spec) + (width if spec.head is not None else 0)  # a copy of hidden states, and those fed back
+    rows = width + qkv + attended + heads + inner + per_layer + given
+    return PASS_ROWS * rows + _scan_floats(spec)
 
 
 def _head_columns(latent: LatentSpec) -> int:
@@ -116,7 +124,7 @@ def _scan_floats(spec: DecoderSpec) -> int:
 
 def _node_floats(spec: DecoderSpec, width: int) -> float:
     """Of rows that all threads read: the inputs of linears, and what is added to the residual stream."""
-    inner = max(layer.inner_size for layer in spec.layers) + 16
+    inner = max(max(layer.inner_size, spec.per_layer_size) for layer in spec.layers) + 16
     return PASS_ROWS * (width + 1.1 * _depth(spec, width)) + 1.1 * _PADDED_ROWS * (inner + 128)
 
 
@@ -130,7 +138,7 @@ def _thread_floats(spec: DecoderSpec, width: int) -> float:
     latents = [each.latent for each in spec.attentions if each.latent is not None]
     attention += max((1.1 * PASS_ROWS * (max(each.nope_dim, each.rank) + 128) for each in latents), default=0)
     attention += max((16 * (each.key_dim + 16) for each in spec.recurrents), default=0)
-    return 2 * width + _depth(spec, width) + PASS_ROWS * _UP_COLUMNS + attention + own
+    return 2 * width + _depth(spec, width) + _entering(spec) + PASS_ROWS * _UP_COLUMNS + attention + own
 
 
 def _partial_floats(attention: AttentionSpec, context: int) -> int:

@@ -33,10 +33,20 @@ SLOTS = {
             "input_norm",
             "head_embed_norm",
             "head_hidden_norm",
+            "per_layer_embed",
+            "per_layer_in_proj",
+            "per_layer_norm",
             "attention_norm",
             "attention_out_norm",
             "mlp_norm",
             "mlp_out_norm",
+            "per_layer_out_norm",
+            "router_norm",
+            "experts_norm",
+            "experts_out_norm",
+            "shared_out_norm",
+            "layer_scalar",
+            "expert_scales",
             "q_norm",
             "k_norm",
             "q_a_norm",
@@ -78,19 +88,21 @@ SLOTS = {
             "down_proj",
             "router",
             "shared_gate",
+            "per_layer_gate_proj",
+            "per_layer_out_proj",
         )
     )
 }
 
 _ATTENTION_INTEGERS = (
     "heads kv_heads head_dim window rotary_dim rope_column paired_dim qk_norm norm_after_rope qkv_bias output_bias "
-    "sinks output_gate growth_step"
+    "sinks output_gate growth_step shares_kv kv_layer values_are_keys value_norm"
 )
 _LATENT_INTEGERS = "rank rope_dim nope_dim value_dim query_rank"
 _RECURRENT_INTEGERS = "kind heads key_heads key_dim value_dim conv_kernel conv_bias input_bias output_bias norm_groups"
 _MLP_INTEGERS = (
     "intermediate_size activation gated bias precision experts experts_per_token experts_normalised router_bias "
-    "shared_size shared_gate scores correction_bias groups groups_per_token best_of_group"
+    "shared_size shared_gate scores correction_bias groups groups_per_token best_of_group expert_scales own_norms"
 )
 _MLP_FLOATS = "scaling added_to_sum least_sum jitter"
 _HEAD_INTEGERS = (
@@ -98,7 +110,8 @@ _HEAD_INTEGERS = (
 )
 _MODEL_INTEGERS = (
     "precision outer_precision group ordered layers vocab_size hidden_size embedding_size projected_embedding "
-    "tied_head positions position_offset rope_width rms_norm norm_weight norm_bias final_norm embedding_norm head_bias"
+    "tied_head positions position_offset rope_width rms_norm norm_weight norm_bias final_norm embedding_norm head_bias "
+    "per_layer_size"
 )
 
 
@@ -152,6 +165,7 @@ class CLayerSpec(ctypes.Structure):
         ("norm_place", ctypes.c_int32),
         ("parallel", ctypes.c_int32),
         ("shared_norm", ctypes.c_int32),
+        ("scaled", ctypes.c_int32),
         ("residual_multiplier", ctypes.c_float),
     ]
 
@@ -309,6 +323,7 @@ def model_spec(
         final_norm=spec.final_norm,
         embedding_norm=spec.embedding_norm,
         head_bias=spec.head_bias,
+        per_layer_size=spec.per_layer_size,
         norm_eps=spec.norm_eps,
         embedding_multiplier=spec.embedding_multiplier,
         logit_cap=spec.logit_cap or 0.0,
@@ -352,6 +367,7 @@ def _layer_spec(spec: DecoderSpec, layer: LayerSpec, precision: str) -> CLayerSp
         norm_place=NORM_PLACES[layer.norm_place],
         parallel=layer.parallel,
         shared_norm=layer.shared_norm,
+        scaled=layer.scaled,
         residual_multiplier=layer.residual_multiplier,
     )
 
@@ -373,6 +389,10 @@ def _attention_spec(spec: DecoderSpec, attention: AttentionSpec) -> CAttentionSp
         sinks=attention.sinks,
         output_gate=attention.output_gate,
         growth_step=attention.growth_step or 1,
+        shares_kv=attention.shares_kv,
+        kv_layer=attention.kv_layer or 0,
+        values_are_keys=attention.values_are_keys,
+        value_norm=attention.value_norm,
         scale=attention.score_scale,
         cap=attention.cap or 0.0,
         growth=attention.growth,
@@ -422,6 +442,7 @@ def _mlp_spec(layer: LayerSpec, precision: str) -> CMlpSpec:
         made.scores, made.correction_bias = SCORES[experts.scores], experts.correction_bias
         made.groups, made.groups_per_token = experts.groups, experts.groups_per_token
         made.best_of_group, made.scaling = experts.best_of_group, experts.scaling
+        made.expert_scales, made.own_norms = experts.expert_scales, experts.own_norms
         made.added_to_sum, made.least_sum, made.jitter = experts.added_to_sum, experts.least_sum, experts.jitter
     return made
 

@@ -79,6 +79,7 @@ class AdaptiveSchedule:
     _allowed: set[bool] = field(default_factory=set)
     _part_acceptance: Acceptance | None = None
     _chosen: dict[tuple[int, ...], DraftChoice] = field(default_factory=dict)
+    _worthwhile: tuple[tuple[int, int, int, bool], bool] | None = None
     _now: RoundState = field(default_factory=lambda: RoundState(0, 0, 0))
     _plan: DraftPlan = field(default_factory=lambda: DraftPlan(0))
 
@@ -189,10 +190,18 @@ class AdaptiveSchedule:
         return self._live.costs.verifying(1)
 
     def _is_worthwhile(self) -> bool:
-        """Whether first tokens, by observed counts alone, are accepted often enough to make drafting worthwhile."""
-        known, costs = self._known(CONTEXTS[-1] if self.skipped else None), self._costs
-        cost = costs.drafting(1) + costs.verifying(2) - costs.verifying(1)
-        return known.first.seen >= TRUSTED_TOKENS / 2 and known.first_rate * costs.verifying(1) > 1.2 * cost
+        """Whether first tokens, by observed counts alone, are accepted often enough to make drafting worthwhile.
+
+        A plan asks several times, and counts and costs change with rounds only.
+        """
+        known = self._known(CONTEXTS[-1] if self.skipped else None)
+        key = id(known), self.drafts, self.budget.tokens, self._now.unread > 0
+        if self._worthwhile is None or self._worthwhile[0] != key:
+            costs = self._costs
+            cost = costs.drafting(1) + costs.verifying(2) - costs.verifying(1)
+            often = known.first.seen >= TRUSTED_TOKENS / 2 and known.first_rate * costs.verifying(1) > 1.2 * cost
+            self._worthwhile = key, often
+        return self._worthwhile[1]
 
     def _gain(self, choice: DraftChoice) -> float:
         """Return the expected speed relative to plain decoding."""

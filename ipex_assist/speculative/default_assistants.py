@@ -26,6 +26,7 @@ class DefaultAssistant:
     vocab_sizes: tuple[int, ...]
     hidden_size: int
     num_hidden_layers: int
+    least_hidden_size: int = 0  # of targets: what narrower ones compute for a token is less than twice the assistant's
 
 
 # architectures[0] -> assistants. The first three are the defaults Intel Extension for Transformers had (its TinyLlama
@@ -63,6 +64,8 @@ DEFAULT_ASSISTANTS: dict[str, tuple[DefaultAssistant, ...]] = {
     "Exaone4ForCausalLM": (DefaultAssistant("LGAI-EXAONE/EXAONE-4.0-1.2B", (102400,), 2048, 30),),
     "Qwen3_5ForConditionalGeneration": (DefaultAssistant("Qwen/Qwen3.5-0.8B", (248320,), 1024, 24),),
     "Qwen3_5MoeForConditionalGeneration": (DefaultAssistant("Qwen/Qwen3.5-0.8B", (248320,), 1024, 24),),
+    # The 31B. E4B and the 26B-A4B compute about as much for a token as twice the E2B.
+    "Gemma4ForConditionalGeneration": (DefaultAssistant("google/gemma-4-E2B-it", (262144,), 1536, 35, 4096),),
     "Starcoder2ForCausalLM": (DefaultAssistant("bigcode/starcoder2-3b", (49152,), 3072, 30),),
     "Cohere2ForCausalLM": (DefaultAssistant("CohereLabs/c4ai-command-r7b-12-2024", (256000,), 4096, 32),),
 }
@@ -103,9 +106,7 @@ def default_assistant(config: Mapping[str, Any], source: str = "") -> str | None
     """
     config = _text_part(config)
     for assistant in DEFAULT_ASSISTANTS.get(architecture_of(config), ()):
-        if config.get("vocab_size") in assistant.vocab_sizes and _size(config) * LARGEST_SHARE >= _size(
-            vars(assistant)
-        ):
+        if config.get("vocab_size") in assistant.vocab_sizes and _large_enough(config, assistant):
             if assistant.id == "Qwen/Qwen2.5-0.5B-Instruct" and "coder" in source.lower():
                 return "Qwen/Qwen2.5-Coder-0.5B-Instruct"
             return assistant.id
@@ -129,6 +130,12 @@ def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """A config with the fields of its text model as its own, where it takes images, too."""
     text = config.get("text_config")
     return {**config, **text} if isinstance(text, dict) else config
+
+
+def _large_enough(config: Mapping[str, Any], assistant: DefaultAssistant) -> bool:
+    width = config.get("hidden_size") or config.get("n_embd")
+    wide = isinstance(width, int) and width >= assistant.least_hidden_size
+    return wide and _size(config) * LARGEST_SHARE >= _size(vars(assistant))
 
 
 def _size(config: Mapping[str, Any]) -> int:

@@ -16,6 +16,7 @@ from ipex_assist.speculative.hidden_window import HiddenStates
 READ_ROWS = (1, 2, 4, 8, 16)  # of passes by which a head catches up …
 READ_TOKENS = 64  # … and of one by which it reads a prompt
 TURNS = 5  # of each size; the fastest counts
+COLD_TURNS = 3  # of a step between passes of the target, as drafts are made
 DRAFTED = 4  # tokens by which a step is timed
 BLOCKS = (1, 2, 4, 8)  # requests that share a block's pass
 BEFORE = 8  # tokens before the timed ones
@@ -32,10 +33,9 @@ class HeadTimer:
         self.spec: HeadSpec = head.spec.head
         self._vocabulary = None if self.spec.draft_vocab_size else vocabulary
         self._capacity = BEFORE + READ_TOKENS + 2 * max(DRAFTED, self.spec.block_size)
-        self._shared: interface.Sequence | None = None
-        if self.spec.kind == "shared_kv":
-            self._shared = target.new_sequence(BEFORE + 1)
-            target.extend(self._shared, [3] * BEFORE)
+        self._target, self._read = target, target.new_sequence(BEFORE + COLD_TURNS)
+        target.extend(self._read, [3] * BEFORE)
+        self._shared = self._read if self.spec.kind == "shared_kv" else None
         self._sequences = [self._begun()]
 
     def _begun(self) -> interface.Sequence:
@@ -74,6 +74,11 @@ class HeadTimer:
         head = self._head
         return self._timed(lambda: head.draft_many(inputs, self._vocabulary), sequences)
 
+    def cold_step(self) -> float:
+        """`step` after a pass of the target, whose weights take the place of the head's in the caches."""
+        self._target.extend(self._read, [3])
+        return self.step()
+
     def step(self) -> float:
         """Return the mean seconds of a few drafted tokens, or those of one block."""
         count = self.spec.block_size - 1 if self.spec.block_size else DRAFTED
@@ -94,13 +99,16 @@ def calibrate_head(
     if isinstance(head, FewerThreads):
         most = 1 if spec.kind == "shared_kv" else max(READ_ROWS)
         threads = choose_threads(head, timer.step, timer.reading, most)
-    step = 0.0 if spec.block_size else min(timer.step() for _ in range(turns))
+    warm = min(timer.step() for _ in range(turns))
+    cold = max(1.0, min(timer.cold_step() for _ in range(COLD_TURNS)) / max(warm, 1e-9))
+    step = 0.0 if spec.block_size else warm * cold
     if spec.kind == "shared_kv":  # a draft needs one hidden state, however many tokens came
         return Costs(verify.verify, step, (step,) * max(READ_ROWS), 0.0, verify.experts, threads)
     block = _fastest(
         lambda requests: timer.draft(spec.block_size - 1, requests), BLOCKS if spec.block_size else (), turns
     )
-    rows = _fastest(timer.reading, READ_ROWS, turns)
+    block = tuple(seconds * cold for seconds in block)
+    rows = tuple(seconds * cold for seconds in _fastest(timer.reading, READ_ROWS, turns))
     read = min(rows[-1] / len(rows), min(timer.reading(READ_TOKENS) for _ in range(turns)) / READ_TOKENS)
     return Costs(verify.verify, step, rows, read, verify.experts, threads, block).plausible()
 

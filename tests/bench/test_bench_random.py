@@ -93,7 +93,8 @@ def test_shapes_are_those_of_transformers(source: str) -> None:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(config["model_type"], **fields))
     theirs = {}
-    biases = [(name, bias) for name, bias in model.named_buffers() if "correction_bias" in name]
+    stored_ones = ("correction_bias", "layer_scalar")
+    biases = [(name, bias) for name, bias in model.named_buffers() if any(one in name for one in stored_ones)]
     for name, parameter in [*model.named_parameters(), *biases]:
         theirs |= stored(name, tuple(parameter.shape))
     if model.config.tie_word_embeddings:

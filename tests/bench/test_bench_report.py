@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import subprocess
@@ -246,3 +247,18 @@ def test_plots_are_drawn(tmp_path: Path, task: str, suffix: str) -> None:
     content = path.read_bytes()
     assert content.startswith(b"\x89PNG" if suffix == "png" else b"<?xml")
     assert len(content) > 5000
+
+
+def test_a_draft_head_and_acceptance_by_position() -> None:
+    """The header names the kind, where the assistant's name does not; positions are summed over samples."""
+    members = rows(Contender(4))
+    members[1].samples = [
+        dataclasses.replace(SAMPLES[0], drafted_by_position=[4, 2], accepted_by_position=[3, 1]),
+        dataclasses.replace(SAMPLES[1], drafted_by_position=[6], accepted_by_position=[3]),
+    ]
+    made = report(*members)
+    made.draft_head = "dflash"
+    text = render(made, "markdown")
+    assert ", assistant a (dflash head), native." in text
+    assert "Accepted by position: 1: 60%, 2: 50%" in text
+    assert json.loads(render(made, "json"))["draft_head"] == "dflash"

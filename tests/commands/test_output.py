@@ -117,6 +117,20 @@ def test_full_statistics_of_an_assisted_run() -> None:
     ]
 
 
+def test_a_draft_head_in_the_statistics() -> None:
+    """Its kind, what a drafted token took, and the share of drafts that were right at each position."""
+    draft = DraftResult(4, 8, 6, 0.75, 2.5, [1, 0, 0, 2], 3, [3, 3, 2], [2, 2, 2])
+    times = Times(assistant=AssistantTimes(token_s=0.0025))
+    found = statistics_text(
+        result(assisted=True, draft=draft, times=times, draft_head="mtp", assistant_precision="bf16")
+    ).splitlines()
+    at = found.index("histogram = 0: 1, 3: 2 (accepted tokens: rounds)")
+    assert found[at + 1 : at + 3] == [
+        "positions = 1: 67%, 2: 67%, 3: 100% (of drafts that long, accepted)",
+        "head      = mtp in bf16, 2.50 ms per drafted token",
+    ]
+
+
 def test_full_statistics_of_other_runs() -> None:
     """A plain run has no draft, one of transformers no parts, one that ended in its prompt nothing."""
     plain = statistics_text(result(times=Times(20.0, 0.0, 0.4, 0.1, 24.0)))

@@ -32,6 +32,7 @@ VARIANTS = [
         "apertus", "arcee", "exaone-moe", "hunyuan", "hunyuan-moe", "ministral3", "olmo-hybrid", "phimoe"
     ),
     *tiny_models.known("deepseek-v2-direct", "deepseek-v3", "glm4-moe-lite"),
+    *tiny_models.known("gemma4", "gemma4-one-kind", "gemma4-moe", "gemma4-everything"),
 ]
 LARGEST_ERROR = {"fp32": 1e-5, "bf16": 0.05, "int8": 0.1, "int4": 0.7}
 PROMPT = tokens(30, 1)

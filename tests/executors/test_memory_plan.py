@@ -29,6 +29,7 @@ from ipex_assist.quantization.precision import DRAFT_INT4_GROUP
 
 pytestmark = pytest.mark.one_stack
 
+PER_LAYER = tiny_models.known("gemma4-everything")
 RECURRENT = tiny_models.known("lfm2-moe", "granite-hybrid", "nemotron-h-moe", "mamba2")
 
 native = pytest.mark.skipif(not HAS_NATIVE, reason="the native core says what it takes")
@@ -55,6 +56,12 @@ LATENT = WIDE | {
     **{"kv_lora_rank": 128, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128},
 }
 
+EMBEDDED = WIDE | {
+    **{"architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "num_kv_shared_layers": 4},
+    **{"vocab_size": 4000, "hidden_size_per_layer_input": 384, "vocab_size_per_layer_input": 4000},
+    **{"layer_types": ["sliding_attention", "full_attention"] * 4, "global_head_dim": 256, "sliding_window": 512},
+}
+
 
 @pytest.fixture(autouse=True)
 def _settled() -> None:
@@ -66,7 +73,7 @@ def _settled() -> None:
 @native
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "int8", "int4"])
 @pytest.mark.parametrize(
-    "variant", ["llama", "llama-odd-sizes", "qwen2-tied", "opt", "gpt-bigcode", "granitemoe", *RECURRENT]
+    "variant", ["llama", "llama-odd-sizes", "qwen2-tied", "opt", "gpt-bigcode", "granitemoe", *RECURRENT, *PER_LAYER]
 )
 def test_sizes_are_those_of_the_loaded_model(variant: str, precision: str, tmp_path: Path) -> None:
     """To the byte, before anything is loaded."""
@@ -108,7 +115,7 @@ def test_a_run_takes_what_was_planned() -> None:
 
 
 @native
-@pytest.mark.parametrize("config", [WIDE, LATENT], ids=["wide", "latents"])
+@pytest.mark.parametrize("config", [WIDE, LATENT, EMBEDDED], ids=["wide", "latents", "per-layer embeddings"])
 def test_buffers_are_no_larger_than_planned(config: dict[str, Any]) -> None:
     """Of the largest possible pass, after a long text, with logits of all rows."""
     checkpoint = RandomCheckpoint("wide", config)

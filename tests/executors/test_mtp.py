@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import compressed_files
 import draft_heads
 import pytest
+import safetensors.torch
+import tiny_models
 import torch
+from conftest import EXECUTORS
 from native_models import tokens
 from transformers import AutoModelForCausalLM
 
-from ipex_assist.executors.interface import DraftInput, DraftsInOneCall
+from ipex_assist.env.errors import UsageError
+from ipex_assist.executors.interface import DraftInput, DraftsInOneCall, Rows
 
 candidate_generator = pytest.importorskip("transformers.generation.candidate_generator")
 if not hasattr(candidate_generator, "MTPCandidateGenerator"):
     pytest.skip("this transformers drafts with no such layers", allow_module_level=True)
+
+from transformers.cache_utils import MtpCache  # noqa: E402
+from transformers.modeling_layers import MtpModel  # noqa: E402
 
 _FULL = {"mtp_layer_types": ["full_attention"]}
 _KINDS = ["linear_attention", "linear_attention", "linear_attention", "full_attention", "full_attention"]
@@ -29,6 +39,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "glm4-moe-lite": ({"mtp_mlp_layer_types": ["sparse"]}, {}),
     "qwen3-next": (_FULL, {"layer_types": _KINDS}),
     "qwen3.5": (_FULL, {"layer_types": _KINDS}),
+    "qwen3.5-published": (_FULL, {"layer_types": _KINDS}),
     "qwen3.5-moe": (_FULL, {"layer_types": _KINDS}),
     "exaone-moe": (
         {"mtp_layer_types": ["sliding_attention"], "mtp_mlp_layer_types": ["dense"]},
@@ -38,15 +49,16 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 PROMPT = tokens(21, 3)
 
 
+@pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("variant", CASES)
-def test_drafts_as_transformers_does(variant: str, tmp_path: Path) -> None:
+def test_drafts_as_transformers_does(variant: str, executor: str, tmp_path: Path) -> None:
     """Every first token that transformers drafts, and its confidence; a wrong order of [embedding, hidden], a norm
     left out, or hidden states of the wrong position would change them.
     """
     told, changes = CASES[variant]
     draft_heads.save_mtp(tmp_path, variant, told, **changes)
     rounds = _transformers_rounds(tmp_path, told)
-    target, head = draft_heads.load(tmp_path)
+    target, head = draft_heads.load(tmp_path, executor=executor)
     assert len(rounds) > 8
     for read, token, logits in rounds:
         hidden = draft_heads.hidden_of(target, head, read[:-1])
@@ -56,16 +68,144 @@ def test_drafts_as_transformers_does(variant: str, tmp_path: Path) -> None:
         assert confidences[0] == pytest.approx(float(logits.softmax(0)[token]), rel=1e-4)
 
 
+def test_further_tokens(tmp_path: Path) -> None:
+    """The layer again, with its own hidden states after their norm: drafts that end are those that go on."""
+    draft_heads.save_mtp(tmp_path, "glm4-moe", {})
+    model = _transformers(tmp_path, {})
+    cache, count = MtpCache(config=model.config.get_mtp_config()), len(PROMPT) - 1
+    layers, expected = MtpModel.from_pretrained(model).eval(), []
+    with torch.no_grad():
+        states = model(torch.tensor([PROMPT[:-1]]), output_hidden_states=True).hidden_states[-1]
+        read = torch.tensor([PROMPT[1:]])
+        for step in range(4):
+            positions = torch.arange(cache.get_seq_length(), count + step)[None] + 1
+            states = layers.forward_layer(0, states, positions, cache, input_ids=read)[:, -1:]
+            shares = layers._project_to_logits(states)[0, 0].softmax(0)
+            expected.append((int(shares.argmax()), float(shares.max())))
+            read = shares.argmax()[None, None]
+    target, head = draft_heads.load(tmp_path)
+    hidden = draft_heads.hidden_of(target, head, PROMPT[:-1])
+    assert isinstance(head, DraftsInOneCall)
+    requests = [DraftInput(head.new_sequence(64), PROMPT[1:], length, 0.0, hidden) for length in (4, 2)]
+    for drafted, confidences in head.draft_many(requests):
+        wanted = expected[: len(drafted)]
+        assert drafted == [token for token, _ in wanted]
+        assert confidences == pytest.approx([share for _, share in wanted], rel=1e-4)
+    sequence = head.new_sequence(64)
+    [(drafted, confidences)] = head.draft_many([DraftInput(sequence, PROMPT[1:], 4, expected[0][1] + 1e-3, hidden)])
+    assert drafted == [expected[0][0]]
+    assert sequence.length == count
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("variant", ["ernie4-5-moe", "nemotron-h-moe"])
+def test_families_that_transformers_drafts_none_with(variant: str, executor: str, tmp_path: Path) -> None:
+    """Their layers, run by transformers' own modules between what stands around them."""
+    model = _SAVED[variant](tmp_path)
+    target, head = draft_heads.load(tmp_path, executor=executor)
+    hidden = draft_heads.hidden_of(target, head, PROMPT[:-1])
+    logits = head.forward([Rows(head.new_sequence(64), PROMPT[1:], len(PROMPT) - 1, hidden)])
+    with torch.no_grad():
+        e = _rms(model, model.get_input_embeddings()(torch.tensor([PROMPT[1:]])), "embed_norm")
+        rows = torch.cat((e, _rms(model, torch.from_numpy(hidden)[None], "hidden_norm")), -1) @ model.mtp["fc"].T
+        body = model.model
+        states = body(inputs_embeds=rows, use_cache=False).last_hidden_state
+        expected = model.lm_head(states if variant.startswith("ernie") else _rms(model, states, "final_norm"))[0]
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+
+
+def _rms(model: Any, x: torch.Tensor, kind: str) -> torch.Tensor:
+    eps = getattr(model.config, "rms_norm_eps", None) or model.config.layer_norm_epsilon
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * model.mtp[kind]
+
+
+def _saved_ernie(folder: Path) -> Any:
+    """Without the final norm: transformers' model of its last layer alone."""
+    model = draft_heads.save_mtp(folder, "ernie4-5-moe", {})
+    model.model.layers, model.model.norm = model.model.layers[-1:], torch.nn.Identity()
+    model.config.num_hidden_layers = 1
+    return model
+
+
+def _saved_nemotron(folder: Path) -> Any:
+    """The layer is two blocks: attention, and experts."""
+    pattern = tiny_models.VARIANTS["nemotron-h-moe"]["hybrid_override_pattern"]
+    count = len(pattern)
+    model = tiny_models.save(folder, "nemotron-h-moe", hybrid_override_pattern=pattern + "*E")
+    model.mtp = draft_heads.outside_layer(model.config.hidden_size)
+    tensors = {
+        re.sub(
+            rf"^(backbone|model)\.layers\.({count}|{count + 1})\.", lambda n: f"mtp.layers.{int(n[2]) - count}.", name
+        ): t
+        for name, t in safetensors.torch.load_file(folder / "model.safetensors").items()
+    }
+    names = ("0.eh_proj", "0.enorm", "0.hnorm", "1.final_layernorm")
+    tensors |= {f"mtp.layers.{name}.weight": each for name, each in zip(names, model.mtp.values(), strict=True)}
+    config = json.loads((folder / "config.json").read_text())
+    kept = {key: value[:count] for key, value in config.items() if isinstance(value, list) and len(value) == count + 2}
+    draft_heads.write(folder, config | kept, tensors)
+    body = model.model
+    body.layers, body.norm_f = body.layers[-2:], torch.nn.Identity()
+    model.config.layers_block_type = model.config.layers_block_type[-2:]
+    return model
+
+
+_SAVED = {"ernie4-5-moe": _saved_ernie, "nemotron-h-moe": _saved_nemotron}
+
+
+@pytest.mark.parametrize(("executor", "precision", "error"), [("torch", "fp32", 0.0), ("native", "fp8", 0.1)])
+def test_inside_a_quantized_checkpoint(executor: str, precision: str, error: float, tmp_path: Path) -> None:
+    """The layer's linears in FP8, as those of the target, and what stands around it in floats: as with their values."""
+    if executor not in EXECUTORS:
+        pytest.skip("no native core here")
+    dense, stored = tmp_path / "dense", tmp_path / "stored"
+    told, changes = CASES["qwen3.5"]
+    draft_heads.save_mtp(dense, "qwen3.5", told, **changes)
+    scheme = compressed_files.Scheme("fp8", method="fp8", block=(128, 128))
+    config = json.loads((dense / "config.json").read_text())
+    floats, parts = {}, {}
+    for name, tensor in safetensors.torch.load_file(dense / "model.safetensors").items():
+        floats[name] = parts[name] = tensor
+        if compressed_files.is_linear(name) and not any(
+            kept in name for kept in ("conv1d", "in_proj_a.", "in_proj_b.")
+        ):
+            made, value = compressed_files.store(parts.pop(name), scheme)
+            floats[name] = value.contiguous()
+            parts |= {f"{name.removesuffix('weight')}{part}": each.contiguous() for part, each in made.items()}
+    draft_heads.write(dense, config, floats)
+    draft_heads.write(stored, config, parts)
+    compressed_files.declare(stored, scheme.declared())
+    logits = []
+    for folder, kind, bits in ((dense, "torch", "fp32"), (stored, executor, precision)):
+        target, head = draft_heads.load(folder, executor=kind, precision=bits)
+        hidden = draft_heads.hidden_of(target, head, PROMPT[:-1])
+        logits.append(head.forward([Rows(head.new_sequence(64), PROMPT[1:], len(PROMPT) - 1, hidden)]))
+    assert float((logits[1] - logits[0]).norm() / logits[0].norm()) <= error
+
+
+def test_a_checkpoint_without(tmp_path: Path) -> None:
+    """One whose config has such layers, and whose tensors lack them, as derived models do."""
+    tiny_models.save(tmp_path, "glm4-moe", num_nextn_predict_layers=1)
+    with pytest.raises(UsageError, match="has no layers that predict further tokens"):
+        draft_heads.load(tmp_path)
+
+
 Rounds = list[tuple[list[int], int, torch.Tensor]]
 
 
 def _transformers_rounds(folder: Path, told: dict[str, Any]) -> Rounds:
     """Of each round of transformers: all tokens known, the drafted one, and its logits (vocab,)."""
-    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
-    for name, value in {"num_mtp_layers": 1, **told}.items():
-        setattr(model.config, name, value)
-    model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{model.config.num_hidden_layers}\..*", r"^mtp\..*"]
+    model = _transformers(folder, told)
     return _rounds_of_prefixes(model) if model._is_stateful else _generated_rounds(model)
+
+
+def _transformers(folder: Path, told: dict[str, Any]) -> Any:
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    text = model.config.get_text_config()
+    for name, value in {"num_mtp_layers": 1, **told}.items():
+        setattr(text, name, value)
+    model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{text.num_hidden_layers}\..*", r"^mtp\..*"]
+    return model
 
 
 def _generated_rounds(model: Any) -> Rounds:
@@ -90,9 +230,6 @@ def _generated_rounds(model: Any) -> Rounds:
 @torch.no_grad()
 def _rounds_of_prefixes(model: Any) -> Rounds:
     """The same model of layers, where generate() refuses recurrent targets: over each prefix by itself."""
-    from transformers.cache_utils import MtpCache
-    from transformers.modeling_layers import MtpModel
-
     layers = MtpModel.from_pretrained(model).eval()
     states = model(torch.tensor([PROMPT]), output_hidden_states=True).hidden_states[-1]
     rounds: Rounds = []

@@ -16,12 +16,12 @@ import safetensors.torch
 import tiny_models
 import torch
 from conftest import HAS_NATIVE
-from native_models import PRECISIONS, pool, tokens
+from native_models import INT8_KEYS, PRECISIONS, pool, tokens
 from numpy.typing import NDArray
 
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.executors.interface import DraftInput, HiddenRows, Model, Rows
+from ipex_assist.executors.interface import DraftInput, DraftsInOneCall, HiddenRows, Model, Rows
 from ipex_assist.executors.load_request import HeadRequest
 from ipex_assist.executors.native import NativeModel
 from ipex_assist.executors.registry import EXECUTORS
@@ -30,6 +30,7 @@ from ipex_assist.models.draft_head import HeadSpec, Taps
 from ipex_assist.models.head_common import DraftHead
 from ipex_assist.models.weights import weight_shape
 from ipex_assist.native.library import unavailable
+from ipex_assist.native.sizes import workspace_bytes
 
 pytestmark = [pytest.mark.one_stack, pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")]
 
@@ -48,7 +49,14 @@ EAGLE3: dict[str, tuple[HeadSpec, dict[str, Any]]] = {
         _SMALL | {"num_hidden_layers": 2},
     ),
 }
-HEADS = [*MTP, *EAGLE3]
+# A block that crosses the border of two blocks of keys and values, among others; windows; norms of heads; a vocabulary.
+_FLASH = HeadSpec("dflash", Taps((2, 1)), 64, block_size=9, mask_token=7)
+DFLASH: dict[str, tuple[HeadSpec, dict[str, Any]]] = {
+    "dflash": (replace(_FLASH, draft_vocab_size=40, shared_head=False), {"num_hidden_layers": 2}),
+    "dflash-long": (replace(_FLASH, block_size=20), {"num_hidden_layers": 2, "head_dim": 32}),
+    "dflash-window": (_FLASH, {"num_hidden_layers": 2, "sliding_window": 12}),
+}
+FED_BACK = [*MTP, *EAGLE3]
 _folders: list[object] = []
 
 
@@ -67,18 +75,19 @@ def folder(kind: str) -> Path:
 @functools.cache
 def head_of(kind: str) -> tuple[DraftHead, Path]:
     """A random head by our own names of its weights, and the folder that it is saved in."""
-    given, changes = EAGLE3[kind]
+    given, changes = (EAGLE3 | DFLASH)[kind]
     config = json.loads((folder(kind) / "config.json").read_text()) | {"num_hidden_layers": 1} | changes
-    architecture = find("LlamaForCausalLM")
+    architecture = find("MistralForCausalLM" if "sliding_window" in changes else "LlamaForCausalLM")
     assert architecture is not None
     spec = replace(architecture.spec(config), head=given, tied_head=False)
-    names = {f"{name}.weight" for name in ("fc", "head_embed_norm", "head_hidden_norm", "final_norm")}
+    names = {f"{name}.weight" for name in ("fc", "head_hidden_norm", "final_norm")}
+    names |= {"head_embed_norm.weight"} if given.kind == "eagle3" else set()
     names |= set() if given.shared_head else {"lm_head.weight"}
     names |= set() if given.shared_embedding else {"embed_tokens.weight"}
     norms = {"all": ["input_norm"], "each": ["fc_norm_0", "fc_norm_1", "fc_norm_2"], None: []}[given.input_norm]
     names |= {f"{name}.weight" for name in norms}
     of_layers = {name for name in architecture.weights(spec) if name.startswith("layers.")}
-    names |= of_layers - {"layers.0.attention_norm.weight"}
+    names |= of_layers - ({"layers.0.attention_norm.weight"} if given.kind == "eagle3" else set())
     random, tensors = torch.Generator().manual_seed(4), {}
     for name in sorted(names):
         shape = weight_shape(spec, name)
@@ -97,9 +106,7 @@ def load(kind: str, executor: str, precision: str) -> tuple[Model, Model]:
         return draft_heads.load(folder(kind), None, executor, precision)
     target, (head, place) = tiny_models.model(folder(kind), executor, precision), head_of(kind)
     checkpoint = open_checkpoint(str(place))
-    made = EXECUTORS[executor].load(
-        HeadRequest(checkpoint, precision, executor, exact=False, head=head, target=target)
-    )
+    made = EXECUTORS[executor].load(HeadRequest(checkpoint, precision, executor, exact=False, head=head, target=target))
     if head.spec.lm_head_rows < head.spec.vocab_size:
         made.target_tokens = np.arange(0, 160, 4, dtype=np.int32) + 1
     return target, made
@@ -107,7 +114,13 @@ def load(kind: str, executor: str, precision: str) -> tuple[Model, Model]:
 
 @functools.cache
 def native(kind: str, precision: str, threads: int = 1) -> tuple[NativeModel, NativeModel]:
-    """Target and head."""
+    """Target and head; a precision of keys and values may follow that of linears."""
+    precision, _, kv_precision = precision.partition("+")
+    if kv_precision:
+        target, head = native(kind, precision, threads)
+        of = NativeModel(head.packed, kv_precision=kv_precision)
+        of.target_tokens = head.target_tokens
+        return target, of
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ipex_assist.executors.native_loading.planned_pool", lambda: pool(threads))
         target, head = load(kind, "native", precision)
@@ -133,7 +146,7 @@ def steps(head: Model, text: list[int], hidden: NDArray[np.float32], count: int)
     return drafted, likely
 
 
-@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("kind", FED_BACK)
 def test_drafts_are_those_of_torch(kind: str) -> None:
     """Its own reference: another order of [e, h], a norm left out, a state fed back before or after the final norm."""
     target, head = native(kind, "fp32")
@@ -149,8 +162,8 @@ def test_drafts_are_those_of_torch(kind: str) -> None:
         assert likely == pytest.approx(expected[1], rel=1e-3)
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("precision", [*PRECISIONS, *INT8_KEYS])
+@pytest.mark.parametrize("kind", FED_BACK)
 def test_no_bit_depends_on_the_others(kind: str, precision: str) -> None:
     """One call is as many single ones, alone or together with others, in any chunks and on any number of threads."""
     target, head = native(kind, precision)
@@ -164,10 +177,12 @@ def test_no_bit_depends_on_the_others(kind: str, precision: str) -> None:
         read = 30  # of the first, in a call before
         other.forward([Rows(sequences[0], texts[0][1 : 1 + read], 0, hidden[0][:read])])
         starts = [read, 0, 0]
-        got = other.draft_many([
-            DraftInput(sequence, text[1 + start :], count, 0.0, h[start:])
-            for sequence, text, count, h, start in zip(sequences, texts, counts, hidden, starts, strict=True)
-        ])
+        got = other.draft_many(
+            [
+                DraftInput(sequence, text[1 + start :], count, 0.0, h[start:])
+                for sequence, text, count, h, start in zip(sequences, texts, counts, hidden, starts, strict=True)
+            ]
+        )
         for (drafted, likely), (expected, probabilities), sequence, text in zip(
             got, alone, sequences, texts, strict=True
         ):
@@ -176,7 +191,74 @@ def test_no_bit_depends_on_the_others(kind: str, precision: str) -> None:
             assert sequence.length == len(text) - 1 + len(drafted) - 1
 
 
-@pytest.mark.parametrize("kind", HEADS[:1])
+@pytest.mark.parametrize("kind", DFLASH)
+def test_blocks_are_those_of_torch(kind: str) -> None:
+    """Rows of a block that see too little of it, contexts that pass through layers, positions that are off by one."""
+    target, head = native(kind, "fp32")
+    reference = load(kind, "torch", "fp32")[1]
+    text = tokens(330, 3)
+    hidden = draft_heads.hidden_of(target, head, text)
+    ours, theirs = head.new_sequence(400), reference.new_sequence(400)
+    assert isinstance(reference, DraftsInOneCall)
+    done = 0
+    for size in (1, 3, 30, 217, 2, 1, 74):
+        given, count = hidden[done : done + size], head.spec.head.block_size - 1
+        done += size
+        got = head.draft(ours, text[done : done + 1], count, None, 0.0, given)
+        [expected] = reference.draft_many([DraftInput(theirs, text[done : done + 1], count, 0.0, given)])
+        assert got[0] == expected[0], done
+        assert got[1] == pytest.approx(expected[1], rel=1e-3)
+        assert ours.length == done
+
+
+@pytest.mark.parametrize("precision", [*PRECISIONS, *INT8_KEYS])
+@pytest.mark.parametrize("kind", DFLASH)
+def test_no_bit_of_a_block_depends_on_the_others(kind: str, precision: str) -> None:
+    """Blocks together are each alone, whatever calls brought their contexts, and however many tokens are wanted."""
+    target, head = native(kind, precision)
+    texts = [tokens(length, length) for length in (300, 5, 253, 21, 40)]
+    hidden = [draft_heads.hidden_of(target, head, text[:-1]) for text in texts]
+    most = head.spec.head.block_size - 1
+    alone = [
+        head.draft(head.new_sequence(len(h)), text[-1:], most, 150, 0.0, h)
+        for text, h in zip(texts, hidden, strict=True)
+    ]
+    least = sorted(alone[0][1])[0] * 1.0001
+    ended = next(place for place, each in enumerate(alone[0][1]) if each < least) + 1
+    counts = [most, most, 3, 1, most - 1]
+    for threads in (1, 2, 3):
+        _, other = native(kind, precision, threads)
+        sequences = [other.new_sequence(400) for _ in texts]
+        other.forward([Rows(sequences[0], texts[0][:131], 0, hidden[0][:131])])
+        other.forward([Rows(each, [0] * 3, 0, h[:3]) for each, h in zip(sequences[1:3], hidden[1:3], strict=True)])
+        requests = [
+            DraftInput(sequence, text[-1:], count, unsure, h[sequence.length :])
+            for sequence, text, count, h, unsure in zip(
+                sequences, texts, counts, hidden, [least, 0, 0, 0, 0], strict=True
+            )
+        ]
+        got = other.draft_many(requests, 150)
+        for index, (drafted, likely) in enumerate(got):
+            end = ended if index == 0 else counts[index]
+            assert drafted == alone[index][0][:end]
+            assert likely == alone[index][1][:end]
+            assert sequences[index].length == len(hidden[index])
+            assert len(sequences[index].blocks) == -(-len(hidden[index]) // 256)
+
+
+def test_blocks_that_cannot_be() -> None:
+    """They would be drafted by rows that are not there."""
+    _, head = native("dflash", "fp32")
+    hidden = np.zeros((2, 128), np.float32)
+    with pytest.raises(IpexAssistError, match="9 tokens of a block of 9: it drafts 1 to 8"):
+        head.draft(head.new_sequence(9), [1], 9, hidden=hidden)
+    with pytest.raises(IpexAssistError, match="after one token: 2 given"):
+        head.draft(head.new_sequence(9), [1, 2], 3, hidden=hidden)
+    with pytest.raises(IpexAssistError, match="logits of 1 rows of hidden states"):
+        head.forward([Rows(head.new_sequence(9), [1, 2], 1, hidden)])
+
+
+@pytest.mark.parametrize("kind", FED_BACK[:1])
 def test_hidden_states_are_asked_for(kind: str) -> None:
     """A head without them would read memory that is not there; so would other models with them."""
     target, head = native(kind, "fp32")
@@ -195,3 +277,15 @@ def test_a_table_and_head_of_the_target() -> None:
     assert head.spec.head is not None
     assert head.spec.head.shared_embedding
     assert head.packed.nbytes < target.packed.nbytes / 2
+
+
+@pytest.mark.parametrize("kind", ["deepseek-v3", "eagle3", "dflash"])
+def test_buffers_are_planned(kind: str) -> None:
+    """Of a head with a wide target, whose hidden states take more than all else of a pass."""
+    _, head = native(kind, "bf16")
+    spec = head.spec
+    assert spec.head is not None
+    plain = workspace_bytes(replace(spec, head=None), 2, 1, 1024)
+    wide = replace(spec.head, target_hidden_size=spec.head.target_hidden_size * 100)
+    more = workspace_bytes(replace(spec, head=wide), 2, 1, 1024) - plain
+    assert more > 4 * 256 * wide.input_size * 2  # as they are given, and as fc multiplies them

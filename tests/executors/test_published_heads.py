@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -11,14 +12,15 @@ import pytest
 import safetensors.torch
 import tiny_models
 import torch
+from conftest import EXECUTORS
 from draft_heads import SIZES, hidden_numbers, recorded, save_recorded, save_target
 from native_models import tokens
 from transformers import AutoModelForCausalLM
 
 from ipex_assist.checkpoints.open import open_checkpoint
-from ipex_assist.env.errors import UsageError
+from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.executors.interface import DraftInput, DraftsInOneCall, HiddenRows, Model, Rows
-from ipex_assist.executors.load_head import head_of
+from ipex_assist.executors.load_head import head_of, load_head
 from ipex_assist.models.draft_head import Taps
 
 EAGLE3 = ["eagle3-llama", "eagle3-qwen3", "eagle3-all-tokens"]
@@ -49,14 +51,15 @@ def _saved(folder: Path, name: str, flat: bool) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("flat", [False, True], ids=["speculators", "flat"])
 @pytest.mark.parametrize("name", EAGLE3)
-def test_eagle3(name: str, flat: bool, tmp_path: Path) -> None:
+def test_eagle3(name: str, flat: bool, executor: str, tmp_path: Path) -> None:
     """Logits of three steps: norms before or after fc, which hidden state is fed back, and the halves of the first
     layer's input would each change them.
     """
     save_target(tmp_path / "target")
-    _, head = draft_heads.load(tmp_path / "target", _saved(tmp_path / "head", name, flat))
+    _, head = draft_heads.load(tmp_path / "target", _saved(tmp_path / "head", name, flat), executor)
     spec = head.spec.head
     assert spec is not None
     hidden, follow = hidden_numbers(len(TEXT) - 1, len(spec.taps.layers)), TEXT[1:]
@@ -75,14 +78,15 @@ def test_eagle3(name: str, flat: bool, tmp_path: Path) -> None:
         assert (drafted[0], confidences[0]) == _best(name, case["steps"][0])
 
 
+@pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("flat", [False, True], ids=["speculators", "flat"])
 @pytest.mark.parametrize("name", DFLASH)
-def test_dflash(name: str, flat: bool, tmp_path: Path) -> None:
+def test_dflash(name: str, flat: bool, executor: str, tmp_path: Path) -> None:
     """A block's tokens and confidences, however its hidden states come: a row that saw too little or too much of the
     block, or a norm of hidden states in a layer, would change them.
     """
     save_target(tmp_path / "target")
-    _, head = draft_heads.load(tmp_path / "target", _saved(tmp_path / "head", name, flat))
+    _, head = draft_heads.load(tmp_path / "target", _saved(tmp_path / "head", name, flat), executor)
     assert head.spec.head is not None
     hidden = hidden_numbers(len(TEXT), len(head.spec.head.taps.layers))
     for case in recorded(name)["logits"]:
@@ -140,6 +144,58 @@ def test_another_kind(kind: str, tmp_path: Path) -> None:
         head_of(target, head)
 
 
+def test_tokens_out_of_order(tmp_path: Path) -> None:
+    """A d2t that names a token twice, or one beyond the vocabulary, would draft tokens that were not meant."""
+    save_target(tmp_path / "target")
+    for place, off in ((20, -60), (39, 500)):
+        save_recorded(tmp_path / "head", "eagle3-llama")
+        tensors = safetensors.torch.load_file(tmp_path / "head" / "model.safetensors")
+        tensors["d2t"][place] += off
+        draft_heads.write(tmp_path / "head", recorded("eagle3-llama")["config"], tensors)
+        with pytest.raises(IpexAssistError, match="must be 40 in ascending order, below 160"):
+            draft_heads.load(tmp_path / "target", tmp_path / "head")
+
+
+@pytest.mark.parametrize("precisions", [("bf16", "bf16"), ("bf16", "fp32"), ("fp32", "bf16")])
+def test_torch_in_bf16(precisions: tuple[str, str], tmp_path: Path) -> None:
+    """A head may have another precision than its target, whose embedding and lm_head it reads."""
+    save_target(tmp_path / "target")
+    save_recorded(tmp_path / "head", "dflash-all-tokens")
+    checkpoints = [open_checkpoint(str(tmp_path / name)) for name in ("target", "head")]
+    target = tiny_models.model(tmp_path / "target", "torch", precisions[0])
+    head = load_head(checkpoints[0], target, checkpoints[1], precisions[1], "torch")
+    hidden = hidden_numbers(len(TEXT), 2)
+    for case in recorded("dflash-all-tokens")["logits"]:
+        request = DraftInput(head.new_sequence(64), [TEXT[case["row"]]], 5, 0, hidden[: case["row"]])
+        [(_, confidences)] = _drafts(head, [request])
+        expected = [max(torch.tensor(logits).softmax(0).tolist()) for logits in case["steps"]]
+        assert confidences == pytest.approx(expected, rel=0.1)
+
+
+ODD = (None, -1, 0, 1, 7, 1 << 40, 0.5, "x", True, [], [-3], [1, 2], ["x"], {}, {"rope_type": "yarn"})
+
+
+@pytest.mark.parametrize("name", ["eagle3-qwen3", "dflash"])
+@pytest.mark.parametrize("flat", [False, True], ids=["speculators", "flat"])
+def test_odd_values(name: str, flat: bool, tmp_path: Path) -> None:
+    """Any value of a config that cannot be, and tensors of another shape: a sentence, never another exception."""
+    save_target(tmp_path / "target")
+    folder = _saved(tmp_path / "head", name, flat)
+    target, head = open_checkpoint(str(tmp_path / "target")), open_checkpoint(str(folder))
+    config, refused = copy.deepcopy(head.config), list[str]()
+    for place in ("", "transformer_layer_config", "eagle_config", "dflash_config"):
+        for key in config.get(place, {}) if place else config:
+            for value in ODD:
+                head.config = copy.deepcopy(config)
+                (head.config[place] if place else head.config)[key] = value
+                try:
+                    head_of(target, head)
+                except IpexAssistError as error:
+                    refused.append(str(error))
+    assert len(refused) > 100
+    assert all(said.startswith(head.source) for said in refused)
+
+
 def test_taps_are_hidden_states(tmp_path: Path) -> None:
     """Streams that enter layers, and what the final norm gives, are transformers' hidden states, in prompts and
     steps; a tap changes no logits.
@@ -161,7 +217,8 @@ def test_taps_are_hidden_states(tmp_path: Path) -> None:
             torch.testing.assert_close(rows, states[tap][0], atol=1e-4, rtol=0)
 
 
-def test_dflash_of_transformers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_dflash_of_transformers(executor: str, tmp_path: Path) -> None:
     """Every block that transformers drafts with a DFlash assistant of its own, whose windows end within the text."""
     configuration = pytest.importorskip("transformers.models.muse_glimmer_assistant")
     save_target(tmp_path / "target")
@@ -175,7 +232,7 @@ def test_dflash_of_transformers(tmp_path: Path) -> None:
     tiny_models.randomise(assistant)
     assistant.save_pretrained(tmp_path / "head")
     rounds = _dflash_rounds(tmp_path / "target", assistant)
-    target, head = draft_heads.load(tmp_path / "target", tmp_path / "head")
+    target, head = draft_heads.load(tmp_path / "target", tmp_path / "head", executor)
     assert len(rounds) > 8
     for read, drafted, logits in rounds:
         hidden = draft_heads.hidden_of(target, head, read[:-1])

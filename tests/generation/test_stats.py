@@ -48,6 +48,7 @@ def test_counts_and_times_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = counted(monkeypatch, ROUNDS)
     assert (counts.rounds, counts.drafted, counts.accepted, counts.longest_draft) == (2, 5, 3, 3)
     assert counts.accepted_histogram == [1, 0, 0, 1]
+    assert (counts.drafted_by_position, counts.accepted_by_position) == ([2, 2, 1], [1, 1, 1])
     assert (counts.acceptance_rate, counts.tokens_per_pass) == (0.6, 2.5)
     assert counts.encode_tokens_per_s == pytest.approx(20)
     assert counts.decode_s == pytest.approx(0.7)

@@ -69,6 +69,39 @@ void check_blocks(const KernelTable& k) {
     }
 }
 
+// A layer that reads another one's keys and values takes nothing of a block: two layers of three have parts.
+void check_shared_blocks(const KernelTable& k) {
+    const Kind shared = {"shared", 0, [](UniformSpec& s) { s.layers = 3; }, false, share_first};
+    const Kind own = {"own", 0, [](UniformSpec&) {}};
+    for (const Format& f : FORMATS) {
+        const Fixture x(k, f, shared, 1), y(k, f, own, 1);
+        for (const Precision stored : {y.model->attention_precision(), INT8}) {
+            const int64_t each = Blocks::bytes_each(*x.model, stored);
+            CHECK(each == Blocks::bytes_each(*y.model, stored), "%s: %ld bytes a block", f.name, long(each));
+        }
+    }
+}
+
+// Each layer's part of a token's row, in the precision of the tables.
+void check_per_layer_table(const KernelTable& k) {
+    const Kind kind = {"tables", 0, [](UniformSpec& s) { s.per_layer_size = 21; }};
+    for (const Format& f : FORMATS) {
+        const Fixture x(k, f, kind, 2);
+        const float tolerance = f.precision == FP32 ? 0 : 1.0f / 256;
+        for (int32_t token = 0; token < VOCAB; token++) {
+            for (int32_t layer = 0; layer < 2; layer++) {
+                Buffer<float> row(21);
+                x.model->embed_for_layer(token, layer, row.data());
+                for (size_t i = 0; i < 21; i++) {
+                    const float stored = x.per_layer_table[size_t(token * 42 + layer * 21) + i];
+                    CHECK(std::abs(row[i] - stored) <= tolerance * std::abs(stored), "%s: token %d, layer %d", f.name,
+                          token, layer);
+                }
+            }
+        }
+    }
+}
+
 void check_embedding(const KernelTable& k) {
     for (const Format& f : FORMATS) {
         for (const Kind& kind : KINDS) {
@@ -114,6 +147,8 @@ void check_checksum() {
 
 void test_model_memory(const KernelTable& k) {
     check_blocks(k);
+    check_shared_blocks(k);
+    check_per_layer_table(k);
     check_embedding(k);
     check_checksum();
 }

@@ -66,6 +66,29 @@ void check_draft_of_no_numbers(const KernelTable& k) {
     }
 }
 
+// A layer reads the keys and values of an earlier one that has some, as many and as wide.
+void check_kv_layers(const KernelTable& k) {
+    const auto make = [&](void (*change)(std::vector<LayerSpec>&)) {
+        UniformSpec spec = base_spec(FORMATS[3]);
+        spec.layers = 3;
+        std::vector<LayerSpec> layers = spec.layer_specs();
+        share_first(layers[2]);
+        change(layers);
+        PackedModel(spec.model(), layers.data(), &k);
+    };
+    make([](std::vector<LayerSpec>&) {});
+    CHECK_REFUSED("are read is 2 and must be from 0 to 1",
+                  make([](std::vector<LayerSpec>& all) { all[2].attention.kv_layer = 2; }));
+    CHECK_REFUSED("are read is -1", make([](std::vector<LayerSpec>& all) { all[2].attention.kv_layer = -1; }));
+    CHECK_REFUSED("layer 2 reads the keys and values of layer 1, which has none", make([](std::vector<LayerSpec>& all) {
+                      share_first(all[1]);
+                      all[2].attention.kv_layer = 1;
+                  }));
+    CHECK_REFUSED("layer 2 reads 4 key/value heads of 10, and layer 0 has 2 of 10",
+                  make([](std::vector<LayerSpec>& all) { all[2].attention.kv_heads = 4; }));
+    CHECK_REFUSED("what is done to values", make([](std::vector<LayerSpec>& all) { all[2].attention.value_norm = 1; }));
+}
+
 // What no model can be is refused before sizes are divided or multiplied.
 void check_specs(const KernelTable& k) {
     const auto make = [&](void (*change)(UniformSpec&)) {
@@ -152,6 +175,16 @@ void check_specs(const KernelTable& k) {
     CHECK_REFUSED("multiplier is 0", make([](UniformSpec& s) { s.experts = s.experts_per_token = 1, s.scaling = 0; }));
     CHECK_REFUSED("experts, or nothing, parallel",
                   make([](UniformSpec& s) { s.experts = s.experts_per_token = s.parallel = 1; }));
+    check_kv_layers(k);
+    CHECK_REFUSED("per-layer embeddings follow an MLP",
+                  make([](UniformSpec& s) { s.per_layer_size = 8, s.parallel = 1; }));
+    CHECK_REFUSED("size of per-layer embeddings is -1", make([](UniformSpec& s) { s.per_layer_size = -1; }));
+    CHECK_REFUSED("within those around them",
+                  make([](UniformSpec& s) { s.experts = s.experts_per_token = s.shared_size = s.own_norms = 1; }));
+    CHECK_REFUSED("norms of experts, and no shared one",
+                  make([](UniformSpec& s) { s.experts = s.experts_per_token = s.own_norms = 1; }));
+    CHECK_REFUSED("scales of experts that", make([](UniformSpec& s) { s.expert_scales = 1; }));
+    CHECK_REFUSED("norm of all keys", make([](UniformSpec& s) { s.values_are_keys = 1, s.qk_norm = ALL_HEADS; }));
     CHECK_REFUSED("epsilon is nan", make([](UniformSpec& s) { s.norm_eps = NAN; }));
     CHECK_REFUSED("epsilon is -1", make([](UniformSpec& s) { s.norm_eps = -1; }));
     CHECK_REFUSED("attention scale is inf", make([](UniformSpec& s) { s.attention_scale = INFINITY; }));

@@ -27,6 +27,7 @@ struct UniformSpec : ModelSpec {
     int32_t correction_bias, groups, groups_per_token, best_of_group;
     float scaling, added_to_sum, least_sum, jitter;
     Precision expert_precision;
+    int32_t values_are_keys, value_norm, scaled, expert_scales, own_norms;
 
     std::vector<LayerSpec> layer_specs(int32_t window = 0, const float* slopes = nullptr) const {
         LayerSpec each{};
@@ -34,7 +35,7 @@ struct UniformSpec : ModelSpec {
         a.heads = heads, a.kv_heads = kv_heads, a.head_dim = head_dim, a.window = window;
         a.rotary_dim = a.paired_dim = rotary_dim;
         a.qk_norm = qk_norm, a.qkv_bias = qkv_bias, a.output_bias = output_bias, a.sinks = attention_sinks;
-        a.output_gate = output_gate;
+        a.output_gate = output_gate, a.values_are_keys = values_are_keys, a.value_norm = value_norm;
         a.scale = attention_scale, a.cap = attention_cap, a.alibi_slopes = slopes;
         MlpSpec& m = each.mlp;
         m.intermediate_size = intermediate_size, m.activation = activation, m.gated = gated, m.bias = mlp_bias;
@@ -43,9 +44,10 @@ struct UniformSpec : ModelSpec {
         m.router_bias = router_bias, m.shared_size = shared_size, m.shared_gate = shared_gate;
         m.scores = scores, m.correction_bias = correction_bias, m.groups = groups;
         m.groups_per_token = groups_per_token, m.best_of_group = best_of_group;
+        m.expert_scales = expert_scales, m.own_norms = own_norms;
         m.scaling = scaling, m.added_to_sum = added_to_sum, m.least_sum = least_sum, m.jitter = jitter;
         each.norm_place = norm_place, each.parallel = parallel, each.shared_norm = shared_norm;
-        each.residual_multiplier = residual_multiplier;
+        each.residual_multiplier = residual_multiplier, each.scaled = scaled;
         std::vector<LayerSpec> specs(size_t(std::max(0, layers)), each);
         if (rotary_dim && !specs.empty()) specs.back().attention.rope_column = (rotary_tables - 1) * rotary_dim;
         return specs;
@@ -97,6 +99,12 @@ inline KindSpec::KindSpec(const Format& f, const Kind& kind) {
         const AttentionSpec& a = each.attention;
         model.rope_width = std::max(model.rope_width, a.rope_column + a.rotary_dim);
     }
+}
+
+// The keys and values of the first layer, which has as many heads, as wide.
+inline void share_first(LayerSpec& layer) {
+    layer.attention.shares_kv = 1, layer.attention.kv_layer = 0;
+    layer.attention.values_are_keys = layer.attention.value_norm = 0;
 }
 
 inline void make_latent(AttentionSpec& a, int32_t heads, const LatentSpec& latent) {
@@ -178,6 +186,23 @@ const Kind KINDS[] = {
      [](LayerSpec& layer) {
          layer.mlp.intermediate_size = layer.mlp.experts = layer.mlp.experts_per_token = layer.mlp.shared_size = 0;
      }},
+    {"keys and values of the first of three layers, per-layer embeddings, a scalar, normed values", 30,
+     [](UniformSpec& s) {
+         s.layers = 3, s.per_layer_size = 20, s.scaled = s.value_norm = 1, s.norm_place = SANDWICH;
+         s.qk_norm = ONE_FOR_HEADS, s.tied_head = 1, s.activation = GELU_TANH;
+     },
+     false,
+     [](LayerSpec& layer) {
+         share_first(layer);
+         layer.attention.window = 0, layer.mlp.intermediate_size = 150;
+     }},
+    {"values that are keys, experts with norms of their own beside an MLP, wide per-layer embeddings", 0,
+     [](UniformSpec& s) {
+         s.values_are_keys = s.value_norm = s.output_gate = 1, s.norm_place = SANDWICH, s.qkv_bias = 1;
+         s.experts = 6, s.experts_per_token = 2, s.shared_size = 45, s.experts_normalised = 1;
+         s.own_norms = s.expert_scales = 1, s.per_layer_size = 140;
+     },
+     false, share_first},
 };
 
 // A weight: its place as PackedModel::pack takes it, and its shape.
@@ -211,20 +236,20 @@ void list_recurrent_shapes(const RecurrentSpec& r, int64_t hidden, const Add& ad
 void list_layer_shapes(const ModelSpec& model, const LayerSpec& layer, int32_t number, std::vector<Shape>& all) {
     const AttentionSpec& a = layer.attention;
     const MlpSpec& m = layer.mlp;
-    const int64_t hidden = model.hidden_size;
+    const int64_t hidden = model.hidden_size, input = model.mixer_input_width(number);
     const auto add = [&](Slot slot, bool bias, int64_t rows, int64_t columns, int32_t expert = -1) {
         all.push_back({slot, number, bias, rows, columns, number + model.layers * (expert + 1)});
     };
     for (const bool bias : {false, true}) {
         if (bias && !model.norm_bias) continue;
-        if (layer.norm_place != POST) add(ATTENTION_NORM, bias, hidden, 1);
+        if (layer.norm_place != POST && input == hidden) add(ATTENTION_NORM, bias, hidden, 1);
         if (layer.norm_place != POST && !layer.shared_norm && layer.has_mlp()) add(MLP_NORM, bias, hidden, 1);
         if (layer.has_post_norms()) add(ATTENTION_OUT_NORM, bias, hidden, 1);
         if (layer.has_post_norms() && layer.has_mlp()) add(MLP_OUT_NORM, bias, hidden, 1);
     }
     const bool one = a.qk_norm == ONE_FOR_HEADS;
     if (a.qk_norm) add(Q_NORM, false, one ? a.head_dim : a.query_width(), 1);
-    if (a.qk_norm) add(K_NORM, false, one ? a.head_dim : a.kv_width(), 1);
+    if (a.qk_norm && !a.shares_kv) add(K_NORM, false, one ? a.head_dim : a.kv_width(), 1);
     if (a.sinks) add(SINKS, false, a.heads, 1);
     const auto linear = [&](Slot slot, int32_t bias, int64_t rows, int64_t columns, int32_t expert = -1) {
         add(slot, false, rows, columns, expert);
@@ -245,9 +270,9 @@ void list_layer_shapes(const ModelSpec& model, const LayerSpec& layer, int32_t n
         linear(K_B_PROJ, false, a.attended_width(), l.nope_dim);
         linear(V_B_PROJ, false, a.output_width(), l.rank);
     } else {
-        linear(Q_PROJ, a.qkv_bias, a.query_width(), hidden);
-        linear(K_PROJ, a.qkv_bias, a.kv_width(), hidden);
-        linear(V_PROJ, a.qkv_bias, a.kv_width(), hidden);
+        linear(Q_PROJ, a.qkv_bias, a.query_width(), input);
+        if (!a.shares_kv) linear(K_PROJ, a.qkv_bias, a.kv_width(), input);
+        if (!a.shares_kv && !a.values_are_keys) linear(V_PROJ, a.qkv_bias, a.kv_width(), input);
     }
     if (!layer.is_recurrent()) linear(O_PROJ, a.output_bias, hidden, a.output_width());
     if (a.output_gate) linear(G_PROJ, a.qkv_bias, a.query_width(), hidden);
@@ -258,18 +283,48 @@ void list_layer_shapes(const ModelSpec& model, const LayerSpec& layer, int32_t n
         linear(DOWN_PROJ, m.bias, hidden, size, e);
     }
     if (m.correction_bias) add(CORRECTION_BIAS, false, m.experts, 1);
+    if (m.expert_scales) add(EXPERT_SCALES, false, m.experts, 1);
+    for (const Slot norm : {ROUTER_NORM, EXPERTS_NORM, EXPERTS_OUT_NORM, SHARED_OUT_NORM}) {
+        if (m.own_norms) add(norm, false, hidden, 1);
+    }
+    if (model.per_layer_size) {
+        linear(PER_LAYER_GATE_PROJ, 0, model.per_layer_size, hidden);
+        linear(PER_LAYER_OUT_PROJ, 0, hidden, model.per_layer_size);
+        add(PER_LAYER_OUT_NORM, false, hidden, 1);
+    }
+    if (layer.scaled) add(LAYER_SCALAR, false, 1, 1);
     if (m.experts) linear(ROUTER, m.router_bias, m.experts, hidden);
     if (m.shared_gate) linear(SHARED_GATE, 0, 1, hidden);
+}
+
+// What a draft head has beside a decoder.
+void list_head_shapes(const ModelSpec& s, std::vector<Shape>& all) {
+    const HeadSpec& head = s.draft_head;
+    const int64_t hidden = s.hidden_size;
+    if (!s.is_draft_head()) return;
+    all.push_back({FC, -1, false, hidden, head.fc_width(hidden)});
+    all.push_back({HEAD_HIDDEN_NORM, -1, false, hidden, 1});
+    if (head.feeds_back()) all.push_back({HEAD_EMBED_NORM, -1, false, hidden, 1});
+    for (int32_t i = 0; i < head.input_norms(); i++)
+        all.push_back({INPUT_NORM, -1, false, head.input_size / head.input_norms(), 1, i});
 }
 
 // Every weight that a model has.
 std::vector<Shape> shapes(const ModelSpec& s, const std::vector<LayerSpec>& layers) {
     const int64_t hidden = s.hidden_size;
-    std::vector<Shape> all = {{EMBED_TOKENS, -1, false, s.vocab_size, s.embedding_size}};
-    if (!s.tied_head) all.push_back({LM_HEAD, -1, false, s.vocab_size, s.embedding_size});
+    std::vector<Shape> all;
+    if (!s.draft_head.shared_embedding) all.push_back({EMBED_TOKENS, -1, false, s.vocab_size, s.embedding_size});
+    if (!s.tied_head && !s.draft_head.shared_head)
+        all.push_back({LM_HEAD, -1, false, s.lm_head_rows(), s.embedding_size});
+    list_head_shapes(s, all);
     if (s.positions) all.push_back({EMBED_POSITIONS, -1, false, s.positions, hidden});
     if (s.projected_embedding) all.push_back({PROJECT_IN, -1, false, hidden, s.embedding_size});
     if (s.projected_embedding) all.push_back({PROJECT_OUT, -1, false, s.embedding_size, hidden});
+    if (s.per_layer_size) {
+        all.push_back({PER_LAYER_EMBED, -1, false, s.vocab_size, s.per_layer_width()});
+        all.push_back({PER_LAYER_IN_PROJ, -1, false, s.per_layer_width(), hidden});
+        all.push_back({PER_LAYER_NORM, -1, false, s.per_layer_size, 1});
+    }
     for (const bool bias : {false, true}) {
         if (bias && !s.norm_bias) continue;
         if (s.final_norm) all.push_back({FINAL_NORM, -1, bias, hidden, 1});
@@ -335,11 +390,13 @@ struct Fixture {
         Buffer<float> tensor(size_t(shape.rows * shape.columns));
         for (size_t i = 0; i < tensor.size(); i++) tensor[i] = random.normal() * (shape.columns > 1 ? 0.2f : 0.5f);
         if (shape.slot == EMBED_TOKENS) table.assign(tensor.data(), tensor.data() + tensor.size());
+        if (shape.slot == PER_LAYER_EMBED) per_layer_table.assign(tensor.data(), tensor.data() + tensor.size());
         const auto pack = [&](bool bias, int64_t columns) {
             return model->pack(pool, shape.slot, shape.index, bias, {SOURCE_F32, tensor.data(), shape.rows, columns});
         };
         CHECK(pack(shape.bias, shape.columns), "%s: no place for weight %d", name, shape.slot);
-        const bool matrix = shape.columns > 1 && shape.slot != EMBED_POSITIONS && shape.slot != EMBED_TOKENS;
+        const bool matrix = shape.columns > 1 && shape.slot != EMBED_POSITIONS && shape.slot != EMBED_TOKENS &&
+                            shape.slot != PER_LAYER_EMBED;
         CHECK(!matrix || !pack(false, shape.columns - 1), "%s: weight %d may have another shape", name, shape.slot);
     }
 
@@ -447,7 +504,7 @@ struct Fixture {
     std::unique_ptr<Program> program;
     std::unique_ptr<Blocks> blocks;
     int32_t taken = 0;  // of them
-    std::vector<float> table;
+    std::vector<float> table, per_layer_table;
     Buffer<float> cosine, sine;
     float poison = NAN;  // for a place in a rotation table: rows at that position become NaN
 };

@@ -23,7 +23,19 @@ FLAGS = {  # for every file, and for the linker; plain: the objects of the libra
     "thread": (("-O1", "-fsanitize=thread"), ()),
 }
 PARTS = [
-    *("packing", "linears", "rows", "attention", "levels", "model", "sampling", "recurrent", "refusals", "api"),
+    *(
+        "packing",
+        "linears",
+        "rows",
+        "attention",
+        "levels",
+        "model",
+        "heads",
+        "sampling",
+        "recurrent",
+        "refusals",
+        "api",
+    ),
     *("plan", "threads", "cpu"),
 ]
 Run = Callable[..., str]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -13,6 +13,7 @@ from ipex_assist.speculative.acceptance import EDGES, Acceptance, bin_of
 from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule, DraftChoice, best_draft
 from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.draft_budget import EXPECTED_TOKENS, FURTHER, STAKE, TRUST, TRUSTED_READING
+from ipex_assist.speculative.draft_source import Proposal
 from ipex_assist.speculative.options import DraftOptions
 from ipex_assist.speculative.schedule import ConstantSchedule, HeuristicSchedule, RoundResult, RoundState, Schedule
 
@@ -316,3 +317,31 @@ def test_tokens_behind_a_wrong_one_are_not_counted() -> None:
     acceptance.observe([0.9, 0.9, 0.9, 0.9], 4, 1)
     assert sum(acceptance.later.drafted) == pytest.approx(before * 0.98 + 1)
     assert acceptance.seen == 2
+
+
+BLOCK = replace(costs(), draft=0.0, block=(0.3, 0.35, 0.4, 0.45))
+
+
+def test_of_a_block_what_is_worth_its_row_is_verified() -> None:
+    """All tokens cost the same to draft: the plan asks for all of them, and rows are what a token has to be worth."""
+    known = Acceptance()
+    for _ in range(30):
+        known.observe([0.99, 0.99, 0.99, 0.15, 0.05], 5, 3)
+    rows = replace(BLOCK, verify=tuple(1 + 0.2 * i for i in range(16)))
+    schedule = AdaptiveSchedule(rows, 128, model_acceptance=known)
+    assert schedule.plan(RoundState(20, 100, 1)).k > 5
+    proposal = Proposal([7] * 5, [0.99, 0.99, 0.99, 0.15, 0.05], 1)
+    assert len(schedule.trim(proposal).tokens) == 3
+    assert schedule.trim(proposal).confidence == proposal.confidence, "of all, for the statistics"
+    assert len(schedule.trim(Proposal([7], [0.01], 1)).tokens) == 1, "the block is paid for"
+    steps = AdaptiveSchedule(costs(), 128, model_acceptance=known)
+    steps.plan(RoundState(20, 100, 1))
+    assert steps.trim(proposal) is proposal
+
+
+def test_the_cost_of_blocks() -> None:
+    """Between and beyond the numbers of requests that were measured; a block of any length costs the same."""
+    assert [BLOCK.blocks(requests) for requests in (0, 1, 3, 6)] == pytest.approx([0, 0.3, 0.4, 0.55])
+    assert BLOCK.blocks(1.5) == pytest.approx(0.325)
+    assert (BLOCK.drafting(0), BLOCK.drafting(1), BLOCK.drafting(15)) == (0.0, 0.3, 0.3)
+    assert costs().drafting(3) == pytest.approx(0.6)

@@ -211,3 +211,12 @@ def test_which_of_the_kept_figures_forbids_drafting() -> None:
 
     assert drafted(DEAR, right=4) == 0
     assert drafted(QUIET, right=0) >= 1
+
+
+def test_what_a_block_costs_is_kept() -> None:
+    """Of a head that drafts blocks: without it, the next process would take them to cost nothing."""
+    block = Costs(QUIET.verify, 0.0, QUIET.rows, 0.002, block=(0.02, 0.025, 0.03))
+    World(block).process()
+    again = World(QUIET)
+    assert again.process().costs == block
+    assert again.calibrations == 0

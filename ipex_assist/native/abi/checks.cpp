@@ -86,6 +86,10 @@ void check_attention(const ModelSpec& s, const AttentionSpec& a) {
     if (!std::isfinite(a.scale)) refuse("the attention scale is %g and must be a number", double(a.scale));
     check_cap(a.cap);
     check_latent(a);
+    if (a.shares_kv && (a.is_latent() || a.values_are_keys || a.value_norm || a.qk_norm == ALL_HEADS))
+        refuse("keys and values of another layer, and what is done to values or to all keys");
+    if (a.values_are_keys && (a.is_latent() || a.qk_norm == ALL_HEADS))
+        refuse("values that are keys, beside latents or a norm of all keys together");
     for (int32_t i = 0; a.alibi_slopes && i < a.heads; i++) {
         if (!std::isfinite(a.alibi_slopes[i])) {
             refuse("a slope of ALiBi is %g and must be a number", double(a.alibi_slopes[i]));
@@ -152,6 +156,8 @@ void check_mlp(const ModelSpec& s, const MlpSpec& m) {
     check_range("experts of a token", m.experts_per_token, m.experts ? 1 : 0, m.experts);
     check_range("the shared expert's intermediate_size", m.shared_size, 0, m.experts ? LARGEST : 0);
     if (m.shared_gate && !m.shared_size) refuse("a gate of a shared expert that is not there");
+    if (m.own_norms && (!m.shared_size || m.shared_gate)) refuse("norms of experts, and no shared one without a gate");
+    if (m.expert_scales && !m.experts) refuse("scales of experts that are not there");
     if (m.experts) check_routing(m);
 }
 
@@ -166,6 +172,24 @@ void check_layer(const ModelSpec& s, const LayerSpec& layer) {
     if (layer.parallel && layer.norm_place != PRE) refuse("norms of parallel layers are before them");
     if (layer.shared_norm && !layer.parallel) refuse("attention and MLP share a norm in parallel layers only");
     if ((layer.mlp.experts || !layer.has_mlp()) && layer.parallel) refuse("experts, or nothing, parallel to attention");
+    if (layer.mlp.own_norms && layer.norm_place != SANDWICH) refuse("norms of experts are within those around them");
+    const bool plain = layer.mlp.activation != XIELU && layer.mlp.activation != CLAMPED_SWIGLU;
+    if (s.per_layer_size && (!layer.has_mlp() || layer.parallel || !plain))
+        refuse("per-layer embeddings follow an MLP that is not parallel, and have its activation of one number");
+}
+
+// A layer that reads the keys and values of an earlier one, which has some as wide.
+void check_kv_layer(const LayerSpec* layers, int32_t number) {
+    const AttentionSpec& a = layers[number].attention;
+    if (layers[number].is_recurrent() || !a.shares_kv) return;
+    check_range("the layer whose keys and values are read", a.kv_layer, 0, int64_t(number) - 1);
+    const LayerSpec& other = layers[a.kv_layer];
+    if (other.is_recurrent() || other.attention.shares_kv || other.attention.is_latent())
+        refuse("layer %d reads the keys and values of layer %d, which has none of its own", number, a.kv_layer);
+    if (other.attention.kv_heads != a.kv_heads || other.attention.head_dim != a.head_dim) {
+        refuse("layer %d reads %d key/value heads of %d, and layer %d has %d of %d", number, a.kv_heads, a.head_dim,
+               a.kv_layer, other.attention.kv_heads, other.attention.head_dim);
+    }
 }
 
 void check_draft_head(const ModelSpec& s) {
@@ -209,6 +233,8 @@ void check_model(const ModelSpec& s) {
     check_multiplier(s.embedding_multiplier);
     check_cap(s.logit_cap);
     check_draft_head(s);
+    check_range("the size of per-layer embeddings", s.per_layer_size, 0, 1 << 14);
+    check_range("layers x the size of per-layer embeddings", s.per_layer_width(), 0, LARGEST);
     if (!s.projected_embedding && s.embedding_size != s.hidden_size) {
         refuse("an embedding of %d for a hidden size of %d needs projections", s.embedding_size, s.hidden_size);
     }
@@ -218,7 +244,7 @@ void check_model(const ModelSpec& s) {
 
 const ModelSpec& checked(const ModelSpec& s, const LayerSpec* layers) {
     check_model(s);
-    for (int32_t i = 0; i < s.layers; i++) check_layer(s, layers[i]);
+    for (int32_t i = 0; i < s.layers; i++) check_layer(s, layers[i]), check_kv_layer(layers, i);
     if (s.draft_head.kind == EAGLE3 && (layers[0].is_recurrent() || layers[0].norm_place != PRE || layers[0].parallel))
         refuse("the first layer of an EAGLE-3 head is one of attention, with norms before it");
     for (int32_t i = 0; s.draft_head.kind == DFLASH && i < s.layers; i++) {
@@ -342,7 +368,7 @@ void check_written(const Batch& b, const std::vector<int64_t>& lasts) {
 const Batch& checked(const PackedModel& model, const Batch& b, const int32_t* counts) {
     if (!model.ready()) {
         if (!model.has_memory()) refuse("the model has no weights yet");
-        if (!model.has_shared()) refuse("a draft head without its target's embedding or head");
+        if (model.missing() == 0) refuse("a draft head without its target's embedding or head");
         refuse("%lld of the model's weights are not packed yet", static_cast<long long>(model.missing()));
     }
     check_sizes(model, b);
@@ -375,13 +401,12 @@ void check_draft_blocks(const Batch& b, const int32_t* counts) {
     int32_t row = 0, logit_row = 0;
     for (int32_t i = 0; i < b.segment_count; row += b.segments[i++].rows) {
         check_range("tokens of a block", counts[i], 1, int64_t(b.segments[i].rows) - 1);
-        if (counts[i] != b.segments[i].rows - 1) refuse("a block of %d rows for %d tokens", b.segments[i].rows, counts[i]);
         for (int32_t r = 1; r <= counts[i]; r++) {
             if (logit_row >= b.logit_row_count || b.logit_rows[logit_row++] != row + r)
-                refuse("drafting takes all rows of a block but the first");
+                refuse("a block drafts by its rows after the first");
         }
     }
-    if (logit_row != b.logit_row_count) refuse("drafting takes all rows of a block but the first");
+    if (logit_row != b.logit_row_count) refuse("a block drafts by its rows after the first");
 }
 
 void check_target_tokens(const ModelSpec& s, const int32_t* tokens) {
@@ -389,7 +414,8 @@ void check_target_tokens(const ModelSpec& s, const int32_t* tokens) {
         if (tokens[i] < 0 || tokens[i] >= s.vocab_size)
             refuse("token %d of the draft head is %d of a vocabulary of %d", i, tokens[i], s.vocab_size);
     }
-    if (!tokens && s.lm_head_rows() != s.vocab_size) refuse("a draft head of %d tokens needs what they are", s.lm_head_rows());
+    if (!tokens && s.lm_head_rows() != s.vocab_size)
+        refuse("a draft head of %d tokens needs what they are", s.lm_head_rows());
 }
 
 void check_choices(const RowChoice* choices, int32_t count, int64_t columns) {

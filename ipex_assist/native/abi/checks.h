@@ -12,7 +12,7 @@ const ModelSpec& checked(const ModelSpec& spec, const LayerSpec* layers);
 // given.
 const Batch& checked(const PackedModel& model, const Batch& batch, const int32_t* counts);
 
-// That all rows of each segment but the first have logits, as many as `counts`.
+// That of each segment the `counts` rows after the first have logits, and no other.
 void check_draft_blocks(const Batch& batch, const int32_t* counts);
 
 // Which tokens of the vocabulary a draft head's are (lm_head_rows), or null.

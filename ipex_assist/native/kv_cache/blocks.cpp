@@ -41,8 +41,8 @@ BlockLayout::BlockLayout(const PackedModel& model, Precision precision) {
     int32_t most = 0, count = 0;
     for (const PackedLayer& layer : model.layers) {
         first.push_back(count);
-        count += layer.attention.kv_heads;
-        most = std::max(most, layer.attention.kv_heads);
+        count += layer.attention.kept_heads();
+        most = std::max(most, layer.attention.kept_heads());
     }
     first.push_back(count);
     parts.resize(size_t(count));

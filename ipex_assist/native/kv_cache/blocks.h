@@ -10,7 +10,8 @@ namespace ipex_assist {
 
 // Where a block has what. It is made of one part for each KV head of each layer: head 0 of all layers, head 1 of all
 // layers that have one, and so on, so that a head's parts lie side by side, as the threads of one memory node write
-// them (TeamNodes::home). A part is its keys, its values, and in int8 their scales; its size is its layer's.
+// them (TeamNodes::home). A layer that reads another one's keys and values has none. A part is its keys, its values,
+// and in int8 their scales; its size is its layer's.
 struct BlockLayout {
     BlockLayout(const PackedModel& model, Precision precision);
 

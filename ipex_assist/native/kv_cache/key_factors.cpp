@@ -27,15 +27,20 @@ Norm norm_before(const PackedModel& model, size_t layer) {
 }
 
 // Keys (ROWS, stride) of a layer.
-void probe(const PackedModel& model, size_t index, const LinearRows& in, float* keys, int64_t stride) {
+void probe(const PackedModel& model, size_t index, LinearRows in, float* keys, int64_t stride) {
     const PackedLayer& layer = model.layers[index];
-    const Norm norm = norm_before(model, index);
-    const int64_t width = model.spec.hidden_size;
+    const int64_t width = layer.input_width, hidden = model.spec.hidden_size;
+    in.depth = layer.qkv.depth;
+    const bool both = width > hidden;  // a token beside a hidden state
     std::vector<float> row(size_t(layer.qkv.depth)), ordered(row.size());
     for (int32_t r = 0; r < ROWS; r++) {
         for (int64_t i = 0; i < width; i++) {
+            const Norm norm = !both        ? norm_before(model, index)
+                              : i < hidden ? model.head_embedding_norm
+                                           : model.head_hidden_norm;
+            const int64_t at = i % hidden;
             row[size_t(i)] =
-                sign(uint32_t(r * width + i)) * (norm.weight ? norm.weight[i] : 1) + (norm.bias ? norm.bias[i] : 0);
+                sign(uint32_t(r * width + i)) * (norm.weight ? norm.weight[at] : 1) + (norm.bias ? norm.bias[at] : 0);
         }
         const float* x = PackedModel::arrange(layer.qkv, row.data(), width, 0, layer.qkv.depth, ordered.data());
         model.kernels->quantize(layer.qkv.precision, layer.qkv.group, x, width, 0, layer.qkv.depth, r, in);
@@ -59,7 +64,7 @@ float factor(double square) {
 // Of a layer: (kv_heads, head_dim).
 std::vector<float> layer_factors(const PackedModel& model, size_t index, const LinearRows& in) {
     const PackedLayer& layer = model.layers[index];
-    if (layer.is_recurrent()) return {};
+    if (layer.is_recurrent() || layer.attention.shares_kv) return {};
     const AttentionSpec& a = layer.attention;
     const int32_t dim = a.head_dim, half = a.paired_dim / 2;
     const int64_t stride = round_up(a.kv_width(), LANES);
@@ -90,7 +95,7 @@ std::vector<float> layer_factors(const PackedModel& model, size_t index, const L
 
 std::vector<std::vector<float>> key_factors(const PackedModel& model) {
     if (!model.ready()) refuse("keys of int8 for a model without weights");
-    const int64_t depth = model.layers[0].qkv.depth;
+    const int64_t depth = model.layers[0].qkv.depth;  // which is the widest
     const Memory values(size_t(2 * ROWS * depth * 4)), scales(size_t(2 * ROWS * depth / 32 * 4)), sums(scales.size());
     const LinearRows in{values.data(), scales.as<float>(), sums.as<int32_t>(), depth};
     std::vector<std::vector<float>> factors;

@@ -46,6 +46,7 @@ void list_shared(List& list, SharedBuffers& b, const ActivationSizes& s) {
     list("qkv", b.qkv, s.rows, s.qkv);
     list("attended", b.attended, s.rows, s.attended);
     list("heads", b.heads, s.rows, s.heads);
+    list("per_layer", b.per_layer, s.rows, s.per_layer);
     list("active", b.active, s.active, 1);
     list("scanned", b.scanned, s.scan_rows, s.scan_columns);
     list("partials", b.partials, s.partials, 1);

@@ -56,6 +56,7 @@ struct SharedBuffers {
     Array<float> x;               // (rows, hidden): the residual stream
     Array<float> qkv;             // (rows, queries, keys and values)
     Array<float> attended;        // (rows, heads · value_dim)
+    Array<float> per_layer;       // (rows, layers · per_layer_size): each layer's own embeddings
     Array<float> heads;           // (rows, …) of latent attention: queries, later the values of the heads
     Array<float> active;          // (rows or slots, the layer's intermediate_size): activated gate and up
     Array<float> scanned;         // (rows to scan, scan_width): queries, keys, values, decays and betas
@@ -97,7 +98,7 @@ struct ThreadBuffers {
 // The sizes that the list takes: of a pass, and of the widest layer of the model.
 struct ActivationSizes {
     int64_t rows, logit_rows, vocabulary_chunks, threads, nodes;
-    int64_t width, qkv, attended;                 // columns of a row
+    int64_t width, qkv, attended, per_layer;      // columns of a row
     int64_t scan_rows, scan_columns, state;       // of recurrent layers; floats of a part of their state
     int64_t depth;                                // input columns of any linear that all rows enter
     int64_t active;                               // floats of activated gate and up

@@ -25,12 +25,12 @@ AttentionView::AttentionView(Pass& pass_, const LayerStep& step, int thread_)
       spec(layer.attention),
       blocks(*pass_.batch.blocks),
       own(pass_.activations.own(thread_)),
-      index(step.index),
+      kv_layer(spec.shares_kv ? spec.kv_layer : step.index),
       thread(thread_),
       node(plan.team.node(thread_)) {}
 
 KeyValueBlock AttentionView::block(const RowRange& rows, int32_t kv_head, int64_t block) const {
-    return blocks.at(segment(rows).blocks[block], index, splits.shape.stored_head(kv_head));
+    return blocks.at(segment(rows).blocks[block], kv_layer, splits.shape.stored_head(kv_head));
 }
 
 bool AttentionView::on_own_node(size_t segment, int64_t block, int32_t kv_head) const {
@@ -85,7 +85,7 @@ AttentionTile prepare_tile(const AttentionView& v, int32_t kv_head, const RowRan
     const AttentionSpec& a = v.spec;
     const ThreadBuffers& own = v.own;
     const AttentionTile t = tile_of(v, rows);
-    const float* factors = v.blocks.key_factors(v.index, v.splits.shape.stored_head(kv_head));
+    const float* factors = v.blocks.key_factors(v.kv_layer, v.splits.shape.stored_head(kv_head));
     const int64_t groups = t.key_depth / ATTENTION_GROUP;
     const bool integers = v.blocks.precision() == INT8 && t.precision != FP32;
     const int64_t bytes = t.precision == FP32 ? 4 : integers ? 2 : v.k.bf16_row_bytes;
@@ -159,8 +159,8 @@ int64_t attend_blocks(const AttentionView& v, int32_t kv_head, size_t segment, i
     const auto mine = [&](int64_t block) {
         return block >= first && block < end && (!v.splits.by_block || v.on_own_node(segment, block, kv_head));
     };
-    for (size_t i = v.plan.first_append_range[segment];
-         !v.spec.is_latent() && i < v.plan.first_append_range[segment + 1]; i++) {
+    const bool appends = !v.spec.is_latent() && !v.spec.shares_kv;
+    for (size_t i = v.plan.first_append_range[segment]; appends && i < v.plan.first_append_range[segment + 1]; i++) {
         const RowRange& range = v.plan.append_ranges[i];
         if (mine(v.plan.last_block(range.first))) append_rows(v, range, kv_head);
     }
@@ -257,6 +257,11 @@ void end_attention(Pass& pass, int thread, uint64_t started) {
 }
 
 }  // namespace
+
+// Before the linear that gives queries, whose barrier all pass with the counter at 0.
+void begin_tiles(Pass& pass, const LayerStep&, int thread) {
+    if (thread == 0) pass.next_tile.store(0);
+}
 
 // The rows that go on get into the form of the output linear, but those of latents (latent.cpp).
 void attention(Pass& pass, const LayerStep& step, int thread) {

@@ -44,7 +44,7 @@ struct Batch {
     float* logits;         // (logit_row_count, stride)
     int64_t stride;        // at least the vocabulary, rounded up to 16
     const States* states;  // null in a model without recurrent layers
-    int32_t threads;  // of the pool, its first ones, that run the pass; 0, or more than it has: all. Changes no bit
+    int32_t threads;      // of the pool, its first ones, that run the pass; 0, or more than it has: all. Changes no bit
     int32_t own_hidden;   // whether `hidden` has states that the draft head itself computed, of hidden_size columns
     const float* hidden;  // of a draft head: (rows, input_size) of its target's
     Taps taps;
@@ -58,7 +58,8 @@ struct GreedyDraft {
     int32_t* tokens;       // -1 where logits hold NaN or infinity, which ends the draft, too
     float* probabilities;  // NaN there
     int32_t* drafted;      // how many tokens there are, that -1 included
-    const int32_t* target_tokens;  // (lm_head_rows) which token of the vocabulary each is; null: itself
+    // (lm_head_rows) which token of the vocabulary each is; null: itself.
+    const int32_t* target_tokens = nullptr;
 };
 
 // The most likely tokens after each row with logits, and the logarithms of their probabilities; a row whose logits hold

@@ -34,7 +34,8 @@ bool continue_draft(Pass& pass, const GreedyDraft& d, std::vector<int32_t>& orde
         next.start += next.rows, next.rows = 1, next.settled = next.settle;
         next.settle = std::max(next.settle, next.start + 1 - PENDING_ROWS);
         logit_rows.push_back(int32_t(segments.size()));
-        segments.push_back(next), next_order.push_back(which), tokens.push_back(d.tokens[which * d.stride + d.drafted[which] - 1]);
+        segments.push_back(next), next_order.push_back(which),
+            tokens.push_back(d.tokens[which * d.stride + d.drafted[which] - 1]);
         if (pass.model.spec.draft_head.feeds_back()) hidden.push_back(pass.activations.shared.fed_back.row(int64_t(i)));
     }
     if (segments.empty()) return false;

@@ -68,6 +68,9 @@ void route_row(Pass& pass, const PackedLayer& layer, int64_t row, RouterScratch&
     int32_t* chosen = pass.routes.chosen.data() + row * experts_of_row(spec);
     float* weights = pass.routes.weights.data() + row * experts_of_row(spec);
     choose_experts(spec, logits, layer.correction_bias, scratch, chosen, weights);
+    for (int32_t i = 0; layer.expert_scales && i < spec.experts_per_token; i++) {
+        weights[i] *= layer.expert_scales[chosen[i]];
+    }
     if (!spec.shared_size) return;
     chosen[spec.experts_per_token] = spec.experts;
     weights[spec.experts_per_token] = spec.shared_gate ? sigmoid(logits[(layer.router.blocks - 1) * LANES]) : 1;
@@ -154,16 +157,35 @@ void route(Pass& pass, const LayerStep& step, int thread) {
     pass.wait(thread);
 }
 
+namespace {
+
+// What an expert gets of a row: what the router got, or the residual stream through a norm of its own.
+const float* slot_input(const Pass& pass, const LayerStep& step, int thread, int32_t expert, int64_t row) {
+    const PackedLayer& layer = pass.layer(step);
+    if (!layer.mlp.own_norms) {
+        const uint8_t* routed = pass.inputs(thread, layer.router.depth).values;
+        return reinterpret_cast<const float*>(routed) + row * layer.router.depth;
+    }
+    const ThreadBuffers& own = pass.activations.own(thread);
+    const std::vector<int32_t>* kept = pass.plan.rows_kept(step.last);
+    const Array<float>& stream = pass.plan.each_thread_prepares ? own.x : pass.activations.shared.x;
+    const Norm& norm = expert == layer.mlp.experts ? layer.mlp_norm : layer.expert_norms.experts;
+    normalize(pass, norm, stream.row(kept ? (*kept)[size_t(row)] : row), own.row.data);
+    return own.row.data;
+}
+
+}  // namespace
+
 // The input of each slot, in the form that its expert multiplies.
 void fill_slots(Pass& pass, const LayerStep& step, int thread) {
     const PackedLayer& layer = pass.layer(step);
-    const float* x = reinterpret_cast<const float*>(pass.inputs(thread, layer.router.depth).values);
     const auto rows = [&](int32_t e) { return Range{0, pass.routes.count(e)}; };
     const auto one = [](int32_t) { return 1; };
     share_experts(pass, layer, all_threads(pass, thread), rows, one, [&](int32_t e, int64_t first, int64_t end) {
         const Linear& up = layer.experts[size_t(e)].up;
         for (int64_t i = first; i < end; i++) {
-            const float* row = x + pass.routes.rows[size_t(pass.routes.first[size_t(e)] + i)] * layer.router.depth;
+            const int32_t of = pass.routes.rows[size_t(pass.routes.first[size_t(e)] + i)];
+            const float* row = slot_input(pass, step, thread, e, of);
             for (int node = 0; node < pass.activations.nodes(); node++) {
                 prepare_row(pass, thread, row, pass.model.spec.hidden_size, 0, up.depth, i, up,
                             up_rows(pass, layer, e, node));
@@ -231,23 +253,45 @@ void down_experts(Pass& pass, const LayerStep& step, int thread) {
     if (thread == 0) pass.timing.linear += __rdtsc() - started;
 }
 
+namespace {
+
+// Columns [first, end) of the weighted sum of `count` slots of a row, the first of them of number `choice`.
+void add_slots(const Pass& pass, int64_t choice, int64_t count, int64_t first, int64_t end, float* to) {
+    std::fill(to + first, to + end, 0.0f);
+    for (int64_t i = choice; i < choice + count; i++) {
+        const float weight = pass.routes.weights[size_t(i)];
+        const float* from = pass.activations.shared.expert_outputs.row(pass.routes.slots[size_t(i)]);
+        for (int64_t c = first; c < end; c++) to[c] += weight * from[c];
+    }
+}
+
+// A row's experts, and the shared one, each through a norm of their own.
+void add_normalized(const Pass& pass, const PackedLayer& layer, int thread, int64_t row, float* to) {
+    const int64_t size = pass.model.spec.hidden_size, each = experts_of_row(layer.mlp), routed = each - 1;
+    float* sum = pass.activations.own(thread).row.data;
+    add_slots(pass, row * each, routed, 0, size, sum);
+    normalize(pass, layer.expert_norms.experts_out, sum, sum);
+    const int32_t slot = pass.routes.slots[size_t(row * each + routed)];
+    normalize(pass, layer.expert_norms.shared_out, pass.activations.shared.expert_outputs.row(slot), to);
+    pass.kernels.add(to, sum, size);
+}
+
+}  // namespace
+
 // The weighted sum of what a row's experts made of it.
 void add_experts(Pass& pass, const LayerStep& step, int thread) {
-    const Routes& routes = pass.routes;
-    const int64_t size = pass.model.spec.hidden_size, each = experts_of_row(pass.layer(step).mlp);
-    const int64_t spans = round_up(size, SCALE_COLUMNS) / SCALE_COLUMNS, units = pass.rows_kept(step) * spans;
+    const PackedLayer& layer = pass.layer(step);
+    const int64_t size = pass.model.spec.hidden_size, each = experts_of_row(layer.mlp);
+    const int64_t span = layer.mlp.own_norms ? size : SCALE_COLUMNS;  // of columns that one thread adds
+    const int64_t spans = (size + span - 1) / span, units = pass.rows_kept(step) * spans;
     for (int64_t u = share(units, thread, pass.plan.threads); u < share(units, thread + 1, pass.plan.threads); u++) {
-        const int64_t row = u / spans, first = u % spans * SCALE_COLUMNS, end = std::min(first + SCALE_COLUMNS, size);
+        const int64_t row = u / spans, first = u % spans * span, end = std::min(first + span, size);
         float* to = pass.delta(thread).row(row);
-        std::fill(to + first, to + end, 0.0f);
-        for (int64_t i = row * each; i < (row + 1) * each; i++) {
-            const float weight = routes.weights[size_t(i)];
-            const float* from = pass.activations.shared.expert_outputs.row(routes.slots[size_t(i)]);
-            for (int64_t c = first; c < end; c++) to[c] += weight * from[c];
-        }
+        if (layer.mlp.own_norms) add_normalized(pass, layer, thread, row, to);
+        else add_slots(pass, row * each, each, first, end, to);
         share_delta(pass, thread, row, row + 1, first, end);
     }
-    prefetch(pass, thread, pass.reader(step));
+    prefetch(pass, thread, pass.after_mlp(step));
     pass.wait(thread);
 }
 

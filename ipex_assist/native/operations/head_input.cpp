@@ -48,9 +48,8 @@ void through_fc(Pass& pass, int thread) {
     const auto [first, end] = share_of(pass, thread);
     for (int64_t r = first; r < end; r++) {
         const float* hidden = pass.hidden[size_t(r)];
-        const float* row = head.kind == MTP
-                               ? token_and_hidden(pass, r, hidden, thread)
-                               : normed_input(pass, hidden, pass.activations.own(thread).entering.data);
+        const float* row = head.kind == MTP ? token_and_hidden(pass, r, hidden, thread)
+                                            : normed_input(pass, hidden, pass.activations.own(thread).entering.data);
         prepare_row(pass, thread, row, width, 0, model.fc.depth, r, model.fc, &NodeBuffers::inputs);
     }
     pass.wait(thread);

@@ -11,7 +11,7 @@ void append_rows(const AttentionView& v, const RowRange& range, int32_t kv_head)
     const AttentionSpec& a = v.spec;
     const Precision precision = v.blocks.precision();
     const KeyValueBlock block = v.block(range, kv_head, v.plan.last_block(range.first));
-    const float* factors = v.blocks.key_factors(v.index, kv_head);
+    const float* factors = v.blocks.key_factors(v.kv_layer, kv_head);
     float* head = v.own.head.data;
     for (int32_t r = range.first; r < range.end; r++) {
         const int32_t position = v.plan.positions[size_t(r)], within = position % BLOCK_POSITIONS;
@@ -21,6 +21,10 @@ void append_rows(const AttentionView& v, const RowRange& range, int32_t kv_head)
         rotate_head(v.pass, v.layer, v.spec.head_norm(v.layer.k_norm, kv_head), v.segment(range), position, head);
         for (int32_t d = 0; factors && d < a.head_dim; d++) head[d] /= factors[d];
         v.k.store_key(precision, head, a.head_dim, a.key_depth(), within, block);
+        if (a.value_norm) {
+            v.k.normalize(true, value, nullptr, nullptr, v.pass.model.spec.norm_eps, a.head_dim, head);
+            value = head;
+        }
         v.k.store_value(precision, value, a.value_dim(), within, block);
     }
 }

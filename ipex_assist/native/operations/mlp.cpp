@@ -9,26 +9,6 @@
 namespace ipex_assist {
 namespace {
 
-// Where the down linear takes activated columns in the order that they are computed in, they are prepared for it at
-// once.
-bool prepares_in_place(const Pass& pass, const Linear& down) { return pass.plan.decode && !down.order; }
-
-// The spans of 128 columns that this thread has activated, or of which it has activated the last columns.
-void prepare_active(Pass& pass, int thread, const PackedLayer& layer, int64_t inner) {
-    const int64_t parts = layer.mlp.gated ? 2 : 1, blocks = layer.up.blocks / parts, each = SCALE_COLUMNS / LANES;
-    const auto [up_first, up_last] = slice(pass, layer.up, thread);
-    const int64_t first = up_first / parts, end = up_last / parts;
-    for (int64_t s = first / each; s * each < end; s++) {
-        const int64_t done = std::min(end, (s + 1) * each) - std::max(first, s * each);
-        if (!pass.completes(size_t(s), done, std::min(blocks, (s + 1) * each) - s * each)) continue;
-        for (int64_t r = 0; r < pass.plan.rows(); r++) {
-            const float* row = pass.activations.shared.active.data + r * inner;
-            prepare_row(pass, thread, row, layer.mlp.intermediate_size, s * SCALE_COLUMNS,
-                        std::min((s + 1) * SCALE_COLUMNS, layer.down.depth), r, layer.down, &NodeBuffers::down_inputs);
-        }
-    }
-}
-
 // What its kernel takes, of the numbers that a checkpoint has: softplus of both alphas, and beta added to the second.
 Xielu xielu_of(const PackedLayer& layer) {
     const auto softplus = [](double x) { return x > 20 ? x : std::log1p(std::exp(x)); };
@@ -41,22 +21,52 @@ void up_linear(Pass& pass, const LayerStep& step, int thread) {
     const uint64_t started = __rdtsc();
     const PackedLayer& layer = pass.layer(step);
     const int64_t rows = pass.rows_kept(step), inner = round_up(layer.mlp.intermediate_size, LANES);
+    const int64_t parts = layer.mlp.gated ? 2 : 1;
     float* active = pass.activations.shared.active.data;
     const auto [first, last] = slice(pass, layer.up, thread);
     const LinearRows in = pass.inputs(thread, layer.up.depth);
     const Xielu xielu = layer.mlp.activation == XIELU ? xielu_of(layer) : Xielu{};
     activate_blocks(pass, thread, layer.mlp, layer.up, in, rows, first, last, active, inner, &xielu);
-    const bool in_place = prepares_in_place(pass, layer.down);
-    if (in_place) prepare_active(pass, thread, layer, inner);
-    prefetch(pass, thread, layer.down);
+    prepare_active(
+        pass, thread,
+        {active, rows, inner, layer.mlp.intermediate_size, layer.up.blocks / parts, first / parts, last / parts},
+        layer.down, started);
+}
+
+// The spans of 128 columns that this thread has activated, or of which it has activated the last columns.
+void prepare_spans(Pass& pass, int thread, const ActiveRows& x, const Linear& down) {
+    const int64_t each = SCALE_COLUMNS / LANES;
+    for (int64_t s = x.first / each; s * each < x.end; s++) {
+        const int64_t done = std::min(x.end, (s + 1) * each) - std::max(x.first, s * each);
+        if (!pass.completes(size_t(s), done, std::min(x.blocks, (s + 1) * each) - s * each)) continue;
+        for (int64_t r = 0; r < x.rows; r++) {
+            prepare_row(pass, thread, x.data + r * x.stride, x.width, s * SCALE_COLUMNS,
+                        std::min((s + 1) * SCALE_COLUMNS, down.depth), r, down, &NodeBuffers::down_inputs);
+        }
+    }
+}
+
+// Where a linear takes activated columns in the order that they are computed in, they are prepared for it at once.
+bool prepares_in_place(const Pass& pass, const Linear& down) { return pass.plan.decode && !down.order; }
+
+}  // namespace
+
+void prepare_active(Pass& pass, int thread, const ActiveRows& x, const Linear& down, uint64_t started) {
+    const bool in_place = prepares_in_place(pass, down);
+    if (in_place) prepare_spans(pass, thread, x, down);
+    prefetch(pass, thread, down);
     pass.wait(thread);
     if (thread == 0) pass.timing.linear += __rdtsc() - started;
     if (in_place) return;
-    prepare_rows(pass, thread, active, inner, layer.mlp.intermediate_size, rows, nullptr, layer.down);
+    prepare_rows(pass, thread, x.data, x.stride, x.width, x.rows, nullptr, down);
     pass.wait(thread);
 }
 
-}  // namespace
+LinearRows active_inputs(const Pass& pass, int thread, const Linear& down) {
+    const NodeBuffers& on_node = pass.activations.on(pass.node(thread));
+    const PreparedRows& rows = prepares_in_place(pass, down) ? on_node.down_inputs : on_node.inputs;
+    return rows.with_depth(down.depth);
+}
 
 void activate_blocks(const Pass& pass, int thread, const MlpSpec& spec, const Linear& up, const LinearRows& in,
                      int64_t rows, int64_t first, int64_t last, float* out, int64_t stride, const Xielu* xielu) {
@@ -76,11 +86,9 @@ void activate_blocks(const Pass& pass, int thread, const MlpSpec& spec, const Li
 void mlp(Pass& pass, const LayerStep& step, int thread) {
     up_linear(pass, step, thread);
     const Linear& down = pass.layer(step).down;
-    const NodeBuffers& on_node = pass.activations.on(pass.node(thread));
-    const PreparedRows& active = prepares_in_place(pass, down) ? on_node.down_inputs : on_node.inputs;
     const Array<float>& delta = pass.delta(thread);
-    linear(pass, thread, active.with_depth(down.depth), down, pass.rows_kept(step), delta.data, delta.columns,
-           &pass.reader(step));
+    linear(pass, thread, active_inputs(pass, thread, down), down, pass.rows_kept(step), delta.data, delta.columns,
+           &pass.after_mlp(step));
 }
 
 }  // namespace ipex_assist

@@ -22,14 +22,19 @@ void feed_back(Pass& pass, int thread);
 void tap_layer(const Pass& pass, int32_t layer, int thread);  // that enters a layer
 void tap_end(Pass& pass, int thread);                         // that leaves the last one, before `head`
 
+// per_layer.cpp
+// Each layer's own embeddings of all rows, of a model that has them; ends before the threads' shares are all there.
+void embed_per_layer(Pass& pass, int thread);
+void prepare_per_layer(Pass& pass, const LayerStep& step, int thread);
+void per_layer(Pass& pass, const LayerStep& step, int thread);
+
 // residual_norm.cpp
 // Residual addition and norms, then the rows in the form that `next` multiplies: of all rows, or of those that `kept`
 // names, which `next` gets side by side. Ends with a barrier unless each thread prepares all rows.
 void residual_norm(Pass& pass, int thread, const ResidualNorm& join, const std::vector<int32_t>* kept,
                    const Linear& next);
 // x += delta as `join` says; `changed` is room for a row that delta becomes, and may not be it.
-void add_delta(const Pass& pass, const ResidualNorm& join, float* x, const float* delta, float* changed,
-               int64_t start);
+void add_delta(const Pass& pass, const ResidualNorm& join, float* x, const float* delta, float* changed, int64_t start);
 void prepare_attention(Pass& pass, const LayerStep& step, int thread);
 void prepare_mlp(Pass& pass, const LayerStep& step, int thread);
 void normalize(const Pass& pass, const Norm& norm, const float* x, float* out);
@@ -66,6 +71,7 @@ void rotate_head(const Pass& pass, const PackedLayer& layer, const float* norm, 
 // kv_append.cpp, attention.cpp
 void append_keys_values(Pass& pass, const LayerStep& step, int thread);
 void attention(Pass& pass, const LayerStep& step, int thread);
+void begin_tiles(Pass& pass, const LayerStep& step, int thread);  // of layers that append nothing
 
 // latent.cpp
 void latent_linear(Pass& pass, const LayerStep& step, int thread);
@@ -90,6 +96,15 @@ void keep_inputs(const Pass& pass, const LayerStep& step, int thread);
 
 // mlp.cpp
 void mlp(Pass& pass, const LayerStep& step, int thread);
+// Rows (rows, stride) of `width` activated columns, of whose `blocks` blocks a thread has made first <= b < end.
+struct ActiveRows {
+    float* data;
+    int64_t rows, stride, width, blocks, first, end;
+};
+// What this thread has activated, in the form of `down`; ends with a barrier. Then what `down` reads. started: when the
+// thread began to activate, for the timing.
+void prepare_active(Pass& pass, int thread, const ActiveRows& x, const Linear& down, uint64_t started);
+LinearRows active_inputs(const Pass& pass, int thread, const Linear& down);
 // Blocks first <= b < last of gate and up, activated, to their columns of `out`.
 void activate_blocks(const Pass& pass, int thread, const MlpSpec& spec, const Linear& up, const LinearRows& in,
                      int64_t rows, int64_t first, int64_t last, float* out, int64_t stride,

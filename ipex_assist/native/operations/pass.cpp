@@ -64,6 +64,15 @@ int64_t partial_floats(const Pass& pass, const int32_t* counts) {
     return floats;
 }
 
+// Of the columns of a plain MLP, or of per-layer embeddings, between two linears.
+void size_active(const Pass& pass, int64_t width, const Linear& down, ActivationSizes& s) {
+    const int64_t inner = round_up(width, LANES), columns = PADDED_ROWS * round_up(down.depth, SCALE_COLUMNS);
+    s.active = std::max(s.active, s.rows * inner);
+    s.depth = std::max(s.depth, inner);
+    s.down_values = std::max(s.down_values, columns * value_bytes(down.precision, pass.kernels));
+    s.down_columns = std::max(s.down_columns, columns);
+}
+
 // What the widest attention and MLP of the model need.
 void size_layers(const Pass& pass, ActivationSizes& s) {
     const ModelSpec& spec = pass.model.spec;
@@ -92,6 +101,10 @@ void size_layers(const Pass& pass, ActivationSizes& s) {
     const int64_t fc = spec.draft_head.fc_width(spec.hidden_size);
     s.entering = fc ? std::max<int64_t>(fc, 2 * spec.hidden_size) : 0;
     s.depth = std::max({s.width, outputs, s.entering});
+    if (spec.per_layer_size) {
+        s.per_layer = round_up(spec.per_layer_width(), LANES);
+        size_active(pass, spec.per_layer_size, pass.model.layers[0].per_layer.out, s);
+    }
     if (spec.ordered) s.ordered = s.depth;
     s.own_value = std::max(value_bytes(spec.precision, pass.kernels), value_bytes(pass.head.precision, pass.kernels));
     if (pass.head.order) s.ordered = std::max(s.ordered, pass.head.depth);
@@ -102,12 +115,7 @@ void size_layers(const Pass& pass, ActivationSizes& s) {
             if (spec.ordered) s.ordered = std::max<int64_t>(s.ordered, layer.mlp.shared_size);
             s.own_value = value_bytes(FP32, pass.kernels);  // the router's
         } else {
-            const int64_t inner = round_up(layer.mlp.intermediate_size, LANES);
-            const int64_t columns = PADDED_ROWS * round_up(layer.down.depth, SCALE_COLUMNS);
-            s.active = std::max(s.active, s.rows * inner);
-            s.depth = std::max(s.depth, inner);
-            s.down_values = std::max(s.down_values, columns * value_bytes(layer.down.precision, pass.kernels));
-            s.down_columns = std::max(s.down_columns, columns);
+            size_active(pass, layer.mlp.intermediate_size, layer.down, s);
         }
         if (spec.ordered) s.ordered = std::max<int64_t>(s.ordered, layer.mlp.intermediate_size);
     }
@@ -121,7 +129,7 @@ ActivationSizes sizes_of(const Pass& pass, const int32_t* counts) {
     s.rows = pass.plan.rows(), s.logit_rows = int64_t(pass.plan.logit_rows.size());
     s.vocabulary_chunks = (vocabulary_columns(pass) + VOCABULARY_CHUNK - 1) / VOCABULARY_CHUNK;
     s.threads = pass.plan.threads, s.nodes = pass.pool.node(pass.plan.threads - 1) + 1;
-    s.width = round_up(std::max(spec.hidden_size, spec.embedding_size), LANES);
+    s.width = round_up(std::max({spec.hidden_size, spec.embedding_size, spec.per_layer_size}), LANES);
     s.tiles = pass.kernels.tiled && !pass.plan.decode;
     s.scan_rows = pass.plan.first_scan_row.back();
     for (int32_t i = 0; counts && i < pass.batch.segment_count; i++) s.scan_rows += counts[i] - 1;
@@ -134,7 +142,7 @@ ActivationSizes sizes_of(const Pass& pass, const int32_t* counts) {
 // Of spans of activated columns, of units of attended ones, and of tiles that are split: later passes of a draft have
 // no more tiles than its first one.
 size_t counters_of(const Pass& pass, bool drafts) {
-    int64_t spans = 1, units = 0;
+    int64_t spans = (pass.model.spec.per_layer_size + SCALE_COLUMNS - 1) / SCALE_COLUMNS + 1, units = 0;
     for (const int32_t index : pass.program.mlp_kinds) {
         const int64_t inner = round_up(pass.model.layers[size_t(index)].mlp.intermediate_size, LANES);
         spans = std::max(spans, (inner + SCALE_COLUMNS - 1) / SCALE_COLUMNS);
@@ -185,9 +193,11 @@ void run_layers(Pass& pass, int thread) {
     if (pass.hidden.empty()) embed(pass, thread);
     else if (pass.model.spec.draft_head.kind == DFLASH) return append_context(pass, thread);
     else enter_head(pass, thread);
+    if (pass.model.spec.per_layer_size) embed_per_layer(pass, thread);
     for (const LayerStep& step : pass.program.layers) {
         for (const Operation run : step.fill) run(pass, step, thread);
-        if (!pass.rows_kept(step)) return;
+        // No row goes on after what later passes read of it.
+        if (pass.plan.narrows && pass.plan.logit_rows.empty() && step.index >= pass.program.last_filled) return;
         for (const Operation run : step.proceed) run(pass, step, thread);
     }
     if (pass.taps_end()) tap_end(pass, thread);

@@ -35,6 +35,7 @@ struct Program {
     PassShape shape;
     std::vector<LayerStep> layers;
     std::vector<int32_t> mlp_kinds;  // a layer of each kind of MLP, for sizes
+    int32_t last_filled = 0;         // the last layer that keeps anything of a row: keys and values, or a state
 };
 
 // Which experts the rows of a layer pass through; a slot is one row of one expert, see experts.cpp.
@@ -64,6 +65,10 @@ struct Pass {
     // What reads the result of a layer, or of the last one: the head, or the projection before it.
     const Linear& reader(const LayerStep& step) const {
         return step.last ? after_layers() : model.layers[size_t(step.index) + 1].qkv;
+    }
+    // What reads the result of its MLP.
+    const Linear& after_mlp(const LayerStep& step) const {
+        return model.spec.per_layer_size ? layer(step).per_layer.gate : reader(step);
     }
     const Linear& after_layers() const { return model.spec.projected_embedding ? model.project_out : head; }
     // Whether a hidden state that leaves the last layer is asked for, of all rows.
@@ -97,8 +102,8 @@ struct Pass {
     std::vector<Counter> counters;      // of what several threads have done of something; 0 between two phases
     std::atomic<int64_t> next_tile{0};  // of prefill attention
     const bool blocks_by_node;          // whether memory follows the nodes of all of the pool's threads, which all run
-    std::vector<const float*> hidden;  // of a draft head: of each row
-    bool own_hidden;                   // whether these are states of its own
+    std::vector<const float*> hidden;   // of a draft head: of each row
+    bool own_hidden;                    // whether these are states of its own
     Routes routes;
     Timing timing;
     int64_t experts_read = 0;  // of all layers, each once a pass
@@ -121,8 +126,8 @@ void sample(Pass& pass, const RowChoice* choices, int32_t* tokens);
 // count of them or one whose probability is below its minimum; that one is its last. The others go on. The last row of
 // each segment must have logits, and no other (drafting.cpp).
 void draft(Pass& pass, const GreedyDraft& request);
-// DFLASH: one pass, whose segments are blocks of `counts` + 1 rows, of which all but the first have logits: the arg-max
-// of each is a drafted token, up to one whose probability is below its minimum (drafting.cpp).
+// DFLASH: one pass, whose segments are blocks, of which the `counts` rows after the first have logits: the arg-max of
+// each is a drafted token, up to one whose probability is below its minimum (drafting.cpp).
 void draft_blocks(Pass& pass, const GreedyDraft& request);
 
 }  // namespace ipex_assist

@@ -54,8 +54,7 @@ int32_t AttentionShape::most_queries() const {
 }
 
 PassPlan::PassPlan(const PassShape& shape, const TeamNodes& team_, std::vector<Segment> segments_,
-                   std::vector<int32_t> tokens_, std::vector<int32_t> logit_rows_,
-                   bool keeps_rows)
+                   std::vector<int32_t> tokens_, std::vector<int32_t> logit_rows_, bool keeps_rows)
     : team(team_),
       threads(team.threads()),
       decode(tokens_.size() <= DECODE_ROWS),
@@ -93,14 +92,12 @@ void PassPlan::place_rows() {
     first_append_range.push_back(append_ranges.size());
 }
 
-int64_t PassPlan::first_block(int32_t row, int32_t window) const {
-    return first_seen(row, window) / BLOCK_POSITIONS;
-}
+int64_t PassPlan::first_block(int32_t row, int32_t window) const { return first_seen(row, window) / BLOCK_POSITIONS; }
 
 int64_t PassPlan::first_seen(int32_t row, int32_t window) const {
-    const int64_t latest =
-        whole_segments ? segments[size_t(segment_of[size_t(row)])].start - 1 : positions[size_t(row)];
-    return window > 0 && latest >= window ? latest - window + 1 : 0;
+    const int64_t position = positions[size_t(row)];
+    const int64_t first = window > 0 && position >= window ? position - window + 1 : 0;
+    return whole_segments ? std::min<int64_t>(first, segments[size_t(segment_of[size_t(row)])].start) : first;
 }
 
 int64_t PassPlan::last_seen(int32_t row) const {

@@ -106,8 +106,8 @@ struct PassPlan {
     int32_t rows() const { return int32_t(tokens.size()); }
     // Where a row's keys and values go.
     int64_t last_block(int32_t row) const { return positions[size_t(row)] / BLOCK_POSITIONS; }
-    // The positions that a row of a layer with this window sees: up to its own, or, of whole segments, of all of them
-    // and the `window` positions before.
+    // The positions that a row of a layer with this window sees: up to its own, or, of whole segments, also all of its
+    // segment.
     int64_t first_seen(int32_t row, int32_t window) const;
     int64_t last_seen(int32_t row) const;
     int64_t last_seen_block(int32_t row) const { return last_seen(row) / BLOCK_POSITIONS; }

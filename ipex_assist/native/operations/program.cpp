@@ -29,10 +29,14 @@ void list_attention(const PackedLayer& layer, LayerStep& step, bool token_and_hi
         step.proceed = {attention, expand_values, output_linear};
         return;
     }
+    step.proceed = {attention, output_linear};
+    if (layer.attention.shares_kv) {
+        step.fill = {prepare, begin_tiles, qkv_linear};
+        return;
+    }
     step.fill = {prepare, qkv_linear};
     if (layer.attention.qk_norm == ALL_HEADS) step.fill.push_back(normalize_queries_and_keys);
     step.fill.push_back(append_keys_values);
-    step.proceed = {attention, output_linear};
 }
 
 // All rows change the state, so that rows which end with this layer are dropped after the scan.
@@ -73,6 +77,8 @@ Program::Program(const PackedModel& model_) : model(model_) {
         if (layer.is_recurrent()) list_recurrent(layer, step);
         else list_attention(layer, step, model.spec.draft_head.kind == EAGLE3 && i == 0);
         list_mlp(layer, step);
+        if (model.spec.per_layer_size) step.proceed.insert(step.proceed.end(), {prepare_per_layer, per_layer});
+        if (layer.is_recurrent() || !layer.attention.shares_kv) last_filled = int32_t(i);
         layers.push_back(step);
         const auto alike = [&](int32_t other) { return same_kind(model.layers[size_t(other)].mlp, layer.mlp); };
         if (layer.has_mlp() && std::none_of(mlp_kinds.begin(), mlp_kinds.end(), alike)) mlp_kinds.push_back(int32_t(i));

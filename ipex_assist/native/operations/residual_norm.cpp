@@ -31,6 +31,7 @@ void add_delta(const Pass& pass, const ResidualNorm& between, float* x, const fl
     pass.kernels.add(x + start, added + start, size - start);
     if (start > 0) pass.kernels.add(x, added, start);
     if (between.post_residual) normalize(pass, *between.post_residual, x, x);
+    if (between.scalar) multiply(x, *between.scalar, size);
 }
 
 void residual_norm(Pass& pass, int thread, const ResidualNorm& between, const std::vector<int32_t>* kept,

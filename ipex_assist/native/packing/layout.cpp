@@ -18,22 +18,29 @@ int64_t packed(int64_t columns) { return round_up(columns, LANES); }
 // What a row goes through between linears: see ResidualNorm.
 void place_residual_norms(ModelWeights& w) {
     const PackedLayer* last = nullptr;
+    const auto after_mlp = [](ResidualNorm& join, const PackedLayer& layer) {
+        join.multiplier = layer.residual_multiplier;
+        const bool mlp = layer.has_mlp();
+        if (layer.has_post_norms()) join.post = mlp ? &layer.mlp_out_norm : &layer.attention_out_norm;
+        if (layer.norm_place == POST_RESIDUAL) join.post_residual = mlp ? &layer.mlp_norm : &layer.attention_norm;
+    };
     const auto after_last = [&](ResidualNorm& join) {
         join.add = last != nullptr;
         if (!last) return;
-        join.multiplier = last->residual_multiplier;
-        const bool mlp = last->has_mlp();
-        if (last->has_post_norms()) join.post = mlp ? &last->mlp_out_norm : &last->attention_out_norm;
-        if (last->norm_place == POST_RESIDUAL) join.post_residual = mlp ? &last->mlp_norm : &last->attention_norm;
+        join.scalar = last->scalar;
+        if (w.spec.per_layer_size) join.post = &last->per_layer.norm;
+        else after_mlp(join, *last);
     };
     for (PackedLayer& layer : w.layers) {
         after_last(layer.into_attention);
+        if (w.spec.per_layer_size) after_mlp(layer.per_layer.into_gate, layer);
         layer.into_mlp.late = layer.parallel;
         layer.into_mlp.multiplier = layer.residual_multiplier;
         if (layer.has_post_norms()) layer.into_mlp.post = &layer.attention_out_norm;
         if (layer.norm_place == POST_RESIDUAL) layer.into_mlp.post_residual = &layer.attention_norm;
         if (layer.has_pre_norms()) layer.into_attention.pre = &layer.attention_norm;
         if (layer.has_pre_norms()) layer.into_mlp.pre = layer.shared_norm ? &layer.attention_norm : &layer.mlp_norm;
+        if (layer.mlp.own_norms) layer.into_mlp.pre = &layer.expert_norms.router;
         last = &layer;
     }
     w.into_head = ResidualNorm{};
@@ -151,13 +158,19 @@ void ImageLayout::place(ModelWeights& w, const std::vector<LayerSpec>& layers, u
         w.project_out = linear(spec, packed(spec.embedding_size), spec.hidden_size, false, spec.outer_precision);
     }
     if (spec.is_draft_head()) place_draft_head(w);
+    if (spec.per_layer_size) {
+        w.per_layer_in = linear(spec, packed(spec.per_layer_width()), spec.hidden_size, false, spec.outer_precision);
+        w.per_layer_norm = vector(spec.per_layer_size);
+    }
     if (!spec.draft_head.shared_head) {
         w.head = linear(spec, packed(spec.lm_head_rows()), spec.embedding_size, spec.head_bias, spec.outer_precision);
     }
     if (spec.positions) w.positions = vector(int64_t(spec.positions) * spec.hidden_size);
-    if (!w.head_is_table() && !spec.draft_head.shared_embedding) {
-        w.table = take(int64_t(spec.vocab_size) * spec.embedding_size * (spec.precision == FP32 ? 4 : 2), 4096);
-    }
+    const int64_t table_bytes = int64_t(spec.vocab_size) * (spec.precision == FP32 ? 4 : 2);
+    if (spec.per_layer_size) w.per_layer_table = take(table_bytes * spec.per_layer_width(), 4096);
+    // The last, as a model that shares another one's gives its memory back.
+    if (!w.head_is_table() && !spec.draft_head.shared_embedding)
+        w.table = take(table_bytes * spec.embedding_size, 4096);
     take(0, 4096);
     end_piece();
 }
@@ -177,10 +190,17 @@ void ImageLayout::place_layer(const ModelSpec& spec, PackedLayer& layer) {
     if (layer.is_recurrent()) place_recurrent(spec, layer);
     else place_attention(spec, layer);
     if (layer.has_post_norms()) layer.attention_out_norm = norm(spec, spec.hidden_size);
-    if (!layer.has_mlp()) return;
-    if (first_norms && !layer.shared_norm) layer.mlp_norm = norm(spec, spec.hidden_size);
-    place_mlp(spec, layer);
-    if (layer.has_post_norms()) layer.mlp_out_norm = norm(spec, spec.hidden_size);
+    if (layer.has_mlp()) {
+        if (first_norms && !layer.shared_norm) layer.mlp_norm = norm(spec, spec.hidden_size);
+        place_mlp(spec, layer);
+        if (layer.has_post_norms()) layer.mlp_out_norm = norm(spec, spec.hidden_size);
+    }
+    if (spec.per_layer_size) {
+        layer.per_layer.gate = linear(spec, packed(spec.per_layer_size), spec.hidden_size, false, spec.precision);
+        layer.per_layer.out = linear(spec, packed(spec.hidden_size), spec.per_layer_size, false, spec.precision);
+        layer.per_layer.norm = norm(spec, spec.hidden_size);
+    }
+    if (layer.scaled) layer.scalar = vector(1);
 }
 
 void ImageLayout::place_attention(const ModelSpec& spec, PackedLayer& layer) {
@@ -189,7 +209,7 @@ void ImageLayout::place_attention(const ModelSpec& spec, PackedLayer& layer) {
     layer.qkv = linear(spec, a.qkv_width(), layer.input_width, a.qkv_bias, spec.precision);
     const bool one = a.qk_norm == ONE_FOR_HEADS;
     if (a.qk_norm) layer.q_norm = vector(one ? a.head_dim : a.query_width());
-    if (a.qk_norm) layer.k_norm = vector(one ? a.head_dim : a.kv_width());
+    if (a.qk_norm && !a.shares_kv) layer.k_norm = vector(one ? a.head_dim : a.kv_width());
     if (a.sinks) layer.sinks = vector(a.heads);
     layer.output = linear(spec, packed(spec.hidden_size), a.query_width(), a.output_bias, spec.precision);
 }
@@ -232,6 +252,10 @@ void ImageLayout::place_mlp(const ModelSpec& spec, PackedLayer& layer) {
     layer.router =
         linear(spec, packed(mlp.experts) + (mlp.shared_gate ? LANES : 0), spec.hidden_size, mlp.router_bias, FP32);
     if (mlp.correction_bias) layer.correction_bias = vector(mlp.experts);
+    if (mlp.expert_scales) layer.expert_scales = vector(mlp.experts);
+    if (mlp.own_norms)
+        layer.expert_norms = {norm(spec, spec.hidden_size), norm(spec, spec.hidden_size), norm(spec, spec.hidden_size),
+                              norm(spec, spec.hidden_size)};
     for (int32_t e = 0; e < mlp.experts; e++) layer.experts.push_back(this->mlp(spec, mlp, mlp.intermediate_size));
     if (mlp.shared_size) layer.experts.push_back(this->mlp(spec, mlp, mlp.shared_size));
 }

@@ -55,8 +55,11 @@ void PackedModel::expect_weights() {
 }
 
 bool PackedModel::ready() const {
-    if (!image_.data() || missing() || !has_shared()) return false;
-    return (!table_of_ || table_of_->ready()) && (!head_of_ || head_of_->ready());
+    if (!image_.data() || missing()) return false;
+    const auto has = [](int32_t shared, const std::shared_ptr<const PackedModel>& of) {
+        return of ? of->ready() : !shared;
+    };
+    return has(spec.draft_head.shared_embedding, table_of_) && has(spec.draft_head.shared_head, head_of_);
 }
 
 void PackedModel::require_memory() const {
@@ -122,7 +125,7 @@ bool pack_linear(const KernelTable& kernels, Pool& pool, const PackTarget& targe
 }
 
 // False where NaN or infinity is among the values.
-bool pack_table(const PackedModel& model, Pool& pool, const StoredMatrix& matrix) {
+bool pack_table(const PackedModel& model, Pool& pool, const StoredMatrix& matrix, const uint8_t* table) {
     const int64_t rows = matrix.rows, columns = matrix.columns, to_bytes = model.spec.precision == FP32 ? 4 : 2;
     const bool same = matrix.type == (model.spec.precision == FP32 ? SOURCE_F32 : SOURCE_BF16);
     std::atomic<bool> numbers{true};
@@ -131,7 +134,7 @@ bool pack_table(const PackedModel& model, Pool& pool, const StoredMatrix& matrix
         RowReader reader(matrix);
         for (int64_t r = share(rows, thread, pool.threads()); r < share(rows, thread + 1, pool.threads()); r++) {
             const uint8_t* from = reader.rows(r, 1);
-            uint8_t* to = const_cast<uint8_t*>(model.table) + r * columns * to_bytes;
+            uint8_t* to = const_cast<uint8_t*>(table) + r * columns * to_bytes;
             if (!model.kernels->widen(matrix.type, from, columns, row.data())) numbers = false;
             if (same) {
                 std::memcpy(to, from, size_t(columns * to_bytes));
@@ -180,7 +183,8 @@ bool PackedModel::pack(Pool& pool, Slot slot, int32_t index, bool bias, const St
     }
     bool numbers = !to || kernels->widen(matrix.type, matrix.data, rows * columns, to);
     if (to && slot >= Q_CONV && slot < Q_PROJ) arrange_recurrent(slot, bias, layers[size_t(index)].recurrent, to);
-    if (slot == EMBED_TOKENS && !head_is_table() && !table_of_) numbers = pack_table(*this, pool, matrix);
+    if (slot == EMBED_TOKENS && !head_is_table() && !table_of_) numbers = pack_table(*this, pool, matrix, table);
+    if (slot == PER_LAYER_EMBED) numbers = pack_table(*this, pool, matrix, per_layer_table);
     if (where.linear) numbers &= pack_linear(*kernels, pool, where, bias, matrix);
     if (!numbers) refuse_values(*kernels, matrix);
     arrivals_.arrived(slot, index, bias);
@@ -282,7 +286,7 @@ bool PackedModel::share_head(std::shared_ptr<const PackedModel> other) {
     if (other->kernels != kernels) refuse("a head for other kernels");
     const bool fits =
         other->spec.lm_head_rows() == spec.lm_head_rows() && other->spec.embedding_size == spec.embedding_size;
-    if (fits) head_of_ = std::move(other);
+    if (fits) target_head = &other->head, head_of_ = std::move(other);
     return fits;
 }
 
@@ -311,6 +315,12 @@ void PackedModel::embed(int32_t token, float* out) const {
         std::memcpy(out + k, &first, 4);
         if (step == 2 && k + 1 < spec.embedding_size) std::memcpy(out + k + 1, &second, 4);
     }
+}
+
+void PackedModel::embed_for_layer(int32_t token, int64_t layer, float* out) const {
+    const bool wide = spec.precision == FP32;
+    const int64_t first = int64_t(token) * spec.per_layer_width() + layer * spec.per_layer_size;
+    kernels->widen(wide ? SOURCE_F32 : SOURCE_BF16, per_layer_table + first * (wide ? 4 : 2), spec.per_layer_size, out);
 }
 
 const float* PackedModel::position_row(int32_t position) const {

@@ -28,14 +28,10 @@ public:
     const uint8_t* image(int64_t offset, int64_t bytes, uint8_t* buffer) const;
     uint64_t checksum(Pool& pool) const;  // of the image
     bool has_memory() const { return image_.data() != nullptr; }
-    // Whether every weight is there, so that passes may run.
+    // Whether every weight is there, those of a target included that a draft head takes, so that passes may run.
     bool ready() const;
     // Weights that are not packed yet, of an image that is allocated.
     int64_t missing() const { return arrivals_.missing(); }
-    // Whether what a draft head takes from its target is there.
-    bool has_shared() const {
-        return (table_of_ || !spec.draft_head.shared_embedding) && (head_of_ || !spec.draft_head.shared_head);
-    }
     // Empty memory to pack into; or a file's part, mapped, or copied. A mapped file must keep its length as long as the
     // model lives, or until `settle` is done with it. SETTLE maps where all threads are on one memory node, and copies
     // where not. True where all is in memory of our own, or stays mapped.
@@ -55,7 +51,6 @@ public:
     bool share_table(std::shared_ptr<const PackedModel> other);
     // Take another model's head for this draft head's, likewise. False where the heads differ in shape.
     bool share_head(std::shared_ptr<const PackedModel> other);
-    const Linear& lm_head() const { return head_of_ ? head_of_->lm_head() : head; }
 
     // Packs a contiguous tensor of the checkpoint. False where no such weight of that shape exists. Throws NotFinite
     // where the tensor holds NaN or infinity.
@@ -80,6 +75,8 @@ public:
     void multiply(const Linear& linear, const LinearRows& in, int64_t rows, int64_t first, int64_t last, float* out,
                   int64_t stride) const;
     void embed(int32_t token, float* out) const;
+    // A token's values for one layer (per_layer_size) in the table of per-layer embeddings.
+    void embed_for_layer(int32_t token, int64_t layer, float* out) const;
     const float* position_row(int32_t position) const;
 
     // Of queries and probabilities, and, unless fewer bits are asked for, of keys and values.

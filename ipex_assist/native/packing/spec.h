@@ -31,9 +31,13 @@ struct AttentionSpec {
     HeadNorm qk_norm;
     int32_t norm_after_rope;  // whether that norm is of rotated heads
     int32_t qkv_bias, output_bias;
-    int32_t sinks;              // whether each query head has a logit beside the scores of its softmax
-    int32_t output_gate;        // whether attended values are multiplied with the sigmoid of a gate each
-    int32_t growth_step;        // queries at position p are multiplied with 1 + growth · log(1 + ⌊p / growth_step⌋)
+    int32_t sinks;        // whether each query head has a logit beside the scores of its softmax
+    int32_t output_gate;  // whether attended values are multiplied with the sigmoid of a gate each
+    int32_t growth_step;  // queries at position p are multiplied with 1 + growth · log(1 + ⌊p / growth_step⌋)
+    int32_t shares_kv;    // whether it has no keys and values but reads those of the layer `kv_layer`
+    int32_t kv_layer;
+    int32_t values_are_keys;    // whether values are what the key projection gives, before its norm and rotation
+    int32_t value_norm;         // whether each head's value passes an RMS norm without a weight
     float scale;                // of query · key
     float cap;                  // scores x become cap · tanh(x / cap); 0: they stay
     float growth;               // 0: queries stay
@@ -43,13 +47,16 @@ struct AttentionSpec {
     int32_t group() const { return heads / kv_heads; }  // query heads that share a KV head
     int64_t query_width() const { return int64_t(heads) * head_dim; }
     int64_t kv_width() const { return int64_t(kv_heads) * head_dim; }
+    // KV heads whose keys and values it keeps.
+    int32_t kept_heads() const { return shares_kv ? 0 : kv_heads; }
     // Columns of the rows that the QKV linear gives: queries from 0 on, keys, values, gates, each from a multiple of 16
     // on.
     int64_t key_column() const { return round_up(query_width(), LANES); }
     int64_t value_column() const {
+        if (shares_kv || values_are_keys) return key_column();
         return key_column() + (is_latent() ? latent.rope_dim : round_up(kv_width(), LANES));
     }
-    int64_t gate_column() const { return value_column() + round_up(kv_width(), LANES); }
+    int64_t gate_column() const { return value_column() + (shares_kv ? 0 : round_up(kv_width(), LANES)); }
     int64_t qkv_width() const {
         if (is_latent()) return key_column() + latent_width();
         return gate_column() + (output_gate ? round_up(query_width(), LANES) : 0);
@@ -146,8 +153,13 @@ struct MlpSpec {
     int32_t groups;           // of neighbouring experts, of which a row's are in `groups_per_token`
     int32_t groups_per_token;
     int32_t best_of_group;  // experts of a group that it is judged by: 1 or 2
-    float scaling;          // of a row's weights
-    float added_to_sum;     // that weights are divided by, and `least_sum` is the least of it
+    int32_t expert_scales;  // whether weights are multiplied with a number of each expert
+    // Whether router, experts and the shared expert read the residual stream through a norm each, and experts together
+    // and the shared one give what they compute through a norm each (Gemma 4). The norms around the MLP are then the
+    // shared expert's first one, and that of the sum.
+    int32_t own_norms;
+    float scaling;       // of a row's weights
+    float added_to_sum;  // that weights are divided by, and `least_sum` is the least of it
     float least_sum;
     float jitter;  // SPARSEMIXER: logits are near each other up to twice this share of them
 
@@ -165,6 +177,7 @@ struct LayerSpec {
     NormPlace norm_place;
     int32_t parallel;           // attention and MLP read the same rows, and both are added to them
     int32_t shared_norm;        // of these, one norm serves both
+    int32_t scaled;             // whether the residual stream is multiplied with a number after the layer
     float residual_multiplier;  // of what attention and MLP add
 
     bool has_mlp() const { return mlp.intermediate_size != 0; }
@@ -215,6 +228,7 @@ struct ModelSpec {
     int32_t rope_width;  // columns of the cos of a position, those of all tables side by side; 0: none
     int32_t rms_norm, norm_weight, norm_bias;
     int32_t final_norm, embedding_norm, head_bias;
+    int32_t per_layer_size;  // values of a token for each layer in the table of per-layer embeddings; 0: there is none
     float norm_eps, embedding_multiplier;
     float logit_cap;  // logits x become cap · tanh(x / cap); 0: they stay
     HeadSpec draft_head;
@@ -225,6 +239,7 @@ struct ModelSpec {
     int64_t mixer_input_width(int64_t layer) const {
         return int64_t(hidden_size) * (draft_head.kind == EAGLE3 && layer == 0 ? 2 : 1);
     }
+    int64_t per_layer_width() const { return int64_t(layers) * per_layer_size; }
 };
 
 }  // namespace ipex_assist

@@ -33,8 +33,10 @@ PackTarget attention_target(const ModelWeights& w, Slot slot, int32_t index) {
     if (a.is_latent()) return latent_target(layer, slot);
     switch (slot) {
         case Q_PROJ: return {&layer.qkv, 0, 1, a.query_width(), hidden};
-        case K_PROJ: return {&layer.qkv, a.key_column() / LANES, 1, a.kv_width(), hidden};
-        case V_PROJ: return {&layer.qkv, a.value_column() / LANES, 1, a.kv_width(), hidden};
+        case K_PROJ: return {a.shares_kv ? nullptr : &layer.qkv, a.key_column() / LANES, 1, a.kv_width(), hidden};
+        case V_PROJ:
+            return {a.shares_kv || a.values_are_keys ? nullptr : &layer.qkv, a.value_column() / LANES, 1, a.kv_width(),
+                    hidden};
         case G_PROJ: return {a.output_gate ? &layer.qkv : nullptr, a.gate_column() / LANES, 1, a.query_width(), hidden};
         default: return {};
     }
@@ -95,6 +97,10 @@ PackTarget mlp_target(const ModelWeights& w, Slot slot, int32_t index) {
         case SHARED_GATE:
             return {expert < 0 && mlp.shared_gate ? &layer.router : nullptr, round_up(mlp.experts, LANES) / LANES, 1, 1,
                     hidden};
+        case PER_LAYER_GATE_PROJ:
+            return {expert < 0 ? &layer.per_layer.gate : nullptr, 0, 1, w.spec.per_layer_size, hidden};
+        case PER_LAYER_OUT_PROJ:
+            return {expert < 0 ? &layer.per_layer.out : nullptr, 0, 1, hidden, w.spec.per_layer_size};
         default: return {};
     }
 }
@@ -105,6 +111,41 @@ const float* input_norm_part(const ModelWeights& w, int32_t index, bool bias) {
     const float* all = bias ? w.input_norm.bias : w.input_norm.weight;
     if (!all || index < 0 || index >= head.input_norms()) return nullptr;
     return all + int64_t(index) * (head.input_size / head.input_norms());
+}
+
+// A vector of a layer with one for each expert, or of one number.
+const float* layer_vector(const PackedLayer& layer, Slot slot) {
+    switch (slot) {
+        case Q_NORM: return layer.q_norm;
+        case K_NORM: return layer.k_norm;
+        case SINKS: return layer.sinks;
+        case Q_A_NORM: return layer.latent.query_norm;
+        case KV_A_NORM: return layer.latent.norm;
+        case CORRECTION_BIAS: return layer.correction_bias;
+        case EXPERT_SCALES: return layer.expert_scales;
+        case LAYER_SCALAR: return layer.scalar;
+        case ALPHA_P:
+        case ALPHA_N:
+        case XIELU_BETA:
+        case XIELU_EPS: return layer.xielu[slot - ALPHA_P];
+        default: return nullptr;
+    }
+}
+
+// A norm of whole rows in a layer; null for what is none.
+const Norm* layer_norm(const PackedLayer& layer, Slot slot) {
+    switch (slot) {
+        case ATTENTION_NORM: return &layer.attention_norm;
+        case ATTENTION_OUT_NORM: return &layer.attention_out_norm;
+        case MLP_NORM: return &layer.mlp_norm;
+        case MLP_OUT_NORM: return &layer.mlp_out_norm;
+        case PER_LAYER_OUT_NORM: return &layer.per_layer.norm;
+        case ROUTER_NORM: return &layer.expert_norms.router;
+        case EXPERTS_NORM: return &layer.expert_norms.experts;
+        case EXPERTS_OUT_NORM: return &layer.expert_norms.experts_out;
+        case SHARED_OUT_NORM: return &layer.expert_norms.shared_out;
+        default: return nullptr;
+    }
 }
 
 }  // namespace
@@ -120,6 +161,8 @@ PackTarget ModelWeights::target(Slot slot, int32_t index) const {
         case FC: return {&fc, 0, 1, hidden, spec.draft_head.fc_width(hidden)};
         case PROJECT_IN: return {&project_in, 0, 1, hidden, spec.embedding_size};
         case PROJECT_OUT: return {&project_out, 0, 1, spec.embedding_size, hidden};
+        case PER_LAYER_EMBED: return {nullptr, 0, 1, spec.vocab_size, spec.per_layer_width()};
+        case PER_LAYER_IN_PROJ: return {&per_layer_in, 0, 1, spec.per_layer_width(), hidden};
         default: return {};
     }
 }
@@ -131,29 +174,17 @@ const float* ModelWeights::vector(Slot slot, int32_t index, bool bias) const {
     if (slot == HEAD_EMBED_NORM) return bias ? head_embedding_norm.bias : head_embedding_norm.weight;
     if (slot == HEAD_HIDDEN_NORM) return bias ? head_hidden_norm.bias : head_hidden_norm.weight;
     if (slot == EMBED_POSITIONS) return bias ? nullptr : positions;
+    if (slot == PER_LAYER_NORM) return bias ? nullptr : per_layer_norm;
     if (size_t(index) >= layers.size()) return nullptr;
     const PackedLayer& layer = layers[size_t(index)];
-    switch (slot) {
-        case ATTENTION_NORM: return bias ? layer.attention_norm.bias : layer.attention_norm.weight;
-        case ATTENTION_OUT_NORM: return bias ? layer.attention_out_norm.bias : layer.attention_out_norm.weight;
-        case MLP_NORM: return bias ? layer.mlp_norm.bias : layer.mlp_norm.weight;
-        case MLP_OUT_NORM: return bias ? layer.mlp_out_norm.bias : layer.mlp_out_norm.weight;
-        case Q_NORM: return bias ? nullptr : layer.q_norm;
-        case K_NORM: return bias ? nullptr : layer.k_norm;
-        case SINKS: return bias ? nullptr : layer.sinks;
-        case Q_A_NORM: return bias ? nullptr : layer.latent.query_norm;
-        case KV_A_NORM: return bias ? nullptr : layer.latent.norm;
-        case CORRECTION_BIAS: return bias ? nullptr : layer.correction_bias;
-        case ALPHA_P:
-        case ALPHA_N:
-        case XIELU_BETA:
-        case XIELU_EPS: return bias ? nullptr : layer.xielu[slot - ALPHA_P];
-        default: return slot >= Q_CONV && slot < Q_PROJ ? recurrent_vector(layer, slot, bias).first : nullptr;
-    }
+    if (slot >= Q_CONV && slot < Q_PROJ) return recurrent_vector(layer, slot, bias).first;
+    if (const Norm* norm = layer_norm(layer, slot)) return bias ? norm->bias : norm->weight;
+    return bias ? nullptr : layer_vector(layer, slot);
 }
 
 bool ModelWeights::exists(Slot slot, int32_t index, bool bias) const {
     if (slot == EMBED_TOKENS) return !bias && !spec.draft_head.shared_embedding;
+    if (slot == PER_LAYER_EMBED) return !bias && per_layer_table;
     if (slot == SHARED_GATE && bias) return false;  // the router's
     if (slot == LM_HEAD && spec.tied_head) return false;
     if (vector(slot, index, bias)) return true;
@@ -164,7 +195,9 @@ bool ModelWeights::exists(Slot slot, int32_t index, bool bias) const {
 int64_t ModelWeights::vector_size(Slot slot, int32_t index, bool bias) const {
     if (slot == EMBED_POSITIONS) return int64_t(spec.positions) * spec.hidden_size;
     if (slot == INPUT_NORM) return spec.draft_head.input_size / spec.draft_head.input_norms();
-    if (slot == CORRECTION_BIAS) return layers[size_t(index)].mlp.experts;
+    if (slot == PER_LAYER_NORM) return spec.per_layer_size;
+    if (slot == CORRECTION_BIAS || slot == EXPERT_SCALES) return layers[size_t(index)].mlp.experts;
+    if (slot == LAYER_SCALAR) return 1;
     if (slot >= ALPHA_P && slot <= XIELU_EPS) return 1;
     if (slot >= Q_CONV && slot < Q_PROJ) return recurrent_vector(layers[size_t(index)], slot, bias).second;
     if (slot == Q_A_NORM) return layers[size_t(index)].attention.latent.query_rank;
@@ -191,8 +224,10 @@ std::vector<const Linear*> ModelWeights::linears() const {
         if (layer.mlp.experts) all.push_back(&layer.router);
         else if (layer.has_mlp()) all.insert(all.end(), {&layer.up, &layer.down});
         for (const Mlp& expert : layer.experts) all.insert(all.end(), {&expert.up, &expert.down});
+        if (spec.per_layer_size) all.insert(all.end(), {&layer.per_layer.gate, &layer.per_layer.out});
     }
     if (spec.projected_embedding) all.insert(all.end(), {&project_in, &project_out});
+    if (spec.per_layer_size) all.push_back(&per_layer_in);
     if (spec.is_draft_head()) all.push_back(&fc);
     if (!spec.draft_head.shared_head) all.push_back(&head);
     return all;

@@ -21,10 +21,20 @@ enum Slot : int32_t {
     INPUT_NORM,
     HEAD_EMBED_NORM,
     HEAD_HIDDEN_NORM,
+    PER_LAYER_EMBED,
+    PER_LAYER_IN_PROJ,
+    PER_LAYER_NORM,
     ATTENTION_NORM,
     ATTENTION_OUT_NORM,
     MLP_NORM,
     MLP_OUT_NORM,
+    PER_LAYER_OUT_NORM,
+    ROUTER_NORM,
+    EXPERTS_NORM,
+    EXPERTS_OUT_NORM,
+    SHARED_OUT_NORM,
+    LAYER_SCALAR,
+    EXPERT_SCALES,
     Q_NORM,
     K_NORM,
     Q_A_NORM,
@@ -66,6 +76,8 @@ enum Slot : int32_t {
     DOWN_PROJ,
     ROUTER,
     SHARED_GATE,
+    PER_LAYER_GATE_PROJ,
+    PER_LAYER_OUT_PROJ,
     SLOTS
 };
 
@@ -82,6 +94,7 @@ struct ResidualNorm {
     float multiplier = 1;                 // of delta
     const Norm* post = nullptr;           // of delta
     const Norm* post_residual = nullptr;  // of x and delta, which becomes x
+    const float* scalar = nullptr;        // of x, which is complete then
     const Norm* pre = nullptr;            // of what the second gets
 };
 
@@ -106,13 +119,30 @@ struct LatentWeights {
     const float *norm = nullptr, *query_norm = nullptr;  // of the latent, and of the queries' row
 };
 
+// What a layer makes of its own embedding of each token: the residual stream through `gate`, activated and multiplied
+// with it, through `out`.
+struct PerLayerWeights {
+    Linear gate, out;
+    ResidualNorm into_gate;
+    Norm norm;  // of what `out` gives
+};
+
+// Norms of experts that have their own (MlpSpec::own_norms).
+struct ExpertNorms {
+    Norm router, experts, experts_out, shared_out;
+};
+
 // Its steps are into_attention, qkv, attention, output, into_mlp, up, down; or router and experts in place of the last
-// two.
+// two. per_layer follows where there is one.
 struct PackedLayer : LayerSpec {
     Linear qkv, output, up, down;
     const float* correction_bias = nullptr;  // (experts), or null
+    const float* expert_scales = nullptr;    // (experts), or null
+    const float* scalar = nullptr;           // one number, or null
     Linear router;             // fp32; where there is a shared gate, it has the first column of the last block
     std::vector<Mlp> experts;  // the shared one is the last
+    ExpertNorms expert_norms;
+    PerLayerWeights per_layer;
     ResidualNorm into_attention, into_mlp;
     Norm attention_norm, attention_out_norm, mlp_norm, mlp_out_norm;  // the latter of each is a post norm
     const float *q_norm = nullptr, *k_norm = nullptr;
@@ -130,7 +160,8 @@ struct PackTarget {
 };
 
 // All weights of a model, as ImageLayout places them. Where one goes is said by a slot and, of a layer's, an index: the
-// layer's number, or of its expert e (the shared one is the last) number + layers · (e + 1). Of input norms it is the tap.
+// layer's number, or of its expert e (the shared one is the last) number + layers · (e + 1). Of input norms it is the
+// tap.
 struct ModelWeights {
     explicit ModelWeights(const ModelSpec& of) : spec(of) {}
 
@@ -144,14 +175,19 @@ struct ModelWeights {
     bool exists(Slot slot, int32_t index, bool bias) const;
     std::vector<const Linear*> linears() const;
     bool is_recurrent() const;  // whether any of its layers is
+    const Linear& lm_head() const { return target_head ? *target_head : head; }
 
     const ModelSpec spec;
     std::vector<PackedLayer> layers;
-    Linear head{}, project_in{}, project_out{};  // no head where that is another model's
+    Linear head{}, project_in{}, project_out{};
+    const Linear* target_head = nullptr;  // of a draft head that has none of its own
     Norm final_norm, embedding_norm;
     Linear fc{};                                             // of a draft head, as its norms
     Norm input_norm, head_embedding_norm, head_hidden_norm;  // the first of input_size columns
     ResidualNorm into_head;
+    Linear per_layer_in{};                     // of a token's embedding, to per_layer_width columns
+    const float* per_layer_norm = nullptr;     // (per_layer_size), of each layer's columns
+    const uint8_t* per_layer_table = nullptr;  // (vocab, per_layer_width) bf16 or fp32
     const uint8_t* table = nullptr;    // (vocab, embedding) bf16 or fp32, unless the head serves, or another model's
     const float* positions = nullptr;  // (positions, hidden)
 };

@@ -1,0 +1,56 @@
+"""The layers of heads in checkpoints of their own: Llama's or Qwen3's, and what the target shares with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ipex_assist.models.common import SLIDING, layer_kinds, llama_like, windows
+from ipex_assist.models.config import Config, NotComputed
+from ipex_assist.models.names import HEAD_NORMS, LLAMA_NORMS, named
+from ipex_assist.models.spec import DecoderSpec
+from ipex_assist.models.weights import Source
+
+_OUTSIDE = {"embed_tokens": "embed_tokens", "final_norm": "norm", "lm_head": "lm_head"}
+
+
+def layers_of(config: Config, kind: str, target: DecoderSpec) -> DecoderSpec:
+    """The layers of a head's config, or of its transformer_layer_config: Llama's, or Qwen3's with norms of heads.
+
+    Sequences are as long as the target's, whatever the config says.
+    """
+    own = config.part("transformer_layer_config") or config.values
+    layers = Config({"vocab_size": target.vocab_size, **own}, {"norm_eps": "rms_norm_eps"})
+    normed = kind == "dflash" or layers.text("model_type", "llama") == "qwen3"
+    further = 1 if kind == "dflash" else 0  # transformers counts how far back a row of a block sees, without itself
+    bias, kinds = layers.flag("attention_bias", False), layer_kinds(layers, lambda layer: False)
+    reach = max(layers.integer("max_position_embeddings", 2048), target.max_position_embeddings)
+    return llama_like(
+        kind,
+        layers,
+        **({"head_dim": layers.integer("head_dim", 128)} if normed else {}),
+        qk_norm="head" if normed else None,
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=layers.flag("mlp_bias", False),
+        sliding_windows=tuple(each and each + further for each in windows(layers, kinds)) if SLIDING in kinds else (),
+        max_position_embeddings=reach,
+        tied_head=False,
+    )
+
+
+def vocabulary(config: Config, present: frozenset[str], decoder: DecoderSpec) -> dict[str, Any]:
+    """Fields of a HeadSpec that say whose embedding and lm_head it has. Raises NotComputed."""
+    rows = config.optional_integer("draft_vocab_size") or decoder.vocab_size
+    fewer = rows if rows != decoder.vocab_size else None
+    shared = [present.isdisjoint((f"{name}.weight", f"model.{name}.weight")) for name in ("embed_tokens", "lm_head")]
+    if fewer is not None and (shared[1] or "d2t" not in present):
+        raise NotComputed(f"a vocabulary of {rows:,} of {decoder.vocab_size:,} tokens, without lm_head or d2t")
+    return {"draft_vocab_size": fewer, "shared_embedding": shared[0], "shared_head": shared[1]}
+
+
+def named_head(spec: DecoderSpec) -> dict[str, Source]:
+    """Where a head's checkpoint keeps its layers, the final norm, and what it does not share with its target."""
+    assert spec.head is not None
+    sources = named(spec, prefix="", layers="layers.", norms={**LLAMA_NORMS, **HEAD_NORMS}, outside=_OUTSIDE)
+    shared = {"embed_tokens.weight": spec.head.shared_embedding, "lm_head.weight": spec.head.shared_head}
+    return {ours: source for ours, source in sources.items() if not shared.get(ours, False)}

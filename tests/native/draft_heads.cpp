@@ -1,0 +1,203 @@
+// Hidden states out of passes and into draft heads: the same bits whatever rows pass together.
+#include <algorithm>
+#include <string>
+
+#include "small_model.h"
+
+namespace check {
+namespace {
+
+void make_head(UniformSpec& s, HeadKind kind, int32_t taps) {
+    s.draft_head.kind = kind, s.draft_head.taps = taps, s.draft_head.input_size = taps * s.hidden_size;
+    s.layers = 2;
+}
+
+const Kind HEADS[] = {
+    {"MTP", 0, [](UniformSpec& s) { make_head(s, MTP, 1), s.draft_head.fed_back_normed = 1; }},
+    {"MTP with experts", 0, [](UniformSpec& s) { make_head(s, MTP, 1), s.experts = 5, s.experts_per_token = 2; }},
+    {"EAGLE-3 with few tokens", 0, [](UniformSpec& s) { make_head(s, EAGLE3, 3), s.draft_head.lm_head_rows = 21; }},
+    {"EAGLE-3 with norms", 30,
+     [](UniformSpec& s) {
+         make_head(s, EAGLE3, 2), s.draft_head.input_norm = NORM_OF_EACH, s.draft_head.norm_before_residual = 1;
+         s.draft_head.fed_back_normed = 1;
+     }},
+    {"DFlash", 30, [](UniformSpec& s) { make_head(s, DFLASH, 2), s.draft_head.input_norm = NORM_OF_ALL; }},
+};
+
+void fill(Buffer<float>& rows, uint32_t seed) {
+    Random random(seed);
+    for (size_t i = 0; i < rows.size(); i++) rows[i] = random.normal();
+}
+
+// Rows of one sequence from `start` on, with logits of the last `logit_rows`.
+struct Given {
+    int32_t start;
+    std::vector<int32_t> tokens;
+    const float* hidden = nullptr;
+    bool own = false;
+};
+
+std::vector<float> run_given(Fixture& x, const Table& table, const Given& given, const Taps& taps, int32_t logit_rows) {
+    const int32_t rows = int32_t(given.tokens.size());
+    const size_t stride = (VOCAB + LANES - 1) / LANES * LANES;
+    Buffer<float> logits(size_t(std::max(1, logit_rows)) * stride, NAN);
+    std::vector<int32_t> positions;
+    for (int32_t r = 0; r < rows; r++) positions.push_back(given.start + r);
+    PassRequest pass =
+        x.make_pass(given.tokens, positions, std::vector<const Table*>(size_t(rows), &table), logits.data());
+    pass.logit_rows.clear();
+    for (int32_t r = rows - logit_rows; r < rows; r++) pass.logit_rows.push_back(r);
+    pass.batch.logit_rows = pass.logit_rows.data(), pass.batch.logit_row_count = logit_rows;
+    pass.batch.hidden = given.hidden, pass.batch.own_hidden = given.own, pass.batch.taps = taps;
+    x.forward(x.pool, pass.batch);
+    std::vector<float> result;
+    const size_t columns = size_t(x.model->spec.lm_head_rows());
+    for (int32_t r = 0; r < logit_rows; r++) {
+        const float* row = logits.data() + size_t(r) * stride;
+        result.insert(result.end(), row, row + columns);
+    }
+    return result;
+}
+
+// Taps change no logit, and are the same in passes of any rows, by any number of threads.
+void check_taps(const KernelTable& k, const Format& f, const Kind& kind) {
+    constexpr int32_t ROWS = 40;
+    const int32_t sizes[] = {17, 1, 16, 6};
+    std::vector<float> first;
+    for (int threads = 1; threads <= 3; threads++) {
+        Fixture x(k, f, kind, threads, threads == 3 ? 2 : 1);
+        const int64_t size = x.model->spec.hidden_size;
+        const int32_t layers[] = {2, 0, 1};
+        const std::vector<int32_t> tokens = some_tokens(ROWS, 3);
+        const Table plain(x, ROWS), tapped(x, ROWS), apart(x, ROWS);
+        Buffer<float> whole(size_t(ROWS * 3 * size), NAN), parts(size_t(ROWS * 3 * size), NAN);
+        const std::vector<float> expected = run_given(x, plain, {0, tokens}, {}, 2);
+        const std::vector<float> logits = run_given(x, tapped, {0, tokens}, {layers, 3, 1, whole.data()}, 2);
+        CHECK(same_bits(logits.data(), expected.data(), expected.size()), "%s, %s: logits", f.name, kind.name);
+        for (int32_t done = 0, i = 0; done < ROWS; done += sizes[i++]) {
+            const auto from = tokens.begin() + done;
+            run_given(x, apart, {done, {from, from + sizes[i]}}, {layers, 3, 1, parts.data() + done * 3 * size}, i % 2);
+        }
+        CHECK(same_bits(whole.data(), parts.data(), whole.size()), "%s, %s: in parts", f.name, kind.name);
+        if (threads == 1) first.assign(whole.data(), whole.data() + whole.size());
+        else CHECK(same_bits(whole.data(), first.data(), first.size()), "%s, %s: threads", f.name, kind.name);
+    }
+}
+
+// Drafts in one call are those of single passes that get the states which the ones before gave.
+void check_fed_back(const KernelTable& k, const Format& f, const Kind& kind) {
+    constexpr int32_t ROWS = 20, COUNT = 6;
+    for (int threads = 1; threads <= 3; threads++) {
+        Fixture x(k, f, kind, threads, threads == 3 ? 2 : 1);
+        const ModelSpec& spec = x.model->spec;
+        Buffer<float> hidden(size_t(ROWS * spec.draft_head.input_size));
+        fill(hidden, 8);
+        std::vector<int32_t> ids, expected;
+        for (int32_t i = 0; i < spec.lm_head_rows(); i++) ids.push_back(i * 2 + 1);
+        const bool few = spec.lm_head_rows() < VOCAB;
+        const Table single(x, ROWS + COUNT), table(x, ROWS + COUNT);
+        Given given{0, some_tokens(ROWS, 6), hidden.data()};
+        Buffer<float> states(size_t(ROWS * spec.hidden_size));
+        Buffer<float> last(size_t(spec.hidden_size));
+        const int32_t end[] = {spec.layers};
+        const Taps taps{end, 1, spec.draft_head.fed_back_normed, states.data()};
+        for (int32_t i = 0; i < COUNT; i++) {
+            const std::vector<float> logits = run_given(x, single, given, taps, 1);
+            const size_t rows = given.tokens.size();
+            const auto best = std::max_element(logits.begin(), logits.end()) - logits.begin();
+            expected.push_back(few ? ids[size_t(best)] : int32_t(best));
+            std::copy_n(states.data() + int64_t(rows - 1) * spec.hidden_size, spec.hidden_size, last.data());
+            given = {given.start + int32_t(rows), {expected.back()}, last.data(), spec.draft_head.kind == EAGLE3};
+        }
+        Buffer<float> logits(LANES * 4);
+        std::vector<int32_t> positions(ROWS, 0);
+        PassRequest pass =
+            x.make_pass(some_tokens(ROWS, 6), positions, std::vector<const Table*>(ROWS, &table), logits.data());
+        pass.logit_rows = {ROWS - 1}, pass.batch.logit_rows = pass.logit_rows.data(), pass.batch.logit_row_count = 1;
+        pass.batch.hidden = hidden.data();
+        int32_t drafted[COUNT], count = COUNT, number = 0;
+        float likely[COUNT], least = 0;
+        x.draft(pass.batch, &count, {&count, &least, COUNT, drafted, likely, &number, few ? ids.data() : nullptr});
+        CHECK(std::equal(expected.begin(), expected.end(), drafted), "%s, %s", f.name, kind.name);
+    }
+}
+
+// A block after contexts that came together or one by one, in a pass of its own or with another.
+void check_block(const KernelTable& k, const Format& f, const Kind& kind) {
+    constexpr int32_t ROWS = 250, BLOCK = 9, COUNT = 5;
+    Fixture x(k, f, kind, 2);
+    const int64_t columns = x.model->spec.draft_head.input_size;
+    Buffer<float> hidden(size_t(ROWS * columns));
+    fill(hidden, 4);
+    std::vector<std::vector<int32_t>> all;
+    std::vector<Table> tables;
+    for (int i = 0; i < 2; i++) tables.emplace_back(x, ROWS + BLOCK);
+    run_given(x, tables[0], {0, std::vector<int32_t>(ROWS, 1), hidden.data()}, {}, 0);
+    for (int32_t done = 0, size = 1; done < ROWS; done += size, size = std::min(size + 40, ROWS - done)) {
+        run_given(x, tables[1], {done, std::vector<int32_t>(size_t(size), 1), hidden.data() + done * columns}, {}, 0);
+    }
+    for (const std::vector<size_t>& together : {std::vector<size_t>{0}, {1}, {0, 1}}) {
+        std::vector<int32_t> tokens, positions, counts(together.size(), COUNT), numbers(together.size());
+        std::vector<const Table*> rows;
+        std::vector<float> least(together.size(), 0);
+        for (const size_t which : together) {
+            tokens.push_back(3), tokens.insert(tokens.end(), BLOCK - 1, 0);
+            positions.insert(positions.end(), BLOCK, ROWS), rows.insert(rows.end(), BLOCK, &tables[which]);
+        }
+        Buffer<float> logits(together.size() * COUNT * LANES * 4);
+        PassRequest pass = x.make_pass(tokens, positions, rows, logits.data());
+        pass.logit_rows.clear();
+        for (size_t i = 0; i < together.size(); i++) {
+            for (int32_t r = 1; r <= COUNT; r++) pass.logit_rows.push_back(int32_t(i) * BLOCK + r);
+        }
+        pass.batch.logit_rows = pass.logit_rows.data(), pass.batch.logit_row_count = int32_t(pass.logit_rows.size());
+        std::vector<int32_t> drafted(together.size() * COUNT);
+        std::vector<float> likely(drafted.size());
+        ipex_assist::Pass of_blocks(*x.program, x.pool, x.activations, pass.batch);
+        draft_blocks(of_blocks, {counts.data(), least.data(), COUNT, drafted.data(), likely.data(), numbers.data()});
+        for (size_t i = 0; i < together.size(); i++) {
+            CHECK(numbers[i] == COUNT, "%s, %s: %d tokens", f.name, kind.name, numbers[i]);
+            all.emplace_back(drafted.begin() + int64_t(i) * COUNT, drafted.begin() + int64_t(i + 1) * COUNT);
+        }
+    }
+    for (const std::vector<int32_t>& each : all) CHECK(each == all[0], "%s, %s", f.name, kind.name);
+}
+
+// A head that takes table and head from a target computes what one with the same of its own does.
+void check_shared(const KernelTable& k) {
+    const Format f = FORMATS[0];
+    Fixture own(k, f, HEADS[0], 1);
+    const Kind sharing{"MTP with its target's head", 0, [](UniformSpec& s) {
+                           make_head(s, MTP, 1), s.draft_head.fed_back_normed = 1;
+                           s.draft_head.shared_embedding = s.draft_head.shared_head = 1;
+                       }};
+    Fixture x(k, f, sharing, 1);
+    CHECK(!x.model->ready(), "ready without its target");
+    CHECK(x.model->share_table(own.model), "table");
+    CHECK(x.model->share_head(own.model), "head");
+    CHECK(x.model->ready(), "not ready");
+    CHECK(x.model->image_bytes() < own.model->image_bytes(), "room for what is shared");
+    Buffer<float> hidden(3 * 40);
+    fill(hidden, 8);
+    const Table table(x, 10);
+    const std::vector<float> logits = run_given(x, table, {0, some_tokens(3, 6), hidden.data()}, {}, 1);
+    CHECK(logits.size() == VOCAB && std::isfinite(logits[0]), "no logits");
+}
+
+}  // namespace
+
+void test_draft_heads(const KernelTable& k) {
+    for_each_kind([&](const Format& f, const Kind& kind) {
+        if (f.precision == FP32 || f.precision == INT8) check_taps(k, f, kind);
+    });
+    for (const Format& f : FORMATS) {
+        if (!races_differ(f)) continue;
+        for (const Kind& kind : HEADS) {
+            if (std::string(kind.name) == "DFlash") check_block(k, f, kind);
+            else check_fed_back(k, f, kind);
+        }
+    }
+    check_shared(k);
+}
+
+}  // namespace check
