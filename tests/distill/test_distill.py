@@ -58,8 +58,12 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
-    drawn, path = random.Random(1), tmp_path / "prompts.jsonl"
-    path.write_text("".join(json.dumps({"prompt": " ".join(drawn.choices(WORDS, k=6))}) + "\n" for _ in range(40)))
+    return write_prompts(tmp_path, 12)
+
+
+def write_prompts(folder: Path, count: int) -> Path:
+    drawn, path = random.Random(1), folder / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": " ".join(drawn.choices(WORDS, k=6))}) + "\n" for _ in range(count)))
     return path
 
 
@@ -321,15 +325,14 @@ def test_figures() -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["eagle3", "dflash"])
-def test_a_head_learns(
-    kind: str, target: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_head_learns(kind: str, target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Trained for seconds by `speculators` itself, and for longer after an end: the head drafts held-out texts, in
     our executors as often right as its training says, so that format and arithmetic are the same.
     """
     python = os.environ.get("TRAINER_PYTHON")
     if python is None or problem_of(trainer_environment.probe(python)):
         pytest.skip("TRAINER_PYTHON names no Python with speculators 0.9")
+    prompts = write_prompts(tmp_path, 40)
     more = ["--kind", kind, "--trainer-python", python, "--json", "--max-new-tokens", "40", "--hours"]
     assert run(target, prompts, *more, "0.0015") == 0
     begun = capsys.readouterr().err
