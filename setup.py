@@ -102,6 +102,8 @@ setup(
             "transformers==4.55.4",
         ],
         "otel": ["opentelemetry-sdk>=1.27", "opentelemetry-exporter-otlp-proto-http>=1.27"],
+        # Where other versions are installed than it takes, the command makes an environment of its own.
+        "distill": ["speculators==0.9.*; python_version >= '3.11'"],
         "plot": ["matplotlib>=3.8"],
         "quantize": ["auto-round>=0.5"],
         "ray": ["ray[serve]>=2.30"],

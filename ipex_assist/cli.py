@@ -101,6 +101,7 @@ SUBCOMMANDS: dict[str, Callable[[list[str]], int]] = {
     "cache": _module("commands.cache"),
     "chat": _module("commands.chat"),
     "completion": _completion,
+    "distill": _module("distill.command"),
     "env": _env,
     "eval": _module("commands.eval"),
     "help": _help,
@@ -131,6 +132,7 @@ def _parsers() -> Parsers:
     from ipex_assist.commands import eval as evaluate
     from ipex_assist.commands import quantize
     from ipex_assist.commands.shared.arguments import parse
+    from ipex_assist.distill import arguments as distill
     from ipex_assist.serve import arguments as serve
 
     return {
@@ -139,6 +141,7 @@ def _parsers() -> Parsers:
         "bench": bench.parse,
         "cache": None,
         "completion": None,
+        "distill": distill.parse,
         "env": None,
         "help": None,
         "models": None,
@@ -154,6 +157,7 @@ def _builders() -> Builders:
     from ipex_assist.bench import arguments as bench
     from ipex_assist.commands import cache, chat, models, quantize
     from ipex_assist.commands import eval as evaluate
+    from ipex_assist.distill import arguments as distill
     from ipex_assist.env import report
     from ipex_assist.launch import job_flags
     from ipex_assist.serve import arguments as serve
@@ -163,6 +167,7 @@ def _builders() -> Builders:
         "bench": bench.build_parser,
         "cache": cache.build_parser,
         "chat": chat.build_parser,
+        "distill": distill.build_parser,
         "env": report.build_parser,
         "eval": evaluate.build_parser,
         "models": models.build_parser,

@@ -62,13 +62,21 @@ class FakeSequence:
     def entries(self) -> list[Any]:
         return [entry for block in self.blocks for entry in self.model.stored[block]][: self.length]
 
+    def blocks_for(self, rows: int) -> int:
+        needed = -(-(self.length + rows) // self.model.blocks.size) - len(self.blocks)
+        return max(0, needed) + self._writes_to_a_shared_block
+
+    @property
+    def _writes_to_a_shared_block(self) -> bool:
+        place, filled = divmod(self.length, self.model.blocks.size)
+        return bool(filled and self.model.blocks.references(self.blocks[place]) > 1)
+
     def append(self, entries: abc.Sequence[Any]) -> None:
         pool = self.model.blocks
         check_rows(self, len(entries))
-        needed = -(-(self.length + len(entries)) // pool.size) - len(self.blocks)
         place, filled = divmod(self.length, pool.size)
-        copied = bool(filled and pool.references(self.blocks[place]) > 1)
-        taken = pool.take_many(max(0, needed) + copied)
+        copied = self._writes_to_a_shared_block
+        taken = pool.take_many(self.blocks_for(len(entries)))
         if copied:
             old, self.blocks[place] = self.blocks[place], taken.pop()
             self.model.stored[self.blocks[place]] = self.model.stored[old][:filled]

@@ -385,7 +385,7 @@ def test_structures_are_those_declared(header: str, structure: type[ctypes.Struc
     body = re.search(rf"struct {name} {{(.*?)\n}};", (build.HERE / header).read_text(), re.DOTALL)
     assert body is not None
     functions = re.compile(r"[^;{}]*\([^()]*\) const \{[^}]*\}")
-    declarations = functions.sub("", re.sub(r"//.*", "", body[1])).split(";")
+    declarations = functions.sub("", re.sub(r"//.*|\s=\s[^;,]*", "", body[1])).split(";")
     declared = [name for line in declarations for name in re.findall(r"(\w+)\s*(?:,|$)", line.strip())]
     assert declared == [field[0] for field in structure._fields_]
 

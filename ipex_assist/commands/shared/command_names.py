@@ -11,6 +11,7 @@ COMMANDS = {
     "cache": "packed models that are kept on disk",
     "chat": "a conversation in the terminal",
     "completion": "a script by which your shell completes commands and flags",
+    "distill": "train a draft head on a model's own answers",
     "env": "what this machine is",
     "eval": "perplexity, and what fewer bits cost",
     "help": "what the commands do, or the options of one",

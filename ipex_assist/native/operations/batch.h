@@ -59,7 +59,7 @@ struct GreedyDraft {
     float* probabilities;  // NaN there
     int32_t* drafted;      // how many tokens there are, that -1 included
     // (lm_head_rows) which token of the vocabulary each is; null: itself.
-    const int32_t* target_tokens;
+    const int32_t* target_tokens = nullptr;
 };
 
 // The most likely tokens after each row with logits, and the logarithms of their probabilities; a row whose logits hold
