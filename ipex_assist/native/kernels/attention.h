@@ -311,32 +311,66 @@ void attention_rows(const AttentionTile& t, const typename D::Row* rows, int64_t
     }
 }
 
-// Scores of all queries against the 16 positions from `i` on.
-template <class D>
-void score_columns(const AttentionTile& t, const KeyValueBlock& block, int64_t distance, int64_t i) {
-    const uint8_t* keys = columns_of<D>(block.keys, block.key_scales, true, i, t.key_depth, t.key_depth, t.widened);
-    float* scores = t.scores + i;
-    attention_rows<D>(
-        t, reinterpret_cast<const typename D::Row*>(t.query), t.key_depth, keys, block.key_scales ? nullptr : keys,
-        t.key_depth / D::STEP, distance, [&](int64_t q) { return scores + q * BLOCK_POSITIONS; }, BLOCK_POSITIONS);
-    for (int64_t q = 0; block.key_scales && q < t.queries; q++) {
-        float* row = scores + q * BLOCK_POSITIONS;
-        _mm512_storeu_ps(row, _mm512_mul_ps(_mm512_loadu_ps(row), _mm512_loadu_ps(block.key_scales + i)));
+// The same for two blocks of 16 columns, the second `bytes` after the first, both as D multiplies them.
+template <class D, class Outputs>
+void attention_pairs(const AttentionTile& t, const typename D::Row* rows, int64_t row_stride, const uint8_t* columns,
+                     int64_t bytes, int64_t steps, int64_t distance, const Outputs& outputs, int64_t stride) {
+    const int64_t tile = even_tile(t.queries, PAIR_ROWS), parts = (t.queries + tile - 1) / tile;
+    for (int64_t q = 0; q < t.queries; q += tile) {
+        const int64_t count = t.queries - q < tile ? t.queries - q : tile;
+        for (int64_t s = 0; s < steps; s += CHUNK_STEPS<D>) {
+            const int64_t part = s + CHUNK_STEPS<D> < steps ? CHUNK_STEPS<D> : steps - s;
+            const uint8_t* lines = columns + s * 64;
+            const Ahead ahead = Ahead::of(lines, distance, part / 4, 4, q / tile, parts);
+            float* out = outputs(q);
+#define CALL(M)                                                                                                        \
+    float_pair_tile<D, M <= PAIR_ROWS ? M : 1>(rows + q * row_stride + s * D::STEP, row_stride, lines, bytes, part, \
+                                               ahead, s > 0 ? out : nullptr, stride, out, stride)
+            IPEX_ASSIST_BY_ROWS(count, CALL)
+#undef CALL
+        }
     }
 }
 
-// 16 columns of values from `d` on, weighted with each query's probabilities of the first `limit` positions.
+// Scores of all queries against the positions from `i` on, 16 or 32 of them: returns how many.
 template <class D>
-void weigh_columns(const AttentionTile& t, const KeyValueBlock& block, int64_t distance, int64_t d, int64_t limit,
-                   AttentionPartial* partials) {
+int64_t score_columns(const AttentionTile& t, const KeyValueBlock& block, int64_t distance, int64_t i, int64_t limit) {
+    const auto* rows = reinterpret_cast<const typename D::Row*>(t.query);
+    const auto outputs = [&](int64_t q) { return t.scores + q * BLOCK_POSITIONS + i; };
+    const uint8_t* keys = columns_of<D>(block.keys, block.key_scales, true, i, t.key_depth, t.key_depth, t.widened);
+    const int64_t steps = t.key_depth / D::STEP;
+    if (IN_PAIRS && !block.key_scales && i + LANES < limit) {
+        attention_pairs<D>(t, rows, t.key_depth, keys, steps * 64, steps, distance, outputs, BLOCK_POSITIONS);
+        return PAIR * LANES;
+    }
+    attention_rows<D>(t, rows, t.key_depth, keys, block.key_scales ? nullptr : keys, steps, distance, outputs,
+                      BLOCK_POSITIONS);
+    for (int64_t q = 0; block.key_scales && q < t.queries; q++) {
+        float* row = outputs(q);
+        _mm512_storeu_ps(row, _mm512_mul_ps(_mm512_loadu_ps(row), _mm512_loadu_ps(block.key_scales + i)));
+    }
+    return LANES;
+}
+
+// Columns of values from `d` on, 16 or 32 of them, weighted with each query's probabilities of the first `limit`
+// positions: returns how many.
+template <class D>
+int64_t weigh_columns(const AttentionTile& t, const KeyValueBlock& block, int64_t distance, int64_t d, int64_t limit,
+                      AttentionPartial* partials) {
+    const auto* rows = reinterpret_cast<const typename D::Row*>(t.probabilities);
+    const auto outputs = [&](int64_t q) { return partials[q].output + d; };
     const uint8_t* values =
         columns_of<D>(block.values, block.value_scales, false, d, BLOCK_POSITIONS, limit, t.widened);
     // Partials of one tile lie at equal distances.
-    const int64_t stride = t.queries > 1 ? partials[1].output - partials[0].output : 0;
-    attention_rows<D>(
-        t, reinterpret_cast<const typename D::Row*>(t.probabilities), BLOCK_POSITIONS, values,
-        block.value_scales ? nullptr : values, limit / D::STEP, distance,
-        [&](int64_t q) { return partials[q].output + d; }, stride);
+    const int64_t stride = t.queries > 1 ? partials[1].output - partials[0].output : 0, steps = limit / D::STEP;
+    if (IN_PAIRS && !block.value_scales && d + LANES < t.value_dim) {
+        attention_pairs<D>(t, rows, BLOCK_POSITIONS, values, BLOCK_POSITIONS / D::STEP * 64, steps, distance, outputs,
+                           stride);
+        return PAIR * LANES;
+    }
+    attention_rows<D>(t, rows, BLOCK_POSITIONS, values, block.value_scales ? nullptr : values, steps, distance, outputs,
+                      stride);
+    return LANES;
 }
 
 // Positions that a tile's queries see, a multiple of 16.
@@ -353,7 +387,7 @@ inline int64_t limit_of(const AttentionTile& t) {
 template <class D>
 void attend_block(const AttentionTile& t, const KeyValueBlock& block, int64_t distance, AttentionPartial* partials) {
     const int64_t limit = limit_of(t);
-    for (int64_t i = 0; i < limit; i += LANES) score_columns<D>(t, block, distance, i);
+    for (int64_t i = 0; i < limit;) i += score_columns<D>(t, block, distance, i, limit);
     if (t.cap > 0 || t.slopes) adjust_scores(t, limit);
     find_maxima(t, limit, partials);
     for (int32_t q = 0; q < t.queries; q++) {
@@ -364,7 +398,7 @@ void attend_block(const AttentionTile& t, const KeyValueBlock& block, int64_t di
             convert(t.precision, t.scores, 0, limit, t.probabilities + q * BLOCK_POSITIONS * sizeof(typename D::Row));
         }
     }
-    for (int64_t d = 0; d < t.value_dim; d += LANES) weigh_columns<D>(t, block, distance, d, limit, partials);
+    for (int64_t d = 0; d < t.value_dim;) d += weigh_columns<D>(t, block, distance, d, limit, partials);
     for (int32_t q = 0; !block.value_scales && q < t.queries; q++) {
         const bool hidden = t.first[q] < t.end[q] && (t.first[q] > 0 || t.end[q] < limit);
         if (hidden && !finite(partials[q].output, t.value_dim)) attend_seen<D>(t, block, q, limit, partials[q].output);
