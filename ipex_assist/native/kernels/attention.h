@@ -408,30 +408,51 @@ void attend_block(const AttentionTile& t, const KeyValueBlock& block, int64_t di
 // The products of attention over int8 in integers, on vectors.
 struct OnVectors {
     static void score(const AttentionTile& t, const KeyValueBlock& block, int64_t distance, int64_t limit) {
-        const int64_t groups = t.key_depth / ATTENTION_GROUP, parts = (t.queries + TILE_ROWS - 1) / TILE_ROWS;
+        const int64_t groups = t.key_depth / ATTENTION_GROUP;
         for (int64_t i = 0; i < limit; i += LANES) {
             const uint8_t* keys = block.keys + i * t.key_depth;
-            for (int32_t q = 0; q < t.queries; q += TILE_ROWS) {
-                const Ahead ahead = Ahead::of(keys, distance, groups, 8, q / TILE_ROWS, parts);
-#define CALL(M) key_tile<M>(t, q, keys, ahead, block.key_scales + i, t.scores + q * BLOCK_POSITIONS + i)
-                IPEX_ASSIST_BY_ROWS(t.queries - q, CALL)
+            const bool pair = DIGITS_IN_PAIRS && i + LANES < limit;
+            const int64_t tile = pair ? even_tile(t.queries, PAIR_ROWS) : TILE_ROWS;
+            const int64_t parts = (t.queries + tile - 1) / tile;
+            for (int64_t q = 0; q < t.queries; q += tile) {
+                const Ahead ahead = Ahead::of(keys, distance, groups, 8, q / tile, parts);
+                float* scores = t.scores + q * BLOCK_POSITIONS + i;
+                if (pair) {
+#define CALL(M) key_pair_tile<M <= PAIR_ROWS ? M : 1>(t, q, keys, ahead, block.key_scales + i, scores)
+                    IPEX_ASSIST_BY_ROWS(t.queries - q < tile ? t.queries - q : tile, CALL)
 #undef CALL
+                } else {
+#define CALL(M) key_tile<M>(t, q, keys, ahead, block.key_scales + i, scores)
+                    IPEX_ASSIST_BY_ROWS(t.queries - q, CALL)
+#undef CALL
+                }
             }
+            if (pair) i += LANES;
         }
     }
     static void weigh(const AttentionTile& t, const KeyValueBlock& block, int64_t distance, int64_t used,
                       const AttentionPartial* partials) {
-        const int64_t groups = BLOCK_POSITIONS / ATTENTION_GROUP, parts = (t.queries + TILE_ROWS - 1) / TILE_ROWS;
+        const int64_t groups = BLOCK_POSITIONS / ATTENTION_GROUP;
+        const int64_t stride = t.queries > 1 ? partials[1].output - partials[0].output : 0;
         for (int64_t d = 0; d < t.value_dim; d += LANES) {
             const uint8_t* values = block.values + d * BLOCK_POSITIONS;
-            for (int32_t q = 0; q < t.queries; q += TILE_ROWS) {
-                const Ahead ahead = Ahead::of(values, distance, groups, 8, q / TILE_ROWS, parts);
-                const int32_t part = t.queries - q < TILE_ROWS ? t.queries - q : int32_t(TILE_ROWS);
-                const int64_t stride = part > 1 ? partials[q + 1].output - partials[q].output : 0;
-#define CALL(M) value_tile<M>(t, q, values, used, ahead, partials[q].output + d, stride)
-                IPEX_ASSIST_BY_ROWS(part, CALL)
+            const bool pair = DIGITS_IN_PAIRS && d + LANES < t.value_dim;
+            const int64_t tile = pair ? even_tile(t.queries, PAIR_ROWS) : TILE_ROWS;
+            const int64_t parts = (t.queries + tile - 1) / tile;
+            for (int64_t q = 0; q < t.queries; q += tile) {
+                const Ahead ahead = Ahead::of(values, distance, groups, 8, q / tile, parts);
+                float* out = partials[q].output + d;
+                if (pair) {
+#define CALL(M) value_pair_tile<M <= PAIR_ROWS ? M : 1>(t, q, values, used, ahead, out, stride)
+                    IPEX_ASSIST_BY_ROWS(t.queries - q < tile ? t.queries - q : tile, CALL)
 #undef CALL
+                } else {
+#define CALL(M) value_tile<M>(t, q, values, used, ahead, out, stride)
+                    IPEX_ASSIST_BY_ROWS(t.queries - q, CALL)
+#undef CALL
+                }
             }
+            if (pair) d += LANES;
         }
     }
 };

@@ -7,6 +7,7 @@
 // For one query, a block of 256 positions and head_dim 128, AVX-512 needs 512 dot-product instructions for scores and
 // 512 for values, where bf16 needs 1024 each; 8 queries together load each line of keys and values once.
 #pragma once
+#include "kernels/linear_fp32_bf16.h"
 #include "kernels/prefetch.h"
 #include "kernels/row_operations.h"
 
@@ -14,6 +15,12 @@ namespace ipex_assist {
 namespace {
 
 constexpr float SMALLEST = 1e-33f;             // smaller ones become zero: their reciprocal would overflow
+// Whether 32 columns are multiplied at once: it takes 24 sums, and a line of each 16 columns as it is.
+#ifdef IPEX_ASSIST_VNNI
+constexpr bool DIGITS_IN_PAIRS = IN_PAIRS;
+#else
+constexpr bool DIGITS_IN_PAIRS = false;
+#endif
 constexpr int64_t HALF = 4 * ATTENTION_GROUP;  // half a block: 8 vectors of 16 positions, whose quarters share 4 scales
 
 // 16 integers as bytes for VNNI; without it in 16 bits, of every four the first and the third before the others.
@@ -89,6 +96,48 @@ inline __attribute__((always_inline)) void add_digits(const uint8_t* at, const R
 #endif
 }
 
+// The same for two lines, the second `bytes` after the first: the values of a row are loaded once for both.
+template <int M, bool OF_KEYS>
+inline __attribute__((always_inline)) void add_digit_pairs(const uint8_t* at, int64_t bytes,
+                                                           const RowPointers<uint8_t, M>& rows, int offset,
+                                                           __m512i (&sums)[2][M]) {
+    const __m512i line = _mm512_loadu_si512(at), more = _mm512_loadu_si512(at + bytes);
+    FOR_EACH(m, M, {
+        const __m512i value = broadcast4(rows.at[m] + offset);
+        sums[0][m] = OF_KEYS ? _mm512_dpbusd_epi32(sums[0][m], line, value)
+                             : _mm512_dpbusd_epi32(sums[0][m], value, line);
+        sums[1][m] = OF_KEYS ? _mm512_dpbusd_epi32(sums[1][m], more, value)
+                             : _mm512_dpbusd_epi32(sums[1][m], value, more);
+    });
+}
+
+// Scores of M queries from `q` on with 32 keys.
+template <int M>
+HOT_LOOP void key_pair_tile(const AttentionTile& t, int64_t q, const uint8_t* keys, Ahead ahead,
+                            const float* key_scales, float* scores) {
+    const int64_t groups = t.key_depth / ATTENTION_GROUP, bytes = t.key_depth * LANES;
+    RowPointers<uint8_t, M> rows(t.query + q * t.key_depth * 2, t.key_depth * 2);
+    const float* scales = t.query_scales + q * groups;
+    const int32_t* offsets = t.query_offsets + q * groups;
+    __m512 total[2][M];
+    FOR_EACH(m, M, total[0][m] = total[1][m] = _mm512_setzero_ps());
+    for (const uint8_t* end = keys + bytes; keys < end; keys += ATTENTION_GROUP * LANES, rows.move(ATTENTION_GROUP)) {
+        __m512i sums[2][M];
+        ahead.go_on(bytes);
+        FOR_EACH(m, M, sums[0][m] = sums[1][m] = _mm512_set1_epi32(offsets[m * groups]));
+        FOR_EACH(s, 8, add_digit_pairs<M, true>(keys + s * 64, bytes, rows, s * 4, sums));
+        FOR_EACH(m, M, {
+            const __m512 scale = _mm512_set1_ps(scales[m * groups]);
+            FOR_EACH(n, 2, total[n][m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[n][m]), scale, total[n][m]));
+        });
+        scales++, offsets++;
+    }
+    FOR_EACH(n, 2, {
+        const __m512 scale = _mm512_loadu_ps(key_scales + n * LANES);
+        FOR_EACH(m, M, _mm512_storeu_ps(scores + m * BLOCK_POSITIONS + n * LANES, _mm512_mul_ps(total[n][m], scale)));
+    });
+}
+
 // Scores of M queries from `q` on with 16 keys.
 template <int M>
 HOT_LOOP void key_tile(const AttentionTile& t, int64_t q, const uint8_t* keys, Ahead ahead, const float* key_scales,
@@ -140,6 +189,34 @@ HOT_LOOP void value_tile(const AttentionTile& t, int64_t q, const uint8_t* value
         }
     }
     FOR_EACH(m, M, _mm512_storeu_ps(out + m * stride, total[m]));
+}
+
+// 32 columns of the output, the same way.
+template <int M>
+HOT_LOOP void value_pair_tile(const AttentionTile& t, int64_t q, const uint8_t* values, int64_t limit, Ahead ahead,
+                              float* out, int64_t stride) {
+    constexpr int64_t SCALES = BLOCK_POSITIONS / ATTENTION_GROUP, BYTES = BLOCK_POSITIONS * LANES;
+    __m512 total[2][M];
+    FOR_EACH(m, M, total[0][m] = total[1][m] = _mm512_setzero_ps());
+    for (int64_t i = 0; i < limit; i += HALF) {
+        const int64_t pairs = (limit - i < HALF ? limit - i : HALF) / 32;  // of vectors
+        for (int64_t j = 0; j < 4; j++) {
+            RowPointers<uint8_t, M> rows(t.probabilities + (q * BLOCK_POSITIONS * 2 + i + j * 4), BLOCK_POSITIONS * 2);
+            const uint8_t* line = values + (i / 4 + j) * 64;
+            __m512i sums[2][M];
+            ahead.go_on(BYTES);
+            FOR_EACH(m, M, sums[0][m] = sums[1][m] = _mm512_setzero_si512());
+            for (const uint8_t* end = line + pairs * 8 * 64; line < end; line += 8 * 64, rows.move(32)) {
+                FOR_EACH(v, 2, add_digit_pairs<M, false>(line + v * 4 * 64, BYTES, rows, v * LANES, sums));
+            }
+            const float* scales = t.weight_scales + q * SCALES + i / ATTENTION_GROUP + j;
+            FOR_EACH(m, M, {
+                const __m512 scale = _mm512_set1_ps(scales[m * SCALES]);
+                FOR_EACH(n, 2, total[n][m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[n][m]), scale, total[n][m]));
+            });
+        }
+    }
+    FOR_EACH(m, M, FOR_EACH(n, 2, _mm512_storeu_ps(out + m * stride + n * LANES, total[n][m])));
 }
 
 // Ordered dither, added to weights before they are rounded, between -1/2 and 1/2: many small weights next to a large
