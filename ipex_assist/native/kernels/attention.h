@@ -148,24 +148,34 @@ inline __mmask16 visible(const AttentionTile& t, int32_t q, int64_t i) {
 inline bool sees_all(const AttentionTile& t, int32_t q, int64_t limit) { return t.first[q] <= 0 && t.end[q] >= limit; }
 
 inline float largest_score(const AttentionTile& t, int32_t q, int64_t limit) {
+    const float* scores = t.scores + q * BLOCK_POSITIONS;
     __m512 most = _mm512_set1_ps(-INFINITY);
-    for (int64_t i = 0; i < limit; i += LANES) {
-        most = _mm512_mask_max_ps(most, visible(t, q, i), most, _mm512_loadu_ps(t.scores + q * BLOCK_POSITIONS + i));
+    if (sees_all(t, q, limit)) {
+        for (int64_t i = 0; i < limit; i += LANES) most = _mm512_max_ps(most, _mm512_loadu_ps(scores + i));
+    } else {
+        for (int64_t i = 0; i < limit; i += LANES) {
+            most = _mm512_mask_max_ps(most, visible(t, q, i), most, _mm512_loadu_ps(scores + i));
+        }
     }
     return _mm512_reduce_max_ps(most);
 }
 
-// Softmax weights of 16 positions of a query before they are divided by their sum, exp(scale · (score - maximum)); zero
-// at positions that it does not see.
+// Softmax weights of a query before they are divided by their sum, exp(scale · (score - maximum)); zero at positions
+// that it does not see.
 template <Precision>
 struct Exponential;
 
 template <>
 struct Exponential<FP32> {
+    static constexpr int AT_ONCE = 1;  // vectors of 16 positions
     Exponential(float scale, float maximum) : factor(_mm512_set1_ps(scale)), most(_mm512_set1_ps(maximum)) {}
-    __m512 operator()(__mmask16 seen, const float* scores) const {
-        const __m512 shifted = _mm512_sub_ps(_mm512_loadu_ps(scores), most);
-        return _mm512_maskz_mov_ps(seen, exponential(_mm512_mul_ps(shifted, factor)));
+    template <int N>
+    __attribute__((always_inline)) void operator()(const __mmask16 (&seen)[N], const float* scores,
+                                                   __m512 (&p)[N]) const {
+        FOR_EACH(v, N, {
+            const __m512 shifted = _mm512_sub_ps(_mm512_loadu_ps(scores + v * LANES), most);
+            p[v] = _mm512_maskz_mov_ps(seen[v], exponential(_mm512_mul_ps(shifted, factor)));
+        });
     }
     __m512 factor, most;
 };
@@ -173,29 +183,49 @@ struct Exponential<FP32> {
 // As a power of two. A product of the maximum that is rounded shifts all exponents of the block alike.
 template <>
 struct Exponential<BF16> {
+    static constexpr int AT_ONCE = REGISTERS == 32 ? 4 : 1;
     Exponential(float scale, float maximum)
         : factor(_mm512_set1_ps(scale * 1.44269504f)),
           shift(_mm512_set1_ps(-(maximum * (scale * 1.44269504f)))) {}
-    __m512 operator()(__mmask16 seen, const float* scores) const {
-        return power_of_two(seen, _mm512_fmadd_ps(_mm512_loadu_ps(scores), factor, shift));
+    template <int N>
+    __attribute__((always_inline)) void operator()(const __mmask16 (&seen)[N], const float* scores,
+                                                   __m512 (&p)[N]) const {
+        FOR_EACH(v, N, p[v] = _mm512_fmadd_ps(_mm512_loadu_ps(scores + v * LANES), factor, shift); KEEP_VECTOR(p[v]));
+        powers_of_two(seen, p);
     }
     __m512 factor, shift;
 };
+
+// Those of N vectors from position `i` on; `sum` adds them up one after another. With the scales of int8 values, if
+// there are any, they are multiplied after that.
+template <int N, bool ALL, class E>
+inline __attribute__((always_inline)) void weights_of(const E& exponential, const AttentionTile& t, int32_t q,
+                                                      int64_t i, const float* value_scales, __m512& sum,
+                                                      __m512 (&p)[N]) {
+    __mmask16 seen[N];
+    FOR_EACH(v, N, seen[v] = ALL ? __mmask16(0xffff) : visible(t, q, i + v * LANES));
+    exponential(seen, t.scores + q * BLOCK_POSITIONS + i, p);
+    FOR_EACH(v, N, sum = _mm512_add_ps(sum, p[v]));
+    if (!value_scales) return;
+    FOR_EACH(v, N, p[v] = _mm512_maskz_mul_ps(seen[v], p[v], _mm512_loadu_ps(value_scales + i + v * LANES)));
+}
 
 // Scores to softmax weights of the positions that a query sees, times the scales of int8 values; zero at the other
 // positions below `limit`. ALL: whether it sees all of them, which takes fewer instructions.
 template <Precision P, bool ALL>
 void softmax_row(const AttentionTile& t, int32_t q, int64_t limit, const float* value_scales,
                  AttentionPartial& partial) {
+    constexpr int N = Exponential<P>::AT_ONCE;
     const Exponential<P> exponential(t.scale, partial.maximum);
-    const float* scores = t.scores + q * BLOCK_POSITIONS;
-    __m512 sum = _mm512_setzero_ps();
-    for (int64_t i = 0; i < limit; i += LANES) {
-        const __mmask16 seen = ALL ? __mmask16(0xffff) : visible(t, q, i);
-        __m512 p = exponential(seen, scores + i);
-        sum = _mm512_add_ps(sum, p);
-        if (value_scales) p = _mm512_maskz_mul_ps(seen, p, _mm512_loadu_ps(value_scales + i));
-        store_row(P, p, t.probabilities, q * BLOCK_POSITIONS + i);
+    __m512 sum = _mm512_setzero_ps(), weights[N], last[1];
+    int64_t i = 0;
+    for (; i + N * LANES <= limit; i += N * LANES) {
+        weights_of<N, ALL>(exponential, t, q, i, value_scales, sum, weights);
+        FOR_EACH(v, N, store_row(P, weights[v], t.probabilities, q * BLOCK_POSITIONS + i + v * LANES));
+    }
+    for (; N > 1 && i < limit; i += LANES) {
+        weights_of<1, ALL>(exponential, t, q, i, value_scales, sum, last);
+        store_row(P, last[0], t.probabilities, q * BLOCK_POSITIONS + i);
     }
     partial.sum = _mm512_reduce_add_ps(sum);
 }
@@ -211,22 +241,27 @@ inline void softmax(const AttentionTile& t, int32_t q, int64_t limit, const floa
 template <bool ALL>
 void softmax_digits_row(const AttentionTile& t, int32_t q, int64_t limit, const float* value_scales,
                         AttentionPartial& partial) {
+    constexpr int N = Exponential<BF16>::AT_ONCE, VECTORS = HALF / LANES;
     const Exponential<BF16> exponential(t.scale, partial.maximum);
-    const float* scores = t.scores + q * BLOCK_POSITIONS;
-    __m512 sum = _mm512_setzero_ps(), weights[HALF / LANES];
+    __m512 sum = _mm512_setzero_ps();
     for (int64_t i = 0; i < limit; i += HALF) {
-        const int64_t vectors = (limit - i < HALF ? limit - i : HALF) / LANES;
-        __m512i sizes = _mm512_setzero_si512();
-        for (int64_t v = 0; v < vectors; v++) {
-            const int64_t at = i + v * LANES;
-            const __mmask16 seen = ALL ? __mmask16(0xffff) : visible(t, q, at);
-            const __m512 p = exponential(seen, scores + at);
-            sum = _mm512_add_ps(sum, p);
-            weights[v] = _mm512_maskz_mul_ps(seen, p, _mm512_loadu_ps(value_scales + at));
-            sizes = _mm512_max_epu32(sizes, _mm512_castps_si512(weights[v]));  // not negative, or NaN
-        }
         float* scales = t.weight_scales + (q * BLOCK_POSITIONS + i) / ATTENTION_GROUP;
-        store_weights(weights, sizes, vectors, t.probabilities + q * BLOCK_POSITIONS * 2, i, scales);
+        uint8_t* to = t.probabilities + q * BLOCK_POSITIONS * 2;
+        if (N > 1 && limit - i >= HALF) {
+            __m512 parts[VECTORS / N][N], weights[VECTORS];
+            FOR_EACH(n, VECTORS / N,
+                     weights_of<N, ALL>(exponential, t, q, i + n * N * LANES, value_scales, sum, parts[n]));
+            FOR_EACH(v, VECTORS, weights[v] = parts[v / N][v % N]);
+            store_weights<VECTORS>(weights, VECTORS, to, i, scales);
+        } else {
+            const int64_t vectors = (limit - i < HALF ? limit - i : HALF) / LANES;
+            __m512 weights[VECTORS], weight[1];
+            for (int64_t v = 0; v < vectors; v++) {
+                weights_of<1, ALL>(exponential, t, q, i + v * LANES, value_scales, sum, weight);
+                weights[v] = weight[0];
+            }
+            store_weights<0>(weights, vectors, to, i, scales);
+        }
     }
     partial.sum = _mm512_reduce_add_ps(sum);
 }

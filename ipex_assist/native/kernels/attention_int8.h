@@ -236,8 +236,17 @@ struct Thresholds {
 constexpr Thresholds THRESHOLDS;
 
 // Quantizes the weights of up to 128 positions, with a scale for each quarter; zeros up to an even number of vectors.
-inline void store_weights(const __m512 (&weights)[HALF / LANES], __m512i sizes, int64_t vectors, uint8_t* to,
-                          int64_t index, float* scales) {
+// N: their vectors, if known, else 0.
+template <int N>
+inline __attribute__((always_inline)) void store_weights(const __m512 (&weights)[HALF / LANES], int64_t count,
+                                                         uint8_t* to, int64_t index, float* scales) {
+    const int64_t vectors = N ? N : count;
+    __m512i sizes = _mm512_setzero_si512();  // of weights that are not negative, or NaN
+    if (N) {
+        FOR_EACH(v, N, sizes = _mm512_max_epu32(sizes, _mm512_castps_si512(weights[v])));
+    } else {
+        for (int64_t v = 0; v < vectors; v++) sizes = _mm512_max_epu32(sizes, _mm512_castps_si512(weights[v]));
+    }
     const __m512 most = largest_of_four(sizes);
     const __mmask16 some = _mm512_cmp_ps_mask(most, _mm512_set1_ps(SMALLEST), _CMP_NLT_UQ);
     const __mmask16 number = _mm512_cmp_ps_mask(most, _mm512_set1_ps(INFINITY), _CMP_LT_OQ);
@@ -246,9 +255,14 @@ inline void store_weights(const __m512 (&weights)[HALF / LANES], __m512i sizes, 
     const __m512 scale = _mm512_mul_ps(most, _mm512_set1_ps(1.0f / 255));
     _mm512_store_ps(each, _mm512_mask_mov_ps(_mm512_set1_ps(NAN), number, scale));
     for (int j = 0; j < 4; j++) scales[j] = each[j * 4];
-    for (int64_t v = 0; v < vectors; v++) {
+    const auto store = [&](int64_t v) __attribute__((always_inline)) {
         const __m512 scaled = _mm512_fmadd_ps(weights[v], factor, _mm512_load_ps(THRESHOLDS.at + v * LANES));
         store_digits(_mm512_cvtps_epi32(scaled), to, index + v * LANES);  // where the scale is NaN, no matter what
+    };
+    if (N) {
+        FOR_EACH(v, N, store(v));
+    } else {
+        for (int64_t v = 0; v < vectors; v++) store(v);
     }
     if (vectors % 2) store_digits(_mm512_setzero_si512(), to, index + vectors * LANES);
 }
