@@ -471,7 +471,7 @@ struct OnVectors {
         const int64_t stride = t.queries > 1 ? partials[1].output - partials[0].output : 0;
         for (int64_t d = 0; d < t.value_dim; d += LANES) {
             const uint8_t* values = block.values + d * BLOCK_POSITIONS;
-            const bool pair = DIGITS_IN_PAIRS && d + LANES < t.value_dim;
+            const bool pair = DIGITS_IN_PAIRS && used % HALF == 0 && d + LANES < t.value_dim;
             const int64_t tile = pair ? even_tile(t.queries, PAIR_ROWS) : TILE_ROWS;
             const int64_t parts = (t.queries + tile - 1) / tile;
             for (int64_t q = 0; q < t.queries; q += tile) {
