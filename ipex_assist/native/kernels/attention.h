@@ -160,22 +160,17 @@ inline float largest_score(const AttentionTile& t, int32_t q, int64_t limit) {
     return _mm512_reduce_max_ps(most);
 }
 
-// Softmax weights of a query before they are divided by their sum, exp(scale · (score - maximum)); zero at positions
-// that it does not see.
+// Softmax weights of 16 positions of a query before they are divided by their sum, exp(scale · (score - maximum)); zero
+// at positions that it does not see.
 template <Precision>
 struct Exponential;
 
 template <>
 struct Exponential<FP32> {
-    static constexpr int AT_ONCE = 1;  // vectors of 16 positions
     Exponential(float scale, float maximum) : factor(_mm512_set1_ps(scale)), most(_mm512_set1_ps(maximum)) {}
-    template <int N>
-    __attribute__((always_inline)) void operator()(const __mmask16 (&seen)[N], const float* scores,
-                                                   __m512 (&p)[N]) const {
-        FOR_EACH(v, N, {
-            const __m512 shifted = _mm512_sub_ps(_mm512_loadu_ps(scores + v * LANES), most);
-            p[v] = _mm512_maskz_mov_ps(seen[v], exponential(_mm512_mul_ps(shifted, factor)));
-        });
+    __m512 operator()(__mmask16 seen, const float* scores) const {
+        const __m512 shifted = _mm512_sub_ps(_mm512_loadu_ps(scores), most);
+        return _mm512_maskz_mov_ps(seen, exponential(_mm512_mul_ps(shifted, factor)));
     }
     __m512 factor, most;
 };
@@ -183,49 +178,29 @@ struct Exponential<FP32> {
 // As a power of two. A product of the maximum that is rounded shifts all exponents of the block alike.
 template <>
 struct Exponential<BF16> {
-    static constexpr int AT_ONCE = REGISTERS == 32 ? 4 : 1;
     Exponential(float scale, float maximum)
         : factor(_mm512_set1_ps(scale * 1.44269504f)),
           shift(_mm512_set1_ps(-(maximum * (scale * 1.44269504f)))) {}
-    template <int N>
-    __attribute__((always_inline)) void operator()(const __mmask16 (&seen)[N], const float* scores,
-                                                   __m512 (&p)[N]) const {
-        FOR_EACH(v, N, p[v] = _mm512_fmadd_ps(_mm512_loadu_ps(scores + v * LANES), factor, shift); KEEP_VECTOR(p[v]));
-        powers_of_two(seen, p);
+    __m512 operator()(__mmask16 seen, const float* scores) const {
+        return power_of_two(seen, _mm512_fmadd_ps(_mm512_loadu_ps(scores), factor, shift));
     }
     __m512 factor, shift;
 };
-
-// Those of N vectors from position `i` on; `sum` adds them up one after another. With the scales of int8 values, if
-// there are any, they are multiplied after that.
-template <int N, bool ALL, class E>
-inline __attribute__((always_inline)) void weights_of(const E& exponential, const AttentionTile& t, int32_t q,
-                                                      int64_t i, const float* value_scales, __m512& sum,
-                                                      __m512 (&p)[N]) {
-    __mmask16 seen[N];
-    FOR_EACH(v, N, seen[v] = ALL ? __mmask16(0xffff) : visible(t, q, i + v * LANES));
-    exponential(seen, t.scores + q * BLOCK_POSITIONS + i, p);
-    FOR_EACH(v, N, sum = _mm512_add_ps(sum, p[v]));
-    if (!value_scales) return;
-    FOR_EACH(v, N, p[v] = _mm512_maskz_mul_ps(seen[v], p[v], _mm512_loadu_ps(value_scales + i + v * LANES)));
-}
 
 // Scores to softmax weights of the positions that a query sees, times the scales of int8 values; zero at the other
 // positions below `limit`. ALL: whether it sees all of them, which takes fewer instructions.
 template <Precision P, bool ALL>
 void softmax_row(const AttentionTile& t, int32_t q, int64_t limit, const float* value_scales,
                  AttentionPartial& partial) {
-    constexpr int N = Exponential<P>::AT_ONCE;
     const Exponential<P> exponential(t.scale, partial.maximum);
-    __m512 sum = _mm512_setzero_ps(), weights[N], last[1];
-    int64_t i = 0;
-    for (; i + N * LANES <= limit; i += N * LANES) {
-        weights_of<N, ALL>(exponential, t, q, i, value_scales, sum, weights);
-        FOR_EACH(v, N, store_row(P, weights[v], t.probabilities, q * BLOCK_POSITIONS + i + v * LANES));
-    }
-    for (; N > 1 && i < limit; i += LANES) {
-        weights_of<1, ALL>(exponential, t, q, i, value_scales, sum, last);
-        store_row(P, last[0], t.probabilities, q * BLOCK_POSITIONS + i);
+    const float* scores = t.scores + q * BLOCK_POSITIONS;
+    __m512 sum = _mm512_setzero_ps();
+    for (int64_t i = 0; i < limit; i += LANES) {
+        const __mmask16 seen = ALL ? __mmask16(0xffff) : visible(t, q, i);
+        __m512 p = exponential(seen, scores + i);
+        sum = _mm512_add_ps(sum, p);
+        if (value_scales) p = _mm512_maskz_mul_ps(seen, p, _mm512_loadu_ps(value_scales + i));
+        store_row(P, p, t.probabilities, q * BLOCK_POSITIONS + i);
     }
     partial.sum = _mm512_reduce_add_ps(sum);
 }
@@ -241,27 +216,22 @@ inline void softmax(const AttentionTile& t, int32_t q, int64_t limit, const floa
 template <bool ALL>
 void softmax_digits_row(const AttentionTile& t, int32_t q, int64_t limit, const float* value_scales,
                         AttentionPartial& partial) {
-    constexpr int N = Exponential<BF16>::AT_ONCE, VECTORS = HALF / LANES;
     const Exponential<BF16> exponential(t.scale, partial.maximum);
-    __m512 sum = _mm512_setzero_ps();
+    const float* scores = t.scores + q * BLOCK_POSITIONS;
+    __m512 sum = _mm512_setzero_ps(), weights[HALF / LANES];
     for (int64_t i = 0; i < limit; i += HALF) {
-        float* scales = t.weight_scales + (q * BLOCK_POSITIONS + i) / ATTENTION_GROUP;
-        uint8_t* to = t.probabilities + q * BLOCK_POSITIONS * 2;
-        if (N > 1 && limit - i >= HALF) {
-            __m512 parts[VECTORS / N][N], weights[VECTORS];
-            FOR_EACH(n, VECTORS / N,
-                     weights_of<N, ALL>(exponential, t, q, i + n * N * LANES, value_scales, sum, parts[n]));
-            FOR_EACH(v, VECTORS, weights[v] = parts[v / N][v % N]);
-            store_weights<VECTORS>(weights, VECTORS, to, i, scales);
-        } else {
-            const int64_t vectors = (limit - i < HALF ? limit - i : HALF) / LANES;
-            __m512 weights[VECTORS], weight[1];
-            for (int64_t v = 0; v < vectors; v++) {
-                weights_of<1, ALL>(exponential, t, q, i + v * LANES, value_scales, sum, weight);
-                weights[v] = weight[0];
-            }
-            store_weights<0>(weights, vectors, to, i, scales);
+        const int64_t vectors = (limit - i < HALF ? limit - i : HALF) / LANES;
+        __m512i sizes = _mm512_setzero_si512();
+        for (int64_t v = 0; v < vectors; v++) {
+            const int64_t at = i + v * LANES;
+            const __mmask16 seen = ALL ? __mmask16(0xffff) : visible(t, q, at);
+            const __m512 p = exponential(seen, scores + at);
+            sum = _mm512_add_ps(sum, p);
+            weights[v] = _mm512_maskz_mul_ps(seen, p, _mm512_loadu_ps(value_scales + at));
+            sizes = _mm512_max_epu32(sizes, _mm512_castps_si512(weights[v]));  // not negative, or NaN
         }
+        float* scales = t.weight_scales + (q * BLOCK_POSITIONS + i) / ATTENTION_GROUP;
+        store_weights(weights, sizes, vectors, t.probabilities + q * BLOCK_POSITIONS * 2, i, scales);
     }
     partial.sum = _mm512_reduce_add_ps(sum);
 }
@@ -358,7 +328,7 @@ void attention_pairs(const AttentionTile& t, const typename D::Row* rows, int64_
             const uint8_t* lines = columns + s * 64;
             const Ahead ahead = Ahead::of(lines, distance, part / 4, 4, q / tile, parts);
             float* out = outputs(q);
-#define CALL(M)                                                                                                        \
+#define CALL(M)                                                                                                     \
     float_pair_tile<D, M <= PAIR_ROWS ? M : 1>(rows + q * row_stride + s * D::STEP, row_stride, lines, bytes, part, \
                                                ahead, s > 0 ? out : nullptr, stride, out, stride)
             IPEX_ASSIST_BY_ROWS(count, CALL)
@@ -440,54 +410,55 @@ void attend_block(const AttentionTile& t, const KeyValueBlock& block, int64_t di
     }
 }
 
-// The products of attention over int8 in integers, on vectors.
+// The products of attention over int8 in integers, on vectors. TWO: with two blocks of 16 columns at once.
 struct OnVectors {
     static void score(const AttentionTile& t, const KeyValueBlock& block, int64_t distance, int64_t limit) {
-        const int64_t groups = t.key_depth / ATTENTION_GROUP;
-        for (int64_t i = 0; i < limit; i += LANES) {
-            const uint8_t* keys = block.keys + i * t.key_depth;
-            const bool pair = DIGITS_IN_PAIRS && i + LANES < limit;
-            const int64_t tile = pair ? even_tile(t.queries, PAIR_ROWS) : TILE_ROWS;
-            const int64_t parts = (t.queries + tile - 1) / tile;
-            for (int64_t q = 0; q < t.queries; q += tile) {
-                const Ahead ahead = Ahead::of(keys, distance, groups, 8, q / tile, parts);
-                float* scores = t.scores + q * BLOCK_POSITIONS + i;
-                if (pair) {
-#define CALL(M) key_pair_tile<M <= PAIR_ROWS ? M : 1>(t, q, keys, ahead, block.key_scales + i, scores)
-                    IPEX_ASSIST_BY_ROWS(t.queries - q < tile ? t.queries - q : tile, CALL)
-#undef CALL
-                } else {
-#define CALL(M) key_tile<M>(t, q, keys, ahead, block.key_scales + i, scores)
-                    IPEX_ASSIST_BY_ROWS(t.queries - q, CALL)
-#undef CALL
-                }
-            }
-            if (pair) i += LANES;
+        for (int64_t i = 0; i < limit;) {
+            const bool two = DIGITS_IN_PAIRS && i + LANES < limit;
+            two ? score_keys<DIGITS_IN_PAIRS>(t, block, distance, i) : score_keys<false>(t, block, distance, i);
+            i += two ? PAIR * LANES : LANES;
         }
     }
     static void weigh(const AttentionTile& t, const KeyValueBlock& block, int64_t distance, int64_t used,
                       const AttentionPartial* partials) {
-        const int64_t groups = BLOCK_POSITIONS / ATTENTION_GROUP;
+        for (int64_t d = 0; d < t.value_dim;) {
+            const bool two = DIGITS_IN_PAIRS && used % HALF == 0 && d + LANES < t.value_dim;
+            two ? weigh_values<DIGITS_IN_PAIRS>(t, block, distance, d, used, partials)
+                : weigh_values<false>(t, block, distance, d, used, partials);
+            d += two ? PAIR * LANES : LANES;
+        }
+    }
+
+private:
+    template <bool TWO>
+    static void score_keys(const AttentionTile& t, const KeyValueBlock& block, int64_t distance, int64_t i) {
+        const uint8_t* keys = block.keys + i * t.key_depth;
+        const int64_t tile = TWO ? even_tile(t.queries, PAIR_ROWS) : TILE_ROWS, parts = (t.queries + tile - 1) / tile;
+        for (int64_t q = 0; q < t.queries; q += tile) {
+            const Ahead ahead = Ahead::of(keys, distance, t.key_depth / ATTENTION_GROUP, 8, q / tile, parts);
+            const float* scales = block.key_scales + i;
+            float* scores = t.scores + q * BLOCK_POSITIONS + i;
+#define CALL(M)                                                                                  \
+    if constexpr (TWO) key_pair_tile<M <= PAIR_ROWS ? M : 1>(t, q, keys, ahead, scales, scores); \
+    else key_tile<M>(t, q, keys, ahead, scales, scores)
+            IPEX_ASSIST_BY_ROWS(t.queries - q < tile ? t.queries - q : tile, CALL)
+#undef CALL
+        }
+    }
+    template <bool TWO>
+    static void weigh_values(const AttentionTile& t, const KeyValueBlock& block, int64_t distance, int64_t d,
+                             int64_t used, const AttentionPartial* partials) {
+        const uint8_t* values = block.values + d * BLOCK_POSITIONS;
+        const int64_t tile = TWO ? even_tile(t.queries, PAIR_ROWS) : TILE_ROWS, parts = (t.queries + tile - 1) / tile;
         const int64_t stride = t.queries > 1 ? partials[1].output - partials[0].output : 0;
-        for (int64_t d = 0; d < t.value_dim; d += LANES) {
-            const uint8_t* values = block.values + d * BLOCK_POSITIONS;
-            const bool pair = DIGITS_IN_PAIRS && used % HALF == 0 && d + LANES < t.value_dim;
-            const int64_t tile = pair ? even_tile(t.queries, PAIR_ROWS) : TILE_ROWS;
-            const int64_t parts = (t.queries + tile - 1) / tile;
-            for (int64_t q = 0; q < t.queries; q += tile) {
-                const Ahead ahead = Ahead::of(values, distance, groups, 8, q / tile, parts);
-                float* out = partials[q].output + d;
-                if (pair) {
-#define CALL(M) value_pair_tile<M <= PAIR_ROWS ? M : 1>(t, q, values, used, ahead, out, stride)
-                    IPEX_ASSIST_BY_ROWS(t.queries - q < tile ? t.queries - q : tile, CALL)
+        for (int64_t q = 0; q < t.queries; q += tile) {
+            const Ahead ahead = Ahead::of(values, distance, BLOCK_POSITIONS / ATTENTION_GROUP, 8, q / tile, parts);
+            float* out = partials[q].output + d;
+#define CALL(M)                                                                                         \
+    if constexpr (TWO) value_pair_tile<M <= PAIR_ROWS ? M : 1>(t, q, values, used, ahead, out, stride); \
+    else value_tile<M>(t, q, values, used, ahead, out, stride)
+            IPEX_ASSIST_BY_ROWS(t.queries - q < tile ? t.queries - q : tile, CALL)
 #undef CALL
-                } else {
-#define CALL(M) value_tile<M>(t, q, values, used, ahead, out, stride)
-                    IPEX_ASSIST_BY_ROWS(t.queries - q, CALL)
-#undef CALL
-                }
-            }
-            if (pair) d += LANES;
         }
     }
 };

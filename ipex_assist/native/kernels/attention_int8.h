@@ -5,7 +5,8 @@
 // elements.
 //
 // For one query, a block of 256 positions and head_dim 128, AVX-512 needs 512 dot-product instructions for scores and
-// 512 for values, where bf16 needs 1024 each; 8 queries together load each line of keys and values once.
+// 512 for values, where bf16 needs 1024 each; 6 queries together load each line of keys and values once, and their own
+// values once for 32 columns.
 #pragma once
 #include "kernels/linear_fp32_bf16.h"
 #include "kernels/prefetch.h"
@@ -15,12 +16,6 @@ namespace ipex_assist {
 namespace {
 
 constexpr float SMALLEST = 1e-33f;             // smaller ones become zero: their reciprocal would overflow
-// Whether 32 columns are multiplied at once: it takes 24 sums, and a line of each 16 columns as it is.
-#ifdef IPEX_ASSIST_VNNI
-constexpr bool DIGITS_IN_PAIRS = IN_PAIRS;
-#else
-constexpr bool DIGITS_IN_PAIRS = false;
-#endif
 constexpr int64_t HALF = 4 * ATTENTION_GROUP;  // half a block: 8 vectors of 16 positions, whose quarters share 4 scales
 
 // 16 integers as bytes for VNNI; without it in 16 bits, of every four the first and the third before the others.
@@ -38,6 +33,9 @@ constexpr int64_t DIGIT = 1;  // bytes of a quantized element
 #else
 constexpr int64_t DIGIT = 2;
 #endif
+
+// Whether 32 columns are multiplied at once, as in float_pair_tile: with 24 sums, and lines as they are.
+constexpr bool DIGITS_IN_PAIRS = IN_PAIRS && DIGIT == 1;
 
 // The largest magnitude in each quarter of a vector, as a float in all lanes of the quarter; NaN and infinity stay.
 inline __m512 largest_of_four(__m512i sizes) {
@@ -127,7 +125,8 @@ HOT_LOOP void key_pair_tile(const AttentionTile& t, int64_t q, const uint8_t* ke
     const int64_t groups = t.key_depth / ATTENTION_GROUP, bytes = t.key_depth * LANES;
     RowPointers<uint8_t, M> rows(t.query + q * t.key_depth * 2, t.key_depth * 2);
     RowStrides<float, M> scales(t.query_scales + q * groups, groups);
-    const int64_t to_offsets = reinterpret_cast<const char*>(t.query_offsets) - reinterpret_cast<const char*>(t.query_scales);
+    const int64_t to_offsets =
+        reinterpret_cast<const char*>(t.query_offsets) - reinterpret_cast<const char*>(t.query_scales);
     __m512 total[2][M];
     FOR_EACH(m, M, total[0][m] = total[1][m] = _mm512_setzero_ps());
     for (const uint8_t* end = keys + bytes; keys < end; keys += ATTENTION_GROUP * LANES, rows.move(ATTENTION_GROUP)) {
@@ -239,17 +238,8 @@ struct Thresholds {
 constexpr Thresholds THRESHOLDS;
 
 // Quantizes the weights of up to 128 positions, with a scale for each quarter; zeros up to an even number of vectors.
-// N: their vectors, if known, else 0.
-template <int N>
-inline __attribute__((always_inline)) void store_weights(const __m512 (&weights)[HALF / LANES], int64_t count,
-                                                         uint8_t* to, int64_t index, float* scales) {
-    const int64_t vectors = N ? N : count;
-    __m512i sizes = _mm512_setzero_si512();  // of weights that are not negative, or NaN
-    if (N) {
-        FOR_EACH(v, N, sizes = _mm512_max_epu32(sizes, _mm512_castps_si512(weights[v])));
-    } else {
-        for (int64_t v = 0; v < vectors; v++) sizes = _mm512_max_epu32(sizes, _mm512_castps_si512(weights[v]));
-    }
+inline void store_weights(const __m512 (&weights)[HALF / LANES], __m512i sizes, int64_t vectors, uint8_t* to,
+                          int64_t index, float* scales) {
     const __m512 most = largest_of_four(sizes);
     const __mmask16 some = _mm512_cmp_ps_mask(most, _mm512_set1_ps(SMALLEST), _CMP_NLT_UQ);
     const __mmask16 number = _mm512_cmp_ps_mask(most, _mm512_set1_ps(INFINITY), _CMP_LT_OQ);
@@ -258,14 +248,9 @@ inline __attribute__((always_inline)) void store_weights(const __m512 (&weights)
     const __m512 scale = _mm512_mul_ps(most, _mm512_set1_ps(1.0f / 255));
     _mm512_store_ps(each, _mm512_mask_mov_ps(_mm512_set1_ps(NAN), number, scale));
     for (int j = 0; j < 4; j++) scales[j] = each[j * 4];
-    const auto store = [&](int64_t v) __attribute__((always_inline)) {
+    for (int64_t v = 0; v < vectors; v++) {
         const __m512 scaled = _mm512_fmadd_ps(weights[v], factor, _mm512_load_ps(THRESHOLDS.at + v * LANES));
         store_digits(_mm512_cvtps_epi32(scaled), to, index + v * LANES);  // where the scale is NaN, no matter what
-    };
-    if (N) {
-        FOR_EACH(v, N, store(v));
-    } else {
-        for (int64_t v = 0; v < vectors; v++) store(v);
     }
     if (vectors % 2) store_digits(_mm512_setzero_si512(), to, index + vectors * LANES);
 }

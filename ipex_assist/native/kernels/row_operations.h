@@ -46,26 +46,6 @@ inline __m512 power_of_two(__mmask16 mask, __m512 x) {
     return _mm512_maskz_scalef_ps(_mm512_mask_cmp_ps_mask(mask, x, _mm512_set1_ps(-125.0f), _CMP_NLT_UQ), p, n);
 }
 
-// The same of N vectors, all of them a step at a time: a processor's scheduler holds no more than some of them, whose
-// steps would wait for each other.
-template <int N>
-inline __attribute__((always_inline)) void powers_of_two(const __mmask16 (&masks)[N], __m512 (&x)[N]) {
-    __m512 n[N], p[N];
-    __mmask16 kept[N];
-    const auto step = [&](float factor) __attribute__((always_inline)) {
-        FOR_EACH(i, N, p[i] = _mm512_fmadd_ps(p[i], x[i], _mm512_set1_ps(factor)); KEEP_VECTOR(p[i]));
-    };
-    FOR_EACH(i, N, n[i] = _mm512_roundscale_ps(x[i], _MM_FROUND_TO_NEAREST_INT); KEEP_VECTOR(n[i]));
-    FOR_EACH(i, N, kept[i] = _mm512_mask_cmp_ps_mask(masks[i], x[i], _mm512_set1_ps(-125.0f), _CMP_NLT_UQ));
-    FOR_EACH(i, N, x[i] = _mm512_sub_ps(x[i], n[i]); KEEP_VECTOR(x[i]));
-    FOR_EACH(i, N, p[i] = _mm512_set1_ps(0.009582853f));
-    step(0.055906426f);
-    step(0.24024099f);
-    step(0.6931242f);
-    step(1.0f);
-    FOR_EACH(i, N, x[i] = _mm512_maskz_scalef_ps(kept[i], p[i], n[i]));
-}
-
 inline __m512 sigmoid(__m512 x) {
     const __m512 one = _mm512_set1_ps(1.0f);
     // e^-x overflows below -88, where 1 / (1 + inf) is the right 0.
