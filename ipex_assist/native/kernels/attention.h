@@ -501,14 +501,19 @@ void attend(const AttentionTile& tile, const KeyValueBlock& block, const KeyValu
 
 void merge(AttentionPartial& into, const AttentionPartial& next, float scale, int32_t head_dim) {
     const float most = into.maximum > next.maximum ? into.maximum : next.maximum;
-    float factors[LANES] = {(into.maximum - most) * scale, (next.maximum - most) * scale};
-    _mm512_storeu_ps(factors, exponential(_mm512_loadu_ps(factors)));
+    // Both exponentials in one vector, half of the lanes each, and from there without memory to all lanes.
+    const __m512 into_shift = _mm512_set1_ps((into.maximum - most) * scale);
+    const __m512 next_shift = _mm512_set1_ps((next.maximum - most) * scale);
+    const __m512i both = _mm512_castps_si512(exponential(_mm512_mask_mov_ps(into_shift, 0xff00, next_shift)));
+    const __m512 into_factor = _mm512_castsi512_ps(_mm512_shuffle_i32x4(both, both, 0x00));
+    const __m512 next_factor = _mm512_castsi512_ps(_mm512_shuffle_i32x4(both, both, 0xff));
     into.maximum = most;
-    into.sum = into.sum * factors[0] + next.sum * factors[1];
+    into.sum = into.sum * _mm512_cvtss_f32(into_factor) + next.sum * _mm512_cvtss_f32(next_factor);
+    float* output = into.output;
+    const float* added = next.output;
     for (int32_t d = 0; d < head_dim; d += LANES) {
-        const __m512 kept = _mm512_mul_ps(_mm512_loadu_ps(into.output + d), _mm512_set1_ps(factors[0]));
-        const __m512 added = _mm512_fmadd_ps(_mm512_loadu_ps(next.output + d), _mm512_set1_ps(factors[1]), kept);
-        _mm512_storeu_ps(into.output + d, added);
+        const __m512 kept = _mm512_mul_ps(_mm512_loadu_ps(output + d), into_factor);
+        _mm512_storeu_ps(output + d, _mm512_fmadd_ps(_mm512_loadu_ps(added + d), next_factor, kept));
     }
 }
 
