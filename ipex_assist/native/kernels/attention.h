@@ -316,6 +316,10 @@ void attention_rows(const AttentionTile& t, const typename D::Row* rows, int64_t
     }
 }
 
+// Whether blocks of 16 columns are multiplied two at a time. Up to 8 queries, mostly those of one row, are as fast as
+// memory is read, and two streams are read more slowly than one.
+inline bool in_pairs(const AttentionTile& t) { return IN_PAIRS && t.queries > TILE_ROWS; }
+
 // The same for two blocks of 16 columns, the second `bytes` after the first, both as D multiplies them.
 template <class D, class Outputs>
 void attention_pairs(const AttentionTile& t, const typename D::Row* rows, int64_t row_stride, const uint8_t* columns,
@@ -344,7 +348,7 @@ int64_t score_columns(const AttentionTile& t, const KeyValueBlock& block, int64_
     const auto outputs = [&](int64_t q) { return t.scores + q * BLOCK_POSITIONS + i; };
     const uint8_t* keys = columns_of<D>(block.keys, block.key_scales, true, i, t.key_depth, t.key_depth, t.widened);
     const int64_t steps = t.key_depth / D::STEP;
-    if (IN_PAIRS && !block.key_scales && i + LANES < limit) {
+    if (in_pairs(t) && !block.key_scales && i + LANES < limit) {
         attention_pairs<D>(t, rows, t.key_depth, keys, steps * 64, steps, distance, outputs, BLOCK_POSITIONS);
         return PAIR * LANES;
     }
@@ -368,7 +372,7 @@ int64_t weigh_columns(const AttentionTile& t, const KeyValueBlock& block, int64_
         columns_of<D>(block.values, block.value_scales, false, d, BLOCK_POSITIONS, limit, t.widened);
     // Partials of one tile lie at equal distances.
     const int64_t stride = t.queries > 1 ? partials[1].output - partials[0].output : 0, steps = limit / D::STEP;
-    if (IN_PAIRS && !block.value_scales && d + LANES < t.value_dim) {
+    if (in_pairs(t) && !block.value_scales && d + LANES < t.value_dim) {
         attention_pairs<D>(t, rows, BLOCK_POSITIONS, values, BLOCK_POSITIONS / D::STEP * 64, steps, distance, outputs,
                            stride);
         return PAIR * LANES;
@@ -414,7 +418,7 @@ void attend_block(const AttentionTile& t, const KeyValueBlock& block, int64_t di
 struct OnVectors {
     static void score(const AttentionTile& t, const KeyValueBlock& block, int64_t distance, int64_t limit) {
         for (int64_t i = 0; i < limit;) {
-            const bool two = DIGITS_IN_PAIRS && i + LANES < limit;
+            const bool two = DIGITS_IN_PAIRS && in_pairs(t) && i + LANES < limit;
             two ? score_keys<DIGITS_IN_PAIRS>(t, block, distance, i) : score_keys<false>(t, block, distance, i);
             i += two ? PAIR * LANES : LANES;
         }
@@ -422,7 +426,7 @@ struct OnVectors {
     static void weigh(const AttentionTile& t, const KeyValueBlock& block, int64_t distance, int64_t used,
                       const AttentionPartial* partials) {
         for (int64_t d = 0; d < t.value_dim;) {
-            const bool two = DIGITS_IN_PAIRS && used % HALF == 0 && d + LANES < t.value_dim;
+            const bool two = DIGITS_IN_PAIRS && in_pairs(t) && used % HALF == 0 && d + LANES < t.value_dim;
             two ? weigh_values<DIGITS_IN_PAIRS>(t, block, distance, d, used, partials)
                 : weigh_values<false>(t, block, distance, d, used, partials);
             d += two ? PAIR * LANES : LANES;
