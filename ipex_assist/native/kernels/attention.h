@@ -148,9 +148,14 @@ inline __mmask16 visible(const AttentionTile& t, int32_t q, int64_t i) {
 inline bool sees_all(const AttentionTile& t, int32_t q, int64_t limit) { return t.first[q] <= 0 && t.end[q] >= limit; }
 
 inline float largest_score(const AttentionTile& t, int32_t q, int64_t limit) {
+    const float* scores = t.scores + q * BLOCK_POSITIONS;
     __m512 most = _mm512_set1_ps(-INFINITY);
-    for (int64_t i = 0; i < limit; i += LANES) {
-        most = _mm512_mask_max_ps(most, visible(t, q, i), most, _mm512_loadu_ps(t.scores + q * BLOCK_POSITIONS + i));
+    if (sees_all(t, q, limit)) {
+        for (int64_t i = 0; i < limit; i += LANES) most = _mm512_max_ps(most, _mm512_loadu_ps(scores + i));
+    } else {
+        for (int64_t i = 0; i < limit; i += LANES) {
+            most = _mm512_mask_max_ps(most, visible(t, q, i), most, _mm512_loadu_ps(scores + i));
+        }
     }
     return _mm512_reduce_max_ps(most);
 }
@@ -311,32 +316,70 @@ void attention_rows(const AttentionTile& t, const typename D::Row* rows, int64_t
     }
 }
 
-// Scores of all queries against the 16 positions from `i` on.
-template <class D>
-void score_columns(const AttentionTile& t, const KeyValueBlock& block, int64_t distance, int64_t i) {
-    const uint8_t* keys = columns_of<D>(block.keys, block.key_scales, true, i, t.key_depth, t.key_depth, t.widened);
-    float* scores = t.scores + i;
-    attention_rows<D>(
-        t, reinterpret_cast<const typename D::Row*>(t.query), t.key_depth, keys, block.key_scales ? nullptr : keys,
-        t.key_depth / D::STEP, distance, [&](int64_t q) { return scores + q * BLOCK_POSITIONS; }, BLOCK_POSITIONS);
-    for (int64_t q = 0; block.key_scales && q < t.queries; q++) {
-        float* row = scores + q * BLOCK_POSITIONS;
-        _mm512_storeu_ps(row, _mm512_mul_ps(_mm512_loadu_ps(row), _mm512_loadu_ps(block.key_scales + i)));
+// Whether blocks of 16 columns are multiplied two at a time. Up to 8 queries, mostly those of one row, are as fast as
+// memory is read, and two streams are read more slowly than one.
+inline bool in_pairs(const AttentionTile& t) { return IN_PAIRS && t.queries > TILE_ROWS; }
+
+// The same for two blocks of 16 columns, the second `bytes` after the first, both as D multiplies them.
+template <class D, class Outputs>
+void attention_pairs(const AttentionTile& t, const typename D::Row* rows, int64_t row_stride, const uint8_t* columns,
+                     int64_t bytes, int64_t steps, int64_t distance, const Outputs& outputs, int64_t stride) {
+    const int64_t tile = even_tile(t.queries, PAIR_ROWS), parts = (t.queries + tile - 1) / tile;
+    for (int64_t q = 0; q < t.queries; q += tile) {
+        const int64_t count = t.queries - q < tile ? t.queries - q : tile;
+        for (int64_t s = 0; s < steps; s += CHUNK_STEPS<D>) {
+            const int64_t part = s + CHUNK_STEPS<D> < steps ? CHUNK_STEPS<D> : steps - s;
+            const uint8_t* lines = columns + s * 64;
+            const Ahead ahead = Ahead::of(lines, distance, part / 4, 4, q / tile, parts);
+            float* out = outputs(q);
+#define CALL(M)                                                                                                     \
+    float_pair_tile<D, M <= PAIR_ROWS ? M : 1>(rows + q * row_stride + s * D::STEP, row_stride, lines, bytes, part, \
+                                               ahead, s > 0 ? out : nullptr, stride, out, stride)
+            IPEX_ASSIST_BY_ROWS(count, CALL)
+#undef CALL
+        }
     }
 }
 
-// 16 columns of values from `d` on, weighted with each query's probabilities of the first `limit` positions.
+// Scores of all queries against the positions from `i` on, 16 or 32 of them: returns how many.
 template <class D>
-void weigh_columns(const AttentionTile& t, const KeyValueBlock& block, int64_t distance, int64_t d, int64_t limit,
-                   AttentionPartial* partials) {
+int64_t score_columns(const AttentionTile& t, const KeyValueBlock& block, int64_t distance, int64_t i, int64_t limit) {
+    const auto* rows = reinterpret_cast<const typename D::Row*>(t.query);
+    const auto outputs = [&](int64_t q) { return t.scores + q * BLOCK_POSITIONS + i; };
+    const uint8_t* keys = columns_of<D>(block.keys, block.key_scales, true, i, t.key_depth, t.key_depth, t.widened);
+    const int64_t steps = t.key_depth / D::STEP;
+    if (in_pairs(t) && !block.key_scales && i + LANES < limit) {
+        attention_pairs<D>(t, rows, t.key_depth, keys, steps * 64, steps, distance, outputs, BLOCK_POSITIONS);
+        return PAIR * LANES;
+    }
+    attention_rows<D>(t, rows, t.key_depth, keys, block.key_scales ? nullptr : keys, steps, distance, outputs,
+                      BLOCK_POSITIONS);
+    for (int64_t q = 0; block.key_scales && q < t.queries; q++) {
+        float* row = outputs(q);
+        _mm512_storeu_ps(row, _mm512_mul_ps(_mm512_loadu_ps(row), _mm512_loadu_ps(block.key_scales + i)));
+    }
+    return LANES;
+}
+
+// Columns of values from `d` on, 16 or 32 of them, weighted with each query's probabilities of the first `limit`
+// positions: returns how many.
+template <class D>
+int64_t weigh_columns(const AttentionTile& t, const KeyValueBlock& block, int64_t distance, int64_t d, int64_t limit,
+                      AttentionPartial* partials) {
+    const auto* rows = reinterpret_cast<const typename D::Row*>(t.probabilities);
+    const auto outputs = [&](int64_t q) { return partials[q].output + d; };
     const uint8_t* values =
         columns_of<D>(block.values, block.value_scales, false, d, BLOCK_POSITIONS, limit, t.widened);
     // Partials of one tile lie at equal distances.
-    const int64_t stride = t.queries > 1 ? partials[1].output - partials[0].output : 0;
-    attention_rows<D>(
-        t, reinterpret_cast<const typename D::Row*>(t.probabilities), BLOCK_POSITIONS, values,
-        block.value_scales ? nullptr : values, limit / D::STEP, distance,
-        [&](int64_t q) { return partials[q].output + d; }, stride);
+    const int64_t stride = t.queries > 1 ? partials[1].output - partials[0].output : 0, steps = limit / D::STEP;
+    if (in_pairs(t) && !block.value_scales && d + LANES < t.value_dim) {
+        attention_pairs<D>(t, rows, BLOCK_POSITIONS, values, BLOCK_POSITIONS / D::STEP * 64, steps, distance, outputs,
+                           stride);
+        return PAIR * LANES;
+    }
+    attention_rows<D>(t, rows, BLOCK_POSITIONS, values, block.value_scales ? nullptr : values, steps, distance, outputs,
+                      stride);
+    return LANES;
 }
 
 // Positions that a tile's queries see, a multiple of 16.
@@ -353,7 +396,7 @@ inline int64_t limit_of(const AttentionTile& t) {
 template <class D>
 void attend_block(const AttentionTile& t, const KeyValueBlock& block, int64_t distance, AttentionPartial* partials) {
     const int64_t limit = limit_of(t);
-    for (int64_t i = 0; i < limit; i += LANES) score_columns<D>(t, block, distance, i);
+    for (int64_t i = 0; i < limit;) i += score_columns<D>(t, block, distance, i, limit);
     if (t.cap > 0 || t.slopes) adjust_scores(t, limit);
     find_maxima(t, limit, partials);
     for (int32_t q = 0; q < t.queries; q++) {
@@ -364,40 +407,62 @@ void attend_block(const AttentionTile& t, const KeyValueBlock& block, int64_t di
             convert(t.precision, t.scores, 0, limit, t.probabilities + q * BLOCK_POSITIONS * sizeof(typename D::Row));
         }
     }
-    for (int64_t d = 0; d < t.value_dim; d += LANES) weigh_columns<D>(t, block, distance, d, limit, partials);
+    for (int64_t d = 0; d < t.value_dim;) d += weigh_columns<D>(t, block, distance, d, limit, partials);
     for (int32_t q = 0; !block.value_scales && q < t.queries; q++) {
         const bool hidden = t.first[q] < t.end[q] && (t.first[q] > 0 || t.end[q] < limit);
         if (hidden && !finite(partials[q].output, t.value_dim)) attend_seen<D>(t, block, q, limit, partials[q].output);
     }
 }
 
-// The products of attention over int8 in integers, on vectors.
+// The products of attention over int8 in integers, on vectors. TWO: with two blocks of 16 columns at once.
 struct OnVectors {
     static void score(const AttentionTile& t, const KeyValueBlock& block, int64_t distance, int64_t limit) {
-        const int64_t groups = t.key_depth / ATTENTION_GROUP, parts = (t.queries + TILE_ROWS - 1) / TILE_ROWS;
-        for (int64_t i = 0; i < limit; i += LANES) {
-            const uint8_t* keys = block.keys + i * t.key_depth;
-            for (int32_t q = 0; q < t.queries; q += TILE_ROWS) {
-                const Ahead ahead = Ahead::of(keys, distance, groups, 8, q / TILE_ROWS, parts);
-#define CALL(M) key_tile<M>(t, q, keys, ahead, block.key_scales + i, t.scores + q * BLOCK_POSITIONS + i)
-                IPEX_ASSIST_BY_ROWS(t.queries - q, CALL)
-#undef CALL
-            }
+        for (int64_t i = 0; i < limit;) {
+            const bool two = DIGITS_IN_PAIRS && in_pairs(t) && i + LANES < limit;
+            two ? score_keys<DIGITS_IN_PAIRS>(t, block, distance, i) : score_keys<false>(t, block, distance, i);
+            i += two ? PAIR * LANES : LANES;
         }
     }
     static void weigh(const AttentionTile& t, const KeyValueBlock& block, int64_t distance, int64_t used,
                       const AttentionPartial* partials) {
-        const int64_t groups = BLOCK_POSITIONS / ATTENTION_GROUP, parts = (t.queries + TILE_ROWS - 1) / TILE_ROWS;
-        for (int64_t d = 0; d < t.value_dim; d += LANES) {
-            const uint8_t* values = block.values + d * BLOCK_POSITIONS;
-            for (int32_t q = 0; q < t.queries; q += TILE_ROWS) {
-                const Ahead ahead = Ahead::of(values, distance, groups, 8, q / TILE_ROWS, parts);
-                const int32_t part = t.queries - q < TILE_ROWS ? t.queries - q : int32_t(TILE_ROWS);
-                const int64_t stride = part > 1 ? partials[q + 1].output - partials[q].output : 0;
-#define CALL(M) value_tile<M>(t, q, values, used, ahead, partials[q].output + d, stride)
-                IPEX_ASSIST_BY_ROWS(part, CALL)
+        for (int64_t d = 0; d < t.value_dim;) {
+            const bool two = DIGITS_IN_PAIRS && in_pairs(t) && used % HALF == 0 && d + LANES < t.value_dim;
+            two ? weigh_values<DIGITS_IN_PAIRS>(t, block, distance, d, used, partials)
+                : weigh_values<false>(t, block, distance, d, used, partials);
+            d += two ? PAIR * LANES : LANES;
+        }
+    }
+
+private:
+    template <bool TWO>
+    static void score_keys(const AttentionTile& t, const KeyValueBlock& block, int64_t distance, int64_t i) {
+        const uint8_t* keys = block.keys + i * t.key_depth;
+        const int64_t tile = TWO ? even_tile(t.queries, PAIR_ROWS) : TILE_ROWS, parts = (t.queries + tile - 1) / tile;
+        for (int64_t q = 0; q < t.queries; q += tile) {
+            const Ahead ahead = Ahead::of(keys, distance, t.key_depth / ATTENTION_GROUP, 8, q / tile, parts);
+            const float* scales = block.key_scales + i;
+            float* scores = t.scores + q * BLOCK_POSITIONS + i;
+#define CALL(M)                                                                                  \
+    if constexpr (TWO) key_pair_tile<M <= PAIR_ROWS ? M : 1>(t, q, keys, ahead, scales, scores); \
+    else key_tile<M>(t, q, keys, ahead, scales, scores)
+            IPEX_ASSIST_BY_ROWS(t.queries - q < tile ? t.queries - q : tile, CALL)
 #undef CALL
-            }
+        }
+    }
+    template <bool TWO>
+    static void weigh_values(const AttentionTile& t, const KeyValueBlock& block, int64_t distance, int64_t d,
+                             int64_t used, const AttentionPartial* partials) {
+        const uint8_t* values = block.values + d * BLOCK_POSITIONS;
+        const int64_t tile = TWO ? even_tile(t.queries, PAIR_ROWS) : TILE_ROWS, parts = (t.queries + tile - 1) / tile;
+        const int64_t stride = t.queries > 1 ? partials[1].output - partials[0].output : 0;
+        for (int64_t q = 0; q < t.queries; q += tile) {
+            const Ahead ahead = Ahead::of(values, distance, BLOCK_POSITIONS / ATTENTION_GROUP, 8, q / tile, parts);
+            float* out = partials[q].output + d;
+#define CALL(M)                                                                                         \
+    if constexpr (TWO) value_pair_tile<M <= PAIR_ROWS ? M : 1>(t, q, values, used, ahead, out, stride); \
+    else value_tile<M>(t, q, values, used, ahead, out, stride)
+            IPEX_ASSIST_BY_ROWS(t.queries - q < tile ? t.queries - q : tile, CALL)
+#undef CALL
         }
     }
 };
@@ -440,14 +505,19 @@ void attend(const AttentionTile& tile, const KeyValueBlock& block, const KeyValu
 
 void merge(AttentionPartial& into, const AttentionPartial& next, float scale, int32_t head_dim) {
     const float most = into.maximum > next.maximum ? into.maximum : next.maximum;
-    float factors[LANES] = {(into.maximum - most) * scale, (next.maximum - most) * scale};
-    _mm512_storeu_ps(factors, exponential(_mm512_loadu_ps(factors)));
+    // Both exponentials in one vector, half of the lanes each, and from there without memory to all lanes.
+    const __m512 into_shift = _mm512_set1_ps((into.maximum - most) * scale);
+    const __m512 next_shift = _mm512_set1_ps((next.maximum - most) * scale);
+    const __m512i both = _mm512_castps_si512(exponential(_mm512_mask_mov_ps(into_shift, 0xff00, next_shift)));
+    const __m512 into_factor = _mm512_castsi512_ps(_mm512_shuffle_i32x4(both, both, 0x00));
+    const __m512 next_factor = _mm512_castsi512_ps(_mm512_shuffle_i32x4(both, both, 0xff));
     into.maximum = most;
-    into.sum = into.sum * factors[0] + next.sum * factors[1];
+    into.sum = into.sum * _mm512_cvtss_f32(into_factor) + next.sum * _mm512_cvtss_f32(next_factor);
+    float* output = into.output;
+    const float* added = next.output;
     for (int32_t d = 0; d < head_dim; d += LANES) {
-        const __m512 kept = _mm512_mul_ps(_mm512_loadu_ps(into.output + d), _mm512_set1_ps(factors[0]));
-        const __m512 added = _mm512_fmadd_ps(_mm512_loadu_ps(next.output + d), _mm512_set1_ps(factors[1]), kept);
-        _mm512_storeu_ps(into.output + d, added);
+        const __m512 kept = _mm512_mul_ps(_mm512_loadu_ps(output + d), into_factor);
+        _mm512_storeu_ps(output + d, _mm512_fmadd_ps(_mm512_loadu_ps(added + d), next_factor, kept));
     }
 }
 

@@ -5,8 +5,10 @@
 // elements.
 //
 // For one query, a block of 256 positions and head_dim 128, AVX-512 needs 512 dot-product instructions for scores and
-// 512 for values, where bf16 needs 1024 each; 8 queries together load each line of keys and values once.
+// 512 for values, where bf16 needs 1024 each; 6 queries together load each line of keys and values once, and their own
+// values once for 32 columns.
 #pragma once
+#include "kernels/linear_fp32_bf16.h"
 #include "kernels/prefetch.h"
 #include "kernels/row_operations.h"
 
@@ -31,6 +33,9 @@ constexpr int64_t DIGIT = 1;  // bytes of a quantized element
 #else
 constexpr int64_t DIGIT = 2;
 #endif
+
+// Whether 32 columns are multiplied at once, as in float_pair_tile: with 24 sums, and lines as they are.
+constexpr bool DIGITS_IN_PAIRS = IN_PAIRS && DIGIT == 1;
 
 // The largest magnitude in each quarter of a vector, as a float in all lanes of the quarter; NaN and infinity stay.
 inline __m512 largest_of_four(__m512i sizes) {
@@ -113,6 +118,46 @@ HOT_LOOP void key_tile(const AttentionTile& t, int64_t q, const uint8_t* keys, A
     FOR_EACH(m, M, _mm512_storeu_ps(scores + m * BLOCK_POSITIONS, _mm512_mul_ps(total[m], scale)));
 }
 
+// Scores of M queries from `q` on with 32 keys: the values of a query are loaded once for 16 keys and the next 16.
+template <int M>
+HOT_LOOP void key_pair_tile(const AttentionTile& t, int64_t q, const uint8_t* keys, Ahead ahead,
+                            const float* key_scales, float* scores) {
+    const int64_t groups = t.key_depth / ATTENTION_GROUP, bytes = t.key_depth * LANES;
+    RowPointers<uint8_t, M> rows(t.query + q * t.key_depth * 2, t.key_depth * 2);
+    RowStrides<float, M> scales(t.query_scales + q * groups, groups);
+    const int64_t to_offsets =
+        reinterpret_cast<const char*>(t.query_offsets) - reinterpret_cast<const char*>(t.query_scales);
+    __m512 total[2][M];
+    FOR_EACH(m, M, total[0][m] = total[1][m] = _mm512_setzero_ps());
+    for (const uint8_t* end = keys + bytes; keys < end; keys += ATTENTION_GROUP * LANES, rows.move(ATTENTION_GROUP)) {
+        __m512i sums[2][M];
+        ahead.go_on(bytes);
+        FOR_EACH(m, M, {
+            sums[0][m] = sums[1][m] = broadcast4(reinterpret_cast<const char*>(scales.at(m)) + to_offsets);
+            KEEP_VECTOR(sums[0][m]);
+        });
+        FOR_EACH(s, 8, {
+            const __m512i line = _mm512_loadu_si512(keys + s * 64), more = _mm512_loadu_si512(keys + bytes + s * 64);
+            FOR_EACH(m, M, {
+                const __m512i value = broadcast4(rows.at[m] + s * 4);
+                sums[0][m] = _mm512_dpbusd_epi32(sums[0][m], line, value);
+                sums[1][m] = _mm512_dpbusd_epi32(sums[1][m], more, value);
+                KEEP_VECTOR(sums[0][m]);
+                KEEP_VECTOR(sums[1][m]);
+            });
+        });
+        FOR_EACH(m, M, {
+            const __m512 scale = _mm512_set1_ps(*scales.at(m));
+            FOR_EACH(n, 2, total[n][m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[n][m]), scale, total[n][m]));
+        });
+        scales.move(1);
+    }
+    FOR_EACH(n, 2, {
+        const __m512 scale = _mm512_loadu_ps(key_scales + n * LANES);
+        FOR_EACH(m, M, _mm512_storeu_ps(scores + m * BLOCK_POSITIONS + n * LANES, _mm512_mul_ps(total[n][m], scale)));
+    });
+}
+
 // 16 columns of the output of M queries from `q` on. Of 128 positions those in the same quarter of their vectors share
 // a scale.
 template <int M>
@@ -140,6 +185,40 @@ HOT_LOOP void value_tile(const AttentionTile& t, int64_t q, const uint8_t* value
         }
     }
     FOR_EACH(m, M, _mm512_storeu_ps(out + m * stride, total[m]));
+}
+
+// 32 columns of the output, the same way, of one half of a block or both.
+template <int M>
+HOT_LOOP void value_pair_tile(const AttentionTile& t, int64_t q, const uint8_t* values, int64_t limit, Ahead ahead,
+                              float* out, int64_t stride) {
+    constexpr int64_t SCALES = BLOCK_POSITIONS / ATTENTION_GROUP, BYTES = BLOCK_POSITIONS * LANES;
+    const uint8_t* row = t.probabilities + q * BLOCK_POSITIONS * 2;
+    const float* scales = t.weight_scales + q * SCALES;
+    __m512 total[2][M];
+    FOR_EACH(m, M, total[0][m] = total[1][m] = _mm512_setzero_ps());
+    for (int64_t i = 0; i < limit; i += HALF, row += HALF - 16, values += HALF * LANES - 4 * 64) {
+        for (int64_t j = 0; j < 4; j++, row += 4, values += 64, scales++) {
+            __m512i sums[2][M];
+            ahead.go_on(BYTES);
+            FOR_EACH(m, M, FOR_EACH(n, 2, sums[n][m] = _mm512_setzero_si512(); KEEP_VECTOR(sums[n][m])));
+            FOR_EACH(v, HALF / LANES, {
+                const __m512i line = _mm512_loadu_si512(values + v * 4 * 64);
+                const __m512i more = _mm512_loadu_si512(values + v * 4 * 64 + BYTES);
+                FOR_EACH(m, M, {
+                    const __m512i value = broadcast4(row + m * BLOCK_POSITIONS * 2 + v * LANES);
+                    sums[0][m] = _mm512_dpbusd_epi32(sums[0][m], value, line);
+                    sums[1][m] = _mm512_dpbusd_epi32(sums[1][m], value, more);
+                    KEEP_VECTOR(sums[0][m]);
+                    KEEP_VECTOR(sums[1][m]);
+                });
+            });
+            FOR_EACH(m, M, {
+                const __m512 scale = _mm512_set1_ps(scales[m * SCALES]);
+                FOR_EACH(n, 2, total[n][m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[n][m]), scale, total[n][m]));
+            });
+        }
+    }
+    FOR_EACH(m, M, FOR_EACH(n, 2, _mm512_storeu_ps(out + m * stride + n * LANES, total[n][m])));
 }
 
 // Ordered dither, added to weights before they are rounded, between -1/2 and 1/2: many small weights next to a large

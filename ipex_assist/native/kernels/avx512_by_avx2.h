@@ -346,6 +346,7 @@ LANEWISE int reduced(V16i x, Half half, Quarter quarter) {
         X, [](auto a, auto b) __attribute__((always_inline)) { return _mm256_##NAME(a, b); }, \
         [](auto a, auto b) __attribute__((always_inline)) { return _mm_##NAME(a, b); })
 
+LANEWISE float _mm512_cvtss_f32(V16f x) { return _mm256_cvtss_f32(x.low); }  // the first lane
 LANEWISE float _mm512_reduce_add_ps(V16f x) { return REDUCED(x, add_ps); }
 LANEWISE float _mm512_reduce_max_ps(V16f x) { return REDUCED(x, max_ps); }
 LANEWISE int _mm512_reduce_add_epi32(V16i x) { return REDUCED(x, add_epi32); }

@@ -70,8 +70,8 @@ struct Ahead {
     // group, of which the `part`th of `parts` tiles prefetches its share.
     static Ahead of(const uint8_t* columns, int64_t distance, int64_t groups, int64_t lines, int64_t part,
                     int64_t parts) {
-        const int64_t each = distance ? (lines + parts - 1) / parts : 0;
-        return {columns + distance + part * each * groups * 64, each};
+        const int64_t share = (lines + parts - 1) / parts, each = distance && part * share < lines ? share : 0;
+        return {columns + distance + part * share * groups * 64, each};
     }
     __attribute__((always_inline)) void go_on(int64_t further = 0) {
         for (const uint8_t* end = at + each * 64; at < end; at += 64) {
