@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
@@ -15,16 +15,23 @@ from ipex_assist.serve.protocol.common import (
     RequestBody,
     ResponseBody,
     SamplingFields,
-    TextOrList,
     TextPart,
     TimedResponse,
     ToolList,
+    text_or_list,
 )
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 HIGHEST_TEMPERATURE = 1.0  # of Anthropic's API
+MOST_BLOCKS = 512  # of a message, or of what came of a call
 LEAST_THINKING = 1024  # tokens, as with Anthropic
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[a-zA-Z0-9_-]+$")]
+
+
+T = TypeVar("T")
+# A text or a few blocks; errors are those of the form that was sent.
+_Blocks = Annotated[list[T], Field(fail_fast=True, max_length=MOST_BLOCKS), Tag("[list]")]
+TextOrBlocks = Annotated[Annotated[str, Tag("str")] | _Blocks[T], Discriminator(text_or_list)]
 
 
 def _visible(text: str) -> str:
@@ -75,7 +82,7 @@ class ToolResult(RequestBody):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: TextOrList[TextBlock] | None = None
+    content: TextOrBlocks[TextBlock] | None = None
     is_error: bool | None = None
 
     def for_template(self) -> dict[str, Any]:
@@ -111,7 +118,7 @@ class InputTurn(RequestBody):
     """A turn of the conversation."""
 
     role: Literal["user", "assistant"]
-    content: TextOrList[Block]
+    content: TextOrBlocks[Block]
 
     @property
     def blocks(self) -> list[Any]:
@@ -189,7 +196,7 @@ class CountTokens(RequestBody):
 
     messages: Annotated[BoundedList[InputTurn], Field(min_length=1)]
     model: str | None = None
-    system: TextOrList[TextBlock] | None = None
+    system: TextOrBlocks[TextBlock] | None = None
     tools: ToolList[MessageTool] | None = None
     tool_choice: MessageToolChoice | None = None
     thinking: Thinking | None = None
