@@ -47,6 +47,8 @@ def run_command(work: Callable[[], int], prefix: str, *, verbose: bool | None = 
     except BrokenPipeError:
         return reader_has_gone()
     except Exception as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # in the body of a class, which Python before 3.12 wraps
+            return interrupt_exit(error.__cause__)
         return _fail(prefix, _describe(error, verbose), 1)
 
 

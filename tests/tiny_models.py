@@ -397,8 +397,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "exaone4-full": _like_llama("exaone4", sliding_window=None, layer_types=["full_attention"] * 2),
 }
 
-# Those of them that the installed transformers has. Before 5 it normalised all groups of Mamba-2 layers together.
-_SINCE_5 = ("bamba", "granitemoehybrid", "mamba2") if int(transformers.__version__.split(".")[0]) < 5 else ()
+# Those of them that the installed transformers has. Before 5 it normalised all groups of Mamba-2 layers together, and
+# weighted rows of Llama 4's experts by scores of other rows.
+_OTHERWISE_BEFORE_5 = ("bamba", "granitemoehybrid", "mamba2", "llama4", "llama4_text")
+_SINCE_5 = _OTHERWISE_BEFORE_5 if int(transformers.__version__.split(".")[0]) < 5 else ()
 FAMILIES = {
     name: fields
     for name, fields in FAMILIES.items()

@@ -118,3 +118,13 @@ def test_interrupts_are_held_no_longer_than_asked() -> None:
     with pytest.raises(OSError, match="no such"), held_interrupts():
         raise OSError("no such program")
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_an_interrupt_in_the_body_of_a_class(capsys: pytest.CaptureFixture[str]) -> None:
+    """Python before 3.12 gives it as the cause of a RuntimeError: not a word, and the code of Ctrl-C."""
+
+    def work() -> int:
+        raise RuntimeError("Error calling __set_name__") from KeyboardInterrupt()
+
+    assert run_command(work, "command") == 130
+    assert capsys.readouterr().err == ""

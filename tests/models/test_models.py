@@ -30,10 +30,12 @@ def hf_logits(model, tokens: list[int]) -> torch.Tensor:
 
 
 def hf_steps(model, prompt: list[int], following: list[int]) -> torch.Tensor:
-    """Logits of transformers' cached steps, one token a call."""
+    """Logits of transformers' cached steps, one token a call; of whole prompts where it makes no cache by itself."""
     rows = []
     with torch.no_grad():
         out = model(torch.tensor([prompt]), use_cache=True)
+        if getattr(out, "cache_params", None) is None and out.past_key_values is None:  # Falcon-H1 before 5
+            return hf_logits(model, [*prompt, *following])[len(prompt) :]
         for place, token in enumerate(following, len(prompt)):
             # Without them Bamba begins at 0 in each call.
             positions = {"position_ids": torch.tensor([[place]])} if model.config.model_type == "bamba" else {}
