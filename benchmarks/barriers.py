@@ -28,6 +28,7 @@ import company
 import forward
 import measure
 import torch
+from sockets_model import add_line_options
 
 from ipex_assist.executors.native import NativeModel
 from ipex_assist.executors.native_loading import planned_pool
@@ -124,9 +125,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=56, help="of the machine on paper")
     parser.add_argument("--bandwidth", type=float, default=250, help="GB/s, of the machine on paper")
     parser.add_argument("--sockets", type=int, default=1, help="that these threads are on, as many on each")
-    parser.add_argument("--line-ns", type=float, default=70, help="a cache line from one core to another of its socket")
-    parser.add_argument("--spread-ns", type=float, default=15, help="between two cores that read the same line")
-    parser.add_argument("--socket-ns", type=float, default=150, help="a cache line from one socket to another")
+    add_line_options(parser)
     args = parser.parse_args(argv)
     if not 1 <= args.sockets <= args.threads:
         parser.error(f"{args.threads} threads on {args.sockets} sockets: give each socket one at least")

@@ -33,7 +33,7 @@ from typing import Any
 import measure
 from prompt_sockets_model import LAST_LEVEL, WEIGHT_BYTES, PaperPrompt, Rates, Spent, Split, parts_of
 from sockets import BANDWIDTH
-from sockets_model import Core, Paper
+from sockets_model import Core, Paper, add_line_options, line_times
 from sockets_shapes import SHAPES, Shape
 
 from ipex_assist.executors.native_loading import planned_pool
@@ -95,9 +95,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--cache-bandwidth", type=float, default=12, help="GB/s of a core from the last-level cache")
     parser.add_argument("--core-bandwidth", type=float, default=12, help="GB/s of memory that one core has alone")
     parser.add_argument("--link", type=float, default=100, help="GB/s from one socket to another")
-    parser.add_argument("--line-ns", type=float, default=70, help="a cache line from one core to another of its socket")
-    parser.add_argument("--spread-ns", type=float, default=15, help="between two cores that read the same line")
-    parser.add_argument("--socket-ns", type=float, default=150, help="a cache line from one socket to another")
+    add_line_options(parser)
     args = parser.parse_args(argv)
     args.precisions = args.precisions.split(",")
     if unknown := set(args.cores) - set(BANDWIDTH):
@@ -125,7 +123,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     products = products_here() if args.products == "here" else args.products
     rates = Rates(products, args.score_ns, args.cache_bandwidth, args.link)
     core = Core(0, 0, args.core_bandwidth, args.value_ns)
-    lines = {"line_ns": args.line_ns, "spread_ns": args.spread_ns, "socket_ns": args.socket_ns}
+    lines = line_times(args)
     papers = [Paper(n, sockets, BANDWIDTH[n], core, **lines) for n in args.cores for sockets in args.sockets]
     table = [
         line(shape, precision, paper, rates, args)

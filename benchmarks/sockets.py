@@ -28,7 +28,7 @@ import forward
 import kernels
 import measure
 import torch
-from sockets_model import Core, Paper, pass_time, worst_load
+from sockets_model import Core, Paper, add_line_options, line_times, pass_time, worst_load
 from sockets_shapes import SHAPES
 
 from ipex_assist.executors.native import NativeModel
@@ -91,7 +91,7 @@ def cycles_per_second(model: NativeModel) -> float:
 
 def papers(args: argparse.Namespace, core: Core) -> list[Paper]:
     """The machines that are asked for."""
-    lines = {"line_ns": args.line_ns, "spread_ns": args.spread_ns, "socket_ns": args.socket_ns}
+    lines = line_times(args)
     return [Paper(cores, sockets, BANDWIDTH[cores], core, **lines) for cores in args.cores for sockets in args.sockets]
 
 
@@ -131,9 +131,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--sockets", default="1,2", **numbers)
     parser.add_argument("--context", type=int, default=2048, help="positions before the row")
     parser.add_argument("--core-bandwidth", type=float, default=12, help="GB/s of memory that one core has alone")
-    parser.add_argument("--line-ns", type=float, default=70, help="a cache line from one core to another of its socket")
-    parser.add_argument("--spread-ns", type=float, default=15, help="between two cores that read the same line")
-    parser.add_argument("--socket-ns", type=float, default=150, help="a cache line from one socket to another")
+    add_line_options(parser)
     args = parser.parse_args(argv)
     if unknown := set(args.cores) - set(BANDWIDTH):
         parser.error(f"--cores {sorted(unknown)}: no bandwidth is known of these; there are {[*BANDWIDTH]}")

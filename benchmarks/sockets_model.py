@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -116,3 +117,21 @@ def worst_load(shape: Shape, context: int, paper: Paper) -> float:
     """Of a layer's keys and values: the most that a thread has ÷ the mean."""
     loads = attention(shape, context, paper.nodes, 0).loads
     return max(loads) * len(loads) / sum(loads)
+
+
+def add_line_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a cache line's way."""
+    parser.add_argument(
+        "--line-ns", type=float, default=Paper.line_ns, help="a cache line from one core to another of its socket"
+    )
+    parser.add_argument(
+        "--spread-ns", type=float, default=Paper.spread_ns, help="between two cores that read the same line"
+    )
+    parser.add_argument(
+        "--socket-ns", type=float, default=Paper.socket_ns, help="a cache line from one socket to another"
+    )
+
+
+def line_times(args: argparse.Namespace) -> dict[str, float]:
+    """What `add_line_options` read, by the fields of Paper."""
+    return {"line_ns": args.line_ns, "spread_ns": args.spread_ns, "socket_ns": args.socket_ns}
