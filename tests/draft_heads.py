@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import safetensors.torch
@@ -143,3 +145,20 @@ def write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, torch.T
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     safetensors.torch.save_file(dict(tensors), folder / "model.safetensors", {"format": "pt"})
+
+
+@contextlib.contextmanager
+def rounds_of(generator: Any) -> Iterator[list[tuple[list[int], list[int], torch.Tensor]]]:
+    """What a candidate generator of transformers drafts: of a round all tokens, those drafted, their logits."""
+    rounds: list[tuple[list[int], list[int], torch.Tensor]] = []
+    original = generator.get_candidates
+
+    def seen(self: Any, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        found, logits = original(self, input_ids, *args, **kwargs)
+        if logits is not None:
+            read = input_ids[0].tolist()
+            rounds.append((read, found[0, len(read) :].tolist(), logits[0]))
+        return found, logits
+
+    with mock.patch.object(generator, "get_candidates", seen):
+        yield rounds

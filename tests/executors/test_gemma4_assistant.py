@@ -88,20 +88,10 @@ def _drafted(model: Any, assistant: Any, prompt: list[int]) -> tuple[list[int], 
     """What transformers drafts first after a prompt: all tokens known, those drafted, and their logits."""
     from transformers.generation.candidate_generator import SinglePositionMultiTokenCandidateGenerator as Generator
 
-    rounds: list[tuple[list[int], list[int], torch.Tensor]] = []
-    original = Generator.get_candidates
-
-    def seen(self: Any, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        found, logits = original(self, input_ids, *args, **kwargs)
-        if logits is not None:
-            read = input_ids[0].tolist()
-            rounds.append((read, found[0, len(read) :].tolist(), logits[0]))
-        return found, logits
-
     assistant.generation_config.num_assistant_tokens = DRAFTED
     ids = torch.tensor([prompt])
     options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
-    with mock.patch.object(Generator, "get_candidates", seen):
+    with draft_heads.rounds_of(Generator) as rounds:
         model.generate(ids, attention_mask=torch.ones_like(ids), assistant_model=assistant, **options)
     return rounds[0]
 

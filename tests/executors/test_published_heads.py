@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import draft_heads
 import pytest
@@ -245,19 +244,9 @@ def _dflash_rounds(folder: Path, assistant: Any) -> list[tuple[list[int], list[i
     """Of each round: all tokens known, those drafted, and their logits."""
     from transformers.generation.candidate_generator import DFlashTokenCandidateGenerator as Generator
 
-    rounds: list[tuple[list[int], list[int], torch.Tensor]] = []
-    original = Generator.get_candidates
-
-    def seen(self: Any, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        found, logits = original(self, input_ids, *args, **kwargs)
-        if logits is not None:
-            read = input_ids[0].tolist()
-            rounds.append((read, found[0, len(read) :].tolist(), logits[0]))
-        return found, logits
-
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
     prompt = torch.tensor([tokens(21, 3)])
     options = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None, "speculation_type": "dflash"}
-    with mock.patch.object(Generator, "get_candidates", seen):
+    with draft_heads.rounds_of(Generator) as rounds:
         model.generate(prompt, attention_mask=torch.ones_like(prompt), assistant_model=assistant, **options)
     return rounds
