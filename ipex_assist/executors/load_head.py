@@ -79,11 +79,7 @@ def load_head(
     if head is None:
         raise UsageError(f"{target_checkpoint.source} has no layers that predict further tokens (MTP)")
     stored = target_checkpoint if checkpoint is None else checkpoint
-    if executor == "native" and head.spec.head is not None and head.spec.head.kind == "shared_kv":
-        raise UsageError(
-            f"{stored.source} reads keys and values of its target, which the native core does not: use --executor "
-            "torch, or another --assistant-model"
-        )
+    tokens, order = _target_tokens(stored, head), _token_order(stored, head)
     request = HeadRequest(
         *(stored, precision, executor),
         exact=False,  # what it drafts is verified
@@ -92,13 +88,14 @@ def load_head(
         kv_precision=kv_precision,
         head=head,
         target=target,
+        token_order=order,
     )
     try:
         with phase(f"loading the draft head of {short_name(stored.source)}"):
             made = EXECUTORS[executor].load(request)
     except NotFiniteError as error:
         raise IpexAssistError(f"{stored.source}: {error}") from None
-    made.target_tokens, made.token_order = _target_tokens(stored, head), _token_order(stored, head)
+    made.target_tokens, made.token_order = tokens, order
     return made
 
 

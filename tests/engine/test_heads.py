@@ -13,6 +13,7 @@ from typing import Any
 import draft_heads
 import pytest
 import safetensors.torch
+import tiny_models
 import torch
 from conftest import HAS_NATIVE
 from fake_heads import BLOCK_SIZE, VOCAB, FakeHead, FakeTarget, SamplingTarget
@@ -243,6 +244,10 @@ def test_a_block_is_no_longer_than_its_head_was_made_for() -> None:
 
 def save_head(folder: Path, name: str) -> Path | None:
     """A target and its head of random weights, the MTP layer's such that it is often right; the head's folder."""
+    if name == "shared_kv":
+        with draft_heads.all_layers_share():
+            draft_heads.save_assistant(folder, folder / "head", "gemma4", {"max_position_embeddings": 2048})
+        return folder / "head"
     if name != "mtp":
         draft_heads.save_target(folder, max_position_embeddings=2048)
         draft_heads.save_recorded(folder / "head", name)
@@ -259,7 +264,7 @@ def save_head(folder: Path, name: str) -> Path | None:
     return None
 
 
-@pytest.mark.parametrize("name", ["mtp", "eagle3-llama", "dflash"])
+@pytest.mark.parametrize("name", ["mtp", "eagle3-llama", "dflash", *(["shared_kv"] if tiny_models.known("gemma4") else [])])
 @pytest.mark.parametrize(
     ("executor", "precision"), [("torch", "fp32"), *([("native", "int8"), ("native", "bf16")] if HAS_NATIVE else [])]
 )

@@ -9,7 +9,7 @@ import checkpoint_files
 import pytest
 import tiny_models
 from conftest import HAS_NATIVE
-from draft_heads import save_mtp, save_recorded, save_target
+from draft_heads import all_layers_share, save_assistant, save_mtp, save_recorded, save_target
 
 import ipex_assist
 from ipex_assist.checkpoints.open import OpenCheckpoints
@@ -26,6 +26,7 @@ pytestmark = pytest.mark.one_stack
 
 PROMPT = [3, 17, 150, 9, 9, 42, 77, 101, 5, 63, 12, 140, 8, 31] * 4
 NAMES = ["mtp", "lookup+mtp", "eagle3-llama", "dflash"]
+READING = ["shared_kv"] if tiny_models.known("gemma4") else []  # keys and values of its target
 BLOCK = Costs((1e-3,) * 16, 0.0, (1e-6,) * 16, 1e-7, block=(1e-6,) * 8)
 STEPS = Costs((1e-3,) * 16, 1e-6, (1e-6,) * 16, 1e-7)
 
@@ -34,6 +35,10 @@ def save(folder: Path, name: str) -> str:
     """A target in `folder` and a head for it; returns what --assistant-model calls the head."""
     if "mtp" in name:
         save_mtp(folder / "target", "glm4-moe", {})
+    elif name == "shared_kv":
+        with all_layers_share():
+            clusters = {"use_ordered_embeddings": True, "num_centroids": 32, "centroid_intermediate_top_k": 7}
+            save_assistant(folder / "target", folder / "head", "gemma4", **clusters)
     else:
         save_target(folder / "target")
         save_recorded(folder / "head", name)
@@ -45,7 +50,7 @@ def load(folder: Path, assistant: str, executor: str, **options: Any) -> Any:
     return ipex_assist.load(str(folder / "target"), assistant, executor=executor, precision="fp32", **options)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES + READING)
 def test_a_head_drafts_and_the_text_is_the_targets(
     name: str, executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,7 +70,7 @@ def test_a_head_drafts_and_the_text_is_the_targets(
 
 
 @pytest.mark.skipif(not HAS_NATIVE, reason="int8 and int4 are the native core's")
-@pytest.mark.parametrize("name", ["mtp", "eagle3-llama", "dflash"])
+@pytest.mark.parametrize("name", ["mtp", "eagle3-llama", "dflash", *READING])
 @pytest.mark.parametrize("precision", ["bf16", "int8", "int4"])
 def test_heads_in_every_precision_are_measured(name: str, precision: str, tmp_path: Path) -> None:
     """A real calibration, which must know a head's calls; then as many tokens as plainly, and the same."""

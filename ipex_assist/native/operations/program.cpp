@@ -73,6 +73,7 @@ bool same_kind(const MlpSpec& a, const MlpSpec& b) {
 Program::Program(const PackedModel& model_) : model(model_) {
     shape.hidden_size = model.spec.hidden_size;
     shape.whole_segments = model.spec.draft_head.kind == DFLASH;
+    shape.reads_before = model.spec.reads_target();
     shape.begins_with_linear = model.spec.projected_embedding || model.spec.is_draft_head();
     for (size_t i = 0; i < model.layers.size(); i++) {
         const PackedLayer& layer = model.layers[i];

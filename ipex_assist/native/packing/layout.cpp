@@ -180,8 +180,16 @@ void ImageLayout::place_draft_head(ModelWeights& w) {
     const ModelSpec& spec = w.spec;
     w.fc = linear(spec, packed(spec.hidden_size), spec.draft_head.fc_width(spec.hidden_size), false, spec.precision);
     if (spec.draft_head.input_norm) w.input_norm = norm(spec, spec.draft_head.input_size);
+    if (spec.reads_target()) {
+        w.fc_out = linear(spec, packed(spec.draft_head.input_size), spec.hidden_size, false, spec.precision);
+        if (spec.draft_head.clusters) {
+            const Precision precision = spec.precision == FP32 ? FP32 : BF16;
+            w.clusters = linear(spec, packed(spec.draft_head.clusters), spec.hidden_size, false, precision);
+        }
+        return;
+    }
     if (spec.draft_head.feeds_back()) w.head_embedding_norm = norm(spec, spec.hidden_size);
-    if (spec.draft_head.kind != SHARED_KV) w.head_hidden_norm = norm(spec, spec.hidden_size);
+    w.head_hidden_norm = norm(spec, spec.hidden_size);
 }
 
 void ImageLayout::place_layer(const ModelSpec& spec, PackedLayer& layer) {

@@ -268,7 +268,7 @@ bool PackedModel::share_table(std::shared_ptr<const PackedModel> other) {
     for (const PackedModel* each = other.get(); each; each = each->table_of_.get()) {
         if (each == this) refuse("a model cannot look tokens up in a table that is looked up in its own");
     }
-    const bool fits = other->spec.vocab_size == spec.vocab_size && other->spec.embedding_size == spec.embedding_size;
+    const bool fits = other->spec.vocab_size == spec.vocab_size && other->spec.embedding_size == spec.table_width();
     if (!fits || head_is_table()) return fits;
     table_of_ = std::move(other);
     if (!spec.tied_head) arrivals_.arrived(EMBED_TOKENS, 0, false);

@@ -231,12 +231,16 @@ struct HeadSpec {
     int32_t lm_head_rows;      // tokens that it tells apart; 0: all of the vocabulary
     int32_t shared_embedding;  // the target's table and head, of which it has none
     int32_t shared_head;
+    int32_t clusters;  // parts of equal size that its lm_head's tokens are in, one after the other; 0: it has none
+    int32_t clusters_read;  // of these a row has the logits of so many
 
     int32_t input_norms() const { return input_norm == NORM_OF_EACH ? taps : input_norm == NORM_OF_ALL ? 1 : 0; }
     // Whether a row's hidden state enters it together with the token.
-    bool feeds_back() const { return kind == MTP || kind == EAGLE3; }
+    bool feeds_back() const { return kind != NO_DRAFT_HEAD && kind != DFLASH; }
+    int32_t tokens_of_cluster(int32_t tokens) const { return tokens / clusters; }
     // Columns of what `fc` takes, 0 where there is no head.
     int64_t fc_width(int64_t hidden) const {
+        if (kind == SHARED_KV) return 2 * int64_t(input_size);
         return kind == NO_DRAFT_HEAD ? 0 : kind == MTP ? 2 * hidden : int64_t(input_size);
     }
 };
@@ -261,6 +265,10 @@ struct ModelSpec {
     HeadSpec draft_head;
 
     bool is_draft_head() const { return draft_head.kind != NO_DRAFT_HEAD; }
+    // Whether it keeps no keys and values, and reads those of its target.
+    bool reads_target() const { return draft_head.kind == SHARED_KV; }
+    // Columns of a row of the table of embeddings; of a head that reads its target, the target's.
+    int32_t table_width() const { return reads_target() ? draft_head.input_size : embedding_size; }
     int32_t lm_head_rows() const { return draft_head.lm_head_rows ? draft_head.lm_head_rows : vocab_size; }
     // Columns of what the mixer of a layer gets.
     int64_t mixer_input_width(int64_t layer) const {

@@ -166,6 +166,8 @@ PackTarget ModelWeights::target(Slot slot, int32_t index) const {
         case EMBED_TOKENS: return {spec.tied_head ? &head : nullptr, 0, 1, spec.vocab_size, spec.embedding_size};
         case LM_HEAD: return {&head, 0, 1, spec.lm_head_rows(), spec.embedding_size};
         case FC: return {&fc, 0, 1, hidden, spec.draft_head.fc_width(hidden)};
+        case FC_OUT: return {&fc_out, 0, 1, spec.draft_head.input_size, hidden};
+        case CLUSTERS: return {&clusters, 0, 1, spec.draft_head.clusters, hidden};
         case PROJECT_IN: return {&project_in, 0, 1, hidden, spec.embedding_size};
         case PROJECT_OUT: return {&project_out, 0, 1, spec.embedding_size, hidden};
         case PER_LAYER_EMBED: return {nullptr, 0, 1, spec.vocab_size, spec.per_layer_width()};
@@ -241,6 +243,8 @@ std::vector<const Linear*> ModelWeights::linears() const {
     if (spec.projected_embedding) all.insert(all.end(), {&project_in, &project_out});
     if (spec.per_layer_size) all.push_back(&per_layer_in);
     if (spec.is_draft_head()) all.push_back(&fc);
+    if (spec.reads_target()) all.push_back(&fc_out);
+    if (spec.draft_head.clusters) all.push_back(&clusters);
     if (!spec.draft_head.shared_head) all.push_back(&head);
     return all;
 }

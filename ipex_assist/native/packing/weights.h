@@ -21,6 +21,8 @@ enum Slot : int32_t {
     INPUT_NORM,
     HEAD_EMBED_NORM,
     HEAD_HIDDEN_NORM,
+    FC_OUT,
+    CLUSTERS,
     PER_LAYER_EMBED,
     PER_LAYER_IN_PROJ,
     PER_LAYER_NORM,
@@ -187,6 +189,8 @@ struct ModelWeights {
     const Linear* target_head = nullptr;  // of a draft head that has none of its own
     Norm final_norm, embedding_norm;
     Linear fc{};                                             // of a draft head, as its norms
+    Linear fc_out{};    // of one that reads its target: its own hidden state to the width of the target's
+    Linear clusters{};  // of one with clusters: their scores, in the precision of attention
     Norm input_norm, head_embedding_norm, head_hidden_norm;  // the first of input_size columns
     ResidualNorm into_head;
     Linear per_layer_in{};                     // of a token's embedding, to per_layer_width columns
