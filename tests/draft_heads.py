@@ -71,6 +71,21 @@ def save_mtp(folder: Path, variant: str, told: Mapping[str, Any], **changes: Any
     return model
 
 
+def save_mtp_layers(folder: Path, variant: str, number: int, **changes: Any) -> None:
+    """Save a random model of `variant`, of DeepSeek-V3's or GLM's kind, with a layer for each of `number` tokens."""
+    fields = tiny_models.VARIANTS[variant] | changes
+    count = fields["num_hidden_layers"]
+    tiny_models.save(folder, variant, **{**fields, "num_hidden_layers": count + number})
+    stored = safetensors.torch.load_file(folder / "model.safetensors")
+    names = (*NEXT_LAYER[1:], "model.layers.{}.shared_head.norm")
+    for layer in range(number):
+        for name, (kind, tensor) in zip(names, outside_layer(fields["hidden_size"]).items(), strict=True):
+            stored[f"{name.format(count + layer)}.weight"] = numbers(f"{kind}{layer}", tuple(tensor.shape))
+    config = json.loads((folder / "config.json").read_text())
+    lists = {key: each[:count] for key, each in config.items() if isinstance(each, list) and len(each) > count}
+    write(folder, {**config, **lists, "num_hidden_layers": count, "num_nextn_predict_layers": number}, stored)
+
+
 def outside_layer(size: int) -> dict[str, torch.Tensor]:
     """Random weights of what stands around such a layer."""
     shapes = {"fc": (size, 2 * size), **dict.fromkeys(("embed_norm", "hidden_norm", "final_norm"), (size,))}

@@ -163,7 +163,7 @@ class HeadAssistant:
 
     def _in_call(self, length: int, pending: list[int], hidden: HiddenStates, k: int, min_confidence: float) -> Steps:
         """Draft greedily in one call of the model, or a block in one pass of it."""
-        tokens = pending[-1:] if self.spec.block_size else pending
+        tokens = pending[-1:] if self.spec.kind == "dflash" else pending
         request = DraftInput(self._sequence, tokens, k, min_confidence, hidden, self.target)
         try:
             drafted, confidence = yield DraftCall(self.model, request, self._vocabulary)
@@ -204,9 +204,9 @@ class HeadAssistant:
 def chooses_each(spec: HeadSpec) -> bool:
     """Whether each token can be chosen before the next is drafted; otherwise drafts are greedy, whatever the request.
 
-    A block's tokens are drafted at once, and a head that reads its target's keys and values does so in one call.
+    A block's tokens are drafted at once, layers that draft a token each run in one call, and a head that reads its target's keys and values does so in one call.
     """
-    return spec.kind in ("mtp", "eagle3")
+    return spec.kind in ("mtp", "eagle3") and not spec.block_size
 
 
 def kept_rows(spec: HeadSpec) -> int:

@@ -94,6 +94,9 @@ inline KindSpec::KindSpec(const Format& f, const Kind& kind) {
     UniformSpec spec = base_spec(f);
     kind.change(spec);
     model = spec.model(), layers = spec.layer_specs(kind.window, kind.sloped ? SLOPES : nullptr);
+    for (LayerSpec& each : layers) {
+        if (model.reads_target()) share_first(each);
+    }
     if (kind.change_last) kind.change_last(layers.back());
     for (const LayerSpec& each : layers) {
         const AttentionSpec& a = each.attention;
@@ -314,6 +317,11 @@ void list_head_shapes(const ModelSpec& s, std::vector<Shape>& all) {
     const int64_t hidden = s.hidden_size;
     if (!s.is_draft_head()) return;
     all.push_back({FC, -1, false, hidden, head.fc_width(hidden)});
+    if (s.reads_target()) {
+        all.push_back({FC_OUT, -1, false, head.input_size, hidden});
+        if (head.clusters) all.push_back({CLUSTERS, -1, false, head.clusters, hidden});
+        return;
+    }
     all.push_back({HEAD_HIDDEN_NORM, -1, false, hidden, 1});
     if (head.feeds_back()) all.push_back({HEAD_EMBED_NORM, -1, false, hidden, 1});
     for (int32_t i = 0; i < head.input_norms(); i++)
@@ -393,7 +401,8 @@ struct Fixture {
         program = std::make_unique<Program>(*model);
         Random random(1);
         for (const Shape& shape : shapes(spec.model, spec.layers)) pack_random(random, shape, kind.name);
-        blocks = std::make_unique<Blocks>(model, BLOCKS, int8 ? INT8 : model->attention_precision());
+        if (!spec.model.reads_target())
+            blocks = std::make_unique<Blocks>(model, BLOCKS, int8 ? INT8 : model->attention_precision());
         for (const LayerSpec& layer : spec.layers) fill_rope(layer.attention);
     }
 
