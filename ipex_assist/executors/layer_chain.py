@@ -76,7 +76,7 @@ class ChainSequence:
         self.length += count
         for layer, part in enumerate(self.parts):
             part.truncate(min(part.length, max(0, self.length - layer)))
-        for layer, (first, rows) in enumerate(self._outputs):
+        for layer, (_, rows) in enumerate(self._outputs):
             new, end = outputs[layer], max(0, self.length - layer)
             new = None if new is None else new[: end - starts[layer]]
             all_rows = [each for each in (rows, new) if each is not None and len(each)]
@@ -229,9 +229,7 @@ class LayerChain(Model):
     ) -> Draft:
         """`draft_many` of one sequence. Raises LogitsError."""
         before = sequence.length
-        [(drafted, likely)] = self.draft_many(
-            [DraftInput(sequence, tokens, count, min_confidence, hidden)], vocabulary
-        )
+        [(drafted, likely)] = self.draft_many([DraftInput(sequence, tokens, count, min_confidence, hidden)], vocabulary)
         if drafted[-1] < 0:
             raise LogitsError("the draft head", before + len(tokens) + len(drafted) - 1)
         return drafted, likely

@@ -16,8 +16,8 @@ class DraftHead(NamedTuple):
 
     Without those that it shares with its target. tokens: the name of the tensor that says which tokens of the target
     the rows of its lm_head are, as differences from their own numbers; None where they are all of them, in order.
-    ordering: the name of that with the tokens of its clusters. further: heads of the drafted tokens after the first, where
-    each has its own (executors/layer_chain.py).
+    ordering: the name of that with the tokens of its clusters. further: heads of the drafted tokens after the first,
+    where each has its own (executors/layer_chain.py).
     """
 
     spec: DecoderSpec

@@ -204,7 +204,8 @@ class HeadAssistant:
 def chooses_each(spec: HeadSpec) -> bool:
     """Whether each token can be chosen before the next is drafted; otherwise drafts are greedy, whatever the request.
 
-    A block's tokens are drafted at once, layers that draft a token each run in one call, and a head that reads its target's keys and values does so in one call.
+    A block's tokens are drafted at once; layers with a token each, and a head that reads its target's keys and values,
+    draft in one call.
     """
     return spec.kind in ("mtp", "eagle3") and not spec.block_size
 

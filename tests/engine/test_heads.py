@@ -264,7 +264,9 @@ def save_head(folder: Path, name: str) -> Path | None:
     return None
 
 
-@pytest.mark.parametrize("name", ["mtp", "eagle3-llama", "dflash", *(["shared_kv"] if tiny_models.known("gemma4") else [])])
+@pytest.mark.parametrize(
+    "name", ["mtp", "eagle3-llama", "dflash", *(["shared_kv"] if tiny_models.known("gemma4") else [])]
+)
 @pytest.mark.parametrize(
     ("executor", "precision"), [("torch", "fp32"), *([("native", "int8"), ("native", "bf16")] if HAS_NATIVE else [])]
 )

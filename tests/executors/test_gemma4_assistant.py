@@ -132,10 +132,14 @@ def test_no_bit_depends_on_the_others(kind: str, precision: str, tmp_path: Path)
         expected = expected or together
         assert together == expected
         longer = head.draft_many([replace(each, count=9) for each in inputs], 150)
-        assert [(drafted[: each.count], likely[: each.count]) for each, (drafted, likely) in
-                zip(inputs, longer, strict=True)] == expected
-        assert all(max(drafted) < 150 and len(drafted) == each.count for each, (drafted, _) in
-                   zip(inputs, together, strict=True))
+        assert [
+            (drafted[: each.count], likely[: each.count])
+            for each, (drafted, likely) in zip(inputs, longer, strict=True)
+        ] == expected
+        assert all(
+            max(drafted) < 150 and len(drafted) == each.count
+            for each, (drafted, _) in zip(inputs, together, strict=True)
+        )
         assert all(sequence.length == len(text) for text, (sequence, _) in zip(texts, read, strict=True))
 
 
@@ -197,7 +201,9 @@ def test_what_cannot_be_drafted(tmp_path: Path) -> None:
     with pytest.raises(IpexAssistError, match="at position 0"):
         head.draft_many([replace(request, shared_kv=target.new_sequence(9))])
     _, other = _pair(tmp_path, "fp32", 1)
-    with pytest.raises(IpexAssistError, match="of 64 columns for 160 tokens cannot use the embedding of a target with 48"):
+    with pytest.raises(
+        IpexAssistError, match="of 64 columns for 160 tokens cannot use the embedding .* with 48"
+    ):
         other.packed.share_table(head.packed)
     assert head.block_bytes == 0
 

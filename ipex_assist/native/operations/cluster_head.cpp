@@ -15,7 +15,9 @@ int64_t tokens_each(const Pass& pass) {
 
 // The `count` best of `clusters` by their scores, of equal ones the first, ascending.
 void choose_clusters(const float* scores, int32_t clusters, int32_t count, int32_t* chosen) {
-    const auto better = [&](int32_t a, int32_t b) { return scores[a] > scores[b] || (scores[a] == scores[b] && a < b); };
+    const auto better = [&](int32_t a, int32_t b) {
+        return scores[a] > scores[b] || (scores[a] == scores[b] && a < b);
+    };
     for (int32_t c = 0; c < clusters; c++) {
         if (c < count) {
             chosen[c] = c;
@@ -82,7 +84,8 @@ void cluster_head(Pass& pass, int thread) {
 // Tokens that a row does not read have the least of its logits, - 1, and so have those that are not asked for.
 void find_cluster_maxima(Pass& pass, const int32_t* order, int thread) {
     const Array<int32_t>& chosen = pass.activations.shared.clusters;
-    const int64_t each = tokens_each(pass), columns = chosen.columns * each, count = int64_t(pass.plan.logit_rows.size());
+    const int64_t each = tokens_each(pass), columns = chosen.columns * each,
+                  count = int64_t(pass.plan.logit_rows.size());
     const int64_t vocabulary = vocabulary_columns(pass), all = pass.model.spec.lm_head_rows();
     for (int64_t i = share(count, thread, pass.plan.threads); i < share(count, thread + 1, pass.plan.threads); i++) {
         float* logits = pass.batch.logits + i * pass.batch.stride;

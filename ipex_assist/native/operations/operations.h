@@ -139,8 +139,8 @@ void reserve_routes(const PackedLayer& layer, int64_t rows, Routes& routes);
 // head.cpp
 void head(Pass& pass, int thread);
 
-// cluster_head.cpp: the same of a head whose tokens are in clusters, and the arg-max of each row among the tokens of the
-// clusters that it reads, as the number of a row of lm_head. order: the token of each of these rows, null: its own.
+// cluster_head.cpp: the same of a head whose tokens are in clusters, and the arg-max of each row among the tokens of
+// the clusters that it reads, as the number of a row of lm_head. order: the token of each of these rows, null: its own.
 void cluster_head(Pass& pass, int thread);
 void find_cluster_maxima(Pass& pass, const int32_t* order, int thread);
 

@@ -129,11 +129,11 @@ struct PassPlan {
         return attention[size_t(attention_of_layer[size_t(layer)])];
     }
 
-    TeamNodes team;             // the threads that run the pass
-    int threads;                // how many they are
-    bool decode;                // up to DECODE_ROWS rows
+    TeamNodes team;                     // the threads that run the pass
+    int threads;                        // how many they are
+    bool decode;                        // up to DECODE_ROWS rows
     bool whole_segments, reads_before;  // as PassShape has them
-    bool narrows;               // whether rows without logits end with the last layer's keys and values
+    bool narrows;                       // whether rows without logits end with the last layer's keys and values
     bool each_thread_prepares;  // all rows by itself, in memory of its own, because that takes less time than a barrier
     std::vector<Segment> segments;
     std::vector<int32_t> tokens, positions, segment_of;  // of each row

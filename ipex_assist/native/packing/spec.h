@@ -231,7 +231,7 @@ struct HeadSpec {
     int32_t lm_head_rows;      // tokens that it tells apart; 0: all of the vocabulary
     int32_t shared_embedding;  // the target's table and head, of which it has none
     int32_t shared_head;
-    int32_t clusters;  // parts of equal size that its lm_head's tokens are in, one after the other; 0: it has none
+    int32_t clusters;       // parts of equal size that its lm_head's tokens are in, one after the other; 0: it has none
     int32_t clusters_read;  // of these a row has the logits of so many
 
     int32_t input_norms() const { return input_norm == NORM_OF_EACH ? taps : input_norm == NORM_OF_ALL ? 1 : 0; }

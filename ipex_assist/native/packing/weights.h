@@ -188,7 +188,7 @@ struct ModelWeights {
     Linear head{}, project_in{}, project_out{};
     const Linear* target_head = nullptr;  // of a draft head that has none of its own
     Norm final_norm, embedding_norm;
-    Linear fc{};                                             // of a draft head, as its norms
+    Linear fc{};        // of a draft head, as its norms
     Linear fc_out{};    // of one that reads its target: its own hidden state to the width of the target's
     Linear clusters{};  // of one with clusters: their scores, in the precision of attention
     Norm input_norm, head_embedding_norm, head_hidden_norm;  // the first of input_size columns
