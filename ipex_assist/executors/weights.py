@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ipex_assist.executors.dynamic_conv import DynamicConv, Selector
 from ipex_assist.executors.experts import ExpertLayer, Mlp
 from ipex_assist.executors.kernels import Kernels, Linear, TorchKernels
 from ipex_assist.models import Source
+from ipex_assist.models.draft_head import HeadSpec
 from ipex_assist.models.names import EXPERT_NORMS, LATENT_INPUTS, VECTORS, XIELU
 from ipex_assist.models.spec import DecoderSpec, Experts, LayerSpec
-from ipex_assist.models.weights import check_numbers, check_shape, head_dim_of, layer_of, part_of, resolve
+from ipex_assist.models.weights import CONV_BASES, check_numbers, check_shape, head_dim_of, layer_of, part_of, resolve
 
 Norm = tuple[torch.Tensor | None, torch.Tensor | None]  # weight and bias, each (hidden,)
 
@@ -58,6 +60,7 @@ class Layer:
     latent: LatentLayer | None = None
     per_layer: PerLayerLinears | None = None
     scalar: torch.Tensor | None = None  # (1,), of the residual stream after the layer
+    convs: tuple[DynamicConv, ...] = ()  # around attention and MLP, of draft heads that have them
 
     @property
     def mlp_norms(self) -> dict[str, Norm]:
@@ -75,6 +78,7 @@ class HeadWeights:
     hidden_norm: Norm
     input_norms: list[Norm]  # of all that is read together, or of each tap
     clusters: Linear | None = None  # (rows, hidden) → (rows, clusters)
+    selector: Selector | None = None
 
 
 @dataclass
@@ -107,8 +111,8 @@ _FUSED = {
 }
 _BY_HEAD = ("k_b", "v_b")  # each head has a linear of its own
 _FP32 = ("router", "shared_gate", "correction_bias", "expert_scales")
-_TABLES = ("embed_tokens", "embed_positions", "per_layer_embed")
-_VECTORS = ("sinks", "correction_bias", "expert_scales", "layer_scalar")
+_TABLES = ("embed_tokens", "embed_positions", "per_layer_embed", "selector_before", "selector_after")
+_VECTORS = ("sinks", "correction_bias", "expert_scales", "layer_scalar", *CONV_BASES)
 
 
 def load_weights(
@@ -227,7 +231,12 @@ class _Packer:
             hidden_norm=self._norm("head_hidden_norm"),
             input_norms=[self._norm(name) for name in names],
             clusters=self.linears.get("clusters"),
+            selector=self._selector(self.spec.head) if self.spec.head.candidates else None,
         )
+
+    def _selector(self, head: HeadSpec) -> Selector:
+        tables = (self.tensors[f"selector_{which}.weight"] for which in ("before", "after"))
+        return Selector(*tables, self.linears["selector"], head.candidates)
 
     def _layer(self, prefix: str, spec: LayerSpec) -> Layer:
         return Layer(
@@ -254,6 +263,11 @@ class _Packer:
             latent=self._latent(prefix) if prefix + "query" in self.linears else None,
             per_layer=self._per_layer(prefix) if self.spec.per_layer_size else None,
             scalar=self.tensors.get(prefix + "layer_scalar.weight"),
+            convs=tuple(
+                DynamicConv(self.tensors[f"{prefix}{base}.weight"], self.linears[prefix + base.removesuffix("_base")])
+                for base in CONV_BASES
+                if f"{prefix}{base}.weight" in self.tensors
+            ),
         )
 
     def _per_layer(self, prefix: str) -> PerLayerLinears:

@@ -18,7 +18,7 @@ from ipex_assist.models.weights import Source
 def is_dflash(config: Mapping[str, Any]) -> bool:
     """Whether a checkpoint with such a config is one."""
     if "speculators_model_type" in config:
-        return config["speculators_model_type"] == "dflash"
+        return config["speculators_model_type"] in ("dflash", "dflash2")
     return isinstance(config.get("dflash_config"), dict) or {"target_layer_ids", "mask_token_id"} <= config.keys()
 
 
@@ -27,8 +27,15 @@ def dflash_of(config: Config, names: Collection[str], target: DecoderSpec) -> Dr
 
     A layer of `dflash_config.target_layer_ids` is the one whose output is read.
     """
-    refuse(config, sample_from_anchor=False)
     flat = Config({**config.values, **config.part("dflash_config")})
+    refuse(
+        flat,
+        sample_from_anchor=False,
+        is_causal=False,
+        causal=False,
+        output_multiplier=1.0,
+        final_logit_softcapping=None,
+    )
     decoder, present = layers_of(config, "dflash", target), frozenset(names)
     windowed = any(layer.attention.window is not None for layer in decoder.layers)
     if windowed and "speculators_model_type" in config.values:
@@ -45,6 +52,7 @@ def dflash_of(config: Config, names: Collection[str], target: DecoderSpec) -> Dr
         block_size=flat.integer("block_size"),
         mask_token=flat.integer("mask_token_id"),
         **vocabulary(config, present, decoder),
+        **_second_kind(config, flat, present, decoder),
     )
     if not 2 <= head.block_size <= _LONGEST or not 0 <= head.mask_token < decoder.vocab_size:
         raise NotComputed(f"DFlash with blocks of {head.block_size} tokens and mask_token_id {head.mask_token}")
@@ -52,7 +60,39 @@ def dflash_of(config: Config, names: Collection[str], target: DecoderSpec) -> Dr
     sources = named_head(spec)
     sources["fc.weight"] = Source("fc.weight", alternatives=("encoder.fc.weight",))
     sources["head_hidden_norm.weight"] = Source("hidden_norm.weight", alternatives=("encoder.output_norm_enc.weight",))
+    if head.conv_taps:
+        sources |= {f"selector_{ours}": Source(f"candidate_selector.{theirs}") for ours, theirs in _SELECTOR.items()}
+        for number in range(spec.num_hidden_layers):
+            for part in ("attention_conv", "mlp_conv"):
+                sources[f"layers.{number}.{part}_base.weight"] = Source(f"layers.{number}.{part}.base_kernel")
+                sources[f"layers.{number}.{part}_proj.weight"] = Source(
+                    f"layers.{number}.{part}.kernel_projection.weight"
+                )
     return DraftHead(spec, sources, "d2t" if head.draft_vocab_size is not None else None)
 
 
 _LONGEST = 256  # tokens of a block
+_SELECTOR = {
+    "before.weight": "predecessor_codebook",
+    "after.weight": "successor_codebook",
+    "proj.weight": "hidden_projection.weight",
+}
+
+
+def _second_kind(config: Config, flat: Config, present: frozenset[str], decoder: DecoderSpec) -> dict[str, int]:
+    """Fields of a DFlash 2's HeadSpec; none of one of the first kind. Raises NotComputed and ConfigError."""
+    told = config.values.get("speculators_model_type") == "dflash2" or flat.values.get("conv_kernel_size")
+    if not told:
+        if any(name.startswith("candidate_selector.") for name in present):
+            raise NotComputed("DFlash 2 without conv_kernel_size, selector_rank and selector_top_k in its config")
+        return {}
+    taps, group = flat.integer("conv_kernel_size", 2), flat.integer("conv_group_size", 16)
+    candidates, rank = flat.integer("selector_top_k", 16), flat.integer("selector_rank", 256)
+    if min(taps, group, candidates, rank) < 1 or decoder.hidden_size % group:
+        raise NotComputed(
+            f"DFlash 2 with {taps} taps of groups of {group} of {decoder.hidden_size} columns, and {candidates} "
+            f"candidates by {rank} columns"
+        )
+    if flat.values.get("draft_vocab_size") not in (None, decoder.vocab_size):
+        raise NotComputed("DFlash 2 with fewer tokens than its target is not supported")
+    return {"conv_taps": taps, "conv_group": group, "candidates": candidates, "selector_rank": rank}

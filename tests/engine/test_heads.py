@@ -244,6 +244,9 @@ def test_a_block_is_no_longer_than_its_head_was_made_for() -> None:
 
 def save_head(folder: Path, name: str) -> Path | None:
     """A target and its head of random weights, the MTP layer's such that it is often right; the head's folder."""
+    if name == "mtp-layers":
+        draft_heads.save_mtp_layers(folder, "glm4-moe", 3, max_position_embeddings=2048)
+        return None
     if name == "shared_kv":
         with draft_heads.all_layers_share():
             draft_heads.save_assistant(folder, folder / "head", "gemma4", {"max_position_embeddings": 2048})
@@ -264,9 +267,10 @@ def save_head(folder: Path, name: str) -> Path | None:
     return None
 
 
-@pytest.mark.parametrize(
-    "name", ["mtp", "eagle3-llama", "dflash", *(["shared_kv"] if tiny_models.known("gemma4") else [])]
-)
+READING = ["shared_kv"] if tiny_models.known("gemma4") else []  # keys and values of its target
+
+
+@pytest.mark.parametrize("name", ["mtp", "mtp-layers", "eagle3-llama", "dflash", *READING])
 @pytest.mark.parametrize(
     ("executor", "precision"), [("torch", "fp32"), *([("native", "int8"), ("native", "bf16")] if HAS_NATIVE else [])]
 )

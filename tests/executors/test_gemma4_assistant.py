@@ -201,9 +201,7 @@ def test_what_cannot_be_drafted(tmp_path: Path) -> None:
     with pytest.raises(IpexAssistError, match="at position 0"):
         head.draft_many([replace(request, shared_kv=target.new_sequence(9))])
     _, other = _pair(tmp_path, "fp32", 1)
-    with pytest.raises(
-        IpexAssistError, match="of 64 columns for 160 tokens cannot use the embedding .* with 48"
-    ):
+    with pytest.raises(IpexAssistError, match=r"of 64 columns for 160 tokens cannot use the embedding .* with 48"):
         other.packed.share_table(head.packed)
     assert head.block_bytes == 0
 

@@ -90,6 +90,12 @@ UniformSpec base_spec(const Format& f) {
     return spec;
 }
 
+// The keys and values of the first layer, which has as many heads, as wide.
+inline void share_first(LayerSpec& layer) {
+    layer.attention.shares_kv = 1, layer.attention.kv_layer = 0;
+    layer.attention.values_are_keys = layer.attention.value_norm = 0;
+}
+
 inline KindSpec::KindSpec(const Format& f, const Kind& kind) {
     UniformSpec spec = base_spec(f);
     kind.change(spec);
@@ -102,12 +108,6 @@ inline KindSpec::KindSpec(const Format& f, const Kind& kind) {
         const AttentionSpec& a = each.attention;
         model.rope_width = std::max(model.rope_width, a.rope_column + a.rotary_dim);
     }
-}
-
-// The keys and values of the first layer, which has as many heads, as wide.
-inline void share_first(LayerSpec& layer) {
-    layer.attention.shares_kv = 1, layer.attention.kv_layer = 0;
-    layer.attention.values_are_keys = layer.attention.value_norm = 0;
 }
 
 inline void make_latent(AttentionSpec& a, int32_t heads, const LatentSpec& latent) {

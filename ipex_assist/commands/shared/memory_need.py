@@ -199,11 +199,21 @@ class _Plan:
                 return None
             chosen = precision or head_precision(target, found.spec)
             specs = [each.spec for each in (found, *found.further)]
-            kept = {"kv_precision": self.kv_precision}
             if not self.native:
-                return total_bytes([library_bytes(spec, chosen, **kept) for spec in specs])
-            sizes = {"wanted": wanted, "longest": self.longest, "group": DRAFT_INT4_GROUP}
-            return total_bytes([native_bytes(spec, chosen, **sizes, **kept) for spec in specs])
+                return total_bytes([library_bytes(spec, chosen, kv_precision=self.kv_precision) for spec in specs])
+            return total_bytes(
+                [
+                    native_bytes(
+                        spec,
+                        chosen,
+                        wanted=wanted,
+                        longest=self.longest,
+                        group=DRAFT_INT4_GROUP,
+                        kv_precision=self.kv_precision,
+                    )
+                    for spec in specs
+                ]
+            )
         except IpexAssistError:
             return None
 
