@@ -182,4 +182,4 @@ def test_a_head_over_blocks_that_come_and_go(tmp_path: Path) -> None:
         assert tokens_of(handle) == tokens_of(alone.submit(prompt, plain))
     assert engine.stats.drafted > 0
     assert engine.stats.preempted > 0
-    assert engine.stats.cached_tokens > 0
+    assert engine.stats.prefix_tokens > 0
