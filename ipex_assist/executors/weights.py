@@ -235,8 +235,8 @@ class _Packer:
         )
 
     def _selector(self, head: HeadSpec) -> Selector:
-        tables = (self.tensors[f"selector_{which}.weight"] for which in ("before", "after"))
-        return Selector(*tables, self.linears["selector"], head.candidates)
+        before, after = (self.tensors[f"selector_{which}.weight"] for which in ("before", "after"))
+        return Selector(before, after, self.linears["selector"], head.candidates)
 
     def _layer(self, prefix: str, spec: LayerSpec) -> Layer:
         return Layer(

@@ -79,7 +79,7 @@ _SELECTOR = {
 }
 
 
-def _second_kind(config: Config, flat: Config, present: frozenset[str], decoder: DecoderSpec) -> dict[str, int]:
+def _second_kind(config: Config, flat: Config, present: frozenset[str], decoder: DecoderSpec) -> dict[str, Any]:
     """Fields of a DFlash 2's HeadSpec; none of one of the first kind. Raises NotComputed and ConfigError."""
     told = config.values.get("speculators_model_type") == "dflash2" or flat.values.get("conv_kernel_size")
     if not told:

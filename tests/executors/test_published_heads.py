@@ -123,7 +123,7 @@ def test_dflash_2_elsewhere(tmp_path: Path) -> None:
     """What would draft as one of the first kind is refused: on the native core, and with a config of that kind."""
     save_target(tmp_path / "target")
     folder = _saved(tmp_path / "head", "dflash2", flat=True)
-    with pytest.raises(UsageError, match="is a DFlash 2, .*use --executor torch"):
+    with pytest.raises(UsageError, match=r"is a DFlash 2, .*use --executor torch"):
         draft_heads.load(tmp_path / "target", folder, "native")
     head = open_checkpoint(str(folder))
     del head.config["dflash_config"]["conv_kernel_size"]
