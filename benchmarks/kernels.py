@@ -24,7 +24,7 @@ import torch
 
 from ipex_assist.executors.native_loading import planned_pool
 from ipex_assist.models.layers import uniform_decoder
-from ipex_assist.models.spec import Rope
+from ipex_assist.models.rope_spec import Rope
 from ipex_assist.native.library import instruction_set, read_bandwidth
 from ipex_assist.native.model import PackedModel
 from ipex_assist.quantization.precision import INT4_GROUP
