@@ -158,7 +158,7 @@ def test_an_answer_has_its_draft_marked_and_measured(opened: Opened, server: tup
 
 @in_browser
 def test_code_is_coloured_and_stays_the_text_of_its_tokens(opened: Opened) -> None:
-    """Ranges of the right words, none outside of code, while its nodes are those of the tokens; again after a reload."""
+    """Ranges of the right words, while the nodes of the code are those of its tokens; again after a reload."""
     page = opened()
     ask(page, "fox")
     script = "name => [...CSS.highlights.get(name)].map(String)"
@@ -174,7 +174,7 @@ def test_code_is_coloured_and_stays_the_text_of_its_tokens(opened: Opened) -> No
 
 @in_browser
 def test_formulas(opened: Opened) -> None:
-    """All four forms become MathML, within a line and on lines of their own; prices, code and what is none stay text."""
+    """All four forms become MathML, in a line and on lines of their own; prices, code and what is none stay text."""
     page = opened()
     answer = ask(page, "formulas")
     sources = answer.locator("math annotation").all_text_contents()
@@ -398,6 +398,26 @@ def test_on_a_phone(opened: Opened) -> None:
     page.get_by_role("tab", name="Server").tap()
     page.locator(".tile").first.wait_for()
     assert page.evaluate("document.scrollingElement.scrollWidth") == 360
+
+
+@in_browser
+@pytest.mark.parametrize("size", [(360, 700), (820, 1180), (1280, 800)])
+def test_code_formulas_and_models_fit_on_the_screen(size: tuple[int, int], opened: Opened) -> None:
+    """A long name of a model or a wide formula scrolls or is cut by itself; the page does not."""
+    page = opened(viewport={"width": size[0], "height": size[1]})
+    listed = [{"id": "a-very-long-name-of-a-model-" * 5, "assistant": "org/small"}, {"id": "legal", "parent": "big"}]
+    page.route("**/v1/models", lambda route: route.fulfill(json={"data": listed}))
+    page.reload()
+    page.get_by_label("Model").wait_for()
+    page.unroute("**/v1/models")
+    page.get_by_label("Model").select_option("legal")
+    wide = {"choices": [{"delta": {"content": "$$" + "x + " * 200 + "y$$\n\n```py\n" + "f(x); " * 200 + "\n```\n"}}]}
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=f"data: {json.dumps(wide)}\n\n"))
+    answer = ask(page, "fox")
+    answer.locator("math").wait_for()
+    for name in ("New chat", "Options"):
+        assert size[0] < 800 or page.get_by_role("button", name=name).is_visible()
+    assert page.evaluate("document.scrollingElement.scrollWidth") == size[0]
 
 
 @in_browser
