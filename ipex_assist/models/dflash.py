@@ -8,6 +8,7 @@ from typing import Any
 
 from ipex_assist.models.common import refuse
 from ipex_assist.models.config import Config, NotComputed
+from ipex_assist.models.dflash2 import dflash2_fields, dflash2_names
 from ipex_assist.models.draft_head import HeadSpec, Taps
 from ipex_assist.models.head_common import DraftHead
 from ipex_assist.models.head_layers import layers_of, named_head, vocabulary
@@ -52,7 +53,7 @@ def dflash_of(config: Config, names: Collection[str], target: DecoderSpec) -> Dr
         block_size=flat.integer("block_size"),
         mask_token=flat.integer("mask_token_id"),
         **vocabulary(config, present, decoder),
-        **_second_kind(config, flat, present, decoder),
+        **dflash2_fields(config, flat, present, decoder),
     )
     if not 2 <= head.block_size <= _LONGEST or not 0 <= head.mask_token < decoder.vocab_size:
         raise NotComputed(f"DFlash with blocks of {head.block_size} tokens and mask_token_id {head.mask_token}")
@@ -60,39 +61,8 @@ def dflash_of(config: Config, names: Collection[str], target: DecoderSpec) -> Dr
     sources = named_head(spec)
     sources["fc.weight"] = Source("fc.weight", alternatives=("encoder.fc.weight",))
     sources["head_hidden_norm.weight"] = Source("hidden_norm.weight", alternatives=("encoder.output_norm_enc.weight",))
-    if head.conv_taps:
-        sources |= {f"selector_{ours}": Source(f"candidate_selector.{theirs}") for ours, theirs in _SELECTOR.items()}
-        for number in range(spec.num_hidden_layers):
-            for part in ("attention_conv", "mlp_conv"):
-                sources[f"layers.{number}.{part}_base.weight"] = Source(f"layers.{number}.{part}.base_kernel")
-                sources[f"layers.{number}.{part}_proj.weight"] = Source(
-                    f"layers.{number}.{part}.kernel_projection.weight"
-                )
+    sources |= dflash2_names(spec)
     return DraftHead(spec, sources, "d2t" if head.draft_vocab_size is not None else None)
 
 
 _LONGEST = 256  # tokens of a block
-_SELECTOR = {
-    "before.weight": "predecessor_codebook",
-    "after.weight": "successor_codebook",
-    "proj.weight": "hidden_projection.weight",
-}
-
-
-def _second_kind(config: Config, flat: Config, present: frozenset[str], decoder: DecoderSpec) -> dict[str, Any]:
-    """Fields of a DFlash 2's HeadSpec; none of one of the first kind. Raises NotComputed and ConfigError."""
-    told = config.values.get("speculators_model_type") == "dflash2" or flat.values.get("conv_kernel_size")
-    if not told:
-        if any(name.startswith("candidate_selector.") for name in present):
-            raise NotComputed("DFlash 2 without conv_kernel_size, selector_rank and selector_top_k in its config")
-        return {}
-    taps, group = flat.integer("conv_kernel_size", 2), flat.integer("conv_group_size", 16)
-    candidates, rank = flat.integer("selector_top_k", 16), flat.integer("selector_rank", 256)
-    if min(taps, group, candidates, rank) < 1 or decoder.hidden_size % group:
-        raise NotComputed(
-            f"DFlash 2 with {taps} taps of groups of {group} of {decoder.hidden_size} columns, and {candidates} "
-            f"candidates by {rank} columns"
-        )
-    if flat.values.get("draft_vocab_size") not in (None, decoder.vocab_size):
-        raise NotComputed("DFlash 2 with fewer tokens than its target is not supported")
-    return {"conv_taps": taps, "conv_group": group, "candidates": candidates, "selector_rank": rank}
