@@ -3,48 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from ipex_assist.models.config import Config
 from ipex_assist.models.draft_head import HeadSpec, Taps
 from ipex_assist.models.head_common import DraftHead, under
+from ipex_assist.models.mtp_layouts import LAYOUTS, MtpLayout
 from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.models.weights import Source
 
 if TYPE_CHECKING:
     from ipex_assist.models import Architecture
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """Names in a checkpoint; {} stands for the number of the target's layers.
-
-    layers: what the names of the layer's tensors begin with, which in the target's own are `first`.
-    """
-
-    layers: str
-    fc: str
-    embed_norm: str
-    hidden_norm: str
-    final_norm: str | None
-    first: str = "layers.0."
-
-
-_LAYER = "model.layers.{}."
-_LAYOUTS = (
-    _Layout("mtp.layers.0.", "mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm"),
-    _Layout(_LAYER, f"{_LAYER}eh_proj", f"{_LAYER}enorm", f"{_LAYER}hnorm", f"{_LAYER}shared_head.norm"),
-    _Layout(
-        *("model.mtp_block.0.", "model.mtp_linear_proj.0", "model.mtp_emb_norm.0", "model.mtp_hidden_norm.0", None)
-    ),
-    # Nemotron-H: the blocks of one layer of ours have numbers of their own.
-    _Layout(
-        *("mtp.layers.", "mtp.layers.0.eh_proj", "mtp.layers.0.enorm", "mtp.layers.0.hnorm"),
-        *("mtp.layers.1.final_layernorm", "layers."),
-    ),
-)
 
 
 def mtp_of(architecture: Architecture, config: Mapping[str, Any], names: Collection[str]) -> DraftHead | None:
@@ -56,7 +27,7 @@ def mtp_of(architecture: Architecture, config: Mapping[str, Any], names: Collect
     """
     target, present = architecture.spec(config), frozenset(names)
     count = target.num_hidden_layers
-    layout = next((each for each in _LAYOUTS if f"{each.fc.format(count)}.weight" in present), None)
+    layout = next((each for each in LAYOUTS if f"{each.fc.format(count)}.weight" in present), None)
     if layout is None:
         return None
     number = Config(config).integer("num_nextn_predict_layers", 1) if "{}" in layout.fc else 1
@@ -66,7 +37,7 @@ def mtp_of(architecture: Architecture, config: Mapping[str, Any], names: Collect
 
 
 def _head_of(
-    architecture: Architecture, config: Mapping[str, Any], target: DecoderSpec, layout: _Layout, number: int
+    architecture: Architecture, config: Mapping[str, Any], target: DecoderSpec, layout: MtpLayout, number: int
 ) -> DraftHead:
     """That of one layer, the first of which has the number 0."""
     count = target.num_hidden_layers
