@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ipex_assist.models.common import FULL, activation, layer_count
+from ipex_assist.models.common import FULL, activation, check_kinds, layer_count
 from ipex_assist.models.config import Config, ConfigError, NotComputed
 from ipex_assist.models.gated_delta import LINEAR
 from ipex_assist.models.names import stacked
@@ -27,14 +27,17 @@ def mamba_kinds(config: Config, usual: str = LINEAR) -> list[str]:
     """`layer_types`, `usual` where there are none. Raises NotComputed for other kinds than the two."""
     kinds = config.optional_texts("layer_types") or [usual] * layer_count(config)
     kinds = [_OLD_KINDS.get(kind, kind) for kind in kinds]
-    if unknown := sorted(set(kinds) - {FULL, LINEAR}):
-        raise NotComputed(f"layers of the type {unknown[0]!r} are not supported")
+    check_kinds(kinds, FULL, LINEAR)
     return kinds
 
 
-def bamba_mixer(config: Config) -> RecurrentSpec:
-    """The mixer of a config with Bamba's names, whose heads together are `mamba_expand` times as wide as the model."""
-    width, heads = config.integer("mamba_expand", 2) * config.integer("hidden_size"), "linear_num_value_heads"
+def bamba_mixer(config: Config, width: int | None = None) -> RecurrentSpec:
+    """The mixer of a config with Bamba's names, whose heads together are `mamba_expand` times as wide as the model.
+
+    width: of the heads together, where the config says it otherwise.
+    """
+    width = config.integer("mamba_expand", 2) * config.integer("hidden_size") if width is None else width
+    heads = "linear_num_value_heads"
     count, name = config.integer(heads, 128), "linear_value_head_dim"
     stored = config.values.get(config.stored_name(name))
     head_dim = width // max(count, 1) if stored in (None, "auto") else config.integer(name)

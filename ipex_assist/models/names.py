@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from ipex_assist.models.attention_spec import AttentionSpec
@@ -274,6 +275,26 @@ def renamed(source: Source, names: Callable[[str], list[str]]) -> Source:
     found = list(dict.fromkeys(name for each in (source.name, *source.alternatives) for name in names(each)))
     otherwise = None if source.otherwise is None else renamed(source.otherwise, names)
     return replace(source, name=found[0], alternatives=tuple(found[1:]), otherwise=otherwise)
+
+
+def renumbered(sources: Mapping[str, Source], block: Callable[[int, str], int]) -> dict[str, Source]:
+    """The sources of a checkpoint that counts otherwise than we do.
+
+    block: our number of a layer, and our name of a weight in it ("mlp_norm") → the number in the checkpoint.
+    """
+    made = {}
+    for ours, source in sources.items():
+        place, _, rest = ours.partition(".")
+        if place == "layers":
+            number, leaf = rest.split(".")[:2]
+            there = f"layers.{block(int(number), leaf)}."
+            source = renamed(source, partial(_moved, f"layers.{number}.", there))
+        made[ours] = source
+    return made
+
+
+def _moved(here: str, there: str, name: str) -> list[str]:
+    return [name.replace(here, there, 1)]
 
 
 def merged(*fields: Fields) -> dict[str, dict[str, Any]]:
