@@ -9,7 +9,7 @@ from typing import Any
 
 from ipex_assist.models.attention_spec import AttentionSpec
 from ipex_assist.models.mlp_spec import Experts
-from ipex_assist.models.recurrent_spec import RecurrentSpec
+from ipex_assist.models.recurrent_spec import LOW_NORMS, RecurrentSpec
 from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.models.weights import Source
 
@@ -28,7 +28,7 @@ LLAMA_OUTSIDE = {"embed_tokens": "model.embed_tokens", "final_norm": "model.norm
 HEAD_NORMS = {"q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"}
 
 # Weights of recurrent mixers that are no matrices.
-VECTORS = ("q_conv", "k_conv", "v_conv", "a_log", "dt_bias", "skip", "gated_norm")
+VECTORS = ("q_conv", "k_conv", "v_conv", "a_log", "dt_bias", "skip", "gated_norm", *LOW_NORMS.values())
 
 # What latent attention makes of a layer's input, beside queries without a row of their own.
 LATENT_INPUTS = ("q_a_proj", "k_rope_proj", "kv_a_proj")
@@ -165,7 +165,7 @@ def named(
 
 
 def _recurrent_leaves(mixer: RecurrentSpec) -> tuple[str, ...]:
-    return (*mixer.input_parts, *mixer.gate_parts, "mixer_out", *mixer.vectors)
+    return (*mixer.all_parts, "mixer_out", *mixer.vectors)
 
 
 def _absent(layer: LayerSpec) -> set[str]:
