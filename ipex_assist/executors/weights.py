@@ -58,6 +58,7 @@ class Layer:
     # Of a recurrent mixer, whose linears are `qkv` and `o_proj`: vectors in fp32 by our names, "a_log.weight".
     recurrence: dict[str, torch.Tensor] = field(default_factory=dict)
     gates: tuple[Linear, ...] = ()  # of its `gate_parts`
+    low: Linear | None = None  # of its `low_parts`, stacked
     latent: LatentLayer | None = None
     per_layer: PerLayerLinears | None = None
     scalar: torch.Tensor | None = None  # (1,), of the residual stream after the layer
@@ -100,13 +101,15 @@ class Weights:
     per_layer_norm: torch.Tensor | None = None  # (per_layer_size,)
 
 
-# The parts of the first linear of a recurrent mixer (RecurrentSpec.input_parts, without its gate_parts).
+# The parts of the first linear of a recurrent mixer (RecurrentSpec.input_parts), and those of RecurrentSpec.low_parts.
 MIXER_IN = ("q_in", "k_in", "v_in", "a_in", "b_in", "z_in", "a_low_in", "z_low_in")
+MIXER_LOW = ("a_low_in", "k_in", "q_in")
 # Weights that are packed as one linear, stacked in this order.
 _FUSED = {
     "qkv": ("q_proj", "k_proj", "v_proj", "g_proj"),
     "up": ("gate_proj", "up_proj"),
     "mixer_in": MIXER_IN,
+    "mixer_low": MIXER_LOW,
     "latent_in": LATENT_INPUTS,
     "query": ("q_nope_proj", "q_rope_proj"),
 }
@@ -189,6 +192,8 @@ class _Packer:
         layer = layer_of(self.spec, name)
         if layer is not None and layer.recurrent is not None and leaf in layer.recurrent.gate_parts:
             return leaf
+        if layer is not None and layer.recurrent is not None and leaf in layer.recurrent.low_parts:
+            return "mixer_low"
         return next((fused for fused, parts in _FUSED.items() if leaf in parts), leaf.removesuffix("_proj"))
 
     def _parts(self, prefix: str, group: str, leaf: str) -> Iterator[str]:
@@ -261,6 +266,7 @@ class _Packer:
                 if f"{prefix}{name}.{kind}" in self.tensors
             },
             gates=tuple(self.linears[prefix + name] for name in (spec.recurrent.gate_parts if spec.recurrent else ())),
+            low=self.linears.get(prefix + "mixer_low"),
             latent=self._latent(prefix) if prefix + "query" in self.linears else None,
             per_layer=self._per_layer(prefix) if self.spec.per_layer_size else None,
             scalar=self.tensors.get(prefix + "layer_scalar.weight"),

@@ -245,6 +245,7 @@ def _recurrent_shapes(hidden: int, layer: LayerSpec) -> dict[str, tuple[int, ...
     assert spec is not None
     return {
         **{name: (columns, hidden) for name, columns in spec.input_parts.items()},
+        **{name: (columns, spec.value_size) for name, columns in spec.low_parts.items()},
         **{name: (columns, spec.gate_rank) for name, columns in spec.gate_parts.items()},
         "mixer_out": (hidden, spec.value_size),
         **{name: (size,) for name, size in spec.vectors.items()},

@@ -124,7 +124,10 @@ def _head_columns(latent: LatentSpec) -> int:
 def _scan_floats(spec: DecoderSpec) -> int:
     """Of rows after the convolution of recurrent layers: those of a pass, and of up to 16 segments those before it."""
     widths = [
-        (4 if s.gate_rank else 2) * s.key_heads * (s.key_dim + 16) + s.heads * (s.value_dim + 18) + 32
+        (4 if s.kind == "kimi_delta" else 2) * s.key_heads * (s.key_dim + 16)
+        + s.heads * (s.value_dim + 18)
+        + 32
+        + (s.value_size if s.kind == "mamba1" else 0)  # of the channels' steps
         for s in spec.recurrents
         if s.scans
     ]

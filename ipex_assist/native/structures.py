@@ -15,7 +15,7 @@ NORM_PLACES = {"pre": 0, "post_residual": 1, "post": 2, "sandwich": 3}
 HEAD_NORMS = {None: 0, "head": 1, "each_head": 2, "all_heads": 3, "unweighted": 4}
 SCORES = {"softmax": 0, "sigmoid": 1, "sparsemixer": 2}
 ACTIVATIONS = {"silu": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "relu2": 4, "xielu": 5, "clamped_swiglu": 6}
-RECURRENT_KINDS = {"gated_delta": 1, "mamba2": 2, "short_conv": 3, "kimi_delta": 4}
+RECURRENT_KINDS = {"gated_delta": 1, "mamba2": 2, "short_conv": 3, "kimi_delta": 4, "mamba1": 5}
 HEAD_KINDS = {"mtp": 1, "eagle3": 2, "dflash": 3, "shared_kv": 4}
 INPUT_NORMS = {None: 0, "all": 1, "each": 2}
 SOURCE_TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
@@ -68,6 +68,9 @@ SLOTS = {
             "dt_bias",
             "skip",
             "gated_norm",
+            "a_low_norm",
+            "k_in_norm",
+            "q_in_norm",
             "q_proj",
             "k_proj",
             "v_proj",

@@ -232,17 +232,23 @@ void list_recurrent_shapes(const RecurrentSpec& r, int64_t hidden, const Add& ad
     const int64_t keys = r.key_width(), values = r.value_width(), taps = r.conv_kernel;
     for (const bool bias : {false, true}) {
         if (bias && !r.conv_bias) continue;
-        if (r.scans()) add(Q_CONV, bias, keys * (bias ? 1 : taps), 1);
-        if (r.scans()) add(K_CONV, bias, keys * (bias ? 1 : taps), 1);
+        if (r.convolves_keys()) add(Q_CONV, bias, keys * (bias ? 1 : taps), 1);
+        if (r.convolves_keys()) add(K_CONV, bias, keys * (bias ? 1 : taps), 1);
         add(V_CONV, bias, values * (bias ? 1 : taps), 1);
     }
-    add(Q_IN, false, keys, hidden), add(K_IN, false, keys, hidden), add(V_IN, false, values, hidden);
-    const int64_t from = r.kind == KIMI_DELTA ? r.gate_rank : hidden;  // of what decay inputs and gates are made
-    if (r.scans()) add(A_IN, false, r.decay_inputs(), from), add(Z_IN, false, values, from);
+    const bool selects = r.kind == MAMBA1;
+    const int64_t keys_from = selects ? values : hidden;  // of what keys and queries are made
+    add(Q_IN, false, keys, keys_from), add(K_IN, false, keys, keys_from), add(V_IN, false, values, hidden);
+    const int64_t from = r.gate_rank ? r.gate_rank : hidden;  // of what decay inputs and gates are made
+    if (r.scans()) add(A_IN, false, r.decay_inputs(), from), add(Z_IN, false, values, selects ? hidden : from);
+    if (selects) {
+        add(A_LOW_IN, false, r.gate_rank, values), add(A_LOW_NORM, false, r.gate_rank, 1);
+        add(K_IN_NORM, false, keys, 1), add(Q_IN_NORM, false, keys, 1);
+    }
     if (r.kind == KIMI_DELTA) add(A_LOW_IN, false, r.gate_rank, hidden), add(Z_LOW_IN, false, r.gate_rank, hidden);
-    if (r.scans()) add(A_LOG, false, r.heads, 1), add(DT_BIAS, false, r.decay_inputs(), 1);
+    if (r.scans()) add(A_LOG, false, r.decay_rates(), 1), add(DT_BIAS, false, r.decay_inputs(), 1);
     if (r.is_delta()) add(B_IN, false, r.heads, hidden);
-    if (r.kind == MAMBA2) add(SKIP, false, r.heads, 1);
+    if (r.skips()) add(SKIP, false, r.skips(), 1);
     if (r.norm_weights()) add(GATED_NORM, false, r.norm_weights(), 1);
     add(MIXER_OUT, false, hidden, values);
 }

@@ -100,7 +100,7 @@ void check_attention(const ModelSpec& s, const AttentionSpec& a) {
 }
 
 void check_recurrent(const RecurrentSpec& r) {
-    check_range("the kind of a recurrent mixer", r.kind, NO_RECURRENCE, KIMI_DELTA);
+    check_range("the kind of a recurrent mixer", r.kind, NO_RECURRENCE, MAMBA1);
     if (r.kind == NO_RECURRENCE) return;
     check_range("heads of a recurrent mixer", r.heads, 1, LARGEST);
     check_range("key heads of a recurrent mixer", r.key_heads, 1, r.heads);
@@ -118,7 +118,10 @@ void check_recurrent(const RecurrentSpec& r) {
                static_cast<long long>(r.value_width()));
     }
     if (r.is_delta()) check_multiplier(r.beta_scale);
-    check_range("the rank of gates", r.gate_rank, r.kind == KIMI_DELTA ? 1 : 0, r.kind == KIMI_DELTA ? LARGEST : 0);
+    const bool low = r.kind == KIMI_DELTA || r.kind == MAMBA1;
+    check_range("the rank of gates", r.gate_rank, low ? 1 : 0, low ? LARGEST : 0);
+    if (r.kind == MAMBA1 && r.heads != 1) refuse("%d heads of channels that have a step each", r.heads);
+    if (r.kind == MAMBA1) check_range("key_dim x value_dim", r.key_dim * r.value_width(), 1, LARGEST);
     if (r.kind == KIMI_DELTA && (r.key_heads != r.heads || r.key_dim != r.value_dim)) {
         refuse("decays of each channel of %d key heads of %d, and %d heads of %d", r.key_heads, r.key_dim, r.heads,
                r.value_dim);

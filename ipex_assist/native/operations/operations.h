@@ -100,6 +100,12 @@ void prepare_scan(Pass& pass, const LayerStep& step, int thread);
 void scan(Pass& pass, const LayerStep& step, int thread);
 void gate_scanned(Pass& pass, const LayerStep& step, int thread);
 
+// selection.cpp
+void convolve_values(Pass& pass, const LayerStep& step, int thread);
+void low_linear(Pass& pass, const LayerStep& step, int thread);
+void normalize_low(Pass& pass, const LayerStep& step, int thread);
+void prepare_channels(Pass& pass, const LayerStep& step, int thread);
+
 // short_conv.cpp
 void short_conv(Pass& pass, const LayerStep& step, int thread);
 void prepare_convolved(Pass& pass, const LayerStep& step, int thread);

@@ -47,8 +47,11 @@ void list_recurrent(const PackedLayer& layer, LayerStep& step) {
         step.fill.push_back(short_conv);
         step.proceed = {prepare_convolved, output_linear};
     } else {
-        if (layer.recurrent.kind == KIMI_DELTA) step.fill.push_back(gates_linear);
-        for (const Operation each : {prepare_scan, scan}) step.fill.push_back(each);
+        if (layer.recurrent.kind == MAMBA1)
+            for (const Operation each : {convolve_values, low_linear, normalize_low}) step.fill.push_back(each);
+        if (layer.recurrent.gate_rank) step.fill.push_back(gates_linear);
+        step.fill.push_back(layer.recurrent.kind == MAMBA1 ? prepare_channels : prepare_scan);
+        step.fill.push_back(scan);
         step.proceed = {gate_scanned, output_linear};
     }
 }

@@ -54,6 +54,9 @@ enum Slot : int32_t {
     DT_BIAS,
     SKIP,
     GATED_NORM,
+    A_LOW_NORM,
+    K_IN_NORM,
+    Q_IN_NORM,
     Q_PROJ,
     K_PROJ,
     V_PROJ,
@@ -110,11 +113,14 @@ struct Mlp {
 struct RecurrentWeights {
     const float *q_conv = nullptr, *k_conv = nullptr, *v_conv = nullptr;
     const float *q_conv_bias = nullptr, *k_conv_bias = nullptr, *v_conv_bias = nullptr;
-    const float* decay_rate = nullptr;  // (heads): -exp(A_log)
+    const float* decay_rate = nullptr;  // (heads), of MAMBA1 (key_dim, value_width): -exp(A_log)
     const float* dt_bias = nullptr;     // (decay_inputs)
-    const float* skip = nullptr;        // (heads)
-    const float* norm = nullptr;        // of the gated norm: (norm_size), or of MAMBA2 of all groups
-    Linear gates{};  // KIMI_DELTA: of gate_rank inputs; decay inputs of the first such row, output gates of the second
+    const float* skip = nullptr;        // (heads), of MAMBA1 (value_width)
+    // MAMBA1: of the row of the low rank, of keys and of queries.
+    const float *low_norm = nullptr, *key_norm = nullptr, *query_norm = nullptr;
+    const float* norm = nullptr;  // of the gated norm: (norm_size), or of MAMBA2 of all groups
+    Linear low{};                 // MAMBA1: of convolved values; the row of the low rank, keys and queries
+    Linear gates{};  // of gate_rank inputs: decay inputs, of KIMI_DELTA's second such row output gates as well
 };
 
 // Of latent attention, beside qkv and output.
