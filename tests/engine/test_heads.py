@@ -279,3 +279,35 @@ def test_heads_that_compute(name: str, executor: str, precision: str, tmp_path: 
         accepted += engine.stats.accepted
         engine.close()
     assert accepted > 0 or name != "mtp"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_head_that_is_never_right_is_left_alone(kind: HeadKind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In long pauses the target's passes give no hidden states. Before a draft they do: wrong rows fail in the fake."""
+    target, head, now, tapped = SamplingTarget(), FakeHead(kind, lambda digest: True), [0.0], list[bool]()
+    block = head.spec.head.block_size
+    believed = Costs(
+        *(tuple(1 + 0.1 * i for i in range(16)), 0.0 if block else 0.5, (0.5,) * 16, 0.05),
+        block=(0.5,) * 8 * bool(block),
+    )
+    sample, draft_many = target.sample, head.draft_many
+
+    def sampled(rows: Any, choices: Any, hidden: Any = None) -> Any:
+        tapped.append(hidden is not None)
+        now[0] += believed.verifying(sum(len(each.tokens) for each in rows))
+        return sample(rows, choices, hidden)
+
+    def drafted(requests: Any, vocabulary: Any = None) -> Any:
+        now[0] += 0.5 * (1 if block else max(each.count for each in requests))
+        return draft_many(requests, vocabulary)
+
+    monkeypatch.setattr(target, "sample", sampled)
+    monkeypatch.setattr(head, "draft_many", drafted)
+    engine = Engine(target, Drafting(VOCAB, lambda: believed, head), clock=lambda: now[0])
+    options = GenerationOptions.of(max_new_tokens=500, ignore_eos=True)
+    prompt = prompt_of(random.Random(3), 20)
+    assert tokens_of(engine.submit(prompt, options)) == plain(prompt, options)
+    assert engine.stats.drafted > 5
+    assert not engine.stats.accepted
+    assert now[0] <= 1.03 * 500 + believed.verifying(20)
+    assert tapped.count(False) > 120
