@@ -26,13 +26,17 @@ if TYPE_CHECKING:
 KEPT_BYTES, FEWEST_KEPT, MOST_KEPT = 4 << 20, 64, 256
 
 
+READY_ROWS = 16  # of the last tokens, that a head reads after a pause: one pass of the decode path
+
+
 class HeadAssistant:
     """A head whose row p is (token p + 1, the target's hidden state at p), and predicts token p + 2.
 
     Its sequence holds rows from position `_start` on, and those before `_true` have the target's hidden states. A draft
     reads the rows that it lacks; rows of drafted tokens are dropped once the target has verified them. Where hidden
-    states are missing (a cached prefix has none, and those that wait too long are dropped), the head starts again with
-    the next one, as if the text began there.
+    states are missing (a cached prefix has none, those that wait too long are dropped, and in a long pause of drafting
+    the target's passes give none but before its last READY_ROWS tokens), the head starts again with the next one, as if
+    the text began there.
     """
 
     def __init__(
@@ -64,7 +68,13 @@ class HeadAssistant:
         """The part of a draft source that reads hidden states: this one."""
         return self
 
+    may_pause = True  # nothing but its schedule's plans makes it draft
+
     # ---- hidden states
+
+    def keeps_chunk(self, left: int) -> bool:
+        """Whether hidden states of a prompt's chunk are of use, after which `left` tokens of it come."""
+        return self.reads_ahead is not False or left < self._most_kept
 
     def observe(self, first: int, rows: HiddenStates) -> bool:
         """Take the target's hidden states at positions from `first` on, in place of any that were there.
