@@ -198,6 +198,7 @@ def make_job(run: DistillRun, samples: Sequence[AnsweredPrompt]) -> dict[str, An
         "block_size": plan.draft_tokens + 1,
         "mask_token": _mask_token(run),
         "start_from": plan.start_from,
+        "start": "linear",
         "seconds": run.args.hours * 3600,
         "learning_rate": run.args.learning_rate,
         "step_tokens": max(STEP_TOKENS, *(len(sample.tokens) for sample in samples)),

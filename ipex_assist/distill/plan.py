@@ -16,6 +16,7 @@ KINDS = ("eagle3", "dflash")
 DRAFT_VOCABULARY = 16384  # tokens that a new head tells apart, where the target knows more
 LAYERS = {"eagle3": 1, "dflash": 2}
 DRAFT_TOKENS = {"eagle3": 4, "dflash": 7}
+INNER = 2  # of EAGLE-3's MLP, in hidden sizes
 STORED_BYTES = 2  # of a value: bf16
 TOKEN_BYTES = 8  # of a token's id beside its hidden states
 
@@ -114,13 +115,17 @@ def layer_config(spec: DecoderSpec, plan: HeadPlan) -> dict[str, Any]:
     head_dim = attention.head_dim if attention is not None else 64
     heads = attention.heads if attention is not None else max(1, spec.hidden_size // head_dim)
     last = spec.layers[-1]
+    inner = last.inner_size if last.experts is None and last.inner_size else 3 * spec.hidden_size
+    kv_heads = attention.kv_heads if attention is not None else heads
+    if plan.kind == "eagle3":  # a draft's token is seen through values only; and a smaller MLP learns more an hour
+        inner, kv_heads = min(inner, INNER * spec.hidden_size), heads
     return {
         "vocab_size": spec.vocab_size,
         "hidden_size": spec.hidden_size,
-        "intermediate_size": last.inner_size if last.experts is None and last.inner_size else 3 * spec.hidden_size,
+        "intermediate_size": inner,
         "num_hidden_layers": plan.layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": attention.kv_heads if attention is not None else heads,
+        "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
         "max_position_embeddings": spec.max_position_embeddings,
         "rms_norm_eps": spec.norm_eps,

@@ -8,6 +8,7 @@ and SIGINT end it after the step that runs: the state is stored, and the same jo
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import math
 import os
@@ -41,6 +42,7 @@ from transformers import LlamaConfig, Qwen3Config
 
 WARM_UP = 0.02  # part of the time in which the learning rate rises
 LEAST_RATE = 0.05  # of the learning rate, at the end
+TRAINED_STEPS = 3  # of an EAGLE-3 draft: what follows is alike, and a fourth would take as long again as each of them
 HELD_OUT_TIMES = 12  # held-out samples are tried, over the whole time
 HELD_OUT_TOKENS = 8192  # of them at most
 SAVE_SECONDS = 120.0
@@ -125,7 +127,8 @@ def new_config(job: Job) -> Any:
     if job["kind"] == "eagle3":
         return Eagle3SpeculatorConfig(
             transformer_layer_config=LlamaConfig(**job["layer"]),
-            norm_before_residual=True,
+            norm_before_residual=False,
+            fc_norm=True,
             eagle_aux_hidden_state_layer_ids=job["aux_layers"],
             **common,
         )
@@ -200,12 +203,16 @@ class Training:
         self.options = call_options(job)
         self.trained = {name for name, each in self.model.named_parameters() if each.requires_grad}
         self.done: dict[str, Any] = {"seconds": 0.0, "step": 0, "epoch": 0, "batch": 0, "tried": 0, "best": None}
+        self.curve: list[dict[str, Any]] = []  # of held-out samples: what each try said
         self.loss: float | None = None
         self.stop = False
         self.tried_step = -1
-        self._state, self._best = (Path(job["state"]) / name for name in ("training.pt", "best.pt"))
+        state = Path(job["state"])
+        self._state, self._best, self._curve = (state / name for name in ("training.pt", "best.pt", "held_out.json"))
         if self._state.exists():
             self._resume()
+        elif job["start_from"] is None and job["kind"] == "eagle3" and job["start"] == "linear":
+            beside("linear_start").begin(self.model, batches(self.train_set, job, job["seed"]))
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Of what is trained."""
@@ -216,19 +223,24 @@ class Training:
         self.model.load_state_dict(stored["weights"], strict=False)
         for optimizer, state in zip(self.optimizers, stored["optimizers"], strict=True):
             optimizer.load_state_dict(state)
-        self.done = stored["done"]
+        self.done, self.curve = stored["done"], stored["curve"]
         say("resumed", **self.done)
 
     def store(self) -> None:
         """Store the state, so that a job that is run again goes on."""
         optimizers = [each.state_dict() for each in self.optimizers]
-        replace(self._state, {"weights": self.weights(), "optimizers": optimizers, "done": self.done})
+        replace(
+            self._state, {"weights": self.weights(), "optimizers": optimizers, "done": self.done, "curve": self.curve}
+        )
 
     def forward(self, batch: dict[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]:
         """Loss and counts of a batch."""
         precision = torch.autocast("cpu", torch.bfloat16) if self.job["bf16"] else contextlib.nullcontext()
+        options = dict(self.options)
+        if self.job["kind"] == "eagle3" and self.model.training:
+            options["ttt_steps"] = min(TRAINED_STEPS, options["ttt_steps"])
         with precision:
-            _, loss, counts = self.model(**batch, **self.options)
+            _, loss, counts = self.model(**batch, **options)
         return loss, counts
 
     def step(self, batch: dict[str, Any]) -> None:
@@ -277,10 +289,12 @@ class Training:
         if self.done["best"] is None or length > self.done["best"]["length"]:
             self.done["best"] = {"length": length, "by_position": by_position, "step": self.done["step"]}
             replace(self._best, self.weights())
-        say(
-            "held_out", loss=rates["loss"], length=length, by_position=by_position,
-            step=self.done["step"], seconds=self.done["seconds"],
-        )  # fmt: skip
+        self.curve.append({
+            "loss": rates["loss"], "length": length, "by_position": by_position,
+            "step": self.done["step"], "seconds": self.done["seconds"],
+        })  # fmt: skip
+        self._curve.write_text(json.dumps(self.curve))
+        say("held_out", **self.curve[-1])
 
     def run(self) -> None:
         """Train until the time is over, or a signal came."""
@@ -333,6 +347,17 @@ class Training:
         if output.exists():  # an empty folder, or an earlier result of this job
             shutil.rmtree(output)
         os.replace(work, output)
+
+
+def beside(name: str) -> Any:
+    """A module in this script's folder, which -I keeps from being imported."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where dataclasses look for it
+    spec.loader.exec_module(module)
+    return module
 
 
 def replace(path: Path, content: Any) -> None:
