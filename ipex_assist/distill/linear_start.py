@@ -24,7 +24,7 @@ import torch
 ROWS = 100_000  # positions that are fitted
 RIDGE = 3e-3  # of the mean square of a value
 LOOKING_AT_ITSELF = 2 / 3  # of the heads
-SCORE = 16.0  # of a position for itself
+SCORE = 24.0  # of a position for itself
 
 
 @dataclass
