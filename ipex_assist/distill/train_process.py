@@ -27,18 +27,20 @@ import torch
 from datasets import Dataset, disable_progress_bars
 from safetensors.torch import load_file
 from speculators.config import SpeculatorsConfig, VerifierConfig
+from speculators.convert.mtp.converter import MTPConverter
 from speculators.losses import resolve_loss_config
 from speculators.model import SpeculatorModel
 from speculators.models.dflash import DFlashDraftModel, DFlashSpeculatorConfig
 from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
 from speculators.models.eagle3.data import shift_batch
+from speculators.models.mtp import MTPDraftModel, MTPSpeculatorConfig, compute_step_weights, shift_batch_mtp
 from speculators.proposals.greedy import GreedyTokenProposalConfig
 from speculators.train.checkpointer import patch_config_dtype
 from speculators.train.data import ArrowDataset, CollateFn
 from speculators.train.optimizers import build_optimizers
 from speculators.train.utils import normalize_counted_metrics
 from speculators.train.vocab_mapping import build_vocab_mappings_from_distribution, save_token_frequency_distribution
-from transformers import LlamaConfig, Qwen3Config
+from transformers import AutoConfig, LlamaConfig, Qwen3Config
 
 WARM_UP = 0.02  # part of the time in which the learning rate rises
 LEAST_RATE = 0.05  # of the learning rate, at the end
@@ -47,6 +49,8 @@ HELD_OUT_TIMES = 12  # held-out samples are tried, over the whole time
 HELD_OUT_TOKENS = 8192  # of them at most
 SAVE_SECONDS = 120.0
 SAID_SECONDS = 2.0
+MODELS: dict[str, Any] = {"eagle3": Eagle3DraftModel, "dflash": DFlashDraftModel, "mtp": MTPDraftModel}
+SHIFTS = {"eagle3": shift_batch, "dflash": None, "mtp": shift_batch_mtp}
 Job = dict[str, Any]
 
 
@@ -94,7 +98,11 @@ def dtype(job: Job) -> torch.dtype:
 
 
 def batches(dataset: ArrowDataset, job: Job, seed: int | None) -> Iterator[dict[str, Any]]:
-    """Samples packed to step_tokens at most, in random order; in their own where seed is None."""
+    """Samples packed to step_tokens at most, in random order; in their own where seed is None.
+
+    MTP's are alone: its model predicts further tokens at the end of one from the next.
+    """
+    room = 0 if job["kind"] == "mtp" else job["step_tokens"]
     order = list(range(len(dataset)))
     if seed is not None:
         random.Random(seed).shuffle(order)
@@ -102,7 +110,7 @@ def batches(dataset: ArrowDataset, job: Job, seed: int | None) -> Iterator[dict[
     size = 0
     for index in [*order, None]:
         length = 0 if index is None else dataset.approx_lengths[index]
-        if packed and (index is None or size + length > job["step_tokens"]):
+        if packed and (index is None or size + length > room):
             yield collated(dataset, job, packed)
             packed, size = [], 0
         if index is not None:
@@ -112,17 +120,19 @@ def batches(dataset: ArrowDataset, job: Job, seed: int | None) -> Iterator[dict[
 
 def collated(dataset: ArrowDataset, job: Job, indices: list[int]) -> dict[str, Any]:
     """Samples as one batch, without padding."""
-    shifts = job["kind"] == "eagle3"
-    size = sum(dataset.approx_lengths[index] - shifts for index in indices)
-    collate = CollateFn(
-        size, job["hidden_size"], len(job["aux_layers"]), dtype(job), preprocess=shift_batch if shifts else None
-    )
+    size = sum(dataset.approx_lengths[index] - (job["kind"] == "eagle3") for index in indices)
+    shift = SHIFTS[job["kind"]]
+    collate = CollateFn(size, job["hidden_size"], len(job["aux_layers"]), dtype(job), preprocess=shift)
     batch = collate([dataset[index] for index in indices])
     return {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
 
 
 def new_config(job: Job) -> Any:
-    """The config of a head that begins with random weights."""
+    """The config of a new head."""
+    if job["kind"] == "mtp":
+        return MTPSpeculatorConfig(
+            transformer_layer_config=AutoConfig.for_model(**job["layer"]), speculators_config=speculators_config(job)
+        )
     common = {"draft_vocab_size": job["draft_vocab_size"], "speculators_config": speculators_config(job)}
     if job["kind"] == "eagle3":
         return Eagle3SpeculatorConfig(
@@ -152,11 +162,13 @@ def speculators_config(job: Job) -> SpeculatorsConfig:
 
 
 def make_model(job: Job) -> SpeculatorModel:
-    """The head that training begins with: new, or `start_from`'s."""
-    made: type[Any] = Eagle3DraftModel if job["kind"] == "eagle3" else DFlashDraftModel
+    """The head that training begins with: new, the target's own MTP layer, or `start_from`'s."""
+    made = MODELS[job["kind"]]
     stored: dict[str, torch.Tensor] = {}
     if job["start_from"] is None:
         config = new_config(job)
+        if job["kind"] == "mtp":
+            stored = MTPConverter().convert_to_state_dict(Path(job["verifier"]) / "mtp")
     else:
         folder = Path(job["start_from"])
         config = made.config_class.from_pretrained(folder)
@@ -183,6 +195,8 @@ def call_options(job: Job) -> dict[str, Any]:
     if job["kind"] == "eagle3":
         loss = resolve_loss_config("kl_div", "eager")
         return {"ttt_steps": job["draft_tokens"], "ttt_step_loss_decay": 1.0, "loss_config": loss}
+    if job["kind"] == "mtp":
+        return {"step_weights": compute_step_weights(num_steps=job["draft_tokens"])}
     return {
         "loss_config": resolve_loss_config("ce", "eager"),
         "gamma": 4.0,
@@ -190,6 +204,20 @@ def call_options(job: Job) -> dict[str, Any]:
         "per_position_loss_weight": "dpace",
         "dpace_alpha": 0.5,
     }
+
+
+@torch.no_grad()
+def mtp_counts(drafted: list[torch.Tensor], batch: dict[str, Any]) -> dict[str, Any]:
+    """How often the first token of MTP's drafts, the first two, … are the text's, as EAGLE-3's model counts them."""
+    counts: dict[str, Any] = {}
+    right: torch.Tensor | None = None
+    for step, logits in enumerate(drafted):
+        rows = logits.shape[1]
+        here = logits.argmax(-1) == batch["input_ids"][:, step + 2 : step + 2 + rows]
+        right = here if right is None else right & here
+        asked = batch["loss_mask"][:, 1 : 1 + rows].bool()
+        counts[f"full_acc_{step}_sum"], counts[f"full_acc_{step}_total"] = (right & asked).sum(), asked.sum()
+    return counts
 
 
 class Training:
@@ -240,8 +268,8 @@ class Training:
         if self.job["kind"] == "eagle3" and self.model.training:
             options["ttt_steps"] = min(TRAINED_STEPS, options["ttt_steps"])
         with precision:
-            _, loss, counts = self.model(**batch, **options)
-        return loss, counts
+            drafted, loss, counts = self.model(**batch, **options)
+        return loss, mtp_counts(drafted, batch) | counts if self.job["kind"] == "mtp" else counts
 
     def step(self, batch: dict[str, Any]) -> None:
         """Learn from a batch."""
@@ -278,7 +306,7 @@ class Training:
                     break
         self.model.train()
         rates = normalize_counted_metrics(sums)
-        if self.job["kind"] == "eagle3":
+        if self.job["kind"] != "dflash":
             by_position = [rates[f"full_acc_{i}"] for i in range(self.job["draft_tokens"])]
             length = sum(by_position)
         else:
