@@ -28,7 +28,7 @@ SCORE = 24.0  # of a position for itself
 
 
 @dataclass
-class Sums:
+class NormalEquations:
     """Over rows [e_p, n_(p-1), h_(p-1)] and n_p: products of each with each, and the rows themselves."""
 
     count: int
@@ -42,10 +42,10 @@ def normed(rows: torch.Tensor) -> torch.Tensor:
     return rows * rows.square().mean(-1, keepdim=True).clamp_min(1e-12).rsqrt()
 
 
-def gather(model: Any, batches: Iterable[dict[str, Any]]) -> Sums:
+def gather(model: Any, batches: Iterable[dict[str, Any]]) -> NormalEquations:
     """Sum over batches, until there are ROWS of rows. The first position of a text has none before it."""
     width = 2 * model.hidden_size + model.fc.in_features
-    found = Sums(0, torch.zeros(width, width), torch.zeros(width, model.hidden_size), torch.zeros(width))
+    found = NormalEquations(0, torch.zeros(width, width), torch.zeros(width, model.hidden_size), torch.zeros(width))
     for batch in batches:
         inside = batch["document_ids"][0, 1:] == batch["document_ids"][0, :-1]
         last = normed(batch["verifier_last_hidden_states"][0].float())
@@ -69,7 +69,7 @@ def solve(square: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     return torch.cholesky_solve(wanted * scale[:, None], torch.linalg.cholesky(ridged)) * scale[:, None]
 
 
-def fit(sums: Sums, hidden: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def fit(sums: NormalEquations, hidden: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """A (hidden, hidden), C (hidden, hidden), B (hidden, read): both fits have the same A."""
     e, n, h = slice(0, hidden), slice(hidden, 2 * hidden), slice(2 * hidden, None)
     inputs, outputs = sums.inputs.clone(), sums.outputs.clone()
@@ -111,7 +111,7 @@ def begin(model: Any, batches: Iterable[dict[str, Any]]) -> None:
     look_at_itself(model, sums, torch.cat([of_token, of_last - torch.eye(hidden)], 1))
 
 
-def look_at_itself(model: Any, sums: Sums, gives: torch.Tensor) -> None:
+def look_at_itself(model: Any, sums: NormalEquations, gives: torch.Tensor) -> None:
     """Let attention give `gives` (hidden, 2 · hidden) times its own position's [e, x], as well as its heads can."""
     attention, hidden = model.layers[0].self_attn, model.hidden_size
     config = model.config.transformer_layer_config

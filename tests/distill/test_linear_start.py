@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ipex_assist.distill import linear_start
-from ipex_assist.distill.linear_start import Sums, fastest, fit, normed
+from ipex_assist.distill.linear_start import NormalEquations, fastest, fit, normed
 
 pytestmark = pytest.mark.one_stack
 
@@ -127,7 +127,7 @@ def test_what_is_fitted() -> None:
     packed = {name: torch.cat([batch[name] for batch in batches[:2]], 1) for name in batches[0]}
     packed["document_ids"] = torch.tensor([[0] * 50 + [1] * 50])
     assert linear_start.gather(head, [packed]).count == 98
-    sums: Sums = linear_start.gather(head, batches)
+    sums: NormalEquations = linear_start.gather(head, batches)
     of_token, of_last, of_read = fit(sums, HIDDEN)
     last = normed(batches[0]["verifier_last_hidden_states"][0])
     embedded = normed(embedding[batches[0]["input_ids"][0]])
