@@ -12,7 +12,7 @@ from ipex_assist.executors.load_request import HeadRequest
 from ipex_assist.executors.registry import EXECUTORS
 from ipex_assist.models.config import NotComputed
 from ipex_assist.models.head_common import DraftHead, check_target
-from ipex_assist.models.heads import own_head, published_head
+from ipex_assist.models.heads import is_trained_mtp, own_head, published_head
 from ipex_assist.models.weights import NotFiniteError, check_stored, stored_form
 from ipex_assist.quantization.precision import INT4_GROUP
 
@@ -38,7 +38,7 @@ def head_of(target: Checkpoint, checkpoint: Checkpoint | None = None) -> DraftHe
             if found is None:
                 return None
         else:
-            found = published_head(checkpoint.config, checkpoint.names(), target.decoder_spec())
+            found = _of_another(checkpoint, target)
         check_target(found.spec, target.decoder_spec())
         shapes = stored.shapes()
         for each in (found, *found.further):
@@ -47,6 +47,16 @@ def head_of(target: Checkpoint, checkpoint: Checkpoint | None = None) -> DraftHe
         raise UsageError(f"{stored.source} does not draft for {target.source}: {error}") from error
     except IpexAssistError as error:
         raise IpexAssistError(f"{stored.source}: {error}") from error
+    return found
+
+
+def _of_another(checkpoint: Checkpoint, target: Checkpoint) -> DraftHead:
+    """The head of a checkpoint of its own. A trained MTP layer has the shape of those of its target's family."""
+    if not is_trained_mtp(checkpoint.config):
+        return published_head(checkpoint.config, checkpoint.names(), target.decoder_spec())
+    found = own_head(target.architecture, target.config, checkpoint.names())
+    if found is None:
+        raise NotComputed(f"it is a layer that predicts further tokens (MTP), and {target.architecture} has no such")
     return found
 
 

@@ -27,6 +27,11 @@ LAYOUTS = (
     MtpLayout(
         *("model.mtp_block.0.", "model.mtp_linear_proj.0", "model.mtp_emb_norm.0", "model.mtp_hidden_norm.0", None)
     ),
+    # As `speculators` saves one that it has trained.
+    MtpLayout(
+        *("mtp_layers.0.", "mtp_layers.0.input_proj", "mtp_layers.0.token_layernorm", "mtp_layers.0.hidden_layernorm"),
+        "mtp_layers.0.final_layernorm",
+    ),
     # Nemotron-H: the blocks of one layer of ours have numbers of their own.
     MtpLayout(
         *("mtp.layers.", "mtp.layers.0.eh_proj", "mtp.layers.0.enorm", "mtp.layers.0.hnorm"),

@@ -273,3 +273,39 @@ def _rounds_of_prefixes(model: Any) -> Rounds:
         found, logits, _ = layers(torch.tensor([PROMPT[1 : count + 1]]), states[:, :count], None, positions, cache)
         rounds.append((PROMPT[: count + 1], int(found[0, -1]), logits[0, 0]))
     return rounds
+
+
+@pytest.mark.parametrize("variant", ["qwen3.5", "qwen3.5-moe", "qwen3-next"])
+def test_as_speculators_stores_it(variant: str, tmp_path: Path) -> None:
+    """A layer by `speculators`' names, in a checkpoint of its own, drafts what the target's does."""
+    told, changes = CASES[variant]
+    draft_heads.save_mtp(tmp_path / "target", variant, told, **changes)
+    outside = {
+        "mtp.fc.": "input_proj.",
+        "mtp.norm.": "final_layernorm.",
+        "mtp.pre_fc_norm_hidden.": "hidden_layernorm.",
+        "mtp.pre_fc_norm_embedding.": "token_layernorm.",
+        "mtp.layers.0.": "",
+    }
+    tensors, experts = {}, {}
+    for name, tensor in safetensors.torch.load_file(tmp_path / "target" / "model.safetensors").items():
+        for theirs, kept in outside.items():
+            if name.startswith(theirs):
+                tensors[f"mtp_layers.0.{kept}{name.removeprefix(theirs)}"] = tensor
+    for name in [name for name in tensors if re.search(r"experts\.\d+\.", name)]:
+        number, part = re.findall(r"experts\.(\d+)\.(\w+)\.weight", name)[0]
+        experts[int(number), part] = tensors.pop(name)
+    if experts:
+        numbers = sorted({number for number, _ in experts})
+        both = [torch.cat([experts[number, "gate_proj"], experts[number, "up_proj"]]) for number in numbers]
+        tensors["mtp_layers.0.mlp.experts.gate_up_proj"] = torch.stack(both)
+        tensors["mtp_layers.0.mlp.experts.down_proj"] = torch.stack([experts[each, "down_proj"] for each in numbers])
+    draft_heads.write(tmp_path / "head", {"speculators_model_type": "mtp"}, tensors)
+    drafts = []
+    for folder in (None, tmp_path / "head"):
+        target, head = draft_heads.load(tmp_path / "target", folder)
+        hidden = draft_heads.hidden_of(target, head, PROMPT[:-1])
+        assert isinstance(head, DraftsInOneCall)
+        [(drafted, confidences)] = head.draft_many([DraftInput(head.new_sequence(64), PROMPT[1:], 3, 0.0, hidden)])
+        drafts.append((drafted, list(confidences)))
+    assert drafts[0] == drafts[1]
