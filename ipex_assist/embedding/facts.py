@@ -100,7 +100,7 @@ class TextEncoder:
         check_text(whole)
         if self._facts.lower_case:
             whole = whole.lower()
-        tokens, types = encode(self._tokenizer, whole), []
+        tokens, types = encode(self._tokenizer, whole), list[int]()
         skip = self._skip(prompt) if prompt and self._facts.skips_prompt else 0
         if (over := _over(tokens, most)) > 0:
             tokens, types = self._cut(tokens, types, whole, over)

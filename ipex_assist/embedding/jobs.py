@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from ipex_assist.embedding.facts import EncodedText
 
+JOB_TOKENS, JOB_TEXTS = 1024, 64  # of one job, unless a single text is longer
+
 
 class JobRunner(Protocol):
     """Runs passes for all of its jobs."""
@@ -151,3 +153,17 @@ class EmbeddingInputs:
             found.append(EncodedText(list(tokens[first:end]), skip, types[first:end]))
             first = end
         return found
+
+
+def in_jobs(texts: Sequence[EncodedText]) -> list[list[int]]:
+    """The indices of texts in jobs of about JOB_TOKENS tokens, in order."""
+    jobs: list[list[int]] = []
+    tokens = 0
+    for index, text in enumerate(texts):
+        count = len(text.tokens)
+        if not jobs or tokens + count > JOB_TOKENS or len(jobs[-1]) >= JOB_TEXTS:
+            jobs.append([])
+            tokens = 0
+        jobs[-1].append(index)
+        tokens += count
+    return jobs

@@ -15,8 +15,8 @@ from ipex_assist.embedding.decoder import DecoderEmbedder
 from ipex_assist.embedding.facts import PAIR, YES_NO_PROMPT, EmbeddingFacts
 from ipex_assist.embedding.model import EmbeddingModel
 from ipex_assist.embedding.recipe import Recipe, recipe_of
-from ipex_assist.embedding.steps import Chain, Finisher, Floats, Linear, YesOrNo, chain_of
-from ipex_assist.embedding.task import AUTO, EMBED, GENERATE, RERANK, SCORED, YES_NO, as_decoder, module_types, task_of
+from ipex_assist.embedding.steps import Chain, Finisher, Floats, VectorLinear, YesOrNo, chain_of
+from ipex_assist.embedding.task import EMBED, RERANK, SCORED, YES_NO, as_decoder, module_types
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.load import load_model
@@ -26,7 +26,6 @@ from ipex_assist.generation.config_sizes import number_in
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.generation.result import Identity
 from ipex_assist.quantization.precision import kv_precision_of
-from ipex_assist.speculative.assistant_name import NONE
 from ipex_assist.tokenization.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -37,29 +36,6 @@ log = logging.getLogger("ipex_assist")
 UNLIMITED = 1 << 24  # tokenizers without a limit have a number far above this
 # Relatives of RoBERTa number positions from the padding's id + 1 on.
 _SHIFTED = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer", "roberta-prelayernorm")
-
-
-def without_assistant(options: LoadOptions) -> LoadOptions:
-    """The options of a model that writes nothing. Raises UsageError where a draft source was named."""
-    if options.assistant not in (LoadOptions().assistant, NONE):
-        raise UsageError(
-            f"--assistant-model {options.assistant}: nothing is written here, so that there is nothing to draft: "
-            "leave it out"
-        )
-    return replace(options, assistant=NONE)
-
-
-def settled(options: LoadOptions, task: str) -> tuple[LoadOptions, str]:
-    """The options and the task, as far as the files on this machine say: a model that is not here may be anything."""
-    if options.target is None:
-        return options, GENERATE if task == AUTO else task
-    if task == AUTO:
-        try:
-            found = OpenCheckpoints().open(options.target, revision=options.revision, offline=True)
-            task = task_of(found)
-        except IpexAssistError:
-            return options, AUTO
-    return (without_assistant(options) if task in (EMBED, RERANK) else options), task
 
 
 def load_embedder(
@@ -151,7 +127,7 @@ def _encoder(
     if task == RERANK:
         _one_label(checkpoint)
         poolings, size = None, 1
-        finish = Linear(np.eye(1, dtype=np.float32), None, _activation(checkpoint))
+        finish = VectorLinear(np.eye(1, dtype=np.float32), None, _activation(checkpoint))
     else:
         finish, size = chain_of(recipe.steps, len(recipe.poolings) * int(model.config.hidden_size))
     identity = Identity(checkpoint.source, None, precision, None, f"transformers+{library_executor()}")
@@ -213,7 +189,7 @@ def _score(checkpoint: Checkpoint) -> Finisher:
     if checkpoint.architecture.endswith(SCORED):
         _one_label(checkpoint)
         [(_, weight)] = checkpoint.tensors(["score.weight"])
-        return Chain((Linear(weight.float().numpy(), None, _activation(checkpoint)),))
+        return Chain((VectorLinear(weight.float().numpy(), None, _activation(checkpoint)),))
     if checkpoint.config.get("model_type") not in YES_NO or checkpoint.path.is_file():
         raise UsageError(_no_reranker(checkpoint))
     return YesOrNo(_yes_and_no(checkpoint))

@@ -23,8 +23,6 @@ from ipex_assist.tokenization.tokenizer import checked_ids
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-JOB_TOKENS, JOB_TEXTS = 1024, 64  # of one job, unless a single text is longer
-
 
 class EmbeddingModel(ABC):
     """Jobs come and go between passes; a pass has rows of all of them. Not thread-safe."""
@@ -144,17 +142,3 @@ class EmbeddingModel(ABC):
     @abstractmethod
     def _release(self, job: EmbeddingJob) -> None:
         """Give up what a job holds; its texts that have no vector yet begin again."""
-
-
-def in_jobs(texts: Sequence[EncodedText]) -> list[list[int]]:
-    """The indices of texts in jobs of about JOB_TOKENS tokens, in order."""
-    jobs: list[list[int]] = []
-    tokens = 0
-    for index, text in enumerate(texts):
-        count = len(text.tokens)
-        if not jobs or tokens + count > JOB_TOKENS or len(jobs[-1]) >= JOB_TEXTS:
-            jobs.append([])
-            tokens = 0
-        jobs[-1].append(index)
-        tokens += count
-    return jobs

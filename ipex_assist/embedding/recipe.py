@@ -70,7 +70,8 @@ def recipe_of(folder: Path, config: Mapping[str, Any], *, decoder: bool, source:
         UsageError: they ask for something that we do not compute; the message says what.
         IpexAssistError: a file is damaged.
     """
-    poolings, include, steps, said = ("lasttoken",) if decoder else ("mean",), True, (), False
+    poolings: tuple[str, ...] = ("lasttoken",) if decoder else ("mean",)
+    include, said = True, False
     found: list[Step] = []
     listed = modules(folder) if folder.is_dir() else []
     for module in listed or _without_list(folder):
@@ -90,7 +91,6 @@ def recipe_of(folder: Path, config: Mapping[str, Any], *, decoder: bool, source:
             )
     if not said and decoder:
         found = [NORMALIZE]
-    steps = tuple(found)
     own, bert = _own(folder), _transformer(folder)
     lengths = tuple(size for size in config.get("matryoshka_dimensions") or () if isinstance(size, int))
     named = any(name in Path(source).name.lower() for name in _SHORTENED)
@@ -98,7 +98,7 @@ def recipe_of(folder: Path, config: Mapping[str, Any], *, decoder: bool, source:
     return Recipe(
         poolings=poolings,
         include_prompt=include,
-        steps=steps,
+        steps=tuple(found),
         prompts=_prompts(own),
         default_prompt=own.get("default_prompt_name") if isinstance(own.get("default_prompt_name"), str) else None,
         max_tokens=limit if isinstance(limit, int) and limit > 0 else None,

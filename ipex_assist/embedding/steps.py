@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from ipex_assist.env.errors import IpexAssistError
 Floats = NDArray[np.float32]
 
 _erf = np.vectorize(math.erf, otypes=[np.float32])
-_FUNCTIONS: dict[str, Callable[[Floats], Floats]] = {
+_FUNCTIONS: dict[str, Callable[[Floats], Any]] = {
     "Identity": lambda x: x,
     "Tanh": np.tanh,
     "ReLU": lambda x: np.maximum(x, 0),
@@ -43,7 +43,7 @@ def normalized(vector: Floats) -> Floats:
 
 
 @dataclass(frozen=True)
-class Linear:
+class VectorLinear:
     """weight (out, in), bias (out,) or None, and a function of the result.
 
     The products are summed by numpy's own sums and no matrix library, whose order depends on its threads.
@@ -107,12 +107,12 @@ def chain_of(steps: Sequence[Step], pooled: int) -> tuple[Chain, int]:
     return Chain(tuple(parts)), pooled
 
 
-def _linear(step: DenseStep) -> Linear:
+def _linear(step: DenseStep) -> VectorLinear:
     found = _tensors(step.folder)
     weight, bias = found.get("linear.weight"), found.get("linear.bias") if step.bias else None
     if weight is None or weight.shape != (step.out_size, step.in_size) or (step.bias and bias is None):
         raise IpexAssistError(f"{step.folder} lacks linear.weight or linear.bias of its config. Download it again.")
-    return Linear(weight, bias, step.activation)
+    return VectorLinear(weight, bias, step.activation)
 
 
 def _tensors(folder: Path) -> dict[str, Floats]:

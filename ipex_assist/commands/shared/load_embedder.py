@@ -46,7 +46,8 @@ def load_for_task(
         return None
     with phase("importing torch"), quiet_stderr(not verbose):
         import torch  # noqa: F401
-    from ipex_assist.embedding.loading import load_embedder, without_assistant
+    from ipex_assist.embedding.loading import load_embedder
+    from ipex_assist.embedding.settled import without_assistant
     from ipex_assist.executors.select_executor import compute_threads
 
     options = without_assistant(options)
