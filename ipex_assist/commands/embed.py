@@ -8,6 +8,7 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -100,7 +101,7 @@ def main(argv: Sequence[str]) -> int:
 def _load_options(args: argparse.Namespace) -> LoadOptions:
     from ipex_assist.speculative.assistant_name import NONE
 
-    return LoadOptions.from_flags(args, target=args.model, assistant=NONE, progress=not args.quiet)
+    return replace(LoadOptions.from_flags(args), assistant=NONE)
 
 
 def _bytes(args: argparse.Namespace) -> int | None:

@@ -120,7 +120,7 @@ class TextEncoder:
             return self._prompted(query, document, instruction or INSTRUCTION, most)
         if instruction is not None:
             raise UsageError("instruction: this model reads a query and a document, and no instruction")
-        encoded: Any = self._tokenizer(query, document)
+        encoded: Any = self._tokenizer(query, text_pair=document)
         tokens = list(encoded["input_ids"])
         types = list(encoded.get("token_type_ids", ()))
         if (over := _over(tokens, most)) > 0:

@@ -209,6 +209,8 @@ def _yes_and_no(checkpoint: Checkpoint) -> Floats:
     if name is None:
         raise IpexAssistError(f"{checkpoint.source} has neither lm_head nor an embedding. Download it again.")
     [(_, weight)] = checkpoint.tensors([name])
+    if not all(0 <= number < len(weight) for number in numbers):
+        raise IpexAssistError(f"{checkpoint.source} scores by the tokens {numbers}, and has {len(weight)}")
     return weight[numbers].float().numpy().copy()
 
 
