@@ -51,7 +51,7 @@ def test_bits_do_not_depend_on_company(pooling: str, precision: str, tmp_path: P
     texts = [text(seed, draw.choice((1, 2, 5, 17, 60, 255, 256, 257, 700))) for seed in range(40)]
     texts = [EncodedText(start + each.tokens) if i % 2 else each for i, each in enumerate(texts)]
     alone = [model.embed([each])[0].tobytes() for each in texts]
-    for seed in range(6):
+    for seed in range(4):
         draw = random.Random(seed)
         order = draw.sample(range(len(texts)), len(texts))
         cuts = sorted(draw.sample(range(1, len(texts)), 6))
@@ -62,7 +62,7 @@ def test_bits_do_not_depend_on_company(pooling: str, precision: str, tmp_path: P
         for step in range(500):
             if step == 2:
                 given_up.interrupt()
-            if step % 5 == 1 and (running := [job for _, job in jobs if not job.finished]):
+            if step % 5 == 1 and step < 40 and (running := [job for _, job in jobs if not job.finished]):
                 paused = draw.choice(running)
                 paused.pause()
             if paused is not None and step % 5 == 3:
