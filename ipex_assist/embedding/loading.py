@@ -198,7 +198,7 @@ def _score(checkpoint: Checkpoint) -> Finisher:
 def _yes_and_no(checkpoint: Checkpoint) -> Floats:
     """The rows of "yes" and "no" in lm_head, or in the embedding where that is shared."""
     tokenizer = load_tokenizer(checkpoint)
-    numbers = [tokenizer.convert_tokens_to_ids(word) for word in ("yes", "no")]
+    numbers: list[Any] = [tokenizer.convert_tokens_to_ids(word) for word in ("yes", "no")]
     if "LogitScore" in module_types(checkpoint.path):
         numbers = _logit_score(checkpoint)
     if any(not isinstance(number, int) or number == tokenizer.unk_token_id for number in numbers):
