@@ -246,9 +246,9 @@ void list_recurrent_shapes(const RecurrentSpec& r, int64_t hidden, const Add& ad
         add(K_IN_NORM, false, keys, 1), add(Q_IN_NORM, false, keys, 1);
     }
     if (r.kind == KIMI_DELTA) add(A_LOW_IN, false, r.gate_rank, hidden), add(Z_LOW_IN, false, r.gate_rank, hidden);
-    if (r.scans()) add(A_LOG, false, r.decay_rates(), 1), add(DT_BIAS, false, r.decay_inputs(), 1);
+    if (r.scans()) add(A_LOG, false, decay_rates(r), 1), add(DT_BIAS, false, r.decay_inputs(), 1);
     if (r.is_delta()) add(B_IN, false, r.heads, hidden);
-    if (r.skips()) add(SKIP, false, r.skips(), 1);
+    if (skips(r)) add(SKIP, false, skips(r), 1);
     if (r.norm_weights()) add(GATED_NORM, false, r.norm_weights(), 1);
     add(MIXER_OUT, false, hidden, values);
 }

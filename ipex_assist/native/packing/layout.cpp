@@ -245,9 +245,9 @@ void ImageLayout::place_recurrent(const ModelSpec& spec, PackedLayer& layer) {
     w.v_conv = vector(r.conv_kernel * r.value_width());
     if (r.convolves_keys() && r.conv_bias) w.q_conv_bias = vector(r.key_width()), w.k_conv_bias = vector(r.key_width());
     if (r.conv_bias) w.v_conv_bias = vector(r.value_width());
-    if (r.scans()) w.decay_rate = vector(r.decay_rates()), w.dt_bias = vector(r.decay_inputs());
+    if (r.scans()) w.decay_rate = vector(decay_rates(r)), w.dt_bias = vector(r.decay_inputs());
     if (r.gate_rank) w.gates = linear(spec, r.width() - r.decay_column(), r.gate_rank, false, spec.precision);
-    if (r.skips()) w.skip = vector(r.skips());
+    if (skips(r)) w.skip = vector(skips(r));
     if (r.kind == MAMBA1) {
         w.low = linear(spec, r.decay_column() - r.low_column(), r.value_width(), false, spec.precision);
         w.low_norm = vector(r.gate_rank), w.key_norm = vector(r.key_dim), w.query_norm = vector(r.key_dim);

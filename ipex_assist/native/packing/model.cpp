@@ -158,7 +158,7 @@ void transpose(float* values, int64_t rows, int64_t columns) {
 // A vector of a recurrent mixer, as a checkpoint has it, in the form that passes read: see RecurrentWeights.
 void arrange_recurrent(Slot slot, bool bias, const RecurrentSpec& r, float* values) {
     if (slot == A_LOG) {
-        for (int64_t i = 0; i < r.decay_rates(); i++) values[i] = float(-std::exp(double(values[i])));
+        for (int64_t i = 0; i < decay_rates(r); i++) values[i] = float(-std::exp(double(values[i])));
         if (r.kind == MAMBA1) transpose(values, r.value_width(), r.key_dim);
     }
     if (bias || slot > V_CONV) return;

@@ -155,9 +155,6 @@ struct RecurrentSpec {
     // Of a head of keys, and of values, where they are padded to 16.
     int64_t key_depth() const { return round_up(key_dim, LANES); }
     int64_t value_depth() const { return round_up(value_dim, LANES); }
-    // Elements of the state that have a decay rate each, or heads.
-    int64_t decay_rates() const { return kind == MAMBA1 ? key_dim * value_width() : heads; }
-    int64_t skips() const { return kind == MAMBA2 ? heads : kind == MAMBA1 ? value_width() : 0; }
     // Parts of the state that one thread computes: 16 columns of a head.
     int64_t tiles() const { return scans() ? heads * value_depth() / LANES : 0; }
     int64_t tile_floats() const { return key_depth() * LANES; }
@@ -167,6 +164,13 @@ struct RecurrentSpec {
         return is_delta() ? value_dim : kind == MAMBA2 && norm_groups ? value_width() / norm_groups : 0;
     }
 };
+
+// Elements of the state that have a decay rate each, or heads.
+inline int64_t decay_rates(const RecurrentSpec& r) { return r.kind == MAMBA1 ? r.key_dim * r.value_width() : r.heads; }
+// Factors by which a scan's values are added to its output.
+inline int64_t skips(const RecurrentSpec& r) {
+    return r.kind == MAMBA2 ? r.heads : r.kind == MAMBA1 ? r.value_width() : 0;
+}
 
 // Columns of a row after the convolution (operations/scan.cpp): heads of queries from 0 on, of keys and values, padded
 // to 16; decays; betas. Of KIMI_DELTA decays are heads like the keys, and keys times decays, which recall, follow them.

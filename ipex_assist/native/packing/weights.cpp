@@ -81,9 +81,9 @@ std::pair<const float*, int64_t> recurrent_vector(const PackedLayer& layer, Slot
         case Q_CONV: return {bias ? w.q_conv_bias : w.q_conv, taps * r.key_width()};
         case K_CONV: return {bias ? w.k_conv_bias : w.k_conv, taps * r.key_width()};
         case V_CONV: return {bias ? w.v_conv_bias : w.v_conv, taps * r.value_width()};
-        case A_LOG: return {bias ? nullptr : w.decay_rate, r.decay_rates()};
+        case A_LOG: return {bias ? nullptr : w.decay_rate, decay_rates(r)};
         case DT_BIAS: return {bias ? nullptr : w.dt_bias, r.decay_inputs()};
-        case SKIP: return {bias ? nullptr : w.skip, r.skips()};
+        case SKIP: return {bias ? nullptr : w.skip, skips(r)};
         case A_LOW_NORM: return {bias ? nullptr : w.low_norm, r.gate_rank};
         case K_IN_NORM: return {bias ? nullptr : w.key_norm, r.key_dim};
         case Q_IN_NORM: return {bias ? nullptr : w.query_norm, r.key_dim};
