@@ -78,9 +78,14 @@ def split(precision: str) -> tuple[str, int]:
 
 
 def in_cache(width: int, columns: int, precision: str, all_rows: list[int], threads: int) -> dict[int, float]:
-    """Return the seconds that a layer of `columns` columns would take by its instructions alone, by rows."""
+    """Return the seconds that a layer of `columns` columns would take by its instructions alone, by rows.
+
+    Empty where two blocks a thread are more than the caches hold.
+    """
     most = max(2, CACHED_BYTES * threads // packed_bytes(width, 16, precision)) // threads * threads * 16
     least = 16 * threads
+    if most <= least:
+        return {}
     large, small = native(width, most, precision, 1)[0], native(width, least, precision, 1)[0]
     found = {}
     for rows in all_rows:
