@@ -299,7 +299,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "jamba-biases": _like_llama("jamba", **_JAMBA | {"mamba_proj_bias": True, "mamba_conv_bias": False})
     | {"tie_word_embeddings": True, "mamba_dt_rank": "auto", "mamba_d_conv": 3, "expert_layer_period": 2},
     # Fewer bits would choose another expert for a row, and a state shows that to all later ones: each row has all.
-    "jamba-all-experts": _like_llama("jamba", **_JAMBA | {"num_experts": 3, "num_experts_per_tok": 3}),
+    "jamba-all-experts": _like_llama("jamba", **_JAMBA | {"num_experts": 3, "num_experts_per_tok": 3})
+    | {"num_hidden_layers": 2, "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2},
     "jamba-dense": _like_llama("jamba", **_JAMBA | {"num_experts": 1, "mamba_expand": 1, "attn_layer_period": 3})
     | {"hidden_size": 60, "num_attention_heads": 6, "num_key_value_heads": 3},
     "mamba2": _MAMBA2,
