@@ -21,7 +21,7 @@ from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.load import load_model
 from ipex_assist.executors.load_request import LoadRequest
-from ipex_assist.executors.select_executor import library_executor, resolve_executor, stored_precision
+from ipex_assist.executors.select_executor import resolve_executor, stored_precision
 from ipex_assist.generation.config_sizes import number_in
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.generation.result import Identity
@@ -130,7 +130,7 @@ def _encoder(
         finish = VectorLinear(np.eye(1, dtype=np.float32), None, _activation(checkpoint))
     else:
         finish, size = chain_of(recipe.steps, len(recipe.poolings) * int(model.config.hidden_size))
-    identity = Identity(checkpoint.source, None, precision, None, f"transformers+{library_executor()}")
+    identity = Identity(checkpoint.source, None, precision, None, "transformers+torch")
     limit = _least(_positions(checkpoint, tokenizer), recipe.max_tokens)
     return EncoderEmbedder(model, tokenizer, identity, _facts(task, size, limit, recipe, PAIR), poolings, finish)
 

@@ -194,7 +194,7 @@ def test_documents_by_relevance(path: str, reranker: EmbeddingModel) -> None:
 def test_who_goes_away_is_not_computed(embedder: EmbeddingModel) -> None:
     """Vectors that nobody reads any more, and that others wait for."""
     backend = EmbeddingBackend(embedder)
-    backend.pace = 0.05
+    backend.pace = 5.0  # after each pass, of which there are more than parts
     with serving(backend) as http:
         with pytest.raises(httpx.ReadTimeout):
             http.post("/v1/embeddings", json={"input": ["fox " * 30] * 200}, timeout=0.5)

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
-from ipex_assist.serve.protocol.common import BoundedList, RequestBody, ResponseBody, TokenList
+from ipex_assist.serve.protocol.common import RequestBody, ResponseBody, TokenList
 
 MOST_INPUTS = 2048  # texts of one request, as with OpenAI
 MOST_DIMENSIONS = 1 << 20
 
+T = TypeVar("T")
+
+
+def _few(given: Sequence[T]) -> Sequence[T]:
+    """Checked here and not by the schema, whose readers make lists of that length of every kind of item."""
+    if len(given) > MOST_INPUTS:
+        raise PydanticCustomError(
+            "too_long",
+            "has {actual_length} items, and may have {max_length}",
+            {"actual_length": len(given), "max_length": MOST_INPUTS},
+        )
+    return given
+
+
 _Text = Annotated[str, Field(min_length=1)]
 _Tokens = Annotated[TokenList, Field(min_length=1)]
-Input = (
-    _Text
-    | _Tokens
-    | Annotated[BoundedList[_Text], Field(min_length=1, max_length=MOST_INPUTS)]
-    | Annotated[BoundedList[_Tokens], Field(min_length=1, max_length=MOST_INPUTS)]
-)
+InputList = Annotated[list[T], Field(fail_fast=True, min_length=1), AfterValidator(_few)]
+Input = _Text | _Tokens | InputList[_Text] | InputList[_Tokens]
 Cut = Annotated[
     int, Field(ge=-1, le=1 << 30, description="cut texts to so many tokens at their end; -1: to what the model reads")
 ]
@@ -84,7 +96,7 @@ class RerankRequest(RequestBody):
     """A query and documents. instruction: what relevance means, for models that take it (Qwen3-Reranker)."""
 
     query: _Text
-    documents: Annotated[BoundedList[str | RerankDocument], Field(min_length=1, max_length=MOST_INPUTS)]
+    documents: InputList[str | RerankDocument]
     model: str | None = None
     top_n: Annotated[int, Field(ge=0)] | None = Field(None, description="how many results; 0: all (default: all)")
     return_documents: bool | None = Field(None, description="results have their documents (default: false)")
