@@ -163,6 +163,31 @@ def test_a_turn_reads_only_what_is_new(pair: Pair, draft: str) -> None:
         talk += answer
 
 
+@pytest.mark.parametrize("variant", tiny_models.known("qwen3.5", "granite-hybrid-moe", "kimi-linear"))
+def test_a_tenth_turn_of_a_whole_hybrid(variant: str, tmp_path: Path) -> None:
+    """After 2,000 tokens of a conversation its tenth question reads at most 0.15 of the rows that reading all takes:
+    states, and keys and values beside them, of every turn before are found; texts are those of no cache.
+    """
+    tiny_models.save(tmp_path, variant, max_position_embeddings=4096)
+    pair, chance = loaded(tmp_path), random.Random(variant)
+    engine = pair.engine("none")
+    options = GenerationOptions.of(max_new_tokens=8, ignore_eos=True)
+    talk = [chance.randrange(3, tiny_models.VOCAB) for _ in range(1600)]
+    costs = []
+    for _ in range(10):
+        before = engine.stats.rows
+        talk += [chance.randrange(3, tiny_models.VOCAB) for _ in range(40)]
+        answer = tokens_of(engine.submit(tuple(talk), options))
+        costs.append(engine.stats.rows - before)
+        asked, talk = tuple(talk), talk + answer
+    assert len(asked) > 2000
+    alone = pair.engine("none")
+    assert answer == tokens_of(alone.submit(asked, options))
+    assert costs[0] == 1640 + 7  # the last token of an answer is not read
+    assert max(costs[1:]) <= 40 + 8
+    assert costs[-1] <= 0.15 * alone.stats.rows
+
+
 def test_the_same_prompt_again(pair: Pair) -> None:
     """All of it is known but its last token."""
     engine = pair.engine("none")
