@@ -18,6 +18,11 @@ Tensors = Iterator[tuple[str, torch.Tensor]]
 EXPERT = re.compile(r"(.*?)(layers\.\d+\.)(.*experts)\.(\d+)\.(\w+)\.weight")
 # What the converter calls experts' matrices of a layer together, where that is not their own name without the number.
 PLACES = {"nemotron_h_moe": "model.layers.{}.mlp.experts", "lfm2moe": "layers.{}.feed_forward.experts"}
+# What is a float whatever a config writes it as.
+FLOAT_KEYS = (
+    *("rope.freq_base", "attention.scale", "embedding_scale", "residual_scale", "logit_scale", "rope.scaling.factor"),
+    *("expert_weights_scale", "epsilon", "softcapping"),
+)
 
 
 def metadata(config: Config, arch: str, blocks: int) -> Config:
@@ -29,6 +34,8 @@ def add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     """Write one of them, as its type is."""
     if value is None:
         return
+    if key.endswith(FLOAT_KEYS):
+        value = float(value)
     kinds: dict[type, Callable[[str, Any], None]] = {
         **{bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32},
         **{str: writer.add_string, list: writer.add_array},
@@ -263,7 +270,11 @@ def _hunyuan(config: Config) -> Config:
 
 
 OWN: dict[str, Callable[[Config], Config]] = {
-    **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), _delta),
+    "qwen3next": _delta,
+    # Of text, the three positions of an image are one: how they share the rotary embedding changes nothing.
+    **dict.fromkeys(
+        ("qwen35", "qwen35moe"), lambda config: _delta(config) | {"rope.dimension_sections": [11, 11, 10, 0]}
+    ),
     **dict.fromkeys(("lfm2", "lfm2moe"), _lfm2),
     "granitehybrid": _granite,
     **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), _nemotron),
