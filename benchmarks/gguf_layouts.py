@@ -63,7 +63,7 @@ def _usual(config: Config) -> Config:
         "expert_gating_func": {"sigmoid": 2, "softmax": 1}.get(config.get("scoring_func", "")),
         "rope.freq_base": rope.get("rope_theta") or config.get("rope_theta"),
     }
-    if rope.get("rope_type") == "yarn":
+    if rope.get("rope_type", rope.get("type")) == "yarn":
         found |= {
             "rope.scaling.type": "yarn",
             "rope.scaling.factor": rope["factor"],
@@ -184,7 +184,7 @@ def _mixture(config: Config) -> Config:
 
 def _latent(config: Config) -> Config:
     rank, rotated = config["kv_lora_rank"], config["qk_rope_head_dim"]
-    scale = (config.get("rope_parameters") or {}).get("mscale_all_dim")
+    scale = (config.get("rope_parameters") or config.get("rope_scaling") or {}).get("mscale_all_dim")
     # GLM-4.7-Flash does not say that its first layer is dense, nor that its router has a sigmoid.
     glm = {"leading_dense_block_count": 1, "expert_gating_func": 2} if config["model_type"] == "glm4_moe_lite" else {}
     return {

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.executors.native_loading import planned_pool
 
+PROGRAM = "llama-batched-bench"
 NEW_TOKENS = 16  # of each request in a turn
 BLOCK = 256  # to multiples of which llama.cpp rounds a sequence's context
 
@@ -30,6 +31,8 @@ class Peer:
         """The file of these shapes. Raises UsageError for a model that llama.cpp has no file of."""
         import mixture_gguf
 
+        if not (self.programs / PROGRAM).is_file():
+            raise UsageError(f"--llama-cpp {self.programs}: there is no {PROGRAM}; name the folder that has it")
         try:
             mixture_gguf.write(config, self.file)
         except OSError as error:
@@ -42,7 +45,7 @@ class Peer:
         threads, longest = str(planned_pool().threads), -(-(self.context + NEW_TOKENS) // BLOCK) * BLOCK
         counts = ",".join(map(str, self.counts()))
         return [
-            *(str(self.programs / "llama-batched-bench"), "-m", str(self.file), "-c", str(longest * self.requests)),
+            *(str(self.programs / PROGRAM), "-m", str(self.file), "-c", str(longest * self.requests)),
             *("-npp", str(self.context), "-ntg", str(NEW_TOKENS), "-npl", counts, "-t", threads, "-tb", threads),
             *("--output-format", "jsonl"),
         ]
@@ -59,7 +62,7 @@ class Peer:
         found = speeds(done.stdout)
         if done.returncode or sorted(found) != self.counts():
             raise IpexAssistError(
-                f"llama-batched-bench ended with {done.returncode}: {(done.stderr or done.stdout).strip()[-300:]}"
+                f"{PROGRAM} ended with {done.returncode}: {(done.stderr or done.stdout).strip()[-300:]}"
             )
         return found
 
