@@ -1,44 +1,76 @@
-"""Passes of a model of published shapes with random weights: tokens/s, distinct experts, and bytes read a pass.
+"""Passes of a model of published shapes with random weights: tokens/s, and their share of the memory's read speed.
 
-    ipex-launch -- python benchmarks/mixture.py [--model Qwen/Qwen3-30B-A3B] [--layers N] [--precision int4]
-        [--rows 1,2,4,8] [--requests 8] [--context 64] [--repeats 7]
+    ipex-launch -- python benchmarks/mixture.py --pair qwen3.5-9b | --model Qwen/Qwen3-30B-A3B [--layers N]
+        [--precision int4] [--rows 1,5,8] [--requests 8] [--context 64] [--repeats 7] [--llama-cpp FOLDER]
 
-The model has its published shapes (`--layers` of them), and is packed expert by expert. Cases are N rows of one
-sequence, and a row each of N requests; they take turns, with new random tokens each time. Routing is what random
-routers give: rows of different requests draw their experts nearly uniformly, rows of one text share more of them. A
-trained one differs. "uniform" is what independent draws would read, count · (1 − (1 − used / count)^rows) a layer.
-Bytes are those of the weights outside of experts, of the experts that the core counted, of keys and values, and of the
-states of recurrent layers. Models without experts are measured in the same way.
+The model has its published shapes, or its first `--layers`; without that as many as fit this machine's memory, and the
+result says how many these are. It is packed tensor by tensor. Cases are N rows of one sequence, and a row each of N
+requests; they take turns, with new random tokens each time, and the memory's read speed is measured before each of
+them. Routing is what random routers give: rows of different requests draw their experts nearly uniformly, rows of one
+text share more of them. A trained one differs. "uniform" is what independent draws would read,
+count · (1 − (1 − used / count)^rows) a layer. Bytes are those of the weights outside of experts, of the experts that
+the core counted, of keys and values, and of the states of recurrent layers. Models without experts are measured too.
+
+--llama-cpp FOLDER, where llama-batched-bench is, measures llama.cpp beside it: a GGUF file of the same shapes and as
+many layers (mixture_gguf.py) in Q4_0, before our turns and after them, with one request and with `--requests`.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import random
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import measure
+import mixture_llama
 
-from ipex_assist.bench.pairs import first_layers, published_config
+from ipex_assist.bench.pairs import PAIRS, find_pair, first_layers, published_config, shown_layers
 from ipex_assist.bench.random_checkpoint import RandomCheckpoint
 from ipex_assist.commands.shared.load import leave_cores_to_native
+from ipex_assist.env.errors import UsageError
+from ipex_assist.env.memory import read_memory
 from ipex_assist.executors.interface import Rows
 from ipex_assist.executors.load import load_model
 from ipex_assist.executors.load_request import LoadRequest
+from ipex_assist.executors.model_bytes import native_bytes
 from ipex_assist.executors.traffic import traffic_of
+from ipex_assist.models import find
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.native.library import instruction_set, read_bandwidth
 from ipex_assist.quantization.precision import LINEAR_BYTES
 
 MODEL = "Qwen/Qwen3-30B-A3B"
+Turn = tuple[float, float, float]  # seconds of a pass, experts it read, and GB/s that memory reads
 
 
-def load(source: str, layers: int | None, precision: str) -> Any:
-    """The model of these shapes on the native core. Raises UsageError where they are not known."""
-    config = published_config(source)
-    if layers is not None:
-        config = first_layers(config, layers)
+SPARE_BYTES = 3 << 30  # beside the weights: keys and values, states, buffers, and other programs
+
+
+def config_of(args: argparse.Namespace) -> dict[str, Any]:
+    """The config of the model that is asked for, cut to the layers that are or that fit. Raises UsageError."""
+    config = published_config(args.model)
+    shown_layers(config, args.layers)  # checks them
+    layers = args.layers or fitting_layers(config, args.precision, (read_memory().available or 0) - SPARE_BYTES)
+    return first_layers(config, layers)
+
+
+def fitting_layers(config: dict[str, Any], precision: str, free: int) -> int:
+    """The first layers of a model that fit this many bytes. Raises UsageError where none does."""
+    architecture = find(config["architectures"][0])
+    assert architecture is not None
+    for layers in range(config["num_hidden_layers"], 0, -1):
+        spec = architecture.spec(first_layers(config, layers))
+        if native_bytes(spec, precision, wanted=8, longest=256).weights <= free:
+            return layers
+    raise UsageError(f"--model: not one layer in {precision} fits the {free / 1e9:.1f} GB of memory that are free")
+
+
+def load(source: str, config: dict[str, Any], precision: str) -> Any:
+    """The model of this config with random weights on the native core."""
     return load_model(LoadRequest(RandomCheckpoint(source, config), precision, "native"))
 
 
@@ -97,71 +129,98 @@ def one_pass(model: Any, sequences: list[Any], rows: int, chance: random.Random)
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The options; sizes are at least 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=MODEL)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--pair", metavar="NAME", help=f"the target of one of {', '.join(PAIRS)}")
+    which.add_argument("--model", default=MODEL)
     parser.add_argument("--layers", type=int)
     parser.add_argument("--precision", default="int4", choices=sorted(LINEAR_BYTES))
-    parser.add_argument("--rows", type=lambda text: [int(part) for part in text.split(",")], default=[1, 2, 4, 8])
+    parser.add_argument("--rows", type=lambda text: [int(part) for part in text.split(",")], default=[1, 5, 8])
     parser.add_argument("--requests", type=int, default=8)
     parser.add_argument("--context", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=7)
-    return parser.parse_args(argv)
+    parser.add_argument("--llama-cpp", type=Path, metavar="FOLDER", help="where llama-batched-bench is")
+    parser.add_argument("--scratch", type=Path, help="a folder for the GGUF file, which is deleted again")
+    args = parser.parse_args(argv)
+    args.model = find_pair(args.pair).target if args.pair else args.model
+    return args
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print a table and JSON."""
     leave_cores_to_native()
-    model, chance = load(args.model, args.layers, args.precision), random.Random(0)
+    config = config_of(args)
+    if args.llama_cpp is None:
+        return _report(args, config, *measured(args, config), [])
+    with tempfile.TemporaryDirectory(dir=args.scratch) as folder:
+        peer = mixture_llama.Peer(args.llama_cpp, Path(folder) / "model.gguf", args.context, args.requests)
+        peer.write(config)
+        turns = [peer.turn()]
+        table, result = measured(args, config)
+        gc.collect()
+        turns.append(peer.turn())
+    return _report(args, config, table, result, turns)
+
+
+def measured(args: argparse.Namespace, config: dict[str, Any]) -> tuple[list[dict[str, str]], dict[str, Any]]:
+    """Our lines of the table, and what is kept of them."""
+    model, chance = load(args.model, config, args.precision), random.Random(0)
     cases = cases_of(model, args, chance)
-    seconds: dict[str, list[float]] = {name: [] for name in cases}
-    experts: dict[str, list[float]] = {name: [] for name in cases}
-    bandwidths: list[float] = []
+    turns: dict[str, list[Turn]] = {name: [] for name in cases}
     for repeat in range(args.repeats + 1):  # the first is the warm-up
-        bandwidth = read_bandwidth(model.packed.pool, repeats=2)
         for name, (sequences, rows) in cases.items():
+            speed = read_bandwidth(model.packed.pool, repeats=2)
             took, read = one_pass(model, sequences, rows, chance)
-            if repeat:
-                seconds[name].append(took)
-                experts[name].append(read)
-        bandwidths += [bandwidth] if repeat else []
-    speed = measure.summary(bandwidths)["median"]
+            turns[name] += [(took, read, speed)] if repeat else []
     table, results = [], []
+    first = measure.summary([took for took, _, _ in next(iter(turns.values()))])["median"]
     for name, (sequences, rows) in cases.items():
-        row, result = _figures(model, args, len(sequences), rows, seconds[name], experts[name], speed)
+        row, result = _figures(model, args, len(sequences), rows, turns[name], first)
         table.append({"case": name, **row})
         results.append({"case": name, **result})
     facts = {"instruction_set": instruction_set(), "threads": model.packed.pool.threads}
-    shape = {"model": args.model, "layers": model.spec.num_hidden_layers, "precision": args.precision}
-    measure.report(
-        table, {**facts, **shape, "read_GB_per_s": measure.summary(bandwidths), "routing": "random", "results": results}
-    )
+    return table, {**facts, "layers": model.spec.num_hidden_layers, "results": results}
+
+
+def _report(
+    args: argparse.Namespace,
+    config: dict[str, Any],
+    table: list[dict[str, str]],
+    result: dict[str, Any],
+    turns: list[dict[int, float]],
+) -> int:
+    """Print our lines and llama.cpp's, and everything as JSON. turns: tokens/s by requests, of each of its turns."""
+    if turns:
+        speeds = {row["rows"]: row["tokens_per_s"] for row in result["results"] if row["requests"] == row["rows"]}
+        table = mixture_llama.with_peer(table, speeds, turns)
+    whole = published_config(args.model)
+    cut = shown_layers(whole, None if result["layers"] == whole["num_hidden_layers"] else result["layers"])
+    shape = {"model": f"{args.model}{cut}", "precision": args.precision}
+    measure.report(table, {**result, **shape, "routing": "random", "llama_cpp_tokens_per_s": turns})
     return 0
 
 
 def _figures(
-    model: Any,
-    args: argparse.Namespace,
-    requests: int,
-    rows: int,
-    seconds: list[float],
-    read: list[float],
-    speed: float,
+    model: Any, args: argparse.Namespace, requests: int, rows: int, turns: list[Turn], first: float
 ) -> tuple[dict[str, str], dict[str, Any]]:
-    """A case's line of the table, and of the JSON."""
-    took, experts = measure.summary(seconds), measure.summary(read)
+    """A case's line of the table, and of the JSON. first: seconds of the first case."""
+    took, experts, speed = (measure.summary(samples) for samples in zip(*turns, strict=True))
     tokens = requests * rows
     size = read_bytes(model, args.precision, experts["median"], requests * args.context, requests)
-    share = size / 1e9 / speed / took["median"]
+    share = measure.summary([size / 1e9 / each / seconds for seconds, _, each in turns])
     layers = max(1, len(model.spec.expert_layers))
     row = {
         "tokens/s": f"{tokens / took['median']:.1f}",
         "ms": f"{1e3 * took['median']:.2f}",
         "spread": f"{1e3 * took['min']:.2f} to {1e3 * took['max']:.2f}",
+        "× one row": f"{took['median'] / first:.2f}",
         "experts a layer": f"{experts['median'] / layers:.1f}",
         "uniform": f"{chosen(model.spec, tokens) / layers:.1f}",
         "GB a pass": f"{size / 1e9:.2f}",
-        "% of read": f"{100 * share:.0f}",
+        "read GB/s": f"{speed['median']:.1f}",
+        "% of read": f"{100 * share['median']:.0f}",
     }
-    result = {"rows": tokens, "seconds": took, "experts": experts, "bytes": size, "share_of_read": share}
+    result = {"rows": tokens, "requests": requests, "seconds": took, "experts": experts, "bytes": size}
+    result |= {"read_GB_per_s": speed, "share_of_read": share}
     return row, result | {"tokens_per_s": tokens / took["median"], "uniform_experts": chosen(model.spec, tokens)}
 
 

@@ -1,10 +1,11 @@
-"""mixture.py's model for llama.cpp: a GGUF file of a mixture's published shapes with random weights in Q4_0.
+"""mixture.py's model for llama.cpp: a GGUF file of the same published shapes with random weights in Q4_0.
 
     python benchmarks/mixture_gguf.py [--model Qwen/Qwen3-30B-A3B] [--layers N] --output FILE
 
 Written tensor by tensor; the whole of Qwen3-30B-A3B is 17 GB. It has no vocabulary but its size, which is enough for
-`llama-batched-bench -m FILE -npp 64 -ntg 16 -npl 1,2,4,8`: as many requests at once as -npl says, random tokens.
-Qwen3-MoE's shapes only. Routers are random, so that different requests draw their experts nearly uniformly.
+`llama-batched-bench -m FILE -npp 64 -ntg 16 -npl 1,8`: as many requests at once as -npl says, random tokens. Metadata
+and names are the converter's (gguf_layouts.py). Routers are random, so that different requests draw their experts
+nearly uniformly.
 """
 
 from __future__ import annotations
@@ -15,65 +16,46 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import gguf_layouts
 import numpy as np
+import torch
 
-from ipex_assist.bench.pairs import published_config
+from ipex_assist.bench.pairs import first_layers, published_config
+from ipex_assist.bench.random_checkpoint import RandomCheckpoint
 from ipex_assist.env.errors import UsageError
 
-MODEL, ARCHITECTURE = "Qwen/Qwen3-30B-A3B", "qwen3moe"
+MODEL = "Qwen/Qwen3-30B-A3B"
+# What llama.cpp calls the architectures that both know.
+ARCHITECTURES = {
+    "qwen3_moe": "qwen3moe",
+    "qwen3_next": "qwen3next",
+    "qwen3_5_text": "qwen35",
+    "deepseek_v2": "deepseek2",
+    "glm4_moe_lite": "deepseek2",
+    "granitemoehybrid": "granitehybrid",
+    "gemma4_text": "gemma4",
+}
+LITE_LAYERS = (26, 27)  # by which llama.cpp tells DeepSeek-V2-Lite, whose queries have one matrix
 PART = 1 << 24  # values that are drawn once, and repeated
 F32, Q4_0 = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.Q4_0
 BLOCK, BLOCK_BYTES = 32, 18  # of Q4_0: a scale in fp16 and 32 values of 4 bits
+FLOATS = ("norm", "gate_inp", "conv1d", "ssm_a", "ssm_d", "rope_freqs")
 
 
 def shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Every tensor's name and shape, numpy's way: vectors and routers are fp32, the others Q4_0."""
-    hidden, heads = config["hidden_size"], config["num_attention_heads"]
-    queries, keys = heads * config["head_dim"], config["num_key_value_heads"] * config["head_dim"]
-    count, inner = config["num_experts"], config["moe_intermediate_size"]
-    yield "token_embd.weight", (config["vocab_size"], hidden)
-    yield "output_norm.weight", (hidden,)
-    yield "output.weight", (config["vocab_size"], hidden)
-    for layer in range(config["num_hidden_layers"]):
-        each = {
-            "attn_norm": (hidden,),
-            "attn_q": (queries, hidden),
-            "attn_k": (keys, hidden),
-            "attn_v": (keys, hidden),
-            "attn_output": (hidden, queries),
-            "attn_q_norm": (config["head_dim"],),
-            "attn_k_norm": (config["head_dim"],),
-            "ffn_norm": (hidden,),
-            "ffn_gate_inp": (count, hidden),
-            "ffn_gate_exps": (count, inner, hidden),
-            "ffn_up_exps": (count, inner, hidden),
-            "ffn_down_exps": (count, hidden, inner),
-        }
-        for name, shape in each.items():
-            yield f"blk.{layer}.{name}.weight", shape
+    """Every tensor's name and shape, numpy's way."""
+    arch, layers = ARCHITECTURES[config["model_type"]], config["num_hidden_layers"]
+    stored = RandomCheckpoint("shapes", config).shapes()
+    tensors = {name: torch.empty(shape, device="meta") for name, shape in stored.items()}
+    for name, tensor in gguf_layouts.tensors_of(tensors, config, arch, layers):
+        yield name, tuple(tensor.shape)
+    if arch == "gemma4":  # of layers with full attention, whose rotary embedding is proportional
+        yield "rope_freqs.weight", (config["global_head_dim"] // 2,)
 
 
-def is_float(name: str) -> bool:
-    return "norm" in name or "gate_inp" in name
-
-
-def metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
-    """What llama.cpp must know of the model; of its vocabulary the size."""
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(config["head_dim"])
-    writer.add_value_length(config["head_dim"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(config["rope_theta"])
-    writer.add_expert_count(config["num_experts"])
-    writer.add_expert_used_count(config["num_experts_per_tok"])
-    writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
-    writer.add_tokenizer_model("no_vocab")
-    writer.add_vocab_size(config["vocab_size"])
+def is_float(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor is in fp32: vectors, routers, convolutions, and what has no whole blocks. Others are Q4_0."""
+    return len(shape) == 1 or any(part in name for part in FLOATS) or shape[-1] % BLOCK != 0
 
 
 def blocks(seed: int) -> np.ndarray[Any, Any]:
@@ -84,13 +66,33 @@ def blocks(seed: int) -> np.ndarray[Any, Any]:
     return found.reshape(-1)
 
 
+def floats(name: str, size: int, generator: np.random.Generator) -> np.ndarray[Any, Any]:
+    """A tensor's values in fp32: ones, a decay's below zero, or random ones."""
+    if "ssm_a" in name:
+        return np.full(size, -1, np.float32)
+    if "norm" in name or "rope_freqs" in name:
+        return np.ones(size, np.float32)
+    return generator.normal(0, 0.02, size).astype(np.float32)
+
+
 def write(config: dict[str, Any], output: Path) -> None:
-    """The file, tensor by tensor."""
-    writer = gguf.GGUFWriter(str(output), ARCHITECTURE)
-    metadata(writer, config)
+    """The file, tensor by tensor. Raises UsageError for a model whose place in llama.cpp is not known here."""
+    kind = config.get("model_type")
+    if kind not in ARCHITECTURES:
+        raise UsageError(f"--model: {kind} has no file for llama.cpp here; these have: {', '.join(ARCHITECTURES)}")
+    arch, layers = ARCHITECTURES[kind], config["num_hidden_layers"]
+    if kind == "deepseek_v2" and config["q_lora_rank"] is None and layers not in LITE_LAYERS:
+        raise UsageError(
+            f"--layers {layers}: llama.cpp reads a DeepSeek-V2 without q_lora_rank with 26 or 27 layers only"
+        )
+    writer = gguf.GGUFWriter(str(output), arch)
+    for key, value in gguf_layouts.metadata(config, arch, layers).items():
+        gguf_layouts.add(writer, f"{arch}.{key}", value)
+    writer.add_tokenizer_model("no_vocab")
+    writer.add_vocab_size(config["vocab_size"])
     tensors = list(shapes(config))
     for name, shape in tensors:
-        if is_float(name):
+        if is_float(name, shape):
             writer.add_tensor_info(name, shape, np.dtype(np.float32), int(np.prod(shape)) * 4)
         else:
             stored = (*shape[:-1], shape[-1] // BLOCK * BLOCK_BYTES)
@@ -101,11 +103,10 @@ def write(config: dict[str, Any], output: Path) -> None:
     random, generator = blocks(1), np.random.default_rng(2)
     for name, shape in tensors:
         size = int(np.prod(shape))
-        if is_float(name):
-            data = np.ones(size, np.float32) if "norm" in name else generator.normal(0, 0.02, size).astype(np.float32)
-        else:
-            data = np.resize(random, size // BLOCK * BLOCK_BYTES)
-        writer.write_tensor_data(data)
+        floating = is_float(name, shape)
+        writer.write_tensor_data(
+            floats(name, size, generator) if floating else np.resize(random, size // BLOCK * BLOCK_BYTES)
+        )
     writer.close()
 
 
@@ -116,9 +117,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
     config = published_config(args.model)
-    if config.get("model_type") != "qwen3_moe":
-        raise UsageError(f"--model {args.model} is no Qwen3-MoE; {MODEL} is")
-    write(config | ({"num_hidden_layers": args.layers} if args.layers else {}), args.output)
+    write(first_layers(config, args.layers) if args.layers else config, args.output)
 
 
 if __name__ == "__main__":

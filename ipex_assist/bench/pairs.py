@@ -36,6 +36,7 @@ PAIRS = {
     "deepseek-v2-lite": PublishedPair("deepseek-ai/DeepSeek-V2-Lite", SELF),
     "glm-4.7-flash": PublishedPair("zai-org/GLM-4.7-Flash", SELF),
     "granite-4-small": PublishedPair("ibm-granite/granite-4.0-h-small", SELF),
+    "gemma-4-e4b": PublishedPair("google/gemma-4-E4B-it", SELF),
 }
 
 

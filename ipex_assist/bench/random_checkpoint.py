@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ipex_assist.checkpoints.base import Checkpoint
+from ipex_assist.checkpoints.base import Checkpoint, RowReader
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.models import Source, find
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import torch
 
     from ipex_assist.models.spec import DecoderSpec
+
+PART = 1 << 20  # values
 
 
 class RandomCheckpoint(Checkpoint):
@@ -49,6 +51,15 @@ class RandomCheckpoint(Checkpoint):
                 raise IpexAssistError(f"{self.source} has no tensor {name}")
             yield name, _random_tensor(f"{self.source} {name}", self._shapes[name], _is_norm(name))
 
+    def row_reader(self, name: str, precision: str = "bf16") -> RowReader | None:
+        columns = self._shapes[name][-1]
+
+        def rows(first: int, last: int) -> torch.Tensor:
+            values = _random_values(f"{self.source} {name}", first * columns, last * columns)
+            return values.reshape(last - first, columns)
+
+        return None if _is_norm(name) else rows
+
 
 def _stored_shapes(spec: DecoderSpec, sources: dict[str, Source]) -> dict[str, tuple[int, ...]]:
     """Shapes by the checkpoint's names; parts that share a tensor are stacked in it."""
@@ -79,18 +90,28 @@ def _is_norm(name: str) -> bool:
 
 
 def _random_tensor(seed: str, shape: tuple[int, ...], norm: bool) -> torch.Tensor:
-    """bf16 in (-2, -1] and [1, 2), times 2^-6; a norm's weights are ones.
-
-    Made from 16 random bits each, sign and mantissa, under one exponent: about a second a gigabyte.
-    """
-    import numpy
+    """bf16 in (-2, -1] and [1, 2), times 2^-6; a norm's weights are ones."""
     import torch
 
     if norm:
         return torch.ones(shape, dtype=torch.bfloat16)
-    count = math.prod(shape)
-    generator = numpy.random.Generator(numpy.random.SFC64(zlib.crc32(seed.encode())))
-    bits = generator.bit_generator.random_raw(-(-count // 4)).view(numpy.uint16)[:count]
+    return _random_values(seed, 0, math.prod(shape)).reshape(shape)
+
+
+def _random_values(seed: str, first: int, last: int) -> torch.Tensor:
+    """Values [first, last) of a tensor: sign and mantissa of 16 random bits each, under one exponent.
+
+    About a second a gigabyte. Each span of PART values has a generator of its own, so that rows can be made alone.
+    """
+    import numpy
+    import torch
+
+    bits = numpy.empty(last - first, numpy.uint16)
+    for part in range(first // PART, -(-last // PART)):
+        start, end = max(first, part * PART), min(last, (part + 1) * PART)
+        generator = numpy.random.SFC64([zlib.crc32(seed.encode()), part])
+        made = generator.random_raw(-(-(end - part * PART) // 4)).view(numpy.uint16)
+        bits[start - first : end - first] = made[start - part * PART : end - part * PART]
     bits &= 0x807F
     bits |= (127 - 6) << 7
-    return torch.from_numpy(bits.view(numpy.int16)).view(torch.bfloat16).reshape(shape)
+    return torch.from_numpy(bits.view(numpy.int16)).view(torch.bfloat16)

@@ -6,7 +6,7 @@ import json
 import math
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from ipex_assist.checkpoints.safetensors_file import StoredTensor
 
+RowReader = Callable[[int, int], "torch.Tensor"]  # rows [first, last) of a tensor, as a matrix of its last dimension
 
 _MAX_JSON_BYTES = 64 << 20
 _DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
@@ -124,6 +125,12 @@ class Checkpoint(ABC):
 
     def stored_floats(self, name: str) -> StoredTensor | None:
         """Where a tensor of 16- or 32-bit floats lies in a file as it is, for who reads it there; else None."""
+        return None
+
+    def row_reader(self, name: str, precision: str = "bf16") -> RowReader | None:
+        """What reads rows of a tensor of `stream` by themselves, those of all its matrices one after the other; None
+        where the tensor is read whole.
+        """
         return None
 
     def dequantized_to(self, precision: str) -> str | None:

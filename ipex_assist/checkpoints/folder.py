@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ipex_assist.checkpoints import safetensors_file
-from ipex_assist.checkpoints.base import Checkpoint, dtype_bytes, read_json, require_file
+from ipex_assist.checkpoints.base import Checkpoint, RowReader, dtype_bytes, read_json, require_file
 from ipex_assist.env.errors import IpexAssistError
 
 if TYPE_CHECKING:
@@ -97,6 +98,10 @@ class FolderCheckpoint(Checkpoint):
     def stored_floats(self, name: str) -> safetensors_file.StoredTensor | None:
         tensor = self._safetensors.get(name)
         return tensor if tensor is not None and tensor.dtype in ("F32", "F16", "BF16") else None
+
+    def row_reader(self, name: str, precision: str = "bf16") -> RowReader | None:
+        tensor = self._safetensors.get(name)
+        return None if tensor is None else functools.partial(safetensors_file.read_rows, tensor)
 
     def _existing(self, names: Iterable[str]) -> list[str]:
         wanted, known = list(names), self.shapes()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ipex_assist.checkpoints import gguf_config, gguf_file
-from ipex_assist.checkpoints.base import Checkpoint
+from ipex_assist.checkpoints.base import Checkpoint, RowReader
 from ipex_assist.checkpoints.gguf_file import GgufTensor
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.models import find
@@ -76,6 +76,18 @@ class GgufCheckpoint(Checkpoint):
 
     def stream(self, names: Iterable[str], precision: str = "bf16") -> Iterator[tuple[str, torch.Tensor]]:
         return self._read(names, fp32=precision == "fp32")
+
+    def row_reader(self, name: str, precision: str = "bf16") -> RowReader | None:
+        each = self._tensors.get(name)
+        if each is None or not gguf_config.is_as_stored(name, each, self.config) or len(each.parts[0].shape) != 2:
+            return None
+        part = each.parts[0]
+
+        def rows(first: int, last: int) -> torch.Tensor:
+            stored = ((name, gguf_file.rows_of(name, part, first, last)),)
+            return next(gguf_file.read_tensors(stored, self._cpus, fp32=precision == "fp32"))[1]
+
+        return rows
 
     def dequantized_to(self, precision: str) -> str | None:
         quantized = any(gguf_file.is_quantized(part) for part in self._parts())

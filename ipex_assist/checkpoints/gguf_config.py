@@ -14,7 +14,7 @@ from ipex_assist.checkpoints import (
     gguf_recurrent,
 )
 from ipex_assist.checkpoints.gguf_file import GgufHeader, read_tensors, rounded, rows_of
-from ipex_assist.checkpoints.gguf_tables import GgufTable, RestoredTensor, read_table
+from ipex_assist.checkpoints.gguf_tables import GgufTable, RestoredTensor, as_it_is, read_table
 from ipex_assist.env.errors import IpexAssistError
 
 if TYPE_CHECKING:
@@ -233,6 +233,14 @@ def restored(name: str, stored: RestoredTensor, parts: list[torch.Tensor], confi
     return as_hugging_face(name, parts[0], config) if stored.restore is None else stored.restore(parts, config)
 
 
+def is_as_stored(name: str, stored: RestoredTensor, config: dict[str, Any]) -> bool:
+    """Whether `restored` surely leaves a matrix as the file has it: an embedding, a head, what no family changes."""
+    if stored.restore is not None:
+        return stored.restore is as_it_is
+    vocabulary = stored.parts[0].shape[0] == config.get("vocab_size")
+    return vocabulary and not is_permuted(name, config) and not gguf_gpt.is_rearranged(name, config)
+
+
 def hf_shape(name: str, shape: tuple[int, ...], config: dict[str, Any]) -> tuple[int, ...]:
     """The shape that a tensor of this shape gets in `as_hugging_face`."""
     if name.endswith(".shared_expert_gate.weight") and len(shape) == 1:
@@ -247,13 +255,18 @@ def as_hugging_face(name: str, tensor: torch.Tensor, config: dict[str, Any]) -> 
     return tensor.reshape(hf_shape(name, tuple(tensor.shape), config)) if tensor.dim() == 1 else tensor
 
 
+def is_permuted(name: str, config: dict[str, Any]) -> bool:
+    """Whether the rows of a tensor are in another order than Hugging Face's."""
+    return config["model_type"] in gguf_families.PERMUTED and (".q_proj." in name or ".k_proj." in name)
+
+
 def undo_permutation(name: str, tensor: torch.Tensor, config: dict[str, Any]) -> torch.Tensor:
     """Put the q and k rows of a "llama" file (or a close relative's) into Hugging Face order; others are unchanged.
 
     The converter interleaves the two halves of every head, (heads, 2, head_dim/2) -> (heads, head_dim/2, 2), because
     ggml rotates neighbouring pairs where Hugging Face rotates halves (LlamaModel.permute in llama.cpp's converter).
     """
-    if config["model_type"] not in gguf_families.PERMUTED or not (".q_proj." in name or ".k_proj." in name):
+    if not is_permuted(name, config):
         return tensor
     heads = config["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"]
     rows = tensor.shape[0]

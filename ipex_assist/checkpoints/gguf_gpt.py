@@ -167,12 +167,18 @@ def transposed(name: str, config: Config) -> bool:
     return config["model_type"] == "gpt2" and name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight"))
 
 
+def is_rearranged(name: str, config: Config) -> bool:
+    """Whether `restored` changes the order of a tensor's elements."""
+    fused = ".query_key_value." in name and config["model_type"] in ("gpt_neox", "falcon", "bloom")
+    return fused or transposed(name, config)
+
+
 def restored(name: str, tensor: torch.Tensor, config: Config) -> torch.Tensor:
     """The tensor in the checkpoint's layout: GPT-2's linears as (in, out), fused query, key and value by group."""
     kind = config["model_type"]
     if transposed(name, config):
         return tensor.t().contiguous()
-    if ".query_key_value." not in name or kind not in ("gpt_neox", "falcon", "bloom"):
+    if not is_rearranged(name, config):
         return tensor
     heads = config["n_head" if kind == "bloom" else "num_attention_heads"]
     groups = config["num_kv_heads"] if kind == "falcon" else heads

@@ -79,7 +79,7 @@ def read_table(header: GgufHeader, table: GgufTable, family: str, layers: int) -
     def add(theirs: str, parts: Parts, place: str = "") -> None:
         names = [place + name for name in parts.names]
         if theirs not in found and all(name in order for name in names):
-            stored = RestoredTensor(tuple(header.tensors[name] for name in names), parts.restore or _as_it_is)
+            stored = RestoredTensor(tuple(header.tensors[name] for name in names), parts.restore or as_it_is)
             found[theirs] = order[names[0]], stored
             used.update(names)
 
@@ -111,7 +111,7 @@ def _unread(name: str, further: set[str]) -> bool:
     return name == "rope_freqs.weight" or ".".join(name.split(".")[:2]) in further
 
 
-def _as_it_is(parts: Sequence[torch.Tensor], config: Config) -> torch.Tensor:
+def as_it_is(parts: Sequence[torch.Tensor], config: Config) -> torch.Tensor:
     return parts[0]
 
 

@@ -13,7 +13,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ipex_assist.checkpoints.base import Checkpoint
+from ipex_assist.checkpoints.base import Checkpoint, RowReader
 from ipex_assist.checkpoints.folder import FolderCheckpoint
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.models.weights import NotFiniteError
@@ -136,6 +136,9 @@ class Mxfp4Checkpoint(Checkpoint):
             parts = [next(tensors)[1] for _ in self._parts(name)]
             yield name, self._stack(name, *parts) if name in self.stacks else parts[0]
             del parts
+
+    def row_reader(self, name: str, precision: str = "bf16") -> RowReader | None:
+        return None if name in self.stacks else self._stored.row_reader(name, precision)
 
     def _parts(self, name: str) -> tuple[str, ...]:
         return tuple(name + part for part in _PARTS) if name in self.stacks else (name,)

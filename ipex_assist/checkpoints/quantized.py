@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ipex_assist.checkpoints.base import Checkpoint
+from ipex_assist.checkpoints.base import Checkpoint, RowReader
 from ipex_assist.checkpoints.folder import FolderCheckpoint
 from ipex_assist.env.errors import IpexAssistError
 
@@ -203,6 +203,9 @@ class QuantizedCheckpoint(Checkpoint):
                 yield name, next(stream)[1]
                 continue
             yield name, self._unpack(name, module, {part.rpartition(".")[2]: next(stream)[1] for part in module.parts})
+
+    def row_reader(self, name: str, precision: str = "bf16") -> RowReader | None:
+        return None if name in self.modules else self._stored.row_reader(name, precision)
 
     def _unpack(
         self, name: str, module: QuantizedLinear, tensors: dict[str, torch.Tensor]

@@ -106,6 +106,17 @@ def read_tensors(tensors: Iterable[tuple[str, StoredTensor]]) -> Iterator[tuple[
             file.close()
 
 
+def read_rows(tensor: StoredTensor, first: int, last: int) -> torch.Tensor:
+    """Rows [first, last) of a tensor (…, columns), as a matrix. Raises IpexAssistError where the file is too short."""
+    import torch
+
+    each = tensor.shape[-1] * DTYPES[tensor.dtype][1]
+    data = torch.empty((last - first) * each, dtype=torch.uint8)
+    with open(tensor.path, "rb", buffering=0) as file:
+        read_into(file, tensor.offset + first * each, data.numpy())
+    return data.view(getattr(torch, DTYPES[tensor.dtype][0])).reshape(last - first, tensor.shape[-1])
+
+
 def read_into(file: Any, offset: int, array: Any) -> None:
     """Fill an array from byte `offset` of an unbuffered file. Raises IpexAssistError where the file is too short."""
     buffer = memoryview(array)

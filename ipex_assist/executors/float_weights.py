@@ -1,7 +1,7 @@
 """Packs a checkpoint's floats into the native core's image: from its files, where they lie there as they are packed.
 
 Then the core's threads read the rows that they pack, all at a time, and nothing imports torch. Whatever must be cut,
-transposed or dequantized before comes as tensors, one at a time.
+transposed or dequantized before comes as tensors, one at a time, and large ones in ranges of rows.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from ipex_assist.checkpoints.safetensors_file import DTYPES, StoredTensor
 from ipex_assist.deferred_imports import one_torch_thread, torch_module
 from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.executors.matrix_rows import matrix_rows, pack_matrix_rows
 from ipex_assist.executors.tensor_stream import packing_phase
 from ipex_assist.models import Source
 from ipex_assist.models.weights import NotFiniteError, check_shape, head_dim_of, part_of, resolve, run_of
@@ -47,8 +48,18 @@ def pack_floats(
         if not others:
             return
         with one_torch_thread(), torch_module().inference_mode():
+<<<<<<< HEAD
             for name, tensor in checkpoint.stream(others, model.precision):
                 _pack_tensor(model, sources, wanted[name], name, tensor, orders)
+=======
+            rows = {name: matrix_rows(checkpoint, sources, name, wanted[name], model.precision) for name in others}
+            large = {name: matrix for name, matrix in rows.items() if matrix is not None}
+            for name, matrix in large.items():
+                pack_matrix_rows(model, sources, name, wanted[name], matrix)
+                packed(name)
+            for name, tensor in checkpoint.stream([name for name in others if name not in large], model.precision):
+                _pack_tensor(model, sources, wanted[name], name, tensor)
+>>>>>>> c0fa7c1e1112ccdcbe14ac4ab46cf9e3604d017e
                 del tensor
                 packed(name)
 
@@ -77,16 +88,21 @@ def _pack_files(
         for stored in tensors.values():
             if stored.path not in files:
                 files[stored.path] = _opened(stored.path)
-        following = iter(list(tensors.values())[1:])
+        ahead = iter(tensors.values())
+        _will_need(files, next(ahead, None))
         for name, stored in tensors.items():
-            # Disks read the next tensor while this one is packed.
-            for ahead in (stored, next(following, stored)):
-                os.posix_fadvise(files[ahead.path].fileno(), ahead.offset, ahead.nbytes, os.POSIX_FADV_WILLNEED)
+            _will_need(files, next(ahead, None))  # disks read the next tensor while this one is packed
             _pack_stored(model, sources, wanted[name], name, stored, files[stored.path])
             packed(name)
     finally:
         for file in files.values():
             file.close()
+
+
+def _will_need(files: Mapping[Path, BinaryIO], stored: StoredTensor | None) -> None:
+    """Ask the system to read a tensor from its file."""
+    if stored is not None:
+        os.posix_fadvise(files[stored.path].fileno(), stored.offset, stored.nbytes, os.POSIX_FADV_WILLNEED)
 
 
 def _opened(path: Path) -> BinaryIO:

@@ -18,6 +18,7 @@ from ipex_assist.env.memory import gib, read_memory, release_free_memory
 from ipex_assist.env.phases import phase
 from ipex_assist.env.topology import read_topology
 from ipex_assist.executors.load_request import HeadRequest, LoadRequest
+from ipex_assist.executors.matrix_rows import with_large_ones
 from ipex_assist.executors.native import NativeModel
 from ipex_assist.executors.packed_cache import keeps_packed, load_packed, packed_path, save_packed
 from ipex_assist.launch.plan import MASK_AT_START
@@ -157,8 +158,9 @@ def _pack(request: LoadRequest, model: PackedModel) -> None:
         pack_floats(model, request.checkpoint, request.sources, {} if order is None else {"lm_head.weight": order})
         return
     with one_torch_thread(), torch_module().inference_mode():
-        from ipex_assist.executors.native_stored import pack_stored
+        from ipex_assist.executors.native_stored import large_floats, pack_stored
         from ipex_assist.executors.tensor_stream import stream_tensors
 
-        _, weights = stream_tensors(stored, request.sources, request.precision, stored.stored)
+        read = with_large_ones(large_floats(stored, request.sources), stored.stored)
+        _, weights = stream_tensors(stored, request.sources, request.precision, read)
         pack_stored(model, stored, request.sources, weights)

@@ -23,6 +23,7 @@ from ipex_assist.checkpoints.compressed import FP8_SPAN
 from ipex_assist.checkpoints.quantized import QuantizedCheckpoint
 from ipex_assist.checkpoints.short_name import short_name
 from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.executors.matrix_rows import MatrixRows, matrix_rows, pack_matrix_rows
 from ipex_assist.executors.model_bytes import stored_group, stored_outer_precision
 from ipex_assist.models import Source
 from ipex_assist.models.spec import DecoderSpec
@@ -66,9 +67,9 @@ def pack_stored(
     model: PackedModel,
     checkpoint: QuantizedCheckpoint,
     sources: dict[str, Source],
-    weights: Iterable[tuple[str, torch.Tensor | Int4Weight | ScaledWeight]],
+    weights: Iterable[tuple[str, torch.Tensor | Int4Weight | ScaledWeight | MatrixRows]],
 ) -> None:
-    """Fill a model's image from `checkpoint.stored`; float matrices are quantized as their linear is.
+    """Fill a model's image from `checkpoint.stored` and `large_floats`; floats are quantized as their linear is.
 
     Raises NotFiniteError for a weight that holds NaN or infinity.
     """
@@ -82,6 +83,9 @@ def pack_stored(
                 _set_order(model, ours, orders.get(_linear_of(ours)))
     rounded = []
     for name, weight in weights:
+        if isinstance(weight, MatrixRows):
+            pack_matrix_rows(model, sources, name, wanted[name], weight)
+            continue
         for ours in wanted.get(name, ()):
             order = orders.get(_linear_of(ours)) if ours.endswith(".weight") else None
             try:
@@ -100,6 +104,19 @@ def pack_stored(
             f"4 bits in groups of {model.group}" if model.precision == "int4" else model.precision,
             rounded[0],
         )
+
+
+def large_floats(checkpoint: QuantizedCheckpoint, sources: dict[str, Source]) -> dict[str, MatrixRows]:
+    """The large matrices outside of layers that are stored as floats: the embedding, and most often the head.
+
+    None of them has an order of columns, which only what is quantized has.
+    """
+    found = {}
+    for name, ours in resolve(sources, checkpoint.names()).items():
+        if name not in checkpoint.modules and not any(each.startswith("layers.") for each in ours):
+            matrix = matrix_rows(checkpoint, sources, name, ours, checkpoint.stored_precision or "bf16")
+            found |= {} if matrix is None else {name: matrix}
+    return found
 
 
 def _pack(

@@ -58,6 +58,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ia_model_adopt": (_i32, (_p, _p, _i32, _i64, _i32)),
     "ia_model_settle": (_i32, (_p, _p, _i64)),
     "ia_model_pack": (_i32, (_p, _p, _i32, _i32, _i32, _i32, _p, _i64, _i64)),
+    "ia_model_pack_rows": (_i32, (_p, _p, _i32, _i32, _i32, _p, _i64, _i64, _i64)),
     "ia_model_pack_file": (_i32, (_p, _p, _i32, _i32, _i32, _i32, _i32, _i64, _i64, _i64)),
     "ia_model_pack_int4": (_i32, (_p, _p, _i32, _i32, _p, _p, _p, _i64, _i64)),
     "ia_model_pack_bytes": (_i32, (_p, _p, _i32, _i32, _p, _p, _i64, _i64, _i64)),

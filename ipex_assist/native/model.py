@@ -137,9 +137,7 @@ class PackedModel:
 
         Raises NotFiniteError where it holds NaN or infinity.
         """
-        if str(tensor.dtype).removeprefix("torch.") not in SOURCE_TYPES:
-            tensor = tensor.float()
-        tensor = tensor.contiguous()
+        tensor = _readable(tensor)
         rows, columns = (tensor.shape[0], 1) if tensor.dim() == 1 else tensor.shape
         status = self.library.ia_model_pack(
             self.handle,
@@ -152,6 +150,20 @@ class PackedModel:
             columns,
         )
         self.check_packed(status, name, tuple(tensor.shape))
+
+    def pack_rows(self, name: str, first: int, tensor: torch.Tensor) -> None:
+        """`pack` of rows `first` and following of a matrix, a multiple of 16 of them; the last ones may be fewer."""
+        tensor = _readable(tensor)
+        status = self.library.ia_model_pack_rows(
+            self.handle,
+            self.pool.handle,
+            *place_of(self.spec, name),
+            SOURCE_TYPES[str(tensor.dtype).removeprefix("torch.")],
+            tensor.data_ptr(),
+            first,
+            *tensor.shape,
+        )
+        self.check_packed(status, f"{name}, rows {first} to {first + tensor.shape[0]},", tuple(tensor.shape))
 
     def pack_file(self, name: str, file: int, offset: int, dtype: str, shape: tuple[int, ...]) -> None:
         """`pack` of a tensor in an open file, from byte `offset` on; each thread reads the rows that it packs.
@@ -224,3 +236,9 @@ class PackedModel:
         """Raise IpexAssistError where a call of the core failed."""
         if status < 0:
             raise IpexAssistError(f"the native core failed: {last_error()}")
+
+
+def _readable(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in memory as the core reads it."""
+    known = str(tensor.dtype).removeprefix("torch.") in SOURCE_TYPES
+    return (tensor if known else tensor.float()).contiguous()

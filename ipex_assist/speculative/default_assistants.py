@@ -91,7 +91,8 @@ DEFAULT_HEADS: dict[str, str] = {
     "meta-llama/Llama-3.1-8B-Instruct": "z-lab/LLaMA3.1-8B-Instruct-DFlash-UltraChat",
     "openai/gpt-oss-20b": "z-lab/gpt-oss-20b-DFlash",
     "openai/gpt-oss-120b": "z-lab/gpt-oss-120b-DFlash",
-    # By pages of their own there; the first is in vLLM's qwen3_dflash.py as well. The last asks for permission.
+    # By pages of their own there, but the second, which other projects' files name; the first is in vLLM's
+    # qwen3_dflash.py as well. The last asks for permission.
     "google/gemma-4-31B-it": "z-lab/gemma-4-31B-it-DFlash",
     "google/gemma-4-26B-A4B-it": "z-lab/gemma-4-26B-A4B-it-DFlash",
     "MiniMaxAI/MiniMax-M2.5": "z-lab/MiniMax-M2.5-DFlash",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import mixture
@@ -10,6 +11,7 @@ import pytest
 from conftest import HAS_NATIVE
 
 from ipex_assist.bench.pairs import published_config
+from ipex_assist.env.errors import IpexAssistError
 
 pytestmark = [pytest.mark.one_stack, pytest.mark.skipif(not HAS_NATIVE, reason="it counts in the native core")]
 SMALL = {"hidden_size": 64, "moe_intermediate_size": 32, "num_experts": 16, "vocab_size": 160, "num_attention_heads": 8}
@@ -49,3 +51,58 @@ def test_a_model_without_experts(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert five["bytes"] == one["bytes"]
     keys_and_values = 2 * 32 * 2 * 64  # one attention layer of bf16, 64 tokens
     assert three["bytes"] - one["bytes"] == 2 * (3 * 4 * 4 * 128 * 128 + keys_and_values)
+
+
+def test_a_model_is_cut_to_what_fits() -> None:
+    """A model of 47 layers that is loaded whole ends in a message of the system's, or ends everything else."""
+    config = published_config("zai-org/GLM-4.7-Flash")
+    assert mixture.fitting_layers(config, "int4", 1 << 40) == 47
+    layers = mixture.fitting_layers(config, "int4", 4 << 30)
+    assert 1 < layers < 47
+    spec = mixture.RandomCheckpoint("m", mixture.first_layers(config, layers + 1)).spec
+    assert mixture.native_bytes(spec, "int4", wanted=8, longest=256).weights > 4 << 30
+    with pytest.raises(mixture.UsageError, match=r"not one layer in int4 fits the 0\.1 GB"):
+        mixture.fitting_layers(config, "int4", 100_000_000)
+
+
+PROGRAM = """#!/usr/bin/env python3
+import json, sys
+given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+assert open(given["-m"], "rb").read(4) == b"GGUF", given
+assert int(given["-c"]) >= 3 * 256
+print("loaded")
+for count in given["-npl"].split(","):
+    print(json.dumps({"pl": int(count), "speed_tg": 10.0 * int(count), "tg": 16}))
+"""
+
+
+def test_llama_cpp_beside_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Turns before and after ours on a file of these shapes, and the ratio of equal numbers of requests."""
+    program = tmp_path / "llama-batched-bench"
+    program.write_text(PROGRAM)
+    program.chmod(0o755)
+    argv = ["--layers", "2", "--rows", "1,5", "--requests", "3", "--repeats", "2", "--context", "5"]
+    assert mixture.run(mixture.parse([*argv, "--llama-cpp", str(tmp_path), "--scratch", str(tmp_path)])) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["llama_cpp_tokens_per_s"] == [{"1": 10.0, "3": 30.0}] * 2
+    assert found["model"].endswith("the first 2 of 48 layers")
+    one, five, three, *theirs = found["table"]
+    assert [line["case"] for line in theirs] == ["llama.cpp Q4_0, 1 requests", "llama.cpp Q4_0, 3 requests"]
+    speeds = [result["tokens_per_s"] for result in found["results"]]
+    assert [line["÷ llama.cpp"] for line in theirs] == [f"{speeds[0] / 10:.2f}", f"{speeds[2] / 30:.2f}"]
+    assert one["× one row"] == "1.00"
+    assert five["÷ llama.cpp"] == three["÷ llama.cpp"] == ""
+    assert list(tmp_path.glob("*/model.gguf")) == []
+
+
+def test_llama_cpp_that_fails_says_why(tmp_path: Path) -> None:
+    """A traceback, or a table without it."""
+    program = tmp_path / "llama-batched-bench"
+    program.write_text("#!/bin/sh\necho cannot load >&2\nexit 3\n")
+    program.chmod(0o755)
+    args = mixture.parse(["--layers", "2", "--llama-cpp", str(tmp_path), "--scratch", str(tmp_path)])
+    with pytest.raises(IpexAssistError, match="llama-batched-bench ended with 3: cannot load"):
+        mixture.run(args)
+    (tmp_path / "llama-batched-bench").unlink()
+    with pytest.raises(IpexAssistError, match=r"--llama-cpp .*: there is no llama-batched-bench"):
+        mixture.run(args)

@@ -297,6 +297,15 @@ IPEX_ASSIST_API int32_t ia_model_pack(void* handle, void* pool, int32_t slot, in
     });
 }
 
+// Likewise rows [first, first + rows) of a matrix, see PackedModel::pack_rows.
+IPEX_ASSIST_API int32_t ia_model_pack_rows(void* handle, void* pool, int32_t slot, int32_t index, int32_t type,
+                                           const void* data, int64_t first, int64_t rows, int64_t columns) {
+    return guarded_numbers(2, [&] {
+        const StoredMatrix matrix{SourceType(type), data, rows, columns};
+        return model_of(handle).pack_rows(*static_cast<Pool*>(pool), Slot(slot), index, first, matrix) ? 0 : 1;
+    });
+}
+
 // Likewise a weight that lies in an open file, from byte `offset` on: every thread reads what it packs.
 IPEX_ASSIST_API int32_t ia_model_pack_file(void* handle, void* pool, int32_t slot, int32_t index, int32_t bias,
                                            int32_t type, int32_t file, int64_t offset, int64_t rows, int64_t columns) {

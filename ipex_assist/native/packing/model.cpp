@@ -1,6 +1,7 @@
 // A model's packed weights: where a checkpoint's go, and how they get there.
 #include "packing/model.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstring>
@@ -67,10 +68,17 @@ void PackedModel::require_memory() const {
     if (!writable_) refuse("the weights are those of a mapped file, and cannot be packed over");
 }
 
+void PackedModel::require_matrix(const StoredMatrix& matrix) const {
+    require_memory();
+    if (matrix.type < SOURCE_F32 || matrix.type > SOURCE_BF16) refuse("there is no source type %d", matrix.type);
+    if (!matrix.is_somewhere() || matrix.rows < 1 || matrix.columns < 1)
+        refuse("a weight of %lld rows and %lld columns", (long long)matrix.rows, (long long)matrix.columns);
+}
+
 namespace {
 
-// Throws NotFinite for the first value that is NaN or infinity.
-[[noreturn]] void refuse_values(const KernelTable& kernels, const StoredMatrix& matrix) {
+// Throws NotFinite for the first value that is NaN or infinity. first: the number of the matrix's first row.
+[[noreturn]] void refuse_values(const KernelTable& kernels, const StoredMatrix& matrix, int64_t first = 0) {
     std::vector<float> values(size_t(matrix.columns));
     RowReader reader(matrix);
     for (int64_t row = 0; row < matrix.rows; row++) {
@@ -78,30 +86,33 @@ namespace {
         size_t i = 0;
         while (std::isfinite(values[i])) i++;
         const std::string what = std::isnan(values[i]) ? "NaN" : "infinity";
-        throw NotFinite(what + " in row " + std::to_string(row) +
+        throw NotFinite(what + " in row " + std::to_string(first + row) +
                         (matrix.columns > 1 ? ", column " + std::to_string(i) : ""));
     }
     throw NotFinite("NaN or infinity");
 }
 
+int64_t columns_of_block(const PackTarget& target, int64_t i) {
+    return std::min(target.columns - i * LANES, int64_t(LANES));
+}
+
 // False where NaN or infinity is among the values.
-bool pack_linear(const KernelTable& kernels, Pool& pool, const PackTarget& target, bool bias,
-                 const StoredMatrix& matrix) {
+bool pack_bias(const KernelTable& kernels, const PackTarget& target, const StoredMatrix& matrix) {
+    const auto* values = static_cast<const uint8_t*>(matrix.data);
+    bool numbers = true;
+    for (int64_t i = 0; i * LANES < target.columns; i++) {
+        float* to = const_cast<float*>(target.linear->bias) + (target.first + i * target.step) * LANES;
+        const uint8_t* from = values + i * LANES * matrix.element_bytes();
+        numbers &= kernels.widen(matrix.type, from, columns_of_block(target, i), to);
+    }
+    return numbers;
+}
+
+// False where NaN or infinity is among the values.
+bool pack_linear(const KernelTable& kernels, Pool& pool, const PackTarget& target, const StoredMatrix& matrix) {
     const Linear& linear = *target.linear;
     const int64_t count = (target.columns + LANES - 1) / LANES;
-    const auto columns_of = [&](int64_t i) {
-        return target.columns - i * LANES < LANES ? target.columns - i * LANES : LANES;
-    };
     std::atomic<bool> numbers{true};
-    if (bias) {
-        const auto* values = static_cast<const uint8_t*>(matrix.data);
-        for (int64_t i = 0; i < count; i++) {
-            float* to = const_cast<float*>(linear.bias) + (target.first + i * target.step) * LANES;
-            const uint8_t* from = values + i * LANES * matrix.element_bytes();
-            if (!kernels.widen(matrix.type, from, columns_of(i), to)) numbers = false;
-        }
-        return numbers;
-    }
     pool.run([&](int thread) {
         std::vector<float> scratch(size_t(linear.depth * (LANES + 2)));
         RowReader reader(matrix);
@@ -113,10 +124,11 @@ bool pack_linear(const KernelTable& kernels, Pool& pool, const PackTarget& targe
             const int64_t block = target.first + i * target.step;
             if (owned && (block < first || block >= last)) continue;
             float* scales = linear.scales ? const_cast<float*>(linear.scales) + block * LANES : nullptr;
-            const uint8_t* from = reader.rows(i * LANES, columns_of(i));
-            if (!kernels.pack(linear.precision, linear.group, matrix.type, from, target.width, columns_of(i),
-                              target.width, linear.depth, const_cast<uint8_t*>(weights_of(linear, block)), scales,
-                              scratch.data())) {
+            const int64_t columns = columns_of_block(target, i);
+            const uint8_t* from = reader.rows(i * LANES, columns);
+            uint8_t* to = const_cast<uint8_t*>(weights_of(linear, block));
+            if (!kernels.pack(linear.precision, linear.group, matrix.type, from, target.width, columns, target.width,
+                              linear.depth, to, scales, scratch.data())) {
                 numbers = false;
             }
         }
@@ -124,8 +136,8 @@ bool pack_linear(const KernelTable& kernels, Pool& pool, const PackTarget& targe
     return numbers;
 }
 
-// False where NaN or infinity is among the values.
-bool pack_table(const PackedModel& model, Pool& pool, const StoredMatrix& matrix, const uint8_t* table) {
+// Into the table's rows from `first` on. False where NaN or infinity is among the values.
+bool pack_table(const PackedModel& model, Pool& pool, const StoredMatrix& matrix, const uint8_t* table, int64_t first) {
     const int64_t rows = matrix.rows, columns = matrix.columns, to_bytes = model.spec.precision == FP32 ? 4 : 2;
     const bool same = matrix.type == (model.spec.precision == FP32 ? SOURCE_F32 : SOURCE_BF16);
     std::atomic<bool> numbers{true};
@@ -134,7 +146,7 @@ bool pack_table(const PackedModel& model, Pool& pool, const StoredMatrix& matrix
         RowReader reader(matrix);
         for (int64_t r = share(rows, thread, pool.threads()); r < share(rows, thread + 1, pool.threads()); r++) {
             const uint8_t* from = reader.rows(r, 1);
-            uint8_t* to = const_cast<uint8_t*>(table) + r * columns * to_bytes;
+            uint8_t* to = const_cast<uint8_t*>(table) + (first + r) * columns * to_bytes;
             if (!model.kernels->widen(matrix.type, from, columns, row.data())) numbers = false;
             if (same) {
                 std::memcpy(to, from, size_t(columns * to_bytes));
@@ -168,11 +180,8 @@ void arrange_recurrent(Slot slot, bool bias, const RecurrentSpec& r, float* valu
 }  // namespace
 
 bool PackedModel::pack(Pool& pool, Slot slot, int32_t index, bool bias, const StoredMatrix& matrix) {
-    require_memory();
+    require_matrix(matrix);
     const int64_t rows = matrix.rows, columns = matrix.columns;
-    if (matrix.type < SOURCE_F32 || matrix.type > SOURCE_BF16) refuse("there is no source type %d", matrix.type);
-    if (!matrix.is_somewhere() || rows < 1 || columns < 1)
-        refuse("a weight of %lld rows and %lld columns", (long long)rows, (long long)columns);
     if (!exists(slot, index, bias)) return false;
     const PackTarget where = target(slot, index);
     float* to = const_cast<float*>(vector(slot, index, bias));
@@ -187,12 +196,36 @@ bool PackedModel::pack(Pool& pool, Slot slot, int32_t index, bool bias, const St
     }
     bool numbers = !to || kernels->widen(matrix.type, matrix.data, rows * columns, to);
     if (to && slot >= Q_CONV && slot < Q_PROJ) arrange_recurrent(slot, bias, layers[size_t(index)].recurrent, to);
-    if (slot == EMBED_TOKENS && !head_is_table() && !table_of_) numbers = pack_table(*this, pool, matrix, table);
-    if (slot == PER_LAYER_EMBED) numbers = pack_table(*this, pool, matrix, per_layer_table);
-    if (where.linear) numbers &= pack_linear(*kernels, pool, where, bias, matrix);
+    if (bias && where.linear) numbers &= pack_bias(*kernels, where, matrix);
+    if (!to && !bias) numbers = pack_matrix(pool, slot, where, 0, matrix);
     if (!numbers) refuse_values(*kernels, matrix);
     arrivals_.arrived(slot, index, bias);
     return true;
+}
+
+bool PackedModel::pack_rows(Pool& pool, Slot slot, int32_t index, int64_t first, const StoredMatrix& matrix) {
+    require_matrix(matrix);
+    if (!exists(slot, index, false) || vector(slot, index, false)) return false;
+    const PackTarget where = target(slot, index);
+    const int64_t end = first + matrix.rows;
+    if (first < 0 || first % LANES != 0 || matrix.rows > where.columns - first || matrix.columns != where.width) {
+        return false;
+    }
+    if (end % LANES != 0 && end != where.columns) return false;
+    if (!pack_matrix(pool, slot, where, first, matrix)) refuse_values(*kernels, matrix, first);
+    if (end == where.columns) arrivals_.arrived(slot, index, false);
+    return true;
+}
+
+// Rows from `first` on of a weight that `where` has the whole of. False where NaN or infinity is among the values.
+bool PackedModel::pack_matrix(Pool& pool, Slot slot, const PackTarget& where, int64_t first,
+                              const StoredMatrix& matrix) {
+    bool numbers = true;
+    if (slot == EMBED_TOKENS && !head_is_table() && !table_of_) numbers = pack_table(*this, pool, matrix, table, first);
+    if (slot == PER_LAYER_EMBED) numbers = pack_table(*this, pool, matrix, per_layer_table, first);
+    if (!where.linear) return numbers;
+    const int64_t begins = where.first + first / LANES * where.step;
+    return pack_linear(*kernels, pool, {where.linear, begins, where.step, matrix.rows, where.width}, matrix) && numbers;
 }
 
 namespace {

@@ -55,6 +55,10 @@ public:
     // Packs a contiguous tensor of the checkpoint. False where no such weight of that shape exists. Throws NotFinite
     // where the tensor holds NaN or infinity.
     bool pack(Pool& pool, Slot slot, int32_t index, bool bias, const StoredMatrix& matrix);
+    // Packs rows [first, first + matrix.rows) of a matrix that comes in ranges, in ascending order: the last one counts
+    // as its arrival. Ranges begin at multiples of 16 rows. False as above, or where a range does not; rows of what is
+    // not finite are counted from the matrix's first.
+    bool pack_rows(Pool& pool, Slot slot, int32_t index, int64_t first, const StoredMatrix& matrix);
     // Packs a matrix that is quantized already: values (columns, width) from 0 to 15, and for each group of input
     // columns a scale and a zero from 0 to 31 (columns, groups); the last group may be short. Exact for scales of up to
     // 19 significant bits, as those of fp16 and bf16. False where there is no such int4 weight; NotFinite as above.
@@ -84,6 +88,8 @@ private:
     void place(const Pool& pool);
     void expect_weights();
     void require_memory() const;
+    void require_matrix(const StoredMatrix& matrix) const;
+    bool pack_matrix(Pool& pool, Slot slot, const PackTarget& where, int64_t first, const StoredMatrix& matrix);
 
     std::vector<std::vector<float>> slopes_;  // of each layer
     std::vector<LayerSpec> layer_specs_;

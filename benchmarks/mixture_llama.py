@@ -1,0 +1,88 @@
+"""llama.cpp beside mixture.py: a GGUF file of the same shapes, and turns of llama-batched-bench."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.executors.native_loading import planned_pool
+
+PROGRAM = "llama-batched-bench"
+NEW_TOKENS = 16  # of each request in a turn
+BLOCK = 256  # to multiples of which llama.cpp rounds a sequence's context
+
+
+@dataclass(frozen=True)
+class Peer:
+    """llama-batched-bench in `programs` on a file. context: tokens before those that are timed."""
+
+    programs: Path
+    file: Path
+    context: int
+    requests: int
+
+    def write(self, config: dict[str, Any]) -> None:
+        """The file of these shapes. Raises UsageError for a model that llama.cpp has no file of."""
+        import mixture_gguf
+
+        if not (self.programs / PROGRAM).is_file():
+            raise UsageError(f"--llama-cpp {self.programs}: there is no {PROGRAM}; name the folder that has it")
+        try:
+            mixture_gguf.write(config, self.file)
+        except OSError as error:
+            raise IpexAssistError(
+                f"{self.file}: {error}. Is there room? --scratch FOLDER names another disk"
+            ) from error
+
+    def command(self) -> list[str]:
+        """The program and its arguments, with as many threads as we have."""
+        threads, longest = str(planned_pool().threads), -(-(self.context + NEW_TOKENS) // BLOCK) * BLOCK
+        counts = ",".join(map(str, self.counts()))
+        return [
+            *(str(self.programs / PROGRAM), "-m", str(self.file), "-c", str(longest * self.requests)),
+            *("-npp", str(self.context), "-ntg", str(NEW_TOKENS), "-npl", counts, "-t", threads, "-tb", threads),
+            *("--output-format", "jsonl"),
+        ]
+
+    def counts(self) -> list[int]:
+        """Requests at once in a turn."""
+        return sorted({1, max(1, self.requests)})
+
+    def turn(self) -> dict[int, float]:
+        """Tokens/s by requests at once. Raises IpexAssistError where the program fails or says no speed."""
+        done = subprocess.run(
+            self.command(), stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
+        )
+        found = speeds(done.stdout)
+        if done.returncode or sorted(found) != self.counts():
+            raise IpexAssistError(
+                f"{PROGRAM} ended with {done.returncode}: {(done.stderr or done.stdout).strip()[-300:]}"
+            )
+        return found
+
+
+def speeds(said: str) -> dict[int, float]:
+    """Tokens/s of all requests together, by requests at once, of what the program printed."""
+    lines = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+    return {int(line["pl"]): float(line["speed_tg"]) for line in lines}
+
+
+def with_peer(
+    table: Sequence[dict[str, str]], ours: Mapping[int, float], turns: Sequence[Mapping[int, float]]
+) -> list[dict[str, str]]:
+    """The table with lines of llama.cpp and our speed beside it. ours: tokens/s by requests of a row each."""
+    lines = [{**row, "÷ llama.cpp": ""} for row in table]
+    for count in sorted(turns[0]):
+        samples = [turn[count] for turn in turns]
+        speed = statistics.median(samples)
+        line = dict.fromkeys(lines[0], "") | {"case": f"llama.cpp Q4_0, {count} requests", "tokens/s": f"{speed:.1f}"}
+        line["spread"] = f"{min(samples):.1f} to {max(samples):.1f} tokens/s"
+        line["÷ llama.cpp"] = f"{ours[count] / speed:.2f}" if count in ours else ""
+        lines.append(line)
+    return lines
