@@ -48,18 +48,14 @@ def pack_floats(
         if not others:
             return
         with one_torch_thread(), torch_module().inference_mode():
-<<<<<<< HEAD
-            for name, tensor in checkpoint.stream(others, model.precision):
-                _pack_tensor(model, sources, wanted[name], name, tensor, orders)
-=======
-            rows = {name: matrix_rows(checkpoint, sources, name, wanted[name], model.precision) for name in others}
+            unordered = [name for name in others if not any(each in orders for each in wanted[name])]
+            rows = {name: matrix_rows(checkpoint, sources, name, wanted[name], model.precision) for name in unordered}
             large = {name: matrix for name, matrix in rows.items() if matrix is not None}
             for name, matrix in large.items():
                 pack_matrix_rows(model, sources, name, wanted[name], matrix)
                 packed(name)
             for name, tensor in checkpoint.stream([name for name in others if name not in large], model.precision):
-                _pack_tensor(model, sources, wanted[name], name, tensor)
->>>>>>> c0fa7c1e1112ccdcbe14ac4ab46cf9e3604d017e
+                _pack_tensor(model, sources, wanted[name], name, tensor, orders)
                 del tensor
                 packed(name)
 
