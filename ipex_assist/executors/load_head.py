@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ipex_assist.checkpoints.short_name import short_name
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.phases import phase
+from ipex_assist.executors.layer_chain import LayerChain
 from ipex_assist.executors.load_request import HeadRequest
 from ipex_assist.executors.registry import EXECUTORS
 from ipex_assist.models.config import NotComputed
@@ -40,7 +41,8 @@ def head_of(target: Checkpoint, checkpoint: Checkpoint | None = None) -> DraftHe
             found = _of_another(checkpoint, target)
         check_target(found.spec, target.decoder_spec())
         shapes = stored.shapes()
-        check_stored(found.spec, stored_form(found.sources, shapes), shapes)
+        for each in (found, *found.further):
+            check_stored(each.spec, stored_form(each.sources, shapes), shapes)
     except NotComputed as error:
         raise UsageError(f"{stored.source} does not draft for {target.source}: {error}") from error
     except IpexAssistError as error:
@@ -89,26 +91,37 @@ def load_head(
     if head is None:
         raise UsageError(f"{target_checkpoint.source} has no layers that predict further tokens (MTP)")
     stored = target_checkpoint if checkpoint is None else checkpoint
-    if executor == "native" and head.spec.head is not None and head.spec.head.kind == "shared_kv":
+    if executor == "native" and head.spec.head is not None and head.spec.head.conv_taps:
         raise UsageError(
-            f"{stored.source} reads keys and values of its target, which the native core does not: use --executor "
-            "torch, or another --assistant-model"
+            f"{stored.source} is a DFlash 2, whose convolutions the native core does not have: use --executor torch, "
+            "or another --assistant-model"
         )
-    request = HeadRequest(
-        *(stored, precision, executor),
-        exact=False,  # what it drafts is verified
-        group=group,
-        kv_memory=kv_memory,
-        kv_precision=kv_precision,
-        head=head,
-        target=target,
-    )
     try:
         with phase(f"loading the draft head of {short_name(stored.source)}"):
-            made = EXECUTORS[executor].load(request)
+            models = [
+                _load_one(
+                    HeadRequest(
+                        *(stored, precision, executor),
+                        exact=False,  # what it drafts is verified
+                        group=group,
+                        kv_memory=kv_memory,
+                        kv_precision=kv_precision,
+                        head=each,
+                        target=target,
+                        token_order=_token_order(stored, each),
+                    )
+                )
+                for each in (head, *head.further)
+            ]
     except NotFiniteError as error:
         raise IpexAssistError(f"{stored.source}: {error}") from None
-    made.target_tokens, made.token_order = _target_tokens(stored, head), _token_order(stored, head)
+    return models[0] if len(models) == 1 else LayerChain(models)
+
+
+def _load_one(request: HeadRequest) -> Model:
+    assert request.head is not None
+    made = EXECUTORS[request.executor].load(request)
+    made.target_tokens, made.token_order = _target_tokens(request.checkpoint, request.head), request.token_order
     return made
 
 
