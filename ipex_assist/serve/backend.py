@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -92,7 +92,7 @@ class Failed(Exception):
 @dataclass(frozen=True)
 class ModelFacts:
     """The served model. name: in requests. context_length: in tokens. created: Unix time in seconds. draft_head: the
-    assistant's kind, where it is a draft head."""
+    assistant's kind, where it is a draft head. adapters: folders by their names."""
 
     name: str
     target: str
@@ -103,6 +103,7 @@ class ModelFacts:
     vocab_size: int
     created: int
     draft_head: str | None = None
+    adapters: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,7 @@ def _facts(model: TextModel) -> dict[str, Any]:
         "context_length": model.context_length,
         "vocab_size": model.vocab_size,
         "pauses": model.pauses,
+        "adapters": dict(model.adapters),
     }
 
 

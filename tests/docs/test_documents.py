@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import adapter_files
 import checkpoint_files
 import pytest
 import results
@@ -72,6 +73,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         checkpoint_files.save(model, repository / "snapshots" / ("0" * 40))
     checkpoint_files.save(checkpoint_files.tiny_model("qwen2"), folder / "Qwen2.5-7B-Instruct")
     checkpoint_files.write_gguf(checkpoint_files.tiny_model("llama"), folder / "model.gguf")
+    qwen = checkpoint_files.tiny_model("qwen2")
+    for name in ("sql", "notes"):
+        adapter_files.save_adapter(folder / "adapters" / name, qwen, targets=adapter_files.ATTENTION, size=0.05)
     (folder / "prompt.txt").write_text("the quick brown fox")
     (folder / "prompts.jsonl").write_text('{"prompt": "the quick"}\n{"prompt": "brown fox"}\n')
     (folder / "alpaca.json").write_text('[{"instruction": "Name a fox.", "input": "", "output": "Fox."}]')

@@ -7,6 +7,8 @@
 #include <cstdio>
 #include <stdexcept>
 
+#include "packing/adapter.h"
+
 namespace ipex_assist {
 
 void refuse(const char* format, ...) {
@@ -322,6 +324,9 @@ void check_segment(const PackedModel& model, const Batch& b, int32_t index, int6
     if (segment.start < 0 || last >= INT32_MAX)
         refuse("segment %d is at position %lld", index,
                static_cast<long long>(segment.start < 0 ? segment.start : last));
+    if (segment.adapter && !segment.adapter->is_of(model)) refuse("segment %d has the adapter of another model", index);
+    if (segment.adapter && !std::isfinite(segment.adapter_scale))
+        refuse("segment %d has an adapter with a scale of %g", index, double(segment.adapter_scale));
     if (!segment.blocks || last / BLOCK_POSITIONS >= segment.block_count) {
         refuse("segment %d goes up to position %lld, and its table has %d blocks of %d", index,
                static_cast<long long>(last), segment.blocks ? segment.block_count : 0, BLOCK_POSITIONS);

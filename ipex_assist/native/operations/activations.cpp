@@ -51,6 +51,7 @@ void list_shared(List& list, SharedBuffers& b, const ActivationSizes& s) {
     list("scanned", b.scanned, s.scan_rows, s.scan_columns);
     list("partials", b.partials, s.partials, 1);
     list("fed_back", b.fed_back, s.fed_back_rows, s.width);
+    list("low_rank", b.low_rank, s.low_rows, s.low_columns);
     list("router_logits", b.router_logits, s.rows, s.router_columns);
     list("expert_outputs", b.expert_outputs, s.slots, s.width);
     list("maxima", b.maxima, s.logit_rows, s.vocabulary_chunks);
@@ -78,6 +79,7 @@ void list_thread(List& list, ThreadBuffers& b, const ActivationSizes& s) {
     list("ordered", b.ordered, 1, s.ordered);
     list("up", b.up, s.rows, UP_BLOCKS * LANES);
     list("state", b.state, 1, s.state);
+    list("window_sums", b.window_sums, s.low_rows ? WINDOW_ROWS : 0, s.depth / SCALE_COLUMNS);
     list("head", b.head, 1, s.value_width);
     list("scores", b.scores, s.queries, BLOCK_POSITIONS);
     list("results", b.results, s.queries, partial);
