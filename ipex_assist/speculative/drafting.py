@@ -179,7 +179,8 @@ class Drafting:
         if options.kind == "heuristic":
             return HeuristicSchedule(HEURISTIC_TOKENS if number is None else number)
         longest = LONGEST_DRAFT if number is None else number
-        known = [each.for_next_text() for each in self._acceptance(adapter)]
+        of_model, of_lookup = self._acceptance(adapter)
+        known = of_model.for_next_text(), of_lookup.for_next_text()
         return AdaptiveSchedule(self.costs, limit, longest, *known, shared=None if shared is None else shared())
 
     def learn(self, schedule: Schedule, adapter: str | None = None) -> None:
