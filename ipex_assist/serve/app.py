@@ -19,7 +19,7 @@ from ipex_assist.serve.middleware import BodyLimit, OneLength, RequestIds, RootP
 from ipex_assist.serve.options import ServeOptions
 from ipex_assist.serve.page import add_page
 from ipex_assist.serve.protocol.common import TOKEN_ID
-from ipex_assist.serve.routes import completions, messages, responses, server, tokens
+from ipex_assist.serve.routes import completions, embeddings, messages, responses, server, tokens
 from ipex_assist.serve.service import Service
 from ipex_assist.serve.tracing import TracedBackend, TraceParents, collector
 from ipex_assist.version import __version__
@@ -52,7 +52,7 @@ def create_app(backend: Backend, options: ServeOptions) -> FastAPI:
         lifespan=lifespan,
     )
     add_error_handlers(app)
-    for each in (completions, responses, messages, tokens, server):
+    for each in (completions, responses, messages, embeddings, tokens, server):
         app.include_router(each.router(service))
     add_page(app)
     keys = ApiKeys(options.keys())

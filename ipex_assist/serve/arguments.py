@@ -11,6 +11,7 @@ from pathlib import Path
 from ipex_assist.checkpoints.open import check_source
 from ipex_assist.checkpoints.short_name import short_name
 from ipex_assist.commands.shared import arguments
+from ipex_assist.embedding.settled import settled
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.options import add_flags, flags_of, options_of
 from ipex_assist.executors.blocks import BLOCK
@@ -111,8 +112,14 @@ def worker_settings(args: argparse.Namespace, options: ServeOptions, load: LoadO
     tokens = -(-options.text_tokens // BLOCK) * BLOCK
     concurrency = options.max_concurrency
     lengths = (tokens,) * (concurrency or DEFAULT_CONCURRENCY)
+    load, task = settled(load, options.task)
     load = replace(load, lora_by_default=False)  # a request's model says which
-    return WorkerSettings(load, options.text_tokens, args.threads, args.verbose, concurrency, lengths, grammars=True)
+    return WorkerSettings(
+        *(load, options.text_tokens, args.threads, args.verbose, concurrency, lengths),
+        grammars=True,
+        task=task,
+        matryoshka=options.matryoshka,
+    )
 
 
 def model_name(options: ServeOptions, target: str) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import adapter_files
 import checkpoint_files
+import embedding_folders
 import pytest
 import results
 from command_runs import on_own_cpus
@@ -76,6 +77,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     qwen = checkpoint_files.tiny_model("qwen2")
     for name in ("sql", "notes"):
         adapter_files.save_adapter(folder / "adapters" / name, qwen, targets=adapter_files.ATTENTION, size=0.05)
+    for name, kind in (("Qwen3-Embedding-0.6B", ""), ("Qwen3-Reranker-0.6B", "ForSequenceClassification")):
+        repository = folder / "hub" / f"models--Qwen--{name}"
+        (repository / "refs").mkdir(parents=True)
+        (repository / "refs" / "main").write_text("0" * 40)
+        snapshot = repository / "snapshots" / ("0" * 40)
+        embedding_folders.write_model(snapshot, "qwen3", kind, pad_token_id=0, max_position_embeddings=2048)
+        if not kind:
+            embedding_folders.write_modules(snapshot, prompts={"query": "Query: "})
+    (folder / "texts.txt").write_text("A quick fox\nA lazy dog\nA café\n")
     (folder / "prompt.txt").write_text("the quick brown fox")
     (folder / "prompts.jsonl").write_text('{"prompt": "the quick"}\n{"prompt": "brown fox"}\n')
     (folder / "alpaca.json").write_text('[{"instruction": "Name a fox.", "input": "", "output": "Fox."}]')

@@ -40,8 +40,13 @@ inline void expand_rows(const LowRankBlock& b, const LowRankRow* rows, const flo
 template <Precision P>
 inline void expand_all(const LowRankBlock& b, const LowRankRow* rows, int64_t count, const float* low,
                        int64_t low_stride, float* out, int64_t stride) {
-    for (; count >= 4; rows += 4, count -= 4) expand_rows<P, 4>(b, rows, low, low_stride, out, stride);
-    for (; count > 0; rows++, count--) expand_rows<P, 1>(b, rows, low, low_stride, out, stride);
+    for (; count > 4; rows += 4, count -= 4) expand_rows<P, 4>(b, rows, low, low_stride, out, stride);
+    switch (count) {
+        case 4: return expand_rows<P, 4>(b, rows, low, low_stride, out, stride);
+        case 3: return expand_rows<P, 3>(b, rows, low, low_stride, out, stride);
+        case 2: return expand_rows<P, 2>(b, rows, low, low_stride, out, stride);
+        case 1: return expand_rows<P, 1>(b, rows, low, low_stride, out, stride);
+    }
 }
 
 void expand(const LowRankBlock& b, const LowRankRow* rows, int64_t count, const float* low, int64_t low_stride,

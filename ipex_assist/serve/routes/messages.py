@@ -40,6 +40,7 @@ async def _prepared(service: Service, body: CountTokens, deadline: float) -> tup
     """The conversation and its prompt's tokens. An assistant's turn at the end is the beginning of the answer."""
     if not (body.model or "").startswith(ANY_MODEL):
         service.check_model(body.model)
+        service.check_task()
     if body.messages[-1].role == "user":
         return await prepare_conversation(service, lambda: _asked(body), deadline)
     *earlier, last = body.messages
