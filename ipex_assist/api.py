@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ipex_assist.executors.registry import ExecutorName
@@ -26,6 +27,8 @@ def load(
     executor: ExecutorName = "auto",
     kv_memory: int | str | None = None,
     kv_precision: KvPrecision | None = None,
+    lora: Mapping[str, str | os.PathLike[str]] | Sequence[str] = (),
+    lora_by_default: bool = False,
     kv_share: float | None = None,
     cache_packed: bool | None = None,
     allow_special_tokens: bool = False,
@@ -51,6 +54,8 @@ def load(
     executor: "auto" is the first of the others that works here.
     kv_memory: for keys and values, in bytes or as "8G"; None: what the weights leave.
     kv_precision: of keys and values; None: attention's.
+    lora: LoRA adapters in PEFT's format, folders by their names; `generate(…, lora="name")` takes one.
+    lora_by_default: texts that name none get the last one, unless they say lora="none".
     kv_share: part of the memory that is left which may become keys and values; None: by the launcher's plan.
     cache_packed: keep packed weights on disk, for quick starts; None: where the disk has room.
     allow_special_tokens: let messages of a chat hold special tokens, which can end a turn and begin another.
@@ -80,6 +85,8 @@ def load(
             executor=executor,
             kv_memory=kv_memory,  # type: ignore[arg-type]  # a text becomes a number there
             kv_precision=kv_precision,
+            lora=tuple(f"{name}={os.fspath(at)}" for name, at in lora.items()) if isinstance(lora, Mapping) else lora,  # type: ignore[arg-type]
+            lora_by_default=lora_by_default,
             kv_share=kv_share,
             cache_packed=cache_packed,
             allow_special_tokens=allow_special_tokens,

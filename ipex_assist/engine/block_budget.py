@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Sized
-from typing import cast
+from typing import Any, cast
 
 from ipex_assist.engine.prefix_cache import CachedPrefix, Prefixes
 from ipex_assist.engine.request import Request
 from ipex_assist.executors.interface import ANY_ROWS, HasBlocks, HasSlot, Model, Rows
 from ipex_assist.executors.recurrent_states import RecurrentState
+
+
+def _adapter_of(request: Request) -> dict[str, Any]:
+    """The argument of `new_sequence`, for models that know of adapters."""
+    return {} if request.adapter is None else {"adapter": request.adapter}
 
 
 class BlockBudget:
@@ -45,11 +50,13 @@ class BlockBudget:
         Raises IpexAssistError if there is not enough memory.
         """
         if self._blocks is None:
-            request.sequence = self._target.new_sequence(request.end)
+            request.sequence = self._target.new_sequence(request.end, **_adapter_of(request))
         else:
             self._free_state()
             found = self._cached_prefix(request)
-            request.sequence = self._target.new_sequence(request.end, request.prompt_length, found.blocks, found.state)
+            request.sequence = self._target.new_sequence(
+                request.end, request.prompt_length, found.blocks, found.state, **_adapter_of(request)
+            )
             if self._states is not None:
                 cast(HasSlot, request.sequence).take_state()
             request.sequence.truncate(found.length)
@@ -59,7 +66,7 @@ class BlockBudget:
     def _cached_prefix(self, request: Request) -> CachedPrefix:
         if self._prefixes is None or request.needs_prompt_logits:
             return CachedPrefix([], 0)
-        return self._prefixes.find(request.tokens[:-1])
+        return self._prefixes.find(request.tokens[:-1], request.adapter)
 
     def keep(self, request: Request, *, goes_on: bool = False) -> None:
         """Add what a request has read to the prefix cache.
@@ -71,14 +78,14 @@ class BlockBudget:
             return
         size, length, state = self._blocks.size, request.sequence.length, None
         if self._states is not None:
-            if not self._prefixes.wants(request.tokens[:length]):
+            if not self._prefixes.wants(request.tokens[:length], request.adapter):
                 return
             sequence = cast(HasSlot, request.sequence)
             state = self._copied_state(sequence) if goes_on else sequence.give_state()
         elif goes_on:
             length -= length % size
         held = cast(HasBlocks, request.sequence).blocks
-        self._prefixes.keep(request.tokens[:length], held[: -(-length // size)], state)
+        self._prefixes.keep(request.tokens[:length], held[: -(-length // size)], state, request.adapter)
 
     def _copied_state(self, sequence: HasSlot) -> RecurrentState | None:
         return sequence.state.copy() if sequence.state is not None and self._free_state() else None

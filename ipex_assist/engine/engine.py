@@ -15,6 +15,7 @@ from ipex_assist.engine.scheduler import Scheduler
 from ipex_assist.engine.state_prefixes import StatePrefixes
 from ipex_assist.engine.stats import EngineStats
 from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.executors.adapters import AdapterChoice
 from ipex_assist.executors.blocks import NoBlocksError
 from ipex_assist.executors.interface import Model
 from ipex_assist.speculative.constrained_source import ConstrainedSource
@@ -211,6 +212,7 @@ class Engine:
             sampling=sampling,
             logprobs=options.logprobs,
             prompt_logprobs=options.prompt_logprobs,
+            adapter=None if options.lora is None else AdapterChoice(options.lora, options.lora_scale),
             make_draft_source=make_draft_source,
             schedule=schedule or ConstantSchedule(),
             on_finish=self._learn if learns else lambda request: None,
@@ -222,7 +224,7 @@ class Engine:
         """Return the schedule of a request. This may calibrate the pair, which needs free blocks."""
         for _ in ("beside the prefixes that are kept", "without them"):
             try:
-                return self.drafting.schedule(options, limit, self._live_costs)
+                return self.drafting.schedule(options, limit, self._live_costs, options.lora)
             except NoBlocksError:
                 with self._pass_lock:
                     self._scheduler.block_budget.clear_prefixes()
@@ -236,4 +238,4 @@ class Engine:
         return drafts.joint.live
 
     def _learn(self, request: Request) -> None:
-        self.drafting.learn(request.schedule)
+        self.drafting.learn(request.schedule, None if request.adapter is None else request.adapter.name)

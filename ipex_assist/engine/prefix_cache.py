@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -32,15 +32,21 @@ class CachedPrefix(NamedTuple):
 class Prefixes(Protocol):
     """Remembers blocks by their tokens, and finds the longest prefix of a new request."""
 
-    def find(self, tokens: Sequence[int]) -> CachedPrefix:
-        """Return the longest cached prefix of `tokens`."""
+    def find(self, tokens: Sequence[int], adapter: Hashable = None) -> CachedPrefix:
+        """Return the longest cached prefix of `tokens`, computed with this adapter (None: with none)."""
         ...
 
-    def wants(self, tokens: Sequence[int]) -> bool:
+    def wants(self, tokens: Sequence[int], adapter: Hashable = None) -> bool:
         """Whether `keep` needs the state of recurrent layers after these tokens."""
         ...
 
-    def keep(self, tokens: Sequence[int], blocks: Sequence[int], state: RecurrentState | None = None) -> None:
+    def keep(
+        self,
+        tokens: Sequence[int],
+        blocks: Sequence[int],
+        state: RecurrentState | None = None,
+        adapter: Hashable = None,
+    ) -> None:
         """Insert blocks; block i holds `tokens[i * size : (i + 1) * size]`, the last one possibly fewer.
 
         state: the one after `tokens`, where it is wanted; from now on the cache's own.
@@ -59,13 +65,19 @@ class Prefixes(Protocol):
 class NoPrefixes:
     """No prefix caching: every prompt is read whole."""
 
-    def find(self, tokens: Sequence[int]) -> CachedPrefix:
+    def find(self, tokens: Sequence[int], adapter: Hashable = None) -> CachedPrefix:
         return CachedPrefix([], 0)
 
-    def wants(self, tokens: Sequence[int]) -> bool:
+    def wants(self, tokens: Sequence[int], adapter: Hashable = None) -> bool:
         return False
 
-    def keep(self, tokens: Sequence[int], blocks: Sequence[int], state: RecurrentState | None = None) -> None:
+    def keep(
+        self,
+        tokens: Sequence[int],
+        blocks: Sequence[int],
+        state: RecurrentState | None = None,
+        adapter: Hashable = None,
+    ) -> None:
         pass
 
     def evict(self) -> bool:
@@ -99,7 +111,7 @@ class PrefixCache:
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
         self._min_tokens = min_shared_tokens(pool)
-        self._root = _Node(-1, (), None)
+        self._roots: dict[Hashable, _Node] = {}  # by adapter: its blocks are of use to nobody else
         self._clock = 0
         self._nodes: set[_Node] = set()
         # Heap of leaves by last use: (clock, tie breaker, node); entries may be stale.
@@ -113,10 +125,10 @@ class PrefixCache:
         if nodes := getattr(self, "_nodes", None):
             self._pool.release_soon([node.block for node in nodes])
 
-    def find(self, tokens: Sequence[int]) -> CachedPrefix:
-        """Return the longest cached prefix of `tokens`."""
+    def find(self, tokens: Sequence[int], adapter: Hashable = None) -> CachedPrefix:
+        """Return the longest cached prefix of `tokens` with this adapter."""
         self._clock += 1
-        node, blocks, size, start = self._root, list[int](), self._pool.size, 0
+        node, blocks, size, start = self._root(adapter), list[int](), self._pool.size, 0
         while child := node.children.get(tuple(tokens[start : start + size])):
             self._use(child)
             blocks.append(child.block)
@@ -130,14 +142,20 @@ class PrefixCache:
             start += common
         return CachedPrefix(blocks, start)
 
-    def wants(self, tokens: Sequence[int]) -> bool:
+    def wants(self, tokens: Sequence[int], adapter: Hashable = None) -> bool:
         """No: this one is for models whose layers are all attention."""
         return False
 
-    def keep(self, tokens: Sequence[int], blocks: Sequence[int], state: RecurrentState | None = None) -> None:
+    def keep(
+        self,
+        tokens: Sequence[int],
+        blocks: Sequence[int],
+        state: RecurrentState | None = None,
+        adapter: Hashable = None,
+    ) -> None:
         """Insert blocks; a prefix that is cached already keeps its block."""
         self._clock += 1
-        node, size = self._root, self._pool.size
+        node, size = self._root(adapter), self._pool.size
         for index, block in enumerate(blocks):
             key = tuple(tokens[index * size : (index + 1) * size])
             if len(key) < self._min_tokens:
@@ -176,6 +194,9 @@ class PrefixCache:
         for node in [node for node in self._nodes if node.block == block and not node.children]:
             self._remove(node)
 
+    def _root(self, adapter: Hashable) -> _Node:
+        return self._roots.setdefault(adapter, _Node(-1, (), None))
+
     def _similar(self, node: _Node, tokens: tuple[int, ...]) -> Iterable[_Node]:
         """Children of a node that share the first `min_shared_tokens` tokens."""
         return node.similar.get(tokens[: self._min_tokens], ())
@@ -213,7 +234,7 @@ class PrefixCache:
             del parent.similar[head]
         self._nodes.discard(leaf)
         self._pool.release(leaf.block)
-        if not parent.children and parent is not self._root:
+        if not parent.children and parent.parent is not None:
             self._push_evictable(parent)
 
 

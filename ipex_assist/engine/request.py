@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
+from ipex_assist.executors.adapters import AdapterChoice
 from ipex_assist.executors.interface import Sequence, TokenLogprob
 from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
 from ipex_assist.speculative.constrained_source import ConstrainedSource
@@ -31,7 +32,8 @@ class Request:
     limit: output tokens at most. make_draft_source: called when the request starts to run; None where nothing drafts.
     logprobs: how many top log-probabilities come with each token; None for none at all. prompt_logprobs: the same for
     the prompt's tokens but the first, gathered in prompt_choices. grammar: between passes, in the state after the
-    output tokens. number: order of arrival. paused: holds no memory and is not resumed before its owner says so.
+    output tokens. adapter: of all its rows. number: order of arrival. paused: holds no memory and is not resumed before
+    its owner says so.
     """
 
     tokens: list[int]
@@ -46,6 +48,7 @@ class Request:
     assisted: bool = False
     grammar: Grammar | None = None
     prompt_logprobs: int | None = None
+    adapter: AdapterChoice | None = None
     prompt_choices: list[TokenLogprob] = field(default_factory=list)
     number: int = 0
     branch: int = 0

@@ -7,7 +7,7 @@ the last PENDING_ROWS lengths as well, whose rows can still be forgotten. No tor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from ipex_assist.engine.prefix_cache import CachedPrefix, common_tokens
@@ -25,6 +25,7 @@ class _Kept:
     blocks: list[int]
     state: RecurrentState
     used: int
+    adapter: Hashable = None
 
     def serves(self, length: int) -> bool:
         """Whether a sequence can begin with its first `length` tokens."""
@@ -46,9 +47,9 @@ class StatePrefixes:
         for each in getattr(self, "_kept", ()):
             self._pool.release_soon(each.blocks)
 
-    def find(self, tokens: Sequence[int]) -> CachedPrefix:
+    def find(self, tokens: Sequence[int], adapter: Hashable = None) -> CachedPrefix:
         """The longest prefix of `tokens` with a state, and where they part from those of earlier requests."""
-        length, found, branch = self._longest(tuple(tokens))
+        length, found, branch = self._longest(tuple(tokens), adapter)
         # What the prompt's own end will serve needs no state of its own.
         if branch <= length or not LEAST_TOKENS <= branch < len(tokens) - PENDING_ROWS:
             branch = 0
@@ -57,24 +58,30 @@ class StatePrefixes:
         self._use(found)
         return CachedPrefix(found.blocks[: -(-length // self._pool.size)], length, found.state, branch)
 
-    def wants(self, tokens: Sequence[int]) -> bool:
+    def wants(self, tokens: Sequence[int], adapter: Hashable = None) -> bool:
         """Whether the state after these tokens would serve a request that no kept one does."""
-        return len(tokens) >= LEAST_TOKENS and self._longest(tuple(tokens))[0] < len(tokens)
+        return len(tokens) >= LEAST_TOKENS and self._longest(tuple(tokens), adapter)[0] < len(tokens)
 
-    def _longest(self, key: tuple[int, ...]) -> tuple[int, _Kept | None, int]:
+    def _longest(self, key: tuple[int, ...], adapter: Hashable) -> tuple[int, _Kept | None, int]:
         """How many tokens of `key` a kept state serves, that state, and how many tokens any kept prefix shares."""
-        known = [(common_tokens(each.tokens, key), each) for each in self._kept]
+        known = [(common_tokens(each.tokens, key), each) for each in self._kept if each.adapter == adapter]
         served = [(length, each.used, each) for length, each in known if each.serves(length)]
         length, _, found = max(served, key=lambda each: each[:2], default=(0, 0, None))
         return length, found, max((length for length, _ in known), default=0)
 
-    def keep(self, tokens: Sequence[int], blocks: Sequence[int], state: RecurrentState | None = None) -> None:
+    def keep(
+        self,
+        tokens: Sequence[int],
+        blocks: Sequence[int],
+        state: RecurrentState | None = None,
+        adapter: Hashable = None,
+    ) -> None:
         """Insert the state after `tokens`, which is nobody else's from now on, and the blocks of those tokens."""
-        if state is None or not self.wants(tokens):
+        if state is None or not self.wants(tokens, adapter):
             return
         for block in blocks:
             self._pool.share(block)
-        self._kept.append(_Kept(tuple(tokens), list(blocks), state, self._clock))
+        self._kept.append(_Kept(tuple(tokens), list(blocks), state, self._clock, adapter))
 
     def evict(self) -> bool:
         """Forget the prefix that was not used for longest. Returns False if there is none."""

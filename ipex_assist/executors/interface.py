@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from ipex_assist.executors.adapters import AdapterChoice
     from ipex_assist.executors.blocks import BlockPool
     from ipex_assist.executors.recurrent_states import RecurrentState, StatePool
 
@@ -204,6 +205,7 @@ class Model(Protocol):
         prompt_length: int | None = None,
         blocks: abc.Sequence[int] = (),
         state: RecurrentState | None = None,
+        adapter: AdapterChoice | None = None,
     ) -> Sequence:
         """A sequence that may hold up to `capacity` tokens. Raises IpexAssistError where there is no memory.
 
@@ -211,7 +213,8 @@ class Model(Protocol):
         prompt is cut into calls; None: of the first call's length. It matters only with by-length rope (dynamic,
         longrope). blocks: cached blocks of the pool that hold the sequence's first tokens; the sequence takes
         references of its own, and the caller truncates it to the tokens that are right. Without them it is empty.
-        state: of recurrent layers, after those tokens or some fewer; it is copied.
+        state: of recurrent layers, after those tokens or some fewer; it is copied. adapter: of all its rows, one that
+        the model has (executors/adapters.py: TakesAdapters).
         """
         ...
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ipex_assist.deferred_imports import torch_module
 from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.executors.adapters import AdapterChoice, AdapterMatrices
 from ipex_assist.executors.blocks import BlockPool
 from ipex_assist.executors.interface import (
     ALL_THREADS,
@@ -41,6 +42,7 @@ from ipex_assist.executors.pass_lock import pass_lock
 from ipex_assist.executors.recurrent_states import PENDING_ROWS, RecurrentState, StatePool
 from ipex_assist.executors.rope import Floats, RotaryTable
 from ipex_assist.executors.row_choice import RowChoice, SampledRows
+from ipex_assist.native.adapter import PackedAdapter
 from ipex_assist.native.blocks import BlockMemory, reserve_blocks
 from ipex_assist.native.library import memory_nodes
 from ipex_assist.native.model import PackedModel
@@ -83,6 +85,7 @@ class RotaryRows(NamedTuple):
 
 
 NO_ROTARY = RotaryRows((0, 0, None, None), None)
+NO_ADAPTER = None, 0.0
 NO_STATE = 0, 0, 0  # Segment's fields from state to settle
 NO_STATES = contextlib.nullcontext()
 
@@ -125,6 +128,7 @@ class NativeModel(Model):
         self._spare = self.spec.head.block_size if self.spec.head is not None else 0
         self._width = -(-self.spec.lm_head_rows // 16) * 16
         self._shared_rotary = NO_ROTARY
+        self.adapters: dict[str, PackedAdapter] = {}
         # a draft head that keeps nothing: its layers read keys and values of its target
         self._over_target = self.spec.head is not None and self.spec.head.kind == "shared_kv"
         self.token_order: NDArray[np.int32] | None = None  # of one with clusters: the token of each row of its lm_head
@@ -168,20 +172,31 @@ class NativeModel(Model):
         """The slots of recurrent layers' states, made with the block pool; None in a model without such layers."""
         return self._states if self.blocks is not None else None
 
+    def add_adapter(self, name: str, matrices: abc.Iterable[AdapterMatrices]) -> None:
+        """Have an adapter by this name, for `new_sequence`; sequences that have an earlier one keep it."""
+        made = PackedAdapter(self.packed)
+        for each in matrices:
+            made.pack(each.name, each.a, each.b, each.scale)
+        self.adapters[name] = made
+
     def new_sequence(
         self,
         capacity: int,
         prompt_length: int | None = None,
         blocks: abc.Sequence[int] = (),
         state: RecurrentState | None = None,
+        adapter: AdapterChoice | None = None,
     ) -> NativeSequence:
         """A sequence that may hold up to `capacity` tokens. Raises IpexAssistError where there is no memory.
 
-        state: with `blocks`, the state after the tokens that they hold, which is copied.
+        state: with `blocks`, the state after the tokens that they hold, which is copied. adapter: one of `adapters`.
         """
         if self.rotary is not None:
             self.rotary.reach(capacity + self._spare)
-        return NativeSequence(self, self.blocks, capacity, prompt_length, blocks, self.states, state, self._spare)
+        made = NativeSequence(self, self.blocks, capacity, prompt_length, blocks, self.states, state, self._spare)
+        if adapter is not None:
+            made.adapter = self.adapters[adapter.name], adapter.scale
+        return made
 
     def forward(
         self, rows: abc.Sequence[Rows], vocabulary: int | None = None, hidden: HiddenRows | None = None
@@ -376,7 +391,10 @@ class NativeModel(Model):
             if own.state is not None:
                 settle = own.state.after(start, end, end + (more - 1 if further else 0))
                 state = own.state.slot, own.state.settled, settle
-            described.append((ctypes.addressof(own.table), own.count, start, rows, *rotary.fields, *state))
+            # A draft head over its target's sequence has no part in the target's adapter.
+            adapter, scale = (own.adapter if own.model is self else None) or NO_ADAPTER
+            lora = scale, None if adapter is None else adapter.handle
+            described.append((ctypes.addressof(own.table), own.count, start, rows, *rotary.fields, *state, *lora))
         # ctypes would silently keep the lowest 32 bits of a larger number; the core checks ids in that range.
         if tokens and not -(1 << 31) <= min(tokens) <= max(tokens) < 1 << 31:
             raise IpexAssistError(f"token ids from {min(tokens)} to {max(tokens)}")

@@ -9,6 +9,7 @@ from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.blocks import BLOCK, BlockPool
 from ipex_assist.executors.interface import Model, check_length, check_rollback
 from ipex_assist.executors.recurrent_states import RecurrentState, StatePool
+from ipex_assist.native.adapter import PackedAdapter
 
 LONGEST = (1 << 31) - BLOCK  # most tokens of a sequence: the core counts positions in int32
 
@@ -48,6 +49,7 @@ class NativeSequence:
             ctypes.c_int32 * -(-(capacity + spare) // BLOCK)
         )()  # the core reads it; the first `count` are blocks
         self.count = 0
+        self.adapter: tuple[PackedAdapter, float] | None = None  # of all its rows, and its scale
         self._pool = pool
         self._states = states
         self.state = state.copy() if state is not None else None
@@ -116,7 +118,7 @@ class NativeSequence:
         for block in self.table[: -(-length // BLOCK)]:
             self._pool.share(block)
             made.append(block)
-        made.length, made.rope_prompt_length = length, self.rope_prompt_length
+        made.length, made.rope_prompt_length, made.adapter = length, self.rope_prompt_length, self.adapter
         if made.state is not None:
             made.state.truncate(length)
         return made

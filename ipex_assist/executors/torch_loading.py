@@ -48,4 +48,6 @@ def load_torch(request: LoadRequest, kernels: Kernels, executor: str) -> TorchMo
         time.perf_counter() - loaded,
     )
     made = TorchModel if spec.head is None else TorchHead
-    return made(spec, weights, kernels, plan, kv_precision)
+    model = made(spec, weights, kernels, plan, kv_precision)
+    model.weight_names = frozenset(sources)
+    return model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import abc
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.executors.adapters import AdapterChoice, AdapterMatrices
 from ipex_assist.executors.attention import alibi_mask, attend_prompt, attend_rows, causal_mask
 from ipex_assist.executors.interface import HiddenRows, Model, Rows, check_length, check_rows
 from ipex_assist.executors.kernels import Kernels, norm_heads
@@ -22,6 +24,7 @@ from ipex_assist.executors.pass_lock import pass_lock
 from ipex_assist.executors.recurrent import RecurrentStates, convolved_values, mixer_rows, run_recurrent
 from ipex_assist.executors.recurrent_states import RecurrentState
 from ipex_assist.executors.row_plan import RowPlan
+from ipex_assist.executors.torch_adapters import adapted_layers
 from ipex_assist.executors.torch_mlp import ACTIVATION_FUNCTIONS, run_mlp
 from ipex_assist.executors.torch_rope import TorchRotary, rotate
 from ipex_assist.executors.weights import LatentLayer, Layer, Norm, Weights
@@ -53,6 +56,7 @@ class TorchSequence:
         self.prompt_length = prompt_length
         # The length by which by-length rope (dynamic, longrope) rotates the rows of the prompt; 0 where it is unknown.
         self.rope_prompt_length = prompt_length or 0
+        self.adapter: AdapterChoice | None = None
         self.cache = model.new_cache(model.rows_of(capacity))
         self.states = RecurrentStates(model.spec)
 
@@ -77,7 +81,7 @@ class TorchSequence:
         made.cache.copy_from(self.cache)
         made.states.copy_from(self.states)
         made.states.truncate(length)
-        made.length, made.rope_prompt_length = length, self.rope_prompt_length
+        made.length, made.rope_prompt_length, made.adapter = length, self.rope_prompt_length, self.adapter
         return made
 
 
@@ -116,11 +120,36 @@ class TorchModel(Model):
         self.kv_precision = kv_precision or ("fp32" if kernels.dtype == torch.float32 else "bf16")
         self.key_factors = key_factors(spec, weights, kernels) if self.kv_precision == "int8" else []
         self.rotary = TorchRotary(spec, kernels.dtype) if spec.rotary_tables else None
+        self.adapters: dict[str, list[AdapterMatrices]] = {}
+        self.weight_names: abc.Collection[str] = ()  # all that it has, for adapters
+        self._adapted: dict[AdapterChoice, Weights] = {}
 
     @property
     def exact_rows(self) -> int:
         """Rows of the longest single pass of a decode step."""
         return self.plan.sizes[-1]
+
+    def add_adapter(self, name: str, matrices: abc.Iterable[AdapterMatrices]) -> None:
+        """Have an adapter by this name, for `new_sequence`."""
+        self.adapters[name] = list(matrices)
+        self._adapted.clear()
+
+    @contextlib.contextmanager
+    def _with_adapter(self, choice: AdapterChoice | None) -> Iterator[None]:
+        """The model's weights with an adapter, for one pass."""
+        if choice is None:
+            yield
+            return
+        if choice not in self._adapted:
+            layers, matrices = self.weights.layers, self.adapters[choice.name]
+            made = adapted_layers(self.spec, self.weight_names, layers, matrices, choice.scale)
+            self._adapted[choice] = replace(self.weights, layers=made)
+        plain = self.weights
+        self.weights = self._adapted[choice]
+        try:
+            yield
+        finally:
+            self.weights = plain
 
     def new_sequence(
         self,
@@ -128,6 +157,7 @@ class TorchModel(Model):
         prompt_length: int | None = None,
         blocks: abc.Sequence[int] = (),
         state: RecurrentState | None = None,
+        adapter: AdapterChoice | None = None,
     ) -> TorchSequence:
         """Return an empty sequence with room for `capacity` tokens. Raises IpexAssistError where memory lacks it."""
         assert not blocks, "this executor has no blocks"
@@ -135,7 +165,9 @@ class TorchModel(Model):
         if self.rotary is not None:
             self.rotary.reach(self.rows_of(capacity))
         try:
-            return TorchSequence(self, capacity, prompt_length)
+            made = TorchSequence(self, capacity, prompt_length)
+            made.adapter = adapter
+            return made
         except RuntimeError as error:
             raise IpexAssistError(f"no memory for a sequence of {capacity} tokens: {error}") from error
 
@@ -182,7 +214,7 @@ class TorchModel(Model):
             chunk = list(tokens[done : done + rows])
             given = None if read is None else torch.from_numpy(read[done : done + rows])
             wanted = min(rows, max(0, last - (count - done - rows)))
-            with pass_lock:
+            with pass_lock, self._with_adapter(sequence.adapter):
                 hidden = self._pass(sequence, chunk, padded, given, tapped)
                 # Of a decode step all rows pass through the head together: which are wanted must not change its sums.
                 logits = self.head(hidden if padded else hidden[rows - wanted : rows]) if wanted else None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ipex_assist.checkpoints.lora_folder import parse_adapter
 from ipex_assist.env.errors import UsageError
-from ipex_assist.env.options import Choice, Number, Options, Size, Switch, Text, documented, option
+from ipex_assist.env.options import Choice, Number, Options, Size, Switch, Text, Texts, checked, documented, option
 from ipex_assist.executors.registry import EXECUTORS
 from ipex_assist.quantization.precision import KV_PRECISIONS, PRECISIONS
 from ipex_assist.speculative.assistant_name import AUTO, NONE, parse_assistant
@@ -59,6 +60,8 @@ class LoadOptions(Options):
     kv_precision: str | None = option(
         None, "of keys and values: bf16 or int8, half as large (default: attention's)", Choice(KV_PRECISIONS), "P"
     )
+    lora: tuple[str, ...] = option((), "a LoRA adapter in PEFT's format; repeatable", Texts(), "NAME=FOLDER")
+    lora_by_default: bool = option(True, "whether texts that name no adapter get the last one", Switch(), flags=())
     kv_share: float | None = option(
         None,
         "part of the memory that is left which may become keys and values (default: by the launcher's plan)",
@@ -84,6 +87,18 @@ class LoadOptions(Options):
         Switch(),
         flags=(),
     )
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for a value of the wrong type or out of range, and for two adapters of one name."""
+        super().__post_init__()
+        names = [checked("--lora", parse_adapter, each)[0] for each in self.lora]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise UsageError(f"--lora: two adapters are named {twice}: give one of them another name, NAME=FOLDER")
+
+    @property
+    def adapters(self) -> dict[str, str]:
+        """Folders of adapters by their names."""
+        return dict(parse_adapter(each) for each in self.lora)
 
     @property
     def assists(self) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ipex_assist import launch
+from ipex_assist.checkpoints.lora_folder import read_lora
 from ipex_assist.checkpoints.open import OpenCheckpoints
 from ipex_assist.checkpoints.short_name import short_name
 from ipex_assist.deferred_imports import one_torch_thread, torch_is_here
@@ -18,6 +19,7 @@ from ipex_assist.env.errors import UsageError
 from ipex_assist.env.isa import read_isa
 from ipex_assist.env.phase_display import phases_shown
 from ipex_assist.env.phases import phase
+from ipex_assist.executors.adapters import TakesAdapters, adapter_matrices
 from ipex_assist.executors.interface import FewerThreads, Model
 from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.load import load_model
@@ -115,6 +117,9 @@ def _build(request: ResolvedOptions, later: list[Callable[[], object]] | None) -
     identity = request.identity(assistant_tokenizer is not None)
     model = AssistedModel(target, tokenizer, eos, identity, assistant_model, drafting=drafting)
     model.loading = loading
+    model.adapters = request.options.adapters
+    if request.options.lora_by_default and model.adapters:
+        model.default_adapter = list(model.adapters)[-1]
     return model
 
 
@@ -166,6 +171,7 @@ def _models(
     )
     started = time.perf_counter()
     target = load_model(asked)
+    _add_adapters(request, asked, target)
     loaded = time.perf_counter()
     if request.assistant is None and request.name.model not in (SELF, MTP):
         return target, None, Loading(loaded - started)
@@ -173,6 +179,20 @@ def _models(
     if options.draft_threads is not None:
         _use_threads(assistant, options.draft_threads, request.executor)
     return target, assistant, Loading(loaded - started, time.perf_counter() - loaded)
+
+
+def _add_adapters(request: ResolvedOptions, asked: LoadRequest, target: Model) -> None:
+    """Read the adapters that were asked for. Raises UsageError where the target's executor runs none."""
+    adapters = request.options.adapters
+    if adapters and not (isinstance(target, TakesAdapters) and request.executor in ("native", "torch")):
+        raise UsageError(
+            f"--lora: --executor {request.executor} runs no adapters; take native or torch, or merge the adapter into "
+            "its model by PEFT"
+        )
+    for name, folder in adapters.items():
+        with phase(f"reading the adapter {name}"):
+            assert isinstance(target, TakesAdapters)
+            target.add_adapter(name, adapter_matrices(asked.spec, asked.sources, read_lora(folder), folder))
 
 
 def _assistant(request: ResolvedOptions, asked: LoadRequest, target: Model) -> Model:
@@ -215,6 +235,11 @@ def _by_transformers(request: ResolvedOptions) -> TextModel:
     from ipex_assist.generation.transformers_model import TransformersModel
 
     options = request.options
+    if options.lora:
+        raise UsageError(
+            f"--lora: {request.checkpoint.architecture or 'this architecture'} runs through transformers, and adapters "
+            "run on our own decoder: merge the adapter into its model by PEFT"
+        )
     if request.name.lookup or request.name.model == SELF:
         raise UsageError(
             f"{request.checkpoint.architecture or 'this architecture'} runs through transformers, which drafts with an "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 from ipex_assist.engine.stats import EngineStats
@@ -34,6 +35,8 @@ class TextModel(ABC):
     identity: Identity
     loading = Loading()  # until whoever loads the weights says how long it took
     allow_special_tokens = False  # whether special tokens named in messages are tokens (`encode_messages`)
+    adapters: Mapping[str, str] = {}  # folders by the names that `lora` may have
+    default_adapter: str | None = None  # of texts that name none
     one_at_a_time = False  # whether a stream must have ended before the next one begins
 
     def __enter__(self) -> TextModel:
@@ -163,7 +166,7 @@ class TextModel(ABC):
         leaves no room in the model's context; GrammarError for a grammar that is none. Its iteration raises LogitsError
         where the model computes no numbers, and GrammarError where the grammar becomes too complex on the way.
         """
-        options = GenerationOptions.of(options, **changes).seeded()
+        options = self._with_adapter(GenerationOptions.of(options, **changes)).seeded()
         tokens = self.encode(prompt, chat=chat)
         limit = self.limit_of(len(tokens), options)
         rounds, drafting = self._rounds(tokens, limit, options, draft, schedule, grammar)
@@ -181,6 +184,15 @@ class TextModel(ABC):
             loading=self.loading,
             seed=options.seed if options.draws else None,
         )
+
+    def _with_adapter(self, options: GenerationOptions) -> GenerationOptions:
+        """The options with the adapter that they mean; None is none. Raises UsageError for one that is not loaded."""
+        name = self.default_adapter if options.lora is None else options.lora
+        name = None if name == "none" else name
+        if name is not None and name not in self.adapters:
+            known = f"there are {', '.join(self.adapters)}" if self.adapters else "none was loaded"
+            raise UsageError(f"there is no adapter {name!r}: {known} (--lora NAME=FOLDER)")
+        return replace(options, lora=name)
 
     def encode(self, prompt: str | Sequence[int] | Messages, *, chat: bool = False) -> list[int]:
         """Return the token ids of a prompt, as `stream` takes it. UsageError for none, and for ids there are not."""

@@ -23,6 +23,7 @@ from ipex_assist.native.structures import (
     CLayerSpec,
     CModelSpec,
     GreedyDraft,
+    Segment,
     TopTokens,
 )
 
@@ -63,6 +64,10 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ia_model_pack_int4": (_i32, (_p, _p, _i32, _i32, _p, _p, _p, _i64, _i64)),
     "ia_model_pack_bytes": (_i32, (_p, _p, _i32, _i32, _p, _p, _i64, _i64, _i64)),
     "ia_model_set_order": (_i32, (_p, _i32, _i32, _p, _i64)),
+    "ia_adapter_new": (_p, (_p,)),
+    "ia_adapter_delete": (None, (_p,)),
+    "ia_adapter_bytes": (_i64, (_p,)),
+    "ia_adapter_pack": (_i32, (_p, _p, _i32, _i32, _p, _p, _i64, _i64, _i64, ctypes.c_float)),
     "ia_block_bytes": (_i64, (_p, _i32)),
     "ia_state_bytes": (ctypes.c_int64, (_p,)),
     "ia_states_new": (_p, (_p, _i64)),
@@ -107,14 +112,14 @@ def library() -> ctypes.CDLL:
 
 def _check_interface(loaded: ctypes.CDLL) -> None:
     """IpexAssistError where the library was built from other sources than the Python beside it belongs to."""
-    sizes = (_i32 * 3)()
+    sizes = (_i32 * 4)()
     loaded.ia_abi.restype, loaded.ia_abi.argtypes = _SIGNATURES["ia_abi"]
     found = (loaded.ia_abi(sizes), *sizes)
-    expected = (ABI_VERSION, *(ctypes.sizeof(each) for each in (CModelSpec, CLayerSpec, Batch)))
+    expected = (ABI_VERSION, *(ctypes.sizeof(each) for each in (CModelSpec, CLayerSpec, Segment, Batch)))
     if found != expected:
         raise IpexAssistError(
-            "the native core belongs to another version of ipex-assist (its interface is {} with structures of {}, {} "
-            "and {} bytes, it should be {} with {}, {} and {}): {}".format(*found, *expected, _install_again())
+            "the native core belongs to another version of ipex-assist (its interface is {} with structures of {}, {}, "
+            "{} and {} bytes, it should be {} with {}, {}, {} and {}): {}".format(*found, *expected, _install_again())
         )
 
 

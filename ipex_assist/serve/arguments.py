@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ipex_assist.checkpoints.open import check_source
@@ -112,6 +113,7 @@ def worker_settings(args: argparse.Namespace, options: ServeOptions, load: LoadO
     concurrency = options.max_concurrency
     lengths = (tokens,) * (concurrency or DEFAULT_CONCURRENCY)
     load, task = settled(load, options.task)
+    load = replace(load, lora_by_default=False)  # a request's model says which
     return WorkerSettings(
         *(load, options.text_tokens, args.threads, args.verbose, concurrency, lengths),
         grammars=True,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -100,6 +100,7 @@ class Failed(Exception):
 class ModelFacts:
     """The served model. name: in requests. context_length: in tokens. created: Unix time in seconds. draft_head: the
     assistant's kind, where it is a draft head. embedding: of a model that gives vectors or scores, and writes no text.
+    adapters: folders by their names.
     """
 
     name: str
@@ -112,6 +113,7 @@ class ModelFacts:
     created: int
     draft_head: str | None = None
     embedding: EmbeddingFacts | None = None
+    adapters: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -178,5 +178,6 @@ def model_facts(name: str, facts: Mapping[str, Any]) -> ModelFacts:
         vocab_size=facts.get("vocab_size") or 0,
         created=int(time.time()),
         draft_head=facts.get("draft_head"),
+        adapters=facts.get("adapters") or {},
         embedding=None if embedding is None else EmbeddingFacts.from_dict(embedding),
     )

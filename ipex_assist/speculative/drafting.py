@@ -61,6 +61,7 @@ class Drafting:
     lookup_acceptance: Acceptance = field(default_factory=Acceptance)
     keep: Callable[[Acceptance, Acceptance], None] | None = None
     cache: PairCache | None = None
+    adapter_acceptance: dict[str, tuple[Acceptance, Acceptance]] = field(default_factory=dict)  # of this process
     _costs: Costs | None = None
     _measuring: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -78,6 +79,7 @@ class Drafting:
         if self.cache is not None:
             self._costs, self.cache = self.costs, None
         self.model_acceptance, self.lookup_acceptance, self.keep = Acceptance(), Acceptance(), None
+        self.adapter_acceptance.clear()
 
     @property
     def costs(self) -> Costs:
@@ -152,8 +154,22 @@ class Drafting:
             self.draft_vocabulary,
         )
 
-    def schedule(self, options: DraftOptions, limit: int, shared: Callable[[], LiveCosts] | None = None) -> Schedule:
-        """Return the schedule of one request of at most `limit` output tokens.
+    def _acceptance(self, adapter: str | None) -> tuple[Acceptance, Acceptance]:
+        """What is known of the assistant's drafts and of copies for texts with an adapter.
+
+        Before its first text: what is known of the model without one, as a start.
+        """
+        without = self.model_acceptance, self.lookup_acceptance
+        return without if adapter is None else self.adapter_acceptance.get(adapter, without)
+
+    def schedule(
+        self,
+        options: DraftOptions,
+        limit: int,
+        shared: Callable[[], LiveCosts] | None = None,
+        adapter: str | None = None,
+    ) -> Schedule:
+        """Return the schedule of one request of at most `limit` output tokens, with an adapter of the target or none.
 
         shared: returns the live costs of an engine whose passes several requests share.
         """
@@ -164,14 +180,20 @@ class Drafting:
             return HeuristicSchedule(HEURISTIC_TOKENS if number is None else number)
         longest = LONGEST_DRAFT if number is None else number
         self.model_acceptance.by_position = self.assistant is not None and self.assistant.spec.head is not None
-        known = self.model_acceptance.for_next_text(), self.lookup_acceptance.for_next_text()
+        of_model, of_lookup = self._acceptance(adapter)
+        known = of_model.for_next_text(), of_lookup.for_next_text()
         return AdaptiveSchedule(self.costs, limit, longest, *known, shared=None if shared is None else shared())
 
-    def learn(self, schedule: Schedule) -> None:
-        """Take over acceptance rates and costs from the schedule of a finished request."""
+    def learn(self, schedule: Schedule, adapter: str | None = None) -> None:
+        """Take over acceptance rates and costs from the schedule of a finished request, with its adapter."""
         if not isinstance(schedule, AdaptiveSchedule):
             return
         # Of concurrent requests the last one to finish wins.
+        if adapter is not None:
+            self.adapter_acceptance[adapter] = schedule.model_acceptance, schedule.lookup_acceptance
+            if self.cache is not None:
+                self.cache.correct_costs(schedule.findings())
+            return
         self.model_acceptance, self.lookup_acceptance = schedule.model_acceptance, schedule.lookup_acceptance
         if self.keep is not None:
             self.keep(self.model_acceptance, self.lookup_acceptance)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from ipex_assist.env.options import Choice, Number, Options, Switch, Texts, TokenNumbers, documented, option
+from ipex_assist.env.options import Choice, Number, Options, Switch, Text, Texts, TokenNumbers, documented, option
 
 SCHEDULES = ("adaptive", "constant", "heuristic")
 _PENALTY = Number(-100, 100)
@@ -113,3 +113,7 @@ class GenerationOptions(SamplingOptions, DraftOptions, StopOptions):
     prompt_logprobs: int | None = option(
         None, "the same for each prompt token but the first", Number(0, 20, whole=True), "N"
     )
+    lora: str | None = option(
+        None, "name of a loaded adapter, or none for the model alone (default: see load)", Text(), "NAME", flags=()
+    )
+    lora_scale: float = option(1.0, "factor of what the adapter adds", Number(-100, 100), flags=())

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import adapter_files
 import checkpoint_files
 import embedding_folders
 import pytest
@@ -73,6 +74,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         checkpoint_files.save(model, repository / "snapshots" / ("0" * 40))
     checkpoint_files.save(checkpoint_files.tiny_model("qwen2"), folder / "Qwen2.5-7B-Instruct")
     checkpoint_files.write_gguf(checkpoint_files.tiny_model("llama"), folder / "model.gguf")
+    qwen = checkpoint_files.tiny_model("qwen2")
+    for name in ("sql", "notes"):
+        adapter_files.save_adapter(folder / "adapters" / name, qwen, targets=adapter_files.ATTENTION, size=0.05)
     for name, kind in (("Qwen3-Embedding-0.6B", ""), ("Qwen3-Reranker-0.6B", "ForSequenceClassification")):
         repository = folder / "hub" / f"models--Qwen--{name}"
         (repository / "refs").mkdir(parents=True)

@@ -333,10 +333,11 @@ void test_forks(const KernelTable& k) {
 #endif
 
 void test_versions() {
-    int32_t sizes[3] = {};
+    int32_t sizes[4] = {};
     CHECK(ia_abi(sizes) > 0, "no version");
-    CHECK(sizes[0] == sizeof(ModelSpec) && sizes[1] == sizeof(LayerSpec) && sizes[2] == sizeof(Batch),
-          "%d, %d and %d bytes", sizes[0], sizes[1], sizes[2]);
+    CHECK(sizes[0] == sizeof(ModelSpec) && sizes[1] == sizeof(LayerSpec) && sizes[2] == sizeof(Segment) &&
+              sizes[3] == sizeof(Batch),
+          "%d, %d, %d and %d bytes", sizes[0], sizes[1], sizes[2], sizes[3]);
 }
 
 // A handle keeps what it points to: the table of a model that is deleted, and the model of blocks.

@@ -212,6 +212,7 @@ void test_attention_bits(const KernelTable& k);  // a part of it
 void test_model(const KernelTable& k);
 void test_model_drafts(const KernelTable& k);  // three parts of it
 void test_model_memory(const KernelTable& k);
+void test_adapters(const KernelTable& k);
 void test_sampling(const KernelTable& k);
 void test_draft_heads(const KernelTable& k);
 void test_nodes(const KernelTable& k);

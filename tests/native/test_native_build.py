@@ -319,7 +319,9 @@ def test_a_library_of_another_interface(change: str, monkeypatch: pytest.MonkeyP
         library.library.cache_clear()
     assert reason is not None
     was, wanted = ctypes.sizeof(LongerBatch) - 8, ctypes.sizeof(library.Batch)
-    assert re.search(rf"its interface is \d+ with structures of \d+, \d+ and {was} bytes, .* and {wanted}\)", reason)
+    assert re.search(
+        rf"its interface is \d+ with structures of \d+, \d+, \d+ and {was} bytes, .* and {wanted}\)", reason
+    )
     assert reason.endswith(f"build it again: pip install --no-deps -e {ROOT}")
 
 

@@ -30,6 +30,7 @@ PARTS = [
         "attention",
         "levels",
         "model",
+        "adapters",
         "heads",
         "sampling",
         "recurrent",

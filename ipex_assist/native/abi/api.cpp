@@ -16,6 +16,7 @@
 #include "operations/operations.h"
 #include "operations/shares.h"
 #include "operations/single_linear.h"
+#include "packing/adapter.h"
 #include "threads/lease.h"
 
 using namespace ipex_assist;
@@ -122,14 +123,15 @@ void count(Buffers& buffers, const Pass& done) {
 
 #define IPEX_ASSIST_API extern "C" __attribute__((visibility("default")))
 
-// The version of this interface, and in `sizes` the bytes of ModelSpec, LayerSpec and Batch: Python compares them
-// before it calls anything else. ABI_VERSION in structures.py is the same number; both change with any function or
+// The version of this interface, and in `sizes` the bytes of ModelSpec, LayerSpec, Segment and Batch: Python compares
+// them before it calls anything else. ABI_VERSION in structures.py is the same number; both change with any function or
 // structure here.
 IPEX_ASSIST_API int32_t ia_abi(int32_t* sizes) {
     sizes[0] = int32_t(sizeof(ModelSpec));
     sizes[1] = int32_t(sizeof(LayerSpec));
-    sizes[2] = int32_t(sizeof(Batch));
-    return 20;
+    sizes[2] = int32_t(sizeof(Segment));
+    sizes[3] = int32_t(sizeof(Batch));
+    return 21;
 }
 
 IPEX_ASSIST_API const char* ia_last_error() { return last_error; }
@@ -340,6 +342,23 @@ IPEX_ASSIST_API int32_t ia_model_pack_bytes(void* handle, void* pool, int32_t sl
 IPEX_ASSIST_API int32_t ia_model_set_order(void* handle, int32_t slot, int32_t index, const int32_t* order,
                                            int64_t width) {
     return guarded(-1, [&] { return model_of(handle).set_order(Slot(slot), index, order, width) ? 0 : 1; });
+}
+
+// An adapter of a model, without parts. It keeps the model's weights as long as it lives.
+IPEX_ASSIST_API void* ia_adapter_new(void* handle) {
+    return guarded<void*>(nullptr, [&] { return new Adapter(static_cast<Handle*>(handle)->model); });
+}
+
+IPEX_ASSIST_API void ia_adapter_delete(void* adapter) { delete static_cast<Adapter*>(adapter); }
+IPEX_ASSIST_API int64_t ia_adapter_bytes(void* adapter) { return static_cast<Adapter*>(adapter)->bytes(); }
+
+// See Adapter::pack: a (rank, width), b (columns, rank). 0 done, 1 no such weight, or another shape, -1 failed.
+IPEX_ASSIST_API int32_t ia_adapter_pack(void* adapter, void* pool, int32_t slot, int32_t layer, const float* a,
+                                        const float* b, int64_t rank, int64_t columns, int64_t width, float scale) {
+    return guarded(-1, [&] {
+        const Adapter::Matrices matrices{a, b, rank, columns, width, scale};
+        return static_cast<Adapter*>(adapter)->pack(*static_cast<Pool*>(pool), Slot(slot), layer, matrices) ? 0 : 1;
+    });
 }
 
 // Bytes of a block of keys and values of this model in a precision that Blocks takes; -1 for another.

@@ -7,6 +7,8 @@
 #include <cstdio>
 #include <stdexcept>
 
+#include "packing/adapter.h"
+
 namespace ipex_assist {
 
 void refuse(const char* format, ...) {
@@ -363,6 +365,9 @@ void check_segment(const PackedModel& model, const Batch& b, int32_t index, int6
     if (s.reads_target() && (segment.start < 1 || segment.rows != 1))
         refuse("segment %d has %d rows at position %d, and one after those of its target drafts", index, segment.rows,
                segment.start);
+    if (segment.adapter && !segment.adapter->is_of(model)) refuse("segment %d has the adapter of another model", index);
+    if (segment.adapter && !std::isfinite(segment.adapter_scale))
+        refuse("segment %d has an adapter with a scale of %g", index, double(segment.adapter_scale));
     check_table(b, index, s.reads_target() ? int64_t(segment.start) - 1 : last);
     if (s.positions) {
         if (last + s.position_offset >= s.positions) {

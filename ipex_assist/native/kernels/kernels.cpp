@@ -13,6 +13,7 @@
 #include "kernels/linear_fp8.h"
 #include "kernels/linear_int8_int4_prefill.h"
 #include "kernels/linear_mxfp4.h"
+#include "kernels/low_rank.h"
 #include "packing/pack_mxfp4.h"
 #include "kernels/row_operations.h"
 #include "kernels/scan.h"
@@ -95,6 +96,7 @@ const KernelTable* IPEX_ASSIST_KERNELS() {
                                       steps,
                                       decay_keys,
                                       scan,
+                                      expand,
                                       multiply};
     return &table;
 }

@@ -197,6 +197,20 @@ struct Xielu {
     float positive, negative, beta, eps;
 };
 
+// A row of a linear with an adapter: the row of A · x that is its own, and the factor of what is added to it.
+struct LowRankRow {
+    int64_t low, row;
+    float scale;
+};
+
+// What an adapter adds to 16 columns of a linear: B's rows of these, (rank, 16) in FP32, BF16 or INT8.
+struct LowRankBlock {
+    Precision precision;
+    const uint8_t* values;
+    const float* scales;  // INT8: (16)
+    int64_t rank;
+};
+
 struct KernelTable {
     const char* name;
     int32_t bf16_row_bytes;  // of a value in bf16 rows: 2, or 4 where the instruction set multiplies them as fp32
@@ -267,6 +281,10 @@ struct KernelTable {
     void (*decay_keys)(const float* in, const float* bias, float rate, const float* key, int64_t size, float* decays,
                        float* recalls);
     void (*scan)(const ScanTile&);
+    // out[row · stride …] += scale · (B · low[low · low_stride …]) of each of the rows, 16 columns of each; the
+    // products of a row are added in the order of the rank, whatever rows are beside it.
+    void (*expand)(const LowRankBlock&, const LowRankRow* rows, int64_t count, const float* low, int64_t low_stride,
+                   float* out, int64_t stride);
     // Multiply-adds of a precision and nothing else, for measuring the peak; returns their number.
     int64_t (*multiply)(Precision, int64_t steps);
 };

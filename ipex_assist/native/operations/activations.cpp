@@ -51,6 +51,7 @@ void list_shared(List& list, SharedBuffers& b, const ActivationSizes& s) {
     list("scanned", b.scanned, s.scan_rows, s.scan_columns);
     list("partials", b.partials, s.partials, 1);
     list("fed_back", b.fed_back, s.fed_back_rows, s.width);
+    list("low_rank", b.low_rank, s.low_rows, s.low_columns);
     list("cluster_scores", b.cluster_scores, s.logit_rows, s.clusters);
     list("clusters", b.clusters, s.logit_rows, s.clusters_read);
     list("router_logits", b.router_logits, s.rows, s.router_columns);
@@ -80,6 +81,7 @@ void list_thread(List& list, ThreadBuffers& b, const ActivationSizes& s) {
     list("ordered", b.ordered, 1, s.ordered);
     list("up", b.up, s.rows, UP_BLOCKS * LANES);
     list("state", b.state, 1, s.state);
+    list("window_sums", b.window_sums, s.low_rows ? WINDOW_ROWS : 0, s.depth / SCALE_COLUMNS);
     list("head", b.head, 1, s.value_width);
     list("scores", b.scores, s.queries, BLOCK_POSITIONS);
     list("results", b.results, s.queries, partial);

@@ -62,6 +62,7 @@ struct SharedBuffers {
     Array<float> scanned;         // (rows to scan, scan_width): queries, keys, values, decays and betas
     Array<float> partials;        // split KV's, see attention.h
     Array<float> fed_back;        // (segments, hidden): what a draft head's next rows get as their hidden states
+    Array<float> low_rank;        // (windows · WINDOW_ROWS, …) A · x of rows with an adapter
     Array<float> cluster_scores;  // (rows with logits, clusters) of a draft head
     Array<float> router_logits;   // (rows, experts)
     Array<float> expert_outputs;  // (slots, hidden)
@@ -82,14 +83,15 @@ struct NodeBuffers {
 };
 
 struct ThreadBuffers {
-    Array<float> row;          // (hidden)
-    Array<float> entering;     // a draft head's token and hidden state side by side, or the latter alone
-    Array<float> ordered;      // a row in the order of a linear's input columns, where there is one
-    Array<float> up;           // (rows, columns of gate and up that are activated while they are in the cache)
-    Array<float> x;            // (DECODE_ROWS, hidden): the residual stream where each thread prepares all rows
-    PreparedRows inputs;       // and what the next linear gets of it
-    PreparedRows head_inputs;  // of latent attention: of all rows, what the linear of a head gets
-    Array<float> state;        // (key_depth, 16) of a recurrent state
+    Array<float> row;            // (hidden)
+    Array<float> entering;       // a draft head's token and hidden state side by side, or the latter alone
+    Array<float> ordered;        // a row in the order of a linear's input columns, where there is one
+    Array<float> up;             // (rows, columns of gate and up that are activated while they are in the cache)
+    Array<float> x;              // (DECODE_ROWS, hidden): the residual stream where each thread prepares all rows
+    PreparedRows inputs;         // and what the next linear gets of it
+    PreparedRows head_inputs;    // of latent attention: of all rows, what the linear of a head gets
+    Array<float> state;          // (key_depth, 16) of a recurrent state
+    Array<int32_t> window_sums;  // of int8 rows that A is multiplied with: see adapters.cpp
     // Of attention, with a row for each query of a tile; see AttentionTile.
     Array<float> head, scores, results, running, totals, slopes, distances, query_scales, weight_scales;
     Array<int32_t> query_offsets, first, end;
@@ -113,6 +115,7 @@ struct ActivationSizes {
     int64_t fed_back_rows, entering;              // of draft heads; the latter columns
     int64_t clusters, clusters_read;              // of draft heads
     int64_t heads, head_depth;                    // of latent attention: columns of a row, input columns of a head
+    int64_t low_rows, low_columns;                // of A · x; 0 without adapters
     int64_t tiles;                                // whether rows are kept as tiles, too
 };
 

@@ -7,6 +7,8 @@
 
 namespace ipex_assist {
 
+class Adapter;
+
 // The rows of one sequence in a pass, at consecutive positions.
 struct Segment {
     const int32_t* blocks;  // the sequence's block table: positions 256 · i to 256 · i + 255 are in block blocks[i]
@@ -21,6 +23,8 @@ struct Segment {
     // which it becomes the one after `settle` tokens. The rows between the state and `start` are applied once more; at
     // most PENDING_ROWS rows may be after it when the pass is done.
     int32_t state, settled, settle;
+    float adapter_scale;     // of what the adapter adds
+    const Adapter* adapter;  // of these rows, one of the model's own; null: they have none
 };
 
 // Hidden states that a pass gives besides logits, of all of its rows.

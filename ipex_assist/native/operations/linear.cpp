@@ -23,10 +23,15 @@ void prefetch(const Pass& pass, int thread, const Linear& next) {
 }
 
 void linear(Pass& pass, int thread, LinearRows inputs, const Linear& linear, int64_t rows, float* out, int64_t stride,
-            const Linear* next) {
+            const Linear* next, const AdapterTerm& term) {
     const uint64_t started = __rdtsc();
     const auto [first, last] = slice(pass, linear, thread);
+    shrink(pass, thread, term, linear, inputs);
     pass.model.multiply(linear, inputs, rows, first, last, out + first * LANES, stride);
+    if (term.rows) {
+        pass.wait(thread);
+        expand(pass, term, first, last, out + first * LANES, stride);
+    }
     if (out == pass.delta(thread).data) share_delta(pass, thread, 0, rows, first * LANES, last * LANES);
     if (next) prefetch(pass, thread, *next);
     pass.wait(thread);
@@ -36,7 +41,8 @@ void linear(Pass& pass, int thread, LinearRows inputs, const Linear& linear, int
 void qkv_linear(Pass& pass, const LayerStep& step, int thread) {
     const PackedLayer& layer = pass.layer(step);
     linear(pass, thread, pass.inputs(thread, layer.qkv.depth), layer.qkv, pass.plan.rows(),
-           pass.activations.shared.qkv.data, pass.activations.shared.qkv.columns, &layer.output);
+           pass.activations.shared.qkv.data, pass.activations.shared.qkv.columns, &layer.output,
+           adapter_term(pass, step, QKV));
 }
 
 void output_linear(Pass& pass, const LayerStep& step, int thread) {
@@ -47,7 +53,8 @@ void output_linear(Pass& pass, const LayerStep& step, int thread) {
     linear(pass, thread, rows, layer.output, pass.rows_kept(step), delta.data, delta.columns,
            layer.mlp.experts ? &layer.router
            : layer.has_mlp() ? &layer.up
-                             : &pass.reader(step));
+                             : &pass.reader(step),
+           adapter_term(pass, step, OUTPUT));
 }
 
 }  // namespace ipex_assist

@@ -26,7 +26,10 @@ void up_linear(Pass& pass, const LayerStep& step, int thread) {
     const auto [first, last] = slice(pass, layer.up, thread);
     const LinearRows in = pass.inputs(thread, layer.up.depth);
     const Xielu xielu = layer.mlp.activation == XIELU ? xielu_of(layer) : Xielu{};
-    activate_blocks(pass, thread, layer.mlp, layer.up, in, rows, first, last, active, inner, &xielu);
+    const AdapterTerm term = adapter_term(pass, step, UP);
+    shrink(pass, thread, term, layer.up, in);
+    if (term.rows) pass.wait(thread);
+    activate_blocks(pass, thread, layer.mlp, layer.up, in, rows, first, last, active, inner, &xielu, term);
     prepare_active(
         pass, thread,
         {active, rows, inner, layer.mlp.intermediate_size, layer.up.blocks / parts, first / parts, last / parts},
@@ -69,12 +72,14 @@ LinearRows active_inputs(const Pass& pass, int thread, const Linear& down) {
 }
 
 void activate_blocks(const Pass& pass, int thread, const MlpSpec& spec, const Linear& up, const LinearRows& in,
-                     int64_t rows, int64_t first, int64_t last, float* out, int64_t stride, const Xielu* xielu) {
+                     int64_t rows, int64_t first, int64_t last, float* out, int64_t stride, const Xielu* xielu,
+                     const AdapterTerm& term) {
     const Array<float>& temporary = pass.activations.own(thread).up;
     const int64_t parts = spec.gated ? 2 : 1;
     for (int64_t b = first; b < last; b += UP_BLOCKS) {
         const int64_t end = std::min(b + UP_BLOCKS, last);
         pass.model.multiply(up, in, rows, b, end, temporary.data, temporary.columns);
+        expand(pass, term, b, end, temporary.data, temporary.columns);
         for (int64_t r = 0; r < rows; r++) {
             float* to = out + r * stride + b / parts * LANES;
             if (spec.activation == XIELU) pass.kernels.xielu(*xielu, temporary.row(r), end - b, to);
@@ -88,7 +93,7 @@ void mlp(Pass& pass, const LayerStep& step, int thread) {
     const Linear& down = pass.layer(step).down;
     const Array<float>& delta = pass.delta(thread);
     linear(pass, thread, active_inputs(pass, thread, down), down, pass.rows_kept(step), delta.data, delta.columns,
-           &pass.after_mlp(step));
+           &pass.after_mlp(step), adapter_term(pass, step, DOWN));
 }
 
 }  // namespace ipex_assist

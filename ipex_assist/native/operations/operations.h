@@ -52,11 +52,24 @@ void prepare_rows(const Pass& pass, int thread, const float* from, int64_t strid
 // Columns [first, end) of rows of delta that this thread has computed, to the other nodes.
 void share_delta(const Pass& pass, int thread, int64_t row, int64_t end_row, int64_t first, int64_t end);
 
+// adapters.cpp
+// What adapters add to a linear of a layer; rows: null where they add nothing.
+struct AdapterTerm {
+    const AdapterRows* rows = nullptr;
+    int32_t layer = 0;
+    Which which = QKV;
+};
+AdapterTerm adapter_term(const Pass& pass, const LayerStep& step, Which which);
+// This thread's share of A · x, of the linear's inputs x; ends without a barrier.
+void shrink(const Pass& pass, int thread, const AdapterTerm& term, const Linear& linear, const LinearRows& inputs);
+// After a barrier: adds B · (A · x) to blocks first <= b < last of the linear, which begin at `out`.
+void expand(const Pass& pass, const AdapterTerm& term, int64_t first, int64_t last, float* out, int64_t stride);
+
 // linear.cpp
 // out (rows, stride) = linear(inputs (rows, …)); ends with a barrier. next: whose inputs these outputs become, if
 // known.
 void linear(Pass& pass, int thread, LinearRows inputs, const Linear& linear, int64_t rows, float* out, int64_t stride,
-            const Linear* next = nullptr);
+            const Linear* next = nullptr, const AdapterTerm& term = {});
 // The first lines of what this thread reads next, before it waits for the others. Only in passes that wait for memory.
 void prefetch(const Pass& pass, int thread, const Linear& next);
 void qkv_linear(Pass& pass, const LayerStep& step, int thread);
@@ -126,10 +139,10 @@ struct ActiveRows {
 // thread began to activate, for the timing.
 void prepare_active(Pass& pass, int thread, const ActiveRows& x, const Linear& down, uint64_t started);
 LinearRows active_inputs(const Pass& pass, int thread, const Linear& down);
-// Blocks first <= b < last of gate and up, activated, to their columns of `out`.
+// Blocks first <= b < last of gate and up, activated, to their columns of `out`. term: after `shrink` and a barrier.
 void activate_blocks(const Pass& pass, int thread, const MlpSpec& spec, const Linear& up, const LinearRows& in,
                      int64_t rows, int64_t first, int64_t last, float* out, int64_t stride,
-                     const Xielu* xielu = nullptr);
+                     const Xielu* xielu = nullptr, const AdapterTerm& term = {});
 
 // experts.cpp
 void route(Pass& pass, const LayerStep& step, int thread);

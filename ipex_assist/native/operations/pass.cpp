@@ -10,11 +10,6 @@
 namespace ipex_assist {
 namespace {
 
-// Of a row's value in the form of a precision.
-int64_t value_bytes(Precision precision, const KernelTable& kernels) {
-    return precision == FP32 ? 4 : takes_bf16_rows(precision) ? kernels.bf16_row_bytes : 1;
-}
-
 TeamNodes pass_team(const Pool& pool, const Batch& batch) {
     return pool.team_nodes(batch.threads ? std::min(batch.threads, pool.threads()) : pool.threads());
 }
@@ -131,6 +126,13 @@ void size_layers(const Pass& pass, ActivationSizes& s) {
     s.head_depth = round_up(s.head_depth, SCALE_COLUMNS);
 }
 
+// Of A · x: the passes of a draft may have the windows of each adapter in other places than its first one.
+void size_low_rank(const Pass& pass, ActivationSizes& s) {
+    const AdapterRows& rows = pass.plan.adapter_rows(false);
+    const int64_t windows = (s.rows + WINDOW_ROWS - 1) / WINDOW_ROWS * int64_t(rows.groups.size());
+    s.low_rows = windows * WINDOW_ROWS, s.low_columns = rows.low_columns();
+}
+
 ActivationSizes sizes_of(const Pass& pass, const int32_t* counts) {
     const ModelSpec& spec = pass.model.spec;
     ActivationSizes s{};
@@ -145,6 +147,7 @@ ActivationSizes sizes_of(const Pass& pass, const int32_t* counts) {
     for (int32_t i = 0; counts && i < pass.batch.segment_count; i++) s.scan_rows += counts[i] - 1;
     s.clusters = round_up(spec.draft_head.clusters, LANES), s.clusters_read = spec.draft_head.clusters_read;
     s.fed_back_rows = counts && spec.draft_head.feeds_back() ? pass.batch.segment_count : 0;
+    size_low_rank(pass, s);
     size_layers(pass, s);
     s.partials = partial_floats(pass, counts);
     return s;

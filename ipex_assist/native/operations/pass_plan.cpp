@@ -69,6 +69,7 @@ PassPlan::PassPlan(const PassShape& shape, const TeamNodes& team_, std::vector<S
     const int64_t others = rows() - (rows() + threads - 1) / threads;
     each_thread_prepares = decode && !shape.begins_with_linear && others * shape.hidden_size <= PREPARED * threads;
     place_rows();
+    find_adapters();
     int64_t scanned = 0;
     for (const Segment& s : segments) {
         first_scan_row.push_back(scanned);
@@ -76,6 +77,16 @@ PassPlan::PassPlan(const PassShape& shape, const TeamNodes& team_, std::vector<S
     }
     first_scan_row.push_back(scanned);
     for (const AttentionShape& each : shape.attention) attention.push_back(plan_attention(each));
+}
+
+void PassPlan::find_adapters() {
+    const auto has = [](const Segment& s) { return s.adapter != nullptr; };
+    if (std::none_of(segments.begin(), segments.end(), has)) return;
+    with_adapter = AdapterRows(segments, segment_of);
+    if (!narrows) return;
+    std::vector<int32_t> kept;
+    for (const int32_t row : logit_rows) kept.push_back(segment_of[size_t(row)]);
+    kept_with_adapter = AdapterRows(segments, kept);
 }
 
 void PassPlan::place_rows() {

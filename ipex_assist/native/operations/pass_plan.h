@@ -20,6 +20,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "operations/adapter_rows.h"
 #include "operations/batch.h"
 #include "threads/team_nodes.h"
 
@@ -125,6 +126,8 @@ struct PassPlan {
     const std::vector<int32_t>* rows_kept(bool last_layer) const {
         return last_layer && narrows ? &logit_rows : nullptr;
     }
+    // Those of a linear's rows that have an adapter; kept: after the last layer's keys and values.
+    const AdapterRows& adapter_rows(bool kept) const { return kept && narrows ? kept_with_adapter : with_adapter; }
     const AttentionPlan& attention_of(int32_t layer) const {
         return attention[size_t(attention_of_layer[size_t(layer)])];
     }
@@ -146,9 +149,11 @@ struct PassPlan {
     std::vector<size_t> first_append_range;  // of each segment, and how many there are
     std::vector<AttentionPlan> attention;    // as PassShape has them
     std::vector<int32_t> attention_of_layer;
+    AdapterRows with_adapter{{}, {}}, kept_with_adapter{{}, {}};
 
 private:
     void place_rows();
+    void find_adapters();
     int32_t parts_of(const AttentionShape& shape) const;
     AttentionPlan plan_attention(const AttentionShape& shape) const;
     void share_blocks(AttentionPlan& plan) const;

@@ -12,9 +12,7 @@ void run_linears(const PackedModel& model, Pool& pool, LinearBuffers& buffers, W
     if (!model.has_memory()) refuse("the model has no weights yet");
     if (which < QKV || which > DOWN) refuse("there is no linear %d", which);
     if (!x || !out || rows < 1 || rows > INT32_MAX) refuse("%lld rows through a linear", static_cast<long long>(rows));
-    const auto choose = [&](const PackedLayer& layer) -> const Linear& {
-        return which == QKV ? layer.qkv : which == OUTPUT ? layer.output : which == UP ? layer.up : layer.down;
-    };
+    const auto choose = [&](const PackedLayer& layer) -> const Linear& { return layer.linear(which); };
     const PackedLayer& first_layer = model.layers[0];
     const int64_t width = which == OUTPUT ? first_layer.attention.output_width()
                           : which == DOWN ? first_layer.mlp.intermediate_size

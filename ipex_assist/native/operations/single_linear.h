@@ -9,8 +9,6 @@ struct LinearBuffers {
     Memory values, scales, sums, tiles;
 };
 
-enum Which : int32_t { QKV, OUTPUT, UP, DOWN };
-
 // out (rows, stride) = linear(x (rows, width)) of each layer in turn, so that weights come from memory and not from a
 // cache; the last layer's result stays. Rows are put into the linear's form each time.
 void run_linears(const PackedModel& model, Pool& pool, LinearBuffers& buffers, Which which, const float* x,

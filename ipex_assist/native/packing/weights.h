@@ -143,6 +143,10 @@ struct ExpertNorms {
     Norm router, experts, experts_out, shared_out;
 };
 
+// The linears that every layer with attention and a plain MLP has.
+enum Which : int32_t { QKV, OUTPUT, UP, DOWN };
+constexpr int32_t WHICH = 4;
+
 // Its steps are into_attention, qkv, attention, output, into_mlp, up, down; or router and experts in place of the last
 // two. per_layer follows where there is one.
 struct PackedLayer : LayerSpec {
@@ -162,6 +166,10 @@ struct PackedLayer : LayerSpec {
     LatentWeights latent;
     RecurrentWeights recurrence;  // where its mixer is recurrent: then qkv and output are its linears
     int64_t input_width = 0;      // columns of what its mixer gets
+
+    const Linear& linear(Which which) const {
+        return which == QKV ? qkv : which == OUTPUT ? output : which == UP ? up : down;
+    }
 };
 
 // Where the rows of a checkpoint's matrix go: to every `step`-th block of a linear from `first` on.
@@ -205,6 +213,11 @@ struct ModelWeights {
     const uint8_t* table = nullptr;    // (vocab, embedding) bf16 or fp32, unless the head serves, or another model's
     const float* positions = nullptr;  // (positions, hidden)
 };
+
+// Of a row's value in the form that a linear of this precision multiplies.
+inline int64_t value_bytes(Precision precision, const KernelTable& kernels) {
+    return precision == FP32 ? 4 : takes_bf16_rows(precision) ? kernels.bf16_row_bytes : 1;
+}
 
 // The blocks of a linear that a thread computes and packs: [first, second).
 inline std::pair<int64_t, int64_t> slice(const Linear& linear, int thread, int threads) {

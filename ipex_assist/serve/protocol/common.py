@@ -102,6 +102,16 @@ def json_schema(kind: Kind) -> dict[str, Any]:
     raise AssertionError(f"no JSON schema of {kind}")
 
 
+class AdapterScale(RequestBody):
+    """An adapter by its number, and the factor of what it adds."""
+
+    id: Annotated[int, Field(ge=0)]
+    scale: Annotated[float, Field(ge=-100, le=100)]
+
+
+AdapterScales = Annotated[list[AdapterScale], Field(fail_fast=True, max_length=1024)]
+
+
 class SamplingFields(RequestBody):
     """How tokens are chosen, and where a text ends; names are OpenAI's or, beyond them, transformers' and vLLM's."""
 
@@ -119,12 +129,14 @@ class SamplingFields(RequestBody):
     assisted: Annotated[bool, OptionField("assisted")] | None = None
     num_assistant_tokens: Annotated[int, OptionField("num_assistant_tokens")] | None = None
     num_assistant_tokens_schedule: Annotated[str, OptionField("num_assistant_tokens_schedule")] | None = None
+    lora: AdapterScales | None = Field(None, description="as llama-server has it; one adapter whose scale is not 0")
 
     def generation_options(
         self, max_new_tokens: int, logprobs: int | None = None, prompt_logprobs: int | None = None
     ) -> GenerationOptions:
         """The options, with OpenAI's defaults: tokens are drawn at temperature 1, unless the temperature is 0."""
         names = {each.name for each in dataclasses.fields(GenerationOptions)} & set(SamplingFields.model_fields)
+        names -= {"lora"}  # which Service.with_adapter reads
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         values: dict[str, Any] = {**OPENAI, **given}
         return GenerationOptions(

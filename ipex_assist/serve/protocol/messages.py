@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from ipex_assist.serve.protocol.common import (
     MOST_STOPS,
+    AdapterScales,
     BoundedList,
     MaxTokens,
     OptionField,
@@ -196,6 +197,7 @@ class CountTokens(RequestBody):
 
     messages: Annotated[BoundedList[InputTurn], Field(min_length=1)]
     model: str | None = None
+    lora: AdapterScales | None = None
     system: TextOrBlocks[TextBlock] | None = None
     tools: ToolList[MessageTool] | None = None
     tool_choice: MessageToolChoice | None = None

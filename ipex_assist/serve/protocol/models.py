@@ -10,13 +10,14 @@ from ipex_assist.serve.protocol.common import ResponseBody
 class ModelCard(ResponseBody):
     """One model. max_model_len: tokens of prompt and answer together, by vLLM's name. default_max_tokens: of a chat's
     answer without max_tokens, if the prompt leaves as many. draft_head: mtp, eagle3, dflash or shared_kv, where the
-    assistant is a draft head."""
+    assistant is a draft head. parent: of an adapter, the model that it is one of; its root is the adapter's folder."""
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "ipex-assist"
     root: str
+    parent: str | None = None
     assistant: str | None
     draft_head: str | None = None
     precision: str

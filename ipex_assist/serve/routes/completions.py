@@ -59,10 +59,11 @@ def _asked(body: ChatRequest) -> AskedConversation:
 
 
 def _completion_requests(
-    body: CompletionRequest, prompts: list[list[int]], rooms: list[int], grammar: GrammarSpec | None
+    service: Service, body: CompletionRequest, prompts: list[list[int]], rooms: list[int], grammar: GrammarSpec | None
 ) -> list[GenerationRequest]:
     """All texts of the prompts, of which there may be 128 × 128. rooms: max_new_tokens of each prompt's."""
     options = body.generation_options(1, body.logprobs, body.logprobs if body.echo else None)
+    options = service.with_adapter(options, body)
     return [
         GenerationRequest(tokens, each, grammar)
         for tokens, room in zip(prompts, rooms, strict=True)
@@ -83,7 +84,7 @@ def router(service: Service) -> APIRouter:
         deadline = service.deadline()
         turn, tokens = await prepare_conversation(service, lambda: _asked(body), deadline)
         room = service.most_new_tokens(len(tokens), body.wanted_tokens)
-        options = body.generation_options(room, body.wanted_logprobs)
+        options = service.with_adapter(body.generation_options(room, body.wanted_logprobs), body)
         requests = [GenerationRequest(tokens, each, turn.grammar) for each in options_per_choice(options, body.n or 1)]
         named = None if options.logprobs is None else service.token_texts
         writer = ChatWriter(service, ChoiceTexts(requests, len(tokens), named), body, turn.parser)
@@ -112,7 +113,7 @@ def router(service: Service) -> APIRouter:
         named = None if body.logprobs is None else service.token_texts
 
         def work() -> tuple[list[GenerationRequest], ChoiceTexts]:
-            requests = _completion_requests(body, prompts, rooms, grammar)
+            requests = _completion_requests(service, body, prompts, rooms, grammar)
             return requests, ChoiceTexts(requests, sum(map(len, prompts)), named, shows_end=True)
 
         requests, texts = await service.in_thread(work)

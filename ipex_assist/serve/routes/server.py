@@ -7,17 +7,20 @@ from starlette.responses import Response
 
 from ipex_assist.serve.errors import RETRY_SECONDS, ApiError, responses
 from ipex_assist.serve.metrics import CONTENT_TYPE
+from ipex_assist.serve.protocol.adapters import LoadedAdapter, Success
+from ipex_assist.serve.protocol.common import AdapterScales
 from ipex_assist.serve.protocol.models import Health, ModelCard, ModelList, Version
 from ipex_assist.serve.service import Service
 from ipex_assist.version import __version__
 
 
 def _card(service: Service, name: str) -> ModelCard:
-    facts = service.facts
+    facts, adapter = service.facts, service.adapter_of(name)
     return ModelCard(
         id=name,
         created=facts.created,
-        root=facts.target,
+        root=facts.target if adapter is None else facts.adapters[adapter],
+        parent=None if adapter is None else facts.name,
         assistant=facts.assistant,
         draft_head=facts.draft_head,
         precision=facts.precision,
@@ -34,13 +37,27 @@ def router(service: Service) -> APIRouter:
     @routes.get("/v1/models", responses=responses(401, 503))
     async def models() -> ModelList:
         """What is served."""
-        return ModelList(data=[_card(service, name) for name in service.names()])
+        return ModelList(data=[_card(service, name) for name in (*service.names(), *service.facts.adapters)])
 
     @routes.get("/v1/models/{model:path}", responses=responses(401, 404, 503))
     async def model(model: str) -> ModelCard:
         """One model, by its name."""
         service.check_model(model)
         return _card(service, model)
+
+    @routes.get("/lora-adapters", responses=responses(401, 503))
+    async def adapters() -> list[LoadedAdapter]:
+        """The adapters, with the scales of requests that name them."""
+        scales = service.adapter_scales
+        paths = service.facts.adapters.items()
+        return [LoadedAdapter(id=i, path=path, scale=scales[name]) for i, (name, path) in enumerate(paths)]
+
+    @routes.post("/lora-adapters", responses=responses(400, 401, 503))
+    async def set_adapters(body: AdapterScales) -> Success:
+        """Set the scales of requests to come; an adapter that is not listed gets 0."""
+        given = {service.checked_adapter(each.id): each.scale for each in body}
+        service.adapter_scales.update({name: given.get(name, 0.0) for name in service.adapter_scales})
+        return Success()
 
     @routes.get("/health")
     async def health() -> Health:

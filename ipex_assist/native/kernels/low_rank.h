@@ -1,0 +1,62 @@
+// What an adapter adds to 16 columns of some rows: scale · B · (A · x).
+#pragma once
+#include "kernels/multiply_add.h"
+
+namespace ipex_assist {
+namespace {
+
+template <Precision P>
+inline __m512 widened(const uint8_t* values, int64_t k) {
+    if constexpr (P == FP32) return _mm512_loadu_ps(reinterpret_cast<const float*>(values) + k * LANES);
+    if constexpr (P == BF16) {
+        const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(values) + k);
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+    }
+    if constexpr (P == INT8) {
+        const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(values) + k);
+        return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+    }
+}
+
+// M rows, so that B is read and widened once for them.
+template <Precision P, int M>
+inline void expand_rows(const LowRankBlock& b, const LowRankRow* rows, const float* low, int64_t low_stride, float* out,
+                        int64_t stride) {
+    const float* of[M];
+    __m512 sums[M];
+    FOR_EACH(m, M, of[m] = low + rows[m].low * low_stride, sums[m] = _mm512_setzero_ps());
+    for (int64_t k = 0; k < b.rank; k++) {
+        const __m512 column = widened<P>(b.values, k);
+        FOR_EACH(m, M, sums[m] = _mm512_fmadd_ps(column, _mm512_set1_ps(of[m][k]), sums[m]));
+    }
+    FOR_EACH(m, M, {
+        float* to = out + rows[m].row * stride;
+        __m512 scale = _mm512_set1_ps(rows[m].scale);
+        if (P == INT8) scale = _mm512_mul_ps(scale, _mm512_loadu_ps(b.scales));
+        _mm512_storeu_ps(to, _mm512_fmadd_ps(sums[m], scale, _mm512_loadu_ps(to)));
+    });
+}
+
+template <Precision P>
+inline void expand_all(const LowRankBlock& b, const LowRankRow* rows, int64_t count, const float* low,
+                       int64_t low_stride, float* out, int64_t stride) {
+    for (; count > 4; rows += 4, count -= 4) expand_rows<P, 4>(b, rows, low, low_stride, out, stride);
+    switch (count) {
+        case 4: return expand_rows<P, 4>(b, rows, low, low_stride, out, stride);
+        case 3: return expand_rows<P, 3>(b, rows, low, low_stride, out, stride);
+        case 2: return expand_rows<P, 2>(b, rows, low, low_stride, out, stride);
+        case 1: return expand_rows<P, 1>(b, rows, low, low_stride, out, stride);
+    }
+}
+
+void expand(const LowRankBlock& b, const LowRankRow* rows, int64_t count, const float* low, int64_t low_stride,
+            float* out, int64_t stride) {
+    switch (b.precision) {
+        case FP32: return expand_all<FP32>(b, rows, count, low, low_stride, out, stride);
+        case BF16: return expand_all<BF16>(b, rows, count, low, low_stride, out, stride);
+        default: return expand_all<INT8>(b, rows, count, low, low_stride, out, stride);
+    }
+}
+
+}  // namespace
+}  // namespace ipex_assist

@@ -1,0 +1,105 @@
+// Adapters in a pass: rows of several adapters, and of none, pass through the same linears. The threads share A · x of
+// the rows that have an adapter; a barrier later each thread adds B · (A · x) to its own blocks of the linear.
+#include <algorithm>
+
+#include "operations/operations.h"
+#include "packing/adapter.h"
+
+namespace ipex_assist {
+namespace {
+
+// Rows from `first` on of a linear's inputs, as A takes them: sums of int8 rows are of 128 columns there.
+LinearRows window_inputs(const Pass& pass, int thread, const Linear& linear, LinearRows in, int64_t first,
+                         int64_t rows) {
+    in.values += first * in.depth * value_bytes(linear.precision, pass.kernels);
+    if (linear.precision == FP32 || takes_bf16_rows(linear.precision)) return in;
+    const int64_t spans = in.depth / SCALE_COLUMNS, groups = SCALE_COLUMNS / linear.group;
+    in.scales += first * spans, in.negated_sums += first * spans * groups;
+    if (in.tiles) in.tiles += first * in.depth;
+    if (groups == 1) return in;
+    int32_t* sums = pass.activations.own(thread).window_sums.data;
+    for (int64_t i = 0; i < rows * spans; i++) {
+        sums[i] = 0;
+        for (int64_t g = 0; g < groups; g++) sums[i] += in.negated_sums[i * groups + g];
+    }
+    in.negated_sums = sums;
+    return in;
+}
+
+int64_t low_blocks(const std::vector<AdapterPart>& parts) {
+    int64_t blocks = 0;
+    for (const AdapterPart& part : parts) blocks += part.a.blocks;
+    return blocks;
+}
+
+}  // namespace
+
+AdapterRows::AdapterRows(const std::vector<Segment>& segments, const std::vector<int32_t>& segment_of) {
+    for (size_t r = 0; r < segment_of.size(); r++) {
+        const Segment& segment = segments[size_t(segment_of[r])];
+        if (!segment.adapter) continue;
+        const int64_t first = int64_t(r) / WINDOW_ROWS * WINDOW_ROWS;
+        const auto here = [&](const Window& w) { return w.adapter == segment.adapter && w.first == first; };
+        auto window = std::find_if(windows.begin(), windows.end(), here);
+        if (window == windows.end()) {
+            const int64_t rows = std::min(WINDOW_ROWS, int64_t(segment_of.size()) - first);
+            window = windows.insert(windows.end(), {segment.adapter, first, rows});
+        }
+        const auto same = [&](const Group& g) { return g.adapter == segment.adapter; };
+        auto group = std::find_if(groups.begin(), groups.end(), same);
+        if (group == groups.end()) group = groups.insert(groups.end(), {segment.adapter, {}});
+        const int64_t low = (window - windows.begin()) * WINDOW_ROWS + int64_t(r) - first;
+        group->rows.push_back({low, int64_t(r), segment.adapter_scale});
+    }
+}
+
+int64_t AdapterRows::low_columns() const {
+    int64_t columns = 0;
+    for (const Group& group : groups) columns = std::max(columns, group.adapter->low_columns());
+    return columns;
+}
+
+AdapterTerm adapter_term(const Pass& pass, const LayerStep& step, Which which) {
+    const AdapterRows& rows = pass.plan.adapter_rows(step.last && which != QKV);
+    const auto has = [&](const AdapterRows::Group& g) { return !g.adapter->parts(step.index, which).empty(); };
+    const bool any = std::any_of(rows.groups.begin(), rows.groups.end(), has);
+    return {any ? &rows : nullptr, step.index, which};
+}
+
+void shrink(const Pass& pass, int thread, const AdapterTerm& term, const Linear& linear, const LinearRows& inputs) {
+    if (!term.rows) return;
+    const Array<float>& low = pass.activations.shared.low_rank;
+    int64_t units = 0, at = 0;
+    for (const AdapterRows::Window& w : term.rows->windows)
+        units += low_blocks(w.adapter->parts(term.layer, term.which));
+    const int64_t begin = share(units, thread, pass.plan.threads), end = share(units, thread + 1, pass.plan.threads);
+    for (size_t i = 0; i < term.rows->windows.size(); i++) {
+        const AdapterRows::Window& w = term.rows->windows[i];
+        for (const AdapterPart& part : w.adapter->parts(term.layer, term.which)) {
+            const int64_t first = std::max<int64_t>(0, begin - at), last = std::min(part.a.blocks, end - at);
+            at += part.a.blocks;
+            if (first >= last) continue;
+            const LinearRows in = window_inputs(pass, thread, linear, inputs, w.first, w.rows);
+            float* to = low.row(int64_t(i) * WINDOW_ROWS) + part.first_low + first * LANES;
+            pass.kernels.linear(part.a, in, w.rows, first, last, to, low.columns);
+        }
+    }
+}
+
+void expand(const Pass& pass, const AdapterTerm& term, int64_t first, int64_t last, float* out, int64_t stride) {
+    if (!term.rows) return;
+    const Array<float>& low = pass.activations.shared.low_rank;
+    for (const AdapterRows::Group& group : term.rows->groups) {
+        for (const AdapterPart& part : group.adapter->parts(term.layer, term.which)) {
+            const int64_t step = part.to.step, before = first - part.to.first;
+            for (int64_t i = before > 0 ? (before + step - 1) / step : 0; i < part.blocks(); i++) {
+                const int64_t block = part.to.first + i * step;
+                if (block >= last) break;
+                pass.kernels.expand(part.block(i), group.rows.data(), int64_t(group.rows.size()),
+                                    low.data + part.first_low, low.columns, out + (block - first) * LANES, stride);
+            }
+        }
+    }
+}
+
+}  // namespace ipex_assist

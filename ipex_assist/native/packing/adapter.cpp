@@ -1,0 +1,126 @@
+#include "packing/adapter.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "abi/checks.h"
+
+namespace ipex_assist {
+namespace {
+
+// A is multiplied with the rows that a linear of this precision takes.
+Precision a_precision(Precision of) { return of == FP32 ? FP32 : takes_bf16_rows(of) ? BF16 : INT8; }
+
+int64_t b_block_bytes(Precision precision, int64_t rank) {
+    return rank * LANES * (precision == FP32 ? 4 : precision == BF16 ? 2 : 1);
+}
+
+bool is_adaptable(Slot slot) {
+    return (slot >= Q_PROJ && slot <= G_PROJ) || slot == GATE_PROJ || slot == UP_PROJ || slot == DOWN_PROJ;
+}
+
+// 16 columns (rank) of b · scale, of which `count` are there, as LowRankBlock has them.
+void pack_b_block(const KernelTable& kernels, Precision precision, const Adapter::Matrices& m, int64_t first,
+                  int64_t count, uint8_t* to, float* scales) {
+    std::vector<float> values(size_t(m.rank * LANES));  // (rank, 16)
+    for (int64_t j = 0; j < count; j++) {
+        const float* column = m.b + (first + j) * m.rank;
+        for (int64_t k = 0; k < m.rank; k++) values[size_t(k * LANES + j)] = column[k] * m.scale;
+    }
+    if (precision != INT8) {
+        kernels.narrow(precision == FP32 ? SOURCE_F32 : SOURCE_BF16, values.data(), int64_t(values.size()), to);
+        return;
+    }
+    for (int64_t j = 0; j < LANES; j++) {
+        float largest = 0;
+        for (int64_t k = 0; k < m.rank; k++) largest = std::max(largest, std::abs(values[size_t(k * LANES + j)]));
+        scales[j] = largest / 127;
+        for (int64_t k = 0; k < m.rank; k++) {
+            const float each = values[size_t(k * LANES + j)];
+            to[k * LANES + j] = uint8_t(int8_t(largest > 0 ? std::lround(each / largest * 127) : 0));
+        }
+    }
+}
+
+}  // namespace
+
+LowRankBlock AdapterPart::block(int64_t i) const {
+    LowRankBlock at = b;
+    at.values += i * b_block_bytes(b.precision, rank);
+    if (at.scales) at.scales += i * LANES;
+    return at;
+}
+
+Adapter::Adapter(std::shared_ptr<const PackedModel> model) : model_(std::move(model)), layers_(model_->layers.size()) {}
+
+bool Adapter::pack(Pool& pool, Slot slot, int32_t layer, const Matrices& m) {
+    if (m.rank < 1 || m.rank > MOST_RANK)
+        refuse("an adapter of rank %lld: it may be 1 to %lld", (long long)m.rank, (long long)MOST_RANK);
+    if (!is_adaptable(slot) || size_t(layer) >= layers_.size()) return false;
+    const PackTarget to = model_->target(slot, layer);
+    const PackedLayer& of = model_->layers[size_t(layer)];
+    int32_t which = 0;
+    while (which < WHICH && to.linear != &of.linear(Which(which))) which++;
+    if (which == WHICH || to.columns != m.columns || to.width != m.width) return false;
+    std::vector<AdapterPart>& parts = layers_[size_t(layer)][size_t(which)];
+    int64_t low = 0;
+    for (const AdapterPart& part : parts) {
+        if (part.to.first == to.first) refuse("an adapter has two parts for one weight of layer %d", layer);
+        low = part.first_low + part.a.blocks * LANES;
+    }
+    AdapterPart part;
+    part.first_low = low, part.rank = m.rank, part.to = to;
+    part.a.precision = a_precision(to.linear->precision), part.a.group = SCALE_COLUMNS;
+    part.a.depth = to.linear->depth, part.a.blocks = round_up(m.rank, LANES) / LANES;
+    part.b.precision = part.a.precision, part.b.rank = m.rank;
+    pack_a(part, m);
+    pack_b(pool, part, m);
+    low_columns_ = std::max(low_columns_, low + part.a.blocks * LANES);
+    bytes_ += int64_t(part.memory.size());
+    parts.push_back(std::move(part));
+    return true;
+}
+
+// Takes the memory of both, and packs A, whose input columns are in the linear's order.
+void Adapter::pack_a(AdapterPart& part, const Matrices& m) const {
+    Linear& a = part.a;
+    const bool scaled = a.precision == INT8;
+    const int64_t each = block_bytes(a.precision, a.group, a.depth), scales = scaled ? a.blocks * LANES * 4 : 0;
+    const int64_t b_scales = scaled ? part.blocks() * LANES * 4 : 0;
+    const int64_t b_bytes = part.blocks() * b_block_bytes(part.b.precision, m.rank);
+    part.memory = Memory(size_t(a.blocks * each + scales + b_scales + b_bytes));
+    uint8_t* at = part.memory.data();
+    a.weights = at, at += a.blocks * each;
+    if (scaled) a.scales = reinterpret_cast<const float*>(at), at += scales;
+    if (scaled) part.b.scales = reinterpret_cast<const float*>(at), at += b_scales;
+    part.b.values = at;
+    std::vector<float> rows(m.a, m.a + m.rank * m.width), scratch(size_t(a.depth * (LANES + 2)));
+    for (int64_t r = 0; part.to.linear->order && r < m.rank; r++) {
+        for (int64_t k = 0; k < m.width; k++)
+            rows[size_t(r * m.width + k)] = m.a[r * m.width + part.to.linear->order[k]];
+    }
+    for (int64_t b = 0; b < a.blocks; b++) {
+        const int64_t columns = std::min<int64_t>(LANES, m.rank - b * LANES);
+        float* to_scales = scaled ? const_cast<float*>(a.scales) + b * LANES : nullptr;
+        model_->kernels->pack(a.precision, a.group, SOURCE_F32, rows.data() + b * LANES * m.width, m.width, columns,
+                              m.width, a.depth, const_cast<uint8_t*>(a.weights) + b * each, to_scales, scratch.data());
+    }
+}
+
+// By the threads that compute these blocks, so that pages lie on their nodes.
+void Adapter::pack_b(Pool& pool, AdapterPart& part, const Matrices& m) const {
+    pool.run([&](int thread) {
+        const auto [first, last] = slice(*part.to.linear, thread, pool.threads());
+        for (int64_t i = 0; i < part.blocks(); i++) {
+            const int64_t at = part.to.first + i * part.to.step,
+                          columns = std::min<int64_t>(LANES, m.columns - i * LANES);
+            if (at < first || at >= last) continue;
+            const LowRankBlock to = part.block(i);
+            pack_b_block(*model_->kernels, to.precision, m, i * LANES, columns, const_cast<uint8_t*>(to.values),
+                         const_cast<float*>(to.scales));
+        }
+    });
+}
+
+}  // namespace ipex_assist
