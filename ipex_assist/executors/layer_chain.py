@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from ipex_assist.executors.adapters import AdapterChoice
     from ipex_assist.executors.recurrent_states import RecurrentState
 
     Hidden = NDArray[np.float32]
@@ -201,10 +202,12 @@ class LayerChain(Model):
         prompt_length: int | None = None,
         blocks: abc.Sequence[int] = (),
         state: RecurrentState | None = None,
+        adapter: AdapterChoice | None = None,
     ) -> ChainSequence:
         """A sequence that may hold up to `capacity` tokens."""
         assert not blocks
         assert state is None
+        assert adapter is None, "drafts are the base model's"
         return ChainSequence([layer.new_sequence(capacity, prompt_length) for layer in self.layers])
 
     def forward(

@@ -111,7 +111,7 @@ def large_floats(checkpoint: QuantizedCheckpoint, sources: dict[str, Source]) ->
 
     None of them has an order of columns, which only what is quantized has.
     """
-    found = {}
+    found: dict[str, MatrixRows] = {}
     for name, ours in resolve(sources, checkpoint.names()).items():
         if name not in checkpoint.modules and not any(each.startswith("layers.") for each in ours):
             matrix = matrix_rows(checkpoint, sources, name, ours, checkpoint.stored_precision or "bf16")
