@@ -8,39 +8,44 @@ from starlette.responses import Response
 from ipex_assist.serve.errors import RETRY_SECONDS, ApiError, responses
 from ipex_assist.serve.metrics import CONTENT_TYPE
 from ipex_assist.serve.protocol.models import Health, ModelCard, ModelList, Version
-from ipex_assist.serve.service import Service
+from ipex_assist.serve.served_models import ModelEntry, ServedModels
+from ipex_assist.serve.service import unknown_model
 from ipex_assist.version import __version__
 
 
-def _card(service: Service, name: str) -> ModelCard:
-    facts = service.facts
+def _card(entry: ModelEntry) -> ModelCard:
+    facts = entry.facts
     return ModelCard(
-        id=name,
-        created=facts.created,
-        root=facts.target,
-        assistant=facts.assistant,
-        draft_head=facts.draft_head,
-        precision=facts.precision,
-        executor=facts.executor,
-        max_model_len=facts.context_length,
-        default_max_tokens=service.most_new_tokens(1, None),
+        id=entry.name,
+        created=entry.created,
+        root=entry.source,
+        loaded=facts is not None,
+        size=entry.size,
+        assistant=facts and facts.assistant,
+        draft_head=facts and facts.draft_head,
+        precision=facts and facts.precision,
+        executor=facts and facts.executor,
+        max_model_len=facts and facts.context_length,
+        default_max_tokens=entry.default_max_tokens,
     )
 
 
-def router(service: Service) -> APIRouter:
+def router(models: ServedModels) -> APIRouter:
     """All of them; what watches the server needs no key."""
     routes = APIRouter()
 
     @routes.get("/v1/models", responses=responses(401, 503))
-    async def models() -> ModelList:
+    async def list_models() -> ModelList:
         """What is served."""
-        return ModelList(data=[_card(service, name) for name in service.names()])
+        return ModelList(data=[_card(entry) for entry in models.entries()])
 
     @routes.get("/v1/models/{model:path}", responses=responses(401, 404, 503))
     async def model(model: str) -> ModelCard:
         """One model, by its name."""
-        service.check_model(model)
-        return _card(service, model)
+        for entry in models.entries():
+            if entry.name == model:
+                return _card(entry)
+        raise unknown_model(model, [entry.name for entry in models.entries()])
 
     @routes.get("/health")
     async def health() -> Health:
@@ -50,9 +55,8 @@ def router(service: Service) -> APIRouter:
     @routes.get("/ready", responses=responses(503))
     async def ready() -> Health:
         """Whether it takes requests: 503 while models are loaded, and when it is about to end."""
-        backend = service.backend
-        if not backend.ready or backend.draining:
-            why = "about to end" if backend.draining else "loading"
+        if not models.ready or models.draining:
+            why = "about to end" if models.draining else "loading"
             raise ApiError(503, f"the server is {why}", code="not_ready", headers={"Retry-After": str(RETRY_SECONDS)})
         return Health(status="ready")
 
@@ -64,6 +68,6 @@ def router(service: Service) -> APIRouter:
     @routes.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def metrics() -> Response:
         """For Prometheus."""
-        return Response(service.metrics.exposition(), media_type=CONTENT_TYPE)
+        return Response(models.metrics(), media_type=CONTENT_TYPE)
 
     return routes
