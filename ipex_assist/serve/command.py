@@ -20,6 +20,7 @@ from ipex_assist.checkpoints.short_name import short_assistant
 from ipex_assist.commands.shared.arguments import load_options
 from ipex_assist.commands.shared.demo_model import demo_options
 from ipex_assist.commands.shared.messages import configure_messages
+from ipex_assist.commands.shared.server_files import announced
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.phases import phase
 from ipex_assist.generation.load_options import LoadOptions
@@ -97,7 +98,8 @@ def _prepare(args: argparse.Namespace, options: ServeOptions) -> None:
 def _run(serve: Callable[[], Coroutine[Any, Any, int]], listener: socket.socket, options: ServeOptions) -> int:
     """Serve in an event loop; returns the exit code, or ends the process."""
     try:
-        code = asyncio.run(serve())
+        with announced(address(listener, options), keys=bool(options.keys())):
+            code = asyncio.run(serve())
     finally:
         close(listener, options)
     if code or threading.active_count() > 1:  # do not wait for threads that still compute or download
