@@ -20,7 +20,7 @@ from ipex_assist.executors.packed_folder import PackedCopy, copies
 
 EPILOG = """\
 Models of the hub cache, and with --models-dir the folders and .gguf files of a folder as well. packed: the precisions
-of which a packed copy makes starts quick (`ipex-assist cache`). `ipex-assist models` lists the families that can be run.
+of which a packed copy makes starts quick (`ipex-assist cache`). `ipex-assist models` lists what families can be run.
 """
 
 

@@ -36,6 +36,7 @@ from ipex_assist.executors.native_drafts import (
     draft_rows,
 )
 from ipex_assist.executors.native_hidden import TappedRows, check_hidden, check_logits, give_hidden
+from ipex_assist.executors.native_prefixes import NativePrefixMemory
 from ipex_assist.executors.native_sequence import NativeSequence, reserve
 from ipex_assist.executors.pass_lock import pass_lock
 from ipex_assist.executors.recurrent_states import PENDING_ROWS, RecurrentState, StatePool
@@ -162,6 +163,12 @@ class NativeModel(Model):
     def states(self) -> StatePool | None:
         """The slots of recurrent layers' states, made with the block pool; None in a model without such layers."""
         return self._states if self.blocks is not None else None
+
+    def prefix_memory(self) -> NativePrefixMemory:
+        """The bytes of blocks and states, for a store of prefixes. Raises IpexAssistError as `blocks` does."""
+        self.blocks  # noqa: B018  # makes the memory
+        assert self._memory is not None
+        return NativePrefixMemory(self.packed, self._memory, self._states_memory, self.kv_precision)
 
     def new_sequence(
         self,

@@ -12,6 +12,7 @@ from ipex_assist.env.errors import UsageError
 from ipex_assist.env.options import add_flags, flags_of, options_of
 from ipex_assist.executors.blocks import BLOCK
 from ipex_assist.generation.load_options import LoadOptions
+from ipex_assist.generation.prefix_options import PrefixOptions
 from ipex_assist.launch.flags import add_instance_flags
 from ipex_assist.serve.many_models.options import ManyModelsOptions
 from ipex_assist.serve.many_models.sources import name_of
@@ -62,6 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("server")
     add_flags(group, ManyModelsOptions)
     add_flags(group, ServeOptions)
+    add_flags(group, PrefixOptions)
     add_instance_flags(group, " (default: per-node)")
     group.add_argument("--ray", metavar="ADDRESS", help="as Ray Serve replicas, one a node: auto, or HOST:PORT")
     group.add_argument(
@@ -131,7 +133,11 @@ def worker_settings(args: argparse.Namespace, options: ServeOptions, load: LoadO
     tokens = -(-options.text_tokens // BLOCK) * BLOCK
     concurrency = options.max_concurrency
     lengths = (tokens,) * (concurrency or DEFAULT_CONCURRENCY)
-    return WorkerSettings(load, options.text_tokens, args.threads, args.verbose, concurrency, lengths, grammars=True)
+    prefixes = PrefixOptions.from_flags(args)
+    prefixes.check()
+    return WorkerSettings(
+        *(load, options.text_tokens, args.threads, args.verbose, concurrency, lengths), grammars=True, prefixes=prefixes
+    )
 
 
 def model_name(options: ServeOptions, target: str) -> str:

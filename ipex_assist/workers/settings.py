@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ipex_assist.generation.load_options import LoadOptions
+from ipex_assist.generation.prefix_options import PrefixOptions
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class WorkerSettings:
     threads: where no launcher has planned them. verbose: whether to report loading. concurrency: the most requests at
     a time; None leaves it to the worker. lengths: in tokens, of the longest requests to come, the longest first.
     neighbours: how many instances share the machine's memory, this one among them. grammars: whether requests may have
-    grammars, so that the vocabulary is prepared before the worker is ready.
+    grammars, so that the vocabulary is prepared before the worker is ready. prefixes: where they are kept.
     """
 
     load: LoadOptions
@@ -27,6 +28,7 @@ class WorkerSettings:
     lengths: tuple[int, ...] = ()
     neighbours: int = 1
     grammars: bool = False
+    prefixes: PrefixOptions = field(default_factory=PrefixOptions)
 
     @property
     def concurrent_lengths(self) -> tuple[int, ...]:
@@ -40,4 +42,5 @@ class WorkerSettings:
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> WorkerSettings:
         """The inverse of `as_dict`."""
-        return cls(**{**fields, "load": LoadOptions.of(**fields["load"]), "lengths": tuple(fields["lengths"])})
+        load, prefixes = LoadOptions.of(**fields["load"]), PrefixOptions.of(**fields["prefixes"])
+        return cls(**{**fields, "load": load, "prefixes": prefixes, "lengths": tuple(fields["lengths"])})

@@ -25,6 +25,8 @@ from ipex_assist.workers.settings import WorkerSettings
 if TYPE_CHECKING:
     from ipex_assist.generation.text_model import TextModel
 
+SAVE_SECONDS = 1.5  # for prefixes that are being written at the end; local_pool.py waits for 2 s
+
 
 def main(argv: Sequence[str]) -> NoReturn:
     """Serve until the requests end; never returns. Raises UsageError where a person has typed the command."""
@@ -78,6 +80,7 @@ def _serve(requests: IO[bytes], replies: IO[bytes]) -> None:
     loop = RequestLoop(model, outbox.put, outbox.flush)
     threading.Thread(target=_read, args=(requests, loop), name="requests", daemon=True).start()
     loop.run()
+    model.close_prefixes(SAVE_SECONDS)
 
 
 class PhaseReporter:
@@ -146,6 +149,7 @@ def _load(settings: WorkerSettings) -> TextModel:
             verbose=settings.verbose,
             lengths=settings.concurrent_lengths,
         )
+        model.keep_prefixes(settings.prefixes)
         if settings.grammars:
             with phase("preparing the vocabulary for grammars"):
                 model.prepare_grammars()
