@@ -111,11 +111,8 @@ class StoredPrefixes:
         found = self._inner.find(tokens)
         if len(tokens) - found.length >= LEAST_TOKENS:
             stored = self._store.find(tokens, state=self._states is not None)
-            if (
-                stored is not None
-                and stored.length >= found.length + LEAST_TOKENS
-                and self._read(tokens, stored, found)
-            ):
+            more = 0 if stored is None else stored.length - found.length
+            if stored is not None and more >= LEAST_TOKENS and self._read(tokens, stored, found):
                 return self._inner.find(tokens)
         if found.length >= LEAST_TOKENS:
             self._note(tokens[: found.length], found)

@@ -120,7 +120,8 @@ class AssistedModel(TextModel):
         """
         target = self.target
         if options.prefix_store is None or not isinstance(target, HasPrefixMemory) or target.blocks is None:
-            return super().keep_prefixes(options)
+            super().keep_prefixes(options)
+            return
         folder, memory, blocks = check_folder(options.prefix_store), target.prefix_memory(), target.blocks
         store = PrefixStore(folder, memory.key(), options.prefix_store_size)
 

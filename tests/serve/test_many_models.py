@@ -118,7 +118,7 @@ def asked(name: str, prompt: int) -> dict[str, Any]:
 async def _load_at_random(
     server: ManyServer, expected: dict[tuple[str, int], str], count: int, seed: int = 1
 ) -> tuple[int, int]:
-    """Ask `count` times at random, eight at a time, and check every text; resident bytes after a third and at the end."""
+    """Ask `count` times at random, eight at a time, and check texts; resident bytes after a third and at the end."""
     choose, order = random.Random(seed), iter(range(count))
     first_third, loaded_most = 0, 0
     async with httpx.AsyncClient(base_url=server.url, timeout=300) as client:
