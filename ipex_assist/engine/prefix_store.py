@@ -21,14 +21,17 @@ import os
 import stat
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
+from typing import TypeAlias
 
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.hints import machine_name
 from ipex_assist.executors.blocks import BLOCK
 
+Bytes: TypeAlias = "bytearray | memoryview"  # writable, as the core takes them
 log = logging.getLogger("ipex_assist")
 
 ROOT = "0" * 32  # in place of the name of a block before the first
@@ -102,8 +105,8 @@ class Content:
     """A file's content. state: bytes of a recurrent state, and how many tokens it is after; None without one."""
 
     tokens: list[int]
-    block: bytearray
-    state: bytearray | None = None
+    block: Bytes
+    state: Bytes | None = None
     settled: int = 0
 
 
@@ -195,11 +198,34 @@ class PrefixStore:
 
     def read(self, file: str) -> Content | None:
         """A file's content; None where it is gone, or, with a warning and its end, where it is damaged."""
+        return self._read_into([bytearray()], file)
+
+    def read_all(self, files: Sequence[str]) -> Iterator[Content | None]:
+        """`read` of each file, with the next one in another thread; a content is valid until the next is asked for.
+
+        Buffers are used again, as memory that is fresh each time takes longer than the files.
+        """
+        if not files:
+            return
+        with ThreadPoolExecutor(1, thread_name_prefix="prefix store") as thread:
+            buffers = [bytearray()], [bytearray()]
+            ahead = thread.submit(self._read_into, buffers[0], files[0])
+            for place in range(len(files)):
+                content = ahead.result()
+                if place + 1 < len(files):
+                    ahead = thread.submit(self._read_into, buffers[(place + 1) % 2], files[place + 1])
+                yield content
+
+    def _read_into(self, buffer: list[bytearray], file: str) -> Content | None:
+        """`read` into the one buffer of a list, which is replaced where it is too small."""
         path = self._folder / file
         try:
             with _opened(path) as opened:
-                data = bytearray(os.fstat(opened.fileno()).st_size)
-                if opened.readinto(data) != len(data):
+                size = os.fstat(opened.fileno()).st_size
+                if len(buffer[0]) < size:
+                    buffer[0] = bytearray(size)
+                data = memoryview(buffer[0])[:size]
+                if opened.readinto(data) != size:
                     raise ValueError("it is cut off")
             return self._parse(data)
         except FileNotFoundError:
@@ -210,17 +236,16 @@ class PrefixStore:
                 path.unlink()
             return None
 
-    def _parse(self, data: bytearray) -> Content:
-        view = memoryview(data)
+    def _parse(self, view: memoryview) -> Content:
         if hashlib.sha256(view[_DIGEST:]).digest() != bytes(view[:_DIGEST]):
             raise ValueError("its checksum is wrong")
         start = _DIGEST + 4 + _header_size(bytes(view[_DIGEST : _DIGEST + 4]))
         header = json.loads(bytes(view[_DIGEST + 4 : start]))
-        if header["key"] != self.key or len(data) != start + header["block"] + header["state"]:
+        if header["key"] != self.key or len(view) != start + header["block"] + header["state"]:
             raise ValueError("it is of another model, or of another size")
         cut = start + header["block"]
-        state = bytearray(view[cut:]) if header["state"] else None
-        return Content(header["tokens"], bytearray(view[start:cut]), state, header["settled"])
+        state = view[cut:] if header["state"] else None
+        return Content(header["tokens"], view[start:cut], state, header["settled"])
 
     def note_use(self, files: Sequence[str]) -> None:
         """Files were used now; those that others need are the newest, so that they go last."""

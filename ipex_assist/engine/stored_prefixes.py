@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from ipex_assist.engine.prefix_cache import CachedPrefix, Prefixes
-from ipex_assist.engine.prefix_store import LEAST_END, ROOT, Content, PrefixStore, StoredPrefix, chain, name_of
+from ipex_assist.engine.prefix_store import LEAST_END, ROOT, Bytes, Content, PrefixStore, StoredPrefix, chain, name_of
 from ipex_assist.executors.blocks import BlockPool, NoBlocksError
 from ipex_assist.executors.recurrent_states import RecurrentState, StatePool
 
@@ -36,7 +36,7 @@ class PrefixMemory(Protocol):
         """A block's bytes; in any thread."""
         ...
 
-    def write_block(self, block: int, content: bytearray) -> None:
+    def write_block(self, block: int, content: Bytes) -> None:
         """Fill a block; between passes. Raises IpexAssistError for another number of bytes."""
         ...
 
@@ -44,7 +44,7 @@ class PrefixMemory(Protocol):
         """A state's bytes; in any thread."""
         ...
 
-    def write_state(self, slot: int, content: bytearray) -> None:
+    def write_state(self, slot: int, content: Bytes) -> None:
         """Fill a state; between passes. Raises IpexAssistError for another number of bytes."""
         ...
 
@@ -128,20 +128,20 @@ class StoredPrefixes:
             self._blocks.share(block)
         try:
             files = [f"{name}.block" for name in stored.blocks]
-            for index, file in enumerate(files[len(shared) :], len(shared)):
-                content = self._content(file, tokens[index * size : (index + 1) * size])
-                if content is None:
-                    return False
-                taken.append(self._filled(content.block))
-            state = None
+            wanted = [tokens[start : start + size] for start in range(0, len(files) * size, size)]
             if stored.end is not None:
                 files.append(stored.end.file)
-                content = self._content(stored.end.file, stored.end.tokens)
-                if content is None:
+                wanted.append(stored.end.tokens)
+            state = None
+            contents = self._store.read_all(files[len(shared) :])
+            for file, content, own in zip(files[len(shared) :], contents, wanted[len(shared) :], strict=True):
+                if content is None or list(content.tokens) != list(own):
+                    self._written.discard(file)
                     return False
-                if content.tokens:
+                if own:
                     taken.append(self._filled(content.block))
-                state = self._filled_state(content, stored.length) if content.state is not None else None
+                if content.state is not None:
+                    state = self._filled_state(content, stored.length)
             self._inner.keep(tokens[: stored.length], [*shared[: len(stored.blocks)], *taken], state)
             self._store.note_use(files)
             return True
@@ -150,15 +150,7 @@ class StoredPrefixes:
         finally:
             self._blocks.release_many([*shared, *taken])
 
-    def _content(self, file: str, tokens: Sequence[int]) -> Content | None:
-        """A file that has these tokens."""
-        content = self._store.read(file)
-        if content is None:
-            self._written.discard(file)
-            return None
-        return content if list(content.tokens) == list(tokens) else None
-
-    def _filled(self, content: bytearray) -> int:
+    def _filled(self, content: Bytes) -> int:
         """A block with this content; prefixes go for it. Raises NoBlocksError."""
         while self._blocks.free < 1 and self._inner.evict():
             pass

@@ -37,7 +37,7 @@ class NativePrefixMemory:
         """A block's bytes; in any thread."""
         return self._blocks.read(block)
 
-    def write_block(self, block: int, content: bytearray) -> None:
+    def write_block(self, block: int, content: bytearray | memoryview) -> None:
         """Fill a block; between passes. Raises IpexAssistError for another number of bytes."""
         self._blocks.write(block, content)
 
@@ -46,7 +46,7 @@ class NativePrefixMemory:
         assert self._states is not None
         return self._states.read(slot)
 
-    def write_state(self, slot: int, content: bytearray) -> None:
+    def write_state(self, slot: int, content: bytearray | memoryview) -> None:
         """Fill a state; between passes. Raises IpexAssistError for another number of bytes."""
         assert self._states is not None
         self._states.write(slot, content)

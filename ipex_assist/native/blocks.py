@@ -34,7 +34,7 @@ class BlockMemory:
             self.packed.check(self.packed.library.ia_blocks_read(self.handle, block, pointer(read)))
         return read
 
-    def write(self, block: int, content: bytearray) -> None:
+    def write(self, block: int, content: bytearray | memoryview) -> None:
         """Fill a block with what `read` gave, in this process or another. Raises IpexAssistError for another size."""
         if len(content) != self.bytes_each:
             raise IpexAssistError(f"a block has {self.bytes_each:,} bytes, and {len(content):,} are given")
@@ -49,8 +49,8 @@ class BlockMemory:
         packed.check(packed.library.ia_blocks_discard(self.handle, ids, len(blocks)))
 
 
-def pointer(content: bytearray) -> ctypes.Array[ctypes.c_char]:
-    """The memory of a bytearray, for the core."""
+def pointer(content: bytearray | memoryview) -> ctypes.Array[ctypes.c_char]:
+    """The memory of writable bytes, for the core."""
     return (ctypes.c_char * len(content)).from_buffer(content)
 
 

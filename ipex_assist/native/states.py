@@ -33,7 +33,7 @@ class StateMemory:
         self.packed.check(self.packed.library.ia_states_read(self.handle, slot, pointer(read)))
         return read
 
-    def write(self, slot: int, content: bytearray) -> None:
+    def write(self, slot: int, content: bytearray | memoryview) -> None:
         """Fill a slot with what `read` gave, in this process or another. Raises IpexAssistError for another size."""
         if len(content) != self.bytes_each:
             raise IpexAssistError(f"a slot has {self.bytes_each:,} bytes, and {len(content):,} are given")

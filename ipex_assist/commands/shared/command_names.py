@@ -20,7 +20,7 @@ COMMANDS = {
     "ps": "the models that your servers have loaded",
     "pull": "download a model from the hub",
     "quantize": "write a checkpoint with 4-bit weights",
-    "run": "a text or a conversation: run MODEL [PROMPT]",
+    "run": "a text by a model, or a conversation with it",
     "serve": "OpenAI's API, a chat page and metrics",
     "submit": "the script of a Slurm or PBS job",
 }
