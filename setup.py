@@ -67,7 +67,7 @@ setup(
         "ipex_assist": ["py.typed", "data/*"],
         "ipex_assist.launch": ["templates/*"],
         "ipex_assist.native": ["*/*.cpp", "*/*.h"],
-        "ipex_assist.serve": ["page/*"],
+        "ipex_assist.serve": ["page/*", "page/vendor/*"],
     },
     ext_modules=[
         Extension(

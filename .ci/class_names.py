@@ -15,14 +15,19 @@ ROOT = Path(__file__).resolve().parents[1]
 # Of structures and classes of the core: their ctypes structures and handles in native/.
 MIRRORS = {"Batch", "GreedyDraft", "PackedModel", "Pool", "PoolStatistics", "Segment", "TopTokens"}
 # Of Python, as plain numbers in the core.
-_SPECS = ["ipex_assist/models/spec.py", "ipex_assist/native/packing/spec.h"]
+_SPECS = {
+    "AttentionSpec": "attention_spec",
+    "LatentSpec": "attention_spec",
+    "LayerSpec": "spec",
+    "MlpSpec": "mlp_spec",
+    "RecurrentSpec": "recurrent_spec",
+    "HeadSpec": "draft_head",
+}
 _CHOICES = ["ipex_assist/executors/row_choice.py", "ipex_assist/native/operations/batch.h"]
-_HEADS = "ipex_assist/models/draft_head.py"
 NUMBERS = {
-    **dict.fromkeys(("AttentionSpec", "LatentSpec", "LayerSpec", "MlpSpec", "RecurrentSpec"), _SPECS),
+    **{name: [f"ipex_assist/models/{file}.py", "ipex_assist/native/packing/spec.h"] for name, file in _SPECS.items()},
     **dict.fromkeys(("RowChoice", "SamplingRule"), _CHOICES),
-    "HeadSpec": [_HEADS, "ipex_assist/native/packing/spec.h"],
-    "Taps": [_HEADS, "ipex_assist/native/operations/batch.h"],
+    "Taps": ["ipex_assist/models/draft_head.py", "ipex_assist/native/operations/batch.h"],
 }
 CLASS_IN_C = re.compile(
     r"^(?:class|struct)\s+(?:alignas\([^)]*\)\s*)?(\w+)\s*(?:final\s*)?(?::[^:{;][^{;]*)?\{", re.MULTILINE

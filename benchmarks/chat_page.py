@@ -63,6 +63,7 @@ def photograph(url: str, messages: Sequence[str], path: Path) -> list[str]:
             page.get_by_role("button", name="Options").click()
             page.get_by_label("Temperature").fill("0")
             page.get_by_role("button", name="Done").click()
+            page.get_by_label("mark drafted text").check()
             answers = [ask(page, message).locator(".body").inner_text() for message in messages]
             page.mouse.move(0, 0)  # where nothing is shown for pointing at it
             taken = Image.open(io.BytesIO(page.screenshot(animations="disabled")))

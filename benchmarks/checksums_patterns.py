@@ -11,7 +11,8 @@ import torch
 from checksums_models import BASE, KINDS, LONG, LONG_TEXT, Setup
 
 from ipex_assist.checkpoints.open import open_checkpoint
-from ipex_assist.executors.interface import DraftInput, Rows, TokenLogprob
+from ipex_assist.executors.interface import DraftInput, Rows, TokenLogprob, truncate_or_clear
+from ipex_assist.executors.interface import Sequence as TokenSequence
 from ipex_assist.executors.load import load_model
 from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.executors.native import NativeModel
@@ -74,20 +75,31 @@ def steps(model: NativeModel, bits: Bits) -> None:
         bits.logits(model.extend(sequence, [token]))
 
 
+def cut(model: NativeModel, sequence: TokenSequence, tokens: list[int]) -> None:
+    """Bring a sequence back to `tokens`, its first ones; a recurrent one whose state is after more reads them again."""
+    truncate_or_clear(sequence, len(tokens))
+    if not sequence.length:
+        model.extend(sequence, tokens, 0)
+
+
 def passes(model: NativeModel, bits: Bits) -> None:
     """Passes of 2 to 16 rows, and of 17 to 33, behind some tokens to which the text is cut back."""
     sequence = model.new_sequence(CAPACITY, 5)
     model.extend(sequence, PROMPT[:5])
     for rows in (*range(2, 18), 33):
         bits.logits(model.extend(sequence, PROMPT[5 : 5 + rows], rows))
-        sequence.truncate(5)
+        cut(model, sequence, PROMPT[:5])
 
 
 def together(model: NativeModel, bits: Bits) -> None:
     """Rows of several texts in one pass, a few and many; one of them shares the beginning of another."""
     first = model.new_sequence(CAPACITY)
     model.extend(first, PROMPT[:20], 0)
-    texts = [first, first.fork(9), *(model.new_sequence(CAPACITY, count) for count in (3, 21, 1))]
+    texts = [
+        first,
+        first.fork(20 if model.spec.recurrents else 9),
+        *(model.new_sequence(CAPACITY, count) for count in (3, 21, 1)),
+    ]
     bits.logits(
         model.forward(
             [
@@ -131,8 +143,8 @@ def long_context(model: NativeModel, bits: Bits, count: int) -> None:
     bits.logits(model.extend(sequence, text(count), 20))
     for rows in (1, 2, 5, 16, 40):
         bits.logits(model.extend(sequence, PROMPT[:rows], rows))
-        sequence.truncate(count)
-    other = sequence.fork(count - 200)
+        cut(model, sequence, text(count))
+    other = sequence.fork(sequence.length if model.spec.recurrents else count - 200)
     bits.logits(model.forward([Rows(sequence, [3, 4], 2), Rows(other, PROMPT[:3], 3)]))
     bits.drafts(model.draft_many([DraftInput(sequence, [9], 5), DraftInput(other, [9], 3)]))
     bits.logits(model.extend(sequence, [5]))

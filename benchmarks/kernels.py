@@ -24,7 +24,7 @@ import torch
 
 from ipex_assist.executors.native_loading import planned_pool
 from ipex_assist.models.layers import uniform_decoder
-from ipex_assist.models.spec import Rope
+from ipex_assist.models.rope_spec import Rope
 from ipex_assist.native.library import instruction_set, read_bandwidth
 from ipex_assist.native.model import PackedModel
 from ipex_assist.quantization.precision import INT4_GROUP
@@ -78,9 +78,14 @@ def split(precision: str) -> tuple[str, int]:
 
 
 def in_cache(width: int, columns: int, precision: str, all_rows: list[int], threads: int) -> dict[int, float]:
-    """Return the seconds that a layer of `columns` columns would take by its instructions alone, by rows."""
+    """Return the seconds that a layer of `columns` columns would take by its instructions alone, by rows.
+
+    Empty where two blocks a thread are more than the caches hold.
+    """
     most = max(2, CACHED_BYTES * threads // packed_bytes(width, 16, precision)) // threads * threads * 16
     least = 16 * threads
+    if most <= least:
+        return {}
     large, small = native(width, most, precision, 1)[0], native(width, least, precision, 1)[0]
     found = {}
     for rows in all_rows:

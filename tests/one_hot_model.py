@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from ipex_assist.executors.interface import Rows
 from ipex_assist.executors.native import NativeModel
 from ipex_assist.executors.row_choice import RowChoice, SampledRows
-from ipex_assist.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
+from ipex_assist.models.attention_spec import AttentionSpec
+from ipex_assist.models.mlp_spec import MlpSpec
+from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.models.weights import weight_shape
 from ipex_assist.native.library import Pool
 from ipex_assist.native.model import PackedModel

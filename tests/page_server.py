@@ -28,7 +28,13 @@ EVIL = [
     ['```html"><script>window.bad = 1</script>\n<b>bold</b>\n```\n\n'],
     ["[good](https://example.org/path) https://example.com/x."],
 ]
-SCRIPTS = {"fox": FOX, "evil": EVIL, "endless": [[" more", " and"]] * 100_000}
+FORMULAS = [
+    ["Euler: $e^{i", "\\pi} + 1", " = 0$, which costs $5 or $10.\n\n"],
+    ["$$\n\\frac{1}{2}", "\n$$\n\n"],
+    ["\\(x^2\\) and \\[ y \\] and $\\nonsense{$ and $\\href{javascript:window.bad=1}{z}$.\n\n"],
+    ["a `$b$` and \\$c$ d."],
+]
+SCRIPTS = {"fox": FOX, "formulas": FORMULAS, "evil": EVIL, "endless": [[" more", " and"]] * 100_000}
 
 
 class Scripted:

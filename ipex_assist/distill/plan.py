@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.models.attention_spec import AttentionSpec
 from ipex_assist.models.draft_head import Taps
-from ipex_assist.models.spec import AttentionSpec, DecoderSpec
+from ipex_assist.models.spec import DecoderSpec
 
 if TYPE_CHECKING:
     from ipex_assist.checkpoints.base import Checkpoint

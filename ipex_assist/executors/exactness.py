@@ -18,7 +18,8 @@ from ipex_assist.executors.recurrent import with_gates
 from ipex_assist.executors.row_plan import RowPlan
 from ipex_assist.executors.torch_model import TorchModel
 from ipex_assist.executors.weights import Weights
-from ipex_assist.models.spec import AttentionSpec, DecoderSpec
+from ipex_assist.models.attention_spec import AttentionSpec
+from ipex_assist.models.spec import DecoderSpec
 
 ROWS = 24
 OFFSETS = (0, 1, 3, 6)

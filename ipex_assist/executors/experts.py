@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ipex_assist.executors.kernels import Linear
-from ipex_assist.models.spec import Experts
+from ipex_assist.models.mlp_spec import Experts
 
 FEW = 16  # rows up to which an expert gets all of a pass: a linear of as many rows as the others gives the same bits
 

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
-from ipex_assist.models.spec import HeadNorm
+from ipex_assist.models.attention_spec import HeadNorm
 
 # A packed linear: (rows, in) → (rows, out).
 Linear = Callable[[torch.Tensor], torch.Tensor]

@@ -6,7 +6,8 @@ import torch
 
 from ipex_assist.executors.kernels import Kernels, norm_heads
 from ipex_assist.executors.weights import Norm, Weights
-from ipex_assist.models.spec import DecoderSpec, RecurrentSpec
+from ipex_assist.models.recurrent_spec import RecurrentSpec
+from ipex_assist.models.spec import DecoderSpec
 
 _ROWS = 16
 _LAST_32 = (1 << 32) - 1

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from ipex_assist.models.spec import AttentionSpec, DecoderSpec
+from ipex_assist.models.attention_spec import AttentionSpec
+from ipex_assist.models.spec import DecoderSpec
 
 _STORED = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
 _LEAST = 1e-36  # smaller rows are zeros: 127 / size would overflow

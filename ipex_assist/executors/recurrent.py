@@ -11,7 +11,8 @@ from torch.nn import functional
 from ipex_assist.executors.interface import check_rollback
 from ipex_assist.executors.kernels import Linear
 from ipex_assist.executors.recurrent_states import PENDING_ROWS
-from ipex_assist.models.spec import DecoderSpec, RecurrentSpec
+from ipex_assist.models.recurrent_spec import RecurrentSpec
+from ipex_assist.models.spec import DecoderSpec
 
 _UNIT_EPSILON = 1e-6
 

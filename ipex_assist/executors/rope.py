@@ -9,7 +9,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ipex_assist.models.spec import DecoderSpec, Rope
+from ipex_assist.models.rope_spec import Rope
+from ipex_assist.models.spec import DecoderSpec
 
 Floats: TypeAlias = NDArray[np.float32]
 

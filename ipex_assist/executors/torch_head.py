@@ -14,8 +14,8 @@ from ipex_assist.executors.kv_cache import KVCache
 from ipex_assist.executors.recurrent import RecurrentStates
 from ipex_assist.executors.torch_model import AttentionMetadata, Tapped, TorchModel, TorchSequence
 from ipex_assist.executors.torch_rope import rotate
+from ipex_assist.models.attention_spec import AttentionSpec
 from ipex_assist.models.draft_head import HeadSpec, Taps
-from ipex_assist.models.spec import AttentionSpec
 
 Draft = tuple[list[int], list[float]]
 

@@ -11,7 +11,8 @@ from torch.nn import functional
 from ipex_assist.executors.experts import ExpertLayer, run_experts
 from ipex_assist.executors.kernels import Linear
 from ipex_assist.executors.weights import Layer
-from ipex_assist.models.spec import CLAMP, SIGMOID_GAIN, LayerSpec, MlpSpec
+from ipex_assist.models.mlp_spec import CLAMP, SIGMOID_GAIN, MlpSpec
+from ipex_assist.models.spec import LayerSpec
 
 ACTIVATION_FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": functional.silu,

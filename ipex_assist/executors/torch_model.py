@@ -24,8 +24,10 @@ from ipex_assist.executors.row_plan import RowPlan
 from ipex_assist.executors.torch_mlp import ACTIVATION_FUNCTIONS, run_mlp
 from ipex_assist.executors.torch_rope import TorchRotary, rotate
 from ipex_assist.executors.weights import LatentLayer, Layer, Norm, Weights
+from ipex_assist.models.attention_spec import AttentionSpec
 from ipex_assist.models.draft_head import Taps
-from ipex_assist.models.spec import AttentionSpec, DecoderSpec, LayerSpec, NormPlace, RecurrentSpec
+from ipex_assist.models.recurrent_spec import RecurrentSpec
+from ipex_assist.models.spec import DecoderSpec, LayerSpec, NormPlace
 
 PROMPT_CHUNK = 512  # rows of a prompt that pass at once: bounds the activations, and is many enough for full speed
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ipex_assist.models.spec import MlpSpec
+from ipex_assist.models.mlp_spec import MlpSpec
 from ipex_assist.quantization.precision import LINEAR_BYTES, kv_sizes
 
 if TYPE_CHECKING:
     from ipex_assist.executors.interface import Model
-    from ipex_assist.models.spec import DecoderSpec, LayerSpec, RecurrentSpec
+    from ipex_assist.models.recurrent_spec import RecurrentSpec
+    from ipex_assist.models.spec import DecoderSpec, LayerSpec
 
 BANDWIDTH_BYTES = 1 << 30  # more than the caches of any socket hold
 

@@ -10,8 +10,9 @@ import torch
 from ipex_assist.executors.experts import ExpertLayer, Mlp
 from ipex_assist.executors.kernels import Kernels, Linear, TorchKernels
 from ipex_assist.models import Source
+from ipex_assist.models.mlp_spec import Experts
 from ipex_assist.models.names import EXPERT_NORMS, LATENT_INPUTS, VECTORS, XIELU
-from ipex_assist.models.spec import DecoderSpec, Experts, LayerSpec
+from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.models.weights import check_numbers, check_shape, head_dim_of, layer_of, part_of, resolve
 
 Norm = tuple[torch.Tensor | None, torch.Tensor | None]  # weight and bias, each (hidden,)

@@ -5,19 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
+from ipex_assist.models.attention_spec import ATTENTION_RANGES
 from ipex_assist.models.config import Config, ConfigError, NotComputed
 from ipex_assist.models.layers import uniform_decoder
-from ipex_assist.models.spec import (
-    ACTIVATIONS,
-    ATTENTION_RANGES,
-    RANGES,
-    ROPE_RANGES,
-    Activation,
-    DecoderSpec,
-    Experts,
-    Rope,
-    RopeKind,
-)
+from ipex_assist.models.mlp_spec import ACTIVATIONS, Activation, Experts
+from ipex_assist.models.rope_spec import ROPE_RANGES, Rope, RopeKind
+from ipex_assist.models.spec import RANGES, DecoderSpec
 
 ROPE_KINDS: tuple[RopeKind, ...] = get_args(RopeKind)
 FULL, SLIDING = "full_attention", "sliding_attention"

@@ -9,7 +9,8 @@ from ipex_assist.models.common import even_head_dim, llama_like, rope
 from ipex_assist.models.config import Config, ConfigError, NotComputed
 from ipex_assist.models.mamba_layers import BAMBA_NAMES, mamba_fields, mamba_mixer, mamba_names
 from ipex_assist.models.names import LLAMA_LINEARS, MLP, named, renamed
-from ipex_assist.models.spec import DecoderSpec, LayerSpec, RecurrentSpec
+from ipex_assist.models.recurrent_spec import RecurrentSpec
+from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.models.weights import Source
 
 ARCHITECTURE = "FalconH1ForCausalLM"

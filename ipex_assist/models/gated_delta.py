@@ -9,7 +9,8 @@ from ipex_assist.models.common import FULL, activation, layer_count, llama_like,
 from ipex_assist.models.config import Config, NotComputed
 from ipex_assist.models.layers import with_mixers
 from ipex_assist.models.names import HEAD_NORMS, LLAMA_LINEARS, LLAMA_NORMS, ExpertNames, named
-from ipex_assist.models.spec import DecoderSpec, RecurrentSpec
+from ipex_assist.models.recurrent_spec import RecurrentSpec
+from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import Source
 
 LINEAR = "linear_attention"

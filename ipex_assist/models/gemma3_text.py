@@ -5,7 +5,8 @@ from __future__ import annotations
 from ipex_assist.models.common import FULL, SLIDING, layer_kinds, llama_like, number_or_none, refuse, rope, windows
 from ipex_assist.models.config import Config, ConfigError
 from ipex_assist.models.gemma2 import shared, weights
-from ipex_assist.models.spec import DecoderSpec, Rope
+from ipex_assist.models.rope_spec import Rope
+from ipex_assist.models.spec import DecoderSpec
 
 __all__ = ["ARCHITECTURE", "EXAMPLES", "NAMES", "spec", "weights"]
 

@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from ipex_assist.models import gemma4_text
+from ipex_assist.models.attention_spec import AttentionSpec
 from ipex_assist.models.common import refuse
 from ipex_assist.models.config import Config, ConfigError, NotComputed
 from ipex_assist.models.draft_head import HeadSpec, Taps
 from ipex_assist.models.head_common import DraftHead
-from ipex_assist.models.spec import AttentionSpec, DecoderSpec, LayerSpec
+from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.models.weights import Source
 
 MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")

@@ -8,7 +8,9 @@ from typing import Any
 
 from ipex_assist.models.common import FULL, SLIDING, rope
 from ipex_assist.models.config import Config, ConfigError, NotComputed
-from ipex_assist.models.spec import Experts, LayerSpec, MlpSpec, Rope
+from ipex_assist.models.mlp_spec import Experts, MlpSpec
+from ipex_assist.models.rope_spec import Rope
+from ipex_assist.models.spec import LayerSpec
 
 # What a config without rope_parameters has.
 _ROPES = {FULL: Rope(1e6, "proportional", {"partial_rotary_factor": 0.25, "factor": 1.0}), SLIDING: Rope()}

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from ipex_assist.models.common import experts, layer_kinds, llama_like, refuse, rope, windows
 from ipex_assist.models.config import Config, NotComputed
+from ipex_assist.models.mlp_spec import CLAMP, SIGMOID_GAIN
 from ipex_assist.models.names import ExpertNames, Fields, named
-from ipex_assist.models.spec import CLAMP, SIGMOID_GAIN, DecoderSpec
+from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import Source
 
 ARCHITECTURE = "GptOssForCausalLM"

@@ -6,7 +6,8 @@ from ipex_assist.models import gpt2
 from ipex_assist.models.common import activation, even_head_dim, llama_like, refuse
 from ipex_assist.models.config import Config
 from ipex_assist.models.names import named, rotated_by_pairs
-from ipex_assist.models.spec import DecoderSpec, Rope
+from ipex_assist.models.rope_spec import Rope
+from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import Source
 
 ARCHITECTURE = "GPTJForCausalLM"

@@ -7,7 +7,8 @@ from typing import Any
 from ipex_assist.models.common import even_head_dim, llama_like, refuse, rope
 from ipex_assist.models.config import Config, ConfigError
 from ipex_assist.models.names import LLAMA_NORMS, named
-from ipex_assist.models.spec import DecoderSpec, Rope
+from ipex_assist.models.rope_spec import Rope
+from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import Source
 
 ARCHITECTURE = "HunYuanDenseV1ForCausalLM"

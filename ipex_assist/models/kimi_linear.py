@@ -10,7 +10,8 @@ from ipex_assist.models.gated_delta import LINEAR
 from ipex_assist.models.latent import LATENT_NORMS, latent_parts, latent_spec, with_latents
 from ipex_assist.models.layers import with_mixers
 from ipex_assist.models.names import LLAMA_LINEARS, LLAMA_NORMS, MLP, ExpertNames, named, renamed, stacked
-from ipex_assist.models.spec import DecoderSpec, RecurrentSpec
+from ipex_assist.models.recurrent_spec import RecurrentSpec
+from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import Source
 
 ARCHITECTURE = "KimiLinearForCausalLM"

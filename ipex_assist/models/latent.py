@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ipex_assist.models.attention_spec import LatentSpec
 from ipex_assist.models.common import llama_like, refuse, rope
 from ipex_assist.models.config import Config, NotComputed
 from ipex_assist.models.names import LLAMA_LINEARS, LLAMA_NORMS, SHARED_EXPERTS, ExpertNames, named
-from ipex_assist.models.spec import DecoderSpec, LatentSpec, Rope
+from ipex_assist.models.rope_spec import Rope
+from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import Source
 
 # Ours that are of latent attention, by the checkpoint's names; queries are q_proj where they have no row of their own.

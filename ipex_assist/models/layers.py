@@ -6,18 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from ipex_assist.models.attention_spec import AttentionSpec
 from ipex_assist.models.config import ConfigError
-from ipex_assist.models.spec import (
-    RANGES,
-    AttentionSpec,
-    DecoderSpec,
-    Experts,
-    LayerSpec,
-    MlpSpec,
-    RecurrentSpec,
-    Rope,
-    check_range,
-)
+from ipex_assist.models.mlp_spec import Experts, MlpSpec
+from ipex_assist.models.ranges import check_range
+from ipex_assist.models.recurrent_spec import RecurrentSpec
+from ipex_assist.models.rope_spec import Rope
+from ipex_assist.models.spec import RANGES, DecoderSpec, LayerSpec
 
 # What a layer's parts call the fields that `uniform_decoder` takes flat.
 _ATTENTION = {

@@ -8,7 +8,8 @@ from ipex_assist.models.common import FULL, layer_count, llama_like, number_or_n
 from ipex_assist.models.config import Config, ConfigError, NotComputed
 from ipex_assist.models.layers import with_mixers
 from ipex_assist.models.names import ExpertNames, named, stacked
-from ipex_assist.models.spec import DecoderSpec, RecurrentSpec
+from ipex_assist.models.recurrent_spec import RecurrentSpec
+from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import Source
 
 ARCHITECTURE = "Lfm2ForCausalLM"

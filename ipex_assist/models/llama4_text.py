@@ -9,8 +9,9 @@ from typing import Any
 from ipex_assist.models.common import FULL, activation, even_head_dim, experts, layer_count, llama_like, rope
 from ipex_assist.models.config import Config, NotComputed
 from ipex_assist.models.layers import with_attention
+from ipex_assist.models.mlp_spec import Experts
 from ipex_assist.models.names import LLAMA_LINEARS, MLP, ExpertNames, named, rotated_by_pairs
-from ipex_assist.models.spec import DecoderSpec, Experts
+from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import Source
 
 ARCHITECTURE = "Llama4ForCausalLM"

@@ -9,7 +9,7 @@ from ipex_assist.models.common import FULL, activation, layer_count
 from ipex_assist.models.config import Config, ConfigError, NotComputed
 from ipex_assist.models.gated_delta import LINEAR
 from ipex_assist.models.names import stacked
-from ipex_assist.models.spec import RecurrentSpec
+from ipex_assist.models.recurrent_spec import RecurrentSpec
 
 # What Bamba's config.json, and Granite 4's, call the numbers of a mixer.
 BAMBA_NAMES = {

@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ipex_assist.models.spec import AttentionSpec, DecoderSpec, Experts, LayerSpec, RecurrentSpec
+from ipex_assist.models.attention_spec import AttentionSpec
+from ipex_assist.models.mlp_spec import Experts
+from ipex_assist.models.recurrent_spec import RecurrentSpec
+from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.models.weights import Source
 
 # Our linears, norms and what is outside of layers, by Llama's names.

@@ -11,8 +11,9 @@ from ipex_assist.models.common import FULL, activation, deepseek_experts, llama_
 from ipex_assist.models.config import Config, NotComputed
 from ipex_assist.models.gated_delta import LINEAR
 from ipex_assist.models.mamba_layers import kv_heads, mamba2_mixer, mamba_fields, mamba_names
+from ipex_assist.models.mlp_spec import Experts
 from ipex_assist.models.names import ExpertNames, named, renamed
-from ipex_assist.models.spec import DecoderSpec, Experts, LayerSpec
+from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.models.weights import Source
 
 ARCHITECTURE = "NemotronHForCausalLM"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from ipex_assist.models.common import FULL, SLIDING, layer_kinds, rope, windows
 from ipex_assist.models.config import Config
 from ipex_assist.models.olmo2 import olmo, weights
-from ipex_assist.models.spec import DecoderSpec, Rope
+from ipex_assist.models.rope_spec import Rope
+from ipex_assist.models.spec import DecoderSpec
 
 __all__ = ["ARCHITECTURE", "EXAMPLES", "NAMES", "spec", "weights"]
 

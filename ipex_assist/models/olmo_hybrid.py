@@ -9,7 +9,9 @@ from ipex_assist.models.config import Config, NotComputed
 from ipex_assist.models.gated_delta import LINEAR, VECTORS, mixer_kinds
 from ipex_assist.models.layers import with_mixers
 from ipex_assist.models.names import HEAD_NORMS, named, stacked
-from ipex_assist.models.spec import DecoderSpec, RecurrentSpec, Rope
+from ipex_assist.models.recurrent_spec import RecurrentSpec
+from ipex_assist.models.rope_spec import Rope
+from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import Source
 
 ARCHITECTURE = "OlmoHybridForCausalLM"

@@ -8,7 +8,8 @@ from ipex_assist.models.common import every_layer, experts, llama_like, refuse, 
 from ipex_assist.models.config import Config, NotComputed
 from ipex_assist.models.mixtral import LINEARS, PLACE
 from ipex_assist.models.names import ExpertNames, named
-from ipex_assist.models.spec import DecoderSpec, Rope
+from ipex_assist.models.rope_spec import Rope
+from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import Source
 
 ARCHITECTURE = "PhimoeForCausalLM"

@@ -7,7 +7,8 @@ from typing import Any
 from ipex_assist.models.common import sparse_layers
 from ipex_assist.models.config import Config
 from ipex_assist.models.gated_delta import hybrid, hybrid_weights
-from ipex_assist.models.spec import DecoderSpec, RecurrentSpec
+from ipex_assist.models.recurrent_spec import RecurrentSpec
+from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import Source
 
 ARCHITECTURE = "Qwen3NextForCausalLM"

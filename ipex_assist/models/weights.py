@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.models.spec import AttentionSpec, DecoderSpec, LayerSpec
+from ipex_assist.models.attention_spec import AttentionSpec
+from ipex_assist.models.spec import DecoderSpec, LayerSpec
 
 if TYPE_CHECKING:
     import torch

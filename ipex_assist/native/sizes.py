@@ -6,7 +6,9 @@ import ctypes
 from dataclasses import dataclass
 
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.models.spec import AttentionSpec, DecoderSpec, Experts, LatentSpec, LayerSpec
+from ipex_assist.models.attention_spec import AttentionSpec, LatentSpec
+from ipex_assist.models.mlp_spec import Experts
+from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.native.library import kernels, last_error, library
 from ipex_assist.native.structures import PRECISIONS, layer_specs, model_spec
 from ipex_assist.quantization.precision import kv_precision_of

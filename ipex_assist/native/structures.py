@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 
-from ipex_assist.models.spec import AttentionSpec, DecoderSpec, LayerSpec, RecurrentSpec
+from ipex_assist.models.attention_spec import AttentionSpec
+from ipex_assist.models.recurrent_spec import RecurrentSpec
+from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.quantization.precision import beside_experts
 
 ABI_VERSION = 21  # api.cpp: ia_abi. It changes with every function there and with the structures here.

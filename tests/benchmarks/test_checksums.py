@@ -105,3 +105,10 @@ def test_memory_nodes_of_a_command(tmp_path: Path) -> None:
     assert command[-1] == str(tmp_path)
     assert sorted(os.listdir(tmp_path)) == ["node0", "node1"]
     assert (tmp_path / "node1" / "cpu8").exists()
+
+
+def test_a_recurrent_model_has_all_patterns(tmp_path: Path) -> None:
+    """A pattern that truncates below the state, or forks below it, would end the run."""
+    tiny_models.save(tmp_path / "lfm2", "lfm2")
+    found = checksums.checksums("lfm2", "int8", tmp_path / "lfm2", ONE)
+    assert {pattern.__name__ for pattern in checksums_patterns.PATTERNS} <= set(found)

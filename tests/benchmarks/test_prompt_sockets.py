@@ -17,7 +17,7 @@ from prompt_sockets_model import LAST_LEVEL, TILE_ROWS, PaperPrompt, Rates, Spen
 from sockets_model import Core, Paper
 from sockets_shapes import SHAPES, Shape
 
-from ipex_assist.models.spec import Experts
+from ipex_assist.models.mlp_spec import Experts
 from ipex_assist.native.library import unavailable
 from ipex_assist.native.sizes import PASS_ROWS
 

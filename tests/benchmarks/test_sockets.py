@@ -14,7 +14,7 @@ from native_models import loaded, pool
 from sockets_model import Core, Paper, pass_time, worst_load
 from sockets_shapes import SHAPES, Phase, Shape, decode_pass
 
-from ipex_assist.models.spec import Experts
+from ipex_assist.models.mlp_spec import Experts
 from ipex_assist.native.library import unavailable
 from ipex_assist.native.shares import attention_shares, expert_shares, linear_shares
 

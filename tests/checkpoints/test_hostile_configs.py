@@ -21,7 +21,7 @@ from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.executors.registry import EXECUTORS
 from ipex_assist.models import ARCHITECTURES
 from ipex_assist.models.config import Config, ConfigError
-from ipex_assist.models.spec import Rope
+from ipex_assist.models.rope_spec import Rope
 
 GONE = object()
 LLAMA3 = {

@@ -10,7 +10,7 @@ import torch
 
 from ipex_assist.executors.experts import route
 from ipex_assist.models.config import ConfigError
-from ipex_assist.models.spec import Experts
+from ipex_assist.models.mlp_spec import Experts
 
 ROWS, COUNT, HIDDEN = 200, 16, 8
 DEEPSEEK: dict[str, Any] = {

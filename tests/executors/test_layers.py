@@ -24,7 +24,10 @@ from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.executors.model_bytes import library_bytes, native_bytes
 from ipex_assist.executors.native import NativeModel
 from ipex_assist.models import ARCHITECTURES
-from ipex_assist.models.spec import AttentionSpec, DecoderSpec, Experts, MlpSpec, Rope
+from ipex_assist.models.attention_spec import AttentionSpec
+from ipex_assist.models.mlp_spec import Experts, MlpSpec
+from ipex_assist.models.rope_spec import Rope
+from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.native.library import unavailable
 from ipex_assist.native.sizes import core_sizes
 

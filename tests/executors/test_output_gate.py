@@ -19,7 +19,8 @@ from ipex_assist.executors.torch_model import TorchModel
 from ipex_assist.executors.weights import load_weights
 from ipex_assist.models.layers import uniform_decoder
 from ipex_assist.models.names import HEAD_NORMS, LLAMA_LINEARS, LLAMA_NORMS, gated_queries, merged, named
-from ipex_assist.models.spec import DecoderSpec, Rope
+from ipex_assist.models.rope_spec import Rope
+from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import Source, head_dim_of, part_of
 from ipex_assist.native.library import unavailable
 from ipex_assist.native.model import PackedModel

@@ -16,8 +16,11 @@ from ipex_assist.executors.kernels import TorchKernels
 from ipex_assist.executors.native import NativeModel
 from ipex_assist.executors.torch_model import TorchModel
 from ipex_assist.executors.weights import load_weights
+from ipex_assist.models.attention_spec import AttentionSpec
+from ipex_assist.models.mlp_spec import MlpSpec
 from ipex_assist.models.names import named
-from ipex_assist.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec, RecurrentSpec
+from ipex_assist.models.recurrent_spec import RecurrentSpec
+from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.models.weights import Source, weight_shape
 from ipex_assist.native.library import unavailable
 from ipex_assist.native.model import PackedModel

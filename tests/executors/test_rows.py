@@ -16,17 +16,11 @@ from native_models import PRECISIONS, pool, tokens
 from ipex_assist.executors import native
 from ipex_assist.executors.interface import Rows
 from ipex_assist.executors.native import NativeModel
+from ipex_assist.models.attention_spec import AttentionSpec, HeadNorm
 from ipex_assist.models.layers import repeated, with_attention
-from ipex_assist.models.spec import (
-    Activation,
-    AttentionSpec,
-    DecoderSpec,
-    Experts,
-    HeadNorm,
-    LayerSpec,
-    MlpSpec,
-    Rope,
-)
+from ipex_assist.models.mlp_spec import Activation, Experts, MlpSpec
+from ipex_assist.models.rope_spec import Rope
+from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.models.weights import weight_shape
 from ipex_assist.native import build, library
 from ipex_assist.native.library import ISA_VARIABLE, Pool, instruction_set, unavailable

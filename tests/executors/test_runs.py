@@ -13,7 +13,7 @@ from test_rows import random_model, some_tokens
 from ipex_assist.executors.interface import DraftInput, Rows
 from ipex_assist.executors.native import NativeModel
 from ipex_assist.models.layers import uniform_decoder
-from ipex_assist.models.spec import Rope
+from ipex_assist.models.rope_spec import Rope
 from ipex_assist.native.library import unavailable
 
 pytestmark = [

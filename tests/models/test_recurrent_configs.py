@@ -9,7 +9,8 @@ import tiny_models
 
 from ipex_assist.models import ARCHITECTURES
 from ipex_assist.models.config import ConfigError, NotComputed
-from ipex_assist.models.spec import DecoderSpec, RecurrentSpec
+from ipex_assist.models.recurrent_spec import RecurrentSpec
+from ipex_assist.models.spec import DecoderSpec
 
 pytestmark = pytest.mark.one_stack  # others lack some of these families
 

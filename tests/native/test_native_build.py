@@ -381,7 +381,7 @@ def test_python_calls_what_is_declared() -> None:
 )
 def test_structures_are_those_declared(header: str, structure: type[ctypes.Structure]) -> None:
     """The same fields in the same order: two of the same type that change places keep the size."""
-    name = structure.__name__.removeprefix("C")  # where a class of models/spec.py has the name already
+    name = structure.__name__.removeprefix("C")  # where a class of models/ has the name already
     body = re.search(rf"struct {name} {{(.*?)\n}};", (build.HERE / header).read_text(), re.DOTALL)
     assert body is not None
     functions = re.compile(r"[^;{}]*\([^()]*\) const \{[^}]*\}")

@@ -84,10 +84,13 @@ def test_the_policy_lets_run_what_the_file_has_and_nothing_else() -> None:
     answer = client().get("/")
     policy = answer.headers["content-security-policy"]
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
-    for kind in ("script", "style"):
-        (content,) = re.findall(rf"<{kind}\b[^>]*>(.*?)</{kind}>", answer.text, re.DOTALL)
-        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
-        assert f"{kind}-src 'sha256-{digest}'" in policy
+    for kind, count in (("script", 3), ("style", 1)):
+        contents = re.findall(rf"<{kind}\b[^>]*>(.*?)</{kind}>", answer.text, re.DOTALL)
+        assert len(contents) == count
+        assert all(len(content) > 1000 for content in contents), "a library is missing"
+        digests = [base64.b64encode(hashlib.sha256(content.encode()).digest()).decode() for content in contents]
+        allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+        assert f"{kind}-src {allowed};" in policy
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
     assert "frame-ancestors 'none'" in policy
@@ -115,10 +118,13 @@ def test_a_browser_that_has_the_page_is_told_so() -> None:
 
 @in_browser
 def test_an_answer_has_its_draft_marked_and_measured(opened: Opened, server: tuple[str, Scripted]) -> None:
-    """Exactly the drafted tokens, by colour and by a line; what a token is, on hovering; figures beside it; all of it
-    again after the page was loaded anew."""
+    """Where marks are asked for, exactly the drafted tokens, by colour and by a line; what a token is, on hovering;
+    figures beside it; all of it again after the page was loaded again."""
     page = opened()
     answer = ask(page, "fox")
+    mark = answer.get_by_text(" quick", exact=True)
+    assert mark.evaluate("node => getComputedStyle(node).textDecorationLine") == "none"
+    page.get_by_label("mark drafted text").check()
     for _ in range(2):
         drafted = answer.locator(".body .d")
         wanted = [text for texts in FOX for text in texts[:-1]]
@@ -151,6 +157,91 @@ def test_an_answer_has_its_draft_marked_and_measured(opened: Opened, server: tup
 
 
 @in_browser
+def test_code_is_coloured_and_stays_the_text_of_its_tokens(opened: Opened) -> None:
+    """Ranges of the right words, while the nodes of the code are those of its tokens; again after a reload."""
+    page = opened()
+    ask(page, "fox")
+    script = "name => [...CSS.highlights.get(name)].map(String)"
+    for _ in range(2):
+        page.locator(".message.assistant .sum").wait_for()
+        assert page.evaluate(script, "code-keyword") == ["def", "return"]
+        assert page.evaluate(script, "code-name") == ["add"]
+        assert page.evaluate(script, "code-comment") == []
+        page.reload()
+    page.get_by_role("button", name="New chat").click()
+    assert page.evaluate(script, "code-keyword") == []
+
+
+@in_browser
+def test_formulas(opened: Opened) -> None:
+    """All four forms become MathML, in a line and on lines of their own; prices, code and what is none stay text."""
+    page = opened()
+    answer = ask(page, "formulas")
+    sources = answer.locator("math annotation").all_text_contents()
+    assert [each.strip() for each in sources[:4]] == ["e^{i\\pi} + 1 = 0", "\\frac{1}{2}", "x^2", "y"]
+    assert answer.locator(".math.display").count() == 2
+    assert answer.locator("mfrac").count() == 1
+    text = answer.locator(".body").inner_text()
+    for shown in ("which costs $5 or $10.", "$\\nonsense{$", "$b$", "$c$ d."):
+        assert shown in text
+    assert answer.locator("a, math [href]").count() == 0
+
+
+@in_browser
+@pytest.mark.parametrize(("label", "name"), [("Markdown", "fox.md"), ("JSON", "fox.json")])
+def test_a_conversation_is_exported(label: str, name: str, opened: Opened, server: tuple[str, Scripted]) -> None:
+    """As a file whose content is what was said; JSON is what the API takes, so it gives the same prompt again."""
+    page, backend = opened(), server[1]
+    ask(page, "fox")
+    page.get_by_role("button", name="Options").click()
+    page.get_by_label("System prompt").fill("be brief")
+    page.get_by_role("button", name="Done").click()
+    page.get_by_role("button", name="Options").click()
+    with page.expect_download() as download:
+        page.get_by_role("button", name=label).click()
+    assert download.value.suggested_filename == name
+    text = download.value.path().read_text(encoding="utf-8")
+    answer = "".join(piece for texts in FOX for piece in texts)
+    if label == "Markdown":
+        assert text == f"# fox\n\n## System\n\nbe brief\n\n## User\n\nfox\n\n## Assistant\n\n{answer.strip()}\n"
+        return
+    body = json.loads(text)
+    said = [("system", "be brief"), ("user", "fox"), ("assistant", answer)]
+    assert [(each["role"], each["content"]) for each in body["messages"]] == said
+    body["messages"].append({"role": "user", "content": "fox"})
+    answered = page.request.post(f"{server[0]}v1/chat/completions", data=body)
+    assert answered.ok, answered.text()
+    assert "be brief" in backend.said()
+
+
+@in_browser
+def test_models_and_adapters_are_chosen(opened: Opened) -> None:
+    """Where the server has several: requests name the chosen one, which the page remembers; a single one is a name."""
+    page = opened()
+    page.get_by_text("tiny-chat, drafted by tiny-draft").wait_for()
+    assert not page.get_by_label("Model").is_visible()
+    listed = [{"id": "big", "assistant": "org/small"}, {"id": "legal", "parent": "big"}]
+    asked: list[str] = []
+
+    def answer(route: Any) -> None:
+        asked.append(route.request.post_data_json["model"])
+        route.fulfill(body='data: {"choices": [{"delta": {"content": "Yes."}, "finish_reason": "stop"}]}\n\n')
+
+    page.route("**/v1/models", lambda route: route.fulfill(json={"data": listed}))
+    page.route("**/v1/chat/completions", answer)
+    page.reload()
+    choice = page.get_by_label("Model")
+    choice.wait_for()
+    assert choice.locator("option").all_inner_texts() == ["big", "legal (adapter of big)"]
+    ask(page, "fox")
+    choice.select_option("legal")
+    ask(page, "fox")
+    page.reload()
+    ask(page, "fox")
+    assert asked == ["big", "legal", "legal"]
+
+
+@in_browser
 def test_stop_retry_edit_and_options(opened: Opened, server: tuple[str, Scripted]) -> None:
     """Stopping cancels at the server and keeps what came; the next request has what the page shows, and no more."""
     page, backend = opened(), server[1]
@@ -164,9 +255,9 @@ def test_stop_retry_edit_and_options(opened: Opened, server: tuple[str, Scripted
     assert "more and" in page.locator(".message.assistant .body").inner_text()
     page.get_by_role("button", name="Options").click()
     page.get_by_label("System prompt").fill("be brief")
-    for name, value in (("Temperature", "0.5"), ("Most tokens", "5"), ("Seed", "7")):
+    for name, value in (("Temperature", "0.5"), ("Max tokens", "5"), ("Seed", "7")):
         page.get_by_label(name).fill(value)
-    page.get_by_label("Let the assistant draft").uncheck()
+    page.get_by_label("Use drafts").uncheck()
     page.get_by_role("button", name="Done").click()
     page.get_by_role("button", name="Edit this message").click()
     page.get_by_role("textbox", name="Edit the message").fill("fox")
@@ -295,9 +386,9 @@ def test_on_a_phone(opened: Opened) -> None:
     box = page.get_by_role("textbox", name="Message").bounding_box()
     assert box is not None
     assert box["width"] > 150
-    assert not page.get_by_text("Tokens a pass").is_visible()
+    assert not page.get_by_text("Tokens per pass").is_visible()
     page.locator("#figures-more").tap()
-    assert page.get_by_text("Tokens a pass").is_visible()
+    assert page.get_by_text("Tokens per pass").is_visible()
     answer.get_by_text(" brown", exact=True).tap()
     assert "2nd of its draft" in page.locator("#tip").inner_text()
     assert not page.get_by_role("button", name="New chat").is_visible()
@@ -310,6 +401,26 @@ def test_on_a_phone(opened: Opened) -> None:
 
 
 @in_browser
+@pytest.mark.parametrize("size", [(360, 700), (820, 1180), (1280, 800)])
+def test_code_formulas_and_models_fit_on_the_screen(size: tuple[int, int], opened: Opened) -> None:
+    """A long name of a model or a wide formula scrolls or is cut by itself; the page does not."""
+    page = opened(viewport={"width": size[0], "height": size[1]})
+    listed = [{"id": "a-very-long-name-of-a-model-" * 5, "assistant": "org/small"}, {"id": "legal", "parent": "big"}]
+    page.route("**/v1/models", lambda route: route.fulfill(json={"data": listed}))
+    page.reload()
+    page.get_by_label("Model").wait_for()
+    page.unroute("**/v1/models")
+    page.get_by_label("Model").select_option("legal")
+    wide = {"choices": [{"delta": {"content": "$$" + "x + " * 200 + "y$$\n\n```py\n" + "f(x); " * 200 + "\n```\n"}}]}
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=f"data: {json.dumps(wide)}\n\n"))
+    answer = ask(page, "fox")
+    answer.locator("math").wait_for()
+    for name in ("New chat", "Options"):
+        assert size[0] < 800 or page.get_by_role("button", name=name).is_visible()
+    assert page.evaluate("document.scrollingElement.scrollWidth") == size[0]
+
+
+@in_browser
 def test_the_server_tab_reads_the_metrics(opened: Opened) -> None:
     """By the names that /metrics really has: a figure whose name is wrong would be missing."""
     page = opened()
@@ -319,9 +430,9 @@ def test_the_server_tab_reads_the_metrics(opened: Opened) -> None:
     tiles = dict(
         zip(page.locator(".tile dt").all_inner_texts(), page.locator(".tile dd").all_inner_texts(), strict=True)
     )
-    assert (tiles["Running"], tiles["Waiting"], tiles["Blocks in use"]) == ("2", "3", "25\u202f%")
-    assert (tiles["Engines"], tiles["Prompts known"]) == ("2 of 2", "75\u202f%")
-    assert {"Accepted so far", "Tokens a draft", "First token", "Time a token", "Answers"} <= set(tiles)
+    assert (tiles["Running"], tiles["Waiting"], tiles["KV cache in use"]) == ("2", "3", "25\u202f%")
+    assert (tiles["Engines"], tiles["Prefix cache hits"]) == ("2 of 2", "75\u202f%")
+    assert {"Acceptance rate", "Tokens per draft", "Time to first token", "Time per token", "Requests"} <= set(tiles)
     assert page.get_by_role("img", name="Accepted by position in the draft").is_visible()
 
 

@@ -1,0 +1,162 @@
+"""Attention of a layer, as plain data: over keys and values of heads, or over latents."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ipex_assist.models.config import ConfigError
+from ipex_assist.models.ranges import check_ranges
+
+HeadNorm = Literal["head", "each_head", "all_heads", "unweighted"]
+
+# The least and the largest that each number may be, by Hugging Face's names, and our shorter ones.
+ATTENTION_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
+    "num_attention_heads": ("heads", (1, 4096)),
+    "num_key_value_heads": ("kv_heads", (1, 4096)),
+    "head_dim": ("head_dim", (1, 4096)),
+    "attention_scale": ("scale", (1e-6, 1e6)),
+    "rotary_dim": ("rotary_dim", (2, 4096)),
+    "attention_cap": ("cap", (1e-3, 1e6)),
+    "sliding_window": ("window", (1, 1 << 30)),
+    "attention_chunk_size": ("chunk", (1, 1 << 30)),
+    "llama_4_scaling_beta": ("growth", (0, 1e3)),
+    "original_max_position_embeddings": ("growth_step", (1, 1 << 30)),
+}
+LATENT_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
+    "kv_lora_rank": ("rank", (1, 1 << 12)),
+    "qk_rope_head_dim": ("rope_dim", (2, 1 << 12)),
+    "qk_nope_head_dim": ("nope_dim", (1, 1 << 12)),
+    "v_head_dim": ("value_dim", (1, 1 << 12)),
+    "q_lora_rank": ("query_rank", (1, 1 << 20)),
+}
+
+
+@dataclass(frozen=True)
+class LatentSpec:
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1), in its absorbed form.
+
+    A row gives a latent c (rank), after its norm, and a rotary key (rope_dim), which all heads share. Head h's key is
+    W_UK c beside the rotary key, and its value W_UV c; so q · W_UK c = (W_UKᵀ q) · c, and with p the shares of the
+    softmax Σ p W_UV c = W_UV Σ p c: attention runs over the latents themselves, as one KV head, and nothing else is
+    kept. Queries are made of the layer's input, or of a normalised row of `query_rank` values in between.
+
+    Raises ConfigError for a value out of LATENT_RANGES.
+    """
+
+    rank: int
+    rope_dim: int
+    nope_dim: int  # values of a head's query that are not rotated
+    value_dim: int  # of each head
+    query_rank: int | None = None
+    norm_eps: float = 1e-6  # of the norms of the latent and of the query's row, whatever the model's other norms have
+
+    def __post_init__(self) -> None:
+        check_ranges(self, LATENT_RANGES)
+
+    @property
+    def head_dim(self) -> int:
+        """Values of the one key that is kept: first those that are rotated, then the latent."""
+        return self.rope_dim + self.rank
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """Softmax attention with grouped keys and values, or over latents.
+
+    Raises ConfigError for a value out of ATTENTION_RANGES, and for values that cannot go together.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: int | None = None  # how many of the latest positions a row may see; None is all of them
+    chunk: int | None = None  # positions are in chunks of so many, and a row sees none before its own; None: all
+    rope: int | None = None  # which of the model's `ropes` rotates query and key; None: none does
+    rotary_dim: int | None = None  # how many values of each head are rotated; head_dim where None
+    alibi_slopes: tuple[float, ...] = ()  # one a head; empty: none
+    qk_norm: HeadNorm | None = None
+    norm_after_rope: bool = False  # that norm is of rotated heads
+    qkv_bias: bool = False
+    output_bias: bool = False
+    sinks: bool = False  # a logit a query head beside the scores of its softmax
+    output_gate: bool = False  # attended values are multiplied with the sigmoid of a linear of the layer's input
+    scale: float | None = None  # of query · key; head_dim ** -0.5 where None
+    cap: float | None = None  # scores x become cap · tanh(x / cap)
+    # Queries at position p are multiplied with 1 + growth · log(1 + ⌊(p + growth_shift) / growth_step⌋).
+    growth: float = 0.0
+    growth_step: int | None = None
+    growth_shift: int = 0
+    # The earlier layer, or layer of a draft head's target (HeadSpec "shared_kv"), whose keys and values it reads; None:
+    # it has its own.
+    kv_layer: int | None = None
+    values_are_keys: bool = False  # values are what the key projection gives, before its norm and rotation
+    value_norm: bool = False  # each head's value passes an RMS norm without a weight
+    # Keys and queries are then of one KV head, head_dim and rotary_dim those of the latent and its rotary key.
+    latent: LatentSpec | None = None
+
+    def __post_init__(self) -> None:
+        check_ranges(self, ATTENTION_RANGES)
+        if self.latent is not None:
+            assert (self.kv_heads, self.head_dim, self.rotary_dim) == (1, self.latent.head_dim, self.latent.rope_dim)
+            assert not any((self.sinks, self.output_gate, self.qk_norm, self.alibi_slopes)), "beside latents"
+            assert not any((self.shares_kv, self.values_are_keys, self.value_norm)), "beside latents"
+        assert not self.shares_kv or not any((self.values_are_keys, self.value_norm)), "values of another layer"
+        assert not self.values_are_keys or self.qk_norm != "all_heads", "values before a norm of all keys"
+        if self.heads % self.kv_heads:
+            raise ConfigError("num_key_value_heads", self.kv_heads, f"a divisor of the {self.heads} heads")
+        if self.rotary_size > self.head_dim:
+            raise ConfigError("rotary_dim", self.rotary_size, f"{self.head_dim} at most, the width of a head")
+        if self.alibi_slopes and len(self.alibi_slopes) != self.heads:
+            raise ConfigError("alibi", f"{len(self.alibi_slopes)} slopes", f"{self.heads}, one a head")
+        if self.growth and self.growth_step is None:
+            raise ConfigError("original_max_position_embeddings", None, "given: queries grow by it")
+        assert not (self.norm_after_rope and self.qk_norm == "all_heads"), "a norm of all heads after their rotation"
+
+    @property
+    def rotary_size(self) -> int:
+        """How many values of a head a rope rotates, if the layer has one."""
+        return self.head_dim if self.rotary_dim is None else self.rotary_dim
+
+    @property
+    def score_scale(self) -> float:
+        """The factor that query · key is multiplied with."""
+        return self.head_dim**-0.5 if self.scale is None else self.scale
+
+    @property
+    def shares_kv(self) -> bool:
+        """Whether its keys and values are another layer's."""
+        return self.kv_layer is not None
+
+    @property
+    def value_width(self) -> int:
+        """Values of a KV head that are kept beside its key."""
+        return self.head_dim if self.latent is None else self.latent.rank
+
+    @property
+    def output_size(self) -> int:
+        """Columns of what the output projection takes."""
+        return self.heads * (self.head_dim if self.latent is None else self.latent.value_dim)
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a key/value head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def query_size(self) -> int:
+        """Columns of the query projection."""
+        return self.heads * self.head_dim
+
+    @property
+    def key_value_size(self) -> int:
+        """Columns of the key projection, and of the value projection."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def qkv_size(self) -> int:
+        """Columns of the projections of query, key, value and output gate; or of the query's row and the latent."""
+        if self.latent is not None:
+            return (self.latent.query_rank or 0) + self.latent.head_dim
+        parts = 0 if self.shares_kv else 1 if self.values_are_keys else 2
+        return (2 if self.output_gate else 1) * self.query_size + parts * self.key_value_size

@@ -1,0 +1,135 @@
+"""Mixers that keep a state of fixed size for each sequence, as plain data."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from ipex_assist.models.config import ConfigError
+from ipex_assist.models.ranges import check_kind, check_ranges
+
+RecurrentKind = Literal["gated_delta", "mamba2", "short_conv", "kimi_delta"]
+
+# The least and the largest that each number may be, by Hugging Face's names, and our shorter ones.
+RECURRENT_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
+    "linear_num_value_heads": ("heads", (1, 4096)),
+    "linear_num_key_heads": ("key_heads", (1, 4096)),
+    "linear_key_head_dim": ("key_dim", (1, 1 << 20)),
+    "linear_value_head_dim": ("value_dim", (1, 1 << 20)),
+    "linear_conv_kernel_dim": ("conv_kernel", (1, 16)),
+    "beta_scale": ("beta_scale", (1e-3, 1e3)),
+    "gate_rank": ("gate_rank", (0, 1 << 20)),
+    "norm_eps": ("norm_eps", (1e-30, 0.1)),
+}
+
+
+@dataclass(frozen=True)
+class RecurrentSpec:
+    """A mixer that keeps a state of fixed size for each sequence instead of keys and values.
+
+    Rows first pass a causal convolution over the last `conv_kernel` of them (each channel by itself), then, token by
+    token and head by head, with the state S (key_dim, value_dim):
+
+    - gated_delta (Gated DeltaNet, Yang et al. 2024, arXiv:2412.06464): S ← decay·S; S ← S + k ⊗ beta·(v - k·S);
+      out = q·S, with q and k of unit length, decay = exp(-exp(A_log)·softplus(a + dt_bias)) and beta =
+      beta_scale·sigmoid(b). A norm of each head follows, then silu of the output gate z.
+    - mamba2 (Dao and Gu 2024, arXiv:2405.21060): S ← decay·S + B ⊗ dt·x; out = C·S + skip·x, with C, B and x in the
+      places of q, k and v, and groups that share B and C as key heads. silu of the gate follows, then a norm of each of
+      `norm_groups`.
+    - short_conv (LFM2): no state beside the rows of the convolution: C · conv(B · x).
+    - kimi_delta (Kimi Linear 2025, arXiv:2510.26692, equation 1): as gated_delta, with a decay for each channel of a
+      head's keys, exp(-exp(A_log)·softplus(a + dt_bias)), and a sigmoid of the output gate. a and z are made of rows of
+      `gate_rank` each, which are made of the layer's input.
+
+    Raises ConfigError for a value out of RECURRENT_RANGES, and for values that cannot go together.
+    """
+
+    kind: RecurrentKind
+    heads: int
+    key_heads: int
+    key_dim: int
+    value_dim: int
+    conv_kernel: int
+    conv_bias: bool = False
+    input_bias: bool = False
+    output_bias: bool = False
+    norm_groups: int = 0  # mamba2: 0 where there is no norm
+    step_limit: tuple[float, float] = (0.0, math.inf)  # mamba2: of dt
+    beta_scale: float = 1.0  # gated_delta, kimi_delta: of the sigmoid of b
+    norm_eps: float | None = None  # of its norm; the model's where None
+    gate_rank: int = 0  # kimi_delta
+
+    def __post_init__(self) -> None:
+        check_kind("mixer", self.kind, RecurrentKind)
+        check_ranges(self, RECURRENT_RANGES)
+        if self.kind == "kimi_delta":
+            assert (self.heads, self.key_dim) == (self.key_heads, self.value_dim), (
+                "heads of keys unlike those of values"
+            )
+            assert self.gate_rank, "gates without a rank"
+        if self.heads % self.key_heads:
+            raise ConfigError("linear_num_key_heads", self.key_heads, f"a divisor of the {self.heads} value heads")
+        if self.norm_groups and self.value_size % self.norm_groups:
+            raise ConfigError("n_groups", self.norm_groups, f"a divisor of {self.value_size}")
+        low, high = self.step_limit
+        if not 0 <= low <= high:
+            raise ConfigError("time_step_limit", list(self.step_limit), "two numbers from 0 on, the lower one first")
+
+    @property
+    def scans(self) -> bool:
+        """Whether it has a state beside the rows of its convolution."""
+        return self.kind != "short_conv"
+
+    @property
+    def is_delta(self) -> bool:
+        """Whether values are corrected by what the state recalls."""
+        return self.kind in ("gated_delta", "kimi_delta")
+
+    @property
+    def key_size(self) -> int:
+        """Columns of the queries of a row, and of its keys."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def value_size(self) -> int:
+        """Columns of the values of a row, and of what it gives."""
+        return self.heads * self.value_dim
+
+    @property
+    def norm_size(self) -> int:
+        """Elements of the weight of its norm; 0 where it has none."""
+        return self.value_dim if self.is_delta else self.value_size if self.norm_groups else 0
+
+    @property
+    def state_bytes(self) -> int:
+        """Of the state of one sequence, in fp32, without the last rows that are kept beside it."""
+        return 4 * self.value_size * self.key_dim if self.scans else 0
+
+    @property
+    def input_parts(self) -> dict[str, int]:
+        """What its input linear gives: our names of the parts, and their columns."""
+        keys_values = {"q_in": self.key_size, "k_in": self.key_size, "v_in": self.value_size}
+        if self.kind == "short_conv":
+            return keys_values
+        if self.kind == "kimi_delta":
+            return {**keys_values, "b_in": self.heads, "a_low_in": self.gate_rank, "z_low_in": self.gate_rank}
+        betas = {"b_in": self.heads} if self.kind == "gated_delta" else {}
+        return {**keys_values, "a_in": self.heads, **betas, "z_in": self.value_size}
+
+    @property
+    def gate_parts(self) -> dict[str, int]:
+        """What is made of those of a low rank: our names, and their columns; empty in most kinds."""
+        return {"a_in": self.key_size, "z_in": self.value_size} if self.kind == "kimi_delta" else {}
+
+    @property
+    def vectors(self) -> dict[str, int]:
+        """Its weights that are no matrices: our names, and how many elements they have."""
+        taps = self.conv_kernel
+        found = {"v_conv": taps * self.value_size}
+        if self.scans:
+            found |= {"q_conv": taps * self.key_size, "k_conv": taps * self.key_size}
+            found |= {"a_log": self.heads, "dt_bias": self.key_size if self.kind == "kimi_delta" else self.heads}
+        if self.kind == "mamba2":
+            found["skip"] = self.heads
+        return {**found, "gated_norm": self.norm_size} if self.norm_size else found
