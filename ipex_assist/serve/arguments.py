@@ -14,8 +14,8 @@ from ipex_assist.executors.blocks import BLOCK
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.generation.prefix_options import PrefixOptions
 from ipex_assist.launch.flags import add_instance_flags
-from ipex_assist.serve.many_models.options import ManyModelsOptions
-from ipex_assist.serve.many_models.sources import name_of
+from ipex_assist.serve.model_options import ManyModelsOptions
+from ipex_assist.serve.model_sources import name_of
 from ipex_assist.serve.options import ServeOptions
 from ipex_assist.speculative.options import DraftOptions, GenerationOptions
 from ipex_assist.workers.arguments import check_instances

@@ -75,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _serve_many(args: argparse.Namespace, options: ServeOptions, load: LoadOptions) -> int:
     from ipex_assist.serve.many_models.command import ManyModelsCommand
-    from ipex_assist.serve.many_models.sources import read_sources
+    from ipex_assist.serve.model_sources import read_sources
 
     models = read_sources(args.many_models.models, args.many_models.models_dir)
     for model in models:

@@ -6,9 +6,6 @@ import asyncio
 import json
 import random
 import re
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,14 +16,14 @@ import httpx
 import pytest
 from batch_runs import children
 from conftest import HAS_NATIVE
+from native_server import KV_MEMORY, NativeServer
 
 import ipex_assist
 from ipex_assist.env.errors import UsageError
-from ipex_assist.env.memory import resident_bytes
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.serve.arguments import parse
-from ipex_assist.serve.many_models.options import FOREVER, ManyModelsOptions
-from ipex_assist.serve.many_models.sources import ModelSource, read_source, read_sources
+from ipex_assist.serve.model_options import FOREVER, ManyModelsOptions
+from ipex_assist.serve.model_sources import ModelSource, read_source, read_sources
 from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.workers.capacity import InstanceNeed
 
@@ -35,12 +32,6 @@ pytestmark = pytest.mark.one_stack
 NAMES = ("ann", "bob", "cat")
 PROMPTS = [[5 + i, 17, 40 + i] for i in range(6)]
 TOKENS = 12
-KV_MEMORY = 8 << 20
-SERVE = [
-    *(sys.executable, "-m", "ipex_assist", "serve", "--no-launch", "--offline", "--port", "0", "--threads", "1"),
-    *("--precision", "fp32", "--executor", "native", "--no-cache-packed", "--kv-memory", str(KV_MEMORY)),
-    *("--no-assisted", "--concurrency", "4"),
-]
 
 
 @pytest.fixture(scope="module")
@@ -72,38 +63,9 @@ def memory_for_two(folder: Path) -> int:
     return need * 5 // 2
 
 
-class ManyServer:
-    """A server of many models as a process."""
-
-    def __init__(self, *arguments: object) -> None:
-        self.process = subprocess.Popen(
-            [*SERVE, *map(str, arguments)], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        )
-        assert self.process.stderr is not None
-        self.said: list[str] = []
-        for line in self.process.stderr:
-            self.said.append(line)
-            if (found := re.search(r"http://127\.0\.0\.1:\d+", line)) is not None:
-                self.url = found[0]
-                return
-        raise AssertionError(f"it has ended: {self.said}")
-
-    def resident(self) -> int:
-        """Bytes of the server and of its engines."""
-        return sum(resident_bytes(process=pid) for pid in (self.process.pid, *children(self.process.pid)))
-
-    def end(self) -> str:
-        """Ask it to end, and return what it said since it was ready."""
-        self.process.send_signal(signal.SIGTERM)
-        _, said = self.process.communicate(timeout=60)
-        assert self.process.returncode == 0, said
-        assert "Traceback" not in said, said
-        return said
-
-
 @pytest.fixture
-def servers() -> Iterator[list[ManyServer]]:
-    made: list[ManyServer] = []
+def servers() -> Iterator[list[NativeServer]]:
+    made: list[NativeServer] = []
     yield made
     for server in made:
         server.process.kill()
@@ -116,7 +78,7 @@ def asked(name: str, prompt: int) -> dict[str, Any]:
 
 
 async def _load_at_random(
-    server: ManyServer, expected: dict[tuple[str, int], str], count: int, seed: int = 1
+    server: NativeServer, expected: dict[tuple[str, int], str], count: int, seed: int = 1
 ) -> tuple[int, int]:
     """Ask `count` times at random, eight at a time, and check texts; resident bytes after a third and at the end."""
     choose, order = random.Random(seed), iter(range(count))
@@ -150,12 +112,12 @@ async def _load_at_random(
 @pytest.mark.skipif(not HAS_NATIVE, reason="memory is planned for the native core")
 @pytest.mark.parametrize("count", [48, pytest.param(1000, marks=pytest.mark.full)])
 def test_three_models_in_memory_for_two(
-    folder: Path, expected: dict[tuple[str, int], str], memory_for_two: int, servers: list[ManyServer], count: int
+    folder: Path, expected: dict[tuple[str, int], str], memory_for_two: int, servers: list[NativeServer], count: int
 ) -> None:
     """A model that goes in the middle of a request, a text of another model, a request that waits for ever, or memory
     that grows with every load."""
     models = [word for name in NAMES for word in ("-m", f"{name}={folder / name}")]
-    servers.append(server := ManyServer(*models, "--models-memory", memory_for_two))
+    servers.append(server := NativeServer(*models, "--models-memory", memory_for_two))
     third, end = asyncio.run(asyncio.wait_for(_load_at_random(server, expected, count), 20 * 60))
     said = server.end()
     assert said.count("is unloaded") >= 2, said
@@ -163,12 +125,12 @@ def test_three_models_in_memory_for_two(
 
 
 @pytest.mark.skipif(not HAS_NATIVE, reason="they run on the native core")
-def test_what_is_loaded_what_fails_and_what_goes(folder: Path, tmp_path: Path, servers: list[ManyServer]) -> None:
+def test_what_is_loaded_what_fails_and_what_goes(folder: Path, tmp_path: Path, servers: list[NativeServer]) -> None:
     """A broken model answers with the reason and harms no other; an unknown one is 404; an idle one goes."""
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text(json.dumps({"model_type": "llama"}))
     (tmp_path / "fine").symlink_to(folder / "ann")
-    servers.append(server := ManyServer("-m", f"big={folder / 'bob'}", "--models-dir", tmp_path, "--keep", "1s"))
+    servers.append(server := NativeServer("-m", f"big={folder / 'bob'}", "--models-dir", tmp_path, "--keep", "1s"))
     with httpx.Client(base_url=server.url, timeout=120) as client:
         assert client.get("/ready").status_code == 200
         cards = {card["id"]: card for card in client.get("/v1/models").json()["data"]}

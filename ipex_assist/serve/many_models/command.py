@@ -19,8 +19,8 @@ from ipex_assist.serve.connections import connection_limits
 from ipex_assist.serve.engines import Engines
 from ipex_assist.serve.listen import address, curl_line
 from ipex_assist.serve.log_limit import limited_logs
-from ipex_assist.serve.many_models.options import ManyModelsOptions
-from ipex_assist.serve.many_models.sources import ModelSource
+from ipex_assist.serve.model_options import ManyModelsOptions
+from ipex_assist.serve.model_sources import ModelSource
 from ipex_assist.serve.options import ServeOptions
 from ipex_assist.serve.server_log import ServerLog
 from ipex_assist.serve.stop_signals import StopSignals

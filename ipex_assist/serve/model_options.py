@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ipex_assist.env.options import Kind, Options, Size, Text, Texts, documented, option
-from ipex_assist.serve.many_models.sources import split_name
+from ipex_assist.serve.model_sources import split_name
 
 FOREVER = float("inf")
 LONGEST_KEEP = 366 * 86400.0
