@@ -20,12 +20,12 @@ class ModelCard(ResponseBody):
     root: str
     loaded: bool = True
     size: int | None = None
-    assistant: str | None
+    assistant: str | None = None
     draft_head: str | None = None
-    precision: str | None
-    executor: str | None
-    max_model_len: int | None
-    default_max_tokens: int | None
+    precision: str | None = None
+    executor: str | None = None
+    max_model_len: int | None = None
+    default_max_tokens: int | None = None
 
 
 class ModelList(ResponseBody):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter
 from starlette.responses import Response
 
@@ -14,19 +16,18 @@ from ipex_assist.version import __version__
 
 
 def _card(entry: ModelEntry) -> ModelCard:
-    facts = entry.facts
+    facts, about = entry.facts, dict[str, Any]()
+    if facts is not None:
+        about = {name: getattr(facts, name) for name in ("assistant", "draft_head", "precision", "executor")}
+        about["max_model_len"] = facts.context_length
     return ModelCard(
         id=entry.name,
         created=entry.created,
         root=entry.source,
         loaded=facts is not None,
         size=entry.size,
-        assistant=facts and facts.assistant,
-        draft_head=facts and facts.draft_head,
-        precision=facts and facts.precision,
-        executor=facts and facts.executor,
-        max_model_len=facts and facts.context_length,
         default_max_tokens=entry.default_max_tokens,
+        **about,
     )
 
 
