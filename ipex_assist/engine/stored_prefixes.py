@@ -22,6 +22,7 @@ from ipex_assist.executors.recurrent_states import RecurrentState, StatePool
 log = logging.getLogger("ipex_assist")
 
 LEAST_TOKENS = 64  # fewer are read in no more time than files take
+RETRY_SECONDS = 1.0  # before what was read last is read again
 MOST_WAITING = 16  # prefixes that wait to be written; more are written when they are found again
 
 
@@ -80,6 +81,7 @@ class StoredPrefixes:
     ) -> None:
         self._inner, self._store, self._memory = inner, store, memory
         self._blocks, self._states = blocks, states
+        self._tried, self._tried_at = "", 0.0  # what was read last, and when
         self._written: set[str] = set()  # files that exist or will in a moment
         self._jobs: queue.Queue[_Job | None] = queue.Queue()
         self._idle = threading.Event()
@@ -112,13 +114,26 @@ class StoredPrefixes:
         if len(tokens) - found.length >= LEAST_TOKENS:
             stored = self._store.find(tokens, state=self._states is not None)
             more = 0 if stored is None else stored.length - found.length
-            if stored is not None and more >= LEAST_TOKENS and self._read(tokens, stored, found):
+            if (
+                stored is not None
+                and more >= LEAST_TOKENS
+                and self._is_due(stored)
+                and self._read(tokens, stored, found)
+            ):
                 return self._inner.find(tokens)
         if found.length >= LEAST_TOKENS:
             self._note(tokens[: found.length], found)
         return found
 
     # Reading.
+
+    def _is_due(self, stored: StoredPrefix) -> bool:
+        """Whether to read it now: a waiting request asks before every pass, and there may be no memory for it yet."""
+        name, now = stored.end.name if stored.end is not None else stored.blocks[-1], time.monotonic()
+        if name == self._tried and now < self._tried_at + RETRY_SECONDS:
+            return False
+        self._tried, self._tried_at = name, now
+        return True
 
     def _read(self, tokens: Sequence[int], stored: StoredPrefix, found: CachedPrefix) -> bool:
         """Give the cache what is stored, beside the blocks that it has. False where there is no memory, or no file."""
