@@ -108,6 +108,7 @@ SUBCOMMANDS: dict[str, Callable[[list[str]], int]] = {
     "chat": _module("commands.chat"),
     "completion": _completion,
     "distill": _module("distill.command"),
+    "embed": _module("commands.embed"),
     "env": _env,
     "eval": _module("commands.eval"),
     "help": _help,
@@ -139,8 +140,8 @@ def _parsers() -> Parsers:
     """How each subcommand reads its arguments."""
     from ipex_assist.batch import arguments as batch
     from ipex_assist.bench import arguments as bench
+    from ipex_assist.commands import embed, quantize
     from ipex_assist.commands import eval as evaluate
-    from ipex_assist.commands import quantize
     from ipex_assist.commands.shared.arguments import parse
     from ipex_assist.distill import arguments as distill
     from ipex_assist.serve import arguments as serve
@@ -152,6 +153,7 @@ def _parsers() -> Parsers:
         "cache": None,
         "completion": None,
         "distill": distill.parse,
+        "embed": embed.parse,
         "env": None,
         "help": None,
         "list": None,
@@ -169,7 +171,7 @@ def _builders() -> Builders:
     """What makes the parser of each command's flags."""
     from ipex_assist.batch import arguments as batch
     from ipex_assist.bench import arguments as bench
-    from ipex_assist.commands import cache, chat, list_models, models, pull, quantize, run, running
+    from ipex_assist.commands import cache, chat, embed, list_models, models, pull, quantize, run, running
     from ipex_assist.commands import eval as evaluate
     from ipex_assist.distill import arguments as distill
     from ipex_assist.env import report
@@ -182,6 +184,7 @@ def _builders() -> Builders:
         "cache": cache.build_parser,
         "chat": chat.build_parser,
         "distill": distill.build_parser,
+        "embed": embed.build_parser,
         "env": report.build_parser,
         "eval": evaluate.build_parser,
         "list": list_models.build_parser,

@@ -71,10 +71,70 @@ def save_mtp(folder: Path, variant: str, told: Mapping[str, Any], **changes: Any
     return model
 
 
+def save_mtp_layers(folder: Path, variant: str, number: int, **changes: Any) -> None:
+    """Save a random model of `variant`, of DeepSeek-V3's or GLM's kind, with a layer for each of `number` tokens."""
+    fields = tiny_models.VARIANTS[variant] | changes
+    count = fields["num_hidden_layers"]
+    tiny_models.save(folder, variant, **{**fields, "num_hidden_layers": count + number})
+    stored = safetensors.torch.load_file(folder / "model.safetensors")
+    names = (*NEXT_LAYER[1:], "model.layers.{}.shared_head.norm")
+    for layer in range(number):
+        for name, (kind, tensor) in zip(names, outside_layer(fields["hidden_size"]).items(), strict=True):
+            stored[f"{name.format(count + layer)}.weight"] = numbers(f"{kind}{layer}", tuple(tensor.shape))
+    config = json.loads((folder / "config.json").read_text())
+    lists = {key: each[:count] for key, each in config.items() if isinstance(each, list) and len(each) > count}
+    write(folder, {**config, **lists, "num_hidden_layers": count, "num_nextn_predict_layers": number}, stored)
+
+
 def outside_layer(size: int) -> dict[str, torch.Tensor]:
     """Random weights of what stands around such a layer."""
     shapes = {"fc": (size, 2 * size), **dict.fromkeys(("embed_norm", "hidden_norm", "final_norm"), (size,))}
     return {kind: numbers(kind, shape) for kind, shape in shapes.items()}
+
+
+@contextlib.contextmanager
+def all_layers_share() -> Iterator[None]:
+    """transformers 5.23 refuses configs whose layers all read those of another model, which its assistants are."""
+    import transformers
+
+    original = transformers.Gemma4TextConfig.kv_sharing_modes
+
+    def modes(config: Any) -> Any:
+        count = config.num_hidden_layers
+        return ["reuse"] * count if config.num_kv_shared_layers == count else original.fget(config)
+
+    with mock.patch.object(transformers.Gemma4TextConfig, "kv_sharing_modes", property(modes)):
+        yield
+
+
+def save_assistant(
+    target: Path, head: Path, variant: str, longer: Mapping[str, Any] | None = None, **changes: Any
+) -> tuple[Any, Any]:
+    """Save a Gemma 4 of `variant`, and an assistant of two layers, narrower than it; returns transformers' models.
+
+    longer: changes of the target's config. changes: of the assistant's. To be called in `all_layers_share`.
+    """
+    import transformers
+
+    model = tiny_models.save(target, variant, **(longer or {}))
+    sizes = tiny_models.VARIANTS[variant]
+    names = ("head_dim", "global_head_dim", "num_global_key_value_heads", "attention_k_eq_v", "vocab_size")
+    kept = {key: sizes[key] for key in (*names, "num_key_value_heads", "rope_parameters") if key in sizes}
+    text = transformers.Gemma4TextConfig(
+        **{**kept, "hidden_size": 48, "intermediate_size": 80, "num_attention_heads": 4, "num_hidden_layers": 2},
+        **{"num_kv_shared_layers": 2, "sliding_window": 9},
+        **{"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0, "use_double_wide_mlp": False},
+        **{"layer_types": ["sliding_attention", "full_attention"], "pad_token_id": 0},
+    )
+    config = transformers.Gemma4AssistantConfig(text_config=text, backbone_hidden_size=sizes["hidden_size"], **changes)
+    config._attn_implementation = "eager"
+    torch.manual_seed(1)
+    assistant = transformers.Gemma4AssistantForCausalLM(config).eval()
+    tiny_models.randomise(assistant)
+    if assistant.masked_embedding is not None:
+        assistant.masked_embedding.token_ordering.copy_(torch.randperm(sizes["vocab_size"]))
+    assistant.save_pretrained(head)
+    return model, assistant
 
 
 def load(

@@ -202,6 +202,12 @@ _NEMOTRON = {
     **{"head_dim": 16, "chunk_size": 8, "moe_shared_expert_intermediate_size": 40, "routed_scaling_factor": 2.5},
     **{"n_routed_experts": 6, "n_group": 2, "topk_group": 1, "moe_intermediate_size": 48, "num_experts_per_tok": 2},
 }
+# Channels that fill no lanes, states and steps of odd sizes; experts, and attention, in one layer of the four.
+_JAMBA = {
+    **{"num_hidden_layers": 4, "attn_layer_period": 4, "attn_layer_offset": 2, "mamba_d_state": 12},
+    **{"mamba_dt_rank": 7, "num_experts": 6, "num_experts_per_tok": 2, "expert_layer_period": 4},
+    **{"expert_layer_offset": 1, "use_mamba_kernels": False},
+}
 _MAMBA2 = {
     **{"model_type": "mamba2", "vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 3, "num_heads": 8},
     **{"head_dim": 16, "state_size": 12, "n_groups": 2, "chunk_size": 8},
@@ -289,6 +295,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "bamba": _like_llama("bamba", **_MAMBA, attn_layer_indices=[1], mlp_bias=True),
     "bamba-recurrent-last": _like_llama("bamba", **_MAMBA, attn_layer_indices=[0, 2], attention_bias=True)
     | {"mamba_proj_bias": True, "num_key_value_heads": 4},
+    "jamba": _like_llama("jamba", **_JAMBA),
+    "jamba-biases": _like_llama("jamba", **_JAMBA | {"mamba_proj_bias": True, "mamba_conv_bias": False})
+    | {"tie_word_embeddings": True, "mamba_dt_rank": "auto", "mamba_d_conv": 3, "expert_layer_period": 2},
+    # Fewer bits would choose another expert for a row, and a state shows that to all later ones: each row has all.
+    "jamba-all-experts": _like_llama("jamba", **_JAMBA | {"num_experts": 3, "num_experts_per_tok": 3}),
+    "jamba-dense": _like_llama("jamba", **_JAMBA | {"num_experts": 1, "mamba_expand": 1, "attn_layer_period": 3})
+    | {"hidden_size": 60, "num_attention_heads": 6, "num_key_value_heads": 3},
     "mamba2": _MAMBA2,
     "mamba2-biases": _MAMBA2 | {"use_bias": True, "tie_word_embeddings": True, "n_groups": 1, "conv_kernel": 3},
     "nemotron-h": _without_count(**_NEMOTRON, hybrid_override_pattern="M-M*-M", mlp_bias=True, use_bias=True),

@@ -24,6 +24,13 @@ _SMALL_FILES = [
     "chat_template*",
     "*.model",
     "*.tiktoken",
+    # What sentence-transformers writes beside a model.
+    "modules.json",
+    "*sentence*.json",
+    "*_Pooling/*",
+    "*_Dense/*",
+    "*_Normalize/*",
+    "*_LogitScore/*",
 ]
 # (file that must be in the repository, patterns to fetch if it is), in order of preference.
 _WEIGHTS = [

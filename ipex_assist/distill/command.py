@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 from ipex_assist.batch.prompts import Defaults, Prompt, PromptFile
 from ipex_assist.commands.shared.relaunch import run_placed
 from ipex_assist.distill.arguments import parse
-from ipex_assist.distill.plan import HeadPlan, check_target, layer_config, new_plan, plan_from, stored_bytes
+from ipex_assist.distill.plan import (
+    HeadPlan,
+    check_target,
+    layer_config,
+    new_plan,
+    plan_from,
+    stored_bytes,
+    text_config,
+)
 from ipex_assist.distill.trainer_environment import trainer_python
 from ipex_assist.distill.training import train
 from ipex_assist.distill.work_folder import AnsweredPrompt, WorkFolder
@@ -144,7 +152,7 @@ def facts(run: DistillRun) -> dict[str, Any]:
 def make_data(run: DistillRun) -> list[AnsweredPrompt]:
     """Answers and hidden states, as far as they are not there; returns the samples, of which the last are held out."""
     from ipex_assist.distill import answers
-    from ipex_assist.distill.hidden_states import write_hidden_states, write_samples, write_verifier
+    from ipex_assist.distill.hidden_states import write_hidden_states, write_mtp, write_samples, write_verifier
 
     model = _load(run, run.load)
     try:
@@ -160,6 +168,8 @@ def make_data(run: DistillRun) -> list[AnsweredPrompt]:
         write_samples(folder, samples)
         write_hidden_states(model.target, run.plan.taps(spec), samples, folder, said)
         write_verifier(run.checkpoint, folder.verifier)
+        if run.plan.kind == "mtp" and run.plan.start_from is None:
+            write_mtp(run.checkpoint, folder.verifier / "mtp")
         return samples
     finally:
         model.close()
@@ -190,7 +200,7 @@ def make_job(run: DistillRun, samples: Sequence[AnsweredPrompt]) -> dict[str, An
         "output": str(Path(run.args.output).absolute()),
         "target": run.checkpoint.source,
         "architectures": [run.checkpoint.architecture],
-        "layer": layer_config(run.spec, plan),
+        "layer": text_config(run.checkpoint) if plan.kind == "mtp" else layer_config(run.spec, plan),
         "hidden_size": run.spec.hidden_size,
         "aux_layers": list(plan.aux_layers),
         "draft_vocab_size": plan.draft_vocab_size,
@@ -198,6 +208,7 @@ def make_job(run: DistillRun, samples: Sequence[AnsweredPrompt]) -> dict[str, An
         "block_size": plan.draft_tokens + 1,
         "mask_token": _mask_token(run),
         "start_from": plan.start_from,
+        "start": "linear",
         "seconds": run.args.hours * 3600,
         "learning_rate": run.args.learning_rate,
         "step_tokens": max(STEP_TOKENS, *(len(sample.tokens) for sample in samples)),

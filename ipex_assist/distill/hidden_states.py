@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ipex_assist.distill.plan import MTP
 from ipex_assist.distill.work_folder import AnsweredPrompt, WorkFolder, write
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.interface import HiddenRows, Rows
@@ -29,7 +30,10 @@ OUTSIDE = {
 
 
 def hidden_states(model: Model, taps: Taps, tokens: Sequence[int]) -> torch.Tensor:
-    """Hidden states of a text, (tokens, taps, hidden_size), bf16. Raises IpexAssistError for NaN and infinity."""
+    """Hidden states of a text, (tokens, taps, hidden_size), bf16. Raises IpexAssistError for NaN and infinity.
+
+    One alone is there twice: `speculators` reads a last one beside others.
+    """
     import torch
 
     sequence, parts = model.new_sequence(len(tokens), len(tokens)), []
@@ -41,7 +45,7 @@ def hidden_states(model: Model, taps: Taps, tokens: Sequence[int]) -> torch.Tens
     found = torch.cat(parts).unflatten(1, (len(taps.layers), -1))
     if not bool(torch.isfinite(found).all()):
         raise IpexAssistError("hidden states hold NaN or infinity: the model's weights are damaged")
-    return found
+    return found if len(taps.layers) > 1 else found.repeat(1, 2, 1)
 
 
 def write_samples(folder: WorkFolder, samples: Sequence[AnsweredPrompt]) -> None:
@@ -119,3 +123,18 @@ def write_verifier(checkpoint: Checkpoint, folder: Path) -> None:
         "tie_word_embeddings": False,
     }
     write(folder / "config.json", json.dumps(config))
+
+
+def write_mtp(checkpoint: Checkpoint, folder: Path) -> None:
+    """Write a target's own MTP layer, by its own names, as `speculators` takes it from a checkpoint."""
+    import torch
+    from safetensors.torch import save_file
+
+    folder.mkdir(exist_ok=True)
+    tensors = {}
+    for name, tensor in checkpoint.tensors([name for name in checkpoint.names() if name.startswith(MTP)]):
+        if tensor.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+            raise IpexAssistError(f"{checkpoint.source}: {name} is quantized, and only whole weights can be trained")
+        tensors[name] = tensor.to(torch.bfloat16).contiguous().clone()
+    save_file(tensors, folder / "model.safetensors.part", metadata={"format": "pt"})
+    os.replace(folder / "model.safetensors.part", folder / "model.safetensors")

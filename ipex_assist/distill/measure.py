@@ -82,11 +82,12 @@ def count(
     prompts: Sequence[Sequence[int]],
     longest: int,
     draft: Callable[[], DraftSource] | None = None,
+    new_tokens: int = TOKENS,
 ) -> PositionCounts:
     """Answer prompts greedily with drafts of `longest` tokens, and count. draft: in place of the model's own."""
     found = PositionCounts(0, [0] * longest, [0] * longest)
     for prompt in prompts:
-        room = min(TOKENS, model.context_length - len(prompt))
+        room = min(new_tokens, model.context_length - len(prompt))
         if room < 2:
             continue
         source = None if draft is None else draft()

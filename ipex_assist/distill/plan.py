@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.models.attention_spec import AttentionSpec
 from ipex_assist.models.draft_head import Taps
 from ipex_assist.models.spec import DecoderSpec
@@ -13,10 +13,13 @@ from ipex_assist.models.spec import DecoderSpec
 if TYPE_CHECKING:
     from ipex_assist.checkpoints.base import Checkpoint
 
-KINDS = ("eagle3", "dflash")
+KINDS = ("eagle3", "dflash", "mtp")
 DRAFT_VOCABULARY = 16384  # tokens that a new head tells apart, where the target knows more
-LAYERS = {"eagle3": 1, "dflash": 2}
-DRAFT_TOKENS = {"eagle3": 4, "dflash": 7}
+LAYERS = {"eagle3": 1, "dflash": 2, "mtp": 1}
+DRAFT_TOKENS = {"eagle3": 4, "dflash": 7, "mtp": 3}
+TRAINED_MTP = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")  # model_type of what `speculators` 0.9 has layers for
+INNER = 2  # of EAGLE-3's MLP, in hidden sizes
+MTP = "mtp."  # what names of its tensors begin with
 STORED_BYTES = 2  # of a value: bf16
 TOKEN_BYTES = 8  # of a token's id beside its hidden states
 
@@ -33,7 +36,12 @@ class HeadPlan:
     start_from: str | None = None  # folder of a head that training goes on with
 
     def taps(self, spec: DecoderSpec) -> Taps:
-        """What is stored of each row: these layers, and the stream after the last one, before the final norm."""
+        """What is stored of each row: these layers, and the stream after the last one, before the final norm.
+
+        Of MTP, which reads that stream alone, it is after the norm, as engines give it.
+        """
+        if self.kind == "mtp":
+            return Taps((spec.num_hidden_layers,), normed=True)
         return Taps((*self.aux_layers, spec.num_hidden_layers))
 
 
@@ -58,7 +66,30 @@ def check_target(checkpoint: Checkpoint, kind: str) -> DecoderSpec:
             f"{checkpoint.source} cannot be distilled into {kind}: {' and '.join(found)}, which `speculators` does not "
             "compute"
         )
+    if kind == "mtp":
+        check_mtp(checkpoint)
     return spec
+
+
+def text_config(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The part of a config that is about text."""
+    found: dict[str, Any] = checkpoint.config.get("text_config", checkpoint.config)
+    return found
+
+
+def check_mtp(checkpoint: Checkpoint) -> None:
+    """Raise IpexAssistError where a target brings no MTP layer that `speculators` trains."""
+    model_type, names = text_config(checkpoint).get("model_type"), checkpoint.names()
+    if model_type not in TRAINED_MTP:
+        raise IpexAssistError(
+            f"{checkpoint.source} is of the type {model_type}, and `speculators` 0.9 trains MTP layers of "
+            f"{', '.join(TRAINED_MTP)} only, which their checkpoints bring: use --kind eagle3"
+        )
+    if not any(name.startswith(MTP) for name in names):
+        raise IpexAssistError(
+            f"{checkpoint.source} brings no MTP layer (tensors {MTP}*), and `speculators` 0.9 trains none from the "
+            "beginning: use --kind eagle3"
+        )
 
 
 def aux_layers(layers: int) -> tuple[int, ...]:
@@ -70,10 +101,14 @@ def aux_layers(layers: int) -> tuple[int, ...]:
 
 
 def new_plan(kind: str, spec: DecoderSpec, layers: int | None, draft_vocab_size: int | None) -> HeadPlan:
-    """A head that begins with random weights."""
+    """A head that is new, but for MTP: that of the target's checkpoint."""
+    if kind == "mtp" and (layers or draft_vocab_size):
+        raise UsageError("--kind mtp has the layer and the vocabulary of its target: leave out --layers and the like")
+    if kind == "mtp":
+        draft_vocab_size = spec.vocab_size
     return HeadPlan(
         kind,
-        aux_layers(spec.num_hidden_layers),
+        (spec.num_hidden_layers,) if kind == "mtp" else aux_layers(spec.num_hidden_layers),
         layers or LAYERS[kind],
         DRAFT_TOKENS[kind],
         min(draft_vocab_size or DRAFT_VOCABULARY, spec.vocab_size),
@@ -115,13 +150,17 @@ def layer_config(spec: DecoderSpec, plan: HeadPlan) -> dict[str, Any]:
     head_dim = attention.head_dim if attention is not None else 64
     heads = attention.heads if attention is not None else max(1, spec.hidden_size // head_dim)
     last = spec.layers[-1]
+    inner = last.inner_size if last.experts is None and last.inner_size else 3 * spec.hidden_size
+    kv_heads = attention.kv_heads if attention is not None else heads
+    if plan.kind == "eagle3":  # a draft's token is seen through values only; and a smaller MLP learns more an hour
+        inner, kv_heads = min(inner, INNER * spec.hidden_size), heads
     return {
         "vocab_size": spec.vocab_size,
         "hidden_size": spec.hidden_size,
-        "intermediate_size": last.inner_size if last.experts is None and last.inner_size else 3 * spec.hidden_size,
+        "intermediate_size": inner,
         "num_hidden_layers": plan.layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": attention.kv_heads if attention is not None else heads,
+        "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
         "max_position_embeddings": spec.max_position_embeddings,
         "rms_norm_eps": spec.norm_eps,
@@ -132,4 +171,5 @@ def layer_config(spec: DecoderSpec, plan: HeadPlan) -> dict[str, Any]:
 
 def stored_bytes(spec: DecoderSpec, plan: HeadPlan, tokens: int) -> int:
     """Bytes on disk of the hidden states of so many tokens."""
-    return tokens * (len(plan.taps(spec).layers) * spec.hidden_size * STORED_BYTES + TOKEN_BYTES)
+    taps = 2 if plan.kind == "mtp" else len(plan.taps(spec).layers)  # `speculators` wants a last one beside others
+    return tokens * (taps * spec.hidden_size * STORED_BYTES + TOKEN_BYTES)

@@ -8,6 +8,7 @@ and SIGINT end it after the step that runs: the state is stored, and the same jo
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import math
 import os
@@ -26,25 +27,30 @@ import torch
 from datasets import Dataset, disable_progress_bars
 from safetensors.torch import load_file
 from speculators.config import SpeculatorsConfig, VerifierConfig
+from speculators.convert.mtp.converter import MTPConverter
 from speculators.losses import resolve_loss_config
 from speculators.model import SpeculatorModel
 from speculators.models.dflash import DFlashDraftModel, DFlashSpeculatorConfig
 from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
 from speculators.models.eagle3.data import shift_batch
+from speculators.models.mtp import MTPDraftModel, MTPSpeculatorConfig, compute_step_weights, shift_batch_mtp
 from speculators.proposals.greedy import GreedyTokenProposalConfig
 from speculators.train.checkpointer import patch_config_dtype
 from speculators.train.data import ArrowDataset, CollateFn
 from speculators.train.optimizers import build_optimizers
 from speculators.train.utils import normalize_counted_metrics
 from speculators.train.vocab_mapping import build_vocab_mappings_from_distribution, save_token_frequency_distribution
-from transformers import LlamaConfig, Qwen3Config
+from transformers import AutoConfig, LlamaConfig, Qwen3Config
 
 WARM_UP = 0.02  # part of the time in which the learning rate rises
 LEAST_RATE = 0.05  # of the learning rate, at the end
+TRAINED_STEPS = 3  # of an EAGLE-3 draft: what follows is alike, and a fourth would take as long again as each of them
 HELD_OUT_TIMES = 12  # held-out samples are tried, over the whole time
 HELD_OUT_TOKENS = 8192  # of them at most
 SAVE_SECONDS = 120.0
 SAID_SECONDS = 2.0
+MODELS: dict[str, Any] = {"eagle3": Eagle3DraftModel, "dflash": DFlashDraftModel, "mtp": MTPDraftModel}
+SHIFTS = {"eagle3": shift_batch, "dflash": None, "mtp": shift_batch_mtp}
 Job = dict[str, Any]
 
 
@@ -92,7 +98,11 @@ def dtype(job: Job) -> torch.dtype:
 
 
 def batches(dataset: ArrowDataset, job: Job, seed: int | None) -> Iterator[dict[str, Any]]:
-    """Samples packed to step_tokens at most, in random order; in their own where seed is None."""
+    """Samples packed to step_tokens at most, in random order; in their own where seed is None.
+
+    MTP's are alone: its model predicts further tokens at the end of one from the next.
+    """
+    room = 0 if job["kind"] == "mtp" else job["step_tokens"]
     order = list(range(len(dataset)))
     if seed is not None:
         random.Random(seed).shuffle(order)
@@ -100,7 +110,7 @@ def batches(dataset: ArrowDataset, job: Job, seed: int | None) -> Iterator[dict[
     size = 0
     for index in [*order, None]:
         length = 0 if index is None else dataset.approx_lengths[index]
-        if packed and (index is None or size + length > job["step_tokens"]):
+        if packed and (index is None or size + length > room):
             yield collated(dataset, job, packed)
             packed, size = [], 0
         if index is not None:
@@ -110,22 +120,25 @@ def batches(dataset: ArrowDataset, job: Job, seed: int | None) -> Iterator[dict[
 
 def collated(dataset: ArrowDataset, job: Job, indices: list[int]) -> dict[str, Any]:
     """Samples as one batch, without padding."""
-    shifts = job["kind"] == "eagle3"
-    size = sum(dataset.approx_lengths[index] - shifts for index in indices)
-    collate = CollateFn(
-        size, job["hidden_size"], len(job["aux_layers"]), dtype(job), preprocess=shift_batch if shifts else None
-    )
+    size = sum(dataset.approx_lengths[index] - (job["kind"] == "eagle3") for index in indices)
+    shift = SHIFTS[job["kind"]]
+    collate = CollateFn(size, job["hidden_size"], len(job["aux_layers"]), dtype(job), preprocess=shift)
     batch = collate([dataset[index] for index in indices])
     return {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
 
 
 def new_config(job: Job) -> Any:
-    """The config of a head that begins with random weights."""
+    """The config of a new head."""
+    if job["kind"] == "mtp":
+        return MTPSpeculatorConfig(
+            transformer_layer_config=AutoConfig.for_model(**job["layer"]), speculators_config=speculators_config(job)
+        )
     common = {"draft_vocab_size": job["draft_vocab_size"], "speculators_config": speculators_config(job)}
     if job["kind"] == "eagle3":
         return Eagle3SpeculatorConfig(
             transformer_layer_config=LlamaConfig(**job["layer"]),
-            norm_before_residual=True,
+            norm_before_residual=False,
+            fc_norm=True,
             eagle_aux_hidden_state_layer_ids=job["aux_layers"],
             **common,
         )
@@ -149,11 +162,13 @@ def speculators_config(job: Job) -> SpeculatorsConfig:
 
 
 def make_model(job: Job) -> SpeculatorModel:
-    """The head that training begins with: new, or `start_from`'s."""
-    made: type[Any] = Eagle3DraftModel if job["kind"] == "eagle3" else DFlashDraftModel
+    """The head that training begins with: new, the target's own MTP layer, or `start_from`'s."""
+    made = MODELS[job["kind"]]
     stored: dict[str, torch.Tensor] = {}
     if job["start_from"] is None:
         config = new_config(job)
+        if job["kind"] == "mtp":
+            stored = MTPConverter().convert_to_state_dict(Path(job["verifier"]) / "mtp")
     else:
         folder = Path(job["start_from"])
         config = made.config_class.from_pretrained(folder)
@@ -180,6 +195,8 @@ def call_options(job: Job) -> dict[str, Any]:
     if job["kind"] == "eagle3":
         loss = resolve_loss_config("kl_div", "eager")
         return {"ttt_steps": job["draft_tokens"], "ttt_step_loss_decay": 1.0, "loss_config": loss}
+    if job["kind"] == "mtp":
+        return {"step_weights": compute_step_weights(num_steps=job["draft_tokens"])}
     return {
         "loss_config": resolve_loss_config("ce", "eager"),
         "gamma": 4.0,
@@ -187,6 +204,20 @@ def call_options(job: Job) -> dict[str, Any]:
         "per_position_loss_weight": "dpace",
         "dpace_alpha": 0.5,
     }
+
+
+@torch.no_grad()
+def mtp_counts(drafted: list[torch.Tensor], batch: dict[str, Any]) -> dict[str, Any]:
+    """How often the first token of MTP's drafts, the first two, … are the text's, as EAGLE-3's model counts them."""
+    counts: dict[str, Any] = {}
+    right: torch.Tensor | None = None
+    for step, logits in enumerate(drafted):
+        rows = logits.shape[1]
+        here = logits.argmax(-1) == batch["input_ids"][:, step + 2 : step + 2 + rows]
+        right = here if right is None else right & here
+        asked = batch["loss_mask"][:, 1 : 1 + rows].bool()
+        counts[f"full_acc_{step}_sum"], counts[f"full_acc_{step}_total"] = (right & asked).sum(), asked.sum()
+    return counts
 
 
 class Training:
@@ -200,12 +231,16 @@ class Training:
         self.options = call_options(job)
         self.trained = {name for name, each in self.model.named_parameters() if each.requires_grad}
         self.done: dict[str, Any] = {"seconds": 0.0, "step": 0, "epoch": 0, "batch": 0, "tried": 0, "best": None}
+        self.curve: list[dict[str, Any]] = []  # of held-out samples: what each try said
         self.loss: float | None = None
         self.stop = False
         self.tried_step = -1
-        self._state, self._best = (Path(job["state"]) / name for name in ("training.pt", "best.pt"))
+        state = Path(job["state"])
+        self._state, self._best, self._curve = (state / name for name in ("training.pt", "best.pt", "held_out.json"))
         if self._state.exists():
             self._resume()
+        elif job["start_from"] is None and job["kind"] == "eagle3" and job["start"] == "linear":
+            beside("linear_start").begin(self.model, batches(self.train_set, job, job["seed"]))
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Of what is trained."""
@@ -216,20 +251,25 @@ class Training:
         self.model.load_state_dict(stored["weights"], strict=False)
         for optimizer, state in zip(self.optimizers, stored["optimizers"], strict=True):
             optimizer.load_state_dict(state)
-        self.done = stored["done"]
+        self.done, self.curve = stored["done"], stored["curve"]
         say("resumed", **self.done)
 
     def store(self) -> None:
         """Store the state, so that a job that is run again goes on."""
         optimizers = [each.state_dict() for each in self.optimizers]
-        replace(self._state, {"weights": self.weights(), "optimizers": optimizers, "done": self.done})
+        replace(
+            self._state, {"weights": self.weights(), "optimizers": optimizers, "done": self.done, "curve": self.curve}
+        )
 
     def forward(self, batch: dict[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]:
         """Loss and counts of a batch."""
         precision = torch.autocast("cpu", torch.bfloat16) if self.job["bf16"] else contextlib.nullcontext()
+        options = dict(self.options)
+        if self.job["kind"] == "eagle3" and self.model.training:
+            options["ttt_steps"] = min(TRAINED_STEPS, options["ttt_steps"])
         with precision:
-            _, loss, counts = self.model(**batch, **self.options)
-        return loss, counts
+            drafted, loss, counts = self.model(**batch, **options)
+        return loss, mtp_counts(drafted, batch) | counts if self.job["kind"] == "mtp" else counts
 
     def step(self, batch: dict[str, Any]) -> None:
         """Learn from a batch."""
@@ -266,7 +306,7 @@ class Training:
                     break
         self.model.train()
         rates = normalize_counted_metrics(sums)
-        if self.job["kind"] == "eagle3":
+        if self.job["kind"] != "dflash":
             by_position = [rates[f"full_acc_{i}"] for i in range(self.job["draft_tokens"])]
             length = sum(by_position)
         else:
@@ -277,10 +317,12 @@ class Training:
         if self.done["best"] is None or length > self.done["best"]["length"]:
             self.done["best"] = {"length": length, "by_position": by_position, "step": self.done["step"]}
             replace(self._best, self.weights())
-        say(
-            "held_out", loss=rates["loss"], length=length, by_position=by_position,
-            step=self.done["step"], seconds=self.done["seconds"],
-        )  # fmt: skip
+        self.curve.append({
+            "loss": rates["loss"], "length": length, "by_position": by_position,
+            "step": self.done["step"], "seconds": self.done["seconds"],
+        })  # fmt: skip
+        self._curve.write_text(json.dumps(self.curve))
+        say("held_out", **self.curve[-1])
 
     def run(self) -> None:
         """Train until the time is over, or a signal came."""
@@ -333,6 +375,17 @@ class Training:
         if output.exists():  # an empty folder, or an earlier result of this job
             shutil.rmtree(output)
         os.replace(work, output)
+
+
+def beside(name: str) -> Any:
+    """A module in this script's folder, which -I keeps from being imported."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where dataclasses look for it
+    spec.loader.exec_module(module)
+    return module
 
 
 def replace(path: Path, content: Any) -> None:

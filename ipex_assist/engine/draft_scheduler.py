@@ -12,6 +12,7 @@ from ipex_assist.engine.scheduled_request import ScheduledRequest
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
 from ipex_assist.speculative.batched_proposals import ProposalRequest, propose_together
+from ipex_assist.speculative.head_assistant import READY_ROWS
 from ipex_assist.speculative.joint_schedule import ALL_UNREAD, JointDraft, JointSchedule
 from ipex_assist.speculative.schedule import LONGEST_DRAFT, DraftPlan, RoundResult, RoundState
 
@@ -33,6 +34,9 @@ class DraftScheduler:
         self.joint: JointSchedule | None = None
         self._shared = False  # whether `joint` decides in the current pass
         self._requests = 1  # decoding in the current pass
+        self._overhead_s = 0.0  # beside passes, and not charged yet
+        self._resting = False  # `joint` plans nothing in the current pass
+        self._may_pause = False  # nothing but plans makes any of its requests draft
 
     def draft(self, batch: Sequence[ScheduledRequest], prefill_rows: int, prefilling: int, fail: Fail) -> float:
         """Draft for `batch`, the decoding requests of a pass with `prefill_rows` prompt rows; returns the seconds.
@@ -43,6 +47,11 @@ class DraftScheduler:
         drafters = [scheduled for scheduled in batch if scheduled.request.draft is not None and scheduled.remaining > 1]
         self._shared = self._shares_passes and self.joint is not None and len(batch) + prefill_rows > 1
         self._requests = max(1, len(batch))
+        self._resting = self._shared and bool(drafters) and self._all_rest(drafters)
+        if self._resting:
+            return 0.0
+        if not self._shared:
+            drafters = [scheduled for scheduled in drafters if not self._rests(scheduled)]
         if not drafters:
             return 0.0
         started = self._clock()
@@ -62,6 +71,22 @@ class DraftScheduler:
                 scheduled.set_proposal(proposal)
         self._trim([scheduled for scheduled, _ in asked])
         return self._clock() - started
+
+    def _all_rest(self, drafters: Sequence[ScheduledRequest]) -> bool:
+        """Whether the joint schedule has a pause, and all who could draft are under it."""
+        self._may_pause = all(scheduled.request.may_pause for scheduled in drafters)
+        schedules = [scheduled.request.schedule for scheduled in drafters]
+        adaptive = [schedule for schedule in schedules if isinstance(schedule, AdaptiveSchedule)]
+        return self._may_pause and self.joint is not None and self.joint.rests(adaptive, self._requests)
+
+    @staticmethod
+    def _rests(scheduled: ScheduledRequest) -> bool:
+        """Whether a request's schedule has a pause. The rows that its head will read after it are kept in time."""
+        schedule = scheduled.request.schedule
+        if not (isinstance(schedule, AdaptiveSchedule) and schedule.pause and scheduled.request.may_pause):
+            return False
+        scheduled.rests, scheduled.keeps_hidden = True, schedule.pause <= READY_ROWS
+        return True
 
     def _plans(
         self, drafters: Sequence[ScheduledRequest], requests: int, prefill_rows: int, prefilling: int
@@ -104,20 +129,38 @@ class DraftScheduler:
         self, scheduled: ScheduledRequest, accepted: int, draft_s: float, target_s: float, experts: float | None = None
     ) -> None:
         """Record one request's round. experts: distinct experts the pass read, mean over the layers."""
+        if self._resting:
+            return
+        alone = experts if self._requests == 1 else None
+        schedule = scheduled.request.schedule
         if scheduled.joint_draft is not None:
             scheduled.joint_draft.proposal, scheduled.joint_draft.accepted = scheduled.proposal, accepted
+        elif scheduled.rests and isinstance(schedule, AdaptiveSchedule):
+            schedule.rest(target_s / self._requests, alone)
         elif scheduled.request.draft is not None and scheduled.remaining > 1:
+            started = self._clock()
             drafted, confidence = len(scheduled.proposal.tokens), scheduled.proposal.confidence
-            alone = experts if self._requests == 1 else None
-            each = RoundResult(
-                drafted, accepted, confidence, draft_s / self._requests, target_s / self._requests, alone
-            )
-            scheduled.request.schedule.observe(each)
+            seconds = draft_s / self._requests, target_s / self._requests
+            overhead_s = self._overhead_s + (0.0 if drafted else seconds[0]) if scheduled.request.may_pause else 0.0
+            schedule.observe(RoundResult(drafted, accepted, confidence, *seconds, alone, overhead_s))
+            self._overhead_s = self._clock() - started
+
+    def book_overhead(self, seconds: float) -> None:
+        """Charge what draft heads took beside passes; the next round that is planned bears it."""
+        self._overhead_s += seconds
 
     def observe_pass(self, rows: int, read: int, seconds: float, draft_s: float, experts: float | None = None) -> None:
         """Record the whole pass: its rows, `read` of them of prompts, seconds of pass and drafts, experts a layer."""
-        if self._shared and self.joint is not None:
-            self.joint.observe(rows, read, seconds, draft_s, experts)
+        if not self._shared or self.joint is None:
+            return
+        if self._resting:
+            self.joint.rest(read, seconds, experts)
+            return
+        started = self._clock()
+        planning_s = draft_s if rows - read == self._requests else 0.0  # nothing was drafted
+        overhead_s = self._overhead_s + planning_s if self._may_pause else 0.0
+        self.joint.observe(rows, read, seconds, draft_s, experts, overhead_s)
+        self._overhead_s = self._clock() - started
 
     def repays_reading(self, request: Request, unread: int, running: int) -> bool:
         """Whether drafts should repay a draft head's pass over `unread` rows of a prompt, among `running` requests."""
@@ -139,6 +182,6 @@ class DraftScheduler:
 
     def plain_s(self, scheduled: ScheduledRequest, tokens: int) -> float | None:
         """Return the seconds of plain decoding for each of a round's `tokens` tokens; None if not measured."""
-        if scheduled.joint_draft is None or self.joint is None:
+        if self.joint is None or (scheduled.joint_draft is None and not self._resting):
             return scheduled.request.schedule.plain_s
         return self.joint.plain_s(tokens)

@@ -27,7 +27,7 @@ class HeadReading:
 
     def observe(self, scheduled: ScheduledRequest, first: int, hidden: HiddenStates | None) -> None:
         """Give a request's head the hidden states of the rows that stay, of positions from `first` on."""
-        head = scheduled.request.head
+        head = scheduled.head
         if head is not None and hidden is not None and len(hidden) and head.observe(first, hidden):
             self._crowded.append((scheduled.request, head))
 

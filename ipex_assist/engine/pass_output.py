@@ -52,7 +52,7 @@ class PlannedPass:
     @classmethod
     def of(cls, target: Model, batch: Sequence[ScheduledRequest], rows: Sequence[Rows]) -> PlannedPass:
         """Plan a pass of `target` over the rows of each request of the batch."""
-        heads = (scheduled.request.head for scheduled in batch)
+        heads = (scheduled.head for scheduled in batch)
         hidden = next((HiddenRows(head.spec.taps) for head in heads if head is not None), None)
         if not samples_in_one_call(target):
             return cls(target, batch, rows, None, hidden)

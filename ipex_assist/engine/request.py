@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Protocol
 
 from ipex_assist.executors.interface import Sequence, TokenLogprob
+from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
 from ipex_assist.speculative.constrained_source import ConstrainedSource
 from ipex_assist.speculative.draft_source import DraftSource, Proposal
 from ipex_assist.speculative.grammar import Grammar, GrammarError, follow
@@ -112,6 +113,11 @@ class Request:
     def head(self) -> HeadAssistant | None:
         """The part of its draft source that reads the target's hidden states; None where there is none."""
         return getattr(self.draft, "head", None)
+
+    @property
+    def may_pause(self) -> bool:
+        """Whether a pause of its schedule means that it needs no draft: one that copies text costs nothing to ask."""
+        return getattr(self.draft, "may_pause", False) and isinstance(self.schedule, AdaptiveSchedule)
 
     @property
     def forced_count(self) -> int:

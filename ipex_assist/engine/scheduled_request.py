@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ipex_assist.engine.request import Request
 from ipex_assist.executors.interface import Rows
 from ipex_assist.speculative.draft_source import NO_PROPOSAL, Proposal
+from ipex_assist.speculative.head_assistant import HeadAssistant
 from ipex_assist.speculative.joint_schedule import JointDraft
 
 
@@ -16,7 +17,8 @@ class ScheduledRequest:
 
     reads_all_pending: the pass reads all pending tokens, so that the request gets new ones. is_prefill: it reads a
     prompt, or reads a preempted request again; nothing is drafted then. forced_count: drafted tokens that the grammar
-    forces, and that are verified whatever they cost. joint_draft: set by a joint schedule.
+    forces, and that are verified whatever they cost. joint_draft: set by a joint schedule. rests: its schedule has
+    a pause and plans nothing. keeps_hidden: the pass gives its draft head the hidden states of its rows.
     """
 
     request: Request
@@ -27,11 +29,21 @@ class ScheduledRequest:
     forced_count: int = 0
     proposal: Proposal = NO_PROPOSAL
     joint_draft: JointDraft | None = None
+    rests: bool = False
+    keeps_hidden: bool = True
+
+    @property
+    def head(self) -> HeadAssistant | None:
+        """The request's draft head, where it is to have the hidden states of this pass."""
+        return self.request.head if self.keeps_hidden else None
 
     @classmethod
     def prefill(cls, request: Request, pending: int) -> ScheduledRequest:
         """Have the pass read `pending` tokens of a prompt, or of a request that reads its own again."""
-        return cls(request, pending, request.remaining, pending == request.pending, True)
+        scheduled = cls(request, pending, request.remaining, pending == request.pending, True)
+        if (head := request.head) is not None:
+            scheduled.keeps_hidden = head.keeps_chunk(request.pending - pending)
+        return scheduled
 
     def rows(self) -> Rows:
         """Return the tokens to read, and how many of the last rows need logits."""

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 
 from ipex_assist.executors.kernels import Kernels
-from ipex_assist.executors.recurrent import with_gates
+from ipex_assist.executors.recurrent import mixer_rows
 from ipex_assist.executors.row_plan import RowPlan
 from ipex_assist.executors.torch_model import TorchModel
 from ipex_assist.executors.weights import Weights
@@ -120,7 +120,7 @@ class _Trial:
             if (recurrent := self.model.spec.layers[index].recurrent) is not None:
                 # What a row gets from its state depends on the rows before it: its linears are what may differ.
                 layer = self.model.weights.layers[index]
-                made = with_gates(recurrent, layer.qkv(rows), layer.gates)
+                made = mixer_rows(recurrent, layer, rows, self.model.spec.norm_eps, lambda values: values)
                 made = made[:, : recurrent.value_size] + made[:, -recurrent.value_size :]
                 mixed = layer.o_proj(made)
                 rows = self.model.after_mixer(rows, rows, index, mixed, inputs)

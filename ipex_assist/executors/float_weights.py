@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, BinaryIO
 
 from ipex_assist.checkpoints.safetensors_file import DTYPES, StoredTensor
@@ -20,19 +21,26 @@ from ipex_assist.models.weights import NotFiniteError, check_shape, head_dim_of,
 from ipex_assist.native.model import PackedModel
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
 
     from ipex_assist.checkpoints.base import Checkpoint
 
 
-def pack_floats(model: PackedModel, checkpoint: Checkpoint, sources: dict[str, Source]) -> None:
+RowOrders = Mapping[str, "NDArray[np.int32]"]  # of our weights: which row of a matrix comes first, second, …
+
+
+def pack_floats(
+    model: PackedModel, checkpoint: Checkpoint, sources: dict[str, Source], orders: RowOrders = MappingProxyType({})
+) -> None:
     """Fill a model's image from a checkpoint.
 
     Raises NotFiniteError for a weight that holds NaN or infinity.
     """
     wanted = resolve(sources, checkpoint.names())
     model.allocate()
-    in_files = _in_files(checkpoint, sources, wanted)
+    in_files = _in_files(checkpoint, sources, wanted, orders)
     with packing_phase(checkpoint, wanted, model.precision) as packed:
         _pack_files(model, sources, wanted, in_files, packed)
         others = [name for name in wanted if name not in in_files]
@@ -40,18 +48,18 @@ def pack_floats(model: PackedModel, checkpoint: Checkpoint, sources: dict[str, S
             return
         with one_torch_thread(), torch_module().inference_mode():
             for name, tensor in checkpoint.stream(others, model.precision):
-                _pack_tensor(model, sources, wanted[name], name, tensor)
+                _pack_tensor(model, sources, wanted[name], name, tensor, orders)
                 del tensor
                 packed(name)
 
 
 def _in_files(
-    checkpoint: Checkpoint, sources: Mapping[str, Source], wanted: Mapping[str, list[str]]
+    checkpoint: Checkpoint, sources: Mapping[str, Source], wanted: Mapping[str, list[str]], orders: RowOrders
 ) -> dict[str, StoredTensor]:
     """The tensors whose weights are runs of their elements as a file has them, in the order of the files."""
     found = {}
     for name, ours in wanted.items():
-        stored = checkpoint.stored_floats(name)
+        stored = None if any(each in orders for each in ours) else checkpoint.stored_floats(name)
         if stored is not None and all(run_of(stored.shape, sources[each]) for each in ours):
             found[name] = stored
     return dict(sorted(found.items(), key=lambda item: (item[1].path, item[1].offset)))
@@ -117,11 +125,18 @@ def _pack_stored(
 
 
 def _pack_tensor(
-    model: PackedModel, sources: Mapping[str, Source], ours: Iterable[str], name: str, tensor: torch.Tensor
+    model: PackedModel,
+    sources: Mapping[str, Source],
+    ours: Iterable[str],
+    name: str,
+    tensor: torch.Tensor,
+    orders: RowOrders,
 ) -> None:
     for weight in ours:
         part = part_of(tensor, sources[weight], head_dim_of(model.spec, weight))
         check_shape(model.spec, weight, tuple(part.shape))
+        if (order := orders.get(weight)) is not None:
+            part = part[order.tolist()]
         try:
             model.pack(weight, part)
         except NotFiniteError as error:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 from ipex_assist.checkpoints.short_name import short_name
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.phases import phase
+from ipex_assist.executors.layer_chain import LayerChain
 from ipex_assist.executors.load_request import HeadRequest
 from ipex_assist.executors.registry import EXECUTORS
 from ipex_assist.models.config import NotComputed
 from ipex_assist.models.head_common import DraftHead, check_target
-from ipex_assist.models.heads import own_head, published_head
+from ipex_assist.models.heads import is_trained_mtp, own_head, published_head
 from ipex_assist.models.weights import NotFiniteError, check_stored, stored_form
 from ipex_assist.quantization.precision import INT4_GROUP
 
@@ -37,14 +38,25 @@ def head_of(target: Checkpoint, checkpoint: Checkpoint | None = None) -> DraftHe
             if found is None:
                 return None
         else:
-            found = published_head(checkpoint.config, checkpoint.names(), target.decoder_spec())
+            found = _of_another(checkpoint, target)
         check_target(found.spec, target.decoder_spec())
         shapes = stored.shapes()
-        check_stored(found.spec, stored_form(found.sources, shapes), shapes)
+        for each in (found, *found.further):
+            check_stored(each.spec, stored_form(each.sources, shapes), shapes)
     except NotComputed as error:
         raise UsageError(f"{stored.source} does not draft for {target.source}: {error}") from error
     except IpexAssistError as error:
         raise IpexAssistError(f"{stored.source}: {error}") from error
+    return found
+
+
+def _of_another(checkpoint: Checkpoint, target: Checkpoint) -> DraftHead:
+    """The head of a checkpoint of its own. A trained MTP layer has the shape of those of its target's family."""
+    if not is_trained_mtp(checkpoint.config):
+        return published_head(checkpoint.config, checkpoint.names(), target.decoder_spec())
+    found = own_head(target.architecture, target.config, checkpoint.names())
+    if found is None:
+        raise NotComputed(f"it is a layer that predicts further tokens (MTP), and {target.architecture} has no such")
     return found
 
 
@@ -79,26 +91,37 @@ def load_head(
     if head is None:
         raise UsageError(f"{target_checkpoint.source} has no layers that predict further tokens (MTP)")
     stored = target_checkpoint if checkpoint is None else checkpoint
-    if executor == "native" and head.spec.head is not None and head.spec.head.kind == "shared_kv":
+    if executor == "native" and head.spec.head is not None and head.spec.head.conv_taps:
         raise UsageError(
-            f"{stored.source} reads keys and values of its target, which the native core does not: use --executor "
-            "torch, or another --assistant-model"
+            f"{stored.source} is a DFlash 2, whose convolutions the native core does not have: use --executor torch, "
+            "or another --assistant-model"
         )
-    request = HeadRequest(
-        *(stored, precision, executor),
-        exact=False,  # what it drafts is verified
-        group=group,
-        kv_memory=kv_memory,
-        kv_precision=kv_precision,
-        head=head,
-        target=target,
-    )
     try:
         with phase(f"loading the draft head of {short_name(stored.source)}"):
-            made = EXECUTORS[executor].load(request)
+            models = [
+                _load_one(
+                    HeadRequest(
+                        *(stored, precision, executor),
+                        exact=False,  # what it drafts is verified
+                        group=group,
+                        kv_memory=kv_memory,
+                        kv_precision=kv_precision,
+                        head=each,
+                        target=target,
+                        token_order=_token_order(stored, each),
+                    )
+                )
+                for each in (head, *head.further)
+            ]
     except NotFiniteError as error:
         raise IpexAssistError(f"{stored.source}: {error}") from None
-    made.target_tokens, made.token_order = _target_tokens(stored, head), _token_order(stored, head)
+    return models[0] if len(models) == 1 else LayerChain(models)
+
+
+def _load_one(request: HeadRequest) -> Model:
+    assert request.head is not None
+    made = EXECUTORS[request.executor].load(request)
+    made.target_tokens, made.token_order = _target_tokens(request.checkpoint, request.head), request.token_order
     return made
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.executors.interface import Model
@@ -14,6 +15,10 @@ from ipex_assist.models.head_common import DraftHead
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import stored_form
 from ipex_assist.quantization.precision import INT4_GROUP
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -65,10 +70,12 @@ class HeadRequest(LoadRequest):
     """A draft head in a checkpoint, which may be its target's own.
 
     target: the loaded model whose hidden states it reads; it shares the embedding and lm_head where the head says so.
+    token_order: of a head with clusters, as in Model.
     """
 
     head: DraftHead | None = None
     target: Model | None = None
+    token_order: NDArray[np.int32] | None = None
 
     @cached_property
     def spec(self) -> DecoderSpec:

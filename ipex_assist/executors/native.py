@@ -126,6 +126,9 @@ class NativeModel(Model):
         self._spare = self.spec.head.block_size if self.spec.head is not None else 0
         self._width = -(-self.spec.lm_head_rows // 16) * 16
         self._shared_rotary = NO_ROTARY
+        # a draft head that keeps nothing: its layers read keys and values of its target
+        self._over_target = self.spec.head is not None and self.spec.head.kind == "shared_kv"
+        self.token_order: NDArray[np.int32] | None = None  # of one with clusters: the token of each row of its lm_head
 
     @property
     def experts_read(self) -> int:
@@ -150,7 +153,9 @@ class NativeModel(Model):
     def blocks(self) -> BlockPool:
         """The KV block pool, made at the first call. Raises IpexAssistError where not even one block fits."""
         with self._making:
-            if self._pool is None:
+            if self._pool is None and self._over_target:
+                self._pool = BlockPool(1)  # nothing is kept
+            elif self._pool is None:
                 self._memory = reserve_blocks(self.packed, self._kv_memory.blocks(), self.kv_precision)
                 if self.spec.recurrents:
                     self._states_memory = StateMemory(self.packed, self._kv_memory.states())
@@ -263,12 +268,14 @@ class NativeModel(Model):
             if not each.tokens or each.count < 1:
                 raise IpexAssistError(f"{each.count} tokens to draft after {len(each.tokens)}: both must be at least 1")
             check_draft(self.spec, each)
-        self._reserve([(own, rows + self._spare) for own, rows in wants])
+        draft = self._draft_over_target if self._over_target else self._draft
+        if not self._over_target:
+            self._reserve([(own, rows + self._spare) for own, rows in wants])
         if blocks:
             return self._draft_blocks(requests, vocabulary)
         drafts: list[tuple[list[int], list[float]]] = []
         for first in range(0, len(requests), PASS_ROWS):
-            drafts += self._draft(requests[first : first + PASS_ROWS], vocabulary)
+            drafts += draft(requests[first : first + PASS_ROWS], vocabulary)
         return drafts
 
     # ---- putting a pass together
@@ -345,12 +352,18 @@ class NativeModel(Model):
         return RotaryRows.of(start, self.rotary.rows(start, rows, prompt_length))
 
     def _batch(
-        self, segments: abc.Sequence[TokenSegment], vocabulary: int | None, further: abc.Sequence[int] = ()
+        self,
+        segments: abc.Sequence[TokenSegment],
+        vocabulary: int | None,
+        further: abc.Sequence[int] = (),
+        memory: BlockMemory | None = None,
     ) -> tuple[Batch, object]:
         """The core's description of a pass, and objects that must live as long as it.
 
-        further: for each segment, how many tokens will be drafted after it.
+        further: for each segment, how many tokens will be drafted after it. memory: that of the segments' blocks, where
+        they are another model's.
         """
+        memory = memory or self._memory
         tokens: list[int] = []
         logit_rows: list[int] = []
         described: list[Any] = []  # the segments' fields, in the order of Segment's
@@ -374,13 +387,13 @@ class NativeModel(Model):
         # ctypes would silently keep the lowest 32 bits of a larger number; the core checks ids in that range.
         if tokens and not -(1 << 31) <= min(tokens) <= max(tokens) < 1 << 31:
             raise IpexAssistError(f"token ids from {min(tokens)} to {max(tokens)}")
-        assert self._memory is not None
+        assert memory is not None
         batch = Batch(
             segment_count=len(segments),
             rows=len(tokens),
             segments=(Segment * len(segments))(*described),
             tokens=(ctypes.c_int32 * len(tokens))(*tokens),
-            blocks=self._memory.handle,
+            blocks=memory.handle,
             logit_rows=(ctypes.c_int32 * len(logit_rows))(*logit_rows),
             logit_row_count=len(logit_rows),
             vocabulary=self._choices(vocabulary) if vocabulary else 0,
@@ -494,6 +507,31 @@ class NativeModel(Model):
                 segment.sequence.free_unused()
                 found.append(drafts.found(index))
         return found
+
+    def _draft_over_target(
+        self, requests: abc.Sequence[DraftInput], vocabulary: int | None
+    ) -> list[tuple[list[int], list[float]]]:
+        """`_draft` of a head whose rows are all after the last one of its target's sequence, whose blocks it reads."""
+        segments, targets = [], set()
+        for each in requests:
+            known = each.shared_kv
+            assert isinstance(known, NativeSequence), f"keys and values of {type(known).__name__}"
+            assert isinstance(known.model, NativeModel)
+            targets.add(known.model)
+            if self.rotary is not None:
+                self.rotary.reach(known.length + 1)
+            segments.append(TokenSegment(known, each.tokens, known.length, 1, each.hidden))
+        [target] = targets
+        counts = [each.count for each in requests]
+        batch, _keep = self._batch(segments, vocabulary or self.spec.vocab_size, counts, target._memory)
+        drafts, packed = CoreDrafts(requests, self.token_order), self.packed
+        with pass_lock:
+            self._settle()
+            status = packed.library.ia_draft(
+                packed.handle, packed.pool.handle, ctypes.byref(batch), ctypes.byref(drafts.struct)
+            )
+            packed.check(status)
+        return [drafts.found(index) for index in range(len(requests))]
 
     def _draft_blocks(
         self, requests: abc.Sequence[DraftInput], vocabulary: int | None

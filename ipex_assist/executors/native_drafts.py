@@ -31,6 +31,10 @@ def check_draft(spec: DecoderSpec, request: DraftInput) -> None:
     head = spec.head
     if head is None or head.kind != "dflash":
         check_hidden(spec, request.hidden, len(request.tokens))
+        if head is not None and head.kind == "shared_kv" and len(request.tokens) != 1:
+            raise IpexAssistError(
+                f"{len(request.tokens)} tokens where a draft goes on after one, which is its target's"
+            )
         return
     if request.hidden is not None:
         check_hidden(spec, request.hidden, len(request.hidden))

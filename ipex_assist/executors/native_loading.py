@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ipex_assist import launch
 from ipex_assist.checkpoints.quantized import QuantizedCheckpoint
@@ -22,6 +23,10 @@ from ipex_assist.executors.packed_cache import keeps_packed, load_packed, packed
 from ipex_assist.launch.plan import MASK_AT_START
 from ipex_assist.native.library import Pool, instruction_set, shared_pool
 from ipex_assist.native.model import PackedModel
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 log = logging.getLogger("ipex_assist")
 
@@ -105,6 +110,10 @@ def _share_with_target(request: LoadRequest, model: PackedModel) -> None:
         model.share_head(request.target.packed)
 
 
+def _token_order(request: LoadRequest) -> NDArray[np.int32] | None:
+    return request.token_order if isinstance(request, HeadRequest) else None
+
+
 def _save(request: LoadRequest, save: Callable[..., object]) -> None:
     """Write the packed copy, now or later; now where the memory of a table is freed after it."""
     save = functools.partial(save, asked=bool(request.cache_packed))
@@ -126,6 +135,7 @@ def _stored(request: LoadRequest) -> QuantizedCheckpoint | None:
     """The checkpoint, if its linears are to be kept as they are stored; else None."""
     checkpoint = request.checkpoint
     kept = isinstance(checkpoint, QuantizedCheckpoint) and request.precision == checkpoint.stored_precision
+    kept = kept and _token_order(request) is None  # its lm_head's rows change places
     return checkpoint if kept and isinstance(checkpoint, QuantizedCheckpoint) else None
 
 
@@ -143,7 +153,8 @@ def _pack(request: LoadRequest, model: PackedModel) -> None:
     if stored is None:
         from ipex_assist.executors.float_weights import pack_floats
 
-        pack_floats(model, request.checkpoint, request.sources)
+        order = _token_order(request)
+        pack_floats(model, request.checkpoint, request.sources, {} if order is None else {"lm_head.weight": order})
         return
     with one_torch_thread(), torch_module().inference_mode():
         from ipex_assist.executors.native_stored import pack_stored

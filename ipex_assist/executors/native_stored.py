@@ -46,10 +46,11 @@ def stored_model(
 
     Raises IpexAssistError for a permutation of input columns that the core has no place for.
     """
-    if checkpoint.act_order and any(attention.latent is not None for attention in spec.attentions):
+    latent = any(attention.latent is not None for attention in spec.attentions)
+    if checkpoint.act_order and (latent or spec.recurrents):
         raise IpexAssistError(
-            f"{short_name(checkpoint.source)} has act-order (desc_act), which the core does not keep with latent "
-            "attention: --precision int8 or bf16 reads it"
+            f"{short_name(checkpoint.source)} has act-order (desc_act), which the core does not keep with "
+            f"{'latent attention' if latent else 'recurrent layers'}: --precision int8 or bf16 reads it"
         )
     return PackedModel(
         spec,

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch.nn import functional
 
 from ipex_assist.executors.interface import check_rollback
-from ipex_assist.executors.kernels import Linear
 from ipex_assist.executors.recurrent_states import PENDING_ROWS
-from ipex_assist.models.recurrent_spec import RecurrentSpec
+from ipex_assist.executors.weights import Layer
+from ipex_assist.models.recurrent_spec import LOW_NORMS, RecurrentSpec
 from ipex_assist.models.spec import DecoderSpec
 
 _UNIT_EPSILON = 1e-6
@@ -102,31 +102,69 @@ def run_recurrent(
     return torch.stack(outputs).to(rows.dtype)
 
 
-def with_gates(spec: RecurrentSpec, rows: torch.Tensor, gates: tuple[Linear, ...]) -> torch.Tensor:
-    """Rows of the input linear with what `gates` make of their last columns, of which each has as many as the other."""
-    if not gates:
+def mixer_rows(
+    spec: RecurrentSpec,
+    layer: Layer,
+    x: torch.Tensor,
+    eps: float,
+    convolve: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """Rows x (rows, hidden) → (rows, columns), all parts that the scan reads (RecurrentSpec.all_parts).
+
+    convolve: of Mamba-1, rows of values (rows, value_size) → the same, convolved.
+    """
+    rows = layer.qkv(x)
+    if layer.low is not None:
+        parts = layer.low(convolve(rows[:, : spec.value_size])).split(list(spec.low_parts.values()), 1)
+        norms = (layer.recurrence[f"{LOW_NORMS[name]}.weight"] for name in spec.low_parts)
+        normed = [
+            _normalised(part.float(), norm, spec.norm_eps or eps).to(rows.dtype)
+            for part, norm in zip(parts, norms, strict=True)
+        ]
+        return torch.cat((rows, *normed, layer.gates[0](normed[0])), 1)
+    if not layer.gates:
         return rows
-    low = rows[:, -len(gates) * spec.gate_rank :].chunk(len(gates), 1)
-    return torch.cat((rows, *(gate(part.contiguous()) for gate, part in zip(gates, low, strict=True))), 1)
+    low = rows[:, -len(layer.gates) * spec.gate_rank :].chunk(len(layer.gates), 1)
+    return torch.cat((rows, *(gate(part.contiguous()) for gate, part in zip(layer.gates, low, strict=True))), 1)
+
+
+def convolved_values(
+    spec: RecurrentSpec, weights: Mapping[str, torch.Tensor], states: LayerState, start: int, values: torch.Tensor
+) -> torch.Tensor:
+    """Rows of values (rows, value_size), from position `start` on, of Mamba-1 → the same, convolved."""
+    known = [*(row[: spec.value_size] for row in states.inputs), *values.float()]
+    at = {states.first + i: row for i, row in enumerate(known)}
+    made = []
+    for position in range(start, start + len(values)):
+        taps = [at.get(position - spec.conv_kernel + 1 + t) for t in range(spec.conv_kernel)]
+        made.append(functional.silu(_weighted(spec, weights, "v_conv", taps)))
+    return torch.stack(made).to(values.dtype)
 
 
 def _parts(spec: RecurrentSpec, row: torch.Tensor) -> dict[str, torch.Tensor]:
-    parts = {**spec.input_parts, **spec.gate_parts}
-    return dict(zip(parts, row.split(list(parts.values())), strict=True))
+    return dict(zip(spec.all_parts, row.split(list(spec.all_parts.values())), strict=True))
 
 
 def _convolved(
     spec: RecurrentSpec, weights: Mapping[str, torch.Tensor], name: str, taps: list[torch.Tensor | None]
 ) -> torch.Tensor:
     """Σ over the last rows of weight · row, of one part; rows before the first are zeros."""
-    weight = weights[f"{name[0]}_conv.weight"].view(-1, spec.conv_kernel)
-    total = weights.get(f"{name[0]}_conv.bias", torch.zeros(len(weight)))
-    for tap, row in enumerate(taps):
-        if row is None:
-            continue
-        parts = _parts(spec, row)
-        x = parts["k_in"] * parts["v_in"] if spec.kind == "short_conv" else parts[name]
-        total = total + weight[:, tap] * x
+    read = []
+    for row in taps:
+        parts = None if row is None else _parts(spec, row)
+        short = spec.kind == "short_conv"
+        read.append(None if parts is None else parts["k_in"] * parts["v_in"] if short else parts[name])
+    return _weighted(spec, weights, f"{name[0]}_conv", read)
+
+
+def _weighted(
+    spec: RecurrentSpec, weights: Mapping[str, torch.Tensor], conv: str, rows: list[torch.Tensor | None]
+) -> torch.Tensor:
+    weight = weights[f"{conv}.weight"].view(-1, spec.conv_kernel)
+    total = weights.get(f"{conv}.bias", torch.zeros(len(weight)))
+    for tap, row in enumerate(rows):
+        if row is not None:
+            total = total + weight[:, tap] * row
     return total
 
 
@@ -141,6 +179,9 @@ def _step(
     parts = _parts(spec, taps[-1])
     if spec.kind == "short_conv":
         return parts["q_in"] * _convolved(spec, weights, "v_in", taps), None
+    if spec.kind == "mamba1":
+        value = functional.silu(_convolved(spec, weights, "v_in", taps))
+        return _selective_step(weights, parts, value, state)
     query, key, value = (functional.silu(_convolved(spec, weights, name, taps)) for name in ("q_in", "k_in", "v_in"))
     query, key = (x.view(spec.key_heads, -1).repeat_interleave(spec.heads // spec.key_heads, 0) for x in (query, key))
     value = value.view(spec.heads, -1)
@@ -161,6 +202,18 @@ def _step(
     if spec.kind == "mamba2":
         out = out + weights["skip.weight"][:, None] * value
     return out.flatten(), state
+
+
+def _selective_step(
+    weights: Mapping[str, torch.Tensor], parts: dict[str, torch.Tensor], value: torch.Tensor, state: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same of Mamba-1; value: (channels,), convolved."""
+    step = functional.softplus(parts["a_in"] + weights["dt_bias.weight"])
+    rates = -torch.exp(weights["a_log.weight"]).view(len(value), -1).t()  # (key_dim, channels)
+    if state is None:
+        state = torch.zeros(1, *rates.shape)
+    state = state * torch.exp(step * rates) + parts["k_in"][:, None] * (step * value)
+    return (state[0] * parts["q_in"][:, None]).sum(0) + weights["skip.weight"] * value, state
 
 
 def _unit(x: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ from ipex_assist.executors.interface import DraftInput, HiddenRows, LogitsError,
 from ipex_assist.executors.kernels import norm_heads
 from ipex_assist.executors.kv_cache import KVCache
 from ipex_assist.executors.recurrent import RecurrentStates
+from ipex_assist.executors.torch_mlp import run_mlp
 from ipex_assist.executors.torch_model import AttentionMetadata, Tapped, TorchModel, TorchSequence
 from ipex_assist.executors.torch_rope import rotate
 from ipex_assist.models.attention_spec import AttentionSpec
@@ -80,6 +81,8 @@ class TorchHead(TorchModel):
         read: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """A layer; the first of EAGLE-3 reads an embedding and a hidden state side by side."""
+        if self.weights.layers[index].convs:
+            return self._convolved_layer(x, index, cache, metadata)
         if self.head_spec.kind != "eagle3" or index > 0:
             return super().layer(x, index, cache, metadata, states, per_layer, read)
         e, g = x.chunk(2, 1)
@@ -88,6 +91,17 @@ class TorchHead(TorchModel):
         rows = torch.cat((e, normed), 1)
         before = normed if self.head_spec.norm_before_residual else g
         return self.after_mixer(before, rows, index, self._mixed(rows, index, cache, metadata, states))
+
+    def _convolved_layer(
+        self, x: torch.Tensor, index: int, cache: KVCache, metadata: AttentionMetadata
+    ) -> torch.Tensor:
+        """A layer of DFlash 2, over the rows of one block."""
+        spec, layer = self.spec.layers[index], self.weights.layers[index]
+        around_attention, around_mlp = layer.convs
+        rows, scales = around_attention.enter(self._norm(x, layer.attention_norm))
+        x = x + around_attention.leave(self._mixed(rows, index, cache, metadata, None), scales)
+        rows, scales = around_mlp.enter(self._norm(x, layer.mlp_norm))
+        return x + around_mlp.leave(run_mlp(spec, layer, rows), scales)
 
     def rows_of(self, capacity: int) -> int:
         """Rows of keys and values of a sequence: with a block after its tokens."""
@@ -140,8 +154,10 @@ class TorchHead(TorchModel):
             x = self.layer(x, index, sequence.cache, metadata)
         drafted: list[int] = []
         probabilities: list[float] = []
-        for logits in self.head(x[1:])[:, : self.columns(vocabulary)]:
-            token, probability = self.choose(logits)
+        hidden = self.normed(x[1:])
+        for row, logits in enumerate(self.head(x[1:])[:, : self.columns(vocabulary)]):
+            last = drafted[-1] if drafted else request.tokens[-1]
+            token, probability = self.choose_after(last, logits, hidden[row : row + 1])
             drafted.append(token)
             probabilities.append(probability)
             if token < 0 or len(drafted) == request.count or probability < request.min_confidence:
@@ -226,6 +242,14 @@ class TorchHead(TorchModel):
                 return drafted, probabilities
             assert own.rows is not None
             tokens, hidden = [token], own.rows[-1:]
+
+    def choose_after(self, last: int, logits: torch.Tensor, hidden: torch.Tensor) -> tuple[int, float]:
+        """`choose` in a block: of DFlash 2 by the token before, too. hidden: (1, hidden), which logits were made of."""
+        assert self.weights.head is not None
+        selector = self.weights.head.selector
+        if selector is None or not bool(torch.isfinite(logits).all()):
+            return self.choose(logits)
+        return selector.choose(logits, hidden, last)
 
     def choose(self, logits: torch.Tensor) -> tuple[int, float]:
         """The likeliest token of the target by logits (vocab,), and its probability; -1 and NaN where any is NaN."""

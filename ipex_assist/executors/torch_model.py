@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import abc
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from ipex_assist.executors.kernels import Kernels, norm_heads
 from ipex_assist.executors.key_factors import key_factors
 from ipex_assist.executors.kv_cache import KVCache
 from ipex_assist.executors.pass_lock import pass_lock
-from ipex_assist.executors.recurrent import RecurrentStates, run_recurrent, with_gates
+from ipex_assist.executors.recurrent import RecurrentStates, convolved_values, mixer_rows, run_recurrent
 from ipex_assist.executors.recurrent_states import RecurrentState
 from ipex_assist.executors.row_plan import RowPlan
 from ipex_assist.executors.torch_mlp import ACTIVATION_FUNCTIONS, run_mlp
@@ -381,7 +382,8 @@ class TorchModel(Model):
             return self._attention(x, index, cache, metadata)
         assert states is not None, "a recurrent layer without states"
         state, place = states.layers[index], (metadata.start, metadata.count)
-        rows = with_gates(spec, layer.qkv(x), layer.gates)
+        convolve = partial(convolved_values, spec, layer.recurrence, state, metadata.start)
+        rows = mixer_rows(spec, layer, x, self.spec.norm_eps, convolve)
         mixed = run_recurrent(spec, layer.recurrence, self.spec.norm_eps, rows, state, *place)
         return layer.o_proj(mixed)
 

@@ -7,13 +7,15 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ipex_assist.executors.dynamic_conv import DynamicConv, Selector
 from ipex_assist.executors.experts import ExpertLayer, Mlp
 from ipex_assist.executors.kernels import Kernels, Linear, TorchKernels
 from ipex_assist.models import Source
+from ipex_assist.models.draft_head import HeadSpec
 from ipex_assist.models.mlp_spec import Experts
 from ipex_assist.models.names import EXPERT_NORMS, LATENT_INPUTS, VECTORS, XIELU
 from ipex_assist.models.spec import DecoderSpec, LayerSpec
-from ipex_assist.models.weights import check_numbers, check_shape, head_dim_of, layer_of, part_of, resolve
+from ipex_assist.models.weights import CONV_BASES, check_numbers, check_shape, head_dim_of, layer_of, part_of, resolve
 
 Norm = tuple[torch.Tensor | None, torch.Tensor | None]  # weight and bias, each (hidden,)
 
@@ -56,9 +58,11 @@ class Layer:
     # Of a recurrent mixer, whose linears are `qkv` and `o_proj`: vectors in fp32 by our names, "a_log.weight".
     recurrence: dict[str, torch.Tensor] = field(default_factory=dict)
     gates: tuple[Linear, ...] = ()  # of its `gate_parts`
+    low: Linear | None = None  # of its `low_parts`, stacked
     latent: LatentLayer | None = None
     per_layer: PerLayerLinears | None = None
     scalar: torch.Tensor | None = None  # (1,), of the residual stream after the layer
+    convs: tuple[DynamicConv, ...] = ()  # around attention and MLP, of draft heads that have them
 
     @property
     def mlp_norms(self) -> dict[str, Norm]:
@@ -76,6 +80,7 @@ class HeadWeights:
     hidden_norm: Norm
     input_norms: list[Norm]  # of all that is read together, or of each tap
     clusters: Linear | None = None  # (rows, hidden) → (rows, clusters)
+    selector: Selector | None = None
 
 
 @dataclass
@@ -96,20 +101,22 @@ class Weights:
     per_layer_norm: torch.Tensor | None = None  # (per_layer_size,)
 
 
-# The parts of the first linear of a recurrent mixer (RecurrentSpec.input_parts, without its gate_parts).
+# The parts of the first linear of a recurrent mixer (RecurrentSpec.input_parts), and those of RecurrentSpec.low_parts.
 MIXER_IN = ("q_in", "k_in", "v_in", "a_in", "b_in", "z_in", "a_low_in", "z_low_in")
+MIXER_LOW = ("a_low_in", "k_in", "q_in")
 # Weights that are packed as one linear, stacked in this order.
 _FUSED = {
     "qkv": ("q_proj", "k_proj", "v_proj", "g_proj"),
     "up": ("gate_proj", "up_proj"),
     "mixer_in": MIXER_IN,
+    "mixer_low": MIXER_LOW,
     "latent_in": LATENT_INPUTS,
     "query": ("q_nope_proj", "q_rope_proj"),
 }
 _BY_HEAD = ("k_b", "v_b")  # each head has a linear of its own
 _FP32 = ("router", "shared_gate", "correction_bias", "expert_scales")
-_TABLES = ("embed_tokens", "embed_positions", "per_layer_embed")
-_VECTORS = ("sinks", "correction_bias", "expert_scales", "layer_scalar")
+_TABLES = ("embed_tokens", "embed_positions", "per_layer_embed", "selector_before", "selector_after")
+_VECTORS = ("sinks", "correction_bias", "expert_scales", "layer_scalar", *CONV_BASES)
 
 
 def load_weights(
@@ -185,6 +192,8 @@ class _Packer:
         layer = layer_of(self.spec, name)
         if layer is not None and layer.recurrent is not None and leaf in layer.recurrent.gate_parts:
             return leaf
+        if layer is not None and layer.recurrent is not None and leaf in layer.recurrent.low_parts:
+            return "mixer_low"
         return next((fused for fused, parts in _FUSED.items() if leaf in parts), leaf.removesuffix("_proj"))
 
     def _parts(self, prefix: str, group: str, leaf: str) -> Iterator[str]:
@@ -228,7 +237,12 @@ class _Packer:
             hidden_norm=self._norm("head_hidden_norm"),
             input_norms=[self._norm(name) for name in names],
             clusters=self.linears.get("clusters"),
+            selector=self._selector(self.spec.head) if self.spec.head.candidates else None,
         )
+
+    def _selector(self, head: HeadSpec) -> Selector:
+        before, after = (self.tensors[f"selector_{which}.weight"] for which in ("before", "after"))
+        return Selector(before, after, self.linears["selector"], head.candidates)
 
     def _layer(self, prefix: str, spec: LayerSpec) -> Layer:
         return Layer(
@@ -252,9 +266,15 @@ class _Packer:
                 if f"{prefix}{name}.{kind}" in self.tensors
             },
             gates=tuple(self.linears[prefix + name] for name in (spec.recurrent.gate_parts if spec.recurrent else ())),
+            low=self.linears.get(prefix + "mixer_low"),
             latent=self._latent(prefix) if prefix + "query" in self.linears else None,
             per_layer=self._per_layer(prefix) if self.spec.per_layer_size else None,
             scalar=self.tensors.get(prefix + "layer_scalar.weight"),
+            convs=tuple(
+                DynamicConv(self.tensors[f"{prefix}{base}.weight"], self.linears[prefix + base.removesuffix("_base")])
+                for base in CONV_BASES
+                if f"{prefix}{base}.weight" in self.tensors
+            ),
         )
 
     def _per_layer(self, prefix: str) -> PerLayerLinears:

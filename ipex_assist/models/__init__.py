@@ -48,6 +48,7 @@ from ipex_assist.models import (
     granitemoehybrid,
     hunyuan_v1_dense,
     hunyuan_v1_moe,
+    jamba,
     kimi_linear,
     lfm2,
     lfm2_moe,
@@ -130,7 +131,7 @@ _MODULES = (
     *(mpt, olmo2, olmo3, olmoe, opt, phi, phi3, qwen2, qwen2_moe, qwen3, qwen3_moe, seed_oss, smollm3, stablelm),
     *(starcoder2, qwen3_next, qwen3_5_text, qwen3_5_moe_text, lfm2, lfm2_moe, granitemoehybrid, bamba, nemotron_h),
     *(apertus, arcee, exaone_moe, hunyuan_v1_dense, hunyuan_v1_moe, ministral3, mistral3, phimoe, qwen3_5, qwen3_5_moe),
-    *(deepseek_v2, deepseek_v3, glm4_moe_lite, olmo_hybrid, mamba2, gemma4, gemma4_text, kimi_linear),
+    *(deepseek_v2, deepseek_v3, glm4_moe_lite, olmo_hybrid, mamba2, gemma4, gemma4_text, jamba, kimi_linear),
     *(llama4, llama4_text, falcon_h1),
 )
 # Published configs have these names of their makers' own code, which is transformers' now.

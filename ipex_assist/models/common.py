@@ -123,13 +123,18 @@ def layer_count(config: Config) -> int:
     return min(config.integer("num_hidden_layers"), int(RANGES["num_hidden_layers"][1]) + 1)
 
 
+def check_kinds(kinds: Sequence[str], *known: str, what: str = "layers") -> None:
+    """Raise NotComputed where one of the kinds that a config lists is none that we know."""
+    if unknown := sorted(set(kinds) - set(known)):
+        raise NotComputed(f"{what} of the type {unknown[0]!r} are not supported")
+
+
 def layer_kinds(config: Config, usual: Callable[[int], bool]) -> list[str]:
     """`layer_types`, or where it is not given, a window where `usual` says so. Raises NotComputed for other kinds."""
     kinds = config.optional_texts("layer_types") or [
         SLIDING if usual(layer) else FULL for layer in range(layer_count(config))
     ]
-    if unknown := sorted(set(kinds) - {FULL, SLIDING}):
-        raise NotComputed(f"layers of the type {unknown[0]!r} are not supported")
+    check_kinds(kinds, FULL, SLIDING)
     return kinds
 
 
@@ -228,11 +233,16 @@ def sparse_kinds(config: Config) -> list[bool]:
     kinds = config.optional_texts("mlp_layer_types")
     if kinds is None:
         return [layer >= dense for layer in range(count)]
-    if unknown := sorted(set(kinds) - {"dense", "sparse"}):
-        raise NotComputed(f"MLPs of the type {unknown[0]!r} are not supported")
+    check_kinds(kinds, "dense", "sparse", what="MLPs")
     if len(kinds) != count:
         raise ConfigError("mlp_layer_types", f"a list of {len(kinds)}", f"one for each of {count} layers")
     return [kind == "sparse" for kind in kinds]
+
+
+def sparse_fields(config: Config, **fields: Any) -> dict[str, Any]:
+    """DeepSeek-V3's experts in the layers of `sparse_kinds`. fields: of the Experts. Returns fields of `llama_like`."""
+    sparse = sparse_kinds(config)
+    return {"experts": deepseek_experts(config, **fields), "sparse": sparse} if any(sparse) else {}
 
 
 def expert_count(config: Config) -> int:

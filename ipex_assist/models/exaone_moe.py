@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ipex_assist.models import exaone4
-from ipex_assist.models.common import deepseek_experts, llama_like, sparse_kinds
+from ipex_assist.models.common import llama_like, sparse_fields
 from ipex_assist.models.config import Config
 from ipex_assist.models.names import HEAD_NORMS, LLAMA_NORMS, SHARED_EXPERTS, ExpertNames, named
 from ipex_assist.models.spec import DecoderSpec
@@ -18,19 +18,14 @@ _NAMES = ExpertNames(shared=SHARED_EXPERTS, correction_bias=(f"mlp.gate.{_BIAS}"
 
 def spec(config: Config) -> DecoderSpec:
     """Which layers have experts, `mlp_layer_types` says, or first_k_dense_replace."""
-    sparse = sparse_kinds(config)
-    made = deepseek_experts(
-        config,
-        shared=config.integer("num_shared_experts", 1),
-        scaling=config.number("routed_scaling_factor", 2.5),
-    )
+    shared, scaling = config.integer("num_shared_experts", 1), config.number("routed_scaling_factor", 2.5)
     return llama_like(
         "exaone_moe",
         config,
         norm_eps=config.number("norm_eps", 1e-5),
         qk_norm="head",
         **exaone4.positions(config),
-        **({"experts": made, "sparse": sparse} if any(sparse) else {}),
+        **sparse_fields(config, shared=shared, scaling=scaling),
     )
 
 

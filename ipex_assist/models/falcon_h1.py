@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from ipex_assist.models.common import even_head_dim, llama_like, rope
 from ipex_assist.models.config import Config, ConfigError, NotComputed
-from ipex_assist.models.mamba_layers import BAMBA_NAMES, mamba_fields, mamba_mixer, mamba_names
-from ipex_assist.models.names import LLAMA_LINEARS, MLP, named, renamed
+from ipex_assist.models.mamba_layers import BAMBA_NAMES, bamba_mixer, kv_heads, mamba_fields, mamba_names
+from ipex_assist.models.names import LLAMA_LINEARS, MLP, named, renumbered
 from ipex_assist.models.recurrent_spec import RecurrentSpec
 from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.models.weights import Source
@@ -28,7 +27,7 @@ def spec(config: Config) -> DecoderSpec:
     alike = llama_like(
         "falcon_h1",
         config,
-        num_key_value_heads=_kv_heads(config),
+        num_key_value_heads=kv_heads(config),
         head_dim=config.optional_integer("head_dim") or even_head_dim(config),
         norm_eps=config.number("norm_eps", 1e-5),
         max_position_embeddings=config.integer("max_position_embeddings", 8192),
@@ -45,35 +44,14 @@ def spec(config: Config) -> DecoderSpec:
     return replace(alike, layers=tuple(each for pair in pairs for each in pair))
 
 
-def _kv_heads(config: Config) -> int:
-    null = "num_key_value_heads" in config.values
-    return config.integer("num_key_value_heads", config.integer("num_attention_heads") if null else 8)
-
-
 def _mixer(config: Config) -> RecurrentSpec:
-    heads, groups = config.integer("linear_num_value_heads", 128), config.integer("linear_num_key_heads", 1)
     null = "mamba_d_ssm" in config.values and config.values["mamba_d_ssm"] is None
-    expanded = config.integer("mamba_expand", 2) * config.integer("hidden_size")
-    width = expanded if null else config.integer("mamba_d_ssm", 1024)
-    given = config.values.get("mamba_d_head")
-    head_dim = width // max(heads, 1) if given in (None, "auto") else config.integer("linear_value_head_dim")
-    if heads * head_dim != width:
-        raise ConfigError("mamba_n_heads", heads, f"so many that heads of {head_dim} are {width:,} together")
+    mixer = bamba_mixer(config, None if null else config.integer("mamba_d_ssm", 1024))
     normed = config.flag("mamba_rms_norm", False)
     if normed and config.flag("mamba_norm_before_gate", True):
         raise NotComputed("mamba_norm_before_gate true is not supported with mamba_rms_norm")
-    made = mamba_mixer(
-        config,
-        config.text("hidden_act", "silu"),
-        heads=heads,
-        value_dim=head_dim,
-        key_heads=groups,
-        key_dim=config.integer("linear_key_head_dim", 256),
-        conv_bias=config.flag("mamba_conv_bias", True),
-        bias=config.flag("mamba_proj_bias", False),
-        step_limit=config.ends("time_step_limit", (0.0, math.inf)),
-    )
-    return replace(made, norm_groups=groups if normed else 0, output_bias=config.flag("projectors_bias", False))
+    groups = mixer.key_heads if normed else 0
+    return replace(mixer, norm_groups=groups, output_bias=config.flag("projectors_bias", False))
 
 
 def _multipliers(config: Config) -> tuple[tuple[str, float, float], ...]:
@@ -106,10 +84,6 @@ def weights(spec: DecoderSpec) -> dict[str, Source]:
     )
     factors = {leaf: {"weight": weight, "bias": bias} for leaf, weight, bias in spec.linear_multipliers}
     for ours, source in made.items():
-        place, _, rest = ours.partition(".")
-        if place == "layers":
-            number, leaf, kind = rest.split(".")
-            one, both = f"model.layers.{number}.", f"model.layers.{int(number) // 2}."
-            source = renamed(source, lambda name, one=one, both=both: [name.replace(one, both, 1)])  # type: ignore[misc]
-            made[ours] = replace(source, factor=factors.get(leaf, {}).get(kind, 1.0))
-    return made
+        leaf, kind = ours.split(".")[-2:]
+        made[ours] = replace(source, factor=factors.get(leaf, {}).get(kind, source.factor))
+    return renumbered(made, lambda layer, _: layer // 2)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from ipex_assist.models.common import FULL, activation, layer_count, llama_like, rope, rotary_part
+from ipex_assist.models.common import FULL, activation, check_kinds, layer_count, llama_like, rope, rotary_part
 from ipex_assist.models.config import Config, NotComputed
 from ipex_assist.models.layers import with_mixers
-from ipex_assist.models.names import HEAD_NORMS, LLAMA_LINEARS, LLAMA_NORMS, ExpertNames, named
+from ipex_assist.models.names import HEAD_NORMS, LLAMA_LINEARS, LLAMA_NORMS, ExpertNames, named, stacked
 from ipex_assist.models.recurrent_spec import RecurrentSpec
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import Source
@@ -52,11 +53,29 @@ def hybrid(model_type: str, config: Config, **differences: Any) -> DecoderSpec:
 def mixer_kinds(config: Config, usual: list[str]) -> list[str]:
     """`layer_types`, or these. Raises NotComputed for other kinds, and for a convolution of another activation."""
     kinds = config.optional_texts("layer_types") or usual
-    if unknown := sorted(set(kinds) - {FULL, LINEAR}):
-        raise NotComputed(f"layers of the type {unknown[0]!r} are not supported")
+    check_kinds(kinds, FULL, LINEAR)
     if activation(config.text("hidden_act", "silu")) != "silu":
         raise NotComputed("Gated DeltaNet layers with another activation than silu are not supported")
     return kinds
+
+
+def convolution_rows(mixer: RecurrentSpec) -> dict[str, dict[str, Any]]:
+    """Which rows of the one tensor of a convolution are those of queries, keys and values."""
+    return stacked({"q_conv": mixer.key_size, "k_conv": mixer.key_size, "v_conv": mixer.value_size})
+
+
+def convolved_together(spec: DecoderSpec, made: dict[str, Source], tensor: str) -> None:
+    """Let convolutions of recurrent layers, which lie in three tensors, be found in one of this name, too.
+
+    tensor: within a layer.
+    """
+    for number, layer in enumerate(spec.layers):
+        if layer.recurrent is None:
+            continue
+        for leaf, rows in convolution_rows(layer.recurrent).items():
+            ours = f"layers.{number}.{leaf}.weight"
+            one = Source(f"model.layers.{number}.{tensor}", flat=True, **rows)
+            made[ours] = replace(made[ours], flat=True, otherwise=one)
 
 
 def hybrid_weights(
@@ -75,11 +94,8 @@ def hybrid_weights(
         **VECTORS,
         **dict.fromkeys(("q_conv", "k_conv", "v_conv"), "conv1d.weight"),
     }
-    convolved: dict[str, dict[str, Any]] = {}
-    if mixer is not None:
-        ends = (0, mixer.key_size, 2 * mixer.key_size, 2 * mixer.key_size + mixer.value_size)
-        for leaf, first, end in zip(("q_conv", "k_conv", "v_conv"), ends, ends[1:], strict=False):
-            convolved[leaf] = {"rows": (first, end), "flat": True}
+    rows = {} if mixer is None else convolution_rows(mixer)
+    convolved = {leaf: {**each, "flat": True} for leaf, each in rows.items()}
     return named(
         spec,
         linears={**LLAMA_LINEARS, "g_proj": "self_attn.q_proj"},

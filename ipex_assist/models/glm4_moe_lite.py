@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ipex_assist.models.common import deepseek_experts, layer_count, refuse
-from ipex_assist.models.config import Config, ConfigError, NotComputed
+from ipex_assist.models.common import check_kinds, deepseek_experts, layer_count, refuse
+from ipex_assist.models.config import Config, ConfigError
 from ipex_assist.models.latent import latent_decoder, latent_weights
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import Source
@@ -33,8 +33,7 @@ def _sparse(config: Config, routed: Any) -> dict[str, Any]:
     """Which layers have experts, by `mlp_layer_types`; all but the first where it is not given."""
     count = layer_count(config)
     kinds = config.optional_texts("mlp_layer_types") or ["dense"] + ["sparse"] * (count - 1)
-    if unknown := sorted(set(kinds) - {"dense", "sparse"}):
-        raise NotComputed(f"layers of the type {unknown[0]!r} are not supported")
+    check_kinds(kinds, "dense", "sparse")
     if len(kinds) != count:
         raise ConfigError("mlp_layer_types", f"a list of {len(kinds)}", f"one for each of {count} layers")
     sparse = [kind == "sparse" for kind in kinds]

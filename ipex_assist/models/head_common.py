@@ -16,13 +16,15 @@ class DraftHead(NamedTuple):
 
     Without those that it shares with its target. tokens: the name of the tensor that says which tokens of the target
     the rows of its lm_head are, as differences from their own numbers; None where they are all of them, in order.
-    ordering: the name of that with the tokens of its clusters.
+    ordering: the name of that with the tokens of its clusters. further: heads of the drafted tokens after the first,
+    where each has its own (executors/layer_chain.py).
     """
 
     spec: DecoderSpec
     sources: dict[str, Source]
     tokens: str | None = None
     ordering: str | None = None
+    further: tuple[DraftHead, ...] = ()
 
 
 def under(sources: Mapping[str, Source], rename: Callable[[str], str]) -> dict[str, Source]:

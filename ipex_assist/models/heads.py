@@ -33,6 +33,11 @@ def is_head(config: Mapping[str, Any], names: Collection[str]) -> bool:
     return known or "speculators_model_type" in config
 
 
+def is_trained_mtp(config: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint is the layer of a target's own that predicts further tokens, as `speculators` trained it."""
+    return config.get("speculators_model_type") == "mtp"
+
+
 def published_head(config: Mapping[str, Any], names: Collection[str], target: DecoderSpec) -> DraftHead:
     """The head that a checkpoint of its own holds, for this target. Raises NotComputed, and ConfigError."""
     if is_gemma4_assistant(config):

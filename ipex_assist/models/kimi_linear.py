@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from ipex_assist.models.common import FULL, activation, deepseek_experts, layer_count, refuse, sparse_kinds
-from ipex_assist.models.config import Config, ConfigError, NotComputed
-from ipex_assist.models.gated_delta import LINEAR
+from ipex_assist.models.common import activation, refuse, sparse_fields
+from ipex_assist.models.config import Config, NotComputed
+from ipex_assist.models.gated_delta import LINEAR, convolved_together
+from ipex_assist.models.kimi_layers import mixer_kinds, with_inner_names
 from ipex_assist.models.latent import LATENT_NORMS, latent_parts, latent_spec, with_latents
 from ipex_assist.models.layers import with_mixers
-from ipex_assist.models.names import LLAMA_LINEARS, LLAMA_NORMS, MLP, ExpertNames, named, renamed, stacked
+from ipex_assist.models.mixtral import LINEARS, PLACE
+from ipex_assist.models.names import LLAMA_LINEARS, LLAMA_NORMS, MLP, ExpertNames, named, renamed
 from ipex_assist.models.recurrent_spec import RecurrentSpec
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import Source
@@ -22,15 +22,11 @@ NAMES = {
     **{"linear_num_value_heads": "linear_num_heads", "linear_key_head_dim": "linear_head_dim"},
 }
 _SIZES = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
-# Of `linear_attn_config`, which published configs have in the place of these.
-_INNER = {"linear_num_heads": "num_heads", "linear_head_dim": "head_dim"}
-_INNER |= {"linear_conv_kernel_dim": "short_conv_kernel_size"}
-_MOE = "block_sparse_moe"
 _EXPERTS = ExpertNames(
-    (f"{_MOE}.gate",),
-    {leaf: f"{_MOE}.experts.{{}}.{name}" for leaf, name in zip(MLP, ("w1", "w3", "w2"), strict=True)},
-    {leaf: f"{_MOE}.shared_experts.{leaf}" for leaf in MLP},
-    correction_bias=(f"{_MOE}.gate.e_score_correction_bias",),
+    (f"{PLACE}.gate",),
+    LINEARS,
+    {leaf: f"{PLACE}.shared_experts.{leaf}" for leaf in MLP},
+    correction_bias=(f"{PLACE}.gate.e_score_correction_bias",),
 )
 _RECURRENT = {**{f"{part}_in": f"{part}_proj" for part in "qkvb"}, "mixer_out": "o_proj", "gated_norm": "o_norm.weight"}
 _RECURRENT |= {"a_low_in": "f_a_proj", "a_in": "f_b_proj", "z_low_in": "g_a_proj", "z_in": "g_b_proj"}
@@ -40,40 +36,24 @@ _RECURRENT |= {**{f"{part}_conv": f"{part}_conv1d.weight" for part in "qkv"}, "a
 def spec(config: Config) -> DecoderSpec:
     """`linear_attn_config` counts layers from 1; `layer_types` and `mlp_layer_types` have an entry each."""
     refuse(config, mla_use_nope=True, moe_router_activation_func="sigmoid", moe_layer_freq=1, use_grouped_topk=True)
-    heads, inner = config.integer("num_attention_heads"), config.part("linear_attn_config")
+    heads = config.integer("num_attention_heads")
     refuse(config, num_key_value_heads=heads, tie_word_embeddings=False)  # transformers would not tie them
-    found = {ours: inner[theirs] for ours, theirs in _INNER.items() if theirs in inner}
-    config = Config({**config.values, **found}, config.other_names)
+    config = with_inner_names(config)
     if activation(config.text("hidden_act", "silu")) != "silu":
         raise NotComputed("Kimi Delta Attention with another activation than silu is not supported")
-    latent, sparse = latent_spec(config, _SIZES), sparse_kinds(config)
+    latent = latent_spec(config, _SIZES)
+    shared, scaling = config.integer("num_shared_experts", 1), config.number("routed_scaling_factor", 2.446)
     fields = {
         "attention_scale": (latent.nope_dim + latent.rope_dim) ** -0.5,
         "norm_eps": config.number("norm_eps", 1e-5),
         "max_position_embeddings": config.integer("max_position_embeddings", 1 << 20),
+        **sparse_fields(config, shared=shared, scaling=scaling),
     }
-    if any(sparse):
-        shared, scaling = config.integer("num_shared_experts", 1), config.number("routed_scaling_factor", 2.446)
-        fields |= {"experts": deepseek_experts(config, shared=shared, scaling=scaling), "sparse": sparse}
     alike = with_latents("kimi_linear", config, latent, ropes=(), **fields)
     count, dim = config.integer("linear_num_value_heads", 32), config.integer("linear_key_head_dim", 128)
     kernel = config.integer("linear_conv_kernel_dim", 4)
     mixer = RecurrentSpec("kimi_delta", count, count, dim, dim, kernel, gate_rank=dim)
-    return with_mixers(alike, [mixer if kind == LINEAR else None for kind in _kinds(config, Config(inner))])
-
-
-def _kinds(config: Config, inner: Config) -> list[str]:
-    """Of layers: Kimi Delta Attention or attention. Raises NotComputed for others."""
-    kinds, count = config.optional_texts("layer_types"), layer_count(config)
-    if kinds is None and {"full_attn_layers", "kda_layers"} <= set(inner.values):
-        full, linear = set(inner.integers("full_attn_layers")), set(inner.integers("kda_layers"))
-        if full & linear or full | linear != set(range(1, count + 1)):
-            raise ConfigError("linear_attn_config", dict(inner.values), f"lists of layers 1 to {count}, each in one")
-        kinds = [FULL if layer + 1 in full else LINEAR for layer in range(count)]
-    kinds = kinds or [FULL if layer and layer % 4 == 0 else LINEAR for layer in range(count)]
-    if unknown := sorted(set(kinds) - {FULL, LINEAR}):
-        raise NotComputed(f"layers of the type {unknown[0]!r} are not supported")
-    return kinds
+    return with_mixers(alike, [mixer if kind == LINEAR else None for kind in mixer_kinds(config)])
 
 
 def weights(spec: DecoderSpec) -> dict[str, Source]:
@@ -91,16 +71,12 @@ def weights(spec: DecoderSpec) -> dict[str, Source]:
         experts=_EXPERTS,
         recurrent={leaf: f"self_attn.{name}" for leaf, name in _RECURRENT.items()},
     )
-    for number, layer in enumerate(spec.layers):
-        if (mixer := layer.recurrent) is not None:
-            for leaf, rows in stacked(dict.fromkeys(("q_conv", "k_conv", "v_conv"), mixer.key_size)).items():
-                one = Source(f"model.layers.{number}.self_attn.conv1d.weight", flat=True, **rows)
-                made[f"layers.{number}.{leaf}.weight"] = replace(made[f"layers.{number}.{leaf}.weight"], otherwise=one)
+    convolved_together(spec, made, "self_attn.conv1d.weight")
     return {ours: renamed(source, _names) for ours, source in made.items()}
 
 
 def _names(name: str) -> list[str]:
-    inside = name.replace(f".{_MOE}.", ".mlp.")
+    inside = name.replace(f".{PLACE}.", ".mlp.")
     for leaf in ("f_a_proj", "f_b_proj", "A_log", "dt_bias"):
         inside = inside.replace(f".self_attn.{leaf}", f".self_attn.forget_gate.{leaf}")
-    return [name, inside, name.replace(".mlp.", f".{_MOE}.")]  # as transformers saves them, dense ones, too
+    return [name, inside, name.replace(".mlp.", f".{PLACE}.")]  # as transformers saves them, dense ones, too

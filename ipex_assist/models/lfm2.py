@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ipex_assist.models.common import FULL, layer_count, llama_like, number_or_none, rope
-from ipex_assist.models.config import Config, ConfigError, NotComputed
+from ipex_assist.models.common import FULL, check_kinds, layer_count, llama_like, number_or_none, rope
+from ipex_assist.models.config import Config, ConfigError
 from ipex_assist.models.layers import with_mixers
 from ipex_assist.models.names import ExpertNames, named, stacked
 from ipex_assist.models.recurrent_spec import RecurrentSpec
@@ -42,8 +42,7 @@ def spec(config: Config) -> DecoderSpec:
 
 def convolved(model_type: str, config: Config, kinds: list[str], **differences: Any) -> DecoderSpec:
     """The spec of a model with layers of these kinds. Raises NotComputed for others than the two."""
-    if unknown := sorted(set(kinds) - {FULL, CONV}):
-        raise NotComputed(f"layers of the type {unknown[0]!r} are not supported")
+    check_kinds(kinds, FULL, CONV)
     alike = llama_like(
         model_type,
         config,

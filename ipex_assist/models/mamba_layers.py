@@ -1,15 +1,15 @@
-"""What models with Mamba-2 layers share: the mixer of a config, and its weights' names."""
+"""What models with Mamba-2 layers, or Mamba-1, share: the mixer of a config, and its weights' names."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from ipex_assist.models.common import FULL, activation, layer_count
+from ipex_assist.models.common import FULL, activation, check_kinds, layer_count
 from ipex_assist.models.config import Config, ConfigError, NotComputed
 from ipex_assist.models.gated_delta import LINEAR
 from ipex_assist.models.names import stacked
-from ipex_assist.models.recurrent_spec import RecurrentSpec
+from ipex_assist.models.recurrent_spec import LOW_NORMS, RecurrentSpec
 
 # What Bamba's config.json, and Granite 4's, call the numbers of a mixer.
 BAMBA_NAMES = {
@@ -27,14 +27,17 @@ def mamba_kinds(config: Config, usual: str = LINEAR) -> list[str]:
     """`layer_types`, `usual` where there are none. Raises NotComputed for other kinds than the two."""
     kinds = config.optional_texts("layer_types") or [usual] * layer_count(config)
     kinds = [_OLD_KINDS.get(kind, kind) for kind in kinds]
-    if unknown := sorted(set(kinds) - {FULL, LINEAR}):
-        raise NotComputed(f"layers of the type {unknown[0]!r} are not supported")
+    check_kinds(kinds, FULL, LINEAR)
     return kinds
 
 
-def bamba_mixer(config: Config) -> RecurrentSpec:
-    """The mixer of a config with Bamba's names, whose heads together are `mamba_expand` times as wide as the model."""
-    width, heads = config.integer("mamba_expand", 2) * config.integer("hidden_size"), "linear_num_value_heads"
+def bamba_mixer(config: Config, width: int | None = None) -> RecurrentSpec:
+    """The mixer of a config with Bamba's names, whose heads together are `mamba_expand` times as wide as the model.
+
+    width: of the heads together, where the config says it otherwise.
+    """
+    width = config.integer("mamba_expand", 2) * config.integer("hidden_size") if width is None else width
+    heads = "linear_num_value_heads"
     count, name = config.integer(heads, 128), "linear_value_head_dim"
     stored = config.values.get(config.stored_name(name))
     head_dim = width // max(count, 1) if stored in (None, "auto") else config.integer(name)
@@ -81,6 +84,47 @@ def mamba2_mixer(config: Config, act: str, step_limit: tuple[float, float]) -> R
         bias=config.flag("use_bias", False),
         step_limit=step_limit,
     )
+
+
+def selective_mixer(config: Config) -> RecurrentSpec:
+    """The Mamba-1 mixer of a config with Jamba's names."""
+    if activation(config.text("hidden_act", "silu")) != "silu":
+        raise NotComputed("Mamba layers with another activation than silu are not supported")
+    hidden, bias = config.integer("hidden_size"), config.flag("mamba_proj_bias", False)
+    given = config.values.get("mamba_dt_rank")
+    rank = -(-hidden // 16) if given in (None, "auto") else config.integer("gate_rank")
+    if rank < 1:
+        raise ConfigError("gate_rank", rank, "1 at least")
+    return RecurrentSpec(
+        "mamba1",
+        heads=1,
+        key_heads=1,
+        key_dim=config.integer("linear_key_head_dim", 16),
+        value_dim=config.integer("mamba_expand", 2) * hidden,
+        conv_kernel=config.integer("linear_conv_kernel_dim", 4),
+        conv_bias=config.flag("mamba_conv_bias", True),
+        input_bias=bias,
+        output_bias=bias,
+        gate_rank=rank,
+    )
+
+
+def selective_names(place: str) -> dict[str, str]:
+    """Our names of a Mamba-1 mixer's weights to a checkpoint's, which begin with `place`."""
+    names = {"v_in": "in_proj", "z_in": "in_proj", "a_in": "dt_proj", "mixer_out": "out_proj"}
+    names |= dict.fromkeys(("a_low_in", "k_in", "q_in"), "x_proj")
+    names |= {"v_conv": "conv1d.weight", "a_log": "A_log", "dt_bias": "dt_proj.bias", "skip": "D"}
+    norms = {"a_low_in": "dt", "k_in": "b", "q_in": "c"}
+    names |= {LOW_NORMS[leaf]: f"{name}_layernorm.weight" for leaf, name in norms.items()}
+    return {leaf: f"{place}.{name}" for leaf, name in names.items()}
+
+
+def selective_fields(mixer: RecurrentSpec | None) -> dict[str, dict[str, Any]]:
+    """Which rows of the tensors of a Mamba-1 mixer, if there is one, are whose."""
+    if mixer is None:
+        return {}
+    flat = {"v_conv": {"flat": True}, "a_log": {"flat": True}}
+    return {**stacked(mixer.input_parts), **stacked(mixer.low_parts), **flat}
 
 
 def kv_heads(config: Config) -> int:

@@ -1,14 +1,16 @@
-"""Layers inside a checkpoint that predict the token after the next one (MTP): one of them, used for every token."""
+"""Layers inside a checkpoint that predict further tokens (MTP): one for every token, or one for each of them."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from ipex_assist.models.config import Config
 from ipex_assist.models.draft_head import HeadSpec, Taps
 from ipex_assist.models.head_common import DraftHead, under
+from ipex_assist.models.mtp_layouts import LAYOUTS, MtpLayout
 from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.models.weights import Source
 
@@ -16,53 +18,34 @@ if TYPE_CHECKING:
     from ipex_assist.models import Architecture
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """Names in a checkpoint; {} stands for the number of the target's layers.
-
-    layers: what the names of the layer's tensors begin with, which in the target's own are `first`.
-    """
-
-    layers: str
-    fc: str
-    embed_norm: str
-    hidden_norm: str
-    final_norm: str | None
-    first: str = "layers.0."
-
-
-_LAYER = "model.layers.{}."
-_LAYOUTS = (
-    _Layout("mtp.layers.0.", "mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm"),
-    _Layout(_LAYER, f"{_LAYER}eh_proj", f"{_LAYER}enorm", f"{_LAYER}hnorm", f"{_LAYER}shared_head.norm"),
-    _Layout(
-        *("model.mtp_block.0.", "model.mtp_linear_proj.0", "model.mtp_emb_norm.0", "model.mtp_hidden_norm.0", None)
-    ),
-    # Nemotron-H: the blocks of one layer of ours have numbers of their own.
-    _Layout(
-        *("mtp.layers.", "mtp.layers.0.eh_proj", "mtp.layers.0.enorm", "mtp.layers.0.hnorm"),
-        *("mtp.layers.1.final_layernorm", "layers."),
-    ),
-)
-
-
 def mtp_of(architecture: Architecture, config: Mapping[str, Any], names: Collection[str]) -> DraftHead | None:
-    """The first such layer of a checkpoint with tensors of these names; None where it has none.
+    """The head of such layers in a checkpoint with tensors of these names; None where it has none.
 
+    A single one drafts every token; of several with all that stands around them (DeepSeek-V3's form), each drafts one.
     It reads the target's last hidden states after the final norm, and its own the same way, as transformers does.
     Raises NotComputed for a layer that our decoder does not have.
     """
     target, present = architecture.spec(config), frozenset(names)
     count = target.num_hidden_layers
-    places = ({each: getattr(layout, each).format(count) for each in ("layers", "fc")} for layout in _LAYOUTS)
-    found = next((each for each in zip(_LAYOUTS, places, strict=True) if each[1]["fc"] + ".weight" in present), None)
-    if found is None:
+    layout = next((each for each in LAYOUTS if f"{each.fc.format(count)}.weight" in present), None)
+    if layout is None:
         return None
-    layout, head = found[0], HeadSpec("mtp", Taps((count,), normed=True), target.hidden_size, fed_back_normed=True)
-    layer = _layer(architecture, config, target)
+    number = Config(config).integer("num_nextn_predict_layers", 1) if "{}" in layout.fc else 1
+    there = takewhile(lambda each: f"{layout.fc.format(count + each)}.weight" in present, range(max(1, number)))
+    first, *further = (_head_of(architecture, config, target, layout, each) for each in there)
+    return first._replace(further=tuple(further))
+
+
+def _head_of(
+    architecture: Architecture, config: Mapping[str, Any], target: DecoderSpec, layout: MtpLayout, number: int
+) -> DraftHead:
+    """That of one layer, the first of which has the number 0."""
+    count = target.num_hidden_layers
+    head = HeadSpec("mtp", Taps((count,), normed=True), target.hidden_size, fed_back_normed=True)
+    layer, at = _layer(architecture, config, target), count + number
     spec = replace(target, layers=(layer,), head=head, tied_head=False, final_norm=layout.final_norm is not None)
     stored = architecture.weights(spec)
-    sources = under(stored, lambda name: layout.layers.format(count) + name.partition(layout.first)[2])
+    sources = under(stored, lambda name: layout.layers.format(at) + name.partition(layout.first)[2])
     norm, names_of = stored.get("final_norm.weight", Source("")), vars(layout)
     for ours, kind in {
         "head_embed_norm": "embed_norm",
@@ -70,8 +53,8 @@ def mtp_of(architecture: Architecture, config: Mapping[str, Any], names: Collect
         "final_norm": "final_norm",
     }.items():
         if names_of[kind] is not None:  # norms of a family weight alike, by w or by 1 + w
-            sources[f"{ours}.weight"] = replace(norm, name=f"{names_of[kind].format(count)}.weight", alternatives=())
-    return DraftHead(spec, {**sources, "fc.weight": Source(f"{found[1]['fc']}.weight")})
+            sources[f"{ours}.weight"] = replace(norm, name=f"{names_of[kind].format(at)}.weight", alternatives=())
+    return DraftHead(spec, {**sources, "fc.weight": Source(f"{layout.fc.format(at)}.weight")})
 
 
 def _layer(architecture: Architecture, config: Mapping[str, Any], target: DecoderSpec) -> LayerSpec:

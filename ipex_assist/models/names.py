@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from ipex_assist.models.attention_spec import AttentionSpec
 from ipex_assist.models.mlp_spec import Experts
-from ipex_assist.models.recurrent_spec import RecurrentSpec
+from ipex_assist.models.recurrent_spec import LOW_NORMS, RecurrentSpec
 from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.models.weights import Source
 
@@ -27,7 +28,7 @@ LLAMA_OUTSIDE = {"embed_tokens": "model.embed_tokens", "final_norm": "model.norm
 HEAD_NORMS = {"q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"}
 
 # Weights of recurrent mixers that are no matrices.
-VECTORS = ("q_conv", "k_conv", "v_conv", "a_log", "dt_bias", "skip", "gated_norm")
+VECTORS = ("q_conv", "k_conv", "v_conv", "a_log", "dt_bias", "skip", "gated_norm", *LOW_NORMS.values())
 
 # What latent attention makes of a layer's input, beside queries without a row of their own.
 LATENT_INPUTS = ("q_a_proj", "k_rope_proj", "kv_a_proj")
@@ -164,7 +165,7 @@ def named(
 
 
 def _recurrent_leaves(mixer: RecurrentSpec) -> tuple[str, ...]:
-    return (*mixer.input_parts, *mixer.gate_parts, "mixer_out", *mixer.vectors)
+    return (*mixer.all_parts, "mixer_out", *mixer.vectors)
 
 
 def _absent(layer: LayerSpec) -> set[str]:
@@ -274,6 +275,26 @@ def renamed(source: Source, names: Callable[[str], list[str]]) -> Source:
     found = list(dict.fromkeys(name for each in (source.name, *source.alternatives) for name in names(each)))
     otherwise = None if source.otherwise is None else renamed(source.otherwise, names)
     return replace(source, name=found[0], alternatives=tuple(found[1:]), otherwise=otherwise)
+
+
+def renumbered(sources: Mapping[str, Source], block: Callable[[int, str], int]) -> dict[str, Source]:
+    """The sources of a checkpoint that counts otherwise than we do.
+
+    block: our number of a layer, and our name of a weight in it ("mlp_norm") → the number in the checkpoint.
+    """
+    made = {}
+    for ours, source in sources.items():
+        place, _, rest = ours.partition(".")
+        if place == "layers":
+            number, leaf = rest.split(".")[:2]
+            there = f"layers.{block(int(number), leaf)}."
+            source = renamed(source, partial(_moved, f"layers.{number}.", there))
+        made[ours] = source
+    return made
+
+
+def _moved(here: str, there: str, name: str) -> list[str]:
+    return [name.replace(here, there, 1)]
 
 
 def merged(*fields: Fields) -> dict[str, dict[str, Any]]:

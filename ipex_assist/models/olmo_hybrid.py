@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from ipex_assist.models.common import FULL, even_head_dim, layer_count, llama_like, rope
 from ipex_assist.models.config import Config, NotComputed
-from ipex_assist.models.gated_delta import LINEAR, VECTORS, mixer_kinds
+from ipex_assist.models.gated_delta import LINEAR, VECTORS, convolved_together, mixer_kinds
 from ipex_assist.models.layers import with_mixers
-from ipex_assist.models.names import HEAD_NORMS, named, stacked
+from ipex_assist.models.names import HEAD_NORMS, named
 from ipex_assist.models.recurrent_spec import RecurrentSpec
 from ipex_assist.models.rope_spec import Rope
 from ipex_assist.models.spec import DecoderSpec
@@ -79,15 +79,10 @@ def _ropes(config: Config) -> tuple[Rope, ...]:
 def weights(spec: DecoderSpec) -> dict[str, Source]:
     """Convolutions lie in three tensors, or in one, as transformers has them."""
     made = named(spec, norms=_NORMS, recurrent=_RECURRENT)
-    for number, layer in enumerate(spec.layers):
+    for number in range(spec.num_hidden_layers):
         ours, theirs = f"layers.{number}.{{}}.weight", f"model.layers.{number}."
         for leaf, name in _OTHERS.items():
             if (norm := ours.format(leaf)) in made:
                 made[norm] = replace(made[norm], alternatives=(f"{theirs}{name}.weight",))
-        if (mixer := layer.recurrent) is None:
-            continue
-        sizes = {"q_conv": mixer.key_size, "k_conv": mixer.key_size, "v_conv": mixer.value_size}
-        for leaf, rows in stacked(sizes).items():
-            one = Source(f"{theirs}linear_attn.conv1d.weight", flat=True, **rows)
-            made[ours.format(leaf)] = replace(made[ours.format(leaf)], flat=True, otherwise=one)
+    convolved_together(spec, made, "linear_attn.conv1d.weight")
     return made

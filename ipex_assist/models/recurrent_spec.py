@@ -9,8 +9,10 @@ from typing import Literal
 from ipex_assist.models.config import ConfigError
 from ipex_assist.models.ranges import check_kind, check_ranges
 
-RecurrentKind = Literal["gated_delta", "mamba2", "short_conv", "kimi_delta"]
+RecurrentKind = Literal["gated_delta", "mamba2", "short_conv", "kimi_delta", "mamba1"]
 
+# Of mamba1: the norm of each part that is made of convolved values.
+LOW_NORMS = {"a_low_in": "a_low_norm", "k_in": "k_in_norm", "q_in": "q_in_norm"}
 # The least and the largest that each number may be, by Hugging Face's names, and our shorter ones.
 RECURRENT_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
     "linear_num_value_heads": ("heads", (1, 4096)),
@@ -42,6 +44,10 @@ class RecurrentSpec:
       head's keys, exp(-exp(A_log)·softplus(a + dt_bias)), and a sigmoid of the output gate. a and z are made of rows of
       `gate_rank` each, which are made of the layer's input.
 
+    - mamba1 (Gu and Dao 2023, arXiv:2312.00752, algorithm 2), all of whose channels are one head: as mamba2, with a dt
+      for each channel, and for each element of the state its own decay exp(dt·A). B, C and a row of `gate_rank`, of
+      which dt is made, are made of the convolved x, and pass a norm each (Jamba, arXiv:2403.19887).
+
     Raises ConfigError for a value out of RECURRENT_RANGES, and for values that cannot go together.
     """
 
@@ -58,7 +64,7 @@ class RecurrentSpec:
     step_limit: tuple[float, float] = (0.0, math.inf)  # mamba2: of dt
     beta_scale: float = 1.0  # gated_delta, kimi_delta: of the sigmoid of b
     norm_eps: float | None = None  # of its norm; the model's where None
-    gate_rank: int = 0  # kimi_delta
+    gate_rank: int = 0  # kimi_delta, mamba1
 
     def __post_init__(self) -> None:
         check_kind("mixer", self.kind, RecurrentKind)
@@ -68,6 +74,9 @@ class RecurrentSpec:
                 "heads of keys unlike those of values"
             )
             assert self.gate_rank, "gates without a rank"
+        if self.kind == "mamba1":
+            assert (self.heads, self.key_heads) == (1, 1), "heads of channels"
+            assert self.gate_rank, "steps without a rank"
         if self.heads % self.key_heads:
             raise ConfigError("linear_num_key_heads", self.key_heads, f"a divisor of the {self.heads} value heads")
         if self.norm_groups and self.value_size % self.norm_groups:
@@ -112,6 +121,8 @@ class RecurrentSpec:
         keys_values = {"q_in": self.key_size, "k_in": self.key_size, "v_in": self.value_size}
         if self.kind == "short_conv":
             return keys_values
+        if self.kind == "mamba1":
+            return {"v_in": self.value_size, "z_in": self.value_size}
         if self.kind == "kimi_delta":
             return {**keys_values, "b_in": self.heads, "a_low_in": self.gate_rank, "z_low_in": self.gate_rank}
         betas = {"b_in": self.heads} if self.kind == "gated_delta" else {}
@@ -120,13 +131,30 @@ class RecurrentSpec:
     @property
     def gate_parts(self) -> dict[str, int]:
         """What is made of those of a low rank: our names, and their columns; empty in most kinds."""
+        if self.kind == "mamba1":
+            return {"a_in": self.value_size}
         return {"a_in": self.key_size, "z_in": self.value_size} if self.kind == "kimi_delta" else {}
+
+    @property
+    def low_parts(self) -> dict[str, int]:
+        """What is made of convolved values: our names, and their columns; empty but in mamba1."""
+        if self.kind != "mamba1":
+            return {}
+        return {"a_low_in": self.gate_rank, "k_in": self.key_size, "q_in": self.key_size}
+
+    @property
+    def all_parts(self) -> dict[str, int]:
+        """What its linears before the scan give, all together."""
+        return {**self.input_parts, **self.low_parts, **self.gate_parts}
 
     @property
     def vectors(self) -> dict[str, int]:
         """Its weights that are no matrices: our names, and how many elements they have."""
         taps = self.conv_kernel
         found = {"v_conv": taps * self.value_size}
+        if self.kind == "mamba1":
+            found |= {"a_log": self.key_size * self.value_size, "dt_bias": self.value_size, "skip": self.value_size}
+            return found | {LOW_NORMS[name]: size for name, size in self.low_parts.items()}
         if self.scans:
             found |= {"q_conv": taps * self.key_size, "k_conv": taps * self.key_size}
             found |= {"a_log": self.heads, "dt_bias": self.key_size if self.kind == "kimi_delta" else self.heads}

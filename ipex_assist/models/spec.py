@@ -108,7 +108,7 @@ class LayerSpec:
     def mixer_in_size(self) -> int:
         """Columns of a row that its mixer reads, without gaps."""
         if isinstance(self.mixer, RecurrentSpec):
-            return sum((*self.mixer.input_parts.values(), *self.mixer.gate_parts.values()))
+            return sum(self.mixer.all_parts.values())
         return self.mixer.qkv_size
 
     @property
@@ -120,7 +120,8 @@ class LayerSpec:
         """Elements of the matrices of its mixer, for rows of `hidden` columns."""
         count = (self.mixer_in_size + self.mixer_out_size) * hidden
         if isinstance(self.mixer, RecurrentSpec):
-            return count - sum(self.mixer.gate_parts.values()) * (hidden - self.mixer.gate_rank)
+            gates, low = (sum(parts.values()) for parts in (self.mixer.gate_parts, self.mixer.low_parts))
+            return count - gates * (hidden - self.mixer.gate_rank) - low * (hidden - self.mixer.value_size)
         latent = self.mixer.latent
         if latent is None:
             return count

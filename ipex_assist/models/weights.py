@@ -94,6 +94,9 @@ NORMS = (
 )
 
 
+CONV_BASES = ("attention_conv_base", "mlp_conv_base")  # of a DFlash 2 head: (2, taps, hidden)
+
+
 def layer_of(spec: DecoderSpec, name: str) -> LayerSpec | None:
     """The layer that one of our weights belongs to, such as "layers.0.q_proj.weight"; None outside of layers."""
     place, _, rest = name.partition(".")
@@ -115,7 +118,7 @@ def weight_shape(spec: DecoderSpec, name: str) -> tuple[int, ...]:
     if layer is None:
         shape = {**_outer_shapes(spec), **_head_shapes(spec)}[leaf]
     else:
-        shape = _layer_shapes(spec, layer, place)[leaf]
+        shape = {**_layer_shapes(spec, layer, place), **_conv_shapes(spec)}[leaf]
         if leaf in ("q_proj", "k_proj", "v_proj") and reads_both(spec, name):
             shape = shape[0], 2 * spec.hidden_size
     if layer is not None and name.endswith("_conv.bias"):
@@ -157,11 +160,24 @@ def _head_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
         "fc_in": (hidden, 2 * head.target_hidden_size),
         "fc_out": (head.target_hidden_size, hidden),
         "clusters": (head.clusters, hidden),
+        "selector_proj": (head.selector_rank, hidden),
+        **dict.fromkeys(("selector_before", "selector_after"), (spec.vocab_size, head.selector_rank)),
         "head_embed_norm": (hidden,),
         "head_hidden_norm": (read if head.kind == "mtp" else hidden,),
         "input_norm": (read,),
         **{f"fc_norm_{tap}": (head.target_hidden_size,) for tap in range(len(head.taps.layers))},
     }
+
+
+def _conv_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
+    """Of the convolutions of a draft head's layers."""
+    head, hidden = spec.head, spec.hidden_size
+    if head is None or not head.conv_taps:
+        return {}
+    projections = dict.fromkeys(
+        ("attention_conv_proj", "mlp_conv_proj"), (2 * head.conv_taps * (hidden // head.conv_group), hidden)
+    )
+    return {**dict.fromkeys(CONV_BASES, (2, head.conv_taps, hidden)), **projections}
 
 
 def _layer_shapes(spec: DecoderSpec, layer: LayerSpec, place: str) -> dict[str, tuple[int, ...]]:
@@ -229,6 +245,7 @@ def _recurrent_shapes(hidden: int, layer: LayerSpec) -> dict[str, tuple[int, ...
     assert spec is not None
     return {
         **{name: (columns, hidden) for name, columns in spec.input_parts.items()},
+        **{name: (columns, spec.value_size) for name, columns in spec.low_parts.items()},
         **{name: (columns, spec.gate_rank) for name, columns in spec.gate_parts.items()},
         "mixer_out": (hidden, spec.value_size),
         **{name: (size,) for name, size in spec.vectors.items()},

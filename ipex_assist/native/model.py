@@ -118,8 +118,10 @@ class PackedModel:
         status = self.library.ia_model_share_table(self.handle, other.handle)
         self.check(status)
         if status and self.spec.head is not None:  # others have a table of their own
+            head = self.spec.head
+            width = head.target_hidden_size if head.kind == "shared_kv" else self.spec.hidden_size
             raise IpexAssistError(
-                f"a draft head of {self.spec.hidden_size} columns for {self.spec.vocab_size} tokens cannot use the "
+                f"a draft head of {width} columns for {self.spec.vocab_size} tokens cannot use the "
                 f"embedding of a target with {other.spec.hidden_size} for {other.spec.vocab_size}"
             )
 

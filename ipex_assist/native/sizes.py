@@ -70,7 +70,7 @@ def workspace_bytes(spec: DecoderSpec, threads: int, wanted: int, context: int, 
 
     wanted: rows of a pass whose logits are wanted; what a sampler makes of them counts as much again.
     """
-    width = max(spec.hidden_size, spec.embedding_size or 0, spec.per_layer_size) + 16
+    width = max(spec.hidden_size, spec.embedding_size or 0, spec.per_layer_size, _read_size(spec)) + 16
     copied = _node_floats(spec, width) + max(_slot_input_floats(layer, width) for layer in spec.layers)
     return int(
         4
@@ -95,7 +95,12 @@ def _depth(spec: DecoderSpec, width: int) -> int:
 
 def _entering(spec: DecoderSpec) -> int:
     """Columns of what enters a draft head: hidden states of its target, or one beside an embedding."""
-    return 0 if spec.head is None else max(spec.head.input_size, 2 * spec.hidden_size)
+    return 0 if spec.head is None else max(spec.head.input_size, 2 * spec.hidden_size, 2 * _read_size(spec))
+
+
+def _read_size(spec: DecoderSpec) -> int:
+    """Columns of a hidden state of the target, of a head that gives such rows as well; else 0."""
+    return spec.head.input_size if spec.head is not None and spec.head.kind == "shared_kv" else 0
 
 
 def _row_floats(spec: DecoderSpec, width: int) -> float:
@@ -107,6 +112,7 @@ def _row_floats(spec: DecoderSpec, width: int) -> float:
     per_layer = spec.num_hidden_layers * spec.per_layer_size + 16
     heads = max((a.heads * _head_columns(a.latent) + 16 for a in latents if a.latent is not None), default=0)
     given = _entering(spec) + (width if spec.head is not None else 0)  # a copy of hidden states, and those fed back
+    given += spec.head.clusters + spec.head.clusters_read + 16 if spec.head is not None else 0
     return PASS_ROWS * (width + qkv + attended + heads + inner + per_layer + given) + _scan_floats(spec)
 
 
@@ -118,7 +124,10 @@ def _head_columns(latent: LatentSpec) -> int:
 def _scan_floats(spec: DecoderSpec) -> int:
     """Of rows after the convolution of recurrent layers: those of a pass, and of up to 16 segments those before it."""
     widths = [
-        (4 if s.gate_rank else 2) * s.key_heads * (s.key_dim + 16) + s.heads * (s.value_dim + 18) + 32
+        (4 if s.kind == "kimi_delta" else 2) * s.key_heads * (s.key_dim + 16)
+        + s.heads * (s.value_dim + 18)
+        + 32
+        + (s.value_size if s.kind == "mamba1" else 0)  # of the channels' steps
         for s in spec.recurrents
         if s.scans
     ]

@@ -9,13 +9,13 @@ from ipex_assist.models.recurrent_spec import RecurrentSpec
 from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.quantization.precision import beside_experts
 
-ABI_VERSION = 21  # api.cpp: ia_abi. It changes with every function there and with the structures here.
+ABI_VERSION = 22  # api.cpp: ia_abi. It changes with every function there and with the structures here.
 PRECISIONS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3, "mxfp4": 4, "fp8": 5}
 NORM_PLACES = {"pre": 0, "post_residual": 1, "post": 2, "sandwich": 3}
 HEAD_NORMS = {None: 0, "head": 1, "each_head": 2, "all_heads": 3, "unweighted": 4}
 SCORES = {"softmax": 0, "sigmoid": 1, "sparsemixer": 2}
 ACTIVATIONS = {"silu": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "relu2": 4, "xielu": 5, "clamped_swiglu": 6}
-RECURRENT_KINDS = {"gated_delta": 1, "mamba2": 2, "short_conv": 3, "kimi_delta": 4}
+RECURRENT_KINDS = {"gated_delta": 1, "mamba2": 2, "short_conv": 3, "kimi_delta": 4, "mamba1": 5}
 HEAD_KINDS = {"mtp": 1, "eagle3": 2, "dflash": 3, "shared_kv": 4}
 INPUT_NORMS = {None: 0, "all": 1, "each": 2}
 SOURCE_TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
@@ -35,6 +35,8 @@ SLOTS = {
             "input_norm",
             "head_embed_norm",
             "head_hidden_norm",
+            "fc_out",
+            "clusters",
             "per_layer_embed",
             "per_layer_in_proj",
             "per_layer_norm",
@@ -66,6 +68,9 @@ SLOTS = {
             "dt_bias",
             "skip",
             "gated_norm",
+            "a_low_norm",
+            "k_in_norm",
+            "q_in_norm",
             "q_proj",
             "k_proj",
             "v_proj",
@@ -113,7 +118,8 @@ _MLP_INTEGERS = (
 )
 _MLP_FLOATS = "scaling added_to_sum least_sum jitter"
 _HEAD_INTEGERS = (
-    "kind input_size taps input_norm norm_before_residual fed_back_normed lm_head_rows shared_embedding shared_head"
+    "kind input_size taps input_norm norm_before_residual fed_back_normed lm_head_rows shared_embedding shared_head "
+    "clusters clusters_read"
 )
 _MODEL_INTEGERS = (
     "precision outer_precision group ordered layers vocab_size hidden_size embedding_size projected_embedding "
@@ -353,6 +359,8 @@ def _head_spec(spec: DecoderSpec) -> CHeadSpec:
         lm_head_rows=head.draft_vocab_size or 0,
         shared_embedding=head.shared_embedding,
         shared_head=head.shared_head,
+        clusters=head.clusters,
+        clusters_read=head.clusters_read,
     )
 
 
@@ -466,7 +474,7 @@ def place_of(spec: DecoderSpec, name: str) -> tuple[int, int]:
     if leaf.startswith("fc_norm_"):  # of one tap
         return SLOTS["input_norm"], int(leaf.removeprefix("fc_norm_"))
     if not prefix:
-        return SLOTS[leaf], 0
+        return SLOTS["fc" if leaf == "fc_in" else leaf], 0
     layer = int(prefix[1])
     experts = spec.layers[layer].experts
     if len(prefix) == 2 or experts is None:

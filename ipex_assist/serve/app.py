@@ -20,7 +20,7 @@ from ipex_assist.serve.middleware import BodyLimit, OneLength, RequestIds, RootP
 from ipex_assist.serve.options import ServeOptions
 from ipex_assist.serve.page import add_page
 from ipex_assist.serve.protocol.common import TOKEN_ID
-from ipex_assist.serve.routes import completions, messages, responses, server, tokens
+from ipex_assist.serve.routes import completions, embeddings, messages, responses, server, tokens
 from ipex_assist.serve.served_models import OneModel, ServedModels
 from ipex_assist.serve.service import Service
 from ipex_assist.serve.tracing import TracedBackend, TraceParents, collector
@@ -60,7 +60,7 @@ def app_of(models: ServedModels, options: ServeOptions, finish: Callable[[], Non
         lifespan=lifespan,
     )
     add_error_handlers(app)
-    for each in (completions, responses, messages, tokens, server):
+    for each in (completions, responses, messages, embeddings, tokens, server):
         app.include_router(each.router(models))
     add_page(app)
     keys = ApiKeys(options.keys())

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from ipex_assist.checkpoints.open import check_source
 from ipex_assist.checkpoints.short_name import short_name
 from ipex_assist.commands.shared import arguments
+from ipex_assist.embedding.settled import settled
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.options import add_flags, flags_of, options_of
 from ipex_assist.executors.blocks import BLOCK
@@ -133,10 +134,15 @@ def worker_settings(args: argparse.Namespace, options: ServeOptions, load: LoadO
     tokens = -(-options.text_tokens // BLOCK) * BLOCK
     concurrency = options.max_concurrency
     lengths = (tokens,) * (concurrency or DEFAULT_CONCURRENCY)
+    load, task = settled(load, options.task)
     prefixes = PrefixOptions.from_flags(args)
     prefixes.check()
     return WorkerSettings(
-        *(load, options.text_tokens, args.threads, args.verbose, concurrency, lengths), grammars=True, prefixes=prefixes
+        *(load, options.text_tokens, args.threads, args.verbose, concurrency, lengths),
+        grammars=True,
+        prefixes=prefixes,
+        task=task,
+        matryoshka=options.matryoshka,
     )
 
 

@@ -6,6 +6,8 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ipex_assist.embedding.facts import EmbeddingFacts
+from ipex_assist.embedding.jobs import EmbeddingInputs
 from ipex_assist.env.errors import UsageError
 from ipex_assist.speculative.grammar import GrammarSpec
 from ipex_assist.speculative.options import GenerationOptions
@@ -21,12 +23,16 @@ class RequestShare:
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """One generation. tokens: ids of the whole prompt, including special tokens. share: compared by identity alone."""
+    """One generation. tokens: ids of the whole prompt, including special tokens. share: compared by identity alone.
+
+    inputs: of an embedding model, how the tokens are cut into texts; nothing is written then.
+    """
 
     tokens: list[int]
     options: GenerationOptions
     grammar: GrammarSpec | None = None
     share: RequestShare = field(default_factory=RequestShare, compare=False)
+    inputs: EmbeddingInputs | None = None
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,8 @@ class OutputChunk:
 
 @dataclass(frozen=True)
 class Finished:
-    """The end of a generation. result: `Result.as_dict()`, with the whole text and all statistics."""
+    """The end of a generation. result: `Result.as_dict()`, with the whole text and all statistics; of texts for an
+    embedding model, `JobResult.as_dict()`."""
 
     result: dict[str, Any]
 
@@ -92,7 +99,8 @@ class Failed(Exception):
 @dataclass(frozen=True)
 class ModelFacts:
     """The served model. name: in requests. context_length: in tokens. created: Unix time in seconds. draft_head: the
-    assistant's kind, where it is a draft head."""
+    assistant's kind, where it is a draft head. embedding: of a model that gives vectors or scores, and writes no text.
+    """
 
     name: str
     target: str
@@ -103,6 +111,7 @@ class ModelFacts:
     vocab_size: int
     created: int
     draft_head: str | None = None
+    embedding: EmbeddingFacts | None = None
 
 
 @dataclass(frozen=True)

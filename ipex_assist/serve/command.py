@@ -21,6 +21,7 @@ from ipex_assist.commands.shared.arguments import load_options
 from ipex_assist.commands.shared.demo_model import demo_options
 from ipex_assist.commands.shared.messages import configure_messages
 from ipex_assist.commands.shared.server_files import announced
+from ipex_assist.embedding.task import EMBED, GENERATE
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.phases import phase
 from ipex_assist.generation.load_options import LoadOptions
@@ -40,6 +41,7 @@ from ipex_assist.workers.settings import WorkerSettings
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from ipex_assist.serve.backend import ModelFacts
     from ipex_assist.serve.engines import Engines
 
 PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
@@ -197,14 +199,20 @@ class ServeCommand:
         drafts = f"drafted by {short_assistant(facts.assistant)}" if facts.assistant else "nothing drafts"
         if facts.draft_head is not None and facts.draft_head not in drafts:
             drafts += f", a {facts.draft_head} head"
+        if facts.embedding is not None:
+            drafts = "gives vectors" if facts.embedding.task == EMBED else "scores documents"
         count = engines.statistics().slots
         where = address(self.listener, self.options)
         chat = bool(getattr(engines.tokenizer, "chat_template", None))
         return (
             f"{self.shown_name} ({facts.precision}, {facts.executor}; {drafts}) is ready at {where}, "
             f"with {count} engine{'s' * (count != 1)} of up to {engines.concurrency} texts at a time. Ask it:\n"
-            f"  {curl_line(self.listener, self.options, facts.name, chat=chat)}"
+            f"  {curl_line(self.listener, self.options, facts.name, chat=chat, task=_task(facts))}"
         )
+
+
+def _task(facts: ModelFacts) -> str:
+    return GENERATE if facts.embedding is None else facts.embedding.task
 
 
 def _dry_run(args: argparse.Namespace, settings: WorkerSettings) -> int:

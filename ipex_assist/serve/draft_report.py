@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 from ipex_assist.serve.backend import OutputChunk
+
+BY_POSITION = ("drafted_by_position", "accepted_by_position")
 
 
 @dataclass
@@ -86,6 +89,21 @@ def timings(results: Sequence[dict[str, Any]], counts: DraftCounts) -> dict[str,
     }
 
 
+def draft_figures(results: Sequence[dict[str, Any]], counts: DraftCounts) -> dict[str, Any] | None:
+    """Kind of draft head, cost of a drafted token and counts by position, over the results; None without drafts."""
+    if not counts.steps or not results:
+        return None
+    times = [r["times"]["assistant"] for r in results]
+    tokens, seconds = (sum(each[name] or 0 for each in times) for name in ("later_tokens", "later_s"))
+    positions = {name: _added([r["draft"][name] or [] for r in results]) for name in BY_POSITION}
+    return {"head": results[0]["draft_head"], "token_ms": 1000 * seconds / tokens if tokens else None, **positions}
+
+
+def _added(lists: Sequence[Sequence[int]]) -> list[int]:
+    """Sum of each position."""
+    return [sum(position) for position in zip_longest(*lists, fillvalue=0)]
+
+
 def speedup(results: Sequence[dict[str, Any]]) -> float | None:
     """Estimated seconds of plain decoding ÷ measured seconds, over the results that have an estimate."""
     timed = [(r["speedup"], r["decode_s"]) for r in results if r["speedup"] is not None]
@@ -97,5 +115,9 @@ def report(results: Sequence[dict[str, Any]], counts: DraftCounts) -> dict[str, 
     """Both objects, as fields beside `usage`."""
     return {
         "timings": timings(results, counts),
-        "metrics": {"speculative_decoding": speculative_decoding(counts), "speedup": speedup(results)},
+        "metrics": {
+            "speculative_decoding": speculative_decoding(counts),
+            "draft": draft_figures(results, counts),
+            "speedup": speedup(results),
+        },
     }

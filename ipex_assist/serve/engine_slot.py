@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ipex_assist.embedding.facts import EmbeddingFacts
 from ipex_assist.serve.backend import GenerationRequest, ModelFacts, OutputChunk, ServerStatistics, TokenDelta
 from ipex_assist.serve.count_sums import sum_counts
 from ipex_assist.serve.output_queue import OutputQueue
@@ -65,7 +66,9 @@ class ActiveRequest:
 
     def fields(self) -> dict[str, Any]:
         """The request in the format of an engine process."""
-        grammar = self.request.grammar
+        grammar, inputs = self.request.grammar, self.request.inputs
+        if inputs is not None:
+            return {"id": self.number, "prompt": self.request.tokens, "embed": inputs.as_dict()}
         return {
             "id": self.number,
             "prompt": self.request.tokens,
@@ -164,6 +167,7 @@ def statistics_of(slots: Sequence[EngineSlot], waiting: int) -> ServerStatistics
 
 def model_facts(name: str, facts: Mapping[str, Any]) -> ModelFacts:
     """Convert the facts of a `Ready` event. name: of the model in requests."""
+    embedding = facts.get("embedding")
     return ModelFacts(
         name=name,
         target=facts["target"],
@@ -174,4 +178,5 @@ def model_facts(name: str, facts: Mapping[str, Any]) -> ModelFacts:
         vocab_size=facts.get("vocab_size") or 0,
         created=int(time.time()),
         draft_head=facts.get("draft_head"),
+        embedding=None if embedding is None else EmbeddingFacts.from_dict(embedding),
     )

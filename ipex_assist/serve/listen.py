@@ -8,6 +8,7 @@ import socket
 import stat
 from contextlib import suppress
 
+from ipex_assist.embedding.task import EMBED, GENERATE, RERANK
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.serve.options import ServeOptions
 
@@ -103,15 +104,19 @@ def address(listener: socket.socket, options: ServeOptions) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def curl_line(listener: socket.socket, options: ServeOptions, model: str, *, chat: bool) -> str:
-    """An example curl command. chat: whether the model has a chat template."""
+def curl_line(listener: socket.socket, options: ServeOptions, model: str, *, chat: bool, task: str = GENERATE) -> str:
+    """An example curl command. chat: whether the model has a chat template. task: what the model is for."""
     url, words = address(listener, options), ["curl"]
     if options.uds is not None:
         words += ["--unix-socket", options.uds]
         url = "http://localhost" if options.ssl_certfile is None else "https://localhost"
-    path = "/v1/chat/completions" if chat else "/v1/completions"
+    paths = {EMBED: "/v1/embeddings", RERANK: "/v1/rerank"}
+    path = paths.get(task, "/v1/chat/completions" if chat else "/v1/completions")
     words += [url + path, "-H 'Content-Type: application/json'"]
     if options.api_key or options.api_key_file is not None:
         words.append('-H "Authorization: Bearer $KEY"')
     question = '"messages": [{"role": "user", "content": "Hello"}]' if chat else '"prompt": "Once upon a time"'
+    if task in paths:
+        asked = '"input": ["Hello"]' if task == EMBED else '"query": "Who?", "documents": ["A fox.", "A fish."]'
+        return " ".join([*words, f"""-d '{{"model": "{model}", {asked}}}'"""])
     return " ".join([*words, f"""-d '{{"model": "{model}", {question}, "max_tokens": 100, "temperature": 0}}'"""])

@@ -87,6 +87,8 @@ class ServerMetrics:
                 async for chunk in parts:
                     if isinstance(chunk, Finished):
                         reason = _REASONS.get(chunk.result["stop_reason"], "error")
+                        if request.inputs is not None:
+                            self._count_inputs(model, request.inputs.lengths)
                     elif chunk.token_deltas:
                         now = time.perf_counter()
                         if not tokens:
@@ -114,6 +116,12 @@ class ServerMetrics:
     def count_full(self) -> None:
         """Count a request that a full queue refused."""
         self._full.labels(self._backend.facts.name).inc()
+
+    def _count_inputs(self, model: str, lengths: Sequence[int]) -> None:
+        """Count texts that became vectors or scores. lengths: in tokens."""
+        self._prompt_tokens.labels(model).inc(sum(lengths))
+        for length in lengths:
+            self._prompts.labels(model).observe(length)
 
     def _count_chunk(self, model: str, chunk: OutputChunk, later: bool, seconds: float) -> None:
         self._new_tokens.labels(model).inc(len(chunk.token_deltas))

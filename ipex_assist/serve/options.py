@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ipex_assist.embedding.task import AUTO, TASKS
 from ipex_assist.env.errors import UsageError
-from ipex_assist.env.options import Number, Options, Size, Switch, Text, Texts, documented, option
+from ipex_assist.env.options import Choice, Number, Options, Size, Switch, Text, Texts, documented, option
 
 if TYPE_CHECKING:
     import ssl
@@ -82,6 +83,12 @@ class ServeOptions(Options):
     )
     served_model_name: tuple[str, ...] = option(
         (), "the model's name in requests, the first also in answers; repeatable (default: from -m)", Texts(), "NAME"
+    )
+    task: str = option(
+        AUTO, "embed, rerank or generate (default: what the model's files say it is for)", Choice(TASKS), "TASK"
+    )
+    matryoshka: bool = option(
+        False, "let requests cut vectors by dimensions, whatever the model's files say of that", Switch()
     )
     max_queue: int = option(
         256, "requests that may wait for an engine; others are answered 429", Number(0, 1_000_000, whole=True), "N"

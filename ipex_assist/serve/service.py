@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ipex_assist.embedding.task import EMBED
 from ipex_assist.executors.blocks import BLOCK
 from ipex_assist.serve.backend import Backend, Busy, ModelFacts
 from ipex_assist.serve.choice_runner import seconds_left
@@ -80,12 +81,30 @@ class Service:
         if name is not None and name not in self.names():
             raise unknown_model(name, self.names())
 
+    def check_task(self, writes: bool = True) -> None:
+        """Raise 400 where the model does another thing than an endpoint's. writes: text; else vectors or scores."""
+        embedding, name = self.facts.embedding, self.facts.name
+        if writes and embedding is not None:
+            path = "/v1/embeddings" if embedding.task == EMBED else "/v1/rerank"
+            raise ApiError(
+                400,
+                f"{name} writes no text here: ask {path}, or start the server with --task generate if it can write",
+                code="wrong_task",
+            )
+        if not writes and embedding is None:
+            raise ApiError(
+                400,
+                f"{name} writes text here, and gives neither vectors nor scores: start one with an embedding model or "
+                "a reranker, or this with --task embed if its last token's state is what you want",
+                code="wrong_task",
+            )
+
     @cached_property
     def _longest_token(self) -> int:
         """Length of the longest token, in characters or bytes."""
         return max(map(len, self.tokenizer.get_vocab()), default=1)
 
-    def _check_characters(self, count: int) -> None:
+    def check_characters(self, count: int) -> None:
         """Raise 413 for a text that is too long whatever its tokens are, without tokenizing it."""
         least = -(-count // self._longest_token)
         for most, holder, _ in self._prompt_limits():
@@ -98,7 +117,7 @@ class Service:
 
     async def encode(self, prompt: str, add_special_tokens: bool = True) -> list[int]:
         """Encode a text."""
-        self._check_characters(len(prompt))
+        self.check_characters(len(prompt))
 
         def work() -> list[int]:
             check_text(prompt)
@@ -117,7 +136,7 @@ class Service:
         variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Encode a conversation by the chat template, within the template's time limit. variables: of the template."""
-        self._check_characters(sum(len(message["content"]) for message in messages))
+        self.check_characters(sum(len(message["content"]) for message in messages))
         allow = self.options.allow_special_tokens
         return await self.in_thread(
             encode_messages, self.tokenizer, messages, tools, allow_special_tokens=allow, variables=variables
@@ -159,15 +178,15 @@ class Service:
         return [
             (self.facts.context_length, f"the context of {self.facts.name} holds", 1),
             (self.options.max_prompt, "this server takes", 0),
-            (self._memory(), "the memory for keys and values (--kv-memory) holds", 1),
+            (self.memory_tokens(), "the memory for keys and values (--kv-memory) holds", 1),
         ]
 
     def most_new_tokens(self, prompt: int, wanted: int | None) -> int:
         """Return max_new_tokens after `prompt` tokens: `wanted` or the default, as far as context and memory go."""
-        limits = [limit - prompt for limit in (self.facts.context_length, self._memory()) if limit is not None]
+        limits = [limit - prompt for limit in (self.facts.context_length, self.memory_tokens()) if limit is not None]
         return max(1, min([*limits, wanted or self.options.max_new_tokens]))
 
-    def _memory(self) -> int | None:
+    def memory_tokens(self) -> int | None:
         """Tokens that the KV memory of every engine holds; None if unknown."""
         least = self.backend.statistics().blocks_least
         return None if least is None else least * BLOCK

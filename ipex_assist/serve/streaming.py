@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ipex_assist.serve.answers.writer import Writer, compact
+from ipex_assist.serve.answers.writer import AnswerWriter, compact
 from ipex_assist.serve.backend import GenerationRequest
 from ipex_assist.serve.choice_runner import ChoiceRunner
 from ipex_assist.serve.errors import api_error
@@ -32,7 +32,7 @@ class GenerationResponse(Response):
         self,
         service: Service,
         requests: Sequence[GenerationRequest],
-        writer: Writer,
+        writer: AnswerWriter,
         *,
         deadline: float,
         stream: bool,

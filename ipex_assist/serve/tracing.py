@@ -117,7 +117,7 @@ class TracedBackend:
         ended = time.time_ns()
         options = request.options
         attributes: dict[str, Any] = {
-            "gen_ai.operation.name": "text_completion",
+            "gen_ai.operation.name": "text_completion" if request.inputs is None else "embeddings",
             "gen_ai.request.model": self.facts.name,
             "gen_ai.request.max_tokens": options.max_new_tokens,
             "gen_ai.request.temperature": options.temperature if options.do_sample else 0.0,
@@ -139,6 +139,8 @@ class TracedBackend:
 
 
 def _of_result(result: dict[str, Any]) -> dict[str, Any]:
+    if "draft" not in result:  # of texts that became vectors or scores
+        return {"gen_ai.usage.output_tokens": 0}
     draft = result["draft"]
     counts = {
         "gen_ai.usage.output_tokens": result["new_tokens"],

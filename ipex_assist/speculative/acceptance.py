@@ -5,14 +5,15 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from ipex_assist.speculative.position_ratios import CLASSES, Array, PositionRatios
 
 # Lower edges of the confidence bins. Models put most of their tokens into the last few.
 EDGES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
+assert len(EDGES) == CLASSES
 # The prior: the share of tokens in each bin, acceptance rates close to the confidence, and the prior's weight in
 # tokens. It is optimistic, so that a new draft is tried.
 _FIRST_SHARE = np.array((0.02, 0.04, 0.05, 0.05, 0.05, 0.06, 0.06, 0.06, 0.07, 0.08, 0.07, 0.39))
@@ -22,6 +23,7 @@ _PRIOR_TOKENS = 16.0
 _SCALE_TOKENS = 8.0  # weight of the prior that confidences are calibrated …
 _CLASS_TOKENS = 8.0  # … and, in each bin, of the rate that all bins together predict
 MEMORY = 0.98  # decay of a count per round: about 50 rounds are remembered
+_SLOWER = 0.25  # exponent of the decay of counts by position, which hang on the source more than on the text
 # Counts of an earlier request weigh at most this many tokens in the next one.
 _CARRIED_TOKENS = 24.0
 
@@ -92,16 +94,22 @@ class ConfidenceBins:
 class Acceptance:
     """Acceptance statistics of one draft source, kept separately for a draft's first token and its later ones.
 
-    Later tokens are verified only after accepted ones, that is where the text is easy to predict.
+    Later tokens are verified only after accepted ones, that is where the text is easy to predict. By confidence they
+    share one statistic, which `positions` corrects for each position.
     """
 
-    def __init__(self, memory: float = MEMORY) -> None:
-        """memory: the factor by which counts decay with each observation."""
+    def __init__(self, memory: float = MEMORY, *, by_position: bool = False) -> None:
+        """memory: the factor by which counts decay with each observation.
+
+        by_position: later tokens differ by position, as those of a draft head do. A small model's, which read the
+        drafted tokens as it reads any text, are taken to be alike: what their positions differ by is chance.
+        """
         self.first, self.later, self.memory = ConfidenceBins(_FIRST_SHARE), ConfidenceBins(_LATER_SHARE), memory
+        self.positions, self.by_position = PositionRatios(), by_position
         self._expected: dict[int, tuple[Array, Array]] = {}  # by the longest draft, since the last observation
 
     @classmethod
-    def from_counts(cls, counts: dict[str, dict[str, list[float]]]) -> Acceptance:
+    def from_counts(cls, counts: dict[str, dict[str, Any]]) -> Acceptance:
         """Restore from the result of `as_counts`. Raises KeyError, TypeError or ValueError for anything else."""
         known = cls()
         for classes, stored in ((known.first, counts["first"]), (known.later, counts["later"])):
@@ -111,14 +119,16 @@ class Acceptance:
             if not ((drafted < 1e12).all() and (accepted >= 0).all() and (accepted <= drafted).all()):
                 raise ValueError("counts that cannot be")
             classes.proposed, classes.drafted, classes.accepted = drafted.copy(), drafted, accepted
+        known.positions = PositionRatios.from_counts(counts.get("positions"))
         return known
 
-    def as_counts(self) -> dict[str, dict[str, list[float]]]:
-        """Return drafted and accepted tokens by confidence bin, decayed, for JSON."""
-        return {
+    def as_counts(self) -> dict[str, dict[str, Any]]:
+        """Return drafted and accepted tokens by confidence bin, and by position, decayed, for JSON."""
+        bins = {
             name: {"drafted": classes.drafted.tolist(), "accepted": classes.accepted.tolist()}
             for name, classes in (("first", self.first), ("later", self.later))
         }
+        return {**bins, "positions": self.positions.as_counts()}
 
     @property
     def seen(self) -> float:
@@ -141,12 +151,15 @@ class Acceptance:
         for classes in (self.first, self.later):
             classes.scale(self.memory)
             classes.prior *= self.memory
+        self.positions.scale(self.memory**_SLOWER)
         for i in range(min(accepted + 1, max(drafted, len(confidence)))):
             classes = self.later if i else self.first
             index = bin_of(confidence[i]) if i < len(confidence) else len(EDGES) - 1
             classes.proposed[index] += 1
             classes.drafted[index] += i < drafted
             classes.accepted[index] += i < accepted
+            if self.by_position and 0 < i < drafted:
+                self.positions.observe(i, index, i < accepted)
 
     def take(self, other: Acceptance) -> None:
         """Replace these counts by a copy of another's."""
@@ -154,15 +167,17 @@ class Acceptance:
         for mine, theirs in ((self.first, other.first), (self.later, other.later)):
             mine.proposed, mine.drafted = theirs.proposed.copy(), theirs.drafted.copy()
             mine.accepted, mine.prior = theirs.accepted.copy(), theirs.prior
+        self.positions, self.by_position = other.positions.copy(), other.by_position
 
     def for_next_text(self, memory: float = MEMORY) -> Acceptance:
         """Return a copy for another request, in which the counts weigh little, so that drafts are tried again."""
-        known, seen = Acceptance(memory), self.seen
+        known, seen = Acceptance(memory, by_position=self.by_position), self.seen
         for mine, theirs in ((self.first, known.first), (self.later, known.later)):
             factor = min(1.0, _CARRIED_TOKENS / seen) if seen else 1.0
             theirs.proposed, theirs.drafted = mine.proposed * factor, mine.drafted * factor
             theirs.accepted = mine.accepted * factor
             theirs.prior = max(mine.prior, _PRIOR_TOKENS / 2)
+        known.positions = self.positions.copy(min(1.0, _CARRIED_TOKENS / seen) if seen else 1.0)
         return known
 
     def expected_tokens(self, longest: int) -> tuple[Array, Array]:
@@ -170,7 +185,7 @@ class Acceptance:
 
         Row e is for drafts that stop after the first token whose confidence is below edge e. With a share g of tokens
         at or above the edge, accepted with probability h, and l below it, token j is drafted with probability g^(j-1)
-        and accepted with (gh)^(j-1) (gh + (1-g)l). Both are read-only.
+        and accepted with (gh)^(j-1) (gh + (1-g)l), where h and l of a position are times its ratio. Both are read-only.
         """
         if longest not in self._expected:
             self._expected[longest] = self._expected_tokens(longest)
@@ -178,10 +193,15 @@ class Acceptance:
 
     def _expected_tokens(self, longest: int) -> tuple[Array, Array]:
         first, later = self.splits()
-        drafted = _powers(first.share, later.share, longest)
-        reached = _powers(first.share * first.above, later.share * later.above, longest)
-        right = np.repeat((later.share * later.above + (1 - later.share) * later.below)[:, None], longest, axis=1)
-        right[:, 0] = first.share * first.above + (1 - first.share) * first.below
+        ratios = np.array(self._ratios(self.later.rates(self._confidence_scale)))
+        ratios = ratios[np.minimum(np.arange(longest), len(ratios) - 1)]
+        above = np.minimum(1.0, later.above[:, None] * ratios)
+        below = np.minimum(1.0, later.below[:, None] * ratios)
+        above[:, 0], below[:, 0] = first.above, first.below
+        share = np.repeat(later.share[:, None], longest, axis=1)
+        share[:, 0] = first.share
+        drafted, reached = _before(share), _before(share * above)
+        right = share * above + (1 - share) * below
         tokens = np.cumsum(reached * right, axis=1)
         for table in (drafted, tokens):
             table.flags.writeable = False
@@ -190,16 +210,21 @@ class Acceptance:
     def chances(self, confidences: Sequence[Sequence[float]], drafted: Sequence[int]) -> list[list[float]]:
         """Return, for each token of several drafts, the probability that it and all tokens before it are accepted."""
         confidence_scale = self._confidence_scale
-        rates = self.first.rates(confidence_scale).tolist(), self.later.rates(confidence_scale).tolist()
+        later = self.later.rates(confidence_scale)
+        rates, ratios = (self.first.rates(confidence_scale).tolist(), later.tolist()), self._ratios(later)
         drafts = []
         for confidence, count in zip(confidences, drafted, strict=True):
             reached, chances = 1.0, []
             for i in range(count):
                 index = bin_of(confidence[i]) if i < len(confidence) else len(EDGES) - 1
-                reached *= rates[i > 0][index]
+                reached *= min(1.0, rates[i > 0][index] * ratios[min(i, len(ratios) - 1)])
                 chances.append(reached)
             drafts.append(chances)
         return drafts
+
+    def _ratios(self, rates: Array) -> list[float]:
+        """Of each position; rates: of each bin of later tokens."""
+        return self.positions.ratios(rates) if self.by_position else [1.0]
 
     @property
     def _confidence_scale(self) -> float:
@@ -216,13 +241,14 @@ class Acceptance:
         return self.first.splits(confidence_scale), self.later.splits(confidence_scale)
 
 
-def _powers(first: Array, later: Array, longest: int) -> Array:
-    """Return (edges, longest): the probability that token 1, 2, … is drafted, or reached: 1, first, first·later, …"""
-    table: Array = np.repeat(later[:, None], longest, axis=1)
-    table[:, 0] = 1.0
-    if longest > 1:
-        table[:, 1] = first
-    return np.cumprod(table, axis=1, dtype=np.float64)
+def _before(goes_on: Array) -> Array:
+    """Return (edges, longest): the probability that token 1, 2, … is drafted, or reached: the product of those before.
+
+    goes_on: (edges, longest), the probability that it is not the last.
+    """
+    table: Array = np.ones_like(goes_on)
+    np.cumprod(goes_on[:, :-1], axis=1, out=table[:, 1:])
+    return table
 
 
 def bin_of(confidence: float) -> int:

@@ -25,6 +25,10 @@ WORTH = 1.01  # a draft must promise this factor over plain decoding
 # assistant than a long one.
 SHARE = 0.3
 KEPT_TOKENS = 8  # for which a choice is reused while nothing is drafted
+# Rounds without a plan: at most this many where costs alone decide when a draft is tried again, and where acceptance
+# promises a gain that the credit does not cover yet.
+LONGEST_PAUSE, SHORT_PAUSE = 64, 16
+_OVERHEAD_MEMORY = 0.9  # decay, per draft, of the mean overhead
 
 
 @dataclass(frozen=True)
@@ -36,8 +40,10 @@ class DraftChoice:
     rate: float
 
 
-def best_draft(acceptance: Acceptance, costs: Costs, longest: int) -> DraftChoice:
+def best_draft(acceptance: Acceptance, costs: Costs, longest: int, overhead_s: float = 0.0) -> DraftChoice:
     """Return the draft length and threshold with the most expected tokens per second; k = 0 is plain decoding.
+
+    overhead_s: seconds of a round with a draft beside the passes.
 
     Without a threshold, and with each token accepted with probability h, this maximises (1 - h^(k+1)) / (1 - h) tokens
     in k·draft + verify(k+1) seconds: Leviathan et al. 2023, section 3.5, with a measured verification cost for each
@@ -46,7 +52,7 @@ def best_draft(acceptance: Acceptance, costs: Costs, longest: int) -> DraftChoic
     plain = costs.verifying(1)
     verify = np.array([costs.verifying(rows) for rows in range(1, longest + 2)])
     drafted, tokens = acceptance.expected_tokens(longest)
-    seconds = plain + costs.blocks(1) + np.cumsum(drafted * (costs.draft + np.diff(verify)), axis=1)
+    seconds = plain + overhead_s + costs.blocks(1) + np.cumsum(drafted * (costs.draft + np.diff(verify)), axis=1)
     rates = (1 + tokens) / seconds
     edge, number = divmod(int(rates.argmax()), longest)
     rate = float(rates[edge, number])
@@ -74,12 +80,15 @@ class AdaptiveSchedule:
     budget: DraftBudget = field(init=False)
     drafts: int = 0  # rounds with a draft
     skipped: int = 0  # tokens at the start of the context that the source has not read
+    pause: int = 0  # rounds in which nothing will be planned: they need not ask, and are told by `rest`
     # Kinds of sources (True: a model that reads) that could have drafted, and those that were allowed to.
     _available: set[bool] = field(default_factory=set)
     _allowed: set[bool] = field(default_factory=set)
     _part_acceptance: Acceptance | None = None
     _chosen: dict[tuple[int, ...], DraftChoice] = field(default_factory=dict)
     _worthwhile: tuple[tuple[int, int, int, bool], bool] | None = None
+    _rested: list[tuple[float, float | None]] = field(default_factory=list)  # seconds and experts of a pause's passes
+    _overhead_s: float = 0.0  # decayed mean of drafts
     _now: RoundState = field(default_factory=lambda: RoundState(0, 0, 0))
     _plan: DraftPlan = field(default_factory=lambda: DraftPlan(0))
 
@@ -91,7 +100,8 @@ class AdaptiveSchedule:
         """Whether acceptance in earlier requests promises a gain above 10 % at the current costs."""
         if self.model_acceptance.seen < TRUSTED_TOKENS:
             return False
-        return best_draft(self.model_acceptance, self._live.costs, self.longest).rate * self.plain_s > 1.1
+        choice = best_draft(self.model_acceptance, self._live.costs, self.longest, self._overhead_s)
+        return choice.rate * self.plain_s > 1.1
 
     @property
     def credit(self) -> float:
@@ -100,6 +110,7 @@ class AdaptiveSchedule:
 
     def plan(self, now: RoundState) -> DraftPlan:
         """Return the best plan that the budget can afford."""
+        self._wake()
         self._now = now
         if not self.budget.tokens:
             self.budget.trusted = self._looks_promising()
@@ -109,7 +120,41 @@ class AdaptiveSchedule:
             self._available.add(now.unread > 0)
         if self._plan.k:
             self._allowed.add(now.unread > 0)
+        elif longest > 0 and now.unread:
+            self.pause = self._rounds_to_wait(longest)
         return self._plan
+
+    def rest(self, target_s: float, experts: float | None = None) -> None:
+        """Count a round of the `pause`: a pass of one row that took `target_s`. What it says is learnt after the last.
+
+        experts: distinct experts that it read, as in RoundResult.
+        """
+        self.pause -= 1
+        self._rested.append((target_s, experts))
+
+    def _wake(self) -> None:
+        """Learn from the rounds of a pause."""
+        self.pause = 0
+        if not self._rested:
+            return
+        counted = [experts for _, experts in self._rested if experts is not None]
+        self._live.observe_plain([seconds for seconds, _ in self._rested], float(np.mean(counted)) if counted else None)
+        for _ in self._rested:
+            self.budget.book_round(1, self.plain_s)
+        self._rested.clear()
+
+    def _rounds_to_wait(self, longest: int) -> int:
+        """Return for how many rounds nothing would be planned, if costs stay as they are."""
+        part = self._end_of_text()
+        choices = ((context, self._choice(longest, context)) for context in (None, part))
+        waits = []
+        for context, choice in choices:
+            promising, reading = self._gain(choice) > WORTH, self._reading(context)
+            wait = self.budget.rounds_until(
+                self._loss(1, context), reading, self.plain_s, self._is_worthwhile(), trial=not promising
+            )
+            waits.append(min(wait, SHORT_PAUSE if promising else LONGEST_PAUSE))
+        return min(waits)
 
     def trim(self, proposal: Proposal) -> Proposal:
         """Return the tokens of a block that are worth verifying: all of them were drafted at the same cost.
@@ -140,6 +185,7 @@ class AdaptiveSchedule:
         self._live.observe(outcome, now.length if context is None and self.skipped else unread)
         tokens, plain = outcome.accepted + 1, self.plain_s
         self.budget.book_round(tokens, plain)
+        self.budget.book_overhead(outcome.overhead_s, plain)
         # A source without a proposal has not read anything.
         if not drafted:
             return
@@ -148,6 +194,7 @@ class AdaptiveSchedule:
         if context is None and self.budget.grants_reading:
             self.budget.grant_reading(self._reading(None))
         self.drafts += 1
+        self._overhead_s += (1 - _OVERHEAD_MEMORY) * (min(outcome.overhead_s, plain) - self._overhead_s)
         if self._is_part(context) and now.unread and self._part_acceptance is None:
             self._part_acceptance = Acceptance(self.model_acceptance.memory)
             self._part_acceptance.take(self.model_acceptance)
@@ -168,6 +215,7 @@ class AdaptiveSchedule:
 
     def findings(self) -> CostFindings:
         """Return what this request's rounds say about the costs it started with."""
+        self._wake()
         return self._live.findings(self.untried)
 
     def _is_part(self, context: int | None) -> bool:
@@ -213,7 +261,7 @@ class AdaptiveSchedule:
         key = (id(known), self.drafts, longest, self.budget.tokens // KEPT_TOKENS)
         if key not in self._chosen:
             kept = {old: choice for old, choice in self._chosen.items() if old[1:] == key[1:]}
-            self._chosen = {**kept, key: best_draft(known, self._costs, longest)}
+            self._chosen = {**kept, key: best_draft(known, self._costs, longest, self._overhead_s)}
         return self._chosen[key]
 
     def _draft(self, longest: int) -> DraftPlan | None:

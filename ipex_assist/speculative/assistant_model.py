@@ -25,6 +25,8 @@ class AssistantModel:
     feeds it one or two new tokens.
     """
 
+    may_pause = True  # nothing but its schedule's plans makes it draft
+
     def __init__(
         self,
         model: Model,

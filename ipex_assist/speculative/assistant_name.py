@@ -32,6 +32,8 @@ def parse_assistant(name: str | None) -> AssistantName:
         return AssistantName(True, AUTO)
     if name == LOOKUP:
         return AssistantName(True)
+    if name.endswith(f"+{LOOKUP}") and not os.path.exists(name):
+        name = f"{LOOKUP}+{name.removesuffix(f'+{LOOKUP}')}"
     if not name.startswith(f"{LOOKUP}+"):
         if similar := _similar_keyword(name):
             raise UsageError(f"no such folder here, and none of the keywords{similar}")

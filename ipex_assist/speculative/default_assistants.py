@@ -76,20 +76,27 @@ OWN_HEADS = frozenset(
     {"deepseek_v3", "ernie4_5_moe", "exaone_moe", "glm4_moe", "glm4_moe_lite", "nemotron_h"}
     | {"qwen3_5", "qwen3_5_moe", "qwen3_next"}
 )
-# Published draft heads by their targets' hub ids, for targets whose checkpoints bring none; by their publishers' pages.
+# Published draft heads by their targets' hub ids, for targets whose checkpoints bring none.
 DEFAULT_HEADS: dict[str, str] = {
-    "Qwen/Qwen3-4B": "z-lab/Qwen3-4B-DFlash-b16",
+    # As the publisher's collection "DFlash" lists them (huggingface.co/collections/z-lab/dflash); the first also in
+    # speculators 0.9 (convert/entrypoints.py), Qwen3.5-9B in vLLM (model_executor/models/qwen3_dflash.py).
     "Qwen/Qwen3-8B": "z-lab/Qwen3-8B-DFlash-b16",
+    "Qwen/Qwen3-4B": "z-lab/Qwen3-4B-DFlash-b16",
     "Qwen/Qwen3-Coder-30B-A3B-Instruct": "z-lab/Qwen3-Coder-30B-A3B-DFlash",
+    "Qwen/Qwen3-Coder-Next": "z-lab/Qwen3-Coder-Next-DFlash",
+    "Qwen/Qwen3.5-4B": "z-lab/Qwen3.5-4B-DFlash",
     "Qwen/Qwen3.5-9B": "z-lab/Qwen3.5-9B-DFlash",
     "Qwen/Qwen3.5-27B": "z-lab/Qwen3.5-27B-DFlash",
     "Qwen/Qwen3.5-35B-A3B": "z-lab/Qwen3.5-35B-A3B-DFlash",
     "meta-llama/Llama-3.1-8B-Instruct": "z-lab/LLaMA3.1-8B-Instruct-DFlash-UltraChat",
-    "google/gemma-4-31B-it": "z-lab/gemma-4-31B-it-DFlash",
-    "google/gemma-4-26B-A4B-it": "z-lab/gemma-4-26B-A4B-it-DFlash",
     "openai/gpt-oss-20b": "z-lab/gpt-oss-20b-DFlash",
     "openai/gpt-oss-120b": "z-lab/gpt-oss-120b-DFlash",
+    # By pages of their own there; the first is in vLLM's qwen3_dflash.py as well. The last asks for permission.
+    "google/gemma-4-31B-it": "z-lab/gemma-4-31B-it-DFlash",
+    "google/gemma-4-26B-A4B-it": "z-lab/gemma-4-26B-A4B-it-DFlash",
     "MiniMaxAI/MiniMax-M2.5": "z-lab/MiniMax-M2.5-DFlash",
+    # EAGLE-3, by its page.
+    "Qwen/Qwen3-32B": "RedHatAI/Qwen3-32B-speculator.eagle3",
 }
 
 

@@ -76,6 +76,21 @@ class DraftBudget:
         if not self.grants_reading:
             self.balance -= seconds
 
+    def book_overhead(self, seconds: float, plain: float) -> None:
+        """Charge what drafting takes beside passes: plans, hidden states. Far more was taken by other processes."""
+        self.balance -= min(seconds, (OUTLIER - 1) * plain)
+
+    def rounds_until(self, cost: float, reading: float, plain: float, worthwhile: bool, trial: bool) -> int:
+        """Return after how many plain rounds of one token a draft of this `cost` may be made.
+
+        reading: the part of the cost that a trial may leave out of what has to be due. trial: the draft is one.
+        """
+        grows = (FURTHER + STAKE * (self.tokens >= self.expected_tokens)) * plain
+        covered = (cost - self.credit(plain, worthwhile)) / grows
+        due = ((cost - reading) / STAKE - self.undrafted_s) / plain if trial else 0.0
+        rounds = max(covered, due)
+        return math.ceil(rounds) if rounds > 0 else 0
+
     def trusts_reading(self, seconds: float, plain: float) -> bool:
         """Whether a trusted pair may read for `seconds`, though its drafts have not gained that yet."""
         return self.trusted and seconds < TRUSTED_READING * self.expected_tokens * plain

@@ -163,6 +163,7 @@ class Drafting:
         if options.kind == "heuristic":
             return HeuristicSchedule(HEURISTIC_TOKENS if number is None else number)
         longest = LONGEST_DRAFT if number is None else number
+        self.model_acceptance.by_position = self.assistant is not None and self.assistant.spec.head is not None
         known = self.model_acceptance.for_next_text(), self.lookup_acceptance.for_next_text()
         return AdaptiveSchedule(self.costs, limit, longest, *known, shared=None if shared is None else shared())
 

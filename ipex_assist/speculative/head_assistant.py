@@ -26,13 +26,17 @@ if TYPE_CHECKING:
 KEPT_BYTES, FEWEST_KEPT, MOST_KEPT = 4 << 20, 64, 256
 
 
+READY_ROWS = 16  # of the last tokens, that a head reads after a pause: one pass of the decode path
+
+
 class HeadAssistant:
     """A head whose row p is (token p + 1, the target's hidden state at p), and predicts token p + 2.
 
     Its sequence holds rows from position `_start` on, and those before `_true` have the target's hidden states. A draft
     reads the rows that it lacks; rows of drafted tokens are dropped once the target has verified them. Where hidden
-    states are missing (a cached prefix has none, and those that wait too long are dropped), the head starts again with
-    the next one, as if the text began there.
+    states are missing (a cached prefix has none, those that wait too long are dropped, and in a long pause of drafting
+    the target's passes give none but before its last READY_ROWS tokens), the head starts again with the next one, as if
+    the text began there.
     """
 
     def __init__(
@@ -64,7 +68,13 @@ class HeadAssistant:
         """The part of a draft source that reads hidden states: this one."""
         return self
 
+    may_pause = True  # nothing but its schedule's plans makes it draft
+
     # ---- hidden states
+
+    def keeps_chunk(self, left: int) -> bool:
+        """Whether hidden states of a prompt's chunk are of use, after which `left` tokens of it come."""
+        return self.reads_ahead is not False or left < self._most_kept
 
     def observe(self, first: int, rows: HiddenStates) -> bool:
         """Take the target's hidden states at positions from `first` on, in place of any that were there.
@@ -163,7 +173,7 @@ class HeadAssistant:
 
     def _in_call(self, length: int, pending: list[int], hidden: HiddenStates, k: int, min_confidence: float) -> Steps:
         """Draft greedily in one call of the model, or a block in one pass of it."""
-        tokens = pending[-1:] if self.spec.block_size else pending
+        tokens = pending[-1:] if self.spec.kind == "dflash" else pending
         request = DraftInput(self._sequence, tokens, k, min_confidence, hidden, self.target)
         try:
             drafted, confidence = yield DraftCall(self.model, request, self._vocabulary)
@@ -204,9 +214,10 @@ class HeadAssistant:
 def chooses_each(spec: HeadSpec) -> bool:
     """Whether each token can be chosen before the next is drafted; otherwise drafts are greedy, whatever the request.
 
-    A block's tokens are drafted at once, and a head that reads its target's keys and values does so in one call.
+    A block's tokens are drafted at once; layers with a token each, and a head that reads its target's keys and values,
+    draft in one call.
     """
-    return spec.kind in ("mtp", "eagle3")
+    return spec.kind in ("mtp", "eagle3") and not spec.block_size
 
 
 def kept_rows(spec: HeadSpec) -> int:

@@ -7,7 +7,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ipex_assist.executors import interface
-from ipex_assist.executors.interface import DraftInput, DraftsInOneCall, FewerThreads, Model, Rows
+from ipex_assist.executors.interface import (
+    DraftInput,
+    DraftsInOneCall,
+    FewerThreads,
+    Model,
+    Rows,
+    truncate_or_clear,
+)
 from ipex_assist.models.draft_head import HeadSpec
 from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.draft_threads import choose_threads
@@ -53,7 +60,7 @@ class HeadTimer:
         run()
         seconds = self._clock() - started
         for sequence, length in zip(sequences, before, strict=True):
-            sequence.truncate(length)
+            truncate_or_clear(sequence, length)
         return seconds
 
     def reading(self, rows: int) -> float:

@@ -8,6 +8,7 @@ acceptance rates with this one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -27,6 +28,7 @@ KNOWN_TOKENS = 8  # verified before a source is trusted: each costs a pass of th
 TRUSTED_GAIN = 1.1
 READY = 8  # a source with at most this many unread tokens is ready to draft
 ALL_UNREAD = 1 << 30  # context: the source reads all unread tokens, however many
+LONGEST_PAUSE = 16  # passes without a plan
 # Last tokens that one request reads to measure the cost of reading, if by calibration all prompts are too expensive.
 PROBES = (8, 4, 2)
 READING_SHARE = 0.75  # share of a request's expected gain that may be spent on reading its prompt
@@ -72,6 +74,8 @@ class JointSchedule:
         self._trial = False
         self._probed: AdaptiveSchedule | None = None  # of the request that read a probe, and next reads all its tokens
         self._expected_draft_s = 0.0, 0.0  # of steps, and of reading, as calibrated
+        self._pause = 0  # passes in which nothing will be planned, with these requests
+        self._rested: list[tuple[float, float | None]] = []  # seconds and experts of such passes, not learnt from yet
 
     def pass_s(self, requests: int) -> float:
         """Return the seconds of a plain decoding pass of `requests` requests."""
@@ -87,6 +91,7 @@ class JointSchedule:
         requests: that decode in it, whether they draft or not. prefill_rows: prompt rows in it. prefilling: requests
         whose prompts are being read, which will share later passes.
         """
+        self._wake()
         self._prefilling = prefilling
         self._batch_costs = BatchCosts(self.live.costs_from(requests), requests, prefill_rows)
         self._drafts = list(drafts)
@@ -100,6 +105,44 @@ class JointSchedule:
         self._plan_copies([draft for draft in able if not draft.now.unread])
         if reading and not self._plan_drafts(reading):
             self._plan_trial(reading)
+        if reading and not any(draft.plan.k for draft in drafts):
+            self._pause = self._passes_to_wait(reading)
+
+    def rests(self, schedules: Sequence[AdaptiveSchedule], requests: int) -> bool:
+        """Whether nothing will be planned in a pass of `requests` requests, those with these schedules among them.
+
+        `rest` then takes the place of `plan` and `observe`.
+        """
+        same = requests == self._batch_costs.requests and all(self.has_adopted(schedule) for schedule in schedules)
+        return self._pause > 0 and same
+
+    def rest(self, read: int, seconds: float, experts: float | None = None) -> None:
+        """Count a pass of a pause; its arguments are those of `observe`. What it says is learnt after the last."""
+        self._pause -= 1
+        self._credit += FURTHER * self._batch_costs.plain_s
+        self._undrafted_s += self._batch_costs.plain_s
+        self._since_baseline = 0
+        if not read:
+            self._rested.append((seconds, experts))
+
+    def _wake(self) -> None:
+        """Learn from the passes of a pause."""
+        self._pause = 0
+        if not self._rested:
+            return
+        counted = [experts for _, experts in self._rested if experts is not None]
+        mean = sum(counted) / len(counted) if counted else None
+        self.live.observe_plain([seconds for seconds, _ in self._rested], mean, self._batch_costs.requests)
+        self._rested.clear()
+
+    def _passes_to_wait(self, drafts: Sequence[JointDraft]) -> int:
+        """Return for how many passes no draft would be due or covered, if costs stay as they are."""
+        plain = self._batch_costs.plain_s
+        cost = self._loss(1, 1, False) + self.live.costs.reading(min(self._unread(draft) for draft in drafts))
+        passes = min((cost - self._credit) / (FURTHER * plain), LONGEST_PAUSE)
+        if best_joint_draft(self._model, self._batch_costs, len(drafts), LONGEST_DRAFT).gain <= WORTH:
+            passes = max(passes, (cost / STAKE - self._undrafted_s) / plain)
+        return max(0, min(LONGEST_PAUSE, math.ceil(passes)))
 
     def has_adopted(self, schedule: AdaptiveSchedule) -> bool:
         """Whether a request's drafts are paid from this schedule's credit."""
@@ -136,11 +179,19 @@ class JointSchedule:
         for draft, kept in zip(drafted, worth_verifying(chances, self._batch_costs, self._rate), strict=True):
             draft.proposal = replace(draft.proposal, tokens=draft.proposal.tokens[:kept])
 
-    def observe(self, rows: int, read: int, seconds: float, draft_s: float, experts: float | None = None) -> None:
+    def observe(
+        self,
+        rows: int,
+        read: int,
+        seconds: float,
+        draft_s: float,
+        experts: float | None = None,
+        overhead_s: float = 0.0,
+    ) -> None:
         """Record the outcome of the round; every `accepted` was set before.
 
         rows: of the pass, `read` of them of prompts. seconds, draft_s: of the pass, and of drafting before it.
-        experts: distinct experts it read, mean over the layers.
+        experts: distinct experts it read, mean over the layers. overhead_s: as in RoundResult.
         """
         batch_costs, drafted, accepted = self._batch_costs, 0, 0
         for draft in self._drafts:
@@ -151,7 +202,7 @@ class JointSchedule:
             drafted, accepted = drafted + count, accepted + draft.accepted
         if not read:  # prompt rows need no logits, so such a pass says little about others
             self.live.observe_pass(rows, seconds, self._expected_draft_s, draft_s, experts, rows - drafted)
-        self._credit += FURTHER * batch_costs.plain_s
+        self._credit += FURTHER * batch_costs.plain_s - min(overhead_s, (OUTLIER - 1) * batch_costs.plain_s)
         if not read:
             self._since_baseline = self._since_baseline + 1 if drafted else 0
             self._gain = self._rate * batch_costs.plain_s / batch_costs.requests if drafted else self._gain

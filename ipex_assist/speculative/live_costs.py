@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -111,6 +112,19 @@ class LiveCosts:
         steps, reading = (seconds * math.exp(self._state[0]) for seconds in expected_draft_s)
         if draft_s > 0 and steps > 0:
             self._draft_errors.observe(draft_s, steps, reading, _NOISE, _PAUSE)
+        self._update_costs()
+
+    def observe_plain(self, seconds: Sequence[float], experts: float | None = None, requests: int = 1) -> None:
+        """Update by passes of a row for each of `requests`, without drafts, all at once: their median counts as one.
+
+        experts: as of `observe_pass`, their mean.
+        """
+        self._seconds += sum(seconds)
+        self._passes += len(seconds)
+        self._covariance[0, 0] += _DRIFT * len(seconds)
+        self._covariance[1:, 1:] += self._errors_drift * len(seconds)
+        median = sorted(seconds)[len(seconds) // 2]
+        self._compare(min(requests, len(self._verify)), median, self._expected(requests, experts, requests))
         self._update_costs()
 
     def _expected(self, rows: int, experts: float | None, requests: int) -> float:

@@ -46,7 +46,8 @@ class RoundState:
 class RoundResult:
     """Outcome of a plan: drafted and accepted tokens, the draft's confidence in each, seconds of both models.
 
-    experts: distinct experts that the target's pass read, mean over the layers; None if unknown.
+    experts: distinct experts that the target's pass read, mean over the layers; None if unknown. overhead_s: seconds
+    that this round took beside both models' passes, and would not have taken if nothing could draft.
     """
 
     drafted: int
@@ -55,6 +56,7 @@ class RoundResult:
     draft_s: float = 0.0
     target_s: float = 0.0
     experts: float | None = None
+    overhead_s: float = 0.0
 
 
 class Schedule(Protocol):

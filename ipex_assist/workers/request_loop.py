@@ -169,8 +169,12 @@ class RequestLoop:
 def begin(model: TextModel, request: Mapping[str, Any]) -> Generation:
     """Start generating for one request: `Prompt.request()`, or the same with token ids in place of the prompt.
 
-    Its "grammar", if any, is {"kind": …, "value": …}.
+    Its "grammar", if any, is {"kind": …, "value": …}. One with "embed" has texts for an embedding model in its prompt.
     """
+    if request.get("embed") is not None:
+        return embedding_job(model, request)
+    if not hasattr(model, "stream"):
+        raise UsageError(f"{model.identity.target} gives vectors here and writes no text")
     prompt, chat = request["prompt"], request["chat"]
     if request["messages"] is not None:
         prompt, chat = model.encode_messages(request["messages"]), False
@@ -180,6 +184,13 @@ def begin(model: TextModel, request: Mapping[str, Any]) -> Generation:
 
         more["grammar"] = GrammarSpec(**request["grammar"])
     return model.stream(prompt, GenerationOptions.of(**request["options"]), chat=chat, **more)
+
+
+def embedding_job(model: Any, request: Mapping[str, Any]) -> Any:
+    """Begin reading texts, in place of a generation. Raises UsageError where the model only writes."""
+    if not hasattr(model, "begin_request"):
+        raise UsageError(f"{model.identity.target} writes text here and gives no vectors: start with --task embed")
+    return model.begin_request(request)
 
 
 def chunk_fields(chunk: Chunk) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import IO, TYPE_CHECKING, Any, NoReturn
+from typing import IO, Any, NoReturn
 
 from ipex_assist.checkpoints.short_name import short_name
 from ipex_assist.commands.shared.messages import configure_messages
@@ -21,9 +21,6 @@ from ipex_assist.env.phases import LoadPhase, how_far, phase, watched
 from ipex_assist.workers.capacity import concurrency_of
 from ipex_assist.workers.request_loop import Outbox, RequestLoop, describe, encoded
 from ipex_assist.workers.settings import WorkerSettings
-
-if TYPE_CHECKING:
-    from ipex_assist.generation.text_model import TextModel
 
 SAVE_SECONDS = 1.5  # for prefixes that are being written at the end; local_pool.py waits for 2 s
 
@@ -79,8 +76,11 @@ def _serve(requests: IO[bytes], replies: IO[bytes]) -> None:
     outbox = Outbox(model, lambda lines: _write(replies, lines))
     loop = RequestLoop(model, outbox.put, outbox.flush)
     threading.Thread(target=_read, args=(requests, loop), name="requests", daemon=True).start()
+    from ipex_assist.generation.text_model import TextModel
+
     loop.run()
-    model.close_prefixes(SAVE_SECONDS)
+    if isinstance(model, TextModel):
+        model.close_prefixes(SAVE_SECONDS)
 
 
 class PhaseReporter:
@@ -103,9 +103,10 @@ class PhaseReporter:
             _send(self._replies, {"phase": {"name": name, "share": share, "seconds": round(seconds, 1)}})
 
 
-def _facts(model: TextModel) -> dict[str, Any]:
-    names = model.identity
+def _facts(model: Any) -> dict[str, Any]:
+    names, embedding = model.identity, getattr(model, "facts", None)
     return {
+        "embedding": None if embedding is None else embedding.as_dict(),
         "target": names.target,
         "assistant": names.assistant,
         "draft_head": names.draft_head,
@@ -134,14 +135,23 @@ def _write(replies: IO[bytes], lines: bytes) -> None:
         view = view[replies.write(view) :]
 
 
-def _load(settings: WorkerSettings) -> TextModel:
+def _load(settings: WorkerSettings) -> Any:
     configure_messages(settings.verbose, "%(message)s", progress=False)  # phases are reported, not shown
     from ipex_assist.commands.shared.load import load_models
+    from ipex_assist.commands.shared.load_embedder import load_for_task
 
     load = settings.load
     if settings.neighbours > 1 and load.kv_memory is None:
         load = replace(load, kv_share=1 / settings.neighbours)
     with phase(f"loading {short_name(load.target)}" if load.target else "loading"):
+        embedder = load_for_task(
+            *(load, settings.task, settings.threads),
+            matryoshka=settings.matryoshka,
+            verbose=settings.verbose,
+            lengths=settings.concurrent_lengths,
+        )
+        if embedder is not None:
+            return embedder
         model, _ = load_models(
             load,
             settings.max_new_tokens,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,17 @@ def test_latents_in_an_order_of_columns(tmp_path: Path) -> None:
     """The transposed part's columns are its outputs, of which no order is kept."""
     compressed_files.save(tmp_path, "deepseek-v3", SCHEMES["w4-act-order"], kv_lora_rank=64, q_lora_rank=64)
     with pytest.raises(IpexAssistError, match=r"act-order .* --precision int8 or bf16"):
+        tiny_models.text(tmp_path, "native", "int4")
+    tiny_models.text(tmp_path, "native", "int8").forward(PROMPT)
+
+
+@needs_native
+@pytest.mark.parametrize("variant", tiny_models.known("lfm2", "bamba"))
+def test_recurrent_layers_in_an_order_of_columns(variant: str, tmp_path: Path) -> None:
+    """The columns of their matrices would be packed in an order in which no row is read."""
+    scheme = replace(SCHEMES["w4-act-order"], keep=("conv.weight", "conv1d.weight"))
+    compressed_files.save(tmp_path, variant, scheme)
+    with pytest.raises(IpexAssistError, match=r"act-order .* with recurrent layers: --precision int8 or bf16 reads it"):
         tiny_models.text(tmp_path, "native", "int4")
     tiny_models.text(tmp_path, "native", "int8").forward(PROMPT)
 

@@ -323,15 +323,53 @@ def test_figures() -> None:
     assert block.tokens_per_s == pytest.approx(2.4 / 1.5)
 
 
+@pytest.fixture(scope="module")
+def target_with_mtp(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Qwen3.5 with the layer that predicts further tokens, random as all of it."""
+    folder, tokenizer = tmp_path_factory.mktemp("mtp"), checkpoint_files.tiny_tokenizer()
+    kinds = ["linear_attention", "linear_attention", "linear_attention", "full_attention", "full_attention"]
+    told = {"mtp_layer_types": ["full_attention"]}
+    draft_heads.save_mtp(folder, "qwen3.5", told, layer_types=kinds, vocab_size=len(tokenizer))
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_mtp_of_a_target_without_it(target: Path, prompts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Refused before anything is generated, with the families that can be trained."""
+    assert run(target, prompts, "--kind", "mtp") == 1
+    assert "trains MTP layers of qwen3_next, qwen3_5_text, qwen3_5_moe_text only" in capsys.readouterr().err
+
+
+def test_what_mtp_is_trained_on(target_with_mtp: Path, prompts: Path, tmp_path: Path) -> None:
+    """The last hidden states after the final norm, as engines give them to the layer, and the layer's own tensors."""
+    run(target_with_mtp, prompts, "--kind", "mtp", "--trainer-python", fake_python(tmp_path, "exit 3"))
+    folder = WorkFolder(tmp_path / "head.work")
+    stored = load_file(folder.hidden_file(0))
+    tokens = stored["token_ids"].tolist()
+    model = AutoModelForCausalLM.from_pretrained(target_with_mtp).eval()
+    with torch.no_grad():
+        expected = model(torch.tensor([tokens]), output_hidden_states=True).hidden_states[-1][0]
+    assert stored["hidden_states"].shape == (len(tokens), 2, expected.shape[1])
+    for tap in range(2):
+        torch.testing.assert_close(stored["hidden_states"][:, tap].float(), expected, atol=0.03, rtol=0.02)
+    own = load_file(target_with_mtp / "model.safetensors")
+    kept = load_file(folder.verifier / "mtp" / "model.safetensors")
+    assert set(kept) == {name for name in own if name.startswith("mtp.")}
+    assert torch.equal(kept["mtp.fc.weight"], own["mtp.fc.weight"].to(torch.bfloat16))
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
-def test_a_head_learns(kind: str, target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("kind", ["eagle3", "dflash", "mtp"])
+def test_a_head_learns(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Trained for seconds by `speculators` itself, and for longer after an end: the head drafts held-out texts, in
     our executors as often right as its training says, so that format and arithmetic are the same.
     """
     python = os.environ.get("TRAINER_PYTHON")
     if python is None or problem_of(trainer_environment.probe(python)):
         pytest.skip("TRAINER_PYTHON names no Python with speculators 0.9")
+    target = request.getfixturevalue("target_with_mtp" if kind == "mtp" else "target")
     prompts = write_prompts(tmp_path, 40)
     more = ["--kind", kind, "--trainer-python", python, "--json", "--max-new-tokens", "40", "--hours"]
     assert run(target, prompts, *more, "0.0015") == 0
@@ -343,16 +381,16 @@ def test_a_head_learns(kind: str, target: Path, tmp_path: Path, capsys: pytest.C
     err = begun + err
     lines = [line for line in err.splitlines() if "held out after" in line]
     accepted = [float(line.rsplit(", ", 1)[1].split()[0]) for line in lines]
-    assert max(accepted) > accepted[0] + 0.5
+    assert max(accepted) > accepted[0] + (0.2 if kind == "eagle3" else 0.5)  # which begins with something
     assert json.loads(out)["outcomes"][0]["acceptance"][0] > 0.15
-    if kind == "eagle3":
+    if kind != "dflash":
         best = lines[accepted.index(max(accepted))]
         told = [float(word.rstrip("%,")) / 100 for word in best.partition("by position ")[2].split(", ")[0].split()]
         folder = WorkFolder(tmp_path / "head.work")
-        assert accepted_by_token(target, tmp_path / "head", folder) == pytest.approx(told, abs=0.07)
+        assert accepted_by_token(target, tmp_path / "head", folder, len(told)) == pytest.approx(told, abs=0.07)
 
 
-def accepted_by_token(target_folder: Path, head_folder: Path, folder: WorkFolder) -> list[float]:
+def accepted_by_token(target_folder: Path, head_folder: Path, folder: WorkFolder, longest: int) -> list[float]:
     """How often drafts from each token of the held-out answers are right up to their first, second, … token."""
     from ipex_assist.distill.command import held_out
 
@@ -361,15 +399,15 @@ def accepted_by_token(target_folder: Path, head_folder: Path, folder: WorkFolder
     samples = [
         AnsweredPrompt("", **json.loads(line)) for line in (folder.data / "samples.jsonl").read_text().splitlines()
     ]
-    right, tried = [0] * 4, [0] * 4
+    right, tried = [0] * longest, [0] * longest
     for sample in samples[-held_out(len(samples)) :]:
         tokens, count = sample.tokens, len(sample.tokens)
         likeliest = target.forward([Rows(target.new_sequence(count), tokens, count)]).argmax(1).tolist()
         hidden = draft_heads.hidden_of(target, head, tokens)
         for row in range(sample.prompt_tokens - 1, count - 1):
-            request = DraftInput(head.new_sequence(count + 8), tokens[1 : row + 2], 4, 0.0, hidden[: row + 1])
+            request = DraftInput(head.new_sequence(count + 8), tokens[1 : row + 2], longest, 0.0, hidden[: row + 1])
             [(drafted, _)] = head.draft_many([request])
-            for i in range(min(4, count - 1 - row)):
+            for i in range(min(longest, count - 1 - row)):
                 tried[i] += 1
                 right[i] += drafted[: i + 1] == [*tokens[row + 2 : row + 2 + i], likeliest[row + 1 + i]]
     return [each / all_ for each, all_ in zip(right, tried, strict=True)]

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import checkpoint_files
+import embedding_folders
 import pytest
 import results
 from command_runs import on_own_cpus
@@ -72,6 +73,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         checkpoint_files.save(model, repository / "snapshots" / ("0" * 40))
     checkpoint_files.save(checkpoint_files.tiny_model("qwen2"), folder / "Qwen2.5-7B-Instruct")
     checkpoint_files.write_gguf(checkpoint_files.tiny_model("llama"), folder / "model.gguf")
+    for name, kind in (("Qwen3-Embedding-0.6B", ""), ("Qwen3-Reranker-0.6B", "ForSequenceClassification")):
+        repository = folder / "hub" / f"models--Qwen--{name}"
+        (repository / "refs").mkdir(parents=True)
+        (repository / "refs" / "main").write_text("0" * 40)
+        snapshot = repository / "snapshots" / ("0" * 40)
+        embedding_folders.write_model(snapshot, "qwen3", kind, pad_token_id=0, max_position_embeddings=2048)
+        if not kind:
+            embedding_folders.write_modules(snapshot, prompts={"query": "Query: "})
+    (folder / "texts.txt").write_text("A quick fox\nA lazy dog\nA café\n")
     (folder / "prompt.txt").write_text("the quick brown fox")
     (folder / "prompts.jsonl").write_text('{"prompt": "the quick"}\n{"prompt": "brown fox"}\n')
     (folder / "alpaca.json").write_text('[{"instruction": "Name a fox.", "input": "", "output": "Fox."}]')

@@ -8,6 +8,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import draft_heads
 import pytest
 import tiny_models
 import torch
@@ -20,6 +21,7 @@ from ipex_assist.engine.limits import EngineLimits
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.load import load_model
+from ipex_assist.executors.load_head import load_head
 from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.drafting import Drafting
@@ -150,3 +152,34 @@ def test_a_paused_request(tmp_path: Path, thread: bool) -> None:
     engine.close()
     assert pair.target.blocks is not None
     assert pair.target.blocks.free == pair.target.blocks.count
+
+
+@pytest.mark.skipif(not tiny_models.known("gemma4"), reason="this transformers has no Gemma 4")
+def test_a_head_over_blocks_that_come_and_go(tmp_path: Path) -> None:
+    """Requests that share prefixes, are put back and read again draft over the blocks that their sequences then have,
+    and have the texts that they have alone.
+    """
+    with draft_heads.all_layers_share():
+        draft_heads.save_assistant(tmp_path, tmp_path / "head", "gemma4", {"max_position_embeddings": 2048})
+    checkpoint, head = open_checkpoint(str(tmp_path)), open_checkpoint(str(tmp_path / "head"))
+    block = tiny_models.model(tmp_path, "native", "bf16").block_bytes  # type: ignore[attr-defined]
+    memory = KvMemory(7 * block)
+    target = load_model(LoadRequest(checkpoint, "bf16", "native", kv_memory=memory))
+    assistant = load_head(checkpoint, target, head, "int8", "native", kv_memory=memory)
+    assert target.blocks is not None
+    assert target.blocks.count == 7
+    engine = Engine(target, Drafting(tiny_models.VOCAB, lambda: CHEAP, assistant), limits=EngineLimits(requests=4))
+    alone = Engine(tiny_models.model(tmp_path, "native", "bf16"), Drafting(tiny_models.VOCAB, lambda: CHEAP))
+    begin = prompt_of(random.Random(0), 40) * 20
+    asked = []
+    for seed in range(8):
+        prompt = (*begin[:300], *prompt_of(random.Random(seed), 40))
+        sampled = {"do_sample": True, "seed": seed} if seed % 2 else {}
+        options = GenerationOptions.of(max_new_tokens=200 + 20 * seed, ignore_eos=True, **sampled)
+        asked.append((prompt, options, engine.submit(prompt, options)))
+    for prompt, options, handle in asked:
+        plain = GenerationOptions.of(options, assisted=False)
+        assert tokens_of(handle) == tokens_of(alone.submit(prompt, plain))
+    assert engine.stats.drafted > 0
+    assert engine.stats.preempted > 0
+    assert engine.stats.prefix_tokens > 0

@@ -13,6 +13,7 @@ from typing import Any
 import draft_heads
 import pytest
 import safetensors.torch
+import tiny_models
 import torch
 from conftest import HAS_NATIVE
 from fake_heads import BLOCK_SIZE, VOCAB, FakeHead, FakeTarget, SamplingTarget
@@ -40,6 +41,7 @@ from ipex_assist.speculative.acceptance import Acceptance
 from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.drafting import Drafting
 from ipex_assist.speculative.head_assistant import HeadAssistant
+from ipex_assist.speculative.joint_schedule import JointSchedule
 from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.speculative.schedule import ConstantSchedule
 
@@ -243,6 +245,13 @@ def test_a_block_is_no_longer_than_its_head_was_made_for() -> None:
 
 def save_head(folder: Path, name: str) -> Path | None:
     """A target and its head of random weights, the MTP layer's such that it is often right; the head's folder."""
+    if name == "mtp-layers":
+        draft_heads.save_mtp_layers(folder, "glm4-moe", 3, max_position_embeddings=2048)
+        return None
+    if name == "shared_kv":
+        with draft_heads.all_layers_share():
+            draft_heads.save_assistant(folder, folder / "head", "gemma4", {"max_position_embeddings": 2048})
+        return folder / "head"
     if name != "mtp":
         draft_heads.save_target(folder, max_position_embeddings=2048)
         draft_heads.save_recorded(folder / "head", name)
@@ -259,7 +268,10 @@ def save_head(folder: Path, name: str) -> Path | None:
     return None
 
 
-@pytest.mark.parametrize("name", ["mtp", "eagle3-llama", "dflash"])
+READING = ["shared_kv"] if tiny_models.known("gemma4") else []  # keys and values of its target
+
+
+@pytest.mark.parametrize("name", ["mtp", "mtp-layers", "eagle3-llama", "dflash", *READING])
 @pytest.mark.parametrize(
     ("executor", "precision"), [("torch", "fp32"), *([("native", "int8"), ("native", "bf16")] if HAS_NATIVE else [])]
 )
@@ -279,3 +291,66 @@ def test_heads_that_compute(name: str, executor: str, precision: str, tmp_path: 
         accepted += engine.stats.accepted
         engine.close()
     assert accepted > 0 or name != "mtp"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_head_that_is_never_right_is_left_alone(kind: HeadKind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In long pauses the target's passes give no hidden states. Before a draft they do: wrong rows fail in the fake."""
+    target, head, now, tapped = SamplingTarget(), FakeHead(kind, lambda digest: True), [0.0], list[bool]()
+    block = head.spec.head.block_size
+    believed = Costs(
+        *(tuple(1 + 0.1 * i for i in range(16)), 0.0 if block else 0.5, (0.5,) * 16, 0.05),
+        block=(0.5,) * 8 * bool(block),
+    )
+    sample, draft_many = target.sample, head.draft_many
+
+    def sampled(rows: Any, choices: Any, hidden: Any = None) -> Any:
+        tapped.append(hidden is not None)
+        now[0] += believed.verifying(sum(len(each.tokens) for each in rows))
+        return sample(rows, choices, hidden)
+
+    def drafted(requests: Any, vocabulary: Any = None) -> Any:
+        now[0] += 0.5 * (1 if block else max(each.count for each in requests))
+        return draft_many(requests, vocabulary)
+
+    monkeypatch.setattr(target, "sample", sampled)
+    monkeypatch.setattr(head, "draft_many", drafted)
+    engine = Engine(target, Drafting(VOCAB, lambda: believed, head), clock=lambda: now[0])
+    options = GenerationOptions.of(max_new_tokens=500, ignore_eos=True)
+    prompt = prompt_of(random.Random(3), 20)
+    assert tokens_of(engine.submit(prompt, options)) == plain(prompt, options)
+    assert engine.stats.drafted > 5
+    assert not engine.stats.accepted
+    assert now[0] <= 1.03 * 500 + believed.verifying(20)
+    assert tapped.count(False) > 120
+
+
+@pytest.mark.parametrize("kind", ["mtp", "dflash"])
+def test_several_texts_pause_together(kind: HeadKind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the joint schedule drafts nothing for some passes, it is not asked; and a newcomer ends the pause."""
+    target, head, now, plans = SamplingTarget(), FakeHead(kind, lambda digest: True), [0.0], [0]
+    block = (0.5,) * 8 if kind == "dflash" else ()
+    believed = Costs(tuple(1 + 0.1 * i for i in range(16)), 0.0 if block else 0.5, (0.5,) * 16, 0.05, block=block)
+    sample, plan = target.sample, JointSchedule.plan
+
+    def sampled(rows: Any, choices: Any, hidden: Any = None) -> Any:
+        now[0] += believed.verifying(sum(len(each.tokens) for each in rows))
+        return sample(rows, choices, hidden)
+
+    def planned(self: JointSchedule, *args: Any) -> None:
+        plans[0] += 1
+        plan(self, *args)
+
+    monkeypatch.setattr(target, "sample", sampled)
+    monkeypatch.setattr(JointSchedule, "plan", planned)
+    engine = Engine(target, Drafting(VOCAB, lambda: believed, head), clock=lambda: now[0])
+    options = GenerationOptions.of(max_new_tokens=300, ignore_eos=True)
+    prompts = [prompt_of(random.Random(seed), 20) for seed in range(4)]
+    handles = [engine.submit(prompt, options) for prompt in prompts[:3]]
+    for _ in range(100):
+        engine.step()
+    handles.append(engine.submit(prompts[3], options))
+    assert [tokens_of(handle) for handle in handles] == [plain(prompt, options) for prompt in prompts]
+    assert engine.stats.drafted > 0
+    assert not engine.stats.accepted
+    assert plans[0] < engine.stats.passes / 3

@@ -23,6 +23,7 @@ import torch
 from draft_heads import SIZES, hidden_numbers, numbers, text
 from speculators.config import SpeculatorsConfig, VerifierConfig
 from speculators.models.dflash import DFlashDraftModel, DFlashSpeculatorConfig
+from speculators.models.dflash2 import DFlash2DraftModel, DFlash2SpeculatorConfig
 from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
 from speculators.proposals.greedy import GreedyTokenProposalConfig
 from transformers import LlamaConfig, Qwen3Config
@@ -45,6 +46,12 @@ CASES: dict[str, tuple[type, int, dict[str, Any]]] = {
         {"draft_vocab_size": SIZES["vocab_size"], "aux_hidden_state_layer_ids": [2, 4]},
     ),
 }
+# Of the second kind, whose drafts are written down: which are chosen, and their shares among the candidates.
+CASES["dflash2"] = (
+    *(Qwen3Config, 2),
+    {"draft_vocab_size": SIZES["vocab_size"], "aux_hidden_state_layer_ids": [1, 3, 5], "conv_kernel_size": 3}
+    | {"conv_group_size": 8, "selector_rank": 12, "selector_top_k": 5},
+)
 ROWS = (4, 9, 15)
 ANCHORS = 4
 STEPS = 3
@@ -57,10 +64,11 @@ def made(name: str) -> Any:
     model_class, config_class = {
         "eagle3": (Eagle3DraftModel, Eagle3SpeculatorConfig),
         "dflash": (DFlashDraftModel, DFlashSpeculatorConfig),
+        "dflash2": (DFlash2DraftModel, DFlash2SpeculatorConfig),
     }[kind]
     layer_config = layer_class(**SIZES, num_hidden_layers=layers)
     layer_config._attn_implementation = "eager"
-    blocks = {"block_size": 6, "mask_token_id": 7} if kind == "dflash" else {}
+    blocks = {"block_size": 6, "mask_token_id": 7} if kind != "eagle3" else {}
     proposal = GreedyTokenProposalConfig(speculative_tokens=3)
     config = config_class(
         transformer_layer_config=layer_config,
@@ -108,11 +116,27 @@ def dflash_logits(model: Any) -> list[Any]:
     found = model._backbone_forward(
         hidden, torch.tensor([tokens]), torch.ones(1, len(tokens)), zeros, documents, max_anchors=ANCHORS
     )
+    if hasattr(model, "candidate_selector"):
+        blocks = zip(found[4][::size].tolist(), found[0][0].split(size), found[1][0].split(size), strict=True)
+        return [
+            {"row": place, "steps": selected(model, tokens[place], block[1:], rows[1:])}
+            for place, block, rows in blocks
+        ]
     logits, places = found[1][0].split(size), found[4][::size].tolist()
     return [
         {"row": place, "steps": [rounded(row) for row in block[1:]]}
         for place, block in zip(places, logits, strict=True)
     ]
+
+
+def selected(model: Any, last: int, hidden: torch.Tensor, logits: torch.Tensor) -> list[list[float]]:
+    """Of each row: the token chosen after that of the row before, and its share among the candidates."""
+    steps = []
+    for row, unary in zip(hidden, logits, strict=True):
+        ids, scores = model.candidate_selector.select(unary[None], row[None], torch.tensor([last]))
+        last = int(ids[0, scores[0].argmax()])
+        steps.append([last, round(float(scores[0].softmax(0).max()), 6)])
+    return steps
 
 
 def rounded(logits: torch.Tensor) -> list[float]:

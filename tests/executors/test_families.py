@@ -32,7 +32,13 @@ VARIANTS = [
         "apertus", "arcee", "exaone-moe", "hunyuan", "hunyuan-moe", "ministral3", "olmo-hybrid", "phimoe"
     ),
     *tiny_models.known(
-        "deepseek-v2-direct", "deepseek-v3", "glm4-moe-lite", "kimi-linear-all-experts", "llama4", "falcon-h1"
+        "deepseek-v2-direct",
+        "deepseek-v3",
+        "glm4-moe-lite",
+        "kimi-linear-all-experts",
+        "llama4",
+        "falcon-h1",
+        "jamba-all-experts",
     ),
     *tiny_models.known("gemma4", "gemma4-one-kind", "gemma4-moe", "gemma4-everything"),
 ]

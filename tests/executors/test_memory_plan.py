@@ -30,7 +30,7 @@ from ipex_assist.quantization.precision import DRAFT_INT4_GROUP
 pytestmark = pytest.mark.one_stack
 
 PER_LAYER = tiny_models.known("gemma4-everything")
-RECURRENT = tiny_models.known("lfm2-moe", "granite-hybrid", "nemotron-h-moe", "mamba2", "kimi-linear")
+RECURRENT = tiny_models.known("lfm2-moe", "granite-hybrid", "nemotron-h-moe", "mamba2", "kimi-linear", "jamba")
 
 native = pytest.mark.skipif(not HAS_NATIVE, reason="the native core says what it takes")
 

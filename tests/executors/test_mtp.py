@@ -98,6 +98,41 @@ def test_further_tokens(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize(("variant", "number"), [("deepseek-v3", 2), ("glm4-moe", 3)])
+def test_a_layer_for_each_token(variant: str, number: int, executor: str, tmp_path: Path) -> None:
+    """All tokens of each round of transformers, whether the head reads a text at once, or what is new of it after
+    each round: rows that a layer read with drafted tokens are read again with those that took their places.
+    """
+    draft_heads.save_mtp_layers(tmp_path, variant, number)
+    model = _transformers(tmp_path, {"num_mtp_layers": number})
+    count = model.config.num_hidden_layers
+    model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{count + layer}\..*" for layer in range(number)]
+    with draft_heads.rounds_of(candidate_generator.MTPCandidateGenerator) as rounds:
+        options = {"use_mtp": True, "max_new_tokens": 16, "do_sample": False, "eos_token_id": None}
+        model.generate(torch.tensor([PROMPT]), attention_mask=torch.ones(1, len(PROMPT)), **options)
+    target, head = draft_heads.load(tmp_path, executor=executor)
+    assert isinstance(head, DraftsInOneCall)
+    sequence = head.new_sequence(64)
+    for read, drafted, logits in rounds:
+        assert len(drafted) == number
+        likely = pytest.approx(logits.softmax(1).amax(1).tolist(), rel=1e-4)
+        hidden = draft_heads.hidden_of(target, head, read[:-1])
+        whole = DraftInput(head.new_sequence(64), read[1:], number, 0.0, hidden)
+        new = DraftInput(sequence, read[sequence.length + 1 :], number, 0.0, hidden[sequence.length :])
+        assert head.draft_many([whole, new]) == [(drafted, likely), (drafted, likely)]
+        assert sequence.length == len(read) - 1
+    sequence.truncate(len(read) - 5)
+    new = DraftInput(sequence, read[-4:], 1, 0.0, hidden[-4:])
+    [(first, confidence)] = head.draft_many([new])  # fewer tokens than layers, which read nevertheless
+    assert first == drafted[:1]
+    sequence.truncate(len(read) - 2)
+    ended = DraftInput(sequence, read[-1:], number, confidence[0] + 1e-3, hidden[-1:])
+    assert [len(each) for each, _ in head.draft_many([ended])] == [1]
+    sequence.truncate(len(read) - 2)
+    assert head.draft_many([DraftInput(sequence, read[-1:], number, 0.0, hidden[-1:])]) == [(drafted, likely)]
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("variant", ["ernie4-5-moe", "nemotron-h-moe"])
 def test_families_that_transformers_drafts_none_with(variant: str, executor: str, tmp_path: Path) -> None:
     """Their layers, run by transformers' own modules between what stands around them."""
@@ -238,3 +273,39 @@ def _rounds_of_prefixes(model: Any) -> Rounds:
         found, logits, _ = layers(torch.tensor([PROMPT[1 : count + 1]]), states[:, :count], None, positions, cache)
         rounds.append((PROMPT[: count + 1], int(found[0, -1]), logits[0, 0]))
     return rounds
+
+
+@pytest.mark.parametrize("variant", ["qwen3.5", "qwen3.5-moe", "qwen3-next"])
+def test_as_speculators_stores_it(variant: str, tmp_path: Path) -> None:
+    """A layer by `speculators`' names, in a checkpoint of its own, drafts what the target's does."""
+    told, changes = CASES[variant]
+    draft_heads.save_mtp(tmp_path / "target", variant, told, **changes)
+    outside = {
+        "mtp.fc.": "input_proj.",
+        "mtp.norm.": "final_layernorm.",
+        "mtp.pre_fc_norm_hidden.": "hidden_layernorm.",
+        "mtp.pre_fc_norm_embedding.": "token_layernorm.",
+        "mtp.layers.0.": "",
+    }
+    tensors, experts = {}, {}
+    for name, tensor in safetensors.torch.load_file(tmp_path / "target" / "model.safetensors").items():
+        for theirs, kept in outside.items():
+            if name.startswith(theirs):
+                tensors[f"mtp_layers.0.{kept}{name.removeprefix(theirs)}"] = tensor
+    for name in [name for name in tensors if re.search(r"experts\.\d+\.", name)]:
+        number, part = re.findall(r"experts\.(\d+)\.(\w+)\.weight", name)[0]
+        experts[int(number), part] = tensors.pop(name)
+    if experts:
+        numbers = sorted({number for number, _ in experts})
+        both = [torch.cat([experts[number, "gate_proj"], experts[number, "up_proj"]]) for number in numbers]
+        tensors["mtp_layers.0.mlp.experts.gate_up_proj"] = torch.stack(both)
+        tensors["mtp_layers.0.mlp.experts.down_proj"] = torch.stack([experts[each, "down_proj"] for each in numbers])
+    draft_heads.write(tmp_path / "head", {"speculators_model_type": "mtp"}, tensors)
+    drafts = []
+    for folder in (None, tmp_path / "head"):
+        target, head = draft_heads.load(tmp_path / "target", folder)
+        hidden = draft_heads.hidden_of(target, head, PROMPT[:-1])
+        assert isinstance(head, DraftsInOneCall)
+        [(drafted, confidences)] = head.draft_many([DraftInput(head.new_sequence(64), PROMPT[1:], 3, 0.0, hidden)])
+        drafts.append((drafted, list(confidences)))
+    assert drafts[0] == drafts[1]

@@ -45,7 +45,9 @@ def _saved(folder: Path, name: str, flat: bool) -> Path:
         config |= {
             "dflash_config": {"target_layer_ids": [i - 1 for i in aux], "mask_token_id": config["mask_token_id"]}
         }
-        del config["mask_token_id"]
+        second = {key: value for key, value in config.items() if key.startswith(("conv_", "selector_"))}
+        config["dflash_config"] |= second
+        config = {key: value for key, value in config.items() if key not in (*second, "mask_token_id")}
     draft_heads.write(folder, {**layer, **config}, tensors)
     return folder
 
@@ -100,6 +102,35 @@ def test_dflash(name: str, flat: bool, executor: str, tmp_path: Path) -> None:
             request = DraftInput(sequence, [TEXT[read]], 2)
 
 
+@pytest.mark.parametrize("flat", [False, True], ids=["speculators", "flat"])
+def test_dflash_2(flat: bool, tmp_path: Path) -> None:
+    """The tokens that are chosen one after the other, and their shares among the candidates: a convolution that reaches
+    into what is before the block, taps in another order, or a token before that is not the chosen one change them.
+    """
+    save_target(tmp_path / "target")
+    _saved(tmp_path / "head", "dflash2", flat)
+    _, head = draft_heads.load(tmp_path / "target", tmp_path / "head")
+    hidden = hidden_numbers(len(TEXT), 3)
+    for case in recorded("dflash2")["logits"]:
+        request = DraftInput(head.new_sequence(64), [TEXT[case["row"]]], 5, 0, hidden[: case["row"]])
+        [(drafted, confidences)] = _drafts(head, [request])
+        assert drafted == [token for token, _ in case["steps"]]
+        assert confidences == pytest.approx([share for _, share in case["steps"]], rel=1e-4)
+
+
+@pytest.mark.skipif("native" not in EXECUTORS, reason="no native core here")
+def test_dflash_2_elsewhere(tmp_path: Path) -> None:
+    """What would draft as one of the first kind is refused: on the native core, and with a config of that kind."""
+    save_target(tmp_path / "target")
+    folder = _saved(tmp_path / "head", "dflash2", flat=True)
+    with pytest.raises(UsageError, match=r"is a DFlash 2, .*use --executor torch"):
+        draft_heads.load(tmp_path / "target", folder, "native")
+    head = open_checkpoint(str(folder))
+    del head.config["dflash_config"]["conv_kernel_size"]
+    with pytest.raises(UsageError, match="DFlash 2 without conv_kernel_size"):
+        head_of(open_checkpoint(str(tmp_path / "target")), head)
+
+
 def _drafts(head: Model, requests: list[DraftInput]) -> Any:
     assert isinstance(head, DraftsInOneCall)
     return head.draft_many(requests)
@@ -131,15 +162,17 @@ def test_another_target(changes: dict[str, int], said: str, tmp_path: Path) -> N
         head_of(target, head)
 
 
-@pytest.mark.parametrize("kind", ["peagle", "dflash2", "mtp"])
-def test_another_kind(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "said"), [("peagle", "but 'peagle'"), ("dspark", "but 'dspark'"), ("mtp", "LlamaForCausalLM has no such")]
+)
+def test_another_kind(kind: str, said: str, tmp_path: Path) -> None:
     """Heads of `speculators` that we do not run are refused by name, not read as one of another kind."""
     save_target(tmp_path / "target")
     save_recorded(tmp_path / "head", "eagle3-llama")
     config = recorded("eagle3-llama")["config"] | {"speculators_model_type": kind}
     draft_heads.write(tmp_path / "head", config, safetensors.torch.load_file(tmp_path / "head" / "model.safetensors"))
     target, head = (open_checkpoint(str(tmp_path / name)) for name in ("target", "head"))
-    with pytest.raises(UsageError, match=f"but '{kind}'"):
+    with pytest.raises(UsageError, match=said):
         head_of(target, head)
 
 
@@ -174,7 +207,7 @@ def test_torch_in_bf16(precisions: tuple[str, str], tmp_path: Path) -> None:
 ODD = (None, -1, 0, 1, 7, 1 << 40, 0.5, "x", True, [], [-3], [1, 2], ["x"], {}, {"rope_type": "yarn"})
 
 
-@pytest.mark.parametrize("name", ["eagle3-qwen3", "dflash"])
+@pytest.mark.parametrize("name", ["eagle3-qwen3", "dflash", "dflash2"])
 @pytest.mark.parametrize("flat", [False, True], ids=["speculators", "flat"])
 def test_odd_values(name: str, flat: bool, tmp_path: Path) -> None:
     """Any value of a config that cannot be, and tensors of another shape: a sentence, never another exception."""

@@ -1,4 +1,4 @@
-"""Short convolutions and Mamba-2: their limits, and a row's bits in any schedule with drafts that are rolled back."""
+"""Short convolutions, Mamba-2 and Mamba-1: their limits, and a row's bits with drafts that are rolled back."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ipex_assist.native.library import unavailable
 
 VARIANTS = tiny_models.known("lfm2-biases", "lfm2-moe", "granite-hybrid-moe", "bamba", "bamba-recurrent-last")
 VARIANTS += tiny_models.known("nemotron-h", "nemotron-h-moe", "mamba2", "kimi-linear", "falcon-h1-norm")
+VARIANTS += tiny_models.known("jamba", "jamba-dense")
 PENDING = 16  # rows that can be forgotten again
 TEXT = tokens(150, 5)
 

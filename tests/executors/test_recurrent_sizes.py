@@ -18,7 +18,7 @@ from ipex_assist.executors.torch_model import TorchModel
 from ipex_assist.executors.weights import load_weights
 from ipex_assist.models.attention_spec import AttentionSpec
 from ipex_assist.models.mlp_spec import MlpSpec
-from ipex_assist.models.names import named
+from ipex_assist.models.names import VECTORS, named
 from ipex_assist.models.recurrent_spec import RecurrentSpec
 from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.models.weights import Source, weight_shape
@@ -38,7 +38,7 @@ LARGEST_ERROR = {"fp32": 1e-4, "bf16": 0.1, "int8": 0.3, "int4": 1.5}
 @st.composite
 def mixers(draw: st.DrawFn) -> RecurrentSpec:
     """Heads and groups of any size, with what a mixer may have."""
-    kind = draw(st.sampled_from(["gated_delta", "kimi_delta", "mamba2", "mamba2", "short_conv"]))
+    kind = draw(st.sampled_from(["gated_delta", "kimi_delta", "mamba2", "mamba2", "mamba1", "mamba1", "short_conv"]))
     key_heads = draw(st.integers(1, 3))
     heads = key_heads * draw(st.sampled_from([1, 2, 5]))
     key_dim, value_dim = draw(st.sampled_from([1, 4, 12, 16, 33, 64])), draw(st.sampled_from([1, 5, 16, 24, 64, 80]))
@@ -46,6 +46,8 @@ def mixers(draw: st.DrawFn) -> RecurrentSpec:
         heads, key_heads, key_dim = 1, 1, value_dim
     if kind == "kimi_delta":
         key_heads, value_dim = heads, key_dim
+    if kind == "mamba1":
+        heads, key_heads = 1, 1
     bias = draw(st.booleans())
     return RecurrentSpec(
         kind,  # type: ignore[arg-type]
@@ -58,7 +60,7 @@ def mixers(draw: st.DrawFn) -> RecurrentSpec:
         input_bias=bias,
         output_bias=draw(st.booleans()),
         norm_groups=draw(st.sampled_from([0, 1, key_heads, heads])) if kind == "mamba2" else 0,
-        gate_rank=draw(st.sampled_from([1, 7, 16, 130])) if kind == "kimi_delta" else 0,
+        gate_rank=draw(st.sampled_from([1, 7, 16, 130])) if kind in ("kimi_delta", "mamba1") else 0,
         step_limit=draw(st.sampled_from([(0.0, float("inf")), (0.5, 0.8)])),
     )
 
@@ -76,8 +78,7 @@ def specs(draw: st.DrawFn) -> DecoderSpec:
 def weights_of(spec: DecoderSpec) -> dict[str, torch.Tensor]:
     """Random ones, by our names."""
     parts = ("q_in", "k_in", "v_in", "a_in", "b_in", "z_in", "a_low_in", "z_low_in", "mixer_out")
-    vectors = ("q_conv", "k_conv", "v_conv", "a_log", "dt_bias", "skip", "gated_norm")
-    names = {**dict.fromkeys(parts, "x"), **{leaf: f"{leaf}.weight" for leaf in vectors}}
+    names = {**dict.fromkeys(parts, "x"), **{leaf: f"{leaf}.weight" for leaf in VECTORS}}
     made = {}
     for name in named(spec, recurrent=names):
         shape = weight_shape(spec, name)

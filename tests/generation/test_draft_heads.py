@@ -9,7 +9,7 @@ import checkpoint_files
 import pytest
 import tiny_models
 from conftest import HAS_NATIVE
-from draft_heads import save_mtp, save_recorded, save_target
+from draft_heads import all_layers_share, save_assistant, save_mtp, save_mtp_layers, save_recorded, save_target
 
 import ipex_assist
 from ipex_assist.checkpoints.open import OpenCheckpoints
@@ -25,47 +25,55 @@ from ipex_assist.speculative.pair_cache import PairCache
 pytestmark = pytest.mark.one_stack
 
 PROMPT = [3, 17, 150, 9, 9, 42, 77, 101, 5, 63, 12, 140, 8, 31] * 4
-NAMES = ["mtp", "lookup+mtp", "eagle3-llama", "dflash"]
+NAMES = ["mtp", "lookup+mtp", "mtp-layers", "eagle3-llama", "dflash"]
+READING = ["shared_kv"] if tiny_models.known("gemma4") else []  # keys and values of its target
+AT_ONCE = ("dflash", "mtp-layers")  # all tokens of a draft at one price
 BLOCK = Costs((1e-3,) * 16, 0.0, (1e-6,) * 16, 1e-7, block=(1e-6,) * 8)
 STEPS = Costs((1e-3,) * 16, 1e-6, (1e-6,) * 16, 1e-7)
 
 
 def save(folder: Path, name: str) -> str:
     """A target in `folder` and a head for it; returns what --assistant-model calls the head."""
-    if "mtp" in name:
+    if name == "mtp-layers":
+        save_mtp_layers(folder / "target", "glm4-moe", 3)
+    elif "mtp" in name:
         save_mtp(folder / "target", "glm4-moe", {})
+    elif name == "shared_kv":
+        with all_layers_share():
+            clusters = {"use_ordered_embeddings": True, "num_centroids": 32, "centroid_intermediate_top_k": 7}
+            save_assistant(folder / "target", folder / "head", "gemma4", **clusters)
     else:
         save_target(folder / "target")
         save_recorded(folder / "head", name)
     checkpoint_files.tiny_tokenizer().save_pretrained(folder / "target")
-    return name if "mtp" in name else str(folder / "head")
+    return name.removesuffix("-layers") if "mtp" in name else str(folder / "head")
 
 
 def load(folder: Path, assistant: str, executor: str, **options: Any) -> Any:
     return ipex_assist.load(str(folder / "target"), assistant, executor=executor, precision="fp32", **options)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES + READING)
 def test_a_head_drafts_and_the_text_is_the_targets(
     name: str, executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Greedy and sampled; the result names the head and its kind."""
-    monkeypatch.setattr(PairCache, "costs", lambda *_: BLOCK if name == "dflash" else STEPS)
+    monkeypatch.setattr(PairCache, "costs", lambda *_: BLOCK if name in AT_ONCE else STEPS)
     model = load(tmp_path, save(tmp_path, name), executor)
     kind = name.rpartition("+")[2].partition("-")[0]
-    for how in ({}, {"do_sample": True, "seed": 5}):
+    for how in ({"ignore_eos": True}, {"ignore_eos": True, "do_sample": True, "seed": 5}):
         plain = model.generate(PROMPT, max_new_tokens=30, assisted=False, **how)
         ours = model.generate(PROMPT, max_new_tokens=30, num_assistant_tokens=3, **how)
         assert ours.tokens == plain.tokens
         assert ours.draft.drafted
         assert ours.draft_head == kind
-        assert ours.assistant == name if "mtp" in name else ours.assistant.endswith("head")
+        assert ours.assistant == name.removesuffix("-layers") if "mtp" in name else ours.assistant.endswith("head")
         adaptive = model.generate(PROMPT, max_new_tokens=30, **how)
         assert adaptive.tokens == plain.tokens
 
 
 @pytest.mark.skipif(not HAS_NATIVE, reason="int8 and int4 are the native core's")
-@pytest.mark.parametrize("name", ["mtp", "eagle3-llama", "dflash"])
+@pytest.mark.parametrize("name", ["mtp", "mtp-layers", "eagle3-llama", "dflash", *READING])
 @pytest.mark.parametrize("precision", ["bf16", "int8", "int4"])
 def test_heads_in_every_precision_are_measured(name: str, precision: str, tmp_path: Path) -> None:
     """A real calibration, which must know a head's calls; then as many tokens as plainly, and the same."""
@@ -74,12 +82,13 @@ def test_heads_in_every_precision_are_measured(name: str, precision: str, tmp_pa
         str(tmp_path / "target"), assistant, executor="native", precision=precision, assistant_precision=precision
     )
     costs = model.drafting.costs
-    assert bool(costs.block) == (name == "dflash")
+    assert bool(costs.block) == (name in AT_ONCE)
     assert (costs.draft > 0) != bool(costs.block)
     assert len(costs.rows) == 16
-    assert 0 < costs.read <= costs.rows[-1]
-    plain = model.generate(PROMPT, max_new_tokens=40, assisted=False)
-    assert model.generate(PROMPT, max_new_tokens=40).tokens == plain.tokens
+    assert (costs.read > 0) == (name != "shared_kv")  # which needs one hidden state, however many tokens came
+    assert costs.read <= costs.rows[-1]
+    plain = model.generate(PROMPT, max_new_tokens=40, assisted=False, ignore_eos=True)
+    assert model.generate(PROMPT, max_new_tokens=40, ignore_eos=True).tokens == plain.tokens
 
 
 def test_the_checkpoints_own_head_is_the_default(tmp_path: Path) -> None:
@@ -126,9 +135,10 @@ def test_its_name() -> None:
 
 @pytest.mark.skipif(not HAS_NATIVE, reason="the native core says what it takes")
 @pytest.mark.parametrize("assistant", ["auto", "mtp"])
-def test_memory_is_planned_for_the_head(assistant: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["mtp", "mtp-layers"])
+def test_memory_is_planned_for_the_head(name: str, assistant: str, tmp_path: Path) -> None:
     """As many bytes as the core then has for it: what it shares with the target is not counted twice."""
-    save(tmp_path, "mtp")
+    save(tmp_path, name)
     need = estimate_need(str(tmp_path / "target"), assistant, "bf16", None, 64, native=True)
     model: Any = ipex_assist.load(str(tmp_path / "target"), assistant, executor="native")
-    assert need.assistant == model.assistant.packed.nbytes
+    assert need.assistant == sum(each.packed.nbytes for each in getattr(model.assistant, "layers", [model.assistant]))

@@ -75,6 +75,23 @@ def test_steps_that_cannot_be(limit: Any) -> None:
         spec("bamba", time_step_limit=limit)
 
 
+@pytest.mark.skipif(not tiny_models.known("jamba"), reason="this transformers has no Jamba")
+@pytest.mark.parametrize(
+    ("changed", "refusal"),
+    [
+        ({"attn_layer_period": 0}, "attn_layer_period is 0 .* 1 at least"),
+        ({"expert_layer_offset": 4}, "expert_layer_offset is 4 .* from 0 to 3"),
+        ({"mamba_dt_rank": 0}, "mamba_dt_rank is 0"),
+        ({"mamba_dt_rank": "half"}, "mamba_dt_rank is .half.*whole number"),
+        ({"mamba_d_conv": 99}, "mamba_d_conv is 99"),
+    ],
+)
+def test_jambas_that_cannot_be(changed: dict[str, Any], refusal: str) -> None:
+    """Periods that divide by zero, layers that never come, steps without a rank: by the file's names."""
+    with pytest.raises(ConfigError, match=refusal):
+        spec("jamba", **changed)
+
+
 def test_names_in_errors() -> None:
     """Those that the file has."""
     with pytest.raises(ConfigError, match="conv_L_cache"):

@@ -184,6 +184,137 @@ void check_shared(const KernelTable& k) {
     CHECK(logits.size() == VOCAB && std::isfinite(logits[0]), "no logits");
 }
 
+// A narrower head whose layers read the two layers of a target, the first of them in a window.
+void make_reading(UniformSpec& s, int32_t clusters) {
+    s.draft_head.kind = SHARED_KV, s.draft_head.taps = 1, s.draft_head.input_size = 40;
+    s.draft_head.shared_embedding = s.draft_head.fed_back_normed = 1;
+    s.draft_head.clusters = clusters, s.draft_head.clusters_read = clusters ? 3 : 0;
+    s.hidden_size = s.embedding_size = 24, s.layers = 2;
+}
+
+void read_second(LayerSpec& layer) { layer.attention.kv_layer = 1, layer.attention.window = 0; }
+
+const Kind READING[] = {
+    {"reads its target", 30, [](UniformSpec& s) { make_reading(s, 0); }, false, read_second},
+    {"reads its target, clusters", 30, [](UniformSpec& s) { make_reading(s, 10); }, false, read_second},
+};
+const Kind TARGET{"target", 0, [](UniformSpec&) {}};
+
+// Texts that a target has read, and drafts after them.
+struct Reading {
+    static constexpr int32_t LONGEST = 6;
+
+    Reading(const KernelTable& k, const Format& f, const Kind& kind, int threads, int nodes, bool int8)
+        : target(k, f, TARGET, threads, nodes, int8),
+          head(k, f, kind, threads, nodes),
+          hidden(size_t(40)),
+          order(size_t(VOCAB)) {
+        CHECK(head.model->share_table(target.model), "%s: table", kind.name);
+        fill(hidden, 8);
+        for (size_t i = 0; i < VOCAB; i++) order[i] = int32_t((i * 7 + 3) % VOCAB);
+    }
+
+    void read(int32_t length) {
+        tables.emplace_back(target, length);
+        lengths.push_back(length);
+        for (int32_t done = 0; done < length; done += 100) {
+            const int32_t rows = std::min(100, length - done);
+            target.append(tables.back(), done, some_tokens(rows, uint32_t(length + done)));
+        }
+    }
+
+    PassRequest pass_of(const std::vector<size_t>& which) {
+        std::vector<int32_t> tokens(which.size(), 3), positions;
+        std::vector<const Table*> rows;
+        for (const size_t i : which) positions.push_back(lengths[i]), rows.push_back(&tables[i]);
+        logits.assign(which.size() * LANES * 4, NAN), states.assign(which.size() * 40, 0);
+        PassRequest pass = head.make_pass(tokens, positions, rows, logits.data());
+        for (size_t i = 0; i < which.size(); i++) std::copy_n(hidden.data(), 40, states.begin() + int64_t(i) * 40);
+        pass.batch.blocks = target.blocks.get(), pass.batch.hidden = states.data(), pass.batch.vocabulary = 45;
+        return pass;
+    }
+
+    // Of each of these texts the tokens and the bits of their probabilities, `count` and one less by turns.
+    std::vector<std::vector<float>> draft(const std::vector<size_t>& which, int32_t count) {
+        const PassRequest pass = pass_of(which);
+        std::vector<int32_t> counts, drafted(which.size() * LONGEST), numbers(which.size());
+        std::vector<float> likely(drafted.size()), least(which.size(), 0);
+        for (size_t i = 0; i < which.size(); i++) counts.push_back(count - int32_t(i % 2));
+        head.draft(pass.batch, counts.data(),
+                   {counts.data(), least.data(), LONGEST, drafted.data(), likely.data(), numbers.data(), order.data()});
+        std::vector<std::vector<float>> found(which.size());
+        for (size_t i = 0; i < which.size(); i++) {
+            CHECK(numbers[i] == counts[i], "%d tokens of %d", numbers[i], counts[i]);
+            for (size_t at = i * LONGEST; at < i * LONGEST + size_t(numbers[i]); at++) {
+                CHECK(drafted[at] < VOCAB && likely[at] > 0, "token %d", drafted[at]);
+                found[i].push_back(float(drafted[at])), found[i].push_back(likely[at]);
+            }
+        }
+        return found;
+    }
+
+    Fixture target, head;
+    Buffer<float> hidden;
+    std::vector<int32_t> order, lengths;
+    std::vector<Table> tables;
+    std::vector<float> logits, states;
+};
+
+bool begins(const std::vector<float>& whole, const std::vector<float>& part) {
+    return part.size() <= whole.size() && same_bits(whole.data(), part.data(), part.size());
+}
+
+// Drafts are the same bits alone and beside others, on the decode path and on the prefill path, by any threads.
+void check_reading(const KernelTable& k, const Format& f, const Kind& kind, bool int8) {
+    std::vector<std::vector<float>> first;
+    for (int threads = 1; threads <= 3; threads++) {
+        Reading x(k, f, kind, threads, threads == 3 ? 2 : 1, int8);
+        for (const int32_t length : {300, 256, 20, 1}) x.read(length);
+        std::vector<std::vector<float>> alone;
+        for (size_t i = 0; i < 4; i++) alone.push_back(x.draft({i}, Reading::LONGEST)[0]);
+        std::vector<size_t> many;
+        for (size_t i = 0; i < 19; i++) many.push_back(i % 4);
+        for (const std::vector<size_t>& which : {std::vector<size_t>{0, 1, 2, 3}, {3, 0}, many}) {
+            const auto found = x.draft(which, 4);
+            for (size_t i = 0; i < which.size(); i++)
+                CHECK(begins(alone[which[i]], found[i]), "%s, %s: text %zu", f.name, kind.name, which[i]);
+        }
+        if (threads == 1) first = alone;
+        for (size_t i = 0; i < 4; i++)
+            CHECK(begins(first[i], alone[i]), "%s, %s: %d threads", f.name, kind.name, threads);
+    }
+}
+
+template <class F>
+bool refused(F&& f) {
+    try {
+        f();
+    } catch (const std::invalid_argument&) {
+        return true;
+    }
+    return false;
+}
+
+// What would read memory that is not there.
+void check_not_read(const KernelTable& k) {
+    Reading x(k, FORMATS[0], READING[0], 1, 1, false);
+    x.read(20);
+    CHECK(refused([&] { x.head.forward(x.head.pool, x.pass_of({0}).batch); }), "a pass without drafts");
+    x.lengths[0] = 0;
+    CHECK(refused([&] { x.draft({0}, 2); }), "no position before it");
+    x.lengths[0] = 257;
+    CHECK(refused([&] { x.draft({0}, 2); }), "positions that the table lacks");
+    x.lengths[0] = 256;
+    x.draft({0}, 2);  // of its last position but one nothing is written, nor is a block after it needed
+    const Kind other{"wider heads", 0, [](UniformSpec& s) { s.head_dim = s.rotary_dim = 12; }};
+    Fixture wide(k, FORMATS[0], other, 1);
+    PassRequest pass = x.pass_of({0});
+    pass.batch.blocks = wide.blocks.get();
+    const int32_t count = 1;
+    CHECK(refused([&] { ipex_assist::Pass(*x.head.program, x.head.pool, x.head.activations, pass.batch, &count); }),
+          "blocks of another target");
+}
+
 }  // namespace
 
 void test_draft_heads(const KernelTable& k) {
@@ -196,8 +327,12 @@ void test_draft_heads(const KernelTable& k) {
             if (std::string(kind.name) == "DFlash") check_block(k, f, kind);
             else check_fed_back(k, f, kind);
         }
+        for (const Kind& kind : READING) {
+            for (const bool int8 : {false, true}) check_reading(k, f, kind, int8);
+        }
     }
     check_shared(k);
+    check_not_read(k);
 }
 
 }  // namespace check

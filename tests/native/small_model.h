@@ -90,21 +90,24 @@ UniformSpec base_spec(const Format& f) {
     return spec;
 }
 
+// The keys and values of the first layer, which has as many heads, as wide.
+inline void share_first(LayerSpec& layer) {
+    layer.attention.shares_kv = 1, layer.attention.kv_layer = 0;
+    layer.attention.values_are_keys = layer.attention.value_norm = 0;
+}
+
 inline KindSpec::KindSpec(const Format& f, const Kind& kind) {
     UniformSpec spec = base_spec(f);
     kind.change(spec);
     model = spec.model(), layers = spec.layer_specs(kind.window, kind.sloped ? SLOPES : nullptr);
+    for (LayerSpec& each : layers) {
+        if (model.reads_target()) share_first(each);
+    }
     if (kind.change_last) kind.change_last(layers.back());
     for (const LayerSpec& each : layers) {
         const AttentionSpec& a = each.attention;
         model.rope_width = std::max(model.rope_width, a.rope_column + a.rotary_dim);
     }
-}
-
-// The keys and values of the first layer, which has as many heads, as wide.
-inline void share_first(LayerSpec& layer) {
-    layer.attention.shares_kv = 1, layer.attention.kv_layer = 0;
-    layer.attention.values_are_keys = layer.attention.value_norm = 0;
 }
 
 inline void make_latent(AttentionSpec& a, int32_t heads, const LatentSpec& latent) {
@@ -229,17 +232,23 @@ void list_recurrent_shapes(const RecurrentSpec& r, int64_t hidden, const Add& ad
     const int64_t keys = r.key_width(), values = r.value_width(), taps = r.conv_kernel;
     for (const bool bias : {false, true}) {
         if (bias && !r.conv_bias) continue;
-        if (r.scans()) add(Q_CONV, bias, keys * (bias ? 1 : taps), 1);
-        if (r.scans()) add(K_CONV, bias, keys * (bias ? 1 : taps), 1);
+        if (r.convolves_keys()) add(Q_CONV, bias, keys * (bias ? 1 : taps), 1);
+        if (r.convolves_keys()) add(K_CONV, bias, keys * (bias ? 1 : taps), 1);
         add(V_CONV, bias, values * (bias ? 1 : taps), 1);
     }
-    add(Q_IN, false, keys, hidden), add(K_IN, false, keys, hidden), add(V_IN, false, values, hidden);
-    const int64_t from = r.kind == KIMI_DELTA ? r.gate_rank : hidden;  // of what decay inputs and gates are made
-    if (r.scans()) add(A_IN, false, r.decay_inputs(), from), add(Z_IN, false, values, from);
+    const bool selects = r.kind == MAMBA1;
+    const int64_t keys_from = selects ? values : hidden;  // of what keys and queries are made
+    add(Q_IN, false, keys, keys_from), add(K_IN, false, keys, keys_from), add(V_IN, false, values, hidden);
+    const int64_t from = r.gate_rank ? r.gate_rank : hidden;  // of what decay inputs and gates are made
+    if (r.scans()) add(A_IN, false, r.decay_inputs(), from), add(Z_IN, false, values, selects ? hidden : from);
+    if (selects) {
+        add(A_LOW_IN, false, r.gate_rank, values), add(A_LOW_NORM, false, r.gate_rank, 1);
+        add(K_IN_NORM, false, keys, 1), add(Q_IN_NORM, false, keys, 1);
+    }
     if (r.kind == KIMI_DELTA) add(A_LOW_IN, false, r.gate_rank, hidden), add(Z_LOW_IN, false, r.gate_rank, hidden);
-    if (r.scans()) add(A_LOG, false, r.heads, 1), add(DT_BIAS, false, r.decay_inputs(), 1);
+    if (r.scans()) add(A_LOG, false, decay_rates(r), 1), add(DT_BIAS, false, r.decay_inputs(), 1);
     if (r.is_delta()) add(B_IN, false, r.heads, hidden);
-    if (r.kind == MAMBA2) add(SKIP, false, r.heads, 1);
+    if (skips(r)) add(SKIP, false, skips(r), 1);
     if (r.norm_weights()) add(GATED_NORM, false, r.norm_weights(), 1);
     add(MIXER_OUT, false, hidden, values);
 }
@@ -314,6 +323,11 @@ void list_head_shapes(const ModelSpec& s, std::vector<Shape>& all) {
     const int64_t hidden = s.hidden_size;
     if (!s.is_draft_head()) return;
     all.push_back({FC, -1, false, hidden, head.fc_width(hidden)});
+    if (s.reads_target()) {
+        all.push_back({FC_OUT, -1, false, head.input_size, hidden});
+        if (head.clusters) all.push_back({CLUSTERS, -1, false, head.clusters, hidden});
+        return;
+    }
     all.push_back({HEAD_HIDDEN_NORM, -1, false, hidden, 1});
     if (head.feeds_back()) all.push_back({HEAD_EMBED_NORM, -1, false, hidden, 1});
     for (int32_t i = 0; i < head.input_norms(); i++)
@@ -393,7 +407,8 @@ struct Fixture {
         program = std::make_unique<Program>(*model);
         Random random(1);
         for (const Shape& shape : shapes(spec.model, spec.layers)) pack_random(random, shape, kind.name);
-        blocks = std::make_unique<Blocks>(model, BLOCKS, int8 ? INT8 : model->attention_precision());
+        if (!spec.model.reads_target())
+            blocks = std::make_unique<Blocks>(model, BLOCKS, int8 ? INT8 : model->attention_precision());
         for (const LayerSpec& layer : spec.layers) fill_rope(layer.attention);
     }
 

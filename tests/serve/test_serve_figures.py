@@ -114,7 +114,7 @@ def test_an_answer_and_prometheus_agree(client):
 
 def test_nothing_drafted_nothing_said(client):
     answer = client.post(CHAT, json=HI | {"assisted": False}).json()
-    assert answer["metrics"] == {"speculative_decoding": None, "speedup": None}
+    assert answer["metrics"] == {"speculative_decoding": None, "draft": None, "speedup": None}
     assert "draft_n" not in answer["timings"]
 
 

@@ -308,6 +308,7 @@ def test_self_needs_an_executor_with_int4(folders: Path) -> None:
         ("lookup", AssistantName(True)),
         ("auto-lookup", AssistantName(True, "auto")),
         ("lookup+self", AssistantName(True, "self")),
+        ("mtp+lookup", AssistantName(True, "mtp")),
         ("lookup+facebook/opt-125m", AssistantName(True, "facebook/opt-125m")),
     ],
 )

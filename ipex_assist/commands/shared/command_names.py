@@ -12,6 +12,7 @@ COMMANDS = {
     "chat": "a conversation in the terminal",
     "completion": "a script by which your shell completes commands and flags",
     "distill": "train a draft head on a model's own answers",
+    "embed": "vectors of texts, or how relevant texts are to a query",
     "env": "what this machine is",
     "eval": "perplexity, and what fewer bits cost",
     "help": "what the commands do, or the options of one",

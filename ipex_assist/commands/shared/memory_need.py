@@ -11,7 +11,7 @@ from ipex_assist.checkpoints.packed_size import estimate_bytes
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.memory import gib, read_memory, resident_bytes
 from ipex_assist.executors.kv_memory import spare_beside
-from ipex_assist.executors.planned_bytes import ModelBytes
+from ipex_assist.executors.planned_bytes import ModelBytes, total_bytes
 from ipex_assist.quantization.precision import DRAFT_INT4_GROUP, INT4_GROUP, beside_experts
 from ipex_assist.speculative.assistant_name import AUTO, MTP, SELF, parse_assistant
 from ipex_assist.speculative.default_assistants import default_assistant, default_head
@@ -197,16 +197,22 @@ class _Plan:
             found = head_of(checkpoint)
             if found is None:
                 return None
-            chosen, spec = precision or head_precision(target, found.spec), found.spec
+            chosen = precision or head_precision(target, found.spec)
+            specs = [each.spec for each in (found, *found.further)]
             if not self.native:
-                return library_bytes(spec, chosen, kv_precision=self.kv_precision)
-            return native_bytes(
-                spec,
-                chosen,
-                wanted=wanted,
-                longest=self.longest,
-                group=DRAFT_INT4_GROUP,
-                kv_precision=self.kv_precision,
+                return total_bytes([library_bytes(spec, chosen, kv_precision=self.kv_precision) for spec in specs])
+            return total_bytes(
+                [
+                    native_bytes(
+                        spec,
+                        chosen,
+                        wanted=wanted,
+                        longest=self.longest,
+                        group=DRAFT_INT4_GROUP,
+                        kv_precision=self.kv_precision,
+                    )
+                    for spec in specs
+                ]
             )
         except IpexAssistError:
             return None

@@ -129,7 +129,7 @@ IPEX_ASSIST_API int32_t ia_abi(int32_t* sizes) {
     sizes[0] = int32_t(sizeof(ModelSpec));
     sizes[1] = int32_t(sizeof(LayerSpec));
     sizes[2] = int32_t(sizeof(Batch));
-    return 21;
+    return 22;
 }
 
 IPEX_ASSIST_API const char* ia_last_error() { return last_error; }

@@ -100,7 +100,7 @@ void check_attention(const ModelSpec& s, const AttentionSpec& a) {
 }
 
 void check_recurrent(const RecurrentSpec& r) {
-    check_range("the kind of a recurrent mixer", r.kind, NO_RECURRENCE, KIMI_DELTA);
+    check_range("the kind of a recurrent mixer", r.kind, NO_RECURRENCE, MAMBA1);
     if (r.kind == NO_RECURRENCE) return;
     check_range("heads of a recurrent mixer", r.heads, 1, LARGEST);
     check_range("key heads of a recurrent mixer", r.key_heads, 1, r.heads);
@@ -118,7 +118,10 @@ void check_recurrent(const RecurrentSpec& r) {
                static_cast<long long>(r.value_width()));
     }
     if (r.is_delta()) check_multiplier(r.beta_scale);
-    check_range("the rank of gates", r.gate_rank, r.kind == KIMI_DELTA ? 1 : 0, r.kind == KIMI_DELTA ? LARGEST : 0);
+    const bool low = r.kind == KIMI_DELTA || r.kind == MAMBA1;
+    check_range("the rank of gates", r.gate_rank, low ? 1 : 0, low ? LARGEST : 0);
+    if (r.kind == MAMBA1 && r.heads != 1) refuse("%d heads of channels that have a step each", r.heads);
+    if (r.kind == MAMBA1) check_range("key_dim x value_dim", r.key_dim * r.value_width(), 1, LARGEST);
     if (r.kind == KIMI_DELTA && (r.key_heads != r.heads || r.key_dim != r.value_dim)) {
         refuse("decays of each channel of %d key heads of %d, and %d heads of %d", r.key_heads, r.key_dim, r.heads,
                r.value_dim);
@@ -186,9 +189,14 @@ void check_layer(const ModelSpec& s, const LayerSpec& layer) {
         refuse("per-layer embeddings follow an MLP that is not parallel, and have its activation of one number");
 }
 
-// A layer that reads the keys and values of an earlier one, which has some as wide.
-void check_kv_layer(const LayerSpec* layers, int32_t number) {
+// A layer that reads the keys and values of an earlier one, which has some as wide; or, of a draft head, the target's.
+void check_kv_layer(const ModelSpec& s, const LayerSpec* layers, int32_t number) {
     const AttentionSpec& a = layers[number].attention;
+    if (s.reads_target()) {
+        if (layers[number].is_recurrent() || !a.shares_kv || a.is_latent() || a.qk_norm == ALL_HEADS || a.chunk)
+            refuse("layer %d of a draft head does not read keys and values of its target alone", number);
+        return check_range("the target's layer whose keys and values are read", a.kv_layer, 0, MOST_LAYERS - 1);
+    }
     if (layers[number].is_recurrent() || !a.shares_kv) return;
     check_range("the layer whose keys and values are read", a.kv_layer, 0, int64_t(number) - 1);
     const LayerSpec& other = layers[a.kv_layer];
@@ -208,6 +216,17 @@ void check_beside(const LayerSpec* layers, int32_t number) {
         refuse("the mixer of layer %d beside that of one before it, which ends with an MLP or a norm", number);
 }
 
+// A head that reads keys and values of its target.
+void check_reading_head(const ModelSpec& s) {
+    const HeadSpec& h = s.draft_head;
+    if (h.taps != 1 || h.input_norm || !h.shared_embedding || h.shared_head || h.lm_head_rows || s.embedding_norm)
+        refuse("a draft head that reads its target takes one hidden state as it is, and has an lm_head of its own");
+    check_range("clusters of a draft head's tokens", h.clusters, 0, s.vocab_size);
+    check_range("clusters that a row reads", h.clusters_read, h.clusters ? 1 : 0, h.clusters);
+    if (h.clusters && (s.vocab_size % h.clusters || s.logit_cap > 0))
+        refuse("%d tokens in %d clusters, or with a cap of their logits", s.vocab_size, h.clusters);
+}
+
 void check_draft_head(const ModelSpec& s) {
     const HeadSpec& h = s.draft_head;
     check_range("the kind of a draft head", h.kind, NO_DRAFT_HEAD, SHARED_KV);
@@ -223,6 +242,8 @@ void check_draft_head(const ModelSpec& s) {
     if (h.input_size % h.taps) refuse("%d columns of %d hidden states", h.input_size, h.taps);
     if (h.kind == MTP && h.input_size != s.hidden_size)
         refuse("a draft head of %d columns for hidden states of %d", s.hidden_size, h.input_size);
+    if (s.reads_target()) check_reading_head(s);
+    else check_range("clusters of a draft head's tokens", h.clusters, 0, 0);
     if (h.input_norm && h.kind == MTP) refuse("the norm of one hidden state is its own");
     if (s.projected_embedding || s.tied_head || s.positions) {
         refuse("a draft head with a projected embedding, a head that is its embedding, or learned positions");
@@ -262,7 +283,7 @@ const ModelSpec& checked(const ModelSpec& s, const LayerSpec* layers) {
     check_model(s);
     for (int32_t i = 0; i < s.layers; i++) {
         check_layer(s, layers[i]);
-        check_kv_layer(layers, i);
+        check_kv_layer(s, layers, i);
         check_beside(layers, i);
     }
     if (s.draft_head.kind == EAGLE3 && (layers[0].is_recurrent() || layers[0].norm_place != PRE || layers[0].parallel))
@@ -281,7 +302,8 @@ void check_hidden(const ModelSpec& s, const Batch& b) {
     const bool given = b.hidden != nullptr;
     if (s.draft_head.feeds_back() && !given) refuse("a draft head needs hidden states of its target, or its own");
     if (!s.is_draft_head() && given) refuse("hidden states are given to draft heads alone");
-    check_range("hidden states that are the head's own", b.own_hidden, 0, s.draft_head.feeds_back() ? 1 : 0);
+    check_range("hidden states that are the head's own", b.own_hidden, 0,
+                s.draft_head.feeds_back() && !s.reads_target() ? 1 : 0);
     if (s.draft_head.kind == DFLASH && given && (b.logit_row_count || b.taps.count))
         refuse("hidden states become keys and values alone, without logits");
     check_range("taps of a pass", b.taps.count, 0, LARGEST);
@@ -307,21 +329,17 @@ void check_sizes(const PackedModel& model, const Batch& b) {
                     int64_t(b.rows) - 1);
     }
     if (b.logit_row_count == 0) return;
-    const int64_t columns = round_up(b.vocabulary > 0 ? b.vocabulary : vocabulary, LANES);
+    const bool some = b.vocabulary > 0 && !model.spec.draft_head.clusters;
+    const int64_t columns = round_up(some ? b.vocabulary : vocabulary, LANES);
     if (!b.logits || b.stride < columns) {
         refuse("logits of %lld columns for a vocabulary that takes %lld",
                static_cast<long long>(b.logits ? b.stride : 0), static_cast<long long>(columns));
     }
 }
 
-// The positions of a segment up to `last`, of what is drafted after it, are in its table, the position tables and the
-// pool.
-void check_segment(const PackedModel& model, const Batch& b, int32_t index, int64_t last) {
-    const ModelSpec& s = model.spec;
+// The positions of a segment up to `last` are in its table and the pool.
+void check_table(const Batch& b, int32_t index, int64_t last) {
     const Segment& segment = b.segments[index];
-    if (segment.start < 0 || last >= INT32_MAX)
-        refuse("segment %d is at position %lld", index,
-               static_cast<long long>(segment.start < 0 ? segment.start : last));
     if (!segment.blocks || last / BLOCK_POSITIONS >= segment.block_count) {
         refuse("segment %d goes up to position %lld, and its table has %d blocks of %d", index,
                static_cast<long long>(last), segment.blocks ? segment.block_count : 0, BLOCK_POSITIONS);
@@ -332,6 +350,20 @@ void check_segment(const PackedModel& model, const Batch& b, int32_t index, int6
                    static_cast<long long>(b.blocks->count()));
         }
     }
+}
+
+// The positions of a segment up to `last`, of what is drafted after it, are in its table, the position tables and the
+// pool; of a head that reads its target, those before it are in the table.
+void check_segment(const PackedModel& model, const Batch& b, int32_t index, int64_t last) {
+    const ModelSpec& s = model.spec;
+    const Segment& segment = b.segments[index];
+    if (segment.start < 0 || last >= INT32_MAX)
+        refuse("segment %d is at position %lld", index,
+               static_cast<long long>(segment.start < 0 ? segment.start : last));
+    if (s.reads_target() && (segment.start < 1 || segment.rows != 1))
+        refuse("segment %d has %d rows at position %d, and one after those of its target drafts", index, segment.rows,
+               segment.start);
+    check_table(b, index, s.reads_target() ? int64_t(segment.start) - 1 : last);
     if (s.positions) {
         if (last + s.position_offset >= s.positions) {
             refuse("segment %d is at position %lld, and the model has %d", index, static_cast<long long>(last),
@@ -391,6 +423,8 @@ const Batch& checked(const PackedModel& model, const Batch& b, const int32_t* co
         if (model.missing() == 0) refuse("a draft head without its target's embedding or head");
         refuse("%lld of the model's weights are not packed yet", static_cast<long long>(model.missing()));
     }
+    const bool reads = model.spec.reads_target();
+    if (reads && !counts) refuse("a draft head that reads its target does nothing but draft");
     check_sizes(model, b);
     if (counts && b.taps.count) refuse("a draft gives no hidden states");
     int64_t rows = 0;
@@ -400,7 +434,8 @@ const Batch& checked(const PackedModel& model, const Batch& b, const int32_t* co
         if (counts) check_range("tokens drafted after a segment", counts[i], 1, LARGEST);
         rows += b.segments[i].rows;
         // The last drafted token is not fed.
-        lasts.push_back(int64_t(b.segments[i].start) + b.segments[i].rows - 1 + (counts ? counts[i] - 1 : 0));
+        const int64_t further = counts && !reads ? counts[i] - 1 : 0;
+        lasts.push_back(int64_t(b.segments[i].start) + b.segments[i].rows - 1 + further);
         check_segment(model, b, i, lasts.back());
         if (counts && (b.logit_row_count != b.segment_count || b.logit_rows[i] != rows - 1))
             refuse("drafting takes the last row of each segment");
@@ -411,7 +446,7 @@ const Batch& checked(const PackedModel& model, const Batch& b, const int32_t* co
             refuse("token id %d of a vocabulary of %d", b.tokens[r], model.spec.vocab_size);
         }
     }
-    check_written(b, lasts);
+    if (!reads) check_written(b, lasts);
     if (model.is_recurrent()) check_states(b);
     return b;
 }

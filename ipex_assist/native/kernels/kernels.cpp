@@ -92,6 +92,7 @@ const KernelTable* IPEX_ASSIST_KERNELS() {
                                       convolve,
                                       unit_length,
                                       silu_gate,
+                                      steps,
                                       decay_keys,
                                       scan,
                                       multiply};

@@ -159,13 +159,17 @@ struct ScanTile {
     float* to;          // where the state before row `settle` goes, `count` for that after all; null: nowhere
     int64_t settle;
     int64_t key_depth;
-    bool delta;         // what is added is v - state · recall, not v itself
-    bool by_key;        // each key has a decay of its own
-    float skip;         // of the value, in the output
+    bool delta;   // what is added is v - state · recall, not v itself
+    bool by_key;  // each key has a decay of its own
+    float skip;   // of the value, in the output
+    // Where each channel has a step and each element of the state a decay exp(step · rate): the rates of the first
+    // key's 16 columns, `rate_stride` before the next key's, for `key_dim` keys, and a skip of each column; or null.
+    const float *rates, *skips;
+    int64_t rate_stride, key_dim;
     const float* rows;  // (count, stride)
     int64_t count, stride;
-    // Columns of a row: the first of each part, and one of betas, and of decays but where each key has one. What
-    // recalls is the key, or the key times its decays.
+    // Columns of a row: the first of each part, and one of betas, and of decays but where each key has one, or
+    // each channel a step. What recalls is the key, or the key times its decays.
     int64_t query, key, value, decay, beta, recall;
     int64_t first_out;  // the first row that has an output
     float* out;         // of that row, `out_stride` before the next one's
@@ -257,6 +261,8 @@ struct KernelTable {
                      bool silu, int64_t size, float* out);
     void (*unit_length)(float* x, int64_t size, float epsilon, float factor);  // x * factor / sqrt(sum x² + epsilon)
     void (*silu_gate)(float* x, const float* gate, int64_t size);              // x *= silu(gate)
+    // out = softplus(in + bias), all (size); zero up to a multiple of 16.
+    void (*steps)(const float* in, const float* bias, int64_t size, float* out);
     // decays = exp(rate · softplus(in + bias)) and recalls = key · decays, all (size); zero up to a multiple of 16.
     void (*decay_keys)(const float* in, const float* bias, float rate, const float* key, int64_t size, float* decays,
                        float* recalls);

@@ -58,6 +58,14 @@ inline __m512 softplus(__m512 x) {
     return _mm512_fmadd_ps(p, s, _mm512_max_ps(zero, x));
 }
 
+void steps(const float* in, const float* bias, int64_t size, float* out) {
+    for (int64_t i = 0; i < size; i += LANES) {
+        const __mmask16 mask = lanes(size - i);
+        const __m512 x = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, in + i), _mm512_maskz_loadu_ps(mask, bias + i));
+        _mm512_storeu_ps(out + i, _mm512_maskz_mov_ps(mask, softplus(x)));
+    }
+}
+
 void decay_keys(const float* in, const float* bias, float rate, const float* key, int64_t size, float* decays,
                 float* recalls) {
     for (int64_t i = 0; i < size; i += LANES) {
@@ -106,11 +114,17 @@ inline __m512 sweep(float* state, int64_t depth, const float* decays, __m512 cha
     return sum_chains(out);
 }
 
+inline int64_t state_bytes(const ScanTile& t) { return t.key_depth * LANES * int64_t(sizeof(float)); }
+
+inline void read_state(const ScanTile& t) {
+    if (t.from) std::memcpy(t.state, t.from, size_t(state_bytes(t)));
+    else std::memset(t.state, 0, size_t(state_bytes(t)));
+}
+
 template <bool BY_KEY>
 inline void scan_rows(const ScanTile& t) {
-    const int64_t depth = t.key_depth, size = depth * LANES * int64_t(sizeof(float));
-    if (t.from) std::memcpy(t.state, t.from, size_t(size));
-    else std::memset(t.state, 0, size_t(size));
+    const int64_t depth = t.key_depth, size = state_bytes(t);
+    read_state(t);
     __m512 recalled = t.delta ? recall(t.state, t.rows + t.recall, depth) : _mm512_setzero_ps();
     for (int64_t r = 0; r <= t.count; r++) {
         if (t.to && r == t.settle) std::memcpy(t.to, t.state, size_t(size));
@@ -129,9 +143,42 @@ inline void scan_rows(const ScanTile& t) {
     }
 }
 
+// One row: state ← exp(step · rate) · state + key · change, element by element; returns Σ state · query.
+inline __m512 sweep_channels(const ScanTile& t, __mmask16 mask, __m512 step, __m512 change, const float* key,
+                             const float* query) {
+    __m512 out[SCAN_CHAINS] = {};
+    for (int64_t k = 0; k < t.key_dim; k++) {
+        float* at = t.state + k * LANES;
+        const __m512 decay = exponential(_mm512_mul_ps(step, _mm512_maskz_loadu_ps(mask, t.rates + k * t.rate_stride)));
+        const __m512 s = _mm512_fmadd_ps(_mm512_set1_ps(key[k]), change, _mm512_mul_ps(decay, _mm512_load_ps(at)));
+        _mm512_store_ps(at, s);
+        out[k % SCAN_CHAINS] = _mm512_fmadd_ps(s, _mm512_set1_ps(query[k]), out[k % SCAN_CHAINS]);
+    }
+    return sum_chains(out);
+}
+
+HOT_LOOP void scan_by_channel(const ScanTile& t) {
+    const __mmask16 mask = lanes(t.columns);
+    read_state(t);
+    for (int64_t r = 0; r <= t.count; r++) {
+        if (t.to && r == t.settle) std::memcpy(t.to, t.state, size_t(state_bytes(t)));
+        if (r == t.count) break;
+        const float* row = t.rows + r * t.stride;
+        const __m512 step = _mm512_loadu_ps(row + t.decay), value = _mm512_loadu_ps(row + t.value);
+        const __m512 out = sweep_channels(t, mask, step, _mm512_mul_ps(step, value), row + t.key, row + t.query);
+        const __m512 skip = _mm512_maskz_loadu_ps(mask, t.skips);
+        float* to = t.out + (r - t.first_out) * t.out_stride;
+        if (r >= t.first_out) _mm512_mask_storeu_ps(to, mask, _mm512_fmadd_ps(skip, value, out));
+    }
+}
+
 HOT_LOOP void scan_by_head(const ScanTile& t) { scan_rows<false>(t); }
 HOT_LOOP void scan_by_key(const ScanTile& t) { scan_rows<true>(t); }
-void scan(const ScanTile& t) { t.by_key ? scan_by_key(t) : scan_by_head(t); }
+void scan(const ScanTile& t) {
+    if (t.rates) scan_by_channel(t);
+    else if (t.by_key) scan_by_key(t);
+    else scan_by_head(t);
+}
 
 }  // namespace
 }  // namespace ipex_assist

@@ -74,10 +74,22 @@ int64_t Blocks::bytes_each(const PackedModel& model, Precision precision) {
 }
 
 bool Blocks::fits(const PackedModel& model) const {
+    if (model.spec.reads_target()) return has_layers_of(model);
     if (model_.get() == &model) return true;
     if (precision_ == INT8) return false;  // keys are divided by what its own model's weights say
     if (precision_ != BF16 && attention_precision_ != model.attention_precision()) return false;
     return layout_ == BlockLayout(model, precision_);
+}
+
+// Whether they hold what the layers of a draft head read.
+bool Blocks::has_layers_of(const PackedModel& head) const {
+    return head.kernels == model_->kernels &&
+           std::all_of(head.layers.begin(), head.layers.end(), [&](const PackedLayer& layer) {
+               const AttentionSpec& a = layer.attention;
+               if (a.kv_layer >= layout_.layers() || layout_.kv_heads(a.kv_layer) != a.kv_heads) return false;
+               const AttentionSpec& of = model_->layers[size_t(a.kv_layer)].attention;
+               return !of.is_latent() && of.head_dim == a.head_dim;
+           });
 }
 
 void Blocks::check(int64_t id) const {

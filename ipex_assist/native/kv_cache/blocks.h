@@ -38,7 +38,8 @@ public:
     // there is no address space.
     Blocks(std::shared_ptr<const PackedModel> model, int64_t count, Precision precision);
     static int64_t bytes_each(const PackedModel& model, Precision precision);
-    bool fits(const PackedModel& model) const;  // whether they were made for this model, or one of its shape
+    bool fits(
+        const PackedModel& model) const;  // whether they were made for this model or one of its shape, or its target
     int64_t count() const { return count_; }
     Precision precision() const { return precision_; }
     Precision attention_precision() const { return attention_precision_; }  // of queries and probabilities
@@ -67,6 +68,7 @@ public:
 
 private:
     void check(int64_t id) const;
+    bool has_layers_of(const PackedModel& head) const;
     void fill(Pool& pool, int32_t to, const uint8_t* source) const;
     void fill_of_node(const TeamNodes& team, int thread, int32_t to, const uint8_t* source) const;
 

@@ -51,6 +51,8 @@ void list_shared(List& list, SharedBuffers& b, const ActivationSizes& s) {
     list("scanned", b.scanned, s.scan_rows, s.scan_columns);
     list("partials", b.partials, s.partials, 1);
     list("fed_back", b.fed_back, s.fed_back_rows, s.width);
+    list("cluster_scores", b.cluster_scores, s.logit_rows, s.clusters);
+    list("clusters", b.clusters, s.logit_rows, s.clusters_read);
     list("router_logits", b.router_logits, s.rows, s.router_columns);
     list("expert_outputs", b.expert_outputs, s.slots, s.width);
     list("maxima", b.maxima, s.logit_rows, s.vocabulary_chunks);

@@ -62,8 +62,10 @@ struct SharedBuffers {
     Array<float> scanned;         // (rows to scan, scan_width): queries, keys, values, decays and betas
     Array<float> partials;        // split KV's, see attention.h
     Array<float> fed_back;        // (segments, hidden): what a draft head's next rows get as their hidden states
+    Array<float> cluster_scores;  // (rows with logits, clusters) of a draft head
     Array<float> router_logits;   // (rows, experts)
     Array<float> expert_outputs;  // (slots, hidden)
+    Array<int32_t> clusters;      // (rows with logits, clusters read) ascending
     Array<ArgMax> maxima;         // (rows with logits, chunks of the vocabulary)
     // Of sampling: (rows with logits, groups, chunks or 1)
     Array<float> group_maxima;
@@ -109,6 +111,7 @@ struct ActivationSizes {
     int64_t own_value;                            // bytes of a value that each thread prepares itself
     int64_t queries, key_depth, value_width;      // of a query tile; the latter of a head before it is one, too
     int64_t fed_back_rows, entering;              // of draft heads; the latter columns
+    int64_t clusters, clusters_read;              // of draft heads
     int64_t heads, head_depth;                    // of latent attention: columns of a row, input columns of a head
     int64_t tiles;                                // whether rows are kept as tiles, too
 };

@@ -31,7 +31,7 @@ bool continue_draft(Pass& pass, const GreedyDraft& d, std::vector<int32_t>& orde
         const int32_t which = order[i];
         if (!note(pass, d, which, int64_t(i))) continue;
         Segment next = pass.plan.segments[i];
-        next.start += next.rows, next.rows = 1, next.settled = next.settle;
+        next.start += pass.plan.reads_before ? 0 : next.rows, next.rows = 1, next.settled = next.settle;
         next.settle = std::max(next.settle, next.start + 1 - PENDING_ROWS);
         logit_rows.push_back(int32_t(segments.size()));
         segments.push_back(next), next_order.push_back(which),
@@ -52,13 +52,15 @@ void draft(Pass& pass, const GreedyDraft& request) {
     const uint64_t started = __rdtsc();
     std::vector<int32_t> order;
     for (int32_t i = 0; i < int32_t(pass.plan.segments.size()); i++) order.push_back(i), request.drafted[i] = 0;
+    const bool clusters = pass.model.spec.draft_head.clusters > 0;
     bool goes_on = true;  // written by thread 0, between two barriers
     pass.pool.run(
         [&](int thread) {
             while (goes_on) {
                 run_layers(pass, thread);
                 if (pass.model.spec.draft_head.feeds_back()) feed_back(pass, thread);
-                find_maxima(pass, thread);
+                if (clusters) find_cluster_maxima(pass, request.target_tokens, thread);
+                else find_maxima(pass, thread);
                 if (thread == 0) goes_on = continue_draft(pass, request, order);
                 pass.wait(thread);
             }

@@ -39,6 +39,26 @@ const float* token_and_hidden(const Pass& pass, int64_t r, const float* hidden, 
     return row;
 }
 
+// [e, h] as the target has them, likewise.
+const float* target_token_and_hidden(const Pass& pass, int64_t r, const float* hidden, int thread) {
+    const int64_t size = pass.model.spec.draft_head.input_size;
+    const float factor = pass.model.spec.embedding_multiplier;
+    float* row = pass.activations.own(thread).entering.data;
+    pass.model.embed(pass.plan.tokens[size_t(r)], row);
+    for (int64_t i = 0; factor != 1 && i < size; i++) row[i] *= factor;
+    std::copy(hidden, hidden + size, row + size);
+    return row;
+}
+
+const float* entering_row(const Pass& pass, int64_t r, int thread) {
+    const float* hidden = pass.hidden[size_t(r)];
+    switch (pass.model.spec.draft_head.kind) {
+        case MTP: return token_and_hidden(pass, r, hidden, thread);
+        case SHARED_KV: return target_token_and_hidden(pass, r, hidden, thread);
+        default: return normed_input(pass, hidden, pass.activations.own(thread).entering.data);
+    }
+}
+
 // What fc makes of tokens and hidden states, or of the latter alone, to the residual stream.
 void through_fc(Pass& pass, int thread) {
     const PackedModel& model = pass.model;
@@ -47,9 +67,7 @@ void through_fc(Pass& pass, int thread) {
     const Array<float>& x = pass.activations.shared.x;
     const auto [first, end] = share_of(pass, thread);
     for (int64_t r = first; r < end; r++) {
-        const float* hidden = pass.hidden[size_t(r)];
-        const float* row = head.kind == MTP ? token_and_hidden(pass, r, hidden, thread)
-                                            : normed_input(pass, hidden, pass.activations.own(thread).entering.data);
+        const float* row = entering_row(pass, r, thread);
         prepare_row(pass, thread, row, width, 0, model.fc.depth, r, model.fc, &NodeBuffers::inputs);
     }
     pass.wait(thread);
@@ -112,12 +130,19 @@ void feed_back(Pass& pass, int thread) {
     const PackedModel& model = pass.model;
     const int64_t count = int64_t(pass.plan.logit_rows.size()), size = model.spec.hidden_size;
     const bool normed = model.spec.draft_head.fed_back_normed && model.into_head.pre;
+    const bool projected = model.spec.reads_target();
     for (int64_t i = share(count, thread, pass.plan.threads); i < share(count, thread + 1, pass.plan.threads); i++) {
         const float* x = pass.activations.shared.x.row(pass.plan.logit_rows[size_t(i)]);
-        float* to = pass.activations.shared.fed_back.row(i);
+        float* to = projected ? pass.activations.own(thread).row.data : pass.activations.shared.fed_back.row(i);
         if (normed) normalize(pass, *model.into_head.pre, x, to);
         else std::copy(x, x + size, to);
+        if (projected)
+            prepare_row(pass, thread, to, size, 0, model.fc_out.depth, i, model.fc_out, &NodeBuffers::inputs);
     }
+    if (!projected) return;
+    const Array<float>& fed_back = pass.activations.shared.fed_back;
+    pass.wait(thread);
+    linear(pass, thread, pass.inputs(thread, model.fc_out.depth), model.fc_out, count, fed_back.data, fed_back.columns);
 }
 
 }  // namespace ipex_assist

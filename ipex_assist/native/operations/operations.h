@@ -15,7 +15,7 @@ void enter_head(Pass& pass, int thread);
 void append_context(Pass& pass, int thread);
 // EAGLE3: the inputs of the first layer's queries, keys and values.
 void prepare_token_and_hidden(Pass& pass, const LayerStep& step, int thread);
-// The rows with logits as the hidden states of the rows that come after them. After `head`; ends without a barrier.
+// The rows with logits as the hidden states of the rows that come after them. After `head`; may end without a barrier.
 void feed_back(Pass& pass, int thread);
 
 // taps.cpp: copies of the residual stream where a batch asks for it.
@@ -100,6 +100,12 @@ void prepare_scan(Pass& pass, const LayerStep& step, int thread);
 void scan(Pass& pass, const LayerStep& step, int thread);
 void gate_scanned(Pass& pass, const LayerStep& step, int thread);
 
+// selection.cpp
+void convolve_values(Pass& pass, const LayerStep& step, int thread);
+void low_linear(Pass& pass, const LayerStep& step, int thread);
+void normalize_low(Pass& pass, const LayerStep& step, int thread);
+void prepare_channels(Pass& pass, const LayerStep& step, int thread);
+
 // short_conv.cpp
 void short_conv(Pass& pass, const LayerStep& step, int thread);
 void prepare_convolved(Pass& pass, const LayerStep& step, int thread);
@@ -138,6 +144,11 @@ void reserve_routes(const PackedLayer& layer, int64_t rows, Routes& routes);
 
 // head.cpp
 void head(Pass& pass, int thread);
+
+// cluster_head.cpp: the same of a head whose tokens are in clusters, and the arg-max of each row among the tokens of
+// the clusters that it reads, as the number of a row of lm_head. order: the token of each of these rows, null: its own.
+void cluster_head(Pass& pass, int thread);
+void find_cluster_maxima(Pass& pass, const int32_t* order, int thread);
 
 // arg_max.cpp
 void find_maxima(Pass& pass, int thread);

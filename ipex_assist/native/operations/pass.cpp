@@ -41,7 +41,8 @@ PassPlan plan_of(const Program& program, const Pool& pool, const Batch& b) {
 
 Linear wanted_head(const PackedModel& model, int32_t vocabulary) {
     Linear head = model.lm_head();
-    if (vocabulary > 0) head.blocks = std::min(head.blocks, (int64_t(vocabulary) + LANES - 1) / LANES);
+    if (vocabulary > 0 && !model.spec.draft_head.clusters)
+        head.blocks = std::min(head.blocks, (int64_t(vocabulary) + LANES - 1) / LANES);
     return head;
 }
 
@@ -135,11 +136,14 @@ ActivationSizes sizes_of(const Pass& pass, const int32_t* counts) {
     ActivationSizes s{};
     s.rows = pass.plan.rows(), s.logit_rows = int64_t(pass.plan.logit_rows.size());
     s.vocabulary_chunks = (vocabulary_columns(pass) + VOCABULARY_CHUNK - 1) / VOCABULARY_CHUNK;
+    if (spec.draft_head.clusters) s.vocabulary_chunks = 1;  // cluster_head.cpp
     s.threads = pass.plan.threads, s.nodes = pass.pool.node(pass.plan.threads - 1) + 1;
-    s.width = round_up(std::max({spec.hidden_size, spec.embedding_size, spec.per_layer_size}), LANES);
+    s.width =
+        round_up(std::max({spec.hidden_size, spec.table_width(), spec.embedding_size, spec.per_layer_size}), LANES);
     s.tiles = pass.kernels.tiled && !pass.plan.decode;
     s.scan_rows = pass.plan.first_scan_row.back();
     for (int32_t i = 0; counts && i < pass.batch.segment_count; i++) s.scan_rows += counts[i] - 1;
+    s.clusters = round_up(spec.draft_head.clusters, LANES), s.clusters_read = spec.draft_head.clusters_read;
     s.fed_back_rows = counts && spec.draft_head.feeds_back() ? pass.batch.segment_count : 0;
     size_layers(pass, s);
     s.partials = partial_floats(pass, counts);

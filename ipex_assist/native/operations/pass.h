@@ -71,7 +71,10 @@ struct Pass {
     const Linear& after_mlp(const LayerStep& step) const {
         return model.spec.per_layer_size ? layer(step).per_layer.gate : reader(step);
     }
-    const Linear& after_layers() const { return model.spec.projected_embedding ? model.project_out : head; }
+    const Linear& after_layers() const {
+        if (model.spec.draft_head.clusters) return model.clusters;
+        return model.spec.projected_embedding ? model.project_out : head;
+    }
     // Whether a hidden state that leaves the last layer is asked for, of all rows.
     bool taps_end() const;
     // The rows that go on in this layer after its attention.

@@ -59,6 +59,7 @@ PassPlan::PassPlan(const PassShape& shape, const TeamNodes& team_, std::vector<S
       threads(team.threads()),
       decode(tokens_.size() <= DECODE_ROWS),
       whole_segments(shape.whole_segments),
+      reads_before(shape.reads_before),
       narrows(!decode && !keeps_rows && logit_rows_.size() < tokens_.size()),
       segments(std::move(segments_)),
       tokens(std::move(tokens_)),
@@ -102,8 +103,9 @@ int64_t PassPlan::first_seen(int32_t row, const AttentionShape& shape) const {
 }
 
 int64_t PassPlan::last_seen(int32_t row) const {
-    if (!whole_segments) return positions[size_t(row)];
+    if (!whole_segments && !reads_before) return positions[size_t(row)];
     const Segment& s = segments[size_t(segment_of[size_t(row)])];
+    if (reads_before) return int64_t(s.start) - 1;
     return int64_t(s.start) + s.rows - 1;
 }
 
@@ -134,7 +136,7 @@ AttentionPlan PassPlan::plan_attention(const AttentionShape& shape) const {
         plan.first_tile.push_back(plan.tiles.size());
         for (int32_t r = first; r < end; r += step) plan.tiles.push_back({r, std::min(r + step, end), int32_t(i)});
         plan.first_block.push_back(first_block(first, shape));
-        plan.blocks.push_back(last_block(end - 1) + 1 - plan.first_block.back());
+        plan.blocks.push_back(last_seen_block(end - 1) + 1 - plan.first_block.back());
     }
     plan.first_tile.push_back(plan.tiles.size());
     if (decode) share_blocks(plan);

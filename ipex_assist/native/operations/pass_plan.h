@@ -56,6 +56,7 @@ struct PassShape {
     std::vector<int32_t> attention_of_layer;  // which of these each layer has, -1: none
     bool recurrent = false;                   // whether any layer is
     bool whole_segments = false;              // whether each row sees all rows of its segment (DFLASH)
+    bool reads_before = false;                // or what is before its segment alone (SHARED_KV)
 };
 
 struct UnitRange {  // first <= unit < end
@@ -113,7 +114,7 @@ struct PassPlan {
     // Where a row's keys and values go.
     int64_t last_block(int32_t row) const { return positions[size_t(row)] / BLOCK_POSITIONS; }
     // The positions that a row of a layer of this shape sees: up to its own, or, of whole segments, also all of its
-    // segment.
+    // segment; or what is before it.
     int64_t first_seen(int32_t row, const AttentionShape& shape) const;
     int64_t last_seen(int32_t row) const;
     int64_t last_seen_block(int32_t row) const { return last_seen(row) / BLOCK_POSITIONS; }
@@ -128,11 +129,11 @@ struct PassPlan {
         return attention[size_t(attention_of_layer[size_t(layer)])];
     }
 
-    TeamNodes team;             // the threads that run the pass
-    int threads;                // how many they are
-    bool decode;                // up to DECODE_ROWS rows
-    bool whole_segments;        // as PassShape has it
-    bool narrows;               // whether rows without logits end with the last layer's keys and values
+    TeamNodes team;                     // the threads that run the pass
+    int threads;                        // how many they are
+    bool decode;                        // up to DECODE_ROWS rows
+    bool whole_segments, reads_before;  // as PassShape has them
+    bool narrows;                       // whether rows without logits end with the last layer's keys and values
     bool each_thread_prepares;  // all rows by itself, in memory of its own, because that takes less time than a barrier
     std::vector<Segment> segments;
     std::vector<int32_t> tokens, positions, segment_of;  // of each row

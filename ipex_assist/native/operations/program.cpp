@@ -47,8 +47,11 @@ void list_recurrent(const PackedLayer& layer, LayerStep& step) {
         step.fill.push_back(short_conv);
         step.proceed = {prepare_convolved, output_linear};
     } else {
-        if (layer.recurrent.kind == KIMI_DELTA) step.fill.push_back(gates_linear);
-        for (const Operation each : {prepare_scan, scan}) step.fill.push_back(each);
+        if (layer.recurrent.kind == MAMBA1)
+            for (const Operation each : {convolve_values, low_linear, normalize_low}) step.fill.push_back(each);
+        if (layer.recurrent.gate_rank) step.fill.push_back(gates_linear);
+        step.fill.push_back(layer.recurrent.kind == MAMBA1 ? prepare_channels : prepare_scan);
+        step.fill.push_back(scan);
         step.proceed = {gate_scanned, output_linear};
     }
 }
@@ -73,6 +76,7 @@ bool same_kind(const MlpSpec& a, const MlpSpec& b) {
 Program::Program(const PackedModel& model_) : model(model_) {
     shape.hidden_size = model.spec.hidden_size;
     shape.whole_segments = model.spec.draft_head.kind == DFLASH;
+    shape.reads_before = model.spec.reads_target();
     shape.begins_with_linear = model.spec.projected_embedding || model.spec.is_draft_head();
     for (size_t i = 0; i < model.layers.size(); i++) {
         const PackedLayer& layer = model.layers[i];

@@ -1,5 +1,5 @@
-// Gated DeltaNet, Kimi Delta Attention and Mamba-2: rows are convolved with those before them, pass over the state of
-// their sequence one after the other, and are normalised and gated.
+// Gated DeltaNet, Kimi Delta Attention, Mamba-2 and Mamba-1: rows are convolved with those before them, pass over the
+// state of their sequence one after the other, and are normalised and gated.
 //
 // Threads share the state by tiles, 16 columns of a head, always in the same way, so that a tile stays on its thread's
 // memory node. A row's bits follow from the rows before it alone: its convolution from their inputs, its state from
@@ -95,11 +95,15 @@ void scan_tile(const Pass& pass, const LayerStep& step, int thread, size_t segme
     t.key_depth = spec.key_depth();
     t.delta = spec.is_delta(), t.by_key = spec.kind == KIMI_DELTA;
     t.skip = layer.recurrence.skip ? layer.recurrence.skip[head] : 0;
+    if (spec.kind == MAMBA1) {
+        t.rates = layer.recurrence.decay_rate + column, t.rate_stride = spec.value_width(), t.key_dim = spec.key_dim;
+        t.skips = layer.recurrence.skip + column;
+    }
     t.rows = scanned.data + pass.plan.first_scan_row[segment] * columns.width, t.stride = columns.width;
     t.count = s.start - s.settled + s.rows;
     t.query = key_head * spec.key_depth(), t.key = columns.key + t.query;
     t.value = columns.value + head * spec.value_depth() + column;
-    t.decay = columns.decay + (t.by_key ? t.query : head), t.beta = columns.beta + head;
+    t.decay = columns.decay + (t.by_key ? t.query : t.rates ? column : head), t.beta = columns.beta + head;
     t.recall = columns.recall + t.query;
     t.first_out = s.start - s.settled;
     t.out = attended.row(pass.plan.first_row[segment]) + head * spec.value_dim + column;
@@ -116,7 +120,7 @@ int64_t unit_columns(const RecurrentSpec& spec, const Linear& output) {
 }
 
 // Gated DeltaNet: a norm of each head, then the gate, of Kimi's a sigmoid; Mamba-2: the gate, then a norm of each
-// group.
+// group; Mamba-1: the gate.
 void gate_columns(const Pass& pass, const PackedLayer& layer, int64_t row, int64_t first, int64_t end) {
     const RecurrentSpec& spec = layer.recurrent;
     const float* gates = pass.activations.shared.qkv.row(row) + spec.gate_column();
@@ -124,7 +128,7 @@ void gate_columns(const Pass& pass, const PackedLayer& layer, int64_t row, int64
     const int64_t size = spec.norm_size() ? spec.norm_size() : end - first;
     const float epsilon = spec.norm_eps > 0 ? spec.norm_eps : pass.model.spec.norm_eps;
     for (int64_t i = first; i < end; i += size) {
-        if (spec.kind == MAMBA2) pass.kernels.silu_gate(x + i, gates + i, size);
+        if (!spec.is_delta()) pass.kernels.silu_gate(x + i, gates + i, size);
         if (spec.norm_size()) {
             const float* weight = layer.recurrence.norm + (spec.kind == MAMBA2 ? i : 0);
             pass.kernels.normalize(true, x + i, weight, nullptr, epsilon, size, x + i);
@@ -136,11 +140,11 @@ void gate_columns(const Pass& pass, const PackedLayer& layer, int64_t row, int64
 
 }  // namespace
 
-// Decay inputs and output gates, each of a row of the low rank.
+// Decay inputs, and KIMI_DELTA's output gates, each of a row of the low rank.
 void gates_linear(Pass& pass, const LayerStep& step, int thread) {
     const RecurrentSpec& s = pass.layer(step).recurrent;
     const Array<float>& qkv = pass.activations.shared.qkv;
-    const int64_t width = s.gate_column() - s.decay_column();
+    const int64_t width = round_up(s.decay_inputs(), LANES);
     head_linears(pass, thread, pass.layer(step).recurrence.gates, width,
                  {qkv.data + s.low_column(), qkv.columns, s.low_width(), s.gate_rank, nullptr, pass.plan.rows(),
                   qkv.data + s.decay_column(), qkv.columns, width});

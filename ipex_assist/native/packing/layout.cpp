@@ -180,8 +180,16 @@ void ImageLayout::place_draft_head(ModelWeights& w) {
     const ModelSpec& spec = w.spec;
     w.fc = linear(spec, packed(spec.hidden_size), spec.draft_head.fc_width(spec.hidden_size), false, spec.precision);
     if (spec.draft_head.input_norm) w.input_norm = norm(spec, spec.draft_head.input_size);
+    if (spec.reads_target()) {
+        w.fc_out = linear(spec, packed(spec.draft_head.input_size), spec.hidden_size, false, spec.precision);
+        if (spec.draft_head.clusters) {
+            const Precision precision = spec.precision == FP32 ? FP32 : BF16;
+            w.clusters = linear(spec, packed(spec.draft_head.clusters), spec.hidden_size, false, precision);
+        }
+        return;
+    }
     if (spec.draft_head.feeds_back()) w.head_embedding_norm = norm(spec, spec.hidden_size);
-    if (spec.draft_head.kind != SHARED_KV) w.head_hidden_norm = norm(spec, spec.hidden_size);
+    w.head_hidden_norm = norm(spec, spec.hidden_size);
 }
 
 void ImageLayout::place_layer(const ModelSpec& spec, PackedLayer& layer) {
@@ -232,13 +240,18 @@ void ImageLayout::place_recurrent(const ModelSpec& spec, PackedLayer& layer) {
     const RecurrentSpec& r = layer.recurrent;
     RecurrentWeights& w = layer.recurrence;
     layer.qkv = linear(spec, r.input_linear_width(), spec.hidden_size, r.input_bias, spec.precision);
-    if (r.scans()) w.q_conv = vector(r.conv_kernel * r.key_width()), w.k_conv = vector(r.conv_kernel * r.key_width());
+    if (r.convolves_keys())
+        w.q_conv = vector(r.conv_kernel * r.key_width()), w.k_conv = vector(r.conv_kernel * r.key_width());
     w.v_conv = vector(r.conv_kernel * r.value_width());
-    if (r.scans() && r.conv_bias) w.q_conv_bias = vector(r.key_width()), w.k_conv_bias = vector(r.key_width());
+    if (r.convolves_keys() && r.conv_bias) w.q_conv_bias = vector(r.key_width()), w.k_conv_bias = vector(r.key_width());
     if (r.conv_bias) w.v_conv_bias = vector(r.value_width());
-    if (r.scans()) w.decay_rate = vector(r.heads), w.dt_bias = vector(r.decay_inputs());
-    if (r.kind == KIMI_DELTA) w.gates = linear(spec, r.width() - r.decay_column(), r.gate_rank, false, spec.precision);
-    if (r.kind == MAMBA2) w.skip = vector(r.heads);
+    if (r.scans()) w.decay_rate = vector(decay_rates(r)), w.dt_bias = vector(r.decay_inputs());
+    if (r.gate_rank) w.gates = linear(spec, r.width() - r.decay_column(), r.gate_rank, false, spec.precision);
+    if (skips(r)) w.skip = vector(skips(r));
+    if (r.kind == MAMBA1) {
+        w.low = linear(spec, r.decay_column() - r.low_column(), r.value_width(), false, spec.precision);
+        w.low_norm = vector(r.gate_rank), w.key_norm = vector(r.key_dim), w.query_norm = vector(r.key_dim);
+    }
     if (r.norm_weights()) w.norm = vector(r.norm_weights());
     layer.output = linear(spec, packed(spec.hidden_size), r.value_width(), r.output_bias, spec.precision);
 }

@@ -150,15 +150,19 @@ bool pack_table(const PackedModel& model, Pool& pool, const StoredMatrix& matrix
 
 namespace {
 
+void transpose(float* values, int64_t rows, int64_t columns) {
+    const std::vector<float> stored(values, values + rows * columns);
+    for (int64_t i = 0; i < rows * columns; i++) values[i % columns * rows + i / columns] = stored[size_t(i)];
+}
+
 // A vector of a recurrent mixer, as a checkpoint has it, in the form that passes read: see RecurrentWeights.
 void arrange_recurrent(Slot slot, bool bias, const RecurrentSpec& r, float* values) {
     if (slot == A_LOG) {
-        for (int32_t h = 0; h < r.heads; h++) values[h] = float(-std::exp(double(values[h])));
+        for (int64_t i = 0; i < decay_rates(r); i++) values[i] = float(-std::exp(double(values[i])));
+        if (r.kind == MAMBA1) transpose(values, r.value_width(), r.key_dim);
     }
     if (bias || slot > V_CONV) return;
-    const int64_t taps = r.conv_kernel, columns = slot == V_CONV ? r.value_width() : r.key_width();
-    const std::vector<float> stored(values, values + taps * columns);  // (columns, taps)
-    for (int64_t i = 0; i < taps * columns; i++) values[i % taps * columns + i / taps] = stored[size_t(i)];
+    transpose(values, slot == V_CONV ? r.value_width() : r.key_width(), r.conv_kernel);
 }
 
 }  // namespace
@@ -268,7 +272,7 @@ bool PackedModel::share_table(std::shared_ptr<const PackedModel> other) {
     for (const PackedModel* each = other.get(); each; each = each->table_of_.get()) {
         if (each == this) refuse("a model cannot look tokens up in a table that is looked up in its own");
     }
-    const bool fits = other->spec.vocab_size == spec.vocab_size && other->spec.embedding_size == spec.embedding_size;
+    const bool fits = other->spec.vocab_size == spec.vocab_size && other->spec.embedding_size == spec.table_width();
     if (!fits || head_is_table()) return fits;
     table_of_ = std::move(other);
     if (!spec.tied_head) arrivals_.arrived(EMBED_TOKENS, 0, false);

@@ -94,9 +94,11 @@ enum Scores : int32_t { SOFTMAX, SIGMOID, SPARSEMIXER };
 //   MAMBA2       per head: S <- decay·S + B·(dt·x); out = S·C + skip·x                 (Dao and Gu 2024, 2405.21060)
 //   SHORT_CONV   no state beside the rows of the convolution: out = C·conv(B·x)        (LFM2)
 //   KIMI_DELTA   as GATED_DELTA, with a decay for each channel of a head's keys        (Kimi Linear, 2510.26692)
-enum RecurrentKind : int32_t { NO_RECURRENCE, GATED_DELTA, MAMBA2, SHORT_CONV, KIMI_DELTA };
+//   MAMBA1       as MAMBA2, with a step for each channel and a decay for each element of the state; all channels are
+//                one head                                                              (Gu and Dao 2023, 2312.00752)
+enum RecurrentKind : int32_t { NO_RECURRENCE, GATED_DELTA, MAMBA2, SHORT_CONV, KIMI_DELTA, MAMBA1 };
 
-// Of MAMBA2, queries are C, keys B and values x, and key heads are the groups that share B and C.
+// Of MAMBA2 and MAMBA1, queries are C, keys B and values x, and key heads are the groups that share B and C.
 struct RecurrentSpec {
     RecurrentKind kind;
     int32_t heads, key_heads;  // of values, and of queries and keys
@@ -104,7 +106,7 @@ struct RecurrentSpec {
     int32_t conv_kernel, conv_bias;
     int32_t input_bias, output_bias;
     int32_t norm_groups;          // MAMBA2: parts of a row that are normalised by themselves, 0: no norm
-    int32_t gate_rank;            // KIMI_DELTA: of the rows that decay inputs and output gates are made of
+    int32_t gate_rank;            // KIMI_DELTA, MAMBA1: of the rows that decay inputs (and output gates) are made of
     float least_step, most_step;  // MAMBA2: what dt is clamped to
     float beta_scale;             // GATED_DELTA, KIMI_DELTA: of the sigmoid that beta is
     float norm_eps;               // of its norm, 0: the model's
@@ -113,27 +115,43 @@ struct RecurrentSpec {
     int64_t value_width() const { return int64_t(heads) * value_dim; }
     bool scans() const { return kind != NO_RECURRENCE && kind != SHORT_CONV; }
     bool is_delta() const { return kind == GATED_DELTA || kind == KIMI_DELTA; }
+    bool convolves_keys() const { return scans() && kind != MAMBA1; }
     // Columns of the rows that the input linear gives: queries from 0 on, keys, values, decay inputs, betas, output
     // gates, each from a multiple of 16 on. Of KIMI_DELTA it gives betas and the two rows of the low rank after the
-    // values; decay inputs and output gates, which another linear makes of those, follow.
-    int64_t key_column() const { return round_up(key_width(), LANES); }
-    int64_t value_column() const { return 2 * key_column(); }
+    // values; decay inputs and output gates, which another linear makes of those, follow. Of MAMBA1 it gives output
+    // gates, then values; a second linear makes of the convolved values the row of the low rank, keys and queries,
+    // which are never convolved, and a third one of that row the decay inputs, which follow them.
+    int64_t key_column() const { return kind == MAMBA1 ? low_column() + low_width() : round_up(key_width(), LANES); }
+    int64_t query_column() const { return kind == MAMBA1 ? key_column() + key_depth() : 0; }
+    int64_t value_column() const { return kind == MAMBA1 ? round_up(value_width(), LANES) : 2 * key_column(); }
     int64_t after_values() const { return value_column() + round_up(value_width(), LANES); }
-    int64_t low_column() const { return after_values() + round_up(heads, LANES); }
+    int64_t low_column() const { return after_values() + (kind == MAMBA1 ? 0 : round_up(heads, LANES)); }
     int64_t low_width() const { return round_up(gate_rank, LANES); }
-    int64_t decay_column() const { return kind == KIMI_DELTA ? low_column() + 2 * low_width() : after_values(); }
-    int64_t decay_inputs() const { return kind == KIMI_DELTA ? key_width() : scans() ? heads : 0; }
+    int64_t decay_column() const {
+        if (kind == MAMBA1) return query_column() + key_depth();
+        return kind == KIMI_DELTA ? low_column() + 2 * low_width() : after_values();
+    }
+    int64_t decay_inputs() const {
+        return kind == KIMI_DELTA ? key_width() : kind == MAMBA1 ? value_width() : scans() ? heads : 0;
+    }
     int64_t beta_column() const {
         return kind == KIMI_DELTA ? after_values() : decay_column() + round_up(decay_inputs(), LANES);
     }
     int64_t gate_column() const {
+        if (kind == MAMBA1) return 0;
         if (kind == KIMI_DELTA) return decay_column() + round_up(decay_inputs(), LANES);
         return beta_column() + (kind == GATED_DELTA ? round_up(heads, LANES) : 0);
     }
-    int64_t width() const { return gate_column() + (scans() ? round_up(value_width(), LANES) : 0); }
-    int64_t input_linear_width() const { return kind == KIMI_DELTA ? decay_column() : width(); }
-    // What a sequence keeps of its last rows: the columns before the output gates.
-    int64_t input_width() const { return gate_column(); }
+    int64_t width() const {
+        if (kind == MAMBA1) return decay_column() + round_up(decay_inputs(), LANES);
+        return gate_column() + (scans() ? round_up(value_width(), LANES) : 0);
+    }
+    int64_t input_linear_width() const {
+        return kind == MAMBA1 ? low_column() : kind == KIMI_DELTA ? decay_column() : width();
+    }
+    // What a sequence keeps of its last rows: all columns but the output gates, which are the last ones, or the first.
+    int64_t kept_column() const { return kind == MAMBA1 ? value_column() : 0; }
+    int64_t input_width() const { return kind == MAMBA1 ? width() - kept_column() : gate_column(); }
     // Of a head of keys, and of values, where they are padded to 16.
     int64_t key_depth() const { return round_up(key_dim, LANES); }
     int64_t value_depth() const { return round_up(value_dim, LANES); }
@@ -147,15 +165,24 @@ struct RecurrentSpec {
     }
 };
 
+// Elements of the state that have a decay rate each, or heads.
+inline int64_t decay_rates(const RecurrentSpec& r) { return r.kind == MAMBA1 ? r.key_dim * r.value_width() : r.heads; }
+// Factors by which a scan's values are added to its output.
+inline int64_t skips(const RecurrentSpec& r) {
+    return r.kind == MAMBA2 ? r.heads : r.kind == MAMBA1 ? r.value_width() : 0;
+}
+
 // Columns of a row after the convolution (operations/scan.cpp): heads of queries from 0 on, of keys and values, padded
 // to 16; decays; betas. Of KIMI_DELTA decays are heads like the keys, and keys times decays, which recall, follow them.
+// Of MAMBA1 the steps of all channels are in the place of decays.
 struct ScanColumns {
     explicit ScanColumns(const RecurrentSpec& r)
         : key(r.key_heads * r.key_depth()),
           value(2 * key),
           decay(value + r.heads * r.value_depth()),
           recall(r.kind == KIMI_DELTA ? decay + key : key),
-          beta(r.kind == KIMI_DELTA ? decay + 2 * key : decay + round_up(r.heads, LANES)),
+          beta(r.kind == KIMI_DELTA ? decay + 2 * key
+                                    : decay + round_up(r.kind == MAMBA1 ? r.value_width() : r.heads, LANES)),
           width(r.scans() ? beta + round_up(r.heads, LANES) : 0) {}
 
     int64_t key, value, decay, recall, beta, width;
@@ -231,12 +258,16 @@ struct HeadSpec {
     int32_t lm_head_rows;      // tokens that it tells apart; 0: all of the vocabulary
     int32_t shared_embedding;  // the target's table and head, of which it has none
     int32_t shared_head;
+    int32_t clusters;       // parts of equal size that its lm_head's tokens are in, one after the other; 0: it has none
+    int32_t clusters_read;  // of these a row has the logits of so many
 
     int32_t input_norms() const { return input_norm == NORM_OF_EACH ? taps : input_norm == NORM_OF_ALL ? 1 : 0; }
     // Whether a row's hidden state enters it together with the token.
-    bool feeds_back() const { return kind == MTP || kind == EAGLE3; }
+    bool feeds_back() const { return kind != NO_DRAFT_HEAD && kind != DFLASH; }
+    int32_t tokens_of_cluster(int32_t tokens) const { return tokens / clusters; }
     // Columns of what `fc` takes, 0 where there is no head.
     int64_t fc_width(int64_t hidden) const {
+        if (kind == SHARED_KV) return 2 * int64_t(input_size);
         return kind == NO_DRAFT_HEAD ? 0 : kind == MTP ? 2 * hidden : int64_t(input_size);
     }
 };
@@ -261,6 +292,10 @@ struct ModelSpec {
     HeadSpec draft_head;
 
     bool is_draft_head() const { return draft_head.kind != NO_DRAFT_HEAD; }
+    // Whether it keeps no keys and values, and reads those of its target.
+    bool reads_target() const { return draft_head.kind == SHARED_KV; }
+    // Columns of a row of the table of embeddings; of a head that reads its target, the target's.
+    int32_t table_width() const { return reads_target() ? draft_head.input_size : embedding_size; }
     int32_t lm_head_rows() const { return draft_head.lm_head_rows ? draft_head.lm_head_rows : vocab_size; }
     // Columns of what the mixer of a layer gets.
     int64_t mixer_input_width(int64_t layer) const {

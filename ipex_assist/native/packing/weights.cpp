@@ -50,20 +50,23 @@ PackTarget recurrent_target(const ModelWeights& w, Slot slot, int32_t index) {
     const auto part = [&](int64_t column, int64_t columns, bool there = true) {
         return there ? PackTarget{&layer.qkv, column / LANES, 1, columns, hidden} : PackTarget{};
     };
-    const bool low = r.kind == KIMI_DELTA;
+    const bool low = r.gate_rank != 0, kimi = r.kind == KIMI_DELTA, mamba1 = r.kind == MAMBA1;
+    const auto selected = [&](int64_t column, int64_t columns) {
+        return PackTarget{&layer.recurrence.low, (column - r.low_column()) / LANES, 1, columns, r.value_width()};
+    };
     const auto gates = [&](int64_t column, int64_t columns) {
         return PackTarget{&layer.recurrence.gates, (column - r.decay_column()) / LANES, 1, columns, r.gate_rank};
     };
     switch (slot) {
-        case Q_IN: return part(0, r.key_width());
-        case K_IN: return part(r.key_column(), r.key_width());
+        case Q_IN: return mamba1 ? selected(r.query_column(), r.key_dim) : part(0, r.key_width());
+        case K_IN: return mamba1 ? selected(r.key_column(), r.key_dim) : part(r.key_column(), r.key_width());
         case V_IN: return part(r.value_column(), r.value_width());
-        case A_IN: return low ? gates(r.decay_column(), r.key_width()) : part(r.decay_column(), r.heads, r.scans());
+        case A_IN: return low ? gates(r.decay_column(), r.decay_inputs()) : part(r.decay_column(), r.heads, r.scans());
         case B_IN: return part(r.beta_column(), r.heads, r.is_delta());
         case Z_IN:
-            return low ? gates(r.gate_column(), r.value_width()) : part(r.gate_column(), r.value_width(), r.scans());
-        case A_LOW_IN: return part(r.low_column(), r.gate_rank, low);
-        case Z_LOW_IN: return part(r.low_column() + r.low_width(), r.gate_rank, low);
+            return kimi ? gates(r.gate_column(), r.value_width()) : part(r.gate_column(), r.value_width(), r.scans());
+        case A_LOW_IN: return mamba1 ? selected(r.low_column(), r.gate_rank) : part(r.low_column(), r.gate_rank, low);
+        case Z_LOW_IN: return part(r.low_column() + r.low_width(), r.gate_rank, kimi);
         case MIXER_OUT: return {&layer.output, 0, 1, hidden, r.value_width()};
         default: return {};
     }
@@ -78,9 +81,12 @@ std::pair<const float*, int64_t> recurrent_vector(const PackedLayer& layer, Slot
         case Q_CONV: return {bias ? w.q_conv_bias : w.q_conv, taps * r.key_width()};
         case K_CONV: return {bias ? w.k_conv_bias : w.k_conv, taps * r.key_width()};
         case V_CONV: return {bias ? w.v_conv_bias : w.v_conv, taps * r.value_width()};
-        case A_LOG: return {bias ? nullptr : w.decay_rate, r.heads};
+        case A_LOG: return {bias ? nullptr : w.decay_rate, decay_rates(r)};
         case DT_BIAS: return {bias ? nullptr : w.dt_bias, r.decay_inputs()};
-        case SKIP: return {bias ? nullptr : w.skip, r.heads};
+        case SKIP: return {bias ? nullptr : w.skip, skips(r)};
+        case A_LOW_NORM: return {bias ? nullptr : w.low_norm, r.gate_rank};
+        case K_IN_NORM: return {bias ? nullptr : w.key_norm, r.key_dim};
+        case Q_IN_NORM: return {bias ? nullptr : w.query_norm, r.key_dim};
         default: return {bias ? nullptr : w.norm, r.norm_weights()};
     }
 }
@@ -166,6 +172,8 @@ PackTarget ModelWeights::target(Slot slot, int32_t index) const {
         case EMBED_TOKENS: return {spec.tied_head ? &head : nullptr, 0, 1, spec.vocab_size, spec.embedding_size};
         case LM_HEAD: return {&head, 0, 1, spec.lm_head_rows(), spec.embedding_size};
         case FC: return {&fc, 0, 1, hidden, spec.draft_head.fc_width(hidden)};
+        case FC_OUT: return {&fc_out, 0, 1, spec.draft_head.input_size, hidden};
+        case CLUSTERS: return {&clusters, 0, 1, spec.draft_head.clusters, hidden};
         case PROJECT_IN: return {&project_in, 0, 1, hidden, spec.embedding_size};
         case PROJECT_OUT: return {&project_out, 0, 1, spec.embedding_size, hidden};
         case PER_LAYER_EMBED: return {nullptr, 0, 1, spec.vocab_size, spec.per_layer_width()};
@@ -232,7 +240,8 @@ std::vector<const Linear*> ModelWeights::linears() const {
         all.insert(all.end(), {&layer.qkv, &layer.output});
         if (layer.attention.is_latent())
             all.insert(all.end(), {&layer.latent.query, &layer.latent.keys, &layer.latent.values});
-        if (layer.recurrent.kind == KIMI_DELTA) all.push_back(&layer.recurrence.gates);
+        if (layer.recurrent.kind == MAMBA1) all.push_back(&layer.recurrence.low);
+        if (layer.recurrent.gate_rank) all.push_back(&layer.recurrence.gates);
         if (layer.mlp.experts) all.push_back(&layer.router);
         else if (layer.has_mlp()) all.insert(all.end(), {&layer.up, &layer.down});
         for (const Mlp& expert : layer.experts) all.insert(all.end(), {&expert.up, &expert.down});
@@ -241,6 +250,8 @@ std::vector<const Linear*> ModelWeights::linears() const {
     if (spec.projected_embedding) all.insert(all.end(), {&project_in, &project_out});
     if (spec.per_layer_size) all.push_back(&per_layer_in);
     if (spec.is_draft_head()) all.push_back(&fc);
+    if (spec.reads_target()) all.push_back(&fc_out);
+    if (spec.draft_head.clusters) all.push_back(&clusters);
     if (!spec.draft_head.shared_head) all.push_back(&head);
     return all;
 }

@@ -21,6 +21,8 @@ enum Slot : int32_t {
     INPUT_NORM,
     HEAD_EMBED_NORM,
     HEAD_HIDDEN_NORM,
+    FC_OUT,
+    CLUSTERS,
     PER_LAYER_EMBED,
     PER_LAYER_IN_PROJ,
     PER_LAYER_NORM,
@@ -52,6 +54,9 @@ enum Slot : int32_t {
     DT_BIAS,
     SKIP,
     GATED_NORM,
+    A_LOW_NORM,
+    K_IN_NORM,
+    Q_IN_NORM,
     Q_PROJ,
     K_PROJ,
     V_PROJ,
@@ -108,11 +113,14 @@ struct Mlp {
 struct RecurrentWeights {
     const float *q_conv = nullptr, *k_conv = nullptr, *v_conv = nullptr;
     const float *q_conv_bias = nullptr, *k_conv_bias = nullptr, *v_conv_bias = nullptr;
-    const float* decay_rate = nullptr;  // (heads): -exp(A_log)
+    const float* decay_rate = nullptr;  // (heads), of MAMBA1 (key_dim, value_width): -exp(A_log)
     const float* dt_bias = nullptr;     // (decay_inputs)
-    const float* skip = nullptr;        // (heads)
-    const float* norm = nullptr;        // of the gated norm: (norm_size), or of MAMBA2 of all groups
-    Linear gates{};  // KIMI_DELTA: of gate_rank inputs; decay inputs of the first such row, output gates of the second
+    const float* skip = nullptr;        // (heads), of MAMBA1 (value_width)
+    // MAMBA1: of the row of the low rank, of keys and of queries.
+    const float *low_norm = nullptr, *key_norm = nullptr, *query_norm = nullptr;
+    const float* norm = nullptr;  // of the gated norm: (norm_size), or of MAMBA2 of all groups
+    Linear low{};                 // MAMBA1: of convolved values; the row of the low rank, keys and queries
+    Linear gates{};  // of gate_rank inputs: decay inputs, of KIMI_DELTA's second such row output gates as well
 };
 
 // Of latent attention, beside qkv and output.
@@ -186,7 +194,9 @@ struct ModelWeights {
     Linear head{}, project_in{}, project_out{};
     const Linear* target_head = nullptr;  // of a draft head that has none of its own
     Norm final_norm, embedding_norm;
-    Linear fc{};                                             // of a draft head, as its norms
+    Linear fc{};        // of a draft head, as its norms
+    Linear fc_out{};    // of one that reads its target: its own hidden state to the width of the target's
+    Linear clusters{};  // of one with clusters: their scores, in the precision of attention
     Norm input_norm, head_embedding_norm, head_hidden_norm;  // the first of input_size columns
     ResidualNorm into_head;
     Linear per_layer_in{};                     // of a token's embedding, to per_layer_width columns

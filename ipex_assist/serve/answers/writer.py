@@ -31,8 +31,36 @@ def event(value: Any, name: str | None = None) -> str:
     return f"{f'event: {name}' + chr(10) if name else ''}data: {compact(value)}\n\n"
 
 
-class Writer(ABC):
+class AnswerWriter(ABC):
     """Builds the response of one request. `take` is called with every event, streamed or not."""
+
+    @abstractmethod
+    def take(self, choice_event: ChoiceEvent) -> Iterator[str]:
+        """Add an event; yields stream events, which a whole response ignores."""
+
+    @abstractmethod
+    def whole(self) -> dict[str, Any]:
+        """The whole response, after all choices have ended."""
+
+    def begin(self) -> Iterator[str]:
+        """Stream events before the first output."""
+        return iter(())
+
+    def end(self) -> Iterator[str]:
+        """Stream events after all choices have ended."""
+        return iter(())
+
+    def failed(self, error: ApiError) -> Iterator[str]:
+        """The last event of a stream that fails."""
+        yield event(error.body())
+
+    def refusal(self, error: ApiError) -> Response:
+        """The response to a request that failed before anything was sent."""
+        return error.response()
+
+
+class Writer(AnswerWriter):
+    """Of a request whose choices are texts."""
 
     def __init__(self, texts: ChoiceTexts) -> None:
         self.texts = texts
@@ -47,10 +75,6 @@ class Writer(ABC):
             self.texts.cached_tokens += output.cached
         yield from (self.ended if isinstance(output, Finished) else self.grown)(text, text_delta)
 
-    def begin(self) -> Iterator[str]:
-        """Stream events before the first output."""
-        return iter(())
-
     @abstractmethod
     def grown(self, text: ChoiceText, text_delta: TextDelta) -> Iterator[str]:
         """Stream events of a chunk."""
@@ -62,18 +86,6 @@ class Writer(ABC):
     @abstractmethod
     def end(self) -> Iterator[str]:
         """Stream events after all choices have ended."""
-
-    @abstractmethod
-    def whole(self) -> dict[str, Any]:
-        """The whole response, after all choices have ended."""
-
-    def failed(self, error: ApiError) -> Iterator[str]:
-        """The last event of a stream that fails."""
-        yield event(error.body())
-
-    def refusal(self, error: ApiError) -> Response:
-        """The response to a request that failed before anything was sent."""
-        return error.response()
 
 
 class ChunkWriter(Writer):

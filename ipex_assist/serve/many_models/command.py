@@ -64,10 +64,10 @@ class LocalLoader:
         """
         open_checkpoint(self.source, revision=self.load.revision, offline=self.load.offline)  # sizes need its config
         settings = worker_settings(self.args, self.options, self.load)
-        need = InstanceNeed.of(self.load, settings.max_new_tokens, settings.lengths)
+        need = InstanceNeed.of(settings.load, settings.max_new_tokens, settings.lengths)
         planned = sum(need.kv_each)
-        if self.load.kv_memory is None and planned:
-            settings = replace(settings, load=replace(self.load, kv_memory=planned))
+        if settings.load.kv_memory is None and planned:
+            settings = replace(settings, load=replace(settings.load, kv_memory=planned))
         return settings, need
 
     def need(self) -> int | None:

@@ -200,10 +200,25 @@ class SpeculativeDecoding(ResponseBody):
     num_spec_tokens: int
 
 
+class DraftFigures(ResponseBody):
+    """What drafted, and how well at each position.
+
+    head: mtp, eagle3, dflash or shared_kv; null for a whole model and for prompt lookup. token_ms: milliseconds of a
+    drafted token, after the first draft. drafted_by_position, accepted_by_position: passes whose draft had a first,
+    second, … token, and those in which it was accepted.
+    """
+
+    head: str | None
+    token_ms: float | None
+    drafted_by_position: list[int]
+    accepted_by_position: list[int]
+
+
 class Metrics(ResponseBody):
     """Figures of one answer. speedup: how many times as fast as plain decoding, where that was measured."""
 
     speculative_decoding: SpeculativeDecoding | None
+    draft: DraftFigures | None = None
     speedup: float | None
 
 

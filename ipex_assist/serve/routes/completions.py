@@ -79,6 +79,7 @@ def router(models: ServedModels) -> APIRouter:
     async def chat_completions(body: ChatRequest) -> Response:
         """Answer a conversation."""
         service = await models.open(body.model)
+        service.check_task()
         check_biases(service, body, body.n or 1)
         deadline = service.deadline()
         turn, tokens = await prepare_conversation(service, lambda: _asked(body), deadline)
@@ -93,6 +94,7 @@ def router(models: ServedModels) -> APIRouter:
     async def completions(body: CompletionRequest) -> Response:
         """Complete a text, or several."""
         service = await models.open(body.model)
+        service.check_task()
         special, count = body.add_special_tokens is not False, body.n or 1
         check_biases(service, body, len(body.prompts) * count)
         deadline = service.deadline()

@@ -43,6 +43,7 @@ async def _opened(models: ServedModels, name: str | None) -> Service:
 
 async def _prepared(service: Service, body: CountTokens, deadline: float) -> tuple[PreparedConversation, list[int]]:
     """The conversation and its prompt's tokens. An assistant's turn at the end is the beginning of the answer."""
+    service.check_task()
     if body.messages[-1].role == "user":
         return await prepare_conversation(service, lambda: _asked(body), deadline)
     *earlier, last = body.messages

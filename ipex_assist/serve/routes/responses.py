@@ -55,6 +55,7 @@ def router(models: ServedModels) -> APIRouter:
     async def create_response(body: ResponsesRequest) -> Response:
         """Answer a text or a conversation, or continue from a stored response."""
         service = await models.open(body.model)
+        service.check_task()
         check_biases(service, body)
         deadline = service.deadline()
         before: list[dict[str, Any]] = []

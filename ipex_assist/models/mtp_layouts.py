@@ -1,0 +1,40 @@
+"""What checkpoints call the layers that predict further tokens (MTP), and what stands around them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class MtpLayout:
+    """Names in a checkpoint; {} stands for the number of the layer, after those of the target.
+
+    layers: what the names of the layer's tensors begin with, which in the target's own are `first`.
+    """
+
+    layers: str
+    fc: str
+    embed_norm: str
+    hidden_norm: str
+    final_norm: str | None
+    first: str = "layers.0."
+
+
+_LAYER = "model.layers.{}."
+LAYOUTS = (
+    MtpLayout("mtp.layers.0.", "mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm"),
+    MtpLayout(_LAYER, f"{_LAYER}eh_proj", f"{_LAYER}enorm", f"{_LAYER}hnorm", f"{_LAYER}shared_head.norm"),
+    MtpLayout(
+        *("model.mtp_block.0.", "model.mtp_linear_proj.0", "model.mtp_emb_norm.0", "model.mtp_hidden_norm.0", None)
+    ),
+    # As `speculators` saves one that it has trained.
+    MtpLayout(
+        *("mtp_layers.0.", "mtp_layers.0.input_proj", "mtp_layers.0.token_layernorm", "mtp_layers.0.hidden_layernorm"),
+        "mtp_layers.0.final_layernorm",
+    ),
+    # Nemotron-H: the blocks of one layer of ours have numbers of their own.
+    MtpLayout(
+        *("mtp.layers.", "mtp.layers.0.eh_proj", "mtp.layers.0.enorm", "mtp.layers.0.hnorm"),
+        *("mtp.layers.1.final_layernorm", "layers."),
+    ),
+)

@@ -1,0 +1,102 @@
+// Mamba-1's selection: keys, queries and the step of each channel are made of the convolved values, by linears between
+// the convolution and the scan.
+#include <algorithm>
+
+#include "operations/recurrent_rows.h"
+
+namespace ipex_assist {
+namespace {
+
+constexpr int64_t COLUMNS = 16 * LANES;  // that are convolved together
+
+// Values first <= c < first + size of the row at a position, convolved, to `out`.
+void convolve_columns(const Pass& pass, const LayerStep& step, size_t segment, int64_t position, int64_t first,
+                      int64_t size, float* out) {
+    const RecurrentSpec& spec = pass.layer(step).recurrent;
+    const RecurrentWeights& w = pass.layer(step).recurrence;
+    const int32_t taps = spec.conv_kernel;
+    const float* rows[MOST_CONV_ROWS];
+    for (int32_t t = 0; t < taps; t++) {
+        const float* inputs = recurrent_inputs(pass, step, segment, position - (taps - 1) + t);
+        rows[t] = inputs ? inputs + spec.value_column() - spec.kept_column() + first : nullptr;
+    }
+    pass.kernels.convolve(rows, taps, w.v_conv + first, spec.value_width(),
+                          w.v_conv_bias ? w.v_conv_bias + first : nullptr, true, size, out);
+}
+
+// Keys and queries of a row to scan, zero up to a multiple of 16.
+void copy_keys(const RecurrentSpec& spec, const ScanColumns& columns, const float* inputs, float* out) {
+    const float *key = inputs + spec.key_column() - spec.kept_column(),
+                *query = inputs + spec.query_column() - spec.kept_column();
+    std::fill(out, out + columns.value, 0.0f);
+    std::copy(query, query + spec.key_dim, out);
+    std::copy(key, key + spec.key_dim, out + columns.key);
+}
+
+}  // namespace
+
+// The rows of this pass, in the form of the linear that reads them.
+void convolve_values(Pass& pass, const LayerStep& step, int thread) {
+    const PassPlan& plan = pass.plan;
+    const PackedLayer& layer = pass.layer(step);
+    const Linear& low = layer.recurrence.low;
+    const int64_t width = layer.recurrent.value_width(), each = (low.depth + COLUMNS - 1) / COLUMNS;
+    const int64_t units = plan.rows() * each;
+    for (int64_t u = share(units, thread, plan.threads); u < share(units, thread + 1, plan.threads); u++) {
+        const int64_t row = u / each, first = u % each * COLUMNS, end = std::min(first + COLUMNS, low.depth);
+        float* to = pass.activations.shared.attended.row(row);
+        if (first < width)
+            convolve_columns(pass, step, size_t(plan.segment_of[size_t(row)]), plan.positions[size_t(row)], first,
+                             std::min(COLUMNS, width - first), to + first);
+        prepare_row(pass, thread, to, width, first, end, row, low, &NodeBuffers::inputs);
+    }
+    pass.wait(thread);
+}
+
+void low_linear(Pass& pass, const LayerStep& step, int thread) {
+    const PackedLayer& layer = pass.layer(step);
+    const Linear& low = layer.recurrence.low;
+    const Array<float>& qkv = pass.activations.shared.qkv;
+    linear(pass, thread, pass.activations.on(pass.node(thread)).inputs.with_depth(low.depth), low, pass.plan.rows(),
+           qkv.data + layer.recurrent.low_column(), qkv.columns, &layer.recurrence.gates);
+}
+
+// The row of the low rank, keys and queries by a norm each (Jamba).
+void normalize_low(Pass& pass, const LayerStep& step, int thread) {
+    const RecurrentSpec& s = pass.layer(step).recurrent;
+    const RecurrentWeights& w = pass.layer(step).recurrence;
+    const float epsilon = s.norm_eps > 0 ? s.norm_eps : pass.model.spec.norm_eps;
+    const int64_t rows = pass.plan.rows();
+    for (int64_t r = share(rows, thread, pass.plan.threads); r < share(rows, thread + 1, pass.plan.threads); r++) {
+        float* row = pass.activations.shared.qkv.row(r);
+        float *low = row + s.low_column(), *key = row + s.key_column(), *query = row + s.query_column();
+        pass.kernels.normalize(true, low, w.low_norm, nullptr, epsilon, s.gate_rank, low);
+        pass.kernels.normalize(true, key, w.key_norm, nullptr, epsilon, s.key_dim, key);
+        pass.kernels.normalize(true, query, w.query_norm, nullptr, epsilon, s.key_dim, query);
+    }
+    pass.wait(thread);
+}
+
+// Queries, keys, values and steps of the rows to scan.
+void prepare_channels(Pass& pass, const LayerStep& step, int thread) {
+    const RecurrentSpec& spec = pass.layer(step).recurrent;
+    const ScanColumns columns(spec);
+    const float* bias = pass.layer(step).recurrence.dt_bias;
+    const int64_t width = spec.value_width(), each = (width + COLUMNS - 1) / COLUMNS;
+    const int64_t units = pass.plan.first_scan_row.back() * each;
+    size_t segment = 0;
+    for (int64_t u = share(units, thread, pass.plan.threads); u < share(units, thread + 1, pass.plan.threads); u++) {
+        const int64_t number = u / each, first = u % each * COLUMNS, size = std::min(COLUMNS, width - first);
+        while (number >= pass.plan.first_scan_row[segment + 1]) segment++;
+        const int64_t position = pass.plan.segments[segment].settled + number - pass.plan.first_scan_row[segment];
+        const float* inputs = recurrent_inputs(pass, step, segment, position);
+        float* out = pass.activations.shared.scanned.data + number * columns.width;
+        if (first == 0) copy_keys(spec, columns, inputs, out);
+        convolve_columns(pass, step, segment, position, first, size, out + columns.value + first);
+        const float* in = inputs + spec.decay_column() - spec.kept_column() + first;
+        pass.kernels.steps(in, bias + first, size, out + columns.decay + first);
+    }
+    pass.wait(thread);
+}
+
+}  // namespace ipex_assist
