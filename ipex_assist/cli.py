@@ -81,6 +81,12 @@ def _completion(argv: list[str]) -> int:
     return completion.main(argv, _builders)
 
 
+def _run(argv: list[str]) -> int:
+    from ipex_assist.commands import run
+
+    return run.main(argv, _generate, _module("commands.chat"))
+
+
 def _help(argv: list[str]) -> int:
     from ipex_assist.commands.help import overview
     from ipex_assist.commands.shared.command_names import COMMANDS, similar_command
@@ -106,8 +112,12 @@ SUBCOMMANDS: dict[str, Callable[[list[str]], int]] = {
     "env": _env,
     "eval": _module("commands.eval"),
     "help": _help,
+    "list": _module("commands.list_models"),
     "models": _module("commands.models"),
+    "ps": _module("commands.running"),
+    "pull": _module("commands.pull"),
     "quantize": _module("commands.quantize"),
+    "run": _run,
     "serve": _module("serve.command"),
     "submit": _submit,
     "worker": _module("workers.worker"),
@@ -146,7 +156,11 @@ def _parsers() -> Parsers:
         "embed": embed.parse,
         "env": None,
         "help": None,
+        "list": None,
         "models": None,
+        "ps": None,
+        "pull": None,
+        "run": None,
         "eval": evaluate.build_parser().parse_args,
         "quantize": quantize.build_parser().parse_args,
         "serve": serve.parse,
@@ -157,7 +171,7 @@ def _builders() -> Builders:
     """What makes the parser of each command's flags."""
     from ipex_assist.batch import arguments as batch
     from ipex_assist.bench import arguments as bench
-    from ipex_assist.commands import cache, chat, embed, models, quantize
+    from ipex_assist.commands import cache, chat, embed, list_models, models, pull, quantize, run, running
     from ipex_assist.commands import eval as evaluate
     from ipex_assist.distill import arguments as distill
     from ipex_assist.env import report
@@ -173,8 +187,12 @@ def _builders() -> Builders:
         "embed": embed.build_parser,
         "env": report.build_parser,
         "eval": evaluate.build_parser,
+        "list": list_models.build_parser,
         "models": models.build_parser,
+        "ps": running.build_parser,
+        "pull": pull.build_parser,
         "quantize": quantize.build_parser,
+        "run": run.build_parser,
         "serve": serve.build_parser,
         "submit": job_flags.build_parser,
     }

@@ -11,7 +11,9 @@ from ipex_assist.batch.options import OPTIONS
 from ipex_assist.batch.prompts import Defaults
 from ipex_assist.commands.shared import arguments
 from ipex_assist.env.errors import UsageError
+from ipex_assist.env.options import add_flags
 from ipex_assist.generation.load_options import LoadOptions
+from ipex_assist.generation.prefix_options import PrefixOptions
 from ipex_assist.launch.flags import add_instance_flags
 from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.workers.arguments import check_instances
@@ -70,6 +72,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     batch.add_argument("--timeout", type=float, metavar="S", help="cancel and retry a prompt that takes longer (s)")
     batch.add_argument("--shard", type=_shard, default=(0, 1), metavar="I/N", help="every N-th line, from line I+1")
+    add_flags(batch, PrefixOptions)
     add_instance_flags(batch, " (default: per-node)")
     batch.add_argument(
         "--ray",
@@ -104,7 +107,9 @@ def defaults_from(args: argparse.Namespace) -> Defaults:
 def worker_settings(args: argparse.Namespace, load: LoadOptions) -> WorkerSettings:
     """The settings of each worker."""
     room = GenerationOptions.from_flags(args).max_new_tokens
-    return WorkerSettings(load, room, args.threads, args.verbose, args.concurrency)
+    prefixes = PrefixOptions.from_flags(args)
+    prefixes.check()
+    return WorkerSettings(load, room, args.threads, args.verbose, args.concurrency, prefixes=prefixes)
 
 
 def _shard(text: str) -> tuple[int, int]:

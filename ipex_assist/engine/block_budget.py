@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
 from typing import Any, cast
 
 from ipex_assist.engine.prefix_cache import CachedPrefix, Prefixes
@@ -119,6 +119,11 @@ class BlockBudget:
             if self._prefixes is None or not self._prefixes.evict():
                 return False
         return True
+
+    def wrap_prefixes(self, wrap: Callable[[Prefixes], Prefixes]) -> None:
+        """Put something around the prefix cache, if prefixes are kept at all."""
+        if self._prefixes is not None:
+            self._prefixes = wrap(self._prefixes)
 
     @property
     def prefix_blocks(self) -> int:

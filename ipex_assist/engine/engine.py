@@ -122,6 +122,10 @@ class Engine:
         """Blocks of the target's pool that the prefix cache holds."""
         return self._scheduler.block_budget.prefix_blocks
 
+    def wrap_prefixes(self, wrap: Callable[[Prefixes], Prefixes]) -> None:
+        """Put something around the prefix cache, if there is one; before the first request."""
+        self._scheduler.block_budget.wrap_prefixes(wrap)
+
     def step(self) -> bool:
         """Run one pass. Returns False if there is nothing to do."""
         with self._pass_lock:

@@ -37,6 +37,7 @@ from ipex_assist.executors.native_drafts import (
     draft_rows,
 )
 from ipex_assist.executors.native_hidden import TappedRows, check_hidden, check_logits, give_hidden
+from ipex_assist.executors.native_prefixes import NativePrefixMemory
 from ipex_assist.executors.native_sequence import NativeSequence, reserve
 from ipex_assist.executors.pass_lock import pass_lock
 from ipex_assist.executors.recurrent_states import PENDING_ROWS, RecurrentState, StatePool
@@ -178,6 +179,12 @@ class NativeModel(Model):
         for each in matrices:
             made.pack(each.name, each.a, each.b, each.scale)
         self.adapters[name] = made
+
+    def prefix_memory(self) -> NativePrefixMemory:
+        """The bytes of blocks and states, for a store of prefixes. Raises IpexAssistError as `blocks` does."""
+        self.blocks  # noqa: B018  # makes the memory
+        assert self._memory is not None
+        return NativePrefixMemory(self.packed, self._memory, self._states_memory, self.kv_precision)
 
     def new_sequence(
         self,

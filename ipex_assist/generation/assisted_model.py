@@ -10,11 +10,15 @@ from typing import TYPE_CHECKING
 
 from ipex_assist.engine.engine import Engine
 from ipex_assist.engine.limits import EngineLimits
+from ipex_assist.engine.prefix_cache import Prefixes
+from ipex_assist.engine.prefix_store import PrefixStore, check_folder
 from ipex_assist.engine.stats import EngineStats
+from ipex_assist.engine.stored_prefixes import HasPrefixMemory, StoredPrefixes
 from ipex_assist.env.errors import UsageError
 from ipex_assist.executors.blocks import BlockPool
 from ipex_assist.executors.interface import FewerThreads, Model
 from ipex_assist.executors.traffic import Traffic, traffic_of
+from ipex_assist.generation.prefix_options import PrefixOptions
 from ipex_assist.generation.result import Identity
 from ipex_assist.generation.stream import RoundStream
 from ipex_assist.generation.text_model import TextModel
@@ -58,6 +62,7 @@ class AssistedModel(TextModel):
             target.spec.vocab_size, lambda: calibration.calibrate(target, assistant), assistant
         )
         self._engine = self.engine()
+        self._stored: StoredPrefixes | None = None
         self._grammars: GrammarCompiler | None = None  # made when the first is asked for
         self._making_grammars = threading.Lock()
 
@@ -107,6 +112,29 @@ class AssistedModel(TextModel):
     def prefix_blocks(self) -> int:
         """How many of the target's blocks the engine's prefix cache holds."""
         return self._engine.prefix_blocks
+
+    def keep_prefixes(self, options: PrefixOptions) -> None:
+        """Keep prefixes in a store from now on, as `options` say; to be called before the first text.
+
+        Raises UsageError for a folder that cannot be used.
+        """
+        target = self.target
+        if options.prefix_store is None or not isinstance(target, HasPrefixMemory) or target.blocks is None:
+            super().keep_prefixes(options)
+            return
+        folder, memory, blocks = check_folder(options.prefix_store), target.prefix_memory(), target.blocks
+        store = PrefixStore(folder, memory.key(), options.prefix_store_size)
+
+        def wrap(prefixes: Prefixes) -> Prefixes:
+            self._stored = StoredPrefixes(prefixes, store, memory, blocks, target.states)
+            return self._stored
+
+        self._engine.wrap_prefixes(wrap)
+
+    def close_prefixes(self, seconds: float) -> None:
+        """Write what is to be kept, within `seconds`."""
+        if self._stored is not None:
+            self._stored.close(seconds)
 
     @property
     def engine_stats(self) -> EngineStats:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ from ipex_assist.env.errors import UsageError
 from ipex_assist.executors.blocks import BlockPool
 from ipex_assist.executors.traffic import Traffic
 from ipex_assist.generation.conversation import check_kind, is_one, messages_of
+from ipex_assist.generation.prefix_options import PrefixOptions
 from ipex_assist.generation.result import Identity, Result
 from ipex_assist.generation.stats import Loading
 from ipex_assist.generation.stream import Generation, RoundStream
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Messages: TypeAlias = "Sequence[Mapping[str, Any]]"  # role and content each
+
+log = logging.getLogger("ipex_assist")
 
 
 class TextModel(ABC):
@@ -107,6 +111,14 @@ class TextModel(ABC):
 
         draft, schedule: in place of the model's own. grammar: what the text must be.
         """
+
+    def keep_prefixes(self, options: PrefixOptions) -> None:
+        """Keep prefixes in a store from now on, as `options` say; to be called before the first text."""
+        if options.prefix_store is not None:
+            log.warning("--prefix-store: no effect here: prefixes are kept of models that the native core runs")
+
+    def close_prefixes(self, seconds: float) -> None:  # noqa: B027 - most models have none
+        """Write what is to be kept, within `seconds`."""
 
     def prepare_grammars(self) -> None:  # noqa: B027 - most models have none
         """Do now what the first grammar would have to wait for."""

@@ -38,6 +38,7 @@ class PackedModel:
         self.spec, self.precision, self.pool, self.group = spec, precision, pool, group
         self.library = library()
         self.settles = False  # whether `settle` has something to do
+        self._checksum: int | None = None
         self.handle = new_model(spec, precision, group, outer_precision, ordered)
 
     def __del__(self) -> None:
@@ -81,7 +82,12 @@ class PackedModel:
         """
         found = ctypes.c_uint64()
         self.check(self.library.ia_checksum(self.handle, (pool or self.pool).handle, ctypes.byref(found)))
+        self._checksum = found.value
         return found.value
+
+    def known_checksum(self) -> int:
+        """The checksum of an image that is whole and stays as it is: computed once."""
+        return self.checksum() if self._checksum is None else self._checksum
 
     def allocate(self) -> None:
         """Reserve empty memory for `pack`, each thread's slice on its own node."""

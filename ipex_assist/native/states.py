@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
+from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.native.blocks import pointer
 from ipex_assist.native.model import PackedModel
 
 
@@ -12,7 +14,7 @@ class StateMemory:
     """Memory of `count` slots, of which pages are taken as they are written. Freed with the object."""
 
     def __init__(self, packed: PackedModel, count: int) -> None:
-        self.packed, self.count = packed, count
+        self.packed, self.count, self.bytes_each = packed, count, packed.state_bytes
         self.handle = packed.library.ia_states_new(packed.handle, count)
         packed.check(0 if self.handle else -1)
 
@@ -24,6 +26,19 @@ class StateMemory:
         """Fill one slot with what another holds."""
         packed = self.packed
         packed.check(packed.library.ia_states_copy(self.handle, packed.pool.handle, source, target))
+
+    def read(self, slot: int) -> bytearray:
+        """The bytes of a slot, to which no pass writes meanwhile; may be called in any thread."""
+        read = bytearray(self.bytes_each)
+        self.packed.check(self.packed.library.ia_states_read(self.handle, slot, pointer(read)))
+        return read
+
+    def write(self, slot: int, content: bytearray | memoryview) -> None:
+        """Fill a slot with what `read` gave, in this process or another. Raises IpexAssistError for another size."""
+        if len(content) != self.bytes_each:
+            raise IpexAssistError(f"a slot has {self.bytes_each:,} bytes, and {len(content):,} are given")
+        packed = self.packed
+        packed.check(packed.library.ia_states_write(self.handle, packed.pool.handle, slot, pointer(content)))
 
     def discard(self, slots: Sequence[int]) -> None:
         """Give the memory of slots back that no sequence has; they may be used again."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from fastapi import FastAPI
@@ -15,11 +15,13 @@ from ipex_assist.serve.allowed_hosts import AllowedHosts, allowed_hosts
 from ipex_assist.serve.api_keys import ApiKeys, Authentication, is_open
 from ipex_assist.serve.backend import Backend, NotReady
 from ipex_assist.serve.errors import add_error_handlers
+from ipex_assist.serve.held_models import HeldModels
 from ipex_assist.serve.middleware import BodyLimit, OneLength, RequestIds, RootPath
 from ipex_assist.serve.options import ServeOptions
 from ipex_assist.serve.page import add_page
 from ipex_assist.serve.protocol.common import TOKEN_ID
 from ipex_assist.serve.routes import completions, embeddings, messages, responses, server, tokens
+from ipex_assist.serve.served_models import OneModel, ServedModels
 from ipex_assist.serve.service import Service
 from ipex_assist.serve.tracing import TracedBackend, TraceParents, collector
 from ipex_assist.version import __version__
@@ -31,16 +33,22 @@ DESCRIPTION = (
 
 
 def create_app(backend: Backend, options: ServeOptions) -> FastAPI:
-    """Create the ASGI application. Raises UsageError if the API key file cannot be read."""
-    traced = None if options.otel is None else TracedBackend(backend, collector(options.otel))
-    service = Service(traced or backend, options)
+    """Create the ASGI application of one model. Raises UsageError if the API key file cannot be read."""
+    if options.otel is None:
+        return app_of(OneModel(Service(backend, options)), options)
+    traced = TracedBackend(backend, collector(options.otel))
+    return app_of(OneModel(Service(traced, options)), options, traced.close)
+
+
+def app_of(models: ServedModels, options: ServeOptions, finish: Callable[[], None] | None = None) -> FastAPI:
+    """Create the ASGI application. finish: called in a thread at the end. Raises as `create_app` does."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
-        service.close()
-        if traced is not None:
-            await asyncio.to_thread(traced.close)
+        models.close()
+        if finish is not None:
+            await asyncio.to_thread(finish)
 
     # A documentation page only where it is asked for, as it loads scripts from another server; /openapi.json is served.
     app = FastAPI(
@@ -53,9 +61,10 @@ def create_app(backend: Backend, options: ServeOptions) -> FastAPI:
     )
     add_error_handlers(app)
     for each in (completions, responses, messages, embeddings, tokens, server):
-        app.include_router(each.router(service))
+        app.include_router(each.router(models))
     add_page(app)
     keys = ApiKeys(options.keys())
+    app.add_middleware(HeldModels)
     app.add_middleware(BodyLimit, limit=options.max_body, seconds=options.timeout)
     app.add_middleware(Authentication, keys=keys)
     if options.cors_origin:
@@ -70,22 +79,22 @@ def create_app(backend: Backend, options: ServeOptions) -> FastAPI:
         app.add_middleware(AllowedHosts, names=hosts)
     app.add_middleware(OneLength)
     app.add_middleware(RequestIds)
-    if traced is not None:
+    if options.otel is not None:
         app.add_middleware(TraceParents)
     if options.root_path is not None:
         app.add_middleware(RootPath, prefix=options.root_path)
-    app.openapi = lambda: _openapi(app, service, bool(keys))  # type: ignore[method-assign]
+    app.openapi = lambda: _openapi(app, models, options, bool(keys))  # type: ignore[method-assign]
     return app
 
 
-def _openapi(app: FastAPI, service: Service, keys: bool) -> dict[str, Any]:
+def _openapi(app: FastAPI, models: ServedModels, options: ServeOptions, keys: bool) -> dict[str, Any]:
     """The OpenAPI document of this server: with its vocabulary size and security; invalid bodies get 400, not 422."""
     document = get_openapi(
         title=app.title,
         version=app.version,
         description=app.description,
         routes=app.routes,
-        servers=[{"url": service.options.root_path or "/"}],
+        servers=[{"url": options.root_path or "/"}],
     )
     for path, operations in document["paths"].items():
         for operation in operations.values():
@@ -99,8 +108,9 @@ def _openapi(app: FastAPI, service: Service, keys: bool) -> dict[str, Any]:
         schemas.pop(name, None)
     if keys:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-    with contextlib.suppress(NotReady):  # else added later
-        _limit_ids(document, service.facts.vocab_size)
+    if isinstance(models, OneModel):
+        with contextlib.suppress(NotReady):  # else added later
+            _limit_ids(document, models.service.facts.vocab_size)
     return document
 
 

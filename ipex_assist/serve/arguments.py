@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from ipex_assist.checkpoints.open import check_source
 from ipex_assist.checkpoints.short_name import short_name
@@ -16,7 +14,10 @@ from ipex_assist.env.errors import UsageError
 from ipex_assist.env.options import add_flags, flags_of, options_of
 from ipex_assist.executors.blocks import BLOCK
 from ipex_assist.generation.load_options import LoadOptions
+from ipex_assist.generation.prefix_options import PrefixOptions
 from ipex_assist.launch.flags import add_instance_flags
+from ipex_assist.serve.model_options import ManyModelsOptions
+from ipex_assist.serve.model_sources import name_of
 from ipex_assist.serve.options import ServeOptions
 from ipex_assist.speculative.options import DraftOptions, GenerationOptions
 from ipex_assist.workers.arguments import check_instances
@@ -31,6 +32,7 @@ others continue.
   ipex-assist serve                                             the embedded model
   ipex-assist serve -m facebook/opt-13b --api-key-file keys     with keys
   ipex-assist serve -m facebook/opt-13b --instances per-node    an engine per NUMA node
+  ipex-assist serve -m big=facebook/opt-13b -m small=facebook/opt-350m     two models, loaded when they are asked for
 
 Exit codes: 0 ended by a signal, 1 the models cannot be loaded, 2 wrong usage, 130 and 143 ended by a second signal.
 """
@@ -61,7 +63,9 @@ def build_parser() -> argparse.ArgumentParser:
         NOT_HERE | OF_REQUESTS,
     )
     group = parser.add_argument_group("server")
+    add_flags(group, ManyModelsOptions)
     add_flags(group, ServeOptions)
+    add_flags(group, PrefixOptions)
     add_instance_flags(group, " (default: per-node)")
     group.add_argument("--ray", metavar="ADDRESS", help="as Ray Serve replicas, one a node: auto, or HOST:PORT")
     group.add_argument(
@@ -71,8 +75,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse and validate the flags. Raises UsageError."""
+    """Parse and validate the flags; `model` of the result is that of a server of one model. Raises UsageError."""
     args = build_parser().parse_args(argv)
+    args.many_models = ManyModelsOptions.from_flags(args)
+    args.model = None if args.many_models.many else next(iter(args.many_models.models), None)
     options = ServeOptions.from_flags(args)
     if options.uds is not None and (args.host is not None or args.port is not None):
         raise UsageError("--uds listens on no port: leave out --host and --port")
@@ -83,9 +89,28 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         )
     if args.ray is not None and (options.ssl_certfile is not None or options.otel is not None):
         raise UsageError("--ray goes without --ssl-certfile and --otel: put a proxy in front of Ray's for these")
+    check_many(args, options)
     if args.replicas is not None and args.ray is None:
         raise UsageError("--replicas goes with --ray; on this machine alone --instances says how many engines")
     return args
+
+
+def check_many(args: argparse.Namespace, options: ServeOptions) -> None:
+    """Raise UsageError where a flag goes with one model alone, or with many alone."""
+    many: ManyModelsOptions = args.many_models
+    if many.many:
+        if args.ray is not None or args.dry_run:
+            raise UsageError("--ray and --dry-run are for a server of one model: give one -m, without a name")
+        if options.served_model_name:
+            raise UsageError("--served-model-name is for a server of one model: many are named by -m NAME=ID")
+        if args.lora:
+            raise UsageError("--lora is for a server of one model: give one -m, without a name")
+        if args.assistant_model is not None:
+            raise UsageError("--assistant-model is for a server of one model: of many give -m NAME=ID,assistant=ID")
+        return
+    for flag, value in (("--keep", args.keep), ("--models-memory", args.models_memory)):
+        if value is not None:
+            raise UsageError(f"{flag} is for a server of many models: give -m NAME=ID twice, or --models-dir")
 
 
 def _replicas(text: str) -> tuple[int, int]:
@@ -114,9 +139,12 @@ def worker_settings(args: argparse.Namespace, options: ServeOptions, load: LoadO
     lengths = (tokens,) * (concurrency or DEFAULT_CONCURRENCY)
     load, task = settled(load, options.task)
     load = replace(load, lora_by_default=False)  # a request's model says which
+    prefixes = PrefixOptions.from_flags(args)
+    prefixes.check()
     return WorkerSettings(
         *(load, options.text_tokens, args.threads, args.verbose, concurrency, lengths),
         grammars=True,
+        prefixes=prefixes,
         task=task,
         matryoshka=options.matryoshka,
     )
@@ -124,10 +152,7 @@ def worker_settings(args: argparse.Namespace, options: ServeOptions, load: LoadO
 
 def model_name(options: ServeOptions, target: str) -> str:
     """The model's name in requests: --served-model-name, or the hub id, or the name of the folder or file."""
-    if options.served_model_name:
-        return options.served_model_name[0]
-    path = Path(os.path.expanduser(target))
-    return path.resolve().name.removesuffix(".gguf") if path.exists() else target
+    return options.served_model_name[0] if options.served_model_name else name_of(target)
 
 
 def shown_name(options: ServeOptions, target: str) -> str:

@@ -9,19 +9,22 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.checkpoints.short_name import short_assistant
 from ipex_assist.commands.shared.arguments import load_options
 from ipex_assist.commands.shared.demo_model import demo_options
 from ipex_assist.commands.shared.messages import configure_messages
+from ipex_assist.commands.shared.server_files import announced
 from ipex_assist.embedding.task import EMBED, GENERATE
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.phases import phase
+from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.serve.arguments import check_files, model_name, parse, shown_name, worker_settings
 from ipex_assist.serve.connections import connection_limits
 from ipex_assist.serve.listen import address, close, curl_line, listen
@@ -54,26 +57,51 @@ def main(argv: Sequence[str]) -> int:
     load = load_options(args)
     options = ServeOptions.from_flags(args, allow_special_tokens=load.allow_special_tokens)
     check_files(options, load)
+    if args.many_models.many:
+        return _serve_many(args, options, load)
     if load.target is None:
         load = demo_options(load)
     settings = worker_settings(args, options, load)
     if args.dry_run:
         return _dry_run(args, settings)
-    check_packages()
-    if options.otel is not None:
-        from ipex_assist.serve import tracing
-
-        tracing.check_packages()
-    configure_messages(args.verbose, progress=not args.quiet)
+    _prepare(args, options)
     assert load.target is not None
     if args.ray is not None:
         from ipex_assist.serve.ray_serve import run_on_ray
 
         return run_on_ray(args, options, settings, model_name(options, load.target))
     listener = listen(options)
+    command = ServeCommand(args, options, settings, model_name(options, load.target), listener)
+    return _run(command.serve, listener, options)
+
+
+def _serve_many(args: argparse.Namespace, options: ServeOptions, load: LoadOptions) -> int:
+    from ipex_assist.serve.many_models.command import ManyModelsCommand
+    from ipex_assist.serve.model_sources import read_sources
+
+    models = read_sources(args.many_models.models, args.many_models.models_dir)
+    for model in models:
+        model.load_options(load)  # raises UsageError for a wrong assistant or precision now
+    _prepare(args, options)
+    listener = listen(options)
+    return _run(ManyModelsCommand(args, options, load, models, listener).serve, listener, options)
+
+
+def _prepare(args: argparse.Namespace, options: ServeOptions) -> None:
+    """Check that the libraries are there, and set up messages. Raises UsageError."""
+    check_packages()
+    if options.otel is not None:
+        from ipex_assist.serve import tracing
+
+        tracing.check_packages()
+    configure_messages(args.verbose, progress=not args.quiet)
+
+
+def _run(serve: Callable[[], Coroutine[Any, Any, int]], listener: socket.socket, options: ServeOptions) -> int:
+    """Serve in an event loop; returns the exit code, or ends the process."""
     try:
-        command = ServeCommand(args, options, settings, model_name(options, load.target), listener)
-        code = asyncio.run(command.serve())
+        with announced(address(listener, options), keys=bool(options.keys())):
+            code = asyncio.run(serve())
     finally:
         close(listener, options)
     if code or threading.active_count() > 1:  # do not wait for threads that still compute or download
@@ -116,7 +144,7 @@ class ServeCommand:
         )
         from ipex_assist.serve.app import create_app
         from ipex_assist.serve.engines import Engines
-        from ipex_assist.serve.server import run
+        from ipex_assist.serve.server import live, run
 
         with ExitStack() as while_loading:
             loading, workers = while_loading.enter_context(phase(f"loading {self.shown_name}")), LoadingWorkers()
@@ -143,9 +171,13 @@ class ServeCommand:
                 engines,
                 create_app(engines, self.options),
                 self.listener,
-                make_pool=lambda: local_pool(self.args, self.settings, messages.say, messages.once),
-                load_tokenizer=self.load_tokenizer,
-                when_ready=greet,
+                partial(
+                    live,
+                    engines,
+                    make_pool=lambda: local_pool(self.args, self.settings, messages.say, messages.once),
+                    load_tokenizer=self.load_tokenizer,
+                    when_ready=greet,
+                ),
                 grace=self.options.grace,
                 limits=connection_limits(self.options),
                 tls=self.options.tls(),

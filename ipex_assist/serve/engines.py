@@ -182,19 +182,26 @@ class Engines:
 
     def close(self, now: bool = False) -> None:
         """End all processes. now: kill them instead of letting them exit."""
+        pool = self.leave_pool()
+        if pool is not None:
+            for number in range(pool.size) if now else ():
+                pool.kill(number, "is ended")
+            pool.close()
+
+    def leave_pool(self) -> LocalPool | None:
+        """Abort all requests and let go of the processes, which the caller ends by `close` of what is returned; that
+        may take seconds, and may be in a thread."""
         self.draining = True
         for active in list(self._active):
             self._abort(active, Failed("the server has ended before this text", again=True))
         if self._watch_timer is not None:
             self._watch_timer.cancel()
         if self._pool is not None:
-            pool, self._pool, self._dispatcher = self._pool, None, None
-            asyncio.get_running_loop().remove_reader(pool.fileno())
-            for number in range(pool.size) if now else ():
-                pool.kill(number, "is ended")
-            pool.close()
+            asyncio.get_running_loop().remove_reader(self._pool.fileno())
         if not self.failure.cancel() and not self.failure.cancelled():
             self.failure.exception()  # mark it as retrieved
+        pool, self._pool, self._dispatcher = self._pool, None, None
+        return pool
 
     # Requests.
 

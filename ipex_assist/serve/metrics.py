@@ -32,10 +32,11 @@ _REASONS = {"eos": "stop", "stop": "stop", "length": "length", "context": "lengt
 class ServerMetrics:
     """Counts outputs as they pass, and reads the backend's statistics on each scrape."""
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+    def __init__(self, backend: Backend, name: str = "") -> None:
+        """name: of the model while it is not loaded."""
+        self._backend, self._name = backend, name
         self._registry = CollectorRegistry()
-        self._registry.register(_EngineFigures(backend))
+        self._registry.register(_EngineFigures(backend, name))
         self._drafts = self._counter("spec_decode_num_drafts", "Passes that verified drafted tokens")
         self._drafted = self._counter("spec_decode_num_draft_tokens", "Drafted tokens")
         self._accepted = self._counter("spec_decode_num_accepted_tokens", "Drafted tokens that were accepted")
@@ -66,16 +67,14 @@ class ServerMetrics:
     def _histogram(self, name: str, meaning: str, bounds: tuple[float, ...]) -> Histogram:
         return Histogram(f"vllm:{name}", meaning, [_MODEL], buckets=bounds, registry=self._registry)
 
-    def exposition(self) -> bytes:
-        """The exposition text. Draft counters are present from the start, as zeros."""
-        try:
-            name = self._backend.facts.name
-        except NotReady:
-            pass
-        else:
-            for each in (self._drafts, self._drafted, self._accepted, self._prompt_tokens, self._new_tokens):
-                each.labels(name)
-        return generate_latest(_WithoutDates(self._registry))  # type: ignore[arg-type]
+    @staticmethod
+    def exposition(models: Sequence[ServerMetrics]) -> bytes:
+        """The exposition text of these models' metrics. Draft counters are present from the start, as zeros."""
+        for model in models:
+            if name := _model_name(model._backend, model._name):
+                for each in (model._drafts, model._drafted, model._accepted, model._prompt_tokens, model._new_tokens):
+                    each.labels(name)
+        return generate_latest(_Merged([model._registry for model in models]))  # type: ignore[arg-type]
 
     async def generate(
         self, request: GenerationRequest, *, timeout: float | None = None
@@ -138,23 +137,31 @@ class ServerMetrics:
                 self._accepted_at.labels(model, str(position)).inc()
 
 
-class _WithoutDates:
-    """A registry without the *_created samples, which load generators mistake for counts."""
+class _Merged:
+    """Registries of several models as one, without the *_created samples, which load generators mistake for counts."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
+    def __init__(self, registries: Sequence[CollectorRegistry]) -> None:
+        self._registries = registries
 
     def collect(self) -> Iterator[Metric]:
-        for metric in self._registry.collect():
-            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
-            yield metric
+        """Each metric once, with the samples of all models; those of later ones follow the first's."""
+        found: dict[str, Metric] = {}
+        for registry in self._registries:
+            for metric in registry.collect():
+                samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+                if metric.name in found:
+                    found[metric.name].samples += samples
+                else:
+                    metric.samples = samples
+                    found[metric.name] = metric
+        yield from found.values()
 
 
 class _EngineFigures(Collector):
     """Statistics of engines and queue, collected on each scrape."""
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+    def __init__(self, backend: Backend, name: str) -> None:
+        self._backend, self._name = backend, name
 
     def describe(self) -> Iterable[Metric]:
         """Nothing, so that registering does not query the backend."""
@@ -162,10 +169,7 @@ class _EngineFigures(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Current gauges and counters."""
-        try:
-            model = [self._backend.facts.name]
-        except NotReady:
-            model = [""]
+        model = [_model_name(self._backend, self._name)]
         now = self._backend.statistics()
         yield _gauge("vllm:num_requests_running", "Requests that an engine has begun", model, now.running)
         yield _gauge("vllm:num_requests_waiting", "Requests in the queue", model, now.waiting)
@@ -176,6 +180,7 @@ class _EngineFigures(Collector):
             yield _gauge("ipex_assist:kv_blocks_total", "Blocks in total", model, now.blocks_total)
             meaning = "Blocks in use that only the prefix cache holds"
             yield _gauge("ipex_assist:kv_blocks_cached", meaning, model, now.blocks_cached)
+        yield _gauge("ipex_assist:model_loaded", "Whether the model is in memory", model, now.alive > 0)
         yield _gauge("ipex_assist:places", "Configured engine processes", model, now.slots)
         yield _gauge("ipex_assist:places_alive", "Engine processes that answer", model, now.alive)
         yield _counted("ipex_assist:restarts", "Restarts of engine processes", model, now.restarts)
@@ -189,6 +194,14 @@ class _EngineFigures(Collector):
             yield _counted(f"ipex_assist:{name}_seconds", f"Time of {meaning}", model, seconds)
         yield _by_rows("ipex_assist:passes", "Passes of the target", model, engine.get("passes_by_rows", {}))
         yield _by_rows("ipex_assist:pass_seconds", "Time of passes", model, engine.get("seconds_by_rows", {}))
+
+
+def _model_name(backend: Backend, otherwise: str) -> str:
+    """The model's name in requests; `otherwise` while it is not loaded."""
+    try:
+        return backend.facts.name
+    except NotReady:
+        return otherwise
 
 
 def _gauge(name: str, meaning: str, model: list[str], value: float) -> Metric:

@@ -9,9 +9,9 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ipex_assist.serve.connections import ACCEPT_AT_ONCE, KEEP_ALIVE_SECONDS, ConnectionLimits, ConnectionTable
 from ipex_assist.serve.engines import Engines
@@ -36,28 +36,37 @@ log = logging.getLogger("ipex_assist")
 Made = TypeVar("Made")
 
 
+class Drained(Protocol):
+    """The engines of one model, or of many."""
+
+    async def drain(self, seconds: float) -> int:
+        """Refuse new requests and wait up to `seconds` for running ones; returns how many were aborted."""
+        ...
+
+    def close(self, now: bool = False) -> None:
+        """End all processes. now: kill them instead of letting them exit."""
+        ...
+
+
 async def run(
     stop: StopSignals,
-    engines: Engines,
+    engines: Drained,
     app: FastAPI,
     listener: socket.socket,
-    make_pool: Callable[[], LocalPool],
-    load_tokenizer: Callable[[], PreTrainedTokenizerBase],
-    when_ready: Callable[[], None],
+    live: Callable[[], Coroutine[Any, Any, None]],
     grace: float,
     limits: ConnectionLimits,
     tls: ssl.SSLContext | None = None,
 ) -> int:
     """Serve until a signal comes; returns the exit code.
 
-    stop: catches signals meanwhile. make_pool, load_tokenizer: run in threads, since they may download. when_ready:
-    called once. grace: seconds for what runs when the signal comes. limits: of connections. tls: None where they
-    are not encrypted.
-    Raises IpexAssistError where the models cannot be loaded, and where no engine is left.
+    stop: catches signals meanwhile. live: runs the engines, such as `live`; it is cancelled at the end. grace: seconds
+    for what runs when the signal comes. limits: of connections. tls: None where they are not encrypted.
+    Raises what `live` does.
     """
     server = make_server(app, limits, tls=tls)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    living = asyncio.create_task(_live(engines, make_pool, load_tokenizer, when_ready))
+    living = asyncio.create_task(live())
     reasons: set[asyncio.Future[Any]] = {serving, living, stop.first}
     await asyncio.wait(reasons, return_when=asyncio.FIRST_COMPLETED)
     ending = asyncio.create_task(_end(engines, server, serving, living, grace if stop.first.done() else 0.0))
@@ -74,13 +83,26 @@ async def run(
     return 0
 
 
-async def _live(
+async def live(
     engines: Engines,
     make_pool: Callable[[], LocalPool],
     load_tokenizer: Callable[[], PreTrainedTokenizerBase],
     when_ready: Callable[[], None],
 ) -> None:
-    """Load, and run until every engine is given up."""
+    """Load, call `when_ready`, and run until every engine is given up, which raises IpexAssistError."""
+    await load_engines(engines, make_pool, load_tokenizer)
+    when_ready()
+    await asyncio.wait({engines.failure})  # without cancelling it when this task is cancelled
+    engines.failure.result()
+
+
+async def load_engines(
+    engines: Engines, make_pool: Callable[[], LocalPool], load_tokenizer: Callable[[], PreTrainedTokenizerBase]
+) -> None:
+    """Load until requests are accepted. make_pool, load_tokenizer: run in threads, since they may download.
+
+    Raises IpexAssistError where the models cannot be loaded.
+    """
     engines.start(await in_thread(make_pool))
     tokenizer = asyncio.create_task(in_thread(load_tokenizer))
     try:
@@ -91,13 +113,10 @@ async def _live(
     finally:
         tokenizer.cancel()
     await engines.wait_ready()
-    when_ready()
-    await asyncio.wait({engines.failure})  # without cancelling it when this task is cancelled
-    engines.failure.result()
 
 
 async def _end(
-    engines: Engines, server: uvicorn.Server, serving: asyncio.Task[None], living: asyncio.Task[None], grace: float
+    engines: Drained, server: uvicorn.Server, serving: asyncio.Task[None], living: asyncio.Task[None], grace: float
 ) -> None:
     """Shut down in order: drain the engines, flush responses, end the processes."""
     deadline = time.monotonic() + grace

@@ -29,6 +29,7 @@ from ipex_assist.version import __version__
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+MOST_NAMES = 20  # of models in a message
 THREADS = 4  # for tokenizers and chat templates, outside the event loop
 
 T = TypeVar("T")
@@ -37,9 +38,10 @@ T = TypeVar("T")
 class Service:
     """Shared state of the routes. Expensive methods run in a thread; all may raise ApiError, NotReady or UsageError."""
 
-    def __init__(self, backend: Backend, options: ServeOptions) -> None:
+    def __init__(self, backend: Backend, options: ServeOptions, metrics: ServerMetrics | None = None) -> None:
+        """metrics: those of the backend, where it has had a service before."""
         self.backend, self.options = backend, options
-        self.metrics = ServerMetrics(backend)
+        self.metrics = metrics or ServerMetrics(backend)
         self._grammars = GrammarChecker(most=options.max_queue)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenizer")
 
@@ -116,10 +118,7 @@ class Service:
         """Raise 404 for a model that is not served; None is the served one."""
         names = (*self.names(), *self.facts.adapters)
         if name is not None and name not in names:
-            known = ", ".join(names)
-            raise ApiError(
-                404, f"there is no model {name[:200]!r} here; there is {known}", param="model", code="model_not_found"
-            )
+            raise unknown_model(name, names)
 
     def check_task(self, writes: bool = True) -> None:
         """Raise 400 where the model does another thing than an endpoint's. writes: text; else vectors or scores."""
@@ -230,3 +229,11 @@ class Service:
         """Tokens that the KV memory of every engine holds; None if unknown."""
         least = self.backend.statistics().blocks_least
         return None if least is None else least * BLOCK
+
+
+def unknown_model(name: str, known: Sequence[str]) -> ApiError:
+    """404 for a model that is not served."""
+    shown = ", ".join(known[:MOST_NAMES]) + (f" and {len(known) - MOST_NAMES} more" if len(known) > MOST_NAMES else "")
+    return ApiError(
+        404, f"there is no model {name[:200]!r} here; there is {shown}", param="model", code="model_not_found"
+    )

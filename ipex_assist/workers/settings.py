@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ipex_assist.generation.load_options import LoadOptions
+from ipex_assist.generation.prefix_options import PrefixOptions
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class WorkerSettings:
     a time; None leaves it to the worker. lengths: in tokens, of the longest requests to come, the longest first.
     neighbours: how many instances share the machine's memory, this one among them. grammars: whether requests may have
     grammars, so that the vocabulary is prepared before the worker is ready. task: of embedding/task.py; "auto" is what
-    the model's files say. matryoshka: its vectors may be cut, whatever its files say.
+    the model's files say. matryoshka: its vectors may be cut, whatever its files say. prefixes: where they are kept.
     """
 
     load: LoadOptions
@@ -30,6 +31,7 @@ class WorkerSettings:
     grammars: bool = False
     task: str = "generate"
     matryoshka: bool = False
+    prefixes: PrefixOptions = field(default_factory=PrefixOptions)
 
     @property
     def concurrent_lengths(self) -> tuple[int, ...]:
@@ -43,4 +45,5 @@ class WorkerSettings:
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> WorkerSettings:
         """The inverse of `as_dict`."""
-        return cls(**{**fields, "load": LoadOptions.of(**fields["load"]), "lengths": tuple(fields["lengths"])})
+        load, prefixes = LoadOptions.of(**fields["load"]), PrefixOptions.of(**fields["prefixes"])
+        return cls(**{**fields, "load": load, "prefixes": prefixes, "lengths": tuple(fields["lengths"])})

@@ -22,6 +22,8 @@ from ipex_assist.workers.capacity import concurrency_of
 from ipex_assist.workers.request_loop import Outbox, RequestLoop, describe, encoded
 from ipex_assist.workers.settings import WorkerSettings
 
+SAVE_SECONDS = 1.5  # for prefixes that are being written at the end; local_pool.py waits for 2 s
+
 
 def main(argv: Sequence[str]) -> NoReturn:
     """Serve until the requests end; never returns. Raises UsageError where a person has typed the command."""
@@ -74,7 +76,11 @@ def _serve(requests: IO[bytes], replies: IO[bytes]) -> None:
     outbox = Outbox(model, lambda lines: _write(replies, lines))
     loop = RequestLoop(model, outbox.put, outbox.flush)
     threading.Thread(target=_read, args=(requests, loop), name="requests", daemon=True).start()
+    from ipex_assist.generation.text_model import TextModel
+
     loop.run()
+    if isinstance(model, TextModel):
+        model.close_prefixes(SAVE_SECONDS)
 
 
 class PhaseReporter:
@@ -154,6 +160,7 @@ def _load(settings: WorkerSettings) -> Any:
             verbose=settings.verbose,
             lengths=settings.concurrent_lengths,
         )
+        model.keep_prefixes(settings.prefixes)
         if settings.grammars:
             with phase("preparing the vocabulary for grammars"):
                 model.prepare_grammars()

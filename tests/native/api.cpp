@@ -34,6 +34,8 @@ int32_t ia_model_pack(void* handle, void* pool, int32_t slot, int32_t layer, int
 void* ia_blocks_new(void* handle, int64_t count, int32_t precision);
 void ia_blocks_delete(void* blocks);
 int32_t ia_blocks_copy(void* blocks, void* pool, int32_t from, int32_t to);
+int32_t ia_blocks_read(void* blocks, int32_t id, void* bytes);
+int32_t ia_blocks_write(void* blocks, void* pool, int32_t id, const void* bytes);
 int32_t ia_blocks_discard(void* blocks, const int32_t* ids, int64_t number);
 int64_t ia_block_bytes(void* handle, int32_t precision);
 int32_t ia_forward(void* handle, void* pool, const ipex_assist::Batch* batch);
@@ -362,6 +364,16 @@ void test_lifetimes(const KernelTable& k) {
     std::swap(fed.blocks, blocks);
     CHECK(!fed.forward() && std::string(ia_last_error()).find("blocks of another model") != std::string::npos, "%s",
           ia_last_error());
+    // A block's bytes are those that were written, whichever way they came; blocks that there are not are refused.
+    std::vector<uint8_t> written(size_t(ia_block_bytes(other.handle, INT8))), read(written.size());
+    for (size_t i = 0; i < written.size(); i++) written[i] = uint8_t(i * 7 + i / 251);
+    CHECK(ia_blocks_write(fed.blocks, x.pool, 0, written.data()) == 0 &&
+              ia_blocks_copy(fed.blocks, x.pool, 0, 1) == 0 && ia_blocks_read(fed.blocks, 1, read.data()) == 0 &&
+              read == written,
+          "a block of %zu bytes is read as another", written.size());
+    CHECK(ia_blocks_read(fed.blocks, 2, read.data()) < 0 && ia_blocks_write(fed.blocks, x.pool, -1, read.data()) < 0,
+          "a block is read that there is not");
+    CHECK(ia_blocks_write(fed.blocks, x.pool, 0, nullptr) < 0, "a block is written without bytes");
     const int32_t both[] = {0, 1};
     CHECK(ia_blocks_copy(fed.blocks, x.pool, 0, 1) == 0 && ia_blocks_discard(fed.blocks, both, 2) == 0, "%s",
           ia_last_error());

@@ -16,8 +16,12 @@ COMMANDS = {
     "env": "what this machine is",
     "eval": "perplexity, and what fewer bits cost",
     "help": "what the commands do, or the options of one",
+    "list": "the models on this machine",
     "models": "the families that the native core runs",
+    "ps": "the models that your servers have loaded",
+    "pull": "download a model from the hub",
     "quantize": "write a checkpoint with 4-bit weights",
+    "run": "a text by a model, or a conversation with it",
     "serve": "OpenAI's API, a chat page and metrics",
     "submit": "the script of a Slurm or PBS job",
 }
@@ -30,6 +34,6 @@ def similar_command(word: str) -> str:
     if lower in COMMANDS:
         return f" (did you mean {lower}?)"
     for name in COMMANDS:
-        if len(lower) >= SHORTEST and (name.startswith(lower) or lower.startswith(name)):
+        if min(len(lower), len(name)) >= SHORTEST and (name.startswith(lower) or lower.startswith(name)):
             return f" (did you mean {name}?)"
     return suggestion(lower, COMMANDS)

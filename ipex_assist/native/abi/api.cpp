@@ -131,7 +131,7 @@ IPEX_ASSIST_API int32_t ia_abi(int32_t* sizes) {
     sizes[1] = int32_t(sizeof(LayerSpec));
     sizes[2] = int32_t(sizeof(Segment));
     sizes[3] = int32_t(sizeof(Batch));
-    return 21;
+    return 23;
 }
 
 IPEX_ASSIST_API const char* ia_last_error() { return last_error; }
@@ -378,6 +378,18 @@ IPEX_ASSIST_API int32_t ia_blocks_copy(void* blocks, void* pool, int32_t from, i
     return guarded(-1, [&] { return static_cast<Blocks*>(blocks)->copy(*static_cast<Pool*>(pool), from, to), 0; });
 }
 
+// The bytes of a block, ia_block_bytes of them, as ia_blocks_write takes them; no pass may write to it meanwhile.
+IPEX_ASSIST_API int32_t ia_blocks_read(void* blocks, int32_t id, void* bytes) {
+    return guarded(-1, [&] { return static_cast<Blocks*>(blocks)->read(id, static_cast<uint8_t*>(bytes)), 0; });
+}
+
+IPEX_ASSIST_API int32_t ia_blocks_write(void* blocks, void* pool, int32_t id, const void* bytes) {
+    return guarded(-1, [&] {
+        return static_cast<Blocks*>(blocks)->write(*static_cast<Pool*>(pool), id, static_cast<const uint8_t*>(bytes)),
+               0;
+    });
+}
+
 // Bytes of a slot of the states of this model's recurrent layers; 0 where it has none.
 IPEX_ASSIST_API int64_t ia_state_bytes(void* handle) {
     return guarded<int64_t>(-1, [&] { return States::bytes_each(model_of(handle)); });
@@ -392,6 +404,18 @@ IPEX_ASSIST_API void ia_states_delete(void* states) { delete static_cast<States*
 
 IPEX_ASSIST_API int32_t ia_states_copy(void* states, void* pool, int32_t from, int32_t to) {
     return guarded(-1, [&] { return static_cast<States*>(states)->copy(*static_cast<Pool*>(pool), from, to), 0; });
+}
+
+// The bytes of a slot, ia_state_bytes of them, as ia_states_write takes them; no pass may write to it meanwhile.
+IPEX_ASSIST_API int32_t ia_states_read(void* states, int32_t slot, void* bytes) {
+    return guarded(-1, [&] { return static_cast<States*>(states)->read(slot, static_cast<uint8_t*>(bytes)), 0; });
+}
+
+IPEX_ASSIST_API int32_t ia_states_write(void* states, void* pool, int32_t slot, const void* bytes) {
+    return guarded(-1, [&] {
+        return static_cast<States*>(states)->write(*static_cast<Pool*>(pool), slot, static_cast<const uint8_t*>(bytes)),
+               0;
+    });
 }
 
 // Gives the memory of slots back that no sequence has.

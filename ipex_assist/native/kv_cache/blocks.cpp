@@ -98,12 +98,26 @@ void Blocks::check(int64_t id) const {
 
 void Blocks::copy(Pool& pool, int32_t from, int32_t to) const {
     check(from), check(to);
-    if (from == to) return;
-    const uint8_t* source = data_.data() + from * layout_.bytes;
+    if (from != to) fill(pool, to, data_.data() + from * layout_.bytes);
+}
+
+void Blocks::read(int32_t id, uint8_t* bytes) const {
+    check(id);
+    if (layout_.bytes > 0 && !bytes) refuse("a block is read to nowhere");
+    std::memcpy(bytes, data_.data() + id * layout_.bytes, size_t(layout_.bytes));
+}
+
+void Blocks::write(Pool& pool, int32_t id, const uint8_t* bytes) const {
+    check(id);
+    if (layout_.bytes > 0 && !bytes) refuse("block %d is written without its bytes", id);
+    fill(pool, id, bytes);
+}
+
+void Blocks::fill(Pool& pool, int32_t to, const uint8_t* source) const {
     uint8_t* target = data_.data() + to * layout_.bytes;
     const TeamNodes team = pool.team_nodes(pool.threads());
     pool.run([&](int thread) {
-        if (team.several()) return copy_of_node(team, thread, from, to);
+        if (team.several()) return fill_of_node(team, thread, to, source);
         const int64_t lines = layout_.bytes / 64;  // parts are whole ones
         const int64_t first = share(lines, thread, pool.threads()) * 64;
         const int64_t last = share(lines, thread + 1, pool.threads()) * 64;
@@ -112,15 +126,14 @@ void Blocks::copy(Pool& pool, int32_t from, int32_t to) const {
 }
 
 // A thread's share of the parts that its node has: they go round its threads.
-void Blocks::copy_of_node(const TeamNodes& team, int thread, int32_t from, int32_t to) const {
+void Blocks::fill_of_node(const TeamNodes& team, int thread, int32_t to, const uint8_t* source) const {
     const int node = team.node(thread), own = thread - team.first_thread(node);
     for (int32_t layer = 0, turn = 0; layer < layout_.layers(); layer++) {
         const int32_t heads = layout_.kv_heads(layer);
         for (int32_t h = 0; h < heads; h++) {
             if (team.home(to, h, heads) != node || turn++ % team.threads_of(node) != own) continue;
             const BlockLayout::HeadPart& part = layout_.part(layer, h);
-            std::memcpy(data_.data() + to * layout_.bytes + part.offset,
-                        data_.data() + from * layout_.bytes + part.offset, size_t(part.bytes));
+            std::memcpy(data_.data() + to * layout_.bytes + part.offset, source + part.offset, size_t(part.bytes));
         }
     }
 }

@@ -58,13 +58,19 @@ public:
     }
     // By all threads; of several memory nodes each copies what it has. Refuses blocks that there are not.
     void copy(Pool& pool, int32_t from, int32_t to) const;
+    int64_t bytes() const { return layout_.bytes; }  // of a block
+    // A block's bytes, as `write` takes them: they are the same on every machine. Both refuse a block that there is
+    // not.
+    void read(int32_t id, uint8_t* bytes) const;
+    void write(Pool& pool, int32_t id, const uint8_t* bytes) const;
     // Gives the memory of some blocks back; they hold zeros then, or what they held.
     void discard(const int32_t* ids, int64_t number) const;
 
 private:
     void check(int64_t id) const;
     bool has_layers_of(const PackedModel& head) const;
-    void copy_of_node(const TeamNodes& team, int thread, int32_t from, int32_t to) const;
+    void fill(Pool& pool, int32_t to, const uint8_t* source) const;
+    void fill_of_node(const TeamNodes& team, int thread, int32_t to, const uint8_t* source) const;
 
     const std::shared_ptr<const PackedModel> model_;
     Precision precision_, attention_precision_;

@@ -46,13 +46,28 @@ void States::check(int64_t slot) const {
 
 void States::copy(Pool& pool, int32_t from, int32_t to) const {
     check(from), check(to);
-    if (from == to) return;
+    if (from != to) fill(pool, to, data_.data() + from * bytes_);
+}
+
+void States::read(int32_t slot, uint8_t* bytes) const {
+    check(slot);
+    if (!bytes) refuse("a state is read to nowhere");
+    std::memcpy(bytes, data_.data() + slot * bytes_, size_t(bytes_));
+}
+
+void States::write(Pool& pool, int32_t slot, const uint8_t* bytes) const {
+    check(slot);
+    if (!bytes) refuse("state %d is written without its bytes", slot);
+    fill(pool, slot, bytes);
+}
+
+void States::fill(Pool& pool, int32_t to, const uint8_t* slot) const {
     pool.run([&](int thread) {
         for (size_t i = 0; i < offsets_.size(); i++) {
             // Tiles as passes share them, so that they come to lie on the nodes of who reads them.
             const RecurrentSpec& spec = model_->layers[i].recurrent;
             const int64_t tiles = spec.tiles(), each = spec.tile_floats(), inputs = layer_floats(spec) - tiles * each;
-            const float* source = at(from, int32_t(i));
+            const float* source = reinterpret_cast<const float*>(slot + offsets_[i]);
             float* target = at(to, int32_t(i));
             const auto part = [&](int64_t start, int64_t units, int64_t size) {
                 const int64_t first = share(units, thread, pool.threads()),

@@ -39,6 +39,9 @@ public:
     }
     // By all threads. Refuses slots that there are not.
     void copy(Pool& pool, int32_t from, int32_t to) const;
+    // A slot's bytes, bytes_each of them, as `write` takes them. Both refuse a slot that there is not.
+    void read(int32_t slot, uint8_t* bytes) const;
+    void write(Pool& pool, int32_t slot, const uint8_t* bytes) const;
     // Gives the memory of some slots back; they hold zeros then.
     void discard(const int32_t* slots, int64_t number) const;
 
@@ -47,6 +50,7 @@ private:
         return reinterpret_cast<float*>(data_.data() + slot * bytes_ + offsets_[size_t(layer)]);
     }
     void check(int64_t slot) const;
+    void fill(Pool& pool, int32_t to, const uint8_t* slot) const;
 
     const std::shared_ptr<const PackedModel> model_;
     int64_t count_, bytes_ = 0;     // slots, and of each

@@ -19,6 +19,7 @@ from ipex_assist.serve.protocol.completions import DEFAULT_TOKENS, Completion, C
 from ipex_assist.serve.protocol.tools import NamedTool
 from ipex_assist.serve.routes.conversations import AskedConversation, prepare_conversation
 from ipex_assist.serve.routes.json_bodies import JsonRoute
+from ipex_assist.serve.served_models import ServedModels
 from ipex_assist.serve.service import Service
 from ipex_assist.serve.streaming import GenerationResponse
 from ipex_assist.serve.structured_output import grammar_of
@@ -71,14 +72,14 @@ def _completion_requests(
     ]
 
 
-def router(service: Service) -> APIRouter:
+def router(models: ServedModels) -> APIRouter:
     """Both routes."""
     routes = APIRouter(route_class=JsonRoute)
 
     @routes.post("/v1/chat/completions", response_model=ChatCompletion, responses={**STREAM, **ERRORS})
     async def chat_completions(body: ChatRequest) -> Response:
         """Answer a conversation."""
-        service.check_model(body.model)
+        service = await models.open(body.model)
         service.check_task()
         check_biases(service, body, body.n or 1)
         deadline = service.deadline()
@@ -93,7 +94,7 @@ def router(service: Service) -> APIRouter:
     @routes.post("/v1/completions", response_model=Completion, responses={**STREAM, **ERRORS})
     async def completions(body: CompletionRequest) -> Response:
         """Complete a text, or several."""
-        service.check_model(body.model)
+        service = await models.open(body.model)
         service.check_task()
         special, count = body.add_special_tokens is not False, body.n or 1
         check_biases(service, body, len(body.prompts) * count)

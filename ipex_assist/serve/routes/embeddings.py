@@ -17,6 +17,7 @@ from ipex_assist.serve.backend import GenerationRequest
 from ipex_assist.serve.errors import ApiError, responses
 from ipex_assist.serve.protocol.embeddings import EmbeddingList, EmbeddingRequest, RerankRequest, RerankResponse
 from ipex_assist.serve.routes.json_bodies import JsonRoute
+from ipex_assist.serve.served_models import ServedModels
 from ipex_assist.serve.service import Service
 from ipex_assist.serve.streaming import GenerationResponse
 from ipex_assist.speculative.options import GenerationOptions
@@ -113,17 +114,17 @@ def requests_of(texts: Sequence[EncodedText]) -> tuple[list[GenerationRequest], 
     return requests, jobs
 
 
-def router(service: Service) -> APIRouter:
+def router(models: ServedModels) -> APIRouter:
     """All of them."""
     routes = APIRouter(route_class=JsonRoute, responses=ERRORS)
 
-    def answer(requests: list[GenerationRequest], writer: VectorWriter, deadline: float) -> Response:
+    def answer(service: Service, requests: list[GenerationRequest], writer: VectorWriter, deadline: float) -> Response:
         return VectorResponse(service, requests, writer, deadline=deadline, stream=False)
 
     @routes.post("/v1/embeddings", response_model=EmbeddingList)
     async def embeddings(body: EmbeddingRequest) -> Response:
         """A vector for each text."""
-        service.check_model(body.model)
+        service = await models.open(body.model)
         facts, deadline = facts_of(service, EMBED), service.deadline()
         try:
             prompt = facts.prompt(body.prompt_name)
@@ -140,11 +141,11 @@ def router(service: Service) -> APIRouter:
         requests, jobs = await service.in_thread(work)
         dimensions = None if body.dimensions == facts.size else body.dimensions
         writer = EmbeddingWriter(service.facts.name, jobs, dimensions, body.encoding_format == "base64")
-        return answer(requests, writer, deadline)
+        return answer(service, requests, writer, deadline)
 
     async def rerank(body: RerankRequest) -> Response:
         """How relevant each document is to the query, the most relevant first."""
-        service.check_model(body.model)
+        service = await models.open(body.model)
         facts, deadline = facts_of(service, RERANK), service.deadline()
         documents = body.texts
 
@@ -155,7 +156,7 @@ def router(service: Service) -> APIRouter:
         requests, jobs = await service.in_thread(work)
         shown = documents if body.return_documents else None
         writer = RerankWriter(service.facts.name, jobs, body.top_n or len(documents), shown)
-        return answer(requests, writer, deadline)
+        return answer(service, requests, writer, deadline)
 
     for path in ("/v1/rerank", "/rerank", "/v2/rerank"):
         routes.post(path, response_model=RerankResponse, name=f"rerank {path}")(rerank)

@@ -14,6 +14,7 @@ from ipex_assist.serve.protocol.messages import AnsweredMessage, CountedTokens, 
 from ipex_assist.serve.routes.completions import STREAM
 from ipex_assist.serve.routes.conversations import AskedConversation, prepare_conversation
 from ipex_assist.serve.routes.json_bodies import JsonRoute
+from ipex_assist.serve.served_models import ServedModels
 from ipex_assist.serve.service import Service
 from ipex_assist.serve.streaming import GenerationResponse
 from ipex_assist.serve.tools import PreparedConversation
@@ -36,11 +37,13 @@ def _asked(body: CountTokens) -> AskedConversation:
     )
 
 
+async def _opened(models: ServedModels, name: str | None) -> Service:
+    return await models.open(None if (name or "").startswith(ANY_MODEL) else name)
+
+
 async def _prepared(service: Service, body: CountTokens, deadline: float) -> tuple[PreparedConversation, list[int]]:
     """The conversation and its prompt's tokens. An assistant's turn at the end is the beginning of the answer."""
-    if not (body.model or "").startswith(ANY_MODEL):
-        service.check_model(body.model)
-        service.check_task()
+    service.check_task()
     if body.messages[-1].role == "user":
         return await prepare_conversation(service, lambda: _asked(body), deadline)
     *earlier, last = body.messages
@@ -60,13 +63,14 @@ async def _splitter(service: Service, tokens: list[int]) -> ThinkingSplitter | N
     return ThinkingSplitter(end.rstrip().endswith(OPEN))
 
 
-def router(service: Service) -> APIRouter:
+def router(models: ServedModels) -> APIRouter:
     """Both routes."""
     routes = APIRouter(route_class=JsonRoute)
 
     @routes.post("/v1/messages", response_model=AnsweredMessage, responses={**STREAM, **ERRORS})
     async def messages(body: MessagesRequest) -> Response:
         """Answer a conversation."""
+        service = await _opened(models, body.model)
         deadline = service.deadline()
         turn, tokens = await _prepared(service, body, deadline)
         options = body.sampling().generation_options(service.most_new_tokens(len(tokens), body.max_tokens))
@@ -79,6 +83,7 @@ def router(service: Service) -> APIRouter:
     @routes.post("/v1/messages/count_tokens", responses=ERRORS)
     async def count_tokens(body: CountTokens) -> CountedTokens:
         """How many tokens the prompt of a conversation has."""
+        service = await _opened(models, body.model)
         _, tokens = await _prepared(service, body, service.deadline())
         return CountedTokens(input_tokens=len(tokens))
 

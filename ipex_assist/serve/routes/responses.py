@@ -18,7 +18,7 @@ from ipex_assist.serve.protocol.structured import JsonObject
 from ipex_assist.serve.routes.completions import ERRORS, STREAM, check_biases
 from ipex_assist.serve.routes.conversations import AskedConversation, prepare_conversation
 from ipex_assist.serve.routes.json_bodies import JsonRoute
-from ipex_assist.serve.service import Service
+from ipex_assist.serve.served_models import ServedModels
 from ipex_assist.serve.streaming import GenerationResponse
 from ipex_assist.serve.structured_output import json_schema
 from ipex_assist.speculative.grammar import GrammarSpec
@@ -47,14 +47,14 @@ def _grammar(text: TextConfig | None) -> GrammarSpec | None:
     return None
 
 
-def router(service: Service) -> APIRouter:
+def router(models: ServedModels) -> APIRouter:
     """The three routes, with their response store."""
     routes, kept = APIRouter(route_class=JsonRoute), ResponseStore()
 
     @routes.post("/v1/responses", response_model=ModelResponse, responses={**STREAM, **ERRORS})
     async def create_response(body: ResponsesRequest) -> Response:
         """Answer a text or a conversation, or continue from a stored response."""
-        service.check_model(body.model)
+        service = await models.open(body.model)
         service.check_task()
         check_biases(service, body)
         deadline = service.deadline()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter
 from starlette.responses import Response
 
@@ -10,44 +12,50 @@ from ipex_assist.serve.metrics import CONTENT_TYPE
 from ipex_assist.serve.protocol.adapters import LoadedAdapter, Success
 from ipex_assist.serve.protocol.common import AdapterScales
 from ipex_assist.serve.protocol.models import Health, ModelCard, ModelList, Version
-from ipex_assist.serve.service import Service
+from ipex_assist.serve.served_models import ModelEntry, ServedModels
+from ipex_assist.serve.service import unknown_model
 from ipex_assist.version import __version__
 
 
-def _card(service: Service, name: str) -> ModelCard:
-    facts, adapter = service.facts, service.adapter_of(name)
+def _card(entry: ModelEntry) -> ModelCard:
+    facts, about = entry.facts, dict[str, Any]()
+    if facts is not None:
+        about = {name: getattr(facts, name) for name in ("assistant", "draft_head", "precision", "executor")}
+        about["max_model_len"] = facts.context_length
     return ModelCard(
-        id=name,
-        created=facts.created,
-        root=facts.target if adapter is None else facts.adapters[adapter],
-        parent=None if adapter is None else facts.name,
-        assistant=facts.assistant,
-        draft_head=facts.draft_head,
-        precision=facts.precision,
-        executor=facts.executor,
-        max_model_len=facts.context_length,
-        default_max_tokens=service.most_new_tokens(1, None),
+        id=entry.name,
+        created=entry.created,
+        root=entry.source,
+        parent=entry.parent,
+        loaded=facts is not None,
+        size=entry.size,
+        default_max_tokens=entry.default_max_tokens,
+        **about,
     )
 
 
-def router(service: Service) -> APIRouter:
+def router(models: ServedModels) -> APIRouter:
     """All of them; what watches the server needs no key."""
     routes = APIRouter()
 
     @routes.get("/v1/models", responses=responses(401, 503))
-    async def models() -> ModelList:
+    async def list_models() -> ModelList:
         """What is served."""
-        return ModelList(data=[_card(service, name) for name in (*service.names(), *service.facts.adapters)])
+        return ModelList(data=[_card(entry) for entry in models.entries()])
 
     @routes.get("/v1/models/{model:path}", responses=responses(401, 404, 503))
     async def model(model: str) -> ModelCard:
         """One model, by its name."""
-        service.check_model(model)
-        return _card(service, model)
+        for entry in models.entries():
+            if entry.name == model:
+                return _card(entry)
+        raise unknown_model(model, [entry.name for entry in models.entries()])
 
     @routes.get("/lora-adapters", responses=responses(401, 503))
     async def adapters() -> list[LoadedAdapter]:
         """The adapters, with the scales of requests that name them."""
+        if (service := models.adapted) is None:
+            return []
         scales = service.adapter_scales
         paths = service.facts.adapters.items()
         return [LoadedAdapter(id=i, path=path, scale=scales[name]) for i, (name, path) in enumerate(paths)]
@@ -55,6 +63,8 @@ def router(service: Service) -> APIRouter:
     @routes.post("/lora-adapters", responses=responses(400, 401, 503))
     async def set_adapters(body: AdapterScales) -> Success:
         """Set the scales of requests to come; an adapter that is not listed gets 0."""
+        if (service := models.adapted) is None:
+            raise ApiError(400, "this is a server of many models, which have no adapters here")
         given = {service.checked_adapter(each.id): each.scale for each in body}
         service.adapter_scales.update({name: given.get(name, 0.0) for name in service.adapter_scales})
         return Success()
@@ -67,9 +77,8 @@ def router(service: Service) -> APIRouter:
     @routes.get("/ready", responses=responses(503))
     async def ready() -> Health:
         """Whether it takes requests: 503 while models are loaded, and when it is about to end."""
-        backend = service.backend
-        if not backend.ready or backend.draining:
-            why = "about to end" if backend.draining else "loading"
+        if not models.ready or models.draining:
+            why = "about to end" if models.draining else "loading"
             raise ApiError(503, f"the server is {why}", code="not_ready", headers={"Retry-After": str(RETRY_SECONDS)})
         return Health(status="ready")
 
@@ -81,6 +90,6 @@ def router(service: Service) -> APIRouter:
     @routes.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def metrics() -> Response:
         """For Prometheus."""
-        return Response(service.metrics.exposition(), media_type=CONTENT_TYPE)
+        return Response(models.metrics(), media_type=CONTENT_TYPE)
 
     return routes

@@ -14,6 +14,7 @@ from ipex_assist.serve.protocol.tokenize import (
     TokenizeText,
 )
 from ipex_assist.serve.routes.json_bodies import JsonRoute
+from ipex_assist.serve.served_models import ServedModels
 from ipex_assist.serve.service import Service
 from ipex_assist.serve.tools import PreparedConversation, prepare
 from ipex_assist.tokenization.tokenizer import checked_ids
@@ -24,14 +25,14 @@ def _prepared(service: Service, body: TokenizeMessages) -> PreparedConversation:
     return prepare(service.tokenizer, messages, [tool.model_dump(exclude_none=True) for tool in body.tools or ()])
 
 
-def router(service: Service) -> APIRouter:
+def router(models: ServedModels) -> APIRouter:
     """Both routes."""
     routes = APIRouter(route_class=JsonRoute, responses=responses(400, 401, 404, 413, 500, 503))
 
     @routes.post("/tokenize")
     async def tokenize(body: TokenizeRequest) -> TokenizeResponse:
         """Token ids of a text, or of a conversation in the model's chat template."""
-        service.check_model(body.model)
+        service = await models.open(body.model)
         if isinstance(body, TokenizeText):
             tokens = await service.encode(body.prompt, body.add_special_tokens is not False)
         else:
@@ -46,7 +47,7 @@ def router(service: Service) -> APIRouter:
     @routes.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> DetokenizeResponse:
         """The text of token ids."""
-        service.check_model(body.model)
+        service = await models.open(body.model)
         facts = service.facts
         tokens = await service.in_thread(checked_ids, body.tokens, facts.vocab_size, service.tokenizer, facts.name)
         return DetokenizeResponse(prompt=await service.decode(tokens))
