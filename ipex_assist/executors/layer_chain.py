@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from ipex_assist.executors.adapters import AdapterChoice
 from ipex_assist.executors.blocks import BlockPool
 from ipex_assist.executors.interface import (
     ALL_THREADS,
@@ -201,10 +202,12 @@ class LayerChain(Model):
         prompt_length: int | None = None,
         blocks: abc.Sequence[int] = (),
         state: RecurrentState | None = None,
+        adapter: AdapterChoice | None = None,
     ) -> ChainSequence:
         """A sequence that may hold up to `capacity` tokens."""
         assert not blocks
         assert state is None
+        assert adapter is None, "adapters are the target's"
         return ChainSequence([layer.new_sequence(capacity, prompt_length) for layer in self.layers])
 
     def forward(
