@@ -108,6 +108,9 @@ class Fake:
                 "ttft_s": 0.0,
                 "decode_s": 0.0,
                 "speedup": None,
+                "times": {"assistant": {"later_tokens": None, "later_s": None}},
+                "draft": {"drafted_by_position": None, "accepted_by_position": None},
+                "draft_head": None,
             }
             ends = {"stop_reason": "length", "prompt_logprobs": None, "pid": os.getpid()}
             self.end(number, result={"text": text, "tokens": tokens, **counts, **ends})

@@ -88,7 +88,9 @@ class Scripted:
             "stop_reason": "eos",
             "logprobs": None,
             "seed": None,
-            "draft": {"accepted_histogram": [1]},
+            "times": {"assistant": {"later_tokens": None, "later_s": None}},
+            "draft": {"accepted_histogram": [1], "drafted_by_position": None, "accepted_by_position": None},
+            "draft_head": None,
         }
 
     def statistics(self) -> ServerStatistics:

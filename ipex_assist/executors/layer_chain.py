@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from ipex_assist.executors.adapters import AdapterChoice
 from ipex_assist.executors.blocks import BlockPool
 from ipex_assist.executors.interface import (
     ALL_THREADS,

@@ -47,9 +47,9 @@ NOT_HERE = {
 }
 # Sampling, stop strings and log-probabilities belong to requests; how to draft is the server's default.
 OF_REQUESTS = {
-    flags_of(name, one): "each request says it"
+    flags: "each request says it"
     for name, one in options_of(GenerationOptions).items()
-    if name not in (*options_of(DraftOptions), "max_new_tokens")
+    if name not in (*options_of(DraftOptions), "max_new_tokens") and (flags := flags_of(name, one))
 }
 
 

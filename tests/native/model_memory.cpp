@@ -13,7 +13,7 @@ void check_blocks(const Fixture& x, const char* name, Precision stored) {
     const Blocks blocks(x.model, 3, stored);
     CHECK(blocks.count() == 3 && blocks.precision() == stored && blocks.fits(*x.model), "%s: %ld", name,
           long(blocks.count()));
-    CHECK(blocks.attention_precision() == (stored == INT8 ? x.model->attention_precision() : stored), "%s", name);
+    CHECK(blocks.attention_precision() == (stored == INT8 ? attention_precision(*x.model) : stored), "%s", name);
     const int64_t element = stored == FP32   ? 4
                             : stored == BF16 ? 2
                                              : 1,
@@ -75,7 +75,7 @@ void check_shared_blocks(const KernelTable& k) {
     const Kind own = {"own", 0, [](UniformSpec&) {}};
     for (const Format& f : FORMATS) {
         const Fixture x(k, f, shared, 1), y(k, f, own, 1);
-        for (const Precision stored : {y.model->attention_precision(), INT8}) {
+        for (const Precision stored : {y.attention_precision(*model), INT8}) {
             const int64_t each = Blocks::bytes_each(*x.model, stored);
             CHECK(each == Blocks::bytes_each(*y.model, stored), "%s: %ld bytes a block", f.name, long(each));
         }

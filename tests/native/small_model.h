@@ -408,7 +408,7 @@ struct Fixture {
         Random random(1);
         for (const Shape& shape : shapes(spec.model, spec.layers)) pack_random(random, shape, kind.name);
         if (!spec.model.reads_target())
-            blocks = std::make_unique<Blocks>(model, BLOCKS, int8 ? INT8 : model->attention_precision());
+            blocks = std::make_unique<Blocks>(model, BLOCKS, int8 ? INT8 : attention_precision(*model));
         for (const LayerSpec& layer : spec.layers) fill_rope(layer.attention);
     }
 

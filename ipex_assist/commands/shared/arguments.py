@@ -12,7 +12,7 @@ from ipex_assist.commands.shared.command_names import COMMANDS
 from ipex_assist.commands.shared.environment import VersionAction
 from ipex_assist.commands.shared.prompt_words import NO_PROMPT, is_flag, read_words, split_options
 from ipex_assist.env.errors import UsageError
-from ipex_assist.env.options import add_flags, flags_of, options_of
+from ipex_assist.env.options import add_flags, destinations, flags_of, options_of
 from ipex_assist.env.parser import ArgumentParser, InheritingParser
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.launch import add_placement_arguments
@@ -149,11 +149,11 @@ def load_options(args: argparse.Namespace, **more: Any) -> LoadOptions:
 def idle_flags(args: argparse.Namespace, options: GenerationOptions) -> list[str]:
     """Flags that were given and have no effect, because text is not drawn."""
     drawn = {"do_sample": options.draws}
-    given = {name: getattr(args, name) for name in options_of(GenerationOptions)}
+    given = {name: getattr(args, dest) for name, dest in destinations(GenerationOptions).items()}
     return [
         max(flags_of(name, one), key=len)
         for name, one in options_of(GenerationOptions).items()
-        if given[name] is not None
+        if given.get(name) is not None
         and (one.needs is not None and not drawn[one.needs])
         and (name, given[name]) != ("temperature", 0)  # which itself says that text is not drawn
     ]

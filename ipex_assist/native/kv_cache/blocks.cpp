@@ -21,8 +21,10 @@ int64_t element(Precision precision) { return precision == FP32 ? 4 : precision 
 int64_t scales(Precision precision) { return precision == INT8 ? 2 * BLOCK_POSITIONS * 4 : 0; }
 
 Precision checked_precision(const PackedModel& model, Precision precision) {
-    if (precision == BF16 || precision == INT8 || precision == model.attention_precision()) return precision;
-    refuse("keys and values in precision %d for attention in precision %d", precision, model.attention_precision());
+    if (precision == BF16 || precision == INT8 || precision == ipex_assist::attention_precision(model))
+        return precision;
+    refuse("keys and values in precision %d for attention in precision %d", precision,
+           ipex_assist::attention_precision(model));
 }
 
 int64_t checked_count(int64_t count) {
@@ -63,7 +65,7 @@ BlockLayout::BlockLayout(const PackedModel& model, Precision precision) {
 Blocks::Blocks(std::shared_ptr<const PackedModel> model, int64_t count, Precision precision)
     : model_(std::move(model)),
       precision_(checked_precision(*model_, precision)),
-      attention_precision_(precision == INT8 ? model_->attention_precision() : precision),
+      attention_precision_(precision == INT8 ? ipex_assist::attention_precision(*model_) : precision),
       count_(checked_count(count)),
       layout_(*model_, precision),
       key_factors_(precision == INT8 ? ipex_assist::key_factors(*model_) : std::vector<std::vector<float>>()),
@@ -77,7 +79,7 @@ bool Blocks::fits(const PackedModel& model) const {
     if (model.spec.reads_target()) return has_layers_of(model);
     if (model_.get() == &model) return true;
     if (precision_ == INT8) return false;  // keys are divided by what its own model's weights say
-    if (precision_ != BF16 && attention_precision_ != model.attention_precision()) return false;
+    if (precision_ != BF16 && attention_precision_ != ipex_assist::attention_precision(model)) return false;
     return layout_ == BlockLayout(model, precision_);
 }
 

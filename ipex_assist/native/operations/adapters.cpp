@@ -1,5 +1,7 @@
 // Adapters in a pass: rows of several adapters, and of none, pass through the same linears. The threads share A · x of
 // the rows that have an adapter; a barrier later each thread adds B · (A · x) to its own blocks of the linear.
+#include <xmmintrin.h>
+
 #include <algorithm>
 
 #include "operations/operations.h"
@@ -7,6 +9,8 @@
 
 namespace ipex_assist {
 namespace {
+
+constexpr int64_t PREFETCHED = 8192;  // bytes of B, of one part
 
 // Rows from `first` on of a linear's inputs, as A takes them: sums of int8 rows are of 128 columns there.
 LinearRows window_inputs(const Pass& pass, int thread, const Linear& linear, LinearRows in, int64_t first,
@@ -91,13 +95,25 @@ void expand(const Pass& pass, const AdapterTerm& term, int64_t first, int64_t la
     const Array<float>& low = pass.activations.shared.low_rank;
     for (const AdapterRows::Group& group : term.rows->groups) {
         for (const AdapterPart& part : group.adapter->parts(term.layer, term.which)) {
-            const int64_t step = part.to.step, before = first - part.to.first;
-            for (int64_t i = before > 0 ? (before + step - 1) / step : 0; i < part.blocks(); i++) {
-                const int64_t block = part.to.first + i * step;
-                if (block >= last) break;
+            const auto [begin, end] = part.between(first, last);
+            for (int64_t i = begin; i < end; i++) {
+                const int64_t block = part.to.first + i * part.to.step;
                 pass.kernels.expand(part.block(i), group.rows.data(), int64_t(group.rows.size()),
                                     low.data + part.first_low, low.columns, out + (block - first) * LANES, stride);
             }
+        }
+    }
+}
+
+void prefetch_expand(const Pass& pass, const AdapterTerm& term, int64_t first, int64_t last) {
+    if (!term.rows || !pass.plan.decode) return;
+    for (const AdapterRows::Group& group : term.rows->groups) {
+        for (const AdapterPart& part : group.adapter->parts(term.layer, term.which)) {
+            const auto [begin, end] = part.between(first, last);
+            if (begin >= end) continue;
+            const uint8_t *from = part.block(begin).values, *to = part.block(end).values;
+            to = std::min(to, from + PREFETCHED);
+            for (; from < to; from += 64) _mm_prefetch(reinterpret_cast<const char*>(from), _MM_HINT_T1);
         }
     }
 }

@@ -64,6 +64,8 @@ AdapterTerm adapter_term(const Pass& pass, const LayerStep& step, Which which);
 void shrink(const Pass& pass, int thread, const AdapterTerm& term, const Linear& linear, const LinearRows& inputs);
 // After a barrier: adds B · (A · x) to blocks first <= b < last of the linear, which begin at `out`.
 void expand(const Pass& pass, const AdapterTerm& term, int64_t first, int64_t last, float* out, int64_t stride);
+// What that will read of B, before the blocks themselves are computed: it is little of several places in memory.
+void prefetch_expand(const Pass& pass, const AdapterTerm& term, int64_t first, int64_t last);
 
 // linear.cpp
 // out (rows, stride) = linear(inputs (rows, …)); ends with a barrier. next: whose inputs these outputs become, if

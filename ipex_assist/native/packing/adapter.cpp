@@ -52,6 +52,13 @@ LowRankBlock AdapterPart::block(int64_t i) const {
     return at;
 }
 
+std::pair<int64_t, int64_t> AdapterPart::between(int64_t first, int64_t last) const {
+    const auto from = [&](int64_t border) {
+        return border <= to.first ? 0 : std::min((border - to.first + to.step - 1) / to.step, blocks());
+    };
+    return {from(first), from(last)};
+}
+
 Adapter::Adapter(std::shared_ptr<const PackedModel> model) : model_(std::move(model)), layers_(model_->layers.size()) {}
 
 bool Adapter::pack(Pool& pool, Slot slot, int32_t layer, const Matrices& m) {

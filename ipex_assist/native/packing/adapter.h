@@ -2,6 +2,7 @@
 #pragma once
 #include <array>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "packing/model.h"
@@ -20,6 +21,8 @@ struct AdapterPart {
 
     int64_t blocks() const { return (to.columns + LANES - 1) / LANES; }
     LowRankBlock block(int64_t i) const;
+    // Which of its blocks, [first, second), are among blocks first <= b < last of the linear.
+    std::pair<int64_t, int64_t> between(int64_t first, int64_t last) const;
     Memory memory;
 };
 

@@ -68,14 +68,13 @@ void PackedModel::require_memory() const {
     if (!writable_) refuse("the weights are those of a mapped file, and cannot be packed over");
 }
 
-void PackedModel::require_matrix(const StoredMatrix& matrix) const {
-    require_memory();
+namespace {
+
+void require_matrix(const StoredMatrix& matrix) {
     if (matrix.type < SOURCE_F32 || matrix.type > SOURCE_BF16) refuse("there is no source type %d", matrix.type);
     if (!matrix.is_somewhere() || matrix.rows < 1 || matrix.columns < 1)
         refuse("a weight of %lld rows and %lld columns", (long long)matrix.rows, (long long)matrix.columns);
 }
-
-namespace {
 
 // Throws NotFinite for the first value that is NaN or infinity. first: the number of the matrix's first row.
 [[noreturn]] void refuse_values(const KernelTable& kernels, const StoredMatrix& matrix, int64_t first = 0) {
@@ -180,6 +179,7 @@ void arrange_recurrent(Slot slot, bool bias, const RecurrentSpec& r, float* valu
 }  // namespace
 
 bool PackedModel::pack(Pool& pool, Slot slot, int32_t index, bool bias, const StoredMatrix& matrix) {
+    require_memory();
     require_matrix(matrix);
     const int64_t rows = matrix.rows, columns = matrix.columns;
     if (!exists(slot, index, bias)) return false;
@@ -204,6 +204,7 @@ bool PackedModel::pack(Pool& pool, Slot slot, int32_t index, bool bias, const St
 }
 
 bool PackedModel::pack_rows(Pool& pool, Slot slot, int32_t index, int64_t first, const StoredMatrix& matrix) {
+    require_memory();
     require_matrix(matrix);
     if (!exists(slot, index, false) || vector(slot, index, false)) return false;
     const PackTarget where = target(slot, index);

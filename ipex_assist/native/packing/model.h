@@ -79,16 +79,12 @@ public:
     // A token's values for one layer (per_layer_size) in the table of per-layer embeddings.
     void embed_for_layer(int32_t token, int64_t layer, float* out) const;
 
-    // Of queries and probabilities, and, unless fewer bits are asked for, of keys and values.
-    Precision attention_precision() const { return spec.precision == FP32 ? FP32 : BF16; }
-
     const KernelTable* const kernels;
 
 private:
     void place(const Pool& pool);
     void expect_weights();
     void require_memory() const;
-    void require_matrix(const StoredMatrix& matrix) const;
     bool pack_matrix(Pool& pool, Slot slot, const PackTarget& where, int64_t first, const StoredMatrix& matrix);
 
     std::vector<std::vector<float>> slopes_;  // of each layer
@@ -100,6 +96,9 @@ private:
     int64_t settled_ = 0;    // of a mapped image, bytes that are memory of our own by now
     std::shared_ptr<const PackedModel> table_of_, head_of_;
 };
+
+// Of a model's queries and probabilities, and, unless fewer bits are asked for, of its keys and values.
+inline Precision attention_precision(const PackedModel& model) { return model.spec.precision == FP32 ? FP32 : BF16; }
 
 // Columns [first, last) of a row (width) in the order of `linear`: in `buffer`, or where they are if it has none.
 const float* arrange(const Linear& linear, const float* row, int64_t width, int64_t first, int64_t last, float* buffer);
