@@ -141,7 +141,7 @@ def generation_options(args: argparse.Namespace, *, chat: bool) -> GenerationOpt
 
 def load_options(args: argparse.Namespace, **more: Any) -> LoadOptions:
     """What the flags ask to be loaded: no assistant where nothing may draft."""
-    options = LoadOptions.from_flags(args, **more)
+    options = LoadOptions.from_flags(args, lora_by_default=True, **more)
     drafts = DraftOptions.from_flags(args)
     return replace(options, assistant=options.assistant if drafts.may_draft else NONE, calibrate=drafts.is_adaptive)
 
