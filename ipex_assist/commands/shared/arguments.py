@@ -64,7 +64,7 @@ def inheriting_parser(
         conflict_handler="resolve",  # a flag that is added again replaces the inherited one
         allow_abbrev=False,
     )
-    for flags in not_here:
+    for flags in filter(None, not_here):  # options that only Python can set have none
         parser.add_argument(*flags, action=NotHere, nargs="?", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return parser
 
