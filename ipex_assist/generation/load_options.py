@@ -61,7 +61,7 @@ class LoadOptions(Options):
         None, "of keys and values: bf16 or int8, half as large (default: attention's)", Choice(KV_PRECISIONS), "P"
     )
     lora: tuple[str, ...] = option((), "a LoRA adapter in PEFT's format; repeatable", Texts(), "NAME=FOLDER")
-    lora_by_default: bool = option(True, "whether texts that name no adapter get the last one", Switch(), flags=())
+    lora_by_default: bool = option(False, "whether texts that name no adapter get the last one", Switch(), flags=())
     kv_share: float | None = option(
         None,
         "part of the memory that is left which may become keys and values (default: by the launcher's plan)",

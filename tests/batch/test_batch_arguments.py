@@ -40,7 +40,7 @@ def test_flags_become_options_and_settings() -> None:
     """What the instance loads is plain data; what lines are run with are the flags that were given."""
     args = parse([*BASIC, "-m", "target", "--assistant-model", "helper", "--stop", "x", "--top-k", "0", "--chat"])
     settings = replace(worker_settings(args, arguments.load_options(args)), lengths=(512, 256))
-    assert settings.load == LoadOptions(target="target", assistant="helper")
+    assert settings.load == LoadOptions(target="target", assistant="helper", lora_by_default=True)
     assert WorkerSettings.from_dict(json.loads(json.dumps(settings.as_dict()))) == settings
     assert arguments.load_options(parse([*BASIC, "-m", "target", "--no-assisted"])).assistant == "none"
     defaults = defaults_from(args)

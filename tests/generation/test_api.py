@@ -55,6 +55,8 @@ def test_all_fields_reach_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
         executor="torch",
         kv_memory=1 << 30,
         kv_precision="int8",
+        lora=("sql=adapters/sql",),
+        lora_by_default=True,
         kv_share=0.5,
         cache_packed=False,
         allow_special_tokens=True,
@@ -66,8 +68,9 @@ def test_all_fields_reach_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert options.changed().keys() == {each.name for each in dataclasses.fields(LoadOptions)}
     ipex_assist.load(**options.as_dict())
-    ipex_assist.load(Path("a/b"), None, kv_memory="1G")
-    assert asked == [options, LoadOptions(target="a/b", assistant="none", kv_memory=1 << 30)]
+    ipex_assist.load(Path("a/b"), None, kv_memory="1G", lora={"sql": Path("adapters/sql")})
+    named = ("sql=adapters/sql",)
+    assert asked == [options, LoadOptions(target="a/b", assistant="none", kv_memory=1 << 30, lora=named)]
 
 
 def test_the_names_of_types_are_those_of_the_tables() -> None:

@@ -64,7 +64,7 @@ def inheriting_parser(
         conflict_handler="resolve",  # a flag that is added again replaces the inherited one
         allow_abbrev=False,
     )
-    for flags in not_here:
+    for flags in filter(None, not_here):  # options that only Python can set have none
         parser.add_argument(*flags, action=NotHere, nargs="?", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return parser
 
@@ -141,7 +141,7 @@ def generation_options(args: argparse.Namespace, *, chat: bool) -> GenerationOpt
 
 def load_options(args: argparse.Namespace, **more: Any) -> LoadOptions:
     """What the flags ask to be loaded: no assistant where nothing may draft."""
-    options = LoadOptions.from_flags(args, **more)
+    options = LoadOptions.from_flags(args, lora_by_default=True, **more)
     drafts = DraftOptions.from_flags(args)
     return replace(options, assistant=options.assistant if drafts.may_draft else NONE, calibrate=drafts.is_adaptive)
 
