@@ -181,6 +181,7 @@ def pair_options(args: argparse.Namespace) -> PairOptions:
         "kv_memory",
         "revision",
         "offline",
+        "lora",
     )
     load = LoadOptions.of(
         target=args.model,
@@ -188,6 +189,7 @@ def pair_options(args: argparse.Namespace) -> PairOptions:
         # Of several draft lengths, one that depends on measured costs is enough for measuring them.
         calibrate="adaptive" in (*args.num_assistant_tokens, args.num_assistant_tokens_schedule),
         cache_packed=bool(args.cache_packed),  # measuring leaves no files behind unless asked
+        lora_by_default=True,
         **{name: getattr(args, name) for name in names},
     )
     return PairOptions(
@@ -322,6 +324,8 @@ def _check_models(args: argparse.Namespace) -> None:
         raise UsageError("--layers cuts a model of random weights: add --random-weights, or leave it out")
     if not args.random_weights:
         return
+    if args.lora:
+        raise UsageError("--lora goes with a model's own weights: leave out --random-weights")
     shown_layers(published_config(args.model), args.layers)
     if not drafting:
         return

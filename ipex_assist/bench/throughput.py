@@ -308,7 +308,7 @@ def _turn(
     speed = machine_gb_per_s(model)
     engine = engine_of(model)  # a new one, which remembers no prompt
     try:
-        options = list(_options(case, contender, turn, schedule))
+        options = [replace(each, lora=model.default_adapter) for each in _options(case, contender, turn, schedule)]
         sample, found = serve(engine, case.prompts, options, case.concurrency, clock)
     finally:
         engine.close()

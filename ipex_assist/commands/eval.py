@@ -7,8 +7,9 @@ import json
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ipex_assist.checkpoints.short_name import short_name
@@ -58,7 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("-m", "--model", metavar="ID", required=True, help="hub id, folder or .gguf file")
     parser.add_argument("--text", metavar="FILE", help="UTF-8 text (default: a short one of our own)")
-    add_flags(parser, LoadOptions, ("precision", "kv_precision", "executor", "revision", "offline"))
+    add_flags(parser, LoadOptions, ("precision", "kv_precision", "executor", "revision", "offline", "lora"))
     parser.add_argument("--against", choices=PRECISIONS, metavar="PRECISION", help="compare with this precision")
     parser.add_argument("--against-model", metavar="ID", help="compare with this model (at --against, default: bf16)")
     parser.add_argument("--window", type=int, metavar="N", help=f"tokens (default: {WINDOW}, or the model's context)")
@@ -127,10 +128,13 @@ def _run(args: argparse.Namespace) -> int:
     from ipex_assist.checkpoints.open import OpenCheckpoints
     from ipex_assist.commands import perplexity
     from ipex_assist.commands.shared.messages import quiet_stderr
+    from ipex_assist.executors.adapters import AdapterChoice
     from ipex_assist.executors.select_executor import resolve_executor
     from ipex_assist.tokenization.tokenizer import checked_ids, load_tokenizer
 
     load = LoadOptions.from_flags(args)
+    if len(load.adapters) > 1:
+        raise UsageError(f"--lora: {len(load.adapters)} adapters, and a text is scored with one: give one")
     executor = resolve_executor(load.executor, load.precision, args.against)
     checkpoints = OpenCheckpoints()
     _check_memory(args, checkpoints)
@@ -145,7 +149,8 @@ def _run(args: argparse.Namespace) -> int:
     tokens = _tokens(tokenizer, Path(args.text) if args.text else TEXT, args.max_tokens)
     if args.against_model:
         _check_vocabulary(checkpoint, tokenizer, other, tokens)
-    model, precision = _load(checkpoint, load.precision, executor, load.kv_precision)
+    model, precision = _load(checkpoint, load.precision, executor, load.kv_precision, load.adapters)
+    adapter = AdapterChoice(next(iter(load.adapters))) if load.adapters else None
     reference, against = _load(other, args.against or "bf16", executor) if compared else (None, None)
     for each, source in ((model, checkpoint.source), (reference, other.source)):
         if each is not None:
@@ -156,6 +161,7 @@ def _run(args: argparse.Namespace) -> int:
         "model": checkpoint.source,
         "precision": precision,
         "kv_precision": model.kv_precision,
+        "lora": next(iter(load.adapters.values()), None),
         "executor": executor,
         "text": args.text or TEXT.name,
         "window": length,
@@ -169,10 +175,10 @@ def _run(args: argparse.Namespace) -> int:
             bar.update(window.end - bar.n)
 
         if reference is None:
-            score = perplexity.perplexity(model, tokens, length, stride, progress)
+            score = perplexity.perplexity(model, tokens, length, stride, progress, adapter)
             facts |= _of(score)
         else:
-            result = perplexity.compare(model, reference, tokens, length, stride, progress)
+            result = perplexity.compare(model, reference, tokens, length, stride, progress, adapter)
             facts |= {**_of(result.model), "against": _against(other, against, result)}
     facts["seconds"] = round(time.perf_counter() - started, 3)
     print(json.dumps(facts, ensure_ascii=False) if args.json else "\n".join(_lines(facts)), flush=True)
@@ -218,15 +224,22 @@ def _check_vocabulary(checkpoint: Checkpoint, tokenizer: Any, other: Checkpoint,
 
 
 def _load(
-    checkpoint: Checkpoint, precision: str | None, executor: str, kv_precision: str | None = None
+    checkpoint: Checkpoint,
+    precision: str | None,
+    executor: str,
+    kv_precision: str | None = None,
+    adapters: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[Model, str]:
     from ipex_assist.commands.shared.load import leave_cores_to_native
     from ipex_assist.executors.load import load_model
     from ipex_assist.executors.load_request import LoadRequest
     from ipex_assist.executors.select_executor import stored_precision
+    from ipex_assist.generation.loading import add_adapters
 
     precision = precision or stored_precision(checkpoint, executor) or "bf16"
-    model = load_model(LoadRequest(checkpoint, precision, executor, exact=False, kv_precision=kv_precision))
+    request = LoadRequest(checkpoint, precision, executor, exact=False, kv_precision=kv_precision)
+    model = load_model(request)
+    add_adapters(adapters, executor, request, model)
     leave_cores_to_native()
     return model, precision
 
@@ -273,6 +286,7 @@ def _against(other: Checkpoint, precision: str | None, result: ModelComparison) 
 def _lines(facts: dict[str, Any]) -> list[str]:
     """Return the figures as lines of text for people."""
     stored = " with int8 keys and values" if facts["kv_precision"] == "int8" else ""
+    stored += f" and the adapter {short_name(facts['lora'])}" if facts["lora"] else ""
     lines = [
         f"{short_name(facts['model'])} {facts['precision']}{stored}: perplexity {facts['perplexity']:.4f} "
         f"± {facts['standard_error']:.4f} "

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ipex_assist.executors.adapters import AdapterChoice
 from ipex_assist.executors.interface import LogitsError, Model, Sequence, Tokens
 
 _ROWS = 64  # of logits that are turned into probabilities at once: bounds the memory
@@ -94,11 +95,16 @@ def windows(tokens: int, length: int, stride: int) -> Iterator[Window]:
 
 
 def perplexity(
-    model: Model, tokens: Tokens, length: int, stride: int, progress: Callable[[Window], None] | None = None
+    model: Model,
+    tokens: Tokens,
+    length: int,
+    stride: int,
+    progress: Callable[[Window], None] | None = None,
+    adapter: AdapterChoice | None = None,
 ) -> Score:
-    """The score of a text's tokens (at least 2)."""
+    """The score of a text's tokens (at least 2). adapter: one that the model has."""
     score = Score()
-    sequence = model.new_sequence(min(length, len(tokens)))
+    sequence = _new_sequence(model, min(length, len(tokens)), adapter)
     for window in windows(len(tokens), length, stride):
         logits = window_logits(model, sequence, tokens, window)
         for first in range(0, len(logits), _ROWS):
@@ -115,10 +121,15 @@ def compare(
     length: int,
     stride: int,
     progress: Callable[[Window], None] | None = None,
+    adapter: AdapterChoice | None = None,
 ) -> ModelComparison:
-    """Score a text's tokens by both models, which share a vocabulary, and count how far they agree."""
+    """Score a text's tokens by both models, which share a vocabulary, and count how far they agree.
+
+    adapter: one that `model` has; the reference is without any.
+    """
     result = ModelComparison(Score(), Score(), Agreement())
-    pair = [(each, each.new_sequence(min(length, len(tokens)))) for each in (model, reference)]
+    capacity = min(length, len(tokens))
+    pair = [(each, _new_sequence(each, capacity, own)) for each, own in ((model, adapter), (reference, None))]
     for window in windows(len(tokens), length, stride):
         logits, expected = (window_logits(each, sequence, tokens, window) for each, sequence in pair)
         for first in range(0, len(logits), _ROWS):
@@ -130,6 +141,10 @@ def compare(
         if progress is not None:
             progress(window)
     return result
+
+
+def _new_sequence(model: Model, capacity: int, adapter: AdapterChoice | None) -> Sequence:
+    return model.new_sequence(capacity) if adapter is None else model.new_sequence(capacity, adapter=adapter)
 
 
 def window_logits(model: Model, sequence: Sequence, tokens: Tokens, window: Window) -> torch.Tensor:

@@ -44,7 +44,7 @@ from ipex_assist.tokenization.tokenizer import eos_token_ids, load_tokenizer
 from ipex_assist.tokenization.vocabulary import SharedVocabulary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from transformers import PreTrainedTokenizerBase
 
@@ -171,7 +171,7 @@ def _models(
     )
     started = time.perf_counter()
     target = load_model(asked)
-    _add_adapters(request, asked, target)
+    add_adapters(request.options.adapters, request.executor, asked, target)
     loaded = time.perf_counter()
     if request.assistant is None and request.name.model not in (SELF, MTP):
         return target, None, Loading(loaded - started)
@@ -181,12 +181,14 @@ def _models(
     return target, assistant, Loading(loaded - started, time.perf_counter() - loaded)
 
 
-def _add_adapters(request: ResolvedOptions, asked: LoadRequest, target: Model) -> None:
-    """Read the adapters that were asked for. Raises UsageError where the target's executor runs none."""
-    adapters = request.options.adapters
-    if adapters and not (isinstance(target, TakesAdapters) and request.executor in ("native", "torch")):
+def add_adapters(adapters: Mapping[str, str], executor: str, asked: LoadRequest, target: Model) -> None:
+    """Read adapters, folders by name, into a target that was loaded by `asked`.
+
+    Raises UsageError where its executor runs none.
+    """
+    if adapters and not (isinstance(target, TakesAdapters) and executor in ("native", "torch")):
         raise UsageError(
-            f"--lora: --executor {request.executor} runs no adapters; take native or torch, or merge the adapter into "
+            f"--lora: --executor {executor} runs no adapters; take native or torch, or merge the adapter into "
             "its model by PEFT"
         )
     for name, folder in adapters.items():

@@ -93,6 +93,7 @@ def test_a_pair_may_have_another_assistant() -> None:
             r"shapes of facebook/opt-2\.7b are not known",
         ),
         (["-m", "facebook/opt-13b", "--random-weights", "--acceptance", "1"], "needs a draft"),
+        ([*RANDOM, "--acceptance", "1", "--lora", "a=b"], "--lora goes with a model's own weights"),
         (["-m", "x", "--acceptance", "0.5", "--no-assisted"], "leave out --no-assisted"),
         (["-m", "x", "--acceptance", "0.5", "--do-sample"], "leave out --do-sample"),
         (["-m", "x", "--precision", "int3"], r"--precision int3: there is no such precision; known: bf16"),
@@ -143,3 +144,9 @@ def test_a_plot_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(arguments.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install 'ipex-assist\[plot\]'"):
         parse(["-m", "x", "--plot", str(tmp_path / "c.png")])
+
+
+def test_an_adapter_is_that_of_all_measured_texts() -> None:
+    """Else its cost would not be measured."""
+    load = arguments.pair_options(arguments.parse(["-m", "facebook/opt-13b", "--lora", "sql=adapters/sql"])).load
+    assert (load.adapters, load.lora_by_default) == ({"sql": "adapters/sql"}, True)

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import adapter_files
 import checkpoint_files
 import pytest
 import tiny_models
@@ -15,6 +16,7 @@ from conftest import HAS_NATIVE
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ipex_assist import cli
 from ipex_assist.commands.eval import TEXT
@@ -158,6 +160,25 @@ def test_what_keys_and_values_of_int8_cost(executor: str, folder: Path, capsys: 
     assert same["against"]["mean_kl_divergence"] == 0 < facts["against"]["mean_kl_divergence"] < 5e-3
     assert cli.main(["eval", *flags, "--kv-precision", "int8", "--no-launch"]) == 0
     assert " bf16 with int8 keys and values: perplexity" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("executor", ["torch", *(["native"] if HAS_NATIVE else [])])
+def test_an_adapter_is_scored(executor: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the model that it is merged into; what it is compared with is the model without it."""
+    model = AutoModelForCausalLM.from_pretrained(folder / "m")
+    adapter = adapter_files.save_adapter(tmp_path / "adapter", model, size=0.2)
+    adapter_files.merge(model, adapter)
+    model.save_pretrained(tmp_path / "merged")
+    AutoTokenizer.from_pretrained(folder / "m").save_pretrained(tmp_path / "merged")
+    flags = ("--text", str(folder / "text.txt"), "--window", "64", "--executor", executor, "--precision", "fp32")
+    plain = evaluate(capsys, "-m", str(folder / "m"), *flags)
+    merged = evaluate(capsys, "-m", str(tmp_path / "merged"), *flags)
+    facts = evaluate(capsys, "-m", str(folder / "m"), *flags, "--lora", str(adapter), "--against", "fp32")
+    assert facts["perplexity"] == pytest.approx(merged["perplexity"], rel=1e-4)
+    assert facts["against"]["perplexity"] == plain["perplexity"] != pytest.approx(facts["perplexity"], rel=1e-3)
+    two = ("--lora", f"a={adapter}", "--lora", f"b={adapter}")
+    assert cli.main(["eval", "-m", str(folder / "m"), *flags, *two, "--no-launch"]) == 2
+    assert "2 adapters, and a text is scored with one" in capsys.readouterr().err
 
 
 def test_the_text_of_the_package(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
