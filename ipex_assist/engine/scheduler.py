@@ -81,17 +81,19 @@ class Scheduler:
         self.stats.most_running = max(self.stats.most_running, len(self.running))
         if not self.running:
             return False
+        together = True
         try:
             self._run(list(self.running))
         except Exception as error:
             self._recover_all()
+            together = False
             if len(self.running) == 1:
                 self._fail(self.running[0], error)
-            else:
-                self._run_alone()
         except BaseException:  # an interrupt: the requests resume with the next step
             self._recover_all()
             raise
+        if not together:  # not beside the error, whose frames hold sequences, and so blocks of those that are put back
+            self._run_alone()
         return True
 
     def _recover_all(self) -> None:

@@ -156,8 +156,8 @@ def _answer(calls: Sequence[Any]) -> list[Any]:
         return list(calls[0].together(calls))
     except IpexAssistError as error:
         if len(calls) == 1:
-            return [error]
-        return [_answer([call])[0] for call in calls]
+            return [_without_frames(error)]
+    return [_answer([call])[0] for call in calls]
 
 
 def _begun(steps: Steps) -> Call | Proposal:
@@ -183,7 +183,13 @@ def _caught(run: Callable[[], Call | Proposal]) -> Call | Proposal | IpexAssistE
     try:
         return run()
     except IpexAssistError as error:
-        return error
+        return _without_frames(error)
+
+
+def _without_frames(error: IpexAssistError) -> IpexAssistError:
+    """An error that is kept as a value: its frames hold sequences, and with them blocks that others wait for."""
+    error.__context__ = None
+    return error.with_traceback(None)
 
 
 def _at_once(propose: Callable[[], Proposal]) -> Steps:

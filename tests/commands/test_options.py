@@ -61,7 +61,17 @@ def told(call, *values: object, **named: object) -> str:
 
 def test_every_option_is_looked_at_here() -> None:
     """An option that is added to the table gets its line above."""
-    assert set(EDGES) | set(OTHERS) == set(options_of(GenerationOptions))
+    by_python = {name for name, one in options_of(GenerationOptions).items() if not flags_of(name, one)}
+    assert set(EDGES) | set(OTHERS) | by_python == set(options_of(GenerationOptions))
+    assert by_python == {"lora", "lora_scale"}
+
+
+def test_what_has_no_flag_is_the_same_in_batches_and_in_python() -> None:
+    """A line of a batch names its adapter and its scale."""
+    for name, right, wrong in (("lora", "sql", 7), ("lora_scale", -100, 101)):
+        options = GenerationOptions.of(**{name: right})
+        assert check_options({name: right}, GenerationOptions()) == options
+        assert told(GenerationOptions, **{name: wrong}) == told(check_options, {name: wrong}, GenerationOptions())
 
 
 @pytest.mark.parametrize("name", EDGES)

@@ -10,6 +10,7 @@ import adapter_files
 import pytest
 import tiny_models
 import torch
+import transformers
 from conftest import HAS_NATIVE
 
 from ipex_assist.checkpoints.lora_folder import read_lora
@@ -110,6 +111,8 @@ def test_logits_are_those_that_peft_computed(tmp_path: Path, variant: str, execu
     """The reference is PEFT itself, run by record_adapters.py: finds a rule of its configuration read otherwise."""
     if variant not in tiny_models.known(*VARIANTS):
         pytest.skip(f"{variant} is none of this transformers' models")
+    if variant in ("gpt-neox", "qwen3-moe") and int(transformers.__version__.partition(".")[0]) < 5:
+        pytest.skip("transformers 5, which it was recorded with, has other parameters: the formula gives other weights")
     recorded = json.loads(RECORDED.read_text())[variant]
     save_by_formula(tmp_path, variant)
     found = logits_of(with_adapter(tmp_path, tmp_path / "adapter", executor), 1.0)

@@ -75,7 +75,7 @@ void check_shared_blocks(const KernelTable& k) {
     const Kind own = {"own", 0, [](UniformSpec&) {}};
     for (const Format& f : FORMATS) {
         const Fixture x(k, f, shared, 1), y(k, f, own, 1);
-        for (const Precision stored : {y.attention_precision(*model), INT8}) {
+        for (const Precision stored : {attention_precision(*y.model), INT8}) {
             const int64_t each = Blocks::bytes_each(*x.model, stored);
             CHECK(each == Blocks::bytes_each(*y.model, stored), "%s: %ld bytes a block", f.name, long(each));
         }

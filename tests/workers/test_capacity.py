@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from batch_runs import write_prompts
@@ -120,7 +121,12 @@ def test_the_pool_says_how_many_texts_fit(endless_folder: str, caplog: pytest.Lo
 def test_an_instance_leaves_memory_to_its_neighbours(endless_folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also without a launcher, whose plan would say so; memory that was given by number stays that."""
     asked: list[LoadOptions] = []
-    monkeypatch.setattr("ipex_assist.commands.shared.load.load_models", lambda load, *_, **__: (asked.append(load), []))
+
+    def load_models(load: LoadOptions, *_: object, **__: object) -> tuple[Mock, list[str]]:
+        asked.append(load)
+        return Mock(), []
+
+    monkeypatch.setattr("ipex_assist.commands.shared.load.load_models", load_models)
     load = LoadOptions(target=endless_folder, offline=True)
     for settings in (
         WorkerSettings(load, 20, neighbours=4),

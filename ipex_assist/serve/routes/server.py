@@ -16,6 +16,8 @@ from ipex_assist.serve.served_models import ModelEntry, ServedModels
 from ipex_assist.serve.service import unknown_model
 from ipex_assist.version import __version__
 
+_NOT_OF_ADAPTERS = ["DELETE", "HEAD", "OPTIONS", "PATCH", "PUT", "TRACE"]
+
 
 def _card(entry: ModelEntry) -> ModelCard:
     facts, about = entry.facts, dict[str, Any]()
@@ -68,6 +70,13 @@ def router(models: ServedModels) -> APIRouter:
         given = {service.checked_adapter(each.id): each.scale for each in body}
         service.adapter_scales.update({name: given.get(name, 0.0) for name in service.adapter_scales})
         return Success()
+
+    # With two routes on one path, the 405 of each would allow its own method only.
+    @routes.api_route(
+        "/lora-adapters", methods=["DELETE", "HEAD", "OPTIONS", "PATCH", "PUT", "TRACE"], include_in_schema=False
+    )
+    async def other_method_of_adapters() -> None:
+        raise ApiError(405, "Method Not Allowed", headers={"Allow": "GET, POST"})
 
     @routes.get("/health")
     async def health() -> Health:
