@@ -116,7 +116,7 @@ def _facts(model: Any) -> dict[str, Any]:
         "context_length": model.context_length,
         "vocab_size": model.vocab_size,
         "pauses": model.pauses,
-        "adapters": dict(model.adapters),
+        "adapters": dict(getattr(model, "adapters", {})),
     }
 
 
