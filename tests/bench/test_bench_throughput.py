@@ -94,6 +94,7 @@ class Model:
 
     identity = Identity("t", "a", "int4", "bf16", "native")
     context_length: int | None = None
+    default_adapter: str | None = None
 
     def __init__(self) -> None:
         self.now, self.engines, self.submitted = 100.0, [], []
