@@ -12,18 +12,17 @@ from ipex_assist.serve.answers.response_store import ResponseStore, StoredRespon
 from ipex_assist.serve.answers.responses import ResponseWriter
 from ipex_assist.serve.answers.writer import compact
 from ipex_assist.serve.backend import GenerationRequest
-from ipex_assist.serve.errors import ApiError, responses
+from ipex_assist.serve.errors import responses
 from ipex_assist.serve.protocol.responses import Deleted, FlatSchema, ModelResponse, ResponsesRequest, TextConfig
 from ipex_assist.serve.protocol.structured import JsonObject
 from ipex_assist.serve.routes.completions import ERRORS, STREAM, check_biases
 from ipex_assist.serve.routes.conversations import AskedConversation, prepare_conversation
 from ipex_assist.serve.routes.json_bodies import JsonRoute
+from ipex_assist.serve.routes.other_methods import refuse_other_methods
 from ipex_assist.serve.served_models import ServedModels
 from ipex_assist.serve.streaming import GenerationResponse
 from ipex_assist.serve.structured_output import json_schema
 from ipex_assist.speculative.grammar import GrammarSpec
-
-_OTHERS = ["HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"]
 
 
 def _asked(body: ResponsesRequest, messages: list[dict[str, Any]]) -> AskedConversation:
@@ -86,9 +85,5 @@ def router(models: ServedModels) -> APIRouter:
         kept.forget(response_id)
         return Deleted(id=response_id)
 
-    # With two routes on one path, the 405 of each would allow its own method only.
-    @routes.api_route("/v1/responses/{response_id}", methods=_OTHERS, include_in_schema=False)
-    async def other_method(response_id: str) -> Response:
-        raise ApiError(405, "Method Not Allowed", headers={"Allow": "DELETE, GET"})
-
+    refuse_other_methods(routes, "/v1/responses/{response_id}", "DELETE", "GET")
     return routes

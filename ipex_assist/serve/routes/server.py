@@ -12,11 +12,10 @@ from ipex_assist.serve.metrics import CONTENT_TYPE
 from ipex_assist.serve.protocol.adapters import LoadedAdapter, Success
 from ipex_assist.serve.protocol.common import AdapterScales
 from ipex_assist.serve.protocol.models import Health, ModelCard, ModelList, Version
+from ipex_assist.serve.routes.other_methods import refuse_other_methods
 from ipex_assist.serve.served_models import ModelEntry, ServedModels
 from ipex_assist.serve.service import unknown_model
 from ipex_assist.version import __version__
-
-_NOT_OF_ADAPTERS = ["DELETE", "HEAD", "OPTIONS", "PATCH", "PUT", "TRACE"]
 
 
 def _card(entry: ModelEntry) -> ModelCard:
@@ -71,12 +70,7 @@ def router(models: ServedModels) -> APIRouter:
         service.adapter_scales.update({name: given.get(name, 0.0) for name in service.adapter_scales})
         return Success()
 
-    # With two routes on one path, the 405 of each would allow its own method only.
-    @routes.api_route(
-        "/lora-adapters", methods=["DELETE", "HEAD", "OPTIONS", "PATCH", "PUT", "TRACE"], include_in_schema=False
-    )
-    async def other_method_of_adapters() -> None:
-        raise ApiError(405, "Method Not Allowed", headers={"Allow": "GET, POST"})
+    refuse_other_methods(routes, "/lora-adapters", "GET", "POST")
 
     @routes.get("/health")
     async def health() -> Health:
