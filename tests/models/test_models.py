@@ -34,13 +34,14 @@ def hf_steps(model, prompt: list[int], following: list[int]) -> torch.Tensor:
     rows = []
     with torch.no_grad():
         out = model(torch.tensor([prompt]), use_cache=True)
-        if getattr(out, "cache_params", None) is None and out.past_key_values is None:  # Falcon-H1 before 5
+        # "cache" of all models from transformers 5.24 on; before it Mamba's name and everybody else's.
+        name = next((name for name in ("cache", "cache_params", "past_key_values") if name in out), None)
+        if name is None:  # Falcon-H1 before 5
             return hf_logits(model, [*prompt, *following])[len(prompt) :]
         for place, token in enumerate(following, len(prompt)):
             # Without them Bamba begins at 0 in each call.
             positions = {"position_ids": torch.tensor([[place]])} if model.config.model_type == "bamba" else {}
-            name = "cache_params" if hasattr(out, "cache_params") else "past_key_values"
-            out = model(torch.tensor([[token]]), **{name: getattr(out, name)}, use_cache=True, **positions)
+            out = model(torch.tensor([[token]]), **{name: out[name]}, use_cache=True, **positions)
             rows.append(out.logits[0, -1])
     return torch.stack(rows)
 
