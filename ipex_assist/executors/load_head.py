@@ -91,11 +91,6 @@ def load_head(
     if head is None:
         raise UsageError(f"{target_checkpoint.source} has no layers that predict further tokens (MTP)")
     stored = target_checkpoint if checkpoint is None else checkpoint
-    if executor == "native" and head.spec.head is not None and head.spec.head.conv_taps:
-        raise UsageError(
-            f"{stored.source} is a DFlash 2, whose convolutions the native core does not have: use --executor torch, "
-            "or another --assistant-model"
-        )
     try:
         with phase(f"loading the draft head of {short_name(stored.source)}"):
             models = [

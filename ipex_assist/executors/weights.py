@@ -271,11 +271,14 @@ class _Packer:
             per_layer=self._per_layer(prefix) if self.spec.per_layer_size else None,
             scalar=self.tensors.get(prefix + "layer_scalar.weight"),
             convs=tuple(
-                DynamicConv(self.tensors[f"{prefix}{base}.weight"], self.linears[prefix + base.removesuffix("_base")])
-                for base in CONV_BASES
-                if f"{prefix}{base}.weight" in self.tensors
+                self._conv(prefix + base) for base in CONV_BASES if f"{prefix}{base}.weight" in self.tensors
             ),
         )
+
+    def _conv(self, base: str) -> DynamicConv:
+        assert self.spec.head is not None
+        taps = self.tensors[f"{base}.weight"].view(2, self.spec.head.conv_taps, -1)
+        return DynamicConv(taps, self.linears[base.removesuffix("_base")])
 
     def _per_layer(self, prefix: str) -> PerLayerLinears:
         return PerLayerLinears(

@@ -46,6 +46,6 @@ def dflash2_names(spec: DecoderSpec) -> dict[str, Source]:
     for number in range(spec.num_hidden_layers):
         for part in ("attention_conv", "mlp_conv"):
             place = f"layers.{number}.{part}"
-            sources[f"{place}_base.weight"] = Source(f"{place}.base_kernel")
+            sources[f"{place}_base.weight"] = Source(f"{place}.base_kernel", flat=True)
             sources[f"{place}_proj.weight"] = Source(f"{place}.kernel_projection.weight")
     return sources

@@ -94,7 +94,7 @@ NORMS = (
 )
 
 
-CONV_BASES = ("attention_conv_base", "mlp_conv_base")  # of a DFlash 2 head: (2, taps, hidden)
+CONV_BASES = ("attention_conv_base", "mlp_conv_base")  # of a DFlash 2 head: (2 · taps · hidden,)
 
 
 def layer_of(spec: DecoderSpec, name: str) -> LayerSpec | None:
@@ -177,7 +177,7 @@ def _conv_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
     projections = dict.fromkeys(
         ("attention_conv_proj", "mlp_conv_proj"), (2 * head.conv_taps * (hidden // head.conv_group), hidden)
     )
-    return {**dict.fromkeys(CONV_BASES, (2, head.conv_taps, hidden)), **projections}
+    return {**dict.fromkeys(CONV_BASES, (2 * head.conv_taps * hidden,)), **projections}
 
 
 def _layer_shapes(spec: DecoderSpec, layer: LayerSpec, place: str) -> dict[str, tuple[int, ...]]:

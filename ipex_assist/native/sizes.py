@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.models.attention_spec import AttentionSpec, LatentSpec
+from ipex_assist.models.draft_head import HeadSpec
 from ipex_assist.models.mlp_spec import Experts
 from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.native.library import kernels, last_error, library
@@ -112,8 +113,14 @@ def _row_floats(spec: DecoderSpec, width: int) -> float:
     per_layer = spec.num_hidden_layers * spec.per_layer_size + 16
     heads = max((a.heads * _head_columns(a.latent) + 16 for a in latents if a.latent is not None), default=0)
     given = _entering(spec) + (width if spec.head is not None else 0)  # a copy of hidden states, and those fed back
-    given += spec.head.clusters + spec.head.clusters_read + 16 if spec.head is not None else 0
+    given += _head_floats(spec.head, width) if spec.head is not None else 0
     return PASS_ROWS * (width + qkv + attended + heads + inner + per_layer + given) + _scan_floats(spec)
+
+
+def _head_floats(head: HeadSpec, width: int) -> int:
+    """Of a row: scores of clusters; what convolutions read, and what scales them; candidates and what chooses them."""
+    scales = 2 * head.conv_taps * width // head.conv_group + width if head.conv_taps else 0
+    return head.clusters + head.clusters_read + scales + 2 * head.candidates + head.selector_rank + 48
 
 
 def _head_columns(latent: LatentSpec) -> int:

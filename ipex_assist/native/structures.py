@@ -9,7 +9,7 @@ from ipex_assist.models.recurrent_spec import RecurrentSpec
 from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.quantization.precision import beside_experts
 
-ABI_VERSION = 23  # api.cpp: ia_abi. It changes with every function there and with the structures here.
+ABI_VERSION = 24  # api.cpp: ia_abi. It changes with every function there and with the structures here.
 PRECISIONS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3, "mxfp4": 4, "fp8": 5}
 NORM_PLACES = {"pre": 0, "post_residual": 1, "post": 2, "sandwich": 3}
 HEAD_NORMS = {None: 0, "head": 1, "each_head": 2, "all_heads": 3, "unweighted": 4}
@@ -37,6 +37,9 @@ SLOTS = {
             "head_hidden_norm",
             "fc_out",
             "clusters",
+            "selector_proj",
+            "selector_before",
+            "selector_after",
             "per_layer_embed",
             "per_layer_in_proj",
             "per_layer_norm",
@@ -61,6 +64,8 @@ SLOTS = {
             "alpha_n",
             "xielu_beta",
             "xielu_eps",
+            "attention_conv_base",
+            "mlp_conv_base",
             "q_conv",
             "k_conv",
             "v_conv",
@@ -83,6 +88,8 @@ SLOTS = {
             "kv_a_proj",
             "k_b_proj",
             "v_b_proj",
+            "attention_conv_proj",
+            "mlp_conv_proj",
             "q_in",
             "k_in",
             "v_in",
@@ -119,7 +126,7 @@ _MLP_INTEGERS = (
 _MLP_FLOATS = "scaling added_to_sum least_sum jitter"
 _HEAD_INTEGERS = (
     "kind input_size taps input_norm norm_before_residual fed_back_normed lm_head_rows shared_embedding shared_head "
-    "clusters clusters_read"
+    "clusters clusters_read conv_taps conv_group candidates selector_rank"
 )
 _MODEL_INTEGERS = (
     "precision outer_precision group ordered layers vocab_size hidden_size embedding_size projected_embedding "
@@ -363,6 +370,10 @@ def _head_spec(spec: DecoderSpec) -> CHeadSpec:
         shared_head=head.shared_head,
         clusters=head.clusters,
         clusters_read=head.clusters_read,
+        conv_taps=head.conv_taps,
+        conv_group=head.conv_group,
+        candidates=head.candidates,
+        selector_rank=head.selector_rank,
     )
 
 

@@ -9,6 +9,7 @@
 #endif
 
 #include "kernels/attention.h"
+#include "kernels/dynamic_conv.h"
 #include "kernels/linear_fp32_bf16.h"
 #include "kernels/linear_fp8.h"
 #include "kernels/linear_int8_int4_prefill.h"
@@ -97,6 +98,8 @@ const KernelTable* IPEX_ASSIST_KERNELS() {
                                       decay_keys,
                                       scan,
                                       expand,
+                                      convolve_groups,
+                                      dot,
                                       multiply};
     return &table;
 }

@@ -211,6 +211,16 @@ struct LowRankBlock {
     int64_t rank;
 };
 
+// A row of a convolution whose taps are scaled by groups of neighbouring columns; the row before is `stride` before it.
+struct GroupedConv {
+    const float* x;
+    int64_t stride;
+    int32_t taps;         // rows that there are, this one included
+    const float* base;    // (taps, groups · group)
+    const float* scales;  // (taps, groups)
+    int64_t groups, group;
+};
+
 struct KernelTable {
     const char* name;
     int32_t bf16_row_bytes;  // of a value in bf16 rows: 2, or 4 where the instruction set multiplies them as fp32
@@ -285,6 +295,9 @@ struct KernelTable {
     // products of a row are added in the order of the rank, whatever rows are beside it.
     void (*expand)(const LowRankBlock&, const LowRankRow* rows, int64_t count, const float* low, int64_t low_stride,
                    float* out, int64_t stride);
+    // out[c] = sum over taps t of x[c - t · stride] · (base[t, c] + scales[t, c / group]), in the order of the taps.
+    void (*convolve_groups)(const GroupedConv&, float* out);
+    float (*dot)(const float* x, const float* y, int64_t size);
     // Multiply-adds of a precision and nothing else, for measuring the peak; returns their number.
     int64_t (*multiply)(Precision, int64_t steps);
 };

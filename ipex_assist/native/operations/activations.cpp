@@ -52,6 +52,11 @@ void list_shared(List& list, SharedBuffers& b, const ActivationSizes& s) {
     list("partials", b.partials, s.partials, 1);
     list("fed_back", b.fed_back, s.fed_back_rows, s.width);
     list("low_rank", b.low_rank, s.low_rows, s.low_columns);
+    list("normed", b.normed, s.rows, s.normed);
+    list("conv_scales", b.conv_scales, s.rows, s.conv_scales);
+    list("contexts", b.contexts, s.logit_rows, s.selector_rank);
+    list("candidate scores", b.scores, s.logit_rows, s.candidates);
+    list("candidates", b.candidates, s.logit_rows, s.candidates);
     list("cluster_scores", b.cluster_scores, s.logit_rows, s.clusters);
     list("clusters", b.clusters, s.logit_rows, s.clusters_read);
     list("router_logits", b.router_logits, s.rows, s.router_columns);
@@ -78,6 +83,7 @@ void list_thread(List& list, ThreadBuffers& b, const ActivationSizes& s) {
     const int64_t partial = s.value_width + LANES, groups = s.key_depth / ATTENTION_GROUP;
     list("row", b.row, 1, s.width);
     list("entering", b.entering, 1, s.entering);
+    list("of_token", b.of_token, 1, s.selector_rank);
     list("ordered", b.ordered, 1, s.ordered);
     list("up", b.up, s.rows, UP_BLOCKS * LANES);
     list("state", b.state, 1, s.state);

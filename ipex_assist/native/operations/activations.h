@@ -63,7 +63,12 @@ struct SharedBuffers {
     Array<float> partials;        // split KV's, see attention.h
     Array<float> fed_back;        // (segments, hidden): what a draft head's next rows get as their hidden states
     Array<float> low_rank;        // (windows · WINDOW_ROWS, …) A · x of rows with an adapter
+    Array<float> normed;          // (rows, hidden) of layers with convolutions: what enters the first one
+    Array<float> conv_scales;     // (rows, 2 · conv_taps · groups): what scales the taps of both
     Array<float> cluster_scores;  // (rows with logits, clusters) of a draft head
+    Array<float> contexts;        // (rows with logits, selector_rank): a row's projection, then times a token's row
+    Array<float> scores;          // (rows with logits, candidates)
+    Array<int32_t> candidates;    // (rows with logits, candidates): tokens
     Array<float> router_logits;   // (rows, experts)
     Array<float> expert_outputs;  // (slots, hidden)
     Array<int32_t> clusters;      // (rows with logits, clusters read) ascending
@@ -85,6 +90,7 @@ struct NodeBuffers {
 struct ThreadBuffers {
     Array<float> row;            // (hidden)
     Array<float> entering;       // a draft head's token and hidden state side by side, or the latter alone
+    Array<float> of_token;       // (selector_rank) a token's row of one of the selector's tables
     Array<float> ordered;        // a row in the order of a linear's input columns, where there is one
     Array<float> up;             // (rows, columns of gate and up that are activated while they are in the cache)
     Array<float> x;              // (DECODE_ROWS, hidden): the residual stream where each thread prepares all rows
@@ -114,6 +120,8 @@ struct ActivationSizes {
     int64_t queries, key_depth, value_width;      // of a query tile; the latter of a head before it is one, too
     int64_t fed_back_rows, entering;              // of draft heads; the latter columns
     int64_t clusters, clusters_read;              // of draft heads
+    int64_t normed, conv_scales;                  // of convolutions: columns of a row
+    int64_t candidates, selector_rank;            // of draft heads
     int64_t heads, head_depth;                    // of latent attention: columns of a row, input columns of a head
     int64_t low_rows, low_columns;                // of A · x; 0 without adapters
     int64_t tiles;                                // whether rows are kept as tiles, too

@@ -14,27 +14,27 @@ namespace {
 
 int64_t chunks_of(const Pass& pass) { return pass.activations.shared.maxima.columns; }
 
-// The `top` most likely of a row by descending logit: chunks that hold nothing as likely are skipped.
-void find_top(const Pass& pass, int64_t row, const ArgMax& best, const TopTokens& c) {
-    if (c.top == 0) return;
-    const int64_t columns = vocabulary_columns(pass);
-    const float* logits = pass.batch.logits + row * pass.batch.stride;
-    const ArgMax* chunk = pass.activations.shared.maxima.row(row);
-    int32_t* ids = c.top_tokens + row * c.top;
-    float* logs = c.top_logs + row * c.top;
-    const auto more = [](float value, float than) { return value > than; };
+// The likeliest tokens so far, by descending logit.
+struct TopList {
+    int32_t count;
+    int32_t* tokens;
+    float* logits;
     int32_t found = 0;
-    for (int64_t start = 0; start < columns; start += VOCABULARY_CHUNK, chunk++) {
-        if (found == c.top && !(chunk->value > logs[found - 1])) continue;
-        for (int64_t i = start; i < std::min(start + VOCABULARY_CHUNK, columns); i++) {
-            if (found == c.top && !(logits[i] > logs[found - 1])) continue;
-            if (found < c.top) found++;
-            const int64_t at = std::upper_bound(logs, logs + found - 1, logits[i], more) - logs;
-            std::copy_backward(logs + at, logs + found - 1, logs + found);
-            std::copy_backward(ids + at, ids + found - 1, ids + found);
-            logs[at] = logits[i], ids[at] = int32_t(i);
-        }
+
+    bool takes(float logit) const { return found < count || logit > logits[found - 1]; }
+    void add(int32_t token, float logit) {
+        if (found < count) found++;
+        const auto more = [](float value, float than) { return value > than; };
+        const int64_t at = std::upper_bound(logits, logits + found - 1, logit, more) - logits;
+        std::copy_backward(logits + at, logits + found - 1, logits + found);
+        std::copy_backward(tokens + at, tokens + found - 1, tokens + found);
+        logits[at] = logit, tokens[at] = token;
     }
+};
+
+void describe_top(const Pass& pass, int64_t row, const ArgMax& best, const TopTokens& c) {
+    float* logs = c.top_logs + row * c.top;
+    find_top(pass, row, c.top, c.top_tokens + row * c.top, logs);
     const float log_sum = std::log(best.sum);
     for (int32_t i = 0; i < c.top; i++) logs[i] = logs[i] - best.value - log_sum;
 }
@@ -45,7 +45,7 @@ void describe_row(const Pass& pass, int64_t row, const TopTokens& c) {
     c.tokens[row] = finite ? best.index : -1;
     c.logs[row] = finite ? -std::log(best.sum) : NAN;
     c.log_sums[row] = finite ? best.value + std::log(best.sum) : NAN;
-    if (finite) return find_top(pass, row, best, c);
+    if (finite) return describe_top(pass, row, best, c);
     std::fill_n(c.top_tokens + row * c.top, c.top, -1);
     std::fill_n(c.top_logs + row * c.top, c.top, NAN);
 }
@@ -77,6 +77,27 @@ ArgMax arg_max(const Pass& pass, int64_t row) {
     best.sum = 0;
     for (const ArgMax* m = first; m < last; m++) best.sum += m->sum * std::exp(m->value - best.value);
     return best;
+}
+
+// Chunks, and groups of their columns, that hold nothing as likely are skipped.
+void find_top(const Pass& pass, int64_t row, int32_t count, int32_t* tokens, float* logits) {
+    if (count == 0) return;
+    const int64_t columns = vocabulary_columns(pass);
+    const float* all = pass.batch.logits + row * pass.batch.stride;
+    const ArgMax* chunk = pass.activations.shared.maxima.row(row);
+    TopList top{count, tokens, logits};
+    for (int64_t start = 0; start < columns; start += VOCABULARY_CHUNK, chunk++) {
+        if (!top.takes(chunk->value)) continue;
+        const int64_t end = std::min(start + VOCABULARY_CHUNK, columns);
+        float maxima[CHUNK_GROUPS];
+        pass.kernels.group_maxima(all + start, end - start, maxima);
+        for (int64_t from = start, group = 0; from < end; from += NOISE_GROUP, group++) {
+            if (!top.takes(maxima[group])) continue;
+            for (int64_t i = from; i < std::min(from + NOISE_GROUP, end); i++) {
+                if (top.takes(all[i])) top.add(int32_t(i), all[i]);
+            }
+        }
+    }
 }
 
 void top_tokens(Pass& pass, const TopTokens& found) {

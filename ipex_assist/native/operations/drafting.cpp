@@ -10,9 +10,8 @@
 namespace ipex_assist {
 namespace {
 
-// Notes the token after a row with logits as the next of a draft; whether the draft goes on after it.
-bool note(const Pass& pass, const GreedyDraft& d, int32_t which, int64_t row) {
-    const ArgMax best = arg_max(pass, row);
+// Notes the best token of a row with logits as the next of a draft; whether the draft goes on after it.
+bool note(const GreedyDraft& d, int32_t which, const ArgMax& best) {
     const bool finite = is_finite(best);
     const float probability = finite ? 1.0f / best.sum : NAN;
     const int64_t at = which * d.stride + d.drafted[which]++;
@@ -29,7 +28,7 @@ bool continue_draft(Pass& pass, const GreedyDraft& d, std::vector<int32_t>& orde
     std::vector<const float*> hidden;
     for (size_t i = 0; i < order.size(); i++) {
         const int32_t which = order[i];
-        if (!note(pass, d, which, int64_t(i))) continue;
+        if (!note(d, which, arg_max(pass, int64_t(i)))) continue;
         Segment next = pass.plan.segments[i];
         next.start += pass.plan.reads_before ? 0 : next.rows, next.rows = 1, next.settled = next.settle;
         next.settle = std::max(next.settle, next.start + 1 - PENDING_ROWS);
@@ -44,6 +43,18 @@ bool continue_draft(Pass& pass, const GreedyDraft& d, std::vector<int32_t>& orde
     order = std::move(next_order);
     pass.hidden = std::move(hidden), pass.own_hidden = true;
     return true;
+}
+
+// Notes the tokens of a block, whose rows with logits begin at `row`.
+void note_block(const Pass& pass, const GreedyDraft& d, int32_t which, int64_t row, int thread) {
+    const bool chooses = pass.model.spec.draft_head.candidates > 0;
+    int32_t last = pass.plan.tokens[size_t(pass.plan.first_row[size_t(which)])];
+    ArgMax best;
+    d.drafted[which] = 0;
+    do {
+        best = chooses ? choose_candidate(pass, thread, row, last) : arg_max(pass, row);
+        row++, last = best.index;
+    } while (note(d, which, best));
 }
 
 }  // namespace
@@ -71,17 +82,18 @@ void draft(Pass& pass, const GreedyDraft& request) {
 
 void draft_blocks(Pass& pass, const GreedyDraft& request) {
     const uint64_t started = __rdtsc();
+    std::vector<int64_t> first{0};  // of each block's rows with logits
+    for (size_t i = 0; i < pass.plan.segments.size(); i++) first.push_back(first.back() + request.counts[i]);
     pass.pool.run(
         [&](int thread) {
             run_layers(pass, thread);
             find_maxima(pass, thread);
+            if (pass.model.spec.draft_head.candidates) find_candidates(pass, thread);
+            const int64_t blocks = int64_t(pass.plan.segments.size()), threads = pass.plan.threads;
+            for (int64_t i = share(blocks, thread, threads); i < share(blocks, thread + 1, threads); i++)
+                note_block(pass, request, int32_t(i), first[size_t(i)], thread);
         },
         pass.plan.threads);
-    int64_t row = 0;
-    for (int32_t i = 0; i < int32_t(pass.plan.segments.size()); row += request.counts[i++]) {
-        request.drafted[i] = 0;
-        while (note(pass, request, i, row + request.drafted[i])) continue;
-    }
     pass.timing.total += __rdtsc() - started;
 }
 

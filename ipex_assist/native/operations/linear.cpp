@@ -52,10 +52,7 @@ void output_linear(Pass& pass, const LayerStep& step, int thread) {
     // Attention prepares its rows once for each node.
     const LinearRows rows = pass.activations.on(pass.node(thread)).inputs.with_depth(layer.output.depth);
     linear(pass, thread, rows, layer.output, pass.rows_kept(step), delta.data, delta.columns,
-           layer.mlp.experts ? &layer.router
-           : layer.has_mlp() ? &layer.up
-                             : &pass.reader(step),
-           adapter_term(pass, step, OUTPUT));
+           layer.has_mlp() ? &layer.first_of_mlp() : &pass.reader(step), adapter_term(pass, step, OUTPUT));
 }
 
 }  // namespace ipex_assist

@@ -130,6 +130,12 @@ void prepare_convolved(Pass& pass, const LayerStep& step, int thread);
 // have read what was kept before; ends without one.
 void keep_inputs(const Pass& pass, const LayerStep& step, int thread);
 
+// dynamic_conv.cpp: of a DFlash 2, from the rows that `residual_norm` keeps to those that attention and MLP read.
+void convolve_attention(Pass& pass, const LayerStep& step, int thread);
+void convolve_mlp(Pass& pass, const LayerStep& step, int thread);
+// A row of delta after the second convolution, in memory of this thread.
+const float* convolved_delta(const Pass& pass, int thread, const DynamicConv& conv, int64_t row);
+
 // mlp.cpp
 void mlp(Pass& pass, const LayerStep& step, int thread);
 // Rows (rows, stride) of `width` activated columns, of whose `blocks` blocks a thread has made first <= b < end.
@@ -170,6 +176,14 @@ void find_maxima(Pass& pass, int thread);
 // Of a row with logits, with the sum of exponentials over all of it; not finite where one of its logits is not.
 ArgMax arg_max(const Pass& pass, int64_t row);
 bool is_finite(const ArgMax& m);
+// The `count` most likely tokens of a row, whose logits are finite, by descending logit.
+void find_top(const Pass& pass, int64_t row, int32_t count, int32_t* tokens, float* logits);
 int64_t vocabulary_columns(const Pass& pass);
+
+// selector.cpp: of a DFlash 2, after `find_maxima`: what the tokens of all rows with logits are chosen among.
+void find_candidates(Pass& pass, int thread);
+// The best of a row's after the token `last`, with the sum of exponentials over all of them; as arg_max where a logit
+// is not finite. Once for each row.
+ArgMax choose_candidate(const Pass& pass, int thread, int64_t row, int32_t last);
 
 }  // namespace ipex_assist

@@ -31,7 +31,7 @@ PassPlan plan_of(const Program& program, const Pool& pool, const Batch& b) {
             {b.segments, b.segments + b.segment_count},
             {b.tokens, b.tokens + b.rows},
             {b.logit_rows, b.logit_rows + b.logit_row_count},
-            taps_late(program, b)};
+            taps_late(program, b) || program.model.spec.draft_head.conv_taps};
 }
 
 Linear wanted_head(const PackedModel& model, int32_t vocabulary) {
@@ -146,6 +146,12 @@ ActivationSizes sizes_of(const Pass& pass, const int32_t* counts) {
     s.scan_rows = pass.plan.first_scan_row.back();
     for (int32_t i = 0; counts && i < pass.batch.segment_count; i++) s.scan_rows += counts[i] - 1;
     s.clusters = round_up(spec.draft_head.clusters, LANES), s.clusters_read = spec.draft_head.clusters_read;
+    if (spec.draft_head.conv_taps) {
+        s.normed = s.width;
+        s.conv_scales = round_up(2 * spec.draft_head.conv_scales(spec.hidden_size), LANES);
+    }
+    s.candidates = std::min<int64_t>(spec.draft_head.candidates, vocabulary_columns(pass));
+    s.selector_rank = round_up(spec.draft_head.selector_rank, LANES);
     s.fed_back_rows = counts && spec.draft_head.feeds_back() ? pass.batch.segment_count : 0;
     size_low_rank(pass, s);
     size_layers(pass, s);

@@ -65,7 +65,7 @@ struct Pass {
     const PackedLayer& layer(const LayerStep& step) const { return model.layers[size_t(step.index)]; }
     // What reads the result of a layer, or of the last one: the head, or the projection before it.
     const Linear& reader(const LayerStep& step) const {
-        return step.last ? after_layers() : model.layers[size_t(step.index) + 1].qkv;
+        return step.last ? after_layers() : model.layers[size_t(step.index) + 1].first_linear();
     }
     // What reads the result of its MLP.
     const Linear& after_mlp(const LayerStep& step) const {

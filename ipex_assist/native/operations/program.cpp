@@ -31,6 +31,10 @@ void list_attention(const PackedLayer& layer, LayerStep& step, bool token_and_hi
         return;
     }
     step.proceed = {attention, output_linear};
+    if (layer.attention_conv.base) {
+        step.fill = {prepare, convolve_attention, qkv_linear, append_keys_values};
+        return;
+    }
     if (layer.attention.shares_kv) {
         step.fill = {prepare, begin_tiles, qkv_linear};
         return;
@@ -59,6 +63,7 @@ void list_recurrent(const PackedLayer& layer, LayerStep& step) {
 void list_mlp(const PackedLayer& layer, LayerStep& step) {
     if (!layer.has_mlp()) return;
     step.proceed.push_back(prepare_mlp);
+    if (layer.mlp_conv.base) step.proceed.push_back(convolve_mlp);
     if (!layer.mlp.experts) return step.proceed.push_back(mlp);
     for (const Operation each : {route, fill_slots, up_experts, prepare_slots, down_experts, add_experts}) {
         step.proceed.push_back(each);

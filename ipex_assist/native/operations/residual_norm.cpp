@@ -49,9 +49,11 @@ void residual_norm(Pass& pass, int thread, const ResidualNorm& between, const st
         float* x = stream.row(row);
         // Where the last layer has dropped rows, those of delta lie side by side.
         const float* delta = pass.delta(thread).row(kept && plan.narrows ? i : row);
+        if (between.left) delta = convolved_delta(pass, thread, *between.left, row);
         if (between.add && !between.late) add_delta(pass, between, x, delta, own.row.data, start);
-        if (between.pre) normalize(pass, *between.pre, x, own.row.data);
-        const float* from = between.pre ? own.row.data : x;
+        float* normed = between.entered ? pass.activations.shared.normed.row(i) : own.row.data;
+        if (between.pre) normalize(pass, *between.pre, x, normed);
+        const float* from = between.pre ? normed : x;
         if (all) prepare_row(pass, thread, from, size, 0, next.depth, i, next, own.inputs.with_depth(next.depth));
         else prepare_row(pass, thread, from, size, 0, next.depth, i, next, &NodeBuffers::inputs);
         if (between.late) add_delta(pass, between, x, delta, own.row.data, start);
@@ -61,14 +63,13 @@ void residual_norm(Pass& pass, int thread, const ResidualNorm& between, const st
 
 void prepare_attention(Pass& pass, const LayerStep& step, int thread) {
     const PackedLayer& layer = pass.layer(step);
-    residual_norm(pass, thread, layer.into_attention, nullptr, layer.qkv);
+    residual_norm(pass, thread, layer.into_attention, nullptr, layer.first_linear());
     if (pass.batch.taps.count) tap_layer(pass, step.index, thread);
 }
 
 void prepare_mlp(Pass& pass, const LayerStep& step, int thread) {
     const PackedLayer& layer = pass.layer(step);
-    residual_norm(pass, thread, layer.into_mlp, pass.plan.rows_kept(step.last),
-                  layer.mlp.experts ? layer.router : layer.up);
+    residual_norm(pass, thread, layer.into_mlp, pass.plan.rows_kept(step.last), layer.first_of_mlp());
 }
 
 }  // namespace ipex_assist

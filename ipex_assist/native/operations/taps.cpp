@@ -41,7 +41,8 @@ void tap_end(Pass& pass, int thread) {
     each_tapped(pass, pass.model.spec.layers, thread, [&](int64_t r, float* to) {
         const float* x = stream(pass, thread).row(r);
         std::copy(x, x + size, to);
-        add_delta(pass, end, to, pass.delta(thread).row(r), pass.activations.own(thread).row.data, 0);
+        const float* delta = end.left ? convolved_delta(pass, thread, *end.left, r) : pass.delta(thread).row(r);
+        add_delta(pass, end, to, delta, pass.activations.own(thread).row.data, 0);
         if (pass.batch.taps.normed && end.pre) normalize(pass, *end.pre, to, to);
     });
     if (!pass.plan.each_thread_prepares) pass.wait(thread);

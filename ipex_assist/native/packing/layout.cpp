@@ -21,6 +21,7 @@ void place_residual_norms(ModelWeights& w) {
     const auto after_mlp = [](ResidualNorm& join, const PackedLayer& layer) {
         join.multiplier = layer.residual_multiplier;
         const bool mlp = layer.has_mlp();
+        if (layer.mlp_conv.base) join.left = &layer.mlp_conv;
         if (layer.has_post_norms()) join.post = mlp ? &layer.mlp_out_norm : &layer.attention_out_norm;
         if (layer.norm_place == POST_RESIDUAL) join.post_residual = mlp ? &layer.mlp_norm : &layer.attention_norm;
     };
@@ -42,6 +43,8 @@ void place_residual_norms(ModelWeights& w) {
         if (layer.has_pre_norms()) layer.into_attention.pre = &layer.attention_norm;
         if (layer.has_pre_norms()) layer.into_mlp.pre = layer.shared_norm ? &layer.attention_norm : &layer.mlp_norm;
         if (layer.mlp.own_norms) layer.into_mlp.pre = &layer.expert_norms.router;
+        if (layer.attention_conv.base) layer.into_attention.entered = layer.into_mlp.left = &layer.attention_conv;
+        if (layer.mlp_conv.base) layer.into_mlp.entered = &layer.mlp_conv;
         last = &layer;
     }
     w.into_head = ResidualNorm{};
@@ -188,6 +191,12 @@ void ImageLayout::place_draft_head(ModelWeights& w) {
         }
         return;
     }
+    if (spec.draft_head.candidates) {
+        const int64_t rank = spec.draft_head.selector_rank;
+        const int64_t table_bytes = spec.vocab_size * rank * (spec.precision == FP32 ? 4 : 2);
+        w.selector.projection = linear(spec, packed(rank), spec.hidden_size, false, spec.precision);
+        w.selector.before = take(table_bytes, 4096), w.selector.after = take(table_bytes, 4096);
+    }
     if (spec.draft_head.feeds_back()) w.head_embedding_norm = norm(spec, spec.hidden_size);
     w.head_hidden_norm = norm(spec, spec.hidden_size);
 }
@@ -210,6 +219,17 @@ void ImageLayout::place_layer(const ModelSpec& spec, PackedLayer& layer) {
         layer.per_layer.norm = norm(spec, spec.hidden_size);
     }
     if (layer.scaled) layer.scalar = vector(1);
+    if (!spec.draft_head.conv_taps) return;
+    layer.attention_conv = dynamic_conv(spec);
+    layer.mlp_conv = dynamic_conv(spec);
+}
+
+DynamicConv ImageLayout::dynamic_conv(const ModelSpec& spec) {
+    const int64_t hidden = spec.hidden_size, scales = 2 * spec.draft_head.conv_scales(hidden);
+    DynamicConv made;
+    made.base = vector(2 * spec.draft_head.conv_taps * hidden);
+    made.projection = linear(spec, packed(scales), hidden, false, spec.precision);
+    return made;
 }
 
 void ImageLayout::place_attention(const ModelSpec& spec, PackedLayer& layer) {

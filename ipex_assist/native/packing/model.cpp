@@ -224,6 +224,8 @@ bool PackedModel::pack_matrix(Pool& pool, Slot slot, const PackTarget& where, in
     bool numbers = true;
     if (slot == EMBED_TOKENS && !head_is_table() && !table_of_) numbers = pack_table(*this, pool, matrix, table, first);
     if (slot == PER_LAYER_EMBED) numbers = pack_table(*this, pool, matrix, per_layer_table, first);
+    if (slot == SELECTOR_BEFORE) numbers = pack_table(*this, pool, matrix, selector.before, first);
+    if (slot == SELECTOR_AFTER) numbers = pack_table(*this, pool, matrix, selector.after, first);
     if (!where.linear) return numbers;
     const int64_t begins = where.first + first / LANES * where.step;
     return pack_linear(*kernels, pool, {where.linear, begins, where.step, matrix.rows, where.width}, matrix) && numbers;
@@ -359,6 +361,12 @@ void PackedModel::embed_for_layer(int32_t token, int64_t layer, float* out) cons
     const bool wide = spec.precision == FP32;
     const int64_t first = int64_t(token) * spec.per_layer_width() + layer * spec.per_layer_size;
     kernels->widen(wide ? SOURCE_F32 : SOURCE_BF16, per_layer_table + first * (wide ? 4 : 2), spec.per_layer_size, out);
+}
+
+void PackedModel::selector_row(const uint8_t* table, int32_t token, float* out) const {
+    const bool wide = spec.precision == FP32;
+    const int64_t rank = spec.draft_head.selector_rank, first = int64_t(token) * rank;
+    kernels->widen(wide ? SOURCE_F32 : SOURCE_BF16, table + first * (wide ? 4 : 2), rank, out);
 }
 
 }  // namespace ipex_assist

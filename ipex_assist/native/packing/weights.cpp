@@ -23,6 +23,16 @@ PackTarget latent_target(const PackedLayer& layer, Slot slot) {
     }
 }
 
+// The projection of a layer's convolutions; no weights where it has none.
+PackTarget conv_target(const ModelWeights& w, Slot slot, int32_t index) {
+    if (size_t(index) >= w.layers.size()) return {};
+    const PackedLayer& layer = w.layers[size_t(index)];
+    const DynamicConv& conv = slot == MLP_CONV_PROJ ? layer.mlp_conv : layer.attention_conv;
+    if (!conv.base) return {};
+    const int64_t hidden = w.spec.hidden_size;
+    return {&conv.projection, 0, 1, 2 * w.spec.draft_head.conv_scales(hidden), hidden};
+}
+
 PackTarget attention_target(const ModelWeights& w, Slot slot, int32_t index) {
     if (size_t(index) >= w.layers.size()) return {};
     const PackedLayer& layer = w.layers[size_t(index)];
@@ -141,6 +151,8 @@ const float* layer_vector(const PackedLayer& layer, Slot slot) {
         case ALPHA_N:
         case XIELU_BETA:
         case XIELU_EPS: return layer.xielu[slot - ALPHA_P];
+        case ATTENTION_CONV_BASE: return layer.attention_conv.base;
+        case MLP_CONV_BASE: return layer.mlp_conv.base;
         default: return nullptr;
     }
 }
@@ -166,6 +178,7 @@ const Norm* layer_norm(const PackedLayer& layer, Slot slot) {
 PackTarget ModelWeights::target(Slot slot, int32_t index) const {
     if (slot >= GATE_PROJ) return mlp_target(*this, slot, index);
     if (slot >= Q_IN) return recurrent_target(*this, slot, index);
+    if (slot >= ATTENTION_CONV_PROJ) return conv_target(*this, slot, index);
     if (slot >= Q_PROJ) return attention_target(*this, slot, index);
     const int64_t hidden = spec.hidden_size;
     switch (slot) {
@@ -174,6 +187,9 @@ PackTarget ModelWeights::target(Slot slot, int32_t index) const {
         case FC: return {&fc, 0, 1, hidden, spec.draft_head.fc_width(hidden)};
         case FC_OUT: return {&fc_out, 0, 1, spec.draft_head.input_size, hidden};
         case CLUSTERS: return {&clusters, 0, 1, spec.draft_head.clusters, hidden};
+        case SELECTOR_PROJ: return {&selector.projection, 0, 1, spec.draft_head.selector_rank, hidden};
+        case SELECTOR_BEFORE:
+        case SELECTOR_AFTER: return {nullptr, 0, 1, spec.vocab_size, spec.draft_head.selector_rank};
         case PROJECT_IN: return {&project_in, 0, 1, hidden, spec.embedding_size};
         case PROJECT_OUT: return {&project_out, 0, 1, spec.embedding_size, hidden};
         case PER_LAYER_EMBED: return {nullptr, 0, 1, spec.vocab_size, spec.per_layer_width()};
@@ -200,6 +216,7 @@ const float* ModelWeights::vector(Slot slot, int32_t index, bool bias) const {
 bool ModelWeights::exists(Slot slot, int32_t index, bool bias) const {
     if (slot == EMBED_TOKENS) return !bias && !spec.draft_head.shared_embedding;
     if (slot == PER_LAYER_EMBED) return !bias && per_layer_table;
+    if (slot == SELECTOR_BEFORE || slot == SELECTOR_AFTER) return !bias && selector.before;
     if (slot == SHARED_GATE && bias) return false;  // the router's
     if (slot == LM_HEAD && spec.tied_head) return false;
     if (vector(slot, index, bias)) return true;
@@ -214,6 +231,8 @@ int64_t ModelWeights::vector_size(Slot slot, int32_t index, bool bias) const {
     if (slot == CORRECTION_BIAS || slot == EXPERT_SCALES) return layers[size_t(index)].mlp.experts;
     if (slot == LAYER_SCALAR) return 1;
     if (slot >= ALPHA_P && slot <= XIELU_EPS) return 1;
+    if (slot == ATTENTION_CONV_BASE || slot == MLP_CONV_BASE)
+        return 2 * int64_t(spec.draft_head.conv_taps) * spec.hidden_size;
     if (slot >= Q_CONV && slot < Q_PROJ) return recurrent_vector(layers[size_t(index)], slot, bias).second;
     if (slot == Q_A_NORM) return layers[size_t(index)].attention.latent.query_rank;
     if (slot == KV_A_NORM) return layers[size_t(index)].attention.latent.rank;
@@ -244,6 +263,9 @@ std::vector<const Linear*> ModelWeights::linears() const {
         if (layer.recurrent.gate_rank) all.push_back(&layer.recurrence.gates);
         if (layer.mlp.experts) all.push_back(&layer.router);
         else if (layer.has_mlp()) all.insert(all.end(), {&layer.up, &layer.down});
+        for (const DynamicConv* conv : {&layer.attention_conv, &layer.mlp_conv}) {
+            if (conv->base) all.push_back(&conv->projection);
+        }
         for (const Mlp& expert : layer.experts) all.insert(all.end(), {&expert.up, &expert.down});
         if (spec.per_layer_size) all.insert(all.end(), {&layer.per_layer.gate, &layer.per_layer.out});
     }
@@ -252,6 +274,7 @@ std::vector<const Linear*> ModelWeights::linears() const {
     if (spec.is_draft_head()) all.push_back(&fc);
     if (spec.reads_target()) all.push_back(&fc_out);
     if (spec.draft_head.clusters) all.push_back(&clusters);
+    if (spec.draft_head.candidates) all.push_back(&selector.projection);
     if (!spec.draft_head.shared_head) all.push_back(&head);
     return all;
 }

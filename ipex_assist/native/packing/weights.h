@@ -23,6 +23,9 @@ enum Slot : int32_t {
     HEAD_HIDDEN_NORM,
     FC_OUT,
     CLUSTERS,
+    SELECTOR_PROJ,
+    SELECTOR_BEFORE,
+    SELECTOR_AFTER,
     PER_LAYER_EMBED,
     PER_LAYER_IN_PROJ,
     PER_LAYER_NORM,
@@ -47,6 +50,8 @@ enum Slot : int32_t {
     ALPHA_N,
     XIELU_BETA,
     XIELU_EPS,
+    ATTENTION_CONV_BASE,
+    MLP_CONV_BASE,
     Q_CONV,
     K_CONV,
     V_CONV,
@@ -69,6 +74,8 @@ enum Slot : int32_t {
     KV_A_PROJ,
     K_B_PROJ,
     V_B_PROJ,
+    ATTENTION_CONV_PROJ,
+    MLP_CONV_PROJ,
     Q_IN,
     K_IN,
     V_IN,
@@ -93,6 +100,18 @@ struct Norm {
     const float* bias = nullptr;
 };
 
+// Two convolutions over the rows of a block, before and after attention or an MLP (operations/dynamic_conv.cpp).
+struct DynamicConv {
+    const float* base = nullptr;  // (2, conv_taps, hidden); null: there is none
+    Linear projection{};          // of a row to what scales its taps, (2, conv_taps, groups)
+};
+
+// What the tokens of a block are chosen by (operations/selector.cpp).
+struct Selector {
+    const uint8_t *before = nullptr, *after = nullptr;  // (vocab, selector_rank) bf16 or fp32
+    Linear projection{};                                // of a row that logits are made of, to selector_rank columns
+};
+
 // What happens to a row x between two linears: it gets what the first gave (delta), times `multiplier`, and the second
 // gets x; with the norms that there are.
 struct ResidualNorm {
@@ -103,6 +122,8 @@ struct ResidualNorm {
     const Norm* post_residual = nullptr;  // of x and delta, which becomes x
     const float* scalar = nullptr;        // of x, which is complete then
     const Norm* pre = nullptr;            // of what the second gets
+    // Delta passes the second convolution of one; rows of the second linear are kept for the first of the other.
+    const DynamicConv *left = nullptr, *entered = nullptr;
 };
 
 struct Mlp {
@@ -159,6 +180,7 @@ struct PackedLayer : LayerSpec {
     ExpertNorms expert_norms;
     PerLayerWeights per_layer;
     ResidualNorm into_attention, into_mlp;
+    DynamicConv attention_conv, mlp_conv;                             // of a draft head that has them
     Norm attention_norm, attention_out_norm, mlp_norm, mlp_out_norm;  // the latter of each is a post norm
     const float *q_norm = nullptr, *k_norm = nullptr;
     const float* sinks = nullptr;  // (heads), or null
@@ -167,6 +189,9 @@ struct PackedLayer : LayerSpec {
     RecurrentWeights recurrence;  // where its mixer is recurrent: then qkv and output are its linears
     int64_t input_width = 0;      // columns of what its mixer gets
 
+    // What multiplies its rows first, and those of its MLP.
+    const Linear& first_linear() const { return attention_conv.base ? attention_conv.projection : qkv; }
+    const Linear& first_of_mlp() const { return mlp_conv.base ? mlp_conv.projection : mlp.experts ? router : up; }
     const Linear& linear(Which which) const {
         return which == QKV ? qkv : which == OUTPUT ? output : which == UP ? up : down;
     }
@@ -205,6 +230,7 @@ struct ModelWeights {
     Linear fc{};        // of a draft head, as its norms
     Linear fc_out{};    // of one that reads its target: its own hidden state to the width of the target's
     Linear clusters{};  // of one with clusters: their scores, in the precision of attention
+    Selector selector;  // of one that chooses among candidates
     Norm input_norm, head_embedding_norm, head_hidden_norm;  // the first of input_size columns
     ResidualNorm into_head;
     Linear per_layer_in{};                     // of a token's embedding, to per_layer_width columns
