@@ -271,7 +271,7 @@ def save_head(folder: Path, name: str) -> Path | None:
 READING = ["shared_kv"] if tiny_models.known("gemma4") else []  # keys and values of its target
 
 
-@pytest.mark.parametrize("name", ["mtp", "mtp-layers", "eagle3-llama", "dflash", *READING])
+@pytest.mark.parametrize("name", ["mtp", "mtp-layers", "eagle3-llama", "dflash", "dflash2", *READING])
 @pytest.mark.parametrize(
     ("executor", "precision"), [("torch", "fp32"), *([("native", "int8"), ("native", "bf16")] if HAS_NATIVE else [])]
 )

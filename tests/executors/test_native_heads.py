@@ -26,6 +26,7 @@ from ipex_assist.executors.load_request import HeadRequest
 from ipex_assist.executors.native import NativeModel
 from ipex_assist.executors.registry import EXECUTORS
 from ipex_assist.models import Source, find
+from ipex_assist.models.dflash2 import dflash2_names
 from ipex_assist.models.draft_head import HeadSpec, Taps
 from ipex_assist.models.head_common import DraftHead
 from ipex_assist.models.weights import weight_shape
@@ -55,6 +56,15 @@ DFLASH: dict[str, tuple[HeadSpec, dict[str, Any]]] = {
     "dflash": (replace(_FLASH, draft_vocab_size=40, shared_head=False), {"num_hidden_layers": 2}),
     "dflash-long": (replace(_FLASH, block_size=20), {"num_hidden_layers": 2, "head_dim": 32}),
     "dflash-window": (_FLASH, {"num_hidden_layers": 2, "sliding_window": 12}),
+    # Of the second kind: groups that are no multiple of 16 columns, and one for all of them.
+    "dflash2": (
+        replace(_FLASH, conv_taps=3, conv_group=8, candidates=5, selector_rank=12),
+        {"num_hidden_layers": 2},
+    ),
+    "dflash2-long": (
+        replace(_FLASH, block_size=20, conv_taps=2, conv_group=64, candidates=200, selector_rank=100),
+        {"num_hidden_layers": 2},
+    ),
 }
 FED_BACK = [*MTP, *EAGLE3]
 _folders: list[object] = []
@@ -86,6 +96,7 @@ def head_of(kind: str) -> tuple[DraftHead, Path]:
     names |= set() if given.shared_embedding else {"embed_tokens.weight"}
     norms = {"all": ["input_norm"], "each": ["fc_norm_0", "fc_norm_1", "fc_norm_2"], None: []}[given.input_norm]
     names |= {f"{name}.weight" for name in norms}
+    names |= set(dflash2_names(spec))
     of_layers = {name for name in architecture.weights(spec) if name.startswith("layers.")}
     names |= of_layers - ({"layers.0.attention_norm.weight"} if given.kind == "eagle3" else set())
     random, tensors = torch.Generator().manual_seed(4), {}

@@ -102,30 +102,30 @@ def test_dflash(name: str, flat: bool, executor: str, tmp_path: Path) -> None:
             request = DraftInput(sequence, [TEXT[read]], 2)
 
 
+@pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("flat", [False, True], ids=["speculators", "flat"])
-def test_dflash_2(flat: bool, tmp_path: Path) -> None:
+def test_dflash_2(flat: bool, executor: str, tmp_path: Path) -> None:
     """The tokens that are chosen one after the other, and their shares among the candidates: a convolution that reaches
     into what is before the block, taps in another order, or a token before that is not the chosen one change them.
     """
     save_target(tmp_path / "target")
-    _saved(tmp_path / "head", "dflash2", flat)
-    _, head = draft_heads.load(tmp_path / "target", tmp_path / "head")
+    _, head = draft_heads.load(tmp_path / "target", _saved(tmp_path / "head", "dflash2", flat), executor)
     hidden = hidden_numbers(len(TEXT), 3)
     for case in recorded("dflash2")["logits"]:
-        request = DraftInput(head.new_sequence(64), [TEXT[case["row"]]], 5, 0, hidden[: case["row"]])
-        [(drafted, confidences)] = _drafts(head, [request])
-        assert drafted == [token for token, _ in case["steps"]]
-        assert confidences == pytest.approx([share for _, share in case["steps"]], rel=1e-4)
+        read, sequence = case["row"], head.new_sequence(64)
+        head.forward([Rows(sequence, TEXT[: read // 2], 0, hidden[: read // 2])])
+        request = DraftInput(sequence, [TEXT[read]], 5, 0, hidden[read // 2 : read])
+        for count in (5, 2):  # and again: nothing of a block is kept
+            [(drafted, confidences)] = _drafts(head, [request])
+            assert drafted == [token for token, _ in case["steps"][:count]]
+            assert confidences == pytest.approx([share for _, share in case["steps"][:count]], rel=1e-4)
+            request = DraftInput(sequence, [TEXT[read]], 2)
 
 
-@pytest.mark.skipif("native" not in EXECUTORS, reason="no native core here")
-def test_dflash_2_elsewhere(tmp_path: Path) -> None:
-    """What would draft as one of the first kind is refused: on the native core, and with a config of that kind."""
+def test_dflash_2_by_another_config(tmp_path: Path) -> None:
+    """What would draft as one of the first kind is refused."""
     save_target(tmp_path / "target")
-    folder = _saved(tmp_path / "head", "dflash2", flat=True)
-    with pytest.raises(UsageError, match=r"is a DFlash 2, .*use --executor torch"):
-        draft_heads.load(tmp_path / "target", folder, "native")
-    head = open_checkpoint(str(folder))
+    head = open_checkpoint(str(_saved(tmp_path / "head", "dflash2", flat=True)))
     del head.config["dflash_config"]["conv_kernel_size"]
     with pytest.raises(UsageError, match="DFlash 2 without conv_kernel_size"):
         head_of(open_checkpoint(str(tmp_path / "target")), head)

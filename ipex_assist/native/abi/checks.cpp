@@ -236,7 +236,7 @@ void check_second_kind(const ModelSpec& s) {
     check_range("taps of a draft head's convolutions", h.conv_taps, 0, most);
     check_range("columns that a convolution scales together", h.conv_group, h.conv_taps ? 1 : 0,
                 h.conv_taps ? s.hidden_size : 0);
-    check_range("tokens that one is chosen among", h.candidates, 0, std::min<int64_t>(most, s.vocab_size));
+    check_range("tokens that one is chosen among", h.candidates, 0, most);
     check_range("columns of a selector's tables", h.selector_rank, h.candidates ? 1 : 0, h.candidates ? most : 0);
     if (h.conv_taps && s.hidden_size % h.conv_group) refuse("%d columns in groups of %d", s.hidden_size, h.conv_group);
     if (h.candidates && h.lm_head_rows) refuse("a choice among candidates by a head of its own vocabulary");
