@@ -12,6 +12,12 @@ void make_head(UniformSpec& s, HeadKind kind, int32_t taps) {
     s.layers = 2;
 }
 
+// Convolutions, and a choice among candidates.
+void make_second(UniformSpec& s, int32_t taps, int32_t group) {
+    s.draft_head.conv_taps = taps, s.draft_head.conv_group = group;
+    s.draft_head.candidates = 7, s.draft_head.selector_rank = 45;
+}
+
 const Kind HEADS[] = {
     {"MTP", 0, [](UniformSpec& s) { make_head(s, MTP, 1), s.draft_head.fed_back_normed = 1; }},
     {"MTP with experts", 0, [](UniformSpec& s) { make_head(s, MTP, 1), s.experts = 5, s.experts_per_token = 2; }},
@@ -22,7 +28,20 @@ const Kind HEADS[] = {
          s.draft_head.fed_back_normed = 1;
      }},
     {"DFlash", 30, [](UniformSpec& s) { make_head(s, DFLASH, 2), s.draft_head.input_norm = NORM_OF_ALL; }},
+    {"DFlash 2", 0, [](UniformSpec& s) { make_head(s, DFLASH, 2), make_second(s, 3, 20); }},
+    {"DFlash 2, short groups and many candidates", 30,
+     [](UniformSpec& s) { make_head(s, DFLASH, 1), make_second(s, 2, 5), s.draft_head.candidates = 60; }},
 };
+
+template <class F>
+bool refused(F&& f) {
+    try {
+        f();
+    } catch (const std::invalid_argument&) {
+        return true;
+    }
+    return false;
+}
 
 void fill(Buffer<float>& rows, uint32_t seed) {
     Random random(seed);
@@ -122,14 +141,15 @@ void check_fed_back(const KernelTable& k, const Format& f, const Kind& kind) {
     }
 }
 
-// A block after contexts that came together or one by one, in a pass of its own or with another.
-void check_block(const KernelTable& k, const Format& f, const Kind& kind) {
+// A block after contexts that came together or one by one, in a pass of its own or with another: its tokens, and the
+// bits of their probabilities.
+std::vector<std::vector<float>> blocks_of(const KernelTable& k, const Format& f, const Kind& kind, int threads) {
     constexpr int32_t ROWS = 250, BLOCK = 9, COUNT = 5;
-    Fixture x(k, f, kind, 2);
+    Fixture x(k, f, kind, threads, threads == 3 ? 2 : 1);
     const int64_t columns = x.model->spec.draft_head.input_size;
     Buffer<float> hidden(size_t(ROWS * columns));
     fill(hidden, 4);
-    std::vector<std::vector<int32_t>> all;
+    std::vector<std::vector<float>> all;
     std::vector<Table> tables;
     for (int i = 0; i < 2; i++) tables.emplace_back(x, ROWS + BLOCK);
     run_given(x, tables[0], {0, std::vector<int32_t>(ROWS, 1), hidden.data()}, {}, 0);
@@ -157,10 +177,41 @@ void check_block(const KernelTable& k, const Format& f, const Kind& kind) {
         draft_blocks(of_blocks, {counts.data(), least.data(), COUNT, drafted.data(), likely.data(), numbers.data()});
         for (size_t i = 0; i < together.size(); i++) {
             CHECK(numbers[i] == COUNT, "%s, %s: %d tokens", f.name, kind.name, numbers[i]);
-            all.emplace_back(drafted.begin() + int64_t(i) * COUNT, drafted.begin() + int64_t(i + 1) * COUNT);
+            all.emplace_back();
+            for (size_t at = i * COUNT; at < (i + 1) * COUNT; at++)
+                all.back().push_back(float(drafted[at])), all.back().push_back(likely[at]);
         }
     }
-    for (const std::vector<int32_t>& each : all) CHECK(each == all[0], "%s, %s", f.name, kind.name);
+    return all;
+}
+
+void check_block(const KernelTable& k, const Format& f, const Kind& kind) {
+    std::vector<float> first;
+    for (int threads = 1; threads <= 3; threads++) {
+        for (const std::vector<float>& each : blocks_of(k, f, kind, threads)) {
+            if (first.empty()) first = each;
+            CHECK(same_bits(each.data(), first.data(), first.size()), "%s, %s: %d threads", f.name, kind.name, threads);
+        }
+    }
+}
+
+// Sizes that would be read where nothing is.
+void check_second_kind(const KernelTable& k) {
+    const auto builds = [&](void (*change)(UniformSpec&)) {
+        UniformSpec spec = base_spec(FORMATS[0]);
+        make_head(spec, DFLASH, 2), make_second(spec, 2, 8);
+        change(spec);
+        const std::vector<LayerSpec> layers = spec.layer_specs();
+        return !refused([&] { PackedModel(spec.model(), layers.data(), &k); });
+    };
+    CHECK(builds([](UniformSpec&) {}), "none of this kind");
+    CHECK(!builds([](UniformSpec& s) { s.draft_head.conv_group = 12; }), "40 columns in groups of 12");
+    CHECK(!builds([](UniformSpec& s) { s.draft_head.conv_group = 0; }), "columns in groups of none");
+    CHECK(!builds([](UniformSpec& s) { s.draft_head.conv_taps = -1; }), "fewer than no taps");
+    CHECK(!builds([](UniformSpec& s) { s.draft_head.selector_rank = 0; }), "tables without columns");
+    CHECK(!builds([](UniformSpec& s) { s.draft_head.lm_head_rows = 20; }), "tokens that the tables do not have");
+    CHECK(!builds([](UniformSpec& s) { s.norm_place = POST; }), "no norm before a convolution");
+    CHECK(!builds([](UniformSpec& s) { s.draft_head.kind = EAGLE3; }), "convolutions of another kind");
 }
 
 // A head that takes table and head from a target computes what one with the same of its own does.
@@ -285,16 +336,6 @@ void check_reading(const KernelTable& k, const Format& f, const Kind& kind, bool
     }
 }
 
-template <class F>
-bool refused(F&& f) {
-    try {
-        f();
-    } catch (const std::invalid_argument&) {
-        return true;
-    }
-    return false;
-}
-
 // What would read memory that is not there.
 void check_not_read(const KernelTable& k) {
     Reading x(k, FORMATS[0], READING[0], 1, 1, false);
@@ -324,7 +365,7 @@ void test_draft_heads(const KernelTable& k) {
     for (const Format& f : FORMATS) {
         if (!races_differ(f)) continue;
         for (const Kind& kind : HEADS) {
-            if (std::string(kind.name) == "DFlash") check_block(k, f, kind);
+            if (KindSpec(f, kind).model.draft_head.kind == DFLASH) check_block(k, f, kind);
             else check_fed_back(k, f, kind);
         }
         for (const Kind& kind : READING) {
@@ -333,6 +374,7 @@ void test_draft_heads(const KernelTable& k) {
     }
     check_shared(k);
     check_not_read(k);
+    check_second_kind(k);
 }
 
 }  // namespace check

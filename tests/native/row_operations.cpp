@@ -264,6 +264,47 @@ void test_argmax(const KernelTable& k) {
     CHECK(got.index == 20 && std::isnan(got.sum), "beside NaN: %d, sum %g", got.index, double(got.sum));
 }
 
+// Groups that are no whole vectors, rows that are not side by side, and fewer taps than there are weights for.
+void test_convolve_groups(const KernelTable& k) {
+    Random random(9);
+    for (const int64_t group : {1, 3, 8, 16, 20, 48}) {
+        for (const int32_t taps : {1, 2, 4}) {
+            const int64_t groups = 5, size = group * groups, stride = size + 7;
+            Buffer<float> rows(size_t(stride * taps)), base(size_t(size * taps)), scales(size_t(groups * taps)),
+                out(static_cast<size_t>(size));
+            for (Buffer<float>* each : {&rows, &base, &scales}) {
+                for (size_t i = 0; i < each->size(); i++) (*each)[i] = random.normal();
+            }
+            const float* x = rows.data() + (taps - 1) * stride;
+            k.convolve_groups({x, stride, taps, base.data(), scales.data(), groups, group}, out.data());
+            for (int64_t c = 0; c < size; c++) {
+                double sum = 0, terms = 0;
+                for (int64_t t = 0; t < taps; t++) {
+                    const double factor =
+                        double(base[size_t(t * size + c)]) + double(scales[size_t(t * groups + c / group)]);
+                    sum += x[c - t * stride] * factor, terms += std::abs(x[c - t * stride] * factor) + 1;
+                }
+                CHECK(std::abs(out[size_t(c)] - sum) <= 1e-6 * terms, "column %ld of %ld in groups of %ld: %g != %g",
+                      long(c), long(size), long(group), double(out[size_t(c)]), sum);
+            }
+        }
+    }
+}
+
+void test_dot(const KernelTable& k) {
+    Random random(10);
+    for (const int64_t size : {1, 15, 16, 45, 256}) {
+        Buffer<float> x(static_cast<size_t>(size)), y(x.size());
+        double sum = 0, terms = 0;
+        for (size_t i = 0; i < x.size(); i++) {
+            x[i] = random.normal(), y[i] = random.normal();
+            sum += double(x[i]) * double(y[i]), terms += std::abs(double(x[i]) * double(y[i]));
+        }
+        const float got = k.dot(x.data(), y.data(), size);
+        CHECK(std::abs(got - sum) <= 1e-6 * terms, "of %ld: %g != %g", long(size), double(got), sum);
+    }
+}
+
 // What all kernels for rows make of the same values, those that are no numbers among them.
 std::vector<float> results_for_rows(const KernelTable& k) {
     std::vector<float> results;
@@ -283,6 +324,9 @@ std::vector<float> results_for_rows(const KernelTable& k) {
                 keep(out);
             }
         }
+        k.convolve_groups({x.data(), 0, 1, weight.data(), bias.data(), 1, size}, out.data());
+        keep(out);
+        results.push_back(k.dot(x.data(), weight.data(), size));
         const ArgMax found = k.argmax(x.data(), size);
         results.insert(results.end(), {found.value, float(found.index), found.sum});
         Linear linear{};
@@ -345,6 +389,8 @@ void test_rows(const KernelTable& k) {
     test_rotary(k);
     test_soft_cap(k);
     test_argmax(k);
+    test_convolve_groups(k);
+    test_dot(k);
 }
 
 }  // namespace check

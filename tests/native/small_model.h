@@ -313,6 +313,13 @@ void list_layer_shapes(const ModelSpec& model, const LayerSpec& layer, int32_t n
         add(PER_LAYER_OUT_NORM, false, hidden, 1);
     }
     if (layer.scaled) add(LAYER_SCALAR, false, 1, 1);
+    const HeadSpec& head = model.draft_head;
+    for (const auto& [base, projection] :
+         {std::pair(ATTENTION_CONV_BASE, ATTENTION_CONV_PROJ), std::pair(MLP_CONV_BASE, MLP_CONV_PROJ)}) {
+        if (!head.conv_taps) continue;
+        add(base, false, 2 * head.conv_taps * hidden, 1);
+        linear(projection, 0, 2 * head.conv_scales(hidden), hidden);
+    }
     if (m.experts) linear(ROUTER, m.router_bias, m.experts, hidden);
     if (m.shared_gate) linear(SHARED_GATE, 0, 1, hidden);
 }
@@ -329,6 +336,11 @@ void list_head_shapes(const ModelSpec& s, std::vector<Shape>& all) {
         return;
     }
     all.push_back({HEAD_HIDDEN_NORM, -1, false, hidden, 1});
+    if (head.candidates) {
+        all.push_back({SELECTOR_PROJ, -1, false, head.selector_rank, hidden});
+        for (const Slot table : {SELECTOR_BEFORE, SELECTOR_AFTER})
+            all.push_back({table, -1, false, s.vocab_size, head.selector_rank});
+    }
     if (head.feeds_back()) all.push_back({HEAD_EMBED_NORM, -1, false, hidden, 1});
     for (int32_t i = 0; i < head.input_norms(); i++)
         all.push_back({INPUT_NORM, -1, false, head.input_size / head.input_norms(), 1, i});
