@@ -270,9 +270,7 @@ class _Packer:
             latent=self._latent(prefix) if prefix + "query" in self.linears else None,
             per_layer=self._per_layer(prefix) if self.spec.per_layer_size else None,
             scalar=self.tensors.get(prefix + "layer_scalar.weight"),
-            convs=tuple(
-                self._conv(prefix + base) for base in CONV_BASES if f"{prefix}{base}.weight" in self.tensors
-            ),
+            convs=tuple(self._conv(prefix + base) for base in CONV_BASES if f"{prefix}{base}.weight" in self.tensors),
         )
 
     def _conv(self, base: str) -> DynamicConv:

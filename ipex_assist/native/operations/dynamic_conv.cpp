@@ -17,7 +17,7 @@ namespace {
 enum Side : int32_t { ENTERING, LEAVING };
 
 // The sum over taps t of from[r - t] · (base[t] + scales[r, t]), of the rows that the block has, to `to` (hidden).
-void convolve_row(const Pass& pass, const DynamicConv& conv, Side side, const Array<float>& from, int64_t r,
+void convolve_row(const Pass& pass, const ConvWeights& conv, Side side, const Array<float>& from, int64_t r,
                   float* to) {
     const PassPlan& plan = pass.plan;
     const HeadSpec& head = pass.model.spec.draft_head;
@@ -31,14 +31,14 @@ void convolve_row(const Pass& pass, const DynamicConv& conv, Side side, const Ar
 }
 
 // What scales the taps of all rows, of the inputs that a residual norm has prepared.
-void scale_taps(Pass& pass, int thread, const DynamicConv& conv, const Linear& next) {
+void scale_taps(Pass& pass, int thread, const ConvWeights& conv, const Linear& next) {
     const Array<float>& scales = pass.activations.shared.conv_scales;
     linear(pass, thread, pass.inputs(thread, conv.projection.depth), conv.projection, pass.plan.rows(), scales.data,
            scales.columns, &next);
 }
 
 // The rows that `next` multiplies, in its form.
-void convolve_inputs(Pass& pass, int thread, const DynamicConv& conv, const Linear& next) {
+void convolve_inputs(Pass& pass, int thread, const ConvWeights& conv, const Linear& next) {
     const int64_t rows = pass.plan.rows(), size = pass.model.spec.hidden_size;
     float* made = pass.activations.own(thread).row.data;
     for (int64_t r = share(rows, thread, pass.plan.threads); r < share(rows, thread + 1, pass.plan.threads); r++) {
@@ -62,7 +62,7 @@ void convolve_mlp(Pass& pass, const LayerStep& step, int thread) {
     convolve_inputs(pass, thread, layer.mlp_conv, layer.up);
 }
 
-const float* convolved_delta(const Pass& pass, int thread, const DynamicConv& conv, int64_t r) {
+const float* convolved_delta(const Pass& pass, int thread, const ConvWeights& conv, int64_t r) {
     float* made = pass.activations.own(thread).entering.data;
     convolve_row(pass, conv, LEAVING, pass.delta(thread), r, made);
     return made;

@@ -134,7 +134,7 @@ void keep_inputs(const Pass& pass, const LayerStep& step, int thread);
 void convolve_attention(Pass& pass, const LayerStep& step, int thread);
 void convolve_mlp(Pass& pass, const LayerStep& step, int thread);
 // A row of delta after the second convolution, in memory of this thread.
-const float* convolved_delta(const Pass& pass, int thread, const DynamicConv& conv, int64_t row);
+const float* convolved_delta(const Pass& pass, int thread, const ConvWeights& conv, int64_t row);
 
 // mlp.cpp
 void mlp(Pass& pass, const LayerStep& step, int thread);

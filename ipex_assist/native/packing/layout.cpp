@@ -224,9 +224,9 @@ void ImageLayout::place_layer(const ModelSpec& spec, PackedLayer& layer) {
     layer.mlp_conv = dynamic_conv(spec);
 }
 
-DynamicConv ImageLayout::dynamic_conv(const ModelSpec& spec) {
+ConvWeights ImageLayout::dynamic_conv(const ModelSpec& spec) {
     const int64_t hidden = spec.hidden_size, scales = 2 * spec.draft_head.conv_scales(hidden);
-    DynamicConv made;
+    ConvWeights made;
     made.base = vector(2 * spec.draft_head.conv_taps * hidden);
     made.projection = linear(spec, packed(scales), hidden, false, spec.precision);
     return made;

@@ -49,7 +49,7 @@ private:
     Norm norm(const ModelSpec& spec, int64_t size);
     void place_draft_head(ModelWeights& weights);
     void place_layer(const ModelSpec& spec, PackedLayer& layer);
-    DynamicConv dynamic_conv(const ModelSpec& spec);
+    ConvWeights dynamic_conv(const ModelSpec& spec);
     void place_attention(const ModelSpec& spec, PackedLayer& layer);
     void place_latent(const ModelSpec& spec, PackedLayer& layer);
     void place_recurrent(const ModelSpec& spec, PackedLayer& layer);

@@ -27,7 +27,7 @@ PackTarget latent_target(const PackedLayer& layer, Slot slot) {
 PackTarget conv_target(const ModelWeights& w, Slot slot, int32_t index) {
     if (size_t(index) >= w.layers.size()) return {};
     const PackedLayer& layer = w.layers[size_t(index)];
-    const DynamicConv& conv = slot == MLP_CONV_PROJ ? layer.mlp_conv : layer.attention_conv;
+    const ConvWeights& conv = slot == MLP_CONV_PROJ ? layer.mlp_conv : layer.attention_conv;
     if (!conv.base) return {};
     const int64_t hidden = w.spec.hidden_size;
     return {&conv.projection, 0, 1, 2 * w.spec.draft_head.conv_scales(hidden), hidden};
@@ -263,7 +263,7 @@ std::vector<const Linear*> ModelWeights::linears() const {
         if (layer.recurrent.gate_rank) all.push_back(&layer.recurrence.gates);
         if (layer.mlp.experts) all.push_back(&layer.router);
         else if (layer.has_mlp()) all.insert(all.end(), {&layer.up, &layer.down});
-        for (const DynamicConv* conv : {&layer.attention_conv, &layer.mlp_conv}) {
+        for (const ConvWeights* conv : {&layer.attention_conv, &layer.mlp_conv}) {
             if (conv->base) all.push_back(&conv->projection);
         }
         for (const Mlp& expert : layer.experts) all.insert(all.end(), {&expert.up, &expert.down});

@@ -101,13 +101,13 @@ struct Norm {
 };
 
 // Two convolutions over the rows of a block, before and after attention or an MLP (operations/dynamic_conv.cpp).
-struct DynamicConv {
+struct ConvWeights {
     const float* base = nullptr;  // (2, conv_taps, hidden); null: there is none
     Linear projection{};          // of a row to what scales its taps, (2, conv_taps, groups)
 };
 
 // What the tokens of a block are chosen by (operations/selector.cpp).
-struct Selector {
+struct SelectorWeights {
     const uint8_t *before = nullptr, *after = nullptr;  // (vocab, selector_rank) bf16 or fp32
     Linear projection{};                                // of a row that logits are made of, to selector_rank columns
 };
@@ -123,7 +123,7 @@ struct ResidualNorm {
     const float* scalar = nullptr;        // of x, which is complete then
     const Norm* pre = nullptr;            // of what the second gets
     // Delta passes the second convolution of one; rows of the second linear are kept for the first of the other.
-    const DynamicConv *left = nullptr, *entered = nullptr;
+    const ConvWeights *left = nullptr, *entered = nullptr;
 };
 
 struct Mlp {
@@ -180,7 +180,7 @@ struct PackedLayer : LayerSpec {
     ExpertNorms expert_norms;
     PerLayerWeights per_layer;
     ResidualNorm into_attention, into_mlp;
-    DynamicConv attention_conv, mlp_conv;                             // of a draft head that has them
+    ConvWeights attention_conv, mlp_conv;                             // of a draft head that has them
     Norm attention_norm, attention_out_norm, mlp_norm, mlp_out_norm;  // the latter of each is a post norm
     const float *q_norm = nullptr, *k_norm = nullptr;
     const float* sinks = nullptr;  // (heads), or null
@@ -227,10 +227,10 @@ struct ModelWeights {
     Linear head{}, project_in{}, project_out{};
     const Linear* target_head = nullptr;  // of a draft head that has none of its own
     Norm final_norm, embedding_norm;
-    Linear fc{};        // of a draft head, as its norms
-    Linear fc_out{};    // of one that reads its target: its own hidden state to the width of the target's
-    Linear clusters{};  // of one with clusters: their scores, in the precision of attention
-    Selector selector;  // of one that chooses among candidates
+    Linear fc{};               // of a draft head, as its norms
+    Linear fc_out{};           // of one that reads its target: its own hidden state to the width of the target's
+    Linear clusters{};         // of one with clusters: their scores, in the precision of attention
+    SelectorWeights selector;  // of one that chooses among candidates
     Norm input_norm, head_embedding_norm, head_hidden_norm;  // the first of input_size columns
     ResidualNorm into_head;
     Linear per_layer_in{};                     // of a token's embedding, to per_layer_width columns
