@@ -295,7 +295,7 @@ def test_a_table_and_head_of_the_target() -> None:
     assert head.packed.nbytes < target.packed.nbytes / 2
 
 
-@pytest.mark.parametrize("kind", ["deepseek-v3", "eagle3", "dflash"])
+@pytest.mark.parametrize("kind", ["deepseek-v3", "eagle3", "dflash", "dflash2"])
 def test_buffers_are_planned(kind: str) -> None:
     """Of a head with a wide target, whose hidden states take more than all else of a pass."""
     _, head = native(kind, "bf16")
