@@ -11,6 +11,16 @@
 #include "operations/operations.h"
 
 namespace ipex_assist {
+namespace {
+
+// A token's row of one of the tables.
+void read_row(const PackedModel& model, const uint8_t* table, int32_t token, float* out) {
+    const bool wide = model.spec.precision == FP32;
+    const int64_t rank = model.spec.draft_head.selector_rank, first = int64_t(token) * rank;
+    model.kernels->widen(wide ? SOURCE_F32 : SOURCE_BF16, table + first * (wide ? 4 : 2), rank, out);
+}
+
+}  // namespace
 
 void find_candidates(Pass& pass, int thread) {
     const PackedModel& model = pass.model;
@@ -40,10 +50,10 @@ ArgMax choose_candidate(const Pass& pass, int thread, int64_t row, int32_t last)
     float *context = shared.contexts.row(row), *scores = shared.scores.row(row);
     float* of_token = pass.activations.own(thread).of_token.data;
     const int64_t rank = model.spec.draft_head.selector_rank, count = shared.candidates.columns;
-    model.selector_row(model.selector.before, last, of_token);
+    read_row(model, model.selector.before, last, of_token);
     for (int64_t k = 0; k < rank; k++) context[k] *= of_token[k];
     for (int64_t c = 0; c < count; c++) {
-        model.selector_row(model.selector.after, candidates[c], of_token);
+        read_row(model, model.selector.after, candidates[c], of_token);
         scores[c] += pass.kernels.dot(context, of_token, rank);
     }
     ArgMax best = pass.kernels.argmax(scores, count);

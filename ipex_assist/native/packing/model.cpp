@@ -363,10 +363,4 @@ void PackedModel::embed_for_layer(int32_t token, int64_t layer, float* out) cons
     kernels->widen(wide ? SOURCE_F32 : SOURCE_BF16, per_layer_table + first * (wide ? 4 : 2), spec.per_layer_size, out);
 }
 
-void PackedModel::selector_row(const uint8_t* table, int32_t token, float* out) const {
-    const bool wide = spec.precision == FP32;
-    const int64_t rank = spec.draft_head.selector_rank, first = int64_t(token) * rank;
-    kernels->widen(wide ? SOURCE_F32 : SOURCE_BF16, table + first * (wide ? 4 : 2), rank, out);
-}
-
 }  // namespace ipex_assist

@@ -78,8 +78,6 @@ public:
     void embed(int32_t token, float* out) const;
     // A token's values for one layer (per_layer_size) in the table of per-layer embeddings.
     void embed_for_layer(int32_t token, int64_t layer, float* out) const;
-    // A token's row (selector_rank) of one of the selector's tables.
-    void selector_row(const uint8_t* table, int32_t token, float* out) const;
 
     const KernelTable* const kernels;
 
