@@ -100,7 +100,7 @@ void check_fed_back(const KernelTable& k, const Format& f, const Kind& kind) {
         Buffer<float> states(size_t(ROWS * spec.hidden_size));
         Buffer<float> last(size_t(spec.hidden_size));
         const int32_t end[] = {spec.layers};
-        const Taps taps{end, 1, spec.draft_head.fed_back_normed, states.data()};
+        const Taps taps{end, 1, spec.draft_head.fed_back_normed, 0, states.data()};
         for (int32_t i = 0; i < COUNT; i++) {
             const std::vector<float> logits = run_given(x, single, given, taps, 1);
             const size_t rows = given.tokens.size();

@@ -45,8 +45,15 @@ struct Found {
     std::vector<LayerRows> rows;
 };
 
-// One pass of these parts, each in a sequence whose positions before it have been appended; tap: a layer, -1: none.
-Found run_parts(Fixture& x, const std::vector<Part>& parts, bool all, int32_t tap = -1) {
+// A layer whose stream a pass gives, -1: none; of all rows or of those with logits.
+struct Tap {
+    int32_t layer = -1;
+    bool of_logit_rows = false;
+};
+
+// One pass of these parts, each in a sequence whose positions before it have been appended: logits of the rows that
+// have some in the parts, then their states, then those of others where the tap has them.
+Found run_parts(Fixture& x, const std::vector<Part>& parts, bool all, const Tap& tap = {}) {
     const size_t stride = (VOCAB + LANES - 1) / LANES * LANES;
     std::vector<Table> tables;
     for (const Part& part : parts) {
@@ -69,7 +76,7 @@ Found run_parts(Fixture& x, const std::vector<Part>& parts, bool all, int32_t ta
     PassRequest pass = x.make_pass(tokens, positions, of_rows, logits.data());
     pass.logit_rows = logit_rows, pass.batch.logit_rows = pass.logit_rows.data();
     pass.batch.logit_row_count = int32_t(logit_rows.size());
-    if (tap >= 0) pass.batch.taps = {&tap, 1, 0, states.data()};
+    if (tap.layer >= 0) pass.batch.taps = {&tap.layer, 1, 0, tap.of_logit_rows, states.data()};
     counted.assign(size_t(x.model->spec.layers), {0, 0});
     x.forward(x.pool, pass.batch);
     Found found{{}, counted};
@@ -77,7 +84,13 @@ Found run_parts(Fixture& x, const std::vector<Part>& parts, bool all, int32_t ta
         const size_t at = all ? size_t(row) : size_t(std::find(chosen.begin(), chosen.end(), row) - chosen.begin());
         found.logits.insert(found.logits.end(), logits.data() + at * stride, logits.data() + at * stride + VOCAB);
     }
-    if (tap >= 0) found.logits.insert(found.logits.end(), states.data(), states.data() + states.size());
+    const bool packed = tap.of_logit_rows && !all;  // a row of states for each of the chosen ones
+    for (size_t i = 0; tap.layer >= 0 && i < chosen.size(); i++) {
+        const float* row = states.data() + (packed ? i : size_t(chosen[i])) * size_t(x.model->spec.hidden_size);
+        found.logits.insert(found.logits.end(), row, row + x.model->spec.hidden_size);
+    }
+    if (tap.layer >= 0 && !tap.of_logit_rows)
+        found.logits.insert(found.logits.end(), states.data(), states.data() + states.size());
     return found;
 }
 
@@ -93,7 +106,7 @@ void count_in(Fixture& x) {
 void check_counts(const KernelTable& k) {
     Fixture x(k, FORMATS[0], SHARED, 2);
     count_in(x);
-    const auto rows = [&](const Part& part, int32_t tap = -1) { return run_parts(x, {part}, false, tap).rows; };
+    const auto rows = [&](const Part& part, const Tap& tap = {}) { return run_parts(x, {part}, false, tap).rows; };
     const auto is = [](const std::vector<LayerRows>& found, const std::vector<LayerRows>& expected, const char* what) {
         for (size_t i = 0; i < expected.size(); i++) {
             CHECK(found[i] == expected[i], "%s: layer %zu has %lld rows, then %lld", what, i, (long long)found[i].fill,
@@ -103,10 +116,12 @@ void check_counts(const KernelTable& k) {
     is(rows({0, 40, {39}}), {{40, 40}, {40, 1}, {1, 1}, {1, 1}}, "one row with logits");
     is(rows({0, 40, {3, 17, 38}}), {{40, 40}, {40, 3}, {3, 3}, {3, 3}}, "three rows with logits");
     is(rows({0, 40, {}}), {{40, 40}, {40, 0}, {0, 0}, {0, 0}}, "no logits");
-    is(rows({0, 40, {39}}, 1), {{40, 40}, {40, 1}, {1, 1}, {1, 1}}, "a tap of the last layer with keys");
-    is(rows({0, 40, {39}}, 2), {{40, 40}, {40, 40}, {40, 1}, {1, 1}}, "a tap of the first layer that shares");
-    is(rows({0, 40, {}}, 3), {{40, 40}, {40, 40}, {40, 40}, {40, 0}}, "a tap of the last layer");
-    is(rows({0, 40, {39}}, 4), {{40, 40}, {40, 40}, {40, 40}, {40, 40}}, "a tap after all layers");
+    is(rows({0, 40, {39}}, {1}), {{40, 40}, {40, 1}, {1, 1}, {1, 1}}, "a tap of the last layer with keys");
+    is(rows({0, 40, {39}}, {2}), {{40, 40}, {40, 40}, {40, 1}, {1, 1}}, "a tap of the first layer that shares");
+    is(rows({0, 40, {}}, {3}), {{40, 40}, {40, 40}, {40, 40}, {40, 0}}, "a tap of the last layer");
+    is(rows({0, 40, {39}}, {4}), {{40, 40}, {40, 40}, {40, 40}, {40, 40}}, "a tap after all layers");
+    is(rows({0, 40, {7, 39}}, {4, true}), {{40, 40}, {40, 2}, {2, 2}, {2, 2}}, "a tap of rows with logits");
+    is(rows({0, 40, {}}, {4, true}), {{40, 40}, {40, 0}, {0, 0}, {0, 0}}, "a tap of no rows");
 }
 
 // Prompts beside steps and drafts, with one and with many rows that go on.
@@ -126,13 +141,15 @@ void check_parts_of_a_pass(const KernelTable& k, const Format& f) {
             Fixture x(k, f, SHARED, threads);
             const std::vector<float> all = run_parts(x, passes[i], true).logits;
             if (first.empty()) first = all;
-            for (const int32_t tap : threads == 1 ? std::vector<int32_t>{-1} : std::vector<int32_t>{-1, 1, 2, 4}) {
+            const std::vector<Tap> taps = {{}, {1}, {2}, {4}, {1, true}, {2, true}, {3, true}, {4, true}};
+            for (const Tap& tap : threads == 1 ? std::vector<Tap>{{}} : taps) {
                 const std::vector<float> found = run_parts(x, passes[i], false, tap).logits;
                 const std::vector<float> tapped = run_parts(x, passes[i], true, tap).logits;
                 CHECK(found.size() >= first.size() && same_bits(found.data(), first.data(), first.size()),
-                      "%s: pass %zu by %d threads, tap %d", f.name, i, threads, tap);
+                      "%s: pass %zu by %d threads, tap %d", f.name, i, threads, tap.layer);
                 CHECK(found.size() == tapped.size() && same_bits(found.data(), tapped.data(), found.size()),
-                      "%s: states of pass %zu by %d threads, tap %d", f.name, i, threads, tap);
+                      "%s: states of pass %zu by %d threads, tap %d, %d", f.name, i, threads, tap.layer,
+                      tap.of_logit_rows);
             }
         }
     }
