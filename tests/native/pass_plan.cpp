@@ -267,6 +267,31 @@ void check_split_tiles() {
     CHECK(prompt.attention[0].split_tiles == 0 && prompt.attention[0].partial_rows == 0, "16 equal tiles of 2 threads");
 }
 
+// The plan of some rows of another one: each has its position, its blocks, and sees what it saw; none is appended.
+void check_narrowed(const PassShape& shape, const PassPlan& plan, Random& random) {
+    std::vector<int32_t> chosen;
+    for (int32_t r = 0; r < plan.rows(); r++) {
+        if (random.below(3) == 0) chosen.push_back(r);
+    }
+    if (chosen.empty()) return;
+    const PassPlan all(shape, plan.team, plan.segments, plan.tokens, chosen), some = all.of_logit_rows(shape);
+    CHECK(some.rows() == int32_t(chosen.size()) && some.logit_rows.size() == chosen.size(), "%d rows", some.rows());
+    CHECK(some.append_ranges.empty() && some.first_append_range.size() == some.segments.size() + 1, "rows to append");
+    for (int32_t i = 0; i < some.rows(); i++) {
+        const int32_t r = chosen[size_t(i)];
+        CHECK(some.positions[size_t(i)] == plan.positions[size_t(r)] && some.logit_rows[size_t(i)] == i, "row %d", r);
+        CHECK(some.segments[size_t(some.segment_of[size_t(i)])].blocks ==
+                  plan.segments[size_t(plan.segment_of[size_t(r)])].blocks,
+              "blocks of row %d", r);
+        const AttentionShape& each = shape.attention[0];
+        CHECK(some.first_seen(i, each) == plan.first_seen(r, each) && some.last_seen(i) == plan.last_seen(r),
+              "what row %d sees", r);
+    }
+    check_blocks(some);
+    if (some.decode) check_splits(some);
+    else check_units(some);
+}
+
 void check_random_plans() {
     Random random(7);
     for (int turn = 0; turn < 400; turn++) {
@@ -285,6 +310,7 @@ void check_random_plans() {
         check_blocks(plan);
         if (plan.decode) check_splits(plan);
         else check_units(plan);
+        check_narrowed(shape, plan, random);
     }
 }
 
