@@ -162,8 +162,10 @@ class FakeTarget(FakeModel):
             sequence.append(each.tokens)
             for i, token in enumerate(each.tokens):
                 digest = advance(digest, token)
-                states.append([first + i, digest, 1, 0] * 2)
-                if i >= len(each.tokens) - each.last:
+                with_logits = i >= len(each.tokens) - each.last
+                if with_logits or not (hidden and hidden.of_logit_rows):
+                    states.append([first + i, digest, 1, 0] * 2)
+                if with_logits:
                     digests.append(digest)
         if hidden is not None:
             assert hidden.taps == TAPS

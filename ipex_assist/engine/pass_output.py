@@ -24,16 +24,17 @@ class RequestOutput(NamedTuple):
 
     tokens: the target's choice after each row that decides, lazily: verification may end before the last. logits:
     (vocab,) of each row with logits, in order; empty where the request needs none. hidden: (rows, taps · hidden_size)
-    of all its rows, where its draft source reads them.
+    of its rows from number `hidden_start` on, where its draft source reads them.
     """
 
     tokens: Iterable[int]
     logits: Sequence[Row | None]
     hidden: HiddenStates | None = None
+    hidden_start: int = 0
 
-    def first_hidden(self, rows: int) -> HiddenStates | None:
-        """Hidden states of the first rows."""
-        return None if self.hidden is None else self.hidden[:rows]
+    def hidden_before(self, row: int) -> HiddenStates | None:
+        """Hidden states of the rows from `hidden_start` on, before this one."""
+        return None if self.hidden is None else self.hidden[: max(0, row - self.hidden_start)]
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class PlannedPass:
     def of(cls, target: Model, batch: Sequence[ScheduledRequest], rows: Sequence[Rows]) -> PlannedPass:
         """Plan a pass of `target` over the rows of each request of the batch."""
         heads = (scheduled.head for scheduled in batch)
-        hidden = next((HiddenRows(head.spec.taps) for head in heads if head is not None), None)
+        hidden = next((HiddenRows(head.spec.taps, head.reads_one) for head in heads if head is not None), None)
         if not samples_in_one_call(target):
             return cls(target, batch, rows, None, hidden)
         width = target.spec.vocab_size
@@ -65,9 +66,13 @@ class PlannedPass:
         if self.hidden is None:
             return outputs
         assert self.hidden.rows is not None
-        ends = list(accumulate(len(each.tokens) for each in self.rows))
-        parts = [self.hidden.rows[end - len(each.tokens) : end] for each, end in zip(self.rows, ends, strict=True)]
-        return [output._replace(hidden=part) for output, part in zip(outputs, parts, strict=True)]
+        starts = [len(each.tokens) - each.last if self.hidden.of_logit_rows else 0 for each in self.rows]
+        counts = [len(each.tokens) - start for each, start in zip(self.rows, starts, strict=True)]
+        parts = [self.hidden.rows[end - count : end] for count, end in zip(counts, accumulate(counts), strict=True)]
+        return [
+            output._replace(hidden=part, hidden_start=start)
+            for output, part, start in zip(outputs, parts, starts, strict=True)
+        ]
 
     def _run(self) -> list[RequestOutput]:
         taps: dict[str, Any] = {} if self.hidden is None else {"hidden": self.hidden}

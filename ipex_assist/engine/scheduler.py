@@ -18,7 +18,6 @@ from ipex_assist.engine.scheduled_request import ScheduledRequest
 from ipex_assist.engine.stats import EngineStats
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.interface import ANY_ROWS, LogitsError, Model, Rows, experts_a_layer
-from ipex_assist.speculative.hidden_window import HiddenStates
 from ipex_assist.speculative.logprobs import of_rows
 from ipex_assist.speculative.round import Round
 from ipex_assist.speculative.schedule import longest_draft
@@ -231,18 +230,21 @@ class Scheduler:
             if listed and scheduled.reads_all_pending:
                 self._accept_tokens(scheduled, output, seconds, draft_s, experts)
             elif listed and (sequence := scheduled.request.sequence) is not None:
-                self._keep_hidden(scheduled, sequence.length - len(each.tokens), output.hidden)
+                self._keep_hidden(scheduled, sequence.length - len(each.tokens), output, len(each.tokens))
         self.drafts.observe_pass(count, read, seconds, draft_s, experts)
         for request, took_s in self._heads.read(self._repays_reading):
             self.drafts.book_reading(request, took_s)
             self.stats.draft_s += took_s
 
-    def _keep_hidden(self, scheduled: ScheduledRequest, first: int, hidden: HiddenStates | None) -> None:
-        """Give a request's head the hidden states of its rows from position `first` on, and charge what that takes."""
-        if hidden is None or scheduled.head is None:
+    def _keep_hidden(self, scheduled: ScheduledRequest, first: int, output: RequestOutput, count: int) -> None:
+        """Give a request's head the hidden states of its first `count` rows, and charge what that takes.
+
+        first: the position of the first of them. The head may have asked for those with logits alone.
+        """
+        if output.hidden is None or scheduled.head is None:
             return
         started = self.clock()
-        self._heads.observe(scheduled, first, hidden)
+        self._heads.observe(scheduled, first + output.hidden_start, output.hidden_before(count))
         self.drafts.book_overhead(self.clock() - started)
 
     def _repays_reading(self, request: Request, unread: int) -> bool:
@@ -296,7 +298,7 @@ class Scheduler:
         assert request.sequence is not None
         position = request.sequence.length - scheduled.pending - len(proposal.tokens)  # of the pass's first row
         request.sequence.truncate(len(request.tokens) - 1)
-        self._keep_hidden(scheduled, position, output.first_hidden(scheduled.pending + accepted))
+        self._keep_hidden(scheduled, position, output, scheduled.pending + accepted)
         self.stats.new_tokens += len(new)
         if prompt:
             first_s = request.prompt_s + choose_s

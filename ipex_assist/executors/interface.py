@@ -93,12 +93,14 @@ class Rows(NamedTuple):
 
 @dataclass
 class HiddenRows:
-    """Asks a pass for hidden states of all of its rows, and holds them after it.
+    """Asks a pass for hidden states of all of its rows, or of those with logits, and holds them after it.
 
-    rows: (rows of the pass, len(taps.layers) · hidden_size), in the order of the rows; None before the pass.
+    of_logit_rows: rows without logits need not pass through the layers that only read what others keep. rows: (rows of
+    the pass, or those with logits, len(taps.layers) · hidden_size), in the order of the rows; None before the pass.
     """
 
     taps: Taps
+    of_logit_rows: bool = False
     rows: NDArray[np.float32] | None = None
 
 

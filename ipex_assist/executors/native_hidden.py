@@ -27,6 +27,11 @@ class HasTokens(Protocol):
         """Their ids."""
         ...
 
+    @property
+    def last(self) -> int:
+        """How many rows have logits, the last ones."""
+        ...
+
 
 class TappedRows:
     """Hidden states of one call's rows, which its passes fill one after the other."""
@@ -38,7 +43,7 @@ class TappedRows:
                 f"hidden states of layers {taps.layers}: the model has those that enter its {spec.num_hidden_layers} "
                 f"layers, and number {spec.num_hidden_layers}, which leaves the last one"
             )
-        self._normed = taps.normed
+        self._normed, self._of_logit_rows = taps.normed, hidden.of_logit_rows
         self._layers = (ctypes.c_int32 * len(taps.layers))(*taps.layers)
         self._rows = np.empty((rows, len(taps.layers) * spec.hidden_size), np.float32)
         self._done = 0
@@ -47,13 +52,16 @@ class TappedRows:
     @classmethod
     def of(cls, hidden: HiddenRows | None, spec: DecoderSpec, segments: abc.Sequence[HasTokens]) -> TappedRows | None:
         """Those that a call asks for; None where it asks for none."""
-        return None if hidden is None else cls(hidden, spec, sum(len(each.tokens) for each in segments))
+        if hidden is None:
+            return None
+        return cls(hidden, spec, sum(each.last if hidden.of_logit_rows else len(each.tokens) for each in segments))
 
     def next_pass(self, batch: Batch) -> None:
         """Ask the next pass for those of its rows."""
-        part = self._rows[self._done : self._done + batch.rows]
-        batch.taps = CTaps(self._layers, len(self._layers), self._normed, part.ctypes.data)
-        self._done += batch.rows
+        rows = batch.logit_row_count if self._of_logit_rows else batch.rows
+        part = self._rows[self._done : self._done + rows]
+        batch.taps = CTaps(self._layers, len(self._layers), self._normed, self._of_logit_rows, part.ctypes.data)
+        self._done += rows
 
 
 def own_states(spec: DecoderSpec, hidden: Floats) -> bool:

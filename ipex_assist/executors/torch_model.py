@@ -104,6 +104,14 @@ class Tapped:
         return made
 
 
+def _rows_with_logits(rows: abc.Sequence[Rows]) -> list[int]:
+    found, end = list[int](), 0
+    for each in rows:
+        end += len(each.tokens)
+        found += range(end - each.last, end)
+    return found
+
+
 class TorchModel(Model):
     """A Model (see executors/interface.py) of PyTorch operators; sequences run one after the other.
 
@@ -189,6 +197,8 @@ class TorchModel(Model):
         logits = [part for each in rows for part in self._append(each, tapped)]
         if hidden is not None and tapped is not None:
             hidden.rows = tapped.rows(self.spec.hidden_size)
+            if hidden.of_logit_rows:
+                hidden.rows = hidden.rows[_rows_with_logits(rows)]
         columns = self.columns(vocabulary)
         if not logits:
             return torch.empty(0, columns)

@@ -236,6 +236,7 @@ class CTaps(ctypes.Structure):
         ("layers", ctypes.POINTER(ctypes.c_int32)),
         ("count", ctypes.c_int32),
         ("normed", ctypes.c_int32),
+        ("of_logit_rows", ctypes.c_int32),
         ("rows", ctypes.c_void_p),
     ]
 

@@ -82,7 +82,7 @@ class HeadAssistant:
         rows: (tokens, input_size). Returns whether more wait than may: then `was_read` or `drop` must follow before the
         target's next pass, which writes to the memory of `rows` again.
         """
-        if self._reads_one:
+        if self.reads_one:
             first, rows = first + len(rows) - 1, rows[-1:]
         too_many = len(rows) > self._most_kept or len(self._window) + len(rows) > 2 * self._most_kept
         self._window.add(first, rows if too_many else rows.copy())
@@ -94,12 +94,12 @@ class HeadAssistant:
 
     def unread(self, tokens: Sequence[int]) -> int:
         """Return how many rows the next draft reads first: at least 1, since a head is never free."""
-        return 1 if self._reads_one else max(1, len(tokens) - 1 - max(self._held, self._window.first))
+        return 1 if self.reads_one else max(1, len(tokens) - 1 - max(self._held, self._window.first))
 
     def waiting(self, tokens: Sequence[int]) -> Rows | None:
         """Return the rows that wait, as far as `tokens` go, without logits: for a pass, and `was_read` after it."""
         end = min(self._window.end, len(tokens) - 1)
-        if self._reads_one or end <= max(self._window.first, self._held):
+        if self.reads_one or end <= max(self._window.first, self._held):
             return None
         first = self._continue(end)
         return Rows(self._sequence, list(tokens[first + 1 : end + 1]), 0, self._window.rows(first, end))
@@ -115,8 +115,8 @@ class HeadAssistant:
         return self._window.first if self._window.first > self._held else self._start
 
     @property
-    def _reads_one(self) -> bool:
-        """Whether a draft needs the last hidden state alone."""
+    def reads_one(self) -> bool:
+        """Whether a draft needs the last hidden state alone, which is always that of a row with logits."""
         return self.spec.kind == "shared_kv"
 
     @property
@@ -155,8 +155,8 @@ class HeadAssistant:
         end = len(tokens) - 1
         if not len(self._window) or self._window.end != end:
             return Proposal([])
-        first = end - 1 if self._reads_one else self._continue(end, context)
-        k = min(k, self._longest, self._sequence.capacity - (0 if self._reads_one else end - self._start))
+        first = end - 1 if self.reads_one else self._continue(end, context)
+        k = min(k, self._longest, self._sequence.capacity - (0 if self.reads_one else end - self._start))
         if k <= 0:
             return Proposal([])
         hidden, pending = self._window.rows(first, end), list(tokens[first + 1 :])

@@ -117,7 +117,8 @@ class SimulatedTarget(SimulatedModel):
             known: list[int] = each.sequence.tokens  # type: ignore[attr-defined]
             _, new = place(known)
             tokens += [1000 + new - each.last + 1 + i for i in range(each.last)]
-            states += [(known[0], new - len(each.tokens) + 1 + i) for i in range(len(each.tokens))]
+            count = each.last if hidden and hidden.of_logit_rows else len(each.tokens)
+            states += [(known[0], new - count + 1 + i) for i in range(count)]
         if hidden is not None:
             hidden.rows = np.array(states, np.float32)
         self.take(sum(len(each.tokens) for each in rows))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny_models
 import torch
@@ -103,6 +105,27 @@ def test_no_bit_depends_on_the_others(variant: str, precision: str) -> None:
         plain = model.forward([Rows(sequence, text[done : done + size], 1)])
         assert torch.equal(plain[0], logits[row]), "taps changed logits"
         done += size
+
+
+@pytest.mark.parametrize(("executor", "precision"), [("torch", "fp32"), ("native", "fp32"), ("native", "int4")])
+@pytest.mark.parametrize("variant", ["llama", *tiny_models.known("lfm2", "gemma4")])
+def test_states_of_rows_with_logits_alone(variant: str, executor: str, precision: str) -> None:
+    """Those of other rows, a place of another sequence, or logits that differ where fewer rows pass through layers."""
+    model = loaded(variant, precision) if executor == "native" else tiny_models.model(folder(variant))
+    count = model.spec.num_hidden_layers
+    sizes = [(250, 1), (9, 0), (40, 3), (1, 1)]  # the second pass of the core begins within the third
+    found = []
+    for of_logit_rows in (False, True):
+        hidden = HiddenRows(Taps((count, 0, count - 1), normed=True), of_logit_rows)
+        rows = [Rows(model.new_sequence(300), tokens(length, length), last) for length, last in sizes]
+        logits = model.forward(rows, None, hidden).clone()
+        assert hidden.rows is not None
+        found.append((logits, hidden.rows))
+    (logits, states), (same_logits, chosen) = found
+    assert torch.equal(logits, same_logits)
+    ends = list(itertools.accumulate(length for length, _ in sizes))
+    kept = [row for end, (_, last) in zip(ends, sizes, strict=True) for row in range(end - last, end)]
+    assert np.array_equal(chosen, states[kept])
 
 
 @pytest.mark.parametrize("variant", ["llama", *tiny_models.known("lfm2")])

@@ -91,11 +91,12 @@ void check_taps(const KernelTable& k, const Format& f, const Kind& kind) {
         const Table plain(x, ROWS), tapped(x, ROWS), apart(x, ROWS);
         Buffer<float> whole(size_t(ROWS * 3 * size), NAN), parts(size_t(ROWS * 3 * size), NAN);
         const std::vector<float> expected = run_given(x, plain, {0, tokens}, {}, 2);
-        const std::vector<float> logits = run_given(x, tapped, {0, tokens}, {layers, 3, 1, whole.data()}, 2);
+        const std::vector<float> logits = run_given(x, tapped, {0, tokens}, {layers, 3, 1, 0, whole.data()}, 2);
         CHECK(same_bits(logits.data(), expected.data(), expected.size()), "%s, %s: logits", f.name, kind.name);
         for (int32_t done = 0, i = 0; done < ROWS; done += sizes[i++]) {
             const auto from = tokens.begin() + done;
-            run_given(x, apart, {done, {from, from + sizes[i]}}, {layers, 3, 1, parts.data() + done * 3 * size}, i % 2);
+            run_given(x, apart, {done, {from, from + sizes[i]}}, {layers, 3, 1, 0, parts.data() + done * 3 * size},
+                      i % 2);
         }
         CHECK(same_bits(whole.data(), parts.data(), whole.size()), "%s, %s: in parts", f.name, kind.name);
         if (threads == 1) first.assign(whole.data(), whole.data() + whole.size());
@@ -119,7 +120,7 @@ void check_fed_back(const KernelTable& k, const Format& f, const Kind& kind) {
         Buffer<float> states(size_t(ROWS * spec.hidden_size));
         Buffer<float> last(size_t(spec.hidden_size));
         const int32_t end[] = {spec.layers};
-        const Taps taps{end, 1, spec.draft_head.fed_back_normed, states.data()};
+        const Taps taps{end, 1, spec.draft_head.fed_back_normed, 0, states.data()};
         for (int32_t i = 0; i < COUNT; i++) {
             const std::vector<float> logits = run_given(x, single, given, taps, 1);
             const size_t rows = given.tokens.size();

@@ -78,7 +78,8 @@ void check_wanted(const KernelTable& k, const Format& f, const Kind& kind) {
     for (int32_t i = 0; i < 40; i++) positions.push_back(i);
     const Table whole(x, 50);
     const std::vector<float> all = x.append(whole, 0, tokens), behind = x.append(whole, 40, next);
-    const std::vector<std::vector<int32_t>> cases = {{}, {39}, {3, 17, 38}};
+    const std::vector<std::vector<int32_t>> cases = {
+        {}, {39}, {3, 17, 38}, {0, 1, 2, 3, 4, 5, 6, 7, 8, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30}};
     for (const std::vector<int32_t>& wanted : cases) {
         const Table table(x, 50);
         Buffer<float> logits(std::max<size_t>(wanted.size(), 1) * stride, NAN);

@@ -267,6 +267,31 @@ void check_split_tiles() {
     CHECK(prompt.attention[0].split_tiles == 0 && prompt.attention[0].partial_rows == 0, "16 equal tiles of 2 threads");
 }
 
+// The plan of some rows of another one: each has its position, its blocks, and sees what it saw; none is appended.
+void check_narrowed(const PassShape& shape, const PassPlan& plan, Random& random) {
+    std::vector<int32_t> chosen;
+    for (int32_t r = 0; r < plan.rows(); r++) {
+        if (random.below(3) == 0) chosen.push_back(r);
+    }
+    if (chosen.empty()) return;
+    const PassPlan all(shape, plan.team, plan.segments, plan.tokens, chosen), some = all.of_logit_rows(shape);
+    CHECK(some.rows() == int32_t(chosen.size()) && some.logit_rows.size() == chosen.size(), "%d rows", some.rows());
+    CHECK(some.append_ranges.empty() && some.first_append_range.size() == some.segments.size() + 1, "rows to append");
+    for (int32_t i = 0; i < some.rows(); i++) {
+        const int32_t r = chosen[size_t(i)];
+        CHECK(some.positions[size_t(i)] == plan.positions[size_t(r)] && some.logit_rows[size_t(i)] == i, "row %d", r);
+        CHECK(some.segments[size_t(some.segment_of[size_t(i)])].blocks ==
+                  plan.segments[size_t(plan.segment_of[size_t(r)])].blocks,
+              "blocks of row %d", r);
+        const AttentionShape& each = shape.attention[0];
+        CHECK(some.first_seen(i, each) == plan.first_seen(r, each) && some.last_seen(i) == plan.last_seen(r),
+              "what row %d sees", r);
+    }
+    check_blocks(some);
+    if (some.decode) check_splits(some);
+    else check_units(some);
+}
+
 void check_random_plans() {
     Random random(7);
     for (int turn = 0; turn < 400; turn++) {
@@ -285,6 +310,7 @@ void check_random_plans() {
         check_blocks(plan);
         if (plan.decode) check_splits(plan);
         else check_units(plan);
+        check_narrowed(shape, plan, random);
     }
 }
 
@@ -306,8 +332,7 @@ void check_parts() {
 // What is known of a few plans by hand.
 void check_known_plans() {
     const PassPlan prompt = plan_of(model_of(shape_of(8, 2, 64, 0)), 2, {{5, 40}, {250, 10}}, {39, 49});
-    CHECK(!prompt.decode && prompt.narrows && prompt.rows_kept(true) && !prompt.rows_kept(false),
-          "a prompt of 50 rows");
+    CHECK(!prompt.decode, "a prompt of 50 rows");
     CHECK(prompt.attention[0].tiles.size() == 4 && prompt.append_ranges.size() == 5, "%zu tiles, %zu ranges",
           prompt.attention[0].tiles.size(), prompt.append_ranges.size());
     CHECK(prompt.append_ranges[3].end - prompt.append_ranges[3].first == 6,
@@ -315,7 +340,7 @@ void check_known_plans() {
     CHECK(prompt.attention[0].units.front().tile == 3, "the tile that sees most is the first");
 
     const PassPlan step = plan_of(model_of(shape_of(8, 2, 64, 0)), 2, {{20000, 1}}, {0});
-    CHECK(step.decode && !step.narrows && step.each_thread_prepares, "a decode step");
+    CHECK(step.decode && step.each_thread_prepares, "a decode step");
     CHECK(step.attention[0].split_blocks == SPLIT_BLOCKS && step.attention[0].blocks[0] == 79,
           "a long context in runs");
     CHECK(step.attention[0].thread_units[0].end == 79, "each thread has a head: %lld",

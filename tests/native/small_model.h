@@ -65,6 +65,7 @@ struct Kind {
     void (*change)(UniformSpec&);
     bool sloped = false;                        // ALiBi's slopes
     void (*change_last)(LayerSpec&) = nullptr;  // what the last layer has otherwise
+    int32_t sharers = 0;                        // last layers that read the keys and values of the one before them
 };
 
 // A kind of model in a format, as the core reads it.
@@ -104,6 +105,8 @@ inline KindSpec::KindSpec(const Format& f, const Kind& kind) {
         if (model.reads_target()) share_first(each);
     }
     if (kind.change_last) kind.change_last(layers.back());
+    for (size_t i = layers.size() - size_t(kind.sharers); i < layers.size(); i++)
+        layers[i].attention.shares_kv = 1, layers[i].attention.kv_layer = int32_t(layers.size()) - kind.sharers - 1;
     for (const LayerSpec& each : layers) {
         const AttentionSpec& a = each.attention;
         model.rope_width = std::max(model.rope_width, a.rope_column + a.rotary_dim);

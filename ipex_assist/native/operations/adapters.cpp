@@ -64,7 +64,7 @@ int64_t AdapterRows::low_columns() const {
 }
 
 AdapterTerm adapter_term(const Pass& pass, const LayerStep& step, Which which) {
-    const AdapterRows& rows = pass.plan.adapter_rows(step.last && which != QKV);
+    const AdapterRows& rows = pass.plan.with_adapter;
     const auto has = [&](const AdapterRows::Group& g) { return !g.adapter->parts(step.index, which).empty(); };
     const bool any = std::any_of(rows.groups.begin(), rows.groups.end(), has);
     return {any ? &rows : nullptr, step.index, which};

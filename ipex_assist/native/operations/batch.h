@@ -27,12 +27,13 @@ struct Segment {
     const Adapter* adapter;  // of these rows, one of the model's own; null: they have none
 };
 
-// Hidden states that a pass gives besides logits, of all of its rows.
+// Hidden states that a pass gives besides logits, of all of its rows or of those with logits.
 struct Taps {
     const int32_t* layers;  // (count) i: what enters layer i, or, of the number of layers, what leaves the last one
     int32_t count;
-    int32_t normed;  // whether what leaves the last one is given after the final norm
-    float* rows;     // (rows, count · hidden_size)
+    int32_t normed;         // whether what leaves the last one is given after the final norm
+    int32_t of_logit_rows;  // whether rows without logits have none
+    float* rows;            // (rows, count · hidden_size)
 };
 
 // Rows of any sequences; tokens in the order of the segments. What a segment writes is its own: no other segment

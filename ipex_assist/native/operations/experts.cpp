@@ -152,7 +152,7 @@ float* active_rows(const Pass& pass, const PackedLayer& layer, int32_t expert) {
 // The router's logits, then each row's experts; whoever comes last with its rows places the slots of all.
 void route(Pass& pass, const LayerStep& step, int thread) {
     const PackedLayer& layer = pass.layer(step);
-    const int64_t rows = pass.rows_kept(step);
+    const int64_t rows = pass.plan.rows();
     linear(pass, thread, pass.inputs(thread, layer.router.depth), layer.router, rows,
            pass.activations.shared.router_logits.data, layer.router.blocks * LANES);
     const int64_t first = share(rows, thread, pass.plan.threads), end = share(rows, thread + 1, pass.plan.threads);
@@ -182,10 +182,9 @@ const float* slot_input(const Pass& pass, const LayerStep& step, int thread, int
         return layer.mlp.scales_inputs ? scaled(pass, thread, x, pass.routes.factors[slot]) : x;
     }
     const ThreadBuffers& own = pass.activations.own(thread);
-    const std::vector<int32_t>* kept = pass.plan.rows_kept(step.last);
     const Array<float>& stream = pass.plan.each_thread_prepares ? own.x : pass.activations.shared.x;
     const Norm& norm = expert == layer.mlp.experts ? layer.mlp_norm : layer.expert_norms.experts;
-    normalize(pass, norm, stream.row(kept ? (*kept)[size_t(row)] : row), own.row.data);
+    normalize(pass, norm, stream.row(row), own.row.data);
     return layer.mlp.scales_inputs ? scaled(pass, thread, own.row.data, pass.routes.factors[slot]) : own.row.data;
 }
 
@@ -298,7 +297,7 @@ void add_experts(Pass& pass, const LayerStep& step, int thread) {
     const PackedLayer& layer = pass.layer(step);
     const int64_t size = pass.model.spec.hidden_size, each = experts_of_row(layer.mlp);
     const int64_t span = layer.mlp.own_norms ? size : SCALE_COLUMNS;  // of columns that one thread adds
-    const int64_t spans = (size + span - 1) / span, units = pass.rows_kept(step) * spans;
+    const int64_t spans = (size + span - 1) / span, units = pass.plan.rows() * spans;
     for (int64_t u = share(units, thread, pass.plan.threads); u < share(units, thread + 1, pass.plan.threads); u++) {
         const int64_t row = u / spans, first = u % spans * span, end = std::min(first + span, size);
         float* to = pass.delta(thread).row(row);

@@ -14,7 +14,7 @@ void head_linears(const Pass& pass, int thread, const Linear& linear, int64_t co
         const int64_t head = block / each;
         end = std::min(last, (head + 1) * each);
         for (int64_t r = 0; r < x.rows; r++) {
-            const float* row = x.from + (x.kept ? (*x.kept)[size_t(r)] : r) * x.from_stride + head * x.step;
+            const float* row = x.from + r * x.from_stride + head * x.step;
             prepare_row(pass, thread, row, x.width, 0, linear.depth, r, linear, inputs);
         }
         float* out = x.out + head * x.out_width + (block - head * each) * LANES;

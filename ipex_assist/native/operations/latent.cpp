@@ -57,8 +57,8 @@ void absorb_queries(Pass& pass, const LayerStep& step, int thread) {
             std::memcpy(qkv.row(r) + int64_t(h) * a.head_dim, rotated + h * spec.rope_dim, size_t(spec.rope_dim) * 4);
     }
     head_linears(pass, thread, layer.latent.keys, spec.rank,
-                 {heads.data, heads.columns, spec.nope_dim, spec.nope_dim, nullptr, rows, qkv.data + spec.rope_dim,
-                  qkv.columns, a.head_dim});
+                 {heads.data, heads.columns, spec.nope_dim, spec.nope_dim, rows, qkv.data + spec.rope_dim, qkv.columns,
+                  a.head_dim});
     append_share(AttentionView(pass, step, thread));
     if (thread == 0) pass.next_tile.store(0);
     pass.wait(thread);
@@ -69,12 +69,12 @@ void expand_values(Pass& pass, const LayerStep& step, int thread) {
     const PackedLayer& layer = pass.layer(step);
     const AttentionSpec& a = layer.attention;
     const Array<float>&heads = pass.activations.shared.heads, &attended = pass.activations.shared.attended;
-    const int64_t rows = pass.rows_kept(step);
+    const int64_t rows = pass.plan.rows();
     head_linears(pass, thread, layer.latent.values, a.latent.value_dim,
-                 {attended.data, attended.columns, a.latent.rank, a.latent.rank, pass.plan.rows_kept(step.last), rows,
-                  heads.data, heads.columns, a.latent.value_dim});
+                 {attended.data, attended.columns, a.latent.rank, a.latent.rank, rows, heads.data, heads.columns,
+                  a.latent.value_dim});
     pass.wait(thread);
-    prepare_rows(pass, thread, heads.data, heads.columns, a.output_width(), rows, nullptr, layer.output);
+    prepare_rows(pass, thread, heads.data, heads.columns, a.output_width(), rows, layer.output);
     pass.wait(thread);
 }
 

@@ -51,7 +51,7 @@ void output_linear(Pass& pass, const LayerStep& step, int thread) {
     const Array<float>& delta = pass.delta(thread);
     // Attention prepares its rows once for each node.
     const LinearRows rows = pass.activations.on(pass.node(thread)).inputs.with_depth(layer.output.depth);
-    linear(pass, thread, rows, layer.output, pass.rows_kept(step), delta.data, delta.columns,
+    linear(pass, thread, rows, layer.output, pass.plan.rows(), delta.data, delta.columns,
            layer.has_mlp() ? &layer.first_of_mlp() : &pass.reader(step), adapter_term(pass, step, OUTPUT));
 }
 

@@ -20,7 +20,7 @@ Xielu xielu_of(const PackedLayer& layer) {
 void up_linear(Pass& pass, const LayerStep& step, int thread) {
     const uint64_t started = __rdtsc();
     const PackedLayer& layer = pass.layer(step);
-    const int64_t rows = pass.rows_kept(step), inner = round_up(layer.mlp.intermediate_size, LANES);
+    const int64_t rows = pass.plan.rows(), inner = round_up(layer.mlp.intermediate_size, LANES);
     const int64_t parts = layer.mlp.gated ? 2 : 1;
     float* active = pass.activations.shared.active.data;
     const auto [first, last] = slice(pass, layer.up, thread);
@@ -61,7 +61,7 @@ void prepare_active(Pass& pass, int thread, const ActiveRows& x, const Linear& d
     pass.wait(thread);
     if (thread == 0) pass.timing.linear += __rdtsc() - started;
     if (in_place) return;
-    prepare_rows(pass, thread, x.data, x.stride, x.width, x.rows, nullptr, down);
+    prepare_rows(pass, thread, x.data, x.stride, x.width, x.rows, down);
     pass.wait(thread);
 }
 
@@ -93,7 +93,7 @@ void mlp(Pass& pass, const LayerStep& step, int thread) {
     up_linear(pass, step, thread);
     const Linear& down = pass.layer(step).down;
     const Array<float>& delta = pass.delta(thread);
-    linear(pass, thread, active_inputs(pass, thread, down), down, pass.rows_kept(step), delta.data, delta.columns,
+    linear(pass, thread, active_inputs(pass, thread, down), down, pass.plan.rows(), delta.data, delta.columns,
            &pass.after_mlp(step), adapter_term(pass, step, DOWN));
 }
 

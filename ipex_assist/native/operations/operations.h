@@ -28,6 +28,11 @@ void embed_per_layer(Pass& pass, int thread);
 void prepare_per_layer(Pass& pass, const LayerStep& step, int thread);
 void per_layer(Pass& pass, const LayerStep& step, int thread);
 
+// narrowing.cpp
+// Between a layer's keys and values and its attention: rows without logits end. All threads go on with the plan of the
+// others, which lie side by side in every buffer that is read later.
+void narrow(Pass& pass, const LayerStep& step, int thread);
+
 // residual_norm.cpp
 // Residual addition and norms, then the rows in the form that `next` multiplies: of all rows, or of those that `kept`
 // names, which `next` gets side by side. Ends with a barrier unless each thread prepares all rows.
@@ -46,9 +51,9 @@ void prepare_row(const Pass& pass, int thread, const float* from, int64_t width,
 // Likewise for every node.
 void prepare_row(const Pass& pass, int thread, const float* from, int64_t width, int64_t first, int64_t last,
                  int64_t row, const Linear& next, PreparedRows NodeBuffers::* to);
-// This thread's share of `rows` rows, which are those that `kept` names or lie side by side.
+// This thread's share of rows (rows, stride).
 void prepare_rows(const Pass& pass, int thread, const float* from, int64_t stride, int64_t width, int64_t rows,
-                  const std::vector<int32_t>* kept, const Linear& next);
+                  const Linear& next);
 // Columns [first, end) of rows of delta that this thread has computed, to the other nodes.
 void share_delta(const Pass& pass, int thread, int64_t row, int64_t end_row, int64_t first, int64_t end);
 
@@ -79,12 +84,10 @@ void output_linear(Pass& pass, const LayerStep& step, int thread);
 
 // head_linears.cpp
 // This thread's blocks of a linear that has `columns` of each head in turn. Head h's inputs are the `width` columns
-// from h · step on of the rows `from`, of which `kept` names those that go on; its outputs go to the columns from out +
-// h · out_width on.
+// from h · step on of the rows `from`; its outputs go to the columns from out + h · out_width on.
 struct HeadRows {
     const float* from;
     int64_t from_stride, step, width;
-    const std::vector<int32_t>* kept;
     int64_t rows;
     float* out;
     int64_t stride, out_width;

@@ -19,19 +19,17 @@ bool taps_end(const PackedModel& model, const Batch& b) {
     return std::find(first, end, model.spec.layers) != end;
 }
 
-// Whether it wants hidden states of layers after all whose keys, values or states later passes read.
-bool taps_late(const Program& program, const Batch& b) {
-    const int32_t* first = b.taps.layers;
-    return std::any_of(first, first + b.taps.count, [&](int32_t layer) { return layer > program.last_filled; });
-}
-
 PassPlan plan_of(const Program& program, const Pool& pool, const Batch& b) {
     return {program.shape,
             pass_team(pool, b),
             {b.segments, b.segments + b.segment_count},
             {b.tokens, b.tokens + b.rows},
-            {b.logit_rows, b.logit_rows + b.logit_row_count},
-            taps_late(program, b) || program.model.spec.draft_head.conv_taps};
+            {b.logit_rows, b.logit_rows + b.logit_row_count}};
+}
+
+std::optional<PassPlan> narrowed_plan(const Pass& pass) {
+    if (pass.narrowing_layer < 0 || pass.plan.logit_rows.empty()) return {};
+    return pass.plan.of_logit_rows(pass.program.shape);
 }
 
 Linear wanted_head(const PackedModel& model, int32_t vocabulary) {
@@ -58,8 +56,10 @@ int64_t draft_partials(const PassPlan& plan, const int32_t* counts) {
 // Floats of split-KV partials.
 int64_t partial_floats(const Pass& pass, const int32_t* counts) {
     int64_t floats = 0;
-    for (const AttentionPlan& each : pass.plan.attention) {
-        const int64_t partials = counts ? draft_partials(pass.plan, counts) : each.partial_rows;
+    for (size_t i = 0; i < pass.plan.attention.size(); i++) {
+        const AttentionPlan& each = pass.plan.attention[i];
+        int64_t partials = counts ? draft_partials(pass.plan, counts) : each.partial_rows;
+        if (pass.narrowed) partials = std::max(partials, pass.narrowed->attention[i].partial_rows);
         const int64_t width = round_up(each.shape.value_dim, LANES) + LANES;
         floats = std::max(floats, partials * each.shape.heads * width);
     }
@@ -128,7 +128,7 @@ void size_layers(const Pass& pass, ActivationSizes& s) {
 
 // Of A · x: the passes of a draft may have the windows of each adapter in other places than its first one.
 void size_low_rank(const Pass& pass, ActivationSizes& s) {
-    const AdapterRows& rows = pass.plan.adapter_rows(false);
+    const AdapterRows& rows = pass.plan.with_adapter;
     const int64_t windows = (s.rows + WINDOW_ROWS - 1) / WINDOW_ROWS * int64_t(rows.groups.size());
     s.low_rows = windows * WINDOW_ROWS, s.low_columns = rows.low_columns();
 }
@@ -159,8 +159,17 @@ ActivationSizes sizes_of(const Pass& pass, const int32_t* counts) {
     return s;
 }
 
-// Of spans of activated columns, of units of attended ones, and of tiles that are split: later passes of a draft have
-// no more tiles than its first one.
+// Of the tiles of a plan that are split, for each head: later passes of a draft have no more tiles than its first one.
+int64_t split_counters(const PassPlan& plan, bool drafts) {
+    int64_t most = 0;
+    for (const AttentionPlan& each : plan.attention) {
+        const int64_t tiles = drafts ? int64_t(each.tiles.size()) : each.split_tiles;
+        if (!plan.decode) most = std::max(most, tiles * (each.shape.shared ? each.shape.heads : each.shape.kv_heads));
+    }
+    return most;
+}
+
+// Of spans of activated columns, of units of attended ones, and of tiles that are split.
 size_t counters_of(const Pass& pass, bool drafts) {
     int64_t spans = (pass.model.spec.per_layer_size + SCALE_COLUMNS - 1) / SCALE_COLUMNS + 1, units = 0;
     for (const int32_t index : pass.program.mlp_kinds) {
@@ -168,14 +177,12 @@ size_t counters_of(const Pass& pass, bool drafts) {
         spans = std::max(spans, (inner + SCALE_COLUMNS - 1) / SCALE_COLUMNS);
     }
     for (const AttentionShape& shape : pass.program.shape.attention) units = std::max(units, shape.units);
-    const int64_t segments = std::min<int64_t>(DECODE_ROWS, pass.batch.segment_count);
-    int64_t split = 0;
-    for (const AttentionPlan& each : pass.plan.attention) {
-        const int64_t tiles = drafts ? int64_t(each.tiles.size()) : each.split_tiles;
-        if (!pass.plan.decode)
-            split = std::max(split, tiles * (each.shape.shared ? each.shape.heads : each.shape.kv_heads));
+    int64_t segments = pass.batch.segment_count, split = split_counters(pass.plan, drafts);
+    if (pass.narrowed) {
+        segments = std::max(segments, int64_t(pass.narrowed->segments.size()));
+        split = std::max(split, split_counters(*pass.narrowed, drafts));
     }
-    return size_t(std::max({spans, segments * units, split}));
+    return size_t(std::max({spans, std::min<int64_t>(DECODE_ROWS, segments) * units, split}));
 }
 
 }  // namespace
@@ -188,6 +195,8 @@ Pass::Pass(const Program& program_, Pool& pool_, Activations& activations_, cons
       activations(activations_),
       batch(checked(model, batch_, counts)),
       plan(plan_of(program, pool, batch)),
+      narrowing_layer(program.narrowing_layer(plan, batch.taps)),
+      narrowed(narrowed_plan(*this)),
       head(wanted_head(model, batch.vocabulary)),
       counters(counters_of(*this, counts)),
       blocks_by_node(plan.threads == pool.threads() && model.follows(pool)),
@@ -216,9 +225,10 @@ void run_layers(Pass& pass, int thread) {
     if (pass.model.spec.per_layer_size) embed_per_layer(pass, thread);
     for (const LayerStep& step : pass.program.layers) {
         for (const Operation run : step.fill) run(pass, step, thread);
-        // No row goes on after what later passes, or a tap before the last layer, read of it.
-        const bool read = step.last || (step.index >= pass.program.last_filled && !pass.batch.taps.count);
-        if (pass.plan.narrows && pass.plan.logit_rows.empty() && read) return;
+        if (step.index == pass.narrowing_layer) {
+            if (!pass.narrowed) return;
+            narrow(pass, step, thread);
+        }
         for (const Operation run : step.proceed) run(pass, step, thread);
     }
     if (pass.taps_end()) tap_end(pass, thread);

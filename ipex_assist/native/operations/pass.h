@@ -2,6 +2,7 @@
 #pragma once
 #include <atomic>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "operations/activations.h"
@@ -23,7 +24,7 @@ using Operation = void (*)(Pass& pass, const LayerStep& step, int thread);
 struct LayerStep {
     int32_t index;
     bool last;
-    // Until keys and values of all rows are there; then what the rows that go on need.
+    // Until keys and values of all rows are there; then what is left for the rows that go on (narrowing.cpp).
     std::vector<Operation> fill, proceed;
 };
 
@@ -36,6 +37,9 @@ struct Program {
     std::vector<LayerStep> layers;
     std::vector<int32_t> mlp_kinds;  // a layer of each kind of MLP, for sizes
     int32_t last_filled = 0;         // the last layer that keeps anything of a row: keys and values, or a state
+    // The layer after whose keys and values, or states, rows without logits end, as neither later passes nor the
+    // batch's taps read more of them; -1: all rows go on to the end.
+    int32_t narrowing_layer(const PassPlan& plan, const Taps& taps) const;
 };
 
 // Which experts the rows of a layer pass through; a slot is one row of one expert, see experts.cpp.
@@ -77,11 +81,6 @@ struct Pass {
     }
     // Whether a hidden state that leaves the last layer is asked for, of all rows.
     bool taps_end() const;
-    // The rows that go on in this layer after its attention.
-    int64_t rows_kept(const LayerStep& step) const {
-        const std::vector<int32_t>* kept = plan.rows_kept(step.last);
-        return kept ? int64_t(kept->size()) : plan.rows();
-    }
     // Where threads read rows that each of them made a part of, their own node's; else there is one.
     const Array<float>& delta(int thread) const {
         return activations.on(plan.each_thread_prepares ? node(thread) : 0).delta;
@@ -101,7 +100,9 @@ struct Pass {
     Pool& pool;
     Activations& activations;
     const Batch batch;
-    PassPlan plan;                      // between the passes of a draft thread 0 replaces it
+    PassPlan plan;            // of the rows that go on; thread 0 replaces it, here and between the passes of a draft
+    int32_t narrowing_layer;  // Program::narrowing_layer, -1 where rows have ended already
+    std::optional<PassPlan> narrowed;   // of the rows with logits, which go on after that layer; none: none do
     const Linear head;                  // of the vocabulary that is asked for: its threads share these columns evenly
     std::vector<Counter> counters;      // of what several threads have done of something; 0 between two phases
     std::atomic<int64_t> next_tile{0};  // of prefill attention

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <numeric>
 #include <tuple>
 #include <utility>
 
@@ -54,13 +55,12 @@ int32_t AttentionShape::most_queries() const {
 }
 
 PassPlan::PassPlan(const PassShape& shape, const TeamNodes& team_, std::vector<Segment> segments_,
-                   std::vector<int32_t> tokens_, std::vector<int32_t> logit_rows_, bool keeps_rows)
+                   std::vector<int32_t> tokens_, std::vector<int32_t> logit_rows_)
     : team(team_),
       threads(team.threads()),
       decode(tokens_.size() <= DECODE_ROWS),
       whole_segments(shape.whole_segments),
       reads_before(shape.reads_before),
-      narrows(!decode && !keeps_rows && logit_rows_.size() < tokens_.size()),
       segments(std::move(segments_)),
       tokens(std::move(tokens_)),
       logit_rows(std::move(logit_rows_)),
@@ -83,10 +83,27 @@ void PassPlan::find_adapters() {
     const auto has = [](const Segment& s) { return s.adapter != nullptr; };
     if (std::none_of(segments.begin(), segments.end(), has)) return;
     with_adapter = AdapterRows(segments, segment_of);
-    if (!narrows) return;
-    std::vector<int32_t> kept;
-    for (const int32_t row : logit_rows) kept.push_back(segment_of[size_t(row)]);
-    kept_with_adapter = AdapterRows(segments, kept);
+}
+
+PassPlan PassPlan::of_logit_rows(const PassShape& shape) const {
+    std::vector<Segment> parts;
+    std::vector<int32_t> of_rows, all(logit_rows.size());
+    std::iota(all.begin(), all.end(), 0);
+    int32_t before = -1;
+    for (const int32_t row : logit_rows) {
+        const int32_t segment = segment_of[size_t(row)];
+        if (before >= 0 && before + 1 == row && segment_of[size_t(before)] == segment) {
+            parts.back().rows++;
+        } else {
+            parts.push_back(segments[size_t(segment)]);
+            parts.back().start = positions[size_t(row)], parts.back().rows = 1;
+        }
+        of_rows.push_back(tokens[size_t(row)]), before = row;
+    }
+    PassPlan plan(shape, team, std::move(parts), std::move(of_rows), std::move(all));
+    plan.append_ranges.clear();
+    plan.first_append_range.assign(plan.segments.size() + 1, 0);
+    return plan;
 }
 
 void PassPlan::place_rows() {

@@ -109,7 +109,11 @@ struct AttentionPlan {
 
 struct PassPlan {
     PassPlan(const PassShape& shape, const TeamNodes& team, std::vector<Segment> segments, std::vector<int32_t> tokens,
-             std::vector<int32_t> logit_rows, bool keeps_rows = false);
+             std::vector<int32_t> logit_rows);
+
+    // Of the rows with logits alone, which see the same and have their keys and values appended already. Those of a
+    // segment at consecutive positions become one of its segments.
+    PassPlan of_logit_rows(const PassShape& shape) const;
 
     int32_t rows() const { return int32_t(tokens.size()); }
     // Where a row's keys and values go.
@@ -121,13 +125,6 @@ struct PassPlan {
     int64_t last_seen_block(int32_t row) const { return last_seen(row) / BLOCK_POSITIONS; }
     // The first block that a row of a layer of this shape sees.
     int64_t first_block(int32_t row, const AttentionShape& shape) const;
-    // Rows of the last layer that go on after its keys and values, null: all of them. In prefill passes only
-    // those with logits do.
-    const std::vector<int32_t>* rows_kept(bool last_layer) const {
-        return last_layer && narrows ? &logit_rows : nullptr;
-    }
-    // Those of a linear's rows that have an adapter; kept: after the last layer's keys and values.
-    const AdapterRows& adapter_rows(bool kept) const { return kept && narrows ? kept_with_adapter : with_adapter; }
     const AttentionPlan& attention_of(int32_t layer) const {
         return attention[size_t(attention_of_layer[size_t(layer)])];
     }
@@ -136,7 +133,6 @@ struct PassPlan {
     int threads;                        // how many they are
     bool decode;                        // up to DECODE_ROWS rows
     bool whole_segments, reads_before;  // as PassShape has them
-    bool narrows;                       // whether rows without logits end with the last layer's keys and values
     bool each_thread_prepares;  // all rows by itself, in memory of its own, because that takes less time than a barrier
     std::vector<Segment> segments;
     std::vector<int32_t> tokens, positions, segment_of;  // of each row
@@ -149,7 +145,7 @@ struct PassPlan {
     std::vector<size_t> first_append_range;  // of each segment, and how many there are
     std::vector<AttentionPlan> attention;    // as PassShape has them
     std::vector<int32_t> attention_of_layer;
-    AdapterRows with_adapter{{}, {}}, kept_with_adapter{{}, {}};
+    AdapterRows with_adapter{{}, {}};  // the rows that have one
 
 private:
     void place_rows();

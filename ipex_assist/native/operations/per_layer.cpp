@@ -54,15 +54,14 @@ void embed_per_layer(Pass& pass, int thread) {
 
 void prepare_per_layer(Pass& pass, const LayerStep& step, int thread) {
     const PerLayerWeights& own = pass.layer(step).per_layer;
-    residual_norm(pass, thread, own.into_gate, pass.plan.rows_kept(step.last), own.gate);
+    residual_norm(pass, thread, own.into_gate, nullptr, own.gate);
 }
 
 void per_layer(Pass& pass, const LayerStep& step, int thread) {
     const uint64_t started = __rdtsc();
     const PackedLayer& layer = pass.layer(step);
     const Linear &gate = layer.per_layer.gate, &out = layer.per_layer.out;
-    const int64_t size = pass.model.spec.per_layer_size, stride = round_up(size, LANES), rows = pass.rows_kept(step);
-    const std::vector<int32_t>* kept = pass.plan.rows_kept(step.last);
+    const int64_t size = pass.model.spec.per_layer_size, stride = round_up(size, LANES), rows = pass.plan.rows();
     const auto [first, last] = slice(pass, gate, thread);
     float* active = pass.activations.shared.active.data;
     MlpSpec plain = layer.mlp;
@@ -70,7 +69,7 @@ void per_layer(Pass& pass, const LayerStep& step, int thread) {
     activate_blocks(pass, thread, plain, gate, pass.inputs(thread, gate.depth), rows, first, last, active, stride);
     const int64_t end = last * LANES < size ? last * LANES : size;
     for (int64_t r = 0; r < rows; r++) {
-        const float* input = pass.activations.shared.per_layer.row(kept ? (*kept)[size_t(r)] : r) + step.index * size;
+        const float* input = pass.activations.shared.per_layer.row(r) + step.index * size;
         for (int64_t i = first * LANES; i < end; i++) active[r * stride + i] *= input[i];
     }
     prepare_active(pass, thread, {active, rows, stride, size, gate.blocks, first, last}, out, started);

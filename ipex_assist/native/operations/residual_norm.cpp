@@ -47,8 +47,7 @@ void residual_norm(Pass& pass, int thread, const ResidualNorm& between, const st
     for (int64_t i = first; i < end; i++) {
         const int64_t row = kept ? (*kept)[size_t(i)] : i;
         float* x = stream.row(row);
-        // Where the last layer has dropped rows, those of delta lie side by side.
-        const float* delta = pass.delta(thread).row(kept && plan.narrows ? i : row);
+        const float* delta = pass.delta(thread).row(row);
         if (between.left) delta = convolved_delta(pass, thread, *between.left, row);
         if (between.add && !between.late) add_delta(pass, between, x, delta, own.row.data, start);
         float* normed = between.entered ? pass.activations.shared.normed.row(i) : own.row.data;
@@ -69,7 +68,7 @@ void prepare_attention(Pass& pass, const LayerStep& step, int thread) {
 
 void prepare_mlp(Pass& pass, const LayerStep& step, int thread) {
     const PackedLayer& layer = pass.layer(step);
-    residual_norm(pass, thread, layer.into_mlp, pass.plan.rows_kept(step.last), layer.first_of_mlp());
+    residual_norm(pass, thread, layer.into_mlp, nullptr, layer.first_of_mlp());
 }
 
 }  // namespace ipex_assist

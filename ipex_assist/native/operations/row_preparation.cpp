@@ -21,12 +21,12 @@ void prepare_row(const Pass& pass, int thread, const float* from, int64_t width,
 }
 
 void prepare_rows(const Pass& pass, int thread, const float* from, int64_t stride, int64_t width, int64_t rows,
-                  const std::vector<int32_t>* kept, const Linear& next) {
+                  const Linear& next) {
     const int64_t spans = (next.depth + SCALE_COLUMNS - 1) / SCALE_COLUMNS, units = rows * spans;
     const int64_t end = share(units, thread + 1, pass.plan.threads);
     for (int64_t u = share(units, thread, pass.plan.threads); u < end; u++) {
         const int64_t row = u / spans, first = u % spans * SCALE_COLUMNS;
-        const float* x = from + (kept ? (*kept)[size_t(row)] : row) * stride;
+        const float* x = from + row * stride;
         prepare_row(pass, thread, x, width, first, std::min(first + SCALE_COLUMNS, next.depth), row, next,
                     &NodeBuffers::inputs);
     }

@@ -146,7 +146,7 @@ void gates_linear(Pass& pass, const LayerStep& step, int thread) {
     const Array<float>& qkv = pass.activations.shared.qkv;
     const int64_t width = round_up(s.decay_inputs(), LANES);
     head_linears(pass, thread, pass.layer(step).recurrence.gates, width,
-                 {qkv.data + s.low_column(), qkv.columns, s.low_width(), s.gate_rank, nullptr, pass.plan.rows(),
+                 {qkv.data + s.low_column(), qkv.columns, s.low_width(), s.gate_rank, pass.plan.rows(),
                   qkv.data + s.decay_column(), qkv.columns, width});
     pass.wait(thread);
 }
@@ -194,13 +194,11 @@ void gate_scanned(Pass& pass, const LayerStep& step, int thread) {
     const PackedLayer& layer = pass.layer(step);
     const Linear& output = layer.output;
     const int64_t width = layer.recurrent.value_width(), columns = unit_columns(layer.recurrent, output);
-    const int64_t each = (output.depth + columns - 1) / columns, units = pass.rows_kept(step) * each;
-    const std::vector<int32_t>* kept = pass.plan.rows_kept(step.last);
+    const int64_t each = (output.depth + columns - 1) / columns, units = pass.plan.rows() * each;
     for (int64_t u = share(units, thread, pass.plan.threads); u < share(units, thread + 1, pass.plan.threads); u++) {
-        const int64_t number = u / each, row = kept ? (*kept)[size_t(number)] : number;
-        const int64_t first = u % each * columns, end = std::min(first + columns, output.depth);
+        const int64_t row = u / each, first = u % each * columns, end = std::min(first + columns, output.depth);
         if (first < width) gate_columns(pass, layer, row, first, std::min(end, width));
-        prepare_row(pass, thread, pass.activations.shared.attended.row(row), width, first, end, number, output,
+        prepare_row(pass, thread, pass.activations.shared.attended.row(row), width, first, end, row, output,
                     &NodeBuffers::inputs);
     }
     pass.wait(thread);

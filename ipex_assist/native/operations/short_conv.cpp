@@ -50,8 +50,8 @@ void short_conv(Pass& pass, const LayerStep& step, int thread) {
 void prepare_convolved(Pass& pass, const LayerStep& step, int thread) {
     const PackedLayer& layer = pass.layer(step);
     const Array<float>& attended = pass.activations.shared.attended;
-    prepare_rows(pass, thread, attended.data, attended.columns, layer.recurrent.value_width(), pass.rows_kept(step),
-                 pass.plan.rows_kept(step.last), layer.output);
+    prepare_rows(pass, thread, attended.data, attended.columns, layer.recurrent.value_width(), pass.plan.rows(),
+                 layer.output);
     pass.wait(thread);
 }
 

@@ -6,16 +6,22 @@
 namespace ipex_assist {
 namespace {
 
-// f(row, to) for this thread's share of the rows, where the batch wants the stream of this layer.
+// f(row, to) for those of this thread's share of the rows that have states, where the batch wants the stream of this
+// layer.
 template <class F>
 void each_tapped(const Pass& pass, int32_t layer, int thread, F&& f) {
     const Taps& taps = pass.batch.taps;
     const int64_t rows = pass.plan.rows(), size = pass.model.spec.hidden_size;
-    const int64_t end = share(rows, thread + 1, pass.plan.threads);
+    const std::vector<int32_t>& chosen = pass.plan.logit_rows;
+    int64_t first = share(rows, thread, pass.plan.threads), end = share(rows, thread + 1, pass.plan.threads);
+    if (taps.of_logit_rows) {
+        first = std::lower_bound(chosen.begin(), chosen.end(), int32_t(first)) - chosen.begin();
+        end = std::lower_bound(chosen.begin(), chosen.end(), int32_t(end)) - chosen.begin();
+    }
     for (int32_t i = 0; i < taps.count; i++) {
         if (taps.layers[i] != layer) continue;
-        for (int64_t r = share(rows, thread, pass.plan.threads); r < end; r++)
-            f(r, taps.rows + (r * taps.count + i) * size);
+        for (int64_t n = first; n < end; n++)
+            f(taps.of_logit_rows ? chosen[size_t(n)] : n, taps.rows + (n * taps.count + i) * size);
     }
 }
 
