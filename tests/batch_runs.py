@@ -13,7 +13,7 @@ from typing import Any
 
 from ipex_assist.generation.text_model import TextModel
 from ipex_assist.launch.spawn import read_processes
-from ipex_assist.workers.request_loop import begin, failure
+from ipex_assist.workers.request_loop import failure
 
 FAKE = [sys.executable, str(Path(__file__).with_name("batch_fake.py")), "-m", "fake", "--offline"]
 REAL = [sys.executable, "-m", "ipex_assist", "batch"]
@@ -95,7 +95,7 @@ SIXTEEN = ["--concurrency", 16]
 def answer(model: TextModel, request: Mapping[str, Any]) -> dict[str, Any]:
     """The reply of a worker that has this request alone."""
     try:
-        generation = begin(model, request)
+        generation = model.begin_request(request)
         for _ in generation:
             pass
         return {"result": generation.result().as_dict()}

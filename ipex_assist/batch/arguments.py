@@ -7,6 +7,7 @@ import math
 import textwrap
 from collections.abc import Sequence
 
+from ipex_assist.batch.line_models import LineModels
 from ipex_assist.batch.options import OPTIONS
 from ipex_assist.batch.prompts import Defaults
 from ipex_assist.commands.shared import arguments
@@ -24,6 +25,7 @@ EPILOG = """\
 A line of PROMPTS is an object: {"id": "a1", "prompt": "Once upon a time"}, or with "messages" (a list of objects with
 role and content) instead of the prompt. It may have its own "chat" and options, which come before the flags:
 {options}.
+Its "model" is the model's own name, or that of an adapter (--lora), which the text then has.
 Without an id it has its line's number. Of two lines with one id, the first is run.
 
 Prompts in flight together share passes, and have the texts that each has alone. When their instance dies, each is tried
@@ -99,9 +101,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     return args
 
 
-def defaults_from(args: argparse.Namespace) -> Defaults:
+def defaults_from(args: argparse.Namespace, load: LoadOptions) -> Defaults:
     """What the flags say about lines that say nothing themselves."""
-    return Defaults(GenerationOptions.from_flags(args), args.chat)
+    return Defaults(GenerationOptions.from_flags(args), args.chat, LineModels.of(load))
 
 
 def worker_settings(args: argparse.Namespace, load: LoadOptions) -> WorkerSettings:

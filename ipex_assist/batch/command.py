@@ -36,8 +36,9 @@ def main(argv: Sequence[str]) -> int:
     """
     args = parse(argv)
     load = load_options(args)
-    settings = worker_settings(args, load if load.target is not None else demo_options(load))
-    prompts = PromptFile(args.prompts, defaults_from(args), args.shard)
+    load = load if load.target is not None else demo_options(load)
+    settings = worker_settings(args, load)
+    prompts = PromptFile(args.prompts, defaults_from(args, load), args.shard)
     if args.dry_run:
         return _dry_run(args, prompts, settings)
     with StopSignal().caught() as stop:

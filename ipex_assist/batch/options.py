@@ -17,7 +17,7 @@ class LineError(ValueError):
 
 
 OPTIONS = tuple(tables.options_of(GenerationOptions))
-FIELDS = ("id", "prompt", "messages", "chat", *OPTIONS)
+FIELDS = ("id", "prompt", "messages", "chat", "model", *OPTIONS)
 
 
 def check_options(fields: Mapping[str, Any], defaults: GenerationOptions) -> GenerationOptions:

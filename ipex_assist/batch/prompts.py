@@ -7,10 +7,11 @@ import json
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
+from ipex_assist.batch.line_models import LineModels
 from ipex_assist.batch.options import FIELDS, LineError, check_messages, check_options
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.options import options_of
@@ -26,7 +27,8 @@ SPEED_ONLY = tuple(options_of(DraftOptions))
 class Prompt:
     """One line: a text or a conversation, and how to continue it.
 
-    undecided: nobody has said whether the text is a user's message; it is continued as it is.
+    undecided: nobody has said whether the text is a user's message; it is continued as it is. model: as the line says;
+    no_model: why that is none that runs, which is the prompt's result.
     """
 
     id: Id
@@ -36,9 +38,13 @@ class Prompt:
     options: GenerationOptions
     unknown: tuple[str, ...] = ()
     undecided: bool = False
+    model: str | None = None
+    no_model: str | None = None
 
     def request(self) -> dict[str, Any]:
-        """What an instance is sent."""
+        """What an instance is sent. Raises LineError where the line names a model that does not run."""
+        if self.no_model is not None:
+            raise LineError(self.no_model)
         options = self.options.changed()
         return {"prompt": self.prompt, "messages": self.messages, "chat": self.chat, "options": options}
 
@@ -46,16 +52,21 @@ class Prompt:
         """A hash of all that decides the text but the model: whether a result belongs to this very prompt."""
         # Those as by default are left out: an option that is new in a later version changes no digest.
         decisive = {name: value for name, value in self.options.changed().items() if name not in SPEED_ONLY}
-        text = json.dumps([self.prompt, self.messages, self.chat, decisive], sort_keys=True)
+        unknown = [] if self.no_model is None else [self.model]
+        text = json.dumps([self.prompt, self.messages, self.chat, decisive, *unknown], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_LENGTH]
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """Options from the command's flags, for lines that have none of their own. chat: None without such a flag."""
+    """Options from the command's flags, for lines that have none of their own. chat: None without such a flag.
+
+    models: what a line's `model` may say.
+    """
 
     options: GenerationOptions = field(default_factory=GenerationOptions)
     chat: bool | None = None
+    models: LineModels = field(default_factory=LineModels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,15 +121,36 @@ def parse_line(raw: bytes, number: int, defaults: Defaults) -> Prompt:
     chat = defaults.chat if fields.get("chat") is None else fields["chat"]
     if chat is not None and not isinstance(chat, bool):
         raise LineError(f"chat {chat!r}: must be true or false")
+    options, no_model = _with_model(fields, check_options(fields, defaults.options), defaults.models)
     return Prompt(
         id=own_id,
         prompt=text,
         messages=None if conversation is None else check_messages(conversation),
         chat=bool(chat),
-        options=check_options(fields, defaults.options),
+        options=options,
         unknown=tuple(name for name in fields if name not in FIELDS),
         undecided=text is not None and chat is None,
+        model=fields.get("model"),
+        no_model=no_model,
     )
+
+
+def _with_model(
+    fields: dict[str, Any], options: GenerationOptions, models: LineModels
+) -> tuple[GenerationOptions, str | None]:
+    """The options with the adapter that the line's `model` stands for, unless its `lora` names one; and what is wrong
+    with that name. Raises LineError where it is no text.
+    """
+    model = fields.get("model")
+    if model is None:
+        return options, None
+    if not isinstance(model, str):
+        raise LineError(f"model {json.dumps(model)[:100]}: must be the text of a name")
+    try:
+        lora = models.lora(model)
+    except LineError as error:
+        return options, str(error)
+    return (options if lora is None or fields.get("lora") is not None else replace(options, lora=lora)), None
 
 
 class PromptFile:

@@ -86,6 +86,18 @@ def read_lora(folder: str) -> Iterator[LoraPart]:
         yield LoraPart(module, matrices["A"].float(), matrices["B"].float(), scale)
 
 
+def lora_shapes(folder: str) -> list[tuple[str, int]]:
+    """The modules that an adapter has matrices for, and their ranks, by the header of its file alone.
+
+    Raises IpexAssistError for a file that cannot be read, UsageError for one that holds something else.
+    """
+    path = Path(folder) / TENSORS
+    if not path.is_file():
+        raise UsageError(f"{path}: there is no such file; a LoRA adapter is a folder with {CONFIG} and {TENSORS}")
+    places = ((*_place(folder, name), stored.shape) for name, stored in read_header(path).items())
+    return [(module, shape[0]) for module, which, shape in places if which == "A" and shape]
+
+
 def _config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))

@@ -7,7 +7,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -89,7 +89,8 @@ def main(argv: Sequence[str]) -> int:
 
 def _bytes(args: argparse.Namespace, checkpoints: OpenCheckpoints | None = None) -> int | None:
     """Memory of the model, and of what it is compared with."""
-    needs = [_need(args, args.model, args.precision, args.revision, checkpoints, args.kv_precision).total]
+    folders = LoadOptions.from_flags(args).adapters.values()
+    needs = [_need(args, args.model, args.precision, args.revision, checkpoints, args.kv_precision, folders).total]
     if args.against or args.against_model:
         needs.append(_reference_need(args, checkpoints))
     known = [need for need in needs if need is not None]
@@ -112,14 +113,16 @@ def _need(
     revision: str | None,
     checkpoints: OpenCheckpoints | None,
     kv_precision: str | None = None,
+    adapters: Collection[str] = (),
 ) -> MemoryNeed:
     from ipex_assist.commands.shared.load import runs_native
-    from ipex_assist.commands.shared.memory_need import estimate_need
+    from ipex_assist.commands.shared.memory_need import estimate_need, with_adapters
 
     native = runs_native(LoadOptions.from_flags(args))
     plan: dict[str, Any] = {"native": native, "checkpoints": checkpoints, "kv_precision": kv_precision}
     wanted = WINDOW // 2  # all logits of a window, of which nobody makes others
-    return estimate_need(source, None, precision, None, 1, revision, lengths=(WINDOW,), wanted=wanted, **plan)
+    need = estimate_need(source, None, precision, None, 1, revision, lengths=(WINDOW,), wanted=wanted, **plan)
+    return with_adapters(need, source, adapters, precision, revision, checkpoints=checkpoints, native=native)
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +33,7 @@ class EmbeddingModel(ABC):
     one_at_a_time = False
     pauses = True
     prefix_blocks = 0
+    adapters: Mapping[str, str] = {}
 
     def __init__(self, finish: Finisher) -> None:
         self.engine_stats = EngineStats()
@@ -63,8 +64,10 @@ class EmbeddingModel(ABC):
         self.jobs.append(job)
         return job
 
-    def begin_request(self, request: Any) -> EmbeddingJob:
-        """Queue what a worker was sent."""
+    def begin_request(self, request: Mapping[str, Any]) -> EmbeddingJob:
+        """Queue what a worker was sent. Raises UsageError where that asks for a text."""
+        if request.get("embed") is None:
+            raise UsageError(f"{self.identity.target} gives vectors here and writes no text")
         return self.begin(EmbeddingInputs.texts(request["prompt"], request["embed"]))
 
     def check(self, text: EncodedText) -> None:
@@ -79,6 +82,9 @@ class EmbeddingModel(ABC):
         if text.skip >= len(text.tokens):
             raise UsageError("a text is empty after its prompt, whose tokens this model leaves out")
         checked_ids(text.tokens, self.vocab_size, self.tokenizer, self.identity.target)
+
+    def close_prefixes(self, seconds: float) -> None:  # noqa: B027 - it keeps none
+        """Nothing: no prefixes are kept."""
 
     def embed(self, texts: Sequence[EncodedText]) -> list[NDArray[np.float32]]:
         """The vectors of texts, in order."""

@@ -238,7 +238,8 @@ class Engine:
         """Return the live costs of passes: reset to the pair's calibrated costs whenever the engine was idle."""
         drafts, drafting = self._scheduler.drafts, self.drafting
         if drafts.joint is None or not (self._scheduler.busy or self._arrived):
-            drafts.joint = JointSchedule(drafting.costs, drafting.model_acceptance, drafting.lookup_acceptance)
+            known = drafting.model_acceptance, drafting.lookup_acceptance
+            drafts.joint = JointSchedule(drafting.costs, *known, drafting.known_of)
         return drafts.joint.live
 
     def _learn(self, request: Request) -> None:

@@ -15,6 +15,7 @@ from ipex_assist.models.weights import check_numbers, head_dim_of, layer_of, par
 if TYPE_CHECKING:
     import torch
 
+_WEIGHT = ".weight"
 # Linears of attention and of plain MLPs.
 ADAPTABLE = ("q_proj", "k_proj", "v_proj", "o_proj", "g_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -55,12 +56,9 @@ def adapter_matrices(
 
     Raises UsageError for a module that the model does not have, one whose linear takes no adapter, and wrong shapes.
     """
-    holders: dict[str, list[str]] = {}
-    for ours, source in sources.items():
-        for name in (source.name, *source.alternatives):
-            holders.setdefault(name, []).append(ours)
+    places = places_of(sources)
     for part in parts:
-        wanted = holders.get(part.module + ".weight", [])
+        wanted = places.get(part.module, [])
         if not wanted:
             raise UsageError(f"{folder}: the adapter is for {part.module}, which this {spec.model_type} does not have")
         for ours in wanted:
@@ -70,6 +68,16 @@ def adapter_matrices(
                     "and of plain MLPs do. Merge it into its model by PEFT (merge_and_unload)"
                 )
             yield _matrices(spec, sources[ours], ours, part, folder)
+
+
+def places_of(sources: Mapping[str, Source]) -> dict[str, list[str]]:
+    """Our weights that a module of the checkpoint holds, by its name."""
+    places: dict[str, list[str]] = {}
+    for ours, source in sources.items():
+        for name in (source.name, *source.alternatives):
+            if name.endswith(_WEIGHT):
+                places.setdefault(name.removesuffix(_WEIGHT), []).append(ours)
+    return places
 
 
 def _why_not(spec: DecoderSpec, ours: str) -> str:

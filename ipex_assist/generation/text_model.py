@@ -41,6 +41,7 @@ class TextModel(ABC):
     allow_special_tokens = False  # whether special tokens named in messages are tokens (`encode_messages`)
     adapters: Mapping[str, str] = {}  # folders by the names that `lora` may have
     default_adapter: str | None = None  # of texts that name none
+    facts: None = None  # of an embedding model
     one_at_a_time = False  # whether a stream must have ended before the next one begins
 
     def __enter__(self) -> TextModel:
@@ -195,6 +196,24 @@ class TextModel(ABC):
             traffic=self.traffic,
             loading=self.loading,
             seed=options.seed if options.draws else None,
+        )
+
+    def begin_request(self, request: Mapping[str, Any]) -> Generation:
+        """`stream` what a worker was sent: prompt (a text or token ids) or messages, chat and options.
+
+        Its "grammar", if any, is {"kind": …, "value": …}. Raises UsageError where it has texts for an embedding model.
+        """
+        if request.get("embed") is not None:
+            raise UsageError(f"{self.identity.target} writes text here and gives no vectors: start with --task embed")
+        prompt, chat = request["prompt"], request["chat"]
+        if request["messages"] is not None:
+            prompt, chat = self.encode_messages(request["messages"]), False
+        grammar = request.get("grammar")
+        return self.stream(
+            prompt,
+            GenerationOptions.of(**request["options"]),
+            chat=chat,
+            grammar=None if grammar is None else GrammarSpec(**grammar),
         )
 
     def _with_adapter(self, options: GenerationOptions) -> GenerationOptions:

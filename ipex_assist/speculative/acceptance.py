@@ -169,15 +169,18 @@ class Acceptance:
             mine.accepted, mine.prior = theirs.accepted.copy(), theirs.prior
         self.positions, self.by_position = other.positions.copy(), other.by_position
 
-    def for_next_text(self, memory: float = MEMORY) -> Acceptance:
-        """Return a copy for another request, in which the counts weigh little, so that drafts are tried again."""
+    def for_next_text(self, memory: float = MEMORY, carried: float = _CARRIED_TOKENS) -> Acceptance:
+        """Return a copy for another request, in which the counts weigh little, so that drafts are tried again.
+
+        carried: tokens that they weigh at most.
+        """
         known, seen = Acceptance(memory, by_position=self.by_position), self.seen
         for mine, theirs in ((self.first, known.first), (self.later, known.later)):
-            factor = min(1.0, _CARRIED_TOKENS / seen) if seen else 1.0
+            factor = min(1.0, carried / seen) if seen else 1.0
             theirs.proposed, theirs.drafted = mine.proposed * factor, mine.drafted * factor
             theirs.accepted = mine.accepted * factor
             theirs.prior = max(mine.prior, _PRIOR_TOKENS / 2)
-        known.positions = self.positions.copy(min(1.0, _CARRIED_TOKENS / seen) if seen else 1.0)
+        known.positions = self.positions.copy(min(1.0, carried / seen) if seen else 1.0)
         return known
 
     def expected_tokens(self, longest: int) -> tuple[Array, Array]:

@@ -69,6 +69,7 @@ class AdaptiveSchedule:
     model_acceptance, lookup_acceptance: statistics of sources whose model must read the context, and of prompt lookup.
     Drafts from a part of the context have statistics of their own: if they are wrong, the part may be too short.
     shared: the live costs of an engine whose passes several requests share; a request alone tracks its own.
+    adapter: of the request, whose acceptance rates these are.
     """
 
     costs: Costs
@@ -77,6 +78,7 @@ class AdaptiveSchedule:
     model_acceptance: Acceptance = field(default_factory=Acceptance)
     lookup_acceptance: Acceptance = field(default_factory=Acceptance)
     shared: LiveCosts | None = None
+    adapter: str | None = None
     budget: DraftBudget = field(init=False)
     drafts: int = 0  # rounds with a draft
     skipped: int = 0  # tokens at the start of the context that the source has not read

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ipex_assist")
 
+UNTRUSTED_TOKENS = 7.0  # of the model without an adapter, that weigh in an adapter's first text; see KNOWN_TOKENS
+
 
 @dataclass
 class Drafting:
@@ -154,13 +156,16 @@ class Drafting:
             self.draft_vocabulary,
         )
 
-    def _acceptance(self, adapter: str | None) -> tuple[Acceptance, Acceptance]:
+    def known_of(self, adapter: str | None) -> tuple[Acceptance, Acceptance]:
         """What is known of the assistant's drafts and of copies for texts with an adapter.
 
-        Before its first text: what is known of the model without one, as a start.
+        Before its first text: what is known of the model without one, as a start that nobody trusts.
         """
         without = self.model_acceptance, self.lookup_acceptance
-        return without if adapter is None else self.adapter_acceptance.get(adapter, without)
+        if adapter is None or adapter in self.adapter_acceptance:
+            return without if adapter is None else self.adapter_acceptance[adapter]
+        of_model, of_lookup = (each.for_next_text(carried=UNTRUSTED_TOKENS) for each in without)
+        return of_model, of_lookup
 
     def schedule(
         self,
@@ -180,9 +185,10 @@ class Drafting:
             return HeuristicSchedule(HEURISTIC_TOKENS if number is None else number)
         longest = LONGEST_DRAFT if number is None else number
         self.model_acceptance.by_position = self.assistant is not None and self.assistant.spec.head is not None
-        of_model, of_lookup = self._acceptance(adapter)
+        of_model, of_lookup = self.known_of(adapter)
         known = of_model.for_next_text(), of_lookup.for_next_text()
-        return AdaptiveSchedule(self.costs, limit, longest, *known, shared=None if shared is None else shared())
+        live = None if shared is None else shared()
+        return AdaptiveSchedule(self.costs, limit, longest, *known, shared=live, adapter=adapter)
 
     def learn(self, schedule: Schedule, adapter: str | None = None) -> None:
         """Take over acceptance rates and costs from the schedule of a finished request, with its adapter."""

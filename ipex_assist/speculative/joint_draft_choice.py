@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from ipex_assist.speculative.acceptance import EDGES, Acceptance, Array
+from ipex_assist.speculative.acceptance import EDGES, Array
 from ipex_assist.speculative.costs import Costs
+
+
+class ExpectedTokens(Protocol):
+    """Acceptance rates of a request's drafts, or the mean of several requests' (adapter_acceptance.py)."""
+
+    def expected_tokens(self, longest: int) -> tuple[Array, Array]:
+        """See Acceptance."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -72,7 +81,7 @@ def _draft_pass(costs: Costs, requests: int) -> float:
 
 
 def best_joint_draft(
-    acceptance: Acceptance, batch_costs: BatchCosts, drafters: int, longest: int, *, free: bool = False
+    acceptance: ExpectedTokens, batch_costs: BatchCosts, drafters: int, longest: int, *, free: bool = False
 ) -> JointDraftChoice:
     """Return the draft length of each of `drafters` requests that maximises the tokens per second of all together.
 

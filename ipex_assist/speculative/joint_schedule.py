@@ -2,8 +2,8 @@
 
 The requests that draft together share the cost of the draft's pass and of the rows it adds to the target's pass, so
 whether drafting is worthwhile depends on how many do. One schedule decides for all, by one budget and by acceptance
-rates over all requests. A request alone uses its own schedule (adaptive_schedule.py), which shares costs and
-acceptance rates with this one.
+rates over all requests, apart for each adapter. A request alone uses its own schedule (adaptive_schedule.py), which
+shares costs and acceptance rates with this one.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 from ipex_assist.speculative.acceptance import Acceptance
+from ipex_assist.speculative.adapter_acceptance import AdapterAcceptance, KnownOf, best_group, mean_of
 from ipex_assist.speculative.adaptive_schedule import SHARE, AdaptiveSchedule
 from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.draft_budget import EXPECTED_TOKENS, FURTHER, OUTLIER, STAKE, TRUST
@@ -58,11 +60,18 @@ class JointDraft:
 class JointSchedule:
     """Drafts what maximises the tokens per second of all requests together, within the credit."""
 
-    def __init__(self, costs: Costs, model_acceptance: Acceptance, lookup_acceptance: Acceptance) -> None:
-        """costs: calibrated. The acceptances are of earlier requests; they are copied."""
+    def __init__(
+        self,
+        costs: Costs,
+        model_acceptance: Acceptance,
+        lookup_acceptance: Acceptance,
+        known_of: KnownOf | None = None,
+    ) -> None:
+        """costs: calibrated. The acceptances are of earlier requests; they are copied. known_of: of adapters."""
         self.live = LiveCosts(costs)
         self._model = model_acceptance.for_next_text(MEMORY)
         self._lookup = lookup_acceptance.for_next_text(MEMORY)
+        self._adapters = AdapterAcceptance(known_of, MEMORY)
         self._credit = 0.0  # seconds that may be lost
         self._gain = 1.0  # expected gain of the last round with drafts
         self._since_baseline = 0  # passes with drafts since the last one without
@@ -72,6 +81,9 @@ class JointSchedule:
         self._prefilling = 0  # requests whose prompts are being read
         self._rate = 0.0  # expected tokens per second of the current round
         self._trial = False
+        self._left_out_s = 0.0  # seconds of passes since one of the requests was tried that others' drafts leave out
+        self._tried: JointDraft | None = None  # such a request, in this pass
+        self._turn = 0  # of the adapters' trials
         self._probed: AdaptiveSchedule | None = None  # of the request that read a probe, and next reads all its tokens
         self._expected_draft_s = 0.0, 0.0  # of steps, and of reading, as calibrated
         self._pause = 0  # passes in which nothing will be planned, with these requests
@@ -95,7 +107,7 @@ class JointSchedule:
         self._prefilling = prefilling
         self._batch_costs = BatchCosts(self.live.costs_from(requests), requests, prefill_rows)
         self._drafts = list(drafts)
-        self._trial, self._expected_draft_s = False, (0.0, 0.0)
+        self._trial, self._tried, self._expected_draft_s = False, None, (0.0, 0.0)
         self._rate = self._batch_costs.requests / self._batch_costs.plain_s
         self._adopt_new()
         if not prefill_rows and self._baseline_is_due():
@@ -140,25 +152,26 @@ class JointSchedule:
         plain = self._batch_costs.plain_s
         cost = self._loss(1, 1, False) + self.live.costs.reading(min(self._unread(draft) for draft in drafts))
         passes = min((cost - self._credit) / (FURTHER * plain), LONGEST_PAUSE)
-        if best_joint_draft(self._model, self._batch_costs, len(drafts), LONGEST_DRAFT).gain <= WORTH:
+        if self._promising(drafts)[1].gain <= WORTH:
             passes = max(passes, (cost / STAKE - self._undrafted_s) / plain)
         return max(0, min(LONGEST_PAUSE, math.ceil(passes)))
 
     def has_adopted(self, schedule: AdaptiveSchedule) -> bool:
         """Whether a request's drafts are paid from this schedule's credit."""
-        return schedule.model_acceptance is self._model
+        return schedule.model_acceptance is self._adapters.of(self._model, schedule.adapter)
 
     def repays_reading(self, draft: JointDraft, requests: int) -> bool:
         """Whether drafts should repay a draft head's pass over a prompt's unread tokens, in passes of `requests`."""
         costs = self.live.costs_from(requests)
         batch_costs = BatchCosts(costs, requests)
-        choice = best_joint_draft(self._model, batch_costs, requests, LONGEST_DRAFT)
+        known = self._of_model(draft)
+        choice = best_joint_draft(known, batch_costs, requests, LONGEST_DRAFT)
         if choice.gain <= WORTH:
             return False
         token_s, tokens = batch_costs.plain_s / requests, draft.schedule.budget.expected_tokens
         seconds = costs.reading(draft.now.unread)
         credit = self._credit + (0.0 if self.has_adopted(draft.schedule) else STAKE * tokens * token_s)
-        if self._model.seen >= KNOWN_TOKENS:
+        if known.seen >= KNOWN_TOKENS:
             credit += TRUST * EXPECTED_TOKENS * batch_costs.plain_s
         won = min(draft.now.remaining, EXPECTED_TOKENS) * token_s * (1 - WORTH / choice.gain)
         return seconds < credit / 2 and seconds < READING_SHARE * won
@@ -172,10 +185,11 @@ class JointSchedule:
         self._expected_draft_s = self._drafting()
         if self._trial:
             return
-        drafted = [draft for draft in self._drafts if draft.proposal.tokens]
-        drafted.sort(key=lambda draft: draft.now.unread > 0)
-        copies = sum(not draft.now.unread for draft in drafted)
-        chances = [*_chances(self._lookup, drafted[:copies]), *_chances(self._model, drafted[copies:])]
+        drafted = [draft for draft in self._drafts if draft.proposal.tokens and draft is not self._tried]
+        drafted.sort(key=lambda draft: (draft.now.unread > 0, draft.schedule.adapter or ""))
+        chances: list[list[float]] = []
+        for _, alike in groupby(drafted, key=lambda draft: id(self._known(draft))):
+            chances += _chances(self._known((same := list(alike))[0]), same)
         for draft, kept in zip(drafted, worth_verifying(chances, self._batch_costs, self._rate), strict=True):
             draft.proposal = replace(draft.proposal, tokens=draft.proposal.tokens[:kept])
 
@@ -249,37 +263,52 @@ class JointSchedule:
         return self._batch_costs.plain_s / self._batch_costs.requests
 
     def _known(self, draft: JointDraft) -> Acceptance:
-        return self._model if draft.now.unread else self._lookup
+        return self._of_model(draft) if draft.now.unread else self._of_lookup(draft)
+
+    def _of_model(self, draft: JointDraft) -> Acceptance:
+        return self._adapters.of(self._model, draft.schedule.adapter)
+
+    def _of_lookup(self, draft: JointDraft) -> Acceptance:
+        return self._adapters.of(self._lookup, draft.schedule.adapter, copies=True)
+
+    def _promising(self, drafts: Sequence[JointDraft]) -> tuple[Sequence[JointDraft], JointDraftChoice]:
+        """Return the requests whose model is best allowed to draft, and how; the others' adapters change too much."""
+        return best_group(drafts, list(map(self._of_model, drafts)), self._batch_costs, LONGEST_DRAFT)
 
     def _adopt_new(self) -> None:
         """Give each new request the shared acceptance rates, and add its stake to the credit."""
         for draft in self._drafts:
             text = draft.schedule
             if not self.has_adopted(text):
-                text.model_acceptance, text.lookup_acceptance = self._model, self._lookup
+                text.model_acceptance, text.lookup_acceptance = self._of_model(draft), self._of_lookup(draft)
                 self._credit += STAKE * text.budget.expected_tokens * self._token_s
 
     def _plan_copies(self, drafts: Sequence[JointDraft]) -> None:
         if not drafts:
             return
-        choice = best_joint_draft(self._lookup, self._batch_costs, len(drafts), LONGEST_DRAFT, free=True)
+        known = list(map(self._of_lookup, drafts))
+        promising, choice = best_group(drafts, known, self._batch_costs, LONGEST_DRAFT, free=True)
         if choice.gain > WORTH:
-            self._plan_choice(choice, drafts, free=True)
+            self._plan_choice(choice, promising, free=True)
 
     def _plan_drafts(self, drafts: Sequence[JointDraft]) -> bool:
         """Plan drafts of a model; False if none are worthwhile, or covered by the credit."""
-        choice = best_joint_draft(self._model, self._batch_costs, len(drafts), LONGEST_DRAFT)
+        promising, choice = self._promising(drafts)
         if choice.gain <= WORTH:
             return False
-        trusted = self._model.seen >= KNOWN_TOKENS
-        taking, read_s = self._readers(drafts, trusted)
-        if trusted and len(taking) < len(drafts):
-            choice = best_joint_draft(self._model, self._batch_costs, max(1, len(taking)), LONGEST_DRAFT)
-        if not taking or choice.gain <= WORTH:
+        taking, read_s = self._readers(promising)
+        trusted = all(self._of_model(draft).seen >= KNOWN_TOKENS for draft in promising)
+        if trusted and len(taking) < len(promising):
+            known = mean_of(list(map(self._of_model, taking or promising)))
+            choice = best_joint_draft(known, self._batch_costs, max(1, len(taking)), LONGEST_DRAFT)
+        if not taking or choice.gain <= WORTH or not self._plan_choice(choice, taking, read_s):
             return False
-        return self._plan_choice(choice, taking, read_s)
+        if len(promising) < len(drafts):
+            chosen = set(map(id, promising))
+            self._plan_left_out([draft for draft in drafts if id(draft) not in chosen])
+        return True
 
-    def _readers(self, drafts: Sequence[JointDraft], trusted: bool) -> tuple[list[JointDraft], float]:
+    def _readers(self, drafts: Sequence[JointDraft]) -> tuple[list[JointDraft], float]:
         """Return the requests whose source is ready or may read its unread tokens, and the seconds of that reading.
 
         Reading is limited to half of the credit. A trusted source reads for requests that should gain more than it
@@ -288,13 +317,15 @@ class JointSchedule:
         # Reading now serves later passes, in which the prefilling requests will decode as well.
         requests = self._batch_costs.requests + self._prefilling
         batch_costs = BatchCosts(self.live.costs_from(requests), requests)
-        choice = best_joint_draft(self._model, batch_costs, len(drafts) + self._prefilling, LONGEST_DRAFT)
+        known = mean_of(list(map(self._of_model, drafts)))
+        choice = best_joint_draft(known, batch_costs, len(drafts) + self._prefilling, LONGEST_DRAFT)
         token_s = batch_costs.plain_s / requests
-        credit = self._credit_for(len(drafts))
+        credit = self._credit_for(drafts)
         taking, whole = [], 0.0
         for draft in sorted(drafts, key=self._unread):
             seconds = self.live.costs.reading(self._unread(draft))
             won = min(draft.now.remaining, EXPECTED_TOKENS) * token_s * (1 - WORTH / choice.gain)
+            trusted = self._of_model(draft).seen >= KNOWN_TOKENS
             covered = whole + seconds < credit / 2 and (seconds < READING_SHARE * won or not trusted)
             if self._unread(draft) <= READY or covered:
                 taking.append(draft)
@@ -306,7 +337,7 @@ class JointSchedule:
     ) -> bool:
         """Plan the choice with as many tokens as the credit covers if all of them are rejected."""
         count, k = len(drafts), choice.k
-        credit = self._credit_for(count) - read_s
+        credit = self._credit_for(drafts) - read_s
         while k and self._loss(count, k, free) > credit * (1.0 if k == 1 else SHARE):
             k -= 1
         for draft in drafts:
@@ -314,11 +345,12 @@ class JointSchedule:
         self._rate = max(self._rate, choice.rate) if k else self._rate
         return k > 0
 
-    def _credit_for(self, requests: int) -> float:
-        """Return the credit in seconds, with more for a trusted source whose first tokens are worthwhile."""
-        worthwhile = self._model.first_rate * requests * self._token_s > TRUSTED_GAIN * self._loss(requests, 1, False)
-        trusted = worthwhile and self._model.seen >= KNOWN_TOKENS
-        return self._credit + (TRUST * EXPECTED_TOKENS * self._batch_costs.plain_s if trusted else 0.0)
+    def _credit_for(self, drafts: Sequence[JointDraft]) -> float:
+        """Return the credit in seconds, with more where first tokens of trusted sources alone make it worthwhile."""
+        trusted = [known for known in map(self._of_model, drafts) if known.seen >= KNOWN_TOKENS]
+        gain = sum(known.first_rate for known in trusted) * self._token_s
+        worthwhile = gain > TRUSTED_GAIN * self._loss(len(drafts), 1, False)
+        return self._credit + (TRUST * EXPECTED_TOKENS * self._batch_costs.plain_s if worthwhile else 0.0)
 
     def _loss(self, requests: int, k: int, free: bool) -> float:
         costs = self._batch_costs
@@ -327,8 +359,8 @@ class JointSchedule:
 
     def _plan_trial(self, drafts: Sequence[JointDraft]) -> None:
         """Let one request draft one token from time to time, to notice when drafting becomes worthwhile."""
-        draft = min(drafts, key=lambda draft: draft.now.unread)
         step = self._loss(1, 1, False)
+        draft = self._next_to_try(drafts, step)
         cost, context = step + self.live.costs.reading(self._unread(draft)), self._all(draft)
         if cost > self._credit and not self.live.reading_known:
             sizes = [size for size in PROBES if step + self.live.costs.reading(size) <= self._credit]
@@ -336,6 +368,27 @@ class JointSchedule:
                 cost, context = step + self.live.costs.reading(sizes[0]), sizes[0]
         if self._undrafted_s * STAKE >= cost and cost <= self._credit and self._could_be_worthwhile(len(drafts)):
             draft.plan, self._trial = DraftPlan(1, 0.0, context), True
+            self._turn += 1
+
+    def _next_to_try(self, drafts: Sequence[JointDraft], step: float) -> JointDraft:
+        """Return the request that has the least to read, of each adapter in turn whose trial the credit covers."""
+        cheapest: dict[str | None, JointDraft] = {}
+        for draft in sorted(drafts, key=lambda draft: draft.now.unread):
+            cheapest.setdefault(draft.schedule.adapter, draft)
+        ordered = [cheapest[adapter] for adapter in sorted(cheapest, key=lambda adapter: adapter or "")]
+        covered = [each for each in ordered if step + self.live.costs.reading(self._unread(each)) <= self._credit]
+        turns = covered or ordered
+        return turns[self._turn % len(turns)]
+
+    def _plan_left_out(self, drafts: Sequence[JointDraft]) -> None:
+        """Let one of the requests that the others' drafts leave out draft one token from time to time."""
+        step = self._loss(1, 1, False)
+        draft = self._next_to_try(drafts, step)
+        cost = step + self.live.costs.reading(self._unread(draft))
+        self._left_out_s += self._batch_costs.plain_s
+        if self._left_out_s * STAKE >= cost and cost <= self._credit:
+            draft.plan, self._tried = DraftPlan(1, 0.0, self._all(draft)), draft
+            self._left_out_s, self._turn = 0.0, self._turn + 1
 
     def _could_be_worthwhile(self, requests: int) -> bool:
         """Whether drafts would be worthwhile if every token were accepted."""

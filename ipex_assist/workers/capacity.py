@@ -15,8 +15,8 @@ from ipex_assist.env.memory import gib, read_memory
 from ipex_assist.generation.load_options import LoadOptions
 
 if TYPE_CHECKING:
-    from ipex_assist.generation.text_model import TextModel
     from ipex_assist.workers.settings import WorkerSettings
+    from ipex_assist.workers.worker_model import WorkerModel
 
 log = logging.getLogger("ipex_assist")
 
@@ -76,7 +76,7 @@ def check_memory_of_all(need: InstanceNeed, instances: int, available: int | Non
     raise IpexAssistError(f"too little memory: {what}{held} and {gib(available)} are available. Use {remedy}")
 
 
-def concurrency_of(model: TextModel, settings: WorkerSettings) -> int:
+def concurrency_of(model: WorkerModel, settings: WorkerSettings) -> int:
     """How many prompts an instance with this model, now loaded, takes at a time."""
     if model.one_at_a_time:
         if settings.concurrency != 1:

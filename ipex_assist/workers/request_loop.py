@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.runner import out_of_memory
-from ipex_assist.speculative.options import GenerationOptions
+from ipex_assist.workers.worker_model import RunningRequest, WorkerModel
 
 if TYPE_CHECKING:
     from ipex_assist.generation.result import Chunk
-    from ipex_assist.generation.stream import Generation
-    from ipex_assist.generation.text_model import TextModel
 
 log = logging.getLogger("ipex_assist")
 
@@ -37,7 +35,7 @@ class Outbox:
     Counts go out when no request is running any more, in the same write as the last reply, and otherwise once a second.
     """
 
-    def __init__(self, model: TextModel, write: Callable[[bytes], None]) -> None:
+    def __init__(self, model: WorkerModel, write: Callable[[bytes], None]) -> None:
         self._model, self._write = model, write
         self._lines: list[bytes] = []
         self._sent: dict[str, Any] = {}
@@ -58,7 +56,7 @@ class Outbox:
             self._write(lines)
 
 
-def measured(model: TextModel) -> dict[str, Any]:
+def measured(model: WorkerModel) -> dict[str, Any]:
     """What `Measured` reports of a model; empty for one without an engine of ours."""
     stats, blocks = model.engine_stats, model.kv_blocks
     if stats is None:
@@ -79,13 +77,13 @@ class RequestLoop:
     """
 
     def __init__(
-        self, model: TextModel, send: Callable[[Reply], None], after_step: Callable[[bool], None] = lambda idle: None
+        self, model: WorkerModel, send: Callable[[Reply], None], after_step: Callable[[bool], None] = lambda idle: None
     ) -> None:
         """after_step: called after the replies of each step, with whether no request is running."""
         self.inbox: queue.SimpleQueue[Mapping[str, Any] | None] = queue.SimpleQueue()
         self._model, self._send_reply, self._after_step = model, send, after_step
-        self._running: dict[int, Generation] = {}
-        self._paused: dict[int, Generation] = {}
+        self._running: dict[int, RunningRequest] = {}
+        self._paused: dict[int, RunningRequest] = {}
         self._streams: set[int] = set()
         self._open = True
 
@@ -128,7 +126,7 @@ class RequestLoop:
 
     def _begin(self, request: Mapping[str, Any]) -> None:
         try:
-            self._running[request["id"]] = begin(self._model, request)
+            self._running[request["id"]] = self._model.begin_request(request)
             if request.get("stream"):
                 self._streams.add(request["id"])
         except Exception as error:
@@ -150,7 +148,7 @@ class RequestLoop:
             self._running[number] = self._paused.pop(number)
             self._running[number].resume()
 
-    def _advance(self, number: int, generation: Generation) -> None:
+    def _advance(self, number: int, generation: RunningRequest) -> None:
         try:
             chunk = next(generation)
             if number in self._streams:
@@ -164,33 +162,6 @@ class RequestLoop:
         self._running.pop(number, None)
         self._streams.discard(number)
         self._send_reply({"id": number, **reply})
-
-
-def begin(model: TextModel, request: Mapping[str, Any]) -> Generation:
-    """Start generating for one request: `Prompt.request()`, or the same with token ids in place of the prompt.
-
-    Its "grammar", if any, is {"kind": …, "value": …}. One with "embed" has texts for an embedding model in its prompt.
-    """
-    if request.get("embed") is not None:
-        return embedding_job(model, request)
-    if not hasattr(model, "stream"):
-        raise UsageError(f"{model.identity.target} gives vectors here and writes no text")
-    prompt, chat = request["prompt"], request["chat"]
-    if request["messages"] is not None:
-        prompt, chat = model.encode_messages(request["messages"]), False
-    more: dict[str, Any] = {}
-    if request.get("grammar") is not None:
-        from ipex_assist.speculative.grammar import GrammarSpec
-
-        more["grammar"] = GrammarSpec(**request["grammar"])
-    return model.stream(prompt, GenerationOptions.of(**request["options"]), chat=chat, **more)
-
-
-def embedding_job(model: Any, request: Mapping[str, Any]) -> Any:
-    """Begin reading texts, in place of a generation. Raises UsageError where the model only writes."""
-    if not hasattr(model, "begin_request"):
-        raise UsageError(f"{model.identity.target} writes text here and gives no vectors: start with --task embed")
-    return model.begin_request(request)
 
 
 def chunk_fields(chunk: Chunk) -> dict[str, Any]:

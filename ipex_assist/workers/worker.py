@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import IO, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from ipex_assist.checkpoints.short_name import short_name
 from ipex_assist.commands.shared.messages import configure_messages
@@ -21,6 +21,10 @@ from ipex_assist.env.phases import LoadPhase, how_far, phase, watched
 from ipex_assist.workers.capacity import concurrency_of
 from ipex_assist.workers.request_loop import Outbox, RequestLoop, describe, encoded
 from ipex_assist.workers.settings import WorkerSettings
+from ipex_assist.workers.worker_model import WorkerModel
+
+if TYPE_CHECKING:
+    from ipex_assist.generation.text_model import TextModel
 
 SAVE_SECONDS = 1.5  # for prefixes that are being written at the end; local_pool.py waits for 2 s
 
@@ -76,11 +80,8 @@ def _serve(requests: IO[bytes], replies: IO[bytes]) -> None:
     outbox = Outbox(model, lambda lines: _write(replies, lines))
     loop = RequestLoop(model, outbox.put, outbox.flush)
     threading.Thread(target=_read, args=(requests, loop), name="requests", daemon=True).start()
-    from ipex_assist.generation.text_model import TextModel
-
     loop.run()
-    if isinstance(model, TextModel):
-        model.close_prefixes(SAVE_SECONDS)
+    model.close_prefixes(SAVE_SECONDS)
 
 
 class PhaseReporter:
@@ -103,10 +104,10 @@ class PhaseReporter:
             _send(self._replies, {"phase": {"name": name, "share": share, "seconds": round(seconds, 1)}})
 
 
-def _facts(model: Any) -> dict[str, Any]:
-    names, embedding = model.identity, getattr(model, "facts", None)
+def _facts(model: WorkerModel) -> dict[str, Any]:
+    names = model.identity
     return {
-        "embedding": None if embedding is None else embedding.as_dict(),
+        "embedding": None if model.facts is None else model.facts.as_dict(),
         "target": names.target,
         "assistant": names.assistant,
         "draft_head": names.draft_head,
@@ -116,7 +117,7 @@ def _facts(model: Any) -> dict[str, Any]:
         "context_length": model.context_length,
         "vocab_size": model.vocab_size,
         "pauses": model.pauses,
-        "adapters": dict(getattr(model, "adapters", {})),
+        "adapters": dict(model.adapters),
     }
 
 
@@ -136,7 +137,7 @@ def _write(replies: IO[bytes], lines: bytes) -> None:
         view = view[replies.write(view) :]
 
 
-def _load(settings: WorkerSettings) -> Any:
+def _load(settings: WorkerSettings) -> WorkerModel:
     configure_messages(settings.verbose, "%(message)s", progress=False)  # phases are reported, not shown
     from ipex_assist.commands.shared.load import load_models
     from ipex_assist.commands.shared.load_embedder import load_for_task
@@ -153,6 +154,7 @@ def _load(settings: WorkerSettings) -> Any:
         )
         if embedder is not None:
             return embedder
+        model: TextModel
         model, _ = load_models(
             load,
             settings.max_new_tokens,

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from ipex_assist.batch.arguments import NOT_HERE, build_parser, defaults_from, parse, worker_settings
+from ipex_assist.batch.line_models import LineModels
 from ipex_assist.commands.shared import arguments
 from ipex_assist.env.errors import UsageError
 from ipex_assist.generation.load_options import LoadOptions
@@ -43,7 +44,11 @@ def test_flags_become_options_and_settings() -> None:
     assert settings.load == LoadOptions(target="target", assistant="helper", lora_by_default=True)
     assert WorkerSettings.from_dict(json.loads(json.dumps(settings.as_dict()))) == settings
     assert arguments.load_options(parse([*BASIC, "-m", "target", "--no-assisted"])).assistant == "none"
-    defaults = defaults_from(args)
+    adapted = parse([*BASIC, "-m", "owner/target", "--lora", "sql=a/sql", "--lora", "b/notes"])
+    assert defaults_from(adapted, arguments.load_options(adapted)).models == LineModels(
+        ("target", "owner/target"), ("sql", "notes")
+    )
+    defaults = defaults_from(args, arguments.load_options(args))
     assert defaults.chat
     assert defaults.options == GenerationOptions(stop=("x",), top_k=0)
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import adapter_files
 import checkpoint_files
 import pytest
 from batch_runs import REAL, answer, by_id, children, lines_in, records, run, start, wait_for, write_prompts
@@ -99,6 +100,33 @@ def test_a_batch_gives_what_single_runs_give(tiny: str, tmp_path: Path) -> None:
         assert record["assisted"] == (number % 2 == 1)
         assert record["target"] == tiny
     assert found[1]["draft"]["accepted"] > 0
+
+
+def test_lines_name_adapters_as_their_model(tiny: str, tmp_path: Path) -> None:
+    """Through files, pipes and passes that all share: an adapter for the wrong line, and a wrong name that costs the
+    run or is answered by the base.
+    """
+    reference = checkpoint_files.tiny_model("llama")
+    folders = {name: adapter_files.save_adapter(tmp_path / name, reference, seed=i) for i, name in enumerate("ab", 1)}
+    names = ("a", "b", Path(tiny).name, None, "c")
+    lines = [{"prompt": f"the fox {i}", "model": names[i % 5]} for i in range(10)]
+    prompts = write_prompts(tmp_path / "p.jsonl", lines)
+    loras = [word for name, folder in folders.items() for word in ("--lora", f"{name}={folder}")]
+    options = [*MODEL, "-m", tiny, "--assistant-model", "none", "--max-new-tokens", 8, "--instances", 1, *loras]
+    code, err = run(REAL, prompts, "-o", tmp_path / "o", *options)
+    assert code == 1, err
+    found = by_id(tmp_path / "o")
+    model = ipex_assist.load(tiny, None, precision="fp32", executor="torch", lora=folders)
+    for number, line in enumerate(lines, start=1):
+        name = line["model"]
+        if name == "c":
+            assert found[number]["error"] == f"there is no model 'c' here; there is {Path(tiny).name}, a, b"
+            assert "text" not in found[number]
+            continue
+        lora = {"a": "a", "b": "b", None: "b"}.get(name, "none")  # a line without a model has the last of --lora
+        assert found[number]["tokens"] == model.generate(line["prompt"], max_new_tokens=8, lora=lora).tokens
+    texts = [model.generate("the fox 0", max_new_tokens=8, lora=lora).tokens for lora in ("a", "b", "none")]
+    assert len(set(map(tuple, texts))) == 3, "else the texts above say nothing"
 
 
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:

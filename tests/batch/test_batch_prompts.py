@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from ipex_assist.batch.line_models import LineModels
 from ipex_assist.batch.options import LineError, check_options
-from ipex_assist.batch.prompts import Defaults, PromptFile, parse_line
+from ipex_assist.batch.prompts import Defaults, Prompt, PromptFile, parse_line
 from ipex_assist.env.errors import UsageError
 from ipex_assist.speculative.options import GenerationOptions
 
@@ -121,6 +122,40 @@ def test_digest_follows_what_decides_the_text() -> None:
 
     assert digest("a") == digest("a", id=9) == digest("a", max_new_tokens=16) == digest("a", num_assistant_tokens=5)
     assert len({digest("a"), digest("b"), digest("a", max_new_tokens=17), digest("a", chat=True)}) == 4
+
+
+ADAPTED = Defaults(DEFAULTS.options, models=LineModels(("opt", "owner/opt"), ("sql", "notes")))
+
+
+def of_model(defaults: Defaults = ADAPTED, **fields: object) -> Prompt:
+    return parse_line(json.dumps({"prompt": "a", **fields}).encode(), 1, defaults)
+
+
+def test_the_model_of_a_line_says_which_adapter() -> None:
+    """Finds a name that is ignored, so that a text is the base's or another adapter's, and none says so."""
+    assert [of_model(model=name).options.lora for name in ("sql", "notes", "opt", "owner/opt")] == [
+        *("sql", "notes"),
+        *("none", "none"),  # not the last adapter of the command line, which a line without a model has
+    ]
+    assert of_model(model=None).options.lora is of_model().options.lora is None
+    assert of_model(model="opt", lora="sql", lora_scale=0.5).options.lora == "sql"  # as on a server
+    assert of_model(model="sql").digest() == of_model(lora="sql").digest()
+    # Without adapters the digest is as it was when the field had no effect.
+    plain = Defaults(DEFAULTS.options, models=LineModels(("opt",)))
+    assert of_model(plain, model="opt").digest() == of_model(plain).digest()
+
+
+def test_an_unknown_model_is_the_result_of_its_line(tmp_path: Path) -> None:
+    """Finds an error of the whole run, and a text that another model than the one named has written."""
+    prompt = of_model(model="gpt")
+    with pytest.raises(LineError, match="there is no model 'gpt' here; there is opt, sql, notes"):
+        prompt.request()
+    # Tried again with another list of adapters, it is the same prompt: --resume compares digests.
+    assert prompt.digest() == of_model(DEFAULTS, model="gpt").digest()
+    assert len({each.digest() for each in (prompt, of_model(), of_model(model="gpt2"), of_model(model="sql"))}) == 4
+    with pytest.raises(LineError, match="model 5: must be the text of a name"):
+        of_model(model=5)
+    assert not of_model(model="gpt").unknown
 
 
 def test_a_pipe_is_read_once(tmp_path: Path) -> None:

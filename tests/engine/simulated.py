@@ -51,6 +51,7 @@ class CountingSequence:
 
     capacity: int
     tokens: list[int]
+    adapter: Any = None
 
     @property
     def length(self) -> int:
@@ -83,8 +84,10 @@ class SimulatedModel(Model):
     def blocks(self) -> BlockPool:
         return POOL
 
-    def new_sequence(self, capacity: int, prompt_length: int | None = None, blocks: Any = (), state: Any = None) -> Any:
-        return CountingSequence(capacity, [])
+    def new_sequence(
+        self, capacity: int, prompt_length: int | None = None, blocks: Any = (), state: Any = None, adapter: Any = None
+    ) -> Any:
+        return CountingSequence(capacity, [], adapter)
 
     def forward(self, rows: abc.Sequence[Rows], vocabulary: int | None = None) -> torch.Tensor:
         raise AssertionError("greedy texts need no logits")
@@ -106,7 +109,7 @@ def place(tokens: list[int]) -> tuple[dict[str, Any], int]:
 
 
 class SimulatedTarget(SimulatedModel):
-    """Its text is 1000, 1001, 1002, …"""
+    """Its text is 1000, 1001, 1002, …; with an adapter 3000, 3001, …, which nothing drafts."""
 
     def sample(
         self, rows: abc.Sequence[Rows], choices: abc.Sequence[RowChoice], hidden: HiddenRows | None = None
@@ -116,7 +119,8 @@ class SimulatedTarget(SimulatedModel):
             each.sequence.tokens += each.tokens  # type: ignore[attr-defined]
             known: list[int] = each.sequence.tokens  # type: ignore[attr-defined]
             _, new = place(known)
-            tokens += [1000 + new - each.last + 1 + i for i in range(each.last)]
+            first = 1000 if each.sequence.adapter is None else 3000  # type: ignore[attr-defined]
+            tokens += [first + new - each.last + 1 + i for i in range(each.last)]
             count = each.last if hidden and hidden.of_logit_rows else len(each.tokens)
             states += [(known[0], new - count + 1 + i) for i in range(count)]
         if hidden is not None:
@@ -209,10 +213,11 @@ class SimulatedHead(SimulatedAssistant):
 
 @dataclass(frozen=True)
 class Served:
-    """What serving some texts took."""
+    """What serving some texts took. rounds: drafted and accepted tokens of each pass of texts with each adapter."""
 
     tokens_per_s: float
     stats: EngineStats
+    rounds: dict[str | None, list[tuple[int, int]]]
 
 
 def serve(
@@ -225,10 +230,11 @@ def serve(
     limits: abc.Sequence[int] = (128, 90, 160, 110, 75, 140, 100),
     prompts: abc.Sequence[int] = (30, 300, 120, 60, 200),
     head: str | None = None,
+    adapters: abc.Sequence[str | None] = (None,),
 ) -> Served:
     """Serve `count` texts, `concurrency` of them at a time, where passes take what `true` says.
 
-    believed: what calibration said. head: a draft head drafts, "recorded" or "random".
+    believed: what calibration said. head: a draft head drafts, "recorded" or "random". adapters: of the texts in turn.
     """
     clock = Clock()
     target = SimulatedTarget(clock, true.verifying)
@@ -240,22 +246,28 @@ def serve(
     waiting = [
         (
             prompt(i, prompts[i % len(prompts)]),
-            GenerationOptions.of(max_new_tokens=limits[i % len(limits)], ignore_eos=True),
+            GenerationOptions.of(
+                max_new_tokens=limits[i % len(limits)], ignore_eos=True, lora=adapters[i % len(adapters)]
+            ),
         )
         for i in range(count)
     ]
     flying: list[Any] = []
+    rounds: dict[str | None, list[tuple[int, int]]] = {adapter: [] for adapter in adapters}
     tokens = 0
     while waiting or flying:
         while waiting and len(flying) < concurrency:
-            flying.append(engine.submit(*waiting.pop(0)))
+            made, options = waiting.pop(0)
+            flying.append((options.lora, engine.submit(made, options)))
         engine.step()
-        for handle in list(flying):
+        for adapter, handle in list(flying):
             while handle.has_round:
-                tokens += len(next(handle).tokens)
+                found = next(handle)
+                tokens += len(found.tokens)
+                rounds[adapter].append((found.drafted, found.accepted))
             if handle.ended:
-                flying.remove(handle)
-    return Served(tokens / clock.now, engine.stats)
+                flying.remove((adapter, handle))
+    return Served(tokens / clock.now, engine.stats, rounds)
 
 
 def grown(true: Costs, rows: int) -> float:

@@ -17,6 +17,7 @@ from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.engine.limits import EngineLimits
 from ipex_assist.executors.adapters import TakesAdapters, adapter_matrices
 from ipex_assist.executors.load_request import LoadRequest
+from ipex_assist.speculative.joint_schedule import KNOWN_TOKENS
 from ipex_assist.speculative.options import GenerationOptions
 
 CHOICES = ((None, 1.0), ("one", 1.0), ("two", 1.0), ("wide", 0.5))
@@ -100,6 +101,9 @@ def test_acceptance_is_learnt_for_each_adapter(pair: Pair) -> None:
     tokens_of(engine.submit(prompt_of(random.Random(2)), options))
     assert engine.drafting.model_acceptance is before
     assert set(engine.drafting.adapter_acceptance) == {"one"}
+    assert engine.drafting.known_of("one")[0] is engine.drafting.adapter_acceptance["one"][0]
     tokens_of(engine.submit(prompt_of(random.Random(2)), replace(options, lora=None)))
     assert engine.drafting.model_acceptance is not before
+    # A new adapter begins with the model's rates, and with none of the trust that these have earned.
+    assert engine.drafting.model_acceptance.seen > KNOWN_TOKENS > engine.drafting.known_of("two")[0].seen > 0
     engine.close()

@@ -73,6 +73,39 @@ def test_drafting_pays_for_a_few() -> None:
     assert ratio(true, believed, 16, 4) >= 1.1
 
 
+@pytest.mark.parametrize(("at_a_time", "without", "tried"), [(1, 1, 0.3), (2, 1, 0.05), (4, 1, 0.05), (8, 3, 0.05)])
+def test_an_adapter_that_changes_all_texts_stops_its_own_drafts_alone(
+    at_a_time: int, without: int, tried: float
+) -> None:
+    """Drafts are right for texts without an adapter and never for those with one, in turn and in the same passes.
+
+    Finds rates over both, by which all of them draft or none. without: texts without the adapter, for each with it.
+    tried: drafted tokens a pass, to notice when they become right.
+    """
+    true = true_costs("int8")
+    true = replace(true, draft=true.draft / 2, rows=tuple(row / 2 for row in true.rows), read=true.read / 2)
+    adapters = [None] * without + ["changes"]
+    mixed = simulated.serve(true, 8 * at_a_time, at_a_time, adapters=adapters)
+    for adapter, worthwhile in ((None, True), ("changes", False)):
+        later = mixed.rounds[adapter][len(mixed.rounds[adapter]) // 3 :]
+        drafted, accepted = (sum(each) for each in zip(*later, strict=True))
+        assert (accepted > 0.5 * len(later)) == worthwhile
+        assert worthwhile or drafted < tried * len(later), f"{drafted} tokens in {len(later)} passes"
+    plain = simulated.serve(true, 8 * at_a_time, at_a_time, adapters=adapters, assisted=False)
+    assert mixed.tokens_per_s > 1.03 * plain.tokens_per_s
+
+
+@pytest.mark.parametrize("at_a_time", [1, 4, 8])
+def test_an_adapter_after_a_pair_that_did_well_costs_no_more_than_any_text(at_a_time: int) -> None:
+    """Finds what the model without an adapter has earned, trust and credit, spent on texts that nothing drafts for."""
+    true = true_costs("int8")
+    adapters = [None] * (2 * at_a_time) + [f"a{i}" for i in range(8)] * at_a_time
+    count = len(adapters)
+    assisted = simulated.serve(true, count, at_a_time, adapters=adapters)
+    plain = simulated.serve(true, count, at_a_time, adapters=adapters, assisted=False)
+    assert assisted.tokens_per_s >= 0.97 * plain.tokens_per_s
+
+
 def head_costs(precision: str, kind: str) -> Costs:
     """A head of one layer beside a target of 28: it reads as much faster, and a step is mostly the lm_head."""
     true = true_costs(precision)

@@ -7,16 +7,21 @@ import gc
 from pathlib import Path
 from typing import Any
 
+import adapter_files
 import pytest
 import tiny_models
 from conftest import HAS_NATIVE
 
 from ipex_assist.bench.random_checkpoint import RandomCheckpoint
+from ipex_assist.checkpoints.lora_folder import read_lora
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.commands.shared import memory_need
+from ipex_assist.commands.shared.load import memory_need as memory_need_of
 from ipex_assist.commands.shared.memory_need import RUNTIME_BYTES, MemoryNeed, check_memory, estimate_need, need_of
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.memory import MemoryInfo, release_free_memory, resident_bytes
+from ipex_assist.executors.adapter_bytes import adapter_bytes
+from ipex_assist.executors.adapters import adapter_matrices
 from ipex_assist.executors.interface import Rows
 from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.load import load_model
@@ -24,8 +29,10 @@ from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.executors.model_bytes import checkpoint_bytes, native_bytes
 from ipex_assist.executors.native import NativeModel
 from ipex_assist.executors.planned_bytes import ModelBytes
+from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.native.sizes import PASS_ROWS, workspace_bytes
 from ipex_assist.quantization.precision import DRAFT_INT4_GROUP
+from ipex_assist.workers.capacity import InstanceNeed
 
 pytestmark = pytest.mark.one_stack
 
@@ -210,3 +217,50 @@ def test_whole_blocks_of_both_models(tmp_path: Path) -> None:
     assert alone.kv_each == (blocks[0], 2 * blocks[0])
     library = estimate_need(*names, "bf16", None, 1, lengths=(1, 257))
     assert library.kv_each[1] == 257 * library.kv_each[0]
+
+
+@native
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp8", "int8", "int4"])
+@pytest.mark.parametrize("variant", ["llama", "llama-odd-sizes", "phi3", "gpt2"])
+def test_adapters_take_what_was_planned(variant: str, precision: str, tmp_path: Path) -> None:
+    """To the byte, by the headers of their files: finds padding, scales, and modules that hold several weights."""
+    reference = tiny_models.save(tmp_path, variant)
+    folders = [adapter_files.save_adapter(tmp_path / f"a{rank}", reference, rank, seed=rank) for rank in (5, 24)]
+    asked = LoadRequest(open_checkpoint(str(tmp_path)), precision, "native")
+    model = tiny_models.model(tmp_path, "native", precision)
+    assert isinstance(model, NativeModel)
+    for folder in folders:
+        name = str(folder)
+        model.add_adapter(name, adapter_matrices(asked.spec, asked.sources, read_lora(name), name))
+        assert adapter_bytes(asked, [name]) == model.adapters[name].nbytes
+    assert adapter_bytes(asked, map(str, folders)) == sum(each.nbytes for each in model.adapters.values())
+
+
+@pytest.mark.parametrize("executor", ["torch", *(["native"] if HAS_NATIVE else [])])
+def test_adapters_are_refused_where_they_do_not_fit(
+    executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is loaded, by what is needed and what is there: one byte less than with all adapters is too
+    little, and enough without them. An instance of a batch or a server plans with them, too.
+    """
+    reference = tiny_models.save(tmp_path, "llama")
+    folder = adapter_files.save_adapter(tmp_path / "a", reference, 256, adapter_files.MLP)
+    load = LoadOptions(
+        target=str(tmp_path), assistant="none", precision="bf16", executor=executor, lora=(f"a={folder}", f"b={folder}")
+    )
+    need, without = (memory_need_of(each, 20) for each in (load, dataclasses.replace(load, lora=())))
+    asked = LoadRequest(open_checkpoint(str(tmp_path)), "bf16", executor)
+    assert need.adapters == adapter_bytes(asked, [str(folder)] * 2) > 1 << 16
+    assert need.total is not None
+    assert without.total == need.total - need.adapters
+    assert InstanceNeed.of(load, 20).total == need.total
+    monkeypatch.setattr(memory_need, "resident_bytes", lambda: RUNTIME_BYTES)
+    monkeypatch.setattr(memory_need, "read_memory", lambda: MemoryInfo(1 << 40, need.total - RUNTIME_BYTES - 1))
+    check_memory(without)
+    large = dataclasses.replace(need, adapters=5 << 30)
+    with pytest.raises(IpexAssistError, match=r"5\.0 GiB for adapters.* are available\. Use .*fewer --lora"):
+        check_memory(large)
+    with pytest.raises(IpexAssistError, match="too little memory"):
+        check_memory(need)
+    # What cannot be read, loading names; planning goes on without it.
+    assert memory_need_of(dataclasses.replace(load, lora=(f"a={tmp_path / 'none'}",)), 20).adapters == 0

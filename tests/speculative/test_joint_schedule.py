@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 
 from ipex_assist.speculative.acceptance import Acceptance
@@ -97,7 +100,7 @@ def test_the_likeliest_tokens_are_verified() -> None:
 class Texts:
     """Texts that share passes by one schedule, on a machine whose costs are known.
 
-    costs: as calibrated. true: of the machine, if calibration was disturbed.
+    costs: as calibrated. true: of the machine, if calibration was disturbed. adapters: of the texts in turn.
     """
 
     def __init__(
@@ -108,10 +111,15 @@ class Texts:
         model: Acceptance | None = None,
         true: Costs | None = None,
         prompt: int = 100,
+        adapters: Sequence[str | None] = (None,),
     ) -> None:
         self.true, self.right = true or costs, right
         self.joint = JointSchedule(costs, model or Acceptance(), Acceptance())
-        self.schedules = [AdaptiveSchedule(costs, 128, shared=self.joint.live) for _ in range(count)]
+        self.schedules = [
+            AdaptiveSchedule(costs, 128, shared=self.joint.live, adapter=adapters[i % len(adapters)])
+            for i in range(count)
+        ]
+        self.wrong: set[str] = set()  # adapters whose drafts are always wrong
         self.seconds, self.tokens, self.drafted = 0.0, 0, 0
         self.unread, self.length = [prompt] * count, prompt
         self.partial: set[int] = set()  # texts whose source started from a part
@@ -134,7 +142,8 @@ class Texts:
         self.joint.trim()
         for i, draft in enumerate(drafts):
             self.drafted += len(draft.proposal.tokens)
-            draft.accepted = 0 if i in self.partial else int(len(draft.proposal.tokens) * self.right)
+            right = 0.0 if i in self.partial or draft.schedule.adapter in self.wrong else self.right
+            draft.accepted = int(len(draft.proposal.tokens) * right)
             self.tokens += 1 + draft.accepted
             self.unread[i] = 1 if draft.plan.k else self.unread[i] + 1
         self.length += 1
@@ -218,6 +227,47 @@ def test_texts_share_what_they_learn() -> None:
     seen = {id(text.model_acceptance) for text in texts.schedules}
     assert len(seen) == 1
     assert texts.schedules[0].model_acceptance.seen > 16
+
+
+CHEAP = Costs(machine(64).verify, 0.1, machine(64).rows, 0.005)
+
+
+def test_texts_with_equal_adapters_are_drafted_for_together() -> None:
+    """Eight adapters under which drafts are right: one of them alone would not pay the draft's pass."""
+    dear = replace(CHEAP, draft=0.25, rows=tuple(0.25 * (1 + rows / 10) for rows in range(16)))
+    assert best_joint_draft(known(0.9), BatchCosts(dear, 8), 1, 15).k == 0
+    texts = Texts(dear, 8, right=1.0, model=known(0.9), adapters=[f"a{i}" for i in range(8)])
+    for _ in range(40):
+        last = texts.round(0.9)
+    assert min(last) > 0
+    assert len({id(text.model_acceptance) for text in texts.schedules}) == 8
+
+
+def test_an_adapter_whose_drafts_become_right_is_noticed() -> None:
+    """Finds texts that are left out of the others' drafts for ever, and rates that another adapter's texts change."""
+    texts = Texts(CHEAP, 8, right=1.0, adapters=("good", "bad"))
+    texts.wrong = {"bad"}
+    for _ in range(60):
+        last = texts.round(0.9)
+    assert min(last[::2]) > 0
+    assert max(last[1::2]) == 0
+    good, bad = (texts.schedules[i].model_acceptance for i in (0, 1))
+    assert good.first_rate > 0.95 > 0.05 > bad.first_rate
+    texts.wrong = set()
+    rounds = 0
+    while min(texts.round(0.9)[1::2]) == 0:
+        rounds += 1
+        assert rounds < 1000, "its texts are never drafted for again"
+
+
+@pytest.mark.parametrize("count", [2, 8, 32])
+def test_adapters_whose_drafts_are_always_wrong_cost_little(count: int) -> None:
+    """Beside each other, and as many as there are texts: they have one budget, and one turn of trials."""
+    texts = Texts(CHEAP, count, adapters=[f"a{i}" for i in range(count)])
+    for _ in range(128):
+        texts.round(0.3)
+    assert texts.drafted > 0
+    assert texts.seconds <= 1.03 * 128
 
 
 def test_what_passes_take_is_learnt() -> None:

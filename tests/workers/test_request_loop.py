@@ -265,7 +265,7 @@ def test_no_pass_is_run_while_a_round_waits(endless_model: TextModel, monkeypatc
         late.extend(passes - round_ for round_ in taken)
         taken.clear()
 
-    monkeypatch.setattr(request_loop, "begin", lambda endless_model, request: Text(request["id"]))
+    monkeypatch.setattr(endless_model, "begin_request", lambda request: Text(request["id"]))
     replies: list[dict[str, Any]] = []
     loop = RequestLoop(endless_model, replies.append, after_step)
     for number in range(1, 9):

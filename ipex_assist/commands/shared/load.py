@@ -11,7 +11,7 @@ from typing import Any
 
 from ipex_assist import launch
 from ipex_assist.checkpoints.open import OpenCheckpoints
-from ipex_assist.commands.shared.memory_need import MemoryNeed, check_memory, estimate_need, within
+from ipex_assist.commands.shared.memory_need import MemoryNeed, check_memory, estimate_need, with_adapters, within
 from ipex_assist.commands.shared.messages import quiet_stderr
 from ipex_assist.commands.shared.relaunch import set_threads
 from ipex_assist.env.phases import phase
@@ -109,6 +109,11 @@ def memory_need(
         checkpoints=checkpoints,
         lengths=lengths,
         kv_precision=options.kv_precision,
+        native=native,
+    )
+    need = with_adapters(
+        *(need, options.target, options.adapters.values(), precision, options.revision),
+        checkpoints=checkpoints,
         native=native,
     )
     return within(need, options.kv_memory)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from ipex_assist.checkpoints.open import OpenCheckpoints, check_source
@@ -28,7 +28,7 @@ class MemoryNeed:
 
     kv: keys and values of all sequences that run at a time, and `kv_each` those of each, where that is known.
     workspace: what passes need beside them. pooled: keys and values lie in a pool of what the weights leave, a part of
-    which stays free (see KvMemory). limited: kv is what --kv-memory says.
+    which stays free (see KvMemory). limited: kv is what --kv-memory says. adapters: LoRA adapters of the target.
     """
 
     target: int | None
@@ -38,6 +38,7 @@ class MemoryNeed:
     workspace: int = 0
     pooled: bool = False
     limited: bool = False
+    adapters: int = 0
 
     @property
     def spare(self) -> int:
@@ -49,7 +50,7 @@ class MemoryNeed:
         """Bytes for all purposes, the runtime's own among them; None where the target's size is not known."""
         if self.target is None:
             return None
-        return self.target + (self.assistant or 0) + self.kv + self.spare + RUNTIME_BYTES
+        return self.target + (self.assistant or 0) + self.adapters + self.kv + self.spare + RUNTIME_BYTES
 
 
 def need_of(
@@ -233,6 +234,38 @@ def _check(source: str) -> None:
         check_source(source)
 
 
+def with_adapters(
+    need: MemoryNeed,
+    model: str,
+    folders: Collection[str],
+    precision: str | None,
+    revision: str | None = None,
+    *,
+    checkpoints: OpenCheckpoints | None = None,
+    native: bool = False,
+) -> MemoryNeed:
+    """The need with the bytes of LoRA adapters of the target; as it is where a file cannot be read: loading says so.
+
+    The other arguments are those of `estimate_need`.
+    """
+    if not folders:
+        return need
+    plan = _Plan(OpenCheckpoints() if checkpoints is None else checkpoints, True, native, 0, None)
+    try:
+        checkpoint = plan.checkpoints.open(model, revision=revision, offline=True)
+        if checkpoint.why_not_ours():
+            return need
+        from ipex_assist.executors.adapter_bytes import adapter_bytes  # late: most of a start
+        from ipex_assist.executors.load_request import LoadRequest
+
+        chosen = plan.precision(model, precision, revision)
+        return replace(
+            need, adapters=adapter_bytes(LoadRequest(checkpoint, chosen, "native" if native else "torch"), folders)
+        )
+    except IpexAssistError:
+        return need
+
+
 def check_memory(need: MemoryNeed) -> None:
     """IpexAssistError with the numbers where a run cannot fit; better than being killed half way."""
     available = read_memory().available
@@ -245,10 +278,13 @@ def check_memory(need: MemoryNeed) -> None:
     parts = [f"{gib(need.target or 0)} for the target"]
     if need.assistant:
         parts.append(f"{gib(need.assistant)} for the assistant")
+    if need.adapters:
+        parts.append(f"{gib(need.adapters)} for adapters")
     parts.append(f"{gib(need.kv)} for keys and values")
     parts.append(f"{gib(need.spare + RUNTIME_BYTES - here)} for passes and the libraries")
     raise IpexAssistError(
         f"too little memory: {gib(need.total - here)} are needed ({', '.join(parts)}) and {gib(available)} are "
         f"available. Use a smaller {'--kv-memory, ' * need.limited}--precision or model, "
+        f"{'fewer --lora, ' * bool(need.adapters)}"
         f"{'fewer --max-new-tokens, ' * (not need.limited)}or --no-assisted"
     )

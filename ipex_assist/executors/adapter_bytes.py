@@ -1,0 +1,43 @@
+"""How many bytes a LoRA adapter takes beside its model, by the headers of its file. Never imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ipex_assist.checkpoints.lora_folder import lora_shapes
+from ipex_assist.executors.adapters import places_of
+from ipex_assist.executors.load_request import LoadRequest
+from ipex_assist.models.weights import weight_shape
+
+_LANES = 16  # kernels.h: LANES
+_ELEMENT = {"fp32": 4, "bf16": 2, "fp8": 2}  # of an adapter's matrices, by the model's precision; else 1
+
+
+def adapter_bytes(asked: LoadRequest, folders: Iterable[str]) -> int:
+    """Bytes of the matrices of these adapters, of the model that `asked` would load.
+
+    Modules that the model does not have count for nothing: loading refuses the adapter. Raises IpexAssistError for a
+    folder that holds no adapter.
+    """
+    places = places_of(asked.sources)
+    return sum(
+        _part_bytes(asked, ours, rank)
+        for folder in folders
+        for module, rank in lora_shapes(folder)
+        for ours in places.get(module, ())
+    )
+
+
+def _part_bytes(asked: LoadRequest, ours: str, rank: int) -> int:
+    columns, width = weight_shape(asked.spec, ours)
+    if asked.executor != "native":  # fp32, and B again times its scale
+        return 4 * rank * (width + 2 * columns)
+    depth = _round_up(width, 32 if asked.precision in ("fp32", "bf16") else 128)  # padded_depth in kernels.h
+    low, out = _round_up(rank, _LANES), _round_up(columns, _LANES)
+    element = _ELEMENT.get(asked.precision, 1)
+    scales = 4 * (low + out) if element == 1 else 0
+    return element * (low * depth + rank * out) + scales
+
+
+def _round_up(count: int, step: int) -> int:
+    return -(-count // step) * step
