@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -83,11 +84,21 @@ def app_of(models: ServedModels, options: ServeOptions, finish: Callable[[], Non
         app.add_middleware(TraceParents)
     if options.root_path is not None:
         app.add_middleware(RootPath, prefix=options.root_path)
-    app.openapi = lambda: _openapi(app, models, options, bool(keys))  # type: ignore[method-assign]
+    # Made once: it takes a tenth of a second, in which nobody else is answered, and needs no key.
+    made = functools.cache(functools.partial(_openapi, app, options, bool(keys)))
+    app.openapi = lambda: made(_vocab_size(models))  # type: ignore[method-assign]
     return app
 
 
-def _openapi(app: FastAPI, models: ServedModels, options: ServeOptions, keys: bool) -> dict[str, Any]:
+def _vocab_size(models: ServedModels) -> int | None:
+    """Of the one model, once it is loaded."""
+    if isinstance(models, OneModel):
+        with contextlib.suppress(NotReady):
+            return models.service.facts.vocab_size
+    return None
+
+
+def _openapi(app: FastAPI, options: ServeOptions, keys: bool, vocab_size: int | None) -> dict[str, Any]:
     """The OpenAPI document of this server: with its vocabulary size and security; invalid bodies get 400, not 422."""
     document = get_openapi(
         title=app.title,
@@ -108,9 +119,8 @@ def _openapi(app: FastAPI, models: ServedModels, options: ServeOptions, keys: bo
         schemas.pop(name, None)
     if keys:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-    if isinstance(models, OneModel):
-        with contextlib.suppress(NotReady):  # else added later
-            _limit_ids(document, models.service.facts.vocab_size)
+    if vocab_size is not None:
+        _limit_ids(document, vocab_size)
     return document
 
 
