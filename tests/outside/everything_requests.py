@@ -162,7 +162,7 @@ def wrong_ones(flags: EverythingFlags) -> list[Wrong]:
     if flags.vectors:
         found.append(Wrong(COMPLETIONS, {**body, "model": VECTORS}, 400, "writes no text here"))
         found.append(Wrong(RERANK, {"model": VECTORS, "query": "a", "documents": ["b"]}, 400, "gives vectors"))
-        found.append(Wrong(EMBEDDINGS, {"model": VECTORS, "input": ["a", ""]}, 400, "empty"))
+        found.append(Wrong(EMBEDDINGS, {"model": VECTORS, "input": ["a", ""]}, 400, "at least 1 character"))
     return found
 
 

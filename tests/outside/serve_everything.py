@@ -13,7 +13,7 @@ are requests that are no good, halves of requests, and clients that go away. Mea
 
 Exit code 1 where an answer is another one, a light request waits longer than --light, or, after all have ended, a text
 still runs, a block is not free, or memory, threads, open files or processes are more than after the warm-up. Time in which
-this process was stopped (SIGSTOP) does not count as waiting.
+this process or the server was stopped (SIGSTOP) does not count as waiting.
 """
 
 from __future__ import annotations
@@ -74,25 +74,28 @@ class Held:
 
 
 class Waits:
-    """The longest wait for each kind of light request, less the time for which this process was stopped."""
+    """The longest wait for each kind of light request, less the time for which this process or the server was stopped."""
 
-    def __init__(self) -> None:
+    def __init__(self, server: Server) -> None:
+        self._server = server
         self.worst: dict[str, float] = {}
-        self._stopped = 0.0
+        self.stopped = 0.0  # seconds
 
     async def look(self) -> None:
-        """Count the time for which nothing could run here, until cancelled."""
+        """Count the time for which nothing could run here or there, until cancelled."""
         while True:
             started = time.monotonic()
             await asyncio.sleep(TICK)
-            self._stopped += max(0.0, time.monotonic() - started - 4 * TICK)
+            seconds = time.monotonic() - started
+            if seconds > 4 * TICK or self._server.front.status() == psutil.STATUS_STOPPED:
+                self.stopped += seconds
 
     async def of(self, kind: str, request: Callable[[], Awaitable[Any]]) -> Any:
         """Time one request."""
-        started, stopped = time.monotonic(), self._stopped
+        started, stopped = time.monotonic(), self.stopped
         found = await request()
         await asyncio.sleep(TICK)  # that `look` has seen it
-        seconds = time.monotonic() - TICK - started - (self._stopped - stopped)
+        seconds = time.monotonic() - TICK - started - (self.stopped - stopped)
         self.worst[kind] = max(self.worst.get(kind, 0.0), seconds)
         return found
 
@@ -107,7 +110,7 @@ class Everything:
         self._expected: list[list[Any]] = []
         self._counts: Counter[str] = Counter()
         self._under_way: set[asyncio.Task[None]] = set()
-        self._waits = Waits()
+        self._waits = Waits(server)
         self._client: httpx.AsyncClient
         self.complaints: list[str] = []
         self.figures: dict[str, Any] = {}
@@ -117,7 +120,7 @@ class Everything:
         await self._load(0.0)
         await self._load(WARM_UP * self._args.seconds)
         before = await self._held()
-        self._waits, started, asked = Waits(), time.monotonic(), self._counts.total()
+        self._waits, started, asked = Waits(self._server), time.monotonic(), self._counts.total()
         await self._load((1 - WARM_UP) * self._args.seconds)
         seconds, requests = time.monotonic() - started, self._counts.total() - asked
         after = await self._held()
@@ -134,6 +137,7 @@ class Everything:
         self.figures |= {"MiB": f"{before.mib:.0f} to {after.mib:.0f}"}
         self.figures |= {name: f"{before.counts[name]} to {after.counts[name]}" for name in LEFT_OVER}
         self.figures |= {f"slowest {name} ms": round(1000 * wait) for name, wait in self._waits.worst.items()}
+        self.figures |= {"stopped s": round(self._waits.stopped, 1)} if self._waits.stopped > 1 else {}
 
     async def _load(self, seconds: float) -> None:
         """Load for so long; without any, ask each alone."""
