@@ -24,7 +24,7 @@ from ipex_assist.serve.protocol.common import TOKEN_ID
 from ipex_assist.serve.routes import completions, embeddings, messages, responses, server, tokens
 from ipex_assist.serve.served_models import OneModel, ServedModels
 from ipex_assist.serve.service import Service
-from ipex_assist.serve.tracing import TracedBackend, TraceParents, collector
+from ipex_assist.serve.tracing import TraceParents, Tracing, collector
 from ipex_assist.version import __version__
 
 DESCRIPTION = (
@@ -37,8 +37,8 @@ def create_app(backend: Backend, options: ServeOptions) -> FastAPI:
     """Create the ASGI application of one model. Raises UsageError if the API key file cannot be read."""
     if options.otel is None:
         return app_of(OneModel(Service(backend, options)), options)
-    traced = TracedBackend(backend, collector(options.otel))
-    return app_of(OneModel(Service(traced, options)), options, traced.close)
+    tracing = Tracing(collector(options.otel))
+    return app_of(OneModel(Service(tracing.traced(backend), options)), options, tracing.close)
 
 
 def app_of(models: ServedModels, options: ServeOptions, finish: Callable[[], None] | None = None) -> FastAPI:

@@ -13,7 +13,8 @@ from everything_servers import SCORES, VECTORS, EverythingFlags
 from serve_clients import CHAT, COMPLETIONS, refused
 
 MESSAGES, RESPONSES, EMBEDDINGS, RERANK = "/v1/messages", "/v1/responses", "/v1/embeddings", "/v1/rerank"
-WORDS = "The quick brown fox jumps over the lazy dog while naïve café guests count 12345 and 3.14159".split()
+TEXT = "The quick brown fox jumps over the lazy dog while naïve café guests count 12345 and 3.14159"
+WORDS = TEXT.split()
 SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"],
           "additionalProperties": False}  # fmt: skip
 SHAPE = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}}, "required": ["a"],
@@ -188,7 +189,9 @@ def compared(path: str, body: dict[str, Any]) -> Any:
         return [blocks, body["stop_reason"]]
     if path == RESPONSES:
         return [_item(each) for each in body["output"]]
-    return [_choice(each, each.get("message") or {}) for each in sorted(body["choices"], key=lambda each: each["index"])]
+    return [
+        _choice(each, each.get("message") or {}) for each in sorted(body["choices"], key=lambda each: each["index"])
+    ]
 
 
 def _choice(choice: dict[str, Any], message: dict[str, Any]) -> list[Any]:

@@ -74,7 +74,7 @@ def one_model(folder: Path) -> EverythingFlags:
 
 
 def many_models(folder: Path) -> EverythingFlags:
-    """Three models that write, one of them with an assistant, and one each of vectors and scores, in memory for three."""
+    """Three models that write, one of them with an assistant, one of vectors and one of scores: in memory for three."""
     words: list[str] = []
     for seed, name in enumerate(WRITERS):
         own = f",assistant={_writer(folder / 'drafts', 1)}" if name == "bob" else ",assistant=none"

@@ -43,7 +43,7 @@ pytestmark = [pytest.mark.one_stack, pytest.mark.skipif(not HAS_NATIVE, reason="
     ],
 )
 def test_a_short_one(name: str, seconds: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A wrong answer, one that never comes, a server that says nothing for seconds, or has more and more of something."""
+    """A wrong answer, one that never comes, a server that is silent for seconds, or has more and more of something."""
     words = ["--servers", name, "--seconds", str(seconds), "--concurrency", "8", "--json", str(tmp_path / "found")]
     code = serve_everything.main(serve_everything.parse([*words, "--light", "20"]))
     assert code == 0, capsys.readouterr().out

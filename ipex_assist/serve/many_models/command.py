@@ -154,19 +154,10 @@ class ManyModelsCommand:
         """What wraps each model, and what ends the tracing."""
         if self.options.otel is None:
             return lambda model: model, None
-        from ipex_assist.serve.tracing import TracedBackend, collector
+        from ipex_assist.serve.tracing import Tracing, collector
 
-        exporter, traced = collector(self.options.otel), list[TracedBackend]()
-
-        def wrap(model: ManagedModel) -> TracedBackend:
-            traced.append(TracedBackend(model, exporter))
-            return traced[-1]
-
-        def finish() -> None:
-            for each in traced:
-                each.close()
-
-        return wrap, finish
+        tracing = Tracing(collector(self.options.otel))
+        return tracing.traced, tracing.close
 
     def greeting(self, limit: int) -> str:
         """The ready message: address, models, memory and a curl example."""
