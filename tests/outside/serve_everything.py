@@ -182,7 +182,7 @@ class Everything:
         """One of them; what goes wrong is a complaint."""
         try:
             await asyncio.wait_for(kind(), END_SECONDS)
-        except ConnectionError as error:
+        except (ConnectionError, httpx.ConnectError) as error:
             if not self._waits.stopped:  # while it is, the time for a handshake passes
                 self.complaints.append(f"{kind.__name__}: {type(error).__name__}: {error}")
         except (httpx.HTTPError, OSError, EOFError, ValueError, KeyError, TypeError, asyncio.TimeoutError) as error:
