@@ -182,10 +182,10 @@ class Everything:
         """One of them; what goes wrong is a complaint."""
         try:
             await asyncio.wait_for(kind(), END_SECONDS)
-        except (ConnectionError, httpx.ConnectError) as error:
-            if not self._waits.stopped:  # while it is, the time for a handshake passes
+        except (ConnectionError, httpx.ConnectError, httpx.TimeoutException, asyncio.TimeoutError) as error:
+            if not self._waits.stopped:  # while it is, the time for a handshake, or a request, passes
                 self.complaints.append(f"{kind.__name__}: {type(error).__name__}: {error}")
-        except (httpx.HTTPError, OSError, EOFError, ValueError, KeyError, TypeError, asyncio.TimeoutError) as error:
+        except (httpx.HTTPError, OSError, EOFError, ValueError, KeyError, TypeError) as error:
             self.complaints.append(f"{kind.__name__}: {type(error).__name__}: {error}")
 
     def _expect(self, holds: object, complaint: str) -> None:
