@@ -22,7 +22,7 @@ from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.launch.plan import MASK_AT_START, without_plan
 
 WAIT = 0.05  # seconds between two looks
-ADDRESS = re.compile(r"http://([\d.]+):(\d+) answers /health")
+ADDRESS = re.compile(r"https?://([\d.]+):(\d+)(?: answers /health|, each loaded)")
 END_SECONDS = 30.0
 MOST_SAID = 1 << 20
 PASSES = "ipex_assist:passes_total"
@@ -65,7 +65,7 @@ class OwnServer:
 
     def _wait_ready(self) -> None:
         found = None
-        while "is ready at" not in (said := self._words()):
+        while "ready at http" not in (said := self._words()):
             found = found or ADDRESS.search(said)
             if self.process.poll() is not None:
                 raise IpexAssistError(f"the server ended with {self.process.returncode}: {last_lines(said)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -23,7 +24,7 @@ from ipex_assist.serve.protocol.common import TOKEN_ID
 from ipex_assist.serve.routes import completions, embeddings, messages, responses, server, tokens
 from ipex_assist.serve.served_models import OneModel, ServedModels
 from ipex_assist.serve.service import Service
-from ipex_assist.serve.tracing import TracedBackend, TraceParents, collector
+from ipex_assist.serve.tracing import TraceParents, Tracing, collector
 from ipex_assist.version import __version__
 
 DESCRIPTION = (
@@ -36,8 +37,8 @@ def create_app(backend: Backend, options: ServeOptions) -> FastAPI:
     """Create the ASGI application of one model. Raises UsageError if the API key file cannot be read."""
     if options.otel is None:
         return app_of(OneModel(Service(backend, options)), options)
-    traced = TracedBackend(backend, collector(options.otel))
-    return app_of(OneModel(Service(traced, options)), options, traced.close)
+    tracing = Tracing(collector(options.otel))
+    return app_of(OneModel(Service(tracing.traced(backend), options)), options, tracing.close)
 
 
 def app_of(models: ServedModels, options: ServeOptions, finish: Callable[[], None] | None = None) -> FastAPI:
@@ -83,11 +84,21 @@ def app_of(models: ServedModels, options: ServeOptions, finish: Callable[[], Non
         app.add_middleware(TraceParents)
     if options.root_path is not None:
         app.add_middleware(RootPath, prefix=options.root_path)
-    app.openapi = lambda: _openapi(app, models, options, bool(keys))  # type: ignore[method-assign]
+    # Made once: it takes a tenth of a second, in which nobody else is answered, and needs no key.
+    made = functools.cache(functools.partial(_openapi, app, options, bool(keys)))
+    app.openapi = lambda: made(_vocab_size(models))  # type: ignore[method-assign]
     return app
 
 
-def _openapi(app: FastAPI, models: ServedModels, options: ServeOptions, keys: bool) -> dict[str, Any]:
+def _vocab_size(models: ServedModels) -> int | None:
+    """Of the one model, once it is loaded."""
+    if isinstance(models, OneModel):
+        with contextlib.suppress(NotReady):
+            return models.service.facts.vocab_size
+    return None
+
+
+def _openapi(app: FastAPI, options: ServeOptions, keys: bool, vocab_size: int | None) -> dict[str, Any]:
     """The OpenAPI document of this server: with its vocabulary size and security; invalid bodies get 400, not 422."""
     document = get_openapi(
         title=app.title,
@@ -108,9 +119,8 @@ def _openapi(app: FastAPI, models: ServedModels, options: ServeOptions, keys: bo
         schemas.pop(name, None)
     if keys:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-    if isinstance(models, OneModel):
-        with contextlib.suppress(NotReady):  # else added later
-            _limit_ids(document, models.service.facts.vocab_size)
+    if vocab_size is not None:
+        _limit_ids(document, vocab_size)
     return document
 
 

@@ -34,6 +34,7 @@ from ipex_assist.serve.server_log import ServerLog
 from ipex_assist.serve.stop_signals import StopSignals
 from ipex_assist.speculative.options import DraftOptions
 from ipex_assist.workers.events import PhaseReport
+from ipex_assist.workers.frozen_objects import freeze_objects
 from ipex_assist.workers.loading_workers import LoadingWorkers
 from ipex_assist.workers.local_machine import instance_need, local_commands, local_pool
 from ipex_assist.workers.settings import WorkerSettings
@@ -156,6 +157,7 @@ class ServeCommand:
 
             def greet() -> None:
                 while_loading.close()
+                freeze_objects()
                 messages.say(self.greeting(engines))
 
             engines = Engines(

@@ -127,7 +127,12 @@ class WatchedConnection(asyncio.Protocol):
         """Close for the sake of a new connection."""
         if self._begun or self._phase is Phase.BODY:
             self.refuse(FULL)
-        self.transport.close()
+        self._close()
+
+    def _close(self) -> None:
+        """Close once: an encrypted transport that is closed a second time forgets what it has not sent, and fails."""
+        if not self.transport.is_closing():
+            self.transport.close()
         self._settle()
 
     def _take_request(self) -> None:
@@ -180,8 +185,7 @@ class WatchedConnection(asyncio.Protocol):
             if self._phase is Phase.HEAD and self._begun:
                 seconds = self.table.limits.head
                 self.refuse(ApiError(408, f"the request's head has not come within {seconds:g} s", code="timeout"))
-            self.transport.close()
-            self._settle()
+            self._close()
 
 
 def _httptools_connection() -> type[asyncio.Protocol]:

@@ -18,6 +18,7 @@ from ipex_assist.version import __version__
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace.export import SpanExporter
+    from opentelemetry.trace import Tracer
     from transformers import PreTrainedTokenizerBase
 
 EXPORT_SECONDS = 5.0  # for a collector that does not answer
@@ -46,19 +47,33 @@ def collector(url: str) -> SpanExporter:
     return OTLPSpanExporter(endpoint=url.rstrip("/") + path, timeout=EXPORT_SECONDS)
 
 
-class TracedBackend:
-    """A backend whose texts are traced, by OpenTelemetry's attributes of generative models where there are any."""
+class Tracing:
+    """What sends the spans of all models: one queue and one thread, so that all of them are sent before the end."""
 
-    def __init__(self, backend: Backend, exporter: SpanExporter) -> None:
+    def __init__(self, exporter: SpanExporter) -> None:
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-        self._backend = backend
         resource = Resource.create({"service.name": "ipex-assist", "service.version": __version__})
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
-        self._tracer = self._provider.get_tracer("ipex_assist")
+
+    def traced(self, backend: Backend) -> TracedBackend:
+        """A backend whose texts are traced."""
+        return TracedBackend(backend, self._provider.get_tracer("ipex_assist"))
+
+    def close(self) -> None:
+        """Send what has not been sent; waits for the collector, but not long."""
+        self._provider.force_flush(int(1000 * EXPORT_SECONDS))
+        self._provider.shutdown()
+
+
+class TracedBackend:
+    """A backend whose texts are traced, by OpenTelemetry's attributes of generative models where there are any."""
+
+    def __init__(self, backend: Backend, tracer: Tracer) -> None:
+        self._backend, self._tracer = backend, tracer
 
     @property
     def ready(self) -> bool:
@@ -79,16 +94,12 @@ class TracedBackend:
     def statistics(self) -> ServerStatistics:
         return self._backend.statistics()
 
-    def close(self) -> None:
-        """Send what has not been sent; waits for the collector, but not long."""
-        self._provider.force_flush(int(1000 * EXPORT_SECONDS))
-        self._provider.shutdown()
-
     async def generate(
         self, request: GenerationRequest, *, timeout: float | None = None
     ) -> AsyncGenerator[OutputChunk | Finished, None]:
         """`Backend.generate`; its spans are made when the text has ended, by the times that it had."""
         started, first, result, error = time.time_ns(), None, None, None
+        name = self.facts.name  # now: a model whose engines have died has no facts when its text ends
         try:
             async with aclosing(self._backend.generate(request, timeout=timeout)) as parts:
                 async for part in parts:
@@ -101,24 +112,25 @@ class TracedBackend:
             error = caught
             raise
         finally:
-            self._trace(request, started, first, result, error)
+            self._trace(name, request, started, first, result, error)
 
     def _trace(
         self,
+        name: str,
         request: GenerationRequest,
         started: int,
         first: int | None,
         result: dict[str, Any] | None,
         error: Exception | None,
     ) -> None:
-        """Times are nanoseconds since 1970; first: of the first token, None where there was none."""
+        """name: the model's. Times are nanoseconds since 1970; first: of the first token, None where there was none."""
         from opentelemetry import trace
 
         ended = time.time_ns()
         options = request.options
         attributes: dict[str, Any] = {
             "gen_ai.operation.name": "text_completion" if request.inputs is None else "embeddings",
-            "gen_ai.request.model": self.facts.name,
+            "gen_ai.request.model": name,
             "gen_ai.request.max_tokens": options.max_new_tokens,
             "gen_ai.request.temperature": options.temperature if options.do_sample else 0.0,
             "gen_ai.usage.input_tokens": len(request.tokens),
@@ -133,8 +145,8 @@ class TracedBackend:
         spans = [("queue", started, begun or ended)]
         if first is not None and begun is not None:
             spans += [("prompt", begun, first), ("tokens", first, ended)]
-        for name, begin, end in spans:
-            self._tracer.start_span(name, context=inside, start_time=begin).end(max(begin, end))
+        for part, begin, end in spans:
+            self._tracer.start_span(part, context=inside, start_time=begin).end(max(begin, end))
         text.end(ended)
 
 

@@ -19,6 +19,7 @@ from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.phase_display import SHOWN_AFTER
 from ipex_assist.env.phases import LoadPhase, how_far, phase, watched
 from ipex_assist.workers.capacity import concurrency_of
+from ipex_assist.workers.frozen_objects import freeze_objects
 from ipex_assist.workers.request_loop import Outbox, RequestLoop, describe, encoded
 from ipex_assist.workers.settings import WorkerSettings
 from ipex_assist.workers.worker_model import WorkerModel
@@ -70,6 +71,7 @@ def _serve(requests: IO[bytes], replies: IO[bytes]) -> None:
         with watched(PhaseReporter(replies).show):
             model = _load(settings)
         concurrency = concurrency_of(model, settings)
+        freeze_objects()
     except IpexAssistError as error:
         _send(replies, {"refusal": str(error), "exit_code": error.exit_code})
         return

@@ -34,7 +34,8 @@ class Server(OwnServer):
     @property
     def url(self) -> str:
         """Where it answers."""
-        return f"http://{self.address[0]}:{self.address[1]}"
+        scheme = "https" if "--ssl-certfile" in self._argv else "http"
+        return f"{scheme}://{self.address[0]}:{self.address[1]}"
 
     @property
     def front(self) -> psutil.Process:

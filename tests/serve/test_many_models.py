@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import re
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -158,6 +160,37 @@ def test_what_is_loaded_what_fails_and_what_goes(folder: Path, tmp_path: Path, s
         assert not client.get("/v1/models/fine").json()["loaded"]
         assert not children(server.process.pid)
     assert "fine is unloaded" in server.end()
+
+
+FREEZES = """
+import gc, os, sys
+freeze = gc.freeze
+def frozen():
+    freeze()
+    with open(os.environ["FROZEN"], "a") as file:
+        file.write(f"{os.getpid()} {gc.get_freeze_count()}\\n")
+gc.freeze = frozen
+"""
+
+
+@pytest.mark.skipif(not HAS_NATIVE, reason="they run on the native core")
+def test_libraries_are_not_looked_through_again(
+    folder: Path, tmp_path: Path, servers: list[NativeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Collections of garbage that stop the server, and an engine between two passes, for a tenth of a second; and a
+    server that freezes what is under way, again with each model."""
+    (tmp_path / "sitecustomize.py").write_text(FREEZES)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    monkeypatch.setenv("FROZEN", str(tmp_path / "frozen"))
+    servers.append(server := NativeServer(*(word for name in NAMES[:2] for word in ("-m", f"{name}={folder / name}"))))
+    with httpx.Client(base_url=server.url, timeout=120) as client:
+        for name in NAMES[:2]:
+            assert client.post(**asked(name, 0)).status_code == 200
+        engines = children(server.process.pid)
+    server.end()
+    frozen = [tuple(map(int, line.split())) for line in (tmp_path / "frozen").read_text().splitlines()]
+    assert sorted(pid for pid, _ in frozen) == sorted([server.process.pid, *engines])
+    assert all(count > 30_000 for _, count in frozen)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 from fake_backend import REPLY
+from fastapi.openapi.utils import get_openapi
 
+from ipex_assist.serve import app
 from ipex_assist.tokenization import chat_template
 
 pytestmark = pytest.mark.one_stack
@@ -106,6 +108,15 @@ def test_more_prompts_than_the_queue_holds(client, backend):
     assert answer.status_code == 200
     assert len(answer.json()["choices"]) == 40
     assert backend.most_running == 3
+
+
+def test_the_document_of_the_api_is_made_once(client, monkeypatch):
+    """It needs no key and takes a tenth of a second, in which streams stood still whenever anybody asked for it."""
+    made = []
+    monkeypatch.setattr(app, "get_openapi", lambda **more: made.append(1) or get_openapi(**more))
+    documents = [client.get("/openapi.json").json() for _ in range(3)]
+    assert documents[0] == documents[1] == documents[2]
+    assert made == [1]
 
 
 def test_a_slow_reader_stops_nobody(client, backend):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
 import socket
 import ssl
 import time
@@ -12,12 +10,14 @@ from pathlib import Path
 import httpx
 import pytest
 from fake_backend import REPLY, FakeBackend, serving
+from tls_files import write_certificate
 
 from ipex_assist.env.errors import UsageError
 from ipex_assist.serve import server
+from ipex_assist.serve.connections import ConnectionLimits
 from ipex_assist.serve.options import ServeOptions
 
-x509 = pytest.importorskip("cryptography.x509")
+pytest.importorskip("cryptography.x509")
 
 pytestmark = pytest.mark.one_stack
 
@@ -27,24 +27,7 @@ HI = {"messages": [{"role": "user", "content": "Hi"}]}
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
     """A certificate of 127.0.0.1 with its key, and the same key behind a passphrase."""
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    folder, key = tmp_path_factory.mktemp("tls"), ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test")])
-    now = datetime.datetime.now(datetime.timezone.utc)
-    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-    builder = builder.not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(now + datetime.timedelta(1))
-    names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    made = builder.add_extension(names, critical=False).sign(key, hashes.SHA256())
-    (folder / "cert.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    for file, lock in (
-        ("key.pem", serialization.NoEncryption()),
-        ("locked.pem", serialization.BestAvailableEncryption(b"secret")),
-    ):
-        form = serialization.PrivateFormat.PKCS8
-        (folder / file).write_bytes(key.private_bytes(serialization.Encoding.PEM, form, lock))
-    return folder / "cert.pem", folder / "key.pem", folder / "locked.pem"
+    return write_certificate(tmp_path_factory.mktemp("tls"))
 
 
 def test_an_encrypted_answer(files: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,6 +51,25 @@ def test_an_encrypted_answer(files: tuple[Path, Path, Path], monkeypatch: pytest
         assert silent.recv(1) == b""
         assert time.monotonic() - began < 15
         silent.close()
+
+
+def test_half_of_a_request(files: tuple[Path, Path, Path], caplog: pytest.LogCaptureFixture) -> None:
+    """It is told so, and closed once: a second time, asyncio's encrypted connections lose their state."""
+    cert, key, _ = files
+    limits = ConnectionLimits(head=0.2)
+    with serving(FakeBackend(), limits=limits, ssl_certfile=str(cert), ssl_keyfile=str(key)) as plain:
+        context = ssl.create_default_context(cafile=str(cert))
+        address = ("127.0.0.1", plain.base_url.port)
+        with (
+            socket.create_connection(address, timeout=20) as raw,
+            context.wrap_socket(raw, server_hostname="127.0.0.1") as connection,
+        ):
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: loc")
+            said = b""
+            while data := connection.recv(1 << 16):
+                said += data
+    assert said.startswith(b"HTTP/1.1 408 ")
+    assert "Exception in callback" not in caplog.text
 
 
 def test_wrong_files(files: tuple[Path, Path, Path], tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Sequence
+from contextlib import aclosing
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
@@ -14,6 +16,9 @@ export = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_expo
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 
 from ipex_assist.serve import app  # noqa: E402
+from ipex_assist.serve.backend import Failed, GenerationRequest, NotReady  # noqa: E402
+from ipex_assist.serve.tracing import Tracing  # noqa: E402
+from ipex_assist.speculative.options import GenerationOptions  # noqa: E402
 
 pytestmark = pytest.mark.one_stack
 
@@ -63,6 +68,49 @@ def test_each_text_and_each_failure(exporter: Any) -> None:
     (text,) = [span for span in spans_of(exporter, failing) if span.name == "text"]
     assert not text.status.is_ok
     assert "oh" in text.status.description
+
+
+def read(backend: Any) -> None:
+    """A text of it, to the end."""
+
+    async def main() -> None:
+        async with aclosing(backend.generate(GenerationRequest([5], GenerationOptions(max_new_tokens=2)))) as parts:
+            async for _ in parts:
+                pass
+
+    asyncio.run(main())
+
+
+def test_the_spans_of_many_models_arrive() -> None:
+    """Finds an end of the first model's tracing that closes what sends the others' spans."""
+    made = export.InMemorySpanExporter()
+    tracing = Tracing(made)
+    backends = [tracing.traced(FakeBackend()) for _ in range(2)]
+    for backend in backends:
+        read(backend)
+    tracing.close()
+    assert sum(span.name == "text" for span in made.get_finished_spans()) == 2
+
+
+def test_a_text_whose_model_is_gone(exporter: Any) -> None:
+    """Its client is told why it failed, and not that the model is not loaded; its span has the model's name."""
+    backend = FakeBackend()
+
+    def fail() -> Exception:
+        type(backend).facts = property(lambda self: (_ for _ in ()).throw(NotReady("not loaded")))
+        return Failed("the engines have died")
+
+    known = type(backend).facts
+    backend.error = fail
+    tracing = Tracing(exporter)
+    try:
+        with pytest.raises(Failed, match="the engines have died"):
+            read(tracing.traced(backend))
+    finally:
+        type(backend).facts = known
+    tracing.close()
+    (text,) = [span for span in exporter.get_finished_spans() if span.name == "text"]
+    assert text.attributes["gen_ai.request.model"] == "tiny"
 
 
 def test_a_collector_over_http() -> None:

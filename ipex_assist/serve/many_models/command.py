@@ -26,6 +26,7 @@ from ipex_assist.serve.server_log import ServerLog
 from ipex_assist.serve.stop_signals import StopSignals
 from ipex_assist.speculative.options import DraftOptions
 from ipex_assist.workers.capacity import InstanceNeed
+from ipex_assist.workers.frozen_objects import freeze_objects
 from ipex_assist.workers.local_machine import local_commands, local_pool
 from ipex_assist.workers.settings import WorkerSettings
 
@@ -85,7 +86,9 @@ class LocalLoader:
         from ipex_assist.tokenization.tokenizer import load_tokenizer
 
         leave_torch_out()
-        return load_tokenizer(open_checkpoint(self.source, revision=self.load.revision, offline=self.load.offline))
+        made = load_tokenizer(open_checkpoint(self.source, revision=self.load.revision, offline=self.load.offline))
+        freeze_objects()  # with the first one, the libraries are there
+        return made
 
     def make_engines(self) -> Engines:
         """What runs the processes."""
@@ -151,19 +154,10 @@ class ManyModelsCommand:
         """What wraps each model, and what ends the tracing."""
         if self.options.otel is None:
             return lambda model: model, None
-        from ipex_assist.serve.tracing import TracedBackend, collector
+        from ipex_assist.serve.tracing import Tracing, collector
 
-        exporter, traced = collector(self.options.otel), list[TracedBackend]()
-
-        def wrap(model: ManagedModel) -> TracedBackend:
-            traced.append(TracedBackend(model, exporter))
-            return traced[-1]
-
-        def finish() -> None:
-            for each in traced:
-                each.close()
-
-        return wrap, finish
+        tracing = Tracing(collector(self.options.otel))
+        return tracing.traced, tracing.close
 
     def greeting(self, limit: int) -> str:
         """The ready message: address, models, memory and a curl example."""
