@@ -124,6 +124,8 @@ class Scheduler:
                 request.draft = request.make_draft_source()
                 if (head := request.head) is not None:
                     head.target = request.sequence
+                    if request.doubts_source:
+                        head.skip_prompt()
             except IpexAssistError as error:
                 self._fail(request, error)
             else:
@@ -227,6 +229,8 @@ class Scheduler:
         self._chunks.observe(read, len(batch) - len(prefills), seconds)
         self.stats.prompt_tokens += read
         for scheduled, each, output in zip(batch, plan.rows, outputs, strict=True):
+            if scheduled.is_prefill and output.hidden is not None:
+                self._charge_taps(scheduled, seconds * len(each.tokens) / count)
             listed = not scheduled.is_prefill or self._note_prompt(scheduled.request, len(each.tokens), output, seconds)
             if listed and scheduled.reads_all_pending:
                 self._accept_tokens(scheduled, output, seconds, draft_s, experts)
@@ -244,6 +248,15 @@ class Scheduler:
         started = self.clock()
         self._heads.observe(scheduled, first, hidden)
         self.drafts.book_overhead(self.clock() - started)
+
+    def _charge_taps(self, scheduled: ScheduledRequest, seconds: float) -> None:
+        """Charge what a prompt's hidden states add to the `seconds` of its rows.
+
+        Where they leave the last layer, that computes all rows; without them it computes those that need logits.
+        """
+        layers, head = self.target.spec.num_hidden_layers, scheduled.head
+        if head is not None and layers in head.spec.taps.layers:
+            self.drafts.book_reading(scheduled.request, seconds / layers)
 
     def _repays_reading(self, request: Request, unread: int) -> bool:
         return self.drafts.repays_reading(request, unread, len(self.running))

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ipex_assist.speculative.acceptance import Acceptance
-from ipex_assist.speculative.adaptive_schedule import SHARE, AdaptiveSchedule
+from ipex_assist.speculative.adaptive_schedule import ASKING_SHARE, SHARE, AdaptiveSchedule
 from ipex_assist.speculative.costs import Costs
-from ipex_assist.speculative.draft_budget import EXPECTED_TOKENS, FURTHER, OUTLIER, STAKE, TRUST
+from ipex_assist.speculative.draft_budget import EXPECTED_TOKENS, FURTHER, OUTLIER, TRUST
 from ipex_assist.speculative.draft_source import Proposal
 from ipex_assist.speculative.joint_draft_choice import BatchCosts, JointDraftChoice, best_joint_draft, worth_verifying
 from ipex_assist.speculative.live_costs import LiveCosts
@@ -28,7 +28,8 @@ KNOWN_TOKENS = 8  # verified before a source is trusted: each costs a pass of th
 TRUSTED_GAIN = 1.1
 READY = 8  # a source with at most this many unread tokens is ready to draft
 ALL_UNREAD = 1 << 30  # context: the source reads all unread tokens, however many
-LONGEST_PAUSE = 16  # passes without a plan
+# Passes without a plan; the second where plans would otherwise take more than ASKING_SHARE of the time.
+LONGEST_PAUSE, SELDOM_PAUSE = 16, 64
 # Last tokens that one request reads to measure the cost of reading, if by calibration all prompts are too expensive.
 PROBES = (8, 4, 2)
 READING_SHARE = 0.75  # share of a request's expected gain that may be spent on reading its prompt
@@ -66,7 +67,9 @@ class JointSchedule:
         self._credit = 0.0  # seconds that may be lost
         self._gain = 1.0  # expected gain of the last round with drafts
         self._since_baseline = 0  # passes with drafts since the last one without
-        self._undrafted_s = float("inf")  # seconds of passes since the last draft; infinite before the first
+        # Seconds of passes since the last draft; infinite before the first, and after a trial that was right.
+        self._undrafted_s = float("inf")
+        self._asking_s = 0.0  # of the last pass in which nothing was drafted: what asking takes
         self._drafts: list[JointDraft] = []
         self._batch_costs = BatchCosts(costs, 1)
         self._prefilling = 0  # requests whose prompts are being read
@@ -139,10 +142,11 @@ class JointSchedule:
         """Return for how many passes no draft would be due or covered, if costs stay as they are."""
         plain = self._batch_costs.plain_s
         cost = self._loss(1, 1, False) + self.live.costs.reading(min(self._unread(draft) for draft in drafts))
-        passes = min((cost - self._credit) / (FURTHER * plain), LONGEST_PAUSE)
+        passes = (cost + self._asking_s - self._credit) / (FURTHER * plain)
         if best_joint_draft(self._model, self._batch_costs, len(drafts), LONGEST_DRAFT).gain <= WORTH:
-            passes = max(passes, (cost / STAKE - self._undrafted_s) / plain)
-        return max(0, min(LONGEST_PAUSE, math.ceil(passes)))
+            passes = max(passes, (cost / _stake(drafts) - self._undrafted_s) / plain)
+        longest = min(max(LONGEST_PAUSE, self._asking_s / (ASKING_SHARE * plain)), SELDOM_PAUSE)
+        return math.ceil(max(0.0, min(longest, passes)))
 
     def has_adopted(self, schedule: AdaptiveSchedule) -> bool:
         """Whether a request's drafts are paid from this schedule's credit."""
@@ -157,7 +161,9 @@ class JointSchedule:
             return False
         token_s, tokens = batch_costs.plain_s / requests, draft.schedule.budget.expected_tokens
         seconds = costs.reading(draft.now.unread)
-        credit = self._credit + (0.0 if self.has_adopted(draft.schedule) else STAKE * tokens * token_s)
+        credit = self._credit + (
+            0.0 if self.has_adopted(draft.schedule) else draft.schedule.budget.stake * tokens * token_s
+        )
         if self._model.seen >= KNOWN_TOKENS:
             credit += TRUST * EXPECTED_TOKENS * batch_costs.plain_s
         won = min(draft.now.remaining, EXPECTED_TOKENS) * token_s * (1 - WORTH / choice.gain)
@@ -214,9 +220,11 @@ class JointSchedule:
             took = min(took, (sum(self._expected_draft_s) + likely) * OUTLIER)
             self._credit += accepted * self._token_s - (took - batch_costs.base_s)
             probed = any(_is_probe(draft.plan) for draft in self._drafts)
-            self._undrafted_s = self._undrafted_s if probed else 0.0
+            if drafted and not probed:
+                self._undrafted_s = math.inf if self._trial and accepted else 0.0
         else:
             self._undrafted_s += batch_costs.plain_s
+            self._asking_s = min(overhead_s, batch_costs.plain_s)
         self._credit = min(self._credit, KEPT_CREDIT * EXPECTED_TOKENS * batch_costs.plain_s)
 
     def _note_reading(self, draft: JointDraft) -> bool:
@@ -257,7 +265,7 @@ class JointSchedule:
             text = draft.schedule
             if not self.has_adopted(text):
                 text.model_acceptance, text.lookup_acceptance = self._model, self._lookup
-                self._credit += STAKE * text.budget.expected_tokens * self._token_s
+                self._credit += text.budget.stake * text.budget.expected_tokens * self._token_s
 
     def _plan_copies(self, drafts: Sequence[JointDraft]) -> None:
         if not drafts:
@@ -334,7 +342,11 @@ class JointSchedule:
             sizes = [size for size in PROBES if step + self.live.costs.reading(size) <= self._credit]
             if sizes and draft.now.unread > sizes[0]:
                 cost, context = step + self.live.costs.reading(sizes[0]), sizes[0]
-        if self._undrafted_s * STAKE >= cost and cost <= self._credit and self._could_be_worthwhile(len(drafts)):
+        if (
+            self._undrafted_s * _stake(drafts) >= cost
+            and cost <= self._credit
+            and self._could_be_worthwhile(len(drafts))
+        ):
             draft.plan, self._trial = DraftPlan(1, 0.0, context), True
 
     def _could_be_worthwhile(self, requests: int) -> bool:
@@ -359,6 +371,11 @@ class JointSchedule:
         passes = (float(batch_costs.draft_s(sum(count > depth for count in counts))) for depth in range(max(counts)))
         steps = batch_costs.block_s(len(counts)) + sum(passes)
         return steps, sum(self.live.reading(draft.proposal.read) for draft in self._drafts)
+
+
+def _stake(drafts: Sequence[JointDraft]) -> float:
+    """The share of the time that trials may cost: the most of these texts' stakes."""
+    return max(draft.schedule.budget.stake for draft in drafts)
 
 
 def _is_probe(plan: DraftPlan) -> bool:
