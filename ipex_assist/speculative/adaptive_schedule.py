@@ -80,6 +80,7 @@ class AdaptiveSchedule:
     model_acceptance: Acceptance = field(default_factory=Acceptance)
     lookup_acceptance: Acceptance = field(default_factory=Acceptance)
     shared: LiveCosts | None = None
+    stake: float = STAKE  # share of the time that the first drafts may lose
     budget: DraftBudget = field(init=False)
     drafts: int = 0  # rounds with a draft
     skipped: int = 0  # tokens at the start of the context that the source has not read
@@ -98,7 +99,7 @@ class AdaptiveSchedule:
 
     def __post_init__(self) -> None:
         self._live = LiveCosts(self.costs) if self.shared is None else self.shared
-        self.budget = DraftBudget(self.limit, self._looks_promising(), STAKE * self._stake_left())
+        self.budget = DraftBudget(self.limit, self._looks_promising(), self.stake * self._stake_left())
         if self.is_doubted:
             self.pause = FIRST_PAUSE
 
@@ -119,7 +120,7 @@ class AdaptiveSchedule:
     @property
     def is_doubted(self) -> bool:
         """Whether the source did not pay in earlier texts: its text begins without it, and it reads no prompt."""
-        return self.budget.stake <= STAKE / 2
+        return self.budget.stake <= self.stake / 2
 
     def _looks_promising(self) -> bool:
         """Whether acceptance in earlier requests promises a gain above 10 % at the current costs."""

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 
 # Share of plain decoding time that rejected drafts may cost: up front for the expected tokens, and further for each
-# token that comes. The rest of the promised 3 % is for errors of the cost model, and for what a request that could draft
-# takes in every round.
-STAKE, FURTHER = 0.02, 0.005
+# token that comes. The rest of the promised 3 % is for errors of the cost model, and for what no clock shows: a request
+# with a draft head has more of that in each round, and its stake is smaller.
+STAKE, HEAD_STAKE, FURTHER = 0.02, 0.015, 0.005
 # The stake shrinks by half for as many tokens of earlier texts, verified of a source that did not pay in them.
 DOUBTED_TOKENS = 8
 # A request may end early: the up-front stake counts on at most this many tokens.
@@ -104,5 +104,5 @@ class DraftBudget:
         return self.trusted and seconds < TRUSTED_READING * self.expected_tokens * plain
 
     def trial_is_due(self, cost: float) -> bool:
-        """Whether the stake of the time since the last draft has grown to the cost of another, or that one was right."""
+        """Whether the stake of the time since the last draft has grown to the cost of another, or it was right."""
         return self.undrafted_s * self.stake >= cost
