@@ -260,12 +260,13 @@ class JointSchedule:
         return self._model if draft.now.unread else self._lookup
 
     def _adopt_new(self) -> None:
-        """Give each new request the shared acceptance rates, and add its stake to the credit."""
+        """Give each new request the shared acceptance rates, and add what is left of its stake to the credit."""
         for draft in self._drafts:
             text = draft.schedule
             if not self.has_adopted(text):
+                left = max(0.0, text.credit)  # it may have read a prompt, or drafted alone
+                self._credit += min(text.budget.stake * text.budget.expected_tokens * self._token_s, left)
                 text.model_acceptance, text.lookup_acceptance = self._model, self._lookup
-                self._credit += text.budget.stake * text.budget.expected_tokens * self._token_s
 
     def _plan_copies(self, drafts: Sequence[JointDraft]) -> None:
         if not drafts:
