@@ -120,7 +120,7 @@ class AdaptiveSchedule:
     @property
     def is_doubted(self) -> bool:
         """Whether the source did not pay in earlier texts: its text begins without it, and it reads no prompt."""
-        return self.budget.stake <= self.stake / 2
+        return self.budget.stake <= self.stake / 2 and not self._pays_by_counts()
 
     def _looks_promising(self) -> bool:
         """Whether acceptance in earlier requests promises a gain above 10 % at the current costs."""

@@ -95,7 +95,7 @@ class DraftBudget:
         """
         grows = (FURTHER + self.stake * (self.tokens >= self.expected_tokens)) * plain
         covered = (cost + asking - self.credit(plain, worthwhile)) / grows
-        due = ((cost - reading) / self.stake - self.undrafted_s) / plain if trial else 0.0
+        due = ((cost - reading) / STAKE - self.undrafted_s) / plain if trial else 0.0
         rounds = max(covered, due)
         return math.ceil(rounds) if rounds > 0 else 0
 
@@ -104,5 +104,5 @@ class DraftBudget:
         return self.trusted and seconds < TRUSTED_READING * self.expected_tokens * plain
 
     def trial_is_due(self, cost: float) -> bool:
-        """Whether the stake of the time since the last draft has grown to the cost of another, or it was right."""
-        return self.undrafted_s * self.stake >= cost
+        """Whether the usual stake of the time since the last draft has grown to another's cost, or it was right."""
+        return self.undrafted_s * STAKE >= cost

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from ipex_assist.speculative.acceptance import Acceptance
 from ipex_assist.speculative.adaptive_schedule import ASKING_SHARE, SHARE, AdaptiveSchedule
 from ipex_assist.speculative.costs import Costs
-from ipex_assist.speculative.draft_budget import EXPECTED_TOKENS, FURTHER, OUTLIER, TRUST
+from ipex_assist.speculative.draft_budget import EXPECTED_TOKENS, FURTHER, OUTLIER, STAKE, TRUST
 from ipex_assist.speculative.draft_source import Proposal
 from ipex_assist.speculative.joint_draft_choice import BatchCosts, JointDraftChoice, best_joint_draft, worth_verifying
 from ipex_assist.speculative.live_costs import LiveCosts
@@ -144,7 +144,7 @@ class JointSchedule:
         cost = self._loss(1, 1, False) + self.live.costs.reading(min(self._unread(draft) for draft in drafts))
         passes = (cost + self._asking_s - self._credit) / (FURTHER * plain)
         if best_joint_draft(self._model, self._batch_costs, len(drafts), LONGEST_DRAFT).gain <= WORTH:
-            passes = max(passes, (cost / _stake(drafts) - self._undrafted_s) / plain)
+            passes = max(passes, (cost / STAKE - self._undrafted_s) / plain)
         longest = min(max(LONGEST_PAUSE, self._asking_s / (ASKING_SHARE * plain)), SELDOM_PAUSE)
         return math.ceil(max(0.0, min(longest, passes)))
 
@@ -343,11 +343,7 @@ class JointSchedule:
             sizes = [size for size in PROBES if step + self.live.costs.reading(size) <= self._credit]
             if sizes and draft.now.unread > sizes[0]:
                 cost, context = step + self.live.costs.reading(sizes[0]), sizes[0]
-        if (
-            self._undrafted_s * _stake(drafts) >= cost
-            and cost <= self._credit
-            and self._could_be_worthwhile(len(drafts))
-        ):
+        if self._undrafted_s * STAKE >= cost and cost <= self._credit and self._could_be_worthwhile(len(drafts)):
             draft.plan, self._trial = DraftPlan(1, 0.0, context), True
 
     def _could_be_worthwhile(self, requests: int) -> bool:
@@ -372,11 +368,6 @@ class JointSchedule:
         passes = (float(batch_costs.draft_s(sum(count > depth for count in counts))) for depth in range(max(counts)))
         steps = batch_costs.block_s(len(counts)) + sum(passes)
         return steps, sum(self.live.reading(draft.proposal.read) for draft in self._drafts)
-
-
-def _stake(drafts: Sequence[JointDraft]) -> float:
-    """The share of the time that trials may cost: the most of these texts' stakes."""
-    return max(draft.schedule.budget.stake for draft in drafts)
 
 
 def _is_probe(plan: DraftPlan) -> bool:
