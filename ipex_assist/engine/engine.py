@@ -236,7 +236,7 @@ class Engine:
                     self._scheduler.block_budget.clear_prefixes()
             else:
                 if isinstance(schedule, AdaptiveSchedule):
-                    schedule.budget.book_overhead(self._clock() - started, schedule.plain_s)
+                    schedule.budget.book_start(self._clock() - started, schedule.plain_s)
                 return schedule
         return ConstantSchedule(0)  # running requests hold all the memory: decode this one plainly
 

@@ -18,6 +18,7 @@ from ipex_assist.engine.scheduled_request import ScheduledRequest
 from ipex_assist.engine.stats import EngineStats
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.interface import ANY_ROWS, LogitsError, Model, Rows, experts_a_layer
+from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
 from ipex_assist.speculative.hidden_window import HiddenStates
 from ipex_assist.speculative.logprobs import of_rows
 from ipex_assist.speculative.round import Round
@@ -254,9 +255,9 @@ class Scheduler:
 
         Where they leave the last layer, that computes all rows; without them it computes those that need logits.
         """
-        layers, head = self.target.spec.num_hidden_layers, scheduled.head
-        if head is not None and layers in head.spec.taps.layers:
-            self.drafts.book_reading(scheduled.request, seconds / layers)
+        layers, head, schedule = self.target.spec.num_hidden_layers, scheduled.head, scheduled.request.schedule
+        if head is not None and layers in head.spec.taps.layers and isinstance(schedule, AdaptiveSchedule):
+            schedule.charge_prompt(seconds / layers, seconds)
 
     def _repays_reading(self, request: Request, unread: int) -> bool:
         return self.drafts.repays_reading(request, unread, len(self.running))

@@ -208,6 +208,10 @@ class AdaptiveSchedule:
         whole = self._choice(min(self.longest, now.remaining - 1), None)
         return self._gain(whole) > WORTH and self._reads_all(whole, last_chance=False)
 
+    def charge_prompt(self, seconds: float, prompt_s: float) -> None:
+        """Charge what a prompt's hidden states took beyond the stake of the `prompt_s` seconds that it took itself."""
+        self.budget.book_start(max(0.0, seconds - self.stake * prompt_s), self.plain_s)
+
     def observe(self, outcome: RoundResult) -> None:
         """Book the round, and update costs and acceptance rates."""
         now, drafted, context = self._now, outcome.drafted, self._plan.context

@@ -16,6 +16,7 @@ EXPECTED_TOKENS = 128
 # Additional share for a pair that did well in an earlier request, or in this one so far.
 TRUST = 0.04
 TRUSTED_READING = 0.1  # and for reading a prompt, before any draft has gained that
+MOST_OF_CREDIT = 0.25  # that preparing to draft may take, each time
 OUTLIER = 1.5  # measured ÷ expected seconds of a round are clipped at this ratio
 
 
@@ -84,6 +85,10 @@ class DraftBudget:
     def book_overhead(self, seconds: float, plain: float) -> None:
         """Charge what drafting takes beside passes: plans, hidden states. Far more was taken by other processes."""
         self.balance -= min(seconds, (OUTLIER - 1) * plain)
+
+    def book_start(self, seconds: float, plain: float) -> None:
+        """Charge what preparing to draft took, at most a share of the credit: of a short text it would take all."""
+        self.balance -= min(seconds, MOST_OF_CREDIT * max(0.0, self.credit(plain, worthwhile=False)))
 
     def rounds_until(
         self, cost: float, reading: float, plain: float, worthwhile: bool, trial: bool, asking: float = 0.0

@@ -40,6 +40,7 @@ from ipex_assist.models.draft_head import HeadKind
 from ipex_assist.speculative.acceptance import Acceptance
 from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
 from ipex_assist.speculative.costs import Costs
+from ipex_assist.speculative.draft_budget import HEAD_STAKE
 from ipex_assist.speculative.drafting import Drafting
 from ipex_assist.speculative.head_assistant import HeadAssistant
 from ipex_assist.speculative.joint_schedule import JointSchedule
@@ -211,17 +212,18 @@ def test_hidden_states_behind_the_last_layer_are_charged() -> None:
     sample = target.sample
 
     def sampled(rows: Any, choices: Any, hidden: Any = None) -> Any:
-        now[0] += 9.0
+        now[0] += 0.9
         return sample(rows, choices, hidden)
 
     target.sample = sampled  # type: ignore[method-assign]
     dear = Costs((1.0,) * 16, 1.0, (1.0,) * 16, 1.0)
     engine = Engine(target, Drafting(VOCAB, lambda: dear, FakeHead()), clock=lambda: now[0])
-    handle = engine.submit(prompt_of(random.Random(3), 20), GenerationOptions.of(max_new_tokens=40, ignore_eos=True))
+    handle = engine.submit(prompt_of(random.Random(3), 20), GenerationOptions.of(max_new_tokens=4000, ignore_eos=True))
     next(handle)
     schedule = handle._request.schedule
     assert isinstance(schedule, AdaptiveSchedule)
-    assert schedule.budget.balance == -9.0 / target.spec.num_hidden_layers
+    beyond_stake = 0.9 * (1 / target.spec.num_hidden_layers - HEAD_STAKE)
+    assert schedule.budget.balance == pytest.approx(-beyond_stake)
     handle.cancel()
 
 
