@@ -74,19 +74,22 @@ class DraftScheduler:
 
     def _all_rest(self, drafters: Sequence[ScheduledRequest]) -> bool:
         """Whether the joint schedule has a pause, and all who could draft are under it."""
-        self._may_pause = all(scheduled.request.may_pause for scheduled in drafters)
-        schedules = [scheduled.request.schedule for scheduled in drafters]
-        adaptive = [schedule for schedule in schedules if isinstance(schedule, AdaptiveSchedule)]
+        requests = [scheduled.request for scheduled in drafters]
+        self._may_pause = all(request.may_pause and not request.copies for request in requests)
+        adaptive = [each.schedule for each in requests if isinstance(each.schedule, AdaptiveSchedule)]
         return self._may_pause and self.joint is not None and self.joint.rests(adaptive, self._requests)
 
     @staticmethod
     def _rests(scheduled: ScheduledRequest) -> bool:
-        """Whether a request's schedule has a pause. The rows that its head will read after it are kept in time."""
+        """Whether a request's schedule has a pause, and it has nothing to copy.
+
+        The rows that its head will read after it are kept in time.
+        """
         schedule = scheduled.request.schedule
         if not (isinstance(schedule, AdaptiveSchedule) and schedule.pause and scheduled.request.may_pause):
             return False
-        scheduled.rests, scheduled.keeps_hidden = True, schedule.pause <= READY_ROWS
-        return True
+        scheduled.rests, scheduled.keeps_hidden = not scheduled.request.copies, schedule.pause <= READY_ROWS
+        return scheduled.rests
 
     def _plans(
         self, drafters: Sequence[ScheduledRequest], requests: int, prefill_rows: int, prefilling: int

@@ -18,6 +18,7 @@ from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.adapters import AdapterChoice
 from ipex_assist.executors.blocks import NoBlocksError
 from ipex_assist.executors.interface import Model
+from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
 from ipex_assist.speculative.constrained_source import ConstrainedSource
 from ipex_assist.speculative.draft_source import DraftSource
 from ipex_assist.speculative.drafting import Drafting
@@ -227,11 +228,16 @@ class Engine:
     def _schedule(self, options: GenerationOptions, limit: int) -> Schedule:
         """Return the schedule of a request. This may calibrate the pair, which needs free blocks."""
         for _ in ("beside the prefixes that are kept", "without them"):
+            started = self._clock()
             try:
-                return self.drafting.schedule(options, limit, self._live_costs, options.lora)
+                schedule = self.drafting.schedule(options, limit, self._live_costs, options.lora)
             except NoBlocksError:
                 with self._pass_lock:
                     self._scheduler.block_budget.clear_prefixes()
+            else:
+                if isinstance(schedule, AdaptiveSchedule):
+                    schedule.budget.book_start(self._clock() - started, schedule.plain_s)
+                return schedule
         return ConstantSchedule(0)  # running requests hold all the memory: decode this one plainly
 
     def _live_costs(self) -> LiveCosts:

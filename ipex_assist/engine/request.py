@@ -18,6 +18,7 @@ from ipex_assist.speculative.draft_source import DraftSource, Proposal
 from ipex_assist.speculative.grammar import Grammar, GrammarError, follow
 from ipex_assist.speculative.head_assistant import HeadAssistant
 from ipex_assist.speculative.logit_edits import SeenTokens
+from ipex_assist.speculative.prompt_lookup import LookupWithFallback
 from ipex_assist.speculative.round import Round
 from ipex_assist.speculative.sampling import Sampling
 from ipex_assist.speculative.schedule import RoundState, Schedule
@@ -119,8 +120,18 @@ class Request:
 
     @property
     def may_pause(self) -> bool:
-        """Whether a pause of its schedule means that it needs no draft: one that copies text costs nothing to ask."""
+        """Whether a pause of its schedule means that it needs no draft of a model."""
         return getattr(self.draft, "may_pause", False) and isinstance(self.schedule, AdaptiveSchedule)
+
+    @property
+    def doubts_source(self) -> bool:
+        """Whether its draft source did not pay in earlier texts, so that it reads no prompt."""
+        return isinstance(self.schedule, AdaptiveSchedule) and self.schedule.is_doubted
+
+    @property
+    def copies(self) -> bool:
+        """Whether its next draft would be a copy of earlier text, which no pause of its schedule is about."""
+        return isinstance(self.draft, LookupWithFallback) and self.draft.copies(self.tokens)
 
     @property
     def forced_count(self) -> int:

@@ -18,6 +18,7 @@ from ipex_assist.engine.scheduled_request import ScheduledRequest
 from ipex_assist.engine.stats import EngineStats
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.interface import ANY_ROWS, LogitsError, Model, Rows, experts_a_layer
+from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
 from ipex_assist.speculative.logprobs import of_rows
 from ipex_assist.speculative.round import Round
 from ipex_assist.speculative.schedule import longest_draft
@@ -123,6 +124,8 @@ class Scheduler:
                 request.draft = request.make_draft_source()
                 if (head := request.head) is not None:
                     head.target = request.sequence
+                    if request.doubts_source:
+                        head.skip_prompt()
             except IpexAssistError as error:
                 self._fail(request, error)
             else:
@@ -226,6 +229,8 @@ class Scheduler:
         self._chunks.observe(read, len(batch) - len(prefills), seconds)
         self.stats.prompt_tokens += read
         for scheduled, each, output in zip(batch, plan.rows, outputs, strict=True):
+            if scheduled.is_prefill and output.hidden is not None:
+                self._charge_taps(scheduled, seconds * len(each.tokens) / count)
             listed = not scheduled.is_prefill or self._note_prompt(scheduled.request, len(each.tokens), output, seconds)
             if listed and scheduled.reads_all_pending:
                 self._accept_tokens(scheduled, output, seconds, draft_s, experts)
@@ -246,6 +251,15 @@ class Scheduler:
         started = self.clock()
         self._heads.observe(scheduled, first + output.hidden_start, output.hidden_before(count))
         self.drafts.book_overhead(self.clock() - started)
+
+    def _charge_taps(self, scheduled: ScheduledRequest, seconds: float) -> None:
+        """Charge what a prompt's hidden states add to the `seconds` of its rows.
+
+        Where they leave the last layer, that computes all rows; without them it computes those that need logits.
+        """
+        layers, head, schedule = self.target.spec.num_hidden_layers, scheduled.head, scheduled.request.schedule
+        if head is not None and layers in head.spec.taps.layers and isinstance(schedule, AdaptiveSchedule):
+            schedule.charge_prompt(seconds / layers, seconds)
 
     def _repays_reading(self, request: Request, unread: int) -> bool:
         return self.drafts.repays_reading(request, unread, len(self.running))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from ipex_assist.speculative.acceptance import EDGES, Acceptance
 from ipex_assist.speculative.costs import Costs
-from ipex_assist.speculative.draft_budget import EXPECTED_TOKENS, DraftBudget
+from ipex_assist.speculative.draft_budget import DOUBTED_TOKENS, EXPECTED_TOKENS, STAKE, DraftBudget
 from ipex_assist.speculative.draft_source import Proposal
 from ipex_assist.speculative.joint_draft_choice import BatchCosts, worth_verifying
 from ipex_assist.speculative.live_costs import CostFindings, LiveCosts
@@ -26,9 +27,11 @@ WORTH = 1.01  # a draft must promise this factor over plain decoding
 SHARE = 0.3
 KEPT_TOKENS = 8  # for which a choice is reused while nothing is drafted
 # Rounds without a plan: at most this many where costs alone decide when a draft is tried again, and where acceptance
-# promises a gain that the credit does not cover yet.
-LONGEST_PAUSE, SHORT_PAUSE = 64, 16
-_OVERHEAD_MEMORY = 0.9  # decay, per draft, of the mean overhead
+# promises a gain that the credit does not cover yet. They are more where plans would otherwise take more than a share
+# of the time; a source that never helped in earlier texts is first asked after FIRST_PAUSE.
+LONGEST_PAUSE, SHORT_PAUSE, FIRST_PAUSE = 64, 16, 16
+ASKING_SHARE, MOST_PAUSES = 0.0015, 2
+_OVERHEAD_MEMORY, _ASKING_MEMORY = 0.9, 0.5  # decay, per round with and without a draft, of the mean overhead
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,7 @@ class AdaptiveSchedule:
     lookup_acceptance: Acceptance = field(default_factory=Acceptance)
     shared: LiveCosts | None = None
     adapter: str | None = None
+    stake: float = STAKE  # share of the time that the first drafts may lose
     budget: DraftBudget = field(init=False)
     drafts: int = 0  # rounds with a draft
     skipped: int = 0  # tokens at the start of the context that the source has not read
@@ -91,16 +95,38 @@ class AdaptiveSchedule:
     _worthwhile: tuple[tuple[int, int, int, bool], bool] | None = None
     _rested: list[tuple[float, float | None]] = field(default_factory=list)  # seconds and experts of a pause's passes
     _overhead_s: float = 0.0  # decayed mean of drafts
+    _asking_s: float = 0.0  # decayed mean of rounds in which nothing was drafted: what asking takes
     _now: RoundState = field(default_factory=lambda: RoundState(0, 0, 0))
     _plan: DraftPlan = field(default_factory=lambda: DraftPlan(0))
 
     def __post_init__(self) -> None:
         self._live = LiveCosts(self.costs) if self.shared is None else self.shared
-        self.budget = DraftBudget(self.limit, self._looks_promising())
+        self.budget = DraftBudget(self.limit, self._looks_promising(), self.stake * self._stake_left())
+        if self.is_doubted:
+            self.pause = FIRST_PAUSE
+
+    def _stake_left(self) -> float:
+        """Return the share of the stake for a source whose first tokens, by counts alone, did not pay in earlier texts.
+
+        Otherwise each text would lose the stake again to a source that is always wrong.
+        """
+        first = self.model_acceptance.first
+        return 1.0 if self._pays_by_counts() else DOUBTED_TOKENS / (DOUBTED_TOKENS + first.seen)
+
+    def _pays_by_counts(self) -> bool:
+        """Whether first tokens were right often enough to pay for themselves, without the prior; true before any."""
+        costs, first = self._live.costs, self.model_acceptance.first
+        cost = costs.drafting(1) + costs.verifying(2) - costs.verifying(1)
+        return float(first.accepted.sum()) * costs.verifying(1) >= first.seen * cost
+
+    @property
+    def is_doubted(self) -> bool:
+        """Whether the source did not pay in earlier texts: its text begins without it, and it reads no prompt."""
+        return self.budget.stake <= self.stake / 2 and not self._pays_by_counts()
 
     def _looks_promising(self) -> bool:
         """Whether acceptance in earlier requests promises a gain above 10 % at the current costs."""
-        if self.model_acceptance.seen < TRUSTED_TOKENS:
+        if self.model_acceptance.seen < TRUSTED_TOKENS or not self._pays_by_counts():
             return False
         choice = best_draft(self.model_acceptance, self._live.costs, self.longest, self._overhead_s)
         return choice.rate * self.plain_s > 1.1
@@ -112,6 +138,7 @@ class AdaptiveSchedule:
 
     def plan(self, now: RoundState) -> DraftPlan:
         """Return the best plan that the budget can afford."""
+        pause = self.pause
         self._wake()
         self._now = now
         if not self.budget.tokens:
@@ -124,6 +151,8 @@ class AdaptiveSchedule:
             self._allowed.add(now.unread > 0)
         elif longest > 0 and now.unread:
             self.pause = self._rounds_to_wait(longest)
+        if not now.unread and pause:  # of the model, whose turn it was not
+            self.pause = pause - 1
         return self._plan
 
     def rest(self, target_s: float, experts: float | None = None) -> None:
@@ -149,13 +178,14 @@ class AdaptiveSchedule:
         """Return for how many rounds nothing would be planned, if costs stay as they are."""
         part = self._end_of_text()
         choices = ((context, self._choice(longest, context)) for context in (None, part))
-        waits = []
+        plain, asking, waits = self.plain_s, self._asking_s, []
+        seldom = math.ceil(min(asking / (ASKING_SHARE * plain), MOST_PAUSES * LONGEST_PAUSE))
         for context, choice in choices:
             promising, reading = self._gain(choice) > WORTH, self._reading(context)
             wait = self.budget.rounds_until(
-                self._loss(1, context), reading, self.plain_s, self._is_worthwhile(), trial=not promising
+                self._loss(1, context), reading, plain, self._is_worthwhile(), trial=not promising, asking=asking
             )
-            waits.append(min(wait, SHORT_PAUSE if promising else LONGEST_PAUSE))
+            waits.append(min(wait, max(seldom, SHORT_PAUSE if promising else LONGEST_PAUSE)))
         return min(waits)
 
     def trim(self, proposal: Proposal) -> Proposal:
@@ -180,6 +210,10 @@ class AdaptiveSchedule:
         whole = self._choice(min(self.longest, now.remaining - 1), None)
         return self._gain(whole) > WORTH and self._reads_all(whole, last_chance=False)
 
+    def charge_prompt(self, seconds: float, prompt_s: float) -> None:
+        """Charge what a prompt's hidden states took beyond the stake of the `prompt_s` seconds that it took itself."""
+        self.budget.book_start(max(0.0, seconds - self.stake * prompt_s), self.plain_s)
+
     def observe(self, outcome: RoundResult) -> None:
         """Book the round, and update costs and acceptance rates."""
         now, drafted, context = self._now, outcome.drafted, self._plan.context
@@ -187,9 +221,11 @@ class AdaptiveSchedule:
         self._live.observe(outcome, now.length if context is None and self.skipped else unread)
         tokens, plain = outcome.accepted + 1, self.plain_s
         self.budget.book_round(tokens, plain)
-        self.budget.book_overhead(outcome.overhead_s, plain)
+        if now.unread:  # a source that copies is asked whatever its schedule says
+            self.budget.book_overhead(outcome.overhead_s, plain)
         # A source without a proposal has not read anything.
         if not drafted:
+            self._asking_s += (1 - _ASKING_MEMORY) * (min(outcome.overhead_s, plain) - self._asking_s)
             return
         expected = self._drafting(drafted, context), self._costs.verifying(drafted + 1)
         self.budget.book_draft(tokens, plain, expected, (outcome.draft_s, outcome.target_s))

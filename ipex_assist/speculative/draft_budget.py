@@ -6,13 +6,17 @@ import math
 from dataclasses import dataclass
 
 # Share of plain decoding time that rejected drafts may cost: up front for the expected tokens, and further for each
-# token that comes. The rest of the promised 3 % is for errors of the cost model.
-STAKE, FURTHER = 0.02, 0.005
+# token that comes. The rest of the promised 3 % is for errors of the cost model, and for what no clock shows: a request
+# with a draft head has more of that in each round, and its stake is smaller.
+STAKE, HEAD_STAKE, FURTHER = 0.02, 0.015, 0.005
+# The stake shrinks by half for as many tokens of earlier texts, verified of a source that did not pay in them.
+DOUBTED_TOKENS = 8
 # A request may end early: the up-front stake counts on at most this many tokens.
 EXPECTED_TOKENS = 128
 # Additional share for a pair that did well in an earlier request, or in this one so far.
 TRUST = 0.04
 TRUSTED_READING = 0.1  # and for reading a prompt, before any draft has gained that
+MOST_OF_CREDIT = 0.25  # that preparing to draft may take, each time
 OUTLIER = 1.5  # measured ÷ expected seconds of a round are clipped at this ratio
 
 
@@ -27,9 +31,11 @@ class DraftBudget:
 
     limit: int  # output tokens at most
     trusted: bool = False  # the pair did well in an earlier request
+    stake: float = STAKE  # less for a source that never helped in earlier requests
     balance: float = 0.0  # seconds gained over plain decoding
     tokens: int = 0  # output tokens so far
-    undrafted_s: float = math.inf  # seconds of plain decoding since the last draft; infinite before the first
+    # Seconds of plain decoding since the last draft; infinite before the first, and after one that was right.
+    undrafted_s: float = math.inf
     granted: bool = False  # the first reading of the whole context was already granted
 
     @property
@@ -40,7 +46,7 @@ class DraftBudget:
     def credit(self, plain: float, worthwhile: bool) -> float:
         """Return the seconds that may still be lost. worthwhile: this request's drafts are accepted often enough."""
         trust = TRUST * self.expected_tokens if self.trusted or worthwhile else 0.0
-        stake = STAKE * max(self.expected_tokens, self.tokens) + FURTHER * self.tokens
+        stake = self.stake * max(self.expected_tokens, self.tokens) + FURTHER * self.tokens
         return self.balance + (trust + stake) * plain
 
     def book_round(self, tokens: int, plain: float) -> None:
@@ -59,7 +65,7 @@ class DraftBudget:
         """
         took = seconds[0] + max(seconds[1], expected[1])
         self.balance += tokens * plain - min(took, sum(expected) * OUTLIER)
-        self.undrafted_s = 0.0
+        self.undrafted_s = 0.0 if tokens == 1 else math.inf
 
     @property
     def grants_reading(self) -> bool:
@@ -80,13 +86,20 @@ class DraftBudget:
         """Charge what drafting takes beside passes: plans, hidden states. Far more was taken by other processes."""
         self.balance -= min(seconds, (OUTLIER - 1) * plain)
 
-    def rounds_until(self, cost: float, reading: float, plain: float, worthwhile: bool, trial: bool) -> int:
+    def book_start(self, seconds: float, plain: float) -> None:
+        """Charge what preparing to draft took, at most a share of the credit: of a short text it would take all."""
+        self.balance -= min(seconds, MOST_OF_CREDIT * max(0.0, self.credit(plain, worthwhile=False)))
+
+    def rounds_until(
+        self, cost: float, reading: float, plain: float, worthwhile: bool, trial: bool, asking: float = 0.0
+    ) -> int:
         """Return after how many plain rounds of one token a draft of this `cost` may be made.
 
         reading: the part of the cost that a trial may leave out of what has to be due. trial: the draft is one.
+        asking: seconds that planning it takes, which the credit has to cover as well.
         """
-        grows = (FURTHER + STAKE * (self.tokens >= self.expected_tokens)) * plain
-        covered = (cost - self.credit(plain, worthwhile)) / grows
+        grows = (FURTHER + self.stake * (self.tokens >= self.expected_tokens)) * plain
+        covered = (cost + asking - self.credit(plain, worthwhile)) / grows
         due = ((cost - reading) / STAKE - self.undrafted_s) / plain if trial else 0.0
         rounds = max(covered, due)
         return math.ceil(rounds) if rounds > 0 else 0
@@ -96,5 +109,5 @@ class DraftBudget:
         return self.trusted and seconds < TRUSTED_READING * self.expected_tokens * plain
 
     def trial_is_due(self, cost: float) -> bool:
-        """Whether the stake of the time since the last draft has grown to the cost of another."""
+        """Whether the usual stake of the time since the last draft has grown to another's cost, or it was right."""
         return self.undrafted_s * STAKE >= cost

@@ -14,6 +14,7 @@ from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
 from ipex_assist.speculative.assistant_model import AssistantModel
 from ipex_assist.speculative.constrained_source import ConstrainedSource
 from ipex_assist.speculative.costs import Costs
+from ipex_assist.speculative.draft_budget import HEAD_STAKE, STAKE
 from ipex_assist.speculative.draft_source import DraftSource
 from ipex_assist.speculative.grammar import Grammar
 from ipex_assist.speculative.head_assistant import HeadAssistant, chooses_each
@@ -184,11 +185,12 @@ class Drafting:
         if options.kind == "heuristic":
             return HeuristicSchedule(HEURISTIC_TOKENS if number is None else number)
         longest = LONGEST_DRAFT if number is None else number
-        self.model_acceptance.by_position = self.assistant is not None and self.assistant.spec.head is not None
+        is_head = self.assistant is not None and self.assistant.spec.head is not None
+        self.model_acceptance.by_position = is_head
         of_model, of_lookup = self.known_of(adapter)
         known = of_model.for_next_text(), of_lookup.for_next_text()
-        live = None if shared is None else shared()
-        return AdaptiveSchedule(self.costs, limit, longest, *known, shared=live, adapter=adapter)
+        live, stake = None if shared is None else shared(), HEAD_STAKE if is_head else STAKE
+        return AdaptiveSchedule(self.costs, limit, longest, *known, shared=live, adapter=adapter, stake=stake)
 
     def learn(self, schedule: Schedule, adapter: str | None = None) -> None:
         """Take over acceptance rates and costs from the schedule of a finished request, with its adapter."""

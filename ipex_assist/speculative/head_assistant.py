@@ -61,6 +61,7 @@ class HeadAssistant:
         self._window, self._most_kept = HiddenWindow(), kept_rows(self.spec)
         self._start = self._true = 0
         self.reads_ahead: bool | None = None  # all rows, as they come; None: not decided yet
+        self._keeps_prompt = True  # the last rows of it at least
         self.target: interface.Sequence | None = None  # the request's; some heads attend to its keys and values
 
     @property
@@ -74,7 +75,11 @@ class HeadAssistant:
 
     def keeps_chunk(self, left: int) -> bool:
         """Whether hidden states of a prompt's chunk are of use, after which `left` tokens of it come."""
-        return self.reads_ahead is not False or left < self._most_kept
+        return self._keeps_prompt and (self.reads_ahead is not False or left < self._most_kept)
+
+    def skip_prompt(self) -> None:
+        """Read nothing of the prompt: the head starts with what is generated, as if the text began there."""
+        self.reads_ahead, self._keeps_prompt = False, False
 
     def observe(self, first: int, rows: HiddenStates) -> bool:
         """Take the target's hidden states at positions from `first` on, in place of any that were there.

@@ -15,7 +15,7 @@ from itertools import groupby
 
 from ipex_assist.speculative.acceptance import Acceptance
 from ipex_assist.speculative.adapter_acceptance import AdapterAcceptance, KnownOf, best_group, mean_of
-from ipex_assist.speculative.adaptive_schedule import SHARE, AdaptiveSchedule
+from ipex_assist.speculative.adaptive_schedule import ASKING_SHARE, SHARE, AdaptiveSchedule
 from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.draft_budget import EXPECTED_TOKENS, FURTHER, OUTLIER, STAKE, TRUST
 from ipex_assist.speculative.draft_source import Proposal
@@ -30,7 +30,8 @@ KNOWN_TOKENS = 8  # verified before a source is trusted: each costs a pass of th
 TRUSTED_GAIN = 1.1
 READY = 8  # a source with at most this many unread tokens is ready to draft
 ALL_UNREAD = 1 << 30  # context: the source reads all unread tokens, however many
-LONGEST_PAUSE = 16  # passes without a plan
+# Passes without a plan; the second where plans would otherwise take more than ASKING_SHARE of the time.
+LONGEST_PAUSE, SELDOM_PAUSE = 16, 64
 # Last tokens that one request reads to measure the cost of reading, if by calibration all prompts are too expensive.
 PROBES = (8, 4, 2)
 READING_SHARE = 0.75  # share of a request's expected gain that may be spent on reading its prompt
@@ -75,7 +76,9 @@ class JointSchedule:
         self._credit = 0.0  # seconds that may be lost
         self._gain = 1.0  # expected gain of the last round with drafts
         self._since_baseline = 0  # passes with drafts since the last one without
-        self._undrafted_s = float("inf")  # seconds of passes since the last draft; infinite before the first
+        # Seconds of passes since the last draft; infinite before the first, and after a trial that was right.
+        self._undrafted_s = float("inf")
+        self._asking_s = 0.0  # of the last pass in which nothing was drafted: what asking takes
         self._drafts: list[JointDraft] = []
         self._batch_costs = BatchCosts(costs, 1)
         self._prefilling = 0  # requests whose prompts are being read
@@ -151,10 +154,11 @@ class JointSchedule:
         """Return for how many passes no draft would be due or covered, if costs stay as they are."""
         plain = self._batch_costs.plain_s
         cost = self._loss(1, 1, False) + self.live.costs.reading(min(self._unread(draft) for draft in drafts))
-        passes = min((cost - self._credit) / (FURTHER * plain), LONGEST_PAUSE)
+        passes = (cost + self._asking_s - self._credit) / (FURTHER * plain)
         if self._promising(drafts)[1].gain <= WORTH:
             passes = max(passes, (cost / STAKE - self._undrafted_s) / plain)
-        return max(0, min(LONGEST_PAUSE, math.ceil(passes)))
+        longest = min(max(LONGEST_PAUSE, self._asking_s / (ASKING_SHARE * plain)), SELDOM_PAUSE)
+        return math.ceil(max(0.0, min(longest, passes)))
 
     def has_adopted(self, schedule: AdaptiveSchedule) -> bool:
         """Whether a request's drafts are paid from this schedule's credit."""
@@ -170,7 +174,9 @@ class JointSchedule:
             return False
         token_s, tokens = batch_costs.plain_s / requests, draft.schedule.budget.expected_tokens
         seconds = costs.reading(draft.now.unread)
-        credit = self._credit + (0.0 if self.has_adopted(draft.schedule) else STAKE * tokens * token_s)
+        credit = self._credit + (
+            0.0 if self.has_adopted(draft.schedule) else draft.schedule.budget.stake * tokens * token_s
+        )
         if known.seen >= KNOWN_TOKENS:
             credit += TRUST * EXPECTED_TOKENS * batch_costs.plain_s
         won = min(draft.now.remaining, EXPECTED_TOKENS) * token_s * (1 - WORTH / choice.gain)
@@ -228,9 +234,11 @@ class JointSchedule:
             took = min(took, (sum(self._expected_draft_s) + likely) * OUTLIER)
             self._credit += accepted * self._token_s - (took - batch_costs.base_s)
             probed = any(_is_probe(draft.plan) for draft in self._drafts)
-            self._undrafted_s = self._undrafted_s if probed else 0.0
+            if drafted and not probed:
+                self._undrafted_s = math.inf if self._trial and accepted else 0.0
         else:
             self._undrafted_s += batch_costs.plain_s
+            self._asking_s = min(overhead_s, batch_costs.plain_s)
         self._credit = min(self._credit, KEPT_CREDIT * EXPECTED_TOKENS * batch_costs.plain_s)
 
     def _note_reading(self, draft: JointDraft) -> bool:
@@ -276,12 +284,13 @@ class JointSchedule:
         return best_group(drafts, list(map(self._of_model, drafts)), self._batch_costs, LONGEST_DRAFT)
 
     def _adopt_new(self) -> None:
-        """Give each new request the shared acceptance rates, and add its stake to the credit."""
+        """Give each new request the shared acceptance rates, and add what is left of its stake to the credit."""
         for draft in self._drafts:
             text = draft.schedule
             if not self.has_adopted(text):
+                left = max(0.0, text.credit)  # it may have read a prompt, or drafted alone
+                self._credit += min(text.budget.stake * text.budget.expected_tokens * self._token_s, left)
                 text.model_acceptance, text.lookup_acceptance = self._of_model(draft), self._of_lookup(draft)
-                self._credit += STAKE * text.budget.expected_tokens * self._token_s
 
     def _plan_copies(self, drafts: Sequence[JointDraft]) -> None:
         if not drafts:
@@ -386,7 +395,7 @@ class JointSchedule:
         draft = self._next_to_try(drafts, step)
         cost = step + self.live.costs.reading(self._unread(draft))
         self._left_out_s += self._batch_costs.plain_s
-        if self._left_out_s * STAKE >= cost and cost <= self._credit:
+        if self._left_out_s * draft.schedule.budget.stake >= cost and cost <= self._credit:
             draft.plan, self._tried = DraftPlan(1, 0.0, self._all(draft)), draft
             self._left_out_s, self._turn = 0.0, self._turn + 1
 

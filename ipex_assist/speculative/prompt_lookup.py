@@ -96,6 +96,11 @@ class LookupWithFallback:
         """The part of the source that reads the target's hidden states, if any."""
         return getattr(self.other, "head", None)
 
+    @property
+    def may_pause(self) -> bool:
+        """Whether nothing but its schedule's plans makes the other source draft."""
+        return getattr(self.other, "may_pause", False)
+
     def copies(self, tokens: Sequence[int]) -> bool:
         """Whether the next proposal would be a copy."""
         return self.lookup.match(tokens)[1] >= self.long_match

@@ -74,7 +74,9 @@ class SimulatedModel(Model):
 
     def __init__(self, clock: Clock, seconds: Callable[[int], float]) -> None:
         self.clock, self.seconds = clock, seconds
-        self.spec: Any = SimpleNamespace(context_length=4096, vocab_size=VOCABULARY, ropes=(), recurrents=(), head=None)
+        self.spec: Any = SimpleNamespace(
+            context_length=4096, vocab_size=VOCABULARY, ropes=(), recurrents=(), head=None, num_hidden_layers=28
+        )
 
     @property
     def exact_rows(self) -> int:

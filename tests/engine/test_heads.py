@@ -38,7 +38,9 @@ from ipex_assist.engine.stats import EngineStats
 from ipex_assist.executors.interface import Model
 from ipex_assist.models.draft_head import HeadKind
 from ipex_assist.speculative.acceptance import Acceptance
+from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
 from ipex_assist.speculative.costs import Costs
+from ipex_assist.speculative.draft_budget import HEAD_STAKE
 from ipex_assist.speculative.drafting import Drafting
 from ipex_assist.speculative.head_assistant import HeadAssistant
 from ipex_assist.speculative.joint_schedule import JointSchedule
@@ -204,6 +206,27 @@ def test_a_prompt_is_read_where_drafts_should_repay_it() -> None:
     assert reads_of(FakeHead(), prompt, dear) == 0
 
 
+def test_hidden_states_behind_the_last_layer_are_charged() -> None:
+    """For them it computes all rows of a prompt, where it otherwise computes one: a layer's share of the pass."""
+    target, now = SamplingTarget(), [0.0]
+    sample = target.sample
+
+    def sampled(rows: Any, choices: Any, hidden: Any = None) -> Any:
+        now[0] += 0.9
+        return sample(rows, choices, hidden)
+
+    target.sample = sampled  # type: ignore[method-assign]
+    dear = Costs((1.0,) * 16, 1.0, (1.0,) * 16, 1.0)
+    engine = Engine(target, Drafting(VOCAB, lambda: dear, FakeHead()), clock=lambda: now[0])
+    handle = engine.submit(prompt_of(random.Random(3), 20), GenerationOptions.of(max_new_tokens=4000, ignore_eos=True))
+    next(handle)
+    schedule = handle._request.schedule
+    assert isinstance(schedule, AdaptiveSchedule)
+    beyond_stake = 0.9 * (1 / target.spec.num_hidden_layers - HEAD_STAKE)
+    assert schedule.budget.balance == pytest.approx(-beyond_stake)
+    handle.cancel()
+
+
 def test_a_cached_prefix_has_no_hidden_states() -> None:
     """The head begins where the target does, at its first position, and drafts as well as before."""
     target, head = pair_of("mtp", wrong=lambda digest: False)
@@ -293,9 +316,15 @@ def test_heads_that_compute(name: str, executor: str, precision: str, tmp_path: 
     assert accepted > 0 or name != "mtp"
 
 
+@pytest.mark.parametrize("lookup", [False, True], ids=["head", "lookup+head"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_head_that_is_never_right_is_left_alone(kind: HeadKind, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In long pauses the target's passes give no hidden states. Before a draft they do: wrong rows fail in the fake."""
+def test_a_head_that_is_never_right_is_left_alone(
+    kind: HeadKind, lookup: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In long pauses the target's passes give no hidden states. Before a draft they do: wrong rows fail in the fake.
+
+    In the next text they give none of the prompt either, and it costs half as much.
+    """
     target, head, now, tapped = SamplingTarget(), FakeHead(kind, lambda digest: True), [0.0], list[bool]()
     block = head.spec.head.block_size
     believed = Costs(
@@ -315,14 +344,25 @@ def test_a_head_that_is_never_right_is_left_alone(kind: HeadKind, monkeypatch: p
 
     monkeypatch.setattr(target, "sample", sampled)
     monkeypatch.setattr(head, "draft_many", drafted)
-    engine = Engine(target, Drafting(VOCAB, lambda: believed, head), clock=lambda: now[0])
+    engine = Engine(target, Drafting(VOCAB, lambda: believed, head, lookup), clock=lambda: now[0])
     options = GenerationOptions.of(max_new_tokens=500, ignore_eos=True)
     prompt = prompt_of(random.Random(3), 20)
     assert tokens_of(engine.submit(prompt, options)) == plain(prompt, options)
     assert engine.stats.drafted > 5
+    if lookup:  # this text repeats itself, and is copied during pauses of the head as well
+        assert engine.stats.accepted > 100
+        assert tapped.count(False) > 30
+        return
+    assert tapped.count(False) > 120
     assert not engine.stats.accepted
     assert now[0] <= 1.03 * 500 + believed.verifying(20)
-    assert tapped.count(False) > 120
+    tapped.clear()
+    drafted_before, now[0] = engine.stats.drafted, 0.0
+    longer = (*prompt_of(random.Random(4), 20), *prompt)
+    assert tokens_of(engine.submit(longer, options)) == plain(longer, options)
+    assert not tapped[0]
+    assert engine.stats.drafted > drafted_before
+    assert now[0] <= 1.02 * 500 + believed.verifying(40)
 
 
 @pytest.mark.parametrize("kind", ["mtp", "dflash"])

@@ -87,3 +87,32 @@ def test_trials_follow_each_other_at_their_price() -> None:
         budget.book_round(1, 1.0)
         passes += 1
     assert passes == pytest.approx(cost / STAKE, abs=1)
+
+
+def test_a_trial_that_was_right_is_followed_by_another() -> None:
+    """Catches a source that waits for the stake of some twenty tokens after each of its first right drafts."""
+    budget = DraftBudget(1000)
+    budget.book_draft(2, 1.0, (0.4, 1.1), (0.4, 1.1))
+    assert budget.trial_is_due(0.5)
+    budget.book_draft(1, 1.0, (0.4, 1.1), (0.4, 1.1))
+    assert not budget.trial_is_due(0.5)
+
+
+def test_a_smaller_stake_is_lost_more_slowly() -> None:
+    """The whole stake at first, what each token adds, and the time between trials."""
+    half, whole = DraftBudget(64, stake=STAKE / 2), DraftBudget(64)
+    assert half.credit(1.0, worthwhile=False) == pytest.approx(whole.credit(1.0, worthwhile=False) / 2)
+    for budget in (half, whole):
+        budget.balance, budget.undrafted_s = -1.0, 0.0
+    waits = [budget.rounds_until(0.5, 0.0, 1.0, worthwhile=False, trial=True) for budget in (half, whole)]
+    assert waits[0] > waits[1] > 0
+    half.book_round(100, 1.0)
+    assert half.credit(1.0, worthwhile=False) == pytest.approx((STAKE / 2 + FURTHER) * 100 - 1.0)
+
+
+def test_what_asking_takes_has_to_be_covered_as_well() -> None:
+    """Otherwise the credit is spent by plans that find it too small by what the plan before took."""
+    budget = DraftBudget(64)
+    budget.balance = -STAKE * 64
+    free, dear = (budget.rounds_until(0.5, 0.0, 1.0, worthwhile=False, trial=False, asking=s) for s in (0.0, 0.1))
+    assert dear - free == pytest.approx(0.1 / FURTHER, abs=1)

@@ -202,6 +202,34 @@ def test_a_calibration_in_which_reading_was_disturbed(count: int, prompt: int, f
     assert wrong <= 1.03 * 128
 
 
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_texts_of_a_source_that_was_never_right_stake_less(count: int) -> None:
+    """Catches texts that share passes and lose their whole stakes, whatever was learnt before."""
+    costs, wrong = Costs(machine(64).verify, 0.1, machine(64).rows, 0.005), known(0.0).for_next_text()
+    lost = []
+    for model in (None, wrong):
+        texts = Texts(costs, count, model=model)
+        if model is not None:
+            texts.schedules = [
+                AdaptiveSchedule(costs, 128, model_acceptance=model.for_next_text(), shared=texts.joint.live)
+                for _ in range(count)
+            ]
+        for _ in range(128):
+            texts.round(0.99)
+        assert texts.drafted > 0
+        lost.append(texts.seconds - 128)
+    assert lost[1] < 0.6 * lost[0]
+
+
+def test_a_text_stakes_once() -> None:
+    """What it lost alone is not staked again where it then shares passes."""
+    texts = Texts(Costs(machine(64).verify, 0.1, machine(64).rows, 0.005), 4)
+    for text in texts.schedules[1:]:
+        text.budget.balance = -10.0
+    texts.joint.plan([JointDraft(text, RoundState(100, 100, 1)) for text in texts.schedules], 4, 0)
+    assert texts.joint._credit == pytest.approx(texts.schedules[0].budget.stake * 128 / 4)
+
+
 def test_what_would_not_pay_if_all_of_it_were_right_is_not_tried() -> None:
     """Sixteen texts fill the pass of a machine that is bound by arithmetic."""
     texts = Texts(machine(16), 16, right=1.0)
