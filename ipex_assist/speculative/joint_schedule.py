@@ -100,12 +100,15 @@ class JointSchedule:
         self._adopt_new()
         if not prefill_rows and self._baseline_is_due():
             return
-        able = [draft for draft in drafts if draft.most > 0]
+        self._plan_able([draft for draft in drafts if draft.most > 0])
+
+    def _plan_able(self, able: Sequence[JointDraft]) -> None:
+        """Plan the drafts of requests that have tokens left to draft."""
         reading = [draft for draft in able if draft.now.unread > 0]
         self._plan_copies([draft for draft in able if not draft.now.unread])
         if reading and not self._plan_drafts(reading):
             self._plan_trial(reading)
-        if reading and not any(draft.plan.k for draft in drafts):
+        if reading and not any(draft.plan.k for draft in self._drafts):
             self._pause = self._passes_to_wait(reading)
 
     def rests(self, schedules: Sequence[AdaptiveSchedule], requests: int) -> bool:
