@@ -224,10 +224,11 @@ def serve(
     limits: abc.Sequence[int] = (128, 90, 160, 110, 75, 140, 100),
     prompts: abc.Sequence[int] = (30, 300, 120, 60, 200),
     head: str | None = None,
+    drafting_of: Callable[[Clock], Drafting] | None = None,
 ) -> Served:
     """Serve `count` texts, `concurrency` of them at a time, where passes take what `true` says.
 
-    believed: what calibration said. head: a draft head drafts, "recorded" or "random".
+    believed: what calibration said. head: a draft head drafts, "recorded" or "random". drafting_of: makes what drafts.
     """
     clock = Clock()
     target = SimulatedTarget(clock, true.verifying)
@@ -235,6 +236,8 @@ def serve(
     if head is not None:
         assistant = SimulatedHead(clock, true, random=head == "random")
     drafting = Drafting(VOCABULARY, lambda: believed or true, assistant if assisted else None)
+    if drafting_of is not None and assisted:
+        drafting = drafting_of(clock)
     engine = Engine(target, drafting, clock=clock, prefixes=NoPrefixes())
     waiting = [
         (
