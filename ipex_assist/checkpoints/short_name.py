@@ -35,6 +35,9 @@ def short_name(source: str) -> str:
 
 
 def short_assistant(assistant: str) -> str:
-    """What drafts, by a result's `assistant`: self, lookup, or a model's short name, after lookup+ where both do."""
+    """What drafts, by a result's `assistant`: self, lookup, or a model's short name, after lookup+ where both do.
+
+    Of two models, with + between, each has its short name.
+    """
     prefix = _LOOKUP if assistant.startswith(_LOOKUP) else ""
-    return prefix + short_name(assistant.removeprefix(_LOOKUP))
+    return prefix + "+".join(short_name(each) for each in assistant.removeprefix(_LOOKUP).split("+"))

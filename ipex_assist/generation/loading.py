@@ -52,9 +52,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ipex_assist")
 
-ADVICE_BESIDE_A_HEAD = (
-    "Choose a small model of the target's family to draft in turn with the head, or the head alone."
-)
+ADVICE_BESIDE_A_HEAD = "Choose a small model of the target's family to draft in turn with the head, or the head alone."
 
 
 def load_by(

@@ -18,14 +18,24 @@ import tiny_models
 import torch
 from conftest import HAS_NATIVE
 from fake_heads import VOCAB, FakeHead, FakeTarget, SamplingTarget, logits_of
-from test_engine import CHEAP, SAMPLED, SCHEDULES, Pair, check, clients_of, interrupting, run_until_interrupted, tokens_of
+from test_engine import (
+    CHEAP,
+    SAMPLED,
+    SCHEDULES,
+    Pair,
+    check,
+    clients_of,
+    interrupting,
+    run_until_interrupted,
+    tokens_of,
+)
 from test_engine import play as play_alone
 from test_heads import BLOCK, KINDS, SMALL, pausing_clients, plain, play, prompt_of, save_head
 
 from ipex_assist.engine.engine import Engine
 from ipex_assist.engine.limits import EngineLimits
 from ipex_assist.engine.stats import EngineStats
-from ipex_assist.executors.interface import HiddenRows, Model, Rows
+from ipex_assist.executors.interface import HiddenRows, Model
 from ipex_assist.models.draft_head import HeadKind
 from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.drafting import Drafting
@@ -44,11 +54,11 @@ class FakeModel(FakeTarget):
         super().__init__(count)
         self.wrong = wrong
 
-    def forward(
-        self, rows: Any, vocabulary: int | None = None, hidden: HiddenRows | None = None
-    ) -> torch.Tensor:
+    def forward(self, rows: Any, vocabulary: int | None = None, hidden: HiddenRows | None = None) -> torch.Tensor:
         digests = self._append(rows, hidden)
-        return torch.stack([torch.from_numpy(logits_of(digest, self.wrong(digest))) for digest in digests])[:, :vocabulary]
+        return torch.stack([torch.from_numpy(logits_of(digest, self.wrong(digest))) for digest in digests])[
+            :, :vocabulary
+        ]
 
 
 class InTurn(ConstantSchedule):
@@ -110,8 +120,7 @@ def test_neither_misses_what_the_other_drafted(kind: HeadKind, how: dict[str, An
     prompts = [prompt_of(random.Random(seed), 60) for seed in range(4)]
     schedules = [InTurn(seed) for seed in range(4)]
     handles = [
-        engine.submit(prompt, options, schedule=schedule)
-        for prompt, schedule in zip(prompts, schedules, strict=True)
+        engine.submit(prompt, options, schedule=schedule) for prompt, schedule in zip(prompts, schedules, strict=True)
     ]
     assert [tokens_of(handle) for handle in handles] == [plain(prompt, options) for prompt in prompts]
     assert all({0, 1} == set(schedule.drafters) for schedule in schedules)

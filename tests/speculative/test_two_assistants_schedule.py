@@ -88,7 +88,9 @@ def decode(
     return text
 
 
-def both(costs: tuple[Costs, Costs] = (HEAD, MODEL), tokens: int = TOKENS, **known: Acceptance) -> TwoAssistantsSchedule:
+def both(
+    costs: tuple[Costs, Costs] = (HEAD, MODEL), tokens: int = TOKENS, **known: Acceptance
+) -> TwoAssistantsSchedule:
     return TwoAssistantsSchedule(costs[0], tokens, second_costs=costs[1], **known)
 
 
@@ -146,7 +148,9 @@ def test_two_are_nearly_as_fast_as_the_better_one_alone(rates: tuple[float, floa
     assert spent[2] < 1.06 * min(spent[:2])
 
 
-@pytest.mark.parametrize("costs", [(HEAD, MODEL), (HEAD, HEAD), (BLOCK, MODEL), (HEAD, Costs(VERIFY, 0.6, (0.6,) * 16))])
+@pytest.mark.parametrize(
+    "costs", [(HEAD, MODEL), (HEAD, HEAD), (BLOCK, MODEL), (HEAD, Costs(VERIFY, 0.6, (0.6,) * 16))]
+)
 @pytest.mark.parametrize("overhead", [0.0, 0.05])
 @pytest.mark.parametrize("tokens", [128, TOKENS])
 @pytest.mark.parametrize("trusted", [False, True])
