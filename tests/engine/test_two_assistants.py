@@ -35,7 +35,7 @@ from test_heads import BLOCK, KINDS, SMALL, pausing_clients, plain, play, prompt
 from ipex_assist.engine.engine import Engine
 from ipex_assist.engine.limits import EngineLimits
 from ipex_assist.engine.stats import EngineStats
-from ipex_assist.executors.interface import HiddenRows, Model
+from ipex_assist.executors.interface import DraftInput, HiddenRows, Model
 from ipex_assist.models.draft_head import HeadKind
 from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.drafting import Drafting
@@ -189,19 +189,28 @@ HEAD = Costs(PASSES, 0.004, tuple(0.004 + 0.0003 * i for i in range(16)), 0.0003
 MODEL = Costs(PASSES, 0.011, tuple(0.011 + 0.0006 * i for i in range(16)), 0.0006)
 
 
-class Model_(simulated.SimulatedAssistant):
-    """A small model that drafts what was recorded, or wrong tokens only, of which it is as sure."""
+class HalfRightModel(simulated.SimulatedAssistant):
+    """A small model that drafts what was recorded, or wrong tokens only, of which it is as sure.
+
+    It knows from the last token where in the text it is, so that it may start with a part of it.
+    """
 
     def __init__(self, clock: simulated.Clock, costs: Costs, wrong: Callable[[int], bool]) -> None:
         super().__init__(clock, lambda rows: costs.draft * simulated.grown(costs, rows), costs.read)
         self.wrong = wrong
+
+    def _draft(self, request: DraftInput) -> tuple[list[int], list[float]]:
+        known = request.sequence.tokens + list(request.tokens)  # type: ignore[attr-defined]
+        if known[0] < 1000:
+            return super()._draft(request)
+        return self.recorded(simulated.FIRST, known[-1] - 999, request.count, request.min_confidence)
 
     def recorded(self, first: int, new: int, count: int, min_confidence: float) -> tuple[list[int], list[float]]:
         tokens, confidence = super().recorded(first, new, count, min_confidence)
         return ([simulated.WRONG] * len(tokens) if self.wrong(new) else tokens), confidence
 
 
-class Head_(simulated.SimulatedHead):
+class HalfRightHead(simulated.SimulatedHead):
     """The same of a head."""
 
     def __init__(self, clock: simulated.Clock, costs: Costs, wrong: Callable[[int], bool]) -> None:
@@ -217,8 +226,8 @@ def drafting_simulated(
     head_wrong: Callable[[int], bool], model_wrong: Callable[[int], bool]
 ) -> Callable[[simulated.Clock], Drafting]:
     def made(clock: simulated.Clock) -> Drafting:
-        second = Drafting(simulated.VOCABULARY, lambda: MODEL, Model_(clock, MODEL, model_wrong))
-        return Drafting(simulated.VOCABULARY, lambda: HEAD, Head_(clock, HEAD, head_wrong), second=second)
+        second = Drafting(simulated.VOCABULARY, lambda: MODEL, HalfRightModel(clock, MODEL, model_wrong))
+        return Drafting(simulated.VOCABULARY, lambda: HEAD, HalfRightHead(clock, HEAD, head_wrong), second=second)
 
     return made
 
@@ -226,7 +235,7 @@ def drafting_simulated(
 def only(which: int, wrong: Callable[[int], bool]) -> Callable[[simulated.Clock], Drafting]:
     def made(clock: simulated.Clock) -> Drafting:
         costs = (HEAD, MODEL)[which]
-        drafts: Model = (Head_, Model_)[which](clock, costs, wrong)
+        drafts: Model = (HalfRightHead, HalfRightModel)[which](clock, costs, wrong)
         return Drafting(simulated.VOCABULARY, lambda: costs, drafts)
 
     return made
@@ -252,7 +261,7 @@ def test_two_that_never_help_cost_three_percent(at_a_time: int) -> None:
 @pytest.mark.parametrize("at_a_time", [1, 2, 4, 8])
 def test_the_better_one_drafts(at_a_time: int) -> None:
     """Where only one of them is ever right, it drafts nearly alone, and nearly as fast as if there were no other; where
-    each is right in half of a text, both together are faster than either."""
+    each is right in one half of a text that is alone, both together are faster than either."""
     true = dataclasses.replace(HEAD, verify=tuple(0.05 + 0.0008 * i for i in range(600)))
 
     def right(new: int) -> bool:
@@ -265,7 +274,7 @@ def test_the_better_one_drafts(at_a_time: int) -> None:
         return new < 100
 
     def speed(made: Callable[[simulated.Clock], Drafting]) -> tuple[float, EngineStats]:
-        served = simulated.serve(true, 4 * at_a_time, at_a_time, drafting_of=made, limits=(200,), prompts=(60,))
+        served = simulated.serve(true, 8 * at_a_time, at_a_time, drafting_of=made, limits=(200,), prompts=(60,))
         return served.tokens_per_s, served.stats
 
     for which, wrongs in enumerate(((right, never), (never, right))):
@@ -274,6 +283,8 @@ def test_the_better_one_drafts(at_a_time: int) -> None:
         names = ("mtp", "model") if which == 0 else ("model", "mtp")
         assert stats.accepted_by[names[0]] > 20 * stats.accepted_by[names[1]]
         assert both > 0.93 * alone
+    if at_a_time > 1:  # texts that share passes share what is known of acceptance, and are in either half
+        return
     both, stats = speed(drafting_simulated(first_half, second_half))
-    assert both > 1.05 * max(speed(only(0, first_half))[0], speed(only(1, second_half))[0])
+    assert both > 1.1 * max(speed(only(0, first_half))[0], speed(only(1, second_half))[0])
     assert min(stats.accepted_by.values()) > 0.2 * stats.accepted
