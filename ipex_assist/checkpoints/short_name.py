@@ -40,4 +40,5 @@ def short_assistant(assistant: str) -> str:
     Of two models, with + between, each has its short name.
     """
     prefix = _LOOKUP if assistant.startswith(_LOOKUP) else ""
-    return prefix + "+".join(short_name(each) for each in assistant.removeprefix(_LOOKUP).split("+"))
+    named = assistant.removeprefix(_LOOKUP)
+    return prefix + "+".join(map(short_name, [named] if os.path.exists(named) else named.split("+")))

@@ -71,7 +71,7 @@ def load_by(
         model.allow_special_tokens = options.allow_special_tokens
         if options.calibrate and isinstance(model, AssistedModel) and model.drafting.possible:
             with one_torch_thread() if model.identity.executor == "native" and torch_is_here() else nullcontext():
-                _ = model.drafting.costs
+                model.drafting.calibrate()
     # Loading computed something, so OpenMP has bound its threads by now, and this one, to a core each; threads that
     # are started from here on shall have all of them.
     launch.restore_affinity(launch.inherited_plan(os.environ))

@@ -99,6 +99,11 @@ class Drafting:
                 self._costs = self.measure()
             return self._with_threads(self._costs)
 
+    def calibrate(self) -> None:
+        """Measure the costs of all that drafts, unless they are known."""
+        for each in (self, self.second):
+            _ = each and each.costs
+
     def _with_threads(self, costs: Costs) -> Costs:
         """Return the costs, and set the assistant to the threads that they were measured with."""
         model = self.assistant
