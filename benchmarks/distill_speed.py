@@ -29,7 +29,7 @@ def answer(model: Any, prompt: Sequence[int], new_tokens: int, assisted: bool) -
     tokens: list[int] = []
     rounds, started = -1, 0.0
     for chunk in model.stream(list(prompt), max_new_tokens=new_tokens, do_sample=False, assisted=assisted):
-        tokens += chunk.round.tokens
+        tokens += chunk.tokens
         rounds += 1
         if rounds == 0:
             started = time.perf_counter()

@@ -52,8 +52,8 @@ def their_router(module: str, name: str, fields: dict[str, Any]) -> tuple[Any, l
         found = getattr(importlib.import_module(f"transformers.models.{module}.modeling_{module}"), name)
     except (ImportError, AttributeError):
         pytest.skip(f"this transformers has no {name}")
-    config = importlib.import_module(f"transformers.models.{module}").__dict__
-    made = next(value for key, value in config.items() if key.endswith("Config") and hasattr(value, "model_type"))
+    config = importlib.import_module(f"transformers.models.{module}.configuration_{module}").__dict__
+    made = next(value for value in config.values() if getattr(value, "model_type", None) == module)
     router = found(
         made(**{"hidden_size": HIDDEN, "num_experts_per_tok": 4, "num_local_experts": COUNT, **fields})
     ).eval()
