@@ -11,6 +11,7 @@ _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 _SNAPSHOT = re.compile(r"models--(?:[^/]*--)?([^/]+)/snapshots/[^/]+/?$")
 _REMARK = re.compile(r" \((?:universal|random weights)\)$")
 _LOOKUP = "lookup+"
+_ID = re.compile(r"[\w.-]+/[\w.-]+$")  # of the hub; a folder's name may have a plus
 
 
 def short_name(source: str) -> str:
@@ -41,4 +42,6 @@ def short_assistant(assistant: str) -> str:
     """
     prefix = _LOOKUP if assistant.startswith(_LOOKUP) else ""
     named = assistant.removeprefix(_LOOKUP)
-    return prefix + "+".join(map(short_name, [named] if os.path.exists(named) else named.split("+")))
+    head, plus, model = named.partition("+")
+    two = head == "mtp" or model == "self" or model.startswith(("/", ".")) or (_ID.match(head) and _ID.match(model))
+    return prefix + "+".join(map(short_name, (head, model) if plus and two else (named,)))

@@ -111,7 +111,7 @@ def by_source(results: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]] | 
     """What each of several sources drafted, over the results: drafted and accepted tokens, and their ratio."""
     summed: dict[str, SourceCounts] = {}
     for result in results:
-        for name, each in (result["draft"].get("by_source") or {}).items():
+        for name, each in (result.get("draft", {}).get("by_source") or {}).items():
             summed.setdefault(name, SourceCounts()).add(each["drafted"], each["accepted"])
     return {name: asdict(each) for name, each in summed.items()} or None
 
