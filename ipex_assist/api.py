@@ -44,7 +44,7 @@ def load(
         methods.
     assistant: likewise; "auto" is the family's default, or "lookup" where there is none; None drafts nothing; "self" is
         the target's own int4 copy; "lookup" copies from the text so far; "lookup+MODEL" does both ("auto-lookup" is
-        "lookup+auto").
+        "lookup+auto"); "mtp+MODEL" drafts by the target's own head or by a small model, whichever promises more.
     precision: of the weights; None is bf16, or the 4 bits of a checkpoint that is quantized already.
     assistant_precision: likewise; None is the target's, or int4 for "self".
     universal: allow an assistant with another tokenizer, whose drafts are encoded again, as text.

@@ -10,6 +10,7 @@ from typing import Any
 from ipex_assist.bench.simulated import SimulatedDraft
 from ipex_assist.generation.assisted_model import AssistedModel
 from ipex_assist.generation.result import Result
+from ipex_assist.generation.stats import SourceCounts
 from ipex_assist.generation.text_model import TextModel
 from ipex_assist.speculative.options import GenerationOptions
 
@@ -74,11 +75,19 @@ class Sample:
     read_gb_per_s: float | None = None
     drafted_by_position: list[int] | None = None
     accepted_by_position: list[int] | None = None
+    by_source: dict[str, SourceCounts] | None = None
 
     @property
     def token_s(self) -> float | None:
         """Seconds a token after the first; None where there is no second one."""
         return self.decode_s / (self.new_tokens - 1) if self.new_tokens > 1 else None
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> Sample:
+        """Restore from the fields as JSON has them."""
+        sources = fields.get("by_source")
+        counts = None if sources is None else {name: SourceCounts(**each) for name, each in sources.items()}
+        return cls(**{**fields, "by_source": counts})
 
     @classmethod
     def of(cls, result: Result) -> Sample:
@@ -99,6 +108,7 @@ class Sample:
             times.read_gb_per_s,
             draft.drafted_by_position,
             draft.accepted_by_position,
+            draft.by_source,
         )
 
 
@@ -146,7 +156,7 @@ class Row:
         """The inverse of `as_dict`. TypeError and KeyError for what is none."""
         known = {name: value for name, value in fields.items() if name != "simulated"}
         contender = Contender(**known.pop("contender"))
-        samples = [Sample(**sample) for sample in known.pop("samples")]
+        samples = [Sample.from_dict(sample) for sample in known.pop("samples")]
         return cls(**known, contender=contender, samples=samples)
 
 

@@ -25,8 +25,9 @@ from ipex_assist.bench.measure import Row, Sample
 from ipex_assist.bench.throughput import LoadRow
 from ipex_assist.checkpoints.short_name import short_assistant, short_name
 from ipex_assist.commands.shared.environment import environment_facts
-from ipex_assist.commands.shared.output import by_position
+from ipex_assist.commands.shared.output import by_position, by_source
 from ipex_assist.executors.traffic import machine_gb_per_s
+from ipex_assist.generation.stats import SourceCounts
 from ipex_assist.generation.text_model import TextModel
 
 # The columns of published tables, then ours.
@@ -212,6 +213,8 @@ def as_markdown(report: BenchReport, seed: int) -> str:
             lines += ["", f"Mean ratio: {statistics.fmean(r for r in ratios if r):.2f}"]
         if positions := _positions(rows):
             lines += ["", f"Accepted by position: {positions}"]
+        if sources := _sources(rows):
+            lines += ["", f"Drafted tokens by source, accepted: {sources}"]
         lines.append("")
     return "\n".join(lines).rstrip()
 
@@ -224,6 +227,15 @@ def _positions(rows: Sequence[Row]) -> str:
         for part in (lambda sample: sample.drafted_by_position, lambda sample: sample.accepted_by_position)
     )
     return by_position(drafted, accepted)
+
+
+def _sources(rows: Sequence[Row]) -> str:
+    """What each of several sources drafted, of all samples."""
+    summed: dict[str, SourceCounts] = {}
+    for sample in (sample for row in rows for sample in row.samples):
+        for name, each in (sample.by_source or {}).items():
+            summed.setdefault(name, SourceCounts()).add(each.drafted, each.accepted)
+    return by_source([(name, each.drafted, each.accepted) for name, each in summed.items()])
 
 
 def _machine(report: BenchReport) -> str:

@@ -11,6 +11,7 @@ _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 _SNAPSHOT = re.compile(r"models--(?:[^/]*--)?([^/]+)/snapshots/[^/]+/?$")
 _REMARK = re.compile(r" \((?:universal|random weights)\)$")
 _LOOKUP = "lookup+"
+_ID = re.compile(r"[\w.-]+/[\w.-]+$")  # of the hub; a folder's name may have a plus
 
 
 def short_name(source: str) -> str:
@@ -35,6 +36,12 @@ def short_name(source: str) -> str:
 
 
 def short_assistant(assistant: str) -> str:
-    """What drafts, by a result's `assistant`: self, lookup, or a model's short name, after lookup+ where both do."""
+    """What drafts, by a result's `assistant`: self, lookup, or a model's short name, after lookup+ where both do.
+
+    Of two models, with + between, each has its short name.
+    """
     prefix = _LOOKUP if assistant.startswith(_LOOKUP) else ""
-    return prefix + short_name(assistant.removeprefix(_LOOKUP))
+    named = assistant.removeprefix(_LOOKUP)
+    head, plus, model = named.partition("+")
+    two = head == "mtp" or model == "self" or model.startswith(("/", ".")) or (_ID.match(head) and _ID.match(model))
+    return prefix + "+".join(map(short_name, (head, model) if plus and two else (named,)))

@@ -63,6 +63,8 @@ class DraftScheduler:
             if k > 0 and request.draft is not None:
                 # A forced token is worth a row of the target, but not a pass of the draft to catch up for it.
                 plan = plan if plan.k else replace(plan, context=ALL_UNREAD)
+                if (assistants := request.assistants) is not None:
+                    assistants.choose(plan.assistant)
                 asked.append((scheduled, ProposalRequest(request.draft, request.tokens, k, plan)))
         for (scheduled, _), proposal in zip(asked, propose_together([each for _, each in asked]), strict=True):
             if isinstance(proposal, IpexAssistError):

@@ -23,7 +23,6 @@ from ipex_assist.speculative.constrained_source import ConstrainedSource
 from ipex_assist.speculative.draft_source import DraftSource
 from ipex_assist.speculative.drafting import Drafting
 from ipex_assist.speculative.grammar import Grammar
-from ipex_assist.speculative.joint_schedule import JointSchedule
 from ipex_assist.speculative.live_costs import LiveCosts
 from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.speculative.sampling import Sampling
@@ -244,9 +243,8 @@ class Engine:
         """Return the live costs of passes: reset to the pair's calibrated costs whenever the engine was idle."""
         drafts, drafting = self._scheduler.drafts, self.drafting
         if drafts.joint is None or not (self._scheduler.busy or self._arrived):
-            known = drafting.model_acceptance, drafting.lookup_acceptance
-            drafts.joint = JointSchedule(drafting.costs, *known, drafting.known_of)
-        return drafts.joint.live
+            drafts.joint = drafting.joint_schedule()
+        return drafts.joint.live.first
 
     def _learn(self, request: Request) -> None:
         self.drafting.learn(request.schedule, None if request.adapter is None else request.adapter.name)

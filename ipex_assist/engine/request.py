@@ -22,6 +22,7 @@ from ipex_assist.speculative.prompt_lookup import LookupWithFallback
 from ipex_assist.speculative.round import Round
 from ipex_assist.speculative.sampling import Sampling
 from ipex_assist.speculative.schedule import RoundState, Schedule
+from ipex_assist.speculative.two_assistants import TwoAssistants
 
 
 @dataclass(eq=False)
@@ -119,6 +120,16 @@ class Request:
         return getattr(self.draft, "head", None)
 
     @property
+    def assistants(self) -> TwoAssistants | None:
+        """The part of its draft source that has two assistants; None where there is none."""
+        return getattr(self.draft, "assistants", None)
+
+    @property
+    def drafted_by(self) -> str | None:
+        """Who made the last proposal; None where one source makes all of them."""
+        return getattr(self.draft, "drafted_by", None)
+
+    @property
     def may_pause(self) -> bool:
         """Whether a pause of its schedule means that it needs no draft of a model."""
         return getattr(self.draft, "may_pause", False) and isinstance(self.schedule, AdaptiveSchedule)
@@ -151,8 +162,10 @@ class Request:
     def state(self) -> RoundState:
         """Return the request's progress, for its schedule."""
         assert self.draft is not None
-        unread = self.draft.unread(self.tokens)
-        return RoundState(len(self.tokens), self.remaining, unread, rereads=not unread or self.head is None)
+        unread, second = self.draft.unread(self.tokens), None
+        if unread and (assistants := self.assistants) is not None:
+            second = RoundState(len(self.tokens), self.remaining, assistants.model_unread(self.tokens))
+        return RoundState(len(self.tokens), self.remaining, unread, not unread or self.head is None, second)
 
     def roll_back(self) -> None:
         """Undo a pass that an error or a signal interrupted: draft, grammar and sequence again agree with `tokens`."""

@@ -327,8 +327,11 @@ class Scheduler:
                 self.stats.accepted += accepted
                 self.drafts.observe(scheduled, accepted, draft_s, target_s, experts)
                 plain_s = self.drafts.plain_s(scheduled, len(new))
-            took = draft_s if drafted else 0.0, target_s, False, plain_s, choose_s
-            request.put(Round(new, drafted, accepted, *took, listed))
+            took, by = (draft_s if drafted else 0.0, target_s, False, plain_s, choose_s), None
+            if drafted and (by := request.drafted_by) is not None:
+                self.stats.drafted_by[by] += drafted
+                self.stats.accepted_by[by] += accepted
+            request.put(Round(new, drafted, accepted, *took, listed, drafted_by=by))
         if request.remaining <= 0 or not request.eos.isdisjoint(new):
             self._leave(request)
             self.stats.finished += 1

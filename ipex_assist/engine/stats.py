@@ -13,7 +13,8 @@ class EngineStats:
 
     passes: of the target. rows: summed over passes, drafted ones included. seconds_by_rows, passes_by_rows: of the
     target's passes, by their number of rows. prompt_tokens: prompt tokens that were read, without prefix_tokens, those
-    found in the prefix cache. new_tokens: output tokens.
+    found in the prefix cache. new_tokens: output tokens. drafted_by, accepted_by: drafted and accepted tokens by the
+    source that drafted them, where there are several.
     """
 
     passes: int = 0
@@ -36,6 +37,8 @@ class EngineStats:
     most_running: int = 0
     seconds_by_rows: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     passes_by_rows: Counter[int] = field(default_factory=Counter)
+    drafted_by: Counter[str] = field(default_factory=Counter)
+    accepted_by: Counter[str] = field(default_factory=Counter)
 
     def count_pass(self, rows: int, seconds: float) -> None:
         """Count one pass of the target."""

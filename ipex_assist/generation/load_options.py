@@ -29,7 +29,7 @@ class LoadOptions(Options):
     )
     assistant: str = option(
         AUTO,
-        "ID, mtp, self, lookup, lookup+ID, auto-lookup (default: mtp, or by family)",
+        "ID, mtp, mtp+ID, self, lookup, lookup+ID, auto-lookup (default: mtp, or by family)",
         Text(_assistant),
         "ID",
         flags=("--assistant-model",),

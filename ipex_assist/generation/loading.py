@@ -8,7 +8,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ipex_assist import launch
 from ipex_assist.checkpoints.lora_folder import read_lora
@@ -48,7 +48,11 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerBase
 
+    from ipex_assist.checkpoints.base import Checkpoint
+
 log = logging.getLogger("ipex_assist")
+
+ADVICE_BESIDE_A_HEAD = "Choose a small model of the target's family to draft in turn with the head, or the head alone."
 
 
 def load_by(
@@ -67,7 +71,7 @@ def load_by(
         model.allow_special_tokens = options.allow_special_tokens
         if options.calibrate and isinstance(model, AssistedModel) and model.drafting.possible:
             with one_torch_thread() if model.identity.executor == "native" and torch_is_here() else nullcontext():
-                _ = model.drafting.costs
+                model.drafting.calibrate()
     # Loading computed something, so OpenMP has bound its threads by now, and this one, to a core each; threads that
     # are started from here on shall have all of them.
     launch.restore_affinity(launch.inherited_plan(os.environ))
@@ -92,18 +96,13 @@ def _build(request: ResolvedOptions, later: list[Callable[[], object]] | None) -
         )
     read_tokenizer = _TokenizerReading(request)
     shared, assistant_tokenizer = _vocabulary(request, read_tokenizer)
-    target, assistant_model, loading = _models(request, read_tokenizer, later)
+    of_second = _vocabulary_of_second(request, read_tokenizer)
+    (target, assistant_model, second_model), loading = _models(request, read_tokenizer, later)
     tokenizer = read_tokenizer()
     draft_vocabulary = request.options.draft_vocabulary
-    limited = shared.limited(draft_vocabulary)
-
-    def measure() -> Costs:
-        with phase("calibrating"):
-            return calibration.calibrate(target, assistant_model, limited)
-
     drafting = Drafting(
         target.spec.vocab_size,
-        measure,
+        _measuring(target, assistant_model, shared.limited(draft_vocabulary)),
         assistant_model,
         request.name.lookup,
         draft_vocabulary,
@@ -113,6 +112,12 @@ def _build(request: ResolvedOptions, later: list[Callable[[], object]] | None) -
     )
     if drafting.possible:
         drafting.go_on_from(_cache(request, assistant_model is not None))
+    if second_model is not None:
+        measure = _measuring(target, second_model, of_second.limited(draft_vocabulary))
+        drafting.second = Drafting(
+            target.spec.vocab_size, measure, second_model, draft_vocabulary=draft_vocabulary, shared=of_second
+        )
+        drafting.second.go_on_from(_cache_of_second(request))
     eos = frozenset(eos_token_ids(checkpoint, tokenizer))
     identity = request.identity(assistant_tokenizer is not None)
     model = AssistedModel(target, tokenizer, eos, identity, assistant_model, drafting=drafting)
@@ -121,6 +126,14 @@ def _build(request: ResolvedOptions, later: list[Callable[[], object]] | None) -
     if request.options.lora_by_default and model.adapters:
         model.default_adapter = list(model.adapters)[-1]
     return model
+
+
+def _measuring(target: Model, assistant: Model | None, vocabulary: int | None) -> Callable[[], Costs]:
+    def measure() -> Costs:
+        with phase("calibrating"):
+            return calibration.calibrate(target, assistant, vocabulary)
+
+    return measure
 
 
 class _TokenizerReading:
@@ -150,8 +163,8 @@ class _TokenizerReading:
 
 def _models(
     request: ResolvedOptions, read_tokenizer: _TokenizerReading, later: list[Callable[[], object]] | None
-) -> tuple[Model, Model | None, Loading]:
-    """The target, the assistant where a model drafts, and how long loading each of them took."""
+) -> tuple[tuple[Model, Model | None, Model | None], Loading]:
+    """The target, the assistant where a model drafts, the second one, and how long loading took."""
     options = request.options
     if options.kv_memory is not None and request.executor != "native":
         log.warning(
@@ -174,11 +187,14 @@ def _models(
     add_adapters(request.options.adapters, request.executor, asked, target)
     loaded = time.perf_counter()
     if request.assistant is None and request.name.model not in (SELF, MTP):
-        return target, None, Loading(loaded - started)
-    assistant = _assistant(request, asked, target)
+        return (target, None, None), Loading(loaded - started)
+    assistant, second = _assistant(request, asked, target), None
+    if (small := request.second) is not None:
+        second = _small_model(asked, small.checkpoint, small.precision, target if small.copy else None)
     if options.draft_threads is not None:
-        _use_threads(assistant, options.draft_threads, request.executor)
-    return target, assistant, Loading(loaded - started, time.perf_counter() - loaded)
+        for each in (assistant, second):
+            _use_threads(each, options.draft_threads, request.executor)
+    return (target, assistant, second), Loading(loaded - started, time.perf_counter() - loaded)
 
 
 def add_adapters(adapters: Mapping[str, str], executor: str, asked: LoadRequest, target: Model) -> None:
@@ -207,13 +223,19 @@ def _assistant(request: ResolvedOptions, asked: LoadRequest, target: Model) -> M
             kv_memory=asked.kv_memory,
             kv_precision=asked.kv_precision,
         )
+    table_of = None if request.assistant else target
+    return _small_model(asked, request.assistant or request.checkpoint, request.assistant_precision, table_of)
+
+
+def _small_model(asked: LoadRequest, checkpoint: Checkpoint, precision: str, table_of: Model | None) -> Model:
+    """A whole model that drafts. table_of: the target, where it is a copy of that and shares its table."""
     return load_model(
         replace(
             asked,
-            checkpoint=request.assistant or request.checkpoint,
-            precision=request.assistant_precision,
+            checkpoint=checkpoint,
+            precision=precision,
             exact=False,
-            table_of=None if request.assistant else target,
+            table_of=table_of,
             group=DRAFT_INT4_GROUP,
             quick=False,
             aside=None,
@@ -222,8 +244,10 @@ def _assistant(request: ResolvedOptions, asked: LoadRequest, target: Model) -> M
     )
 
 
-def _use_threads(assistant: Model, number: int, executor: str) -> None:
+def _use_threads(assistant: Model | None, number: int, executor: str) -> None:
     """Run the assistant's decode passes on this many threads."""
+    if assistant is None:
+        return
     if not isinstance(assistant, FewerThreads):
         log.warning("--draft-threads: no effect with --executor %s, whose passes have all threads", executor)
     elif number > assistant.thread_choices[0]:
@@ -284,10 +308,21 @@ def _vocabulary(
         return SharedVocabulary(), other
 
 
+def _vocabulary_of_second(
+    request: ResolvedOptions, read_tokenizer: Callable[[], PreTrainedTokenizerBase]
+) -> SharedVocabulary:
+    """How far the second assistant's vocabulary is the target's. Raises UsageError where it is another one."""
+    second = request.second
+    if second is None or second.copy:
+        return SharedVocabulary()
+    other = load_tokenizer(second.checkpoint)
+    return compare_vocabularies(
+        *(request.checkpoint, read_tokenizer(), second.checkpoint, other), advice=ADVICE_BESIDE_A_HEAD
+    )
+
+
 def _cache(request: ResolvedOptions, drafts: bool) -> PairCache:
     """Open the cache of what earlier processes learnt of this pair. drafts: a model does, not lookup alone."""
-    import importlib.metadata  # late, as it takes long
-
     pair = pair_facts(
         request.checkpoint,
         request.precision,
@@ -298,8 +333,23 @@ def _cache(request: ResolvedOptions, drafts: bool) -> PairCache:
         int4_groups=(INT4_GROUP, DRAFT_INT4_GROUP),
         head=None if request.head is None else request.head.kind,
     )
+    return PairCache(pair, _machine_facts(request), refresh=request.options.recalibrate)
+
+
+def _cache_of_second(request: ResolvedOptions) -> PairCache:
+    """The same of the target and its second assistant: that of a run in which it is the only one."""
+    assert request.second is not None
+    alone = replace(
+        request, assistant=request.second.checkpoint, assistant_precision=request.second.precision, head=None
+    )
+    return _cache(alone, drafts=True)
+
+
+def _machine_facts(request: ResolvedOptions) -> dict[str, Any]:
+    import importlib.metadata  # late, as it takes long
+
     plan = launch.inherited_plan(os.environ)
-    machine = {
+    return {
         "executor": request.executor,
         "machine": read_isa().model,
         "cpus": sorted(plan.cpus if plan else MASK_AT_START),
@@ -308,4 +358,3 @@ def _cache(request: ResolvedOptions, drafts: bool) -> PairCache:
         "core": library.PATH.stat().st_mtime_ns if request.executor == "native" else None,
         "torch": importlib.metadata.version("torch"),
     }
-    return PairCache(pair, machine, refresh=request.options.recalibrate)

@@ -16,15 +16,20 @@ from ipex_assist.executors.select_executor import resolve_executor, stored_preci
 from ipex_assist.generation.config_sizes import vocabulary_rows
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.generation.result import Identity
-from ipex_assist.models import find
+from ipex_assist.generation.second_assistant import (
+    SecondAssistant,
+    head_first,
+    is_draft_head,
+    open_second,
+    second_assistant,
+)
 from ipex_assist.models.draft_head import HeadSpec
-from ipex_assist.models.heads import is_head
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.quantization.precision import beside_experts, kv_precision_of
 from ipex_assist.speculative.assistant_name import AUTO, MTP, SELF, AssistantName, parse_assistant
 from ipex_assist.speculative.default_assistants import default_assistant, default_head, why_none
 from ipex_assist.tokenization.tokenizer import load_tokenizer
-from ipex_assist.tokenization.vocabulary import SharedVocabulary, share_vocabulary
+from ipex_assist.tokenization.vocabulary import ADVICE, SharedVocabulary, share_vocabulary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -36,7 +41,7 @@ log = logging.getLogger("ipex_assist")
 class ResolvedOptions:
     """What is to be loaded; `assistant` is None where nothing, lookup alone, or the target's copy or own head drafts.
 
-    head: of the draft head that `assistant` is, or the target has.
+    head: of the draft head that `assistant` is, or the target has. second: drafts in turn with it.
     precision, assistant_precision, executor: those of `options`, or what stands for their None and "auto".
     shared: how far the assistant's vocabulary is the target's, where that was compared already; tokenizer: the
     target's, where that was loaded for it.
@@ -52,6 +57,7 @@ class ResolvedOptions:
     shared: SharedVocabulary | None = None
     tokenizer: PreTrainedTokenizerBase | None = None
     head: HeadSpec | None = None
+    second: SecondAssistant | None = None
 
     @property
     def quick(self) -> bool:
@@ -65,11 +71,15 @@ class ResolvedOptions:
         if model is not None and universal:
             model += " (universal)"
         parts = [*(["lookup"] if self.name.lookup else []), *([model] if model else [])]
+        drafted_in = self.assistant_precision
+        if self.second is not None:
+            parts.append(SELF if self.second.copy else self.second.checkpoint.source)
+            drafted_in = f"{drafted_in}+{self.second.precision}"
         return Identity(
             target=self.checkpoint.source,
             assistant="+".join(parts) or None,
             precision=self.precision,
-            assistant_precision=self.assistant_precision if model else None,
+            assistant_precision=drafted_in if model else None,
             executor=self.executor,
             kv_precision=kv_precision_of(self.precision, self.options.kv_precision),
             draft_head=None if self.head is None else self.head.kind,
@@ -83,7 +93,7 @@ def resolve(options: LoadOptions, checkpoints: OpenCheckpoints) -> ResolvedOptio
     checkpoint = checkpoints.open(options.target, revision=options.revision, offline=options.offline)
     if not checkpoint.why_not_ours():
         checkpoint.check_weights()  # before an assistant is downloaded for a target that cannot be read
-    name = parse_assistant(options.assistant)
+    name = head_first(parse_assistant(options.assistant), checkpoints, offline=options.offline)
     assistant_precision = options.assistant_precision
     family = _Family()
     if name.model == AUTO:
@@ -98,7 +108,7 @@ def resolve(options: LoadOptions, checkpoints: OpenCheckpoints) -> ResolvedOptio
         family = _named(checkpoint, checkpoints.open(str(name.model), offline=options.offline))
     elif name.model == SELF:
         assistant_precision = assistant_precision or "int4"
-    assistant = family.assistant
+    assistant, second = family.assistant, open_second(checkpoint, name, options, checkpoints)
     drafted = assistant_precision if assistant or name.model in (SELF, MTP) else None
     executor = resolve_executor(options.executor, options.precision, drafted)
     precision = options.precision or stored_precision(checkpoint, executor) or "bf16"
@@ -111,6 +121,7 @@ def resolve(options: LoadOptions, checkpoints: OpenCheckpoints) -> ResolvedOptio
         *(options, checkpoint, assistant, name, precision, assistant_precision, executor),
         *(family.shared, family.tokenizer),
         head=None if family.head is None else family.head.head,
+        second=second_assistant(second, name, options, precision, executor),
     )
 
 
@@ -128,7 +139,7 @@ def _own_head(checkpoint: Checkpoint) -> _Family:
 
 def _named(checkpoint: Checkpoint, assistant: Checkpoint) -> _Family:
     """The assistant that was named: a model, or a draft head, which must be this target's."""
-    if not _is_head(assistant):
+    if not is_draft_head(assistant):
         return _Family(assistant)
     if reason := checkpoint.why_not_ours():
         raise UsageError(
@@ -138,16 +149,6 @@ def _named(checkpoint: Checkpoint, assistant: Checkpoint) -> _Family:
     found = head_of(checkpoint, assistant)
     assert found is not None
     return _Family(assistant, SharedVocabulary(), head=found.spec)
-
-
-def _is_head(checkpoint: Checkpoint) -> bool:
-    """Whether a checkpoint is a draft head, by its config; tensor names are read where that leaves it open."""
-    if is_head(checkpoint.config, ()):
-        return True
-    usual = find(checkpoint.architecture) is not None and not {"draft_vocab_size", "eagle_config"} & set(
-        checkpoint.config
-    )
-    return not usual and is_head(checkpoint.config, checkpoint.names())
 
 
 def _default_head(checkpoint: Checkpoint, options: LoadOptions, checkpoints: OpenCheckpoints) -> _Family | None:
@@ -210,6 +211,11 @@ def _say_what_drafts(checkpoint: Checkpoint, reason: str, better: str = "") -> N
 
 
 def compare_vocabularies(
-    target: Checkpoint, tokenizer: PreTrainedTokenizerBase, assistant: Checkpoint, other: PreTrainedTokenizerBase
+    target: Checkpoint,
+    tokenizer: PreTrainedTokenizerBase,
+    assistant: Checkpoint,
+    other: PreTrainedTokenizerBase,
+    advice: str = ADVICE,
 ) -> SharedVocabulary:
-    return share_vocabulary(tokenizer, other, vocabulary_rows(target, tokenizer), vocabulary_rows(assistant, other))
+    rows = vocabulary_rows(target, tokenizer), vocabulary_rows(assistant, other)
+    return share_vocabulary(tokenizer, other, *rows, advice=advice)

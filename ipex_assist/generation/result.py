@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from ipex_assist.executors.interface import TokenLogprob
-from ipex_assist.generation.stats import Loading, Statistics
+from ipex_assist.generation.stats import Loading, SourceCounts, Statistics
 from ipex_assist.speculative.round import Round
 
 SHOWN = 80  # characters of a text in a repr
@@ -59,7 +59,8 @@ class DraftResult:
     """How drafting went: token counts, and a histogram of how many rounds accepted 0, 1, 2, … tokens.
 
     drafted_by_position, accepted_by_position: rounds in which there was a first, second, … drafted token, and in which
-    it was accepted.
+    it was accepted. by_source: where two assistants draft, what each source did: the kind of the draft head, model,
+    lookup, and grammar for tokens that a grammar forces.
     """
 
     rounds: int | None = None
@@ -71,6 +72,7 @@ class DraftResult:
     longest: int | None = None
     drafted_by_position: list[int] | None = None
     accepted_by_position: list[int] | None = None
+    by_source: dict[str, SourceCounts] | None = None
 
     @classmethod
     def of(cls, counts: Statistics) -> DraftResult:
@@ -85,6 +87,7 @@ class DraftResult:
             longest=counts.longest_draft,
             drafted_by_position=counts.drafted_by_position,
             accepted_by_position=counts.accepted_by_position,
+            by_source=counts.by_source or None,
         )
 
 

@@ -19,6 +19,21 @@ class DraftTimes:
     seconds: float
 
 
+@dataclass
+class SourceCounts:
+    """Tokens that one of several sources drafted, and those of them that were accepted."""
+
+    drafted: int = 0
+    accepted: int = 0
+    acceptance_rate: float = 0.0
+
+    def add(self, drafted: int, accepted: int) -> None:
+        """Count one draft."""
+        self.drafted += drafted
+        self.accepted += accepted
+        self.acceptance_rate = self.accepted / self.drafted
+
+
 @dataclass(frozen=True)
 class Loading:
     """Seconds it took to read and pack each model's weights; None where there is no such model, or it was not timed."""
@@ -51,6 +66,7 @@ class Statistics:
     drafted_by_position: list[int] = field(default_factory=list)  # rounds whose draft had a first, second, … token
     prompt_s: float | None = None  # the target's pass over the prompt, without sampling the first token
     choose_s: float | None = None  # sampling tokens by the target's logits, the first one included
+    by_source: dict[str, SourceCounts] = field(default_factory=dict)  # where several may draft
     first_draft: DraftTimes | None = None
     later_drafts: DraftTimes | None = None
     _plain_s: float = 0.0  # time that plain passes for the kept tokens would have taken, of rounds that measure it
@@ -98,6 +114,8 @@ class Statistics:
         self._longest_plain_s += kept * round_.target_s
         if not round_.drafted:
             self._undrafted_s.append(round_.target_s)
+        if round_.drafted and round_.drafted_by is not None:
+            self.by_source.setdefault(round_.drafted_by, SourceCounts()).add(round_.drafted, round_.accepted)
         if round_.drafted and round_.draft_s:
             self._count_draft(round_)
         self.drafted_by_position += [0] * (round_.drafted - len(self.drafted_by_position))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from typing import Any
 
+from ipex_assist.generation.stats import SourceCounts
 from ipex_assist.serve.backend import OutputChunk
 
 BY_POSITION = ("drafted_by_position", "accepted_by_position")
@@ -68,13 +69,19 @@ def timings(results: Sequence[dict[str, Any]], counts: DraftCounts) -> dict[str,
 
     cache_n: prompt tokens that the prefix cache had; prompt_n: those that were read. prompt_ms: from the engine's start
     of the request to the first token. predicted_ms, predicted_per_second: of the tokens after the first, whose time
-    belongs to the prompt. draft_n is omitted if nothing was drafted, as in llama.cpp.
+    belongs to the prompt. draft_n is omitted if nothing was drafted, as in llama.cpp. Where two assistants draft,
+    draft_n_by_source and draft_n_accepted_by_source have the same by the source's name.
     """
     cached_n, predicted_n = sum(r["cached_tokens"] for r in results), sum(r["new_tokens"] for r in results)
     prompt_n = sum(r["prompt_tokens"] for r in results) - cached_n
     prompt_s, predicted_s = sum(r["ttft_s"] or 0.0 for r in results), sum(r["decode_s"] for r in results)
     later = sum(max(0, r["new_tokens"] - 1) for r in results)
-    drafts = {"draft_n": counts.drafted, "draft_n_accepted": counts.accepted} if counts.drafted else {}
+    drafts: dict[str, Any] = {}
+    if counts.drafted:
+        drafts = {"draft_n": counts.drafted, "draft_n_accepted": counts.accepted}
+    if sources := by_source(results):
+        drafts |= {"draft_n_by_source": {name: each["drafted"] for name, each in sources.items()}}
+        drafts |= {"draft_n_accepted_by_source": {name: each["accepted"] for name, each in sources.items()}}
     return {
         "cache_n": cached_n,
         "prompt_n": prompt_n,
@@ -96,7 +103,17 @@ def draft_figures(results: Sequence[dict[str, Any]], counts: DraftCounts) -> dic
     times = [r["times"]["assistant"] for r in results]
     tokens, seconds = (sum(each[name] or 0 for each in times) for name in ("later_tokens", "later_s"))
     positions = {name: _added([r["draft"][name] or [] for r in results]) for name in BY_POSITION}
-    return {"head": results[0]["draft_head"], "token_ms": 1000 * seconds / tokens if tokens else None, **positions}
+    cost = {"head": results[0]["draft_head"], "token_ms": 1000 * seconds / tokens if tokens else None}
+    return {**cost, **positions, "by_source": by_source(results)}
+
+
+def by_source(results: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]] | None:
+    """What each of several sources drafted, over the results: drafted and accepted tokens, and their ratio."""
+    summed: dict[str, SourceCounts] = {}
+    for result in results:
+        for name, each in (result.get("draft", {}).get("by_source") or {}).items():
+            summed.setdefault(name, SourceCounts()).add(each["drafted"], each["accepted"])
+    return {name: asdict(each) for name, each in summed.items()} or None
 
 
 def _added(lists: Sequence[Sequence[int]]) -> list[int]:

@@ -192,6 +192,8 @@ class _EngineFigures(Collector):
         for name, meaning in (("draft", "drafting"), ("target", "the target's passes"), ("choose", "choosing tokens")):
             seconds = engine.get(f"{name}_s", 0.0)
             yield _counted(f"ipex_assist:{name}_seconds", f"Time of {meaning}", model, seconds)
+        for name, meaning in (("drafted", "Drafted tokens"), ("accepted", "Those that were accepted")):
+            yield _by_source(f"ipex_assist:{name}_tokens", meaning, model, engine.get(f"{name}_by", {}))
         yield _by_rows("ipex_assist:passes", "Passes of the target", model, engine.get("passes_by_rows", {}))
         yield _by_rows("ipex_assist:pass_seconds", "Time of passes", model, engine.get("seconds_by_rows", {}))
 
@@ -213,6 +215,14 @@ def _gauge(name: str, meaning: str, model: list[str], value: float) -> Metric:
 def _counted(name: str, meaning: str, model: list[str], value: float) -> Metric:
     metric = CounterMetricFamily(name, meaning, labels=[_MODEL])
     metric.add_metric(model, value)
+    return metric
+
+
+def _by_source(name: str, meaning: str, model: list[str], values: Mapping[str, float]) -> Metric:
+    """A counter by who drafted, where two assistants do."""
+    metric = CounterMetricFamily(name, f"{meaning}, by source", labels=[_MODEL, "source"])
+    for source in sorted(values):
+        metric.add_metric([*model, source], values[source])
     return metric
 
 

@@ -120,6 +120,11 @@ class AdaptiveSchedule:
         return float(first.accepted.sum()) * costs.verifying(1) >= first.seen * cost
 
     @property
+    def joint_stake(self) -> float:
+        """The share of the time that its drafts may lose first where requests share passes."""
+        return self.budget.stake
+
+    @property
     def is_doubted(self) -> bool:
         """Whether the source did not pay in earlier texts: its text begins without it, and it reads no prompt."""
         return self.budget.stake <= self.stake / 2 and not self._pays_by_counts()

@@ -12,6 +12,7 @@ from ipex_assist.speculative.schedule import DraftPlan
 
 if TYPE_CHECKING:
     from ipex_assist.speculative.head_assistant import HeadAssistant
+    from ipex_assist.speculative.two_assistants import TwoAssistants
 
 
 class ConstrainedSource:
@@ -45,6 +46,17 @@ class ConstrainedSource:
     def head(self) -> HeadAssistant | None:
         """The part of the source that reads the target's hidden states, if any."""
         return getattr(self.source, "head", None)
+
+    @property
+    def assistants(self) -> TwoAssistants | None:
+        """The part of the source that has two assistants, if any."""
+        return getattr(self.source, "assistants", None)
+
+    @property
+    def drafted_by(self) -> str | None:
+        """Who made the last proposal, where the source has several."""
+        source: str | None = getattr(self.source, "drafted_by", None)
+        return source if self._asked or source is None else "grammar"
 
     def unread(self, tokens: Sequence[int]) -> int:
         """Return the tokens the source has to read; 0 if the proposal will consist of forced tokens."""

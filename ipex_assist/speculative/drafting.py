@@ -18,6 +18,7 @@ from ipex_assist.speculative.draft_budget import HEAD_STAKE, STAKE
 from ipex_assist.speculative.draft_source import DraftSource
 from ipex_assist.speculative.grammar import Grammar
 from ipex_assist.speculative.head_assistant import HeadAssistant, chooses_each
+from ipex_assist.speculative.joint_schedule import JointSchedule
 from ipex_assist.speculative.live_costs import LiveCosts
 from ipex_assist.speculative.options import DraftOptions
 from ipex_assist.speculative.pair_cache import PairCache
@@ -32,6 +33,9 @@ from ipex_assist.speculative.schedule import (
     HeuristicSchedule,
     Schedule,
 )
+from ipex_assist.speculative.two_assistants import TwoAssistants
+from ipex_assist.speculative.two_assistants_joint_schedule import TwoAssistantsJointSchedule
+from ipex_assist.speculative.two_assistants_schedule import TwoAssistantsSchedule
 from ipex_assist.speculative.universal_assistant import UniversalAssistant
 from ipex_assist.tokenization.vocabulary import SharedVocabulary
 
@@ -49,6 +53,7 @@ class Drafting:
 
     assistant_tokenizer: of an assistant with another vocabulary. shared: the overlap of an assistant's vocabulary with
     the target's, otherwise. measure: calibrates the pair when costs are first needed.
+    second: of a small model that drafts in turn with the assistant, a draft head then: its own costs and acceptance.
     keep: called with `model_acceptance` and `lookup_acceptance` after each request that used the adaptive schedule.
     """
 
@@ -63,6 +68,7 @@ class Drafting:
     model_acceptance: Acceptance = field(default_factory=Acceptance)
     lookup_acceptance: Acceptance = field(default_factory=Acceptance)
     keep: Callable[[Acceptance, Acceptance], None] | None = None
+    second: Drafting | None = None
     cache: PairCache | None = None
     adapter_acceptance: dict[str, tuple[Acceptance, Acceptance]] = field(default_factory=dict)  # of this process
     _costs: Costs | None = None
@@ -83,6 +89,8 @@ class Drafting:
             self._costs, self.cache = self.costs, None
         self.model_acceptance, self.lookup_acceptance, self.keep = Acceptance(), Acceptance(), None
         self.adapter_acceptance.clear()
+        if self.second is not None:
+            self.second.forget()
 
     @property
     def costs(self) -> Costs:
@@ -93,6 +101,11 @@ class Drafting:
             if self._costs is None:
                 self._costs = self.measure()
             return self._with_threads(self._costs)
+
+    def calibrate(self) -> None:
+        """Measure the costs of all that drafts, unless they are known."""
+        for each in (self, self.second):
+            _ = each and each.costs
 
     def _with_threads(self, costs: Costs) -> Costs:
         """Return the costs, and set the assistant to the threads that they were measured with."""
@@ -122,6 +135,8 @@ class Drafting:
 
     def _source(self, sampling: Sampling, length: int, grammar: Grammar | None) -> DraftSource | None:
         model = self._model(sampling, length, grammar) if self.assistant is not None else None
+        if self.second is not None and isinstance(model, HeadAssistant):
+            model = TwoAssistants(model, self.second._model(sampling, length, grammar))
         if not self.lookup:
             return model
         return PromptLookup() if model is None else LookupWithFallback(PromptLookup(), model)
@@ -189,13 +204,33 @@ class Drafting:
         self.model_acceptance.by_position = is_head
         of_model, of_lookup = self.known_of(adapter)
         known = of_model.for_next_text(), of_lookup.for_next_text()
-        live, stake = None if shared is None else shared(), HEAD_STAKE if is_head else STAKE
-        return AdaptiveSchedule(self.costs, limit, longest, *known, shared=live, adapter=adapter, stake=stake)
+        costs, live, stake = self.costs, None if shared is None else shared(), HEAD_STAKE if is_head else STAKE
+        if self.second is None:
+            return AdaptiveSchedule(costs, limit, longest, *known, shared=live, adapter=adapter, stake=stake)
+        of_second, _ = self.second.known_of(adapter)
+        return TwoAssistantsSchedule(
+            *(costs, limit, longest, *known),
+            shared=live,
+            adapter=adapter,
+            stake=stake,
+            second_costs=self.second.costs,
+            second_acceptance=of_second.for_next_text(),
+        )
+
+    def joint_schedule(self) -> JointSchedule:
+        """Return the schedule of requests that share passes."""
+        known = self.costs, self.model_acceptance, self.lookup_acceptance
+        if self.second is None:
+            return JointSchedule(*known, self.known_of)
+        second = self.second.costs, self.second.model_acceptance, self.second.known_of
+        return TwoAssistantsJointSchedule(*known, self.known_of, *second)
 
     def learn(self, schedule: Schedule, adapter: str | None = None) -> None:
         """Take over acceptance rates and costs from the schedule of a finished request, with its adapter."""
         if not isinstance(schedule, AdaptiveSchedule):
             return
+        if self.second is not None and isinstance(schedule, TwoAssistantsSchedule):
+            self.second.learn(schedule.second, adapter)
         # Of concurrent requests the last one to finish wins.
         if adapter is not None:
             self.adapter_acceptance[adapter] = schedule.model_acceptance, schedule.lookup_acceptance

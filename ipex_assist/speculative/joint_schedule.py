@@ -115,12 +115,15 @@ class JointSchedule:
         self._adopt_new()
         if not prefill_rows and self._baseline_is_due():
             return
-        able = [draft for draft in drafts if draft.most > 0]
+        self._plan_able([draft for draft in drafts if draft.most > 0])
+
+    def _plan_able(self, able: Sequence[JointDraft]) -> None:
+        """Plan the drafts of requests that have tokens left to draft."""
         reading = [draft for draft in able if draft.now.unread > 0]
         self._plan_copies([draft for draft in able if not draft.now.unread])
         if reading and not self._plan_drafts(reading):
             self._plan_trial(reading)
-        if reading and not any(draft.plan.k for draft in drafts):
+        if reading and not any(draft.plan.k for draft in self._drafts):
             self._pause = self._passes_to_wait(reading)
 
     def rests(self, schedules: Sequence[AdaptiveSchedule], requests: int) -> bool:
@@ -175,7 +178,7 @@ class JointSchedule:
         token_s, tokens = batch_costs.plain_s / requests, draft.schedule.budget.expected_tokens
         seconds = costs.reading(draft.now.unread)
         credit = self._credit + (
-            0.0 if self.has_adopted(draft.schedule) else draft.schedule.budget.stake * tokens * token_s
+            0.0 if self.has_adopted(draft.schedule) else draft.schedule.joint_stake * tokens * token_s
         )
         if known.seen >= KNOWN_TOKENS:
             credit += TRUST * EXPECTED_TOKENS * batch_costs.plain_s
@@ -289,7 +292,7 @@ class JointSchedule:
             text = draft.schedule
             if not self.has_adopted(text):
                 left = max(0.0, text.credit)  # it may have read a prompt, or drafted alone
-                self._credit += min(text.budget.stake * text.budget.expected_tokens * self._token_s, left)
+                self._credit += min(text.joint_stake * text.budget.expected_tokens * self._token_s, left)
                 text.model_acceptance, text.lookup_acceptance = self._of_model(draft), self._of_lookup(draft)
 
     def _plan_copies(self, drafts: Sequence[JointDraft]) -> None:

@@ -69,10 +69,32 @@ class LiveCosts:
         self._seconds, self._passes = 0.0, 0
         self._spread = ExpertSpread(calibrated.experts) if calibrated.experts else None
         self._requests = 1
-        self.costs = self._plausible
-        self.lookup_costs = Costs(calibrated.verify)  # for prompt lookup, which costs nothing
+        self._beside: LiveCosts | None = None
+        self._costs = self._plausible
+        self._lookup_costs = Costs(calibrated.verify)
         if self._spread is not None:
             self._update_costs()
+
+    @property
+    def costs(self) -> Costs:
+        """The current costs."""
+        return self._costs
+
+    @property
+    def lookup_costs(self) -> Costs:
+        """For prompt lookup, which costs nothing."""
+        return self._lookup_costs
+
+    @property
+    def first(self) -> LiveCosts:
+        """The costs that learn of the target's passes: these, or those that these were made beside."""
+        return self
+
+    def beside(self, calibrated: Costs) -> LiveCosts:
+        """Return the costs of another assistant of the same target, always the same object for the same costs."""
+        if self._beside is None or self._beside.calibrated != calibrated:
+            self._beside = _CostsBeside(self, calibrated)
+        return self._beside
 
     def observe(self, outcome: RoundResult, read: int) -> None:
         """Update by one request's round, before which `read` tokens were unread."""
@@ -148,19 +170,26 @@ class LiveCosts:
 
     def findings(self, untried: bool) -> CostFindings:
         """Return what the rounds so far say. untried: see CostFindings."""
-        # Passes faster than calibrated mean that calibration was disturbed, and are stored. Slower ones, caused by
-        # other processes or a long context, are not: the stored plain pass stays as calibrated.
-        error = float(self._state[1])
-        plain = float(self._state[0]) + error
+        plain = float(self._state[0] + self._state[1])
         contradicted = self._passes >= TELLING_PASSES and plain < math.log(CONTRADICTED)
-        corrected = self._corrected(self._verify, min(plain, 0.0) - error)
+        corrected = self._corrected(self._verify, self._found_speed)
         if self._spread is not None:
             corrected = replace(corrected, experts=self._spread.learnt())
         return CostFindings(self.calibrated, corrected, self._seconds, untried, contradicted)
 
+    @property
+    def _found_speed(self) -> float:
+        """The speed of the costs that are stored.
+
+        Passes faster than calibrated mean that calibration was disturbed, and are stored. Slower ones, caused by other
+        processes or a long context, are not: the stored plain pass stays as calibrated.
+        """
+        error = float(self._state[1])
+        return min(float(self._state[0]) + error, 0.0) - error
+
     def _update_costs(self) -> None:
-        self.costs = self._corrected(self._passes_of(self._requests), float(self._state[0]))
-        self.lookup_costs = Costs(self.costs.verify)
+        self._costs = self._corrected(self._passes_of(self._requests), float(self._state[0]))
+        self._lookup_costs = Costs(self._costs.verify)
 
     def costs_from(self, rows: int) -> Costs:
         """Return the costs for passes of at least `rows` rows, independent of estimates for fewer."""
@@ -168,7 +197,7 @@ class LiveCosts:
         verify = self._passes_of(rows) * factors
         first = min(rows, len(verify)) - 1
         verify[:first] = verify[first]
-        return replace(self.costs, verify=tuple(np.maximum.accumulate(verify).tolist()))
+        return replace(self._costs, verify=tuple(np.maximum.accumulate(verify).tolist()))
 
     def _passes_of(self, requests: int) -> Array:
         """Return calibrated seconds of passes over 1, 2, … rows with the experts `requests` requests read; (rows,)."""
@@ -183,3 +212,55 @@ class LiveCosts:
         # A pass of more rows is never cheaper, even if a disturbed measurement says so.
         verify = tuple(np.maximum.accumulate(calibrated * np.exp(speed + self._state[1:])).tolist())
         return replace(self._draft_errors.corrected(self._plausible, speed), verify=verify)
+
+
+class _CostsBeside(LiveCosts):
+    """Live costs of an assistant that drafts in turn with another: both learn of the target's passes in one filter."""
+
+    def __init__(self, first: LiveCosts, calibrated: Costs) -> None:
+        self._first, self.calibrated, self._draft_errors = first, calibrated, DraftErrors()
+        target = first.calibrated  # the assistants were calibrated at different times, perhaps
+        self._plausible = replace(calibrated, verify=target.verify, experts=target.experts).plausible()
+        self._of: Costs | None = None  # the first's costs for which `_costs` was computed
+
+    @property
+    def costs(self) -> Costs:
+        if self._of is not self._first.costs:
+            self._of = self._first.costs
+            corrected = self._draft_errors.corrected(self._plausible, float(self._first._state[0]))
+            self._costs = replace(corrected, verify=self._of.verify)
+        return self._costs
+
+    @property
+    def lookup_costs(self) -> Costs:
+        return self._first.lookup_costs
+
+    @property
+    def first(self) -> LiveCosts:
+        return self._first
+
+    def observe_pass(
+        self,
+        rows: int,
+        target_s: float,
+        expected_draft_s: tuple[float, float],
+        draft_s: float,
+        experts: float | None = None,
+        requests: int = 1,
+    ) -> None:
+        self._first.observe_pass(rows, target_s, (0.0, 0.0), draft_s, experts, requests)
+        steps, reading = (seconds * math.exp(float(self._first._state[0])) for seconds in expected_draft_s)
+        if draft_s > 0 and steps > 0:
+            self._draft_errors.observe(draft_s, steps, reading, _NOISE, _PAUSE)
+
+    def observe_plain(self, seconds: Sequence[float], experts: float | None = None, requests: int = 1) -> None:
+        self._first.observe_plain(seconds, experts, requests)
+
+    def costs_from(self, rows: int) -> Costs:
+        return replace(self.costs, verify=self._first.costs_from(rows).verify)
+
+    def findings(self, untried: bool) -> CostFindings:
+        """What the first's filter says of the target's passes is stored with the first's costs."""
+        drafts = self._draft_errors.corrected(self._plausible, self._first._found_speed)
+        found = replace(drafts, verify=self.calibrated.verify, experts=self.calibrated.experts)
+        return CostFindings(self.calibrated, found, self._first._seconds, untried, contradicted=False)

@@ -11,6 +11,7 @@ from ipex_assist.speculative.schedule import DraftPlan
 
 if TYPE_CHECKING:
     from ipex_assist.speculative.head_assistant import HeadAssistant
+    from ipex_assist.speculative.two_assistants import TwoAssistants
 
 NGRAM = 2  # tokens that must match; one alone has too many continuations
 PLACES = 8  # latest occurrences of an n-gram that are searched for the longest match
@@ -100,6 +101,17 @@ class LookupWithFallback:
     def may_pause(self) -> bool:
         """Whether nothing but its schedule's plans makes the other source draft."""
         return getattr(self.other, "may_pause", False)
+
+    @property
+    def assistants(self) -> TwoAssistants | None:
+        """The part of the source that has two assistants, if any."""
+        return getattr(self.other, "assistants", None)
+
+    @property
+    def drafted_by(self) -> str | None:
+        """Who made the last proposal, where the other source is one of two assistants."""
+        other: str | None = getattr(self.other, "drafted_by", None)
+        return "lookup" if self._last is self.lookup and other is not None else other
 
     def copies(self, tokens: Sequence[int]) -> bool:
         """Whether the next proposal would be a copy."""

@@ -14,7 +14,8 @@ class Round(NamedTuple):
     at this time, by the schedule's measurements, or None. choose_s: the part of target_s after the logits, in which
     tokens were chosen; None if not measured separately. logprobs: of each token, if requested. prompt_logprobs: in the
     first round, if requested, of each prompt token but the first. cached_tokens: in the first round, tokens of the
-    prompt that were not read, since the prefix cache had them.
+    prompt that were not read, since the prefix cache had them. drafted_by: the source of the drafted tokens, where
+    there are several: lookup, grammar, model, or the kind of a draft head.
     """
 
     tokens: list[int]
@@ -28,3 +29,4 @@ class Round(NamedTuple):
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
     cached_tokens: int = 0
+    drafted_by: str | None = None

@@ -21,11 +21,15 @@ def longest_draft(spec: DecoderSpec) -> int:
 
 @dataclass(frozen=True)
 class DraftPlan:
-    """At most `k` tokens, ending after one with less confidence than `min_confidence`; context: see DraftSource."""
+    """At most `k` tokens, ending after one with less confidence than `min_confidence`; context: see DraftSource.
+
+    assistant: of two, which one drafts, the first (0) or the second (1).
+    """
 
     k: int
     min_confidence: float = 0.0
     context: int | None = None
+    assistant: int = 0
 
 
 @dataclass(frozen=True)
@@ -33,13 +37,15 @@ class RoundState:
     """A request's progress: its length in tokens, tokens that may still come, tokens unread by the draft source.
 
     rereads: whether the source can read later what it skipped; a draft head cannot, whose target's hidden states are
-    gone by then.
+    gone by then. second: the same for the second of two assistants; None where there is none, or none of them would
+    draft.
     """
 
     length: int
     remaining: int
     unread: int
     rereads: bool = True
+    second: RoundState | None = None
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,9 @@ def test_the_working_folder_has_a_name(tmp_path: Path, monkeypatch: pytest.Monke
         ("lookup", "lookup"),
         ("/data/a+b/draft.gguf", "draft"),
         ("lookup+Qwen/Qwen2.5-0.5B-Instruct", "lookup+Qwen2.5-0.5B-Instruct"),
+        ("lookup+mtp+Qwen/Qwen3.5-0.8B", "lookup+mtp+Qwen3.5-0.8B"),
+        ("org/head+org/small", "head+small"),
+        ("/m/head+/m/small.gguf", "head+small"),
         ("lookup+/m/draft.gguf (universal)", "lookup+draft (universal)"),
     ],
 )

@@ -45,7 +45,7 @@ KEYS = [
     "environment",
 ]
 DRAFT_KEYS = ["rounds", "drafted", "accepted", "acceptance_rate", "tokens_per_pass", "accepted_histogram", "longest"]
-DRAFT_KEYS += ["drafted_by_position", "accepted_by_position"]
+DRAFT_KEYS += ["drafted_by_position", "accepted_by_position", "by_source"]
 
 
 def test_assisted_and_plain_give_the_same_tokens(pair: tuple[str, str]) -> None:

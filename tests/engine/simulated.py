@@ -233,10 +233,12 @@ def serve(
     prompts: abc.Sequence[int] = (30, 300, 120, 60, 200),
     head: str | None = None,
     adapters: abc.Sequence[str | None] = (None,),
+    drafting_of: Callable[[Clock], Drafting] | None = None,
 ) -> Served:
     """Serve `count` texts, `concurrency` of them at a time, where passes take what `true` says.
 
     believed: what calibration said. head: a draft head drafts, "recorded" or "random". adapters: of the texts in turn.
+    drafting_of: makes what drafts.
     """
     clock = Clock()
     target = SimulatedTarget(clock, true.verifying)
@@ -244,6 +246,8 @@ def serve(
     if head is not None:
         assistant = SimulatedHead(clock, true, random=head == "random")
     drafting = Drafting(VOCABULARY, lambda: believed or true, assistant if assisted else None)
+    if drafting_of is not None and assisted:
+        drafting = drafting_of(clock)
     engine = Engine(target, drafting, clock=clock, prefixes=NoPrefixes())
     waiting = [
         (

@@ -13,7 +13,7 @@ from ipex_assist.env.memory import gib, read_memory, resident_bytes
 from ipex_assist.executors.kv_memory import spare_beside
 from ipex_assist.executors.planned_bytes import ModelBytes, total_bytes
 from ipex_assist.quantization.precision import DRAFT_INT4_GROUP, INT4_GROUP, beside_experts
-from ipex_assist.speculative.assistant_name import AUTO, MTP, SELF, parse_assistant
+from ipex_assist.speculative.assistant_name import AUTO, MTP, SELF, AssistantName, parse_assistant
 from ipex_assist.speculative.default_assistants import default_assistant, default_head
 from ipex_assist.speculative.schedule import LONGEST_DRAFT
 
@@ -102,7 +102,10 @@ def estimate_need(
     """
     lengths = lengths or (max_new_tokens + PROMPT_TOKENS,)
     plan = _Plan(OpenCheckpoints() if checkpoints is None else checkpoints, offline, native, max(lengths), kv_precision)
-    drafts = parse_assistant(assistant).model  # lookup takes next to nothing
+    name = parse_assistant(assistant)
+    drafts = name.model  # lookup takes next to nothing
+    if name.second is not None:
+        return plan.need_of_two((model, precision, revision), name, assistant_precision, lengths, wanted)
     copy = drafts == SELF
     if copy:
         drafts, assistant_precision = model, assistant_precision or "int4"
@@ -218,10 +221,43 @@ class _Plan:
         except IpexAssistError:
             return None
 
+    def need_of_two(
+        self,
+        target: tuple[str, str | None, str | None],
+        name: AssistantName,
+        assistant_precision: str | None,
+        lengths: Sequence[int],
+        wanted: int | None,
+    ) -> MemoryNeed:
+        """The need with a draft head and a small model, in either order. target: its source, precision and revision."""
+        model, precision, revision = target
+        whole, rows = self.precision(model, precision, revision), min(len(lengths), PASS_ROWS)
+        parts, copied = [], 0
+        for source in (name.model, name.second):
+            if source == AUTO:
+                source = self.family_assistant(model, revision)
+            if source == SELF:
+                chosen = assistant_precision or "int4"
+                parts.append(self.model_bytes(model, chosen, revision, wanted=rows, group=DRAFT_INT4_GROUP))
+                copied = parts[-1].table * self.native
+            elif source == MTP:
+                head = self.own_head(model, whole, assistant_precision, revision, wanted=rows)
+                parts += [] if head is None else [head]
+            elif source is not None:
+                _check(source)
+                chosen = assistant_precision or self.stored(source) or beside_experts(whole)
+                parts.append(self.model_bytes(source, chosen, None, wanted=rows, group=DRAFT_INT4_GROUP))
+        _check(model)
+        of_target = self.model_bytes(model, precision, revision, wanted=wanted or wanted_rows(len(lengths)))
+        need = need_of(of_target, total_bytes(parts) if parts else None, lengths)
+        return need if need.assistant is None else replace(need, assistant=need.assistant - copied)
+
     def default_assistant(self, model: str, revision: str | None) -> str | None:
         """A published head of the model, or its family's assistant."""
-        if (head := default_head(model)) is not None:
-            return head
+        return default_head(model) or self.family_assistant(model, revision)
+
+    def family_assistant(self, model: str, revision: str | None) -> str | None:
+        """The small model of its family."""
         try:
             config = self.checkpoints.open(model, revision=revision, offline=True).config
             return default_assistant(config, model)

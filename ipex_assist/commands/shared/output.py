@@ -113,13 +113,17 @@ def statistics_text(result: Result) -> str:
         lines.append(f"histogram = {rounds or '-'} (accepted tokens: rounds)")
         if positions := by_position(draft.drafted_by_position, draft.accepted_by_position):
             lines.append(f"positions = {positions} (of drafts that long, accepted)")
+        if draft.by_source:
+            counts_of = [(name, each.drafted, each.accepted) for name, each in draft.by_source.items()]
+            lines.append(f"sources   = {by_source(counts_of)} (drafted tokens, accepted)")
         if result.draft_head is not None:
             step = (
                 ""
                 if times.assistant.token_s is None
                 else f", {times.assistant.token_s * 1000:.2f} ms per drafted token"
             )
-            lines.append(f"head      = {result.draft_head} in {result.assistant_precision}{step}")
+            drafted_in = (result.assistant_precision or "").partition("+")[0]  # a small model's follows
+            lines.append(f"head      = {result.draft_head} in {drafted_in}{step}")
     parts = {"draft": times.draft_s, "verify" if result.assisted else "target": times.verify_s, "other": times.other_s}
     for name, seconds in parts.items():
         if seconds is not None and (name != "draft" or result.assisted):
@@ -138,6 +142,11 @@ def by_position(drafted: Sequence[int] | None, accepted: Sequence[int] | None) -
     """The accepted share of first, second, … drafted tokens."""
     pairs = zip(drafted or (), accepted or (), strict=True)
     return ", ".join(f"{position}: {right / of:.0%}" for position, (of, right) in enumerate(pairs, 1))
+
+
+def by_source(counts: Sequence[tuple[str, int, int]]) -> str:
+    """What each source drafted, and the accepted share of it. counts: name, drafted and accepted tokens."""
+    return ", ".join(f"{name}: {drafted}, {accepted / drafted:.0%}" for name, drafted, accepted in counts if drafted)
 
 
 def _model_lines(result: Result) -> list[str]:

@@ -198,6 +198,8 @@ class Timings(ResponseBody):
     predicted_per_second: float | None
     draft_n: int | None = None
     draft_n_accepted: int | None = None
+    draft_n_by_source: dict[str, int] | None = None
+    draft_n_accepted_by_source: dict[str, int] | None = None
 
 
 class SpeculativeDecoding(ResponseBody):
@@ -212,18 +214,28 @@ class SpeculativeDecoding(ResponseBody):
     num_spec_tokens: int
 
 
+class SourceFigures(ResponseBody):
+    """Tokens that one of several sources drafted, those that were accepted, and accepted ÷ drafted."""
+
+    drafted: int
+    accepted: int
+    acceptance_rate: float
+
+
 class DraftFigures(ResponseBody):
     """What drafted, and how well at each position.
 
     head: mtp, eagle3, dflash or shared_kv; null for a whole model and for prompt lookup. token_ms: milliseconds of a
     drafted token, after the first draft. drafted_by_position, accepted_by_position: passes whose draft had a first,
-    second, … token, and those in which it was accepted.
+    second, … token, and those in which it was accepted. by_source: where two assistants draft, by the head's
+    kind, model, lookup and grammar.
     """
 
     head: str | None
     token_ms: float | None
     drafted_by_position: list[int]
     accepted_by_position: list[int]
+    by_source: dict[str, SourceFigures] | None = None
 
 
 class Metrics(ResponseBody):
