@@ -390,7 +390,8 @@ def test_a_head_learns(
     accepted = [float(line.rsplit(", ", 1)[1].split()[0]) for line in lines]
     folder = WorkFolder(tmp_path / "head.work")
     if kind == "mtp":
-        before, after = (accepted_by_token(target, head, folder, 3, slice(-4, None)) for head in (None, tmp_path / "head"))
+        heads = None, tmp_path / "head"
+        before, after = (accepted_by_token(target, head, folder, 3, slice(-4, None)) for head in heads)
         assert after[0] > before[0] + 0.1
         return
     # EAGLE-3 begins with a fit that is near the best already; a random head has none in a row.
