@@ -234,7 +234,7 @@ class Engine:
                 with self._pass_lock:
                     self._scheduler.block_budget.clear_prefixes()
             else:
-                if isinstance(schedule, AdaptiveSchedule):
+                if isinstance(schedule, AdaptiveSchedule) and self.drafting.assistant is not None:
                     schedule.budget.book_start(self._clock() - started, schedule.plain_s)
                 return schedule
         return ConstantSchedule(0)  # running requests hold all the memory: decode this one plainly
