@@ -20,8 +20,6 @@ SHORT = ["--minutes", "0.03", "--interval", "0.5", "--check", "0.3", "--most-gro
 
 @pytest.fixture(autouse=True)
 def _smaller(monkeypatch: pytest.MonkeyPatch) -> None:
-    small = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
-    monkeypatch.setattr(engine_soak, "SMALL", engine_soak.SMALL | small)
     monkeypatch.setattr(engine_soak, "leave_cores_to_native", lambda: None)
     monkeypatch.setattr(engine_soak, "CANCELLED", 0.4)
     monkeypatch.setattr(engine_soak, "LIMITS", (1, 40))
