@@ -69,10 +69,16 @@ def tokens_of(rounds: Iterator[Round]) -> list[int]:
 class Wanted:
     """A request, and the text that it has alone and plainly."""
 
-    def __init__(self, chance: random.Random, pair: tuple[Any, Any], free: float = 0.2, longest: int = 40) -> None:
+    def __init__(
+        self,
+        chance: random.Random,
+        pair: tuple[Any, Any],
+        free: float = 0.2,
+        lengths: tuple[int, int] = (1, 40),
+    ) -> None:
         how = chance.choice(SAMPLED)
         seed = {"seed": chance.randrange(100)} if how else {}
-        self.prompt = [chance.randrange(3, tiny_models.VOCAB) for _ in range(chance.randrange(1, longest))]
+        self.prompt = [chance.randrange(3, tiny_models.VOCAB) for _ in range(chance.randrange(*lengths))]
         self.options = GenerationOptions.of(max_new_tokens=chance.randrange(1, 60), **how, **seed)
         self.spec = None if chance.random() < free else chance.choice(SPECS)
         plain = GenerationOptions.of(self.options, assisted=False)

@@ -194,7 +194,7 @@ def test_under_grammars(name: str, lookup: bool, tmp_path: Path) -> None:
     head_checkpoint = None if head_folder is None else open_checkpoint(str(head_folder))
     head = load_head(checkpoint, target, head_checkpoint, "int8", "native", kv_memory=small)
     every: tuple[Any, ...] = (target, head, model)
-    small.limit = 5 * sum(each.block_bytes for each in every)
+    small.limit = 4 * sum(each.block_bytes for each in every)
     found, ended = EngineStats(), 0
     for seed in range(max(4, SCHEDULES // 2)):
         chance = random.Random(f"{seed} {name} {lookup}")
@@ -203,7 +203,8 @@ def test_under_grammars(name: str, lookup: bool, tmp_path: Path) -> None:
         drafting = Drafting(tiny_models.VOCAB, lambda costs=costs: costs, head, lookup, second=second)
         limits = EngineLimits(requests=8, rows=chance.choice((17, 64, 512)))
         engine = Engine(target, drafting, frozenset([EOS]), limits=limits)
-        wanted = [Wanted(chance, (large, None), longest=chance.choice((40, 250))) for _ in range(10)]
+        lengths = ((1, 40), (225, 256), (225, 256))  # most of them grow into a second block
+        wanted = [Wanted(chance, (large, None), lengths=chance.choice(lengths)) for _ in range(10)]
         handles = []
         for each in wanted:
             schedule = InTurn(seed) if chance.random() < 0.4 else None
