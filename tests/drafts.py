@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 
 from ipex_assist.speculative.draft_source import Proposal
+from ipex_assist.speculative.schedule import ConstantSchedule, DraftPlan, RoundState
 
 
 class ScriptedDraft:
@@ -36,3 +38,18 @@ SCRIPTS: dict[str, Callable[[int], bool]] = {
     "wrong every third": lambda i: i % 3 == 0,
     "wrong every fifth": lambda i: i % 5 == 0,
 }
+
+
+class InTurn(ConstantSchedule):
+    """Has either of two assistants draft three tokens, one or none, as chance has it."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(3)
+        self.chance, self.drafters = random.Random(seed), list[int]()
+
+    def plan(self, now: RoundState) -> DraftPlan:
+        """Who drafts next, and how much."""
+        if now.second is None:  # copied, or forced by a grammar
+            return DraftPlan(3)
+        self.drafters.append(self.chance.randrange(2))
+        return DraftPlan(self.chance.choice((0, 1, 3)), assistant=self.drafters[-1])

@@ -69,10 +69,16 @@ def tokens_of(rounds: Iterator[Round]) -> list[int]:
 class Wanted:
     """A request, and the text that it has alone and plainly."""
 
-    def __init__(self, chance: random.Random, pair: tuple[Any, Any], free: float = 0.2) -> None:
+    def __init__(
+        self,
+        chance: random.Random,
+        pair: tuple[Any, Any],
+        free: float = 0.2,
+        lengths: tuple[int, int] = (1, 40),
+    ) -> None:
         how = chance.choice(SAMPLED)
         seed = {"seed": chance.randrange(100)} if how else {}
-        self.prompt = [chance.randrange(3, tiny_models.VOCAB) for _ in range(chance.randrange(1, 40))]
+        self.prompt = [chance.randrange(3, tiny_models.VOCAB) for _ in range(chance.randrange(*lengths))]
         self.options = GenerationOptions.of(max_new_tokens=chance.randrange(1, 60), **how, **seed)
         self.spec = None if chance.random() < free else chance.choice(SPECS)
         plain = GenerationOptions.of(self.options, assisted=False)
@@ -106,6 +112,14 @@ def fits(spec: GrammarSpec, text: str) -> bool:
     )
 
 
+def fits_its_grammar(wanted: Wanted, text: list[int]) -> bool:
+    """Whether a text is whole and has a grammar, which it then must fit."""
+    if wanted.spec is None or text[-1] != EOS:
+        return False
+    assert fits(wanted.spec, VOCABULARY.text(text))
+    return True
+
+
 @pytest.mark.parametrize("draft", ["nothing", "model", "lookup", "both"])
 def test_every_text_is_as_alone(pair: tuple[Any, Any], draft: str) -> None:
     """Random requests, with grammars and without, greedy and drawn, that come at any time and draft: the same texts.
@@ -127,9 +141,7 @@ def test_every_text_is_as_alone(pair: tuple[Any, Any], draft: str) -> None:
             if each.spec is None:  # whose drafts may go on behind its end
                 found = found[: len(each.expected)]
             assert found == each.expected
-            if each.spec is not None and found[-1] == EOS:
-                ended += 1
-                assert fits(each.spec, VOCABULARY.text(found))
+            ended += fits_its_grammar(each, found)
         accepted += engine.stats.accepted
     assert ended > 3
     assert accepted > 0

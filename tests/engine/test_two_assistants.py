@@ -17,6 +17,7 @@ import simulated
 import tiny_models
 import torch
 from conftest import HAS_NATIVE
+from drafts import InTurn
 from fake_heads import VOCAB, FakeHead, FakeTarget, SamplingTarget, logits_of
 from test_engine import (
     CHEAP,
@@ -32,15 +33,19 @@ from test_engine import (
 from test_engine import play as play_alone
 from test_heads import BLOCK, KINDS, SMALL, pausing_clients, plain, play, prompt_of, save_head
 
+from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.engine.engine import Engine
 from ipex_assist.engine.limits import EngineLimits
 from ipex_assist.engine.stats import EngineStats
 from ipex_assist.executors.interface import DraftInput, HiddenRows, Model
+from ipex_assist.executors.kv_memory import KvMemory
+from ipex_assist.executors.load import load_model
+from ipex_assist.executors.load_head import load_head
+from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.models.draft_head import HeadKind
 from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.drafting import Drafting
 from ipex_assist.speculative.options import GenerationOptions
-from ipex_assist.speculative.schedule import ConstantSchedule, DraftPlan, RoundState
 
 pytestmark = pytest.mark.one_stack
 
@@ -59,19 +64,6 @@ class FakeModel(FakeTarget):
         return torch.stack([torch.from_numpy(logits_of(digest, self.wrong(digest))) for digest in digests])[
             :, :vocabulary
         ]
-
-
-class InTurn(ConstantSchedule):
-    """Drafts three tokens by either assistant, or none, as chance has it."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__(3)
-        self.chance, self.drafters = random.Random(seed), list[int]()
-
-    def plan(self, now: RoundState) -> DraftPlan:
-        assert now.second is not None
-        self.drafters.append(self.chance.randrange(2))
-        return DraftPlan(self.chance.choice((0, 1, 3)), assistant=self.drafters[-1])
 
 
 def drafting_of(head: Model, model: Model, lookup: bool = False) -> Drafting:
@@ -180,6 +172,69 @@ def test_two_that_compute(name: str, precision: str, tmp_path: Path) -> None:
         assert target.blocks.free == target.blocks.count
     assert found.accepted > 0
     assert min(found.drafted_by[each] for each in ("model", name)) > 0
+
+
+@pytest.mark.skipif(not HAS_NATIVE, reason="blocks are the native core's")
+@pytest.mark.parametrize("name", ["mtp", "dflash"])
+@pytest.mark.parametrize("lookup", [False, True])
+def test_under_grammars(name: str, lookup: bool, tmp_path: Path) -> None:
+    """Texts with grammars and without, where blocks run out: each as alone, whoever drafts. One text in four goes.
+
+    Both assistants and what cuts their drafts share one state of the grammar: one that a refused draft of the other
+    left further on, and a mask for one of them only, would show.
+    """
+    pytest.importorskip("llguidance")
+    from grammars import EOS
+    from test_grammars import Wanted, fits_its_grammar
+
+    head_folder = save_head(tmp_path, name)
+    checkpoint = open_checkpoint(str(tmp_path))
+    large, small = tiny_models.model(tmp_path, "native", "int8"), KvMemory(None)
+    target, model = (load_model(LoadRequest(checkpoint, each, "native", kv_memory=small)) for each in ("int8", "int4"))
+    head_checkpoint = None if head_folder is None else open_checkpoint(str(head_folder))
+    head = load_head(checkpoint, target, head_checkpoint, "int8", "native", kv_memory=small)
+    every: tuple[Any, ...] = (target, head, model)
+    small.limit = 4 * sum(each.block_bytes for each in every)
+    found, ended = EngineStats(), 0
+    for seed in range(max(4, SCHEDULES // 2)):
+        chance = random.Random(f"{seed} {name} {lookup}")
+        second = Drafting(tiny_models.VOCAB, lambda: CHEAP, model)
+        costs = BLOCK if name == "dflash" else CHEAP
+        drafting = Drafting(tiny_models.VOCAB, lambda costs=costs: costs, head, lookup, second=second)
+        limits = EngineLimits(requests=8, rows=chance.choice((17, 64, 512)))
+        engine = Engine(target, drafting, frozenset([EOS]), limits=limits)
+        lengths = ((1, 40), (225, 256), (225, 256))  # most of them grow into a second block
+        wanted = [Wanted(chance, (large, None), lengths=chance.choice(lengths)) for _ in range(10)]
+        handles = []
+        for each in wanted:
+            schedule = InTurn(seed) if chance.random() < 0.4 else None
+            handles.append(engine.submit(each.prompt, each.options, schedule=schedule, grammar=each.grammar()))
+            for _ in range(chance.randrange(4)):
+                engine.step()
+        going = {n: chance.randrange(12) for n in range(10) if chance.random() < 0.25}
+        for step in range(12):
+            for n in (n for n, at in going.items() if at == step):
+                handles[n].cancel()
+            engine.step()
+        for n, (each, handle) in enumerate(zip(wanted, handles, strict=True)):
+            text = tokens_of(handle)
+            if n in going:
+                assert text[: len(each.expected)] == each.expected[: len(text)]
+                continue
+            # Without a grammar, tokens may follow the end of the text within a round.
+            assert (text if each.spec else text[: len(each.expected)]) == each.expected
+            ended += fits_its_grammar(each, text)
+        for count in ("accepted", "preempted"):
+            setattr(found, count, getattr(found, count) + getattr(engine.stats, count))
+        found.drafted_by.update(engine.stats.drafted_by)
+        found.accepted_by.update(engine.stats.accepted_by)
+        engine.close()
+        assert all(each.blocks.free == each.blocks.count for each in every), "blocks that nobody holds"
+    assert ended > 3
+    assert found.preempted > 0
+    drafting_by = ["model", name] if name == "mtp" else ["model", name, "grammar"]  # which mtp's drafts go on after
+    assert min(found.drafted_by[each] for each in drafting_by) > 0, found.drafted_by
+    assert found.accepted_by["model"] > 0
 
 
 # ---- which of the two, by simulated costs: a pass takes some 50 ms, and a recorded pair's drafts are right as often

@@ -3,11 +3,11 @@
     python tests/outside/engine_soak.py --minutes 30
     ipex-launch -- python tests/outside/engine_soak.py --target FOLDER --assistant FOLDER --precision int8 --minutes 30
 
-Requests come in waves, with prompts that begin alike, greedy and sampled, with and without a draft; some are cancelled,
-of some the handle is dropped. The pool of keys and values is small, so that texts are put back and read again. Once an
-interval all requests are let end: then the prefix cache alone has blocks. A share of all texts is compared with the
-text alone, decoded plainly from memory of its own. Without --target it runs a small model of random weights, for which
-its own int4 copy drafts.
+Requests come in waves, with prompts that begin alike, greedy and sampled, with and without a draft, an adapter and a
+grammar; some are cancelled, of some the handle is dropped. The pool of keys and values is small, so that texts are put
+back and read again. Once an interval all requests are let end: then the prefix cache alone has blocks. A share of all
+texts is compared with the text alone, decoded plainly from memory of its own. Without --target it runs a small model of
+random weights with three adapters, for which its own draft head, its own int4 copy and n-grams of the prompt draft.
 
 Ends with exit code 1 where a text differs, a block is lost, or resident memory grows after the warm-up. Time in which
 the process was stopped (SIGSTOP) does not count.
@@ -20,8 +20,10 @@ import gc
 import random
 import statistics
 import sys
+import tempfile
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -29,10 +31,13 @@ from typing import Any
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # what the benchmarks share
 
 import measure
+from soak_models import SoakModels
 
-from ipex_assist.bench.random_checkpoint import RandomCheckpoint
-from ipex_assist.checkpoints.base import Checkpoint
-from ipex_assist.checkpoints.open import OpenCheckpoints
+sys.path.append(str(Path(__file__).parents[1]))  # what the tests share
+
+from drafts import InTurn
+from grammars import SPECS
+
 from ipex_assist.commands.shared.load import leave_cores_to_native
 from ipex_assist.engine.engine import Engine
 from ipex_assist.engine.limits import EngineLimits
@@ -40,30 +45,14 @@ from ipex_assist.engine.prefix_cache import PrefixCache
 from ipex_assist.engine.request import RequestHandle
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.memory import resident_bytes
-from ipex_assist.executors.kv_memory import KvMemory
-from ipex_assist.executors.load import load_model
-from ipex_assist.executors.load_request import LoadRequest
-from ipex_assist.executors.native import NativeModel
-from ipex_assist.quantization.precision import DRAFT_INT4_GROUP
-from ipex_assist.speculative import calibration
-from ipex_assist.speculative.drafting import Drafting
+from ipex_assist.speculative.grammar import GrammarSpec
 from ipex_assist.speculative.options import GenerationOptions
 
-SMALL: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 8192,
-    "hidden_size": 256,
-    "intermediate_size": 704,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-5,
-}
 PREFIXES = (0, 40, 256, 300, 512, 700)  # tokens that prompts have in common
 TAILS, LIMITS = (1, 200), (1, 120)  # tokens of a prompt's own, and of texts
 CANCELLED, DROPPED = 0.15, 0.05  # shares of requests
+ADAPTED, CONSTRAINED, IN_TURN = 0.5, 0.3, 0.2  # likewise: with an adapter, with a grammar, drafted by chance
+SCALES = (1.0, 1.0, 0.5)  # of adapters
 WAVE = 150  # passes between two levels of load
 LONGEST_STEP_S = 5.0  # what a step takes beyond that it was stopped for
 SAMPLED: tuple[dict[str, Any], ...] = (
@@ -85,6 +74,7 @@ class Client:
 
     prompt: list[int]
     options: GenerationOptions
+    grammar: GrammarSpec | None
     rounds: int | None
     drops: bool
     handle: RequestHandle
@@ -109,21 +99,22 @@ class Sample:
 class Soak:
     """Random load on one engine."""
 
-    def __init__(self, pair: Pair, args: argparse.Namespace) -> None:
-        self.pair, self.args = pair, args
+    def __init__(self, models: SoakModels, args: argparse.Namespace) -> None:
+        self.models, self.args = models, args
         self.chance = random.Random(args.seed)
-        self.prefixes = PrefixCache(pair.blocks)
+        self.prefixes = PrefixCache(models.blocks)
         limits = EngineLimits(requests=args.concurrency)
-        self.engine = Engine(pair.target, pair.drafting, limits=limits, prefixes=self.prefixes)
+        self.engine = Engine(models.target, models.drafting, models.eos, limits=limits, prefixes=self.prefixes)
         self.common = [self._tokens(length) for length in PREFIXES]
         self.clients: list[Client] = []
         self.active_s = 0.0
         self.requests = self.checked = 0
+        self.compared: Counter[str] = Counter()  # by what requests have
         self._level = self._steps = 0
         self._last = monotonic()
 
     def _tokens(self, count: int) -> list[int]:
-        return [self.chance.randrange(3, self.pair.vocabulary) for _ in range(count)]
+        return [self.chance.randrange(3, self.models.vocabulary) for _ in range(count)]
 
     def _arrive(self) -> None:
         chance = self.chance
@@ -133,10 +124,19 @@ class Soak:
             how = {"do_sample": True, "seed": chance.randrange(1 << 30), **chance.choice(SAMPLED)}
         how |= chance.choice(DRAFTS)
         options = GenerationOptions.of(max_new_tokens=chance.randint(*LIMITS), ignore_eos=True, **how)
+        if self.models.adapters and chance.random() < ADAPTED:
+            options = replace(options, lora=chance.choice(self.models.adapters), lora_scale=chance.choice(SCALES))
+        spec = chance.choice(SPECS) if chance.random() < CONSTRAINED else None
+        turns = self.models.two and options.may_draft and chance.random() < IN_TURN
         fate = chance.random()
         rounds = chance.randrange(12) if fate < CANCELLED + DROPPED else None
-        handle = self.engine.submit(prompt, options)
-        self.clients.append(Client(prompt, options, rounds, fate < DROPPED, handle))
+        handle = self.engine.submit(
+            prompt,
+            options,
+            schedule=InTurn(chance.randrange(1 << 30)) if turns else None,
+            grammar=self.models.grammar(spec),
+        )
+        self.clients.append(Client(prompt, options, spec, rounds, fate < DROPPED, handle))
         self.requests += 1
 
     def step(self) -> None:
@@ -174,14 +174,16 @@ class Soak:
 
     def _check(self, client: Client) -> None:
         """IpexAssistError where a text is not the one it has alone, or the beginning of it."""
-        alone = self.pair.alone(client.prompt, client.options)
+        alone = self.models.alone(client.prompt, client.options, client.grammar)
         whole = client.rounds is None
         if client.text != (alone if whole else alone[: len(client.text)]):
             raise IpexAssistError(
                 f"a text of {len(client.text)} tokens behind {len(client.prompt)} differs from the text alone, with "
-                f"--seed {self.args.seed} after {self.requests} requests: {client.options}"
+                f"--seed {self.args.seed} after {self.requests} requests: {client.options}, {client.grammar}"
             )
         self.checked += 1
+        has = ("an adapter", client.options.lora), ("a grammar", client.grammar), ("noise", client.options.do_sample)
+        self.compared.update(f"compared with {name}" for name, value in has if value)
 
     def drain(self) -> None:
         """Let all requests end, without new ones."""
@@ -191,7 +193,7 @@ class Soak:
     def lost(self) -> int:
         """Blocks that neither a text nor the prefix cache has, and yet are not free, while there is no request."""
         gc.collect()
-        return self.pair.used() - len(self.prefixes)
+        return self.models.used() - len(self.prefixes)
 
     def run(self, seconds: float, interval: float, samples: list[Sample]) -> None:
         """Load for so long, with a sample at the end of each interval."""
@@ -201,7 +203,7 @@ class Soak:
             while self.active_s < end:
                 self.step()
             rate = (self.engine.stats.new_tokens - before) / max(1e-9, self.active_s - started)
-            blocks = self.pair.blocks.count - self.pair.blocks.free
+            blocks = self.models.blocks.count - self.models.blocks.free
             self.drain()
             stats = self.engine.stats
             rss = resident_bytes() / (1 << 20)
@@ -217,68 +219,6 @@ def line_of(sample: Sample) -> str:
         f"{sample.lost}  {sample.tokens_per_s:8.1f} tokens/s  requests {sample.requests}  checked {sample.checked}  "
         f"put back {sample.preempted}"
     )
-
-
-class Pair:
-    """The models, what drafts, and a copy of the target with memory of its own, which shares the weights."""
-
-    def __init__(self, args: argparse.Namespace) -> None:
-        checkpoint, other = _checkpoints(args)
-        memory = KvMemory(args.kv_memory << 20 if args.kv_memory else None)
-        self.target = _native(load_model(LoadRequest(checkpoint, args.precision, "native", kv_memory=memory)))
-        self.assistant = _native(
-            load_model(
-                LoadRequest(
-                    other or checkpoint,
-                    args.assistant_precision,
-                    "native",
-                    exact=False,
-                    table_of=None if other else self.target,
-                    group=DRAFT_INT4_GROUP,
-                    kv_memory=memory,
-                )
-            )
-        )
-        if not args.kv_memory:  # so little that texts get into each other's way
-            block = self.target.block_bytes + self.assistant.block_bytes
-            memory.limit = block * max(args.concurrency, 6)
-        self.vocabulary = min(self.target.spec.vocab_size, self.assistant.spec.vocab_size)
-        self.drafting = Drafting(
-            self.target.spec.vocab_size,
-            lambda: calibration.calibrate(self.target, self.assistant, None),
-            self.assistant,
-            lookup=True,
-        )
-        alone = KvMemory(self.target.block_bytes * -(-self.target.spec.context_length // 256))
-        self._alone = NativeModel(self.target.packed, alone)
-        self.blocks = self.target.blocks
-
-    def alone(self, prompt: Sequence[int], options: GenerationOptions) -> list[int]:
-        """The text of a request that nothing runs beside, and nobody drafts for."""
-        engine = Engine(self._alone, Drafting(self.target.spec.vocab_size, self._no_costs))
-        rounds = engine.submit(prompt, GenerationOptions.of(options, assisted=False))
-        text = [token for round_ in rounds for token in round_.tokens]
-        engine.close()  # its memory of prefixes fills the blocks there are
-        return text
-
-    def _no_costs(self) -> Any:
-        raise AssertionError("nothing drafts")
-
-    def used(self) -> int:
-        """Blocks of both models that are not free."""
-        return sum(pool.count - pool.free for pool in (self.blocks, self.assistant.blocks))
-
-
-def _native(model: Any) -> NativeModel:
-    assert isinstance(model, NativeModel)
-    return model
-
-
-def _checkpoints(args: argparse.Namespace) -> tuple[Checkpoint, Checkpoint | None]:
-    if args.target is None:
-        return RandomCheckpoint("soak", SMALL), None
-    open_ = OpenCheckpoints().open
-    return open_(args.target), open_(args.assistant) if args.assistant else None
 
 
 def complaints(samples: Sequence[Sample], warm_up_s: float, most_growth_mib: float) -> list[str]:
@@ -301,7 +241,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The flags."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", help="hub id, folder or .gguf file (default: a small model of random weights)")
-    parser.add_argument("--assistant", help="likewise (default: the target's own copy)")
+    parser.add_argument("--assistant", help="likewise, or mtp, self or two of them, as mtp+self (default: self)")
+    parser.add_argument("--lora", action="append", default=[], help="folder of an adapter of --target; repeatable")
     parser.add_argument("--precision", default="int8")
     parser.add_argument("--assistant-precision", default="int4")
     parser.add_argument("--minutes", type=float, default=30)
@@ -317,9 +258,10 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def soak(args: argparse.Namespace) -> int:
     """Run, print a line an interval, the totals and JSON; 1 where something is wrong."""
-    pair = Pair(args)
+    with tempfile.TemporaryDirectory() as folder:
+        models = SoakModels(args, Path(folder))
     leave_cores_to_native()
-    load, samples = Soak(pair, args), []
+    load, samples = Soak(models, args), []
     load.run(60 * args.minutes, args.interval, samples)
     load.engine.close()
     warm_up = args.minutes / 5 if args.warm_up is None else args.warm_up
@@ -335,8 +277,10 @@ def soak(args: argparse.Namespace) -> int:
         "prefix tokens": stats.prefix_tokens,
         "new tokens": stats.new_tokens,
         "accepted": stats.accepted,
+        **{f"accepted of {name}": stats.accepted_by[name] for name in sorted(stats.drafted_by)},
         "compared": load.checked,
-        "blocks": pair.blocks.count,
+        **dict(sorted(load.compared.items())),
+        "blocks": models.blocks.count,
         "minutes": round(load.active_s / 60, 1),
     }
     measure.report([totals], {"samples": [asdict(sample) for sample in samples], "complaints": found})

@@ -5,23 +5,27 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+from pathlib import Path
 from typing import Any
 
+import adapter_files
+import checkpoint_files
 import engine_soak
 import pytest
+
+pytest.importorskip("llguidance")
+
 from conftest import HAS_NATIVE
 
 from ipex_assist.engine.prefix_cache import PrefixCache
 from ipex_assist.env.errors import IpexAssistError
 
 pytestmark = [pytest.mark.one_stack, pytest.mark.skipif(not HAS_NATIVE, reason="blocks are the native core's")]
-SHORT = ["--minutes", "0.03", "--interval", "0.5", "--check", "0.3", "--most-growth", "1000"]
+SHORT = ["--minutes", "0.03", "--interval", "0.5", "--check", "0.5", "--most-growth", "1000"]
 
 
 @pytest.fixture(autouse=True)
 def _smaller(monkeypatch: pytest.MonkeyPatch) -> None:
-    small = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
-    monkeypatch.setattr(engine_soak, "SMALL", engine_soak.SMALL | small)
     monkeypatch.setattr(engine_soak, "leave_cores_to_native", lambda: None)
     monkeypatch.setattr(engine_soak, "CANCELLED", 0.4)
     monkeypatch.setattr(engine_soak, "LIMITS", (1, 40))
@@ -34,10 +38,25 @@ def test_a_short_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert engine_soak.soak(engine_soak.parse(SHORT)) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     (totals,) = found["table"]
-    for count in ("finished", "cancelled", "new tokens", "compared"):
+    counts = ("finished", "cancelled", "new tokens", "accepted of mtp", "accepted of model")
+    for count in (*counts, *(f"compared with {what}" for what in ("an adapter", "a grammar", "noise"))):
         assert totals[count] > 0, count
     assert found["complaints"] == []
     assert found["samples"][0]["lost"] == 0
+
+
+def test_models_that_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A target whose tokenizer grammars are made for, its adapter, and its copy; a name that nothing drafts by."""
+    model = checkpoint_files.tiny_model("llama", max_position_embeddings=2048)
+    target = checkpoint_files.save(model, tmp_path / "target")
+    adapter = adapter_files.save_adapter(tmp_path / "adapter", model)
+    words = [*SHORT, "--target", str(target), "--lora", str(adapter), "--precision", "fp32"]
+    assert engine_soak.soak(engine_soak.parse(words)) == 0
+    (totals,) = json.loads(capsys.readouterr().out.splitlines()[-1])["table"]
+    assert totals["compared with an adapter"] > 0
+    assert totals["compared with a grammar"] > 0
+    with pytest.raises(IpexAssistError, match="--assistant lookup: nothing drafts"):
+        engine_soak.soak(engine_soak.parse([*words, "--assistant", "lookup"]))
 
 
 def test_a_lost_block_is_found(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
