@@ -96,11 +96,12 @@ void expand(const Pass& pass, const AdapterTerm& term, int64_t first, int64_t la
     for (const AdapterRows::Group& group : term.rows->groups) {
         for (const AdapterPart& part : group.adapter->parts(term.layer, term.which)) {
             const auto [begin, end] = part.between(first, last);
-            for (int64_t i = begin; i < end; i++) {
-                const int64_t block = part.to.first + i * part.to.step;
-                pass.kernels.expand(part.block(i), group.rows.data(), int64_t(group.rows.size()),
-                                    low.data + part.first_low, low.columns, out + (block - first) * LANES, stride);
-            }
+            if (begin >= end) continue;
+            LowRankBlock blocks = part.block(begin);
+            blocks.count = end - begin, blocks.step = part.to.step;
+            const int64_t at = part.to.first + begin * part.to.step - first;
+            pass.kernels.expand(blocks, group.rows.data(), int64_t(group.rows.size()), low.data + part.first_low,
+                                low.columns, out + at * LANES, stride);
         }
     }
 }

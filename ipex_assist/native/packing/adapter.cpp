@@ -12,10 +12,6 @@ namespace {
 // A is multiplied with the rows that a linear of this precision takes.
 Precision a_precision(Precision of) { return of == FP32 ? FP32 : takes_bf16_rows(of) ? BF16 : INT8; }
 
-int64_t b_block_bytes(Precision precision, int64_t rank) {
-    return rank * LANES * (precision == FP32 ? 4 : precision == BF16 ? 2 : 1);
-}
-
 bool is_adaptable(Slot slot) {
     return (slot >= Q_PROJ && slot <= G_PROJ) || slot == GATE_PROJ || slot == UP_PROJ || slot == DOWN_PROJ;
 }
@@ -47,7 +43,7 @@ void pack_b_block(const KernelTable& kernels, Precision precision, const Adapter
 
 LowRankBlock AdapterPart::block(int64_t i) const {
     LowRankBlock at = b;
-    at.values += i * b_block_bytes(b.precision, rank);
+    at.values += i * low_rank_bytes(b.precision, rank);
     if (at.scales) at.scales += i * LANES;
     return at;
 }
@@ -95,7 +91,7 @@ void Adapter::pack_a(AdapterPart& part, const Matrices& m) const {
     const bool scaled = a.precision == INT8;
     const int64_t each = block_bytes(a.precision, a.group, a.depth), scales = scaled ? a.blocks * LANES * 4 : 0;
     const int64_t b_scales = scaled ? part.blocks() * LANES * 4 : 0;
-    const int64_t b_bytes = part.blocks() * b_block_bytes(part.b.precision, m.rank);
+    const int64_t b_bytes = part.blocks() * low_rank_bytes(part.b.precision, m.rank);
     part.memory = Memory(size_t(a.blocks * each + scales + b_scales + b_bytes));
     uint8_t* at = part.memory.data();
     a.weights = at, at += a.blocks * each;
