@@ -19,7 +19,7 @@ import pytest
 import tiny_models
 import torch
 from draft_heads import save_target
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from ipex_assist import cli
@@ -326,12 +326,19 @@ def test_figures() -> None:
 
 @pytest.fixture(scope="module")
 def target_with_mtp(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Qwen3.5 with the layer that predicts further tokens, random as all of it."""
+    """A Qwen3.5 with the layer that predicts further tokens, which is random."""
     folder, tokenizer = tmp_path_factory.mktemp("mtp"), checkpoint_files.tiny_tokenizer()
     kinds = ["linear_attention", "linear_attention", "linear_attention", "full_attention", "full_attention"]
     told = {"mtp_layer_types": ["full_attention"]}
     draft_heads.save_mtp(folder, "qwen3.5", told, layer_types=kinds, vocab_size=len(tokenizer))
     tokenizer.save_pretrained(folder)
+    # Its layers add nothing: the next token is a function of the last, which a head can learn from other texts.
+    [file] = folder.glob("*.safetensors")
+    stored = load_file(file)
+    for name, weight in stored.items():
+        if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")) and not name.startswith("mtp."):
+            weight.zero_()
+    save_file(stored, file, {"format": "pt"})
     return folder
 
 
@@ -365,10 +372,7 @@ def test_a_head_learns(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Trained for seconds by `speculators` itself, and for longer after an end: the head drafts held-out texts, in
-    our executors as often right as its training says, so that format and arithmetic are the same.
-
-    The random target with MTP says nothing of its held-out texts in others; there the texts are those learnt.
-    """
+    our executors as often right as its training says, so that format and arithmetic are the same."""
     python = os.environ.get("TRAINER_PYTHON")
     if python is None or problem_of(trainer_environment.probe(python)):
         pytest.skip("TRAINER_PYTHON names no Python with speculators 0.9")
@@ -386,10 +390,12 @@ def test_a_head_learns(
     accepted = [float(line.rsplit(", ", 1)[1].split()[0]) for line in lines]
     folder = WorkFolder(tmp_path / "head.work")
     if kind == "mtp":
-        before, after = (accepted_by_token(target, head, folder, 3, slice(8)) for head in (None, tmp_path / "head"))
+        heads = None, tmp_path / "head"
+        before, after = (accepted_by_token(target, head, folder, 3, slice(-4, None)) for head in heads)
         assert after[0] > before[0] + 0.1
         return
-    assert max(accepted) > accepted[0] + (0.2 if kind == "eagle3" else 0.5)  # which begins with something
+    # EAGLE-3 begins with a fit that is near the best already; a random head has none in a row.
+    assert max(accepted) > (1.5 if kind == "eagle3" else accepted[0] + 0.5)
     assert json.loads(out)["outcomes"][0]["acceptance"][0] > 0.15
     if kind == "eagle3":
         best = lines[accepted.index(max(accepted))]
