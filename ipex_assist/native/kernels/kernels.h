@@ -209,7 +209,12 @@ struct LowRankBlock {
     const uint8_t* values;
     const float* scales;  // INT8: (16)
     int64_t rank;
+    int64_t count = 1, step = 1;  // blocks that follow each other, of every step-th block of the linear
 };
+
+inline int64_t low_rank_bytes(Precision precision, int64_t rank) {
+    return rank * LANES * (precision == FP32 ? 4 : precision == BF16 ? 2 : 1);
+}
 
 // A row of a convolution whose taps are scaled by groups of neighbouring columns; the row before is `stride` before it.
 struct GroupedConv {

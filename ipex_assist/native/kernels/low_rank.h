@@ -18,23 +18,42 @@ inline __m512 widened(const uint8_t* values, int64_t k) {
     }
 }
 
-// M rows, so that B is read and widened once for them.
+// N blocks for M rows: B is read and widened once for the rows, and A · x once for the blocks, in M · N chains of sums.
+template <Precision P, int M, int N>
+inline void expand_tile(const LowRankBlock& b, int64_t first, const LowRankRow* rows, const float* low,
+                        int64_t low_stride, float* out, int64_t stride) {
+    const uint8_t* values[N];
+    const float* of[M];
+    __m512 sums[M * N];
+    FOR_EACH(n, N, values[n] = b.values + (first + n) * low_rank_bytes(P, b.rank));
+    FOR_EACH(m, M, of[m] = low + rows[m].low * low_stride);
+    FOR_EACH(i, M * N, sums[i] = _mm512_setzero_ps());
+    for (int64_t k = 0; k < b.rank; k++) {
+        __m512 columns[N];
+        FOR_EACH(n, N, columns[n] = widened<P>(values[n], k));
+        FOR_EACH(m, M, {
+            const __m512 x = _mm512_set1_ps(of[m][k]);
+            FOR_EACH(n, N, sums[m * N + n] = _mm512_fmadd_ps(columns[n], x, sums[m * N + n]));
+        });
+    }
+    FOR_EACH(n, N, {
+        __m512 factors = _mm512_set1_ps(1);
+        if (P == INT8) factors = _mm512_loadu_ps(b.scales + (first + n) * LANES);
+        FOR_EACH(m, M, {
+            float* to = out + rows[m].row * stride + (first + n) * b.step * LANES;
+            __m512 scale = _mm512_set1_ps(rows[m].scale);
+            if (P == INT8) scale = _mm512_mul_ps(scale, factors);
+            _mm512_storeu_ps(to, _mm512_fmadd_ps(sums[m * N + n], scale, _mm512_loadu_ps(to)));
+        });
+    });
+}
+
 template <Precision P, int M>
 inline void expand_rows(const LowRankBlock& b, const LowRankRow* rows, const float* low, int64_t low_stride, float* out,
                         int64_t stride) {
-    const float* of[M];
-    __m512 sums[M];
-    FOR_EACH(m, M, of[m] = low + rows[m].low * low_stride, sums[m] = _mm512_setzero_ps());
-    for (int64_t k = 0; k < b.rank; k++) {
-        const __m512 column = widened<P>(b.values, k);
-        FOR_EACH(m, M, sums[m] = _mm512_fmadd_ps(column, _mm512_set1_ps(of[m][k]), sums[m]));
-    }
-    FOR_EACH(m, M, {
-        float* to = out + rows[m].row * stride;
-        __m512 scale = _mm512_set1_ps(rows[m].scale);
-        if (P == INT8) scale = _mm512_mul_ps(scale, _mm512_loadu_ps(b.scales));
-        _mm512_storeu_ps(to, _mm512_fmadd_ps(sums[m], scale, _mm512_loadu_ps(to)));
-    });
+    int64_t i = 0;
+    for (; i + 2 <= b.count; i += 2) expand_tile<P, M, 2>(b, i, rows, low, low_stride, out, stride);
+    if (i < b.count) expand_tile<P, M, 1>(b, i, rows, low, low_stride, out, stride);
 }
 
 template <Precision P>

@@ -10,7 +10,8 @@
 namespace ipex_assist {
 namespace {
 
-constexpr int64_t PREFETCHED = 8192;  // bytes of B, of one part
+constexpr int64_t PREFETCHED = 128 << 10;  // bytes of B, of all parts together
+constexpr int64_t LATE_BLOCKS = 4;         // that are at least multiplied while B is on its way
 
 // Rows from `first` on of a linear's inputs, as A takes them: sums of int8 rows are of 128 columns there.
 LinearRows window_inputs(const Pass& pass, int thread, const Linear& linear, LinearRows in, int64_t first,
@@ -34,6 +35,26 @@ int64_t low_blocks(const std::vector<AdapterPart>& parts) {
     int64_t blocks = 0;
     for (const AdapterPart& part : parts) blocks += part.a.blocks;
     return blocks;
+}
+
+void prefetch_bytes(const void* from, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(static_cast<const char*>(from) + i, _MM_HINT_T1);
+}
+
+// What `expand` reads of adapters for these blocks.
+void prefetch_expand(const AdapterTerm& term, int64_t first, int64_t last) {
+    int64_t left = PREFETCHED;
+    for (const AdapterRows::Group& group : term.rows->groups) {
+        for (const AdapterPart& part : group.adapter->parts(term.layer, term.which)) {
+            const auto [begin, end] = part.between(first, last);
+            if (begin >= end) continue;
+            const LowRankBlock from = part.block(begin), to = part.block(end);
+            const int64_t bytes = std::min<int64_t>(left, to.values - from.values);
+            prefetch_bytes(from.values, bytes);
+            if (from.scales) prefetch_bytes(from.scales, (end - begin) * LANES * 4);
+            left -= bytes;
+        }
+    }
 }
 
 }  // namespace
@@ -96,26 +117,25 @@ void expand(const Pass& pass, const AdapterTerm& term, int64_t first, int64_t la
     for (const AdapterRows::Group& group : term.rows->groups) {
         for (const AdapterPart& part : group.adapter->parts(term.layer, term.which)) {
             const auto [begin, end] = part.between(first, last);
-            for (int64_t i = begin; i < end; i++) {
-                const int64_t block = part.to.first + i * part.to.step;
-                pass.kernels.expand(part.block(i), group.rows.data(), int64_t(group.rows.size()),
-                                    low.data + part.first_low, low.columns, out + (block - first) * LANES, stride);
-            }
+            if (begin >= end) continue;
+            LowRankBlock blocks = part.block(begin);
+            blocks.count = end - begin, blocks.step = part.to.step;
+            const int64_t at = part.to.first + begin * part.to.step - first;
+            pass.kernels.expand(blocks, group.rows.data(), int64_t(group.rows.size()), low.data + part.first_low,
+                                low.columns, out + at * LANES, stride);
         }
     }
 }
 
-void prefetch_expand(const Pass& pass, const AdapterTerm& term, int64_t first, int64_t last) {
-    if (!term.rows || !pass.plan.decode) return;
-    for (const AdapterRows::Group& group : term.rows->groups) {
-        for (const AdapterPart& part : group.adapter->parts(term.layer, term.which)) {
-            const auto [begin, end] = part.between(first, last);
-            if (begin >= end) continue;
-            const uint8_t *from = part.block(begin).values, *to = part.block(end).values;
-            to = std::min(to, from + PREFETCHED);
-            for (; from < to; from += 64) _mm_prefetch(reinterpret_cast<const char*>(from), _MM_HINT_T1);
-        }
+void multiply_before_expand(const Pass& pass, const AdapterTerm& term, const Linear& linear, const LinearRows& in,
+                            int64_t rows, int64_t first, int64_t last, float* out, int64_t stride) {
+    int64_t late = first;
+    if (term.rows && pass.plan.decode) {
+        late = std::max(first, last - std::max(LATE_BLOCKS, (last - first) / 8));
+        if (late > first) pass.model.multiply(linear, in, rows, first, late, out, stride);
+        prefetch_expand(term, first, last);
     }
+    pass.model.multiply(linear, in, rows, late, last, out + (late - first) * LANES, stride);
 }
 
 }  // namespace ipex_assist

@@ -27,8 +27,7 @@ void linear(Pass& pass, int thread, LinearRows inputs, const Linear& linear, int
     const uint64_t started = __rdtsc();
     const auto [first, last] = slice(pass, linear, thread);
     shrink(pass, thread, term, linear, inputs);
-    prefetch_expand(pass, term, first, last);
-    pass.model.multiply(linear, inputs, rows, first, last, out + first * LANES, stride);
+    multiply_before_expand(pass, term, linear, inputs, rows, first, last, out + first * LANES, stride);
     if (term.rows) {
         pass.wait(thread);
         expand(pass, term, first, last, out + first * LANES, stride);

@@ -78,8 +78,7 @@ void activate_blocks(const Pass& pass, int thread, const MlpSpec& spec, const Li
     const int64_t parts = spec.gated ? 2 : 1;
     for (int64_t b = first; b < last; b += UP_BLOCKS) {
         const int64_t end = std::min(b + UP_BLOCKS, last);
-        prefetch_expand(pass, term, b, end);
-        pass.model.multiply(up, in, rows, b, end, temporary.data, temporary.columns);
+        multiply_before_expand(pass, term, up, in, rows, b, end, temporary.data, temporary.columns);
         expand(pass, term, b, end, temporary.data, temporary.columns);
         for (int64_t r = 0; r < rows; r++) {
             float* to = out + r * stride + b / parts * LANES;

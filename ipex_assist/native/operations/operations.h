@@ -69,8 +69,10 @@ AdapterTerm adapter_term(const Pass& pass, const LayerStep& step, Which which);
 void shrink(const Pass& pass, int thread, const AdapterTerm& term, const Linear& linear, const LinearRows& inputs);
 // After a barrier: adds B · (A · x) to blocks first <= b < last of the linear, which begin at `out`.
 void expand(const Pass& pass, const AdapterTerm& term, int64_t first, int64_t last, float* out, int64_t stride);
-// What that will read of B, before the blocks themselves are computed: it is little of several places in memory.
-void prefetch_expand(const Pass& pass, const AdapterTerm& term, int64_t first, int64_t last);
+// A linear's blocks first <= b < last, which begin at `out`. What `expand` will read for them is prefetched before the
+// last of them: it is little of several places in memory, and weights that stream by would push it out of the cache.
+void multiply_before_expand(const Pass& pass, const AdapterTerm& term, const Linear& linear, const LinearRows& in,
+                            int64_t rows, int64_t first, int64_t last, float* out, int64_t stride);
 
 // linear.cpp
 // out (rows, stride) = linear(inputs (rows, …)); ends with a barrier. next: whose inputs these outputs become, if

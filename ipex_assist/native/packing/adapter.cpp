@@ -9,12 +9,11 @@
 namespace ipex_assist {
 namespace {
 
+constexpr int64_t MEMORY_BYTES =
+    32 << 20;  // mapped at a time; of it huge pages that nothing was packed into take nothing
+
 // A is multiplied with the rows that a linear of this precision takes.
 Precision a_precision(Precision of) { return of == FP32 ? FP32 : takes_bf16_rows(of) ? BF16 : INT8; }
-
-int64_t b_block_bytes(Precision precision, int64_t rank) {
-    return rank * LANES * (precision == FP32 ? 4 : precision == BF16 ? 2 : 1);
-}
 
 bool is_adaptable(Slot slot) {
     return (slot >= Q_PROJ && slot <= G_PROJ) || slot == GATE_PROJ || slot == UP_PROJ || slot == DOWN_PROJ;
@@ -47,7 +46,7 @@ void pack_b_block(const KernelTable& kernels, Precision precision, const Adapter
 
 LowRankBlock AdapterPart::block(int64_t i) const {
     LowRankBlock at = b;
-    at.values += i * b_block_bytes(b.precision, rank);
+    at.values += i * low_rank_bytes(b.precision, rank);
     if (at.scales) at.scales += i * LANES;
     return at;
 }
@@ -81,23 +80,35 @@ bool Adapter::pack(Pool& pool, Slot slot, int32_t layer, const Matrices& m) {
     part.a.precision = a_precision(to.linear->precision), part.a.group = SCALE_COLUMNS;
     part.a.depth = to.linear->depth, part.a.blocks = round_up(m.rank, LANES) / LANES;
     part.b.precision = part.a.precision, part.b.rank = m.rank;
-    pack_a(part, m);
+    pack_a(pool, part, m);
     pack_b(pool, part, m);
     low_columns_ = std::max(low_columns_, low + part.a.blocks * LANES);
-    bytes_ += int64_t(part.memory.size());
     parts.push_back(std::move(part));
     return true;
 }
 
+// Memory for a part. Parts lie beside each other in huge pages: of a mapping of its own each would have small pages,
+// and reading little of many parts would wait for their addresses. On several nodes pages lie where their threads are.
+uint8_t* Adapter::take(const Pool& pool, int64_t bytes) {
+    bytes = round_up(bytes, 64);
+    if (bytes > free_bytes_ || pool.several_nodes()) {
+        const int64_t mapped = std::max(bytes, MEMORY_BYTES);
+        memory_.push_back(pool.several_nodes() ? Memory(size_t(bytes)) : Memory::at_border(size_t(mapped)));
+        free_ = memory_.back().data(), free_bytes_ = int64_t(memory_.back().size());
+    }
+    bytes_ += bytes;
+    free_bytes_ -= bytes;
+    return std::exchange(free_, free_ + bytes);
+}
+
 // Takes the memory of both, and packs A, whose input columns are in the linear's order.
-void Adapter::pack_a(AdapterPart& part, const Matrices& m) const {
+void Adapter::pack_a(const Pool& pool, AdapterPart& part, const Matrices& m) {
     Linear& a = part.a;
     const bool scaled = a.precision == INT8;
     const int64_t each = block_bytes(a.precision, a.group, a.depth), scales = scaled ? a.blocks * LANES * 4 : 0;
     const int64_t b_scales = scaled ? part.blocks() * LANES * 4 : 0;
-    const int64_t b_bytes = part.blocks() * b_block_bytes(part.b.precision, m.rank);
-    part.memory = Memory(size_t(a.blocks * each + scales + b_scales + b_bytes));
-    uint8_t* at = part.memory.data();
+    const int64_t b_bytes = part.blocks() * low_rank_bytes(part.b.precision, m.rank);
+    uint8_t* at = take(pool, a.blocks * each + scales + b_scales + b_bytes);
     a.weights = at, at += a.blocks * each;
     if (scaled) a.scales = reinterpret_cast<const float*>(at), at += scales;
     if (scaled) part.b.scales = reinterpret_cast<const float*>(at), at += b_scales;

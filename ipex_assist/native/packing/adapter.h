@@ -23,7 +23,6 @@ struct AdapterPart {
     LowRankBlock block(int64_t i) const;
     // Which of its blocks, [first, second), are among blocks first <= b < last of the linear.
     std::pair<int64_t, int64_t> between(int64_t first, int64_t last) const;
-    Memory memory;
 };
 
 class Adapter {
@@ -48,12 +47,15 @@ public:
     int64_t bytes() const { return bytes_; }
 
 private:
-    void pack_a(AdapterPart& part, const Matrices& matrices) const;
+    uint8_t* take(const Pool& pool, int64_t bytes);
+    void pack_a(const Pool& pool, AdapterPart& part, const Matrices& matrices);
     void pack_b(Pool& pool, AdapterPart& part, const Matrices& matrices) const;
 
     std::shared_ptr<const PackedModel> model_;
     std::vector<std::array<std::vector<AdapterPart>, WHICH>> layers_;
-    int64_t low_columns_ = 0, bytes_ = 0;
+    std::vector<Memory> memory_;
+    uint8_t* free_ = nullptr;  // what is left of the last of them
+    int64_t free_bytes_ = 0, low_columns_ = 0, bytes_ = 0;
 };
 
 }  // namespace ipex_assist
