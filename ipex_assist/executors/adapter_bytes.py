@@ -10,6 +10,7 @@ from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.models.weights import weight_shape
 
 _LANES = 16  # kernels.h: LANES
+_PART = 64  # adapter.cpp: where the next module's matrices begin
 _ELEMENT = {"fp32": 4, "bf16": 2, "fp8": 2}  # of an adapter's matrices, by the model's precision; else 1
 
 
@@ -36,7 +37,7 @@ def _part_bytes(asked: LoadRequest, ours: str, rank: int) -> int:
     low, out = _round_up(rank, _LANES), _round_up(columns, _LANES)
     element = _ELEMENT.get(asked.precision, 1)
     scales = 4 * (low + out) if element == 1 else 0
-    return element * (low * depth + rank * out) + scales
+    return _round_up(element * (low * depth + rank * out) + scales, _PART)
 
 
 def _round_up(count: int, step: int) -> int:

@@ -260,13 +260,12 @@ def test_every_name_gives_the_targets_text(folders: Path, name: str, schedule: s
     name = name.format(assistant=folders / "assistant", other=folders / "other")
     model = ipex_assist.load(str(folders / "target"), name, executor="native", universal="other" in name)
     plain = model.generate(PROMPT * 2, max_new_tokens=40, assisted=False)
-    ours = model.generate(PROMPT * 2, max_new_tokens=40, num_assistant_tokens_schedule=schedule)
-    assert ours.tokens == plain.tokens
+    texts = [model.generate(PROMPT * 2, max_new_tokens=40, num_assistant_tokens_schedule=schedule) for _ in range(3)]
+    assert [each.tokens for each in texts] == [plain.tokens] * 3
+    ours = texts[-1]
     assert ours.assisted
-    assert ours.draft.drafted
+    assert any(each.draft.drafted for each in texts)  # live costs of a disturbed text may say that no draft pays
     assert ours.assistant == (f"{name} (universal)" if "other" in name else name)
-    again = model.generate(PROMPT * 2, max_new_tokens=40, num_assistant_tokens_schedule=schedule)
-    assert again.tokens == plain.tokens
 
 
 @pytest.mark.skipif(not HAS_NATIVE, reason="self needs an executor with int4")
