@@ -1,10 +1,11 @@
 """How far ahead linears should ask for their weights, by rows: kernels with other distances, on the same memory.
 
-    python benchmarks/prefetch.py [--rows 1,2,3,4,5,8,12,16] [--precisions bf16,int8,int4] [--far 8192,16384,32768]
+    python benchmarks/prefetch.py [--rows 1,2,3,4,5,8,12,16] [--precisions bf16,int8,int4] [--near 2048,6144]
+        [--far 8192,16384,32768]
 
 kernels.cpp is compiled once for each candidate, and all of them multiply the same weights, 512 MB of them, in turns:
-where memory lies makes a difference of 10 % between processes, and none here. "near" asks for all lines 2 KB ahead,
-into L1; a number asks that many bytes ahead, into L2 (native/kernels/prefetch.h). Every thread multiplies blocks of its
+where memory lies makes a difference of 10 % between processes, and none here. "near N" asks for all lines N bytes
+ahead, into L1; "far N" into L2 (native/kernels/prefetch.h). Every thread multiplies blocks of its
 own; nothing waits in between. Figures are nanoseconds for 64 bytes of weights and thread, medians, beside what reading
 takes without multiplying.
 """
@@ -112,13 +113,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", default="1,2,3,4,5,8,12,16")
     parser.add_argument("--precisions", default="bf16,int8,int4")
+    parser.add_argument("--near", default="2048,6144", help="bytes")
     parser.add_argument("--far", default="8192,16384,32768", help="bytes")
     parser.add_argument("--isa", default=library.instruction_set())
     parser.add_argument("--threads", type=int, default=len(MASK_AT_START))
     parser.add_argument("--repeats", type=int, default=7)
     args = parser.parse_args()
-    candidates = {"near": {"FAR_ROWS": NEVER}}
-    candidates |= {far: {"FAR_ROWS": 1, "FAR_BYTES": int(far)} for far in args.far.split(",")}
+    candidates = {f"near {near}": {"FAR_ROWS": NEVER, "NEAR_BYTES": int(near)} for near in args.near.split(",")}
+    candidates |= {f"far {far}": {"FAR_ROWS": 1, "FAR_BYTES": int(far)} for far in args.far.split(",")}
     work = Work(args.threads)
     with tempfile.TemporaryDirectory() as folder:
         kernels = {name: compiled(Path(folder), name, args.isa, defines) for name, defines in candidates.items()}
@@ -126,7 +128,7 @@ def main() -> None:
     for precision in args.precisions.split(","):
         for rows in map(int, args.rows.split(",")):
             calls = {name: work.multiply(each, precision, rows) for name, each in kernels.items()}
-            calls["read"] = work.read(kernels["near"])
+            calls["read"] = work.read(next(iter(kernels.values())))
             samples: dict[str, list[float]] = {name: [] for name in calls}
             for _ in range(args.repeats):
                 for name, call in calls.items():

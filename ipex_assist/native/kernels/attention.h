@@ -99,11 +99,13 @@ void store_value(Precision precision, const float* value, int32_t head_dim, int3
     }
 }
 
+constexpr int64_t WIDENED_AHEAD = 2048;  // bytes that are prefetched, of the few KB that a block has
+
 // 16 columns of int8 keys (stored + 128) or values, as fp32.
 inline void widen_int8(const uint8_t* from, int64_t depth, bool keys, uint8_t* to) {
     const __m512i flip = _mm512_set1_epi32(keys ? int32_t(0x80808080) : 0);
     for (int64_t k = 0; k < depth; k += 4, from += 64, to += 4 * 64) {
-        _mm_prefetch(reinterpret_cast<const char*>(from + NEAR_BYTES), _MM_HINT_T0);
+        _mm_prefetch(reinterpret_cast<const char*>(from + WIDENED_AHEAD), _MM_HINT_T0);
         const __m512i line = _mm512_xor_si512(_mm512_loadu_si512(from), flip);
         for (int i = 0; i < 4; i++) {
             const __m512i value = _mm512_srai_epi32(_mm512_slli_epi32(line, 24 - 8 * i), 24);

@@ -154,9 +154,10 @@ struct ArgMax {
 
 // Rows that pass over 16 columns of a recurrent state. All arrays but the rows are the calling thread's own.
 struct ScanTile {
-    float* state;       // (key_depth, 16), scratch, aligned to 64 bytes
-    const float* from;  // the state before the first row; null: zeros
-    float* to;          // where the state before row `settle` goes, `count` for that after all; null: nowhere
+    float* state;        // (key_depth, 16), scratch, aligned to 64 bytes
+    const float* from;   // the state before the first row; null: zeros
+    const float* ahead;  // the state that is scanned after this one, or any
+    float* to;           // where the state before row `settle` goes, `count` for that after all; null: nowhere
     int64_t settle;
     int64_t key_depth;
     bool delta;   // what is added is v - state · recall, not v itself

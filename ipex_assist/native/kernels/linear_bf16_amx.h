@@ -12,7 +12,7 @@ constexpr int64_t TILE_BYTES = 1024;
 
 alignas(64) constexpr float NO_BIAS[4 * LANES] = {};
 
-template <int64_t AHEAD = NEAR_BYTES>
+template <int64_t AHEAD = 2048>
 inline void prefetch_lines(const uint8_t* at, int64_t lines) {
     for (int64_t i = 0; i < lines; i++) _mm_prefetch(reinterpret_cast<const char*>(at + i * 64 + AHEAD), _MM_HINT_T0);
 }

@@ -3,7 +3,8 @@
 // A state (key_depth, 16 columns) stays in the first-level cache while all rows pass over it, one after the other. A
 // sweep over it applies a row, sums up that row's output, and what the next row recalls, so that the state is loaded
 // and stored once a row. Every sum runs over the same four accumulators in the same order, wherever a pass begins or
-// ends.
+// ends. What comes before the second row reads the state from where it is kept, and prefetches the one that is scanned
+// next, a few lines with every few keys: all at once they would queue.
 #pragma once
 #include "kernels/row_operations.h"
 
@@ -82,52 +83,58 @@ inline __m512 sum_chains(const __m512* x) {
     return _mm512_add_ps(_mm512_add_ps(x[0], x[1]), _mm512_add_ps(x[2], x[3]));
 }
 
-// Σ state[k] · key[k], before the first row.
-inline __m512 recall(const float* state, const float* key, int64_t depth) {
+// Lines [FIRST, END) of every SCAN_CHAINS, from key k on, of the state that is scanned next.
+template <int FIRST, int END>
+inline void prefetch_state(const float* ahead, int64_t k) {
+    for (int c = FIRST; c < END; c++) _mm_prefetch(reinterpret_cast<const char*>(ahead + (k + c) * LANES), _MM_HINT_T1);
+}
+
+constexpr int RECALLED = SCAN_CHAINS / 2;  // of these lines are prefetched by `recall`, if there is one
+
+// Σ from[k] · key[k], before the first row.
+inline __m512 recall(const ScanTile& t, const float* from, const float* key) {
     __m512 sums[SCAN_CHAINS] = {};
-    for (int64_t k = 0; k < depth; k += SCAN_CHAINS) {
+    for (int64_t k = 0; k < t.key_depth; k += SCAN_CHAINS) {
+        prefetch_state<0, RECALLED>(t.ahead, k);
         for (int c = 0; c < SCAN_CHAINS; c++) {
-            sums[c] = _mm512_fmadd_ps(_mm512_load_ps(state + (k + c) * LANES), _mm512_set1_ps(key[k + c]), sums[c]);
+            sums[c] = _mm512_fmadd_ps(_mm512_loadu_ps(from + (k + c) * LANES), _mm512_set1_ps(key[k + c]), sums[c]);
         }
     }
     return sum_chains(sums);
 }
 
-// One row: state ← decay · state + key · change; returns Σ state · query, and in `recalled` Σ state · next_key. decays:
-// one, or one of each key.
-template <bool BY_KEY>
-inline __m512 sweep(float* state, int64_t depth, const float* decays, __m512 change, const float* key,
-                    const float* query, const float* next_key, __m512& recalled) {
-    __m512 out[SCAN_CHAINS] = {}, next[SCAN_CHAINS] = {}, decay = _mm512_set1_ps(decays[0]);
-    for (int64_t k = 0; k < depth; k += SCAN_CHAINS) {
+// One row: state ← decay · from + key · change; returns Σ state · query, and in `recalled` Σ state · the next row's
+// key. Decays: one, or one of each key. PREFETCHED: from which line on of every SCAN_CHAINS.
+template <bool BY_KEY, int PREFETCHED>
+inline __m512 sweep(const ScanTile& t, const float* from, const float* row, const float* next, __m512 change,
+                    __m512& recalled) {
+    const float *decays = row + t.decay, *key = row + t.key, *query = row + t.query, *next_key = next + t.recall;
+    __m512 out[SCAN_CHAINS] = {}, following[SCAN_CHAINS] = {}, decay = _mm512_set1_ps(decays[0]);
+    for (int64_t k = 0; k < t.key_depth; k += SCAN_CHAINS) {
+        prefetch_state<PREFETCHED, SCAN_CHAINS>(t.ahead, k);
         for (int c = 0; c < SCAN_CHAINS; c++) {
-            float* at = state + (k + c) * LANES;
+            const int64_t at = (k + c) * LANES;
             if (BY_KEY) decay = _mm512_set1_ps(decays[k + c]);
             const __m512 s =
-                _mm512_fmadd_ps(_mm512_set1_ps(key[k + c]), change, _mm512_mul_ps(decay, _mm512_load_ps(at)));
-            _mm512_store_ps(at, s);
+                _mm512_fmadd_ps(_mm512_set1_ps(key[k + c]), change, _mm512_mul_ps(decay, _mm512_loadu_ps(from + at)));
+            _mm512_store_ps(t.state + at, s);
             out[c] = _mm512_fmadd_ps(s, _mm512_set1_ps(query[k + c]), out[c]);
-            next[c] = _mm512_fmadd_ps(s, _mm512_set1_ps(next_key[k + c]), next[c]);
+            following[c] = _mm512_fmadd_ps(s, _mm512_set1_ps(next_key[k + c]), following[c]);
         }
     }
-    recalled = sum_chains(next);
+    recalled = sum_chains(following);
     return sum_chains(out);
 }
 
 inline int64_t state_bytes(const ScanTile& t) { return t.key_depth * LANES * int64_t(sizeof(float)); }
 
-inline void read_state(const ScanTile& t) {
-    if (t.from) std::memcpy(t.state, t.from, size_t(state_bytes(t)));
-    else std::memset(t.state, 0, size_t(state_bytes(t)));
-}
-
 template <bool BY_KEY>
 inline void scan_rows(const ScanTile& t) {
-    const int64_t depth = t.key_depth, size = state_bytes(t);
-    read_state(t);
-    __m512 recalled = t.delta ? recall(t.state, t.rows + t.recall, depth) : _mm512_setzero_ps();
+    if (!t.from) std::memset(t.state, 0, size_t(state_bytes(t)));
+    const float* from = t.from ? t.from : t.state;
+    __m512 recalled = t.delta ? recall(t, from, t.rows + t.recall) : _mm512_setzero_ps();
     for (int64_t r = 0; r <= t.count; r++) {
-        if (t.to && r == t.settle) std::memcpy(t.to, t.state, size_t(size));
+        if (t.to && r == t.settle) std::memcpy(t.to, t.state, size_t(state_bytes(t)));
         if (r == t.count) break;
         const float* row = t.rows + r * t.stride;
         const __m512 beta = _mm512_set1_ps(row[t.beta]), value = _mm512_loadu_ps(row + t.value);
@@ -136,8 +143,9 @@ inline void scan_rows(const ScanTile& t) {
                                       : value;
         const __m512 change = _mm512_mul_ps(beta, left);
         const float* next = r + 1 < t.count ? row + t.stride : row;
-        __m512 out =
-            sweep<BY_KEY>(t.state, depth, row + t.decay, change, row + t.key, row + t.query, next + t.recall, recalled);
+        __m512 out = r > 0     ? sweep<BY_KEY, SCAN_CHAINS>(t, t.state, row, next, change, recalled)
+                     : t.delta ? sweep<BY_KEY, RECALLED>(t, from, row, next, change, recalled)
+                               : sweep<BY_KEY, 0>(t, from, row, next, change, recalled);
         if (t.skip != 0) out = _mm512_fmadd_ps(_mm512_set1_ps(t.skip), value, out);
         if (r >= t.first_out) _mm512_mask_storeu_ps(t.out + (r - t.first_out) * t.out_stride, lanes(t.columns), out);
     }
@@ -159,7 +167,8 @@ inline __m512 sweep_channels(const ScanTile& t, __mmask16 mask, __m512 step, __m
 
 HOT_LOOP void scan_by_channel(const ScanTile& t) {
     const __mmask16 mask = lanes(t.columns);
-    read_state(t);
+    if (t.from) std::memcpy(t.state, t.from, size_t(state_bytes(t)));
+    else std::memset(t.state, 0, size_t(state_bytes(t)));
     for (int64_t r = 0; r <= t.count; r++) {
         if (t.to && r == t.settle) std::memcpy(t.to, t.state, size_t(state_bytes(t)));
         if (r == t.count) break;

@@ -77,8 +77,8 @@ void prepare_value_head(const ScanRow& row, int64_t head) {
     row.out[row.columns.beta + head] = s.kind == MAMBA2 ? float(step) : beta();
 }
 
-// The rows of one segment over one tile of its state.
-void scan_tile(const Pass& pass, const LayerStep& step, int thread, size_t segment, int64_t tile) {
+// The rows of one segment over one tile of its state. ahead: the state that is scanned after it.
+void scan_tile(const Pass& pass, const LayerStep& step, int thread, size_t segment, int64_t tile, const float* ahead) {
     const PackedLayer& layer = pass.layer(step);
     const RecurrentSpec& spec = layer.recurrent;
     const Segment& s = pass.plan.segments[segment];
@@ -90,6 +90,7 @@ void scan_tile(const Pass& pass, const LayerStep& step, int thread, size_t segme
     ScanTile t{};
     t.state = pass.activations.own(thread).state.data;
     t.from = s.settled ? state : nullptr;
+    t.ahead = ahead;
     t.to = s.settle > s.settled ? state : nullptr;
     t.settle = s.settle - s.settled;
     t.key_depth = spec.key_depth();
@@ -181,8 +182,14 @@ void scan(Pass& pass, const LayerStep& step, int thread) {
     const uint64_t started = __rdtsc();
     const int64_t tiles = pass.layer(step).recurrent.tiles();
     const int64_t first = share(tiles, thread, pass.plan.threads), end = share(tiles, thread + 1, pass.plan.threads);
-    for (size_t i = 0; i < pass.plan.segments.size(); i++) {
-        for (int64_t tile = first; tile < end; tile++) scan_tile(pass, step, thread, i, tile);
+    const std::vector<Segment>& segments = pass.plan.segments;
+    for (size_t i = 0; i < segments.size(); i++) {
+        for (int64_t tile = first; tile < end; tile++) {
+            const bool ends = tile + 1 == end, last = ends && i + 1 == segments.size();
+            const int32_t slot = segments[ends && !last ? i + 1 : i].state;
+            const float* ahead = pass.batch.states->tile(slot, step.index, last ? tile : ends ? first : tile + 1);
+            scan_tile(pass, step, thread, i, tile, ahead);
+        }
     }
     keep_inputs(pass, step, thread);
     pass.wait(thread);
