@@ -12,7 +12,8 @@ count · (1 − (1 − used / count)^rows) a layer. Bytes are those of the weigh
 the core counted, of keys and values, and of the states of recurrent layers. Models without experts are measured too.
 
 --llama-cpp FOLDER, where llama-batched-bench is, measures llama.cpp beside it: a GGUF file of the same shapes and as
-many layers (mixture_gguf.py) in Q4_0, before our turns and after them, with one request and with `--requests`.
+many layers (mixture_gguf.py) in Q4_0, before our turns and after them, with one request and with `--requests`, and the
+memory's read speed beside its turns: where that differs from ours, the ratio is not one of programs.
 """
 
 from __future__ import annotations
@@ -186,16 +187,20 @@ def _report(
     config: dict[str, Any],
     table: list[dict[str, str]],
     result: dict[str, Any],
-    turns: list[dict[int, float]],
+    turns: list[mixture_llama.PeerTurn],
 ) -> int:
-    """Print our lines and llama.cpp's, and everything as JSON. turns: tokens/s by requests, of each of its turns."""
+    """Print our lines and llama.cpp's turns, and everything as JSON."""
     if turns:
         speeds = {row["rows"]: row["tokens_per_s"] for row in result["results"] if row["requests"] == row["rows"]}
         table = mixture_llama.with_peer(table, speeds, turns)
     whole = published_config(args.model)
     cut = shown_layers(whole, None if result["layers"] == whole["num_hidden_layers"] else result["layers"])
     shape = {"model": f"{args.model}{cut}", "precision": args.precision}
-    measure.report(table, {**result, **shape, "routing": "random", "llama_cpp_tokens_per_s": turns})
+    peer = {
+        "llama_cpp_tokens_per_s": [dict(turn.speeds) for turn in turns],
+        "llama_cpp_read_GB_per_s": [turn.read for turn in turns],
+    }
+    measure.report(table, {**result, **shape, "routing": "random", **peer})
     return 0
 
 

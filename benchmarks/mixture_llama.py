@@ -12,10 +12,19 @@ from typing import Any
 
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.executors.native_loading import planned_pool
+from ipex_assist.native.library import read_bandwidth
 
 PROGRAM = "llama-batched-bench"
 NEW_TOKENS = 16  # of each request in a turn
 BLOCK = 256  # to multiples of which llama.cpp rounds a sequence's context
+
+
+@dataclass(frozen=True)
+class PeerTurn:
+    """Tokens/s by requests at once, and GB/s that memory read before the turn and after it, their mean."""
+
+    speeds: Mapping[int, float]
+    read: float
 
 
 @dataclass(frozen=True)
@@ -54,8 +63,10 @@ class Peer:
         """Requests at once in a turn."""
         return sorted({1, max(1, self.requests)})
 
-    def turn(self) -> dict[int, float]:
-        """Tokens/s by requests at once. Raises IpexAssistError where the program fails or says no speed."""
+    def turn(self) -> PeerTurn:
+        """One run of the program. Raises IpexAssistError where it fails or says no speed."""
+        pool = planned_pool()
+        before = read_bandwidth(pool, repeats=2)
         done = subprocess.run(
             self.command(), stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
         )
@@ -64,7 +75,7 @@ class Peer:
             raise IpexAssistError(
                 f"{PROGRAM} ended with {done.returncode}: {(done.stderr or done.stdout).strip()[-300:]}"
             )
-        return found
+        return PeerTurn(found, (before + read_bandwidth(pool, repeats=2)) / 2)
 
 
 def speeds(said: str) -> dict[int, float]:
@@ -74,15 +85,16 @@ def speeds(said: str) -> dict[int, float]:
 
 
 def with_peer(
-    table: Sequence[dict[str, str]], ours: Mapping[int, float], turns: Sequence[Mapping[int, float]]
+    table: Sequence[dict[str, str]], ours: Mapping[int, float], turns: Sequence[PeerTurn]
 ) -> list[dict[str, str]]:
     """The table with lines of llama.cpp and our speed beside it. ours: tokens/s by requests of a row each."""
     lines = [{**row, "÷ llama.cpp": ""} for row in table]
-    for count in sorted(turns[0]):
-        samples = [turn[count] for turn in turns]
+    for count in sorted(turns[0].speeds):
+        samples = [turn.speeds[count] for turn in turns]
         speed = statistics.median(samples)
         line = dict.fromkeys(lines[0], "") | {"case": f"llama.cpp Q4_0, {count} requests", "tokens/s": f"{speed:.1f}"}
         line["spread"] = f"{min(samples):.1f} to {max(samples):.1f} tokens/s"
+        line["read GB/s"] = " and ".join(f"{turn.read:.1f}" for turn in turns)
         line["÷ llama.cpp"] = f"{ours[count] / speed:.2f}" if count in ours else ""
         lines.append(line)
     return lines

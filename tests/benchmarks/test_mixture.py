@@ -21,7 +21,8 @@ SMALL = {"hidden_size": 64, "moe_intermediate_size": 32, "num_experts": 16, "voc
 def _smaller(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mixture, "published_config", lambda source: published_config(source) | SMALL)
     monkeypatch.setattr(mixture, "leave_cores_to_native", lambda: None)
-    monkeypatch.setattr(mixture, "read_bandwidth", lambda pool, repeats: 10.0)
+    for module in (mixture, mixture.mixture_llama):
+        monkeypatch.setattr(module, "read_bandwidth", lambda pool, repeats: 10.0)
 
 
 def test_experts_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,6 +91,7 @@ def test_llama_cpp_beside_it(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert [line["case"] for line in theirs] == ["llama.cpp Q4_0, 1 requests", "llama.cpp Q4_0, 3 requests"]
     speeds = [result["tokens_per_s"] for result in found["results"]]
     assert [line["÷ llama.cpp"] for line in theirs] == [f"{speeds[0] / 10:.2f}", f"{speeds[2] / 30:.2f}"]
+    assert [line["read GB/s"] for line in theirs] == ["10.0 and 10.0"] * 2
     assert one["× one row"] == "1.00"
     assert five["÷ llama.cpp"] == three["÷ llama.cpp"] == ""
     assert list(tmp_path.glob("*/model.gguf")) == []
