@@ -1,4 +1,4 @@
-"""Falcon Mamba: Mamba with a norm without weights of what its selection makes of a row: steps, B and C."""
+"""Falcon Mamba: Mamba with norms of its B, its C and what its steps are made of, which have no weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ipex_assist.models.spec import DecoderSpec
 __all__ = ["ARCHITECTURE", "EXAMPLES", "NAMES", "spec", "weights"]
 
 ARCHITECTURE = "FalconMambaForCausalLM"
-EXAMPLES = ("tiiuae/falcon-mamba-7b", "tiiuae/falcon-mamba-7b-instruct")
+EXAMPLES = ("tiiuae/falcon-mamba-7b", "tiiuae/Falcon3-Mamba-7B-Base")
 NAMES = {**_NAMES, "mixer_norm_eps": "mixer_rms_eps"}
 
 

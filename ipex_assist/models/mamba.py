@@ -1,4 +1,4 @@
-"""Mamba: the first one's recurrent layers alone, no attention and no MLP."""
+"""Mamba, the first one: recurrent layers alone, no attention and no MLP."""
 
 from __future__ import annotations
 

@@ -97,14 +97,16 @@ def selective_mixer(config: Config, value_dim: int | None = None, **norm: Any) -
     hidden, bias = config.integer("hidden_size"), config.flag("mamba_proj_bias", False)
     given = config.values.get(config.stored_name("gate_rank"))
     rank = -(-hidden // 16) if given in (None, "auto") else config.integer("gate_rank")
-    if rank < 1:
-        raise ConfigError("gate_rank", rank, "1 at least")
+    expand = config.integer("mamba_expand", 2)
+    for name, value in (("hidden_size", hidden), ("gate_rank", rank), ("mamba_expand", expand)):
+        if value < 1:
+            raise ConfigError(name, value, "1 at least")
     return RecurrentSpec(
         "mamba1",
         heads=1,
         key_heads=1,
         key_dim=config.integer("linear_key_head_dim", 16),
-        value_dim=config.integer("mamba_expand", 2) * hidden if value_dim is None else value_dim,
+        value_dim=expand * hidden if value_dim is None else value_dim,
         conv_kernel=config.integer("linear_conv_kernel_dim", 4),
         conv_bias=config.flag("mamba_conv_bias", True),
         input_bias=bias,

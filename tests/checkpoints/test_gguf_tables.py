@@ -173,7 +173,9 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
 ODD = (0, -1, 1, 3, 2**31, 2**63, "x", "", [], [1, 2], ["a"], 3.5, float("nan"), float("inf"), True, None)
 
 
-@pytest.mark.parametrize("variant", tiny_models.known("qwen3.5-moe", "nemotron-h-moe", "deepseek-v3", "exaone-moe", "mamba"))
+@pytest.mark.parametrize(
+    "variant", tiny_models.known("qwen3.5-moe", "nemotron-h-moe", "deepseek-v3", "exaone-moe", "mamba")
+)
 def test_metadata_of_any_value(variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each entry in turn: an error of ours or a model, no other error, and no list of a billion layers."""
     arch, changes, metadata = FILES[variant]
