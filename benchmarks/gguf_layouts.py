@@ -347,10 +347,7 @@ def changed(name: str, tensor: torch.Tensor, config: Config, arch: str) -> Tenso
     elif arch.startswith("nemotron") or arch == "mamba2":
         yield from _mamba(name, tensor, config.get("n_groups", 1))
     elif arch == "mamba":
-        yield (
-            name,
-            tensor.squeeze() if name.endswith("conv1d.weight") else _decay(tensor) if "A_log" in name else tensor,
-        )
+        yield name, _decay(tensor) if name.endswith(".A_log") else tensor.squeeze() if "conv1d.w" in name else tensor
     elif arch.startswith("qwen3") and arch != "qwen3moe":
         yield from _delta_tensors(name, tensor, config, arch)
     elif name.endswith("kv_b_proj.weight"):

@@ -3,7 +3,8 @@
 Rows hold published models whose tokenizer is the family's, up to ids at the end; `share_vocabulary` compares the
 tokens once both are loaded. Families without a row have no small published sibling that is known to help:
 Mistral and Mixtral, Phi-4, Falcon, GLM-4 and its mixtures, SmolLM3, OLMoE, Granite MoE, MiniMax, dots, Seed-OSS,
-Bamba, Nemotron-H, Mamba-2, Falcon Mamba, Kimi Linear (Moonlight has its vocabulary, and is not half as large), Llama 4, Falcon-H1.
+Bamba, Nemotron-H, Mamba-2, Falcon Mamba, Kimi Linear (Moonlight has its vocabulary, and is not half as large), Llama 4,
+Falcon-H1.
 """
 
 from __future__ import annotations
