@@ -171,6 +171,20 @@ def _mamba2(config: Config) -> Config:
     }
 
 
+def _mamba1(config: Config) -> Config:
+    return {
+        "context_length": 1 << 20,
+        "feed_forward_length": 0,
+        "attention.head_count": 0,
+        "attention.layer_norm_rms_epsilon": config["layer_norm_epsilon"],
+        "ssm.conv_kernel": config["conv_kernel"],
+        "ssm.inner_size": config["intermediate_size"],
+        "ssm.state_size": config["state_size"],
+        "ssm.time_step_rank": config["time_step_rank"],
+        "ssm.dt_b_c_rms": config["model_type"] == "falcon_mamba",
+    }
+
+
 def _mixture(config: Config) -> Config:
     return {
         "expert_count": config.get("n_routed_experts") or config.get("num_experts"),
@@ -279,6 +293,7 @@ OWN: dict[str, Callable[[Config], Config]] = {
     "granitehybrid": _granite,
     **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), _nemotron),
     "mamba2": _mamba2,
+    "mamba": _mamba1,
     "qwen3moe": lambda config: {"expert_feed_forward_length": config["moe_intermediate_size"]},
     "gemma4": _gemma4,
     "deepseek2": _latent,
@@ -331,6 +346,8 @@ def changed(name: str, tensor: torch.Tensor, config: Config, arch: str) -> Tenso
         yield from _granite_tensors(name, tensor, config)
     elif arch.startswith("nemotron") or arch == "mamba2":
         yield from _mamba(name, tensor, config.get("n_groups", 1))
+    elif arch == "mamba":
+        yield name, _decay(tensor) if name.endswith(".A_log") else tensor.squeeze() if "conv1d.w" in name else tensor
     elif arch.startswith("qwen3") and arch != "qwen3moe":
         yield from _delta_tensors(name, tensor, config, arch)
     elif name.endswith("kv_b_proj.weight"):
@@ -342,13 +359,17 @@ def changed(name: str, tensor: torch.Tensor, config: Config, arch: str) -> Tenso
         yield name, tensor.squeeze(1) if "conv.conv.weight" in name else tensor
 
 
+def _decay(tensor: torch.Tensor) -> torch.Tensor:
+    return -torch.exp(tensor)
+
+
 def _mamba(name: str, tensor: torch.Tensor, groups: int) -> Tensors:
     if name.endswith(".dt_bias"):
         name = name.replace(".dt_bias", ".dt_proj.bias")
     elif name.endswith("conv1d.weight"):
         tensor = tensor.squeeze()
     elif name.endswith(".A_log"):
-        tensor = -torch.exp(tensor.reshape(-1, 1))
+        tensor = _decay(tensor.reshape(-1, 1))
     elif name.endswith(".D"):
         tensor = tensor.reshape(-1, 1)
     elif name.endswith(("mixer.norm.weight", "mamba.norm.weight")):

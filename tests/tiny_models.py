@@ -213,6 +213,16 @@ _MAMBA2 = {
     **{"head_dim": 16, "state_size": 12, "n_groups": 2, "chunk_size": 8},
     **{"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
 }
+# Channels that fill no lanes, states and steps of odd sizes, an embedding that is no head, and no biases but those of
+# the convolution.
+_MAMBA1 = {
+    **{"vocab_size": VOCAB, "hidden_size": 60, "num_hidden_layers": 3, "state_size": 12, "time_step_rank": 7},
+    **{"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "tie_word_embeddings": False},
+}
+_MAMBA1_BIASES = _MAMBA1 | {
+    **{"use_bias": True, "use_conv_bias": False, "tie_word_embeddings": True, "conv_kernel": 3, "expand": 1},
+    **{"hidden_size": 64, "state_size": 16, "time_step_rank": "auto", "layer_norm_epsilon": 1e-3},
+}
 
 
 def _model_types(fields: dict[str, Any]) -> list[str]:
@@ -305,6 +315,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     | {"hidden_size": 60, "num_attention_heads": 6, "num_key_value_heads": 3},
     "mamba2": _MAMBA2,
     "mamba2-biases": _MAMBA2 | {"use_bias": True, "tie_word_embeddings": True, "n_groups": 1, "conv_kernel": 3},
+    "mamba": _MAMBA1 | {"model_type": "mamba"},
+    "mamba-biases": _MAMBA1_BIASES | {"model_type": "mamba"},
+    "falcon-mamba": _MAMBA1 | {"model_type": "falcon_mamba", "mixer_rms_eps": 0.01},
+    "falcon-mamba-biases": _MAMBA1_BIASES | {"model_type": "falcon_mamba"},
     "nemotron-h": _without_count(**_NEMOTRON, hybrid_override_pattern="M-M*-M", mlp_bias=True, use_bias=True),
     "nemotron-h-moe": _without_count(**_NEMOTRON, hybrid_override_pattern="MEM*E*-ME"),
     # Fewer bits would choose another expert for a row, and a state shows that to all later ones: each row has all.

@@ -280,6 +280,8 @@ def _family(header: GgufHeader) -> str:
         return gguf_deepseek.family_of(header)
     if arch == "olmo2" and header.get("{arch}.attention.sliding_window"):
         return "olmo3"
+    if arch == "mamba" and header.get("{arch}.ssm.dt_b_c_rms"):
+        return "falcon_mamba"
     return "mixtral" if arch == "llama" and header.get("{arch}.expert_count") else arch
 
 

@@ -1,4 +1,4 @@
-"""GGUF of models with recurrent layers: Qwen3-Next, Qwen3.5, LFM2, Granite 4, Nemotron-H and Mamba-2.
+"""GGUF of models with recurrent layers: Qwen3-Next, Qwen3.5, LFM2, Granite 4, Nemotron-H, Mamba and Mamba-2.
 
 Source: conversion/{qwen,lfm2,granite,nemotron,mamba}.py of llama.cpp. Files do not say which layers are recurrent:
 tensors and lists of sizes do.
@@ -355,6 +355,38 @@ def _mamba2(header: GgufHeader, config: Config) -> Config:
     }
 
 
+def _decays(parts: Sequence[torch.Tensor], config: Config) -> torch.Tensor:
+    """The logarithms of decays of each element of the state, (channels, state), that are stored as -exp(A_log)."""
+    return (-parts[0].float()).log()
+
+
+_MAMBA = GgufTable(
+    layer=(
+        *same({"norm": "attn_norm", "mixer.in_proj": "ssm_in", "mixer.x_proj": "ssm_x", "mixer.dt_proj": "ssm_dt"}),
+        *same({"mixer.out_proj": "ssm_out"}),
+        ("mixer.conv1d.weight", Parts.of("ssm_conv1d.weight", by=convolution)),
+        ("mixer.conv1d.bias", Parts.of("ssm_conv1d.bias")),
+        ("mixer.A_log", Parts.of("ssm_a", by=_decays)),
+        ("mixer.D", Parts.of("ssm_d")),
+    ),
+    outside=_NEMOTRON.outside,
+    prefix="backbone.layers.",
+)
+
+
+def _mamba(header: GgufHeader, config: Config) -> Config:
+    """The epsilon of Falcon Mamba's bare norms is no part of the file: it is the config's usual one."""
+    return {
+        "layer_norm_epsilon": config["rms_norm_eps"],
+        "intermediate_size": header.required("ssm.inner_size"),
+        "time_step_rank": header.required("ssm.time_step_rank"),
+        "state_size": header.required("ssm.state_size"),
+        "conv_kernel": header.required("ssm.conv_kernel"),
+        "use_conv_bias": has(header, "ssm_conv1d.bias"),
+        "use_bias": has(header, "ssm_in.bias"),
+    }
+
+
 # general.architecture -> (architectures[0], model_type, tensors).
 ARCHITECTURES = {
     "qwen3next": ("Qwen3NextForCausalLM", "qwen3_next", _NEXT),
@@ -366,6 +398,8 @@ ARCHITECTURES = {
     "nemotron_h": ("NemotronHForCausalLM", "nemotron_h", _NEMOTRON),
     "nemotron_h_moe": ("NemotronHForCausalLM", "nemotron_h", _NEMOTRON),
     "mamba2": ("Mamba2ForCausalLM", "mamba2", _MAMBA2),
+    "mamba": ("MambaForCausalLM", "mamba", _MAMBA),
+    "falcon_mamba": ("FalconMambaForCausalLM", "falcon_mamba", _MAMBA),  # its files say mamba: gguf_config.py
 }
 CONFIGS: dict[str, Callable[[GgufHeader, Config], Config]] = {
     "qwen3next": _qwen,
@@ -377,4 +411,6 @@ CONFIGS: dict[str, Callable[[GgufHeader, Config], Config]] = {
     "nemotron_h": _nemotron,
     "nemotron_h_moe": _nemotron,
     "mamba2": _mamba2,
+    "mamba": _mamba,
+    "falcon_mamba": _mamba,
 }

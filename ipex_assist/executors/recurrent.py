@@ -115,13 +115,14 @@ def mixer_rows(
     """
     rows = layer.qkv(x)
     if layer.low is not None:
-        parts = layer.low(convolve(rows[:, : spec.value_size])).split(list(spec.low_parts.values()), 1)
-        norms = (layer.recurrence[f"{LOW_NORMS[name]}.weight"] for name in spec.low_parts)
-        normed = [
-            _normalised(part.float(), norm, spec.norm_eps or eps).to(rows.dtype)
-            for part, norm in zip(parts, norms, strict=True)
-        ]
-        return torch.cat((rows, *normed, layer.gates[0](normed[0])), 1)
+        parts = list(layer.low(convolve(rows[:, : spec.value_size])).split(list(spec.low_parts.values()), 1))
+        if spec.selection_norm is not None:
+            norms = (layer.recurrence.get(f"{LOW_NORMS[name]}.weight") for name in spec.low_parts)
+            parts = [
+                _normalised(part.float(), norm, spec.norm_eps or eps).to(rows.dtype)
+                for part, norm in zip(parts, norms, strict=True)
+            ]
+        return torch.cat((rows, *parts, layer.gates[0](parts[0].contiguous())), 1)
     if not layer.gates:
         return rows
     low = rows[:, -len(layer.gates) * spec.gate_rank :].chunk(len(layer.gates), 1)
@@ -237,5 +238,6 @@ def _gated(
     return _normalised(out.view(spec.norm_groups, -1), weight, eps).flatten()
 
 
-def _normalised(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+def _normalised(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+    normalised = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    return normalised if weight is None else normalised * weight

@@ -29,6 +29,7 @@ from ipex_assist.models import (
     exaone_moe,
     falcon,
     falcon_h1,
+    falcon_mamba,
     gemma,
     gemma2,
     gemma3_text,
@@ -55,6 +56,7 @@ from ipex_assist.models import (
     llama,
     llama4,
     llama4_text,
+    mamba,
     mamba2,
     minimax_m2,
     ministral3,
@@ -132,7 +134,7 @@ _MODULES = (
     *(starcoder2, qwen3_next, qwen3_5_text, qwen3_5_moe_text, lfm2, lfm2_moe, granitemoehybrid, bamba, nemotron_h),
     *(apertus, arcee, exaone_moe, hunyuan_v1_dense, hunyuan_v1_moe, ministral3, mistral3, phimoe, qwen3_5, qwen3_5_moe),
     *(deepseek_v2, deepseek_v3, glm4_moe_lite, olmo_hybrid, mamba2, gemma4, gemma4_text, jamba, kimi_linear),
-    *(llama4, llama4_text, falcon_h1),
+    *(llama4, llama4_text, falcon_h1, mamba, falcon_mamba),
 )
 # Published configs have these names of their makers' own code, which is transformers' now.
 _FIRST_NAMES = {"ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM", "PhiMoEForCausalLM": "PhimoeForCausalLM"}

@@ -44,7 +44,7 @@ def spec(config: Config) -> DecoderSpec:
         ropes=(),
         **fields,
     )
-    mixer = None if all(attention) else selective_mixer(config)
+    mixer = None if all(attention) else selective_mixer(config, selection_norm="weighted")
     return with_mixers(alike, [None if each else mixer for each in attention])
 
 

@@ -7,7 +7,7 @@ import math
 from ipex_assist.models.common import layer_count
 from ipex_assist.models.config import Config, ConfigError
 from ipex_assist.models.layers import repeated
-from ipex_assist.models.mamba_layers import mamba2_mixer, mamba_fields, mamba_names
+from ipex_assist.models.mamba_layers import CONTEXT, mamba2_mixer, mamba_fields, mamba_names
 from ipex_assist.models.names import named
 from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.models.weights import Source
@@ -19,7 +19,6 @@ NAMES = {
     **{"linear_key_head_dim": "state_size", "linear_value_head_dim": "head_dim"},
     "linear_conv_kernel_dim": "conv_kernel",
 }
-_CONTEXT = 1 << 20  # tokens of a sequence: a state has no end, but tables have one
 
 
 def spec(config: Config) -> DecoderSpec:
@@ -33,7 +32,7 @@ def spec(config: Config) -> DecoderSpec:
         vocab_size=config.integer("vocab_size"),
         hidden_size=width,
         layers=repeated(LayerSpec(mixer, None), layer_count(config)),
-        max_position_embeddings=_CONTEXT,
+        max_position_embeddings=CONTEXT,
         norm_eps=config.number("norm_eps", 1e-5),
         tied_head=config.flag("tie_word_embeddings", False),
     )

@@ -20,6 +20,7 @@ BAMBA_NAMES = {
     "linear_conv_kernel_dim": "mamba_d_conv",
     "n_groups": "mamba_n_groups",
 }
+CONTEXT = 1 << 20  # tokens of a sequence where all layers are recurrent: a state has no end, but tables have one
 _OLD_KINDS = {"mamba": LINEAR, "attention": FULL}
 
 
@@ -86,26 +87,32 @@ def mamba2_mixer(config: Config, act: str, step_limit: tuple[float, float]) -> R
     )
 
 
-def selective_mixer(config: Config) -> RecurrentSpec:
-    """The Mamba-1 mixer of a config with Jamba's names."""
+def selective_mixer(config: Config, value_dim: int | None = None, **norm: Any) -> RecurrentSpec:
+    """The Mamba-1 mixer of a config with Jamba's names, or those that its `other_names` give for them.
+
+    value_dim: its channels, where the config says them otherwise than by `mamba_expand`. norm: fields of RecurrentSpec.
+    """
     if activation(config.text("hidden_act", "silu")) != "silu":
         raise NotComputed("Mamba layers with another activation than silu are not supported")
     hidden, bias = config.integer("hidden_size"), config.flag("mamba_proj_bias", False)
-    given = config.values.get("mamba_dt_rank")
+    given = config.values.get(config.stored_name("gate_rank"))
     rank = -(-hidden // 16) if given in (None, "auto") else config.integer("gate_rank")
-    if rank < 1:
-        raise ConfigError("gate_rank", rank, "1 at least")
+    expand = config.integer("mamba_expand", 2)
+    for name, value in (("hidden_size", hidden), ("gate_rank", rank), ("mamba_expand", expand)):
+        if value < 1:
+            raise ConfigError(name, value, "1 at least")
     return RecurrentSpec(
         "mamba1",
         heads=1,
         key_heads=1,
         key_dim=config.integer("linear_key_head_dim", 16),
-        value_dim=config.integer("mamba_expand", 2) * hidden,
+        value_dim=expand * hidden if value_dim is None else value_dim,
         conv_kernel=config.integer("linear_conv_kernel_dim", 4),
         conv_bias=config.flag("mamba_conv_bias", True),
         input_bias=bias,
         output_bias=bias,
         gate_rank=rank,
+        **norm,
     )
 
 

@@ -10,6 +10,7 @@ from ipex_assist.models.config import ConfigError
 from ipex_assist.models.ranges import check_kind, check_ranges
 
 RecurrentKind = Literal["gated_delta", "mamba2", "short_conv", "kimi_delta", "mamba1"]
+SelectionNorm = Literal["unweighted", "weighted"]
 
 # Of mamba1: the norm of each part that is made of convolved values.
 LOW_NORMS = {"a_low_in": "a_low_norm", "k_in": "k_in_norm", "q_in": "q_in_norm"}
@@ -22,7 +23,7 @@ RECURRENT_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
     "linear_conv_kernel_dim": ("conv_kernel", (1, 16)),
     "beta_scale": ("beta_scale", (1e-3, 1e3)),
     "gate_rank": ("gate_rank", (0, 1 << 20)),
-    "norm_eps": ("norm_eps", (1e-30, 0.1)),
+    "mixer_norm_eps": ("norm_eps", (1e-30, 0.1)),
 }
 
 
@@ -46,7 +47,8 @@ class RecurrentSpec:
 
     - mamba1 (Gu and Dao 2023, arXiv:2312.00752, algorithm 2), all of whose channels are one head: as mamba2, with a dt
       for each channel, and for each element of the state its own decay exp(dt·A). B, C and a row of `gate_rank`, of
-      which dt is made, are made of the convolved x, and pass a norm each (Jamba, arXiv:2403.19887).
+      which dt is made, are made of the convolved x; `selection_norm` says what norm each of the three passes, if any
+      (weighted: Jamba, arXiv:2403.19887; unweighted: Falcon Mamba, arXiv:2410.05355).
 
     Raises ConfigError for a value out of RECURRENT_RANGES, and for values that cannot go together.
     """
@@ -63,8 +65,9 @@ class RecurrentSpec:
     norm_groups: int = 0  # mamba2: 0 where there is no norm
     step_limit: tuple[float, float] = (0.0, math.inf)  # mamba2: of dt
     beta_scale: float = 1.0  # gated_delta, kimi_delta: of the sigmoid of b
-    norm_eps: float | None = None  # of its norm; the model's where None
+    norm_eps: float | None = None  # of its norms; the model's where None
     gate_rank: int = 0  # kimi_delta, mamba1
+    selection_norm: SelectionNorm | None = None  # mamba1
 
     def __post_init__(self) -> None:
         check_kind("mixer", self.kind, RecurrentKind)
@@ -77,6 +80,8 @@ class RecurrentSpec:
         if self.kind == "mamba1":
             assert (self.heads, self.key_heads) == (1, 1), "heads of channels"
             assert self.gate_rank, "steps without a rank"
+        else:
+            assert self.selection_norm is None, "a norm of a selection that there is not"
         if self.heads % self.key_heads:
             raise ConfigError("linear_num_key_heads", self.key_heads, f"a divisor of the {self.heads} value heads")
         if self.norm_groups and self.value_size % self.norm_groups:
@@ -154,7 +159,8 @@ class RecurrentSpec:
         found = {"v_conv": taps * self.value_size}
         if self.kind == "mamba1":
             found |= {"a_log": self.key_size * self.value_size, "dt_bias": self.value_size, "skip": self.value_size}
-            return found | {LOW_NORMS[name]: size for name, size in self.low_parts.items()}
+            weighted = self.low_parts if self.selection_norm == "weighted" else {}
+            return found | {LOW_NORMS[name]: size for name, size in weighted.items()}
         if self.scans:
             found |= {"q_conv": taps * self.key_size, "k_conv": taps * self.key_size}
             found |= {"a_log": self.heads, "dt_bias": self.key_size if self.kind == "kimi_delta" else self.heads}

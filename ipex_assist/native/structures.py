@@ -9,13 +9,14 @@ from ipex_assist.models.recurrent_spec import RecurrentSpec
 from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.quantization.precision import beside_experts
 
-ABI_VERSION = 24  # api.cpp: ia_abi. It changes with every function there and with the structures here.
+ABI_VERSION = 25  # api.cpp: ia_abi. It changes with every function there and with the structures here.
 PRECISIONS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3, "mxfp4": 4, "fp8": 5}
 NORM_PLACES = {"pre": 0, "post_residual": 1, "post": 2, "sandwich": 3}
 HEAD_NORMS = {None: 0, "head": 1, "each_head": 2, "all_heads": 3, "unweighted": 4}
 SCORES = {"softmax": 0, "sigmoid": 1, "sparsemixer": 2}
 ACTIVATIONS = {"silu": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "relu2": 4, "xielu": 5, "clamped_swiglu": 6}
 RECURRENT_KINDS = {"gated_delta": 1, "mamba2": 2, "short_conv": 3, "kimi_delta": 4, "mamba1": 5}
+SELECTION_NORMS = {None: 0, "unweighted": 1, "weighted": 2}
 HEAD_KINDS = {"mtp": 1, "eagle3": 2, "dflash": 3, "shared_kv": 4}
 INPUT_NORMS = {None: 0, "all": 1, "each": 2}
 SOURCE_TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
@@ -116,7 +117,8 @@ _ATTENTION_INTEGERS = (
 )
 _LATENT_INTEGERS = "rank rope_dim nope_dim value_dim query_rank"
 _RECURRENT_INTEGERS = (
-    "kind heads key_heads key_dim value_dim conv_kernel conv_bias input_bias output_bias norm_groups gate_rank"
+    "kind heads key_heads key_dim value_dim conv_kernel conv_bias input_bias output_bias norm_groups gate_rank "
+    "selection_norm"
 )
 _MLP_INTEGERS = (
     "intermediate_size activation gated bias precision experts experts_per_token experts_normalised router_bias "
@@ -451,6 +453,7 @@ def _recurrent_spec(spec: RecurrentSpec) -> CRecurrentSpec:
         output_bias=spec.output_bias,
         norm_groups=spec.norm_groups,
         gate_rank=spec.gate_rank,
+        selection_norm=SELECTION_NORMS[spec.selection_norm],
         least_step=spec.step_limit[0],
         most_step=spec.step_limit[1],
         beta_scale=spec.beta_scale,

@@ -3,7 +3,8 @@
 Rows hold published models whose tokenizer is the family's, up to ids at the end; `share_vocabulary` compares the
 tokens once both are loaded. Families without a row have no small published sibling that is known to help:
 Mistral and Mixtral, Phi-4, Falcon, GLM-4 and its mixtures, SmolLM3, OLMoE, Granite MoE, MiniMax, dots, Seed-OSS,
-Bamba, Nemotron-H, Mamba-2, Kimi Linear (Moonlight has its vocabulary, and is not half as large), Llama 4, Falcon-H1.
+Bamba, Nemotron-H, Mamba-2, Falcon Mamba, Kimi Linear (Moonlight has its vocabulary, and is not half as large), Llama 4,
+Falcon-H1.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ DEFAULT_ASSISTANTS: dict[str, tuple[DefaultAssistant, ...]] = {
     "Olmo2ForCausalLM": (DefaultAssistant("allenai/OLMo-2-0425-1B", (100352,), 2048, 16),),
     "Olmo3ForCausalLM": (DefaultAssistant("allenai/Olmo-3-7B-Instruct", (100278,), 4096, 32),),
     "GraniteMoeHybridForCausalLM": (DefaultAssistant("ibm-granite/granite-4.0-h-350m", (100352,), 768, 32),),
+    "MambaForCausalLM": (DefaultAssistant("state-spaces/mamba-130m-hf", (50280,), 768, 24),),
     "Lfm2ForCausalLM": (DefaultAssistant("LiquidAI/LFM2-350M", (65536,), 1024, 16),),
     "Lfm2MoeForCausalLM": (DefaultAssistant("LiquidAI/LFM2-350M", (65536,), 1024, 16),),
     "Ernie4_5_MoeForCausalLM": (DefaultAssistant("baidu/ERNIE-4.5-0.3B-PT", (103424,), 1024, 18),),

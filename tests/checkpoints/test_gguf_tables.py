@@ -39,6 +39,10 @@ FILES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "nemotron-h-moe": ("nemotron_h_moe", {"time_step_min": 0.001, "hybrid_override_pattern": "MEM*E*ME"}, {}),
     "mamba2": ("mamba2", {}, {}),
     "mamba2-biases": ("mamba2", {}, {}),
+    "mamba": ("mamba", {}, {}),
+    "mamba-biases": ("mamba", {"expand": 2}, {}),
+    "falcon-mamba": ("mamba", {"mixer_rms_eps": 1e-6}, {}),
+    "falcon-mamba-biases": ("mamba", {"expand": 2}, {}),
     "deepseek-v2": ("deepseek2", {}, {}),
     "deepseek-v2-direct": ("deepseek2", {"n_group": 1, "topk_group": 1}, {}),
     "deepseek-v3": ("deepseek2", {}, {"expert_gating_func": 2}),
@@ -106,7 +110,7 @@ def test_a_file_is_the_checkpoint_it_was_made_of(variant: str, tmp_path: Path) -
     assert {name: tuple(tensor.shape) for name, tensor in read.tensors()} == read.shapes()
 
 
-@pytest.mark.parametrize("variant", tiny_models.known("qwen3.5", "nemotron-h-moe", "deepseek-v3"))
+@pytest.mark.parametrize("variant", tiny_models.known("qwen3.5", "nemotron-h-moe", "deepseek-v3", "falcon-mamba"))
 def test_it_says_the_same(variant: str, executor: str, tmp_path: Path) -> None:
     """Of the file as of the checkpoint, in fp32: through streaming and packing."""
     logits = []
@@ -169,7 +173,9 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
 ODD = (0, -1, 1, 3, 2**31, 2**63, "x", "", [], [1, 2], ["a"], 3.5, float("nan"), float("inf"), True, None)
 
 
-@pytest.mark.parametrize("variant", tiny_models.known("qwen3.5-moe", "nemotron-h-moe", "deepseek-v3", "exaone-moe"))
+@pytest.mark.parametrize(
+    "variant", tiny_models.known("qwen3.5-moe", "nemotron-h-moe", "deepseek-v3", "exaone-moe", "mamba")
+)
 def test_metadata_of_any_value(variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each entry in turn: an error of ours or a model, no other error, and no list of a billion layers."""
     arch, changes, metadata = FILES[variant]

@@ -35,7 +35,7 @@ LIMIT = 1 << 30
 
 
 def saved(folder: Path, variant: str = "llama", seed: int = 0) -> Path:
-    changes = {} if variant == "mamba2" else {"max_position_embeddings": CONTEXT}
+    changes = {} if "mamba" in variant else {"max_position_embeddings": CONTEXT}
     tiny_models.save(folder, variant, seed, **changes)
     return folder
 
@@ -97,6 +97,7 @@ def filled(folder: Path, store: Path, **more: Any) -> list[str]:
         ("llama", "int8", "int8"),
         ("qwen3-next", "fp32", None),
         ("mamba2", "fp32", None),
+        ("falcon-mamba", "fp32", None),
         pytest.param("lfm2", "bf16", None, marks=pytest.mark.full),
     ],
 )

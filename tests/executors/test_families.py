@@ -28,6 +28,7 @@ VARIANTS = [
     *tiny_models.known(
         "lfm2-biases", "lfm2-moe", "granite-hybrid-moe", "bamba", "nemotron-h", "nemotron-h-all-experts", "mamba2"
     ),
+    *tiny_models.known("mamba-biases", "falcon-mamba"),
     *tiny_models.known(
         "apertus", "arcee", "exaone-moe", "hunyuan", "hunyuan-moe", "ministral3", "olmo-hybrid", "phimoe"
     ),

@@ -38,6 +38,7 @@ pytestmark = pytest.mark.one_stack
 
 PER_LAYER = tiny_models.known("gemma4-everything")
 RECURRENT = tiny_models.known("lfm2-moe", "granite-hybrid", "nemotron-h-moe", "mamba2", "kimi-linear", "jamba")
+RECURRENT += tiny_models.known("mamba", "falcon-mamba")
 
 native = pytest.mark.skipif(not HAS_NATIVE, reason="the native core says what it takes")
 

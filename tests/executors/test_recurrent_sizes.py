@@ -61,6 +61,7 @@ def mixers(draw: st.DrawFn) -> RecurrentSpec:
         output_bias=draw(st.booleans()),
         norm_groups=draw(st.sampled_from([0, 1, key_heads, heads])) if kind == "mamba2" else 0,
         gate_rank=draw(st.sampled_from([1, 7, 16, 130])) if kind in ("kimi_delta", "mamba1") else 0,
+        selection_norm=draw(st.sampled_from([None, "unweighted", "weighted"])) if kind == "mamba1" else None,
         step_limit=draw(st.sampled_from([(0.0, float("inf")), (0.5, 0.8)])),
     )
 

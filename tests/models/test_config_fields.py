@@ -64,7 +64,7 @@ _VARIANTS = (
     *tiny_models.known("apertus", "arcee", "exaone-moe", "hunyuan-alpha", "hunyuan-moe", "ministral3", "phimoe"),
     *tiny_models.known("mistral3-ministral3", "olmo-hybrid-rope", "qwen3.5-published", "qwen3.5-moe-published"),
     *tiny_models.known("deepseek-v2", "deepseek-v3", "glm4-moe-lite", "gemma4-everything", "gemma4-published"),
-    *tiny_models.known("kimi-linear", "llama4", "llama4-published", "falcon-h1", "jamba"),
+    *tiny_models.known("kimi-linear", "llama4", "llama4-published", "falcon-h1", "jamba", "mamba", "falcon-mamba"),
 )
 FAMILIES = {tiny_models.VARIANTS[variant]["model_type"]: variant for variant in _VARIANTS}
 # Those of which every value that transformers takes is computed: they name no activation.

@@ -39,8 +39,9 @@ def hf_steps(model, prompt: list[int], following: list[int]) -> torch.Tensor:
         if name is None:  # Falcon-H1 before 5
             return hf_logits(model, [*prompt, *following])[len(prompt) :]
         for place, token in enumerate(following, len(prompt)):
-            # Without them Bamba begins at 0 in each call.
+            # Without them Bamba begins at 0 in each call, and Mamba before 5 makes none.
             positions = {"position_ids": torch.tensor([[place]])} if model.config.model_type == "bamba" else {}
+            positions |= {"cache_position": torch.tensor([place])} if name == "cache_params" else {}
             out = model(torch.tensor([[token]]), **{name: out[name]}, use_cache=True, **positions)
             rows.append(out.logits[0, -1])
     return torch.stack(rows)
@@ -57,6 +58,7 @@ KINDS = [
     *tiny_models.known("mistral3", "olmo-hybrid", "olmo-hybrid-rope", "qwen3.5-published"),
     *tiny_models.known("deepseek-v2", "deepseek-v3-direct", "gemma4", "gemma4-moe", "gemma4-everything"),
     *tiny_models.known("kimi-linear", "llama4", "llama4-plain", "falcon-h1", "jamba", "jamba-biases"),
+    *tiny_models.known("mamba", "mamba-biases", "falcon-mamba", "falcon-mamba-biases"),
 ]
 
 

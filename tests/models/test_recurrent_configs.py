@@ -92,6 +92,41 @@ def test_jambas_that_cannot_be(changed: dict[str, Any], refusal: str) -> None:
         spec("jamba", **changed)
 
 
+def test_mambas_as_they_are_published() -> None:
+    """Falcon Mamba says a width and an `expand` of another one; Mamba's first files say nothing of the head."""
+    falcon = spec("falcon-mamba", hidden_size=4096, intermediate_size=8192, expand=16, tie_word_embeddings=False)
+    assert (falcon.recurrents[0].value_size, falcon.tied_head) == (8192, False)
+    fields = {name: value for name, value in tiny_models.VARIANTS["mamba"].items() if name != "tie_word_embeddings"}
+    architecture = ARCHITECTURES["MambaForCausalLM"]
+    found = architecture.spec(fields | {"time_step_rank": "auto", "mixer_rms_eps": 0.5})
+    mixer = found.recurrents[0]
+    assert (found.tied_head, mixer.value_size, mixer.gate_rank) == (True, 120, 4)
+    assert (mixer.selection_norm, mixer.norm_eps) == (None, None)
+    sources = architecture.weights(found)
+    assert "backbone.embedding.weight" in sources["embed_tokens.weight"].alternatives
+    assert not any("norm" in name for name in sources if "_in_" in name or "_low_" in name)
+
+
+@pytest.mark.parametrize(
+    ("changed", "refusal"),
+    [
+        ({"mixer_rms_eps": 0.0}, "mixer_rms_eps is 0.0"),
+        ({"layer_norm_epsilon": 2.0}, "layer_norm_epsilon is 2.0"),
+        ({"intermediate_size": -4}, "intermediate_size is -4"),
+        ({"expand": 0}, "expand is 0 .* 1 at least"),
+        ({"hidden_size": -4}, "hidden_size is -4"),
+        ({"time_step_rank": 0}, "time_step_rank is 0"),
+        ({"state_size": 0}, "state_size is 0"),
+        ({"conv_kernel": 99}, "conv_kernel is 99"),
+        ({"hidden_act": "gelu"}, "another activation than silu"),
+    ],
+)
+def test_mambas_that_cannot_be(changed: dict[str, Any], refusal: str) -> None:
+    """By the file's names; the norms of the mixer have an epsilon beside the model's."""
+    with pytest.raises((ConfigError, NotComputed), match=refusal):
+        spec("falcon-mamba", **changed)
+
+
 def test_names_in_errors() -> None:
     """Those that the file has."""
     with pytest.raises(ConfigError, match="conv_L_cache"):

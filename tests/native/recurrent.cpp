@@ -21,6 +21,7 @@ RecurrentSpec mixer(RecurrentKind kind) {
     if (kind == MAMBA2) r.conv_bias = 1, r.norm_groups = 2, r.least_step = 0.01f, r.most_step = 3;
     if (kind == KIMI_DELTA) r.key_heads = 4, r.value_dim = 10, r.beta_scale = 1, r.gate_rank = 7;
     if (kind == MAMBA1) r.heads = r.key_heads = 1, r.value_dim = 43, r.conv_bias = 1, r.gate_rank = 5;
+    if (kind == MAMBA1) r.selection_norm = NORMED_AND_WEIGHTED;
     if (kind == SHORT_CONV) r.heads = r.key_heads = 1, r.key_dim = r.value_dim = 40, r.conv_kernel = 3;
     return r;
 }
@@ -31,11 +32,19 @@ void make_recurrent(LayerSpec& layer) {
     layer.recurrent = mixer(kind);
 }
 
+template <SelectionNorm norm>
+void make_selective(LayerSpec& layer) {
+    make_recurrent<MAMBA1>(layer);
+    layer.recurrent.selection_norm = norm;
+}
+
 const Kind MIXERS[] = {
     {"attention, then Gated DeltaNet", 30, [](UniformSpec&) {}, false, make_recurrent<GATED_DELTA>},
     {"attention, then Mamba-2", 0, [](UniformSpec&) {}, false, make_recurrent<MAMBA2>},
     {"attention, then Kimi Delta Attention", 0, [](UniformSpec&) {}, false, make_recurrent<KIMI_DELTA>},
     {"attention, then Mamba-1", 0, [](UniformSpec&) {}, false, make_recurrent<MAMBA1>},
+    {"attention, then Mamba-1 without norms", 0, [](UniformSpec&) {}, false, make_selective<NOT_NORMED>},
+    {"attention, then Mamba-1 with norms without weights", 0, [](UniformSpec&) {}, false, make_selective<NORMED>},
     {"attention, and Mamba-2 beside it", 0, [](UniformSpec& s) { s.intermediate_size = 0; }, false,
      [](LayerSpec& layer) { make_recurrent<MAMBA2>(layer), layer.beside = 1; }},
     {"attention, then a short convolution", 0, [](UniformSpec&) {}, false, make_recurrent<SHORT_CONV>},

@@ -126,12 +126,16 @@ void check_specs(const KernelTable& k) {
                   }));
     CHECK_REFUSED("decays of each channel of 2 key heads of 10", make_last([](LayerSpec& layer) {
                       layer.attention = {};
-                      layer.recurrent = {KIMI_DELTA, 4, 2, 10, 10, 4, 0, 0, 0, 0, 7, 0, 0, 1, 0};
+                      layer.recurrent = {KIMI_DELTA, 4, 2, 10, 10, 4, 0, 0, 0, 0, 7, NOT_NORMED, 0, 0, 1, 0};
                   }));
     CHECK_REFUSED("layer 1 beside that of one before it", make_last([](LayerSpec& layer) { layer.beside = 1; }));
     CHECK_REFUSED("rank of gates is 0", make_last([](LayerSpec& layer) {
                       layer.attention = {};
-                      layer.recurrent = {KIMI_DELTA, 4, 4, 10, 10, 4, 0, 0, 0, 0, 0, 0, 0, 1, 0};
+                      layer.recurrent = {KIMI_DELTA, 4, 4, 10, 10, 4, 0, 0, 0, 0, 0, NOT_NORMED, 0, 0, 1, 0};
+                  }));
+    CHECK_REFUSED("the norm of a selection is 1", make_last([](LayerSpec& layer) {
+                      layer.attention = {};
+                      layer.recurrent = {KIMI_DELTA, 4, 4, 10, 10, 4, 0, 0, 0, 0, 7, NORMED, 0, 0, 1, 0};
                   }));
     CHECK_REFUSED("4 attention heads cannot share 8", make([](UniformSpec& s) { s.kv_heads = 8; }));
     CHECK_REFUSED("4 attention heads cannot share 3", make([](UniformSpec& s) { s.kv_heads = 3; }));

@@ -245,8 +245,9 @@ void list_recurrent_shapes(const RecurrentSpec& r, int64_t hidden, const Add& ad
     const int64_t from = r.gate_rank ? r.gate_rank : hidden;  // of what decay inputs and gates are made
     if (r.scans()) add(A_IN, false, r.decay_inputs(), from), add(Z_IN, false, values, selects ? hidden : from);
     if (selects) {
-        add(A_LOW_IN, false, r.gate_rank, values), add(A_LOW_NORM, false, r.gate_rank, 1);
-        add(K_IN_NORM, false, keys, 1), add(Q_IN_NORM, false, keys, 1);
+        add(A_LOW_IN, false, r.gate_rank, values);
+        if (r.selection_norm == NORMED_AND_WEIGHTED)
+            add(A_LOW_NORM, false, r.gate_rank, 1), add(K_IN_NORM, false, keys, 1), add(Q_IN_NORM, false, keys, 1);
     }
     if (r.kind == KIMI_DELTA) add(A_LOW_IN, false, r.gate_rank, hidden), add(Z_LOW_IN, false, r.gate_rank, hidden);
     if (r.scans()) add(A_LOG, false, decay_rates(r), 1), add(DT_BIAS, false, r.decay_inputs(), 1);

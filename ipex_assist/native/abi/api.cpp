@@ -131,7 +131,7 @@ IPEX_ASSIST_API int32_t ia_abi(int32_t* sizes) {
     sizes[1] = int32_t(sizeof(LayerSpec));
     sizes[2] = int32_t(sizeof(Segment));
     sizes[3] = int32_t(sizeof(Batch));
-    return 24;
+    return 25;
 }
 
 IPEX_ASSIST_API const char* ia_last_error() { return last_error; }

@@ -122,6 +122,8 @@ void check_recurrent(const RecurrentSpec& r) {
     if (r.is_delta()) check_multiplier(r.beta_scale);
     const bool low = r.kind == KIMI_DELTA || r.kind == MAMBA1;
     check_range("the rank of gates", r.gate_rank, low ? 1 : 0, low ? LARGEST : 0);
+    check_range("the norm of a selection", r.selection_norm, NOT_NORMED,
+                r.kind == MAMBA1 ? NORMED_AND_WEIGHTED : NOT_NORMED);
     if (r.kind == MAMBA1 && r.heads != 1) refuse("%d heads of channels that have a step each", r.heads);
     if (r.kind == MAMBA1) check_range("key_dim x value_dim", r.key_dim * r.value_width(), 1, LARGEST);
     if (r.kind == KIMI_DELTA && (r.key_heads != r.heads || r.key_dim != r.value_dim)) {

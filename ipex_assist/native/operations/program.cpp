@@ -52,7 +52,8 @@ void list_recurrent(const PackedLayer& layer, LayerStep& step) {
         step.proceed = {prepare_convolved, output_linear};
     } else {
         if (layer.recurrent.kind == MAMBA1)
-            for (const Operation each : {convolve_values, low_linear, normalize_low}) step.fill.push_back(each);
+            for (const Operation each : {convolve_values, low_linear}) step.fill.push_back(each);
+        if (layer.recurrent.selection_norm != NOT_NORMED) step.fill.push_back(normalize_low);
         if (layer.recurrent.gate_rank) step.fill.push_back(gates_linear);
         step.fill.push_back(layer.recurrent.kind == MAMBA1 ? prepare_channels : prepare_scan);
         step.fill.push_back(scan);

@@ -61,7 +61,7 @@ void low_linear(Pass& pass, const LayerStep& step, int thread) {
            qkv.data + layer.recurrent.low_column(), qkv.columns, &layer.recurrence.gates);
 }
 
-// The row of the low rank, keys and queries by a norm each (Jamba).
+// The row of the low rank, keys and queries by a norm each (Jamba; without weights Falcon Mamba).
 void normalize_low(Pass& pass, const LayerStep& step, int thread) {
     const RecurrentSpec& s = pass.layer(step).recurrent;
     const RecurrentWeights& w = pass.layer(step).recurrence;

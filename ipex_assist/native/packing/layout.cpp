@@ -270,7 +270,8 @@ void ImageLayout::place_recurrent(const ModelSpec& spec, PackedLayer& layer) {
     if (skips(r)) w.skip = vector(skips(r));
     if (r.kind == MAMBA1) {
         w.low = linear(spec, r.decay_column() - r.low_column(), r.value_width(), false, spec.precision);
-        w.low_norm = vector(r.gate_rank), w.key_norm = vector(r.key_dim), w.query_norm = vector(r.key_dim);
+        if (r.selection_norm == NORMED_AND_WEIGHTED)
+            w.low_norm = vector(r.gate_rank), w.key_norm = vector(r.key_dim), w.query_norm = vector(r.key_dim);
     }
     if (r.norm_weights()) w.norm = vector(r.norm_weights());
     layer.output = linear(spec, packed(spec.hidden_size), r.value_width(), r.output_bias, spec.precision);

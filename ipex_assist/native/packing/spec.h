@@ -98,6 +98,10 @@ enum Scores : int32_t { SOFTMAX, SIGMOID, SPARSEMIXER };
 //                one head                                                              (Gu and Dao 2023, 2312.00752)
 enum RecurrentKind : int32_t { NO_RECURRENCE, GATED_DELTA, MAMBA2, SHORT_CONV, KIMI_DELTA, MAMBA1 };
 
+// What of MAMBA1's selection (the row of the low rank, keys and queries) passes a norm each: nothing in Mamba, all of
+// it in Falcon Mamba and, with weights, in Jamba.
+enum SelectionNorm : int32_t { NOT_NORMED, NORMED, NORMED_AND_WEIGHTED };
+
 // Of MAMBA2 and MAMBA1, queries are C, keys B and values x, and key heads are the groups that share B and C.
 struct RecurrentSpec {
     RecurrentKind kind;
@@ -105,11 +109,12 @@ struct RecurrentSpec {
     int32_t key_dim, value_dim;
     int32_t conv_kernel, conv_bias;
     int32_t input_bias, output_bias;
-    int32_t norm_groups;          // MAMBA2: parts of a row that are normalised by themselves, 0: no norm
-    int32_t gate_rank;            // KIMI_DELTA, MAMBA1: of the rows that decay inputs (and output gates) are made of
-    float least_step, most_step;  // MAMBA2: what dt is clamped to
-    float beta_scale;             // GATED_DELTA, KIMI_DELTA: of the sigmoid that beta is
-    float norm_eps;               // of its norm, 0: the model's
+    int32_t norm_groups;           // MAMBA2: parts of a row that are normalised by themselves, 0: no norm
+    int32_t gate_rank;             // KIMI_DELTA, MAMBA1: of the rows that decay inputs (and output gates) are made of
+    SelectionNorm selection_norm;  // MAMBA1
+    float least_step, most_step;   // MAMBA2: what dt is clamped to
+    float beta_scale;              // GATED_DELTA, KIMI_DELTA: of the sigmoid that beta is
+    float norm_eps;                // of its norms, 0: the model's
 
     int64_t key_width() const { return int64_t(key_heads) * key_dim; }
     int64_t value_width() const { return int64_t(heads) * value_dim; }

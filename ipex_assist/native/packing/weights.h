@@ -137,7 +137,7 @@ struct RecurrentWeights {
     const float* decay_rate = nullptr;  // (heads), of MAMBA1 (key_dim, value_width): -exp(A_log)
     const float* dt_bias = nullptr;     // (decay_inputs)
     const float* skip = nullptr;        // (heads), of MAMBA1 (value_width)
-    // MAMBA1: of the row of the low rank, of keys and of queries.
+    // MAMBA1: of the row of the low rank, of keys and of queries; null where their norms have no weights.
     const float *low_norm = nullptr, *key_norm = nullptr, *query_norm = nullptr;
     const float* norm = nullptr;  // of the gated norm: (norm_size), or of MAMBA2 of all groups
     Linear low{};                 // MAMBA1: of convolved values; the row of the low rank, keys and queries
