@@ -36,11 +36,15 @@ _OVERHEAD_MEMORY, _ASKING_MEMORY = 0.9, 0.5  # decay, per round with and without
 
 @dataclass(frozen=True)
 class DraftChoice:
-    """The best draft length and confidence threshold, and the expected tokens per second."""
+    """The best draft length and confidence threshold, expected tokens per second, and their ratio to plain decoding.
+
+    A choice is kept for several rounds, in which the machine's speed may change: the gain stays right then.
+    """
 
     k: int
     min_confidence: float
     rate: float
+    gain: float = 1.0
 
 
 def best_draft(acceptance: Acceptance, costs: Costs, longest: int, overhead_s: float = 0.0) -> DraftChoice:
@@ -59,7 +63,9 @@ def best_draft(acceptance: Acceptance, costs: Costs, longest: int, overhead_s: f
     rates = (1 + tokens) / seconds
     edge, number = divmod(int(rates.argmax()), longest)
     rate = float(rates[edge, number])
-    return DraftChoice(number + 1, EDGES[edge], rate) if rate * plain > 1 else DraftChoice(0, 0.0, 1 / plain)
+    if rate * plain <= 1:
+        return DraftChoice(0, 0.0, 1 / plain)
+    return DraftChoice(number + 1, EDGES[edge], rate, rate * plain)
 
 
 @dataclass
@@ -133,8 +139,7 @@ class AdaptiveSchedule:
         """Whether acceptance in earlier requests promises a gain above 10 % at the current costs."""
         if self.model_acceptance.seen < TRUSTED_TOKENS or not self._pays_by_counts():
             return False
-        choice = best_draft(self.model_acceptance, self._live.costs, self.longest, self._overhead_s)
-        return choice.rate * self.plain_s > 1.1
+        return best_draft(self.model_acceptance, self._live.costs, self.longest, self._overhead_s).gain > 1.1
 
     @property
     def credit(self) -> float:
@@ -186,7 +191,7 @@ class AdaptiveSchedule:
         plain, asking, waits = self.plain_s, self._asking_s, []
         seldom = math.ceil(min(asking / (ASKING_SHARE * plain), MOST_PAUSES * LONGEST_PAUSE))
         for context, choice in choices:
-            promising, reading = self._gain(choice) > WORTH, self._reading(context)
+            promising, reading = choice.gain > WORTH, self._reading(context)
             wait = self.budget.rounds_until(
                 self._loss(1, context), reading, plain, self._is_worthwhile(), trial=not promising, asking=asking
             )
@@ -202,7 +207,7 @@ class AdaptiveSchedule:
         if not costs.block or not proposal.read:
             return proposal
         [chances] = self._known(self._plan.context).chances([proposal.confidence], [len(proposal.tokens)])
-        rate = max(1 / self.plain_s, self._choice(min(self.longest, self._now.remaining - 1), None).rate)
+        rate = self._choice(min(self.longest, self._now.remaining - 1), None).gain / self.plain_s
         [kept] = worth_verifying([chances], BatchCosts(costs, 1), rate)
         return replace(proposal, tokens=proposal.tokens[: max(1, kept)])
 
@@ -213,7 +218,7 @@ class AdaptiveSchedule:
         if now.remaining <= 1:
             return False
         whole = self._choice(min(self.longest, now.remaining - 1), None)
-        return self._gain(whole) > WORTH and self._reads_all(whole, last_chance=False)
+        return whole.gain > WORTH and self._reads_all(whole, last_chance=False)
 
     def charge_prompt(self, seconds: float, prompt_s: float) -> None:
         """Charge what a prompt's hidden states took beyond the stake of the `prompt_s` seconds that it took itself."""
@@ -226,11 +231,14 @@ class AdaptiveSchedule:
         self._live.observe(outcome, now.length if context is None and self.skipped else unread)
         tokens, plain = outcome.accepted + 1, self.plain_s
         self.budget.book_round(tokens, plain)
+        overhead_s = outcome.overhead_s
+        if not drafted and self._plan.k and now.unread:
+            self.budget.book_empty_draft(self._drafting(self._plan.k, context), outcome.draft_s)
+            overhead_s = max(0.0, overhead_s - outcome.draft_s)
         if now.unread:  # a source that copies is asked whatever its schedule says
-            self.budget.book_overhead(outcome.overhead_s, plain)
-        # A source without a proposal has not read anything.
+            self.budget.book_overhead(overhead_s, plain)
         if not drafted:
-            self._asking_s += (1 - _ASKING_MEMORY) * (min(outcome.overhead_s, plain) - self._asking_s)
+            self._asking_s += (1 - _ASKING_MEMORY) * (min(overhead_s, plain) - self._asking_s)
             return
         expected = self._drafting(drafted, context), self._costs.verifying(drafted + 1)
         self.budget.book_draft(tokens, plain, expected, (outcome.draft_s, outcome.target_s))
@@ -294,10 +302,6 @@ class AdaptiveSchedule:
             self._worthwhile = key, often
         return self._worthwhile[1]
 
-    def _gain(self, choice: DraftChoice) -> float:
-        """Return the expected speed relative to plain decoding."""
-        return choice.rate * self.plain_s if choice.k else 1.0
-
     def _choice(self, longest: int, context: int | None) -> DraftChoice:
         """Return the best choice, recomputed after every draft and every few tokens, since costs drift."""
         known = self._known(context)
@@ -313,9 +317,9 @@ class AdaptiveSchedule:
         whole, choice = self._choice(longest, None), self._choice(longest, part)
         reserve = self._reserve(whole)
         last_chance = reserve > self.credit - self._loss(1, part)
-        if self._gain(whole) > WORTH and self._reads_all(whole, last_chance and reserve > 0):
+        if whole.gain > WORTH and self._reads_all(whole, last_chance and reserve > 0):
             return self._affordable(whole, None)
-        return self._affordable(choice, part, reserve) if self._gain(choice) > WORTH else None
+        return self._affordable(choice, part, reserve) if choice.gain > WORTH else None
 
     def _reserve(self, whole: DraftChoice) -> float:
         """Return the credit that drafts from a part leave for one from all of the context; 0 where it is out of reach.
@@ -327,9 +331,9 @@ class AdaptiveSchedule:
 
     def _repaid(self, whole: DraftChoice) -> bool:
         """Whether the remaining tokens should repay reading all of the context."""
-        if self._gain(whole) <= WORTH:
+        if whole.gain <= WORTH:
             return False
-        won = min(self._now.remaining, EXPECTED_TOKENS) * (self.plain_s - 1 / whole.rate)
+        won = min(self._now.remaining, EXPECTED_TOKENS) * self.plain_s * (1 - 1 / whole.gain)
         return self._reading(None) < won
 
     def _affordable(self, choice: DraftChoice, context: int | None, reserve: float = 0.0) -> DraftPlan:
@@ -384,7 +388,7 @@ class AdaptiveSchedule:
         cost = self._reading(None)
         if self.skipped and self.budget.balance > 0:
             # How much the whole context would improve the drafts is unknown.
-            won = min(self._now.remaining, EXPECTED_TOKENS) * (self.plain_s - 1 / choice.rate)
+            won = min(self._now.remaining, EXPECTED_TOKENS) * self.plain_s * (1 - 1 / choice.gain)
             return cost < 0.5 * self.budget.balance and cost < 0.25 * won
         affordable = self.budget.trusts_reading(cost, self.plain_s) or cost < self.credit / 2 or last_chance
         return self._repaid(choice) and affordable

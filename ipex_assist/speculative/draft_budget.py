@@ -67,6 +67,15 @@ class DraftBudget:
         self.balance += tokens * plain - min(took, sum(expected) * OUTLIER)
         self.undrafted_s = 0.0 if tokens == 1 else math.inf
 
+    def book_empty_draft(self, expected: float, seconds: float) -> None:
+        """Charge a draft of which nothing could be proposed: the tokens of another tokenizer may be half a character.
+
+        expected, seconds: of drafting. One that took next to no time did not begin, and may be tried again at once.
+        """
+        self.balance -= min(seconds, expected * OUTLIER)
+        if seconds > expected / 2:
+            self.undrafted_s = 0.0
+
     @property
     def grants_reading(self) -> bool:
         """Whether reading the whole context is free of charge: the first time, for a trusted pair."""

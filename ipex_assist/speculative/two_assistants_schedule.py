@@ -113,7 +113,7 @@ class TwoAssistantsSchedule(AdaptiveSchedule):
         """Whether an assistant's drafts should gain."""
         schedule = self._schedules[number]
         longest = min(schedule.longest, schedule._now.remaining - 1)
-        return schedule._gain(schedule._choice(longest, schedule._plan.context)) > WORTH
+        return schedule._choice(longest, schedule._plan.context).gain > WORTH
 
     def _lost_s(self, number: int, plan: DraftPlan, token_s: float) -> float:
         """Return the seconds that a round by this plan should take beyond those of its tokens at `token_s` each."""

@@ -154,3 +154,33 @@ def test_a_source_that_fell_behind_catches_up() -> None:
         if plan.k and unread > 8:
             trials.append(plan.context)
     assert trials[0] is None
+
+
+@pytest.mark.parametrize("unread", [0, 1], ids=["copies", "model"])
+def test_a_faster_machine_is_no_reason_not_to_draft(unread: int) -> None:
+    """Nothing can be proposed in the first rounds, whose passes take a tenth of what calibration beside others says.
+
+    The speed that a draft promised at the costs of the first round is slower than a plain pass is by now.
+    """
+    schedule = AdaptiveSchedule(costs(0.05), TOKENS)
+    first = schedule.plan(RoundState(20, TOKENS, unread))
+    lengths = []
+    for i in range(1, 6):
+        schedule.observe(RoundResult(0, 0, target_s=0.1))
+        lengths.append(schedule.plan(RoundState(20 + i, TOKENS - i, unread)).k)
+    assert first.k > 2
+    assert min(lengths) >= first.k - 2, lengths
+
+
+@pytest.mark.parametrize("draft", [0.1, 0.3, 1.0])
+@pytest.mark.parametrize("overhead", [0.0, 1.0], ids=["no overhead", "time to draft is part of the overhead"])
+def test_drafts_of_which_nothing_can_be_proposed(draft: float, overhead: float) -> None:
+    """An assistant whose tokens are no text of the target's: it drafts in vain, for 3 % of the time at most."""
+    true, lost = costs(draft), 0.0
+    schedule = AdaptiveSchedule(true, TOKENS)
+    for i in range(TOKENS - 1):
+        plan = schedule.plan(RoundState(20 + i, TOKENS - i, 1))
+        draft_s = true.drafting(plan.k)
+        schedule.observe(RoundResult(0, 0, [], draft_s, 1.0, overhead_s=draft_s * overhead))
+        lost += draft_s
+    assert 0 < lost <= 0.03 * TOKENS
