@@ -79,6 +79,27 @@ def held_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+@contextlib.contextmanager
+def same_interrupts_after() -> Iterator[None]:
+    """Have the handler of Ctrl-C after the `with` that there was before it: for commands called from Python."""
+    ours = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if ours and signal.getsignal(signal.SIGINT) is not before:
+            signal.signal(signal.SIGINT, before)
+
+
+def ignore_interrupts() -> None:
+    """Ignore Ctrl-C in the main thread, once work is done and written: what frees memory cannot be interrupted.
+
+    In a `__del__` or a callback of `weakref`, Python prints KeyboardInterrupt with its traceback and goes on.
+    """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def out_of_memory(error: BaseException) -> bool:
     """Whether an error is Python's or torch's for failed memory allocation."""
     return isinstance(error, MemoryError) or "can't allocate memory" in str(error)

@@ -17,19 +17,25 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run `ipex-assist`; returns an exit code, or becomes the process that generates."""
-    try:
-        from ipex_assist.env.runner import run_command, terminated_by_sigterm
+    """Run `ipex-assist`; returns an exit code, or becomes the process that generates.
 
-        argv = sys.argv[1:] if argv is None else argv
+    argv: without it this is the command of a shell, which exits next, and Ctrl-C is ignored from then on.
+    """
+    try:
+        from ipex_assist.env.runner import ignore_interrupts, run_command, same_interrupts_after, terminated_by_sigterm
+
+        exits, argv = argv is None, sys.argv[1:] if argv is None else argv
         if sys.stdout is None:
             print("ipex-assist: error: standard output is closed; >/dev/null discards the text", file=sys.stderr)
             return 1
         if sys.stderr is None:  # a daemon's child: nobody reads messages, but they must not fail or land in a file
             sys.stderr = _no_messages()
         verbose = "-v" in argv or "--verbose" in argv
-        with terminated_by_sigterm():
-            return run_command(lambda: _dispatch(argv), "ipex-assist: error", verbose=verbose)
+        with same_interrupts_after(), terminated_by_sigterm():
+            code = run_command(lambda: _dispatch(argv), "ipex-assist: error", verbose=verbose)
+        if exits:
+            ignore_interrupts()
+        return code
     except KeyboardInterrupt:
         return 130
 

@@ -21,7 +21,7 @@ from ipex_assist.commands.shared.load import load_models
 from ipex_assist.commands.shared.messages import configure_messages
 from ipex_assist.commands.shared.output import TextPrinter, json_line, statistics_line, statistics_text
 from ipex_assist.commands.shared.prompt import read_prompt
-from ipex_assist.env.runner import TERMINATE_EXIT, interrupt_exit
+from ipex_assist.env.runner import TERMINATE_EXIT, ignore_interrupts, interrupt_exit
 from ipex_assist.executors.traffic import machine_gb_per_s
 
 # Whatever imports torch is imported inside functions: until a flag is found wrong, nobody waits for it.
@@ -53,6 +53,8 @@ def generate(args: argparse.Namespace) -> int:
     finally:
         if code != TERMINATE_EXIT:
             _finish(later)
+    sys.stdout.flush()
+    ignore_interrupts()  # before the model is freed, which begins as this function ends
     return code
 
 

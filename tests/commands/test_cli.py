@@ -232,6 +232,45 @@ def _interrupted(flags: list[str], seconds: float) -> tuple[int, bytes]:
     return process.returncode, err
 
 
+_INTERRUPTED_AS_IT_ENDS = """
+import atexit, os, signal, sys, weakref
+from ipex_assist import cli
+from ipex_assist.commands import generate
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+
+def load_models(*args, made=generate.load_models, **options):
+    model, warnings = made(*args, **options)
+    weakref.finalize(model, interrupt)
+    return model, warnings
+
+generate.load_models = load_models
+atexit.register(interrupt)
+sys.exit(cli.main())
+"""
+
+
+@pytest.mark.one_stack
+def test_interrupt_as_the_command_ends(pair: tuple[str, str]) -> None:
+    """Ctrl-C while the model is freed, and while the interpreter ends: catches `Exception ignored in` and a traceback
+    after the output.
+    """
+    flags = ["--no-launch", "-m", pair[0], *PROMPT, "--assistant-model", "none", "--json", "-q"]
+    done = subprocess.run([sys.executable, "-c", _INTERRUPTED_AS_IT_ENDS, *flags], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert last_json(done.stdout)["new_tokens"] > 0
+
+
+def test_a_command_called_from_python_leaves_interrupts_as_they_were(pair: tuple[str, str]) -> None:
+    """Catches a program that calls `main` and can no longer be ended by Ctrl-C."""
+    from ipex_assist import cli
+
+    before = signal.getsignal(signal.SIGINT)
+    assert cli.main(["--no-launch", "-m", pair[0], *PROMPT, "--assistant-model", "none", "-q"]) == 0
+    assert signal.getsignal(signal.SIGINT) is before
+
+
 def _maps_torch(pid: int) -> bool:
     return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
 
