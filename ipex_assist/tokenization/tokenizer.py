@@ -28,6 +28,9 @@ TEMPLATE_SECONDS = 1.0
 _PLAIN_CLASSES = {"PreTrainedTokenizerFast", "TokenizersBackend", "Qwen2Tokenizer", "Qwen2TokenizerFast"}
 _CHANGING_FIELDS = ("auto_map", "add_bos_token", "add_eos_token", "add_prefix_space", "split_special_tokens")
 
+_IN_TOKENIZER_NAMES = ("token", "vocab", "merges", "spiece", "sentencepiece", "tekken")
+_MOST_SPECIAL_TOKENS = 300  # more vocabulary is not even looked at
+
 
 def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     """Load the checkpoint's tokenizer, without running any code of the checkpoint.
@@ -40,7 +43,28 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
         tokenizer.decode(list(tokenizer("a 1.\n")["input_ids"]), skip_special_tokens=True)
     except BaseException as error:
         raise _unusable(checkpoint, error) from error
+    if _is_empty(tokenizer):
+        raise _missing(checkpoint)
     return tokenizer
+
+
+def _is_empty(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether it has special tokens only: what transformers makes of a folder without a vocabulary."""
+    if len(tokenizer) > _MOST_SPECIAL_TOKENS:
+        return False
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        added = {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}
+    else:
+        added = {token.content for token in backend.get_added_tokens_decoder().values()}
+    return set(tokenizer.get_vocab()) <= added
+
+
+def _missing(checkpoint: Checkpoint) -> IpexAssistError:
+    return IpexAssistError(
+        f"{checkpoint.path} has no tokenizer (tokenizer.json, tokenizer.model, or vocab.json and merges.txt): copy it "
+        "from the original model"
+    )
 
 
 def _load(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
@@ -69,7 +93,9 @@ def _unusable(checkpoint: Checkpoint, error: BaseException) -> BaseException:
     if isinstance(error, (KeyboardInterrupt, SystemExit)):
         return error
     folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
-    found = ", ".join(sorted(p.name for p in folder.iterdir() if "token" in p.name or "vocab" in p.name))
+    found = ", ".join(sorted(p.name for p in folder.iterdir() if any(word in p.name for word in _IN_TOKENIZER_NAMES)))
+    if not found and checkpoint.path.is_dir():
+        return _missing(checkpoint)
     reason = (str(error).strip().splitlines() or [""])[0]
     return IpexAssistError(
         f"{checkpoint.path}: the tokenizer cannot be loaded ({type(error).__name__}: {reason[:300]}). Tokenizer files "

@@ -88,10 +88,16 @@ def test_opt_tokenizer_puts_its_bos(tmp_path):
     assert encode_prompt(tokenizer, "Hello, world", chat=False) == [2, *expected]
 
 
-def test_a_folder_without_tokenizer(tmp_path):
-    folder = checkpoint_files.save(checkpoint_files.tiny_model("llama"), tmp_path / "m", tokenizer=False)
-    with pytest.raises(IpexAssistError, match=r"the tokenizer cannot be loaded .*Tokenizer files there: none"):
+@pytest.mark.parametrize("family", ["llama", "qwen3", "opt"])
+def test_a_folder_without_tokenizer(family, tmp_path):
+    """Catches the empty tokenizer that transformers makes for some, and "the prompt is empty" after packing."""
+    folder = checkpoint_files.save(checkpoint_files.tiny_model(family), tmp_path / "m", tokenizer=False)
+    with pytest.raises(IpexAssistError, match=rf"{folder} has no tokenizer \(tokenizer\.json, .*\): copy it"):
         load_tokenizer(open_checkpoint(str(folder)))
+
+
+def test_a_tokenizer_file_that_cannot_be_read(tmp_path):
+    folder = checkpoint_files.save(checkpoint_files.tiny_model("llama"), tmp_path / "m", tokenizer=False)
     (folder / "tokenizer.json").write_text('{"version": "1.0", "model": {"type": "BP')
     with pytest.raises(IpexAssistError, match=r"the tokenizer cannot be loaded .*there: tokenizer\.json"):
         load_tokenizer(open_checkpoint(str(folder)))
