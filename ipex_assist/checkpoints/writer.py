@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +12,17 @@ import torch
 from safetensors.torch import save_file
 
 SHARD_BYTES = 2 << 30  # the size of a safetensors file; one shard at a time is held in memory
+
+
+def save_tensors(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+    """Write a safetensors file that others may read as the umask says: `save_file` makes files of mode 0600.
+
+    Raises OSError or safetensors' own errors where it cannot be written.
+    """
+    path.touch()  # its mode is the umask's, which cannot be read without being changed
+    mode = stat.S_IMODE(path.stat().st_mode)
+    save_file(tensors, path, metadata=metadata)
+    path.chmod(mode)
 
 
 @dataclass
@@ -33,7 +45,7 @@ class ShardWriter:
         self.total += tensor.nbytes
 
     def _write(self) -> None:
-        save_file(self.pending, self.folder / f"part-{len(self.files)}", metadata={"format": "pt"})
+        save_tensors(self.pending, self.folder / f"part-{len(self.files)}", metadata={"format": "pt"})
         self.files.append(list(self.pending))
         self.pending, self.size = {}, 0
 

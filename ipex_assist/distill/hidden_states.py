@@ -59,7 +59,8 @@ def write_hidden_states(
 ) -> int:
     """Write hs_0.safetensors, … of samples that have none yet; returns how many were written."""
     import torch
-    from safetensors.torch import save_file
+
+    from ipex_assist.checkpoints.writer import save_tensors
 
     missing = [index for index in range(len(samples)) if not is_stored(folder.hidden_file(index), samples[index])]
     for done, index in enumerate(missing, start=1):
@@ -67,7 +68,7 @@ def write_hidden_states(
         stored = {"hidden_states": hidden_states(model, taps, tokens), "token_ids": torch.tensor(tokens)}
         part = path.with_suffix(".part")
         try:
-            save_file(stored, part)
+            save_tensors(stored, part)
             os.replace(part, path)
         except (OSError, RuntimeError) as error:  # safetensors' own errors are no OSError
             part.unlink(missing_ok=True)
@@ -94,8 +95,8 @@ def write_verifier(checkpoint: Checkpoint, folder: Path) -> None:
     The config is Llama's, whose final norm is computed as ours: what other families add to its weights is in them.
     """
     import torch
-    from safetensors.torch import save_file
 
+    from ipex_assist.checkpoints.writer import save_tensors
     from ipex_assist.models import find
 
     spec, architecture = checkpoint.decoder_spec(), find(checkpoint.architecture)
@@ -110,7 +111,7 @@ def write_verifier(checkpoint: Checkpoint, folder: Path) -> None:
         for ours in wanted[name]:
             kept = torch.float32 if ours == "final_norm.weight" else torch.bfloat16
             tensors[OUTSIDE[ours]] = part_of(tensor, sources[ours], 1).to(kept).contiguous().clone()
-    save_file(tensors, folder / "model.safetensors.part", metadata={"format": "pt"})
+    save_tensors(tensors, folder / "model.safetensors.part", metadata={"format": "pt"})
     os.replace(folder / "model.safetensors.part", folder / "model.safetensors")
     config = {
         "model_type": "llama",
@@ -128,7 +129,8 @@ def write_verifier(checkpoint: Checkpoint, folder: Path) -> None:
 def write_mtp(checkpoint: Checkpoint, folder: Path) -> None:
     """Write a target's own MTP layer, by its own names, as `speculators` takes it from a checkpoint."""
     import torch
-    from safetensors.torch import save_file
+
+    from ipex_assist.checkpoints.writer import save_tensors
 
     folder.mkdir(exist_ok=True)
     tensors = {}
@@ -136,5 +138,5 @@ def write_mtp(checkpoint: Checkpoint, folder: Path) -> None:
         if tensor.dtype not in (torch.bfloat16, torch.float16, torch.float32):
             raise IpexAssistError(f"{checkpoint.source}: {name} is quantized, and only whole weights can be trained")
         tensors[name] = tensor.to(torch.bfloat16).contiguous().clone()
-    save_file(tensors, folder / "model.safetensors.part", metadata={"format": "pt"})
+    save_tensors(tensors, folder / "model.safetensors.part", metadata={"format": "pt"})
     os.replace(folder / "model.safetensors.part", folder / "model.safetensors")

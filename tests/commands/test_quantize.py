@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 import sys
 import types
 from pathlib import Path
@@ -178,6 +180,16 @@ def test_gguf_and_sharded_input_sharded_output(tmp_path: Path, monkeypatch: pyte
         assert read.keys() == original.keys()
         assert all(relative(read[name].float(), original[name].float()) < 0.15 for name in read)
     assert (tmp_path / "q-m.gguf" / "tokenizer.json").is_file()
+
+
+def test_files_are_readable_as_the_umask_says(tmp_path: Path) -> None:
+    """Catches safetensors' 0600, with which another account cannot run what was quantized."""
+    usual = os.umask(0o027)
+    try:
+        writer.save_tensors({"weight": torch.zeros(2)}, tmp_path / "model.safetensors")
+    finally:
+        os.umask(usual)
+    assert stat.S_IMODE((tmp_path / "model.safetensors").stat().st_mode) == 0o640
 
 
 def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

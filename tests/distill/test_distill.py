@@ -104,6 +104,7 @@ def test_data_is_what_speculators_reads(
         size += sum(tensor.nbytes for tensor in stored.values())
         assert stored["token_ids"].tolist() == sample["tokens"]
         assert stored["hidden_states"].dtype == torch.bfloat16
+        assert folder.hidden_file(index).stat().st_mode == folder.answers.stat().st_mode
         streams: list[torch.Tensor] = []
         hook = model.model.norm.register_forward_pre_hook(lambda _, given, seen=streams: seen.append(given[0]))
         with torch.no_grad():
