@@ -35,25 +35,22 @@ def conclusion(rows: Sequence[Row], loads: Sequence[LoadRow]) -> str | None:
         speeds = [1 / sample.token_s for row in rows for sample in row.samples if sample.token_s]
         return f"Plain decoding alone: {statistics.median(speeds):.2f} tokens/s." if speeds else None
     best = max(compared, key=lambda each: each.speedup)
-    if len(compared) == 1:
-        said = f"{_subject(rows)} is {_times(best.speedup)} as fast as plain, {_tokens(rows)}."
-    else:
-        said = f"The best of {len(compared)} ({best.name}) is {_times(best.speedup)} as fast as plain, {_tokens(rows)}."
-    return said + (" Nothing was drafted: all of it is plain decoding." if _undrafted(rows) else "")
-
-
-def _undrafted(rows: Sequence[Row]) -> bool:
-    """Whether no draft was made with any contender that could, so that the ratio is the machine's noise."""
-    counts = [sample.drafted for row in rows if row.contender.draft is not None for sample in row.samples]
-    return bool(counts) and all(count == 0 for count in counts)
+    subject = _subject(rows) if len(compared) == 1 else f"the best of {len(compared)} ({best.name})"
+    speed = f"{_times(best.speedup)} as fast as plain"
+    samples = [sample for row in rows if row.contender.draft is not None for sample in row.samples]
+    drafted = any(sample.drafted != 0 for sample in samples)
+    if best.speedup > 1 and drafted and all(sample.accepted == 0 for sample in samples):
+        return f"No draft was accepted: that {subject} is {speed} is noise; {_tokens(rows)}."
+    said = f"{subject[0].upper()}{subject[1:]} is {speed}, {_tokens(rows)}."
+    return said + ("" if drafted else " Nothing was drafted: all of it is plain decoding.")
 
 
 def _subject(rows: Sequence[Row]) -> str:
-    """A simulation is called one everywhere."""
+    """What is compared; a simulation is called one everywhere."""
     acceptances = {row.contender.acceptance for row in rows if row.contender.draft is not None} - {None}
     if not acceptances:
-        return "Assisted decoding"
-    return f"Decoding with a simulated acceptance of {', '.join(f'{each:g}' for each in acceptances)}"
+        return "assisted decoding"
+    return f"decoding with a simulated acceptance of {', '.join(f'{each:g}' for each in acceptances)}"
 
 
 def _comparisons(rows: Sequence[Row]) -> list[Comparison]:

@@ -59,6 +59,20 @@ def test_nothing_was_drafted() -> None:
     assert "Nothing" not in str(conclusion(rows, []))
 
 
+def test_nothing_was_accepted() -> None:
+    """Catches "Assisted decoding is 1.3 × as fast" of drafts that were all wrong; that they cost time is said."""
+
+    def rows(speedup: float, accepted: int) -> list[Row]:
+        found = [row(PLAIN), row(Contender("adaptive"), speedup, same=True)]
+        found[1].samples = [Sample(3.0, 1.0, 2.0, new_tokens=101, drafted=4, accepted=accepted)]
+        return found
+
+    noise = "No draft was accepted: that assisted decoding is 1.3 × as fast as plain is noise; same tokens."
+    assert conclusion(rows(1.3, 0), []) == noise
+    assert conclusion(rows(0.7, 0), []) == "Assisted decoding is 0.70 × as fast as plain, same tokens."
+    assert conclusion(rows(1.3, 1), []) == "Assisted decoding is 1.3 × as fast as plain, same tokens."
+
+
 def test_many_requests() -> None:
     """What drafting gives goes down with the requests in flight: both ends are named."""
 
