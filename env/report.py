@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ def _describe(machine: Machine, root: str | Path, environ: Mapping[str, str]) ->
         },
         "isa": read_isa(root).as_dict(),
         "libraries": libraries.as_dict(),
+        "tools": {"numactl": shutil.which("numactl", path=environ.get("PATH", os.defpath))},
         "variables": variables.set | variables.kept,
         "warnings": [*machine.warnings, *_advice(machine, libraries), *variables.describe_kept()],
     }
@@ -89,6 +91,8 @@ def format_report(
         rows.append((f"node {node.id}", f"{_size(node.memory_bytes)}, {_size(node.free_bytes)} free, {cpus}{usable}"))
     rows += [(name.replace("_", " "), value) for name, value in (more or {}).items() if value is not None]
     rows += [(name, path or "not found") for name, path in report["libraries"].items()]
+    without = "not found, memory is not bound to nodes: apt-get install numactl"
+    rows.append(("numactl", report["tools"]["numactl"] or without))
     rows += [(name, value) for name, value in report["variables"].items()]
     table = tabulate(rows, tablefmt="plain", disable_numparse=True)
     return "\n".join([table, *(f"note: {warning}" for warning in report["warnings"])])

@@ -20,7 +20,8 @@ class LaunchCommand:
 
     argv: with its pinning prefix. environ: complete. affinity: CPUs to set before exec, where no tool does it. set: the
     variables that differ from the user's environment. kept: the user's own. notes say what was kept, warnings what is
-    lost; hints are those warnings that are the same at every start here, since a tool is missing.
+    lost; hints are those warnings that are the same at every start here, since a tool is missing. memory_set: the
+    placement's memory policy is put in force; else memory is the kernel's first touch.
     """
 
     argv: tuple[str, ...]
@@ -30,9 +31,21 @@ class LaunchCommand:
     placement: Placement
     program: tuple[str, ...]
     affinity: tuple[int, ...] | None = None
+    memory_set: bool = True
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     hints: tuple[str, ...] = ()
+
+    @property
+    def memory(self) -> str:
+        """The policy in force, as tables show it."""
+        return self.placement.memory if self.memory_set else "first touch"
+
+    def describe(self) -> str:
+        """The placement as it comes about, as one line for people."""
+        if self.memory_set:
+            return self.placement.describe()
+        return f"{self.placement.describe_cpus()}, memory by first touch"
 
     def as_dict(self) -> dict[str, Any]:
         """The command as plain data for `--json`."""
@@ -66,6 +79,7 @@ def build_command(
     sched_setaffinity still set the CPUs, and a warning says what is lost and how to get it.
     """
     prefix, affinity, loss = _pinning(placement, abilities)
+    sets_memory = bool(abilities.numactl and abilities.mempolicy)
     plan = LaunchPlan(
         placement.cpus,
         placement.threads,
@@ -83,6 +97,7 @@ def build_command(
         placement=placement,
         program=tuple(program),
         affinity=affinity,
+        memory_set=sets_memory or placement.memory in ("local", "none"),
         notes=(*placement.notes, *variables.describe_kept()),
         warnings=(*placement.warnings, *loss),
         hints=loss,
@@ -125,7 +140,7 @@ def _pinning(
 
 def format_command(command: LaunchCommand) -> str:
     """A dry run as text: comments, then one shell command with its variables that can be pasted and run."""
-    lines = [f"# {command.placement.describe()}"]
+    lines = [f"# {command.describe()}"]
     lines += [f"# {line}" for line in (*command.notes, *command.warnings)]
     if command.affinity:
         lines.append(f"# before exec: sched_setaffinity {format_cpulist(command.affinity)}")

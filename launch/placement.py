@@ -35,9 +35,11 @@ class Placement:
 
     def describe(self) -> str:
         """The placement as one line for people."""
+        return f"{self.describe_cpus()}, memory {self.describe_memory()}"
+
+    def describe_cpus(self) -> str:
         threads = f"{self.threads} thread{'s' * (self.threads != 1)}"
-        place = f"{threads} on CPU{'s' * (len(self.cpus) != 1)} {format_cpulist(self.cpus)}"
-        return f"{place}, memory {self.describe_memory()}"
+        return f"{threads} on CPU{'s' * (len(self.cpus) != 1)} {format_cpulist(self.cpus)}"
 
     def describe_memory(self) -> str:
         nodes = f"node{'s' * (len(self.nodes) != 1)} {format_cpulist(self.nodes)}"

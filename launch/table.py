@@ -37,7 +37,7 @@ def _row(command: LaunchCommand) -> tuple[str, ...]:
         str(placement.index),
         str(placement.threads),
         format_cpulist(placement.cpus),
-        placement.memory,
-        format_cpulist(placement.nodes) or "-",
+        command.memory,
+        (command.memory_set and format_cpulist(placement.nodes)) or "-",
         shlex.join(command.argv),
     )

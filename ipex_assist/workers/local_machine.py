@@ -53,5 +53,5 @@ def local_pool(
             say_once(line)
     if args.verbose:
         for command in commands:
-            say(f"instance {command.placement.index}: {command.placement.describe()}")
+            say(f"instance {command.placement.index}: {command.describe()}")
     return LocalPool(commands, replace(settings, neighbours=len(commands)).as_dict())

@@ -99,7 +99,7 @@ class LocalPool:
         return self._selector.fileno()
 
     def describe(self, instance: int) -> str:
-        return self._commands[instance].placement.describe()
+        return self._commands[instance].describe()
 
     def host(self, instance: int) -> str:
         return socket.gethostname()

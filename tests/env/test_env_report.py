@@ -24,6 +24,7 @@ KEYS = {
     "numa_nodes",
     "isa",
     "libraries",
+    "tools",
     "variables",
     "warnings",
 }
@@ -66,6 +67,19 @@ def test_a_quota_is_reported(tmp_path: Path) -> None:
     report = describe_environment(write_machine(spec, tmp_path), {})
     assert report["variables"]["OMP_NUM_THREADS"] == "3"
     assert any("3.5 CPUs" in line for line in report["warnings"])
+
+
+def test_numactl_is_listed(
+    xeon: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Catches a report without the tool that binds memory, which each start warns about where it is missing."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["--root", str(xeon)]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("numactl")]
+    assert "not found, memory is not bound to nodes: apt-get install numactl" in line
+    (tmp_path / "numactl").touch(0o755)
+    assert main(["--root", str(xeon)]) == 0
+    assert str(tmp_path / "numactl") in capsys.readouterr().out
 
 
 def test_text_is_aligned_and_complete(xeon: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,7 @@ from ipex_assist.launch.instances import InstanceRequest
 from ipex_assist.launch.placement import Placement, PlacementRequest
 from ipex_assist.launch.plan import PLAN_VARIABLE, inherited_plan, read_plan, without_plan
 from ipex_assist.launch.process import Surroundings, prepare, prepare_instances
+from ipex_assist.launch.table import format_instances
 
 pytestmark = pytest.mark.one_stack
 
@@ -84,6 +85,16 @@ def test_without_numactl_one_line_says_what_is_lost(
     assert len(command.warnings) == 1
     assert says in command.warnings[0]
     assert "not bound to node 0" in command.warnings[0]
+
+
+@pytest.mark.parametrize("abilities", [replace(ALL, numactl=None), replace(ALL, mempolicy=False)])
+def test_memory_that_is_not_bound_is_not_said_to_be(abilities: Abilities) -> None:
+    """Catches "memory bound to node 0" beside the warning that it is not."""
+    command = build(abilities=abilities)
+    assert command.describe() == "4 threads on CPUs 0-2,5, memory by first touch"
+    assert format_command(command).startswith(f"# {command.describe()}\n")
+    assert " first touch  -  " in format_instances([command, command]).splitlines()[2]
+    assert build().describe() == "4 threads on CPUs 0-2,5, memory bound to node 0"
 
 
 def test_the_environment_is_the_users_plus_ours() -> None:

@@ -67,7 +67,7 @@ def start_placed(
         return 0
     if args.verbose:
         variables = [f"{name}={value}" for name, value in prepared.set.items() if name != PLAN_VARIABLE]
-        lines = [prepared.placement.describe(), *variables, *prepared.notes]
+        lines = [prepared.describe(), *variables, *prepared.notes]
         print("ipex-assist: " + "\n  ".join(lines), file=sys.stderr)
     with held_interrupts():
         return launch.run(prepared, "ipex-assist", verbose=args.verbose)
