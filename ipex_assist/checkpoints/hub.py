@@ -102,7 +102,7 @@ def fetch(source: str, *, revision: str | None = None, offline: bool = False) ->
         snapshot = cached_snapshot(source, revision)
         if snapshot is None:
             advice = online_advice(offline)
-            raise NotOnThisMachine(f"{_not_cached(source, revision)} {advice[0].upper()}{advice[1:]}.")
+            raise NotOnThisMachine(f"{_not_cached(source, revision)}: {advice}")
         return snapshot
     try:
         return _download(source, revision)
@@ -115,10 +115,8 @@ def fetch(source: str, *, revision: str | None = None, offline: bool = False) ->
             logger.warning("%s: the hub cannot be reached; using the copy in %s", source, snapshot)
             return snapshot
         raise failure or NotOnThisMachine(
-            f"{_not_cached(source, revision)} The hub at {_endpoint()} could not be reached either "
-            f"({_first_line(_root(error))}). Check the network or the proxy; or type "
-            f"'hf download {source}' where there is a network and the same home folder, or copy the model here and "
-            "pass its folder; with --offline only the cache is searched."
+            f"{_not_cached(source, revision)}, and the hub cannot be reached ({_first_line(_root(error))}): run "
+            f"`ipex-assist pull {source}` where there is a network, or pass the folder of a copy"
         ) from error
 
 
@@ -193,7 +191,7 @@ def _explain(source: str, revision: str | None, error: Exception) -> IpexAssistE
 
 def _not_cached(source: str, revision: str | None) -> str:
     at = f" at revision {revision}" if revision else ""
-    return f"{source}{at}: not a folder here ({Path.cwd()}), and not in the cache {cache_folder()}."
+    return f"{source}{at} is neither a folder here ({Path.cwd()}) nor in the cache ({cache_folder()})"
 
 
 def _endpoint() -> str:

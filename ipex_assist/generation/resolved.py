@@ -194,7 +194,11 @@ def _family_assistant(checkpoint: Checkpoint, options: LoadOptions, checkpoints:
         )
     except NotOnThisMachine as error:
         log.info("%s", error)
-        _say_what_drafts(checkpoint, f"{name} is not on this machine", online_advice(options.offline))
+        _say_what_drafts(
+            checkpoint,
+            f"{name} is not on this machine",
+            f"{online_advice(options.offline)}, or give --assistant-model FOLDER",
+        )
     except IpexAssistError as error:
         log.info("%s", error)
         _say_what_drafts(checkpoint, f"{name} cannot be used ({str(error).partition('. ')[0]})")
@@ -204,10 +208,10 @@ def _family_assistant(checkpoint: Checkpoint, options: LoadOptions, checkpoints:
 def _say_what_drafts(checkpoint: Checkpoint, reason: str, better: str = "") -> None:
     """One line: why there is no default assistant, what drafts in its place, and what would be better."""
     ours = not checkpoint.why_not_ours()
-    instead = "prompt lookup drafts" if ours else "nothing is drafted"
-    better = better or "--assistant-model ID, a small model of its vocabulary" + (", or self" if ours else "")
+    instead = "lookup drafts (copies from the text)" if ours else "nothing is drafted"
+    better = better or "give --assistant-model ID, a small model of its vocabulary" + (", or self" if ours else "")
     hint = f"no default assistant of {checkpoint.source}"
-    log_hint(log, hint, "no default assistant, since %s: %s; better: %s", reason, instead, better)
+    log_hint(log, hint, "no default assistant, since %s, so %s; %s", reason, instead, better)
 
 
 def compare_vocabularies(

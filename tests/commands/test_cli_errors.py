@@ -193,5 +193,5 @@ def test_default_assistant_that_cannot_be_had(usual: subprocess.CompletedProcess
     """A tiny Llama has no published sibling: one line says so, and what drafts, and the run goes on."""
     [line] = [line for line in usual.stderr.splitlines() if "no default assistant" in line]
     assert "those of llama have other vocabularies than the target's" in line
-    assert "prompt lookup drafts; better: --assistant-model" in line
+    assert "so lookup drafts (copies from the text); give --assistant-model" in line
     assert "not assisted" not in usual.stderr

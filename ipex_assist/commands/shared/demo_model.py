@@ -40,8 +40,8 @@ def demo_options(options: LoadOptions) -> LoadOptions:
     log_hint(
         log,
         "the embedded model has no draft",
-        "the embedded model is decoded without a draft: its own int8 copy is faster than it only in %s on the native "
-        "core (--assistant-model self drafts all the same)",
+        "the embedded model is decoded without a draft: only in %s on the native core is its int8 copy any faster "
+        "(--assistant-model self drafts all the same)",
         PRECISION,
     )
     return replace(options, assistant=NONE)
