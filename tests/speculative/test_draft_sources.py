@@ -24,7 +24,7 @@ from ipex_assist.quantization.precision import DRAFT_INT4_GROUP
 from ipex_assist.speculative.assistant_model import AssistantModel
 from ipex_assist.speculative.assistant_name import AssistantName, parse_assistant
 from ipex_assist.speculative.costs import Costs
-from ipex_assist.speculative.draft_source import Proposal
+from ipex_assist.speculative.draft_source import DraftSource, Proposal
 from ipex_assist.speculative.pair_cache import PairCache
 from ipex_assist.speculative.prompt_lookup import LONGEST, NGRAM, PLACES, LookupWithFallback, PromptLookup
 from ipex_assist.speculative.sampling import Sampling
@@ -75,7 +75,7 @@ def test_lookup_is_surer_of_longer_matches() -> None:
     assert len(PromptLookup().propose([9, 5, 6, 7, 8, 1, 5, 6], 4, min_confidence=0.7).tokens) == 1
 
 
-class Recorded:
+class Recorded(DraftSource):
     """A source that notes what it is asked."""
 
     def __init__(self) -> None:
