@@ -25,6 +25,8 @@ class PromptLookup(DraftSource):
     def __init__(self) -> None:
         self._places: dict[tuple[int, ...], list[int]] = {}
         self._indexed = NGRAM  # n-grams that end before this token are in the index
+        self._found = (0, 0)  # the last match …
+        self._found_at = 0  # … and the number of tokens it was searched for
 
     def unread(self, tokens: Sequence[int]) -> int:
         """Return 0: reading costs nothing."""
@@ -54,8 +56,13 @@ class PromptLookup(DraftSource):
     def match(self, tokens: Sequence[int]) -> tuple[int, int]:
         """Return the position after the longest earlier match of the last tokens, the latest of equals, and its length.
 
-        Length 0 if the last NGRAM tokens did not occur before.
+        Length 0 if the last NGRAM tokens did not occur before. Searched once a length: a pass asks several times.
         """
+        if self._found_at != len(tokens):
+            self._found, self._found_at = self._search(tokens), len(tokens)
+        return self._found
+
+    def _search(self, tokens: Sequence[int]) -> tuple[int, int]:
         for end in range(self._indexed, len(tokens)):
             places = self._places.setdefault(tuple(tokens[end - NGRAM : end]), [])
             places.append(end)

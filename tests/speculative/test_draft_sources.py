@@ -108,6 +108,27 @@ def test_lookup_first_asks_the_model_without_a_long_match() -> None:
     assert other.calls == ["propose", "accept 1"]
 
 
+def test_a_text_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass asks whether to rest, what is unread, and for the draft: each would search again; a longer text is new."""
+    searched: list[int] = []
+    search = PromptLookup._search
+
+    def counted(lookup: PromptLookup, tokens: Sequence[int]) -> tuple[int, int]:
+        searched.append(len(tokens))
+        return search(lookup, tokens)
+
+    monkeypatch.setattr(PromptLookup, "_search", counted)
+    source, text = LookupWithFallback(PromptLookup(), Recorded(), long_match=3), [1, 2, 3, 4, 1, 2, 3]
+    assert source.copies(text)
+    assert source.unread(text) == 0
+    assert source.propose(text, 2).tokens == [4, 1]
+    assert searched == [7]
+    text += [4, 9]
+    assert not source.copies(text)
+    assert source.propose(text, 2).tokens == [0, 0]
+    assert searched == [7, 9]
+
+
 @pytest.fixture
 def pair(tmp_path: Path) -> Path:
     """Return two models of one vocabulary."""
