@@ -79,7 +79,7 @@ class DraftBudget:
 
         expected, seconds: of drafting. One that took next to no time did not begin, and may be tried again at once.
         """
-        self.balance -= min(seconds, expected * OUTLIER)
+        self.account.balance -= min(seconds, expected * OUTLIER)
         if seconds > expected / 2:
             self.undrafted_s = 0.0
 
