@@ -36,7 +36,7 @@ from ipex_assist.speculative.schedule import DraftPlan, RoundResult, RoundState,
 PROMPTS = draft_prompts.PROMPTS | draft_prompts.COPYING
 
 
-class AlwaysWrong:
+class AlwaysWrong(DraftSource):
     """A draft that works for nothing: its tokens are not the text's, and it says that it is sure of them."""
 
     def __init__(self, source: DraftSource, vocab_size: int) -> None:

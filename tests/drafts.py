@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from ipex_assist.speculative.draft_source import Proposal
+from ipex_assist.speculative.draft_source import DraftSource, Proposal
 from ipex_assist.speculative.schedule import ConstantSchedule, DraftPlan, RoundState
 
 
-class ScriptedDraft:
+class ScriptedDraft(DraftSource):
     """Proposes the continuation it was given, with token i of the text spoilt where `wrong(i)`."""
 
     def __init__(self, text: Sequence[int], wrong: Callable[[int], bool], vocab_size: int) -> None:

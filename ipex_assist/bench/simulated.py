@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ipex_assist.speculative.draft_source import DraftSource, Proposal
 
 
-class SimulatedDraft:
+class SimulatedDraft(DraftSource):
     """A draft source around another one, with a coin for each position of a known text.
 
     Where the coin falls right, the proposal is the text's token; else the source's own, or another one where that

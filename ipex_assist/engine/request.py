@@ -117,22 +117,22 @@ class Request:
     @property
     def head(self) -> HeadAssistant | None:
         """The part of its draft source that reads the target's hidden states; None where there is none."""
-        return getattr(self.draft, "head", None)
+        return None if self.draft is None else self.draft.find(HeadAssistant)
 
     @property
     def assistants(self) -> TwoAssistants | None:
         """The part of its draft source that has two assistants; None where there is none."""
-        return getattr(self.draft, "assistants", None)
+        return None if self.draft is None else self.draft.find(TwoAssistants)
 
     @property
     def drafted_by(self) -> str | None:
         """Who made the last proposal; None where one source makes all of them."""
-        return getattr(self.draft, "drafted_by", None)
+        return None if self.draft is None else self.draft.drafted_by
 
     @property
     def may_pause(self) -> bool:
         """Whether a pause of its schedule means that it needs no draft of a model."""
-        return getattr(self.draft, "may_pause", False) and isinstance(self.schedule, AdaptiveSchedule)
+        return self.draft is not None and self.draft.may_pause and isinstance(self.schedule, AdaptiveSchedule)
 
     @property
     def doubts_source(self) -> bool:

@@ -81,18 +81,18 @@ class Scheduler:
         self.stats.most_running = max(self.stats.most_running, len(self.running))
         if not self.running:
             return False
-        together = True
+        retry = False
         try:
             self._run(list(self.running))
         except Exception as error:
             self._recover_all()
-            together = False
+            retry = len(self.running) > 1
             if len(self.running) == 1:
                 self._fail(self.running[0], error)
         except BaseException:  # an interrupt: the requests resume with the next step
             self._recover_all()
             raise
-        if not together:  # not beside the error, whose frames hold sequences, and so blocks of those that are put back
+        if retry:  # not beside the error, whose frames hold sequences, and so blocks of those that are put back
             self._run_alone()
         return True
 

@@ -151,7 +151,7 @@ class AdaptiveSchedule:
         pause = self.pause
         self._wake()
         self._now = now
-        if not self.budget.tokens:
+        if not self.budget.account.tokens:
             self.budget.trusted = self._looks_promising()
         longest = min(self.longest, now.remaining - 1)
         self._plan = (self._draft(longest) or self._trial(longest)) if longest > 0 else DraftPlan(0)
@@ -255,7 +255,7 @@ class AdaptiveSchedule:
         elif now.unread > context and now.rereads:
             self.skipped = now.length - context
         known.observe(outcome.confidence, drafted, outcome.accepted)
-        if known is self._part_acceptance and self.budget.balance > 0:
+        if known is self._part_acceptance and self.budget.account.balance > 0:
             # All of the context would be as good at least. Where drafts from a part gain nothing, that says nothing.
             self.model_acceptance.take(known)
 
@@ -294,7 +294,7 @@ class AdaptiveSchedule:
         A plan asks several times, and counts and costs change with rounds only.
         """
         known = self._known(CONTEXTS[-1] if self.skipped else None)
-        key = id(known), self.drafts, self.budget.tokens, self._now.unread > 0
+        key = id(known), self.drafts, self.budget.account.tokens, self._now.unread > 0
         if self._worthwhile is None or self._worthwhile[0] != key:
             costs = self._costs
             cost = costs.drafting(1) + costs.verifying(2) - costs.verifying(1)
@@ -305,7 +305,7 @@ class AdaptiveSchedule:
     def _choice(self, longest: int, context: int | None) -> DraftChoice:
         """Return the best choice, recomputed after every draft and every few tokens, since costs drift."""
         known = self._known(context)
-        key = (id(known), self.drafts, longest, self.budget.tokens // KEPT_TOKENS)
+        key = (id(known), self.drafts, longest, self.budget.account.tokens // KEPT_TOKENS)
         if key not in self._chosen:
             kept = {old: choice for old, choice in self._chosen.items() if old[1:] == key[1:]}
             self._chosen = {**kept, key: best_draft(known, self._costs, longest, self._overhead_s)}
@@ -327,7 +327,7 @@ class AdaptiveSchedule:
         Once drafts have gained, they may spend all of it.
         """
         loss = self._loss(1, None)
-        return loss if self._repaid(whole) and self.budget.balance <= 0 and loss <= self.credit else 0.0
+        return loss if self._repaid(whole) and self.budget.account.balance <= 0 and loss <= self.credit else 0.0
 
     def _repaid(self, whole: DraftChoice) -> bool:
         """Whether the remaining tokens should repay reading all of the context."""
@@ -386,10 +386,10 @@ class AdaptiveSchedule:
         if self._has_read_nearly_all:
             return True
         cost = self._reading(None)
-        if self.skipped and self.budget.balance > 0:
+        if self.skipped and self.budget.account.balance > 0:
             # How much the whole context would improve the drafts is unknown.
             won = min(self._now.remaining, EXPECTED_TOKENS) * self.plain_s * (1 - 1 / choice.gain)
-            return cost < 0.5 * self.budget.balance and cost < 0.25 * won
+            return cost < 0.5 * self.budget.account.balance and cost < 0.25 * won
         affordable = self.budget.trusts_reading(cost, self.plain_s) or cost < self.credit / 2 or last_chance
         return self._repaid(choice) and affordable
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.interface import DraftInput, DraftsInOneCall, LogitsError, Model, Rows, truncate_or_clear
 from ipex_assist.speculative.batched_proposals import Call, DraftCall, RowsCall, Steps, propose_alone
-from ipex_assist.speculative.draft_source import Proposal
+from ipex_assist.speculative.draft_source import DraftSource, Proposal
 from ipex_assist.speculative.grammar import Grammar
 from ipex_assist.speculative.sampling import Sampling
 from ipex_assist.speculative.schedule import longest_draft
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     import torch
 
 
-class AssistantModel:
+class AssistantModel(DraftSource):
     """A small model that decodes ahead of the target.
 
     Its own sequence holds the context from token `_start` to the last accepted token it has read, so that each round
     feeds it one or two new tokens.
     """
 
-    may_pause = True  # nothing but its schedule's plans makes it draft
+    may_pause = True
 
     def __init__(
         self,

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ipex_assist.speculative.batched_proposals import ProposalRequest, Steps, propose_alone
 from ipex_assist.speculative.draft_source import DraftSource, Proposal
 from ipex_assist.speculative.grammar import Grammar, follow
 from ipex_assist.speculative.schedule import DraftPlan
 
-if TYPE_CHECKING:
-    from ipex_assist.speculative.head_assistant import HeadAssistant
-    from ipex_assist.speculative.two_assistants import TwoAssistants
 
-
-class ConstrainedSource:
+class ConstrainedSource(DraftSource):
     """Wraps a draft source, or none, for a request under a grammar.
 
     The source's draft is cut before the first forbidden token. Forced tokens are drafted without a model, with
@@ -30,6 +25,7 @@ class ConstrainedSource:
         masks: whether the source's model masks by this same grammar object, and continues after forced tokens.
         """
         self.grammar, self.source = grammar, source
+        self.sources = () if source is None else (source,)
         self._prompt_length, self._masks = prompt_length, masks
         self._forced: list[int] = []
         self._forced_at = -1  # number of tokens for which `_forced` was computed
@@ -43,20 +39,10 @@ class ConstrainedSource:
         return len(self._forced)
 
     @property
-    def head(self) -> HeadAssistant | None:
-        """The part of the source that reads the target's hidden states, if any."""
-        return getattr(self.source, "head", None)
-
-    @property
-    def assistants(self) -> TwoAssistants | None:
-        """The part of the source that has two assistants, if any."""
-        return getattr(self.source, "assistants", None)
-
-    @property
     def drafted_by(self) -> str | None:
         """Who made the last proposal, where the source has several."""
-        source: str | None = getattr(self.source, "drafted_by", None)
-        return source if self._asked or source is None else "grammar"
+        by = None if self.source is None else self.source.drafted_by
+        return by if self._asked or by is None else "grammar"
 
     def unread(self, tokens: Sequence[int]) -> int:
         """Return the tokens the source has to read; 0 if the proposal will consist of forced tokens."""

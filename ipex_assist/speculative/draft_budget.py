@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 # Share of plain decoding time that rejected drafts may cost: up front for the expected tokens, and further for each
 # token that comes. The rest of the promised 3 % is for errors of the cost model, and for what no clock shows: a request
@@ -21,6 +21,15 @@ OUTLIER = 1.5  # measured ÷ expected seconds of a round are clipped at this rat
 
 
 @dataclass
+class DraftAccount:
+    """What a request's drafts have gained and cost so far: one account, whoever drafts for it."""
+
+    balance: float = 0.0  # seconds gained over plain decoding
+    tokens: int = 0  # output tokens so far
+    granted: bool = False  # the first reading of the whole context was already granted
+
+
+@dataclass
 class DraftBudget:
     """Bounds what drafting may cost where it never helps.
 
@@ -32,11 +41,9 @@ class DraftBudget:
     limit: int  # output tokens at most
     trusted: bool = False  # the pair did well in an earlier request
     stake: float = STAKE  # less for a source that never helped in earlier requests
-    balance: float = 0.0  # seconds gained over plain decoding
-    tokens: int = 0  # output tokens so far
+    account: DraftAccount = field(default_factory=DraftAccount)
     # Seconds of plain decoding since the last draft; infinite before the first, and after one that was right.
     undrafted_s: float = math.inf
-    granted: bool = False  # the first reading of the whole context was already granted
 
     @property
     def expected_tokens(self) -> int:
@@ -46,12 +53,12 @@ class DraftBudget:
     def credit(self, plain: float, worthwhile: bool) -> float:
         """Return the seconds that may still be lost. worthwhile: this request's drafts are accepted often enough."""
         trust = TRUST * self.expected_tokens if self.trusted or worthwhile else 0.0
-        stake = self.stake * max(self.expected_tokens, self.tokens) + FURTHER * self.tokens
-        return self.balance + (trust + stake) * plain
+        stake = self.stake * max(self.expected_tokens, self.account.tokens) + FURTHER * self.account.tokens
+        return self.account.balance + (trust + stake) * plain
 
     def book_round(self, tokens: int, plain: float) -> None:
         """Count a round of `tokens` tokens, with or without a draft."""
-        self.tokens += tokens
+        self.account.tokens += tokens
         self.undrafted_s += plain
 
     def book_draft(
@@ -64,7 +71,7 @@ class DraftBudget:
         least, since it stands against a plain one. Far more time than expected was taken by other processes: clipped.
         """
         took = seconds[0] + max(seconds[1], expected[1])
-        self.balance += tokens * plain - min(took, sum(expected) * OUTLIER)
+        self.account.balance += tokens * plain - min(took, sum(expected) * OUTLIER)
         self.undrafted_s = 0.0 if tokens == 1 else math.inf
 
     def book_empty_draft(self, expected: float, seconds: float) -> None:
@@ -72,32 +79,32 @@ class DraftBudget:
 
         expected, seconds: of drafting. One that took next to no time did not begin, and may be tried again at once.
         """
-        self.balance -= min(seconds, expected * OUTLIER)
+        self.account.balance -= min(seconds, expected * OUTLIER)
         if seconds > expected / 2:
             self.undrafted_s = 0.0
 
     @property
     def grants_reading(self) -> bool:
         """Whether reading the whole context is free of charge: the first time, for a trusted pair."""
-        return self.trusted and not self.granted
+        return self.trusted and not self.account.granted
 
     def grant_reading(self, seconds: float) -> None:
         """Refund the seconds of reading the whole context."""
-        self.balance += seconds
-        self.granted = True
+        self.account.balance += seconds
+        self.account.granted = True
 
     def book_reading(self, seconds: float) -> None:
         """Charge a draft head's pass over a prompt, unless the first reading is free of charge."""
         if not self.grants_reading:
-            self.balance -= seconds
+            self.account.balance -= seconds
 
     def book_overhead(self, seconds: float, plain: float) -> None:
         """Charge what drafting takes beside passes: plans, hidden states. Far more was taken by other processes."""
-        self.balance -= min(seconds, (OUTLIER - 1) * plain)
+        self.account.balance -= min(seconds, (OUTLIER - 1) * plain)
 
     def book_start(self, seconds: float, plain: float) -> None:
         """Charge what preparing to draft took, at most a share of the credit: of a short text it would take all."""
-        self.balance -= min(seconds, MOST_OF_CREDIT * max(0.0, self.credit(plain, worthwhile=False)))
+        self.account.balance -= min(seconds, MOST_OF_CREDIT * max(0.0, self.credit(plain, worthwhile=False)))
 
     def rounds_until(
         self, cost: float, reading: float, plain: float, worthwhile: bool, trial: bool, asking: float = 0.0
@@ -107,7 +114,7 @@ class DraftBudget:
         reading: the part of the cost that a trial may leave out of what has to be due. trial: the draft is one.
         asking: seconds that planning it takes, which the credit has to cover as well.
         """
-        grows = (FURTHER + self.stake * (self.tokens >= self.expected_tokens)) * plain
+        grows = (FURTHER + self.stake * (self.account.tokens >= self.expected_tokens)) * plain
         covered = (cost + asking - self.credit(plain, worthwhile)) / grows
         due = ((cost - reading) / STAKE - self.undrafted_s) / plain if trial else 0.0
         rounds = max(covered, due)

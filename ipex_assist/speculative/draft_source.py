@@ -1,10 +1,11 @@
-"""The protocol of draft sources, which propose tokens for the target to verify, and their proposals."""
+"""The base of draft sources, which propose tokens for the target to verify, and their proposals."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TypeVar
 
 
 @dataclass(frozen=True)
@@ -20,18 +21,34 @@ class Proposal:
 
 
 NO_PROPOSAL = Proposal([])
+Source = TypeVar("Source", bound="DraftSource")
 
 
-class DraftSource(Protocol):
+class DraftSource(ABC):
     """Proposes tokens, and is told how many of them were accepted.
 
-    One with a draft head has it as its `head`, which is also given the hidden states of the target's passes.
+    sources: those that it asks for drafts. may_pause: nothing but its schedule's plans makes it draft.
     """
 
+    sources: Sequence[DraftSource] = ()
+    may_pause: bool = False
+
+    def find(self, kind: type[Source]) -> Source | None:
+        """Return the source of this class: this one, or the first among those that it asks; None if there is none."""
+        if isinstance(self, kind):
+            return self
+        return next((found for each in self.sources if (found := each.find(kind)) is not None), None)
+
+    @property
+    def drafted_by(self) -> str | None:
+        """Who made the last proposal; None where one source makes all of them."""
+        return None
+
+    @abstractmethod
     def unread(self, tokens: Sequence[int]) -> int:
         """Return how many of `tokens` the source must read before it can draft; 0 if reading costs nothing."""
-        ...
 
+    @abstractmethod
     def propose(
         self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None
     ) -> Proposal:
@@ -40,8 +57,7 @@ class DraftSource(Protocol):
         min_confidence: stop after a token with less confidence. context: if more than this many tokens are unread,
         restart from only the last `context` tokens; None reads all of them.
         """
-        ...
 
+    @abstractmethod
     def accept(self, count: int) -> None:
         """Roll back to the first `count` tokens of the last proposal, which were accepted."""
-        ...

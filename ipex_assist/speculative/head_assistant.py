@@ -11,7 +11,7 @@ from ipex_assist.executors import interface
 from ipex_assist.executors.interface import DraftInput, DraftsInOneCall, LogitsError, Model, Rows, truncate_or_clear
 from ipex_assist.models.draft_head import HeadSpec
 from ipex_assist.speculative.batched_proposals import Call, DraftCall, HeadRowsCall, Steps, propose_alone
-from ipex_assist.speculative.draft_source import Proposal
+from ipex_assist.speculative.draft_source import DraftSource, Proposal
 from ipex_assist.speculative.grammar import Grammar
 from ipex_assist.speculative.hidden_window import HiddenStates, HiddenWindow
 from ipex_assist.speculative.sampling import Sampling
@@ -29,7 +29,7 @@ KEPT_BYTES, FEWEST_KEPT, MOST_KEPT = 4 << 20, 64, 256
 READY_ROWS = 16  # of the last tokens, that a head reads after a pause: one pass of the decode path
 
 
-class HeadAssistant:
+class HeadAssistant(DraftSource):
     """A head whose row p is (token p + 1, the target's hidden state at p), and predicts token p + 2.
 
     Its sequence holds rows from position `_start` on, and those before `_true` have the target's hidden states. A draft
@@ -38,6 +38,8 @@ class HeadAssistant:
     the target's passes give none but before its last READY_ROWS tokens), the head starts again with the next one, as if
     the text began there.
     """
+
+    may_pause = True
 
     def __init__(
         self,
@@ -63,13 +65,6 @@ class HeadAssistant:
         self.reads_ahead: bool | None = None  # all rows, as they come; None: not decided yet
         self._keeps_prompt = True  # the last rows of it at least
         self.target: interface.Sequence | None = None  # the request's; some heads attend to its keys and values
-
-    @property
-    def head(self) -> HeadAssistant:
-        """The part of a draft source that reads hidden states: this one."""
-        return self
-
-    may_pause = True  # nothing but its schedule's plans makes it draft
 
     # ---- hidden states
 

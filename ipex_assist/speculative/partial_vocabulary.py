@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from ipex_assist.speculative.assistant_model import AssistantModel
 from ipex_assist.speculative.batched_proposals import Steps, propose_alone
-from ipex_assist.speculative.draft_source import Proposal
+from ipex_assist.speculative.draft_source import DraftSource, Proposal
 
 
-class PartialVocabularyAssistant:
+class PartialVocabularyAssistant(DraftSource):
     """Drops tokens that the assistant does not know from its context, and does not draft right after one.
 
     Such tokens are mostly special tokens of a chat template or of infilling, between text that both models know. The

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ipex_assist.speculative.batched_proposals import ProposalRequest, Steps, propose_alone
 from ipex_assist.speculative.draft_source import DraftSource, Proposal
 from ipex_assist.speculative.schedule import DraftPlan
-
-if TYPE_CHECKING:
-    from ipex_assist.speculative.head_assistant import HeadAssistant
-    from ipex_assist.speculative.two_assistants import TwoAssistants
 
 NGRAM = 2  # tokens that must match; one alone has too many continuations
 PLACES = 8  # latest occurrences of an n-gram that are searched for the longest match
@@ -20,7 +15,7 @@ LONGEST = 32  # tokens compared at most; a longer match is as good as certain
 LONG_MATCH = 8
 
 
-class PromptLookup:
+class PromptLookup(DraftSource):
     """Copies the continuation of the longest earlier match of the last tokens.
 
     An index from n-grams to the positions after them grows with the context, a few operations a token.
@@ -30,6 +25,8 @@ class PromptLookup:
     def __init__(self) -> None:
         self._places: dict[tuple[int, ...], list[int]] = {}
         self._indexed = NGRAM  # n-grams that end before this token are in the index
+        self._found = (0, 0)  # the last match …
+        self._found_at = 0  # … and the number of tokens it was searched for
 
     def unread(self, tokens: Sequence[int]) -> int:
         """Return 0: reading costs nothing."""
@@ -59,8 +56,13 @@ class PromptLookup:
     def match(self, tokens: Sequence[int]) -> tuple[int, int]:
         """Return the position after the longest earlier match of the last tokens, the latest of equals, and its length.
 
-        Length 0 if the last NGRAM tokens did not occur before.
+        Length 0 if the last NGRAM tokens did not occur before. Searched once a length: a pass asks several times.
         """
+        if self._found_at != len(tokens):
+            self._found, self._found_at = self._search(tokens), len(tokens)
+        return self._found
+
+    def _search(self, tokens: Sequence[int]) -> tuple[int, int]:
         for end in range(self._indexed, len(tokens)):
             places = self._places.setdefault(tuple(tokens[end - NGRAM : end]), [])
             places.append(end)
@@ -82,7 +84,7 @@ def _agreeing(tokens: Sequence[int], place: int) -> int:
     return length
 
 
-class LookupWithFallback:
+class LookupWithFallback(DraftSource):
     """Prompt lookup if it has a long match, else another source.
 
     The other source does not read tokens that lookup drafted; it catches up, several tokens a pass, when used again.
@@ -90,28 +92,14 @@ class LookupWithFallback:
 
     def __init__(self, lookup: PromptLookup, other: DraftSource, long_match: int = LONG_MATCH) -> None:
         self.lookup, self.other, self.long_match = lookup, other, long_match
+        self.sources, self.may_pause = (other,), other.may_pause
         self._last: DraftSource = lookup
-
-    @property
-    def head(self) -> HeadAssistant | None:
-        """The part of the source that reads the target's hidden states, if any."""
-        return getattr(self.other, "head", None)
-
-    @property
-    def may_pause(self) -> bool:
-        """Whether nothing but its schedule's plans makes the other source draft."""
-        return getattr(self.other, "may_pause", False)
-
-    @property
-    def assistants(self) -> TwoAssistants | None:
-        """The part of the source that has two assistants, if any."""
-        return getattr(self.other, "assistants", None)
 
     @property
     def drafted_by(self) -> str | None:
         """Who made the last proposal, where the other source is one of two assistants."""
-        other: str | None = getattr(self.other, "drafted_by", None)
-        return "lookup" if self._last is self.lookup and other is not None else other
+        by = self.other.drafted_by
+        return "lookup" if self._last is self.lookup and by is not None else by
 
     def copies(self, tokens: Sequence[int]) -> bool:
         """Whether the next proposal would be a copy."""

@@ -12,7 +12,7 @@ from ipex_assist.speculative.schedule import DraftPlan
 SMALL_MODEL = "model"  # what statistics call it; a head is called by its kind
 
 
-class TwoAssistants:
+class TwoAssistants(DraftSource):
     """Asks the one that the schedule chose. The other reads what came meanwhile when it is asked again.
 
     The head is given the hidden states of all passes, whoever drafted for them: what waits is read by its next draft,
@@ -21,14 +21,8 @@ class TwoAssistants:
 
     def __init__(self, head: HeadAssistant, model: DraftSource) -> None:
         self.head, self.model = head, model
-        self.may_pause = bool(getattr(model, "may_pause", False))
-        self._sources: tuple[HeadAssistant, DraftSource] = (head, model)
+        self.sources, self.may_pause = (head, model), model.may_pause
         self._chosen = self._last = 0
-
-    @property
-    def assistants(self) -> TwoAssistants:
-        """The part of a draft source that has two assistants: this one."""
-        return self
 
     @property
     def drafted_by(self) -> str:
@@ -57,8 +51,8 @@ class TwoAssistants:
         """`propose` by calls of a model (see batched_proposals.py)."""
         self._last = self._chosen
         plan = DraftPlan(k, min_confidence, context)
-        return (yield from ProposalRequest(self._sources[self._last], tokens, k, plan).steps())
+        return (yield from ProposalRequest(self.sources[self._last], tokens, k, plan).steps())
 
     def accept(self, count: int) -> None:
         """Passed on to the one that made the last proposal."""
-        self._sources[self._last].accept(count)
+        self.sources[self._last].accept(count)

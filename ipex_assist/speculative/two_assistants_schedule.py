@@ -1,7 +1,8 @@
 """The adaptive schedule of a request with two assistants: in each round, the one that promises more. No torch here.
 
 Each assistant has a schedule of its own, with its own costs and acceptance rates. They share what is known of the
-target's passes, the budget, and pauses. Both plan a round; the plan with fewer expected seconds a token is followed.
+target's passes, the budget's account, and pauses. Both plan a round; the plan with fewer expected seconds a token is
+followed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.draft_budget import EXPECTED_TOKENS
 from ipex_assist.speculative.draft_source import Proposal
 from ipex_assist.speculative.schedule import DraftPlan, RoundResult, RoundState
-from ipex_assist.speculative.shared_budget import SharedBudget
 
 # What an assistant reads before it drafts is spread over this many tokens, in which it should stay the better one.
 READING_TOKENS = 64
@@ -48,7 +48,9 @@ class TwoAssistantsSchedule(AdaptiveSchedule):
             shared=self._live.beside(self.second_costs),
             adapter=self.adapter,
         )
-        self.second.budget = SharedBudget(self.budget, self.second.budget)
+        # Both together risk what one may. Trust and stake are each assistant's own, and so is the time since its last
+        # draft: a cheap one that is tried often must not keep an expensive one from ever being tried.
+        self.second.budget.account = self.budget.account
         self.pause, self.second.pause = min(self.pause, self.second.pause), 0
         known = (self.model_acceptance, self.second_acceptance)
         self._undrafted_s = [0.0 if each.seen >= TRUSTED_TOKENS else self._most_undrafted_s for each in known]

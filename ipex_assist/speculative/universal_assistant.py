@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ipex_assist.executors.interface import Model
 from ipex_assist.speculative.assistant_model import AssistantModel
 from ipex_assist.speculative.batched_proposals import Steps, propose_alone
-from ipex_assist.speculative.draft_source import Proposal
+from ipex_assist.speculative.draft_source import DraftSource, Proposal
 from ipex_assist.speculative.sampling import Sampling
 from ipex_assist.tokenization.detokenizer import REPLACEMENT
 
@@ -24,7 +24,7 @@ OVERLAP = 8
 _ANCHOR = "\n"  # put before a fragment, so that tokenizers do not treat it as the beginning of a text
 
 
-class UniversalAssistant:
+class UniversalAssistant(DraftSource):
     """Drafts greedily, as the sampling noise belongs to the target's tokens and the assistant has others.
 
     Output does not depend on it, since the target verifies every draft.

@@ -10,14 +10,14 @@ import pytest
 import ipex_assist
 from ipex_assist.bench.measure import Case, Contender, measure, run
 from ipex_assist.bench.simulated import SimulatedDraft
-from ipex_assist.speculative.draft_source import Proposal
+from ipex_assist.speculative.draft_source import DraftSource, Proposal
 
 pytestmark = pytest.mark.one_stack
 
 VOCAB = 50
 
 
-class Source:
+class Source(DraftSource):
     """Proposes token 7 for ever, and notes what it is asked."""
 
     def __init__(self, token: int = 7) -> None:

@@ -221,7 +221,7 @@ def test_hidden_states_behind_the_last_layer_are_charged() -> None:
     schedule = handle._request.schedule
     assert isinstance(schedule, AdaptiveSchedule)
     beyond_stake = 0.9 * (1 / target.spec.num_hidden_layers - HEAD_STAKE)
-    assert schedule.budget.balance == pytest.approx(-beyond_stake)
+    assert schedule.budget.account.balance == pytest.approx(-beyond_stake)
     handle.cancel()
 
 

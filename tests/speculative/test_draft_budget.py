@@ -49,14 +49,14 @@ def test_a_wrong_draft_is_paid_for_by_the_clock(draft_s: float, target_s: float,
     a pause of the machine is paid for only in part."""
     budget = DraftBudget(64)
     budget.book_draft(1, 1.0, expected=(0.4, 1.1), seconds=(draft_s, target_s))
-    assert budget.balance == pytest.approx(-loss)
+    assert budget.account.balance == pytest.approx(-loss)
 
 
 def test_tokens_are_worth_their_plain_passes() -> None:
     """Four tokens in a round of 1.5 passes win 2.5 of them."""
     budget = DraftBudget(64)
     budget.book_draft(4, 1.0, expected=(0.4, 1.1), seconds=(0.4, 1.1))
-    assert budget.balance == pytest.approx(2.5)
+    assert budget.account.balance == pytest.approx(2.5)
 
 
 def test_the_whole_text_is_read_on_trust_once() -> None:
@@ -64,7 +64,7 @@ def test_the_whole_text_is_read_on_trust_once() -> None:
     budget = DraftBudget(64, trusted=True)
     assert budget.grants_reading
     budget.grant_reading(5.0)
-    assert budget.balance == 5.0
+    assert budget.account.balance == 5.0
     assert not budget.grants_reading
     assert not DraftBudget(64).grants_reading
 
@@ -103,7 +103,7 @@ def test_a_smaller_stake_is_lost_more_slowly() -> None:
     half, whole = DraftBudget(64, stake=STAKE / 2), DraftBudget(64)
     assert half.credit(1.0, worthwhile=False) == pytest.approx(whole.credit(1.0, worthwhile=False) / 2)
     for budget in (half, whole):
-        budget.balance, budget.undrafted_s = -1.0, 0.0
+        budget.account.balance, budget.undrafted_s = -1.0, 0.0
     waits = [budget.rounds_until(0.5, 0.0, 1.0, worthwhile=False, trial=True) for budget in (half, whole)]
     assert waits[0] > waits[1] > 0
     half.book_round(100, 1.0)
@@ -113,6 +113,6 @@ def test_a_smaller_stake_is_lost_more_slowly() -> None:
 def test_what_asking_takes_has_to_be_covered_as_well() -> None:
     """Otherwise the credit is spent by plans that find it too small by what the plan before took."""
     budget = DraftBudget(64)
-    budget.balance = -STAKE * 64
+    budget.account.balance = -STAKE * 64
     free, dear = (budget.rounds_until(0.5, 0.0, 1.0, worthwhile=False, trial=False, asking=s) for s in (0.0, 0.1))
     assert dear - free == pytest.approx(0.1 / FURTHER, abs=1)

@@ -26,7 +26,7 @@ from ipex_assist.quantization.precision import DRAFT_INT4_GROUP
 from ipex_assist.speculative.assistant_model import AssistantModel
 from ipex_assist.speculative.assistant_name import AssistantName, parse_assistant
 from ipex_assist.speculative.costs import Costs
-from ipex_assist.speculative.draft_source import Proposal
+from ipex_assist.speculative.draft_source import DraftSource, Proposal
 from ipex_assist.speculative.pair_cache import PairCache
 from ipex_assist.speculative.prompt_lookup import LONGEST, NGRAM, PLACES, LookupWithFallback, PromptLookup
 from ipex_assist.speculative.sampling import Sampling
@@ -77,7 +77,7 @@ def test_lookup_is_surer_of_longer_matches() -> None:
     assert len(PromptLookup().propose([9, 5, 6, 7, 8, 1, 5, 6], 4, min_confidence=0.7).tokens) == 1
 
 
-class Recorded:
+class Recorded(DraftSource):
     """A source that notes what it is asked."""
 
     def __init__(self) -> None:
@@ -108,6 +108,27 @@ def test_lookup_first_asks_the_model_without_a_long_match() -> None:
     assert source.propose(text, 2).tokens == [4, 1]
     source.accept(2)
     assert other.calls == ["propose", "accept 1"]
+
+
+def test_a_text_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass asks whether to rest, what is unread, and for the draft: each would search again; a longer text is new."""
+    searched: list[int] = []
+    search = PromptLookup._search
+
+    def counted(lookup: PromptLookup, tokens: Sequence[int]) -> tuple[int, int]:
+        searched.append(len(tokens))
+        return search(lookup, tokens)
+
+    monkeypatch.setattr(PromptLookup, "_search", counted)
+    source, text = LookupWithFallback(PromptLookup(), Recorded(), long_match=3), [1, 2, 3, 4, 1, 2, 3]
+    assert source.copies(text)
+    assert source.unread(text) == 0
+    assert source.propose(text, 2).tokens == [4, 1]
+    assert searched == [7]
+    text += [4, 9]
+    assert not source.copies(text)
+    assert source.propose(text, 2).tokens == [0, 0]
+    assert searched == [7, 9]
 
 
 @pytest.fixture

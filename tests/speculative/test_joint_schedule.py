@@ -225,7 +225,7 @@ def test_a_text_stakes_once() -> None:
     """What it lost alone is not staked again where it then shares passes."""
     texts = Texts(Costs(machine(64).verify, 0.1, machine(64).rows, 0.005), 4)
     for text in texts.schedules[1:]:
-        text.budget.balance = -10.0
+        text.budget.account.balance = -10.0
     texts.joint.plan([JointDraft(text, RoundState(100, 100, 1)) for text in texts.schedules], 4, 0)
     assert texts.joint._credit == pytest.approx(texts.schedules[0].budget.stake * 128 / 4)
 

@@ -81,7 +81,7 @@ def _calibrated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PairCache, "costs", lambda *_: CHEAP)
 
 
-class Recorded:
+class Recorded(DraftSource):
     """A source whose proposals are kept."""
 
     def __init__(self, source: DraftSource) -> None:

@@ -255,7 +255,7 @@ def test_copies_and_models_are_told_apart() -> None:
     assert sum(drafted[-40:]) <= 30
     assert max(drafted[-40:]) == 1
     assert schedule.model_acceptance.seen == 0
-    schedule.budget.balance = 10.0
+    schedule.budget.account.balance = 10.0
     assert schedule.plan(RoundState(100, 100, 1)).k > 0
 
 

@@ -189,9 +189,9 @@ def test_both_learn_what_a_pass_of_the_target_takes() -> None:
     assert schedule.plain_s == pytest.approx(2.0, rel=0.1)
     assert schedule.second.plain_s == schedule.plain_s
     assert schedule.second._costs.draft == pytest.approx(0.4, rel=0.15)
-    assert schedule.second.budget.tokens == schedule.budget.tokens == 120
-    schedule.second.budget.balance -= 3
-    assert schedule.second.budget.balance == schedule.budget.balance
+    assert schedule.second.budget.account.tokens == schedule.budget.account.tokens == 120
+    schedule.second.budget.account.balance -= 3
+    assert schedule.second.budget.account.balance == schedule.budget.account.balance
     assert schedule.second.findings().before == MODEL
 
 
@@ -203,4 +203,4 @@ def test_copies_are_of_neither() -> None:
     schedule.observe(RoundResult(plan.k, plan.k, [0.99] * plan.k, 0.0, VERIFY[plan.k]))
     assert schedule.lookup_acceptance.seen == plan.k
     assert schedule.model_acceptance.seen == schedule.second_acceptance.seen == 0
-    assert schedule.budget.tokens == plan.k + 1
+    assert schedule.budget.account.tokens == plan.k + 1

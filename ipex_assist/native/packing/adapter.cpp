@@ -9,8 +9,8 @@
 namespace ipex_assist {
 namespace {
 
-constexpr int64_t MEMORY_BYTES =
-    32 << 20;  // mapped at a time; of it huge pages that nothing was packed into take nothing
+// Mapped at a time; huge pages of it that nothing was packed into take nothing.
+constexpr int64_t MEMORY_BYTES = 32 << 20;
 
 // A is multiplied with the rows that a linear of this precision takes.
 Precision a_precision(Precision of) { return of == FP32 ? FP32 : takes_bf16_rows(of) ? BF16 : INT8; }
