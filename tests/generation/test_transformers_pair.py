@@ -23,7 +23,8 @@ from ipex_assist.generation.transformers_model import TransformersModel
 TOKENS = checkpoint_files.TOKENS
 MPT: dict[str, Any] = {"model_type": "mpt", "d_model": 64, "n_layers": 2, "n_heads": 4, "max_seq_len": 64}
 MPT["expansion_ratio"] = 2  # which our decoder leaves to transformers
-MAMBA: dict[str, Any] = {"model_type": "mamba", "hidden_size": 64, "num_hidden_layers": 2, "state_size": 8}
+GRIFFIN: dict[str, Any] = {"model_type": "recurrent_gemma", "hidden_size": 64, "num_hidden_layers": 3, "lru_width": 64}
+GRIFFIN |= {"num_attention_heads": 4, "num_key_value_heads": 1, "intermediate_size": 96, "attention_window_size": 32}
 RWKV: dict[str, Any] = {"model_type": "rwkv", "hidden_size": 64, "num_hidden_layers": 2, "context_length": 64}
 
 
@@ -139,7 +140,7 @@ def test_sizes_of_a_wrapped_config(assistant: str, tmp_path: Path) -> None:
     assert ours.draft.drafted
 
 
-@pytest.mark.parametrize("fields", [MAMBA, RWKV], ids=["mamba", "rwkv"])
+@pytest.mark.parametrize("fields", [GRIFFIN, RWKV], ids=["griffin", "rwkv"])
 def test_a_model_with_a_state_takes_no_assistant(
     fields: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
