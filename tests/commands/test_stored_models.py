@@ -75,7 +75,7 @@ def test_pull_says_what_is_there_and_what_lacks(home: Path, capsys: pytest.Captu
     assert str(snapshot) in printed(capsys, "pull", "owner/name")
     assert "there is nothing to download" in printed(capsys, "pull", str(home))
     assert cli.main(["pull", "owner/other"]) == 1
-    assert "Run once without HF_HUB_OFFLINE" in capsys.readouterr().err
+    assert "run once without HF_HUB_OFFLINE" in capsys.readouterr().err
     assert cli.main(["pull", "./none"]) == 2
 
 
