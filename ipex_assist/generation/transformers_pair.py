@@ -166,4 +166,5 @@ def _is_stateful(checkpoint: Checkpoint) -> bool:
     config = auto_config(checkpoint)
     if config is None or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return False
-    return bool(getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_is_stateful", False))
+    marked = getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_is_stateful", False)
+    return bool(marked) or config.model_type == "recurrent_gemma"  # which transformers 4 does not mark
