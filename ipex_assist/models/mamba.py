@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from ipex_assist.models.common import layer_count
 from ipex_assist.models.config import Config
-from ipex_assist.models.layers import repeated
-from ipex_assist.models.mamba_layers import CONTEXT, selective_fields, selective_mixer, selective_names
-from ipex_assist.models.names import named
-from ipex_assist.models.spec import DecoderSpec, LayerSpec
+from ipex_assist.models.mamba_layers import (
+    mixers_alone,
+    selective_fields,
+    selective_mixer,
+    selective_names,
+    weights_alone,
+)
+from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import Source
 
 ARCHITECTURE = "MambaForCausalLM"
@@ -31,26 +34,10 @@ def spec(config: Config) -> DecoderSpec:
 def recurrent_alone(model_type: str, config: Config, **norm: Any) -> DecoderSpec:
     """A model of Mamba-1 layers alone. norm: of their selection, as fields of RecurrentSpec."""
     mixer = selective_mixer(config, config.optional_integer("linear_value_head_dim"), **norm)
-    return DecoderSpec(
-        model_type=model_type,
-        vocab_size=config.integer("vocab_size"),
-        hidden_size=config.integer("hidden_size"),
-        layers=repeated(LayerSpec(mixer, None), layer_count(config)),
-        max_position_embeddings=CONTEXT,
-        norm_eps=config.number("norm_eps", 1e-5),
-        tied_head=config.flag("tie_word_embeddings", True),
-    )
+    return mixers_alone(model_type, config, mixer, tied=True)
 
 
 def weights(spec: DecoderSpec) -> dict[str, Source]:
-    """Each layer has one norm."""
-    return named(
-        spec,
-        prefix="backbone.",
-        layers="backbone.layers.",
-        linears={},
-        norms={"attention_norm": "norm"},
-        outside={"embed_tokens": "backbone.embeddings", "final_norm": "backbone.norm_f", "lm_head": "lm_head"},
-        fields={"embed_tokens": {"alternatives": _OTHER_NAMES}, **selective_fields(spec.recurrents[0])},
-        recurrent=selective_names("mixer"),
-    )
+    """Those of the mixers, and an embedding of several names."""
+    fields = {"embed_tokens": {"alternatives": _OTHER_NAMES}, **selective_fields(spec.recurrents[0])}
+    return weights_alone(spec, fields, selective_names("mixer"))

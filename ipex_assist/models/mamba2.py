@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import math
 
-from ipex_assist.models.common import layer_count
 from ipex_assist.models.config import Config, ConfigError
-from ipex_assist.models.layers import repeated
-from ipex_assist.models.mamba_layers import CONTEXT, mamba2_mixer, mamba_fields, mamba_names
-from ipex_assist.models.names import named
-from ipex_assist.models.spec import DecoderSpec, LayerSpec
+from ipex_assist.models.mamba_layers import mamba2_mixer, mamba_fields, mamba_names, mixers_alone, weights_alone
+from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import Source
 
 ARCHITECTURE = "Mamba2ForCausalLM"
@@ -27,26 +24,9 @@ def spec(config: Config) -> DecoderSpec:
     mixer = mamba2_mixer(config, config.text("hidden_act", "silu"), config.ends("time_step_limit", (0.0, math.inf)))
     if mixer.value_size != config.integer("expand", 2) * width:
         raise ConfigError("expand", config.integer("expand", 2), f"{mixer.value_size:,} ÷ the width, {width:,}")
-    return DecoderSpec(
-        model_type="mamba2",
-        vocab_size=config.integer("vocab_size"),
-        hidden_size=width,
-        layers=repeated(LayerSpec(mixer, None), layer_count(config)),
-        max_position_embeddings=CONTEXT,
-        norm_eps=config.number("norm_eps", 1e-5),
-        tied_head=config.flag("tie_word_embeddings", False),
-    )
+    return mixers_alone("mamba2", config, mixer, tied=False)
 
 
 def weights(spec: DecoderSpec) -> dict[str, Source]:
-    """Each layer has one norm."""
-    return named(
-        spec,
-        prefix="backbone.",
-        layers="backbone.layers.",
-        linears={},
-        norms={"attention_norm": "norm"},
-        outside={"embed_tokens": "backbone.embeddings", "final_norm": "backbone.norm_f", "lm_head": "lm_head"},
-        fields=mamba_fields(spec.recurrents[0]),
-        recurrent=mamba_names("mixer"),
-    )
+    """Those of the mixers."""
+    return weights_alone(spec, mamba_fields(spec.recurrents[0]), mamba_names("mixer"))

@@ -1,15 +1,20 @@
-"""What models with Mamba-2 layers, or Mamba-1, share: the mixer of a config, and its weights' names."""
+"""What models with Mamba-2 layers, or Mamba-1, share: the mixer of a config, its weights' names, and models of such
+layers alone."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from ipex_assist.models.common import FULL, activation, check_kinds, layer_count
 from ipex_assist.models.config import Config, ConfigError, NotComputed
 from ipex_assist.models.gated_delta import LINEAR
-from ipex_assist.models.names import stacked
+from ipex_assist.models.layers import repeated
+from ipex_assist.models.names import named, stacked
 from ipex_assist.models.recurrent_spec import LOW_NORMS, RecurrentSpec
+from ipex_assist.models.spec import DecoderSpec, LayerSpec
+from ipex_assist.models.weights import Source
 
 # What Bamba's config.json, and Granite 4's, call the numbers of a mixer.
 BAMBA_NAMES = {
@@ -157,3 +162,32 @@ def mamba_fields(mixer: RecurrentSpec | None) -> dict[str, dict[str, Any]]:
     inputs = stacked({"z_in": values, "v_in": values, "k_in": keys, "q_in": keys, "a_in": mixer.heads})
     convolutions = stacked({"v_conv": values, "k_conv": keys, "q_conv": keys})
     return {**inputs, **{leaf: {**rows, "flat": True} for leaf, rows in convolutions.items()}}
+
+
+def mixers_alone(model_type: str, config: Config, mixer: RecurrentSpec, *, tied: bool) -> DecoderSpec:
+    """A model of such layers alone. tied: whether the head is the embedding where the config does not say."""
+    return DecoderSpec(
+        model_type=model_type,
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=config.integer("hidden_size"),
+        layers=repeated(LayerSpec(mixer, None), layer_count(config)),
+        max_position_embeddings=CONTEXT,
+        norm_eps=config.number("norm_eps", 1e-5),
+        tied_head=config.flag("tie_word_embeddings", tied),
+    )
+
+
+def weights_alone(
+    spec: DecoderSpec, fields: Mapping[str, Mapping[str, Any]], recurrent: Mapping[str, str]
+) -> dict[str, Source]:
+    """Where the weights of a model of such layers alone are: each layer has one norm. See `named`."""
+    return named(
+        spec,
+        prefix="backbone.",
+        layers="backbone.layers.",
+        linears={},
+        norms={"attention_norm": "norm"},
+        outside={"embed_tokens": "backbone.embeddings", "final_norm": "backbone.norm_f", "lm_head": "lm_head"},
+        fields=fields,
+        recurrent=recurrent,
+    )
