@@ -66,13 +66,13 @@ setup(
     package_data={
         "ipex_assist": ["py.typed", "data/*"],
         "ipex_assist.launch": ["templates/*"],
-        "ipex_assist.native": ["*/*.cpp", "*/*.h"],
+        "ipex_assist.native": ["**/*.cpp", "**/*.h"],
         "ipex_assist.serve": ["page/*", "page/vendor/*"],
     },
     ext_modules=[
         Extension(
             "ipex_assist.native._core",
-            sources=sorted(str(path.relative_to(here)) for path in (here / "ipex_assist" / "native").glob("*/*.cpp")),
+            sources=sorted(str(path.relative_to(here)) for path in (here / "ipex_assist" / "native").glob("**/*.cpp")),
             optional=True,
         )
     ],
@@ -86,6 +86,7 @@ setup(
         "jinja2>=3.1",
         "gguf>=0.17",
         "numpy>=1.26",
+        "msgspec>=0.18",
         "psutil>=5.9",
         "py-cpuinfo>=9.0",
         "tqdm>=4.66",

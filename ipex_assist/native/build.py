@@ -26,7 +26,7 @@ CACHE_BYTES = 1 << 30
 CHECKSUM = hashlib.sha256().digest_size  # bytes at the end of a kept object
 KERNELS = HERE / "kernels" / "kernels.cpp"
 DISPATCH = HERE / "kernels" / "dispatch.cpp"
-COMMON = tuple(path for path in sorted(HERE.glob("*/*.cpp")) if path != KERNELS)
+COMMON = tuple(path for path in sorted(HERE.glob("**/*.cpp")) if path != KERNELS)
 EMULATED = "-DIPEX_ASSIST_EMULATE_AMX"
 # kernels.cpp is compiled once for each of these; kernels/dispatch.cpp chooses among them when the library is loaded.
 INSTRUCTION_SETS = {
