@@ -29,9 +29,9 @@ import ipex_assist
 from ipex_assist.bench.plots import curve
 from ipex_assist.commands.shared.load import leave_cores_to_native
 from ipex_assist.generation.result import Result
-from ipex_assist.speculative.draft_source import DraftSource, Proposal
 from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.speculative.schedule import DraftPlan, RoundResult, RoundState, Schedule
+from ipex_assist.speculative.sources.draft_source import DraftSource, Proposal
 
 PROMPTS = draft_prompts.PROMPTS | draft_prompts.COPYING
 

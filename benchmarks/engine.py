@@ -33,10 +33,10 @@ from ipex_assist.engine.prefix_cache import NoPrefixes
 from ipex_assist.executors.native import NativeModel
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.native.library import library
-from ipex_assist.speculative.assistant_name import NONE
-from ipex_assist.speculative.costs import Costs
+from ipex_assist.speculative.costs.pair_costs import Costs
 from ipex_assist.speculative.drafting import Drafting
 from ipex_assist.speculative.options import GenerationOptions
+from ipex_assist.speculative.sources.assistant_name import NONE
 
 KINDS = ("share", "newcomer", "conversation", "sampled")
 

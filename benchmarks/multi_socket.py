@@ -41,7 +41,7 @@ from ipex_assist.launch.placement import Placement
 from ipex_assist.launch.plan import without_plan
 from ipex_assist.launch.process import Surroundings, command_for
 from ipex_assist.quantization.precision import PRECISIONS
-from ipex_assist.speculative.assistant_name import AUTO, SELF, parse_assistant
+from ipex_assist.speculative.sources.assistant_name import AUTO, SELF, parse_assistant
 from ipex_assist.workers.events import Answered, Ended, LogLine, Ready
 from ipex_assist.workers.local_pool import LocalPool
 

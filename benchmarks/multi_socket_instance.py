@@ -55,7 +55,7 @@ class Instance:
 
         import ipex_assist
         from ipex_assist.executors.traffic import traffic_of
-        from ipex_assist.speculative.assistant_name import parse_assistant
+        from ipex_assist.speculative.sources.assistant_name import parse_assistant
         from ipex_assist.tokenization.tokenizer import encode_prompt
 
         started = time.monotonic()
@@ -91,7 +91,7 @@ class Instance:
 
         It is not kept: for a process alone on the same cores it is less.
         """
-        from ipex_assist.speculative import calibration
+        from ipex_assist.speculative.costs import calibration
 
         drafting = getattr(self.model, "drafting", None)
         if drafting is not None:

@@ -27,10 +27,10 @@ from typing import Any
 import measure
 import numpy as np
 
-from ipex_assist.speculative.acceptance import Acceptance
 from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
-from ipex_assist.speculative.costs import Costs
-from ipex_assist.speculative.expert_costs import ExpertCosts
+from ipex_assist.speculative.costs.acceptance import Acceptance
+from ipex_assist.speculative.costs.expert_costs import ExpertCosts
+from ipex_assist.speculative.costs.pair_costs import Costs
 from ipex_assist.speculative.schedule import LONGEST_DRAFT, ConstantSchedule, RoundResult, RoundState, Schedule
 
 VOCABULARY, CONTEXT, BATCH = 2048, 96, 16

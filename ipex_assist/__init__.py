@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ipex_assist.generation.stream import Generation
     from ipex_assist.generation.text_model import TextModel
     from ipex_assist.quantization.precision import Precision
-    from ipex_assist.speculative.grammar import GrammarSpec
+    from ipex_assist.speculative.choosing.grammar import GrammarSpec
     from ipex_assist.speculative.options import GenerationOptions
 
 __all__ = [

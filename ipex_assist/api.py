@@ -11,7 +11,7 @@ from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.generation.loading import load_by
 from ipex_assist.generation.text_model import TextModel
 from ipex_assist.quantization.precision import KvPrecision, Precision
-from ipex_assist.speculative.assistant_name import AUTO, NONE
+from ipex_assist.speculative.sources.assistant_name import AUTO, NONE
 
 
 def load(

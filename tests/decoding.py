@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 
 from ipex_assist.engine.engine import Engine
 from ipex_assist.executors.interface import Model
-from ipex_assist.speculative.costs import Costs
-from ipex_assist.speculative.draft_source import DraftSource
+from ipex_assist.speculative.choosing.sampling import Sampling
+from ipex_assist.speculative.costs.pair_costs import Costs
 from ipex_assist.speculative.drafting import Drafting
 from ipex_assist.speculative.options import GenerationOptions, SamplingOptions
 from ipex_assist.speculative.round import Round
-from ipex_assist.speculative.sampling import Sampling
 from ipex_assist.speculative.schedule import ConstantSchedule, Schedule
+from ipex_assist.speculative.sources.draft_source import DraftSource
 
 PROMPT = [3, 17, 150, 9, 9, 42, 77, 101, 5, 63, 12, 140, 8, 31, 90, 55, 2, 71, 118, 29]
 

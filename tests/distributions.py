@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from scipy.stats import chisquare
 
-from ipex_assist.speculative.sampling import Sampling
+from ipex_assist.speculative.choosing.sampling import Sampling
 
 # A correct sampler fails a test at this level once in ten thousand seeds; the seeds are fixed.
 SIGNIFICANCE = 1e-4

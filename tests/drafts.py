@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from ipex_assist.speculative.draft_source import DraftSource, Proposal
 from ipex_assist.speculative.schedule import ConstantSchedule, DraftPlan, RoundState
+from ipex_assist.speculative.sources.draft_source import DraftSource, Proposal
 
 
 class ScriptedDraft(DraftSource):

@@ -6,8 +6,8 @@ from typing import Any
 
 import tiny_models
 
-from ipex_assist.speculative.grammar import GrammarSpec
-from ipex_assist.speculative.llguidance_grammar import GrammarCompiler
+from ipex_assist.speculative.choosing.grammar import GrammarSpec
+from ipex_assist.speculative.choosing.llguidance_grammar import GrammarCompiler
 
 EOS = 2
 # Tokens of several characters, some the beginnings of others, so that one text may be spelt by different tokens.

@@ -9,7 +9,7 @@ import fake_backend
 import pytest
 from fake_backend import FakeBackend
 
-from ipex_assist.speculative.grammar import GrammarSpec
+from ipex_assist.speculative.choosing.grammar import GrammarSpec
 
 # A template of the Hermes form that can be rendered, a tool, and a call of it.
 TOOL: dict[str, Any] = {
@@ -58,7 +58,7 @@ USER = [{"role": "user", "content": "hi"}]
 def writes(spec: GrammarSpec | None, text: str) -> bool:
     """Whether a grammar allows a whole text."""
     from ipex_assist.serve.grammar_trial import byte_tokenizer
-    from ipex_assist.speculative.llguidance_grammar import LlguidanceGrammar, initial_matcher
+    from ipex_assist.speculative.choosing.llguidance_grammar import LlguidanceGrammar, initial_matcher
 
     assert spec is not None
     state = LlguidanceGrammar(initial_matcher(spec, byte_tokenizer()), 257, frozenset([256]))

@@ -18,8 +18,8 @@ from ipex_assist.env.errors import UsageError
 from ipex_assist.env.options import options_of, read_flag
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.quantization.precision import PRECISIONS
-from ipex_assist.speculative.assistant_name import NONE, SELF
 from ipex_assist.speculative.options import GenerationOptions, SamplingOptions
+from ipex_assist.speculative.sources.assistant_name import NONE, SELF
 
 TASKS = ("benchmark", "decode", "dataset", "throughput")
 FORMATS = ("markdown", "csv", "json")

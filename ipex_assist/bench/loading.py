@@ -33,7 +33,7 @@ from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.models import find
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.quantization.precision import DRAFT_INT4_GROUP, INT4_GROUP
-from ipex_assist.speculative.assistant_name import SELF
+from ipex_assist.speculative.sources.assistant_name import SELF
 
 if TYPE_CHECKING:
     from ipex_assist.executors.interface import Model

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ipex_assist.env.errors import UsageError
-from ipex_assist.speculative.assistant_name import SELF
+from ipex_assist.speculative.sources.assistant_name import SELF
 
 Config = dict[str, Any]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ipex_assist.speculative.draft_source import DraftSource, Proposal
+from ipex_assist.speculative.sources.draft_source import DraftSource, Proposal
 
 
 class SimulatedDraft(DraftSource):

@@ -99,7 +99,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _load_options(args: argparse.Namespace) -> LoadOptions:
-    from ipex_assist.speculative.assistant_name import NONE
+    from ipex_assist.speculative.sources.assistant_name import NONE
 
     return replace(LoadOptions.from_flags(args), assistant=NONE)
 

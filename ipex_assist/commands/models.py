@@ -9,8 +9,8 @@ from typing import Any
 from ipex_assist.env.parser import ArgumentParser
 from ipex_assist.executors.registry import EXECUTORS
 from ipex_assist.models import ARCHITECTURES, Architecture
-from ipex_assist.speculative.assistant_name import MTP
-from ipex_assist.speculative.default_assistants import DEFAULT_ASSISTANTS, OWN_HEADS
+from ipex_assist.speculative.sources.assistant_name import MTP
+from ipex_assist.speculative.sources.default_assistants import DEFAULT_ASSISTANTS, OWN_HEADS
 
 LOOKUP = "lookup"  # what drafts where there is no default assistant
 DEFAULTS = (

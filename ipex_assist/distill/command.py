@@ -31,8 +31,8 @@ from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.isa import read_isa
 from ipex_assist.env.memory import gib, release_free_memory
 from ipex_assist.generation.load_options import LoadOptions
-from ipex_assist.speculative.assistant_name import NONE
 from ipex_assist.speculative.options import GenerationOptions
+from ipex_assist.speculative.sources.assistant_name import NONE
 
 if TYPE_CHECKING:
     from ipex_assist.checkpoints.base import Checkpoint
@@ -271,7 +271,7 @@ def judge(run: DistillRun, samples: Sequence[AnsweredPrompt]) -> list[Outcome]:
 def _sibling(run: DistillRun) -> str | None:
     """The small model to compare with: the one that is named, or the family's where it is on this machine."""
     from ipex_assist.checkpoints.open import open_checkpoint
-    from ipex_assist.speculative.default_assistants import default_assistant
+    from ipex_assist.speculative.sources.default_assistants import default_assistant
 
     if run.args.compare is not None:
         return str(run.args.compare)

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ipex_assist.speculative.costs import Costs
-from ipex_assist.speculative.prompt_lookup import PromptLookup
+from ipex_assist.speculative.costs.pair_costs import Costs
 from ipex_assist.speculative.schedule import ConstantSchedule
+from ipex_assist.speculative.sources.prompt_lookup import PromptLookup
 
 if TYPE_CHECKING:
     from ipex_assist.generation.assisted_model import AssistedModel
-    from ipex_assist.speculative.draft_source import DraftSource
+    from ipex_assist.speculative.sources.draft_source import DraftSource
 
 PROMPTS = 16  # held-out prompts at most
 TOKENS = 64  # of an answer to each

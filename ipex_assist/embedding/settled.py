@@ -8,7 +8,7 @@ from ipex_assist.checkpoints.open import OpenCheckpoints
 from ipex_assist.embedding.task import AUTO, EMBED, GENERATE, RERANK, task_of
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.generation.load_options import LoadOptions
-from ipex_assist.speculative.assistant_name import NONE
+from ipex_assist.speculative.sources.assistant_name import NONE
 
 
 def without_assistant(options: LoadOptions) -> LoadOptions:

@@ -11,10 +11,10 @@ from ipex_assist.engine.request import Request
 from ipex_assist.engine.scheduled_request import ScheduledRequest
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
-from ipex_assist.speculative.batched_proposals import ProposalRequest, propose_together
-from ipex_assist.speculative.head_assistant import READY_ROWS
 from ipex_assist.speculative.joint_schedule import ALL_UNREAD, JointDraft, JointSchedule
 from ipex_assist.speculative.schedule import LONGEST_DRAFT, DraftPlan, RoundResult, RoundState
+from ipex_assist.speculative.sources.batched_proposals import ProposalRequest, propose_together
+from ipex_assist.speculative.sources.head_assistant import READY_ROWS
 
 Fail: TypeAlias = "Callable[[ScheduledRequest, IpexAssistError], None]"
 

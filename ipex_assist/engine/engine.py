@@ -19,14 +19,14 @@ from ipex_assist.executors.adapters import AdapterChoice
 from ipex_assist.executors.blocks import NoBlocksError
 from ipex_assist.executors.interface import Model
 from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
-from ipex_assist.speculative.constrained_source import ConstrainedSource
-from ipex_assist.speculative.draft_source import DraftSource
+from ipex_assist.speculative.choosing.grammar import Grammar
+from ipex_assist.speculative.choosing.sampling import Sampling
+from ipex_assist.speculative.costs.live_costs import LiveCosts
 from ipex_assist.speculative.drafting import Drafting
-from ipex_assist.speculative.grammar import Grammar
-from ipex_assist.speculative.live_costs import LiveCosts
 from ipex_assist.speculative.options import GenerationOptions
-from ipex_assist.speculative.sampling import Sampling
 from ipex_assist.speculative.schedule import ConstantSchedule, Schedule
+from ipex_assist.speculative.sources.constrained_source import ConstrainedSource
+from ipex_assist.speculative.sources.draft_source import DraftSource
 
 
 class Engine:

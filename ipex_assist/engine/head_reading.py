@@ -7,8 +7,8 @@ from collections.abc import Callable
 from ipex_assist.engine.request import Request
 from ipex_assist.engine.scheduled_request import ScheduledRequest
 from ipex_assist.executors.blocks import NoBlocksError
-from ipex_assist.speculative.head_assistant import HeadAssistant
-from ipex_assist.speculative.hidden_window import HiddenStates
+from ipex_assist.speculative.sources.head_assistant import HeadAssistant
+from ipex_assist.speculative.sources.hidden_window import HiddenStates
 
 # Whether a request's head should read this many rows before it drafts.
 Repays = Callable[[Request, int], bool]

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ipex_assist.engine.scheduled_request import ScheduledRequest
 from ipex_assist.executors.interface import HiddenRows, Model, Rows
 from ipex_assist.executors.row_choice import samples_in_one_call
-from ipex_assist.speculative.hidden_window import HiddenStates
-from ipex_assist.speculative.row_choices import PlannedChoices, likeliest, plan_choices
-from ipex_assist.speculative.sampling import Row
-from ipex_assist.speculative.verify import choices
+from ipex_assist.speculative.choosing.row_choices import PlannedChoices, likeliest, plan_choices
+from ipex_assist.speculative.choosing.sampling import Row
+from ipex_assist.speculative.choosing.verify import choices
+from ipex_assist.speculative.sources.hidden_window import HiddenStates
 
 if TYPE_CHECKING:
     import torch

@@ -13,16 +13,16 @@ from typing import Protocol
 from ipex_assist.executors.adapters import AdapterChoice
 from ipex_assist.executors.interface import Sequence, TokenLogprob
 from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
-from ipex_assist.speculative.constrained_source import ConstrainedSource
-from ipex_assist.speculative.draft_source import DraftSource, Proposal
-from ipex_assist.speculative.grammar import Grammar, GrammarError, follow
-from ipex_assist.speculative.head_assistant import HeadAssistant
-from ipex_assist.speculative.logit_edits import SeenTokens
-from ipex_assist.speculative.prompt_lookup import LookupWithFallback
+from ipex_assist.speculative.choosing.grammar import Grammar, GrammarError, follow
+from ipex_assist.speculative.choosing.logit_edits import SeenTokens
+from ipex_assist.speculative.choosing.sampling import Sampling
 from ipex_assist.speculative.round import Round
-from ipex_assist.speculative.sampling import Sampling
 from ipex_assist.speculative.schedule import RoundState, Schedule
-from ipex_assist.speculative.two_assistants import TwoAssistants
+from ipex_assist.speculative.sources.constrained_source import ConstrainedSource
+from ipex_assist.speculative.sources.draft_source import DraftSource, Proposal
+from ipex_assist.speculative.sources.head_assistant import HeadAssistant
+from ipex_assist.speculative.sources.prompt_lookup import LookupWithFallback
+from ipex_assist.speculative.sources.two_assistants import TwoAssistants
 
 
 @dataclass(eq=False)

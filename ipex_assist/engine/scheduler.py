@@ -19,10 +19,10 @@ from ipex_assist.engine.stats import EngineStats
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.interface import ANY_ROWS, LogitsError, Model, Rows, experts_a_layer
 from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
-from ipex_assist.speculative.logprobs import of_rows
+from ipex_assist.speculative.choosing.logprobs import of_rows
+from ipex_assist.speculative.choosing.verify import verify
 from ipex_assist.speculative.round import Round
 from ipex_assist.speculative.schedule import longest_draft
-from ipex_assist.speculative.verify import verify
 
 Clock = Callable[[], float]
 PROMPT_LOGIT_ROWS = 64  # of a prompt in one pass if all of them need logits: bounds the memory of (rows, vocab)

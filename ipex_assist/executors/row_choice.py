@@ -15,7 +15,7 @@ LogitEdits: TypeAlias = "NDArray[Any]"  # (edits,) of LOGIT_EDIT, by ascending t
 
 
 class SamplingRule(NamedTuple):
-    """How tokens of a request are chosen, by numbers alone; speculative/sampling.py says what they mean.
+    """How tokens of a request are chosen, by numbers alone; speculative/choosing/sampling.py says what they mean.
 
     temperature: 0 takes the likeliest token. top_k: 0 keeps all.
     """

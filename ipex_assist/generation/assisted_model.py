@@ -22,18 +22,18 @@ from ipex_assist.generation.prefix_options import PrefixOptions
 from ipex_assist.generation.result import Identity
 from ipex_assist.generation.stream import RoundStream
 from ipex_assist.generation.text_model import TextModel
-from ipex_assist.speculative import calibration
-from ipex_assist.speculative.draft_source import DraftSource
+from ipex_assist.speculative.choosing.grammar import Grammar, GrammarSpec
+from ipex_assist.speculative.choosing.sampling import Sampling
+from ipex_assist.speculative.costs import calibration
 from ipex_assist.speculative.drafting import Drafting
-from ipex_assist.speculative.grammar import Grammar, GrammarSpec
 from ipex_assist.speculative.options import GenerationOptions
-from ipex_assist.speculative.sampling import Sampling
 from ipex_assist.speculative.schedule import Schedule
+from ipex_assist.speculative.sources.draft_source import DraftSource
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from ipex_assist.speculative.llguidance_grammar import GrammarCompiler
+    from ipex_assist.speculative.choosing.llguidance_grammar import GrammarCompiler
 
 log = logging.getLogger("ipex_assist")
 
@@ -164,7 +164,7 @@ class AssistedModel(TextModel):
             self._all_grammars()
 
     def _all_grammars(self) -> GrammarCompiler:
-        from ipex_assist.speculative.llguidance_grammar import GrammarCompiler
+        from ipex_assist.speculative.choosing.llguidance_grammar import GrammarCompiler
 
         with self._making_grammars:
             if self._grammars is None:

@@ -9,7 +9,7 @@ from ipex_assist.env.errors import UsageError
 from ipex_assist.env.options import Choice, Number, Options, Size, Switch, Text, Texts, checked, documented, option
 from ipex_assist.executors.registry import EXECUTORS
 from ipex_assist.quantization.precision import KV_PRECISIONS, PRECISIONS
-from ipex_assist.speculative.assistant_name import AUTO, NONE, parse_assistant
+from ipex_assist.speculative.sources.assistant_name import AUTO, NONE, parse_assistant
 
 
 def _assistant(name: str) -> None:

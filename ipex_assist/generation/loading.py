@@ -35,11 +35,11 @@ from ipex_assist.launch.plan import MASK_AT_START
 from ipex_assist.models import find
 from ipex_assist.native import library
 from ipex_assist.quantization.precision import DRAFT_INT4_GROUP, INT4_GROUP
-from ipex_assist.speculative import calibration
-from ipex_assist.speculative.assistant_name import AUTO, MTP, SELF
-from ipex_assist.speculative.costs import Costs
+from ipex_assist.speculative.costs import calibration
+from ipex_assist.speculative.costs.pair_cache import PairCache, pair_facts
+from ipex_assist.speculative.costs.pair_costs import Costs
 from ipex_assist.speculative.drafting import Drafting
-from ipex_assist.speculative.pair_cache import PairCache, pair_facts
+from ipex_assist.speculative.sources.assistant_name import AUTO, MTP, SELF
 from ipex_assist.tokenization.tokenizer import eos_token_ids, load_tokenizer
 from ipex_assist.tokenization.vocabulary import SharedVocabulary
 

@@ -26,8 +26,8 @@ from ipex_assist.generation.second_assistant import (
 from ipex_assist.models.draft_head import HeadSpec
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.quantization.precision import beside_experts, kv_precision_of
-from ipex_assist.speculative.assistant_name import AUTO, MTP, SELF, AssistantName, parse_assistant
-from ipex_assist.speculative.default_assistants import default_assistant, default_head, why_none
+from ipex_assist.speculative.sources.assistant_name import AUTO, MTP, SELF, AssistantName, parse_assistant
+from ipex_assist.speculative.sources.default_assistants import default_assistant, default_head, why_none
 from ipex_assist.tokenization.tokenizer import load_tokenizer
 from ipex_assist.tokenization.vocabulary import ADVICE, SharedVocabulary, share_vocabulary
 

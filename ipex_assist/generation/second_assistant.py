@@ -12,8 +12,8 @@ from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.models import find
 from ipex_assist.models.heads import is_head
 from ipex_assist.quantization.precision import beside_experts
-from ipex_assist.speculative.assistant_name import AUTO, MTP, SELF, AssistantName
-from ipex_assist.speculative.default_assistants import default_assistant, why_none
+from ipex_assist.speculative.sources.assistant_name import AUTO, MTP, SELF, AssistantName
+from ipex_assist.speculative.sources.default_assistants import default_assistant, why_none
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from ipex_assist.generation.prefix_options import PrefixOptions
 from ipex_assist.generation.result import Identity, Result
 from ipex_assist.generation.stats import Loading
 from ipex_assist.generation.stream import Generation, RoundStream
-from ipex_assist.speculative.draft_source import DraftSource
-from ipex_assist.speculative.grammar import GrammarSpec
+from ipex_assist.speculative.choosing.grammar import GrammarSpec
 from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.speculative.schedule import Schedule
+from ipex_assist.speculative.sources.draft_source import DraftSource
 from ipex_assist.tokenization.tokenizer import checked_ids, encode_messages, encode_prompt
 
 if TYPE_CHECKING:

@@ -37,12 +37,12 @@ from ipex_assist.generation.transformers_pair import (
     reset_generation_config,
 )
 from ipex_assist.models import ARCHITECTURES
-from ipex_assist.speculative.draft_source import DraftSource
-from ipex_assist.speculative.grammar import GrammarSpec
+from ipex_assist.speculative.choosing.grammar import GrammarSpec
+from ipex_assist.speculative.choosing.sampling import Sampling
 from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.speculative.round import Round
-from ipex_assist.speculative.sampling import Sampling
 from ipex_assist.speculative.schedule import Schedule
+from ipex_assist.speculative.sources.draft_source import DraftSource
 from ipex_assist.tokenization.tokenizer import eos_token_ids, load_tokenizer
 
 if TYPE_CHECKING:

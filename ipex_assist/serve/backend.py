@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ipex_assist.embedding.facts import EmbeddingFacts
 from ipex_assist.embedding.jobs import EmbeddingInputs
 from ipex_assist.env.errors import UsageError
-from ipex_assist.speculative.grammar import GrammarSpec
+from ipex_assist.speculative.choosing.grammar import GrammarSpec
 from ipex_assist.speculative.options import GenerationOptions
 
 if TYPE_CHECKING:

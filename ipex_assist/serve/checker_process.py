@@ -16,7 +16,7 @@ import psutil
 
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.serve.backend import Failed, NotReady
-from ipex_assist.speculative.grammar import GrammarSpec
+from ipex_assist.speculative.choosing.grammar import GrammarSpec
 
 SECONDS = 1.0  # of CPU time that a grammar may take
 PATIENCE = 10.0  # seconds of wall-clock time

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ipex_assist.serve.backend import Busy, InvalidField, NotReady
 from ipex_assist.serve.checker_process import SECONDS, CheckerProcess, trial_program
-from ipex_assist.speculative.grammar import GrammarSpec
+from ipex_assist.speculative.choosing.grammar import GrammarSpec
 
 PROCESSES = 2  # so that one grammar that takes its whole second does not stop the others
 REMEMBERED = 256  # cached verdicts

@@ -13,10 +13,10 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.speculative.grammar import GrammarSpec
+from ipex_assist.speculative.choosing.grammar import GrammarSpec
 
 if TYPE_CHECKING:
-    from ipex_assist.speculative.llguidance_grammar import LlguidanceGrammar
+    from ipex_assist.speculative.choosing.llguidance_grammar import LlguidanceGrammar
 
 MEMORY = 4 << 30  # bytes of address space of the process
 WALKS, STEPS = 4, 48  # random outputs, and choices in each: a grammar may become expensive later on
@@ -52,7 +52,7 @@ def reason_against(spec: GrammarSpec, tokenizer: Any) -> str | None:
 
     Compiles it and generates a few random outputs. Whether the model has its special tokens is not known here.
     """
-    from ipex_assist.speculative.llguidance_grammar import LlguidanceGrammar, initial_matcher
+    from ipex_assist.speculative.choosing.llguidance_grammar import LlguidanceGrammar, initial_matcher
 
     chance = random.Random(0)
     if spec.kind == "lark":  # the byte vocabulary has no special tokens

@@ -21,7 +21,7 @@ from ipex_assist.serve.options import ServeOptions
 from ipex_assist.serve.protocol.adapters import AdapterFields
 from ipex_assist.serve.protocol.common import AdapterScale
 from ipex_assist.serve.token_bytes import TokenBytes
-from ipex_assist.speculative.grammar import GrammarSpec
+from ipex_assist.speculative.choosing.grammar import GrammarSpec
 from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.tokenization.tokenizer import check_text, checked_ids, encode, encode_messages
 from ipex_assist.version import __version__

@@ -10,7 +10,7 @@ from typing import Any
 from ipex_assist.env.errors import UsageError
 from ipex_assist.serve.backend import InvalidField
 from ipex_assist.serve.json_schemas import adapt_schema
-from ipex_assist.speculative.grammar import GrammarSpec
+from ipex_assist.speculative.choosing.grammar import GrammarSpec
 
 # vLLM's fields, and their names in its newer `structured_outputs`.
 _GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from ipex_assist.speculative.acceptance import Acceptance, Array
+from ipex_assist.speculative.costs.acceptance import Acceptance, Array
 from ipex_assist.speculative.joint_draft_choice import BatchCosts, ExpectedTokens, JointDraftChoice, best_joint_draft
 
 # What is known of the model and of copies for texts with an adapter, None being without; before its first text, what

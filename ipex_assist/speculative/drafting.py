@@ -9,22 +9,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ipex_assist.executors.interface import FewerThreads, Model
-from ipex_assist.speculative.acceptance import Acceptance
 from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
-from ipex_assist.speculative.assistant_model import AssistantModel
-from ipex_assist.speculative.constrained_source import ConstrainedSource
-from ipex_assist.speculative.costs import Costs
+from ipex_assist.speculative.choosing.grammar import Grammar
+from ipex_assist.speculative.choosing.sampling import Sampling
+from ipex_assist.speculative.costs.acceptance import Acceptance
+from ipex_assist.speculative.costs.live_costs import LiveCosts
+from ipex_assist.speculative.costs.pair_cache import PairCache
+from ipex_assist.speculative.costs.pair_costs import Costs
 from ipex_assist.speculative.draft_budget import HEAD_STAKE, STAKE
-from ipex_assist.speculative.draft_source import DraftSource
-from ipex_assist.speculative.grammar import Grammar
-from ipex_assist.speculative.head_assistant import HeadAssistant, chooses_each
 from ipex_assist.speculative.joint_schedule import JointSchedule
-from ipex_assist.speculative.live_costs import LiveCosts
 from ipex_assist.speculative.options import DraftOptions
-from ipex_assist.speculative.pair_cache import PairCache
-from ipex_assist.speculative.partial_vocabulary import PartialVocabularyAssistant
-from ipex_assist.speculative.prompt_lookup import LookupWithFallback, PromptLookup
-from ipex_assist.speculative.sampling import Sampling
 from ipex_assist.speculative.schedule import (
     CONSTANT_TOKENS,
     HEURISTIC_TOKENS,
@@ -33,10 +27,16 @@ from ipex_assist.speculative.schedule import (
     HeuristicSchedule,
     Schedule,
 )
-from ipex_assist.speculative.two_assistants import TwoAssistants
+from ipex_assist.speculative.sources.assistant_model import AssistantModel
+from ipex_assist.speculative.sources.constrained_source import ConstrainedSource
+from ipex_assist.speculative.sources.draft_source import DraftSource
+from ipex_assist.speculative.sources.head_assistant import HeadAssistant, chooses_each
+from ipex_assist.speculative.sources.partial_vocabulary import PartialVocabularyAssistant
+from ipex_assist.speculative.sources.prompt_lookup import LookupWithFallback, PromptLookup
+from ipex_assist.speculative.sources.two_assistants import TwoAssistants
+from ipex_assist.speculative.sources.universal_assistant import UniversalAssistant
 from ipex_assist.speculative.two_assistants_joint_schedule import TwoAssistantsJointSchedule
 from ipex_assist.speculative.two_assistants_schedule import TwoAssistantsSchedule
-from ipex_assist.speculative.universal_assistant import UniversalAssistant
 from ipex_assist.tokenization.vocabulary import SharedVocabulary
 
 if TYPE_CHECKING:

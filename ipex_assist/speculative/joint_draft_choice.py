@@ -8,8 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
-from ipex_assist.speculative.acceptance import EDGES, Array
-from ipex_assist.speculative.costs import Costs
+from ipex_assist.speculative.costs.acceptance import EDGES, Array
+from ipex_assist.speculative.costs.pair_costs import Costs
 
 
 class ExpectedTokens(Protocol):

@@ -13,15 +13,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
-from ipex_assist.speculative.acceptance import Acceptance
 from ipex_assist.speculative.adapter_acceptance import AdapterAcceptance, KnownOf, best_group, mean_of
 from ipex_assist.speculative.adaptive_schedule import ASKING_SHARE, SHARE, AdaptiveSchedule
-from ipex_assist.speculative.costs import Costs
+from ipex_assist.speculative.costs.acceptance import Acceptance
+from ipex_assist.speculative.costs.live_costs import LiveCosts
+from ipex_assist.speculative.costs.pair_costs import Costs
 from ipex_assist.speculative.draft_budget import EXPECTED_TOKENS, FURTHER, OUTLIER, STAKE, TRUST
-from ipex_assist.speculative.draft_source import Proposal
 from ipex_assist.speculative.joint_draft_choice import BatchCosts, JointDraftChoice, best_joint_draft, worth_verifying
-from ipex_assist.speculative.live_costs import LiveCosts
 from ipex_assist.speculative.schedule import LONGEST_DRAFT, DraftPlan, RoundState
+from ipex_assist.speculative.sources.draft_source import Proposal
 
 MEMORY = 0.995  # decay of acceptance counts per round of one request: some 200 rounds are remembered
 WORTH = 1.03  # a draft must promise this factor over plain decoding

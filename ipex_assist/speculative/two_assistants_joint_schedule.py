@@ -10,10 +10,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ipex_assist.speculative.acceptance import EDGES, Acceptance
 from ipex_assist.speculative.adapter_acceptance import AdapterAcceptance, KnownOf, mean_of
 from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
-from ipex_assist.speculative.costs import Costs
+from ipex_assist.speculative.costs.acceptance import EDGES, Acceptance
+from ipex_assist.speculative.costs.live_costs import LiveCosts
+from ipex_assist.speculative.costs.pair_costs import Costs
 from ipex_assist.speculative.draft_budget import EXPECTED_TOKENS
 from ipex_assist.speculative.joint_draft_choice import (
     BatchCosts,
@@ -22,7 +23,6 @@ from ipex_assist.speculative.joint_draft_choice import (
     best_joint_draft,
 )
 from ipex_assist.speculative.joint_schedule import KNOWN_TOKENS, MEMORY, WORTH, JointDraft, JointSchedule
-from ipex_assist.speculative.live_costs import LiveCosts
 from ipex_assist.speculative.schedule import LONGEST_DRAFT
 from ipex_assist.speculative.two_assistants_schedule import EXPLORED_SHARE, READING_TOKENS, TwoAssistantsSchedule
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from ipex_assist.speculative.acceptance import EDGES, Acceptance
 from ipex_assist.speculative.adaptive_schedule import TRUSTED_TOKENS, WORTH, AdaptiveSchedule, best_draft
-from ipex_assist.speculative.costs import Costs
+from ipex_assist.speculative.costs.acceptance import EDGES, Acceptance
+from ipex_assist.speculative.costs.pair_costs import Costs
 from ipex_assist.speculative.draft_budget import EXPECTED_TOKENS
-from ipex_assist.speculative.draft_source import Proposal
 from ipex_assist.speculative.schedule import DraftPlan, RoundResult, RoundState
+from ipex_assist.speculative.sources.draft_source import Proposal
 
 # What an assistant reads before it drafts is spread over this many tokens, in which it should stay the better one.
 READING_TOKENS = 64

@@ -9,7 +9,7 @@ import pytest
 from ipex_assist.bench.measure import Case, Contender, Row, Sample, forget, measure
 from ipex_assist.generation.result import DraftResult, Identity, Result, Times
 from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
-from ipex_assist.speculative.costs import Costs
+from ipex_assist.speculative.costs.pair_costs import Costs
 
 pytestmark = pytest.mark.one_stack
 

@@ -13,7 +13,7 @@ from ipex_assist.bench.random_checkpoint import RandomCheckpoint
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.executors.load import load_model
 from ipex_assist.executors.load_request import LoadRequest
-from ipex_assist.speculative.assistant_name import SELF
+from ipex_assist.speculative.sources.assistant_name import SELF
 
 pytestmark = pytest.mark.one_stack
 

@@ -10,7 +10,7 @@ import pytest
 import ipex_assist
 from ipex_assist.bench.measure import Case, Contender, measure, run
 from ipex_assist.bench.simulated import SimulatedDraft
-from ipex_assist.speculative.draft_source import DraftSource, Proposal
+from ipex_assist.speculative.sources.draft_source import DraftSource, Proposal
 
 pytestmark = pytest.mark.one_stack
 

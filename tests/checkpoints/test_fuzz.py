@@ -28,10 +28,10 @@ from ipex_assist.commands.shared.memory_need import estimate_need
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.load import load_model
 from ipex_assist.executors.load_request import LoadRequest
-from ipex_assist.speculative import pair_cache
-from ipex_assist.speculative.acceptance import Acceptance
-from ipex_assist.speculative.costs import Costs
-from ipex_assist.speculative.pair_cache import PairCache
+from ipex_assist.speculative.costs import pair_cache
+from ipex_assist.speculative.costs.acceptance import Acceptance
+from ipex_assist.speculative.costs.pair_cache import PairCache
+from ipex_assist.speculative.costs.pair_costs import Costs
 from ipex_assist.tokenization.tokenizer import encode_prompt, eos_token_ids, load_tokenizer
 
 pytestmark = pytest.mark.one_stack

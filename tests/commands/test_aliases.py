@@ -11,7 +11,7 @@ from ipex_assist.bench import arguments as bench
 from ipex_assist.commands.shared import arguments
 from ipex_assist.serve import arguments as serve
 from ipex_assist.serve.options import ServeOptions
-from ipex_assist.speculative.assistant_name import NONE
+from ipex_assist.speculative.sources.assistant_name import NONE
 
 
 def listed(parser: argparse.ArgumentParser) -> list[str]:

@@ -32,7 +32,7 @@ from ipex_assist.distill.trainer_environment import problem_of, trainer_python
 from ipex_assist.distill.work_folder import AnsweredPrompt, WorkFolder
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.executors.interface import DraftInput, DraftsInOneCall, Rows
-from ipex_assist.speculative.costs import Costs
+from ipex_assist.speculative.costs.pair_costs import Costs
 
 pytestmark = pytest.mark.one_stack
 

@@ -21,8 +21,8 @@ from ipex_assist.executors.blocks import BLOCK, BlockPool
 from ipex_assist.executors.interface import ANY_ROWS, DraftInput, HiddenRows, Model, Rows
 from ipex_assist.executors.row_choice import RowChoice, SampledRows
 from ipex_assist.models.draft_head import HeadSpec, Taps
-from ipex_assist.speculative.acceptance import EDGES
-from ipex_assist.speculative.costs import Costs
+from ipex_assist.speculative.costs.acceptance import EDGES
+from ipex_assist.speculative.costs.pair_costs import Costs
 from ipex_assist.speculative.drafting import Drafting
 from ipex_assist.speculative.options import GenerationOptions
 

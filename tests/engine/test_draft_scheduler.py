@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import simulated
 
-from ipex_assist.speculative.calibration import interpolate
-from ipex_assist.speculative.costs import Costs
+from ipex_assist.speculative.costs.calibration import interpolate
+from ipex_assist.speculative.costs.pair_costs import Costs
 
 pytestmark = pytest.mark.one_stack
 

@@ -18,10 +18,10 @@ from ipex_assist.engine.engine import Engine
 from ipex_assist.engine.limits import EngineLimits
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.serve.tools.call_grammars import CallSyntax, optional_calls
-from ipex_assist.speculative.costs import Costs
+from ipex_assist.speculative.choosing.grammar import GrammarError, GrammarSpec
+from ipex_assist.speculative.choosing.llguidance_grammar import LlguidanceGrammar
+from ipex_assist.speculative.costs.pair_costs import Costs
 from ipex_assist.speculative.drafting import Drafting
-from ipex_assist.speculative.grammar import GrammarError, GrammarSpec
-from ipex_assist.speculative.llguidance_grammar import LlguidanceGrammar
 from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.speculative.round import Round
 from ipex_assist.speculative.schedule import ConstantSchedule

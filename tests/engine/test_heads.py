@@ -35,15 +35,15 @@ from ipex_assist.engine.limits import EngineLimits
 from ipex_assist.engine.stats import EngineStats
 from ipex_assist.executors.interface import Model
 from ipex_assist.models.draft_head import HeadKind
-from ipex_assist.speculative.acceptance import Acceptance
 from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
-from ipex_assist.speculative.costs import Costs
+from ipex_assist.speculative.costs.acceptance import Acceptance
+from ipex_assist.speculative.costs.pair_costs import Costs
 from ipex_assist.speculative.draft_budget import HEAD_STAKE
 from ipex_assist.speculative.drafting import Drafting
-from ipex_assist.speculative.head_assistant import HeadAssistant
 from ipex_assist.speculative.joint_schedule import JointSchedule
 from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.speculative.schedule import ConstantSchedule
+from ipex_assist.speculative.sources.head_assistant import HeadAssistant
 
 pytestmark = pytest.mark.one_stack
 

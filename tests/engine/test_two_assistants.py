@@ -43,7 +43,7 @@ from ipex_assist.executors.load import load_model
 from ipex_assist.executors.load_head import load_head
 from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.models.draft_head import HeadKind
-from ipex_assist.speculative.costs import Costs
+from ipex_assist.speculative.costs.pair_costs import Costs
 from ipex_assist.speculative.drafting import Drafting
 from ipex_assist.speculative.options import GenerationOptions
 

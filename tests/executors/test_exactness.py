@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from ipex_assist.executors.exactness import ROW_BY_ROW, find_plan
 from ipex_assist.executors.kernels import Linear, TorchKernels
 from ipex_assist.executors.row_plan import RowPlan
-from ipex_assist.speculative.assistant_model import AssistantModel
-from ipex_assist.speculative.sampling import Sampling
+from ipex_assist.speculative.choosing.sampling import Sampling
+from ipex_assist.speculative.sources.assistant_model import AssistantModel
 
 
 @given(st.sets(st.integers(1, 16), min_size=1), st.integers(1, 70), st.sampled_from([128, 512]))

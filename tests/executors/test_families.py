@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 
 from ipex_assist.executors.interface import Rows
 from ipex_assist.native.library import unavailable
-from ipex_assist.speculative.assistant_model import AssistantModel
-from ipex_assist.speculative.sampling import Sampling
+from ipex_assist.speculative.choosing.sampling import Sampling
+from ipex_assist.speculative.sources.assistant_model import AssistantModel
 
 pytestmark = pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")
 

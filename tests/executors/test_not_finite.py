@@ -20,8 +20,8 @@ from ipex_assist.executors.interface import LogitsError, Model, Rows
 from ipex_assist.executors.torch_model import TorchModel
 from ipex_assist.models import find
 from ipex_assist.models.weights import NotFiniteError, check_numbers
-from ipex_assist.speculative.assistant_model import AssistantModel
-from ipex_assist.speculative.sampling import Sampling
+from ipex_assist.speculative.choosing.sampling import Sampling
+from ipex_assist.speculative.sources.assistant_model import AssistantModel
 
 # One of each kind: a matrix alone and one that shares its linear, a bias, a norm, and the tables.
 WEIGHTS = [

@@ -17,10 +17,10 @@ from ipex_assist.commands.shared.memory_need import estimate_need
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.generation.resolved import resolve
-from ipex_assist.speculative.assistant_name import AssistantName, parse_assistant
-from ipex_assist.speculative.costs import Costs
-from ipex_assist.speculative.default_assistants import DEFAULT_HEADS, default_head
-from ipex_assist.speculative.pair_cache import PairCache
+from ipex_assist.speculative.costs.pair_cache import PairCache
+from ipex_assist.speculative.costs.pair_costs import Costs
+from ipex_assist.speculative.sources.assistant_name import AssistantName, parse_assistant
+from ipex_assist.speculative.sources.default_assistants import DEFAULT_HEADS, default_head
 
 pytestmark = pytest.mark.one_stack
 

@@ -15,7 +15,7 @@ from test_transformers_model import save
 
 import ipex_assist
 from ipex_assist.env.errors import UsageError
-from ipex_assist.speculative.logprobs import log_probabilities
+from ipex_assist.speculative.choosing.logprobs import log_probabilities
 from ipex_assist.speculative.options import GenerationOptions
 
 PROMPT = "the quick"

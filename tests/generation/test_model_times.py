@@ -18,8 +18,8 @@ from ipex_assist.generation import loading
 from ipex_assist.generation import stats as stats_module
 from ipex_assist.generation.result import AssistantTimes, TargetTimes, Times
 from ipex_assist.generation.stats import Loading, Statistics
-from ipex_assist.speculative.assistant_model import AssistantModel
 from ipex_assist.speculative.round import Round
+from ipex_assist.speculative.sources.assistant_model import AssistantModel
 
 pytestmark = pytest.mark.one_stack
 

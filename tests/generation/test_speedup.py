@@ -16,12 +16,12 @@ from ipex_assist.executors.interface import Model, Rows
 from ipex_assist.generation import stats as stats_module
 from ipex_assist.generation.stats import Statistics
 from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
-from ipex_assist.speculative.assistant_model import AssistantModel
-from ipex_assist.speculative.batched_proposals import Steps
-from ipex_assist.speculative.calibration import calibrate
-from ipex_assist.speculative.draft_source import Proposal
+from ipex_assist.speculative.costs.calibration import calibrate
 from ipex_assist.speculative.round import Round
 from ipex_assist.speculative.schedule import ConstantSchedule, Schedule
+from ipex_assist.speculative.sources.assistant_model import AssistantModel
+from ipex_assist.speculative.sources.batched_proposals import Steps
+from ipex_assist.speculative.sources.draft_source import Proposal
 
 pytestmark = pytest.mark.one_stack
 

@@ -20,8 +20,8 @@ from ipex_assist.executors.interface import Rows
 from ipex_assist.executors.rope import BLOCK, RotaryTable
 from ipex_assist.models import ARCHITECTURES
 from ipex_assist.models.spec import DecoderSpec
-from ipex_assist.speculative import calibration
-from ipex_assist.speculative.costs import Costs
+from ipex_assist.speculative.costs import calibration
+from ipex_assist.speculative.costs.pair_costs import Costs
 
 PROMPTS = ["The quick brown fox", "def add(a, b):\n    return a + b\n", "for i in range(10): print(i)"]
 CHEAP = Costs((1e-3,) * 16, 1e-6, (1e-6,) * 16, 1e-7)  # drafting pays, whatever the machine does meanwhile

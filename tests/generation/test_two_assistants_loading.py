@@ -24,9 +24,9 @@ from ipex_assist.env.errors import UsageError
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.generation.resolved import resolve
 from ipex_assist.serve.draft_report import DraftCounts, report
-from ipex_assist.speculative.assistant_name import AssistantName, parse_assistant
+from ipex_assist.speculative.costs.pair_cache import PairCache
 from ipex_assist.speculative.options import GenerationOptions
-from ipex_assist.speculative.pair_cache import PairCache
+from ipex_assist.speculative.sources.assistant_name import AssistantName, parse_assistant
 from ipex_assist.speculative.two_assistants_schedule import TwoAssistantsSchedule
 
 pytestmark = pytest.mark.one_stack

@@ -45,7 +45,7 @@ from ipex_assist.engine.prefix_cache import PrefixCache
 from ipex_assist.engine.request import RequestHandle
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.memory import resident_bytes
-from ipex_assist.speculative.grammar import GrammarSpec
+from ipex_assist.speculative.choosing.grammar import GrammarSpec
 from ipex_assist.speculative.options import GenerationOptions
 
 PREFIXES = (0, 40, 256, 300, 512, 700)  # tokens that prompts have in common

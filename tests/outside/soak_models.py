@@ -25,13 +25,13 @@ from ipex_assist.executors.native import NativeModel
 from ipex_assist.generation.loading import add_adapters
 from ipex_assist.generation.second_assistant import head_first, is_draft_head
 from ipex_assist.quantization.precision import DRAFT_INT4_GROUP
-from ipex_assist.speculative import calibration
-from ipex_assist.speculative.assistant_name import MTP, SELF, parse_assistant
-from ipex_assist.speculative.costs import Costs
+from ipex_assist.speculative.choosing.grammar import Grammar, GrammarSpec
+from ipex_assist.speculative.choosing.llguidance_grammar import GrammarCompiler
+from ipex_assist.speculative.costs import calibration
+from ipex_assist.speculative.costs.pair_costs import Costs
 from ipex_assist.speculative.drafting import Drafting
-from ipex_assist.speculative.grammar import Grammar, GrammarSpec
-from ipex_assist.speculative.llguidance_grammar import GrammarCompiler
 from ipex_assist.speculative.options import GenerationOptions
+from ipex_assist.speculative.sources.assistant_name import MTP, SELF, parse_assistant
 from ipex_assist.tokenization.tokenizer import eos_token_ids, load_tokenizer
 
 CHEAP = Costs((1e-3,) * 16, 1e-6, (1e-6,) * 16, 1e-7)  # of the small model: both assistants draft, on any machine

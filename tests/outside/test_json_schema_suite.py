@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from ipex_assist.env.errors import IpexAssistError, UsageError
-from ipex_assist.speculative.grammar import GrammarSpec
+from ipex_assist.speculative.choosing.grammar import GrammarSpec
 
 pytest.importorskip("llguidance")
 
 from ipex_assist.serve.grammar_trial import byte_tokenizer
 from ipex_assist.serve.structured_output import grammar_of
-from ipex_assist.speculative.llguidance_grammar import LlguidanceGrammar, initial_matcher
+from ipex_assist.speculative.choosing.llguidance_grammar import LlguidanceGrammar, initial_matcher
 
 pytestmark = pytest.mark.one_stack
 

@@ -44,7 +44,7 @@ from ipex_assist.serve.backend import (
 from ipex_assist.serve.engine_slot import ActiveRequest
 from ipex_assist.serve.engines import Engines
 from ipex_assist.serve.options import ServeOptions
-from ipex_assist.speculative.grammar import GrammarSpec
+from ipex_assist.speculative.choosing.grammar import GrammarSpec
 from ipex_assist.speculative.options import DraftOptions, GenerationOptions
 from ipex_assist.workers.events import PhaseReport
 

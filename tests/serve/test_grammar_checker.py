@@ -21,7 +21,7 @@ from ipex_assist.env.errors import UsageError
 from ipex_assist.serve import service
 from ipex_assist.serve.backend import Busy
 from ipex_assist.serve.grammar_checker import GrammarChecker
-from ipex_assist.speculative.grammar import GrammarSpec
+from ipex_assist.speculative.choosing.grammar import GrammarSpec
 
 pytestmark = pytest.mark.one_stack
 

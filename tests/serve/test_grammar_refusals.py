@@ -15,13 +15,13 @@ from tiny_tokenizers import tiny_tokenizer
 
 from ipex_assist.env.errors import UsageError
 from ipex_assist.serve.structured_output import grammar_of
-from ipex_assist.speculative.grammar import GrammarSpec
+from ipex_assist.speculative.choosing.grammar import GrammarSpec
 
 pytest.importorskip("llguidance")
 
 from ipex_assist.serve.grammar_checker import GrammarChecker
 from ipex_assist.serve.grammar_trial import byte_tokenizer, reason_against
-from ipex_assist.speculative.llguidance_grammar import GrammarCompiler
+from ipex_assist.speculative.choosing.llguidance_grammar import GrammarCompiler
 
 pytestmark = pytest.mark.one_stack
 

@@ -11,7 +11,7 @@ import pytest
 from fake_backend import FakeBackend, serving, tokenizer
 from tool_calls import FUNCTION, TOOL, calling_backend
 
-from ipex_assist.speculative.grammar import GrammarError, GrammarSpec
+from ipex_assist.speculative.choosing.grammar import GrammarError, GrammarSpec
 
 pytest.importorskip("llguidance")
 

@@ -21,8 +21,8 @@ from tool_calls import (
 from ipex_assist.env.errors import UsageError
 from ipex_assist.serve.grammar_trial import byte_tokenizer
 from ipex_assist.serve.tools import PreparedConversation, content_and_calls, prepare
-from ipex_assist.speculative.grammar import GrammarSpec
-from ipex_assist.speculative.llguidance_grammar import LlguidanceGrammar, initial_matcher
+from ipex_assist.speculative.choosing.grammar import GrammarSpec
+from ipex_assist.speculative.choosing.llguidance_grammar import LlguidanceGrammar, initial_matcher
 
 pytest.importorskip("llguidance")
 

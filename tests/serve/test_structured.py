@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from ipex_assist.env.errors import IpexAssistError, UsageError
-from ipex_assist.speculative.grammar import GrammarSpec
+from ipex_assist.speculative.choosing.grammar import GrammarSpec
 
 pytest.importorskip("llguidance")
 
 from ipex_assist.serve.grammar_checker import GrammarChecker
 from ipex_assist.serve.grammar_trial import _walk, byte_tokenizer, reason_against
 from ipex_assist.serve.structured_output import grammar_of
-from ipex_assist.speculative.llguidance_grammar import LlguidanceGrammar, initial_matcher
+from ipex_assist.speculative.choosing.llguidance_grammar import LlguidanceGrammar, initial_matcher
 
 pytestmark = pytest.mark.one_stack
 

@@ -26,7 +26,7 @@ from ipex_assist.env.errors import UsageError
 from ipex_assist.serve.tools import CallDelta, CallParser, content_and_calls, prepare
 from ipex_assist.serve.tools.call_parser import Call
 from ipex_assist.serve.tools.call_parsers import HermesParser, LlamaParser, MistralParser
-from ipex_assist.speculative.grammar import GrammarSpec
+from ipex_assist.speculative.choosing.grammar import GrammarSpec
 
 pytestmark = pytest.mark.one_stack
 

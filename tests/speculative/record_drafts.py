@@ -22,10 +22,10 @@ import draft_prompts
 import measure
 
 import ipex_assist
-from ipex_assist.speculative.acceptance import bin_of
-from ipex_assist.speculative.assistant_model import AssistantModel
-from ipex_assist.speculative.sampling import Sampling
+from ipex_assist.speculative.choosing.sampling import Sampling
+from ipex_assist.speculative.costs.acceptance import bin_of
 from ipex_assist.speculative.schedule import LONGEST_DRAFT
+from ipex_assist.speculative.sources.assistant_model import AssistantModel
 from ipex_assist.tokenization.tokenizer import encode_prompt
 
 

@@ -12,9 +12,9 @@ from dataclasses import replace
 import pytest
 from test_schedule import Draft, costs, simulate, steady
 
-from ipex_assist.speculative.acceptance import Acceptance
 from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
-from ipex_assist.speculative.costs import Costs
+from ipex_assist.speculative.costs.acceptance import Acceptance
+from ipex_assist.speculative.costs.pair_costs import Costs
 from ipex_assist.speculative.schedule import RoundResult, RoundState
 
 pytestmark = pytest.mark.one_stack

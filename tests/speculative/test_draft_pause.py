@@ -8,9 +8,9 @@ from itertools import pairwise
 
 import pytest
 
-from ipex_assist.speculative.acceptance import Acceptance
 from ipex_assist.speculative.adaptive_schedule import FIRST_PAUSE, LONGEST_PAUSE, MOST_PAUSES, AdaptiveSchedule
-from ipex_assist.speculative.costs import Costs
+from ipex_assist.speculative.costs.acceptance import Acceptance
+from ipex_assist.speculative.costs.pair_costs import Costs
 from ipex_assist.speculative.draft_budget import HEAD_STAKE, STAKE
 from ipex_assist.speculative.schedule import RoundResult, RoundState
 

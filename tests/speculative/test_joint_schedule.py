@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from ipex_assist.speculative.acceptance import Acceptance
 from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
-from ipex_assist.speculative.costs import Costs
-from ipex_assist.speculative.draft_source import Proposal
+from ipex_assist.speculative.costs.acceptance import Acceptance
+from ipex_assist.speculative.costs.pair_costs import Costs
 from ipex_assist.speculative.joint_draft_choice import BatchCosts, best_joint_draft, worth_verifying
 from ipex_assist.speculative.joint_schedule import JointDraft, JointSchedule
 from ipex_assist.speculative.schedule import RoundState
+from ipex_assist.speculative.sources.draft_source import Proposal
 
 pytestmark = pytest.mark.one_stack
 

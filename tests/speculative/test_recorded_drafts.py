@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from ipex_assist.speculative.acceptance import EDGES, Acceptance
 from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
-from ipex_assist.speculative.costs import Costs
+from ipex_assist.speculative.costs.acceptance import EDGES, Acceptance
+from ipex_assist.speculative.costs.pair_costs import Costs
 from ipex_assist.speculative.schedule import ConstantSchedule, RoundResult, RoundState, Schedule
 
 pytestmark = pytest.mark.one_stack

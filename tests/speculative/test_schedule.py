@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 import pytest
 
 from ipex_assist.env.errors import UsageError
-from ipex_assist.speculative.acceptance import EDGES, Acceptance, bin_of
 from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule, DraftChoice, best_draft
-from ipex_assist.speculative.costs import Costs
+from ipex_assist.speculative.costs.acceptance import EDGES, Acceptance, bin_of
+from ipex_assist.speculative.costs.pair_costs import Costs
 from ipex_assist.speculative.draft_budget import EXPECTED_TOKENS, FURTHER, STAKE, TRUST, TRUSTED_READING
-from ipex_assist.speculative.draft_source import Proposal
 from ipex_assist.speculative.options import DraftOptions
 from ipex_assist.speculative.schedule import ConstantSchedule, HeuristicSchedule, RoundResult, RoundState, Schedule
+from ipex_assist.speculative.sources.draft_source import Proposal
 
 pytestmark = pytest.mark.one_stack
 

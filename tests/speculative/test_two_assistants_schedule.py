@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from ipex_assist.speculative.acceptance import Acceptance
 from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
-from ipex_assist.speculative.costs import Costs
-from ipex_assist.speculative.draft_source import Proposal
+from ipex_assist.speculative.costs.acceptance import Acceptance
+from ipex_assist.speculative.costs.pair_costs import Costs
 from ipex_assist.speculative.schedule import RoundResult, RoundState
+from ipex_assist.speculative.sources.draft_source import Proposal
 from ipex_assist.speculative.two_assistants_schedule import TwoAssistantsSchedule
 
 pytestmark = pytest.mark.one_stack

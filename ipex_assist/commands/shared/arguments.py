@@ -16,8 +16,8 @@ from ipex_assist.env.options import add_flags, destinations, flags_of, options_o
 from ipex_assist.env.parser import ArgumentParser, InheritingParser
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.launch import add_placement_arguments
-from ipex_assist.speculative.assistant_name import NONE
 from ipex_assist.speculative.options import DraftOptions, GenerationOptions
+from ipex_assist.speculative.sources.assistant_name import NONE
 
 ANSWER_TOKENS = 1024  # of an answer in a chat, where no flag says another limit
 # `--raw` of every command that has `--chat`.

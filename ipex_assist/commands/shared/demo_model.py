@@ -18,7 +18,7 @@ from ipex_assist.checkpoints.short_name import EMBEDDED_PACKAGE
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.hints import log_hint
 from ipex_assist.generation.load_options import LoadOptions
-from ipex_assist.speculative.assistant_name import AUTO, NONE, SELF
+from ipex_assist.speculative.sources.assistant_name import AUTO, NONE, SELF
 
 log = logging.getLogger("ipex_assist")
 

@@ -1,6 +1,6 @@
 // From logits to tokens in the pass itself: biases, penalties, masks, temperature, top-k, top-p, min-p, Gumbel noise.
 //
-// The rules are those of ipex_assist/speculative/sampling.py, and so are the tokens. Threads share the rows by chunks
+// The rules are those of ipex_assist/speculative/choosing/sampling.py, and so are the tokens. Threads share the rows by chunks
 // of a fixed size, whose sums are added in their order: neither their number nor the rows beside a row change its
 // token.
 //

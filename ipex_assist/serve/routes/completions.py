@@ -23,7 +23,7 @@ from ipex_assist.serve.served_models import ServedModels
 from ipex_assist.serve.service import Service
 from ipex_assist.serve.streaming import GenerationResponse
 from ipex_assist.serve.structured_output import grammar_of
-from ipex_assist.speculative.grammar import GrammarSpec
+from ipex_assist.speculative.choosing.grammar import GrammarSpec
 
 ERRORS = responses(400, 401, 404, 413, 429, 500, 503)
 # The schema of each event of a stream.

@@ -8,7 +8,7 @@ from typing import Any
 
 from ipex_assist.serve.service import Service
 from ipex_assist.serve.tools import SCHEMA_FIELDS, PreparedConversation, prepare
-from ipex_assist.speculative.grammar import GrammarSpec
+from ipex_assist.speculative.choosing.grammar import GrammarSpec
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from ipex_assist.serve.routes.other_methods import refuse_other_methods
 from ipex_assist.serve.served_models import ServedModels
 from ipex_assist.serve.streaming import GenerationResponse
 from ipex_assist.serve.structured_output import json_schema
-from ipex_assist.speculative.grammar import GrammarSpec
+from ipex_assist.speculative.choosing.grammar import GrammarSpec
 
 
 def _asked(body: ResponsesRequest, messages: list[dict[str, Any]]) -> AskedConversation:

@@ -10,8 +10,8 @@ from typing import Any
 
 from ipex_assist.serve.backend import InvalidField
 from ipex_assist.serve.tools.call_parsers import HERMES_CLOSE, HERMES_OPEN, LLAMA_TAG, MISTRAL_ARGS, MISTRAL_CALLS
-from ipex_assist.speculative.grammar import GrammarSpec
-from ipex_assist.speculative.llguidance_grammar import JSON_STYLE, literal
+from ipex_assist.speculative.choosing.grammar import GrammarSpec
+from ipex_assist.speculative.choosing.llguidance_grammar import JSON_STYLE, literal
 
 # An answer that starts like this is parsed as a call if calls are the whole answer (Llama 3).
 _LIKE_A_CALL = r'\{[ \t\r\n]*"(name|parameters|arguments|type)"'

@@ -35,7 +35,7 @@ from ipex_assist.serve.tools.call_parsers import (
     LlamaParser,
     MistralParser,
 )
-from ipex_assist.speculative.grammar import GrammarSpec
+from ipex_assist.speculative.choosing.grammar import GrammarSpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -1,0 +1,1 @@
+"""Tokens chosen from logits: sampling, grammars, verification of drafts."""

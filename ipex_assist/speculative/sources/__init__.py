@@ -1,0 +1,1 @@
+"""Who drafts: models, heads, prompt lookup, grammars."""
