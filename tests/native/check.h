@@ -215,7 +215,7 @@ void test_model_memory(const KernelTable& k);
 void test_adapters(const KernelTable& k);
 void test_sampling(const KernelTable& k);
 void test_draft_heads(const KernelTable& k);
-void test_narrowing(const KernelTable& k);
+void test_pruning(const KernelTable& k);
 void test_nodes(const KernelTable& k);
 void test_recurrent(const KernelTable& k);
 void test_refusals(const KernelTable& k);

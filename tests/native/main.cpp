@@ -52,7 +52,7 @@ int main(int count, char** arguments) {
                                            : part == "rows"      ? test_rows
                                            : part == "attention" ? test_attention
                                            : part == "model"     ? test_model
-                                           : part == "narrowing" ? test_narrowing
+                                           : part == "pruning"   ? test_pruning
                                            : part == "adapters"  ? test_adapters
                                            : part == "heads"     ? test_draft_heads
                                            : part == "sampling"  ? test_sampling
@@ -65,8 +65,8 @@ int main(int count, char** arguments) {
         for (const KernelTable* kernels : all) {
             if (!only.empty() && only != kernels->name) continue;
             // Passes differ by level in the form of their rows only: the first and the last have both.
-            if ((part == "model" || part == "narrowing" || part == "adapters" || part == "heads" ||
-                 part == "sampling" || part == "refusals" || part == "api") &&
+            if ((part == "model" || part == "pruning" || part == "adapters" || part == "heads" || part == "sampling" ||
+                 part == "refusals" || part == "api") &&
                 kernels != all.front() && kernels != all.back())
                 continue;
             // These differ from "avx2" in linears of integers alone.

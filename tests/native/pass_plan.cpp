@@ -268,7 +268,7 @@ void check_split_tiles() {
 }
 
 // The plan of some rows of another one: each has its position, its blocks, and sees what it saw; none is appended.
-void check_narrowed(const PassShape& shape, const PassPlan& plan, Random& random) {
+void check_pruned(const PassShape& shape, const PassPlan& plan, Random& random) {
     std::vector<int32_t> chosen;
     for (int32_t r = 0; r < plan.rows(); r++) {
         if (random.below(3) == 0) chosen.push_back(r);
@@ -310,7 +310,7 @@ void check_random_plans() {
         check_blocks(plan);
         if (plan.decode) check_splits(plan);
         else check_units(plan);
-        check_narrowed(shape, plan, random);
+        check_pruned(shape, plan, random);
     }
 }
 

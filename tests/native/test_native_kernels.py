@@ -30,7 +30,7 @@ PARTS = [
         "attention",
         "levels",
         "model",
-        "narrowing",
+        "pruning",
         "adapters",
         "heads",
         "sampling",
@@ -155,7 +155,7 @@ def test_races_of_passes(run: Run) -> None:
     """A phase of a pass that reads what another thread still writes: a barrier is missing."""
     skip_without_avx2()
     assert ", 0 failed" in run("thread", "model", "avx2")
-    assert ", 0 failed" in run("thread", "narrowing", "avx2")
+    assert ", 0 failed" in run("thread", "pruning", "avx2")
     assert ", 0 failed" in run("thread", "sampling", "avx2")
 
 

@@ -10,13 +10,14 @@
 #include <stdexcept>
 #include <string>
 
-#include "abi/checks.h"
+#include "operations/check_batch.h"
 #include "kernels/dispatch.h"
 #include "memory/numa_nodes.h"
 #include "operations/operations.h"
 #include "operations/shares.h"
 #include "operations/single_linear.h"
 #include "packing/adapter.h"
+#include "refuse.h"
 #include "threads/lease.h"
 
 using namespace ipex_assist;
@@ -131,7 +132,7 @@ IPEX_ASSIST_API int32_t ia_abi(int32_t* sizes) {
     sizes[1] = int32_t(sizeof(LayerSpec));
     sizes[2] = int32_t(sizeof(Segment));
     sizes[3] = int32_t(sizeof(Batch));
-    return 25;
+    return 26;
 }
 
 IPEX_ASSIST_API const char* ia_last_error() { return last_error; }
@@ -553,6 +554,12 @@ IPEX_ASSIST_API double ia_peak(const void* kernels, void* pool_handle, int32_t p
             return std::accumulate(products.begin(), products.end(), int64_t(0));
         });
     });
+}
+
+// Called after each operation of this model's passes from now on, null: nothing is. See OperationWatch.
+IPEX_ASSIST_API void ia_watch(void* handle, void (*call)(void* context, const WatchedBuffer* buffer), void* context) {
+    const BufferLease lease(handle);  // no pass runs meanwhile
+    static_cast<Handle*>(handle)->program.watch = {call, context};
 }
 
 // How many experts the passes of the last call read, those of all layers together, each once a pass; shared ones do not

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "abi/checks.h"
+#include "refuse.h"
 
 namespace ipex_assist {
 namespace {

@@ -6,7 +6,7 @@
 #include <new>
 #include <utility>
 
-#include "abi/checks.h"
+#include "refuse.h"
 
 namespace ipex_assist {
 namespace {

@@ -17,7 +17,6 @@
 namespace ipex_assist {
 
 constexpr int32_t PENDING_ROWS = 16;  // rows after a state: those of the longest draft, and the token before it
-constexpr int32_t MOST_CONV_ROWS = 16;
 
 class States {
 public:

@@ -38,8 +38,8 @@ bool continue_draft(Pass& pass, const GreedyDraft& d, std::vector<int32_t>& orde
         if (pass.model.spec.draft_head.feeds_back()) hidden.push_back(pass.activations.shared.fed_back.row(int64_t(i)));
     }
     if (segments.empty()) return false;
-    const TeamNodes team = pass.plan.team;
-    pass.plan = PassPlan(pass.program.shape, team, std::move(segments), std::move(tokens), std::move(logit_rows));
+    pass.continue_with(
+        {pass.program.shape, pass.plan.team, std::move(segments), std::move(tokens), std::move(logit_rows)});
     order = std::move(next_order);
     pass.hidden = std::move(hidden), pass.own_hidden = true;
     return true;

@@ -28,10 +28,10 @@ void embed_per_layer(Pass& pass, int thread);
 void prepare_per_layer(Pass& pass, const LayerStep& step, int thread);
 void per_layer(Pass& pass, const LayerStep& step, int thread);
 
-// narrowing.cpp
+// prune_rows.cpp
 // Between a layer's keys and values and its attention: rows without logits end. All threads go on with the plan of the
 // others, which lie side by side in every buffer that is read later.
-void narrow(Pass& pass, const LayerStep& step, int thread);
+void prune_rows(Pass& pass, const LayerStep& step, int thread);
 
 // residual_norm.cpp
 // Residual addition and norms, then the rows in the form that `next` multiplies: of all rows, or of those that `kept`

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "abi/checks.h"
+#include "operations/check_batch.h"
 #include "operations/operations.h"
 
 namespace ipex_assist {
@@ -27,8 +27,8 @@ PassPlan plan_of(const Program& program, const Pool& pool, const Batch& b) {
             {b.logit_rows, b.logit_rows + b.logit_row_count}};
 }
 
-std::optional<PassPlan> narrowed_plan(const Pass& pass) {
-    if (pass.narrowing_layer < 0 || pass.plan.logit_rows.empty()) return {};
+std::optional<PassPlan> pruned_plan(const Pass& pass) {
+    if (pass.pruning_layer < 0 || pass.plan.logit_rows.empty()) return {};
     return pass.plan.of_logit_rows(pass.program.shape);
 }
 
@@ -59,7 +59,7 @@ int64_t partial_floats(const Pass& pass, const int32_t* counts) {
     for (size_t i = 0; i < pass.plan.attention.size(); i++) {
         const AttentionPlan& each = pass.plan.attention[i];
         int64_t partials = counts ? draft_partials(pass.plan, counts) : each.partial_rows;
-        if (pass.narrowed) partials = std::max(partials, pass.narrowed->attention[i].partial_rows);
+        if (pass.pruned) partials = std::max(partials, pass.pruned->attention[i].partial_rows);
         const int64_t width = round_up(each.shape.value_dim, LANES) + LANES;
         floats = std::max(floats, partials * each.shape.heads * width);
     }
@@ -178,9 +178,9 @@ size_t counters_of(const Pass& pass, bool drafts) {
     }
     for (const AttentionShape& shape : pass.program.shape.attention) units = std::max(units, shape.units);
     int64_t segments = pass.batch.segment_count, split = split_counters(pass.plan, drafts);
-    if (pass.narrowed) {
-        segments = std::max(segments, int64_t(pass.narrowed->segments.size()));
-        split = std::max(split, split_counters(*pass.narrowed, drafts));
+    if (pass.pruned) {
+        segments = std::max(segments, int64_t(pass.pruned->segments.size()));
+        split = std::max(split, split_counters(*pass.pruned, drafts));
     }
     return size_t(std::max({spans, std::min<int64_t>(DECODE_ROWS, segments) * units, split}));
 }
@@ -194,9 +194,9 @@ Pass::Pass(const Program& program_, Pool& pool_, Activations& activations_, cons
       pool(pool_),
       activations(activations_),
       batch(checked(model, batch_, counts)),
-      plan(plan_of(program, pool, batch)),
-      narrowing_layer(program.narrowing_layer(plan, batch.taps)),
-      narrowed(narrowed_plan(*this)),
+      plan_(plan_of(program, pool, batch)),
+      pruning_layer(program.pruning_layer(plan, batch.taps)),
+      pruned(pruned_plan(*this)),
       head(wanted_head(model, batch.vocabulary)),
       counters(counters_of(*this, counts)),
       blocks_by_node(plan.threads == pool.threads() && model.follows(pool)),
@@ -218,21 +218,36 @@ bool Pass::completes(size_t counter, int64_t done, int64_t total) {
     return true;
 }
 
+namespace {
+
+void run(Pass& pass, const LayerStep& step, const std::vector<Operation>& operations, int thread) {
+    for (const Operation& each : operations) {
+        each.run(pass, step, thread);
+        if (pass.program.watch.call) watch(pass, each.name, each.writes, &step, thread);
+    }
+}
+
+}  // namespace
+
 void run_layers(Pass& pass, int thread) {
+    const bool watched = pass.program.watch.call;
     if (pass.hidden.empty()) embed(pass, thread);
     else if (pass.model.spec.draft_head.kind == DFLASH) return append_context(pass, thread);
     else enter_head(pass, thread);
+    if (watched) watch(pass, pass.hidden.empty() ? "embed" : "enter_head", RESIDUAL_STREAM, nullptr, thread);
     if (pass.model.spec.per_layer_size) embed_per_layer(pass, thread);
     for (const LayerStep& step : pass.program.layers) {
-        for (const Operation run : step.fill) run(pass, step, thread);
-        if (step.index == pass.narrowing_layer) {
-            if (!pass.narrowed) return;
-            narrow(pass, step, thread);
+        run(pass, step, step.append_operations, thread);
+        if (step.index == pass.pruning_layer) {
+            if (!pass.pruned) return;
+            prune_rows(pass, step, thread);
         }
-        for (const Operation run : step.proceed) run(pass, step, thread);
+        run(pass, step, step.attend_operations, thread);
     }
     if (pass.taps_end()) tap_end(pass, thread);
-    if (!pass.plan.logit_rows.empty()) head(pass, thread);
+    if (pass.plan.logit_rows.empty()) return;
+    head(pass, thread);
+    if (watched && !pass.model.spec.draft_head.clusters) watch(pass, "head", LOGITS, nullptr, thread);
 }
 
 void forward(Pass& pass) {

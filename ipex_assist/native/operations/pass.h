@@ -7,25 +7,20 @@
 
 #include "operations/activations.h"
 #include "operations/batch.h"
+#include "operations/operation.h"
 #include "operations/pass_plan.h"
 #include "packing/model.h"
 #include "threads/pool.h"
 
 namespace ipex_assist {
 
-struct Pass;
-struct LayerStep;
-
-// One step of a layer, run by every thread of a pass. When it returns, either all threads have done their part (it ends
-// with a barrier), or what it gives to the next operation is the thread's own.
-using Operation = void (*)(Pass& pass, const LayerStep& step, int thread);
-
 // A layer as a pass runs it.
 struct LayerStep {
     int32_t index;
     bool last;
-    // Until keys and values of all rows are there; then what is left for the rows that go on (narrowing.cpp).
-    std::vector<Operation> fill, proceed;
+    // Until keys and values of all rows are appended, or states have passed them; then what is left for the rows that go
+    // on (prune_rows.cpp).
+    std::vector<Operation> append_operations, attend_operations;
 };
 
 // The operations of a model, made when it is made. It outlives no model.
@@ -36,10 +31,11 @@ struct Program {
     PassShape shape;
     std::vector<LayerStep> layers;
     std::vector<int32_t> mlp_kinds;  // a layer of each kind of MLP, for sizes
+    OperationWatch watch;            // called after each operation, if it is set
     int32_t last_filled = 0;         // the last layer that keeps anything of a row: keys and values, or a state
     // The layer after whose keys and values, or states, rows without logits end, as neither later passes nor the
     // batch's taps read more of them; -1: all rows go on to the end.
-    int32_t narrowing_layer(const PassPlan& plan, const Taps& taps) const;
+    int32_t pruning_layer(const PassPlan& plan, const Taps& taps) const;
 };
 
 // Which experts the rows of a layer pass through; a slot is one row of one expert, see experts.cpp.
@@ -91,6 +87,9 @@ struct Pass {
             plan.each_thread_prepares ? activations.own(thread).inputs : activations.on(node(thread)).inputs;
         return rows.with_depth(depth);
     }
+    // Goes on by another plan: by thread 0, between two barriers. After a layer that prunes rows, and between the passes
+    // of a draft.
+    void continue_with(PassPlan next) { plan_ = std::move(next); }
     // Adds to what is done of something; whether that is all of it, and this thread the one to go on.
     bool completes(size_t counter, int64_t done, int64_t total);
 
@@ -100,9 +99,15 @@ struct Pass {
     Pool& pool;
     Activations& activations;
     const Batch batch;
-    PassPlan plan;            // of the rows that go on; thread 0 replaces it, here and between the passes of a draft
-    int32_t narrowing_layer;  // Program::narrowing_layer, -1 where rows have ended already
-    std::optional<PassPlan> narrowed;   // of the rows with logits, which go on after that layer; none: none do
+
+private:
+    PassPlan plan_;
+
+public:
+    // Of the rows that go on. `continue_with` alone puts another one in its place.
+    const PassPlan& plan = plan_;
+    int32_t pruning_layer;              // Program::pruning_layer, -1 where rows have ended already
+    std::optional<PassPlan> pruned;     // of the rows with logits, which go on after that layer; none: none do
     const Linear head;                  // of the vocabulary that is asked for: its threads share these columns evenly
     std::vector<Counter> counters;      // of what several threads have done of something; 0 between two phases
     std::atomic<int64_t> next_tile{0};  // of prefill attention

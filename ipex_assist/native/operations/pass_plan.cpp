@@ -55,7 +55,7 @@ int32_t AttentionShape::most_queries() const {
 }
 
 PassPlan::PassPlan(const PassShape& shape, const TeamNodes& team_, std::vector<Segment> segments_,
-                   std::vector<int32_t> tokens_, std::vector<int32_t> logit_rows_)
+                   std::vector<int32_t> tokens_, std::vector<int32_t> logit_rows_, bool appends)
     : team(team_),
       threads(team.threads()),
       decode(tokens_.size() <= DECODE_ROWS),
@@ -68,7 +68,7 @@ PassPlan::PassPlan(const PassShape& shape, const TeamNodes& team_, std::vector<S
     // Where the rows that a thread would not have to prepare cost less than a barrier.
     const int64_t others = rows() - (rows() + threads - 1) / threads;
     each_thread_prepares = decode && !shape.begins_with_linear && others * shape.hidden_size <= PREPARED * threads;
-    place_rows();
+    place_rows(appends);
     find_adapters();
     int64_t scanned = 0;
     for (const Segment& s : segments) {
@@ -100,19 +100,16 @@ PassPlan PassPlan::of_logit_rows(const PassShape& shape) const {
         }
         of_rows.push_back(tokens[size_t(row)]), before = row;
     }
-    PassPlan plan(shape, team, std::move(parts), std::move(of_rows), std::move(all));
-    plan.append_ranges.clear();
-    plan.first_append_range.assign(plan.segments.size() + 1, 0);
-    return plan;
+    return {shape, team, std::move(parts), std::move(of_rows), std::move(all), false};
 }
 
-void PassPlan::place_rows() {
+void PassPlan::place_rows(bool appends) {
     for (size_t i = 0; i < segments.size(); i++) {
         const Segment& s = segments[i];
         const int32_t first = int32_t(positions.size()), end = first + s.rows;
         first_row.push_back(first), first_append_range.push_back(append_ranges.size());
         for (int32_t r = 0; r < s.rows; r++) positions.push_back(s.start + r), segment_of.push_back(int32_t(i));
-        for (int32_t r = first; r < end;) {
+        for (int32_t r = first; appends && r < end;) {
             const int32_t next = std::min(end, r + LANES - positions[size_t(r)] % LANES);
             append_ranges.push_back({r, next, int32_t(i)});
             r = next;

@@ -108,8 +108,9 @@ struct AttentionPlan {
 };
 
 struct PassPlan {
+    // appends: whether rows append keys and values, or have them there already.
     PassPlan(const PassShape& shape, const TeamNodes& team, std::vector<Segment> segments, std::vector<int32_t> tokens,
-             std::vector<int32_t> logit_rows);
+             std::vector<int32_t> logit_rows, bool appends = true);
 
     // Of the rows with logits alone, which see the same and have their keys and values appended already. Those of a
     // segment at consecutive positions become one of its segments.
@@ -148,7 +149,7 @@ struct PassPlan {
     AdapterRows with_adapter{{}, {}};  // the rows that have one
 
 private:
-    void place_rows();
+    void place_rows(bool appends);
     void find_adapters();
     int32_t parts_of(const AttentionShape& shape) const;
     AttentionPlan plan_attention(const AttentionShape& shape) const;

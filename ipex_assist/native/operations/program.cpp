@@ -23,52 +23,86 @@ AttentionShape attention_shape(const PackedLayer& layer) {
     return shape;
 }
 
+constexpr Operation LATENT_LINEAR{"latent_linear", latent_linear, PROJECTED};
+constexpr Operation NORMALIZE_LATENTS{"normalize_latents", normalize_latents, PROJECTED};
+constexpr Operation QUERY_LINEAR{"query_linear", query_linear, QUERIES};
+constexpr Operation ABSORB_QUERIES{"absorb_queries", absorb_queries, PROJECTED};
+constexpr Operation ATTENTION{"attention", attention, ATTENDED};
+constexpr Operation EXPAND_VALUES{"expand_values", expand_values, VALUES};
+constexpr Operation OUTPUT_LINEAR{"output_linear", output_linear, DELTA};
+constexpr Operation PREPARE_TOKEN_AND_HIDDEN{"prepare_token_and_hidden", prepare_token_and_hidden, MIXER_INPUTS};
+constexpr Operation PREPARE_ATTENTION{"prepare_attention", prepare_attention, RESIDUAL_STREAM | MIXER_INPUTS};
+constexpr Operation CONVOLVE_ATTENTION{"convolve_attention", convolve_attention};
+constexpr Operation BEGIN_TILES{"begin_tiles", begin_tiles};
+constexpr Operation QKV_LINEAR{"qkv_linear", qkv_linear, PROJECTED};
+constexpr Operation NORMALIZE_QUERIES_AND_KEYS{"normalize_queries_and_keys", normalize_queries_and_keys, PROJECTED};
+constexpr Operation APPEND_KEYS_VALUES{"append_keys_values", append_keys_values};
+constexpr Operation CONVOLVE_ROWS{"short_conv", short_conv, ATTENDED};
+constexpr Operation PREPARE_CONVOLVED{"prepare_convolved", prepare_convolved};
+constexpr Operation CONVOLVE_VALUES{"convolve_values", convolve_values, ATTENDED};
+constexpr Operation LOW_LINEAR{"low_linear", low_linear, PROJECTED};
+constexpr Operation NORMALIZE_LOW{"normalize_low", normalize_low, PROJECTED};
+constexpr Operation GATES_LINEAR{"gates_linear", gates_linear, PROJECTED};
+constexpr Operation PREPARE_CHANNELS{"prepare_channels", prepare_channels, SCANNED};
+constexpr Operation PREPARE_SCAN{"prepare_scan", prepare_scan, SCANNED};
+constexpr Operation SCAN{"scan", scan, ATTENDED};
+constexpr Operation GATE_SCANNED{"gate_scanned", gate_scanned, ATTENDED};
+constexpr Operation PREPARE_MLP{"prepare_mlp", prepare_mlp, RESIDUAL_STREAM | MLP_INPUTS};
+constexpr Operation CONVOLVE_MLP{"convolve_mlp", convolve_mlp};
+constexpr Operation MLP{"mlp", mlp, ACTIVE | DELTA};
+constexpr Operation ROUTE{"route", route, ROUTER_LOGITS};
+constexpr Operation FILL_SLOTS{"fill_slots", fill_slots};
+constexpr Operation UP_EXPERTS{"up_experts", up_experts, ACTIVE};
+constexpr Operation PREPARE_SLOTS{"prepare_slots", prepare_slots};
+constexpr Operation DOWN_EXPERTS{"down_experts", down_experts, EXPERT_OUTPUTS};
+constexpr Operation ADD_EXPERTS{"add_experts", add_experts, DELTA};
+constexpr Operation PREPARE_PER_LAYER{"prepare_per_layer", prepare_per_layer, RESIDUAL_STREAM};
+constexpr Operation PER_LAYER{"per_layer", per_layer, DELTA};
+
+// Appends operations to a list.
+void add(std::vector<Operation>& to, std::initializer_list<Operation> more) { to.insert(to.end(), more); }
+
+void list_latent_attention(LayerStep& step, const Operation& prepare) {
+    add(step.append_operations, {prepare, LATENT_LINEAR, NORMALIZE_LATENTS, QUERY_LINEAR, ABSORB_QUERIES});
+    add(step.attend_operations, {ATTENTION, EXPAND_VALUES, OUTPUT_LINEAR});
+}
+
 void list_attention(const PackedLayer& layer, LayerStep& step, bool token_and_hidden) {
-    const Operation prepare = token_and_hidden ? prepare_token_and_hidden : prepare_attention;
-    if (layer.attention.is_latent()) {
-        step.fill = {prepare, latent_linear, normalize_latents, query_linear, absorb_queries};
-        step.proceed = {attention, expand_values, output_linear};
-        return;
-    }
-    step.proceed = {attention, output_linear};
-    if (layer.attention_conv.base) {
-        step.fill = {prepare, convolve_attention, qkv_linear, append_keys_values};
-        return;
-    }
-    if (layer.attention.shares_kv) {
-        step.fill = {prepare, begin_tiles, qkv_linear};
-        return;
-    }
-    step.fill = {prepare, qkv_linear};
-    if (layer.attention.qk_norm == ALL_HEADS) step.fill.push_back(normalize_queries_and_keys);
-    step.fill.push_back(append_keys_values);
+    const Operation& prepare = token_and_hidden ? PREPARE_TOKEN_AND_HIDDEN : PREPARE_ATTENTION;
+    if (layer.attention.is_latent()) return list_latent_attention(step, prepare);
+    add(step.append_operations, {prepare});
+    if (layer.attention_conv.base) add(step.append_operations, {CONVOLVE_ATTENTION});
+    if (layer.attention.shares_kv) add(step.append_operations, {BEGIN_TILES});
+    add(step.append_operations, {QKV_LINEAR});
+    if (layer.attention.qk_norm == ALL_HEADS) add(step.append_operations, {NORMALIZE_QUERIES_AND_KEYS});
+    if (!layer.attention.shares_kv) add(step.append_operations, {APPEND_KEYS_VALUES});
+    add(step.attend_operations, {ATTENTION, OUTPUT_LINEAR});
 }
 
 // All rows change the state, so that rows which end with this layer are dropped after the scan.
 void list_recurrent(const PackedLayer& layer, LayerStep& step) {
-    step.fill = {prepare_attention, qkv_linear};
+    add(step.append_operations, {PREPARE_ATTENTION, QKV_LINEAR});
     if (layer.recurrent.kind == SHORT_CONV) {
-        step.fill.push_back(short_conv);
-        step.proceed = {prepare_convolved, output_linear};
-    } else {
-        if (layer.recurrent.kind == MAMBA1)
-            for (const Operation each : {convolve_values, low_linear}) step.fill.push_back(each);
-        if (layer.recurrent.selection_norm != NOT_NORMED) step.fill.push_back(normalize_low);
-        if (layer.recurrent.gate_rank) step.fill.push_back(gates_linear);
-        step.fill.push_back(layer.recurrent.kind == MAMBA1 ? prepare_channels : prepare_scan);
-        step.fill.push_back(scan);
-        step.proceed = {gate_scanned, output_linear};
+        add(step.append_operations, {CONVOLVE_ROWS});
+        add(step.attend_operations, {PREPARE_CONVOLVED, OUTPUT_LINEAR});
+        return;
     }
+    const bool selects = layer.recurrent.kind == MAMBA1;
+    if (selects) add(step.append_operations, {CONVOLVE_VALUES, LOW_LINEAR});
+    if (layer.recurrent.selection_norm != NOT_NORMED) add(step.append_operations, {NORMALIZE_LOW});
+    if (layer.recurrent.gate_rank) add(step.append_operations, {GATES_LINEAR});
+    if (selects) add(step.append_operations, {PREPARE_CHANNELS});
+    else add(step.append_operations, {PREPARE_SCAN});
+    add(step.append_operations, {SCAN});
+    add(step.attend_operations, {GATE_SCANNED, OUTPUT_LINEAR});
 }
 
 void list_mlp(const PackedLayer& layer, LayerStep& step) {
     if (!layer.has_mlp()) return;
-    step.proceed.push_back(prepare_mlp);
-    if (layer.mlp_conv.base) step.proceed.push_back(convolve_mlp);
-    if (!layer.mlp.experts) return step.proceed.push_back(mlp);
-    for (const Operation each : {route, fill_slots, up_experts, prepare_slots, down_experts, add_experts}) {
-        step.proceed.push_back(each);
-    }
+    add(step.attend_operations, {PREPARE_MLP});
+    if (layer.mlp_conv.base) add(step.attend_operations, {CONVOLVE_MLP});
+    if (!layer.mlp.experts) return add(step.attend_operations, {MLP});
+    add(step.attend_operations, {ROUTE, FILL_SLOTS, UP_EXPERTS, PREPARE_SLOTS, DOWN_EXPERTS, ADD_EXPERTS});
 }
 
 bool same_kind(const MlpSpec& a, const MlpSpec& b) {
@@ -90,7 +124,7 @@ Program::Program(const PackedModel& model_) : model(model_) {
         if (layer.is_recurrent()) list_recurrent(layer, step);
         else list_attention(layer, step, model.spec.draft_head.kind == EAGLE3 && i == 0);
         list_mlp(layer, step);
-        if (model.spec.per_layer_size) step.proceed.insert(step.proceed.end(), {prepare_per_layer, per_layer});
+        if (model.spec.per_layer_size) add(step.attend_operations, {PREPARE_PER_LAYER, PER_LAYER});
         if (layer.is_recurrent() || !layer.attention.shares_kv) last_filled = int32_t(i);
         layers.push_back(step);
         const auto alike = [&](int32_t other) { return same_kind(model.layers[size_t(other)].mlp, layer.mlp); };
@@ -108,7 +142,7 @@ Program::Program(const PackedModel& model_) : model(model_) {
 }
 
 // Not where a row sees rows of its segment after it, or is told by its segment what it sees.
-int32_t Program::narrowing_layer(const PassPlan& plan, const Taps& taps) const {
+int32_t Program::pruning_layer(const PassPlan& plan, const Taps& taps) const {
     if (plan.decode || plan.logit_rows.size() == plan.tokens.size()) return -1;
     if (plan.whole_segments || plan.reads_before) return -1;
     int32_t layer = last_filled;

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "abi/checks.h"
+#include "refuse.h"
 
 namespace ipex_assist {
 

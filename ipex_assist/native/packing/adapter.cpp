@@ -4,7 +4,7 @@
 #include <cmath>
 #include <utility>
 
-#include "abi/checks.h"
+#include "refuse.h"
 
 namespace ipex_assist {
 namespace {

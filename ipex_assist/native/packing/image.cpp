@@ -3,7 +3,7 @@
 #include <cstring>
 #include <utility>
 
-#include "abi/checks.h"
+#include "refuse.h"
 #include "memory/read_file.h"
 #include "packing/model.h"
 

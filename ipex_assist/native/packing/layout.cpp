@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "abi/checks.h"
+#include "refuse.h"
 #include "memory/round_up.h"
 
 namespace ipex_assist {

@@ -10,7 +10,7 @@
 #include <string>
 #include <utility>
 
-#include "abi/checks.h"
+#include "packing/checks.h"
 
 namespace ipex_assist {
 

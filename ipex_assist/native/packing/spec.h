@@ -102,6 +102,8 @@ enum RecurrentKind : int32_t { NO_RECURRENCE, GATED_DELTA, MAMBA2, SHORT_CONV, K
 // it in Falcon Mamba and, with weights, in Jamba.
 enum SelectionNorm : int32_t { NOT_NORMED, NORMED, NORMED_AND_WEIGHTED };
 
+constexpr int32_t MOST_CONV_ROWS = 16;
+
 // Of MAMBA2 and MAMBA1, queries are C, keys B and values x, and key heads are the groups that share B and C.
 struct RecurrentSpec {
     RecurrentKind kind;

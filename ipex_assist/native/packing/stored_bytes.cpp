@@ -5,7 +5,7 @@
 #include <cstring>
 #include <string>
 
-#include "abi/checks.h"
+#include "refuse.h"
 #include "packing/model.h"
 
 namespace ipex_assist {

@@ -11,18 +11,20 @@ namespace {
 
 // Rows until a layer's keys and values are there, and after them.
 struct LayerRows {
-    int64_t fill, proceed;
-    bool operator==(const LayerRows& other) const { return fill == other.fill && proceed == other.proceed; }
+    int64_t appending, attending;
+    bool operator==(const LayerRows& other) const {
+        return appending == other.appending && attending == other.attending;
+    }
 };
 
 std::vector<LayerRows> counted;
 
-void count_fill(Pass& pass, const LayerStep& step, int thread) {
-    if (thread == 0) counted[size_t(step.index)].fill += pass.plan.rows();
+void count_appending(Pass& pass, const LayerStep& step, int thread) {
+    if (thread == 0) counted[size_t(step.index)].appending += pass.plan.rows();
 }
 
-void count_proceed(Pass& pass, const LayerStep& step, int thread) {
-    if (thread == 0) counted[size_t(step.index)].proceed += pass.plan.rows();
+void count_attending(Pass& pass, const LayerStep& step, int thread) {
+    if (thread == 0) counted[size_t(step.index)].attending += pass.plan.rows();
 }
 
 // Four layers, the last two of which read the keys and values of the second.
@@ -96,8 +98,8 @@ Found run_parts(Fixture& x, const std::vector<Part>& parts, bool all, const Tap&
 
 void count_in(Fixture& x) {
     for (LayerStep& step : x.program->layers) {
-        step.fill.insert(step.fill.begin(), count_fill);
-        step.proceed.insert(step.proceed.begin(), count_proceed);
+        step.append_operations.insert(step.append_operations.begin(), {"count_appending", count_appending});
+        step.attend_operations.insert(step.attend_operations.begin(), {"count_attending", count_attending});
     }
 }
 
@@ -109,8 +111,8 @@ void check_counts(const KernelTable& k) {
     const auto rows = [&](const Part& part, const Tap& tap = {}) { return run_parts(x, {part}, false, tap).rows; };
     const auto is = [](const std::vector<LayerRows>& found, const std::vector<LayerRows>& expected, const char* what) {
         for (size_t i = 0; i < expected.size(); i++) {
-            CHECK(found[i] == expected[i], "%s: layer %zu has %lld rows, then %lld", what, i, (long long)found[i].fill,
-                  (long long)found[i].proceed);
+            CHECK(found[i] == expected[i], "%s: layer %zu has %lld rows, then %lld", what, i,
+                  (long long)found[i].appending, (long long)found[i].attending);
         }
     };
     is(rows({0, 40, {39}}), {{40, 40}, {40, 1}, {1, 1}, {1, 1}}, "one row with logits");
@@ -169,7 +171,7 @@ void check_drafts_after_texts(const KernelTable& k, const Format& f) {
 
 }  // namespace
 
-void test_narrowing(const KernelTable& k) {
+void test_pruning(const KernelTable& k) {
     check_counts(k);
     for (const Format& f : FORMATS) {
         if (!races_differ(f)) continue;

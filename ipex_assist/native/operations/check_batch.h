@@ -1,12 +1,9 @@
-// What callers can get wrong, refused with std::invalid_argument before any memory is touched.
+// What a batch can get wrong, refused with std::invalid_argument before any memory is touched.
 #pragma once
 #include "operations/batch.h"
 #include "packing/model.h"
 
 namespace ipex_assist {
-
-// The spec, if a model can have it and these layers (spec.layers).
-const ModelSpec& checked(const ModelSpec& spec, const LayerSpec* layers);
 
 // The batch, if it fits the model, the blocks and the tables, with `counts` tokens drafted after each segment, if
 // given.
@@ -20,8 +17,5 @@ void check_target_tokens(const ModelSpec& spec, const int32_t* tokens);
 
 // How tokens are chosen after `count` rows of `columns` logits.
 void check_choices(const RowChoice* choices, int32_t count, int64_t columns);
-
-// std::invalid_argument with a message as printf makes it.
-[[noreturn]] void refuse(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
 }  // namespace ipex_assist

@@ -24,13 +24,13 @@ void close_up(const Pass& pass, int thread, const std::vector<int32_t>& kept, co
 
 }  // namespace
 
-void narrow(Pass& pass, const LayerStep& step, int thread) {
+void prune_rows(Pass& pass, const LayerStep& step, int thread) {
     const PackedLayer& layer = pass.layer(step);
     const SharedBuffers& rows = pass.activations.shared;
     const std::vector<int32_t>& kept = pass.plan.logit_rows;
     const int64_t size = pass.model.spec.hidden_size, per_layer = pass.model.spec.per_layer_size;
     pass.wait(thread);  // a recurrent layer's inputs are still being kept
-    if (pass.narrowed->each_thread_prepares) {
+    if (pass.pruned->each_thread_prepares) {
         const Array<float>& own = pass.activations.own(thread).x;
         for (size_t i = 0; i < kept.size(); i++)
             std::copy(rows.x.row(kept[i]), rows.x.row(kept[i]) + size, own.row(int64_t(i)));
@@ -42,7 +42,7 @@ void narrow(Pass& pass, const LayerStep& step, int thread) {
     if (per_layer)
         close_up(pass, thread, kept, rows.per_layer, step.index * per_layer, pass.model.spec.layers * per_layer);
     pass.wait(thread);
-    if (thread == 0) pass.plan = std::move(*pass.narrowed), pass.narrowing_layer = -1;
+    if (thread == 0) pass.continue_with(std::move(*pass.pruned)), pass.pruning_layer = -1;
     pass.wait(thread);
 }
 

@@ -1,0 +1,209 @@
+#include "operations/check_batch.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "packing/adapter.h"
+#include "packing/checks.h"
+
+namespace ipex_assist {
+namespace {
+
+void check_hidden(const ModelSpec& s, const Batch& b) {
+    const bool given = b.hidden != nullptr;
+    if (s.draft_head.feeds_back() && !given) refuse("a draft head needs hidden states of its target, or its own");
+    if (!s.is_draft_head() && given) refuse("hidden states are given to draft heads alone");
+    check_range("hidden states that are the head's own", b.own_hidden, 0,
+                s.draft_head.feeds_back() && !s.reads_target() ? 1 : 0);
+    if (s.draft_head.kind == DFLASH && given && (b.logit_row_count || b.taps.count))
+        refuse("hidden states become keys and values alone, without logits");
+    check_range("taps of a pass", b.taps.count, 0, LARGEST);
+    check_range("whether taps are of rows with logits", b.taps.of_logit_rows, 0, 1);
+    if (b.taps.count && (!b.taps.layers || !b.taps.rows)) refuse("taps without a place for hidden states");
+    for (int32_t i = 0; i < b.taps.count; i++) check_range("the layer of a tap", b.taps.layers[i], 0, s.layers);
+}
+
+void check_sizes(const PackedModel& model, const Batch& b) {
+    const int32_t vocabulary = model.spec.lm_head_rows();
+    check_range("rows of a pass", b.rows, 1, LARGEST);
+    check_range("segments of a pass", b.segment_count, 1, b.rows);
+    check_range("rows with logits", b.logit_row_count, 0, b.rows);
+    check_range("the vocabulary of logits", b.vocabulary, 0, vocabulary);
+    check_range("threads of a pass", b.threads, 0, LARGEST);
+    check_hidden(model.spec, b);
+    if (!b.tokens || !b.segments || !b.blocks || (b.logit_row_count && !b.logit_rows))
+        refuse("a pass needs tokens, segments and blocks");
+    if (!b.blocks->fits(model)) refuse("a pass with the blocks of another model");
+    if (model.is_recurrent() && !(b.states && b.states->fits(model)))
+        refuse("a pass of recurrent layers without states of their model");
+    for (int32_t i = 0; i < b.logit_row_count; i++) {
+        check_range("a row with logits", b.logit_rows[i], i ? int64_t(b.logit_rows[i - 1]) + 1 : 0,
+                    int64_t(b.rows) - 1);
+    }
+    if (b.logit_row_count == 0) return;
+    const bool some = b.vocabulary > 0 && !model.spec.draft_head.clusters;
+    const int64_t columns = round_up(some ? b.vocabulary : vocabulary, LANES);
+    if (!b.logits || b.stride < columns) {
+        refuse("logits of %lld columns for a vocabulary that takes %lld",
+               static_cast<long long>(b.logits ? b.stride : 0), static_cast<long long>(columns));
+    }
+}
+
+// The positions of a segment up to `last` are in its table and the pool.
+void check_table(const Batch& b, int32_t index, int64_t last) {
+    const Segment& segment = b.segments[index];
+    if (!segment.blocks || last / BLOCK_POSITIONS >= segment.block_count) {
+        refuse("segment %d goes up to position %lld, and its table has %d blocks of %d", index,
+               static_cast<long long>(last), segment.blocks ? segment.block_count : 0, BLOCK_POSITIONS);
+    }
+    for (int64_t i = 0; i <= last / BLOCK_POSITIONS; i++) {
+        if (segment.blocks[i] < 0 || segment.blocks[i] >= b.blocks->count()) {
+            refuse("segment %d has block %d of a pool of %lld", index, segment.blocks[i],
+                   static_cast<long long>(b.blocks->count()));
+        }
+    }
+}
+
+// The positions of a segment up to `last`, of what is drafted after it, are in its table, the position tables and the
+// pool; of a head that reads its target, those before it are in the table.
+void check_segment(const PackedModel& model, const Batch& b, int32_t index, int64_t last) {
+    const ModelSpec& s = model.spec;
+    const Segment& segment = b.segments[index];
+    if (segment.start < 0 || last >= INT32_MAX)
+        refuse("segment %d is at position %lld", index,
+               static_cast<long long>(segment.start < 0 ? segment.start : last));
+    if (s.reads_target() && (segment.start < 1 || segment.rows != 1))
+        refuse("segment %d has %d rows at position %d, and one after those of its target drafts", index, segment.rows,
+               segment.start);
+    if (segment.adapter && !segment.adapter->is_of(model)) refuse("segment %d has the adapter of another model", index);
+    if (segment.adapter && !std::isfinite(segment.adapter_scale))
+        refuse("segment %d has an adapter with a scale of %g", index, double(segment.adapter_scale));
+    check_table(b, index, s.reads_target() ? int64_t(segment.start) - 1 : last);
+    if (s.positions) {
+        if (last + s.position_offset >= s.positions) {
+            refuse("segment %d is at position %lld, and the model has %d", index, static_cast<long long>(last),
+                   s.positions - s.position_offset);
+        }
+    }
+    if (!s.rope_width) return;
+    if (!(segment.cosine && segment.sine)) refuse("rotary positions need their tables");
+    if (segment.start < segment.rope_start || last - segment.rope_start >= segment.rope_rows) {
+        refuse("segment %d is at positions %d to %lld, and its cos/sin table holds %d from %d on", index, segment.start,
+               static_cast<long long>(last), segment.rope_rows, segment.rope_start);
+    }
+}
+
+// A segment's state, and the tokens behind it and before `end`, are in its slot, which no other segment has.
+void check_states(const Batch& b) {
+    std::vector<int32_t> slots;
+    for (int32_t i = 0; i < b.segment_count; i++) {
+        const Segment& s = b.segments[i];
+        check_range("the state of a segment", s.state, 0, b.states->count() - 1);
+        check_range("tokens that a state is behind", s.settled, std::max(0, s.start - PENDING_ROWS), s.start);
+        check_range("tokens that a state will be behind", s.settle,
+                    std::max<int64_t>(s.settled, int64_t(s.start) + s.rows - PENDING_ROWS), int64_t(s.start) + s.rows);
+        slots.push_back(s.state);
+    }
+    std::sort(slots.begin(), slots.end());
+    const auto twice = std::adjacent_find(slots.begin(), slots.end());
+    if (twice != slots.end()) refuse("state %d belongs to two segments", *twice);
+}
+
+// What a segment writes, nobody else may read or write in this pass, nor may it be in its own table twice.
+void check_written(const Batch& b, const std::vector<int64_t>& lasts) {
+    std::vector<int32_t> written;
+    for (int32_t i = 0; i < b.segment_count; i++) {
+        const Segment& s = b.segments[i];
+        for (int64_t at = s.start / BLOCK_POSITIONS; at <= lasts[size_t(i)] / BLOCK_POSITIONS; at++)
+            written.push_back(s.blocks[at]);
+    }
+    std::sort(written.begin(), written.end());
+    const auto twice = std::adjacent_find(written.begin(), written.end());
+    if (twice != written.end()) refuse("block %d is written by two segments", *twice);
+    for (int32_t i = 0; i < b.segment_count; i++) {
+        const Segment& s = b.segments[i];
+        for (int64_t at = 0; at < s.start / BLOCK_POSITIONS; at++) {
+            if (std::binary_search(written.begin(), written.end(), s.blocks[at])) {
+                refuse("block %d is written while segment %d reads it", s.blocks[at], i);
+            }
+        }
+    }
+}
+
+}  // namespace
+
+const Batch& checked(const PackedModel& model, const Batch& b, const int32_t* counts) {
+    if (!model.ready()) {
+        if (!model.has_memory()) refuse("the model has no weights yet");
+        if (model.missing() == 0) refuse("a draft head without its target's embedding or head");
+        refuse("%lld of the model's weights are not packed yet", static_cast<long long>(model.missing()));
+    }
+    const bool reads = model.spec.reads_target();
+    if (reads && !counts) refuse("a draft head that reads its target does nothing but draft");
+    check_sizes(model, b);
+    if (counts && b.taps.count) refuse("a draft gives no hidden states");
+    int64_t rows = 0;
+    std::vector<int64_t> lasts;
+    for (int32_t i = 0; i < b.segment_count; i++) {
+        check_range("rows of a segment", b.segments[i].rows, 1, b.rows);
+        if (counts) check_range("tokens drafted after a segment", counts[i], 1, LARGEST);
+        rows += b.segments[i].rows;
+        // The last drafted token is not fed.
+        const int64_t further = counts && !reads ? counts[i] - 1 : 0;
+        lasts.push_back(int64_t(b.segments[i].start) + b.segments[i].rows - 1 + further);
+        check_segment(model, b, i, lasts.back());
+        if (counts && (b.logit_row_count != b.segment_count || b.logit_rows[i] != rows - 1))
+            refuse("drafting takes the last row of each segment");
+    }
+    if (rows != b.rows) refuse("%d rows of a pass, and %lld of its segments", b.rows, static_cast<long long>(rows));
+    for (int32_t r = 0; r < b.rows; r++) {
+        if (b.tokens[r] < 0 || b.tokens[r] >= model.spec.vocab_size) {
+            refuse("token id %d of a vocabulary of %d", b.tokens[r], model.spec.vocab_size);
+        }
+    }
+    if (!reads) check_written(b, lasts);
+    if (model.is_recurrent()) check_states(b);
+    return b;
+}
+
+void check_draft_blocks(const Batch& b, const int32_t* counts) {
+    if (b.hidden) refuse("hidden states beside a block of tokens to draft");
+    int32_t row = 0, logit_row = 0;
+    for (int32_t i = 0; i < b.segment_count; row += b.segments[i++].rows) {
+        check_range("tokens of a block", counts[i], 1, int64_t(b.segments[i].rows) - 1);
+        for (int32_t r = 1; r <= counts[i]; r++) {
+            if (logit_row >= b.logit_row_count || b.logit_rows[logit_row++] != row + r)
+                refuse("a block drafts by its rows after the first");
+        }
+    }
+    if (logit_row != b.logit_row_count) refuse("a block drafts by its rows after the first");
+}
+
+void check_target_tokens(const ModelSpec& s, const int32_t* tokens) {
+    for (int32_t i = 0; tokens && i < s.lm_head_rows(); i++) {
+        if (tokens[i] < 0 || tokens[i] >= s.vocab_size)
+            refuse("token %d of the draft head is %d of a vocabulary of %d", i, tokens[i], s.vocab_size);
+    }
+    if (!tokens && s.lm_head_rows() != s.vocab_size)
+        refuse("a draft head of %d tokens needs what they are", s.lm_head_rows());
+}
+
+void check_choices(const RowChoice* choices, int32_t count, int64_t columns) {
+    for (int32_t row = 0; row < count; row++) {
+        const RowChoice& c = choices[row];
+        if (!c.rule) refuse("row %d is chosen by no rule", row);
+        const SamplingRule& r = *c.rule;
+        if (!std::isfinite(r.temperature) || r.temperature < 0)
+            refuse("a temperature is %g and must be a number from 0 on", r.temperature);
+        if (!(r.top_p > 0 && r.top_p <= 1)) refuse("top_p is %g and must be above 0 and at most 1", r.top_p);
+        if (!(r.min_p_distance <= 0)) refuse("the distance of min_p is %g and must be at most 0", r.min_p_distance);
+        check_range("top_k", r.top_k, 0, INT32_MAX);
+        check_range("the position of an output token", c.position, 0, INT64_MAX - 1);
+        for (int64_t i = 0; i < c.edit_count; i++) {
+            check_range("a token whose logit changes", c.edits[i].token, i ? int64_t(c.edits[i - 1].token) + 1 : 0,
+                        columns - 1);
+        }
+    }
+}
+
+}  // namespace ipex_assist

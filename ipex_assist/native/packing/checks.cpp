@@ -1,0 +1,142 @@
+#include "packing/checks.h"
+
+#include <cmath>
+#include <initializer_list>
+
+namespace ipex_assist {
+
+void check_multiplier(float factor) {
+    if (!std::isfinite(factor) || factor == 0) refuse("a multiplier is %g and must be a number but 0", double(factor));
+}
+
+void check_cap(float cap) {
+    if (!std::isfinite(cap) || cap < 0) refuse("a soft cap is %g and must be a number from 0 on", double(cap));
+}
+
+namespace {
+
+void check_int4_group(const ModelSpec& s, Precision precision) {
+    if (precision == INT4 && s.group != 32 && s.group != 64 && s.group != 128)
+        refuse("groups of %d columns in int4: they have 32, 64 or 128", s.group);
+}
+
+void check_routing(const MlpSpec& m) {
+    check_range("scores of experts", m.scores, SOFTMAX, SPARSEMIXER);
+    check_range("experts that a group is judged by", m.best_of_group, 1, 2);
+    check_range("groups of experts", m.groups, 1, m.experts);
+    check_range("groups of a token", m.groups_per_token, 1, m.groups);
+    const int32_t each = m.experts / m.groups;
+    if (m.groups > 1 && (m.experts % m.groups || each < m.best_of_group))
+        refuse("%d experts in %d groups, which are judged by %d of theirs", m.experts, m.groups, m.best_of_group);
+    if (m.experts_per_token > each * m.groups_per_token)
+        refuse("%d experts of a token in %d groups of %d", m.experts_per_token, m.groups_per_token, each);
+    check_range("whether inputs of experts are scaled", m.scales_inputs, 0, 1);
+    if (m.scores == SPARSEMIXER && m.experts_per_token != 2)
+        refuse("%d experts of a token, and sparsemixer chooses 2", m.experts_per_token);
+    check_multiplier(m.scaling);
+    for (const float number : {m.added_to_sum, m.least_sum, m.jitter}) {
+        if (!std::isfinite(number) || number < 0)
+            refuse("a number of the routing is %g and must be from 0 on", double(number));
+    }
+}
+
+void check_mlp(const ModelSpec& s, const MlpSpec& m) {
+    check_range("intermediate_size", m.intermediate_size, m.experts ? 1 : 0, LARGEST);  // 0: no MLP
+    check_range(m.experts ? "precision of experts" : "precision", m.precision, FP32, FP8);
+    check_int4_group(s, m.precision);
+    check_range("activation", m.activation, SILU, m.gated ? CLAMPED_SWIGLU : XIELU);
+    if (m.activation == XIELU && m.gated) refuse("xIELU is of MLPs without a gate");
+    check_range("experts of a layer", m.experts, 0, 1024);
+    check_range("experts of a token", m.experts_per_token, m.experts ? 1 : 0, m.experts);
+    check_range("the shared expert's intermediate_size", m.shared_size, 0, m.experts ? LARGEST : 0);
+    if (m.shared_gate && !m.shared_size) refuse("a gate of a shared expert that is not there");
+    if (m.own_norms && (!m.shared_size || m.shared_gate)) refuse("norms of experts, and no shared one without a gate");
+    if (m.expert_scales && !m.experts) refuse("scales of experts that are not there");
+    if (m.experts) check_routing(m);
+}
+
+void check_layer(const ModelSpec& s, const LayerSpec& layer) {
+    check_recurrent(layer.recurrent);
+    if (!layer.is_recurrent()) check_attention(s, layer.attention);
+    else if (layer.attention.kv_heads)
+        refuse("a layer with a recurrent mixer and %d key/value heads", layer.attention.kv_heads);
+    check_mlp(s, layer.mlp);
+    check_range("norm_place", layer.norm_place, PRE, SANDWICH);
+    check_multiplier(layer.residual_multiplier);
+    if (layer.parallel && layer.norm_place != PRE) refuse("norms of parallel layers are before them");
+    if (layer.shared_norm && !layer.parallel) refuse("attention and MLP share a norm in parallel layers only");
+    if ((layer.mlp.experts || !layer.has_mlp()) && layer.parallel) refuse("experts, or nothing, parallel to attention");
+    if (layer.mlp.own_norms && layer.norm_place != SANDWICH) refuse("norms of experts are within those around them");
+    const bool plain = layer.mlp.activation != XIELU && layer.mlp.activation != CLAMPED_SWIGLU;
+    if (s.per_layer_size && (!layer.has_mlp() || layer.parallel || !plain))
+        refuse("per-layer embeddings follow an MLP that is not parallel, and have its activation of one number");
+}
+
+// A layer that reads the keys and values of an earlier one, which has some as wide; or, of a draft head, the target's.
+void check_kv_layer(const ModelSpec& s, const LayerSpec* layers, int32_t number) {
+    const AttentionSpec& a = layers[number].attention;
+    if (s.reads_target()) {
+        if (layers[number].is_recurrent() || !a.shares_kv || a.is_latent() || a.qk_norm == ALL_HEADS || a.chunk)
+            refuse("layer %d of a draft head does not read keys and values of its target alone", number);
+        return check_range("the target's layer whose keys and values are read", a.kv_layer, 0, MOST_LAYERS - 1);
+    }
+    if (layers[number].is_recurrent() || !a.shares_kv) return;
+    check_range("the layer whose keys and values are read", a.kv_layer, 0, int64_t(number) - 1);
+    const LayerSpec& other = layers[a.kv_layer];
+    if (other.is_recurrent() || other.attention.shares_kv || other.attention.is_latent())
+        refuse("layer %d reads the keys and values of layer %d, which has none of its own", number, a.kv_layer);
+    if (other.attention.kv_heads != a.kv_heads || other.attention.head_dim != a.head_dim) {
+        refuse("layer %d reads %d key/value heads of %d, and layer %d has %d of %d", number, a.kv_heads, a.head_dim,
+               a.kv_layer, other.attention.kv_heads, other.attention.head_dim);
+    }
+}
+
+// A mixer beside that of the layer before, which ends with it.
+void check_beside(const LayerSpec* layers, int32_t number) {
+    if (!layers[number].beside) return;
+    const bool alone = number == 0 || layers[number - 1].has_mlp() || layers[number - 1].norm_place != PRE;
+    if (alone || layers[number].norm_place != PRE)
+        refuse("the mixer of layer %d beside that of one before it, which ends with an MLP or a norm", number);
+}
+
+void check_model(const ModelSpec& s) {
+    check_range("num_hidden_layers", s.layers, 1, MOST_LAYERS);
+    check_range("vocab_size", s.vocab_size, 1, LARGEST);
+    check_range("hidden_size", s.hidden_size, 1, LARGEST);
+    check_range("embedding_size", s.embedding_size, 1, LARGEST);
+    check_range("rows of the position table", s.positions, 0, LARGEST);
+    check_range("position_offset", s.position_offset, 0, LARGEST);
+    check_range("rope_width", s.rope_width, 0, LARGEST);
+    check_range("precision", s.precision, FP32, FP8);
+    check_range("outer_precision", s.outer_precision, FP32, FP8);
+    check_int4_group(s, s.precision);
+    check_int4_group(s, s.outer_precision);
+    const bool head_is_table = s.tied_head && (s.precision == FP32 || s.precision == BF16);
+    if (head_is_table && s.outer_precision != s.precision)
+        refuse("a head that is the embedding has its precision, too");
+    if (!std::isfinite(s.norm_eps) || s.norm_eps < 0)
+        refuse("the norms' epsilon is %g and must be a number from 0 on", double(s.norm_eps));
+    check_multiplier(s.embedding_multiplier);
+    check_cap(s.logit_cap);
+    check_draft_head(s);
+    check_range("the size of per-layer embeddings", s.per_layer_size, 0, 1 << 14);
+    check_range("layers x the size of per-layer embeddings", s.per_layer_width(), 0, LARGEST);
+    if (!s.projected_embedding && s.embedding_size != s.hidden_size) {
+        refuse("an embedding of %d for a hidden size of %d needs projections", s.embedding_size, s.hidden_size);
+    }
+}
+
+}  // namespace
+
+const ModelSpec& checked(const ModelSpec& s, const LayerSpec* layers) {
+    check_model(s);
+    for (int32_t i = 0; i < s.layers; i++) {
+        check_layer(s, layers[i]);
+        check_kv_layer(s, layers, i);
+        check_beside(layers, i);
+    }
+    check_draft_head_layers(s, layers);
+    return s;
+}
+
+}  // namespace ipex_assist
