@@ -213,3 +213,22 @@ def test_a_grammar_that_the_engine_refuses(client: httpx.Client, backend: FakeBa
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert (error["type"], "no such token" in error["message"]) == ("invalid_request_error", True)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_broken_arguments_are_not_given_out(client: httpx.Client, backend: FakeBackend, stream: bool) -> None:
+    """What can only be meant one way is mended; what cannot is text, so that no client's JSON parser raises."""
+    before, after = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "', "}}\n</tool_call>"
+    for written, city in (('Rome\n\\d", "day": None,', "Rome\n\\d"), ('the "city" of Rome"', None)):
+        backend.reply = f"{before}{written}{after}"
+        if stream:
+            deltas = [each["delta"] for each in streamed(client, tools=[TOOL])]
+            calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
+            arguments = ["".join(call["function"]["arguments"] for call in calls)] if calls else []
+            content = "".join(delta.get("content") or "" for delta in deltas)
+        else:
+            message = post(client, tools=[TOOL])["choices"][0]["message"]
+            arguments = [call["function"]["arguments"] for call in message.get("tool_calls") or ()]
+            content = message["content"] or ""
+        assert [json.loads(each)["city"] for each in arguments] == ([] if city is None else [city])
+        assert content == ("" if city else backend.reply)

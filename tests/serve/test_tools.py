@@ -65,7 +65,24 @@ HERMES_CASES: list[tuple[str, str | None, list[Call]]] = [
     ('<tool_call>{"name": "add", "arguments": "{\\"x\\": 2}"}</tool_call>', None, calls(("add", '{"x": 2}'))),
     ("<tool_call>\nnothing</tool_call> x < y", "<tool_call>\nnothing</tool_call> x < y", []),
     ('<tool_call>{"name": 5, "arguments": {}}', '<tool_call>{"name": 5, "arguments": {}}', []),
-    ('<tool_call>{"name": "add", "arguments": {"x": 1', None, calls(("add", '{"x": 1'))),
+    ('<tool_call>{"name": "add", "arguments": {"x": 1', '<tool_call>{"name": "add", "arguments": {"x": 1', []),
+    ('<tool_call>{"name": "add", "arguments": {"x": 1}', None, calls(("add", '{"x": 1}'))),
+    ('Well <tool_call>{"name": "add"}</tool_call>\n\nmore', "Well \n\nmore", calls(("add", "{}"))),
+    (
+        '<tool_call>\n{{"name": "add", "arguments": {"x": 1}}}\n</tool_call>\n<tool_call>{{"name": "add"}}</tool_call>',
+        None,
+        calls(("add", '{"x": 1}'), ("add", "{}")),
+    ),
+    ('<tool_call>{"name": "add", "arguments": {"x": 1}}}\n</tool_call>', None, calls(("add", '{"x": 1}'))),
+    (
+        'So:\n```json\n{"name": "add", "arguments": {"x": 1}}\n{"name": "add", "arguments": {}}\n```\nDone',
+        "So:\n\nDone",
+        calls(("add", '{"x": 1}'), ("add", "{}")),
+    ),
+    ("<tools>\n{{'x'}}</tools>", "<tools>\n{{'x'}}</tools>", []),
+    ('<tools>{"name": "add", "arguments": {"x": 1}}</tools>', None, calls(("add", '{"x": 1}'))),
+    ('```json\n{"name": "left-pad", "version": "1"}\n```', '```json\n{"name": "left-pad", "version": "1"}\n```', []),
+    ('```json\n{"name": "add", "version": "1"}\n```', '```json\n{"name": "add", "version": "1"}\n```', []),
     ('<tool_call>{"name": "add", "arguments": {"x": 1}} and on', "and on", calls(("add", '{"x": 1}'))),
     ('<tool_call>{"name": "add", "arguments": {"x": 1}], so</tool_call>ok', "ok", calls(("add", '{"x": 1}'))),
     ("a <tool_cal", "a <tool_cal", []),
@@ -86,7 +103,7 @@ LLAMA_CASES: list[tuple[str, str | None, list[Call]]] = [
     ('{"age": 3, "b": [1, 2]} text', '{"age": 3, "b": [1, 2]} text', []),
     ('{"name": "add", "parameters": {"x": 1}} so', "so", calls(("add", '{"x": 1}'))),
     ("<|python but not", "<|python but not", []),
-    ('{"name": "add", "parameters": {"x"', None, calls(("add", '{"x"'))),
+    ('{"name": "add", "parameters": {"x"', '{"name": "add", "parameters": {"x"', []),
 ]
 MISTRAL_CASES: list[tuple[str, str | None, list[Call]]] = [
     ("Text [TOOL_ and more", "Text [TOOL_ and more", []),
@@ -106,7 +123,13 @@ MISTRAL_CASES: list[tuple[str, str | None, list[Call]]] = [
     ("[TOOL_CALLS] are odd", "[TOOL_CALLS] are odd", []),
     ("[TOOL_CALLS]add[OTHER]{}", "[TOOL_CALLS]add[OTHER]{}", []),
     ('[TOOL_CALLS] [{"nam": 1}] x', '[TOOL_CALLS] [{"nam": 1}] x', []),
-    ('[TOOL_CALLS] [{"name": "add", "arguments": {"x": 1', None, calls(("add", '{"x": 1'))),
+    (
+        '[TOOL_CALLS] [{"name": "add", "arguments": {"x": 1',
+        '[TOOL_CALLS] [{"name": "add", "arguments": {"x": 1',
+        [],
+    ),
+    ('[TOOL_CALLS]add[ARGS]{"x": "C:\\d"}', None, calls(("add", '{"x": "C:\\\\d"}'))),
+    ('[TOOL_CALLS]add[ARGS]{"x": say "hi"}.', '[TOOL_CALLS]add[ARGS]{"x": say "hi"}.', []),
 ]
 CASES = [
     (kind, *case)
@@ -124,9 +147,37 @@ def test_forms(kind: type[CallParser], text: str, content: str | None, wanted: l
         assert parsed(kind, [text[:cut], text[cut:]]) == (content, wanted)
 
 
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ('{"a": "two\nlines\tand\x01"}', {"a": "two\nlines\tand\x01"}),
+        (r'{"a": "\d+\.py \u12 \u00e9 \\ \" \n"}', {"a": '\\d+\\.py \\u12 é \\ " \n'}),
+        ('{"a": None, "b": [True, False, "None, ]",], }', {"a": None, "b": [True, False, "None, ]"]}),
+        ('{{"a": {"b": 1}}}', {"a": {"b": 1}}),
+        ('"{\\"a\\": \\"x\\"}"', {"a": "x"}),
+        ('{"a": "say "hi""}', None),
+        ("{'a': 1}", None),
+        ('{"a": NaN}', None),
+        ("[1]", None),
+        ('{"a": 1, "b"}', None),
+    ],
+)
+@pytest.mark.parametrize("kind", PARSERS)
+def test_broken_arguments(kind: type[CallParser], written: str, meant: Any) -> None:
+    """What can only be meant one way is made JSON, as clients' own parsers fail at it; the rest stays text."""
+    key = "parameters" if kind is LlamaParser else "arguments"
+    call = f'{{"name": "add", "{key}": {written}}}'
+    text = {HermesParser: f"<tool_call>\n{call}\n</tool_call>", MistralParser: f"[TOOL_CALLS] [{call}]"}.get(kind, call)
+    for size in (1, 3, len(text)):
+        content, found = parsed(kind, [text[at : at + size] for at in range(0, len(text), size)])
+        assert [json.loads(each.arguments) for each in found] == ([] if meant is None else [meant])
+        assert content == (text if meant is None else None)
+
+
 PIECES = (
     *("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[{", "}]", "{", "}"),
     *('"name"', '"arguments"', '"parameters"', ": ", ", ", '"add"', '"get_weather"', "add", '"', "\\", "\n", " ", "1"),
+    *("<tools>", "</tools>", "```json\n", "```", "{{", "}}"),
     *("x", "é", ";", "]", "[", "null", '{"name": "add", "arguments": {"x": "y"}}', '{"name": "add", "parameters": {}}'),
 )
 
@@ -188,16 +239,20 @@ def test_what_was_written_is_read(
 
 
 def test_deltas_come_as_soon_as_they_are_certain() -> None:
-    """The name before the arguments, the arguments before their end, content at once."""
-    one = parser(HermesParser)
+    """The name before the arguments, the arguments before their end, content at once: where a grammar holds calls to
+    their form. Otherwise a call is not told of before its arguments are known to be JSON."""
+    one = parser(HermesParser, streams=True)
     assert one.push("Well, ") == ["Well,"]
     assert one.push('now\n<tool_call>\n{"name": "add"') == [" now", CallDelta(0, "id0", "add")]
     assert one.push(', "arguments": {"x": ') == [CallDelta(0, arguments='{"x": ')]
     assert one.push("1}}\n</tool_call>") == [CallDelta(0, arguments="1}")]
     assert one.finish() == []
-    bare = parser(LlamaParser)
+    bare = parser(LlamaParser, streams=True)
     assert bare.push('{"name": "add", ') == []  # it may be an answer in JSON yet
     assert bare.push('"parameters": {') == [CallDelta(0, "id0", "add", "{")]
+    free = parser(HermesParser)
+    assert free.push('<tool_call>\n{"name": "add", "arguments": {"x": 1}') == []
+    assert free.push("}") == [CallDelta(0, "id0", "add", '{"x": 1}')]
 
 
 def test_special_tokens_mark_calls() -> None:

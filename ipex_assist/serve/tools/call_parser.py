@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from ipex_assist.serve.tools.json_repair import repaired
 from ipex_assist.serve.tools.json_scanner import ARGUMENTS, SPACE, CallScanner
 
 
@@ -79,23 +80,28 @@ def short_id() -> str:
 
 
 class CallParser(ABC):
-    """Parses one output. calls: how many were started. Without `parallel` only the first is reported."""
+    """Parses one output. calls: how many were started. Without `parallel` only the first is reported.
+
+    Where a grammar holds calls to their form, they are told of while they are written (`streams`). Otherwise a call is
+    told of as a whole, once its arguments are known to be JSON, and is text if they are not.
+    """
 
     def __init__(
         self,
         names: Iterable[str],
         *,
         parallel: bool = True,
+        streams: bool = False,
         markers: Mapping[int, str] | None = None,
         new_id: Callable[[], str] = call_id,
     ) -> None:
         """names: of the tools. markers: special tokens, whose text nobody else writes out, by their ids."""
         self.names = frozenset(names)
         self.calls = 0
-        self._parallel, self._markers, self._new_id = parallel, dict(markers or {}), new_id
+        self._parallel, self._streams, self._markers, self._new_id = parallel, streams, dict(markers or {}), new_id
         self._events: list[ParsedEvent] = []
         self._white = ""  # space that is content only if content follows, or if there is no call at all
-        self._has_content = False  # since the last call
+        self._has_content = False
         self._announced = False  # whether the call that is being read has been told of
 
     def push(self, text: str, token: int | None = None) -> list[ParsedEvent]:
@@ -127,7 +133,7 @@ class CallParser(ABC):
             self._events.append(text)
 
     def _text(self, text: str) -> None:
-        """Content, but for space around calls."""
+        """Content. Space around calls stays between words of it."""
         for character in text:
             if character in SPACE:
                 self._white += character
@@ -139,7 +145,7 @@ class CallParser(ABC):
 
     def _begin_call(self, name: str) -> None:
         self.calls += 1
-        self._white, self._has_content, self._announced = "", False, True
+        self._white, self._announced = self._white if self._has_content else "", True
         if self.calls == 1 or self._parallel:
             self._events.append(CallDelta(self.calls - 1, self._new_id(), name))
 
@@ -148,7 +154,10 @@ class CallParser(ABC):
             self._events.append(CallDelta(self.calls - 1, arguments=text))
 
     def _emit_call(self, scanner: CallScanner, *, certain: bool) -> None:
-        """Tell of a call as far as it has been read. certain: that it is one, and not an object that looks alike."""
+        """Tell of a call as far as it has been read, if calls are told of before their end. certain: that it is one,
+        and not an object that looks alike."""
+        if not self._streams:
+            return
         certain = certain or scanner.key in ARGUMENTS or scanner.has_arguments
         if scanner.name is not None and certain and not self._announced:
             self._begin_call(scanner.name)
@@ -158,24 +167,38 @@ class CallParser(ABC):
             if scanner.done and not scanner.has_arguments:
                 self._arguments("{}")
 
+    def _end_call(self, scanner: CallScanner, *, certain: bool) -> bool:
+        """Tell of a call of which no more will be read, unless that was done; whether it is one. certain: as above."""
+        if self._streams or scanner.name is None or not (scanner.has_arguments or (certain and scanner.done)):
+            return self._announced
+        return self._whole_call(scanner.name, "".join(scanner.pieces) or "{}")
+
+    def _whole_call(self, name: str, written: str) -> bool:
+        """Tell of a call with these arguments, if they are an object."""
+        if (arguments := repaired(written)) is None:
+            return False
+        self._begin_call(name)
+        self._arguments(arguments)
+        return True
+
 
 class Marker:
-    """Finds a word in a text that comes character by character."""
+    """Finds one of some words in a text that comes character by character."""
 
-    def __init__(self, word: str) -> None:
-        self.word, self.held = word, ""
+    def __init__(self, *words: str) -> None:
+        self.words, self.held = words, ""
 
-    def feed(self, character: str) -> tuple[str, bool]:
-        """The text that cannot belong to the word any more, and whether the word is complete; it is forgotten then."""
+    def feed(self, character: str) -> tuple[str, str]:
+        """The text that cannot belong to a word any more, and the word that is complete ("": none yet)."""
         self.held += character
         free = 0
-        while not self.word.startswith(self.held[free:]):
+        while not any(word.startswith(self.held[free:]) for word in self.words):
             free += 1
         text, self.held = self.held[:free], self.held[free:]
-        if self.held == self.word:
-            self.held = ""
-            return text, True
-        return text, False
+        if self.held in self.words:
+            word, self.held = self.held, ""
+            return text, word
+        return text, ""
 
     def rest(self) -> str:
         """What was held back, at the end."""

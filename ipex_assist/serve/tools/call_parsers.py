@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 
 from ipex_assist.serve.tools.call_parser import CallParser, Marker
-from ipex_assist.serve.tools.json_scanner import SPACE, CallScanner, JsonValue
+from ipex_assist.serve.tools.json_scanner import ARGUMENTS, SPACE, CallScanner, JsonValue
 
 HERMES_OPEN, HERMES_CLOSE = "<tool_call>", "</tool_call>"
+HERMES_BLOCKS = {HERMES_OPEN: HERMES_CLOSE, "<tools>": "</tools>", "```json\n": "```"}
 LLAMA_TAG = "<|python_tag|>"
 MISTRAL_CALLS, MISTRAL_CALL_ID, MISTRAL_ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+SURPLUS = SPACE + "}"  # after a call; small models close braces too often
 
 # What may stand between Mistral's marker and the arguments: as far as it has come, and whole.
 _HEAD_BEGINS = re.compile(r"[\w.-]{1,64}\s*(\[[^{]{0,80})?", re.ASCII)
@@ -17,8 +19,13 @@ _HEAD = re.compile(r"([\w.-]{1,64})\s*(?:(?:\[CALL_ID\][^\[]*)?\[ARGS\]\s*)?", r
 
 
 class HermesParser(CallParser):
-    """`<tool_call>`, `{"name": …, "arguments": {…}}`, `</tool_call>`; several, with content around: Hermes, Qwen."""
+    """`<tool_call>`, `{"name": …, "arguments": {…}}`, `</tool_call>`; several, with content around: Hermes, Qwen.
 
+    Qwen2.5-Coder also writes calls between `<tools>` and `</tools>`, or as a fenced block of JSON; other JSON there, or
+    a call of an unknown function, is content.
+    """
+
+    _opener = ""
     _open: Marker | None = None
     _close: Marker | None = None
     _scanner: CallScanner | None = None
@@ -31,40 +38,56 @@ class HermesParser(CallParser):
         elif self._scanner is not None:
             self._in_call(self._scanner, character)
         else:
-            self._open = self._open or Marker(HERMES_OPEN)
-            text, found = self._open.feed(character)
+            self._open = self._open or Marker(*HERMES_BLOCKS)
+            text, self._opener = self._open.feed(character)
             self._text(text)
-            if found:
-                self._scanner, self._raw, self._announced = CallScanner(), HERMES_OPEN, False
+            if self._opener:
+                self._begin_object(self._opener)
+
+    def _begin_object(self, raw: str) -> None:
+        self._scanner, self._raw, self._announced = CallScanner(), raw, False
+
+    @property
+    def _certain(self) -> bool:
+        return self._opener == HERMES_OPEN
+
+    def _is_other(self, scanner: CallScanner) -> bool:
+        """Whether the object is certainly no call, as others stand in such a block."""
+        unknown = scanner.name is not None and scanner.name not in self.names
+        return not self._certain and (unknown or scanner.key not in ("", "name", *ARGUMENTS))
 
     def _in_call(self, scanner: CallScanner, character: str) -> None:
         self._raw += character
         scanner.feed(character)
-        if scanner.broken and not self._announced:
-            self._scanner, raw = None, self._raw
-            self._text(raw)
+        if self._certain:
+            self._emit_call(scanner, certain=True)
+        if not (scanner.done or scanner.broken or self._is_other(scanner)):
             return
-        self._emit_call(scanner, certain=True)
-        if scanner.done or scanner.broken:
-            self._scanner, self._close = None, Marker(HERMES_CLOSE)
-            self._skips = scanner.broken
+        self._scanner = None
+        if not self._is_other(scanner) and self._end_call(scanner, certain=self._certain):
+            self._close, self._skips = Marker(HERMES_BLOCKS[self._opener]), scanner.broken
+        else:
+            self._text(self._raw)
 
     def _after_call(self, character: str) -> None:
         assert self._close is not None
-        if not self._skips and not self._close.held and character in SPACE:
+        if not self._skips and not self._close.held and character in SURPLUS:
             return
         text, found = self._close.feed(character)
         if found:
             self._close, self._skips = None, False
-        elif text and not self._skips:  # it was not closed
+        elif text and not self._skips:  # it was not closed, or there is another call
             rest = text + self._close.rest()
             self._close = None
+            if rest == "{":
+                self._begin_object("")
             for each in rest:
                 self._feed(each)
 
     def _end(self) -> None:
-        if self._scanner is not None and not self._announced:
-            self._text(self._raw)
+        if (scanner := self._scanner) is not None:
+            if self._is_other(scanner) or not self._end_call(scanner, certain=False):
+                self._text(self._raw)
         elif self._open is not None:
             self._text(self._open.rest())
 
@@ -88,7 +111,7 @@ class LlamaParser(CallParser):
         elif self._tag is None and character == "{":
             self._scanner, self._raw, self._announced = CallScanner(), self._raw + character, False
             self._scanner.feed(character)
-        elif self._tag is None and (character in SPACE or (self.calls and character in ";,")):
+        elif self._tag is None and (character in SPACE or (self.calls and character in ";,}")):
             self._raw += character
         else:
             self._begin(character)
@@ -111,19 +134,20 @@ class LlamaParser(CallParser):
         self._raw += character
         scanner.feed(character)
         unknown = scanner.name is not None and scanner.name not in self.names
-        if not self._announced and (scanner.broken or unknown):
+        if unknown:
             self._become_plain(self._raw)
             return
         self._emit_call(scanner, certain=False)
-        if scanner.done and not self._announced:
-            self._become_plain(self._raw)
-        elif scanner.done or scanner.broken:
+        if scanner.done or scanner.broken:
+            if not self._end_call(scanner, certain=False):
+                self._become_plain(self._raw)
+                return
             self._scanner, self._raw = None, ""
             self._plain = scanner.broken
 
     def _end(self) -> None:
         tag = self._tag.rest() if self._tag is not None else ""
-        if not self._announced or tag:
+        if self._scanner is None or not self._end_call(self._scanner, certain=False):
             self._text(self._raw + tag)
 
 
@@ -136,6 +160,7 @@ class MistralParser(CallParser):
     _at = "text"
     _raw = ""
     _header = ""  # the name and the markers after it
+    _name = ""
 
     def _feed(self, character: str) -> None:
         getattr(self, f"_in_{self._at}")(character)
@@ -164,7 +189,7 @@ class MistralParser(CallParser):
             self._in_call(character)
         elif character == "]":
             self._at, self._raw = "text", ""
-        elif character in SPACE or character == ",":
+        elif character in SURPLUS or character == ",":
             self._raw += character
         else:
             self._give_back(self._raw + character)
@@ -173,11 +198,11 @@ class MistralParser(CallParser):
         assert self._scanner is not None
         self._raw += character
         self._scanner.feed(character)
-        if self._scanner.broken and not self._announced:
-            self._give_back(self._raw)
-            return
         self._emit_call(self._scanner, certain=True)
         if self._scanner.done or self._scanner.broken:
+            if not self._end_call(self._scanner, certain=True):
+                self._give_back(self._raw)
+                return
             self._at = "list" if self._scanner.done else "text"
             self._scanner, self._raw = None, ""
 
@@ -192,15 +217,21 @@ class MistralParser(CallParser):
         if head is None:
             self._give_back(self._raw)
             return
-        self._begin_call(head[1])
-        self._arguments(character)
+        self._name, self._announced = head[1], False
+        if self._streams:
+            self._begin_call(self._name)
+            self._arguments(character)
         self._value, self._at = JsonValue(character), "value"
 
     def _in_value(self, character: str) -> None:
         assert self._value is not None
         self._value.takes(character)
-        self._arguments(character)
+        self._raw += character
+        if self._streams:
+            self._arguments(character)
         if self._value.over:
+            if not self._streams and not self._whole_call(self._name, self._value.text):
+                self._give_back(self._raw)
             self._value, self._at, self._raw = None, "text", ""
 
     def _give_back(self, text: str) -> None:
@@ -209,7 +240,9 @@ class MistralParser(CallParser):
         self._text(text)
 
     def _end(self) -> None:
-        if self._at in ("head", "list", "name") or (self._at == "call" and not self._announced):
+        if self._scanner is not None and self._end_call(self._scanner, certain=False):
+            self._raw = ""
+        if self._at in ("head", "list", "name") or (self._at in ("call", "value") and not self._announced):
             self._text(self._raw)
         if self._marker is not None:
             self._text(self._marker.rest())

@@ -87,6 +87,8 @@ class CallScanner:
         """A character that is neither space nor in a value."""
         if self._at is _At.BEGINNING and character == "{":
             self._at = _At.KEY
+        elif self._at is _At.KEY and character == "{" and not self.key:
+            pass  # doubled, as an escaped template shows it (Qwen2.5-Coder)
         elif self._at is _At.KEY and character == '"':
             self._key = JsonValue(character)
         elif self._at is _At.COLON and character == ":":
@@ -127,7 +129,7 @@ class CallScanner:
             if value.kind == "string":  # JSON within JSON, as some models write it
                 self.pieces.append(_decoded(value.text) or "{}")
             elif value.kind == "literal":
-                self.pieces.append("{}" if value.text == "null" else value.text)
+                self.pieces.append("{}" if value.text in ("null", "None") else value.text)
 
 
 def _decoded(text: str) -> str | None:

@@ -128,7 +128,9 @@ def prepare(
 
     def parser() -> CallParser:
         assert family is not None
-        return family.parser(names, parallel=parallel, markers=markers, new_id=family.new_id)
+        return family.parser(
+            names, parallel=parallel, streams=grammar is not None, markers=markers, new_id=family.new_id
+        )
 
     return PreparedConversation(written, known, grammar, parser, calls)
 
