@@ -11,6 +11,7 @@ Speed is tokens after the first ÷ seconds after it, over all prompts. Texts of 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 import time
@@ -19,9 +20,18 @@ from pathlib import Path
 from typing import Any
 
 import measure
-from distill_vllm import held_out_prompts
 
-from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.distill.command import held_out
+from ipex_assist.env.errors import IpexAssistError, UsageError
+
+
+def held_out_prompts(work: Path, most: int) -> list[list[int]]:
+    """Token ids of the prompts that a training of `distill` did not see."""
+    file = work / "data" / "samples.jsonl"
+    if not file.exists():
+        raise UsageError(f"--work {work}: no data/samples.jsonl there; it is the folder that `distill` worked in")
+    samples = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    return [each["tokens"][: each["prompt_tokens"]] for each in samples[-held_out(len(samples)) :][:most]]
 
 
 def answer(model: Any, prompt: Sequence[int], new_tokens: int, assisted: bool) -> tuple[list[int], float, int]:

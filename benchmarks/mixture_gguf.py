@@ -4,25 +4,28 @@
 
 Written tensor by tensor; the whole of Qwen3-30B-A3B is 17 GB. It has no vocabulary but its size, which is enough for
 `llama-batched-bench -m FILE -npp 64 -ntg 16 -npl 1,8`: as many requests at once as -npl says, random tokens. Metadata
-and names are the converter's (gguf_layouts.py). Routers are random, so that different requests draw their experts
+and names are the converter's (tests/gguf_layouts.py). Routers are random, so that different requests draw their experts
 nearly uniformly.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import gguf
-import gguf_layouts
 import numpy as np
 import torch
 
 from ipex_assist.bench.pairs import first_layers, published_config
 from ipex_assist.bench.random_checkpoint import RandomCheckpoint
 from ipex_assist.env.errors import UsageError
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+import gguf_layouts
 
 MODEL = "Qwen/Qwen3-30B-A3B"
 # What llama.cpp calls the architectures that both know.

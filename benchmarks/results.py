@@ -1,13 +1,13 @@
-"""Keeps what the benchmarks measured as JSON files, and writes RESULTS.md and the README's chart from them.
+"""Keeps what the benchmarks measured as JSON files, and writes the pages of results and the README's chart from them.
 
     python benchmarks/kernels.py … | tee out.txt; python benchmarks/results.py keep out.txt [--note TEXT]
     ipex-assist bench --task throughput … --json > out.json; python benchmarks/results.py keep out.json
-    python benchmarks/results.py            # write RESULTS.md, the README's chart and its text
+    python benchmarks/results.py            # write RESULTS.md, its pages, the README's chart and its text
     python benchmarks/results.py --check    # exit 1 where they are not what the files say
 
 A file of results/MACHINE/ is one run: its question (a key of QUESTIONS, "_2" and so on for further tables of it), the
 machine, commit and commands, the table's columns and rows, and what must be said before and after it. Of each question
-and machine the newest run is the current table; the others are its history. A run with flaws (see FLAWS) is on no page
+and machine the newest run is shown; `keep` removes those that it replaces. A run with flaws (see FLAWS) is on no page
 if a clean one answers the same question; otherwise its date line names them.
 """
 
@@ -31,48 +31,89 @@ CHART = HERE / "peers.svg"
 PEERS_RUN = "with Qwen2.5-Coder 1.5B in 4 bits, drafted by its 0.5B, one prompt on two cores"
 BEGIN, END = "<!-- results: peers -->", "<!-- end of results -->"
 
-# In the order of the document: what is asked, and the goal where there is one. Goals are this project's own.
-QUESTIONS = {
-    "assisted": "Plain and assisted on the IPEX stack, beside transformers",
-    "instructions": "Instructions of the hot loops for each 64 bytes of weights",
-    "kernels": "Single linear layers: ours, torch's and IPEX's, beside the memory's speed",
-    "prefetch": "Linears by how far ahead they ask for their weights: nanoseconds for 64 bytes and thread",
-    "forward": "Whole passes of the native core",
-    "attention": "Attention to a block of keys and values by itself: microseconds, in cache and from memory",
-    "prompts": "Prompts, and what the cores multiply at most",
-    "barriers": "How often threads wait for each other in a pass: counted, measured, and on paper for many",
-    "sockets": "One row on one and two big sockets: a model on paper, not measured",
-    "prompt_sockets": "Prompts on one and two big sockets: a model on paper, not measured",
-    "company": "Passes with a busy loop on each CPU",
-    "peers": "A real pair beside other programs",
-    "peers_throughput": "Many prompts at once beside other programs",
-    "throughput": "Many requests: tokens/s by how many are in flight",
-    "engine": "What the engine adds to its passes, and how long new requests and conversations wait",
-    "serve_overhead": "What the server adds to the engine",
-    "serve_faults": "The server under load and faults",
-    "sampling": "Sampled text: noise by position beside rejection sampling",
-    "draft_length": "Draft lengths: adaptive beside each fixed length",
-    "draft_length_self": "Drafting without a small sibling",
-    "router_trace": "Drafts of a mixture of experts: lengths by the cost of experts, by rows, and fixed",
-    "distill_speed": "A draft head trained by `distill` for 36 minutes on a core, beside plain, sibling and lookup",
-    "distill_vllm": "The same draft head in vLLM: tokens accepted",
-    "random_heads": "What draft heads of random weights cost",
-    "adapters": "What LoRA adapters add to a pass",
-    "embeddings": "Embeddings, beside transformers",
-    "always_wrong": "What an assistant that is always wrong costs",
-    "simulated": "OPT-6.7B with OPT-125M, simulated acceptance of 0.8",
-    "eval": "Fewer bits: perplexity",
-    "multi_socket": "Several instances",
-    "versions": "This version beside the one before",
-    "mixture": "Mixtures of published shapes, random weights",
-    "recurrent": "A dense model with recurrent layers, random weights",
-    "recurrent_mixture": "A mixture with recurrent layers, random weights: Granite 4 small",
-    "shared_kv": "A dense model with shared keys and values, random weights: Gemma 4 E4B",
-    "latent": "A mixture with latent attention, random weights: DeepSeek-V2-Lite",
-    "latent_flash": "A mixture with latent attention, random weights: GLM-4.7-Flash",
-    "load_memory": "Memory of loading",
-    "starting": "Starting",
+# The pages, in their order: what a reader asks, and by which runs it is answered. Goals are this project's own.
+PAGES = {
+    "peers": (
+        "How fast is it beside other programs?",
+        {
+            "peers": "A real pair, one prompt",
+            "peers_throughput": "Many prompts at once",
+            "assisted": "Plain and assisted on the IPEX stack, beside transformers",
+            "embeddings": "Embeddings, beside transformers",
+        },
+    ),
+    "drafts": (
+        "What do drafts gain, and what do they cost at most?",
+        {
+            "planner": "The planner in simulation: gains and losses by length, requests and machine",
+            "throughput": "Many requests: tokens/s by how many are in flight",
+            "short_answers": "Answers of a few tokens",
+            "draft_length": "Draft lengths: adaptive beside each fixed length",
+            "draft_length_self": "Drafting without a small sibling",
+            "always_wrong": "What an assistant that is always wrong costs",
+            "random_heads": "What draft heads of random weights cost",
+            "distill_speed": "A draft head trained by `distill` for 36 minutes, beside plain, sibling and lookup",
+            "distill_vllm": "The same draft head in vLLM: tokens accepted",
+            "router_trace": "Drafts of a mixture of experts: lengths by the cost of experts, by rows, and fixed",
+            "suffixes": "Drafts from earlier text: tokens a pass by suffix tree and by lookup",
+            "sampling": "Sampled text: noise by position beside rejection sampling",
+            "simulated": "OPT-6.7B with OPT-125M, simulated acceptance of 0.8",
+        },
+    ),
+    "passes": (
+        "How near do passes come to what memory and cores can do?",
+        {
+            "forward": "Whole passes of the native core",
+            "prompts": "Prompts, and what the cores multiply at most",
+            "kernels": "Single linear layers: ours, torch's and IPEX's, beside the memory's speed",
+            "attention": "Attention to a block of keys and values by itself: microseconds, in cache and from memory",
+            "instructions": "Instructions of the hot loops for each 64 bytes of weights",
+            "prefetch": "Linears by how far ahead they ask for their weights: nanoseconds for 64 bytes and thread",
+            "adapters": "What LoRA adapters add to a pass",
+            "barriers": "How often threads wait for each other in a pass: counted, measured, and on paper for many",
+            "company": "Passes with a busy loop on each CPU",
+            "versions": "This version beside the one before",
+        },
+    ),
+    "architectures": (
+        "How fast are mixtures, recurrent layers and latents?",
+        {
+            "mixture": "Mixtures of published shapes, random weights",
+            "recurrent": "A dense model with recurrent layers, random weights",
+            "recurrent_mixture": "A mixture with recurrent layers, random weights: Granite 4 small",
+            "shared_kv": "A dense model with shared keys and values, random weights: Gemma 4 E4B",
+            "latent": "A mixture with latent attention, random weights: DeepSeek-V2-Lite",
+            "latent_flash": "A mixture with latent attention, random weights: GLM-4.7-Flash",
+        },
+    ),
+    "serving": (
+        "What do the engine and the server add, and who waits?",
+        {
+            "engine": "What the engine adds to its passes, and how long new requests and conversations wait",
+            "serve_overhead": "What the server adds to the engine",
+            "fairness": "Chats beside an agent's long prompts",
+            "serve_faults": "The server under load and faults",
+        },
+    ),
+    "sockets": (
+        "What would big machines do? Models on paper, not measured",
+        {
+            "sockets": "One row on one and two big sockets",
+            "prompt_sockets": "Prompts on one and two big sockets",
+            "multi_socket": "Several instances, measured here",
+        },
+    ),
+    "costs": (
+        "What do a start, memory and fewer bits cost?",
+        {
+            "starting": "Starting",
+            "load_memory": "Memory of loading",
+            "eval": "Fewer bits: perplexity",
+        },
+    ),
 }
+QUESTIONS = {question: title for _, questions in PAGES.values() for question, title in questions.items()}
+COUNTED = {"instructions": "Counted in the compiled core, the same on every machine"}
 # What a run may be marked with, as `flaws`; a commit that ends in -dirty is "uncommitted" by itself.
 FLAWS = {"uncommitted": "the code had changes that were not committed", "disturbed": "other work ran on the machine"}
 # What the first table compares: a question, and what its runs ask of a program.
@@ -80,11 +121,13 @@ IN_SHORT = {"peers": "one prompt", "peers_throughput": "many prompts at once"}
 HEAD = """\
 # Results
 
-Written by `benchmarks/results.py` from the files in [results/](results); change those, not this page. Each table says
-on which machine, at which commit and by which command it was measured. Ratios are within one run; machines that are
-shared with others give spreads that single figures hide. Speed is tokens after the first ÷ seconds after the first.
-Goals named here are those this project sets itself. Runs marked **uncommitted** (the code had changes that were not
-committed) or **disturbed** (other work ran on the machine) are here only if no clean run answers the same question.
+Written by `benchmarks/results.py` from the files in [results/](results); change those, not this page or those it leads
+to. **Every figure is from a small virtual machine of two cores and 24 GB**, unless its page says that it is counted or
+modelled; nothing here was measured on two sockets. Each table says on which machine, at which commit and by which
+command it was measured. Ratios are within one run; machines that are shared with others give spreads that single
+figures hide. Speed is tokens after the first ÷ seconds after the first. Of each question the newest run is shown, one
+with AMX and one without; runs marked **uncommitted** (the code had changes that were not committed) or **disturbed**
+(other work ran on the machine) are here only if no clean run answers the same question.
 """
 
 Run = dict[str, Any]
@@ -109,12 +152,6 @@ def flaws_of(run: Run) -> list[str]:
     return [flaw for flaw in FLAWS if flaw in found]
 
 
-def without_replaced(runs: list[Run]) -> list[Run]:
-    """All runs but those with flaws whose question a clean run answers, on the same machine."""
-    clean = {(run["machine"], run["question"]) for run in runs if not run.get("flaws")}
-    return [run for run in runs if not run.get("flaws") or (run["machine"], run["question"]) not in clean]
-
-
 def base(question: str) -> str:
     """The question of a further table, such as "peers" of "peers_2"."""
     return re.sub(r"_\d+$", "", question)
@@ -134,25 +171,46 @@ def section(run: Run) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def document(runs: list[Run]) -> str:
-    """RESULTS.md: a chapter for each question, a table for each machine, older runs folded after it."""
-    runs = without_replaced(runs)
-    parts = [HEAD, summary([run for run in runs if not run.get("flaws")])]
-    for question, title in QUESTIONS.items():
-        of_question = [run for run in runs if base(run["question"]) == question]
-        if not of_question:
-            continue
-        parts.append(f"## {title}\n")
-        for machine in dict.fromkeys(run["machine"] for run in reversed(of_question)):
+def units(machine: str) -> str:
+    """What it multiplies with: tiles, or vectors alone. A newer run with the same units answers the same question."""
+    return "AMX" if "AMX" in machine.replace("no AMX", "") else "vectors" if "," in machine else machine
+
+
+def current(runs: list[Run]) -> list[Run]:
+    """The newest run of each question (and further table) on machines with the same units, clean if any is."""
+    newest: dict[tuple[str, str], Run] = {}
+    for run in runs:
+        key = (run["question"], units(run["machine"]))
+        if key not in newest or bool(run.get("flaws")) <= bool(newest[key].get("flaws")):
+            newest[key] = run
+    return sorted(newest.values(), key=lambda run: run.get("time", ""))
+
+
+def page(title: str, questions: dict[str, str], runs: list[Run]) -> str:
+    """One page: a chapter for each question that has runs, a table for each machine; empty where there are none."""
+    parts = []
+    for question, heading in questions.items():
+        answers = [run for run in runs if base(run["question"]) == question]
+        if answers:
+            parts.append(f"## {heading}\n")
+        for machine in dict.fromkeys(run["machine"] for run in reversed(answers)):
             parts.append(f"### {machine}\n")
-            here = [run for run in of_question if run["machine"] == machine]
-            newest = {run["question"]: run for run in here}  # the last of each key wins
-            parts += [section(run) + "\n" for run in newest.values()]
-            older = [run for run in here if run is not newest[run["question"]]]
-            if older:
-                folded = "\n\n".join(section(run) for run in reversed(older))
-                parts.append(f"<details><summary>Earlier runs</summary>\n\n{folded}\n\n</details>\n")
-    return "\n".join(parts)
+            parts += [section(run) + "\n" for run in answers if run["machine"] == machine]
+    return "\n".join([f"# {title}\n", "Back to [all results](../RESULTS.md).\n", *parts]) if parts else ""
+
+
+def documents(runs: list[Run]) -> dict[Path, str]:
+    """RESULTS.md, which has the summary and leads to the pages, and each page with its text."""
+    shown = current(runs)
+    pages, lines = {}, []
+    for name, (title, questions) in PAGES.items():
+        path = DOCUMENT.parent / "results" / f"{name}.md"
+        if text := page(title, questions, shown):
+            pages[path] = text
+            headings = [heading for key, heading in questions.items() if any(base(r["question"]) == key for r in shown)]
+            lines.append(f"- [{title}](results/{name}.md) {'; '.join(headings)}.")
+    index = "## Pages\n\n" + "\n".join(lines) + "\n"
+    return {DOCUMENT: "\n".join([HEAD, summary([run for run in shown if not run.get("flaws")]), index]), **pages}
 
 
 def summary(runs: list[Run]) -> str:
@@ -246,9 +304,10 @@ def keep(output: str, question: str | None, note: str, disturbed: bool = False) 
     if "environment" in result:
         result = of_bench(result)
     facts, rows = result["machine"], result["table"]
-    name, folder = machine_of(facts)
+    question = question or result["benchmark"]
+    name, folder = (COUNTED[question], "counted") if question in COUNTED else machine_of(facts)
     run = {
-        "question": question or result["benchmark"],
+        "question": question,
         "machine": name,
         "commit": facts["commit"],
         "time": result["time"],
@@ -261,6 +320,10 @@ def keep(output: str, question: str | None, note: str, disturbed: bool = False) 
         run["flaws"] = ["disturbed"]
     path = RESULTS / folder / f"{run['question']}-{run['commit']}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
+    if not run.get("flaws") and not run["commit"].endswith("-dirty"):
+        for older in path.parent.glob(f"{run['question']}-*.json"):
+            if json.loads(older.read_text(encoding="utf-8"))["machine"] == name:
+                older.unlink()
     path.write_text(json.dumps(run, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return path
 
@@ -281,7 +344,7 @@ def main(argv: list[str] | None = None) -> int:
         print(keep(Path(args.output).read_text(encoding="utf-8"), args.question, args.note, args.disturbed))
     runs = load()
     peers = newest_peers(runs)
-    pages = {DOCUMENT: document(runs), README: with_peers(README.read_text(encoding="utf-8"), peers)}
+    pages = {**documents(runs), README: with_peers(README.read_text(encoding="utf-8"), peers)}
     stale = [path for path, text in pages.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     bars = peers_chart.bars_of(peers)
     if not peers_chart.is_current(CHART, bars):

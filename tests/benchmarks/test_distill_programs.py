@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import distill_curve
 import distill_prompts
 import distill_speed
-import distill_vllm
 import pytest
 
 from ipex_assist.env.errors import UsageError
@@ -70,33 +68,14 @@ def test_prompts_that_a_training_did_not_see(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     samples = [{"tokens": [number, 7, 8], "prompt_tokens": 2} for number in range(20)]
     (tmp_path / "data" / "samples.jsonl").write_text("".join(json.dumps(each) + "\n" for each in samples))
-    assert distill_vllm.held_out_prompts(tmp_path, 9) == [[18, 7], [19, 7]]
-    assert distill_vllm.held_out_prompts(tmp_path, 1) == [[18, 7]]
+    assert distill_speed.held_out_prompts(tmp_path, 9) == [[18, 7], [19, 7]]
+    assert distill_speed.held_out_prompts(tmp_path, 1) == [[18, 7]]
     with pytest.raises(UsageError, match=r"no data/samples.jsonl"):
-        distill_vllm.held_out_prompts(tmp_path / "data", 1)
+        distill_speed.held_out_prompts(tmp_path / "data", 1)
 
 
 def test_figures() -> None:
-    """A round brings what was accepted and the target's own token; medians of turns are compared."""
-    row = distill_vllm.row_of("vllm", 10, [0.5, 0.25])
-    assert (row["draft tokens"], row["accepted by position"], row["tokens a round"]) == (2, "50.0% 25.0%", "1.750")
+    """Medians of turns are compared."""
     found = {"assistant": "a/head", "plain": [1.0, 2.0, 9.0], "assisted": [3.0, 3.0, 1.0], "tokens": 30, "rounds": 12}
     expected = {"assistant": "head", "plain": "2.0", "assisted": "3.0", "÷ plain": "1.50", "tokens a round": "2.50"}
     assert distill_speed.row(found) == expected
-
-
-def test_curves(tmp_path: Path) -> None:
-    """One run shows each position, several show one curve each; the same tries give the same file."""
-    pytest.importorskip("matplotlib")
-    tries = [{"seconds": 60 * number, "length": number / 2, "by_position": [0.5, 0.1]} for number in range(3)]
-    (tmp_path / "state").mkdir()
-    (tmp_path / "state" / "held_out.json").write_text(json.dumps(tries))
-    drawn = []
-    for name in ("a.svg", "b.svg"):
-        assert distill_curve.main([str(tmp_path / name), f"eagle3={tmp_path}"]) == 0
-        drawn.append((tmp_path / name).read_text())
-    assert drawn[0] == drawn[1]
-    assert "token 2" in drawn[0]
-    distill_curve.main([str(tmp_path / "a.svg"), f"first={tmp_path}", f"second={tmp_path}"])
-    assert "second" in (tmp_path / "a.svg").read_text()
-    assert distill_curve.main([str(tmp_path / "a.svg")]) == 2

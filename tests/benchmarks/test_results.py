@@ -26,6 +26,11 @@ FACTS = {
 }
 
 
+def whole(runs: list[dict[str, Any]]) -> str:
+    """Return all pages that these runs make."""
+    return "\n".join(results.documents(runs).values())
+
+
 def output(time: str, value: str) -> str:
     """Return what a benchmark prints: its table, and a line of JSON."""
     facts = {"benchmark": "kernels", "time": time, "machine": FACTS, "table": [{"rows": 1, "ms": value}]}
@@ -40,7 +45,7 @@ def test_what_a_benchmark_printed_is_kept(tmp_path: Path, monkeypatch: pytest.Mo
     (run,) = results.load(tmp_path)
     assert run["machine"] == "Intel Xeon Gold 6430, 64 CPUs, AMX, AVX-512 BF16, VNNI"
     assert (run["columns"], run["rows"]) == (["rows", "ms"], [["1", "1.25"]])
-    page = results.document([run])
+    page = whole([run])
     assert "    python benchmarks/kernels.py --rows 1" in page
     assert "Nothing else ran." in page
 
@@ -82,30 +87,53 @@ def run_of(question: str, time: str, value: str) -> dict[str, Any]:
 
 
 def test_the_newest_run_is_the_current_one() -> None:
-    """What it replaces is folded behind it; further tables of a question stand beside its first."""
-    page = results.document(
-        [run_of("kernels", "1", "older"), run_of("kernels", "2", "newer"), run_of("kernels_2", "1", "b")]
-    )
-    current, folded = page.split("<details>")
-    assert "newer" in current
-    assert "older" not in current
-    assert "| b" in current
-    assert "older" in folded
+    """What it replaces is on no page; further tables of a question stand beside its first."""
+    page = whole([run_of("kernels", "1", "older"), run_of("kernels", "2", "newer"), run_of("kernels_2", "1", "b")])
+    assert ("newer" in page, "older" in page, "| b" in page) == (True, False, True)
+
+
+def test_machines_with_the_same_units_are_one() -> None:
+    """A newer run without AMX answers for an older one without; one with AMX stands beside it."""
+    machines = (("1", "older", "A, VNNI"), ("2", "newer", "B, VNNI, no AMX"), ("0", "tiles", "C, AMX"))
+    runs = [run_of("kernels", time, value) | {"machine": machine} for time, value, machine in machines]
+    page = whole(runs)
+    assert ("newer" in page, "older" in page, "tiles" in page) == (True, False, True)
+
+
+def test_each_question_has_one_page() -> None:
+    """A question on two pages would be answered twice; the index leads to each page that has runs and to no other."""
+    keys = [key for _, questions in results.PAGES.values() for key in questions]
+    assert len(keys) == len(set(keys))
+    pages = results.documents([run_of("kernels", "1", "1"), run_of("starting", "1", "2")])
+    names = {path.name for path in pages}
+    assert names == {"RESULTS.md", "passes.md", "costs.md"}
+    index = pages[results.DOCUMENT]
+    assert all(f"(results/{name})" in index for name in names - {"RESULTS.md"})
+
+
+def test_a_counted_table_has_no_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Instructions are the same wherever they are counted: a second machine's table replaces the first's."""
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    for commit, cpu in (("1", "Intel Xeon"), ("2", "AMD EPYC")):
+        text = output(f"2026-01-0{commit}", commit).replace("0123abc", commit).replace(FACTS["cpu"], cpu)
+        results.keep(text, "instructions", "")
+    (run,) = results.load(tmp_path)
+    assert (run["commit"], run["machine"]) == ("2", results.COUNTED["instructions"])
 
 
 @pytest.mark.parametrize("flaw", ["uncommitted", "disturbed"])
 def test_a_run_with_flaws_gives_way_to_a_clean_one(flaw: str) -> None:
-    """Also to an older one, and it is not folded away; alone it is marked. The first table never has it."""
+    """Also to an older one; alone it is marked. The first table never has it."""
     flawed = run_of("kernels", "2", "bad") | {"flaws": [flaw]}
-    page = results.document([run_of("kernels", "1", "good"), flawed])
-    assert ("good" in page, "bad" in page, "<details>" in page) == (True, False, False)
-    page = results.document([run_of("kernels_2", "1", "good"), flawed])
+    page = whole([run_of("kernels", "1", "good"), flawed])
+    assert ("good" in page, "bad" in page) == (True, False)
+    page = whole([run_of("kernels_2", "1", "good"), flawed])
     assert f"Commit 2, **{flaw}**, 2." in page
     peers = {"question": "peers", "columns": ["peer", "target", "draft", "tokens/s"]}
     rows = [["ipex-assist", "int4", "–", "30.0"], ["llama.cpp", "Q4_K_M", "–", "15.0"]]
     other = {**run_of("peers", "1", ""), **peers, "rows": rows}
-    assert "2.00" in results.document([other])
-    assert "2.00" not in results.document([other | {"flaws": [flaw]}])
+    assert "2.00" in results.documents([other])[results.DOCUMENT]
+    assert "2.00" not in results.documents([other | {"flaws": [flaw]}])[results.DOCUMENT]
 
 
 def test_a_commit_may_say_that_a_run_has_a_flaw(tmp_path: Path) -> None:
