@@ -38,7 +38,7 @@ def create_app(backend: Backend, options: ServeOptions) -> FastAPI:
     if options.otel is None:
         return app_of(OneModel(Service(backend, options)), options)
     tracing = Tracing(collector(options.otel))
-    return app_of(OneModel(Service(tracing.traced(backend), options)), options, tracing.close)
+    return app_of(OneModel(Service(backend, options, observers=[tracing.observe])), options, tracing.close)
 
 
 def app_of(models: ServedModels, options: ServeOptions, finish: Callable[[], None] | None = None) -> FastAPI:

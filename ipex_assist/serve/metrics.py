@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -30,32 +29,32 @@ _REASONS = {"eos": "stop", "stop": "stop", "length": "length", "context": "lengt
 
 
 class ServerMetrics:
-    """Counts outputs as they pass, and reads the backend's statistics on each scrape."""
+    """Counts generations that it observes, and reads the backend's statistics on each scrape."""
 
     def __init__(self, backend: Backend, name: str = "") -> None:
         """name: of the model while it is not loaded."""
         self._backend, self._name = backend, name
         self._registry = CollectorRegistry()
         self._registry.register(_EngineFigures(backend, name))
-        self._drafts = self._counter("spec_decode_num_drafts", "Passes that verified drafted tokens")
-        self._drafted = self._counter("spec_decode_num_draft_tokens", "Drafted tokens")
-        self._accepted = self._counter("spec_decode_num_accepted_tokens", "Drafted tokens that were accepted")
-        self._accepted_at = self._counter(
+        self.drafts = self._counter("spec_decode_num_drafts", "Passes that verified drafted tokens")
+        self.drafted = self._counter("spec_decode_num_draft_tokens", "Drafted tokens")
+        self.accepted = self._counter("spec_decode_num_accepted_tokens", "Drafted tokens that were accepted")
+        self.accepted_at = self._counter(
             "spec_decode_num_accepted_tokens_per_pos", "Accepted tokens by their position in the draft", "position"
         )
-        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens, including those found in the prefix cache")
-        self._new_tokens = self._counter("generation_tokens", "Generated tokens")
-        self._ended = self._counter("request_success", "Finished requests, by the reason", "finished_reason")
-        self._first_token_s = self._histogram(
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens, including those found in the prefix cache")
+        self.new_tokens = self._counter("generation_tokens", "Generated tokens")
+        self.ended = self._counter("request_success", "Finished requests, by the reason", "finished_reason")
+        self.first_token_s = self._histogram(
             "time_to_first_token_seconds", "From the request to its first token", _FIRST_TOKEN_S
         )
-        self._token_s = self._histogram("inter_token_latency_seconds", "Time of each token after the first", _TOKEN_S)
-        self._mean_token_s = self._histogram(
+        self.token_s = self._histogram("inter_token_latency_seconds", "Time of each token after the first", _TOKEN_S)
+        self.mean_token_s = self._histogram(
             "request_time_per_output_token_seconds", "Mean time of a text's tokens after the first", _TOKEN_S
         )
-        self._request_s = self._histogram("e2e_request_latency_seconds", "From the request to its end", _REQUEST_S)
-        self._prompts = self._histogram("request_prompt_tokens", "Tokens of a prompt", _TOKENS)
-        self._texts = self._histogram("request_generation_tokens", "Generated tokens of a text", _TOKENS)
+        self.request_s = self._histogram("e2e_request_latency_seconds", "From the request to its end", _REQUEST_S)
+        self.prompts = self._histogram("request_prompt_tokens", "Tokens of a prompt", _TOKENS)
+        self.texts = self._histogram("request_generation_tokens", "Generated tokens of a text", _TOKENS)
         self._full = Counter(
             "ipex_assist:queue_full", "Requests refused because a queue was full", [_MODEL],
             registry=self._registry,
@@ -72,69 +71,76 @@ class ServerMetrics:
         """The exposition text of these models' metrics. Draft counters are present from the start, as zeros."""
         for model in models:
             if name := _model_name(model._backend, model._name):
-                for each in (model._drafts, model._drafted, model._accepted, model._prompt_tokens, model._new_tokens):
+                for each in (model.drafts, model.drafted, model.accepted, model.prompt_tokens, model.new_tokens):
                     each.labels(name)
         return generate_latest(_Merged([model._registry for model in models]))  # type: ignore[arg-type]
 
-    async def generate(
-        self, request: GenerationRequest, *, timeout: float | None = None
-    ) -> AsyncGenerator[OutputChunk | Finished, None]:
-        """`Backend.generate`, counted."""
-        started = time.perf_counter()
-        model, first, last, tokens, reason = self._backend.facts.name, 0.0, started, 0, "abort"
-        try:
-            async with aclosing(self._backend.generate(request, timeout=timeout)) as parts:
-                async for chunk in parts:
-                    if isinstance(chunk, Finished):
-                        reason = _REASONS.get(chunk.result["stop_reason"], "error")
-                        if request.inputs is not None:
-                            self._count_inputs(model, request.inputs.lengths)
-                    elif chunk.token_deltas:
-                        now = time.perf_counter()
-                        if not tokens:
-                            first = now
-                            self._first_token_s.labels(model).observe(now - started)
-                            self._prompt_tokens.labels(model).inc(len(request.tokens))
-                            self._prompts.labels(model).observe(len(request.tokens))
-                        self._count_chunk(model, chunk, tokens > 0, now - last)
-                        tokens, last = tokens + len(chunk.token_deltas), now
-                    yield chunk
-        except Busy:
-            self.count_full()
-            raise
-        except Exception:
-            reason = "error"
-            raise
-        finally:
-            if tokens or reason != "abort":
-                self._ended.labels(model, reason).inc()
-                self._request_s.labels(model).observe(time.perf_counter() - started)
-                self._texts.labels(model).observe(tokens)
-                if tokens > 1:
-                    self._mean_token_s.labels(model).observe((last - first) / (tokens - 1))
+    def observe(self, model: str, request: GenerationRequest) -> _CountedGeneration:
+        """See `Observer`: counts one generation."""
+        return _CountedGeneration(self, model, request)
 
     def count_full(self) -> None:
         """Count a request that a full queue refused."""
         self._full.labels(self._backend.facts.name).inc()
 
-    def _count_inputs(self, model: str, lengths: Sequence[int]) -> None:
-        """Count texts that became vectors or scores. lengths: in tokens."""
-        self._prompt_tokens.labels(model).inc(sum(lengths))
-        for length in lengths:
-            self._prompts.labels(model).observe(length)
 
-    def _count_chunk(self, model: str, chunk: OutputChunk, later: bool, seconds: float) -> None:
-        self._new_tokens.labels(model).inc(len(chunk.token_deltas))
-        if later:
-            each = self._token_s.labels(model)
+class _CountedGeneration:
+    """The metrics of one generation, counted as its parts come."""
+
+    def __init__(self, metrics: ServerMetrics, model: str, request: GenerationRequest) -> None:
+        self._metrics, self._model, self._request = metrics, model, request
+        self._started = self._last = time.perf_counter()
+        self._first, self._tokens, self._reason = 0.0, 0, "abort"
+
+    def take(self, part: OutputChunk | Finished) -> None:
+        """Count the tokens of a chunk, or the texts that became vectors or scores."""
+        if isinstance(part, Finished):
+            self._reason = _REASONS.get(part.result["stop_reason"], "error")
+            if self._request.inputs is not None:
+                self._count_prompts(self._request.inputs.lengths)
+        elif part.token_deltas:
+            now = time.perf_counter()
+            if not self._tokens:
+                self._first = now
+                self._metrics.first_token_s.labels(self._model).observe(now - self._started)
+                self._count_prompts([len(self._request.tokens)])
+            self._count_chunk(part, now - self._last)
+            self._tokens, self._last = self._tokens + len(part.token_deltas), now
+
+    def end(self, error: BaseException | None) -> None:
+        """Count how it ended; one that was cancelled before its first token has not begun."""
+        if isinstance(error, Busy):
+            self._metrics.count_full()
+        elif isinstance(error, Exception):
+            self._reason = "error"
+        if not self._tokens and self._reason == "abort":
+            return
+        metrics, model = self._metrics, self._model
+        metrics.ended.labels(model, self._reason).inc()
+        metrics.request_s.labels(model).observe(time.perf_counter() - self._started)
+        metrics.texts.labels(model).observe(self._tokens)
+        if self._tokens > 1:
+            metrics.mean_token_s.labels(model).observe((self._last - self._first) / (self._tokens - 1))
+
+    def _count_prompts(self, lengths: Sequence[int]) -> None:
+        """lengths: in tokens."""
+        self._metrics.prompt_tokens.labels(self._model).inc(sum(lengths))
+        for length in lengths:
+            self._metrics.prompts.labels(self._model).observe(length)
+
+    def _count_chunk(self, chunk: OutputChunk, seconds: float) -> None:
+        metrics, model = self._metrics, self._model
+        metrics.new_tokens.labels(model).inc(len(chunk.token_deltas))
+        if self._tokens:
+            each = metrics.token_s.labels(model)
             for _ in chunk.token_deltas:
                 each.observe(seconds / len(chunk.token_deltas))
         if chunk.drafted:
-            self._drafts.labels(model).inc()
-            self._drafted.labels(model).inc(chunk.drafted)
-            self._accepted.labels(model).inc(chunk.accepted)
+            metrics.drafts.labels(model).inc()
+            metrics.drafted.labels(model).inc(chunk.drafted)
+            metrics.accepted.labels(model).inc(chunk.accepted)
             for position in range(chunk.accepted):
-                self._accepted_at.labels(model, str(position)).inc()
+                metrics.accepted_at.labels(model, str(position)).inc()
 
 
 class _Merged:

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,12 +16,11 @@ from ipex_assist.serve.choice_runner import seconds_left
 from ipex_assist.serve.errors import ApiError
 from ipex_assist.serve.grammar_checker import GrammarChecker
 from ipex_assist.serve.metrics import ServerMetrics
+from ipex_assist.serve.observed_backend import ObservedBackend, Observer
 from ipex_assist.serve.options import ServeOptions
-from ipex_assist.serve.protocol.adapters import AdapterFields
-from ipex_assist.serve.protocol.common import AdapterScale
+from ipex_assist.serve.requested_adapters import RequestedAdapters
 from ipex_assist.serve.token_bytes import TokenBytes
 from ipex_assist.speculative.choosing.grammar import GrammarSpec
-from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.tokenization.tokenizer import check_text, checked_ids, encode, encode_messages
 from ipex_assist.version import __version__
 
@@ -38,10 +36,18 @@ T = TypeVar("T")
 class Service:
     """Shared state of the routes. Expensive methods run in a thread; all may raise ApiError, NotReady or UsageError."""
 
-    def __init__(self, backend: Backend, options: ServeOptions, metrics: ServerMetrics | None = None) -> None:
-        """metrics: those of the backend, where it has had a service before."""
-        self.backend, self.options = backend, options
+    def __init__(
+        self,
+        backend: Backend,
+        options: ServeOptions,
+        metrics: ServerMetrics | None = None,
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        """metrics: those of the backend, where it has had a service before. observers: of its generations."""
+        self.options = options
         self.metrics = metrics or ServerMetrics(backend)
+        self.backend = ObservedBackend(backend, [self.metrics.observe, *observers])
+        self.adapters = RequestedAdapters(lambda: self.facts.adapters, self.names)
         self._grammars = GrammarChecker(most=options.max_queue)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenizer")
 
@@ -75,40 +81,6 @@ class Service:
     async def in_thread(self, work: Callable[..., T], *arguments: Any, **more: Any) -> T:
         """Run `work` in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *arguments, **more))
-
-    def adapter_of(self, model: str | None) -> str | None:
-        """The adapter that a model's name stands for; None for the model itself."""
-        return model if model in self.facts.adapters and model not in self.names() else None
-
-    def with_adapter(self, options: GenerationOptions, body: AdapterFields) -> GenerationOptions:
-        """The options of a request with its adapter: by the model's name, or what its `lora` says. Raises ApiError."""
-        chosen = self.adapter_of(body.model)
-        scale = 0.0 if chosen is None else self.adapter_scales[chosen]
-        if body.lora is not None:
-            chosen, scale = self._one_adapter(body.lora)
-        if chosen is None or scale == 0:
-            return replace(options, lora=None)
-        return replace(options, lora=chosen, lora_scale=scale)
-
-    def _one_adapter(self, scales: Sequence[AdapterScale]) -> tuple[str | None, float]:
-        """The adapter of a list that has one whose scale is not 0, or none."""
-        found = [(self.checked_adapter(each.id), each.scale) for each in scales]
-        used = [each for each in found if each[1] != 0]
-        if len(used) > 1:
-            raise ApiError(400, f"lora: {len(used)} adapters at once, and a text has one here", param="lora")
-        return used[0] if used else (None, 0.0)
-
-    def checked_adapter(self, number: int) -> str:
-        """The name of an adapter by its number. Raises 400 where there is none."""
-        adapters = list(self.facts.adapters)
-        if number >= len(adapters):
-            raise ApiError(400, f"lora: there is no adapter {number}; there are {len(adapters)}", param="lora")
-        return adapters[number]
-
-    @cached_property
-    def adapter_scales(self) -> dict[str, float]:
-        """What POST /lora-adapters sets, by name."""
-        return dict.fromkeys(self.facts.adapters, 1.0)
 
     def names(self) -> tuple[str, ...]:
         """All names of the model."""

@@ -59,7 +59,7 @@ class GenerationResponse(Response):
             work.result()
 
     def _choices(self) -> ChoiceRunner:
-        return ChoiceRunner(self._service.metrics.generate, self._requests, self._deadline)
+        return ChoiceRunner(self._service.backend.generate, self._requests, self._deadline)
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         response = await (self._streamed(send) if self._stream else self._answered())

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ipex_assist.env.errors import UsageError
-from ipex_assist.serve.backend import Backend, Finished, GenerationRequest, ModelFacts, OutputChunk, ServerStatistics
+from ipex_assist.serve.backend import Finished, GenerationRequest, OutputChunk
 from ipex_assist.version import __version__
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import Tracer
-    from transformers import PreTrainedTokenizerBase
 
 EXPORT_SECONDS = 5.0  # for a collector that does not answer
 _parent: ContextVar[Context | None] = ContextVar("parent", default=None)  # of the request's caller
@@ -59,9 +56,9 @@ class Tracing:
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
 
-    def traced(self, backend: Backend) -> TracedBackend:
-        """A backend whose texts are traced."""
-        return TracedBackend(backend, self._provider.get_tracer("ipex_assist"))
+    def observe(self, model: str, request: GenerationRequest) -> _TracedGeneration:
+        """See `Observer`: traces one text."""
+        return _TracedGeneration(self._provider.get_tracer("ipex_assist"), model, request)
 
     def close(self) -> None:
         """Send what has not been sent; waits for the collector, but not long."""
@@ -69,80 +66,46 @@ class Tracing:
         self._provider.shutdown()
 
 
-class TracedBackend:
-    """A backend whose texts are traced, by OpenTelemetry's attributes of generative models where there are any."""
+class _TracedGeneration:
+    """A text's spans, by OpenTelemetry's attributes of generative models where there are any.
 
-    def __init__(self, backend: Backend, tracer: Tracer) -> None:
-        self._backend, self._tracer = backend, tracer
+    They are made when it has ended, by the times that it had.
+    """
 
-    @property
-    def ready(self) -> bool:
-        return self._backend.ready
+    def __init__(self, tracer: Tracer, model: str, request: GenerationRequest) -> None:
+        self._tracer, self._model, self._request = tracer, model, request
+        self._started = time.time_ns()
+        self._first: int | None = None  # time of the first token
+        self._result: dict[str, Any] | None = None
 
-    @property
-    def draining(self) -> bool:
-        return self._backend.draining
+    def take(self, part: OutputChunk | Finished) -> None:
+        """Note the first token, and the result."""
+        if isinstance(part, Finished):
+            self._result = part.result
+        elif self._first is None and part.token_deltas:
+            self._first = time.time_ns()
 
-    @property
-    def facts(self) -> ModelFacts:
-        return self._backend.facts
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        return self._backend.tokenizer
-
-    def statistics(self) -> ServerStatistics:
-        return self._backend.statistics()
-
-    async def generate(
-        self, request: GenerationRequest, *, timeout: float | None = None
-    ) -> AsyncGenerator[OutputChunk | Finished, None]:
-        """`Backend.generate`; its spans are made when the text has ended, by the times that it had."""
-        started, first, result, error = time.time_ns(), None, None, None
-        name = self.facts.name  # now: a model whose engines have died has no facts when its text ends
-        try:
-            async with aclosing(self._backend.generate(request, timeout=timeout)) as parts:
-                async for part in parts:
-                    if isinstance(part, Finished):
-                        result = part.result
-                    elif first is None and part.token_deltas:
-                        first = time.time_ns()
-                    yield part
-        except Exception as caught:
-            error = caught
-            raise
-        finally:
-            self._trace(name, request, started, first, result, error)
-
-    def _trace(
-        self,
-        name: str,
-        request: GenerationRequest,
-        started: int,
-        first: int | None,
-        result: dict[str, Any] | None,
-        error: Exception | None,
-    ) -> None:
-        """name: the model's. Times are nanoseconds since 1970; first: of the first token, None where there was none."""
+    def end(self, error: BaseException | None) -> None:
+        """Make the spans."""
         from opentelemetry import trace
 
         ended = time.time_ns()
-        options = request.options
+        options, first, result = self._request.options, self._first, self._result
         attributes: dict[str, Any] = {
-            "gen_ai.operation.name": "text_completion" if request.inputs is None else "embeddings",
-            "gen_ai.request.model": name,
+            "gen_ai.operation.name": "text_completion" if self._request.inputs is None else "embeddings",
+            "gen_ai.request.model": self._model,
             "gen_ai.request.max_tokens": options.max_new_tokens,
             "gen_ai.request.temperature": options.temperature if options.do_sample else 0.0,
-            "gen_ai.usage.input_tokens": len(request.tokens),
+            "gen_ai.usage.input_tokens": len(self._request.tokens),
         }
-        text = self._tracer.start_span("text", context=_parent.get(), start_time=started, attributes=attributes)
-        if error is not None:
+        text = self._tracer.start_span("text", context=_parent.get(), start_time=self._started, attributes=attributes)
+        if isinstance(error, Exception):
             text.set_status(trace.StatusCode.ERROR, f"{type(error).__name__}: {error}")
         if result is not None:
             text.set_attributes(_of_result(result))
         begun = first if first is None or result is None else first - int(1e9 * (result["ttft_s"] or 0.0))
         inside = trace.set_span_in_context(text)
-        spans = [("queue", started, begun or ended)]
+        spans = [("queue", self._started, begun or ended)]
         if first is not None and begun is not None:
             spans += [("prompt", begun, first), ("tokens", first, ended)]
         for part, begin, end in spans:

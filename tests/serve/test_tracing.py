@@ -17,6 +17,7 @@ pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 
 from ipex_assist.serve import app  # noqa: E402
 from ipex_assist.serve.backend import Failed, GenerationRequest, NotReady  # noqa: E402
+from ipex_assist.serve.observed_backend import ObservedBackend  # noqa: E402
 from ipex_assist.serve.tracing import Tracing  # noqa: E402
 from ipex_assist.speculative.options import GenerationOptions  # noqa: E402
 
@@ -85,7 +86,7 @@ def test_the_spans_of_many_models_arrive() -> None:
     """Finds an end of the first model's tracing that closes what sends the others' spans."""
     made = export.InMemorySpanExporter()
     tracing = Tracing(made)
-    backends = [tracing.traced(FakeBackend()) for _ in range(2)]
+    backends = [ObservedBackend(FakeBackend(), [tracing.observe]) for _ in range(2)]
     for backend in backends:
         read(backend)
     tracing.close()
@@ -105,7 +106,7 @@ def test_a_text_whose_model_is_gone(exporter: Any) -> None:
     tracing = Tracing(exporter)
     try:
         with pytest.raises(Failed, match="the engines have died"):
-            read(tracing.traced(backend))
+            read(ObservedBackend(backend, [tracing.observe]))
     finally:
         type(backend).facts = known
     tracing.close()

@@ -33,7 +33,7 @@ from ipex_assist.workers.settings import WorkerSettings
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from ipex_assist.serve.many_models.managed_model import ManagedModel
+    from ipex_assist.serve.observed_backend import Observer
     from ipex_assist.workers.local_pool import LocalPool
 
 
@@ -125,9 +125,9 @@ class ManyModelsCommand:
 
         many: ManyModelsOptions = self.args.many_models
         limit = many.models_memory or _free_memory()
-        wrap, finish = self._tracing()
+        observers, finish = self._tracing()
         registry = ModelRegistry(
-            [ManagedModel(LocalLoader(self.args, self.options, *each, messages), self.options, wrap)
+            [ManagedModel(LocalLoader(self.args, self.options, *each, messages), self.options, observers)
              for each in self._loads()],
             limit=limit,
             keep=many.keep,
@@ -150,14 +150,14 @@ class ManyModelsCommand:
     def _loads(self) -> list[tuple[ModelSource, LoadOptions]]:
         return [(model, model.load_options(self.load)) for model in self.models]
 
-    def _tracing(self) -> tuple[Callable[[ManagedModel], object], Callable[[], None] | None]:
-        """What wraps each model, and what ends the tracing."""
+    def _tracing(self) -> tuple[list[Observer], Callable[[], None] | None]:
+        """What traces the texts of each model, and what ends the tracing."""
         if self.options.otel is None:
-            return lambda model: model, None
+            return [], None
         from ipex_assist.serve.tracing import Tracing, collector
 
         tracing = Tracing(collector(self.options.otel))
-        return tracing.traced, tracing.close
+        return [tracing.observe], tracing.close
 
     def greeting(self, limit: int) -> str:
         """The ready message: address, models, memory and a curl example."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ipex_assist.serve.backend import (
     Finished,
@@ -19,6 +19,7 @@ from ipex_assist.serve.backend import (
 from ipex_assist.serve.count_sums import sum_counts
 from ipex_assist.serve.engines import Engines
 from ipex_assist.serve.metrics import ServerMetrics
+from ipex_assist.serve.observed_backend import Observer
 from ipex_assist.serve.options import ServeOptions
 from ipex_assist.serve.served_models import ModelEntry
 from ipex_assist.serve.server import in_thread, load_engines
@@ -77,11 +78,11 @@ class ManagedModel:
     takes no more. used: time.monotonic of the last request. need: bytes, where known.
     """
 
-    def __init__(self, loader: ModelLoader, options: ServeOptions, wrap: Callable[[ManagedModel], Any]) -> None:
-        """wrap: makes what the service uses as its backend, such as one that traces texts."""
+    def __init__(self, loader: ModelLoader, options: ServeOptions, observers: Sequence[Observer] = ()) -> None:
+        """observers: of its generations, such as what traces them; the metrics are one as well."""
         self.loader, self.name = loader, loader.name
-        self._options, self._backend = options, wrap(self)
-        self.metrics = ServerMetrics(self._backend, self.name)
+        self._options, self._observers = options, observers
+        self.metrics = ServerMetrics(self, self.name)
         self.created = int(time.time())
         self.loaded: Loaded | None = None
         self.need: int | None = None
@@ -97,7 +98,7 @@ class ManagedModel:
             engines.close(now=True)
             raise
         now = time.monotonic()
-        service = Service(self._backend, self._options, self.metrics)
+        service = Service(self, self._options, self.metrics, self._observers)
         self.loaded, self.closing, self.used = Loaded(engines, service, now, now - started), False, now
 
     async def unload(self) -> None:

@@ -136,7 +136,7 @@ class SamplingFields(RequestBody):
     ) -> GenerationOptions:
         """The options, with OpenAI's defaults: tokens are drawn at temperature 1, unless the temperature is 0."""
         names = {each.name for each in dataclasses.fields(GenerationOptions)} & set(SamplingFields.model_fields)
-        names -= {"lora"}  # which Service.with_adapter reads
+        names -= {"lora"}  # which RequestedAdapters.apply reads
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         values: dict[str, Any] = {**OPENAI, **given}
         return GenerationOptions(

@@ -64,7 +64,7 @@ def _completion_requests(
 ) -> list[GenerationRequest]:
     """All texts of the prompts, of which there may be 128 × 128. rooms: max_new_tokens of each prompt's."""
     options = body.generation_options(1, body.logprobs, body.logprobs if body.echo else None)
-    options = service.with_adapter(options, body)
+    options = service.adapters.apply(options, body)
     return [
         GenerationRequest(tokens, each, grammar)
         for tokens, room in zip(prompts, rooms, strict=True)
@@ -85,7 +85,7 @@ def router(models: ServedModels) -> APIRouter:
         deadline = service.deadline()
         turn, tokens = await prepare_conversation(service, lambda: _asked(body), deadline)
         room = service.most_new_tokens(len(tokens), body.wanted_tokens)
-        options = service.with_adapter(body.generation_options(room, body.wanted_logprobs), body)
+        options = service.adapters.apply(body.generation_options(room, body.wanted_logprobs), body)
         requests = [GenerationRequest(tokens, each, turn.grammar) for each in options_per_choice(options, body.n or 1)]
         named = None if options.logprobs is None else service.token_texts
         writer = ChatWriter(service, ChoiceTexts(requests, len(tokens), named), body, turn.parser)

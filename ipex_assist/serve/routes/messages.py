@@ -74,7 +74,7 @@ def router(models: ServedModels) -> APIRouter:
         deadline = service.deadline()
         turn, tokens = await _prepared(service, body, deadline)
         options = body.sampling().generation_options(service.most_new_tokens(len(tokens), body.max_tokens))
-        options = service.with_adapter(options, body)
+        options = service.adapters.apply(options, body)
         requests = [GenerationRequest(tokens, options, turn.grammar)]
         splitter = await _splitter(service, tokens)
         writer = MessagesWriter(service, ChoiceTexts(requests, len(tokens), None), turn.parser, splitter)

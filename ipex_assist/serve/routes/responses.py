@@ -63,7 +63,7 @@ def router(models: ServedModels) -> APIRouter:
         new = await service.in_thread(body.messages)
         turn, tokens = await prepare_conversation(service, lambda: _asked(body, [*before, *new]), deadline)
         room = service.most_new_tokens(len(tokens), body.max_output_tokens)
-        options = service.with_adapter(body.generation_options(room, body.wanted_logprobs), body)
+        options = service.adapters.apply(body.generation_options(room, body.wanted_logprobs), body)
 
         def keep(response: dict[str, Any], answer: dict[str, Any]) -> None:
             if body.store is not False:

@@ -36,7 +36,7 @@ def _card(entry: ModelEntry) -> ModelCard:
 
 
 def router(models: ServedModels) -> APIRouter:
-    """All of them; what watches the server needs no key."""
+    """All of them."""
     routes = APIRouter()
 
     @routes.get("/v1/models", responses=responses(401, 503))
@@ -52,25 +52,36 @@ def router(models: ServedModels) -> APIRouter:
                 return _card(entry)
         raise unknown_model(model, [entry.name for entry in models.entries()])
 
+    _add_adapters(routes, models)
+    _add_monitoring(routes, models)
+    return routes
+
+
+def _add_adapters(routes: APIRouter, models: ServedModels) -> None:
+    """/lora-adapters, as llama-server has it."""
+
     @routes.get("/lora-adapters", responses=responses(401, 503))
     async def adapters() -> list[LoadedAdapter]:
         """The adapters, with the scales of requests that name them."""
         if (service := models.adapted) is None:
             return []
-        scales = service.adapter_scales
-        paths = service.facts.adapters.items()
-        return [LoadedAdapter(id=i, path=path, scale=scales[name]) for i, (name, path) in enumerate(paths)]
+        chosen = service.adapters
+        folders = enumerate(chosen.folders.items())
+        return [LoadedAdapter(id=i, path=path, scale=chosen.scale(name)) for i, (name, path) in folders]
 
     @routes.post("/lora-adapters", responses=responses(400, 401, 503))
     async def set_adapters(body: AdapterScales) -> Success:
         """Set the scales of requests to come; an adapter that is not listed gets 0."""
         if (service := models.adapted) is None:
             raise ApiError(400, "this is a server of many models, which have no adapters here")
-        given = {service.checked_adapter(each.id): each.scale for each in body}
-        service.adapter_scales.update({name: given.get(name, 0.0) for name in service.adapter_scales})
+        service.adapters.set_scales(body)
         return Success()
 
     refuse_other_methods(routes, "/lora-adapters", "GET", "POST")
+
+
+def _add_monitoring(routes: APIRouter, models: ServedModels) -> None:
+    """What watches the server, and needs no key."""
 
     @routes.get("/health")
     async def health() -> Health:
@@ -94,5 +105,3 @@ def router(models: ServedModels) -> APIRouter:
     async def metrics() -> Response:
         """For Prometheus."""
         return Response(models.metrics(), media_type=CONTENT_TYPE)
-
-    return routes
