@@ -1,13 +1,9 @@
-"""The README's chart of a comparison with other programs, drawn by results.py from the newest run."""
+"""A comparison with other programs as bars, from which the README's chart and headline are made."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-from plots import COLOURS
 
 # A target's precision as programs call it, and the bits of its weights.
 BITS = {
@@ -70,37 +66,3 @@ def headline(bars: list[Bar]) -> str:
     found = comparisons(bars)[bars[0].bits]
     times = found.ours.speed / found.other.speed
     return f"**{found.ours.speed:.0f} tokens/s, {times:.1f} times as many as the best other program**"
-
-
-def describe(bars: list[Bar]) -> str:
-    """What a chart shows, to be kept in its file."""
-    return json.dumps([[bar.bits, bar.program, bar.assisted, bar.speed] for bar in bars])
-
-
-def is_current(path: Path, bars: list[Bar]) -> bool:
-    """Whether a chart in a file shows these bars."""
-    escaped = describe(bars).replace('"', "&quot;")
-    return path.exists() and any(text in path.read_text(encoding="utf-8") for text in (describe(bars), escaped))
-
-
-def draw(path: Path, bars: list[Bar]) -> None:
-    """Draw a row for each program and number of bits, with a bar for plain and one for assisted; the legend above."""
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
-
-    rows = list(dict.fromkeys((bar.bits, bar.program) for bar in bars))
-    figure = Figure(figsize=(7, 0.6 + 0.42 * len(rows)), layout="constrained")
-    FigureCanvasSVG(figure)
-    axis = figure.subplots()
-    for mode, colour, shift in (("plain", COLOURS["plain"], 0.2), ("assisted", COLOURS["assisted"], -0.2)):
-        chosen = [bar for bar in bars if bar.assisted == (mode == "assisted")]
-        places = [-rows.index((bar.bits, bar.program)) + shift for bar in chosen]
-        drawn = axis.barh(places, [bar.speed for bar in chosen], 0.38, color=colour, label=mode)
-        axis.bar_label(drawn, fmt="%.1f", padding=3, fontsize="small")
-    axis.set_yticks([-number for number in range(len(rows))], [f"{program}, {bits}" for bits, program in rows])
-    axis.set_xlabel("tokens/s")
-    axis.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
-    axis.spines[["top", "right"]].set_visible(False)
-    with rc_context({"svg.hashsalt": "peers"}):  # the same file for the same bars
-        figure.savefig(path, format="svg", metadata={"Date": None, "Description": describe(bars)})

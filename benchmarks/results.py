@@ -20,6 +20,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import charts
 import peers_chart
 from tabulate import tabulate
 
@@ -27,7 +28,6 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 DOCUMENT = HERE / "RESULTS.md"
 README = HERE.parent / "README.md"
-CHART = HERE / "peers.svg"
 PEERS_RUN = "with Qwen2.5-Coder 1.5B in 4 bits, drafted by its 0.5B, one prompt on two cores"
 BEGIN, END = "<!-- results: peers -->", "<!-- end of results -->"
 
@@ -237,16 +237,16 @@ def bits_in(item: tuple[str, Any]) -> int:
     return int(item[0].split()[0])
 
 
-def newest_peers(runs: list[Run]) -> Run:
-    """The newest comparison of a real pair with other programs, without flaws."""
-    return [run for run in runs if run["question"] == "peers" and not run.get("flaws")][-1]
+def newest(runs: list[Run], question: str) -> Run:
+    """The newest run of a question, without flaws."""
+    return [run for run in runs if run["question"] == question and not run.get("flaws")][-1]
 
 
 def with_peers(readme: str, run: Run) -> str:
     """The README with a comparison's headline and chart between its marks."""
     before, rest = readme.split(BEGIN, 1)
     text = f"{peers_chart.headline(peers_chart.bars_of(run))}\n{PEERS_RUN}\n({run['machine']}):"
-    picture = f"![Tokens a second beside other programs](benchmarks/{CHART.name})"
+    picture = f"![Tokens a second beside other programs](benchmarks/{charts.CHARTS['peers'][0]})"
     return f"{before}{BEGIN}\n{text}\n\n{picture}\n{END}{rest.split(END, 1)[1]}"
 
 
@@ -343,19 +343,18 @@ def main(argv: list[str] | None = None) -> int:
             parser.error("keep needs the file with the benchmark's output")
         print(keep(Path(args.output).read_text(encoding="utf-8"), args.question, args.note, args.disturbed))
     runs = load()
-    peers = newest_peers(runs)
+    peers = newest(runs, "peers")
     pages = {**documents(runs), README: with_peers(README.read_text(encoding="utf-8"), peers)}
     stale = [path for path, text in pages.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
-    bars = peers_chart.bars_of(peers)
-    if not peers_chart.is_current(CHART, bars):
-        stale.append(CHART)
+    drawn = {HERE / name: (newest(runs, question), chart) for question, (name, chart) in charts.CHARTS.items()}
+    stale += [path for path, (run, _) in drawn.items() if not charts.is_current(path, run)]
     if args.check:
         for path in stale:
             print(f"{path.name} is not what the results say: run python benchmarks/results.py", file=sys.stderr)
         return 1 if stale else 0
     for path in stale:
-        if path == CHART:
-            peers_chart.draw(path, bars)
+        if path in drawn:
+            charts.draw(path, *drawn[path])
         else:
             path.write_text(pages[path], encoding="utf-8")
     return 0

@@ -14,10 +14,11 @@ from ipex_assist.checkpoints.short_name import short_assistant, short_name
 
 Axis = tuple[str, Callable[[Row], float | None]]
 
-# Okabe and Ito's colours, which colour-blind people tell apart; curves differ by line style and marker as well.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#F0E442")
+# Okabe and Ito's colours, which colour-blind people tell apart, and two of Paul Tol's; curves differ by line style and
+# marker as well.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#F0E442", "#882255", "#999933")
 MOST_NAMED = 12  # curves of a legend
-STYLES, MARKERS = ("-", "--", "-.", ":"), "os^Dv<>P"
+STYLES, MARKERS = ("-", "--", "-.", ":"), "os^Dv<>PX*"
 
 
 def curve(number: int) -> dict[str, Any]:
@@ -109,8 +110,9 @@ def _draw_loads(report: BenchReport, path: Path) -> None:
         y = [statistics.median(row.speeds) for row in rows]
         below = [middle - min(row.speeds) for middle, row in zip(y, rows, strict=True)]
         above = [max(row.speeds) - middle for middle, row in zip(y, rows, strict=True)]
-        speed.errorbar(x, y, (below, above), capsize=2, **curve(2 * number))
-        for percent, look in ((50, curve(2 * number)), (99, curve(2 * number + 1))):
+        solid = {**curve(number), "linestyle": "-"}
+        speed.errorbar(x, y, (below, above), capsize=2, **solid)
+        for percent, look in ((50, solid), (99, {**solid, "linestyle": ":", "markerfacecolor": "none"})):
             named = f"{label}, {'median' if percent == 50 else f'p{percent}'}"
             first.plot(x, [row.ttft_s(percent) for row in rows], label=named, **look)
             token.plot(x, [1000 * (row.token_s(percent) or 0) for row in rows], label=named, **look)
@@ -133,9 +135,11 @@ def varying(rows: list[Row]) -> list[Axis]:
 
 
 def title(report: BenchReport) -> str:
-    """The pair, and what is not real about it."""
+    """The pair, what is not real about it, and the machine."""
+    processor = report.environment.get("isa", {}).get("model")
+    machine = f"\n{processor}, {report.environment['threads']} threads" if processor else ""
     pair = short_name(report.target) + (f" + {short_assistant(report.assistant)}" if report.assistant else "")
-    return pair + (" (simulated acceptance)" if report.simulated else "")
+    return pair + (" (simulated acceptance)" if report.simulated else "") + machine
 
 
 def _panel(place: Any, rows: list[Row], axis: Axis, axes: list[Axis] | tuple[Axis, ...], *, scattered: bool) -> None:

@@ -385,8 +385,8 @@ def test_a_plot_has_a_line_for_each_contender(report: BenchReport, tmp_path: Pat
 
 
 def test_curves_are_told_apart_without_colour() -> None:
-    """Median and p99 of a contender as well as those of two: by line and marker, and by colour."""
-    looks = [plots.curve(number) for number in range(16)]
-    assert len({(look["color"], look["linestyle"]) for look in looks}) == 16
+    """Neighbours differ by line and marker, and ten have a colour each."""
+    looks = [plots.curve(number) for number in range(20)]
+    assert len({(look["color"], look["linestyle"]) for look in looks}) == 20
     assert all(a["linestyle"] != b["linestyle"] and a["marker"] != b["marker"] for a, b in itertools.pairwise(looks))
-    assert len({look["color"] for look in looks[:8]}) == 8
+    assert len({look["color"] for look in looks[:10]}) == 10

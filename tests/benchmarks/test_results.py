@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import charts
 import peers_chart
 import pytest
 import results
@@ -170,12 +171,23 @@ def test_the_chart_is_that_of_the_newest_comparison(tmp_path: Path) -> None:
         ["llama.cpp", "Q4_K_M", "–", "15.0"],
         ["vllm", "bf16", "–", "40.0"],
     ]
-    run = {"columns": ["peer", "target", "draft", "tokens/s"], "rows": rows}
+    run = {"machine": "A", "columns": ["peer", "target", "draft", "tokens/s"], "rows": rows}
     bars = peers_chart.bars_of(run)
     assert peers_chart.headline(bars) == "**60 tokens/s, 4.0 times as many as the best other program**"
     chart = tmp_path / "peers.svg"
-    assert not peers_chart.is_current(chart, bars)
-    peers_chart.draw(chart, bars)
-    assert peers_chart.is_current(chart, bars)
+    assert not charts.is_current(chart, run)
+    charts.draw(chart, run, charts.peers)
+    assert charts.is_current(chart, run)
     rows[2][3] = "15.1"
-    assert not peers_chart.is_current(chart, peers_chart.bars_of(run))
+    assert not charts.is_current(chart, run)
+
+
+def test_charts_name_their_machine_and_tell_ten_lines_apart(tmp_path: Path) -> None:
+    """A chart without its machine reads as a promise; ten prompts in eight colours look like eight."""
+    looks = [charts.look(number) for number in range(10)]
+    assert len({each["color"] for each in looks}) == len({each["marker"] for each in looks}) == 10
+    for question, (name, chart) in charts.CHARTS.items():
+        run = results.newest(results.load(), question)
+        charts.draw(tmp_path / name, run, chart)
+        text = (tmp_path / name).read_text(encoding="utf-8")
+        assert f"<!-- {run['machine']} -->" in text  # matplotlib says each text before its glyphs
