@@ -48,7 +48,7 @@ _HOMES = {
     "Chunk": "generation.result",
     "Generation": "generation.stream",
     "GenerationOptions": "speculative.options",
-    "GrammarSpec": "speculative.grammar",
+    "GrammarSpec": "speculative.choosing.grammar",
     "IpexAssistError": "env.errors",
     "LoadOptions": "generation.load_options",
     "Precision": "quantization.precision",
