@@ -30,8 +30,8 @@ import measure
 import torch
 from sockets_model import add_line_options
 
-from ipex_assist.executors.native import NativeModel
-from ipex_assist.executors.native_loading import planned_pool
+from ipex_assist.executors.native.loading import planned_pool
+from ipex_assist.executors.native.model import NativeModel
 from ipex_assist.native.library import Pool, instruction_set
 
 GROUP = 8  # threads that count at one line at most: Barrier::GROUP

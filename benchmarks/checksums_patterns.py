@@ -15,7 +15,7 @@ from ipex_assist.executors.interface import DraftInput, Rows, TokenLogprob, trun
 from ipex_assist.executors.interface import Sequence as TokenSequence
 from ipex_assist.executors.load import load_model
 from ipex_assist.executors.load_request import LoadRequest
-from ipex_assist.executors.native import NativeModel
+from ipex_assist.executors.native.model import NativeModel
 
 
 class Bits:

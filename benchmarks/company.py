@@ -27,8 +27,8 @@ import torch
 
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.interface import Rows
-from ipex_assist.executors.native import NativeModel
-from ipex_assist.executors.native_loading import planned_pool
+from ipex_assist.executors.native.loading import planned_pool
+from ipex_assist.executors.native.model import NativeModel
 from ipex_assist.launch.plan import MASK_AT_START
 from ipex_assist.native.library import Pool, instruction_set
 

@@ -30,7 +30,7 @@ from ipex_assist.bench.options import PairOptions
 from ipex_assist.commands.shared.load import leave_cores_to_native
 from ipex_assist.engine.engine import Engine
 from ipex_assist.engine.prefix_cache import NoPrefixes
-from ipex_assist.executors.native import NativeModel
+from ipex_assist.executors.native.model import NativeModel
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.native.library import library
 from ipex_assist.speculative.costs.pair_costs import Costs

@@ -21,8 +21,8 @@ import measure
 import torch
 
 from ipex_assist.executors.interface import Rows
-from ipex_assist.executors.native import NativeModel, NativeSequence
-from ipex_assist.executors.native_loading import planned_pool
+from ipex_assist.executors.native.loading import planned_pool
+from ipex_assist.executors.native.model import NativeModel, NativeSequence
 from ipex_assist.models import find
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.native.library import Pool, instruction_set, read_bandwidth

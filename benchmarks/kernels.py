@@ -22,7 +22,7 @@ from typing import Any
 import measure
 import torch
 
-from ipex_assist.executors.native_loading import planned_pool
+from ipex_assist.executors.native.loading import planned_pool
 from ipex_assist.models.layers import uniform_decoder
 from ipex_assist.models.rope_spec import Rope
 from ipex_assist.native.library import instruction_set, read_bandwidth
@@ -141,7 +141,7 @@ def rival(name: str, width: int, columns: int, precision: str) -> tuple[Run, int
 
 def _torch_bf16(weight: torch.Tensor, precision: str) -> Run:
     # oneDNN with the weight in oneDNN's own layout, as torch.compile uses it.
-    from ipex_assist.executors.kernels import TorchKernels
+    from ipex_assist.executors.torch.kernels import TorchKernels
 
     return TorchKernels(torch.bfloat16).linear(weight, None)
 
@@ -163,13 +163,13 @@ def _torch_int4(weight: torch.Tensor, precision: str) -> Run:
 
 
 def _ipex_bf16(weight: torch.Tensor, precision: str) -> Run:
-    from ipex_assist.executors.ipex_kernels import IpexKernels
+    from ipex_assist.executors.torch.ipex_kernels import IpexKernels
 
     return IpexKernels(torch.bfloat16).linear(weight, None)
 
 
 def _ipex_woq(weight: torch.Tensor, precision: str) -> Run:
-    from ipex_assist.executors.ipex_kernels import WeightOnlyKernels
+    from ipex_assist.executors.torch.ipex_kernels import WeightOnlyKernels
 
     return WeightOnlyKernels(precision).linear(weight, None)
 

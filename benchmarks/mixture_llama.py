@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ipex_assist.env.errors import IpexAssistError, UsageError
-from ipex_assist.executors.native_loading import planned_pool
+from ipex_assist.executors.native.loading import planned_pool
 from ipex_assist.native.library import read_bandwidth
 
 PROGRAM = "llama-batched-bench"

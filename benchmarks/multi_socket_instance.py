@@ -117,7 +117,7 @@ class Instance:
 
     def read(self, size: int) -> dict[str, Any]:
         """The speed at which this instance's threads read `size` bytes of their memory, in GB/s."""
-        from ipex_assist.executors.native_loading import planned_pool
+        from ipex_assist.executors.native.loading import planned_pool
         from ipex_assist.native.library import read_bandwidth, unavailable
 
         return {"GB_per_s": None if unavailable() else read_bandwidth(planned_pool(), size, repeats=3)}

@@ -36,7 +36,7 @@ from sockets import BANDWIDTH
 from sockets_model import Core, Paper, add_line_options, line_times
 from sockets_shapes import SHAPES, Shape
 
-from ipex_assist.executors.native_loading import planned_pool
+from ipex_assist.executors.native.loading import planned_pool
 from ipex_assist.native.library import peak
 
 TODAY = 256  # rows a pass: native/sizes.py, PASS_ROWS

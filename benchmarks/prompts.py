@@ -20,8 +20,8 @@ import forward
 import measure
 import torch
 
-from ipex_assist.executors.native import NativeModel
-from ipex_assist.executors.native_loading import planned_pool
+from ipex_assist.executors.native.loading import planned_pool
+from ipex_assist.executors.native.model import NativeModel
 from ipex_assist.models import find
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import weight_shape

@@ -31,8 +31,8 @@ import torch
 from sockets_model import Core, Paper, add_line_options, line_times, pass_time, worst_load
 from sockets_shapes import SHAPES
 
-from ipex_assist.executors.native import NativeModel
-from ipex_assist.executors.native_loading import planned_pool
+from ipex_assist.executors.native.loading import planned_pool
+from ipex_assist.executors.native.model import NativeModel
 from ipex_assist.native.library import instruction_set, read_bandwidth, row_seconds
 
 # GB/s of a socket by its cores: eight channels of DDR5-4800, the last two twelve of DDR5-6400; four fifths of the peak.

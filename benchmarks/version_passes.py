@@ -3,7 +3,8 @@
     python version_passes.py CHECKOUT MODEL PRECISION
 
 A line "ROWS COUNT" on standard input is answered by a line of JSON: the seconds of COUNT passes of ROWS rows each,
-after 256 tokens. The model has the named shapes and random weights (forward.py of the checkout).
+after 256 tokens. The model has the named shapes and random weights (forward.py of the checkout,
+which also says where that version has its NativeModel).
 """
 
 from __future__ import annotations
@@ -22,11 +23,10 @@ def main(root: str, name: str, precision: str) -> None:
     import torch
 
     import ipex_assist
-    from ipex_assist.executors.native import NativeModel
 
     assert (ipex_assist.__file__ or "").startswith(root), f"{ipex_assist.__file__} is not of {root}"
     torch.set_num_threads(1)
-    model = NativeModel(forward.load(name, precision), kv_precision="fp32" if precision == "fp32" else "bf16")
+    model = forward.NativeModel(forward.load(name, precision), kv_precision="fp32" if precision == "fp32" else "bf16")
     sequence = model.new_sequence(CONTEXT + MOST_ROWS)
     for position in range(0, CONTEXT, 16):  # touches each page of it
         sequence.length = position

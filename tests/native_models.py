@@ -10,7 +10,7 @@ import pytest
 import tiny_models
 import torch
 
-from ipex_assist.executors.native import NativeModel
+from ipex_assist.executors.native.model import NativeModel
 from ipex_assist.native.library import Pool
 
 VARIANTS = ["llama", "opt-350m", "gpt-bigcode", "qwen3", "mistral-window", *tiny_models.known("deepseek-v3-dense")]
@@ -50,7 +50,7 @@ def loaded(variant: str, precision: str, threads: int = 1) -> NativeModel:
     if kv_precision:
         return NativeModel(loaded(variant, precision, threads).packed, kv_precision=kv_precision)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ipex_assist.executors.native_loading.planned_pool", lambda: pool(threads))
+        patch.setattr("ipex_assist.executors.native.loading.planned_pool", lambda: pool(threads))
         made = tiny_models.model(folder(variant), "native", precision)
     assert isinstance(made, NativeModel)
     assert made.packed.pool.threads == threads

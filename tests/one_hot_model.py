@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from ipex_assist.executors.interface import Rows
-from ipex_assist.executors.native import NativeModel
+from ipex_assist.executors.native.model import NativeModel
 from ipex_assist.executors.row_choice import RowChoice, SampledRows
 from ipex_assist.models.attention_spec import AttentionSpec
 from ipex_assist.models.mlp_spec import MlpSpec

@@ -14,7 +14,7 @@ from ipex_assist.env.cache import cache_folder
 from ipex_assist.executors.interface import Model
 from ipex_assist.executors.load import load_model
 from ipex_assist.executors.load_request import LoadRequest
-from ipex_assist.executors.native import NativeModel
+from ipex_assist.executors.native.model import NativeModel
 
 PROMPT = [3, 17, 150, 9, 9, 42, 77, 101, 5, 63, 12, 140, 8, 31, 90, 55, 2, 71, 118, 29]
 

@@ -15,7 +15,7 @@ from ipex_assist.env.cache import cache_folder
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.memory import gib
 from ipex_assist.env.parser import ArgumentParser
-from ipex_assist.executors.packed_folder import SIZE_VARIABLE, PackedCopy, copies, size_limit
+from ipex_assist.executors.native.packed_folder import SIZE_VARIABLE, PackedCopy, copies, size_limit
 
 EPILOG = f"""\
 A model that the native core has packed is kept on disk, so that the next start takes no more than a second

@@ -16,7 +16,7 @@ from ipex_assist.env.cache import cache_folder
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.memory import gib
 from ipex_assist.env.parser import ArgumentParser
-from ipex_assist.executors.packed_folder import PackedCopy, copies
+from ipex_assist.executors.native.packed_folder import PackedCopy, copies
 
 EPILOG = """\
 Models of the hub cache, and with --models-dir the folders and .gguf files of a folder as well. packed: the precisions

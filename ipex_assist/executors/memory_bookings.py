@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 from ipex_assist.env.cache import cache_folder
 from ipex_assist.env.hints import machine_name
 from ipex_assist.env.memory import resident_bytes
-from ipex_assist.executors.packed_folder import one_at_a_time
+from ipex_assist.executors.folder_lock import one_at_a_time
 
 log = logging.getLogger("ipex_assist")
 

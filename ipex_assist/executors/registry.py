@@ -38,7 +38,7 @@ def _native_unavailable() -> str | None:
 
 
 def _load_native(request: LoadRequest) -> Model:
-    from ipex_assist.executors.native_loading import load_native
+    from ipex_assist.executors.native.loading import load_native
 
     return load_native(request)
 
@@ -50,15 +50,15 @@ def _ipex_unavailable() -> str | None:
 
 
 def _load_ipex(request: LoadRequest) -> Model:
-    from ipex_assist.executors.ipex_kernels import make_ipex_kernels
-    from ipex_assist.executors.torch_loading import load_torch
+    from ipex_assist.executors.torch.ipex_kernels import make_ipex_kernels
+    from ipex_assist.executors.torch.loading import load_torch
 
     return load_torch(request, make_ipex_kernels(request.precision, request.group), "ipex")
 
 
 def _load_torch(request: LoadRequest) -> Model:
-    from ipex_assist.executors.kernels import make_torch_kernels
-    from ipex_assist.executors.torch_loading import load_torch
+    from ipex_assist.executors.torch.kernels import make_torch_kernels
+    from ipex_assist.executors.torch.loading import load_torch
 
     return load_torch(request, make_torch_kernels(request.precision), "torch")
 

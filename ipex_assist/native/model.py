@@ -33,7 +33,7 @@ class PackedModel:
     ) -> None:
         """outer_precision: of the head and the embedding's projections, `precision` where None.
 
-        ordered: linears have an order of input columns of their own (executors/native_stored.py).
+        ordered: linears have an order of input columns of their own (executors/native/stored.py).
         """
         self.spec, self.precision, self.pool, self.group = spec, precision, pool, group
         self.library = library()

@@ -26,7 +26,7 @@ ONE = checksums_models.SETUPS["1 thread"]
 
 @pytest.fixture(autouse=True)
 def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ipex_assist.executors.native_loading.planned_pool", lambda: pool(1))
+    monkeypatch.setattr("ipex_assist.executors.native.loading.planned_pool", lambda: pool(1))
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ import peers_throughput as throughput
 import pytest
 from conftest import HAS_NATIVE
 
-from ipex_assist.executors.native import NativeModel
+from ipex_assist.executors.native.model import NativeModel
 
 pytestmark = pytest.mark.one_stack
 

@@ -27,7 +27,7 @@ name, config = real.CONFIGS["qwen2.5-0.5b"]
 sizes = dict(vocab_size=256, hidden_size=64, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4)
 real.CONFIGS = dict(small=(name, config | sizes))
 real.RandomWeights.VALUES = 1 << 16
-load = real.load
+load, NativeModel = real.load, real.NativeModel
 """
 
 

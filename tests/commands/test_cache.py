@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ipex_assist.cli import main
-from ipex_assist.executors.packed_folder import DEFAULT_SIZE, HEADER_BYTES
+from ipex_assist.executors.native.packed_folder import DEFAULT_SIZE, HEADER_BYTES
 
 pytestmark = pytest.mark.one_stack
 

@@ -16,7 +16,7 @@ from ipex_assist.engine.limits import EngineLimits
 from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.load import load_model
 from ipex_assist.executors.load_request import LoadRequest
-from ipex_assist.executors.native import NativeModel
+from ipex_assist.executors.native.model import NativeModel
 
 VARIANTS = tiny_models.known("gemma4", "gemma4-everything")
 POSITIONS = 256

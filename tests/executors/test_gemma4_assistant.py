@@ -20,7 +20,7 @@ from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.executors.interface import DraftInput, DraftsInOneCall, HiddenRows, Rows, Sequence
 from ipex_assist.executors.load_head import head_of
-from ipex_assist.executors.native import NativeModel
+from ipex_assist.executors.native.model import NativeModel
 from ipex_assist.models.draft_head import Taps
 from ipex_assist.native.library import unavailable
 
@@ -83,7 +83,7 @@ def _pair(folder: Path, precision: str, threads: int) -> tuple[NativeModel, Nati
     """The saved target and head; a precision of keys and values may follow that of linears."""
     precision, _, kv_precision = precision.partition("+")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ipex_assist.executors.native_loading.planned_pool", lambda: pool(threads))
+        patch.setattr("ipex_assist.executors.native.loading.planned_pool", lambda: pool(threads))
         target, head = draft_heads.load(folder / "target", folder / "head", "native", precision)
     assert isinstance(target, NativeModel)
     assert isinstance(head, NativeModel)

@@ -15,10 +15,10 @@ from native_models import VARIANTS, folder, loaded, relative, tokens
 
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.interface import Model
-from ipex_assist.executors.kv_cache import quantize_rows
 from ipex_assist.executors.kv_memory import KvMemory
-from ipex_assist.executors.native import NativeModel
-from ipex_assist.executors.torch_model import TorchModel
+from ipex_assist.executors.native.model import NativeModel
+from ipex_assist.executors.torch.kv_cache import quantize_rows
+from ipex_assist.executors.torch.model import TorchModel
 from ipex_assist.native.library import unavailable
 
 pytestmark = pytest.mark.one_stack

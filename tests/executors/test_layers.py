@@ -22,7 +22,7 @@ from ipex_assist.executors.interface import ANY_ROWS, Model, Rows
 from ipex_assist.executors.load import load_model
 from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.executors.model_bytes import library_bytes, native_bytes
-from ipex_assist.executors.native import NativeModel
+from ipex_assist.executors.native.model import NativeModel
 from ipex_assist.models import ARCHITECTURES
 from ipex_assist.models.attention_spec import AttentionSpec
 from ipex_assist.models.mlp_spec import Experts, MlpSpec

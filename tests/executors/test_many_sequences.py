@@ -10,7 +10,7 @@ from native_models import INT8_KEYS, PRECISIONS, folder, loaded, tokens
 
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.interface import DraftInput, Rows
-from ipex_assist.executors.native import NativeSequence
+from ipex_assist.executors.native.model import NativeSequence
 from ipex_assist.native.library import unavailable
 
 native = pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")

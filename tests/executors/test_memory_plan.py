@@ -27,7 +27,7 @@ from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.load import load_model
 from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.executors.model_bytes import checkpoint_bytes, native_bytes
-from ipex_assist.executors.native import NativeModel
+from ipex_assist.executors.native.model import NativeModel
 from ipex_assist.executors.planned_bytes import ModelBytes
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.native.sizes import PASS_ROWS, workspace_bytes

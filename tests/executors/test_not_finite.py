@@ -17,7 +17,7 @@ from ipex_assist.commands.perplexity import compare, perplexity
 from ipex_assist.commands.quantized_writer import write_rtn
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.interface import LogitsError, Model, Rows
-from ipex_assist.executors.torch_model import TorchModel
+from ipex_assist.executors.torch.model import TorchModel
 from ipex_assist.models import find
 from ipex_assist.models.weights import NotFiniteError, check_numbers
 from ipex_assist.speculative.choosing.sampling import Sampling

@@ -11,12 +11,12 @@ from conftest import HAS_NATIVE
 from native_models import PRECISIONS, pool, relative
 from test_rows import some_tokens
 
-from ipex_assist.executors.exactness import find_plan
 from ipex_assist.executors.interface import Model, Rows
-from ipex_assist.executors.kernels import TorchKernels
-from ipex_assist.executors.native import NativeModel
-from ipex_assist.executors.torch_model import TorchModel
-from ipex_assist.executors.weights import load_weights
+from ipex_assist.executors.native.model import NativeModel
+from ipex_assist.executors.torch.exactness import find_plan
+from ipex_assist.executors.torch.kernels import TorchKernels
+from ipex_assist.executors.torch.model import TorchModel
+from ipex_assist.executors.torch.weights import load_weights
 from ipex_assist.models.layers import uniform_decoder
 from ipex_assist.models.names import HEAD_NORMS, LLAMA_LINEARS, LLAMA_NORMS, gated_queries, merged, named
 from ipex_assist.models.rope_spec import Rope

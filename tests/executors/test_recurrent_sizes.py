@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_models import PRECISIONS, pool, relative, tokens
 
-from ipex_assist.executors.exactness import find_plan
-from ipex_assist.executors.kernels import TorchKernels
-from ipex_assist.executors.native import NativeModel
-from ipex_assist.executors.torch_model import TorchModel
-from ipex_assist.executors.weights import load_weights
+from ipex_assist.executors.native.model import NativeModel
+from ipex_assist.executors.torch.exactness import find_plan
+from ipex_assist.executors.torch.kernels import TorchKernels
+from ipex_assist.executors.torch.model import TorchModel
+from ipex_assist.executors.torch.weights import load_weights
 from ipex_assist.models.attention_spec import AttentionSpec
 from ipex_assist.models.mlp_spec import MlpSpec
 from ipex_assist.models.names import VECTORS, named

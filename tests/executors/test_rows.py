@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from native_models import PRECISIONS, pool, tokens
 
-from ipex_assist.executors import native
 from ipex_assist.executors.interface import Rows
-from ipex_assist.executors.native import NativeModel
+from ipex_assist.executors.native import model as native
+from ipex_assist.executors.native.model import NativeModel
 from ipex_assist.models.attention_spec import AttentionSpec, HeadNorm
 from ipex_assist.models.layers import repeated, with_attention
 from ipex_assist.models.mlp_spec import Activation, Experts, MlpSpec

@@ -11,7 +11,7 @@ from native_models import pool
 from test_rows import random_model, some_tokens
 
 from ipex_assist.executors.interface import DraftInput, Rows
-from ipex_assist.executors.native import NativeModel
+from ipex_assist.executors.native.model import NativeModel
 from ipex_assist.models.layers import uniform_decoder
 from ipex_assist.models.rope_spec import Rope
 from ipex_assist.native.library import unavailable

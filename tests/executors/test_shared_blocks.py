@@ -15,7 +15,7 @@ from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.blocks import NoBlocksError
 from ipex_assist.executors.interface import DraftInput, Rows, Sequence
 from ipex_assist.executors.kv_memory import KvMemory
-from ipex_assist.executors.native import NativeModel, NativeSequence
+from ipex_assist.executors.native.model import NativeModel, NativeSequence
 from ipex_assist.native.library import unavailable
 
 pytestmark = pytest.mark.one_stack

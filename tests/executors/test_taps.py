@@ -14,9 +14,9 @@ from native_models import PRECISIONS, folder, loaded, tokens
 
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.interface import HiddenRows, Rows
-from ipex_assist.executors.native import NativeModel
+from ipex_assist.executors.native.model import NativeModel
 from ipex_assist.executors.row_choice import RowChoice, SamplingRule
-from ipex_assist.executors.torch_model import TorchModel
+from ipex_assist.executors.torch.model import TorchModel
 from ipex_assist.models.draft_head import Taps
 from ipex_assist.native.library import unavailable
 

@@ -15,7 +15,7 @@ from test_transformers_model import save as save_foreign
 
 import ipex_assist
 from ipex_assist.env.errors import IpexAssistError, UsageError
-from ipex_assist.executors.native import NativeModel
+from ipex_assist.executors.native.model import NativeModel
 
 ROWS = 290  # fewer than the tokenizer's tokens, as where one was added to it and not to the model
 native = pytest.mark.skipif(not HAS_NATIVE, reason="the native core does not run here")

@@ -15,7 +15,7 @@ import pytest
 import ipex_assist
 from ipex_assist.deferred_imports import keep_torch_to
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.executors import native_loading
+from ipex_assist.executors.native import loading as native_loading
 from ipex_assist.native.library import unavailable
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason="the native core cannot run here")
@@ -77,7 +77,7 @@ def test_a_first_text_needs_no_torch_and_waits_for_no_packed_copy(
     flags = ["-m", str(folder), "--precision", "int4", "--no-assisted", "--cache-packed", "--no-launch"]
     flags += ["-p", "Hello", "--raw", "--max-new-tokens", "8", "--ignore-eos"]
     told = """
-import ipex_assist.executors.native_loading as loading
+import ipex_assist.executors.native.loading as loading
 save = loading.save_packed
 loading.save_packed = lambda *given, **more: print("|saves") or save(*given, **more)
 """

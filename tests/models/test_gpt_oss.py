@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.env.errors import UsageError
-from ipex_assist.executors.native import NativeModel
+from ipex_assist.executors.native.model import NativeModel
 from ipex_assist.executors.select_executor import stored_precision
 from ipex_assist.models.config import NotComputed
 

@@ -126,7 +126,7 @@ def test_prompt_in_chunks_equals_prompt_at_once(variant: str, monkeypatch: pytes
     """A prompt longer than a chunk: masks, positions and the prompt-long rotations across the seam."""
     folder, model = saved(variant)
     prompt = (PROMPT * 3)[:50]
-    monkeypatch.setattr("ipex_assist.executors.torch_model.PROMPT_CHUNK", 19)
+    monkeypatch.setattr("ipex_assist.executors.torch.model.PROMPT_CHUNK", 19)
     text = tiny_models.text(folder)
     logits = text.forward(prompt, last=len(prompt))
     torch.testing.assert_close(logits, hf_logits(model, prompt), atol=TOLERANCE, rtol=0)

@@ -21,7 +21,7 @@ from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.load import load_model
 from ipex_assist.executors.load_head import load_head
 from ipex_assist.executors.load_request import LoadRequest
-from ipex_assist.executors.native import NativeModel
+from ipex_assist.executors.native.model import NativeModel
 from ipex_assist.generation.loading import add_adapters
 from ipex_assist.generation.second_assistant import head_first, is_draft_head
 from ipex_assist.quantization.precision import DRAFT_INT4_GROUP

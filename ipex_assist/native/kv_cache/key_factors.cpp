@@ -11,7 +11,7 @@ namespace {
 constexpr int32_t ROWS = 16;
 
 // +1 or -1, by the last bit of a hash: without any structure that weights may have. The same in
-// executors/key_factors.py.
+// executors/torch/key_factors.py.
 float sign(uint32_t number) {
     number *= 0x9e3779b1u;
     number ^= number >> 15;

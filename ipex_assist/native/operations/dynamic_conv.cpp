@@ -1,4 +1,4 @@
-// DFlash 2's convolutions (ipex_assist/executors/dynamic_conv.py; arithmetic of speculators 0.9, models/dflash2): what
+// DFlash 2's convolutions (ipex_assist/executors/torch/dynamic_conv.py; arithmetic of speculators 0.9, models/dflash2): what
 // attention and MLP read and what they give is mixed with the rows before it in the same block, by taps that each row
 // scales for itself, group of columns by group of columns.
 //

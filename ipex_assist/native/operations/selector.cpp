@@ -1,4 +1,4 @@
-// DFlash 2's choice of a block's tokens, one after the other (ipex_assist/executors/dynamic_conv.py: Selector;
+// DFlash 2's choice of a block's tokens, one after the other (ipex_assist/executors/torch/dynamic_conv.py: Selector;
 // arithmetic of speculators 0.9, models/dflash2): of the likeliest tokens c by a row's logits, the best is the one with
 // the largest
 //

@@ -20,7 +20,7 @@ from one_hot_model import HIDDEN, one_hot_model, sample_each
 
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.interface import Rows
-from ipex_assist.executors.native import NativeModel
+from ipex_assist.executors.native.model import NativeModel
 from ipex_assist.executors.row_choice import RowChoice, SamplingRule
 from ipex_assist.speculative.choosing.grammar import Grammar, GrammarError, Mask
 from ipex_assist.speculative.choosing.logit_edits import SeenTokens

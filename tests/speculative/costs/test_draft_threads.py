@@ -179,7 +179,7 @@ def test_no_token_depends_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     from native_models import pool
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("ipex_assist.executors.native_loading.planned_pool", lambda: pool(3))
+    monkeypatch.setattr("ipex_assist.executors.native.loading.planned_pool", lambda: pool(3))
     folder = str(checkpoint_files.save(checkpoint_files.tiny_model("llama"), tmp_path / "model"))
     texts = []
     for number in (None, 1, 2, 3):

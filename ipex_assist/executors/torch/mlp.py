@@ -1,0 +1,64 @@
+"""MLPs and experts of a layer in PyTorch's operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch.nn import functional
+
+from ipex_assist.executors.torch.experts import ExpertLayer, run_experts
+from ipex_assist.executors.torch.kernels import Linear
+from ipex_assist.executors.torch.weights import Layer
+from ipex_assist.models.mlp_spec import CLAMP, SIGMOID_GAIN, MlpSpec
+from ipex_assist.models.spec import LayerSpec
+
+ACTIVATION_FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": functional.silu,
+    "relu": functional.relu,
+    "relu2": lambda x: functional.relu(x).square(),
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+}
+
+
+def run_mlp(
+    spec: LayerSpec, layer: Layer, x: torch.Tensor, norm: Callable[[torch.Tensor, str], torch.Tensor] | None = None
+) -> torch.Tensor:
+    """Rows x (rows, hidden) through a layer's MLP, or its experts; norm: see `run_experts`."""
+    run = partial(_up_down, spec.each_mlp)
+    assert layer.mlp is not None, "a layer without an MLP"
+    if isinstance(layer.mlp, ExpertLayer):
+        assert spec.experts is not None
+        return run_experts(spec.experts, layer.mlp, x, run, norm)
+    if spec.each_mlp.activation == "xielu":
+        up, down = layer.mlp
+        return down(_xielu(up(x), *layer.xielu))
+    return run(x, *layer.mlp)
+
+
+def _xielu(
+    x: torch.Tensor, alpha_p: torch.Tensor, alpha_n: torch.Tensor, beta: torch.Tensor, eps: torch.Tensor
+) -> torch.Tensor:
+    """XIELU (Huang and Schlag 2024, arXiv:2411.13010) of x, in fp32."""
+    wide = x.float()
+    above = functional.softplus(alpha_p) * wide.square()
+    below = (beta + functional.softplus(alpha_n)) * (torch.expm1(torch.minimum(wide, eps)) - wide)
+    return (torch.where(wide > 0, above, below) + beta * wide).to(x.dtype)
+
+
+def _up_down(spec: MlpSpec, x: torch.Tensor, up: Linear, down: Linear) -> torch.Tensor:
+    h = up(x)
+    if spec.gated:
+        gate, h = h.chunk(2, -1)
+        return down(activate_gated(spec, gate, h))
+    return down(ACTIVATION_FUNCTIONS[spec.activation](h))
+
+
+def activate_gated(spec: MlpSpec, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """What a gated MLP makes of its gate and up."""
+    if spec.activation == "clamped_swiglu":
+        gate, up = gate.clamp(max=CLAMP), up.clamp(-CLAMP, CLAMP)
+        return gate * torch.sigmoid(SIGMOID_GAIN * gate) * (up + 1)
+    return ACTIVATION_FUNCTIONS[spec.activation](gate) * up

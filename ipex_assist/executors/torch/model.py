@@ -1,0 +1,542 @@
+"""The transformer itself, over an executor's kernels: rows in, logits out."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import abc
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional
+
+from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.executors.adapters import AdapterChoice, AdapterMatrices
+from ipex_assist.executors.interface import HiddenRows, Model, Rows, check_length, check_rows
+from ipex_assist.executors.pass_lock import pass_lock
+from ipex_assist.executors.recurrent_states import RecurrentState
+from ipex_assist.executors.torch.adapters import adapted_layers
+from ipex_assist.executors.torch.attention import alibi_mask, attend_prompt, attend_rows, causal_mask
+from ipex_assist.executors.torch.kernels import Kernels, norm_heads
+from ipex_assist.executors.torch.key_factors import key_factors
+from ipex_assist.executors.torch.kv_cache import KVCache
+from ipex_assist.executors.torch.mlp import ACTIVATION_FUNCTIONS, run_mlp
+from ipex_assist.executors.torch.recurrent import RecurrentStates, convolved_values, mixer_rows, run_recurrent
+from ipex_assist.executors.torch.rope import TorchRotary, rotate
+from ipex_assist.executors.torch.row_plan import RowPlan
+from ipex_assist.executors.torch.weights import LatentLayer, Layer, Norm, Weights
+from ipex_assist.models.attention_spec import AttentionSpec
+from ipex_assist.models.draft_head import Taps
+from ipex_assist.models.recurrent_spec import RecurrentSpec
+from ipex_assist.models.spec import DecoderSpec, LayerSpec, NormPlace
+
+PROMPT_CHUNK = 512  # rows of a prompt that pass at once: bounds the activations, and is many enough for full speed
+
+
+@dataclass(frozen=True)
+class AttentionMetadata:
+    """The rows of one pass: their first position, their rotation, what they may see, and whether a decode step's."""
+
+    start: int
+    rotary: tuple[torch.Tensor, torch.Tensor] | None
+    mask: torch.Tensor | None
+    step: bool
+    count: int  # rows that are the sequence's; those after them are padding
+    growth: torch.Tensor | None = None  # (rows, 1, 1), that queries are multiplied with
+
+
+class TorchSequence:
+    """A Sequence (see executors/interface.py) in tensors, with room for the padding rows after its tokens."""
+
+    def __init__(self, model: TorchModel, capacity: int, prompt_length: int | None = None) -> None:
+        self.model, self.capacity, self.length = model, capacity, 0
+        self.prompt_length = prompt_length
+        # The length by which by-length rope (dynamic, longrope) rotates the rows of the prompt; 0 where it is unknown.
+        self.rope_prompt_length = prompt_length or 0
+        self.adapter: AdapterChoice | None = None
+        self.cache = model.new_cache(model.rows_of(capacity))
+        self.states = RecurrentStates(model.spec)
+
+    @property
+    def settled(self) -> int:
+        """The fewest tokens that it can be truncated to, but for 0; 0 without recurrent layers."""
+        return self.states.settled
+
+    def truncate(self, length: int) -> None:
+        """Forget all tokens from `length` on."""
+        check_length(self, length)
+        self.states.truncate(length)
+        self.length = length
+        if length == 0:
+            self.cache.clear()
+
+    def fork(self, length: int | None = None) -> TorchSequence:
+        """A copy of the first `length` tokens, all where None, in a sequence of the same capacity."""
+        length = self.length if length is None else length
+        check_length(self, length)
+        made = self.model.new_sequence(self.capacity, self.prompt_length)
+        made.cache.copy_from(self.cache)
+        made.states.copy_from(self.states)
+        made.states.truncate(length)
+        made.length, made.rope_prompt_length, made.adapter = length, self.rope_prompt_length, self.adapter
+        return made
+
+
+class Tapped:
+    """Hidden states of the passes of one call, taken at the layers that were asked for."""
+
+    def __init__(self, taps: Taps) -> None:
+        self.taps = taps
+        self._parts: dict[int, list[torch.Tensor]] = {layer: [] for layer in taps.layers}
+
+    def take(self, layer: int, x: torch.Tensor) -> None:
+        """Keep the rows x (rows, hidden) that enter a layer, where it is one of those."""
+        if layer in self._parts:
+            self._parts[layer].append(x.float())
+
+    def rows(self, hidden_size: int) -> NDArray[np.float32]:
+        """All of them, (rows, taps · hidden_size)."""
+        parts = [self._parts[layer] or [torch.empty(0, hidden_size)] for layer in self.taps.layers]
+        made: NDArray[np.float32] = torch.cat([torch.cat(part) for part in parts], 1).numpy()
+        return made
+
+
+def _rows_with_logits(rows: abc.Sequence[Rows]) -> list[int]:
+    found, end = list[int](), 0
+    for each in rows:
+        end += len(each.tokens)
+        found += range(end - each.last, end)
+    return found
+
+
+class TorchModel(Model):
+    """A Model (see executors/interface.py) of PyTorch operators; sequences run one after the other.
+
+    Two paths lead through the same layers. A prompt passes in chunks. A decode step of up to 16 rows is padded to a
+    row count of the plan, and attends to a whole number of the plan's key blocks, so that each of its rows meets the
+    same sums whatever rows are beside it (row_plan.py).
+    """
+
+    def __init__(
+        self, spec: DecoderSpec, weights: Weights, kernels: Kernels, plan: RowPlan, kv_precision: str | None = None
+    ) -> None:
+        """kv_precision: of keys and values; None is that of the kernels."""
+        self.spec, self.weights, self.kernels, self.plan = spec, weights, kernels, plan
+        self.kv_precision = kv_precision or ("fp32" if kernels.dtype == torch.float32 else "bf16")
+        self.key_factors = key_factors(spec, weights, kernels) if self.kv_precision == "int8" else []
+        self.rotary = TorchRotary(spec, kernels.dtype) if spec.rotary_tables else None
+        self.adapters: dict[str, list[AdapterMatrices]] = {}
+        self.weight_names: abc.Collection[str] = ()  # all that it has, for adapters
+        self._adapted: dict[AdapterChoice, Weights] = {}
+
+    @property
+    def exact_rows(self) -> int:
+        """Rows of the longest single pass of a decode step."""
+        return self.plan.sizes[-1]
+
+    def add_adapter(self, name: str, matrices: abc.Iterable[AdapterMatrices]) -> None:
+        """Have an adapter by this name, for `new_sequence`."""
+        self.adapters[name] = list(matrices)
+        self._adapted.clear()
+
+    @contextlib.contextmanager
+    def _with_adapter(self, choice: AdapterChoice | None) -> Iterator[None]:
+        """The model's weights with an adapter, for one pass."""
+        if choice is None:
+            yield
+            return
+        if choice not in self._adapted:
+            layers, matrices = self.weights.layers, self.adapters[choice.name]
+            made = adapted_layers(self.spec, self.weight_names, layers, matrices, choice.scale)
+            self._adapted[choice] = replace(self.weights, layers=made)
+        plain = self.weights
+        self.weights = self._adapted[choice]
+        try:
+            yield
+        finally:
+            self.weights = plain
+
+    def new_sequence(
+        self,
+        capacity: int,
+        prompt_length: int | None = None,
+        blocks: abc.Sequence[int] = (),
+        state: RecurrentState | None = None,
+        adapter: AdapterChoice | None = None,
+    ) -> TorchSequence:
+        """Return an empty sequence with room for `capacity` tokens. Raises IpexAssistError where memory lacks it."""
+        assert not blocks, "this executor has no blocks"
+        assert state is None, "and no slots"
+        if self.rotary is not None:
+            self.rotary.reach(self.rows_of(capacity))
+        try:
+            made = TorchSequence(self, capacity, prompt_length)
+            made.adapter = adapter
+            return made
+        except RuntimeError as error:
+            raise IpexAssistError(f"no memory for a sequence of {capacity} tokens: {error}") from error
+
+    def new_cache(self, rows: int, layers: int | None = None) -> KVCache:
+        """Keys and values of `rows` rows, of the first `layers` layers, all where None."""
+        return KVCache(self.spec, rows, self.kernels.dtype, self.kv_precision, self.key_factors, layers)
+
+    def rows_of(self, capacity: int) -> int:
+        """Rows of keys and values that a sequence of `capacity` tokens takes, with the padding after them."""
+        return self.plan.key_length(capacity + self.plan.sizes[-1])
+
+    @torch.inference_mode()
+    def forward(
+        self, rows: abc.Sequence[Rows], vocabulary: int | None = None, hidden: HiddenRows | None = None
+    ) -> torch.Tensor:
+        """Append each one's tokens to its sequence; logits (sum of `last`, vocab) in the order of `rows`."""
+        assert len({id(each.sequence) for each in rows}) == len(rows), "a sequence twice in one call"
+        tapped = None if hidden is None else Tapped(hidden.taps)
+        logits = [part for each in rows for part in self._append(each, tapped)]
+        if hidden is not None and tapped is not None:
+            hidden.rows = tapped.rows(self.spec.hidden_size)
+            if hidden.of_logit_rows:
+                hidden.rows = hidden.rows[_rows_with_logits(rows)]
+        columns = self.columns(vocabulary)
+        if not logits:
+            return torch.empty(0, columns)
+        return (logits[0] if len(logits) == 1 else torch.cat(logits))[:, :columns]
+
+    def columns(self, vocabulary: int | None) -> int:
+        """How many columns of logits are of the first `vocabulary` token ids; all where None."""
+        return min(vocabulary or self.spec.vocab_size, self.spec.vocab_size)
+
+    def _append(self, appended: Rows, tapped: Tapped | None) -> Iterator[torch.Tensor]:
+        """Append one sequence's tokens in passes; yields the logits of the last `last` rows in parts."""
+        sequence, tokens, last, read = appended
+        assert isinstance(sequence, TorchSequence), f"a sequence of {type(sequence).__name__}"
+        assert sequence.model is self, "a sequence of another model"
+        start, count = sequence.length, len(tokens)
+        check_rows(sequence, count, last)
+        if start == 0 and sequence.prompt_length is None:
+            sequence.rope_prompt_length = count
+        prompt = start == 0 and count > self.exact_rows
+        steps = self._chunks(count) if prompt else self.plan.split(count)
+        done = 0
+        for rows, padded in steps:
+            chunk = list(tokens[done : done + rows])
+            given = None if read is None else torch.from_numpy(read[done : done + rows])
+            wanted = min(rows, max(0, last - (count - done - rows)))
+            with pass_lock, self._with_adapter(sequence.adapter):
+                hidden = self._pass(sequence, chunk, padded, given, tapped)
+                # Of a decode step all rows pass through the head together: which are wanted must not change its sums.
+                logits = self.head(hidden if padded else hidden[rows - wanted : rows]) if wanted else None
+            sequence.length += rows
+            done += rows
+            if logits is not None:
+                yield logits[rows - wanted : rows] if padded else logits
+
+    @staticmethod
+    def _chunks(count: int) -> list[tuple[int, int]]:
+        return [(min(PROMPT_CHUNK, count - done), 0) for done in range(0, count, PROMPT_CHUNK)]
+
+    def _pass(
+        self,
+        sequence: TorchSequence,
+        tokens: list[int],
+        padded: int,
+        given: torch.Tensor | None,
+        tapped: Tapped | None,
+    ) -> torch.Tensor:
+        """Run all layers over consecutive rows; `padded` is the row count of a decode step, 0 in a prompt.
+
+        given: hidden states that a draft head reads, a row for each token.
+        """
+        start, count = sequence.length, len(tokens)
+        tokens = tokens + tokens[-1:] * (padded - len(tokens))
+        if given is not None and padded:
+            given = torch.cat((given, given[-1:].expand(padded - count, -1)))
+        ids = torch.tensor(tokens)
+        x = self.enter(ids, start, given)
+        inputs = self.per_layer_inputs(ids, x)
+        metadata: dict[AttentionSpec | RecurrentSpec, AttentionMetadata] = {}
+        prompt_length = sequence.rope_prompt_length
+        before = x
+        for index, layer in enumerate(self.spec.layers):
+            if tapped is not None:
+                tapped.take(index, x[:count])
+            if layer.mixer not in metadata:
+                metadata[layer.mixer] = self.metadata(start, count, len(tokens), layer.mixer, padded > 0, prompt_length)
+            read = before if layer.beside else x
+            before = x
+            x = self.layer(x, index, sequence.cache, metadata[layer.mixer], sequence.states, inputs, read)
+        if tapped is not None:
+            last = self.normed(x) if tapped.taps.normed else x
+            tapped.take(self.spec.num_hidden_layers, last[:count])
+        return x
+
+    def enter(self, tokens: torch.Tensor, start: int, given: torch.Tensor | None) -> torch.Tensor:
+        """The rows that enter the first layer. given: as in `_pass`, None but for a draft head."""
+        assert given is None, "hidden states for a model that reads none"
+        return self.embed(tokens, start)
+
+    def per_layer_inputs(self, tokens: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
+        """Each layer's own embeddings of tokens (rows,) whose usual ones are x (rows, hidden): (rows, layers, size).
+
+        A row of the second table and a projection of x, each of the size that the other has; None where the model has
+        no such table.
+        """
+        weights, size = self.weights, self.spec.per_layer_size
+        if weights.per_layer_embed is None or weights.per_layer_in is None or weights.per_layer_norm is None:
+            return None
+        projected = weights.per_layer_in(x) * self.spec.hidden_size**-0.5
+        projected = self.kernels.rms_norm(
+            projected.unflatten(-1, (-1, size)).contiguous(), weights.per_layer_norm, self.spec.norm_eps
+        )
+        own = functional.embedding(tokens, weights.per_layer_embed).unflatten(-1, (-1, size)) * size**0.5
+        return (projected + own) * 2**-0.5
+
+    def metadata(
+        self,
+        start: int,
+        count: int,
+        rows: int,
+        mixer: AttentionSpec | RecurrentSpec,
+        step: bool,
+        prompt_length: int | None = None,
+    ) -> AttentionMetadata:
+        """What layers with such a mixer need to know of `rows` rows from `start` on, `count` of them the sequence's."""
+        if isinstance(mixer, AttentionSpec):
+            return replace(self.attention_metadata(start, rows, mixer, step, prompt_length), count=count)
+        return AttentionMetadata(start, None, None, step, count)
+
+    def attention_metadata(
+        self, start: int, rows: int, attention: AttentionSpec, step: bool, prompt_length: int | None = None
+    ) -> AttentionMetadata:
+        """Return what layers with such attention need to know about `rows` rows from position `start` on."""
+        angles, columns = None, self.spec.rotary_columns(attention)
+        if self.rotary is not None and columns is not None:
+            cos, sin = self.rotary.rows(start, rows, prompt_length)
+            angles = cos[..., columns], sin[..., columns]
+        return AttentionMetadata(
+            start, angles, self._mask(start, rows, attention, step), step, rows, _query_growth(attention, start, rows)
+        )
+
+    def embed(self, tokens: torch.Tensor, start: int) -> torch.Tensor:
+        """Rows (rows, hidden) of `tokens` (rows,) at positions from `start` on."""
+        weights = self.weights
+        x = functional.embedding(tokens, weights.embed_tokens)
+        if weights.project_in is not None:
+            x = weights.project_in(x)
+        if self.spec.embedding_multiplier != 1:
+            x = x * self.spec.embedding_multiplier
+        if weights.embed_positions is not None:
+            # Padding rows may lie beyond the table; which row they read does not matter.
+            table = weights.embed_positions
+            positions = torch.arange(start, start + len(tokens)) + self.spec.position_offset
+            x = x + functional.embedding(positions.clamp_(max=table.shape[0] - 1), table)
+        return self._norm(x, weights.embedding_norm) if self.spec.embedding_norm else x
+
+    def _mask(self, start: int, rows: int, attention: AttentionSpec, step: bool) -> torch.Tensor | None:
+        slopes, seen = attention.alibi_slopes, min(attention.window or rows, attention.chunk or rows)
+        plain = not slopes and attention.cap is None and not attention.sinks
+        if plain and not step and start == 0 and rows <= seen:
+            return None  # causal from the first position on: the operator masks by itself
+        length = self.plan.key_length(start + rows) if step else start + rows
+        mask = causal_mask(start, rows, length, attention.window, self.kernels.dtype, attention.chunk)
+        if slopes:
+            return alibi_mask(mask, torch.tensor(slopes), start, attention.kv_heads, stacked=step)
+        if step:
+            mask = mask.repeat_interleave(attention.group, 0)[None, None]
+        return mask
+
+    def layer(
+        self,
+        x: torch.Tensor,
+        index: int,
+        cache: KVCache,
+        metadata: AttentionMetadata,
+        states: RecurrentStates | None = None,
+        per_layer: torch.Tensor | None = None,
+        read: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Run one layer over rows x (rows, hidden) at the positions of `metadata`.
+
+        It writes their keys and values, unless it reads another layer's, or, of a recurrent layer, the state after
+        them. per_layer: `per_layer_inputs` of the rows; read: the rows that its mixer reads, x where None.
+        """
+        read = x if read is None else read
+        rows = self._norm_at("pre", self.spec.layers[index], read, self.weights.layers[index].attention_norm)
+        return self.after_mixer(x, rows, index, self._mixed(rows, index, cache, metadata, states), per_layer)
+
+    def after_mixer(
+        self,
+        x: torch.Tensor,
+        rows: torch.Tensor,
+        index: int,
+        mixed: torch.Tensor,
+        per_layer: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The rest of a layer, whose mixer has made `mixed` of the rows that its norm made of x."""
+        spec, layer = self.spec.layers[index], self.weights.layers[index]
+        x = self._after_mlp(x, rows, index, mixed)
+        if layer.per_layer is not None:
+            assert per_layer is not None, "a layer without its embeddings"
+            own = ACTIVATION_FUNCTIONS[spec.each_mlp.activation](layer.per_layer.gate(x)) * per_layer[:, index]
+            x = x + self._norm(layer.per_layer.out(own), layer.per_layer.norm)
+        return x if layer.scalar is None else x * layer.scalar
+
+    def _after_mlp(self, x: torch.Tensor, rows: torch.Tensor, index: int, mixed: torch.Tensor) -> torch.Tensor:
+        """The residual stream after a layer's MLP, or after its mixer where it has none."""
+        spec, layer = self.spec.layers[index], self.weights.layers[index]
+        attended = self._delta(spec, mixed, layer.attention_out_norm)
+        if spec.parallel:
+            rows = rows if spec.shared_norm else self._norm_at("pre", spec, x, layer.mlp_norm)
+            return x + attended + self._delta(spec, run_mlp(spec, layer, rows), layer.mlp_out_norm)
+        x = self._norm_at("post_residual", spec, x + attended, layer.attention_norm)
+        if spec.mlp is None:
+            return x
+        if spec.experts is not None and spec.experts.own_norms:
+            norms = layer.mlp_norms
+            made = run_mlp(spec, layer, x, lambda rows, name: self._norm(rows, norms[name]))
+        else:
+            made = run_mlp(spec, layer, self._norm_at("pre", spec, x, layer.mlp_norm))
+        return self._norm_at("post_residual", spec, x + self._delta(spec, made, layer.mlp_out_norm), layer.mlp_norm)
+
+    def _norm_at(self, place: NormPlace, layer: LayerSpec, x: torch.Tensor, norm: Norm) -> torch.Tensor:
+        """The norm that a layer has at this place, if it has one there."""
+        here = layer.norm_place == place or (layer.norm_place == "sandwich" and place != "post_residual")
+        return self._norm(x, norm) if here else x
+
+    def _delta(self, layer: LayerSpec, x: torch.Tensor, norm: Norm) -> torch.Tensor:
+        """What is added to the residual stream for the output x of attention or MLP."""
+        x = self._norm_at("post", layer, x, norm)
+        return x if layer.residual_multiplier == 1 else x * layer.residual_multiplier
+
+    def _mixed(
+        self,
+        x: torch.Tensor,
+        index: int,
+        cache: KVCache,
+        metadata: AttentionMetadata,
+        states: RecurrentStates | None,
+    ) -> torch.Tensor:
+        """Rows x (rows, hidden) through a layer's mixer."""
+        spec, layer = self.spec.layers[index].recurrent, self.weights.layers[index]
+        if spec is None:
+            return self._attention(x, index, cache, metadata)
+        assert states is not None, "a recurrent layer without states"
+        state, place = states.layers[index], (metadata.start, metadata.count)
+        convolve = partial(convolved_values, spec, layer.recurrence, state, metadata.start)
+        rows = mixer_rows(spec, layer, x, self.spec.norm_eps, convolve)
+        mixed = run_recurrent(spec, layer.recurrence, self.spec.norm_eps, rows, state, *place)
+        return layer.o_proj(mixed)
+
+    def _attention(self, x: torch.Tensor, index: int, cache: KVCache, metadata: AttentionMetadata) -> torch.Tensor:
+        spec, layer = self.spec.layers[index].attention, self.weights.layers[index]
+        heads, kv_heads = spec.heads, spec.kv_heads
+        if layer.latent is not None:
+            return layer.o_proj(self._latent_attention(x, index, layer.latent, cache, metadata))
+        kv_heads = 0 if spec.shares_kv else kv_heads
+        parts = layer.qkv(x).view(x.shape[0], -1, spec.head_dim)
+        keys_end = heads + kv_heads
+        values_end = keys_end if spec.values_are_keys else keys_end + kv_heads
+        query_key, value, gate = parts.tensor_split((keys_end, values_end), 1)
+        value = query_key[:, heads:] if spec.values_are_keys else value
+        if spec.value_norm:
+            value = self.kernels.rms_norm(value.contiguous(), self._ones(spec.head_dim), self.spec.norm_eps)
+        if not spec.norm_after_rope:
+            query_key = self._norm_of_heads(spec, layer, query_key)
+        if metadata.rotary is not None:
+            query_key = rotate(query_key, *metadata.rotary)
+        if spec.norm_after_rope:
+            query_key = self._norm_of_heads(spec, layer, query_key)
+        query, key = query_key.split((heads, kv_heads), 1)
+        if metadata.growth is not None:
+            query = query * metadata.growth.to(query.dtype)
+        attended = self._attend(index, query, key, value, cache, metadata)
+        if spec.output_gate:
+            attended = attended * torch.sigmoid(gate.flatten(1))
+        return layer.o_proj(attended)
+
+    def _ones(self, size: int) -> torch.Tensor:
+        """The weight of a norm without one."""
+        return torch.ones(size, dtype=self.kernels.dtype)
+
+    def _norm_of_heads(self, spec: AttentionSpec, layer: Layer, query_key: torch.Tensor) -> torch.Tensor:
+        """Queries and keys (rows, heads, head_dim) through the norms that they have, if any."""
+        if spec.qk_norm is None:
+            return query_key
+        query, key = query_key.tensor_split((spec.heads,), 1)
+        query = norm_heads(self.kernels, spec.qk_norm, query, layer.q_norm, self.spec.norm_eps)
+        if spec.shares_kv:  # the keys of another layer
+            return query
+        return torch.cat((query, norm_heads(self.kernels, spec.qk_norm, key, layer.k_norm, self.spec.norm_eps)), 1)
+
+    def _attend(
+        self,
+        index: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cache: KVCache,
+        metadata: AttentionMetadata,
+    ) -> torch.Tensor:
+        """Keep keys and values (rows, kv_heads, …), and attend with queries (rows, heads, head_dim).
+
+        A layer that reads another one's keeps none.
+        """
+        spec, layer = self.spec.layers[index].attention, self.weights.layers[index]
+        if spec.kv_layer is None:
+            cache.write(index, metadata.start, key, value)
+        length = metadata.start + query.shape[0] if metadata.mask is None else metadata.mask.shape[-1]
+        attend = attend_rows if metadata.step else attend_prompt
+        keys, values = cache.read(index if spec.kv_layer is None else spec.kv_layer, length)
+        return attend(query, keys, values, metadata.mask, spec.score_scale, spec.cap, layer.sinks)
+
+    def _latent_attention(
+        self, x: torch.Tensor, index: int, layer: LatentLayer, cache: KVCache, metadata: AttentionMetadata
+    ) -> torch.Tensor:
+        """Rows x (rows, hidden) → (rows, heads · value_dim), over latents: see LatentSpec."""
+        attention, norm = self.spec.layers[index].attention, self.kernels.rms_norm
+        spec, heads = attention.latent, attention.heads
+        assert spec is not None
+        inputs = self.weights.layers[index].qkv(x)
+        row, key, latent = inputs.split((spec.query_rank or 0, spec.rope_dim, spec.rank), 1)
+        latent = norm(latent, layer.norm, spec.norm_eps)
+        if layer.query_norm is not None:
+            x = norm(row, layer.query_norm, spec.norm_eps)
+        plain, rotated = layer.query(x).split((heads * spec.nope_dim, heads * spec.rope_dim), 1)
+        absorbed = [run(part.contiguous()) for run, part in zip(layer.keys, plain.chunk(heads, 1), strict=True)]
+        query = torch.cat((rotated.reshape(-1, heads, spec.rope_dim), torch.stack(absorbed, 1)), -1)
+        query_key = torch.cat((query, torch.cat((key, latent), 1)[:, None]), 1)
+        if metadata.rotary is not None:
+            query_key = rotate(query_key, *metadata.rotary)
+        query, key = query_key.split((heads, 1), 1)
+        attended = self._attend(index, query, key, latent[:, None], cache, metadata).chunk(heads, 1)
+        return torch.cat([run(part.contiguous()) for run, part in zip(layer.values, attended, strict=True)], 1)
+
+    def _norm(self, x: torch.Tensor, parts: Norm) -> torch.Tensor:
+        weight, bias = parts
+        if self.spec.norm == "rms":
+            assert weight is not None
+            return self.kernels.rms_norm(x, weight, self.spec.norm_eps)
+        return self.kernels.layer_norm(x, weight, bias, self.spec.norm_eps)
+
+    def normed(self, x: torch.Tensor) -> torch.Tensor:
+        """Rows of the last layer after the final norm, if there is one."""
+        return self._norm(x, self.weights.final_norm) if self.spec.final_norm else x
+
+    def head(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits (rows, vocab) of the last layer's rows."""
+        weights, x = self.weights, self.normed(x)
+        if weights.project_out is not None:
+            x = weights.project_out(x)
+        logits, cap = weights.lm_head(x), self.spec.logit_cap
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+
+def _query_growth(attention: AttentionSpec, start: int, rows: int) -> torch.Tensor | None:
+    """What the queries of `rows` rows from position `start` on are multiplied with (AttentionSpec.growth)."""
+    first = start + attention.growth_shift
+    if attention.growth == 0 or attention.growth_step is None or first + rows <= attention.growth_step:
+        return None
+    steps = torch.arange(first, first + rows) // attention.growth_step
+    return (1 + attention.growth * torch.log1p(steps.double())).float()[:, None, None]

@@ -1,0 +1,328 @@
+"""Packs a checkpoint's tensors one at a time, so that there are never two copies of a model in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from ipex_assist.executors.torch.dynamic_conv import DynamicConv, Selector
+from ipex_assist.executors.torch.experts import ExpertLayer, Mlp
+from ipex_assist.executors.torch.kernels import Kernels, Linear, TorchKernels
+from ipex_assist.models import Source
+from ipex_assist.models.draft_head import HeadSpec
+from ipex_assist.models.mlp_spec import Experts
+from ipex_assist.models.names import EXPERT_NORMS, LATENT_INPUTS, VECTORS, XIELU
+from ipex_assist.models.spec import DecoderSpec, LayerSpec
+from ipex_assist.models.weights import CONV_BASES, check_numbers, check_shape, head_dim_of, layer_of, part_of, resolve
+
+Norm = tuple[torch.Tensor | None, torch.Tensor | None]  # weight and bias, each (hidden,)
+
+
+@dataclass
+class LatentLayer:
+    """Latent attention between `qkv`, which makes the query's row, the rotary key and the latent, and `o_proj`."""
+
+    query: Linear  # what of the queries is not rotated, of all heads, then what is
+    keys: list[Linear]  # of each head: (rows, nope_dim) → (rows, rank)
+    values: list[Linear]  # of each head: (rows, rank) → (rows, value_dim)
+    norm: torch.Tensor  # of the latent
+    query_norm: torch.Tensor | None = None
+
+
+@dataclass
+class PerLayerLinears:
+    """What a layer makes of its own embedding of each token, after its MLP."""
+
+    gate: Linear  # (rows, hidden) → (rows, per_layer_size)
+    out: Linear  # and back
+    norm: Norm
+
+
+@dataclass
+class Layer:
+    """One layer. Query, key, value and output gate are one linear, stacked in this order; so are gate and up."""
+
+    qkv: Linear
+    o_proj: Linear
+    mlp: Mlp | ExpertLayer | None
+    attention_norm: Norm
+    attention_out_norm: Norm
+    mlp_norm: Norm
+    mlp_out_norm: Norm
+    q_norm: torch.Tensor | None = None
+    k_norm: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None  # (heads,)
+    xielu: tuple[torch.Tensor, ...] = ()  # its four numbers in the order of XIELU, in fp32
+    # Of a recurrent mixer, whose linears are `qkv` and `o_proj`: vectors in fp32 by our names, "a_log.weight".
+    recurrence: dict[str, torch.Tensor] = field(default_factory=dict)
+    gates: tuple[Linear, ...] = ()  # of its `gate_parts`
+    low: Linear | None = None  # of its `low_parts`, stacked
+    latent: LatentLayer | None = None
+    per_layer: PerLayerLinears | None = None
+    scalar: torch.Tensor | None = None  # (1,), of the residual stream after the layer
+    convs: tuple[DynamicConv, ...] = ()  # around attention and MLP, of draft heads that have them
+
+    @property
+    def mlp_norms(self) -> dict[str, Norm]:
+        """Of experts with norms of their own (Experts.own_norms): these, and that before the MLP."""
+        return {**(self.mlp.norms if isinstance(self.mlp, ExpertLayer) else {}), "mlp_norm": self.mlp_norm}
+
+
+@dataclass
+class HeadWeights:
+    """What a draft head has beside a decoder: see HeadSpec."""
+
+    fc: Linear
+    fc_out: Linear | None  # of a head with shared keys and values, whose `fc` is what we call fc_in
+    embed_norm: Norm
+    hidden_norm: Norm
+    input_norms: list[Norm]  # of all that is read together, or of each tap
+    clusters: Linear | None = None  # (rows, hidden) → (rows, clusters)
+    selector: Selector | None = None
+
+
+@dataclass
+class Weights:
+    """All weights of a decoder; linears are packed, tables are (rows, size). A draft head's may be its target's."""
+
+    embed_tokens: torch.Tensor
+    lm_head: Linear
+    layers: list[Layer]
+    final_norm: Norm = (None, None)
+    embedding_norm: Norm = (None, None)
+    embed_positions: torch.Tensor | None = None
+    project_in: Linear | None = None
+    project_out: Linear | None = None
+    head: HeadWeights | None = None
+    per_layer_embed: torch.Tensor | None = None  # (vocab, layers · per_layer_size)
+    per_layer_in: Linear | None = None  # (rows, hidden) → (rows, layers · per_layer_size)
+    per_layer_norm: torch.Tensor | None = None  # (per_layer_size,)
+
+
+# The parts of the first linear of a recurrent mixer (RecurrentSpec.input_parts), and those of RecurrentSpec.low_parts.
+MIXER_IN = ("q_in", "k_in", "v_in", "a_in", "b_in", "z_in", "a_low_in", "z_low_in")
+MIXER_LOW = ("a_low_in", "k_in", "q_in")
+# Weights that are packed as one linear, stacked in this order.
+_FUSED = {
+    "qkv": ("q_proj", "k_proj", "v_proj", "g_proj"),
+    "up": ("gate_proj", "up_proj"),
+    "mixer_in": MIXER_IN,
+    "mixer_low": MIXER_LOW,
+    "latent_in": LATENT_INPUTS,
+    "query": ("q_nope_proj", "q_rope_proj"),
+}
+_BY_HEAD = ("k_b", "v_b")  # each head has a linear of its own
+_FP32 = ("router", "shared_gate", "correction_bias", "expert_scales")
+_TABLES = ("embed_tokens", "embed_positions", "per_layer_embed", "selector_before", "selector_after")
+_VECTORS = ("sinks", "correction_bias", "expert_scales", "layer_scalar", *CONV_BASES)
+
+
+def load_weights(
+    spec: DecoderSpec,
+    sources: dict[str, Source],
+    names: Iterable[str],
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    kernels: Kernels,
+    target: Weights | None = None,
+) -> Weights:
+    """Pack every weight that `sources` names.
+
+    names: all tensor names of the checkpoint. tensors: (name, tensor) pairs; those that are not needed are ignored.
+    target: of a draft head, whose embedding and lm_head it takes where it has none of its own.
+    Raises IpexAssistError where a weight is missing, has another shape than the config says, or is not finite.
+    """
+    wanted = resolve(sources, names)
+    packer = _Packer(spec, kernels, sources)
+    for name, tensor in tensors:
+        if name in wanted and isinstance(tensor, torch.Tensor):  # a Mxfp4Stack was checked when it was read
+            check_numbers(name, tensor)
+        for ours in wanted.get(name, ()):
+            packer.add(ours, part_of(tensor, sources[ours], head_dim_of(spec, ours)))
+        del tensor  # or it would live on while the next one is read
+    return packer.weights(target)
+
+
+@dataclass
+class _Packer:
+    """Collects the parts of each linear, and packs it as soon as all are there."""
+
+    spec: DecoderSpec
+    kernels: Kernels
+    sources: dict[str, Source]
+    pending: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
+    linears: dict[str, Linear] = field(default_factory=dict)
+    by_head: dict[str, list[Linear]] = field(default_factory=dict)
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        prefix, leaf = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[::2]
+        check_shape(self.spec, name, tuple(tensor.shape))
+        if leaf in (*VECTORS, *XIELU):
+            self.tensors[name] = tensor.to(torch.float32, copy=True)
+            return
+        if leaf.endswith("norm") or leaf.startswith("fc_norm") or leaf in (*_TABLES, *_VECTORS):
+            self.tensors[name] = tensor.to(torch.float32 if leaf in _FP32 else self.kernels.dtype, copy=True)
+            if leaf == "embed_tokens" and self.spec.tied_head:
+                self.linears["lm_head"] = self.kernels.linear(tensor, None)
+            return
+        group = self._group(name, leaf)
+        key = f"{prefix}.{group}" if prefix else group
+        parts = self.pending.setdefault(key, {})
+        parts[name.removeprefix(prefix + ".")] = tensor
+        expected = [part for part in self._parts(prefix, group, leaf) if self._group(name, part.split(".")[0]) == group]
+        if len(parts) == len(expected):
+            ordered = [parts.pop(part) for part in expected]
+            del self.pending[key], tensor
+            matrices = [part for part in ordered if part.dim() == 2]
+            vectors = [part for part in ordered if part.dim() == 1]
+            weight = matrices[0] if len(matrices) == 1 else torch.cat(matrices)
+            bias = torch.cat(vectors) if vectors else None
+            del matrices, ordered
+            if group in _BY_HEAD:
+                heads = self.spec.layers[int(prefix.rpartition(".")[2])].attention.heads
+                self.by_head[key] = [self.kernels.linear(one, None) for one in weight.chunk(heads)]
+                return
+            kernels = TorchKernels(torch.float32) if group in _FP32 else self.kernels
+            self.linears[key] = kernels.linear(weight, bias)
+
+    def _group(self, name: str, leaf: str) -> str:
+        """The linear that a part is packed in. name: of one of its layer's weights."""
+        layer = layer_of(self.spec, name)
+        if layer is not None and layer.recurrent is not None and leaf in layer.recurrent.gate_parts:
+            return leaf
+        if layer is not None and layer.recurrent is not None and leaf in layer.recurrent.low_parts:
+            return "mixer_low"
+        return next((fused for fused, parts in _FUSED.items() if leaf in parts), leaf.removesuffix("_proj"))
+
+    def _parts(self, prefix: str, group: str, leaf: str) -> Iterator[str]:
+        for name in _FUSED.get(group, (leaf,)):
+            for kind in ("weight", "bias"):
+                full = f"{prefix}.{name}.{kind}" if prefix else f"{name}.{kind}"
+                if full in self.sources:
+                    yield f"{name}.{kind}"
+
+    def weights(self, target: Weights | None) -> Weights:
+        assert not self.pending, f"incomplete: {sorted(self.pending)[:3]}"
+        table, head = self.tensors.get("embed_tokens.weight"), self.linears.get("lm_head")
+        if target is not None:
+            table = target.embed_tokens if table is None else table
+            head = _of_type(target.lm_head, target.embed_tokens.dtype) if head is None else head
+        assert table is not None, "no embedding"
+        assert head is not None, "no lm_head"
+        return Weights(
+            embed_tokens=table,
+            lm_head=head,
+            layers=[self._layer(f"layers.{index}.", layer) for index, layer in enumerate(self.spec.layers)],
+            final_norm=self._norm("final_norm"),
+            embedding_norm=self._norm("embed_norm"),
+            embed_positions=self.tensors.get("embed_positions.weight"),
+            project_in=self.linears.get("project_in"),
+            project_out=self.linears.get("project_out"),
+            per_layer_embed=self.tensors.get("per_layer_embed.weight"),
+            per_layer_in=self.linears.get("per_layer_in"),
+            per_layer_norm=self.tensors.get("per_layer_norm.weight"),
+            head=self._head() if self.spec.head is not None else None,
+        )
+
+    def _head(self) -> HeadWeights:
+        assert self.spec.head is not None
+        taps = [f"fc_norm_{tap}" for tap in range(len(self.spec.head.taps.layers))]
+        names = {"all": ["input_norm"], "each": taps, None: []}[self.spec.head.input_norm]
+        return HeadWeights(
+            fc=self.linears["fc_in" if "fc_in" in self.linears else "fc"],
+            fc_out=self.linears.get("fc_out"),
+            embed_norm=self._norm("head_embed_norm"),
+            hidden_norm=self._norm("head_hidden_norm"),
+            input_norms=[self._norm(name) for name in names],
+            clusters=self.linears.get("clusters"),
+            selector=self._selector(self.spec.head) if self.spec.head.candidates else None,
+        )
+
+    def _selector(self, head: HeadSpec) -> Selector:
+        before, after = (self.tensors[f"selector_{which}.weight"] for which in ("before", "after"))
+        return Selector(before, after, self.linears["selector"], head.candidates)
+
+    def _layer(self, prefix: str, spec: LayerSpec) -> Layer:
+        return Layer(
+            qkv=self.linears[prefix + _first_linear(spec)],
+            o_proj=self.linears[prefix + ("o" if spec.recurrent is None else "mixer_out")],
+            mlp=self._mlp_of(prefix, spec),
+            attention_norm=self._norm(prefix + "attention_norm"),
+            attention_out_norm=self._norm(prefix + "attention_out_norm"),
+            mlp_norm=self._norm(prefix + "mlp_norm"),
+            mlp_out_norm=self._norm(prefix + "mlp_out_norm"),
+            q_norm=self.tensors.get(prefix + "q_norm.weight"),
+            k_norm=self.tensors.get(prefix + "k_norm.weight"),
+            sinks=self.tensors.get(prefix + "sinks.weight"),
+            xielu=tuple(
+                self.tensors[f"{prefix}{leaf}.weight"] for leaf in XIELU if f"{prefix}{leaf}.weight" in self.tensors
+            ),
+            recurrence={
+                f"{name}.{kind}": self.tensors[f"{prefix}{name}.{kind}"]
+                for name in (spec.recurrent.vectors if spec.recurrent is not None else ())
+                for kind in ("weight", "bias")
+                if f"{prefix}{name}.{kind}" in self.tensors
+            },
+            gates=tuple(self.linears[prefix + name] for name in (spec.recurrent.gate_parts if spec.recurrent else ())),
+            low=self.linears.get(prefix + "mixer_low"),
+            latent=self._latent(prefix) if prefix + "query" in self.linears else None,
+            per_layer=self._per_layer(prefix) if self.spec.per_layer_size else None,
+            scalar=self.tensors.get(prefix + "layer_scalar.weight"),
+            convs=tuple(self._conv(prefix + base) for base in CONV_BASES if f"{prefix}{base}.weight" in self.tensors),
+        )
+
+    def _conv(self, base: str) -> DynamicConv:
+        assert self.spec.head is not None
+        taps = self.tensors[f"{base}.weight"].view(2, self.spec.head.conv_taps, -1)
+        return DynamicConv(taps, self.linears[base.removesuffix("_base")])
+
+    def _per_layer(self, prefix: str) -> PerLayerLinears:
+        return PerLayerLinears(
+            gate=self.linears[prefix + "per_layer_gate"],
+            out=self.linears[prefix + "per_layer_out"],
+            norm=self._norm(prefix + "per_layer_out_norm"),
+        )
+
+    def _latent(self, prefix: str) -> LatentLayer:
+        return LatentLayer(
+            query=self.linears[prefix + "query"],
+            keys=self.by_head[prefix + "k_b"],
+            values=self.by_head[prefix + "v_b"],
+            norm=self.tensors[prefix + "kv_a_norm.weight"],
+            query_norm=self.tensors.get(prefix + "q_a_norm.weight"),
+        )
+
+    def _mlp_of(self, prefix: str, spec: LayerSpec) -> Mlp | ExpertLayer | None:
+        if isinstance(spec.mlp, Experts):
+            return self._experts(prefix, spec.mlp)
+        return None if spec.mlp is None else self._mlp(prefix)
+
+    def _mlp(self, prefix: str) -> Mlp:
+        return self.linears[prefix + "up"], self.linears[prefix + "down"]
+
+    def _experts(self, prefix: str, experts: Experts) -> ExpertLayer:
+        return ExpertLayer(
+            router=self.linears[prefix + "router"],
+            experts=[self._mlp(f"{prefix}experts.{number}.") for number in range(experts.count)],
+            shared=self._mlp(prefix + "shared.") if experts.shared_size else None,
+            shared_gate=self.linears.get(prefix + "shared_gate"),
+            correction_bias=self.tensors.get(prefix + "correction_bias.weight"),
+            scales=self.tensors.get(prefix + "expert_scales.weight"),
+            norms={name: self._norm(prefix + name) for name in EXPERT_NORMS} if experts.own_norms else {},
+        )
+
+    def _norm(self, name: str) -> Norm:
+        return self.tensors.get(name + ".weight"), self.tensors.get(name + ".bias")
+
+
+def _of_type(linear: Linear, dtype: torch.dtype) -> Linear:
+    """A linear whose rows may be of another type than its own."""
+    return lambda x: linear(x.to(dtype)).to(x.dtype)
+
+
+def _first_linear(layer: LayerSpec) -> str:
+    if layer.recurrent is not None:
+        return "mixer_in"
+    return "qkv" if layer.attention.latent is None else "latent_in"
