@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.env.versions import install_command
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,7 +26,7 @@ COLOURS = {"plain": "#88ccee", "assisted": "#332288"}
 def require() -> None:
     """UsageError where matplotlib is missing; better before hours of measuring than after."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("drawing needs matplotlib, which is not installed: pip install 'ipex-assist[plot]'")
+        raise UsageError(f"drawing needs matplotlib, which is not installed: {install_command('plot')}")
 
 
 def multi_socket(result: dict[str, Any], path: str) -> Figure:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ipex_assist.env.cores import read_cpuinfo
 from ipex_assist.env.tree import Tree
 
 # Name in reports → flags of /proc/cpuinfo, all of which must be set.
@@ -35,33 +36,25 @@ class Isa:
 
 
 def read_isa(root: str | Path = "/") -> Isa:
-    """Read proc/cpuinfo below `root` with py-cpuinfo's parser.
-
-    `cpuinfo.get_cpu_info()` takes over a second, because it starts processes and measures the clock; its
-    /proc/cpuinfo reader alone takes no time. All cores of a machine have the same flags, so the first CPU is enough.
-    """
-    first_cpu = (Tree(root).text("proc/cpuinfo") or "").partition("\n\n")[0]
-    info = _parse_cpuinfo(first_cpu) if first_cpu else {}
-    flags = set(info.get("flags") or ())
+    """Read proc/cpuinfo below `root`. All cores of a machine have the same flags, so the first CPU is enough."""
+    first = next(iter(read_cpuinfo(Tree(root)).values()), {})
+    flags = set(first.get("flags", "").split())
     features = frozenset(name for name, needed in FEATURES.items() if flags.issuperset(needed))
-    return Isa(str(info.get("brand_raw") or ""), features)
+    return Isa(first.get("model name", ""), features)
 
 
-def _parse_cpuinfo(text: str) -> dict[str, Any]:
-    # Imported here: it costs 20 ms, and the launcher does not need it.
-    from cpuinfo import cpuinfo
+def processor_facts() -> dict[str, Any]:
+    """What py-cpuinfo says of this machine's processor: its brand, vendor, family, caches in bytes, and all its flags.
 
-    class Recorded(cpuinfo.DataSource):  # type: ignore[misc]
-        @staticmethod
-        def has_proc_cpuinfo() -> bool:
-            return True
+    It takes about a second, since it starts processes and measures the clock: for reports, not for starts. Empty where
+    it cannot tell.
+    """
+    import cpuinfo
 
-        @staticmethod
-        def cat_proc_cpuinfo() -> tuple[int, str]:
-            return 0, text
-
-    live, cpuinfo.DataSource = cpuinfo.DataSource, Recorded
     try:
-        return cpuinfo._get_cpu_info_from_proc_cpuinfo()
-    finally:
-        cpuinfo.DataSource = live
+        found = cpuinfo.get_cpu_info()
+    except Exception:  # it parses what a dozen tools print, and a report must not fail for it
+        return {}
+    names = ("brand_raw", "vendor_id_raw", "family", "model", "stepping", "hz_advertised_friendly")
+    caches = tuple(f"l{level}_cache_size" for level in ("1_data", "1_instruction", "2", "3"))
+    return {name: found[name] for name in (*names, *caches, "flags") if found.get(name)}

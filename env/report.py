@@ -12,7 +12,7 @@ from typing import Any
 
 from ipex_assist.env.cpulist import format_cpulist
 from ipex_assist.env.errors import UsageError
-from ipex_assist.env.isa import read_isa
+from ipex_assist.env.isa import processor_facts, read_isa
 from ipex_assist.env.libraries import Libraries, find_libraries
 from ipex_assist.env.machine import Machine
 from ipex_assist.env.memory import gib, read_memory
@@ -20,6 +20,7 @@ from ipex_assist.env.parser import ArgumentParser
 from ipex_assist.env.runner import run_command
 from ipex_assist.env.topology import read_topology
 from ipex_assist.env.variables import choose_variables
+from ipex_assist.env.versions import versions
 
 
 def describe_environment(root: str | Path = "/", environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
@@ -27,7 +28,8 @@ def describe_environment(root: str | Path = "/", environ: Mapping[str, str] = os
 
     `sockets`, `physical_cores`, `logical_cpus`, `smt` and `numa_nodes` describe the whole machine, `allowed_cpus` what
     this process may use. `libraries` are always this interpreter's, `variables` those of a run with default placement
-    on the machine below `root`; a variable that the user has set has the user's value.
+    on the machine below `root`; a variable that the user has set has the user's value. `--json` adds `processor`: what
+    py-cpuinfo tells of this machine's brand, caches and flags.
     """
     return _describe(read_topology(root), root, environ)
 
@@ -37,6 +39,7 @@ def _describe(machine: Machine, root: str | Path, environ: Mapping[str, str]) ->
     threads = machine.threads_within_quota(len(machine.default_cores()))
     variables = choose_variables(threads, libraries, environ)
     return {
+        "versions": versions(),
         "sockets": len(machine.sockets),
         "physical_cores": len(machine.cores),
         "logical_cpus": len(machine.cpus),
@@ -74,6 +77,7 @@ def format_report(
 
     threads_per_core = "SMT on" if report["smt"] else "SMT off"
     rows = [
+        ("versions", ", ".join(f"{name} {version}" for name, version in report["versions"].items() if version)),
         ("processor", report["isa"]["model"] or "unknown"),
         ("sockets", str(report["sockets"])),
         ("cores", f"{report['physical_cores']} physical, {report['logical_cpus']} CPUs online, {threads_per_core}"),
@@ -82,7 +86,7 @@ def format_report(
         ("isa", " ".join(name for name, present in report["isa"].items() if present is True) or "none of note"),
     ]
     if efficiency := [core for core in machine.cores if core.efficiency]:
-        rows.insert(3, ("E-cores", f"CPUs {format_cpulist(cpu for core in efficiency for cpu in core.cpus)}"))
+        rows.insert(4, ("E-cores", f"CPUs {format_cpulist(cpu for core in efficiency for cpu in core.cpus)}"))
     if machine.cpu_quota is not None:
         rows.append(("CPU quota", f"{machine.cpu_quota:g} CPUs"))
     for node in machine.nodes:
@@ -130,6 +134,8 @@ def _print_report(root: str, as_json: bool, more: Mapping[str, str | None]) -> i
     machine = read_topology(root)
     report = {**_describe(machine, root, os.environ), **more}
     if as_json:
+        if Path(root) == Path("/"):
+            report["processor"] = processor_facts()
         print(json.dumps(report), flush=True)
         return 0
     memory = read_memory(root)

@@ -16,6 +16,7 @@ from ipex_assist.commands.shared import arguments
 from ipex_assist.commands.shared.arguments import read_text
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.options import options_of, read_flag
+from ipex_assist.env.versions import install_command
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.quantization.precision import PRECISIONS
 from ipex_assist.speculative.options import GenerationOptions, SamplingOptions
@@ -355,7 +356,7 @@ def _check_plot(args: argparse.Namespace) -> None:
     if Path(args.plot).suffix not in (".png", ".svg", ".pdf"):
         raise UsageError(f"--plot {args.plot}: the name must end in .png, .svg or .pdf")
     if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("--plot needs matplotlib, which is not installed here: pip install 'ipex-assist[plot]'")
+        raise UsageError(f"--plot needs matplotlib, which is not installed here: {install_command('plot')}")
     if not Path(args.plot).absolute().parent.is_dir():
         raise UsageError(f"--plot {args.plot}: there is no such folder")
     if args.assisted is False and args.task != "throughput":

@@ -26,6 +26,7 @@ from ipex_assist.bench.throughput import LoadRow
 from ipex_assist.checkpoints.short_name import short_assistant, short_name
 from ipex_assist.commands.shared.environment import environment_facts
 from ipex_assist.commands.shared.output import by_position, by_source
+from ipex_assist.env.isa import processor_facts
 from ipex_assist.executors.traffic import machine_gb_per_s
 from ipex_assist.generation.stats import SourceCounts
 from ipex_assist.generation.text_model import TextModel
@@ -71,7 +72,7 @@ class BenchReport:
         self.draft_head = names.draft_head
         if not self.environment:
             plan = launch.inherited_plan(os.environ)
-            self.environment = environment_facts(plan, warnings)
+            self.environment = environment_facts(plan, warnings) | {"processor": processor_facts()}
             self.environment["threads"] = plan.threads if plan is not None else self.environment["threads"]
             self.environment["draft_threads"] = model.draft_threads
             self.machine_gb_per_s = machine_gb_per_s(model)

@@ -11,6 +11,7 @@ from typing import Any
 
 from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.env.versions import install_command
 from ipex_assist.tokenization.tokenizer import load_tokenizer
 
 ITERS, SAMPLES, LENGTH = 200, 128, 2048  # auto-round's own defaults
@@ -39,7 +40,7 @@ def quantize_checkpoint(checkpoint: Checkpoint, output: Path, tuning: Tuning) ->
     except ImportError as error:
         raise UsageError(
             f"--method auto-round needs Intel's auto-round, which cannot be imported ({error}): "
-            "pip install 'ipex-assist[quantize]', or use --method rtn"
+            f"{install_command('quantize')}, or use --method rtn"
         ) from error
     if not checkpoint.path.is_dir():
         raise UsageError(f"{checkpoint.source}: auto-round needs the Hugging Face folder of a model, not a GGUF file")

@@ -16,6 +16,7 @@ from ipex_assist.commands.shared.relaunch import run_placed
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.options import flags_of, options_of
 from ipex_assist.env.phase_display import hide_later_phases
+from ipex_assist.env.versions import install_command
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.speculative.options import GenerationOptions
 
@@ -81,7 +82,7 @@ def main(argv: Sequence[str]) -> int:
     """Run `ipex-assist chat`; returns the exit code. Raises IpexAssistError."""
     args = parse(argv)
     if importlib.util.find_spec("rich") is None:
-        raise IpexAssistError("chat needs rich, which is not installed: type pip install 'ipex-assist[serve]'")
+        raise IpexAssistError(f"chat needs rich, which is not installed: type {install_command('serve')}")
     if args.url is not None:
         configure_messages(args.verbose, progress=not args.quiet)
         return _with_server(args)

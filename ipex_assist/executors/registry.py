@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from ipex_assist.env.versions import install_command
+
 if TYPE_CHECKING:
     from ipex_assist.executors.interface import Model
     from ipex_assist.executors.load_request import LoadRequest
@@ -46,7 +48,7 @@ def _load_native(request: LoadRequest) -> Model:
 def _ipex_unavailable() -> str | None:
     if importlib.util.find_spec("intel_extension_for_pytorch") is not None:
         return None
-    return "intel-extension-for-pytorch is not installed here: pip install 'ipex-assist[ipex]'"
+    return f"intel-extension-for-pytorch is not installed here: {install_command('ipex')}"
 
 
 def _load_ipex(request: LoadRequest) -> Model:

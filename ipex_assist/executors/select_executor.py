@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ipex_assist.checkpoints.short_name import short_name
 from ipex_assist.env.errors import UsageError
+from ipex_assist.env.versions import install_command
 from ipex_assist.executors.registry import EXECUTORS
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def resolve_executor(executor: str, *precisions: str | None) -> str:
         if precision is not None and precision not in known:
             raise UsageError(
                 f"the {chosen} executor has no {precision} (only {', '.join(known)}): use native"
-                " or, with intel-extension-for-pytorch installed (pip install 'ipex-assist[ipex]'), --executor ipex; "
+                f" or, with intel-extension-for-pytorch installed ({install_command('ipex')}), --executor ipex; "
                 "or choose another --precision"
             )
     return chosen

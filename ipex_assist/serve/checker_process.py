@@ -15,6 +15,7 @@ from collections.abc import Callable
 import psutil
 
 from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.env.versions import install_command
 from ipex_assist.serve.backend import Failed, NotReady
 from ipex_assist.speculative.choosing.grammar import GrammarSpec
 
@@ -80,7 +81,7 @@ class CheckerProcess:
         except (ChildProcessError, TimeoutError):
             self._end()
             raise IpexAssistError(
-                "grammars cannot be checked, as the process for it does not start: pip install 'ipex-assist[serve]'"
+                f"grammars cannot be checked, as the process for it does not start: {install_command('serve')}"
             ) from None
         return process
 

@@ -24,6 +24,7 @@ from ipex_assist.commands.shared.server_files import announced
 from ipex_assist.embedding.task import EMBED, GENERATE
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.phases import phase
+from ipex_assist.env.versions import install_command
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.serve.arguments import check_files, model_name, parse, shown_name, worker_settings
 from ipex_assist.serve.connections import connection_limits
@@ -115,7 +116,7 @@ def check_packages() -> None:
     """Raise UsageError if a library of the [serve] extra is not installed."""
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
-        raise UsageError(f"serve needs {', '.join(missing)}: type pip install 'ipex-assist[serve]'")
+        raise UsageError(f"serve needs {', '.join(missing)}: type {install_command('serve')}")
 
 
 @dataclass(frozen=True)

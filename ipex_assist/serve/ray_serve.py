@@ -15,6 +15,7 @@ from typing import Any
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.commands.shared.stop_signal import StopSignal
 from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.env.versions import install_command
 from ipex_assist.launch import InstanceRequest
 from ipex_assist.launch.plan import without_plan
 from ipex_assist.launch.process import Surroundings, command_for
@@ -152,7 +153,7 @@ def _ray_serve() -> Any:
     try:
         from ray import serve
     except ImportError:
-        raise UsageError("serve --ray needs Ray Serve: type pip install 'ipex-assist[ray]'") from None
+        raise UsageError(f"serve --ray needs Ray Serve: type {install_command('ray')}") from None
     return serve
 
 

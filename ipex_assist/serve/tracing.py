@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ipex_assist.env.errors import UsageError
+from ipex_assist.env.versions import install_command
 from ipex_assist.serve.backend import Finished, GenerationRequest, OutputChunk
 from ipex_assist.version import __version__
 
@@ -26,7 +27,7 @@ def check_packages() -> None:
     """Raise UsageError where OpenTelemetry's libraries are not installed."""
     missing = [name for name in ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http") if not _is_here(name)]
     if missing:
-        raise UsageError(f"--otel needs {' and '.join(missing)}: type pip install 'ipex-assist[otel]'")
+        raise UsageError(f"--otel needs {' and '.join(missing)}: type {install_command('otel')}")
 
 
 def _is_here(name: str) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.memory import read_memory
 from ipex_assist.env.topology import read_topology
+from ipex_assist.env.versions import install_command
 from ipex_assist.launch import InstanceRequest, Placement
 from ipex_assist.launch.plan import without_plan
 from ipex_assist.launch.process import Surroundings, command_for
@@ -76,7 +77,7 @@ def join(address: str) -> Any:
     try:
         import ray
     except ImportError:
-        raise UsageError("--ray needs Ray: type pip install 'ipex-assist[ray]', or leave it out") from None
+        raise UsageError(f"--ray needs Ray: type {install_command('ray')}, or leave it out") from None
     local: dict[str, Any] = {}
     if address == "local":
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

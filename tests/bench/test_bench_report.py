@@ -219,7 +219,7 @@ def test_axes_are_what_varies() -> None:
 
 def test_the_adaptive_length_is_in_the_plot_over_fixed_ones() -> None:
     """It has no k, and was left out of the one panel where it is compared: there it is a level across all k."""
-    pytest.importorskip("matplotlib", reason="needs ipex-assist[plot]")
+    pytest.importorskip("matplotlib", reason="needs matplotlib")
     from matplotlib.figure import Figure
 
     adaptive = rows(Contender("adaptive"))
@@ -241,7 +241,7 @@ def test_the_adaptive_length_is_in_the_plot_over_fixed_ones() -> None:
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 def test_plots_are_drawn(tmp_path: Path, task: str, suffix: str) -> None:
     """A file with the curves' names in it; without a display, and leaving matplotlib's state alone."""
-    pytest.importorskip("matplotlib", reason="needs ipex-assist[plot]")
+    pytest.importorskip("matplotlib", reason="needs matplotlib")
     path = tmp_path / f"p.{suffix}"
     plots.draw(report(*varied(), task=task), path)
     content = path.read_bytes()

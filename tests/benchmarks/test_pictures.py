@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("pyte", reason="pip install 'ipex-assist[dev]' brings it")
-pytest.importorskip("fastapi", reason="pip install 'ipex-assist[serve]' brings it")
+pytest.importorskip("pyte", reason="the extra dev brings it")
+pytest.importorskip("fastapi", reason="the extra serve brings it")
 
 import chat_page
 import pictures

@@ -175,7 +175,7 @@ def test_results_are_what_the_files_say() -> None:
 @pytest.mark.one_stack
 def test_pictures_are_what_their_recording_says() -> None:
     """They are made by benchmarks/pictures.py and by nothing else, and the README shows them."""
-    pytest.importorskip("pyte", reason="pip install 'ipex-assist[dev]' brings it")
+    pytest.importorskip("pyte", reason="the extra dev brings it")
     import pictures
 
     assert pictures.main(["--check"]) == 0

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 
 import pytest
 from machines import MachineSpec, write_machine
 
-from ipex_assist.env.isa import FEATURES, read_isa
+from ipex_assist.env.isa import FEATURES, processor_facts, read_isa
 
 pytestmark = pytest.mark.one_stack
 
@@ -49,14 +50,29 @@ def test_live_machine_agrees_with_the_kernel() -> None:
 
 
 def test_reading_starts_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches get_cpu_info(), which starts several and takes more than a second; and a patch left in place."""
-    import cpuinfo.cpuinfo
-
-    source = cpuinfo.cpuinfo.DataSource
+    """Catches get_cpu_info() on the way of every start: it starts several and takes more than a second."""
 
     def refuse(*args: object, **kwargs: object) -> None:
         raise AssertionError("a process was started")
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
     assert read_isa(write_machine(MachineSpec(), tmp_path)).features == {"avx2"}
-    assert cpuinfo.cpuinfo.DataSource is source
+
+
+def test_facts_of_the_processor_are_this_machines() -> None:
+    """What bug reports need beside the features: both ways of asking agree on flags and name."""
+    facts = processor_facts()
+    features = read_isa()
+    assert facts["brand_raw"] == features.model
+    assert {"avx2", "fma"} <= set(facts["flags"]) or "avx2" not in features.features
+    assert json.dumps(facts)
+
+
+def test_a_processor_that_cannot_be_read_fails_no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """py-cpuinfo raises on processors that it does not know."""
+
+    def fail() -> None:
+        raise Exception("py-cpuinfo currently only works on X86")
+
+    monkeypatch.setattr("cpuinfo.get_cpu_info", fail)
+    assert processor_facts() == {}

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-pytest.importorskip("fastapi", reason="pip install 'ipex-assist[serve]' brings it")
+pytest.importorskip("fastapi", reason="the extra serve brings it")
 
 from ipex_assist.serve.backend import OutputChunk
 from ipex_assist.serve.choice_runner import ChoiceEvent, ChoiceRunner

@@ -172,7 +172,7 @@ def test_without_the_libraries_of_a_server(monkeypatch: pytest.MonkeyPatch, caps
         importlib.util, "find_spec", lambda name, *more: None if name == "uvicorn" else find(name, *more)
     )
     assert cli.main(["serve", "-m", "fake", "--offline"]) == 2
-    assert "serve needs uvicorn: type pip install 'ipex-assist[serve]'" in capsys.readouterr().err
+    assert "serve needs uvicorn: type pip install " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

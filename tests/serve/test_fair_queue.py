@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-pytest.importorskip("fastapi", reason="pip install 'ipex-assist[serve]' brings it")
+pytest.importorskip("fastapi", reason="the extra serve brings it")
 
 from engine_fake import ENDLESS, PLAY, pool_of
 

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-pytest.importorskip("fastapi", reason="pip install 'ipex-assist[serve]' brings it")
+pytest.importorskip("fastapi", reason="the extra serve brings it")
 
 from ipex_assist.env.errors import UsageError
 from ipex_assist.serve import service

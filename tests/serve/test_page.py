@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-pytest.importorskip("fastapi", reason="pip install 'ipex-assist[serve]' brings it")
+pytest.importorskip("fastapi", reason="the extra serve brings it")
 
 from chat_page import ask, chromium
 from fastapi import FastAPI

@@ -13,9 +13,6 @@ from ipex_assist.launch import LaunchPlan
 from ipex_assist.launch.plan import without_plan
 from ipex_assist.version import __version__
 
-PACKAGES = ("ipex-assist", "torch", "transformers", "intel-extension-for-pytorch", "optimum-intel")
-
-
 KEPT_VARIABLES = ("OMP_", "KMP_", "GOMP_", "MALLOC_CONF", "LD_PRELOAD")
 
 
@@ -53,18 +50,12 @@ class VersionAction(argparse.Action):
 
 def environment_facts(plan: LaunchPlan | None, warnings: Sequence[str]) -> dict[str, Any]:
     """Return where this process runs, on what processor, and with which versions, for statistics and reports."""
-    import importlib.metadata  # late, as it takes long
-
     from ipex_assist.env.cpulist import format_cpulist
     from ipex_assist.env.isa import read_isa
+    from ipex_assist.env.versions import versions
     from ipex_assist.executors.select_executor import compute_threads
 
-    versions: dict[str, str | None] = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = None
+    named = {name: version for name, version in versions().items() if name != "Python"}
     return {
         "cpus": format_cpulist(os.sched_getaffinity(0)),
         "threads": compute_threads(),
@@ -73,6 +64,6 @@ def environment_facts(plan: LaunchPlan | None, warnings: Sequence[str]) -> dict[
         "isa": read_isa().as_dict(),
         **native_core(),
         "python": platform.python_version(),
-        "versions": versions,
+        "versions": named,
         "warnings": list(warnings),
     }

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ipex_assist.env.errors import UsageError
+from ipex_assist.env.versions import install_command
 from ipex_assist.speculative.choosing.grammar import KINDS, GrammarError, GrammarSpec, Mask
 
 LLMatcher: Any = None
@@ -37,9 +38,7 @@ JSON_STRICT = {"lenient": False, "coerce_one_of": False}
 def need_llguidance() -> None:
     """Raise UsageError if llguidance is not installed."""
     if LLMatcher is None:
-        raise UsageError(
-            "grammars (structured output, forced tool calls) need llguidance: pip install 'ipex-assist[serve]'"
-        )
+        raise UsageError(f"grammars (structured output, forced tool calls) need llguidance: {install_command('serve')}")
 
 
 def grammar_source(spec: GrammarSpec) -> str:
