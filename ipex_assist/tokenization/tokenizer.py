@@ -78,7 +78,9 @@ def _load(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(str(checkpoint.path), local_files_only=True, trust_remote_code=False)
+        loaded = AutoTokenizer.from_pretrained(str(checkpoint.path), local_files_only=True, trust_remote_code=False)
+        _restore_parts(loaded, checkpoint.path / "tokenizer.json")
+        return loaded
     except BaseException as error:  # anything from a missing file to a panic of the tokenizers library
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             raise
@@ -86,6 +88,25 @@ def _load(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
         if tokenizer is not None:
             return tokenizer
         raise _unusable(checkpoint, error) from error
+
+
+def _restore_parts(tokenizer: PreTrainedTokenizerBase, file: Path) -> None:
+    """Put back the parts of tokenizer.json that a class of transformers replaced by its family's usual ones.
+
+    Classes of transformers 5 keep little but its vocabulary; GPT2Tokenizer, for one, splits every text by GPT-2's rule,
+    whatever rule the file has.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or not file.is_file():
+        return
+    from tokenizers import Tokenizer
+
+    stored = Tokenizer.from_file(str(file))
+    for part in ("model", "normalizer", "pre_tokenizer", "decoder"):
+        setattr(backend, part, getattr(stored, part))
+    config = read_json(file.with_name("tokenizer_config.json")) or {}
+    if stored.post_processor is not None and not {"add_bos_token", "add_eos_token"} & config.keys():
+        backend.post_processor = stored.post_processor
 
 
 def _unusable(checkpoint: Checkpoint, error: BaseException) -> BaseException:

@@ -12,7 +12,7 @@ from typing import Any
 
 import checkpoint_files
 import pytest
-from tokenizers import pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.env.errors import IpexAssistError, UsageError
@@ -154,6 +154,31 @@ def test_tokenizer_json_alone_is_read_where_it_is_all(tmp_path, changes, plain):
         assert [tokenizer(text)["input_ids"] for text in TEXTS] == [expected(text)["input_ids"] for text in TEXTS]
         assert encode_prompt(tokenizer, "Hi", chat=True) == encode_prompt(expected, "Hi", chat=True)
         assert sorted(tokenizer.all_special_ids) == sorted(expected.all_special_ids)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["GPT2Tokenizer", "GPTNeoXTokenizer", "LlamaTokenizer", "GemmaTokenizer", "CohereTokenizer", "BloomTokenizer"],
+)
+def test_the_parts_in_tokenizer_json_are_used_whatever_the_class(tmp_path, kind):
+    """Classes of transformers 5 put their own splitting rule, normalizer and decoder in the place of the file's."""
+    folder = checkpoint_files.save(checkpoint_files.tiny_model("llama"), tmp_path / "m")
+    stored = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    rules = [pre_tokenizers.Split(Regex(rule), "isolated") for rule in (r"\p{N}{1,3}", r"[\p{L}\p{M}]+|\s+")]
+    stored.pre_tokenizer = pre_tokenizers.Sequence([*rules, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    stored.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace("colour", "color")])
+    stored.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace("\r", "")])
+    stored.model.ignore_merges = True
+    stored.post_processor = processors.TemplateProcessing("<|im_start|> $A", special_tokens=[("<|im_start|>", 1)])
+    stored.save(str(folder / "tokenizer.json"))
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config |= {"tokenizer_class": kind, "unk_token": "<|im_end|>", "bos_token": "<|im_start|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = load_tokenizer(open_checkpoint(str(folder)))
+    for text in [*TEXTS, "the colour of 2024", "ﬁ ２０２４"]:
+        ids = tokenizer(text)["input_ids"]
+        assert ids == stored.encode(text).ids
+        assert tokenizer.decode(ids) == stored.decode(ids, skip_special_tokens=False)
 
 
 def test_code_in_the_folder_is_not_run(tmp_path):
