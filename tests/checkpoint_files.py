@@ -204,15 +204,19 @@ def write_vocabulary(
     kinds: Iterable[int],
     scores: Iterable[float] | None = None,
     merges: Iterable[str] | None = None,
+    name: str = "tiny",
+    model: str = "",
     **metadata: Any,
 ) -> Path:
     """A GGUF file with a tokenizer and a one-layer model too small to run.
 
-    metadata: keys of tokenizer.ggml, such as pre="smollm" or add_bos_token=True.
+    name: of the model. model: the kind of tokenizer, where it follows from nothing else. metadata: keys
+    of tokenizer.ggml, such as pre="smollm" or add_bos_token=True.
     """
     tokens = list(tokens)
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_tokenizer_model("gpt2" if scores is None else "llama")
+    writer.add_name(name)
+    writer.add_tokenizer_model(model or ("gpt2" if scores is None else "llama"))
     writer.add_token_list(tokens)
     writer.add_token_types(list(kinds))
     if scores is not None:

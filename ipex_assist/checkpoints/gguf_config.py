@@ -13,6 +13,7 @@ from ipex_assist.checkpoints import (
     gguf_gpt,
     gguf_recurrent,
 )
+from ipex_assist.checkpoints.gguf_ends import end_token_ids
 from ipex_assist.checkpoints.gguf_file import GgufHeader, read_tensors, rounded, rows_of
 from ipex_assist.checkpoints.gguf_tables import GgufTable, RestoredTensor, as_it_is, read_table
 from ipex_assist.env.errors import IpexAssistError
@@ -60,17 +61,6 @@ ROPE_FACTORS = "rope_freqs.weight"
 
 _NOT_WEIGHTS = (ROPE_FACTORS, *gguf_families.ROPE_FACTORS.values())
 
-# Tokens that end a chat turn; like llama.cpp we end generation at these, whatever eos_token_id says.
-_END_OF_TURN = {
-    "<|im_end|>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|end|>",
-    "<|endoftext|>",
-    "<|end_of_text|>",
-    "<end_of_turn>",
-}
-
 
 def config_from(header: GgufHeader) -> dict[str, Any]:
     """The file's hyperparameters under the keys of a Hugging Face config.json.
@@ -110,18 +100,9 @@ def config_from(header: GgufHeader) -> dict[str, Any]:
 
 
 def generation_config_from(header: GgufHeader) -> dict[str, Any]:
-    """The fields of a generation_config.json: every token that ends a turn, and bos."""
-    ids = {
-        header.get(f"tokenizer.ggml.{kind}_token_id")
-        for kind in ("eos", "eot", "eom")
-        if header.get(f"tokenizer.ggml.{kind}_token_id") is not None
-    }
-    kinds = header.get("tokenizer.ggml.token_type", [])
-    controls = [index for index, kind in enumerate(kinds) if kind == 3]
-    if controls:
-        tokens = header.strings("tokenizer.ggml.tokens")
-        ids |= {index for index in controls if tokens[index] in _END_OF_TURN}
-    return {"bos_token_id": header.get("tokenizer.ggml.bos_token_id"), "eos_token_id": sorted(ids)}
+    """The fields of a generation_config.json: every token that ends a generation, and bos."""
+    bos = header.get("tokenizer.ggml.bos_token_id")
+    return {"bos_token_id": bos, "eos_token_id": sorted(end_token_ids(header))}
 
 
 def hf_tensors(header: GgufHeader) -> dict[str, RestoredTensor]:

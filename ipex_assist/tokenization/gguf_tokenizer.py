@@ -1,68 +1,30 @@
 """The tokenizer inside a GGUF file, built for the `tokenizers` library from the file's metadata.
 
-Byte-level BPE ("gpt2" models) takes its splitting rule from tokenizer.ggml.pre; SentencePiece ("llama" models) is BPE
-whose merges follow from the token scores. Only what the metadata say is added: no second BOS.
+BPE ("gpt2" models, byte-level but for a few) takes its splitting rule from tokenizer.ggml.pre; SentencePiece ("llama"
+models) is BPE whose merges follow from the token scores. Only what the metadata say is added: no second BOS.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ipex_assist.checkpoints.gguf_ends import end_token_ids
 from ipex_assist.checkpoints.gguf_file import GgufHeader
 from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.tokenization.gguf_pre_tokenizers import BEGINS, COMPOSED, RULES, WHOLE_WORDS
 
 if TYPE_CHECKING:
     import tokenizers
-    from tokenizers import pre_tokenizers
+    from tokenizers import decoders, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
+# Phi-3's tokens that leave the spaces to their right.
+_TAKE_NO_SPACES = ("<unk>", "<s>", "<|endoftext|>")
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5  # tokenizer.ggml.token_type; 1 is normal, 6 a byte
 
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_WORD_START = r"[^\r\n\p{L}\p{N}]?"
-# Splitting rules as the models' tokenizer.json have them.
-_LLAMA3 = rf"{_CONTRACTIONS}|{_WORD_START}\p{{L}}+|\p{{N}}{{1,3}}|{_TAIL}"
-_QWEN2 = rf"{_CONTRACTIONS}|{_WORD_START}\p{{L}}+|\p{{N}}|{_TAIL}"
-_TEKKEN = (
-    rf"{_WORD_START}{_UPPER}*{_LOWER}+|{_WORD_START}{_UPPER}+{_LOWER}*|\p{{N}}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_GPT4O = (
-    rf"{_WORD_START}{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|{_WORD_START}{_UPPER}+{_LOWER}*{_CONTRACTIONS}?|\p{{N}}{{1,3}}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_DIGIT, _THREE = r"\p{N}", "[0-9][0-9][0-9]"
-_PUNCTUATION = r"\p{P}$+<=>^~|"
-_WORDS = r" ?[^(\s|.,!?…。，、।۔،)]+"
-
-# tokenizer.ggml.pre -> rules, each of which splits what those before it left (LLAMA_VOCAB_PRE_TYPE_… of llama.cpp).
-PRE_TOKENIZERS: dict[str, tuple[str, ...]] = (
-    dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "exaone4", "gigachat", "mellum"), (_GPT2,))
-    | dict.fromkeys(
-        ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), (_DIGIT, _GPT2)
-    )
-    | dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "hunyuan", "megrez"), (_QWEN2,))
-    | dict.fromkeys(
-        ("llama-bpe", "llama3", "llama-v3", "falcon3", "smaug-bpe", "dbrx", "glm4", "chatglm-bpe"), (_LLAMA3,)
-    )
-    | dict.fromkeys(("bloom", "poro-chat", "gpt3-finnish"), (_WORDS,))
-    | {
-        "default": (f"[{_PUNCTUATION}]+", _GPT2, r"\p{N}+", _THREE),
-        "falcon": (f"[{_PUNCTUATION}`]+", _GPT2, _THREE),
-        "viking": (_WORDS, _DIGIT),
-        "tekken": (_TEKKEN,),
-        "gpt-4o": (_GPT4O,),
-        "llama4": (_GPT4O,),
-    }
-)
-# These look up whole words in the vocabulary before merging ("ignore_merges" in their tokenizer.json).
-_WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "tekken", "glm4")
-
-# These add BOS if the file does not say.
-_BEGINS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "tekken")
+# Their tokens are written in UTF-8, with ▁ for a space, and merged over whole lines.
+_RAW = ("gemma4", "granite-embed-multi-311m", "sarvam-moe")
+_LINES = r"[^\n]+|\n+"
 
 
 def tokenizer_from(header: GgufHeader) -> PreTrainedTokenizerFast:
@@ -87,20 +49,21 @@ def _build(header: GgufHeader) -> PreTrainedTokenizerFast:
 
     tokens = header.strings("tokenizer.ggml.tokens")
     model = header.get("tokenizer.ggml.model")
-    builders = {"gpt2": _byte_level, "llama": _sentencepiece}
+    builders = {"gpt2": _bpe, "llama": _sentencepiece, "gemma4": _bpe}
     if not tokens or model not in builders:
         raise IpexAssistError(
             f"{header.path}: tokenizer {model!r} with {len(tokens):,} tokens; supported are {', '.join(builders)}. "
             "Pass the model's Hugging Face id or folder instead of the GGUF file."
         )
-    kinds = header.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+    kinds = _kinds(header, tokens)
     # Unused tokens only pad the embedding.
     vocabulary = {token: index for index, token in enumerate(tokens) if kinds[index] != _UNUSED}
     tokenizer = builders[model](header, tokens, vocabulary)
-    _add_special_tokens(tokenizer, tokens, kinds)
+    _add_special_tokens(tokenizer, tokens, kinds, _strips_right(header))
     special = _special_tokens(header, tokens)
-    default_bos = model == "llama" or header.get("tokenizer.ggml.pre") in _BEGINS
-    if header.get("tokenizer.ggml.add_bos_token", default_bos) and "bos_token" in special:
+    rule = _rule(header)
+    begins = header.get("tokenizer.ggml.add_bos_token", model == "llama" or rule in BEGINS)
+    if (begins or rule == "gemma4") and "bos_token" in special:
         _prepend(tokenizer, special["bos_token"], vocabulary)
     template = header.get("tokenizer.chat_template")
     return PreTrainedTokenizerFast(
@@ -108,40 +71,84 @@ def _build(header: GgufHeader) -> PreTrainedTokenizerFast:
     )
 
 
-def _byte_level(header: GgufHeader, tokens: list[str], vocabulary: dict[str, int]) -> tokenizers.Tokenizer:
+def _kinds(header: GgufHeader, tokens: list[str]) -> list[int]:
+    """Each token's type; ends of a generation are control tokens, whatever the file says."""
+    kinds = [*(header.get("tokenizer.ggml.token_type") or [1] * len(tokens))]
+    for index in end_token_ids(header):
+        if index < len(kinds):
+            kinds[index] = _CONTROL
+    return kinds
+
+
+def _strips_right(header: GgufHeader) -> bool:
+    """Whether added tokens take the spaces to their right, as Phi-3's do; nothing else in the file says so."""
+    name = str(header.get("general.name", "")).lower()
+    phi3 = header.get("general.architecture") == "phi3" and header.get("tokenizer.ggml.model") == "llama"
+    return phi3 or "phi-3" in name or "phi3" in name
+
+
+def _rule(header: GgufHeader) -> str:
+    gemma = header.get("tokenizer.ggml.model") == "gemma4"
+    return "gemma4" if gemma else str(header.get("tokenizer.ggml.pre") or "default")
+
+
+def _bpe(header: GgufHeader, tokens: list[str], vocabulary: dict[str, int]) -> tokenizers.Tokenizer:
     from tokenizers import Tokenizer, decoders, models, normalizers
 
-    name = header.get("tokenizer.ggml.pre", "default")
-    if name not in PRE_TOKENIZERS:
+    name = _rule(header)
+    if name not in RULES and name not in _RAW:
         raise IpexAssistError(
-            f"{header.path}: pre-tokenizer {name!r} is not supported; supported are {', '.join(PRE_TOKENIZERS)}. "
+            f"{header.path}: pre-tokenizer {name!r} is not supported; supported are {', '.join((*RULES, *_RAW))}. "
             "Pass the model's Hugging Face id or folder instead of the GGUF file."
         )
-    merges: Any = [tuple(merge.split(" ", 1)) for merge in header.strings("tokenizer.ggml.merges")]
+    merges: Any = [_halves(merge) for merge in header.strings("tokenizer.ggml.merges")]
     for pair in merges:  # the tokenizers library aborts its thread on a merge that gives no token
-        if len(pair) != 2 or "".join(pair) not in vocabulary:
+        if "".join(pair) not in vocabulary:
             raise ValueError(f"merge {' '.join(pair)!r} gives no token")
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=name in _WHOLE_WORDS))
+    raw = name in _RAW
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, byte_fallback=raw, ignore_merges=name in WHOLE_WORDS))
     tokenizer.pre_tokenizer = pre_tokenizer_of(name)
-    if name == "qwen2":
+    if raw:
+        tokenizer.normalizer = normalizers.Replace(" ", "▁")
+        tokenizer.decoder = _pieces_decoder()
+        return tokenizer
+    if name in COMPOSED:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
 
-def pre_tokenizer_of(name: str) -> pre_tokenizers.Sequence:
-    """Return the pre-tokenizer, which splits a text before merging, for a key of PRE_TOKENIZERS."""
+def _halves(merge: str) -> tuple[str, ...]:
+    """Its two tokens, of which the first may begin with a space. Raises ValueError where there are not two."""
+    at = merge.find(" ", 1)
+    if at < 0:
+        raise ValueError(f"merge {merge!r} gives no token")
+    return merge[:at], merge[at + 1 :]
+
+
+def pre_tokenizer_of(name: str) -> pre_tokenizers.PreTokenizer:
+    """Return the pre-tokenizer, which splits a text before merging, for a name in tokenizer.ggml.pre."""
     from tokenizers import Regex, pre_tokenizers
 
-    rules = [pre_tokenizers.Split(Regex(rule), "isolated") for rule in PRE_TOKENIZERS[name]]
+    if name in _RAW:
+        return pre_tokenizers.Split(Regex(_LINES), "isolated")
+    rules = [pre_tokenizers.Split(Regex(rule), "isolated") for rule in RULES[name]]
     return pre_tokenizers.Sequence([*rules, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
+def _pieces_decoder(prefix: bool = False) -> decoders.Decoder:
+    """The decoder of tokens with ▁ for a space, and bytes. prefix: the first space was put there by the normalizer."""
+    from tokenizers import decoders
+
+    strip = [decoders.Strip(content=" ", left=1)] if prefix else []
+    return decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
+
+
 def _sentencepiece(header: GgufHeader, tokens: list[str], vocabulary: dict[str, int]) -> tokenizers.Tokenizer:
-    from tokenizers import Tokenizer, decoders, models, normalizers
+    from tokenizers import Tokenizer, models, normalizers
 
     scores = header.get("tokenizer.ggml.scores") or [-float(index) for index in range(len(tokens))]
-    kinds = header.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+    kinds = _kinds(header, tokens)
     mergeable = {
         token: index for token, index in vocabulary.items() if kinds[index] not in (_CONTROL, _UNKNOWN, _USER_DEFINED)
     }
@@ -153,14 +160,7 @@ def _sentencepiece(header: GgufHeader, tokens: list[str], vocabulary: dict[str, 
     tokenizer.normalizer = normalizers.Sequence(
         [*([normalizers.Prepend("▁")] if prefix else []), normalizers.Replace(" ", "▁")]
     )
-    tokenizer.decoder = decoders.Sequence(
-        [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            *([decoders.Strip(content=" ", left=1)] if prefix else []),
-        ]
-    )
+    tokenizer.decoder = _pieces_decoder(prefix)
     return tokenizer
 
 
@@ -179,15 +179,18 @@ def _merges(vocabulary: dict[str, int], scores: list[float]) -> list[tuple[str, 
     return [(left, right) for _, _, left, right in ranked]
 
 
-def _add_special_tokens(tokenizer: tokenizers.Tokenizer, tokens: list[str], kinds: list[int]) -> None:
+def _add_special_tokens(tokenizer: tokenizers.Tokenizer, tokens: list[str], kinds: list[int], rstrip: bool) -> None:
     from tokenizers import AddedToken
 
-    control = [
-        AddedToken(t, special=True, normalized=False) for t, kind in zip(tokens, kinds, strict=True) if kind == _CONTROL
-    ]
-    tokenizer.add_special_tokens(control)
-    users = [AddedToken(t, normalized=False) for t, kind in zip(tokens, kinds, strict=True) if kind == _USER_DEFINED]
-    tokenizer.add_tokens(users)
+    def added(wanted: int, special: bool) -> list[AddedToken]:
+        return [
+            AddedToken(token, special=special, normalized=False, rstrip=rstrip and token not in _TAKE_NO_SPACES)
+            for token, kind in zip(tokens, kinds, strict=True)
+            if kind == wanted
+        ]
+
+    tokenizer.add_special_tokens(added(_CONTROL, special=True))
+    tokenizer.add_tokens(added(_USER_DEFINED, special=False))
 
 
 def _special_tokens(header: GgufHeader, tokens: list[str]) -> dict[str, str]:
