@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +16,14 @@ from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.models import ARCHITECTURES, find
 from ipex_assist.models.config import ConfigError, NotComputed
 from ipex_assist.models.spec import DecoderSpec
-from ipex_assist.models.weights import check_stored, stored_form
+from ipex_assist.models.weights import Source, check_stored, stored_form
 
 if TYPE_CHECKING:
     import torch
 
     from ipex_assist.checkpoints.safetensors_file import StoredTensor
+
+log = logging.getLogger("ipex_assist")
 
 RowReader = Callable[[int, int], "torch.Tensor"]  # rows [first, last) of a tensor, as a matrix of its last dimension
 
@@ -37,14 +41,15 @@ class Checkpoint(ABC):
     path: Path
     config: dict[str, Any]
     generation_config: dict[str, Any]
+    own_head: bool | None = None  # whether a head is stored that is not the embedding; None until it is asked for
 
     @property
     def architecture(self) -> str:
         """`architectures[0]` of the config, or "" where it names none."""
         return architecture_of(self.config)
 
-    def decoder_spec(self) -> DecoderSpec:
-        """The DecoderSpec of this model, which our executors run.
+    def config_spec(self) -> DecoderSpec:
+        """The DecoderSpec of this model's config, without a look at its tensors.
 
         Raises:
             NotComputed: the model needs something our decoder does not have; the message says what.
@@ -58,6 +63,39 @@ class Checkpoint(ABC):
             return architecture.spec(self.config)
         except ConfigError as error:
             raise IpexAssistError(f"{self.source}: {error}. Download it again, or mend its config.json") from error
+
+    def decoder_spec(self) -> DecoderSpec:
+        """The DecoderSpec of this model, which our executors run: as `config_spec`, but with the head that is stored.
+
+        For .bin files that needs torch.
+        """
+        spec, architecture = self.config_spec(), find(self.architecture)
+        if not spec.tied_head:
+            return spec
+        assert architecture is not None
+        untied = replace(spec, tied_head=False)
+        if self.own_head is None:
+            self.own_head = self._has_own_head(architecture.weights(untied))
+        return untied if self.own_head else spec
+
+    def _has_own_head(self, sources: Mapping[str, Source]) -> bool:
+        """Whether a head beside the embedding has other values, whatever the config says; .bin files have both."""
+        shapes = self.shapes()
+        table, head = (
+            next((name for name in (source.name, *source.alternatives) if name in shapes), None)
+            for source in (sources["embed_tokens.weight"], sources["lm_head.weight"])
+        )
+        if table is None or head is None or table == head or self.is_equal(table, head):
+            return False
+        log.info("%s: its config says that head and embedding are one; both are stored, and differ: kept", self.source)
+        return True
+
+    def is_equal(self, first: str, second: str) -> bool:
+        """Whether two stored tensors have the same shape, type and values."""
+        import torch
+
+        (_, one), (_, other) = self.tensors([first, second])
+        return one.dtype == other.dtype and torch.equal(one, other)
 
     def check_weights(self) -> None:
         """Raise IpexAssistError where the stored tensors are not those the config asks for. Reads headers only."""
@@ -75,7 +113,7 @@ class Checkpoint(ABC):
         Raises IpexAssistError where a value of its config is impossible.
         """
         try:
-            self.decoder_spec()
+            self.config_spec()
         except NotComputed as error:
             return str(error)
         return None

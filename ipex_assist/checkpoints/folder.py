@@ -99,6 +99,11 @@ class FolderCheckpoint(Checkpoint):
         tensor = self._safetensors.get(name)
         return tensor if tensor is not None and tensor.dtype in ("F32", "F16", "BF16") else None
 
+    def is_equal(self, first: str, second: str) -> bool:
+        if not self._safetensors:
+            return super().is_equal(first, second)
+        return safetensors_file.is_equal(self._safetensors[first], self._safetensors[second])
+
     def row_reader(self, name: str, precision: str = "bf16") -> RowReader | None:
         tensor = self._safetensors.get(name)
         return None if tensor is None else functools.partial(safetensors_file.read_rows, tensor)

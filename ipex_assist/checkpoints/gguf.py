@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 class GgufCheckpoint(Checkpoint):
     """A GGUF file (or all parts of a split one), dequantized tensor by tensor."""
 
+    own_head = False  # its config says of the head what is stored
+
     def __init__(self, source: str, path: Path) -> None:
         self.source, self.path = source, path
         self._cpus = os.sched_getaffinity(0)

@@ -117,6 +117,23 @@ def read_rows(tensor: StoredTensor, first: int, last: int) -> torch.Tensor:
     return data.view(getattr(torch, DTYPES[tensor.dtype][0])).reshape(last - first, tensor.shape[-1])
 
 
+def is_equal(first: StoredTensor, second: StoredTensor) -> bool:
+    """Whether both have the same shape, type and bytes. Reads up to the first piece that differs."""
+    if (first.dtype, first.shape, first.nbytes) != (second.dtype, second.shape, second.nbytes):
+        return False
+    with first.path.open("rb", buffering=0) as one, second.path.open("rb", buffering=0) as other:
+        one.seek(first.offset)
+        other.seek(second.offset)
+        left = first.nbytes
+        while left:
+            size = min(left, 1 << 20)
+            piece = one.read(size)
+            if not piece or piece != other.read(len(piece)):
+                return False
+            left -= len(piece)
+    return True
+
+
 def read_into(file: Any, offset: int, array: Any) -> None:
     """Fill an array from byte `offset` of an unbuffered file. Raises IpexAssistError where the file is too short."""
     buffer = memoryview(array)

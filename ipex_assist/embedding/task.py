@@ -81,7 +81,7 @@ def as_decoder(checkpoint: Checkpoint) -> Checkpoint | None:
     decoder = copy.copy(checkpoint)
     decoder.config = {**config, "architectures": [architecture.name]}
     if checkpoint.path.is_dir():  # of GGUF files each tensor has to be of use
-        decoder.config["tie_word_embeddings"] = True
+        decoder.config["tie_word_embeddings"], decoder.own_head = True, False  # no head is needed
     if decoder.why_not_ours():
         return None
     spec = decoder.decoder_spec()

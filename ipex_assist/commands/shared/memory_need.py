@@ -148,7 +148,7 @@ class _Plan:
         """The bytes of one model; those of texts are 0 where our decoder does not run it, or it is not here."""
         try:
             checkpoint = self.checkpoints.open(source, revision=revision, offline=True)
-            spec = checkpoint.decoder_spec()
+            spec = checkpoint.config_spec()
             from ipex_assist.executors.model_bytes import checkpoint_bytes, library_bytes  # late: most of a start
 
             chosen = self.precision(source, precision, revision)
