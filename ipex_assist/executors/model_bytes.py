@@ -67,7 +67,7 @@ def checkpoint_bytes(
     kv_precision: str | None = None,
 ) -> ModelBytes:
     """`native_bytes` of a checkpoint at the precision that it will have; what is stored so keeps its groups."""
-    spec, architecture = checkpoint.decoder_spec(), find(checkpoint.architecture)
+    spec, architecture = checkpoint.config_spec(), find(checkpoint.architecture)
     assert architecture is not None, checkpoint.architecture
     if not isinstance(checkpoint, QuantizedCheckpoint) or precision != checkpoint.stored_precision:
         return native_bytes(spec, precision, wanted=wanted, longest=longest, group=group, kv_precision=kv_precision)

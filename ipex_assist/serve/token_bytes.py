@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,20 @@ def _byte_characters() -> dict[str, int]:
     return {chr(byte): byte for byte in shown} | {chr(256 + place): byte for place, byte in enumerate(hidden)}
 
 
+def _decoder_kinds(tokenizer: PreTrainedTokenizerBase) -> set[str]:
+    """The types of all steps of the tokenizer's decoder. Its vocabulary does not tell: "Ġ" is a letter of Llama 2's."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:  # one in Python; of SentencePiece if it has bytes
+        return {"ByteFallback"} if "<0x0A>" in tokenizer.get_vocab() else set()
+    left = [json.loads(backend.decoder.__getstate__())] if backend.decoder is not None else []
+    kinds = set()
+    while left:
+        step = left.pop()
+        kinds.add(step["type"])
+        left += step.get("decoders", [])
+    return kinds
+
+
 class TokenBytes:
     """Bytes of a tokenizer's tokens: byte-level BPE, SentencePiece with byte fallback, else decoded one by one."""
 
@@ -28,9 +43,9 @@ class TokenBytes:
         self._tokenizer = tokenizer
         self._added = set(tokenizer.get_added_vocab().values())
         self._special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
-        vocabulary = tokenizer.get_vocab()
-        self._byte_level = _byte_characters() if "Ġ" in vocabulary else None
-        self._sentencepiece = "▁" in vocabulary or "<0x0A>" in vocabulary
+        kinds = _decoder_kinds(tokenizer)
+        self._byte_level = _byte_characters() if "ByteLevel" in kinds else None
+        self._sentencepiece = bool(kinds & {"ByteFallback", "Metaspace"})
         self._known: dict[int, bytes] = {}
 
     def bytes_of(self, token: int) -> bytes:

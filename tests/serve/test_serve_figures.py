@@ -166,12 +166,14 @@ def test_bytes_of_byte_level_tokens():
 
 
 def test_bytes_of_sentencepiece_tokens():
-    vocabulary = {"<s>": 0, "▁Hi": 1, "▁": 2, "<0xC3>": 3, "<0xA9>": 4, "o": 5}
+    """Also of a vocabulary with the letter that stands for a space in a byte-level one, as Llama 2's has it."""
+    vocabulary = {"<s>": 0, "▁Hi": 1, "▁": 2, "<0xC3>": 3, "<0xA9>": 4, "o": 5, "Ġ": 6, "é": 7}
     backend = Tokenizer(models.BPE(vocabulary, []))
-    backend.decoder = decoders.ByteFallback()
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     wrapped = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>")
     texts = TokenBytes(wrapped)
-    assert [texts.bytes_of(token) for token in range(6)] == [b"<s>", b" Hi", b" ", b"\xc3", b"\xa9", b"o"]
+    found = [texts.bytes_of(token) for token in range(8)]
+    assert found == [b"<s>", b" Hi", b" ", b"\xc3", b"\xa9", b"o", "Ġ".encode(), "é".encode()]
 
 
 def test_openapi_says_what_is_true(serve, client, backend):
