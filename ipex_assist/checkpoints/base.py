@@ -16,7 +16,7 @@ from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.models import ARCHITECTURES, find
 from ipex_assist.models.config import ConfigError, NotComputed
 from ipex_assist.models.spec import DecoderSpec
-from ipex_assist.models.weights import Source, check_stored, stored_form
+from ipex_assist.models.weights import Source, check_stored, resolve, stored_form
 
 if TYPE_CHECKING:
     import torch
@@ -106,6 +106,23 @@ class Checkpoint(ABC):
             check_stored(spec, stored_form(architecture.weights(spec), shapes), shapes)
         except IpexAssistError as error:
             raise IpexAssistError(f"{self.source}: {error}") from error
+        self._refuse_bare_numbers(resolve(architecture.weights(spec), shapes))
+
+    def _refuse_bare_numbers(self, wanted: Iterable[str]) -> None:
+        """Raise IpexAssistError for weights in integers, or FP8 beside a scale, that nothing says how to scale."""
+        found = {name: kind for name in wanted if (kind := self.bare_type(name)) is not None}
+        if found:
+            name, kind = next(iter(found.items()))
+            more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+            raise IpexAssistError(
+                f"{self.source}: {name} ({kind}){more} cannot be read: its numbers are not weights but have to be "
+                "scaled, and no quantization_config in config.json says how. Take the original checkpoint, or one "
+                "whose config.json has its quantization_config"
+            )
+
+    def bare_type(self, name: str) -> str | None:
+        """The type of a stored tensor whose numbers have to be scaled to be weights; None where they are weights."""
+        return None
 
     def why_not_ours(self) -> str | None:
         """Why our executors cannot run this model, so that transformers must; None where they can.

@@ -22,6 +22,8 @@ _WEIGHT_FILES = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
+# What the names of a linear's scales add to that of its weight.
+_SCALE_ENDS = ("_scale", "_scale_inv", ".scale")
 
 
 class FolderCheckpoint(Checkpoint):
@@ -41,6 +43,7 @@ class FolderCheckpoint(Checkpoint):
                 raise IpexAssistError(f"{self.files[0]} holds no tensors. Download it again.")
         self._bin_names: dict[str, Path] = {}
         self._bin_shapes: dict[str, tuple[int, ...]] = {}
+        self._bin_types: dict[str, str] = {}
 
     @property
     def num_parameters(self) -> int:
@@ -66,6 +69,7 @@ class FolderCheckpoint(Checkpoint):
             for file in self.files:
                 for name, tensor in bin_file.read_shapes(file).items():
                     self._bin_shapes[name], self._bin_names[name] = tuple(tensor.shape), file
+                    self._bin_types[name] = safetensors_file.type_name(tensor.dtype)
         return dict(self._bin_shapes)
 
     def dtypes(self) -> dict[str, str]:
@@ -98,6 +102,12 @@ class FolderCheckpoint(Checkpoint):
     def stored_floats(self, name: str) -> safetensors_file.StoredTensor | None:
         tensor = self._safetensors.get(name)
         return tensor if tensor is not None and tensor.dtype in ("F32", "F16", "BF16") else None
+
+    def bare_type(self, name: str) -> str | None:
+        kind = self._safetensors[name].dtype if self._safetensors else self._bin_types[name]
+        scaled = any(name + end in self.shapes() for end in _SCALE_ENDS)
+        integers = kind[0] in "IU" or kind == "BOOL"
+        return kind if integers or (kind.startswith("F8_") and scaled) else None
 
     def is_equal(self, first: str, second: str) -> bool:
         if not self._safetensors:

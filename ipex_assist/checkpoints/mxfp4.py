@@ -137,6 +137,9 @@ class Mxfp4Checkpoint(Checkpoint):
             yield name, self._stack(name, *parts) if name in self.stacks else parts[0]
             del parts
 
+    def bare_type(self, name: str) -> str | None:
+        return None if name in self.stacks else self._stored.bare_type(name)
+
     def row_reader(self, name: str, precision: str = "bf16") -> RowReader | None:
         return None if name in self.stacks else self._stored.row_reader(name, precision)
 

@@ -204,6 +204,9 @@ class QuantizedCheckpoint(Checkpoint):
                 continue
             yield name, self._unpack(name, module, {part.rpartition(".")[2]: next(stream)[1] for part in module.parts})
 
+    def bare_type(self, name: str) -> str | None:
+        return None if name in self.modules else self._stored.bare_type(name)
+
     def row_reader(self, name: str, precision: str = "bf16") -> RowReader | None:
         return None if name in self.modules else self._stored.row_reader(name, precision)
 

@@ -117,6 +117,12 @@ def read_rows(tensor: StoredTensor, first: int, last: int) -> torch.Tensor:
     return data.view(getattr(torch, DTYPES[tensor.dtype][0])).reshape(last - first, tensor.shape[-1])
 
 
+def type_name(dtype: torch.dtype) -> str:
+    """The format's name of a type, such as "BF16"; torch's where the format has none."""
+    name = str(dtype).removeprefix("torch.")
+    return next((ours for ours, (theirs, _) in DTYPES.items() if theirs == name), name)
+
+
 def is_equal(first: StoredTensor, second: StoredTensor) -> bool:
     """Whether both have the same shape, type and bytes. Reads up to the first piece that differs."""
     if (first.dtype, first.shape, first.nbytes) != (second.dtype, second.shape, second.nbytes):

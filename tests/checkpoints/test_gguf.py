@@ -229,7 +229,7 @@ def test_end_tokens_of_every_kind(tmp_path):
         tmp_path / "v.gguf", tokens, [2, 3, 3, 3, 3, 1, 1], merges=[], bos_token_id=1, eos_token_id=2, eom_token_id=6
     )
     config = open_checkpoint(str(path)).generation_config
-    assert config == {"bos_token_id": 1, "eos_token_id": [2, 3, 4, 6]}  # "<|end|>" is plain text here
+    assert config == {"bos_token_id": 1, "eos_token_id": [2, 3, 4, 5, 6]}  # some files call "<|end|>" plain text
 
 
 # --- broken and unsupported files
