@@ -18,7 +18,7 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,9 @@ from ipex_assist.commands.shared.load import leave_cores_to_native
 from ipex_assist.generation.result import Result
 from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.speculative.schedule import DraftPlan, RoundResult, RoundState, Schedule
-from ipex_assist.speculative.sources.draft_source import DraftSource, Proposal
+from ipex_assist.speculative.sources.batched_proposals import Steps
+from ipex_assist.speculative.sources.draft_source import DraftSource
+from ipex_assist.speculative.sources.proposal import Proposal
 
 PROMPTS = draft_prompts.PROMPTS | draft_prompts.COPYING
 
@@ -46,11 +48,9 @@ class AlwaysWrong(DraftSource):
         """Return what the source itself says."""
         return self.source.unread(tokens)
 
-    def propose(
-        self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None
-    ) -> Proposal:
+    def steps(self, tokens: Sequence[int], plan: DraftPlan) -> Steps:
         """Propose as many tokens as asked for, none of which any text has: the vocabulary's last."""
-        drafted = self.source.propose(tokens, k, min_confidence=0.0, context=context).tokens
+        drafted = (yield from self.source.steps(tokens, replace(plan, min_confidence=0.0))).tokens
         return Proposal([self.vocab_size - 1] * len(drafted), [0.999] * len(drafted))
 
     def accept(self, count: int) -> None:

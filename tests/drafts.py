@@ -6,7 +6,9 @@ import random
 from collections.abc import Callable, Sequence
 
 from ipex_assist.speculative.schedule import ConstantSchedule, DraftPlan, RoundState
-from ipex_assist.speculative.sources.draft_source import DraftSource, Proposal
+from ipex_assist.speculative.sources.batched_proposals import Steps
+from ipex_assist.speculative.sources.draft_source import DraftSource
+from ipex_assist.speculative.sources.proposal import Proposal
 
 
 class ScriptedDraft(DraftSource):
@@ -20,11 +22,10 @@ class ScriptedDraft(DraftSource):
         """Return 0: a script reads nothing."""
         return 0
 
-    def propose(
-        self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None
-    ) -> Proposal:
-        """The next `k` tokens of the script."""
-        at = range(len(tokens), min(len(tokens) + k, len(self.text)))
+    def steps(self, tokens: Sequence[int], plan: DraftPlan) -> Steps:
+        """The next `plan.k` tokens of the script."""
+        at = range(len(tokens), min(len(tokens) + plan.k, len(self.text)))
+        yield from ()  # no model is asked
         return Proposal([(self.text[i] + self.wrong(i)) % self.vocab_size for i in at])
 
     def accept(self, count: int) -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from ipex_assist.speculative.sources.draft_source import DraftSource, Proposal
+from ipex_assist.speculative.schedule import DraftPlan
+from ipex_assist.speculative.sources.batched_proposals import Steps
+from ipex_assist.speculative.sources.draft_source import DraftSource
+from ipex_assist.speculative.sources.proposal import Proposal
 
 
 class SimulatedDraft(DraftSource):
@@ -30,11 +34,9 @@ class SimulatedDraft(DraftSource):
         """Return what the source itself says."""
         return self.source.unread(tokens)
 
-    def propose(
-        self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None
-    ) -> Proposal:
+    def steps(self, tokens: Sequence[int], plan: DraftPlan) -> Steps:
         """Propose as many tokens as the source, which never ends early: its confidence says nothing about these."""
-        proposal = self.source.propose(tokens, k, context=context)
+        proposal = yield from self.source.steps(tokens, replace(plan, min_confidence=0.0))
         return Proposal([self._exchanged(len(tokens) + i, token) for i, token in enumerate(proposal.tokens)])
 
     def _exchanged(self, position: int, token: int) -> int:

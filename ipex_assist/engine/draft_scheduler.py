@@ -13,7 +13,7 @@ from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
 from ipex_assist.speculative.joint_schedule import ALL_UNREAD, JointDraft, JointSchedule
 from ipex_assist.speculative.schedule import LONGEST_DRAFT, DraftPlan, RoundResult, RoundState
-from ipex_assist.speculative.sources.batched_proposals import ProposalRequest, propose_together
+from ipex_assist.speculative.sources.batched_proposals import propose_together
 from ipex_assist.speculative.sources.head_assistant import READY_ROWS
 
 Fail: TypeAlias = "Callable[[ScheduledRequest, IpexAssistError], None]"
@@ -63,10 +63,8 @@ class DraftScheduler:
             if k > 0 and request.draft is not None:
                 # A forced token is worth a row of the target, but not a pass of the draft to catch up for it.
                 plan = plan if plan.k else replace(plan, context=ALL_UNREAD)
-                if (assistants := request.assistants) is not None:
-                    assistants.choose(plan.assistant)
-                asked.append((scheduled, ProposalRequest(request.draft, request.tokens, k, plan)))
-        for (scheduled, _), proposal in zip(asked, propose_together([each for _, each in asked]), strict=True):
+                asked.append((scheduled, request.draft.steps(request.tokens, replace(plan, k=k))))
+        for (scheduled, _), proposal in zip(asked, propose_together([steps for _, steps in asked]), strict=True):
             if isinstance(proposal, IpexAssistError):
                 fail(scheduled, proposal)
             else:

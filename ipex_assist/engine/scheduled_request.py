@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from ipex_assist.engine.request import Request
 from ipex_assist.executors.interface import Rows
 from ipex_assist.speculative.joint_schedule import JointDraft
-from ipex_assist.speculative.sources.draft_source import NO_PROPOSAL, Proposal
 from ipex_assist.speculative.sources.head_assistant import HeadAssistant
+from ipex_assist.speculative.sources.proposal import NO_PROPOSAL, Proposal
 
 
 @dataclass(slots=True)

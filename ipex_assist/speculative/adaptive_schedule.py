@@ -13,7 +13,7 @@ from ipex_assist.speculative.costs.pair_costs import Costs
 from ipex_assist.speculative.draft_budget import DOUBTED_TOKENS, EXPECTED_TOKENS, STAKE, DraftBudget
 from ipex_assist.speculative.joint_draft_choice import BatchCosts, worth_verifying
 from ipex_assist.speculative.schedule import LONGEST_DRAFT, DraftPlan, RoundResult, RoundState
-from ipex_assist.speculative.sources.draft_source import Proposal
+from ipex_assist.speculative.sources.proposal import Proposal
 
 TRUSTED_TOKENS = 16  # verified before a pair is trusted
 # Last tokens of the context that a draft reads if reading all of it is too expensive.

@@ -21,7 +21,7 @@ from ipex_assist.speculative.costs.pair_costs import Costs
 from ipex_assist.speculative.draft_budget import EXPECTED_TOKENS, FURTHER, OUTLIER, STAKE, TRUST
 from ipex_assist.speculative.joint_draft_choice import BatchCosts, JointDraftChoice, best_joint_draft, worth_verifying
 from ipex_assist.speculative.schedule import LONGEST_DRAFT, DraftPlan, RoundState
-from ipex_assist.speculative.sources.draft_source import Proposal
+from ipex_assist.speculative.sources.proposal import Proposal
 
 MEMORY = 0.995  # decay of acceptance counts per round of one request: some 200 rounds are remembered
 WORTH = 1.03  # a draft must promise this factor over plain decoding

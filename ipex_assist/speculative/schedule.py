@@ -21,8 +21,10 @@ def longest_draft(spec: DecoderSpec) -> int:
 
 @dataclass(frozen=True)
 class DraftPlan:
-    """At most `k` tokens, ending after one with less confidence than `min_confidence`; context: see DraftSource.
+    """At most `k` tokens, ending after one with less confidence than `min_confidence`.
 
+    context: if more than this many tokens are unread, the source starts again from only the last `context` tokens; None
+    has it read all of them.
     assistant: of two, which one drafts, the first (0) or the second (1).
     """
 

@@ -14,7 +14,7 @@ from ipex_assist.speculative.costs.acceptance import EDGES, Acceptance
 from ipex_assist.speculative.costs.pair_costs import Costs
 from ipex_assist.speculative.draft_budget import EXPECTED_TOKENS
 from ipex_assist.speculative.schedule import DraftPlan, RoundResult, RoundState
-from ipex_assist.speculative.sources.draft_source import Proposal
+from ipex_assist.speculative.sources.proposal import Proposal
 
 # What an assistant reads before it drafts is spread over this many tokens, in which it should stay the better one.
 READING_TOKENS = 64

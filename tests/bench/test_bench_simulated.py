@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import checkpoint_files
 import pytest
@@ -10,7 +11,10 @@ import pytest
 import ipex_assist
 from ipex_assist.bench.measure import Case, Contender, measure, run
 from ipex_assist.bench.simulated import SimulatedDraft
-from ipex_assist.speculative.sources.draft_source import DraftSource, Proposal
+from ipex_assist.speculative.schedule import DraftPlan
+from ipex_assist.speculative.sources.batched_proposals import Steps
+from ipex_assist.speculative.sources.draft_source import DraftSource
+from ipex_assist.speculative.sources.proposal import Proposal
 
 pytestmark = pytest.mark.one_stack
 
@@ -29,12 +33,11 @@ class Source(DraftSource):
         """Return any number."""
         return 3
 
-    def propose(
-        self, tokens: list[int], k: int, *, min_confidence: float = 0.0, context: int | None = None
-    ) -> Proposal:
+    def steps(self, tokens: Sequence[int], plan: DraftPlan) -> Steps:
         """Propose tokens with their confidence, as the native core does."""
-        self.asked.append((len(tokens), k, min_confidence))
-        return Proposal([self.token] * k, confidence=[0.001] * k)
+        self.asked.append((len(tokens), plan.k, plan.min_confidence))
+        yield from ()  # no model is asked
+        return Proposal([self.token] * plan.k, confidence=[0.001] * plan.k)
 
     def accept(self, count: int) -> None:
         """Keep the count that was accepted."""

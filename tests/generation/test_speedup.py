@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tiny_models
@@ -18,10 +17,10 @@ from ipex_assist.generation.stats import Statistics
 from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
 from ipex_assist.speculative.costs.calibration import calibrate
 from ipex_assist.speculative.round import Round
-from ipex_assist.speculative.schedule import ConstantSchedule, Schedule
+from ipex_assist.speculative.schedule import ConstantSchedule, DraftPlan, Schedule
 from ipex_assist.speculative.sources.assistant_model import AssistantModel
 from ipex_assist.speculative.sources.batched_proposals import Steps
-from ipex_assist.speculative.sources.draft_source import Proposal
+from ipex_assist.speculative.sources.proposal import Proposal
 
 pytestmark = pytest.mark.one_stack
 
@@ -73,9 +72,9 @@ class Hesitant(AssistantModel):
 
     asked = 0
 
-    def steps(self, tokens: Sequence[int], k: int, **options: Any) -> Steps:
+    def steps(self, tokens: Sequence[int], plan: DraftPlan, left_out: tuple[int, int] = (0, 0)) -> Steps:
         self.asked += 1
-        return (yield from super().steps(tokens, k, **options)) if self.asked % 2 else Proposal([])
+        return (yield from super().steps(tokens, plan, left_out)) if self.asked % 2 else Proposal([])
 
 
 def statistics(

@@ -13,7 +13,7 @@ from ipex_assist.speculative.costs.pair_costs import Costs
 from ipex_assist.speculative.joint_draft_choice import BatchCosts, best_joint_draft, worth_verifying
 from ipex_assist.speculative.joint_schedule import JointDraft, JointSchedule
 from ipex_assist.speculative.schedule import RoundState
-from ipex_assist.speculative.sources.draft_source import Proposal
+from ipex_assist.speculative.sources.proposal import Proposal
 
 pytestmark = pytest.mark.one_stack
 

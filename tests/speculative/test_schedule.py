@@ -15,7 +15,7 @@ from ipex_assist.speculative.costs.pair_costs import Costs
 from ipex_assist.speculative.draft_budget import EXPECTED_TOKENS, FURTHER, STAKE, TRUST, TRUSTED_READING
 from ipex_assist.speculative.options import DraftOptions
 from ipex_assist.speculative.schedule import ConstantSchedule, HeuristicSchedule, RoundResult, RoundState, Schedule
-from ipex_assist.speculative.sources.draft_source import Proposal
+from ipex_assist.speculative.sources.proposal import Proposal
 
 pytestmark = pytest.mark.one_stack
 

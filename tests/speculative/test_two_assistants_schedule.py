@@ -15,7 +15,7 @@ from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
 from ipex_assist.speculative.costs.acceptance import Acceptance
 from ipex_assist.speculative.costs.pair_costs import Costs
 from ipex_assist.speculative.schedule import RoundResult, RoundState
-from ipex_assist.speculative.sources.draft_source import Proposal
+from ipex_assist.speculative.sources.proposal import Proposal
 from ipex_assist.speculative.two_assistants_schedule import TwoAssistantsSchedule
 
 pytestmark = pytest.mark.one_stack

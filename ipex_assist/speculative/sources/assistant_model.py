@@ -9,9 +9,10 @@ from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.interface import DraftInput, DraftsInOneCall, LogitsError, Model, Rows, truncate_or_clear
 from ipex_assist.speculative.choosing.grammar import Grammar
 from ipex_assist.speculative.choosing.sampling import Sampling
-from ipex_assist.speculative.schedule import longest_draft
-from ipex_assist.speculative.sources.batched_proposals import Call, DraftCall, RowsCall, Steps, propose_alone
-from ipex_assist.speculative.sources.draft_source import DraftSource, Proposal
+from ipex_assist.speculative.schedule import DraftPlan, longest_draft
+from ipex_assist.speculative.sources.batched_proposals import Call, DraftCall, RowsCall, Steps
+from ipex_assist.speculative.sources.draft_source import DraftSource
+from ipex_assist.speculative.sources.proposal import Proposal
 from ipex_assist.speculative.sources.step_drafts import Reader, StepDrafts
 
 if TYPE_CHECKING:
@@ -57,43 +58,24 @@ class AssistantModel(DraftSource):
         """Return how many of `tokens` the assistant has not read."""
         return len(tokens) - self._start - self._sequence.length
 
-    def propose(
-        self,
-        tokens: Sequence[int],
-        k: int,
-        *,
-        min_confidence: float = 0.0,
-        context: int | None = None,
-        left_out: tuple[int, int] = (0, 0),
-    ) -> Proposal:
-        """Decode up to `k` tokens as the target does: greedily, or by `sampling` with the same Gumbel noise."""
-        return propose_alone(self.steps(tokens, k, min_confidence=min_confidence, context=context, left_out=left_out))
-
-    def steps(
-        self,
-        tokens: Sequence[int],
-        k: int,
-        *,
-        min_confidence: float = 0.0,
-        context: int | None = None,
-        left_out: tuple[int, int] = (0, 0),
-    ) -> Steps:
-        """`propose` by calls of the model (see batched_proposals.py).
+    def steps(self, tokens: Sequence[int], plan: DraftPlan, left_out: tuple[int, int] = (0, 0)) -> Steps:
+        """Decode up to `plan.k` tokens as the target does: greedily, or by `sampling` with the same Gumbel noise.
 
         left_out: how many prompt tokens and how many output tokens are missing from `tokens`.
         """
+        context = plan.context
         if (context is None and self._start) or (context is not None and self.unread(tokens) > context):
             self._sequence.truncate(0)
             self._start = 0 if context is None else len(tokens) - context
         self._base = len(tokens) - self._start
-        k = min(k, self._sequence.capacity - self._base, self._longest)
+        k = min(plan.k, self._sequence.capacity - self._base, self._longest)
         if k <= 0:
             return Proposal([])
         # A pass needs at least one row; after an interrupted round there may be none, so the last token is read again.
         truncate_or_clear(self._sequence, min(self._sequence.length, max(0, self._base - 1)))
         pending = list(tokens[self._start + self._sequence.length :])
         if self._drafts.is_greedy and self._in_one_call:
-            request = DraftInput(self._sequence, pending, k, min_confidence)
+            request = DraftInput(self._sequence, pending, k, plan.min_confidence)
             try:
                 drafted, confidence = yield DraftCall(self.model, request, self._drafts.choices)
             except LogitsError:
@@ -101,7 +83,7 @@ class AssistantModel(DraftSource):
             return Proposal(drafted, confidence, len(pending))
         try:
             read = self._reader(pending)
-            return (yield from self._drafts.draft(tokens, k, min_confidence, read, len(pending), left_out))
+            return (yield from self._drafts.draft(tokens, k, plan.min_confidence, read, len(pending), left_out))
         except IpexAssistError:  # for example no free block: the tokens drafted so far are discarded
             self.accept(0)
             raise

@@ -12,8 +12,7 @@ from ipex_assist.executors.blocks import NoBlocksError
 from ipex_assist.executors.interface import DraftInput, DraftsInOneCall, HiddenRows, LogitsError, Model, Rows
 from ipex_assist.models.draft_head import Taps
 from ipex_assist.models.spec import DecoderSpec
-from ipex_assist.speculative.schedule import DraftPlan
-from ipex_assist.speculative.sources.draft_source import DraftSource, Proposal
+from ipex_assist.speculative.sources.proposal import Proposal
 
 if TYPE_CHECKING:
     import numpy as np
@@ -94,29 +93,6 @@ Call: TypeAlias = "DraftCall | RowsCall | HeadRowsCall"
 Steps: TypeAlias = "Generator[Call, Any, Proposal]"
 
 
-@dataclass
-class ProposalRequest:
-    """One request to its draft source: at most `k` tokens after `tokens`, by `plan`.
-
-    A source whose model can draft for several requests at once has `steps`, its `propose` as a generator: it yields
-    calls, is sent their answers, and returns the proposal.
-    """
-
-    draft: DraftSource
-    tokens: Sequence[int]
-    k: int
-    plan: DraftPlan
-
-    def steps(self) -> Steps:
-        """Return the generator that makes the proposal."""
-        least, context = self.plan.min_confidence, self.plan.context
-        steps = getattr(self.draft, "steps", None)
-        if steps is not None:
-            made: Steps = steps(self.tokens, self.k, min_confidence=least, context=context)
-            return made
-        return _at_once(lambda: self.draft.propose(self.tokens, self.k, min_confidence=least, context=context))
-
-
 def propose_alone(steps: Steps) -> Proposal:
     """Run a proposal's generator to its end, answering its calls one by one."""
     call = _begun(steps)
@@ -125,12 +101,13 @@ def propose_alone(steps: Steps) -> Proposal:
     return call
 
 
-def propose_together(asked: Sequence[ProposalRequest]) -> list[Proposal | IpexAssistError]:
-    """Return the proposals of several requests; the error of a source that fails takes its place, nothing is raised.
+def propose_together(making: Sequence[Steps]) -> list[Proposal | IpexAssistError]:
+    """Return the proposals of several requests, of each by its source's generator.
+
+    The error of a source that fails takes its proposal's place, nothing is raised.
 
     A source without free blocks for its model proposes nothing.
     """
-    making = [each.steps() for each in asked]
     at: list[Call | Proposal | IpexAssistError] = [_caught(lambda each=each: _begun(each)) for each in making]  # type: ignore[misc]
     while waiting := [index for index, call in enumerate(at) if isinstance(call, (DraftCall, RowsCall, HeadRowsCall))]:
         for group in _groups(at, waiting):
@@ -190,9 +167,3 @@ def _without_frames(error: IpexAssistError) -> IpexAssistError:
     """An error that is kept as a value: its frames hold sequences, and with them blocks that others wait for."""
     error.__context__ = None
     return error.with_traceback(None)
-
-
-def _at_once(propose: Callable[[], Proposal]) -> Steps:
-    """Wrap the `propose` of a source without `steps` as a generator."""
-    return propose()
-    yield

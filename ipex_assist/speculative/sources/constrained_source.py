@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from ipex_assist.speculative.choosing.grammar import Grammar, follow
 from ipex_assist.speculative.schedule import DraftPlan
-from ipex_assist.speculative.sources.batched_proposals import ProposalRequest, Steps, propose_alone
-from ipex_assist.speculative.sources.draft_source import DraftSource, Proposal
+from ipex_assist.speculative.sources.batched_proposals import Steps
+from ipex_assist.speculative.sources.draft_source import DraftSource
+from ipex_assist.speculative.sources.proposal import Proposal
 
 
 class ConstrainedSource(DraftSource):
@@ -51,21 +52,14 @@ class ConstrainedSource(DraftSource):
             return 0
         return self.source.unread(tokens)
 
-    def propose(
-        self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None
-    ) -> Proposal:
-        """Draft at most `k` tokens that the grammar allows."""
-        return propose_alone(self.steps(tokens, k, min_confidence=min_confidence, context=context))
-
-    def steps(self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None) -> Steps:
-        """`propose` by calls of the source's model (see batched_proposals.py)."""
-        certain = min(k, self.forced_count(tokens))
+    def steps(self, tokens: Sequence[int], plan: DraftPlan) -> Steps:
+        """Draft at most `plan.k` tokens that the grammar allows."""
+        certain = min(plan.k, self.forced_count(tokens))
         forced = self._forced[:certain]
         self._asked = self.source is not None and (self._masks or not forced)
         if self.source is None or not self._asked:
             return Proposal(forced, [1.0] * len(forced))
-        plan = DraftPlan(k, min_confidence, context)
-        proposal = yield from ProposalRequest(self.source, tokens, k, plan).steps()
+        proposal = yield from self.source.steps(tokens, plan)
         follow(self.grammar, tokens[self._prompt_length :])  # the source's model may have advanced it
         allowed = self.grammar.allows(proposal.tokens)
         if allowed < len(forced):  # the source proposed less than the forced tokens

@@ -1,26 +1,15 @@
-"""The base of draft sources, which propose tokens for the target to verify, and their proposals."""
+"""The base of draft sources, which propose tokens for the target to verify."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TypeVar
 
+from ipex_assist.speculative.schedule import DraftPlan
+from ipex_assist.speculative.sources.batched_proposals import Steps, propose_alone
+from ipex_assist.speculative.sources.proposal import Proposal
 
-@dataclass(frozen=True)
-class Proposal:
-    """Drafted tokens, and the source's confidence in each, between 0 and 1.
-
-    confidence: empty if the source has none. read: tokens that a model read before it drafted these; 0 without a model.
-    """
-
-    tokens: list[int]
-    confidence: list[float] = field(default_factory=list)
-    read: int = 0
-
-
-NO_PROPOSAL = Proposal([])
 Source = TypeVar("Source", bound="DraftSource")
 
 
@@ -49,14 +38,18 @@ class DraftSource(ABC):
         """Return how many of `tokens` the source must read before it can draft; 0 if reading costs nothing."""
 
     @abstractmethod
+    def steps(self, tokens: Sequence[int], plan: DraftPlan) -> Steps:
+        """Draft by `plan` to follow `tokens`, prompt and output so far: at most `plan.k` tokens, possibly none.
+
+        A generator: it yields calls of a model, which may be answered together with those of other requests, is sent
+        their answers, and returns the proposal.
+        """
+
     def propose(
         self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None
     ) -> Proposal:
-        """Draft at most `k` tokens to follow `tokens`, prompt and output so far; possibly fewer, or none.
-
-        min_confidence: stop after a token with less confidence. context: if more than this many tokens are unread,
-        restart from only the last `context` tokens; None reads all of them.
-        """
+        """The proposal for one request alone; see DraftPlan."""
+        return propose_alone(self.steps(tokens, DraftPlan(k, min_confidence, context)))
 
     @abstractmethod
     def accept(self, count: int) -> None:

@@ -12,10 +12,11 @@ from ipex_assist.executors.interface import DraftInput, DraftsInOneCall, LogitsE
 from ipex_assist.models.draft_head import HeadSpec
 from ipex_assist.speculative.choosing.grammar import Grammar
 from ipex_assist.speculative.choosing.sampling import Sampling
-from ipex_assist.speculative.schedule import longest_draft
-from ipex_assist.speculative.sources.batched_proposals import Call, DraftCall, HeadRowsCall, Steps, propose_alone
-from ipex_assist.speculative.sources.draft_source import DraftSource, Proposal
+from ipex_assist.speculative.schedule import DraftPlan, longest_draft
+from ipex_assist.speculative.sources.batched_proposals import Call, DraftCall, HeadRowsCall, Steps
+from ipex_assist.speculative.sources.draft_source import DraftSource
 from ipex_assist.speculative.sources.hidden_window import HiddenStates, HiddenWindow
+from ipex_assist.speculative.sources.proposal import Proposal
 from ipex_assist.speculative.sources.step_drafts import Reader, StepDrafts
 
 if TYPE_CHECKING:
@@ -144,28 +145,22 @@ class HeadAssistant(DraftSource):
 
     # ---- drafting
 
-    def propose(
-        self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None
-    ) -> Proposal:
-        """Draft up to `k` tokens; none where the hidden state before the last token is missing."""
-        return propose_alone(self.steps(tokens, k, min_confidence=min_confidence, context=context))
-
-    def steps(self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None) -> Steps:
-        """`propose` by calls of the model (see batched_proposals.py)."""
+    def steps(self, tokens: Sequence[int], plan: DraftPlan) -> Steps:
+        """Draft up to `plan.k` tokens; none where the hidden state before the last token is missing."""
         end = len(tokens) - 1
         if not len(self._window) or self._window.end != end:
             return Proposal([])
-        first = end - 1 if self.reads_one else self._continue(end, context)
-        k = min(k, self._longest, self._sequence.capacity - (0 if self.reads_one else end - self._start))
+        first = end - 1 if self.reads_one else self._continue(end, plan.context)
+        k = min(plan.k, self._longest, self._sequence.capacity - (0 if self.reads_one else end - self._start))
         if k <= 0:
             return Proposal([])
         hidden, pending = self._window.rows(first, end), list(tokens[first + 1 :])
         self._true = end
         try:
             if self._in_one_call and (self._drafts.is_greedy or not chooses_each(self.spec)):
-                return (yield from self._in_call(len(tokens), pending, hidden, k, min_confidence))
+                return (yield from self._in_call(len(tokens), pending, hidden, k, plan.min_confidence))
             read = self._reader(pending, hidden)
-            return (yield from self._drafts.draft(tokens, k, min_confidence, read, len(pending)))
+            return (yield from self._drafts.draft(tokens, k, plan.min_confidence, read, len(pending)))
         except IpexAssistError:  # for example no free block: the tokens drafted so far are discarded
             self._true = first
             self.accept(0)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ipex_assist.speculative.schedule import DraftPlan
 from ipex_assist.speculative.sources.assistant_model import AssistantModel
-from ipex_assist.speculative.sources.batched_proposals import Steps, propose_alone
-from ipex_assist.speculative.sources.draft_source import DraftSource, Proposal
+from ipex_assist.speculative.sources.batched_proposals import Steps
+from ipex_assist.speculative.sources.draft_source import DraftSource
+from ipex_assist.speculative.sources.proposal import Proposal
 
 
 class PartialVocabularyAssistant(DraftSource):
@@ -30,19 +32,13 @@ class PartialVocabularyAssistant(DraftSource):
         self._follow(tokens)
         return max(1, self._model.unread(self._known))
 
-    def propose(
-        self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None
-    ) -> Proposal:
+    def steps(self, tokens: Sequence[int], plan: DraftPlan) -> Steps:
         """The assistant's draft, cut before a token it does not know; nothing right after one."""
-        return propose_alone(self.steps(tokens, k, min_confidence=min_confidence, context=context))
-
-    def steps(self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None) -> Steps:
-        """`propose` by calls of the model (see batched_proposals.py)."""
         self._follow(tokens)
         if not self._reads(tokens[-1]):
             return Proposal([])
         left_out = (self._left_out[0], self._left_out[1])
-        steps = self._model.steps(self._known, k, min_confidence=min_confidence, context=context, left_out=left_out)
+        steps = self._model.steps(self._known, plan, left_out)
         proposal = yield from steps
         # An unknown id may still have an embedding row, and a logit: what is dropped from the context must not stay in
         # the assistant's sequence either.

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ipex_assist.speculative.schedule import DraftPlan
-from ipex_assist.speculative.sources.batched_proposals import ProposalRequest, Steps, propose_alone
-from ipex_assist.speculative.sources.draft_source import DraftSource, Proposal
+from ipex_assist.speculative.sources.batched_proposals import Steps
+from ipex_assist.speculative.sources.draft_source import DraftSource
+from ipex_assist.speculative.sources.proposal import Proposal
 
 NGRAM = 2  # tokens that must match; one alone has too many continuations
 PLACES = 8  # latest occurrences of an n-gram that are searched for the longest match
@@ -32,22 +33,21 @@ class PromptLookup(DraftSource):
         """Return 0: reading costs nothing."""
         return 0
 
-    def propose(
-        self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None
-    ) -> Proposal:
-        """Copy up to `k` tokens. Each has the confidence 1 - 1 / (matching tokens before it + 1)."""
+    def steps(self, tokens: Sequence[int], plan: DraftPlan) -> Steps:
+        """Copy up to `plan.k` tokens. Each has the confidence 1 - 1 / (matching tokens before it + 1)."""
         place, length = self.match(tokens)
         if length == 0:
             return Proposal([])
         copied: list[int] = []
         confidence: list[float] = []
-        for i in range(k):
+        for i in range(plan.k):
             # Past the end of the context the copy continues with itself, so that periodic text repeats.
             at = place + i
             copied.append(tokens[at] if at < len(tokens) else copied[at - len(tokens)])
             confidence.append(1 - 1 / (length + i + 1))
-            if confidence[-1] < min_confidence:
+            if confidence[-1] < plan.min_confidence:
                 break
+        yield from ()  # no model is asked
         return Proposal(copied, confidence)
 
     def accept(self, count: int) -> None:
@@ -109,17 +109,10 @@ class LookupWithFallback(DraftSource):
         """Return the unread tokens of the source that would draft next."""
         return (self.lookup if self.copies(tokens) else self.other).unread(tokens)
 
-    def propose(
-        self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None
-    ) -> Proposal:
+    def steps(self, tokens: Sequence[int], plan: DraftPlan) -> Steps:
         """A copy, or the other source's draft."""
-        return propose_alone(self.steps(tokens, k, min_confidence=min_confidence, context=context))
-
-    def steps(self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None) -> Steps:
-        """`propose` by calls of the other source's model (see batched_proposals.py)."""
         self._last = self.lookup if self.copies(tokens) else self.other
-        plan = DraftPlan(k, min_confidence, context)
-        return (yield from ProposalRequest(self._last, tokens, k, plan).steps())
+        return (yield from self._last.steps(tokens, plan))
 
     def accept(self, count: int) -> None:
         """Passed on to the source of the last proposal."""

@@ -13,7 +13,7 @@ from ipex_assist.executors.interface import LogitsError
 from ipex_assist.speculative.choosing.grammar import Grammar, Row, masked
 from ipex_assist.speculative.choosing.sampling import INVALID_LOGITS, Sampling, choose_for_draft
 from ipex_assist.speculative.sources.batched_proposals import Call, Steps
-from ipex_assist.speculative.sources.draft_source import Proposal
+from ipex_assist.speculative.sources.proposal import Proposal
 
 if TYPE_CHECKING:
     import torch

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 
 from ipex_assist.executors.interface import Model
 from ipex_assist.speculative.choosing.sampling import Sampling
+from ipex_assist.speculative.schedule import DraftPlan
 from ipex_assist.speculative.sources.assistant_model import AssistantModel
-from ipex_assist.speculative.sources.batched_proposals import Steps, propose_alone
-from ipex_assist.speculative.sources.draft_source import DraftSource, Proposal
+from ipex_assist.speculative.sources.batched_proposals import Steps
+from ipex_assist.speculative.sources.draft_source import DraftSource
+from ipex_assist.speculative.sources.proposal import Proposal
 from ipex_assist.tokenization.detokenizer import REPLACEMENT
 
 if TYPE_CHECKING:
@@ -53,22 +55,16 @@ class UniversalAssistant(DraftSource):
         self._follow(tokens)
         return max(1, self._model.unread(self._ids))
 
-    def propose(
-        self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None
-    ) -> Proposal:
+    def steps(self, tokens: Sequence[int], plan: DraftPlan) -> Steps:
         """Draft at most `k` of the target's tokens; nothing while the text ends inside a character."""
-        return propose_alone(self.steps(tokens, k, min_confidence=min_confidence, context=context))
-
-    def steps(self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None) -> Steps:
-        """`propose` by calls of the model (see batched_proposals.py)."""
         if not self._follow(tokens) or not self._ids:
             return Proposal([])
-        proposal = yield from self._model.steps(self._ids, k, min_confidence=min_confidence, context=context)
+        proposal = yield from self._model.steps(self._ids, plan)
         self._drafted = proposal.tokens
         special = self._assistant.special
         end = next((i for i, token in enumerate(self._drafted) if token in special), len(self._drafted))
         text = self._assistant.text_after(self._ids, self._drafted[:end]).rstrip(REPLACEMENT)
-        drafted = self._target.tokens_after(tokens, text)[:k]
+        drafted = self._target.tokens_after(tokens, text)[: plan.k]
         end = next((i for i, token in enumerate(drafted) if token >= self._target_vocab_size), len(drafted))
         return Proposal(drafted[:end], read=proposal.read)
 

@@ -14,7 +14,7 @@ from ipex_assist.speculative.costs.acceptance import Acceptance
 from ipex_assist.speculative.costs.pair_costs import Costs
 from ipex_assist.speculative.costs.position_ratios import POSITIONS, PositionRatios
 from ipex_assist.speculative.schedule import LONGEST_DRAFT, RoundResult, RoundState
-from ipex_assist.speculative.sources.draft_source import Proposal
+from ipex_assist.speculative.sources.proposal import Proposal
 
 pytestmark = pytest.mark.one_stack
 

@@ -26,10 +26,13 @@ from ipex_assist.quantization.precision import DRAFT_INT4_GROUP
 from ipex_assist.speculative.choosing.sampling import Sampling
 from ipex_assist.speculative.costs.pair_cache import PairCache
 from ipex_assist.speculative.costs.pair_costs import Costs
+from ipex_assist.speculative.schedule import DraftPlan
 from ipex_assist.speculative.sources.assistant_model import AssistantModel
 from ipex_assist.speculative.sources.assistant_name import AssistantName, parse_assistant
-from ipex_assist.speculative.sources.draft_source import DraftSource, Proposal
+from ipex_assist.speculative.sources.batched_proposals import Steps
+from ipex_assist.speculative.sources.draft_source import DraftSource
 from ipex_assist.speculative.sources.prompt_lookup import LONGEST, NGRAM, PLACES, LookupWithFallback, PromptLookup
+from ipex_assist.speculative.sources.proposal import Proposal
 from ipex_assist.speculative.sources.universal_assistant import FragmentTokenizer, UniversalAssistant
 
 GREEDY = Sampling()
@@ -86,11 +89,10 @@ class Recorded(DraftSource):
     def unread(self, tokens: Sequence[int]) -> int:
         return 5
 
-    def propose(
-        self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None
-    ) -> Proposal:
+    def steps(self, tokens: Sequence[int], plan: DraftPlan) -> Steps:
         self.calls.append("propose")
-        return Proposal([0] * k)
+        yield from ()  # no model is asked
+        return Proposal([0] * plan.k)
 
     def accept(self, count: int) -> None:
         self.calls.append(f"accept {count}")

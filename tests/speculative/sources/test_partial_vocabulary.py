@@ -25,9 +25,12 @@ from ipex_assist.speculative.choosing.sampling import Sampling
 from ipex_assist.speculative.costs.pair_cache import PairCache
 from ipex_assist.speculative.costs.pair_costs import Costs
 from ipex_assist.speculative.drafting import Drafting
+from ipex_assist.speculative.schedule import DraftPlan
 from ipex_assist.speculative.sources.assistant_model import AssistantModel
-from ipex_assist.speculative.sources.draft_source import DraftSource, Proposal
+from ipex_assist.speculative.sources.batched_proposals import Steps
+from ipex_assist.speculative.sources.draft_source import DraftSource
 from ipex_assist.speculative.sources.partial_vocabulary import PartialVocabularyAssistant
+from ipex_assist.speculative.sources.proposal import Proposal
 from ipex_assist.tokenization.vocabulary import SharedVocabulary
 
 TOKENS = checkpoint_files.TOKENS
@@ -91,8 +94,8 @@ class Recorded(DraftSource):
     def unread(self, tokens: Sequence[int]) -> int:
         return self.source.unread(tokens)
 
-    def propose(self, tokens: Sequence[int], k: int, **options: Any) -> Proposal:
-        self.proposals.append(self.source.propose(tokens, k, **options))
+    def steps(self, tokens: Sequence[int], plan: DraftPlan) -> Steps:
+        self.proposals.append((yield from self.source.steps(tokens, plan)))
         return self.proposals[-1]
 
     def accept(self, count: int) -> None:
@@ -289,7 +292,7 @@ def test_a_draft_without_blocks_never_happened(tmp_path: Path) -> None:
     """Memory ends in the midst of a draft that goes pass by pass: the next one is that of a new source."""
     model = small(tmp_path / "one", 12, "torch")
     ours = AssistantModel(model, GREEDY, 20, masked=frozenset({4}))
-    steps = ours.steps([3, 7, 1], 4)
+    steps = ours.steps([3, 7, 1], DraftPlan(4))
     call = next(steps)
     for _ in range(2):
         call = steps.send(model.forward([call.rows], call.vocabulary))  # type: ignore[union-attr]
