@@ -67,7 +67,8 @@ class CoreDrafts:
             None if target_tokens is None else target_tokens.ctypes.data,
         )
 
-    def found(self, index: int) -> tuple[list[int], list[float]]:
-        """The tokens of a sequence and their probabilities, after the call."""
-        first, last = index * self._stride, index * self._stride + self.drafted[index]
-        return self._tokens[first:last], self._probabilities[first:last]
+    def all(self) -> list[tuple[list[int], list[float]]]:
+        """The tokens of each sequence and their probabilities, after the call."""
+        starts = range(0, len(self._tokens), self._stride)
+        ends = [first + count for first, count in zip(starts, self.drafted, strict=True)]
+        return [(self._tokens[a:b], self._probabilities[a:b]) for a, b in zip(starts, ends, strict=True)]

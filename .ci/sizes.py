@@ -1,0 +1,77 @@
+"""Files, functions and classes stay short enough to read: fails where one is longer than it may be.
+
+A file of Python or C++ has at most 450 lines; in Python a function has 60 and a class 25 methods, properties among
+them. What is longer today is listed with its size, and may become shorter but not longer; nothing is added to the list.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+LINES, FUNCTION_LINES, METHODS = 450, 60, 25
+# What is longer than that, and how long it may be until somebody makes it shorter.
+KNOWN = {
+    "ipex_assist/api.py:load": 83,
+    "ipex_assist/bench/arguments.py:build_parser": 70,
+    "ipex_assist/commands/eval.py:_run": 61,
+    "ipex_assist/generation/text_model.py:TextModel": 27,
+    "ipex_assist/native/abi/api.cpp": 573,
+    "ipex_assist/native/abi/checks.cpp": 520,
+    "ipex_assist/native/kernels/attention.h": 527,
+    "ipex_assist/native/structures.py": 500,
+    "ipex_assist/serve/engines.py:Engines": 33,
+    "ipex_assist/serve/routes/server.py:router": 61,
+    "ipex_assist/serve/service.py:Service": 26,
+    "ipex_assist/speculative/adaptive_schedule.py:AdaptiveSchedule": 35,
+    "ipex_assist/speculative/joint_schedule.py:JointSchedule": 35,
+}
+
+
+def sizes(path: Path, name: str) -> Iterator[tuple[str, int, int, str]]:
+    """What is in a file, as (name, size, most, unit)."""
+    text = path.read_text(encoding="utf-8")
+    yield name, len(text.splitlines()), LINES, "lines"
+    if path.suffix == ".py":
+        yield from _definitions(ast.parse(text), name)
+
+
+def _definitions(tree: ast.AST, name: str) -> Iterator[tuple[str, int, int, str]]:
+    for node in ast.iter_child_nodes(tree):
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield from _definitions(node, name)
+            continue
+        full = f"{name}:{node.name}" if ":" not in name else f"{name}.{node.name}"
+        if isinstance(node, ast.ClassDef):
+            methods = [each for each in node.body if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))]
+            yield full, len(methods), METHODS, "methods"
+        else:
+            assert node.end_lineno is not None
+            yield full, node.end_lineno - node.lineno + 1, FUNCTION_LINES, "lines"
+        yield from _definitions(node, full)
+
+
+def found() -> Iterator[tuple[str, int, int, str]]:
+    """`sizes` of all files. env/ and launch/ are links inside ipex_assist/: they count once."""
+    for folder in ("ipex_assist", "env", "launch"):
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in (".py", ".h", ".cpp") and path.resolve() == path:
+                yield from sizes(path, str(path.relative_to(ROOT)))
+
+
+def main() -> int:
+    failed, known = [], dict(KNOWN)
+    for name, size, most, unit in found():
+        allowed = max(most, known.pop(name, 0) if size > most else 0)
+        if size > allowed:
+            failed.append(f"{name} has {size} {unit}: {allowed} at most")
+    failed += [f"{name} is short enough, or gone: take it off the list in .ci/sizes.py" for name in known]
+    print("\n".join(failed), file=sys.stderr)
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
