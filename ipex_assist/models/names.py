@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -117,51 +117,62 @@ def named(
     experts: their names, where the spec has any. recurrent: of the weights of recurrent mixers, by our names; those
     of vectors are whole names, without ".weight".
     """
-    fields = fields or {}
-    norm_parts = [".weight"] * spec.norm_affine + [".bias"] * spec.norms_biased
-    sources: dict[str, Source] = {}
-
-    def add(ours: str, theirs: str, leaf: str, biased: bool, **more: Any) -> None:
-        norm = leaf.endswith("norm") and leaf not in HEAD_NORMS
-        if leaf in VECTORS:
-            sources[ours + ".weight"] = Source(theirs, **fields.get(leaf, {}))
-            return
-        for part in norm_parts if norm else [".weight", ".bias"] if biased else [".weight"]:
-            name = theirs if leaf in _TENSORS else theirs + part
-            others = (name.removeprefix(prefix),) if prefix else ()
-            found = {"alternatives": others, **fields.get(leaf, {}), **more}
-            sources[ours + part] = Source(name, **found)
-
+    found = _Sources(spec, prefix, fields or {})
     absent = {"lm_head"} if spec.tied_head else set()
     absent |= set() if spec.final_norm else {"final_norm"}
     absent |= set() if spec.per_layer_size else set(PER_LAYER_OUTSIDE)
     for leaf, name in outside.items():
         if leaf not in absent:
-            add(leaf, name, leaf, leaf == "lm_head" and spec.head_bias)
+            found.add(leaf, name, leaf, leaf == "lm_head" and spec.head_bias)
     for number, layer in enumerate(spec.layers):
         absent, biased = _absent(layer), _biased(layer)
         absent |= set() if spec.per_layer_size else set(PER_LAYER)
         ours, theirs = f"layers.{number}.", f"{layers}{number}."
         for leaf, name in {**norms, **linears}.items():
             if leaf not in absent:
-                add(ours + leaf, theirs + name, leaf, leaf in biased)
+                found.add(ours + leaf, theirs + name, leaf, leaf in biased)
         if layer.recurrent is not None:
             assert recurrent is not None, "a recurrent mixer without names"
-            for leaf in _recurrent_leaves(layer.recurrent):
-                add(ours + leaf, theirs + recurrent[leaf], leaf, leaf in biased)
-            if layer.recurrent.conv_bias:
-                for leaf in layer.recurrent.vectors:
-                    if leaf.endswith("_conv"):
-                        sources[f"{ours}{leaf}.bias"] = Source(
-                            theirs + recurrent[leaf].removesuffix("weight") + "bias",
-                            rows=fields.get(leaf, {}).get("rows"),
-                        )
+            found.add_recurrent(
+                layer.recurrent, ours, {leaf: theirs + name for leaf, name in recurrent.items()}, biased
+            )
         if layer.experts is not None:
             assert experts is not None, "experts without names"
             for leaf, name, more in experts.leaves(layer.experts, theirs):
                 kind = leaf.rpartition(".")[2]
-                add(ours + leaf, theirs + name, kind, kind in biased, **more)
-    return sources
+                found.add(ours + leaf, theirs + name, kind, kind in biased, **more)
+    return found.sources
+
+
+class _Sources:
+    """Collects where a checkpoint keeps the parts of a spec's weights. prefix, fields: of `named`."""
+
+    def __init__(self, spec: DecoderSpec, prefix: str, fields: Fields) -> None:
+        self.sources: dict[str, Source] = {}
+        self._prefix, self._fields = prefix, fields
+        self._norm_parts = [".weight"] * spec.norm_affine + [".bias"] * spec.norms_biased
+
+    def add(self, ours: str, theirs: str, leaf: str, biased: bool, **more: Any) -> None:
+        """All parts of one linear, norm or vector: `leaf` is our name of its kind."""
+        own = self._fields.get(leaf, {})
+        if leaf in VECTORS:
+            self.sources[ours + ".weight"] = Source(theirs, **own)
+            return
+        norm = leaf.endswith("norm") and leaf not in HEAD_NORMS
+        for part in self._norm_parts if norm else [".weight", ".bias"] if biased else [".weight"]:
+            name = theirs if leaf in _TENSORS else theirs + part
+            others = (name.removeprefix(self._prefix),) if self._prefix else ()
+            self.sources[ours + part] = Source(name, **{"alternatives": others, **own, **more})
+
+    def add_recurrent(self, mixer: RecurrentSpec, ours: str, theirs: Mapping[str, str], biased: Container[str]) -> None:
+        """The weights of a recurrent mixer, whose whole names are `theirs`."""
+        for leaf in _recurrent_leaves(mixer):
+            self.add(ours + leaf, theirs[leaf], leaf, leaf in biased)
+        if mixer.conv_bias:
+            for leaf in mixer.vectors:
+                if leaf.endswith("_conv"):
+                    name = theirs[leaf].removesuffix("weight") + "bias"
+                    self.sources[f"{ours}{leaf}.bias"] = Source(name, rows=self._fields.get(leaf, {}).get("rows"))
 
 
 def _recurrent_leaves(mixer: RecurrentSpec) -> tuple[str, ...]:

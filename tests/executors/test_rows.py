@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from native_models import PRECISIONS, pool, tokens
 
 from ipex_assist.executors.interface import Rows
-from ipex_assist.executors.native import model as native
+from ipex_assist.executors.native import segments
 from ipex_assist.executors.native.model import NativeModel
 from ipex_assist.models.attention_spec import AttentionSpec, HeadNorm
 from ipex_assist.models.layers import repeated, with_attention
@@ -290,6 +290,6 @@ def check_rows(data: st.DataObject, spec: DecoderSpec, precision: str, pools: li
     expected = [alone(random_model(spec, precision, pools[0], group, kv_precision), text) for text in texts]
     with pytest.MonkeyPatch.context() as patch:
         # What the executor puts into one pass, where it does not take what it is given.
-        patch.setattr(native, "PASS_ROWS", data.draw(st.sampled_from([1, 16, 17, 33, 300]), label="rows of a pass"))
+        patch.setattr(segments, "PASS_ROWS", data.draw(st.sampled_from([1, 16, 17, 33, 300]), label="rows of a pass"))
         model = random_model(spec, precision, pools[threads - 1], group, kv_precision)
         check_schedule(data, model, texts, expected)

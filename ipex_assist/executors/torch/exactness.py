@@ -14,8 +14,8 @@ from functools import partial
 import torch
 
 from ipex_assist.executors.torch.kernels import Kernels
+from ipex_assist.executors.torch.mixers.recurrent import mixer_rows
 from ipex_assist.executors.torch.model import TorchModel
-from ipex_assist.executors.torch.recurrent import mixer_rows
 from ipex_assist.executors.torch.row_plan import RowPlan
 from ipex_assist.executors.torch.weights import Weights
 from ipex_assist.models.attention_spec import AttentionSpec

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import abc
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -11,9 +12,10 @@ from ipex_assist.executors.interface import DraftInput, HiddenRows, LogitsError,
 from ipex_assist.executors.torch.attention import causal_mask
 from ipex_assist.executors.torch.kernels import norm_heads
 from ipex_assist.executors.torch.kv_cache import KVCache
+from ipex_assist.executors.torch.mixers.layer_rows import AttentionMetadata
+from ipex_assist.executors.torch.mixers.states import RecurrentStates
 from ipex_assist.executors.torch.mlp import run_mlp
-from ipex_assist.executors.torch.model import AttentionMetadata, Tapped, TorchModel, TorchSequence
-from ipex_assist.executors.torch.recurrent import RecurrentStates
+from ipex_assist.executors.torch.model import Tapped, TorchModel, TorchSequence
 from ipex_assist.executors.torch.rope import rotate
 from ipex_assist.models.attention_spec import AttentionSpec
 from ipex_assist.models.draft_head import HeadSpec, Taps
@@ -101,7 +103,7 @@ class TorchHead(TorchModel):
         rows, scales = around_attention.enter(self._norm(x, layer.attention_norm))
         x = x + around_attention.leave(self._mixed(rows, index, cache, metadata, None), scales)
         rows, scales = around_mlp.enter(self._norm(x, layer.mlp_norm))
-        return x + around_mlp.leave(run_mlp(spec, layer, rows), scales)
+        return x + around_mlp.leave(run_mlp(spec, layer, rows, partial(self.see, index)), scales)
 
     def rows_of(self, capacity: int) -> int:
         """Rows of keys and values of a sequence: with a block after its tokens."""

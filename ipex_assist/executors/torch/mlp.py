@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from ipex_assist.executors.torch.experts import ExpertLayer, run_experts
 from ipex_assist.executors.torch.kernels import Linear
+from ipex_assist.executors.torch.mixers.layer_rows import See
 from ipex_assist.executors.torch.weights import Layer
 from ipex_assist.models.mlp_spec import CLAMP, SIGMOID_GAIN, MlpSpec
 from ipex_assist.models.spec import LayerSpec
@@ -24,18 +25,25 @@ ACTIVATION_FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def run_mlp(
-    spec: LayerSpec, layer: Layer, x: torch.Tensor, norm: Callable[[torch.Tensor, str], torch.Tensor] | None = None
+    spec: LayerSpec,
+    layer: Layer,
+    x: torch.Tensor,
+    see: See,
+    norm: Callable[[torch.Tensor, str], torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """Rows x (rows, hidden) through a layer's MLP, or its experts; norm: see `run_experts`."""
-    run = partial(_up_down, spec.each_mlp)
     assert layer.mlp is not None, "a layer without an MLP"
     if isinstance(layer.mlp, ExpertLayer):
         assert spec.experts is not None
-        return run_experts(spec.experts, layer.mlp, x, run, norm)
-    if spec.each_mlp.activation == "xielu":
-        up, down = layer.mlp
-        return down(_xielu(up(x), *layer.xielu))
-    return run(x, *layer.mlp)
+        made = run_experts(spec.experts, layer.mlp, x, partial(_up_down, spec.each_mlp), norm)
+        see("add_experts", "delta", made)
+        return made
+    up, down = layer.mlp
+    active = _xielu(up(x), *layer.xielu) if spec.each_mlp.activation == "xielu" else _active(spec.each_mlp, up(x))
+    see("mlp", "active", active)
+    made = down(active)
+    see("mlp", "delta", made)
+    return made
 
 
 def _xielu(
@@ -49,11 +57,14 @@ def _xielu(
 
 
 def _up_down(spec: MlpSpec, x: torch.Tensor, up: Linear, down: Linear) -> torch.Tensor:
-    h = up(x)
+    return down(_active(spec, up(x)))
+
+
+def _active(spec: MlpSpec, h: torch.Tensor) -> torch.Tensor:
+    """What the second linear reads, of what the first one gives."""
     if spec.gated:
-        gate, h = h.chunk(2, -1)
-        return down(activate_gated(spec, gate, h))
-    return down(ACTIVATION_FUNCTIONS[spec.activation](h))
+        return activate_gated(spec, *h.chunk(2, -1))
+    return ACTIVATION_FUNCTIONS[spec.activation](h)
 
 
 def activate_gated(spec: MlpSpec, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import abc
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -19,33 +19,23 @@ from ipex_assist.executors.interface import HiddenRows, Model, Rows, check_lengt
 from ipex_assist.executors.pass_lock import pass_lock
 from ipex_assist.executors.recurrent_states import RecurrentState
 from ipex_assist.executors.torch.adapters import adapted_layers
-from ipex_assist.executors.torch.attention import alibi_mask, attend_prompt, attend_rows, causal_mask
-from ipex_assist.executors.torch.kernels import Kernels, norm_heads
+from ipex_assist.executors.torch.kernels import Kernels
 from ipex_assist.executors.torch.key_factors import key_factors
 from ipex_assist.executors.torch.kv_cache import KVCache
+from ipex_assist.executors.torch.mixers.attention import attention_mask, query_growth
+from ipex_assist.executors.torch.mixers.layer_rows import AttentionMetadata, LayerRows
+from ipex_assist.executors.torch.mixers.run import run_mixer
+from ipex_assist.executors.torch.mixers.states import RecurrentStates
 from ipex_assist.executors.torch.mlp import ACTIVATION_FUNCTIONS, run_mlp
-from ipex_assist.executors.torch.recurrent import RecurrentStates, convolved_values, mixer_rows, run_recurrent
-from ipex_assist.executors.torch.rope import TorchRotary, rotate
+from ipex_assist.executors.torch.rope import TorchRotary
 from ipex_assist.executors.torch.row_plan import RowPlan
-from ipex_assist.executors.torch.weights import LatentLayer, Layer, Norm, Weights
+from ipex_assist.executors.torch.weights import Norm, Weights
 from ipex_assist.models.attention_spec import AttentionSpec
 from ipex_assist.models.draft_head import Taps
 from ipex_assist.models.recurrent_spec import RecurrentSpec
 from ipex_assist.models.spec import DecoderSpec, LayerSpec, NormPlace
 
 PROMPT_CHUNK = 512  # rows of a prompt that pass at once: bounds the activations, and is many enough for full speed
-
-
-@dataclass(frozen=True)
-class AttentionMetadata:
-    """The rows of one pass: their first position, their rotation, what they may see, and whether a decode step's."""
-
-    start: int
-    rotary: tuple[torch.Tensor, torch.Tensor] | None
-    mask: torch.Tensor | None
-    step: bool
-    count: int  # rows that are the sequence's; those after them are padding
-    growth: torch.Tensor | None = None  # (rows, 1, 1), that queries are multiplied with
 
 
 class TorchSequence:
@@ -112,6 +102,15 @@ def _rows_with_logits(rows: abc.Sequence[Rows]) -> list[int]:
     return found
 
 
+def _chunks(count: int) -> list[tuple[int, int]]:
+    """The passes of a prompt, as RowPlan.split gives those of a decode step."""
+    return [(min(PROMPT_CHUNK, count - done), 0) for done in range(0, count, PROMPT_CHUNK)]
+
+
+def _unseen(layer: int, operation: str, buffer: str, *parts: torch.Tensor, column: int = 0) -> None:
+    """Nobody watches."""
+
+
 class TorchModel(Model):
     """A Model (see executors/interface.py) of PyTorch operators; sequences run one after the other.
 
@@ -128,6 +127,7 @@ class TorchModel(Model):
         self.kv_precision = kv_precision or ("fp32" if kernels.dtype == torch.float32 else "bf16")
         self.key_factors = key_factors(spec, weights, kernels) if self.kv_precision == "int8" else []
         self.rotary = TorchRotary(spec, kernels.dtype) if spec.rotary_tables else None
+        self.see: abc.Callable[..., None] = _unseen  # as See, with the layer's index before the operation
         self.adapters: dict[str, list[AdapterMatrices]] = {}
         self.weight_names: abc.Collection[str] = ()  # all that it has, for adapters
         self._adapted: dict[AdapterChoice, Weights] = {}
@@ -218,7 +218,7 @@ class TorchModel(Model):
         if start == 0 and sequence.prompt_length is None:
             sequence.rope_prompt_length = count
         prompt = start == 0 and count > self.exact_rows
-        steps = self._chunks(count) if prompt else self.plan.split(count)
+        steps = _chunks(count) if prompt else self.plan.split(count)
         done = 0
         for rows, padded in steps:
             chunk = list(tokens[done : done + rows])
@@ -232,10 +232,6 @@ class TorchModel(Model):
             done += rows
             if logits is not None:
                 yield logits[rows - wanted : rows] if padded else logits
-
-    @staticmethod
-    def _chunks(count: int) -> list[tuple[int, int]]:
-        return [(min(PROMPT_CHUNK, count - done), 0) for done in range(0, count, PROMPT_CHUNK)]
 
     def _pass(
         self,
@@ -255,6 +251,7 @@ class TorchModel(Model):
             given = torch.cat((given, given[-1:].expand(padded - count, -1)))
         ids = torch.tensor(tokens)
         x = self.enter(ids, start, given)
+        self.see(-1, "embed", "residual stream", x)
         inputs = self.per_layer_inputs(ids, x)
         metadata: dict[AttentionSpec | RecurrentSpec, AttentionMetadata] = {}
         prompt_length = sequence.rope_prompt_length
@@ -315,9 +312,9 @@ class TorchModel(Model):
         if self.rotary is not None and columns is not None:
             cos, sin = self.rotary.rows(start, rows, prompt_length)
             angles = cos[..., columns], sin[..., columns]
-        return AttentionMetadata(
-            start, angles, self._mask(start, rows, attention, step), step, rows, _query_growth(attention, start, rows)
-        )
+        length = self.plan.key_length(start + rows) if step else start + rows
+        mask = attention_mask(attention, start, rows, length, self.kernels.dtype, step)
+        return AttentionMetadata(start, angles, mask, step, rows, query_growth(attention, start, rows))
 
     def embed(self, tokens: torch.Tensor, start: int) -> torch.Tensor:
         """Rows (rows, hidden) of `tokens` (rows,) at positions from `start` on."""
@@ -333,19 +330,6 @@ class TorchModel(Model):
             positions = torch.arange(start, start + len(tokens)) + self.spec.position_offset
             x = x + functional.embedding(positions.clamp_(max=table.shape[0] - 1), table)
         return self._norm(x, weights.embedding_norm) if self.spec.embedding_norm else x
-
-    def _mask(self, start: int, rows: int, attention: AttentionSpec, step: bool) -> torch.Tensor | None:
-        slopes, seen = attention.alibi_slopes, min(attention.window or rows, attention.chunk or rows)
-        plain = not slopes and attention.cap is None and not attention.sinks
-        if plain and not step and start == 0 and rows <= seen:
-            return None  # causal from the first position on: the operator masks by itself
-        length = self.plan.key_length(start + rows) if step else start + rows
-        mask = causal_mask(start, rows, length, attention.window, self.kernels.dtype, attention.chunk)
-        if slopes:
-            return alibi_mask(mask, torch.tensor(slopes), start, attention.kv_heads, stacked=step)
-        if step:
-            mask = mask.repeat_interleave(attention.group, 0)[None, None]
-        return mask
 
     def layer(
         self,
@@ -364,6 +348,8 @@ class TorchModel(Model):
         """
         read = x if read is None else read
         rows = self._norm_at("pre", self.spec.layers[index], read, self.weights.layers[index].attention_norm)
+        self.see(index, "prepare_attention", "residual stream", x)
+        self.see(index, "prepare_attention", "mixer inputs", rows)
         return self.after_mixer(x, rows, index, self._mixed(rows, index, cache, metadata, states), per_layer)
 
     def after_mixer(
@@ -386,18 +372,21 @@ class TorchModel(Model):
     def _after_mlp(self, x: torch.Tensor, rows: torch.Tensor, index: int, mixed: torch.Tensor) -> torch.Tensor:
         """The residual stream after a layer's MLP, or after its mixer where it has none."""
         spec, layer = self.spec.layers[index], self.weights.layers[index]
-        attended = self._delta(spec, mixed, layer.attention_out_norm)
+        attended, see = self._delta(spec, mixed, layer.attention_out_norm), partial(self.see, index)
         if spec.parallel:
             rows = rows if spec.shared_norm else self._norm_at("pre", spec, x, layer.mlp_norm)
-            return x + attended + self._delta(spec, run_mlp(spec, layer, rows), layer.mlp_out_norm)
+            return x + attended + self._delta(spec, run_mlp(spec, layer, rows, see), layer.mlp_out_norm)
         x = self._norm_at("post_residual", spec, x + attended, layer.attention_norm)
         if spec.mlp is None:
             return x
+        see("prepare_mlp", "residual stream", x)
         if spec.experts is not None and spec.experts.own_norms:
             norms = layer.mlp_norms
-            made = run_mlp(spec, layer, x, lambda rows, name: self._norm(rows, norms[name]))
+            made = run_mlp(spec, layer, x, see, lambda rows, name: self._norm(rows, norms[name]))
         else:
-            made = run_mlp(spec, layer, self._norm_at("pre", spec, x, layer.mlp_norm))
+            rows = self._norm_at("pre", spec, x, layer.mlp_norm)
+            see("prepare_mlp", "mlp inputs", rows)
+            made = run_mlp(spec, layer, rows, see)
         return self._norm_at("post_residual", spec, x + self._delta(spec, made, layer.mlp_out_norm), layer.mlp_norm)
 
     def _norm_at(self, place: NormPlace, layer: LayerSpec, x: torch.Tensor, norm: Norm) -> torch.Tensor:
@@ -419,99 +408,8 @@ class TorchModel(Model):
         states: RecurrentStates | None,
     ) -> torch.Tensor:
         """Rows x (rows, hidden) through a layer's mixer."""
-        spec, layer = self.spec.layers[index].recurrent, self.weights.layers[index]
-        if spec is None:
-            return self._attention(x, index, cache, metadata)
-        assert states is not None, "a recurrent layer without states"
-        state, place = states.layers[index], (metadata.start, metadata.count)
-        convolve = partial(convolved_values, spec, layer.recurrence, state, metadata.start)
-        rows = mixer_rows(spec, layer, x, self.spec.norm_eps, convolve)
-        mixed = run_recurrent(spec, layer.recurrence, self.spec.norm_eps, rows, state, *place)
-        return layer.o_proj(mixed)
-
-    def _attention(self, x: torch.Tensor, index: int, cache: KVCache, metadata: AttentionMetadata) -> torch.Tensor:
-        spec, layer = self.spec.layers[index].attention, self.weights.layers[index]
-        heads, kv_heads = spec.heads, spec.kv_heads
-        if layer.latent is not None:
-            return layer.o_proj(self._latent_attention(x, index, layer.latent, cache, metadata))
-        kv_heads = 0 if spec.shares_kv else kv_heads
-        parts = layer.qkv(x).view(x.shape[0], -1, spec.head_dim)
-        keys_end = heads + kv_heads
-        values_end = keys_end if spec.values_are_keys else keys_end + kv_heads
-        query_key, value, gate = parts.tensor_split((keys_end, values_end), 1)
-        value = query_key[:, heads:] if spec.values_are_keys else value
-        if spec.value_norm:
-            value = self.kernels.rms_norm(value.contiguous(), self._ones(spec.head_dim), self.spec.norm_eps)
-        if not spec.norm_after_rope:
-            query_key = self._norm_of_heads(spec, layer, query_key)
-        if metadata.rotary is not None:
-            query_key = rotate(query_key, *metadata.rotary)
-        if spec.norm_after_rope:
-            query_key = self._norm_of_heads(spec, layer, query_key)
-        query, key = query_key.split((heads, kv_heads), 1)
-        if metadata.growth is not None:
-            query = query * metadata.growth.to(query.dtype)
-        attended = self._attend(index, query, key, value, cache, metadata)
-        if spec.output_gate:
-            attended = attended * torch.sigmoid(gate.flatten(1))
-        return layer.o_proj(attended)
-
-    def _ones(self, size: int) -> torch.Tensor:
-        """The weight of a norm without one."""
-        return torch.ones(size, dtype=self.kernels.dtype)
-
-    def _norm_of_heads(self, spec: AttentionSpec, layer: Layer, query_key: torch.Tensor) -> torch.Tensor:
-        """Queries and keys (rows, heads, head_dim) through the norms that they have, if any."""
-        if spec.qk_norm is None:
-            return query_key
-        query, key = query_key.tensor_split((spec.heads,), 1)
-        query = norm_heads(self.kernels, spec.qk_norm, query, layer.q_norm, self.spec.norm_eps)
-        if spec.shares_kv:  # the keys of another layer
-            return query
-        return torch.cat((query, norm_heads(self.kernels, spec.qk_norm, key, layer.k_norm, self.spec.norm_eps)), 1)
-
-    def _attend(
-        self,
-        index: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        cache: KVCache,
-        metadata: AttentionMetadata,
-    ) -> torch.Tensor:
-        """Keep keys and values (rows, kv_heads, …), and attend with queries (rows, heads, head_dim).
-
-        A layer that reads another one's keeps none.
-        """
-        spec, layer = self.spec.layers[index].attention, self.weights.layers[index]
-        if spec.kv_layer is None:
-            cache.write(index, metadata.start, key, value)
-        length = metadata.start + query.shape[0] if metadata.mask is None else metadata.mask.shape[-1]
-        attend = attend_rows if metadata.step else attend_prompt
-        keys, values = cache.read(index if spec.kv_layer is None else spec.kv_layer, length)
-        return attend(query, keys, values, metadata.mask, spec.score_scale, spec.cap, layer.sinks)
-
-    def _latent_attention(
-        self, x: torch.Tensor, index: int, layer: LatentLayer, cache: KVCache, metadata: AttentionMetadata
-    ) -> torch.Tensor:
-        """Rows x (rows, hidden) → (rows, heads · value_dim), over latents: see LatentSpec."""
-        attention, norm = self.spec.layers[index].attention, self.kernels.rms_norm
-        spec, heads = attention.latent, attention.heads
-        assert spec is not None
-        inputs = self.weights.layers[index].qkv(x)
-        row, key, latent = inputs.split((spec.query_rank or 0, spec.rope_dim, spec.rank), 1)
-        latent = norm(latent, layer.norm, spec.norm_eps)
-        if layer.query_norm is not None:
-            x = norm(row, layer.query_norm, spec.norm_eps)
-        plain, rotated = layer.query(x).split((heads * spec.nope_dim, heads * spec.rope_dim), 1)
-        absorbed = [run(part.contiguous()) for run, part in zip(layer.keys, plain.chunk(heads, 1), strict=True)]
-        query = torch.cat((rotated.reshape(-1, heads, spec.rope_dim), torch.stack(absorbed, 1)), -1)
-        query_key = torch.cat((query, torch.cat((key, latent), 1)[:, None]), 1)
-        if metadata.rotary is not None:
-            query_key = rotate(query_key, *metadata.rotary)
-        query, key = query_key.split((heads, 1), 1)
-        attended = self._attend(index, query, key, latent[:, None], cache, metadata).chunk(heads, 1)
-        return torch.cat([run(part.contiguous()) for run, part in zip(layer.values, attended, strict=True)], 1)
+        parts = self.kernels, self.spec, index, self.weights.layers[index], cache, metadata, states
+        return run_mixer(x, LayerRows(*parts, partial(self.see, index)))
 
     def _norm(self, x: torch.Tensor, parts: Norm) -> torch.Tensor:
         weight, bias = parts
@@ -530,13 +428,6 @@ class TorchModel(Model):
         if weights.project_out is not None:
             x = weights.project_out(x)
         logits, cap = weights.lm_head(x), self.spec.logit_cap
-        return logits if cap is None else torch.tanh(logits / cap) * cap
-
-
-def _query_growth(attention: AttentionSpec, start: int, rows: int) -> torch.Tensor | None:
-    """What the queries of `rows` rows from position `start` on are multiplied with (AttentionSpec.growth)."""
-    first = start + attention.growth_shift
-    if attention.growth == 0 or attention.growth_step is None or first + rows <= attention.growth_step:
-        return None
-    steps = torch.arange(first, first + rows) // attention.growth_step
-    return (1 + attention.growth * torch.log1p(steps.double())).float()[:, None, None]
+        logits = logits if cap is None else torch.tanh(logits / cap) * cap
+        self.see(self.spec.num_hidden_layers, "head", "logits", logits)
+        return logits

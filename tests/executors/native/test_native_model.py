@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from native_models import INT8_KEYS, PRECISIONS, VARIANTS, folder, loaded, pool, relative, text, tokens
 
 from ipex_assist.executors.interface import PassThreads, Rows
-from ipex_assist.executors.native.model import DECODE_ROWS, NativeModel, NativeSequence
+from ipex_assist.executors.native.model import NativeModel, NativeSequence
+from ipex_assist.executors.native.passes import DECODE_ROWS
 from ipex_assist.native.library import unavailable
 
 pytestmark = [pytest.mark.one_stack, pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")]

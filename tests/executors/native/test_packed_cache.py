@@ -346,7 +346,7 @@ def test_a_quick_start_has_the_same_bits(source: Path, folder: Path, monkeypatch
     expected = logits(load(source))
     (path,) = files(folder)
     whole = path.read_bytes()
-    monkeypatch.setattr("ipex_assist.executors.native.model.SETTLE_BYTES", 3 * 4096 + 5)
+    monkeypatch.setattr("ipex_assist.executors.native.passes.SETTLE_BYTES", 3 * 4096 + 5)
     checkpoint = open_checkpoint(str(source))
     model = load_model(LoadRequest(checkpoint, "int4", "native", cache_packed=True, quick=True))
     assert isinstance(model, NativeModel)
@@ -369,7 +369,7 @@ def test_a_quick_start_of_what_shares_a_table(tmp_path: Path, folder: Path, monk
     checkpoint = open_checkpoint(str(tmp_path / "model"))
     target = load_model(LoadRequest(checkpoint, "bf16", "native"))
     expected = logits(load_model(LoadRequest(checkpoint, "int4", "native", cache_packed=True, table_of=target)))
-    monkeypatch.setattr("ipex_assist.executors.native.model.SETTLE_BYTES", 1 << 30)
+    monkeypatch.setattr("ipex_assist.executors.native.passes.SETTLE_BYTES", 1 << 30)
     draft = load_model(LoadRequest(checkpoint, "int4", "native", cache_packed=True, table_of=target, quick=True))
     assert isinstance(draft, NativeModel)
     assert torch.equal(logits(draft), expected)
@@ -409,7 +409,7 @@ def test_memory_that_is_not_there_leaves_it_mapped(source: Path, folder: Path, m
     (path,) = files(folder)
     model = load_model(LoadRequest(open_checkpoint(str(source)), "int4", "native", cache_packed=True, quick=True))
     assert isinstance(model, NativeModel)
-    monkeypatch.setattr("ipex_assist.executors.native.model.SETTLE_BYTES", 0)  # which the core refuses
+    monkeypatch.setattr("ipex_assist.executors.native.passes.SETTLE_BYTES", 0)  # which the core refuses
     assert torch.equal(logits(model), expected)
     assert not model.packed.settles
     assert is_mapped(path)

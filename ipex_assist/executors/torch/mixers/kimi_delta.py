@@ -1,0 +1,25 @@
+"""Kimi Delta Attention (Kimi Linear 2025, arXiv:2510.26692, equation 1): see RecurrentSpec."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from ipex_assist.executors.torch.mixers.gated_delta import GatedDelta
+from ipex_assist.executors.torch.weights import Layer
+
+
+class KimiDelta(GatedDelta):
+    """As Gated DeltaNet, with a decay for each channel of a head's keys and a sigmoid of the output gate."""
+
+    def inputs(
+        self, layer: Layer, rows: torch.Tensor, convolve: Callable[[torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
+        """Decay and output gate are made of rows of a low rank, which are the last of the first linear's."""
+        low = rows[:, -len(layer.gates) * self.spec.gate_rank :].chunk(len(layer.gates), 1)
+        return torch.cat((rows, *(gate(part.contiguous()) for gate, part in zip(layer.gates, low, strict=True))), 1)
+
+    def gate(self, z: torch.Tensor) -> torch.Tensor:
+        """What the output gate z is multiplied as."""
+        return torch.sigmoid(z)
