@@ -206,6 +206,7 @@ def write_vocabulary(
     merges: Iterable[str] | None = None,
     name: str = "tiny",
     model: str = "",
+    templates: Any = None,
     **metadata: Any,
 ) -> Path:
     """A GGUF file with a tokenizer and a one-layer model too small to run.
@@ -216,6 +217,8 @@ def write_vocabulary(
     tokens = list(tokens)
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name(name)
+    if templates is not None:
+        writer.add_chat_template(templates)
     writer.add_tokenizer_model(model or ("gpt2" if scores is None else "llama"))
     writer.add_token_list(tokens)
     writer.add_token_types(list(kinds))

@@ -15,6 +15,7 @@ from ipex_assist.generation.result import Chunk, DraftResult, Identity, Result, 
 from ipex_assist.generation.stats import Loading, Statistics
 from ipex_assist.speculative.round import Round
 from ipex_assist.tokenization.detokenizer import IncrementalDetokenizer, TokenDecoder
+from ipex_assist.tokenization.tokenizer import special_names
 
 
 class RoundStream(Protocol):
@@ -85,6 +86,7 @@ class Generation(Iterator[Chunk]):
         max_new_tokens: int,
         eos: frozenset[int] = frozenset(),
         stop: Sequence[str] = (),
+        before: Sequence[int] = (),
         assisted: bool = False,
         limit_is_context: bool = False,
         traffic: Traffic | None = None,
@@ -93,12 +95,13 @@ class Generation(Iterator[Chunk]):
     ) -> None:
         """`limit_is_context` says that max_new_tokens is what the model's context leaves, not what was asked for.
 
+        before: the prompt's tokens, where the text goes on after them and is no answer.
         traffic: what a pass of the target reads, where that is known. loading: how long loading took, likewise.
         seed: by which tokens are drawn.
         """
         self._loading, self._seed = loading or Loading(), seed
         self.statistics = Statistics(prompt_tokens, traffic)
-        self._text = IncrementalDetokenizer(tokenizer, stop)
+        self._text = IncrementalDetokenizer(tokenizer, stop, before, special_names(tokenizer, stop) if stop else None)
         self._rounds, self._identity, self._eos, self._assisted = rounds, identity, eos, assisted
         self._max_new_tokens = max_new_tokens
         self._at_limit: StopReason = "context" if limit_is_context else "length"

@@ -172,8 +172,9 @@ class TextModel(ABC):
         template, and the text is the answer to the last one.
         options, changes: GenerationOptions, and its fields by their names, which come before it:
         `stream("Once", max_new_tokens=20, stop="\\n")`. chat: put a text into that template, as a user's
-        message. draft, schedule: for experiments, in place of the model's own (AssistedModel.draft_source gives
-        the one it would take); what then happens teaches the model nothing about its pair. grammar: what the text must
+        message; of token ids, that they are those of a conversation. draft, schedule: for experiments, in place of the
+        model's own (AssistedModel.draft_source gives the one it would take); what then happens teaches the model
+        nothing about its pair. grammar: what the text must
         be, from its first token to the end-of-text token, after which it ends whatever `ignore_eos` says.
         Raises UsageError for a wrong option, an empty prompt, token ids that the model does not have, and a prompt that
         leaves no room in the model's context; GrammarError for a grammar that is none. Its iteration raises LogitsError
@@ -191,6 +192,7 @@ class TextModel(ABC):
             max_new_tokens=limit,
             eos=frozenset() if options.ignore_eos and grammar is None else self.eos,
             stop=options.stop,
+            before=() if chat or messages_of(prompt) is not None else tokens,
             assisted=drafting,
             limit_is_context=limit < options.max_new_tokens,
             traffic=self.traffic,
@@ -207,7 +209,7 @@ class TextModel(ABC):
             raise UsageError(f"{self.identity.target} writes text here and gives no vectors: start with --task embed")
         prompt, chat = request["prompt"], request["chat"]
         if request["messages"] is not None:
-            prompt, chat = self.encode_messages(request["messages"]), False
+            prompt, chat = self.encode_messages(request["messages"]), True
         grammar = request.get("grammar")
         return self.stream(
             prompt,

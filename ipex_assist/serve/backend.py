@@ -25,7 +25,8 @@ class RequestShare:
 class GenerationRequest:
     """One generation. tokens: ids of the whole prompt, including special tokens. share: compared by identity alone.
 
-    inputs: of an embedding model, how the tokens are cut into texts; nothing is written then.
+    inputs: of an embedding model, how the tokens are cut into texts; nothing is written then. continues: whether the
+    text goes on after the tokens, and is no answer in a conversation.
     """
 
     tokens: list[int]
@@ -33,6 +34,7 @@ class GenerationRequest:
     grammar: GrammarSpec | None = None
     share: RequestShare = field(default_factory=RequestShare, compare=False)
     inputs: EmbeddingInputs | None = None
+    continues: bool = False
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ class ActiveRequest:
         return {
             "id": self.number,
             "prompt": self.request.tokens,
-            "chat": False,
+            "chat": not self.request.continues,
             "messages": None,
             "options": self.options.changed(),
             "stream": True,

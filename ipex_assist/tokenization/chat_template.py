@@ -27,11 +27,11 @@ def apply_template(
     tools: functions that the model may call, in OpenAI's form. variables: further ones of the template, such as
     enable_thinking. Raises what jinja2, or the template itself, raises.
     """
-    template = tokenizer.chat_template
-    if not isinstance(template, str):  # several, by name
-        template = tokenizer.get_chat_template(None, tools=tools)
+    template = chosen_template(tokenizer.chat_template, tools)
     facts = {**(variables or {}), **tokenizer.special_tokens_map, "add_generation_prompt": True}
-    text = render(template, [_with_reasoning(message) for message in messages], facts, tools)
+    text = _render_none(
+        [_with_reasoning(message) for message in messages], lambda each: render(template, each, facts, tools)
+    )
     if text is None:
         text = str(
             tokenizer.apply_chat_template(
@@ -39,6 +39,37 @@ def apply_template(
             )
         )
     return text
+
+
+def chosen_template(template: Any, tools: Any = None) -> str:
+    """Of several templates by name that for tools, where there are tools and it is there, else the default one.
+
+    Raises ValueError where there is none.
+    """
+    if isinstance(template, str):
+        return template
+    for name in ("tool_use", "default") if tools is not None else ("default",):
+        if name in template:
+            return str(template[name])
+    raise ValueError(f"it has several chat templates, {', '.join(template)}, of which none is the default")
+
+
+def _render_none(messages: list[dict[str, Any]], rendered: Callable[[list[dict[str, Any]]], str | None]) -> str | None:
+    """Render messages of which some may have no content (None), as calls of tools have none.
+
+    Templates differ: some take a call by it, others fail, or write "None". So None becomes "" only for the latter.
+    """
+    empty = [{**each, "content": ""} if each.get("content") is None else each for each in messages]
+    if empty == messages:
+        return rendered(messages)
+    try:
+        text = rendered(messages)
+    except Exception:
+        return rendered(empty)
+    if text is None or "None" not in text:
+        return text
+    other = rendered(empty)
+    return other if other is not None and other.count("None") < text.count("None") else text
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:

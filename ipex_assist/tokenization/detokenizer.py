@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are not (yet) a character
+_TOKENS_BEFORE = 4  # of a prompt that a text goes on after: enough for a decoder to know that it is no beginning
 
 
 class TokenDecoder(Protocol):
@@ -21,10 +22,24 @@ class IncrementalDetokenizer:
     beginning of a text. Text is held back while it ends inside a character or inside a possible stop string.
     """
 
-    def __init__(self, tokenizer: TokenDecoder, stop: Sequence[str] = ()) -> None:
-        """stop: non-empty strings; the text ends before the first of them."""
+    def __init__(
+        self,
+        tokenizer: TokenDecoder,
+        stop: Sequence[str] = (),
+        before: Sequence[int] = (),
+        special: Mapping[int, str] | None = None,
+    ) -> None:
+        """stop: non-empty strings; the text ends before the first of them.
+
+        before: tokens that the text goes on after: SentencePiece's decoders drop the space of a text's first word.
+        special: names of tokens that texts do not show, for stop strings that end in one.
+        """
         self.tokenizer = tokenizer
         self.stop = tuple(stop)
+        self._before = list(before[-_TOKENS_BEFORE:])
+        if self._before and self._decode(self._before).endswith(REPLACEMENT):
+            self._before = []  # the first tokens complete a character of the prompt
+        self._special = special or {}
         self.tokens: list[int] = []
         self.stop_text: str | None = None  # the stop string that is complete
         self._decoded = ""  # all complete characters so far
@@ -45,20 +60,35 @@ class IncrementalDetokenizer:
     def push(self, token: int) -> str:
         """Add a token; returns newly released text. Sets `stopped` when a stop string is complete."""
         self.tokens.append(token)
-        before = self._decode(self.tokens[self._context : self._done])
-        after = self._decode(self.tokens[self._context :])
+        before, after = self._texts()
         if len(after) > len(before) and not after.endswith(REPLACEMENT):
             self._take(after[len(before) :])
             self._context, self._done = self._done, len(self.tokens)
+        if token in self._special and not self.stopped:
+            self._stop_at(self._special[token])
         return self._release(hold=True)
 
     def finish(self) -> str:
         """Return the rest: incomplete characters as U+FFFD, and text held back for a stop string."""
         if not self.stopped:
-            before = self._decode(self.tokens[self._context : self._done])
-            self._take(self._decode(self.tokens[self._context :])[len(before) :])
+            before, after = self._texts()
+            self._take(after[len(before) :])
             self._done = len(self.tokens)
         return self._release(hold=False)
+
+    def _texts(self) -> tuple[str, str]:
+        """The text of the tokens since `_context`: of those that are in `_decoded`, and of all."""
+        first = self._before if self._context == 0 else []
+        known = self._decode(first + self.tokens[self._context : self._done])
+        return known, self._decode(first + self.tokens[self._context :])
+
+    def _stop_at(self, name: str) -> None:
+        """End the text where a stop string ends in the special token of this name, which has just come."""
+        for stop in self.stop:
+            start = stop.removesuffix(name)
+            if start != stop and self._decoded.endswith(start):
+                self.stop_text, self._decoded = stop, self._decoded.removesuffix(start)
+                return
 
     def _decode(self, tokens: list[int]) -> str:
         return self.tokenizer.decode(tokens, skip_special_tokens=True)

@@ -65,10 +65,17 @@ def _build(header: GgufHeader) -> PreTrainedTokenizerFast:
     begins = header.get("tokenizer.ggml.add_bos_token", model == "llama" or rule in BEGINS)
     if (begins or rule == "gemma4") and "bos_token" in special:
         _prepend(tokenizer, special["bos_token"], vocabulary)
-    template = header.get("tokenizer.chat_template")
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, chat_template=template, **special
+        tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, chat_template=_templates(header), **special
     )
+
+
+def _templates(header: GgufHeader) -> str | dict[str, str] | None:
+    """The chat template, or several by name."""
+    default = header.get("tokenizer.chat_template")
+    named = {name: header.get(f"tokenizer.chat_template.{name}") for name in header.strings("tokenizer.chat_templates")}
+    found = {name: template for name, template in named.items() if template}
+    return {**({"default": default} if default else {}), **found} if found else default
 
 
 def _kinds(header: GgufHeader, tokens: list[str]) -> list[int]:

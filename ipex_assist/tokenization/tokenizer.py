@@ -80,6 +80,8 @@ def _load(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     try:
         loaded = AutoTokenizer.from_pretrained(str(checkpoint.path), local_files_only=True, trust_remote_code=False)
         _restore_parts(loaded, checkpoint.path / "tokenizer.json")
+        config = read_json(checkpoint.path / "tokenizer_config.json") or {}
+        loaded.chat_template = _chat_template(checkpoint.path, config) or loaded.chat_template
         return loaded
     except BaseException as error:  # anything from a missing file to a panic of the tokenizers library
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
@@ -170,8 +172,15 @@ def _from_tokenizer_json(folder: Path) -> PreTrainedTokenizerBase | None:
 
 
 def _chat_template(folder: Path, config: dict[str, Any]) -> Any:
-    template = folder / "chat_template.jinja"
-    return template.read_text(encoding="utf-8") if template.is_file() else config.get("chat_template")
+    """The template, or several by name: of the configuration, and of files, which come before it."""
+    named = config.get("chat_template")
+    templates = dict(named) if isinstance(named, dict) else {"default": named} if isinstance(named, str) else {}
+    for each in named if isinstance(named, list) else ():
+        templates[each["name"]] = each["template"]
+    files = {"default": folder / "chat_template.jinja"}
+    files |= {file.stem: file for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    templates |= {name: file.read_text(encoding="utf-8") for name, file in files.items() if file.is_file()}
+    return templates.get("default") if templates.keys() <= {"default"} else templates
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, Any]:
@@ -355,6 +364,14 @@ def checked_ids(
                 "the tokenizer that belongs to this model"
             )
     return ids
+
+
+def special_names(tokenizer: Any, texts: Iterable[str]) -> dict[int, str]:
+    """Names, by id, of the special tokens that are in one of these texts."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    added = getattr(tokenizer, "added_tokens_decoder", {}) if backend is None else backend.get_added_tokens_decoder()
+    special = {index: token.content for index, token in added.items() if token.special and token.content}
+    return {index: name for index, name in special.items() if any(name in text for text in texts)}
 
 
 def eos_token_ids(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> set[int]:

@@ -89,3 +89,54 @@ def test_special_tokens_have_no_text() -> None:
 def test_invalid_bytes_do_not_block_the_stream(invalid: bytes) -> None:
     """A model may write bytes that never become a character; what follows must still come."""
     assert "".join(feed(b"a" + invalid + b" more")[0]).endswith(" more")
+
+
+class Words:
+    """Tokens that are words, as SentencePiece's decoders write them: without the space of the first. 9: <end>."""
+
+    names = ("▁The", "▁end", "is", "▁", "<0xC3>", "<0xA9>", "a", "b", "c", "<end>")
+
+    def decode(self, token_ids: list[int], skip_special_tokens: bool = False) -> str:
+        pieces = [self.names[token] for token in token_ids if token != 9]
+        raw = b"".join(bytes([int(p[3:5], 16)]) if p[0] == "<" else p.replace("▁", " ").encode() for p in pieces)
+        return raw.decode("utf-8", errors="replace").removeprefix(" ")
+
+
+@pytest.mark.parametrize(
+    ("before", "tokens", "text"),
+    [
+        ([], [1, 0], "end The"),  # an answer begins
+        ([0], [1, 0], " end The"),
+        ([0], [2, 1], "is end"),
+        ([0, 1, 0, 1, 0], [3, 6], " a"),
+        ([9], [1], "end"),
+        ([6, 4], [5, 1], "\ufffd end"),  # half of a character in the prompt
+        ([6, 4, 5], [1], " end"),
+    ],
+)
+def test_a_text_that_goes_on_keeps_its_first_space(before, tokens, text) -> None:
+    """Would catch "The capital of France isParis"."""
+    stream = IncrementalDetokenizer(Words(), before=before)
+    pieces = [stream.push(token) for token in tokens] + [stream.finish()]
+    assert "".join(pieces) == text == stream.text
+
+
+@pytest.mark.parametrize(
+    ("stop", "text", "found"),
+    [
+        ("<end>", "ab", "<end>"),
+        ("b<end>", "a", "b<end>"),
+        ("c<end>", "abc", None),
+        ("c", "ab", "c"),
+    ],
+)
+def test_a_stop_string_may_be_a_special_token(stop, text, found) -> None:
+    """Texts do not show these tokens, so that a search in the text finds nothing."""
+    stream = IncrementalDetokenizer(Words(), [stop], special={9: "<end>"})
+    pieces = []
+    for token in (6, 7, 9, 8):
+        pieces.append(stream.push(token))
+        if stream.stopped:
+            break
+    pieces.append(stream.finish())
+    assert ("".join(pieces), stream.stop_text) == (text, found)

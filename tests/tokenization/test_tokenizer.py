@@ -16,7 +16,14 @@ from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, 
 
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.env.errors import IpexAssistError, UsageError
-from ipex_assist.tokenization.tokenizer import _plain_tokenizer, encode_prompt, eos_token_ids, load_tokenizer
+from ipex_assist.tokenization.chat_template import apply_template
+from ipex_assist.tokenization.tokenizer import (
+    _plain_tokenizer,
+    encode_messages,
+    encode_prompt,
+    eos_token_ids,
+    load_tokenizer,
+)
 
 TEXTS = [
     "Hello, world",
@@ -410,3 +417,80 @@ def test_sentencepiece_bos_and_prefix(tmp_path, pieces):
     plain = _spm(tmp_path / "w.gguf", pieces, add_space_prefix=False, add_bos_token=False)
     assert plain.convert_ids_to_tokens(plain("a")["input_ids"]) == ["a"]
     assert plain.decode(plain(" a")["input_ids"]) == " a"
+
+
+# --- several chat templates, and messages without content
+
+
+def _templated(folder: Path, template: Any, files: dict[str, str] | None = None, kind: str = "Qwen2Tokenizer") -> Any:
+    checkpoint_files.save(checkpoint_files.tiny_model("llama"), folder)
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config |= {"tokenizer_class": kind, "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    for name, text in (files or {}).items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    return load_tokenizer(open_checkpoint(str(folder)))
+
+
+FOR_TOOLS = "tools {{ tools[0].name }}"
+NAMED = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": FOR_TOOLS}]
+TOOLS = [{"name": "look"}]
+
+
+@pytest.mark.parametrize("kind", ["Qwen2Tokenizer", "PreTrainedTokenizerFast", "LlamaTokenizer"])
+@pytest.mark.parametrize(
+    ("template", "files"),
+    [
+        (NAMED, {}),
+        ("plain", {"additional_chat_templates/tool_use.jinja": FOR_TOOLS}),
+        (None, {"chat_template.jinja": "plain", "additional_chat_templates/tool_use.jinja": FOR_TOOLS}),
+    ],
+)
+def test_several_chat_templates(tmp_path, kind, template, files):
+    """Would catch "unhashable type: 'list'", and tools that a template of their own would have shown."""
+    tokenizer = _templated(tmp_path / "m", template, files, kind)
+    messages = [{"role": "user", "content": "Hi"}]
+    assert apply_template(tokenizer, messages) == "plain"
+    assert apply_template(tokenizer, messages, TOOLS) == "tools look"
+    assert tokenizer.get_chat_template(None, tools=TOOLS).startswith("tools")
+    assert tokenizer.decode(encode_messages(tokenizer, messages, TOOLS)) == "tools look"
+
+
+def test_several_chat_templates_in_gguf(tmp_path):
+    templates = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
+    path = checkpoint_files.write_vocabulary(
+        tmp_path / "v.gguf", _ALPHABET, [1] * len(_ALPHABET), merges=[], templates=templates
+    )
+    tokenizer = load_tokenizer(open_checkpoint(str(path)))
+    messages = [{"role": "user", "content": "Hi"}]
+    assert [apply_template(tokenizer, messages), apply_template(tokenizer, messages, TOOLS)] == ["plain", "tools"]
+
+
+def test_named_templates_without_a_default(tmp_path):
+    tokenizer = _templated(tmp_path / "m", [{"name": "rag", "template": "x"}])
+    with pytest.raises(UsageError, match="several chat templates, rag, of which none is the default"):
+        encode_prompt(tokenizer, "Hi", chat=True)
+
+
+CALLED = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": None, "calls": "look"}]
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{% for m in messages %}{{ m.content }}|{{ m.calls }};{% endfor %}", "Hi|;|look;"),  # GLM, MiniMax
+        ("{% for m in messages %}{{ m.content.strip() + m.calls|string }};{% endfor %}", "Hi;look;"),  # gpt-oss, LFM2.5
+        ("{% for m in messages %}{% if m.content is none %}call {{ m.calls }}{% endif %}{% endfor %}", "call look"),
+        ("{% for m in messages %}{% if m.content %}{{ m.content }}{% endif %}{% endfor %} None", "Hi None"),
+    ],
+)
+@pytest.mark.parametrize("absent", [False, True])
+def test_messages_without_content(tmp_path, template, expected, absent):
+    """A call has none: some templates took it for the text "None", others failed, and DeepSeek's ask for it."""
+    tokenizer = _templated(tmp_path / "m", template)
+    messages = [{key: value for key, value in each.items() if value is not None or not absent} for each in CALLED]
+    if absent and "is none" in template:
+        return  # templates take what is not there for something else than None
+    assert apply_template(tokenizer, messages) == expected

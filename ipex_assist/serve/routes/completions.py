@@ -66,7 +66,7 @@ def _completion_requests(
     options = body.generation_options(1, body.logprobs, body.logprobs if body.echo else None)
     options = service.adapters.apply(options, body)
     return [
-        GenerationRequest(tokens, each, grammar)
+        GenerationRequest(tokens, each, grammar, continues=True)
         for tokens, room in zip(prompts, rooms, strict=True)
         for each in options_per_choice(replace(options, max_new_tokens=room), body.n or 1)
     ]
