@@ -12,10 +12,6 @@ import pytest
 from fake_backend import REPLY, FakeBackend, serving, tokenizer
 from tool_calls import CALL, calling_backend
 
-from ipex_assist.serve.answers.choice_texts import TextDelta
-from ipex_assist.serve.answers.thinking import ThinkingSplitter
-from ipex_assist.serve.backend import TokenDelta
-
 pytest.importorskip("llguidance")
 
 pytestmark = pytest.mark.one_stack
@@ -180,7 +176,7 @@ def test_forced_calls(calling: tuple[httpx.Client, FakeBackend]) -> None:
 @pytest.mark.parametrize(
     ("reply", "thinking", "expected"),
     [
-        ("<think>Hm.\n</think>\n\nRome.", {"type": "enabled", "budget_tokens": 1024}, ("Hm.\n", "Rome.")),
+        ("<think>Hm.\n</think>\n\nRome.", {"type": "enabled", "budget_tokens": 1024}, ("Hm.", "Rome.")),
         ("<think>Hm.", {"type": "enabled", "budget_tokens": 1024}, ("Hm.", None)),
         ("No <think>.", {"type": "adaptive"}, (None, "No <think>.")),
         ("Rome.", None, (None, "Rome.")),
@@ -210,20 +206,6 @@ def test_earlier_thoughts_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(backend) as client:
         assert client.post(PATH, json={**HI, "messages": turns}).status_code == 200
     assert "<think>Hm</think>So." in tokenizer().decode(backend.requests[0].tokens)
-
-
-def test_thoughts_do_not_depend_on_cuts() -> None:
-    """A tag that comes in two pieces is found; so is one that the prompt has begun."""
-    text = "<think>a<b</thin</think>\n\nc</think>"
-    for began, whole in ((False, text), (True, text.removeprefix("<think>"))):
-        for size in (1, 2, 3, 7, len(whole)):
-            splitter, thoughts, answer = ThinkingSplitter(began), "", ""
-            for at in range(0, len(whole), size):
-                piece = whole[at : at + size]
-                thought, rest = splitter.take(TextDelta(piece, token_deltas=[TokenDelta(piece, 5, False)]))
-                thoughts, answer = thoughts + thought, answer + rest.text
-            last = splitter.finish()
-            assert (thoughts + last[0], answer + last[1]) == ("a<b</thin", "c</think>"), (began, size)
 
 
 def test_the_assistant_goes_on(client: httpx.Client, backend: FakeBackend) -> None:

@@ -2,39 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from ipex_assist.serve.answers.choice_texts import ChoiceText, ChoiceTexts, TextDelta
-from ipex_assist.serve.answers.message_builder import MessageBuilder
+from ipex_assist.serve.answers.message_builder import MessageBuilder, reasoning_fields
 from ipex_assist.serve.answers.writer import ChunkWriter
 from ipex_assist.serve.logprobs import TokenChoice, chat_form
 from ipex_assist.serve.protocol.chat import ChatRequest
 from ipex_assist.serve.service import Service
-from ipex_assist.serve.tools import CallParser, ParsedEvent
+from ipex_assist.serve.tools import OutputForm, ParsedEvent, Thought
 
 
 def _delta(event: ParsedEvent) -> dict[str, Any]:
-    """OpenAI's delta of content or of a tool call."""
+    """OpenAI's delta of content, of a thought or of a tool call."""
     if isinstance(event, str):
         return {"content": event}
+    if isinstance(event, Thought):
+        return reasoning_fields(event.text)
     if event.id is None:
         return {"tool_calls": [{"index": event.index, "function": {"arguments": event.arguments}}]}
     function = {"name": event.name, "arguments": event.arguments}
     return {"tool_calls": [{"index": event.index, "id": event.id, "type": "function", "function": function}]}
 
 
+PLAIN = OutputForm()
+
+
 class ChatWriter(ChunkWriter):
     """Writes chat completions of n choices."""
 
-    def __init__(
-        self, service: Service, texts: ChoiceTexts, body: ChatRequest, parser: Callable[[], CallParser] | None = None
-    ) -> None:
-        """parser: creates the tool call parser of a choice; None without tools."""
+    def __init__(self, service: Service, texts: ChoiceTexts, body: ChatRequest, form: OutputForm = PLAIN) -> None:
+        """form: how thoughts and calls are found."""
         super().__init__(service, texts, "chatcmpl-", "chat.completion.chunk", body.stream_options)
         self._service, self._details = service, bool(body.draft_details)
         self._wants_logprobs = body.wanted_logprobs is not None
-        self._turns = [MessageBuilder(None if parser is None else parser()) for _ in texts.all]
+        self._turns = [MessageBuilder(form.reader()) for _ in texts.all]
 
     def begin(self) -> Iterator[str]:
         """The first chunk of each choice, with the role."""
@@ -44,6 +47,7 @@ class ChatWriter(ChunkWriter):
     def grown(self, text: ChoiceText, text_delta: TextDelta) -> Iterator[str]:
         """Chunks of content and tool calls; none while everything is held back."""
         deltas = [_delta(event) for event in self._turns[text.index].grow(text_delta)]
+        self._count_thoughts()
         if not deltas and (text_delta.tokens or (self._details and text_delta.token_deltas)):
             deltas = [{"content": ""}]
         for place, delta in enumerate(deltas):
@@ -53,9 +57,13 @@ class ChatWriter(ChunkWriter):
         """The last chunks of a choice."""
         turn = self._turns[text.index]
         *deltas, last = [_delta(event) for event in [*turn.grow(text_delta), *turn.finish()]] or [{}]
+        self._count_thoughts()
         for delta in deltas:
             yield self.chunk(self._choice(text, delta))
         yield self.chunk(self._choice(text, last, text_delta, self._reason(text)), **self.report_of(text))
+
+    def _count_thoughts(self) -> None:
+        self.texts.reasoning_tokens = sum(turn.reasoning_tokens for turn in self._turns)
 
     def _reason(self, text: ChoiceText) -> str:
         return "tool_calls" if self._turns[text.index].called and text.finish_reason == "stop" else text.finish_reason

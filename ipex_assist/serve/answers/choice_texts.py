@@ -76,7 +76,7 @@ class ChoiceText:
 
 class ChoiceTexts:
     """The texts of all choices of a request. new_tokens: of all together so far. cached_tokens: of the prompt, that the
-    prefix cache had for the first choice."""
+    prefix cache had for the first choice. reasoning_tokens: of the new ones, those of thoughts."""
 
     def __init__(
         self,
@@ -88,7 +88,8 @@ class ChoiceTexts:
     ) -> None:
         """prompt_tokens: a prompt of several choices counts once. token_texts: set if log-probabilities are requested.
         shows_end: list the end-of-text token, too."""
-        self.prompt_tokens, self.new_tokens, self.cached_tokens = prompt_tokens, 0, 0
+        self.prompt_tokens, self.new_tokens = prompt_tokens, 0
+        self.cached_tokens = self.reasoning_tokens = 0
         self.all = [
             ChoiceText(
                 index, None if token_texts is None else Logprobs(token_texts, bool(request.options.stop), shows_end)
@@ -99,9 +100,10 @@ class ChoiceTexts:
     def __getitem__(self, index: int) -> ChoiceText:
         return self.all[index]
 
-    def usage(self) -> dict[str, int]:
+    def usage(self) -> dict[str, Any]:
         """OpenAI's usage so far."""
-        return Usage.of(self.prompt_tokens, self.new_tokens).model_dump()
+        usage = Usage.of(self.prompt_tokens, self.new_tokens, self.reasoning_tokens)
+        return usage.model_dump(exclude_none=True)
 
     def report(self) -> dict[str, Any]:
         """Timings and draft statistics, summed over the choices."""

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from starlette.responses import Response
 
 from ipex_assist.serve.answers.choice_texts import ChoiceText, ChoiceTexts, TextDelta
 from ipex_assist.serve.answers.message_builder import MessageBuilder
-from ipex_assist.serve.answers.thinking import ThinkingSplitter
 from ipex_assist.serve.answers.writer import Writer, event
 from ipex_assist.serve.errors import MESSAGES, ApiError
 from ipex_assist.serve.protocol.common import new_id
 from ipex_assist.serve.service import Service
-from ipex_assist.serve.tools import CallDelta, CallParser, ParsedEvent
+from ipex_assist.serve.tools import CallDelta, OutputForm, ParsedEvent, Thought
 
 
 class AnswerBlocks:
@@ -26,14 +25,11 @@ class AnswerBlocks:
         self._arguments = ""  # of the last block, if it is a call
         self._open = False
 
-    def think(self, text: str) -> Iterator[str]:
-        """Events of thoughts."""
-        if text:
-            yield from self._grow({"type": "thinking", "thinking": "", "signature": ""}, "thinking", text)
-
     def take(self, parsed: ParsedEvent) -> Iterator[str]:
-        """Events of text, or of a call."""
-        if isinstance(parsed, CallDelta):
+        """Events of a thought, of text, or of a call."""
+        if isinstance(parsed, Thought):
+            yield from self._grow({"type": "thinking", "thinking": "", "signature": ""}, "thinking", parsed.text)
+        elif isinstance(parsed, CallDelta):
             yield from self._call(parsed)
         elif parsed and (parsed.strip() or self._is_last("text")):  # space around calls is no block
             yield from self._grow({"type": "text", "text": ""}, "text", parsed)
@@ -97,19 +93,12 @@ def _object(arguments: str) -> dict[str, Any]:
 
 
 class MessagesWriter(Writer):
-    """Writes a message. parser: creates the parser of tool calls; None without tools. thinking: None where the model's
-    template knows no thoughts."""
+    """Writes a message. form: how thoughts and calls are found."""
 
-    def __init__(
-        self,
-        service: Service,
-        texts: ChoiceTexts,
-        parser: Callable[[], CallParser] | None,
-        thinking: ThinkingSplitter | None,
-    ) -> None:
+    def __init__(self, service: Service, texts: ChoiceTexts, form: OutputForm) -> None:
         super().__init__(texts)
-        self._turn = MessageBuilder(None if parser is None else parser())
-        self._thinking, self._blocks = thinking, AnswerBlocks()
+        self._turn = MessageBuilder(form.reader())
+        self._blocks = AnswerBlocks()
         self._head = {"id": new_id("msg_"), "type": "message", "role": "assistant", "model": service.facts.name}
 
     def _usage(self) -> dict[str, int]:
@@ -131,19 +120,12 @@ class MessagesWriter(Writer):
 
     def grown(self, text: ChoiceText, text_delta: TextDelta) -> Iterator[str]:
         """Events of thoughts, text and calls; none while everything is held back."""
-        if self._thinking is not None:
-            thoughts, text_delta = self._thinking.take(text_delta)
-            yield from self._blocks.think(thoughts)
         for parsed in self._turn.grow(text_delta):
             yield from self._blocks.take(parsed)
 
     def ended(self, text: ChoiceText, text_delta: TextDelta) -> Iterator[str]:
         """Events of the rest, and of the last block's end."""
         yield from self.grown(text, text_delta)
-        if self._thinking is not None:
-            thoughts, rest = self._thinking.finish()
-            yield from self._blocks.think(thoughts)
-            yield from self.grown(text, TextDelta(rest))
         for parsed in self._turn.finish():
             yield from self._blocks.take(parsed)
         yield from self._blocks.end()

@@ -1,4 +1,4 @@
-"""Output items of /v1/responses: messages and tool calls in order, and their stream events."""
+"""Output items of /v1/responses: reasoning, messages and tool calls in order, and their stream events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ipex_assist.serve.answers.message_builder import MessageBuilder
 from ipex_assist.serve.logprobs import TokenChoice, chat_form
 from ipex_assist.serve.protocol.common import new_id
 from ipex_assist.serve.token_bytes import TokenBytes
-from ipex_assist.serve.tools import CallDelta
+from ipex_assist.serve.tools import CallDelta, ParsedEvent, Thought
 
 ItemEvent: TypeAlias = "tuple[str, dict[str, Any]]"  # an event's name without "response.", and its fields
 
@@ -78,6 +78,35 @@ class MessageItem(OutputItem):
         yield from super().end(status)
 
 
+class ReasoningItem(OutputItem):
+    """What the model thought, as it is and not as a summary."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__("rs_", index)
+        self._text = ""
+
+    def form(self, status: str) -> dict[str, Any]:
+        """OutputReasoning."""
+        content = [] if status == "in_progress" else [self._part()]
+        return {"type": "reasoning", "id": self.id, "status": status, "summary": [], "content": content}
+
+    def _part(self) -> dict[str, Any]:
+        return {"type": "reasoning_text", "text": self._text}
+
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self.id, "output_index": self.index, "content_index": 0}
+
+    def grow(self, text: str) -> Iterator[ItemEvent]:
+        """Append text."""
+        self._text += text
+        yield "reasoning_text.delta", {**self._place(), "delta": text}
+
+    def end(self, status: str) -> Iterator[ItemEvent]:
+        """Events of its text's end, and of its own."""
+        yield "reasoning_text.done", {**self._place(), "text": self._text}
+        yield from super().end(status)
+
+
 class CallItem(OutputItem):
     """A function call."""
 
@@ -108,8 +137,8 @@ class CallItem(OutputItem):
 class ResponseOutput:
     """All output items of a response. texts: set if log-probabilities are requested.
 
-    Log-probabilities cover the text before the first call only: the format has no place for tokens of calls, and text
-    after a call need not start at a token boundary.
+    Log-probabilities cover the text before the first call only: the format has no place for tokens of thoughts and
+    calls, and text after a call need not start at a token boundary.
     """
 
     def __init__(self, turn: MessageBuilder, texts: TokenBytes | None) -> None:
@@ -129,21 +158,34 @@ class ResponseOutput:
         self._waiting += text_delta.tokens
         for event in self._turn.grow(text_delta):
             yield from self._take(event)
-        if self._turn.parser is None and self._waiting:
+        if self._is_plain and self._waiting:
             yield from self._say("", self._all_tokens())
 
     def end(self, status: str) -> Iterator[ItemEvent]:
         """Events of the end. A response has at least one item."""
         for event in self._turn.finish():
             yield from self._take(event)
-        if not self._called:
+        if not self._called and not (self._items and isinstance(self._items[-1], ReasoningItem)):
             yield from self._say("", self._all_tokens())
         yield from self._items[-1].end(status)
 
-    def _take(self, event: str | CallDelta) -> Iterator[ItemEvent]:
+    @property
+    def _is_plain(self) -> bool:
+        """Whether every token is of the text."""
+        return self._turn.reader is None
+
+    def _take(self, event: ParsedEvent) -> Iterator[ItemEvent]:
+        if isinstance(event, Thought):
+            self._waiting, self._room = [], 0
+            if not self._items or not isinstance(self._items[-1], ReasoningItem):
+                yield from self._open(ReasoningItem(len(self._items)))
+            item = self._items[-1]
+            assert isinstance(item, ReasoningItem)
+            yield from item.grow(event.text)
+            return
         if isinstance(event, str):
             self._room += len(event.encode())
-            yield from self._say(event, self._all_tokens() if self._turn.parser is None else self._told_tokens())
+            yield from self._say(event, self._all_tokens() if self._is_plain else self._told_tokens())
             return
         if event.id is not None:
             if self._items and not self._called:

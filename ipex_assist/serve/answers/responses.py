@@ -13,7 +13,7 @@ from ipex_assist.serve.errors import ApiError
 from ipex_assist.serve.protocol.common import OPENAI, new_id, now
 from ipex_assist.serve.protocol.responses import ResponsesRequest
 from ipex_assist.serve.service import Service
-from ipex_assist.serve.tools import CallParser
+from ipex_assist.serve.tools import OutputForm
 
 
 class ResponseWriter(Writer):
@@ -25,12 +25,13 @@ class ResponseWriter(Writer):
         texts: ChoiceTexts,
         body: ResponsesRequest,
         kept: Callable[[dict[str, Any], dict[str, Any]], None],
-        parser: Callable[[], CallParser] | None = None,
+        form: OutputForm,
     ) -> None:
-        """kept: called at the end with the response, and the model's output as a message. parser: see ChatWriter."""
+        """kept: called at the end with the response, and the model's output as a message. form: how thoughts and
+        calls are found."""
         super().__init__(texts)
         self._kept, self._number = kept, 0
-        self._turn = MessageBuilder(None if parser is None else parser())
+        self._turn = MessageBuilder(form.reader())
         self._output = ResponseOutput(self._turn, None if body.wanted_logprobs is None else service.token_texts)
         format_ = body.text.format if body.text is not None else None
         given = body.model_dump(include={"instructions", "previous_response_id", "max_output_tokens", "metadata"})
@@ -96,7 +97,7 @@ class ResponseWriter(Writer):
                 "input_tokens": usage["prompt_tokens"],
                 "input_tokens_details": {"cached_tokens": self.texts.cached_tokens},
                 "output_tokens": usage["completion_tokens"],
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": self._turn.reasoning_tokens},
                 "total_tokens": usage["total_tokens"],
             },
             **self.texts.report(),

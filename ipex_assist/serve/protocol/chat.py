@@ -22,6 +22,7 @@ from ipex_assist.serve.protocol.common import (
     Usage,
 )
 from ipex_assist.serve.protocol.structured import GenerationFields
+from ipex_assist.serve.protocol.thinking import ThinkingFields
 from ipex_assist.serve.protocol.tools import AnswerToolCall, Tool, ToolCall, ToolChoice
 
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -42,6 +43,8 @@ class Message(RequestBody):
     name: str | None = None
     tool_calls: ToolList[ToolCall] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = Field(None, description="what the model thought before this turn, as it came")
+    reasoning: str | None = Field(None, description="the same, by its other name")
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates read it: parts joined by line ends; a developer is to templates what a system is."""
@@ -54,12 +57,14 @@ class Message(RequestBody):
             message["tool_calls"] = [call.model_dump(exclude_none=True) for call in self.tool_calls]
         if self.name is not None:
             message["name"] = self.name
+        if thought := self.reasoning_content or self.reasoning:
+            message["reasoning_content"] = thought
         if self.tool_call_id is not None:
             message["tool_call_id"] = self.tool_call_id
         return message
 
 
-class ChatRequest(GenerationFields):
+class ChatRequest(ThinkingFields, GenerationFields):
     """A conversation, to be answered."""
 
     messages: Annotated[BoundedList[Message], Field(min_length=1)]
@@ -102,6 +107,8 @@ class AnswerMessage(ResponseBody):
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
     tool_calls: list[AnswerToolCall] | None = None
 
 

@@ -171,17 +171,30 @@ class StreamOptions(RequestBody):
     continuous_usage_stats: bool | None = Field(None, description="every chunk has the usage so far")
 
 
+class CompletionDetails(ResponseBody):
+    """Of the tokens written."""
+
+    reasoning_tokens: int
+
+
 class Usage(ResponseBody):
     """Tokens that were read and written. A prompt counts once, however many texts follow it."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    completion_tokens_details: CompletionDetails | None = None
 
     @classmethod
-    def of(cls, prompt: int, completion: int) -> Usage:
-        """With their sum."""
-        return cls(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
+    def of(cls, prompt: int, completion: int, reasoning: int = 0) -> Usage:
+        """With their sum. reasoning: of the completion's, tokens of thoughts."""
+        details = CompletionDetails(reasoning_tokens=reasoning) if reasoning else None
+        return cls(
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            total_tokens=prompt + completion,
+            completion_tokens_details=details,
+        )
 
 
 class Timings(ResponseBody):

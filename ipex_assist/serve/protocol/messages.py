@@ -21,6 +21,7 @@ from ipex_assist.serve.protocol.common import (
     ToolList,
     text_or_list,
 )
+from ipex_assist.serve.protocol.thinking import thinking_variables
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 HIGHEST_TEMPERATURE = 1.0  # of Anthropic's API
@@ -217,7 +218,7 @@ class CountTokens(RequestBody):
     @property
     def variables(self) -> dict[str, Any]:
         """Those of the chat template: without `thinking` a model does not think, as with Anthropic."""
-        return {"enable_thinking": self.thinking is not None and self.thinking.type != "disabled"}
+        return thinking_variables(self.thinking is not None and self.thinking.type != "disabled")
 
     @property
     def parallel(self) -> bool:

@@ -205,6 +205,23 @@ class OutputMessage(ResponseBody):
     content: list[OutputText]
 
 
+class ReasoningText(ResponseBody):
+    """A piece of what the model thought."""
+
+    type: Literal["reasoning_text"] = "reasoning_text"
+    text: str
+
+
+class OutputReasoning(ResponseBody):
+    """What the model thought. summary: empty, as nothing is left out of the content."""
+
+    type: Literal["reasoning"] = "reasoning"
+    id: str
+    status: Literal["in_progress", "completed", "incomplete"]
+    summary: list[Any]
+    content: list[ReasoningText]
+
+
 class OutputCall(ResponseBody):
     """A call of a function. call_id: by which what comes of it is given back."""
 
@@ -259,7 +276,7 @@ class ModelResponse(TimedResponse):
     created_at: int
     status: Literal["completed", "incomplete"]
     model: str
-    output: list[OutputMessage | OutputCall]
+    output: list[OutputReasoning | OutputMessage | OutputCall]
     usage: ResponseUsage
     text: dict[str, Any]
     tools: list[Any]

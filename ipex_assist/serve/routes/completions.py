@@ -17,7 +17,7 @@ from ipex_assist.serve.protocol.chat import ChatCompletion, ChatRequest
 from ipex_assist.serve.protocol.common import MOST_BIASES, SamplingFields, options_per_choice
 from ipex_assist.serve.protocol.completions import DEFAULT_TOKENS, Completion, CompletionRequest
 from ipex_assist.serve.protocol.tools import NamedTool
-from ipex_assist.serve.routes.conversations import AskedConversation, prepare_conversation
+from ipex_assist.serve.routes.conversations import AskedConversation, output_form, prepare_conversation
 from ipex_assist.serve.routes.json_bodies import JsonRoute
 from ipex_assist.serve.served_models import ServedModels
 from ipex_assist.serve.service import Service
@@ -56,6 +56,7 @@ def _asked(body: ChatRequest) -> AskedConversation:
         body.tool_choice.model_dump() if isinstance(body.tool_choice, NamedTool) else body.tool_choice,
         body.parallel_tool_calls,
         grammar_of(body.grammar_fields()),
+        variables=body.template_variables,
     )
 
 
@@ -88,7 +89,8 @@ def router(models: ServedModels) -> APIRouter:
         options = service.adapters.apply(body.generation_options(room, body.wanted_logprobs), body)
         requests = [GenerationRequest(tokens, each, turn.grammar) for each in options_per_choice(options, body.n or 1)]
         named = None if options.logprobs is None else service.token_texts
-        writer = ChatWriter(service, ChoiceTexts(requests, len(tokens), named), body, turn.parser)
+        form = await service.in_thread(output_form, service.tokenizer, turn, tokens)
+        writer = ChatWriter(service, ChoiceTexts(requests, len(tokens), named), body, form)
         return GenerationResponse(service, requests, writer, deadline=deadline, stream=bool(body.stream))
 
     @routes.post("/v1/completions", response_model=Completion, responses={**STREAM, **ERRORS})

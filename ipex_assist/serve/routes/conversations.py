@@ -1,14 +1,19 @@
-"""Shared by chat and responses: from a conversation with tools to a prompt, a grammar and a call parser."""
+"""Shared by all APIs of conversations: from one with tools to a prompt, a grammar and the form of outputs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from ipex_assist.serve.service import Service
-from ipex_assist.serve.tools import SCHEMA_FIELDS, PreparedConversation, prepare
+from ipex_assist.serve.tools import SCHEMA_FIELDS, OutputForm, PreparedConversation, prepare
 from ipex_assist.speculative.choosing.grammar import GrammarSpec
+from ipex_assist.tokenization.thinking import SpecialWords, reader_of, thinking_format, thought_begun, thought_words
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -50,3 +55,12 @@ async def prepare_conversation(
     for grammar in (turn.calls, turn.grammar):
         await service.checked(grammar, deadline)
     return turn, tokens
+
+
+def output_form(tokenizer: PreTrainedTokenizerBase, turn: PreparedConversation, prompt: Sequence[int]) -> OutputForm:
+    """How the outputs that follow a prompt are read."""
+    thinking = thinking_format(tokenizer)
+    if thinking is None:
+        return OutputForm(None, turn.parser)
+    words = SpecialWords(tokenizer, thought_words(thinking))
+    return OutputForm(partial(reader_of, words, thinking, thought_begun(tokenizer, thinking, prompt)), turn.parser)

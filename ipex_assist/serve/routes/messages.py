@@ -7,12 +7,11 @@ from starlette.responses import Response
 
 from ipex_assist.serve.answers.choice_texts import ChoiceTexts
 from ipex_assist.serve.answers.messages import MessagesWriter
-from ipex_assist.serve.answers.thinking import OPEN, ThinkingSplitter, thinks
 from ipex_assist.serve.backend import GenerationRequest
 from ipex_assist.serve.errors import AnthropicErrorResponse, ApiError, responses
 from ipex_assist.serve.protocol.messages import AnsweredMessage, CountedTokens, CountTokens, MessagesRequest
 from ipex_assist.serve.routes.completions import STREAM
-from ipex_assist.serve.routes.conversations import AskedConversation, prepare_conversation
+from ipex_assist.serve.routes.conversations import AskedConversation, output_form, prepare_conversation
 from ipex_assist.serve.routes.json_bodies import JsonRoute
 from ipex_assist.serve.served_models import ServedModels
 from ipex_assist.serve.service import Service
@@ -21,7 +20,6 @@ from ipex_assist.serve.tools import PreparedConversation
 
 ANY_MODEL = "claude-"  # agents ask for these by themselves: the served model answers for them
 ERRORS = responses(400, 401, 404, 413, 429, 500, 503, model=AnthropicErrorResponse)
-_LAST_TOKENS = 16  # of a prompt, in which an opened thought is looked for
 
 
 def _asked(body: CountTokens) -> AskedConversation:
@@ -55,14 +53,6 @@ async def _prepared(service: Service, body: CountTokens, deadline: float) -> tup
     return turn, service.check_prompt([*tokens, *begun])
 
 
-async def _splitter(service: Service, tokens: list[int]) -> ThinkingSplitter | None:
-    """What tells thoughts and answer apart; None where the model's template knows no thoughts."""
-    if not thinks(str(service.tokenizer.chat_template)):
-        return None
-    end = await service.decode(tokens[-_LAST_TOKENS:])
-    return ThinkingSplitter(end.rstrip().endswith(OPEN))
-
-
 def router(models: ServedModels) -> APIRouter:
     """Both routes."""
     routes = APIRouter(route_class=JsonRoute)
@@ -76,8 +66,8 @@ def router(models: ServedModels) -> APIRouter:
         options = body.sampling().generation_options(service.most_new_tokens(len(tokens), body.max_tokens))
         options = service.adapters.apply(options, body)
         requests = [GenerationRequest(tokens, options, turn.grammar)]
-        splitter = await _splitter(service, tokens)
-        writer = MessagesWriter(service, ChoiceTexts(requests, len(tokens), None), turn.parser, splitter)
+        form = await service.in_thread(output_form, service.tokenizer, turn, tokens)
+        writer = MessagesWriter(service, ChoiceTexts(requests, len(tokens), None), form)
         return GenerationResponse(service, requests, writer, deadline=deadline, stream=bool(body.stream))
 
     @routes.post("/v1/messages/count_tokens", responses=ERRORS)

@@ -16,7 +16,7 @@ from ipex_assist.serve.errors import responses
 from ipex_assist.serve.protocol.responses import Deleted, FlatSchema, ModelResponse, ResponsesRequest, TextConfig
 from ipex_assist.serve.protocol.structured import JsonObject
 from ipex_assist.serve.routes.completions import ERRORS, STREAM, check_biases
-from ipex_assist.serve.routes.conversations import AskedConversation, prepare_conversation
+from ipex_assist.serve.routes.conversations import AskedConversation, output_form, prepare_conversation
 from ipex_assist.serve.routes.json_bodies import JsonRoute
 from ipex_assist.serve.routes.other_methods import refuse_other_methods
 from ipex_assist.serve.served_models import ServedModels
@@ -71,7 +71,8 @@ def router(models: ServedModels) -> APIRouter:
 
         requests = [GenerationRequest(tokens, options, turn.grammar)]
         texts = ChoiceTexts(requests, len(tokens), None if options.logprobs is None else service.token_texts)
-        writer = ResponseWriter(service, texts, body, keep, turn.parser)
+        form = await service.in_thread(output_form, service.tokenizer, turn, tokens)
+        writer = ResponseWriter(service, texts, body, keep, form)
         return GenerationResponse(service, requests, writer, deadline=deadline, stream=bool(body.stream))
 
     @routes.get("/v1/responses/{response_id}", response_model=ModelResponse, responses=responses(401, 404))

@@ -3,15 +3,26 @@
 Routes use `prepare` before generation, and `push` and `finish` of `PreparedConversation.parser()` during it.
 """
 
-from ipex_assist.serve.tools.call_parser import CallDelta, CallParser, ParsedEvent, content_and_calls, merged
+from ipex_assist.serve.tools.call_parser import (
+    CallDelta,
+    CallParser,
+    ParsedEvent,
+    Thought,
+    content_and_calls,
+    merged,
+)
+from ipex_assist.serve.tools.output_reader import OutputForm, OutputReader
 from ipex_assist.serve.tools.prepare import SCHEMA_FIELDS, PreparedConversation, prepare
 
 __all__ = [
     "SCHEMA_FIELDS",
     "CallDelta",
     "CallParser",
+    "OutputForm",
+    "OutputReader",
     "ParsedEvent",
     "PreparedConversation",
+    "Thought",
     "content_and_calls",
     "merged",
     "prepare",

@@ -26,7 +26,14 @@ class CallDelta:
     arguments: str = ""
 
 
-ParsedEvent: TypeAlias = "str | CallDelta"  # a str is content
+@dataclass(frozen=True)
+class Thought:
+    """A piece of what the model thinks before it answers."""
+
+    text: str
+
+
+ParsedEvent: TypeAlias = "str | Thought | CallDelta"  # a str is content
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,8 @@ def merged(events: Iterable[ParsedEvent]) -> list[ParsedEvent]:
         last = found[-1] if found else None
         if isinstance(event, str) and isinstance(last, str):
             found[-1] = last + event
+        elif isinstance(event, Thought) and isinstance(last, Thought):
+            found[-1] = Thought(last.text + event.text)
         elif isinstance(event, CallDelta) and isinstance(last, CallDelta) and event.index == last.index:
             found[-1] = replace(last, arguments=last.arguments + event.arguments)
         else:
@@ -53,12 +62,14 @@ def merged(events: Iterable[ParsedEvent]) -> list[ParsedEvent]:
 
 
 def content_and_calls(events: Iterable[ParsedEvent]) -> tuple[str | None, list[Call]]:
-    """Return the content (None if empty) and the calls of all events."""
+    """Return the content (None if empty) and the calls of all events; thoughts are neither."""
     content = ""
     calls: dict[int, Call] = {}
     for event in events:
         if isinstance(event, str):
             content += event
+        elif isinstance(event, Thought):
+            continue
         elif event.index in calls:
             known = calls[event.index]
             calls[event.index] = Call(known.id, known.name, known.arguments + event.arguments)
