@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import math
+import numbers
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,6 +45,8 @@ class Number(Kind):
 
     def take(self, value: Any) -> Any:
         """An int where `whole`, else an int or a float; true and false are not numbers."""
+        if isinstance(value, numbers.Real) and not isinstance(value, (bool, int, float)):  # NumPy's, for one
+            value = int(value) if isinstance(value, numbers.Integral) else float(value)
         right = isinstance(value, int) if self.whole else isinstance(value, (int, float))
         if isinstance(value, bool) or not right or (isinstance(value, float) and not math.isfinite(value)):
             raise ValueError(self._range)
@@ -75,6 +78,7 @@ class Size(Kind):
         """A number of bytes, or a text as on the command line."""
         if isinstance(value, str):
             return self.read(value)
+        value = int(value) if isinstance(value, numbers.Integral) and not isinstance(value, bool) else value
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 62:
             raise ValueError("must be a number of bytes above 0, or a text such as 8G or 500M")
         return value
@@ -281,6 +285,13 @@ class Options:
     def from_flags(cls: type[Own], args: argparse.Namespace, **more: Any) -> Own:
         """The options of a command line parsed with `add_flags`; `more` are fields without flags."""
         return cls.of(**{name: getattr(args, dest, None) for name, dest in destinations(cls).items()}, **more)
+
+    @classmethod
+    def without_effect(cls, given: Iterable[str], options: Options) -> dict[str, str]:
+        """Those of the options given by name that `options` make no use of, with the switch that each needs."""
+        table = options_of(cls)
+        needs = {name: table[name].needs for name in given if name in table}
+        return {name: switch for name, switch in needs.items() if switch and not getattr(options, switch)}
 
     def as_dict(self) -> dict[str, Any]:
         """The fields as plain data for JSON; `of(**data)` gives an equal object."""

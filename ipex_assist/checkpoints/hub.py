@@ -62,7 +62,7 @@ def _offline_variables() -> list[str]:
 
 def online_advice(offline: bool) -> str:
     """ "run once without …", with the flag or the variables that keep us offline."""
-    reasons = [*(["--offline"] if offline else []), *_offline_variables()]
+    reasons = [*(["--offline (in Python, offline=True)"] if offline else []), *_offline_variables()]
     return f"run once without {' and '.join(reasons)}" if reasons else "run once with a connection"
 
 

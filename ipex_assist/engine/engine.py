@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import logging
+import os
 import threading
 import time
 from collections import deque
@@ -14,7 +16,7 @@ from ipex_assist.engine.request import Request, RequestHandle
 from ipex_assist.engine.scheduler import Scheduler
 from ipex_assist.engine.state_prefixes import StatePrefixes
 from ipex_assist.engine.stats import EngineStats
-from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.executors.adapters import AdapterChoice
 from ipex_assist.executors.blocks import NoBlocksError
 from ipex_assist.executors.interface import Model
@@ -27,6 +29,8 @@ from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.speculative.schedule import ConstantSchedule, Schedule
 from ipex_assist.speculative.sources.constrained_source import ConstrainedSource
 from ipex_assist.speculative.sources.draft_source import DraftSource
+
+log = logging.getLogger("ipex_assist")
 
 
 class Engine:
@@ -60,6 +64,7 @@ class Engine:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closing = False
+        self._process: int | None = None  # in which the thread was started
 
     def submit(
         self,
@@ -78,6 +83,7 @@ class Engine:
         end-of-text token ends the output, whatever `options.ignore_eos` says.
         Raises IpexAssistError if the keys and values could never fit into the block pool.
         """
+        self._check_process()
         limit = options.max_new_tokens if limit is None else limit
         self._check_fits(len(tokens) + limit - 1)  # the last token is never read
         request = self._request(list(tokens), options, limit, draft, schedule, grammar)
@@ -90,6 +96,7 @@ class Engine:
     def advance(self, request: Request) -> None:
         """Run a pass, or wait until the engine's thread has run one; see Driver."""
         if self._thread is not None:
+            self._check_process()
             with self._changed:
                 if not request.rounds and not request.finished:
                     self._changed.wait(timeout=1.0)  # the thread may have been closed in the meantime
@@ -98,8 +105,28 @@ class Engine:
             if not request.rounds and not request.finished:
                 self._step()
 
+    def check_awaitable(self) -> None:
+        """Raise UsageError where no thread runs passes while a coroutine waits."""
+        self._check_process()
+        if self._thread is None:
+            raise UsageError("nothing runs the passes that `async for` waits for: call the model's start() before it")
+
+    @property
+    def _forked(self) -> bool:
+        """Whether the thread is that of another process, of which this is a fork; locks may be held for ever then."""
+        return self._thread is not None and self._process != os.getpid()
+
+    def _check_process(self) -> None:
+        if self._forked:
+            raise UsageError(
+                "this process was forked from the one in which the model was started, and has none of its threads: "
+                "load the model here, or fork before start()"
+            )
+
     def cancel(self, request: Request) -> None:
         """End a request before the next pass."""
+        if self._forked:
+            return
         self._cancelled.append(request)
         # There may never be another pass, so unless one is running the request's memory is released now. Acquiring must
         # not block: a handle can be garbage-collected at any moment, even during a pass of this very thread.
@@ -145,12 +172,14 @@ class Engine:
     def start(self) -> None:
         """Run passes in a background thread until `close`."""
         if self._thread is None:
-            self._closing = False
+            self._closing, self._process = False, os.getpid()
             self._thread = threading.Thread(target=self._run, name="ipex-assist engine", daemon=True)
             self._thread.start()
 
     def close(self) -> None:
         """Stop the thread, cancel every request and empty the prefix cache."""
+        if self._forked:
+            return
         thread, self._closing = self._thread, True
         with self._changed:
             self._changed.notify_all()
@@ -164,10 +193,22 @@ class Engine:
 
     def _run(self) -> None:
         while not self._closing:
-            if not self.step():
+            if not self._guarded_step():
                 with self._changed:
                     if not (self._closing or self._arrived or self._cancelled or self._scheduler.busy):
                         self._changed.wait()
+
+    def _guarded_step(self) -> bool:
+        """`step` for the thread, which must not end: what fails beside the passes ends the requests, and no other."""
+        try:
+            return self.step()
+        except Exception as error:
+            log.exception("a pass failed outside of its requests, which end with it")
+            with self._pass_lock:
+                self._scheduler.fail_all(error)
+            with self._changed:
+                self._changed.notify_all()
+            return True
 
     def _take_arrivals(self) -> None:
         while self._arrived:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Tokens
@@ -24,6 +26,8 @@ from ipex_assist.speculative.sources.head_assistant import HeadAssistant
 from ipex_assist.speculative.sources.prompt_lookup import LookupWithFallback
 from ipex_assist.speculative.sources.proposal import Proposal
 from ipex_assist.speculative.sources.two_assistants import TwoAssistants
+
+log = logging.getLogger("ipex_assist")
 
 
 @dataclass(eq=False)
@@ -66,6 +70,7 @@ class Request:
     finished: bool = False
     error: BaseException | None = None
     listener: Callable[[], object] | None = None
+    unheard: bool = False  # the listener failed: whoever asked is gone
 
     @property
     def end(self) -> int:
@@ -194,16 +199,30 @@ class Request:
 
     def put(self, round_: Round) -> None:
         """Queue a round for the owner."""
-        self.rounds.append(round_)
-        if self.listener is not None:
-            self.listener()
+        self.rounds.append(round_._replace(ended=time.perf_counter()))
+        self._notify()
 
     def finish(self, error: BaseException | None = None) -> None:
         """Mark the request as finished; error: what it failed with, if it did."""
         self.error, self.finished = error, True
         self.release()
-        if self.listener is not None:
-            self.listener()
+        self._notify()
+
+    def _notify(self) -> None:
+        """Tell the owner that there is something new. One that cannot be told any more ends this request, and no other.
+
+        Its event loop may have ended while it waited.
+        """
+        listener = self.listener
+        if listener is None:
+            return
+        try:
+            listener()
+        except Exception as error:
+            self.listener, self.unheard = None, True
+            log.warning(
+                "a text has ended early: who waits for it cannot be told of it (%s)", error or type(error).__name__
+            )
 
 
 class Driver(Protocol):
@@ -215,6 +234,10 @@ class Driver(Protocol):
 
     def cancel(self, request: Request) -> None:
         """End a request before the next pass."""
+        ...
+
+    def check_awaitable(self) -> None:
+        """Raise UsageError where nobody runs passes while a coroutine waits."""
         ...
 
     def pause(self, request: Request, paused: bool) -> None:
@@ -254,6 +277,7 @@ class RequestHandle(Iterator[Round]):
         """The next round; needs an engine with a running thread (`Engine.start`)."""
         import asyncio  # deferred: synchronous iteration does not need it
 
+        self._driver.check_awaitable()
         request, loop, arrived = self._request, asyncio.get_running_loop(), asyncio.Event()
         request.listener = lambda: loop.call_soon_threadsafe(arrived.set)
         while not request.rounds:

@@ -68,12 +68,21 @@ class Scheduler:
         for request in [*self.running, *self.waiting]:
             self.cancel(request)
 
+    def fail_all(self, error: Exception) -> None:
+        """End everything with an error."""
+        waiting = [*self.waiting]
+        self.waiting.clear()
+        for request in [*self.running, *waiting]:
+            self._fail(request, error)
+
     def step(self) -> bool:
         """Run one pass of the target. Returns False if there is nothing to do.
 
         A request that fails ends with its error. If a pass of several requests fails, each is run alone, so that only
         the one at fault fails.
         """
+        for request in [request for request in (*self.running, *self.waiting) if request.unheard]:
+            self.cancel(request)
         for request in [request for request in self.running if request.paused]:
             self._preempt(request)
         self._admit()

@@ -10,6 +10,11 @@ from ipex_assist.env.errors import UsageError
 KINDS = "a text, a list of token ids, or a list of messages such as {'role': 'user', 'content': 'Hello'}"
 
 
+def as_lists(prompt: Any) -> Any:
+    """An array or tensor of two dimensions, as tokenizers give it, as a list of rows; all else as it is."""
+    return prompt.tolist() if getattr(prompt, "ndim", None) == 2 and hasattr(prompt, "tolist") else prompt
+
+
 def is_one(prompt: Any) -> bool:
     """Whether this is one prompt of any kind, and not a list of prompts."""
     several = isinstance(prompt, (list, tuple)) and len(prompt) > 0 and isinstance(prompt[0], (str, list, tuple))
@@ -35,6 +40,8 @@ def messages_of(prompt: Any) -> list[dict[str, Any]] | None:
 
 def check_kind(prompt: Any) -> None:
     """Raise UsageError for what is no prompt of any kind. Token ids may come as an array or a tensor."""
+    if isinstance(prompt, Mapping) and "input_ids" in prompt:
+        raise UsageError("a prompt is token ids, and not all that a tokenizer returns: give its ['input_ids']")
     if isinstance(prompt, (bytes, bytearray, Mapping, set, frozenset)) or not isinstance(prompt, Iterable):
         raise UsageError(f"a prompt is {KINDS}, and this is {_shown(prompt)}")
 

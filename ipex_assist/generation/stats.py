@@ -87,7 +87,7 @@ class Statistics:
 
     def count(self, round_: Round, kept: int) -> None:
         """Add one round, of which `kept` tokens went into the result."""
-        elapsed = time.perf_counter() - self._started
+        elapsed = (time.perf_counter() if round_.ended is None else round_.ended) - self._started
         self.new_tokens += kept
         self._read_tokens += self._length
         self._length += len(round_.tokens)

@@ -201,6 +201,16 @@ class Generation(Iterator[Chunk]):
         self._pieces.append(self._text.finish())
         return self._pieces[-1]
 
+    def close(self) -> None:
+        """End here, as `interrupt` does; after the end, nothing. Also at the end of `with`."""
+        self.interrupt()
+
+    def __enter__(self) -> Generation:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
     def result(self) -> Result:
         """The result; before the end, that of the tokens so far."""
         counts = self.statistics

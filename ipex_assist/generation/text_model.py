@@ -12,7 +12,7 @@ from ipex_assist.engine.stats import EngineStats
 from ipex_assist.env.errors import UsageError
 from ipex_assist.executors.blocks import BlockPool
 from ipex_assist.executors.traffic import Traffic
-from ipex_assist.generation.conversation import check_kind, is_one, messages_of
+from ipex_assist.generation.conversation import as_lists, check_kind, is_one, messages_of
 from ipex_assist.generation.prefix_options import PrefixOptions
 from ipex_assist.generation.result import Identity, Result
 from ipex_assist.generation.stats import Loading
@@ -49,6 +49,11 @@ class TextModel(ABC):
 
     def __exit__(self, *raised: object) -> None:
         self.close()
+
+    def __reduce__(self) -> Any:
+        raise UsageError(
+            "a loaded model cannot be pickled, nor sent to another process: call load() in each process that uses it"
+        )
 
     def close(self) -> None:
         """End what runs in the background, where something does."""
@@ -141,9 +146,13 @@ class TextModel(ABC):
         """`stream` to its end; the same options. Several prompts give their results in the same order.
 
         prompt: as for `stream`, or a list of such: `generate([{"role": "user", "content": "Hello"}])` is one
-        conversation, and a list of conversations gives a list of results.
+        conversation, and a list of conversations gives a list of results. So does an array of token ids with two
+        dimensions, even of one row.
         On our own models several prompts share passes, which takes little longer than one of them would.
         """
+        prompt = as_lists(prompt)
+        if isinstance(prompt, (list, tuple)) and not prompt:
+            return []
         if is_one(prompt):
             return self._finish([self.stream(prompt, options, **more)])[0]
         return self._finish([self.stream(each, options, **more) for each in prompt])
@@ -180,7 +189,12 @@ class TextModel(ABC):
         leaves no room in the model's context; GrammarError for a grammar that is none. Its iteration raises LogitsError
         where the model computes no numbers, and GrammarError where the grammar becomes too complex on the way.
         """
+        given = [name for name, value in changes.items() if value is not None]
         options = self._with_adapter(GenerationOptions.of(options, **changes)).seeded()
+        for name, switch in GenerationOptions.without_effect(given, options).items():
+            log.warning("%s: no effect without %s=True; the likeliest token is taken", name, switch)
+        rows = as_lists(prompt)
+        prompt = rows[0] if rows is not prompt and len(rows) == 1 else prompt
         tokens = self.encode(prompt, chat=chat)
         limit = self.limit_of(len(tokens), options)
         rounds, drafting = self._rounds(tokens, limit, options, draft, schedule, grammar)

@@ -15,7 +15,8 @@ class Round(NamedTuple):
     tokens were chosen; None if not measured separately. logprobs: of each token, if requested. prompt_logprobs: in the
     first round, if requested, of each prompt token but the first. cached_tokens: in the first round, tokens of the
     prompt that were not read, since the prefix cache had them. drafted_by: the source of the drafted tokens, where
-    there are several: lookup, grammar, model, or the kind of a draft head.
+    there are several: lookup, grammar, model, or the kind of a draft head. ended: time.perf_counter() at its end, which
+    may be long before it is fetched; None where it is fetched at once.
     """
 
     tokens: list[int]
@@ -30,3 +31,4 @@ class Round(NamedTuple):
     prompt_logprobs: list[TokenLogprob] | None = None
     cached_tokens: int = 0
     drafted_by: str | None = None
+    ended: float | None = None

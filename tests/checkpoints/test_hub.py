@@ -49,12 +49,12 @@ def test_the_former_name_of_tinyllama_is_accepted(model, cache):
 
 def test_an_uncached_model_offline_says_where_it_was_looked_for(cache, monkeypatch):
     pattern = r"someone/else is neither a folder here .*nor in the cache .*cache.*: run once without "
-    with pytest.raises(IpexAssistError, match=pattern + r"--offline$"):
+    with pytest.raises(IpexAssistError, match=pattern + r"--offline \(in Python, offline=True\)$"):
         open_checkpoint("someone/else", offline=True)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(IpexAssistError, match=pattern + r"HF_HUB_OFFLINE$"):
         open_checkpoint("someone/else")
-    with pytest.raises(IpexAssistError, match=pattern + r"--offline and HF_HUB_OFFLINE$"):
+    with pytest.raises(IpexAssistError, match=pattern + r"--offline \(in Python, offline=True\) and HF_HUB_OFFLINE$"):
         open_checkpoint("someone/else", offline=True)
 
 

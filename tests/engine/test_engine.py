@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import os
 import random
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +24,7 @@ from ipex_assist.engine.engine import Engine
 from ipex_assist.engine.limits import EngineLimits
 from ipex_assist.engine.request import RequestHandle
 from ipex_assist.engine.stats import EngineStats
-from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.executors.interface import LogitsError, Model
 from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.load import load_model
@@ -270,6 +272,92 @@ def test_a_thread_of_its_own(pair: Pair) -> None:
     engine.close()
     assert endless.ended
     assert not any(thread.name == "ipex-assist engine" for thread in threading.enumerate())
+
+
+def test_a_loop_that_is_gone_ends_its_own_text_alone(pair: Pair) -> None:
+    """Would catch a thread that ends with it, after which every later call waits for ever."""
+    engine = pair.engine("model")
+    engine.start()
+    endless = GenerationOptions.of(max_new_tokens=1500, ignore_eos=True)
+    options = GenerationOptions.of(max_new_tokens=6, ignore_eos=True)
+    prompt = prompt_of(random.Random(1))
+    left = engine.submit(prompt, endless)
+
+    async def leave_early() -> None:
+        async for _ in left:
+            break
+
+    asyncio.run(leave_early())
+    deadline = time.monotonic() + 60
+    while not left.ended and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert left.ended
+    assert tokens_of(engine.submit(prompt, options)) == pair.alone(prompt, options)
+    engine.close()
+
+
+def test_a_failure_beside_the_passes_ends_the_requests(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = pair.engine("model")
+    step = engine._scheduler.step
+    failures = iter([RuntimeError("between passes")])
+
+    def failing() -> bool:
+        for error in failures:
+            raise error
+        return step()
+
+    monkeypatch.setattr(engine._scheduler, "step", failing)
+    options = GenerationOptions.of(max_new_tokens=6, ignore_eos=True)
+    prompt = prompt_of(random.Random(1))
+    first = engine.submit(prompt, options)
+    engine.start()
+    with pytest.raises(RuntimeError, match="between passes"):
+        tokens_of(first)
+    assert tokens_of(engine.submit(prompt, options)) == pair.alone(prompt, options)
+    engine.close()
+
+
+def test_awaiting_needs_the_thread(pair: Pair) -> None:
+    """Nobody would run a pass, and the coroutine wait for ever."""
+    handle = pair.engine("model").submit(prompt_of(random.Random(1)), GenerationOptions())
+
+    async def read() -> None:
+        async for _ in handle:
+            pass
+
+    with pytest.raises(UsageError, match=r"call the model's start\(\) before it"):
+        asyncio.run(read())
+
+
+def test_a_fork_of_a_started_engine_says_so(pair: Pair) -> None:
+    """It has none of the threads that would run its passes."""
+    engine = pair.engine("model")
+    engine.start()
+    read, write = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            engine.submit((1, 2), GenerationOptions())
+        except UsageError as error:
+            os.write(write, str(error).encode())
+        finally:
+            engine.close()
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as answer:
+        assert b"forked from the one in which the model was started" in answer.read()
+    os.waitpid(child, 0)
+    engine.close()
+
+
+def test_rounds_say_when_they_ended(pair: Pair) -> None:
+    """Would catch speeds of thousands of tokens a second where a reader fetches late what was there long ago."""
+    engine = pair.engine("model")
+    options = GenerationOptions.of(max_new_tokens=8, ignore_eos=True)
+    handles = [engine.submit(prompt_of(random.Random(seed)), options) for seed in range(2)]
+    rounds = [list(handle) for handle in handles]
+    ends = [[round_.ended for round_ in each] for each in rounds]
+    assert all(a < b for each in ends for a, b in itertools.pairwise(each))
+    assert ends[1][0] < ends[0][-1]  # the second's were there before they were fetched
 
 
 def test_the_end_of_a_text(pair: Pair) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import pickle
 import threading
 from pathlib import Path
 from typing import Any, get_args
 
 import checkpoint_files
+import numpy
 import pytest
+import torch
 
 import ipex_assist
 from ipex_assist import GenerationOptions, LoadOptions, UsageError, api
@@ -148,3 +151,53 @@ def test_an_empty_prompt_names_no_flag(model: TextModel) -> None:
     with pytest.raises(UsageError, match="prompt is empty") as error:
         model.generate("")
     assert "--" not in str(error.value)
+
+
+# --- as those who know transformers or vLLM type it
+
+
+def test_numbers_and_arrays_of_numpy(model: TextModel) -> None:
+    """Would catch np.int64 that is refused, and input_ids of two dimensions."""
+    expected = model.generate([5, 6, 7], max_new_tokens=4).tokens
+    assert model.generate([5, 6, 7], max_new_tokens=numpy.int64(4), temperature=numpy.float32(1)).tokens == expected
+    for ids in (numpy.array([[5, 6, 7]]), torch.tensor([[5, 6, 7]])):
+        assert [result.tokens for result in model.generate(ids, max_new_tokens=4)] == [expected]
+        with model.stream(ids, max_new_tokens=4) as stream:
+            assert [token for chunk in stream for token in chunk.tokens] == expected
+    both = model.generate(torch.tensor([[5, 6, 7], [7, 6, 5]]), max_new_tokens=4)
+    assert [result.tokens for result in both] == [expected, model.generate([7, 6, 5], max_new_tokens=4).tokens]
+    with pytest.raises(UsageError):
+        model.stream(torch.tensor([[5, 6, 7], [7, 6, 5]]))
+    with pytest.raises(UsageError, match=r"give its \['input_ids'\]"):
+        model.generate(model.tokenizer("a"))
+    with pytest.raises(UsageError, match="max_new_tokens True"):
+        model.generate([5], max_new_tokens=True)
+
+
+def test_no_prompts_give_no_results(model: TextModel) -> None:
+    assert model.generate([]) == []
+
+
+def test_sampling_options_without_sampling_are_said(model: TextModel, caplog: pytest.LogCaptureFixture) -> None:
+    """`temperature=0.7` alone decodes greedily, which vLLM's users do not expect."""
+    greedy = model.generate([5, 6], max_new_tokens=4)
+    caplog.clear()
+    assert model.generate([5, 6], max_new_tokens=4, temperature=0.7, top_p=0.9).tokens == greedy.tokens
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["temperature", "top_p"]
+    assert "no effect without do_sample=True" in caplog.text
+    caplog.clear()
+    model.generate([5, 6], max_new_tokens=4, temperature=0.7, do_sample=True, seed=1)
+    assert not caplog.records
+
+
+def test_a_model_cannot_be_pickled(model: TextModel) -> None:
+    with pytest.raises(UsageError, match=r"cannot be pickled.*call load\(\) in each process"):
+        pickle.dumps(model)
+
+
+def test_a_stream_can_be_closed(model: TextModel) -> None:
+    with model.stream([5, 6, 7], max_new_tokens=50) as stream:
+        next(stream)
+    assert stream.result().stop_reason == "interrupted"
+    assert list(stream) == []
+    stream.close()
