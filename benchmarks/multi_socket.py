@@ -42,8 +42,8 @@ from ipex_assist.launch.plan import without_plan
 from ipex_assist.launch.process import Surroundings, command_for
 from ipex_assist.quantization.precision import PRECISIONS
 from ipex_assist.speculative.sources.assistant_name import AUTO, SELF, parse_assistant
-from ipex_assist.workers.events import Answered, Ended, LogLine, Ready
 from ipex_assist.workers.local_pool import LocalPool
+from ipex_assist.workers.wire import Answered, Ended, LogLine
 
 PROMPT = "Write a quick-sort implementation in Python."
 PROGRAM = (sys.executable, str(Path(__file__).with_name("multi_socket_instance.py")))
@@ -80,6 +80,7 @@ class Instances:
         try:
             for index in range(self._pool.size):
                 self._pool.start(index)
+                self._pool.submit(index, {"do": "facts", "at": 0.0})
             self.facts = self._all_answers()
         except BaseException:
             self._pool.close()
@@ -110,8 +111,6 @@ class Instances:
             for event in self._pool.wait(left):
                 if isinstance(event, LogLine):
                     self._said[event.instance].append(event.line)
-                elif isinstance(event, Ready):
-                    found[event.instance] = event.facts
                 elif isinstance(event, Ended):
                     raise InstanceFailed(self._describe_end(event))
                 elif isinstance(event, Answered):
@@ -122,7 +121,7 @@ class Instances:
 
     def _describe_end(self, event: Ended) -> str:
         if event.refusal is not None:
-            return event.refusal[0]
+            return event.refusal.message
         words = "\n  ".join(["", *self._said[event.instance]])
         return f"instance {event.instance} ({self._pool.describe(event.instance)}) {event.reason}{words}"
 

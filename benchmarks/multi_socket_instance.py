@@ -150,6 +150,8 @@ class Instance:
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Wait for the request's time, then do what it says."""
         time.sleep(max(0.0, request["at"] - time.monotonic()))
+        if request["do"] == "facts":
+            return self.facts()
         if request["do"] == "read":
             return self.read(request["size"])
         if request["do"] == "generate":
@@ -170,15 +172,14 @@ def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
 
     try:
         instance = Instance(json.loads(requests.readline()))
-        send({"ready": instance.facts()})
     except IpexAssistError as error:
-        send({"refusal": str(error), "exit_code": error.exit_code})
+        send({"type": "refused", "message": str(error), "exit_code": error.exit_code})
         return
     for line in requests:
         try:
-            send({"result": instance.answer(json.loads(line))})
+            send({"type": "answer", "id": 0, "result": instance.answer(json.loads(line))})
         except (IpexAssistError, OSError, RuntimeError) as error:
-            send({"result": None, "error": f"{type(error).__name__}: {error}"})
+            send({"type": "answer", "id": 0, "error": f"{type(error).__name__}: {error}"})
 
 
 def main() -> None:

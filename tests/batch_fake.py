@@ -44,19 +44,25 @@ def instance() -> None:
     if model == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
     if model.startswith("refuses") and model != f"refuses-not-{os.environ.get('IPEX_INSTANCE')}":
-        send({"refusal": f"there is no model {model}", "exit_code": 2 if model.endswith("usage") else 1})
+        send(
+            {
+                "type": "refused",
+                "message": f"there is no model {model}",
+                "exit_code": 2 if model.endswith("usage") else 1,
+            }
+        )
         return
     if model == "loads":
-        send({"phase": {"name": "packing weights", "share": 0.43, "seconds": 2.5}})
+        send({"type": "phase", "name": "packing weights", "share": 0.43, "seconds": 2.5})
         while not os.path.exists(os.environ["GO"]):
             time.sleep(0.01)
-    facts = {"target": model, "precision": "fp32", "executor": "fake", "load_s": 0.0, "chat_template": model == "chats"}
-    send({"ready": facts})
+    about = {"target": model, "precision": "fp32", "executor": "fake"}
+    send({"type": "ready", "model": about, "load_s": 0.0, "chat_template": model == "chats"})
     for line in sys.stdin:
         request = json.loads(line)
-        if "cancel" in request:
-            if request["cancel"] in cancelled:
-                cancelled[request["cancel"]].set()
+        if request["type"] == "cancel":
+            if request["id"] in cancelled:
+                cancelled[request["id"]].set()
             continue
         with lock:
             cancelled[request["id"]] = threading.Event()
@@ -68,7 +74,7 @@ def instance() -> None:
 
 def serve(request: dict[str, Any], company: int) -> None:
     """Answer one request, of so many that are in flight."""
-    reply = {"id": request["id"], **answer(request, company)}
+    reply = {"type": "answer", "id": request["id"], **answer(request, company)}
     with lock:
         del cancelled[request["id"]]
         send(reply)

@@ -7,13 +7,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ipex_assist.generation.text_model import TextModel
 from ipex_assist.launch.spawn import read_processes
 from ipex_assist.workers.request_loop import failure
+from ipex_assist.workers.wire import Answered, TextRequest
+from ipex_assist.workers.worker_model import begin
 
 FAKE = [sys.executable, str(Path(__file__).with_name("batch_fake.py")), "-m", "fake", "--offline"]
 REAL = [sys.executable, "-m", "ipex_assist", "batch"]
@@ -92,12 +94,12 @@ TWO = ["--no-launch", "--instances", 2]
 SIXTEEN = ["--concurrency", 16]
 
 
-def answer(model: TextModel, request: Mapping[str, Any]) -> dict[str, Any]:
-    """The reply of a worker that has this request alone."""
+def answer(model: TextModel, request: TextRequest) -> Answered:
+    """The answer of a worker that has this request alone."""
     try:
-        generation = model.begin_request(request)
+        generation = begin(model, request)
         for _ in generation:
             pass
-        return {"result": generation.result().as_dict()}
+        return Answered(request.id, generation.result().as_dict())
     except Exception as error:
-        return failure(error)
+        return failure(request.id, error)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncGenerator
-from typing import Any
 
 from ipex_assist.embedding.model import EmbeddingModel
 from ipex_assist.env.errors import UsageError
@@ -30,8 +28,14 @@ class EmbeddingBackend:
         self.model, self.pace = model, 0.0
         self.cancelled = 0
         self.facts = ModelFacts(
-            *("tiny", "folder/tiny", None, "fp32", "native", model.context_length, model.vocab_size, 1000),
-            embedding=model.facts.from_dict(json.loads(json.dumps(model.facts.as_dict()))),
+            name="tiny",
+            target="folder/tiny",
+            precision="fp32",
+            executor="native",
+            context_length=model.context_length,
+            vocab_size=model.vocab_size,
+            created=1000,
+            embedding=model.facts,
         )
         self.tokenizer = model.tokenizer
 
@@ -39,10 +43,9 @@ class EmbeddingBackend:
         self, request: GenerationRequest, *, timeout: float | None = None
     ) -> AsyncGenerator[OutputChunk | Finished, None]:
         assert request.inputs is not None
-        fields: dict[str, Any] = {"prompt": request.tokens, "embed": json.loads(json.dumps(request.inputs.as_dict()))}
         ends = time.monotonic() + (timeout or 60)
         try:
-            job = self.model.begin_request(fields)
+            job = self.model.begin(request.inputs.texts(request.tokens))
         except UsageError as error:
             raise InvalidField(str(error), None) from None
         try:

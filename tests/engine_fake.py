@@ -45,14 +45,14 @@ def pool_of(count: int, concurrency: int = 4, target: str = "fake", first: Path 
     return LocalPool([LaunchCommand(argv, environ, {}, {}, place, argv) for place in places], settings)
 
 
-def say(**reply: Any) -> None:
-    print(json.dumps(reply), flush=True)
+def say(kind: str, **reply: Any) -> None:
+    print(json.dumps({"type": kind, **reply}), flush=True)
 
 
 def part(number: int, index: int) -> None:
-    pieces = [[f"w{index} ", index, bool(index % 2)]]
-    chunk = {"pieces": pieces, "logprobs": None, "drafted": 1, "accepted": index % 2, "cached": 0}
-    say(id=number, chunk=chunk)
+    deltas = [[f"w{index} ", index, bool(index % 2)]]
+    chunk = {"token_deltas": deltas, "logprobs": None, "drafted": 1, "accepted": index % 2}
+    say("chunk", id=number, chunk=chunk)
 
 
 class Fake:
@@ -65,17 +65,18 @@ class Fake:
         self.turn: dict[int, int] = {}
 
     def take(self, request: dict[str, Any]) -> None:
-        if "cancel" in request:
-            if self.running.pop(request["cancel"], None) or self.paused.pop(request["cancel"], None):
-                say(id=request["cancel"], result=None, error="cancelled")
-        elif "pause" in request:
-            if request["pause"] in self.running:
-                self.paused[request["pause"]] = self.running.pop(request["pause"])
-        elif "resume" in request:
-            self.running[request["resume"]] = self.paused.pop(request["resume"])
+        kind, number = request["type"], request["id"]
+        if kind == "cancel":
+            if self.running.pop(number, None) or self.paused.pop(number, None):
+                say("answer", id=number, error="cancelled")
+        elif kind == "pause":
+            if number in self.running:
+                self.paused[number] = self.running.pop(number)
+        elif kind == "resume":
+            self.running[number] = self.paused.pop(number)
         else:
-            self.running[request["id"]] = request["prompt"]
-            self.turn[request["id"]] = 0
+            self.running[number] = request["prompt"]
+            self.turn[number] = 0
 
     def play(self) -> None:
         for number, prompt in list(self.running.items()):
@@ -98,7 +99,7 @@ class Fake:
         elif action == PLAY:
             tokens = list(range(count))
             self.done += 1
-            say(stats={"engine": {"finished": self.done, "rows": {"1": count}}, "blocks": {"used": 1, "total": 8}})
+            say("counts", engine={"finished": self.done, "rows": {"1": count}}, blocks={"used": 1, "total": 8})
             text = "".join(f"w{i} " for i in tokens)
             counts = {
                 "prompt_tokens": 2,
@@ -127,7 +128,7 @@ class Fake:
 
     def end(self, number: int, **reply: Any) -> None:
         del self.running[number]
-        say(id=number, **reply)
+        say("answer", id=number, **reply)
 
 
 def main() -> None:
@@ -138,15 +139,15 @@ def main() -> None:
     if target == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
     if target.startswith("refuses"):
-        say(refusal="there is no such model", exit_code=2 if target.endswith("usage") else 1)
+        say("refused", message="there is no such model", exit_code=2 if target.endswith("usage") else 1)
         return
     while target == "waits" and not first.exists():
         time.sleep(0.01)
     if target == "loads":
-        say(phase={"name": "packing weights", "share": 0.43, "seconds": 2.0})
+        say("phase", name="packing weights", share=0.43, seconds=2.0)
     print("tokens are odd", file=sys.stderr, flush=True)
-    facts = {"target": "fake", "assistant": None, "precision": "fp32", "executor": "fake", "load_s": 0.0}
-    say(ready={**facts, "context_length": 128, "vocab_size": 320, "concurrency": concurrency, "pauses": True})
+    about = {"target": "fake", "precision": "fp32", "executor": "fake", "context_length": 128, "vocab_size": 320}
+    say("ready", model=about, load_s=0.0, concurrency=concurrency, pauses=True)
     fake, rest = Fake(first), b""
     while True:
         if select.select([0], [], [], 0 if fake.running else None)[0]:

@@ -66,7 +66,14 @@ class FakeBackend:
         self.running = self.most_running = self.cancelled = 0
         self.figures = ServerStatistics(slots=1, alive=1)
         self._facts = ModelFacts(
-            "tiny", "folder/tiny", "tiny-draft", "bf16", "native", context_length, VOCAB_SIZE, 1000
+            name="tiny",
+            target="folder/tiny",
+            assistant="tiny-draft",
+            precision="bf16",
+            executor="native",
+            context_length=context_length,
+            vocab_size=VOCAB_SIZE,
+            created=1000,
         )
 
     @property
@@ -133,8 +140,7 @@ class FakeBackend:
                 TokenDelta(piece.text, token, piece.drafted)
                 for piece, token in zip(chunk.pieces, chunk.tokens, strict=True)
             ]
-            logprobs = None if chunk.logprobs is None else [vars(choice) for choice in chunk.logprobs]
-            yield OutputChunk(pieces, logprobs, chunk.round.drafted, chunk.round.accepted)
+            yield OutputChunk(pieces, chunk.logprobs, chunk.round.drafted, chunk.round.accepted)
         yield Finished(generation.result().as_dict())
 
     def _rounds(self, request: GenerationRequest) -> Iterator[Round]:

@@ -41,7 +41,16 @@ class Scripted:
     """A backend of one text for each word."""
 
     ready, draining = True, False
-    facts = ModelFacts("tiny-chat", "tiny-chat", "tiny-draft", "fp32", "torch", 4096, checkpoint_files.VOCAB_SIZE, 0)
+    facts = ModelFacts(
+        name="tiny-chat",
+        target="tiny-chat",
+        assistant="tiny-draft",
+        precision="fp32",
+        executor="torch",
+        context_length=4096,
+        vocab_size=checkpoint_files.VOCAB_SIZE,
+        created=0,
+    )
 
     def __init__(self) -> None:
         self.tokenizer = checkpoint_files.tiny_tokenizer()

@@ -157,7 +157,7 @@ def _ray_pool(args: argparse.Namespace, progress: Progress, stop: StopSignal, se
     from ipex_assist.workers.ray_pool import connect
 
     need = instance_need(settings)
-    pool = connect(args.ray, instance_request(args, need.total), need, settings.as_dict(), progress.say_once)
+    pool = connect(args.ray, instance_request(args, need.total), need, settings, progress.say_once)
     stop.catch()  # Ray has put a handler of its own in place of ours
     return pool
 

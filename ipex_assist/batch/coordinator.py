@@ -17,10 +17,10 @@ from ipex_assist.checkpoints.short_name import short_name
 from ipex_assist.commands.shared.stop_signal import StopSignal
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.phase_display import PRINTED_AFTER
-from ipex_assist.workers.events import Answered, Ended, Event, LogLine, PhaseReport, Ready
 from ipex_assist.workers.loading_workers import LoadingWorkers
 from ipex_assist.workers.pool import WorkerPool
 from ipex_assist.workers.restarts import RESTART_DELAYS, RestartState
+from ipex_assist.workers.wire import Answered, Ended, Event, LogLine, PhaseReport, Ready, Refused
 
 TICK_SECONDS = 0.2  # how long a signal or a time limit may go unnoticed
 GRACE_SECONDS = 3.0  # for prompts that are nearly done when a signal comes
@@ -101,7 +101,7 @@ class Coordinator:
             try:
                 self._pool.start(number)
             except IpexAssistError as error:
-                self._ended(Ended(number, "cannot be started", (str(error), error.exit_code)))
+                self._ended(Ended("cannot be started", Refused(str(error), error.exit_code), instance=number))
 
     def _feed(self) -> None:
         usable = [number for number, instance in enumerate(self._instances) if not instance.given_up]
@@ -116,12 +116,12 @@ class Coordinator:
     def _submit(self, number: int, task: Task) -> None:
         task.sent_at, task.cancelled = time.time(), False
         try:
-            request = self._prompts.read(task.entry).request()
+            request = self._prompts.read(task.entry).request(task.number)
         except LineError as error:
             self._finish(number, task, {"error": str(error)})
             return
         task.deadline = None if self._timeout is None else time.monotonic() + self._timeout
-        self._pool.submit(number, {"id": task.number, **request})
+        self._pool.submit(number, request)
 
     def _take(self, events: Sequence[Event]) -> None:
         for event in events:
@@ -149,18 +149,17 @@ class Coordinator:
         instance = self._instances[event.instance]
         self._loading.over(event.instance)
         instance.ready = instance.was_ready = True
-        asked = self._concurrency or event.facts.get("concurrency", 1)
-        instance.concurrency = min(asked, event.facts.get("concurrency", asked))
+        instance.concurrency = event.concurrent(self._concurrency)
         if not self._begun:
             self._begun = True
             self._progress.begin()
-        facts = event.facts
-        if facts.get("chat_template") and self._prompts.undecided:
+        loaded = event.model
+        if event.chat_template and self._prompts.undecided:
             self._progress.say_once(
-                f"{short_name(facts['target'])} has a chat template, and prompts are continued without it: --chat "
+                f"{short_name(loaded.target)} has a chat template, and prompts are continued without it: --chat "
                 "makes each a user's message (--raw: as now, without this line)"
             )
-        model = (facts["target"], facts["precision"])
+        model = (loaded.target, loaded.precision)
         if self._models and model not in self._models:
             before = ", ".join(f"{short_name(target)} in {precision}" for target, precision in sorted(self._models))
             self._progress.say(
@@ -169,12 +168,12 @@ class Coordinator:
         self._models.add(model)
         if self._verbose:
             self._progress.say(
-                f"instance {event.instance}: {short_name(facts['target'])} loaded in {facts['load_s']:.1f} s, "
+                f"instance {event.instance}: {short_name(loaded.target)} loaded in {event.load_s:.1f} s, "
                 f"{self._pool.describe(event.instance)}; prompts in flight: {instance.concurrency}"
             )
 
     def _answered(self, event: Answered) -> None:
-        number, task = event.instance, self._queue.find(event.instance, event.request)
+        number, task = event.instance, self._queue.find(event.instance, event.id)
         if task is None:
             return
         if event.result is not None:
@@ -200,7 +199,7 @@ class Coordinator:
             return
         if not timed_out:
             self._count_end(instance, event)
-        reason = event.refusal[0] if event.refusal is not None else event.reason
+        reason = event.refusal.message if event.refusal is not None else event.reason
         if not all(other.given_up for other in self._instances):  # else the error that ends the run says it
             left_out = "; left out from here on" if instance.given_up else ""
             self._progress.say(f"instance {number}: {reason} ({where}){left_out}")
@@ -213,9 +212,8 @@ class Coordinator:
         """Count it, and raise where no other instance can do what this one says that it cannot."""
         instance.count_end(refused=event.refusal is not None)
         if event.refusal is not None:
-            message, exit_code = event.refusal
-            wrong_usage = exit_code == UsageError.exit_code
-            self._last_refusal = UsageError(message) if wrong_usage else IpexAssistError(message)
+            self._last_refusal = event.refusal.error()
+            wrong_usage = isinstance(self._last_refusal, UsageError)
             if wrong_usage and not self._begun:
                 raise self._last_refusal
 

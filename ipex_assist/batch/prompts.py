@@ -16,6 +16,7 @@ from ipex_assist.batch.options import FIELDS, LineError, check_messages, check_o
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.options import options_of
 from ipex_assist.speculative.options import DraftOptions, GenerationOptions
+from ipex_assist.workers.wire import TextRequest
 
 Id = int | str
 DIGEST_LENGTH = 16
@@ -41,12 +42,11 @@ class Prompt:
     model: str | None = None
     no_model: str | None = None
 
-    def request(self) -> dict[str, Any]:
+    def request(self, number: int) -> TextRequest:
         """What an instance is sent. Raises LineError where the line names a model that does not run."""
         if self.no_model is not None:
             raise LineError(self.no_model)
-        options = self.options.changed()
-        return {"prompt": self.prompt, "messages": self.messages, "chat": self.chat, "options": options}
+        return TextRequest(number, self.prompt, self.messages, self.chat, self.options)
 
     def digest(self) -> str:
         """A hash of all that decides the text but the model: whether a result belongs to this very prompt."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ipex_assist.env.errors import UsageError
@@ -43,15 +43,6 @@ class EmbeddingFacts:
     lengths: tuple[int, ...] = ()
     lower_case: bool = False
     pair_form: str = PAIR
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data that JSON can hold."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> EmbeddingFacts:
-        """The inverse of `as_dict`."""
-        return cls(**{**fields, "lengths": tuple(fields["lengths"])})
 
     def prompt(self, name: str | None) -> str:
         """The prompt of this name, or the default one. Raises UsageError where there is none of that name."""

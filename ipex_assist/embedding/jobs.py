@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -140,15 +140,10 @@ class EmbeddingInputs:
         lengths, skips = tuple(len(text.tokens) for text in texts), tuple(text.skip for text in texts)
         return tokens, cls(lengths, skips, tuple(types))
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data that JSON can hold."""
-        return {"lengths": self.lengths, "skips": self.skips, "types": self.types}
-
-    @staticmethod
-    def texts(tokens: Sequence[int], fields: Mapping[str, Any]) -> list[EncodedText]:
-        """The inverse of `of`, from plain data."""
-        found, first, types = [], 0, list(fields["types"])
-        for length, skip in zip(fields["lengths"], fields["skips"], strict=True):
+    def texts(self, tokens: Sequence[int]) -> list[EncodedText]:
+        """The inverse of `of`."""
+        found, first, types = [], 0, list(self.types)
+        for length, skip in zip(self.lengths, self.skips, strict=True):
             end = first + length
             found.append(EncodedText(list(tokens[first:end]), skip, types[first:end]))
             first = end

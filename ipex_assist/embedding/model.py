@@ -6,13 +6,13 @@ import itertools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ipex_assist.embedding.facts import EmbeddingFacts, EncodedText
-from ipex_assist.embedding.jobs import EmbeddingInputs, EmbeddingJob
+from ipex_assist.embedding.jobs import EmbeddingJob
 from ipex_assist.embedding.steps import Finisher
 from ipex_assist.engine.stats import EngineStats
 from ipex_assist.env.errors import IpexAssistError, UsageError
@@ -63,12 +63,6 @@ class EmbeddingModel(ABC):
         job = EmbeddingJob(self, texts, next(self._numbers))
         self.jobs.append(job)
         return job
-
-    def begin_request(self, request: Mapping[str, Any]) -> EmbeddingJob:
-        """Queue what a worker was sent. Raises UsageError where that asks for a text."""
-        if request.get("embed") is None:
-            raise UsageError(f"{self.identity.target} gives vectors here and writes no text")
-        return self.begin(EmbeddingInputs.texts(request["prompt"], request["embed"]))
 
     def check(self, text: EncodedText) -> None:
         """Raise UsageError where a text cannot be read."""

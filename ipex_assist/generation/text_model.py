@@ -154,15 +154,8 @@ class TextModel(ABC):
         if isinstance(prompt, (list, tuple)) and not prompt:
             return []
         if is_one(prompt):
-            return self._finish([self.stream(prompt, options, **more)])[0]
-        return self._finish([self.stream(each, options, **more) for each in prompt])
-
-    @staticmethod
-    def _finish(generations: Sequence[Generation]) -> list[Result]:
-        for generation in generations:
-            for _ in generation:
-                pass
-        return [generation.result() for generation in generations]
+            return _finished([self.stream(prompt, options, **more)])[0]
+        return _finished([self.stream(each, options, **more) for each in prompt])
 
     def stream(
         self,
@@ -214,24 +207,6 @@ class TextModel(ABC):
             seed=options.seed if options.draws else None,
         )
 
-    def begin_request(self, request: Mapping[str, Any]) -> Generation:
-        """`stream` what a worker was sent: prompt (a text or token ids) or messages, chat and options.
-
-        Its "grammar", if any, is {"kind": …, "value": …}. Raises UsageError where it has texts for an embedding model.
-        """
-        if request.get("embed") is not None:
-            raise UsageError(f"{self.identity.target} writes text here and gives no vectors: start with --task embed")
-        prompt, chat = request["prompt"], request["chat"]
-        if request["messages"] is not None:
-            prompt, chat = self.encode_messages(request["messages"]), True
-        grammar = request.get("grammar")
-        return self.stream(
-            prompt,
-            GenerationOptions.of(**request["options"]),
-            chat=chat,
-            grammar=None if grammar is None else GrammarSpec(**grammar),
-        )
-
     def _with_adapter(self, options: GenerationOptions) -> GenerationOptions:
         """The options with the adapter that they mean; None is none. Raises UsageError for one that is not loaded."""
         name = self.default_adapter if options.lora is None else options.lora
@@ -275,3 +250,11 @@ class TextModel(ABC):
                 f"{context}: shorten the prompt by at least {1 - room} tokens"
             )
         return min(options.max_new_tokens, room)
+
+
+def _finished(generations: Sequence[Generation]) -> list[Result]:
+    """The results of generations, which may share passes."""
+    for generation in generations:
+        for _ in generation:
+            pass
+    return [generation.result() for generation in generations]

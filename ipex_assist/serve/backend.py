@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ipex_assist.embedding.facts import EmbeddingFacts
 from ipex_assist.embedding.jobs import EmbeddingInputs
 from ipex_assist.env.errors import UsageError
 from ipex_assist.speculative.choosing.grammar import GrammarSpec
 from ipex_assist.speculative.options import GenerationOptions
+from ipex_assist.workers.wire import ModelDescription
+from ipex_assist.workers.wire import OutputChunk as OutputChunk
+from ipex_assist.workers.wire import TokenDelta as TokenDelta
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -35,31 +37,6 @@ class GenerationRequest:
     share: RequestShare = field(default_factory=RequestShare, compare=False)
     inputs: EmbeddingInputs | None = None
     continues: bool = False
-
-
-@dataclass(frozen=True)
-class TokenDelta:
-    """Text released with one token; may be empty, or include held-back text of earlier tokens. token: its id. drafted:
-    whether it was drafted and accepted."""
-
-    text: str
-    token: int
-    drafted: bool
-
-
-@dataclass(frozen=True)
-class OutputChunk:
-    """The output of one pass of the target. logprobs: for each token delta, if requested.
-
-    drafted, accepted: tokens drafted for this pass, and those of them that were accepted. cached: in the first chunk,
-    the tokens of the prompt that the prefix cache had.
-    """
-
-    token_deltas: list[TokenDelta]
-    logprobs: list[dict[str, Any]] | None
-    drafted: int
-    accepted: int
-    cached: int = 0
 
 
 @dataclass(frozen=True)
@@ -98,24 +75,11 @@ class Failed(Exception):
         self.again = again
 
 
-@dataclass(frozen=True)
-class ModelFacts:
-    """The served model. name: in requests. context_length: in tokens. created: Unix time in seconds. draft_head: the
-    assistant's kind, where it is a draft head. embedding: of a model that gives vectors or scores, and writes no text.
-    adapters: folders by their names.
-    """
+class ModelFacts(ModelDescription, kw_only=True):
+    """The served model. name: in requests. created: Unix time in seconds."""
 
     name: str
-    target: str
-    assistant: str | None
-    precision: str
-    executor: str
-    context_length: int | None
-    vocab_size: int
     created: int
-    draft_head: str | None = None
-    embedding: EmbeddingFacts | None = None
-    adapters: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

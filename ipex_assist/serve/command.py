@@ -34,11 +34,11 @@ from ipex_assist.serve.options import ServeOptions
 from ipex_assist.serve.server_log import ServerLog
 from ipex_assist.serve.stop_signals import StopSignals
 from ipex_assist.speculative.options import DraftOptions
-from ipex_assist.workers.events import PhaseReport
 from ipex_assist.workers.frozen_objects import freeze_objects
 from ipex_assist.workers.loading_workers import LoadingWorkers
 from ipex_assist.workers.local_machine import instance_need, local_commands, local_pool
 from ipex_assist.workers.settings import WorkerSettings
+from ipex_assist.workers.wire import PhaseReport
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

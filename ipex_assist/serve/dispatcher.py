@@ -42,7 +42,7 @@ class Dispatcher:
         load = {number: each for number, each in load.items() if number not in active.tried} or load
         active.slot = choose({number: self._slots[number].known.find(active.keys) for number in load}, load)
         self._slots[active.slot].take(active, next(self._numbers))
-        self._pool.submit(active.slot, active.fields())
+        self._pool.submit(active.slot, active.message())
 
     def _pause_one(self) -> bool:
         """Pause a text so that the next one can start; returns False if that should wait."""

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ipex_assist.embedding.facts import EmbeddingFacts
-from ipex_assist.serve.backend import GenerationRequest, ModelFacts, OutputChunk, ServerStatistics, TokenDelta
+from msgspec import structs
+
+from ipex_assist.serve.backend import GenerationRequest, OutputChunk, ServerStatistics
 from ipex_assist.serve.count_sums import sum_counts
 from ipex_assist.serve.output_queue import OutputQueue
 from ipex_assist.serve.routing import KnownPrefixes, block_keys
 from ipex_assist.speculative.options import DraftOptions, GenerationOptions
 from ipex_assist.workers.restarts import RestartState
+from ipex_assist.workers.wire import BlockCounts, EmbedRequest, Measured, Request, TextRequest
 
 
 @dataclass(eq=False)
@@ -61,29 +63,18 @@ class ActiveRequest:
             self.output.put(chunk)
         elif len(known) < len(tokens):
             logprobs = None if chunk.logprobs is None else chunk.logprobs[len(known) :]
-            self.output.put(replace(chunk, token_deltas=chunk.token_deltas[len(known) :], logprobs=logprobs))
+            self.output.put(structs.replace(chunk, token_deltas=chunk.token_deltas[len(known) :], logprobs=logprobs))
         return True
 
-    def fields(self) -> dict[str, Any]:
-        """The request in the format of an engine process."""
-        grammar, inputs = self.request.grammar, self.request.inputs
-        if inputs is not None:
-            return {"id": self.number, "prompt": self.request.tokens, "embed": inputs.as_dict()}
-        return {
-            "id": self.number,
-            "prompt": self.request.tokens,
-            "chat": not self.request.continues,
-            "messages": None,
-            "options": self.options.changed(),
-            "stream": True,
-            "grammar": None if grammar is None else {"kind": grammar.kind, "value": grammar.value},
-        }
-
-
-def chunk_of(chunk: Mapping[str, Any]) -> OutputChunk:
-    """Convert a `Streamed` event's chunk."""
-    pieces = [TokenDelta(text, token, drafted) for text, token, drafted in chunk["pieces"]]
-    return OutputChunk(pieces, chunk["logprobs"], chunk["drafted"], chunk["accepted"], chunk["cached"])
+    def message(self) -> Request:
+        """The request as an engine process gets it."""
+        asked = self.request
+        if asked.inputs is not None:
+            return EmbedRequest(self.number, asked.tokens, asked.inputs)
+        chat = not asked.continues
+        return TextRequest(
+            self.number, asked.tokens, chat=chat, options=self.options, stream=True, grammar=asked.grammar
+        )
 
 
 @dataclass
@@ -101,7 +92,7 @@ class EngineSlot(RestartState):
     known: KnownPrefixes = field(default_factory=KnownPrefixes)
     counts: dict[str, Any] = field(default_factory=dict)
     past: dict[str, Any] = field(default_factory=dict)
-    blocks: dict[str, int] | None = None
+    blocks: BlockCounts | None = None
     heard_at: float = 0.0
     starts: int = 0
     ending: bool = False  # killed, but not ended yet
@@ -127,11 +118,11 @@ class EngineSlot(RestartState):
         self.requests[number] = active
         self.known.keep(active.keys)
 
-    def measure(self, stats: Mapping[str, Any]) -> None:
-        """Update from a `Measured` event."""
-        self.counts, self.blocks = dict(stats.get("engine", {})), stats.get("blocks")
+    def measure(self, event: Measured) -> None:
+        """Take the counts of its process."""
+        self.counts, self.blocks = event.engine, event.blocks
         if self.blocks is not None:
-            self.known.most = self.blocks["total"]
+            self.known.most = self.blocks.total
 
     def take_over_requests(self) -> list[ActiveRequest]:
         """Reset the slot after its process has ended; returns the unfinished requests."""
@@ -155,29 +146,11 @@ def statistics_of(slots: Sequence[EngineSlot], waiting: int) -> ServerStatistics
         waiting=waiting,
         running=sum(len(slot.running) for slot in slots),
         engine=sum_counts([counts for slot in slots for counts in (slot.past, slot.counts)]),
-        blocks_used=sum(each["used"] for each in blocks) if blocks else None,
-        blocks_total=sum(each["total"] for each in blocks) if blocks else None,
-        blocks_cached=sum(each.get("cached", 0) for each in blocks),
-        blocks_least=min((each["total"] for each in blocks), default=None),
+        blocks_used=sum(each.used for each in blocks) if blocks else None,
+        blocks_total=sum(each.total for each in blocks) if blocks else None,
+        blocks_cached=sum(each.cached for each in blocks),
+        blocks_least=min((each.total for each in blocks), default=None),
         slots=len(slots),
         alive=sum(slot.ready for slot in slots),
         restarts=sum(max(0, slot.starts - 1) for slot in slots),
-    )
-
-
-def model_facts(name: str, facts: Mapping[str, Any]) -> ModelFacts:
-    """Convert the facts of a `Ready` event. name: of the model in requests."""
-    embedding = facts.get("embedding")
-    return ModelFacts(
-        name=name,
-        target=facts["target"],
-        assistant=facts.get("assistant"),
-        precision=facts["precision"],
-        executor=facts["executor"],
-        context_length=facts.get("context_length"),
-        vocab_size=facts.get("vocab_size") or 0,
-        created=int(time.time()),
-        draft_head=facts.get("draft_head"),
-        adapters=facts.get("adapters") or {},
-        embedding=None if embedding is None else EmbeddingFacts.from_dict(embedding),
     )

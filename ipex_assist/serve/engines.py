@@ -9,6 +9,8 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.serve.backend import (
     Busy,
@@ -22,14 +24,24 @@ from ipex_assist.serve.backend import (
     ServerStatistics,
 )
 from ipex_assist.serve.dispatcher import Dispatcher
-from ipex_assist.serve.engine_slot import ActiveRequest, EngineSlot, chunk_of, model_facts, statistics_of
+from ipex_assist.serve.engine_slot import ActiveRequest, EngineSlot, statistics_of
 from ipex_assist.serve.fair_queue import FairQueue
 from ipex_assist.serve.options import ServeOptions
 from ipex_assist.serve.routing import block_keys
 from ipex_assist.speculative.options import DraftOptions
-from ipex_assist.workers.events import Answered, Ended, Event, LogLine, Measured, PhaseReport, Ready, Streamed
 from ipex_assist.workers.local_pool import LocalPool
 from ipex_assist.workers.restarts import RESTART_DELAYS
+from ipex_assist.workers.wire import (
+    Answered,
+    Ended,
+    Event,
+    LogLine,
+    Measured,
+    PhaseReport,
+    Ready,
+    Refused,
+    Streamed,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -267,13 +279,13 @@ class Engines:
         slot = self._slots[event.instance]
         slot.heard_at = time.monotonic()
         if isinstance(event, Streamed):
-            active = slot.requests.get(event.request)
-            if active is not None and not active.deliver(chunk_of(event.chunk)):
+            active = slot.requests.get(event.id)
+            if active is not None and not active.deliver(event.chunk):
                 self._abort(active, Failed(OTHER_TOKENS, again=True))
         elif isinstance(event, Answered):
             self._on_answer(slot, event)
         elif isinstance(event, Measured):
-            slot.measure(event.stats)
+            slot.measure(event)
         elif isinstance(event, Ready):
             self._on_ready(slot, event)
         elif isinstance(event, Ended):
@@ -284,7 +296,7 @@ class Engines:
             self._loading(event)
 
     def _on_answer(self, slot: EngineSlot, event: Answered) -> None:
-        active = slot.requests.pop(event.request, None)
+        active = slot.requests.pop(event.id, None)
         slot.ends_in_a_row = 0
         if active is None or active.output.over:  # cancelled
             return
@@ -320,13 +332,10 @@ class Engines:
             self._waiting.put_back(active)
 
     def _on_ready(self, slot: EngineSlot, event: Ready) -> None:
-        facts = event.facts
         slot.ready = slot.was_ready = True
-        slot.pauses = facts.get("pauses", False)
-        asked = self._options.max_concurrency or facts.get("concurrency", 1)
-        slot.concurrency = min(asked, facts.get("concurrency", asked))
+        slot.pauses, slot.concurrency = event.pauses, event.concurrent(self._options.max_concurrency)
         if self._facts is None:
-            self._facts = model_facts(self._name, facts)
+            self._facts = ModelFacts(name=self._name, created=int(time.time()), **structs.asdict(event.model))
         self._changed.set()
 
     def _on_end(self, slot: EngineSlot, event: Ended) -> None:
@@ -344,7 +353,7 @@ class Engines:
             return
         seconds = max(0.0, slot.restart_at - time.monotonic())
         then = "not restarted" if slot.given_up else f"restarted in {seconds:.0f} s"
-        reason = event.refusal[0] if event.refusal is not None else event.reason
+        reason = event.refusal.message if event.refusal is not None else event.reason
         self._say(f"engine {event.instance}: {reason} ({doing}); {then}")
         if not slot.given_up:
             asyncio.get_running_loop().call_later(seconds, self._start_due)
@@ -352,10 +361,8 @@ class Engines:
     def _fatal_error(self, event: Ended) -> IpexAssistError | None:
         """The error to end with if every engine is given up; else None."""
         if event.refusal is not None:
-            message, exit_code = event.refusal
-            wrong_usage = exit_code == UsageError.exit_code
-            self._refusal = UsageError(message) if wrong_usage else IpexAssistError(message)
-            if wrong_usage and self._facts is None:  # the same for every engine
+            self._refusal = event.refusal.error()
+            if isinstance(self._refusal, UsageError) and self._facts is None:  # the same for every engine
                 return self._refusal
         if not all(slot.given_up for slot in self._slots):
             return None
@@ -389,7 +396,7 @@ class Engines:
             try:
                 self._pool.start(number)
             except IpexAssistError as error:
-                self._on_end(slot, Ended(number, "cannot be started", (str(error), error.exit_code)))
+                self._on_end(slot, Ended("cannot be started", Refused(str(error), error.exit_code), instance=number))
 
     def _end_unresponsive(self) -> None:
         """Kill engines that do not confirm a cancellation, which takes effect between two passes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ipex_assist.executors.interface import TokenLogprob
 from ipex_assist.serve.backend import OutputChunk
 from ipex_assist.serve.token_bytes import TokenBytes
 
@@ -29,11 +30,11 @@ class TokenChoice:
         return replace(self, bytes=self.bytes[: len(self.bytes) - self.shown + room], shown=room)
 
 
-def token_choice(listed: dict[str, Any], texts: TokenBytes) -> TokenChoice:
-    """Convert an engine's {token, log_probability, top}."""
-    token, top = listed["token"], [(int(other), float(value)) for other, value in listed["top"]]
-    content = texts.bytes_of(token)
-    return TokenChoice(token, content, listed["log_probability"], top, 0 if texts.hidden(token) else len(content))
+def token_choice(listed: TokenLogprob, texts: TokenBytes) -> TokenChoice:
+    """What an engine says of a token, with its bytes."""
+    token, content = listed.token, texts.bytes_of(listed.token)
+    shown = 0 if texts.hidden(token) else len(content)
+    return TokenChoice(token, content, listed.log_probability, listed.top, shown)
 
 
 @dataclass

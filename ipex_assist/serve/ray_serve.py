@@ -54,7 +54,7 @@ class ReplicaConfig:
     drafts: DraftOptions
     request: InstanceRequest
     need: InstanceNeed
-    settings: Mapping[str, Any]
+    settings: WorkerSettings
     environ: Mapping[str, str]
 
 
@@ -80,7 +80,7 @@ class Replica:
         self._engines = Engines(plan.name, plan.options, plan.drafts, log.warning, self._heard)
         try:
             self._engines.start(LocalPool(*_local(plan)))
-            load = WorkerSettings.from_dict(plan.settings).load
+            load = plan.settings.load
             assert load.target is not None
             checkpoint = functools.partial(open_checkpoint, load.target, revision=load.revision, offline=load.offline)
             self._engines.tokenizer = await in_thread(lambda: load_tokenizer(checkpoint()))
@@ -105,7 +105,7 @@ class Replica:
             self._engines.close(now=True)
 
 
-def _local(plan: ReplicaConfig) -> tuple[list[Any], dict[str, Any]]:
+def _local(plan: ReplicaConfig) -> tuple[list[Any], WorkerSettings]:
     """Commands and settings of this node's engines."""
     import ray
 
@@ -127,7 +127,7 @@ def _local(plan: ReplicaConfig) -> tuple[list[Any], dict[str, Any]]:
         )
         for index, placement in enumerate(placements)
     ]
-    return commands, {**plan.settings, "neighbours": len(commands)}
+    return commands, replace(plan.settings, neighbours=len(commands))
 
 
 def run_on_ray(args: argparse.Namespace, options: ServeOptions, settings: WorkerSettings, name: str) -> int:
@@ -170,7 +170,7 @@ def _run(
     request = instance_request(args, need.total)
     nodes = {place.node_id for place in survey(request, need, messages.once)}
     environ = {variable: value for variable, value in os.environ.items() if variable.startswith(PASSED_ON)}
-    told = with_absolute_paths(settings.as_dict())
+    told = with_absolute_paths(settings)
     drafts = DraftOptions.from_flags(args)
     # The key file is on this machine, so replicas get the keys.
     own = replace(options, api_key=options.keys(), api_key_file=None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ipex_assist.env.phases import how_far
-from ipex_assist.workers.events import PhaseReport
+from ipex_assist.workers.wire import PhaseReport
 
 
 class LoadingWorkers:

@@ -54,4 +54,4 @@ def local_pool(
     if args.verbose:
         for command in commands:
             say(f"instance {command.placement.index}: {command.describe()}")
-    return LocalPool(commands, replace(settings, neighbours=len(commands)).as_dict())
+    return LocalPool(commands, replace(settings, neighbours=len(commands)))

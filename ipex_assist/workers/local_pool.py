@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import os
 import selectors
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 
 from ipex_assist.launch import LaunchCommand
 from ipex_assist.launch.spawn import signal_group, spawn_command
-from ipex_assist.workers.events import Answered, Ended, Event, LogLine, Measured, PhaseReport, Ready, Streamed
+from ipex_assist.workers.wire import (
+    Answered,
+    Cancel,
+    Ended,
+    Event,
+    LogLine,
+    Pause,
+    Ready,
+    Refused,
+    Request,
+    Resume,
+    ToWorker,
+    encoded,
+    from_worker,
+)
 
 READ_BYTES = 1 << 18
 LONGEST_LINE = 1 << 16  # of standard error; results may be longer
@@ -27,7 +39,7 @@ CLOSE_SECONDS = 2.0
 class _Worker:
     """One process and its three pipes, none of which can make us wait."""
 
-    def __init__(self, command: LaunchCommand, settings: Mapping[str, Any]) -> None:
+    def __init__(self, command: LaunchCommand, settings: object) -> None:
         self.process = spawn_command(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -35,9 +47,9 @@ class _Worker:
         self.requests = self.process.stdin.fileno()
         self.replies = self.process.stdout.fileno()
         self.messages = self.process.stderr.fileno()
-        self.outgoing = bytearray(json.dumps(settings).encode() + b"\n")
+        self.outgoing = bytearray(encoded(settings))
         self.incoming: dict[int, bytes] = {self.replies: b"", self.messages: b""}
-        self.refusal: tuple[str, int] | None = None
+        self.refusal: Refused | None = None
         self.killed_for: str | None = None
         self.ready = False
         self.in_flight = 0
@@ -82,9 +94,9 @@ class _Worker:
 
 
 class LocalPool:
-    """Runs one process per command. `settings` is the first line that each is sent."""
+    """Runs one process per command. `settings`, usually WorkerSettings, is the first line that each is sent."""
 
-    def __init__(self, commands: Sequence[LaunchCommand], settings: Mapping[str, Any]) -> None:
+    def __init__(self, commands: Sequence[LaunchCommand], settings: object) -> None:
         self._commands, self._settings = commands, settings
         self._workers: dict[int, _Worker] = {}
         self._events: list[Event] = []
@@ -110,23 +122,23 @@ class LocalPool:
             self._selector.register(fd, selectors.EVENT_READ, instance)
         self._send(instance)
 
-    def submit(self, instance: int, request: Mapping[str, Any]) -> None:
+    def submit(self, instance: int, request: Request) -> None:
         self._workers[instance].in_flight += 1
         self._tell(instance, request)
 
     def cancel(self, instance: int, request: int) -> None:
-        self._tell(instance, {"cancel": request})
+        self._tell(instance, Cancel(request))
 
     def pause(self, instance: int, request: int) -> None:
         """Ask it to put a request aside; possible where its `Ready` says so."""
-        self._tell(instance, {"pause": request})
+        self._tell(instance, Pause(request))
 
     def resume(self, instance: int, request: int) -> None:
         """Let it go on with a request that was paused."""
-        self._tell(instance, {"resume": request})
+        self._tell(instance, Resume(request))
 
-    def _tell(self, instance: int, message: Mapping[str, Any]) -> None:
-        self._workers[instance].outgoing += json.dumps(message).encode() + b"\n"
+    def _tell(self, instance: int, message: ToWorker) -> None:
+        self._workers[instance].outgoing += encoded(message)
         self._send(instance)
 
     def _send(self, instance: int) -> None:
@@ -165,24 +177,17 @@ class LocalPool:
 
     def _take(self, instance: int, worker: _Worker, fd: int, lines: Sequence[bytes]) -> None:
         if fd == worker.messages:
-            self._events += [LogLine(instance, line.decode(errors="replace")) for line in lines]
+            self._events += [LogLine(line.decode(errors="replace"), instance=instance) for line in lines]
             return
         for line in lines:
-            reply = json.loads(line)
-            if "ready" in reply:
-                worker.ready = True
-                self._events.append(Ready(instance, reply["ready"]))
-            elif "refusal" in reply:
-                worker.refusal = (reply["refusal"], reply["exit_code"])
-            elif "chunk" in reply:
-                self._events.append(Streamed(instance, reply["id"], reply["chunk"]))
-            elif "phase" in reply:
-                self._events.append(PhaseReport(instance, **reply["phase"]))
-            elif "stats" in reply:
-                self._events.append(Measured(instance, reply["stats"]))
-            else:
-                worker.in_flight -= 1
-                self._events.append(_answered(instance, reply))
+            message = from_worker.read(line)
+            message.instance = instance
+            if isinstance(message, Refused):
+                worker.refusal = message
+                continue
+            worker.ready = worker.ready or isinstance(message, Ready)
+            worker.in_flight -= isinstance(message, Answered)
+            self._events.append(message)
 
     def end(self, instance: int, reason: str) -> None:
         if instance in self._workers:
@@ -208,7 +213,8 @@ class LocalPool:
         for fd in (worker.replies, worker.messages):
             self._take(instance, worker, fd, worker.drain(fd))
         worker.close()
-        self._events.append(Ended(instance, reason or worker.killed_for or _describe_end(code), worker.refusal))
+        why = reason or worker.killed_for or _describe_end(code)
+        self._events.append(Ended(why, worker.refusal, instance=instance))
 
     def close(self) -> None:
         """End all processes: those without a prompt end by themselves, the others are killed."""
@@ -227,11 +233,6 @@ class LocalPool:
             worker.close()
         self._workers.clear()
         self._selector.close()
-
-
-def _answered(instance: int, reply: Mapping[str, Any]) -> Answered:
-    again, refused = reply.get("again", False), reply.get("refused", False)
-    return Answered(instance, reply["result"], reply.get("error"), again, reply.get("id", 0), refused)
 
 
 def _reap(process: subprocess.Popen[bytes]) -> int | None:

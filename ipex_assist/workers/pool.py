@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
-from ipex_assist.workers.events import Event
+from ipex_assist.workers.wire import Event, Request
 
 
 class WorkerPool(Protocol):
@@ -24,8 +24,8 @@ class WorkerPool(Protocol):
     def start(self, instance: int) -> None:
         """Start its process, which loads the model and reports Ready. Raises IpexAssistError where it cannot."""
 
-    def submit(self, instance: int, request: Mapping[str, Any]) -> None:
-        """Send it a request (`Prompt.request()`) under the id of `request`; it reports Answered or Ended."""
+    def submit(self, instance: int, request: Request) -> None:
+        """Send it a request; it reports Answered or Ended."""
 
     def cancel(self, instance: int, request: int) -> None:
         """Ask it to give up a request; it reports Answered, with an error unless there was a result just then."""

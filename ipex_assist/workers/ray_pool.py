@@ -21,10 +21,11 @@ from ipex_assist.launch import InstanceRequest, Placement
 from ipex_assist.launch.plan import without_plan
 from ipex_assist.launch.process import Surroundings, command_for
 from ipex_assist.workers.capacity import InstanceNeed, check_memory_of_all
-from ipex_assist.workers.events import Ended, Event
 from ipex_assist.workers.local_pool import LocalPool
 from ipex_assist.workers.placement import place_within
 from ipex_assist.workers.program import worker_program
+from ipex_assist.workers.settings import WorkerSettings
+from ipex_assist.workers.wire import Ended, Event, Request
 
 OBJECT_STORE_BYTES = 100 << 20  # prompts and texts; Ray would take 30 % of the memory, which the models need
 REACH_SECONDS = 10.0
@@ -47,7 +48,7 @@ def connect(
     address: str,
     request: InstanceRequest,
     need: InstanceNeed,
-    settings: Mapping[str, Any],
+    settings: WorkerSettings,
     say: Callable[[str], None],
 ) -> RayPool:
     """Join the cluster at `address` (or start one on this machine, `local`) and place instances on all of its nodes.
@@ -161,14 +162,15 @@ def _only_on(node_id: str) -> Any:
     return NodeAffinitySchedulingStrategy(node_id, soft=False)
 
 
-def with_absolute_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
+def with_absolute_paths(settings: WorkerSettings) -> WorkerSettings:
     """Processes of Ray run in folders of their own."""
 
     def absolute(source: str | None) -> str | None:
         return str(Path(source).resolve()) if source and Path(source).exists() else source
 
-    load = settings["load"]
-    return {**settings, "load": {**load, **{name: absolute(load[name]) for name in ("target", "assistant")}}}
+    load = settings.load
+    assistant = absolute(load.assistant) or load.assistant
+    return replace(settings, load=replace(load, target=absolute(load.target), assistant=assistant))
 
 
 class Actor:
@@ -177,7 +179,7 @@ class Actor:
     Its calls are coroutines of one thread: `events` waits, and meanwhile prompts come in.
     """
 
-    def __init__(self, placement: Placement, settings: Mapping[str, Any], environ: Mapping[str, str]) -> None:
+    def __init__(self, placement: Placement, settings: WorkerSettings, environ: Mapping[str, str]) -> None:
         own = without_plan({**os.environ, **environ})
         # Ray sets OMP_NUM_THREADS to the number of CPUs; the placement has its own.
         command = command_for(
@@ -192,7 +194,7 @@ class Actor:
         self._alive = True
         return await self.events()
 
-    async def submit(self, request: Mapping[str, Any]) -> None:
+    async def submit(self, request: Request) -> None:
         """Send it a prompt. One that has ended does not hear it, and `events` tells."""
         if self._alive:
             self._pool.submit(0, request)
@@ -225,7 +227,7 @@ class Actor:
 class RayPool:
     """Runs one actor per place, on the place's node, with as many of Ray's CPUs as it has threads."""
 
-    def __init__(self, places: Sequence[NodePlacement], settings: Mapping[str, Any]) -> None:
+    def __init__(self, places: Sequence[NodePlacement], settings: WorkerSettings) -> None:
         import ray
 
         self._ray = ray
@@ -254,11 +256,11 @@ class RayPool:
             actor = self._ray.remote(
                 num_cpus=place.placement.threads, max_restarts=0, scheduling_strategy=_only_on(place.node_id)
             )(Actor)
-            settings = {**self._settings, "neighbours": self._neighbours[place.node_id]}
+            settings = replace(self._settings, neighbours=self._neighbours[place.node_id])
             self._actors[instance] = actor.remote(place.placement, settings, self._environ)
         self._polls[self._actors[instance].start.remote()] = instance
 
-    def submit(self, instance: int, request: Mapping[str, Any]) -> None:
+    def submit(self, instance: int, request: Request) -> None:
         self._actors[instance].submit.remote(request)
 
     def cancel(self, instance: int, request: int) -> None:
@@ -275,7 +277,7 @@ class RayPool:
         actor = self._actors.pop(instance, None)
         if actor is not None:
             self._ray.kill(actor)
-        self._events.append(Ended(instance, reason))
+        self._events.append(Ended(reason, instance=instance))
 
     def wait(self, seconds: float) -> Sequence[Event]:
         if not self._polls:
@@ -290,17 +292,19 @@ class RayPool:
         """Take the events that a call brought, and ask for more unless that was the end."""
         instance = self._polls.pop(poll)
         try:
-            events = [replace(event, instance=instance) for event in self._ray.get(poll)]
+            events: list[Event] = self._ray.get(poll)
         except self._ray.exceptions.RayActorError:
             self._actors.pop(instance, None)
-            self._events.append(Ended(instance, f"on {self.host(instance)} died with its Ray actor"))
+            self._events.append(Ended(f"on {self.host(instance)} died with its Ray actor", instance=instance))
         except Exception as error:  # raised in the actor, or by Ray on the way
             reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
             actor = self._actors.pop(instance, None)
             if actor is not None:
                 self._ray.kill(actor)
-            self._events.append(Ended(instance, f"on {self.host(instance)} failed: {reason}"))
+            self._events.append(Ended(f"on {self.host(instance)} failed: {reason}", instance=instance))
         else:
+            for event in events:
+                event.instance = instance
             self._events += events
             if not any(isinstance(event, Ended) for event in events):
                 self._polls[self._actors[instance].events.remote()] = instance

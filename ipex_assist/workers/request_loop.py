@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import queue
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.runner import out_of_memory
-from ipex_assist.workers.worker_model import RunningRequest, WorkerModel
+from ipex_assist.workers.wire import (
+    Answered,
+    BlockCounts,
+    Cancel,
+    FromWorker,
+    Measured,
+    OutputChunk,
+    Pause,
+    Request,
+    Resume,
+    Streamed,
+    TextRequest,
+    TokenDelta,
+    ToWorker,
+    encoded,
+)
+from ipex_assist.workers.worker_model import begin
 
 if TYPE_CHECKING:
     from ipex_assist.generation.result import Chunk
+    from ipex_assist.workers.worker_model import RunningRequest, WorkerModel
 
 log = logging.getLogger("ipex_assist")
 
-Reply = dict[str, Any]
-
 STATS_SECONDS = 1.0  # between two reports of the engine's counts while it works
-
-
-def encoded(reply: Mapping[str, Any]) -> bytes:
-    """A reply as a line of JSON."""
-    return json.dumps(reply).encode() + b"\n"
 
 
 class Outbox:
@@ -38,33 +46,32 @@ class Outbox:
     def __init__(self, model: WorkerModel, write: Callable[[bytes], None]) -> None:
         self._model, self._write = model, write
         self._lines: list[bytes] = []
-        self._sent: dict[str, Any] = {}
+        self._sent: Measured | None = None
         self._sent_at = 0.0
 
-    def put(self, reply: Reply) -> None:
+    def put(self, reply: FromWorker) -> None:
         """Send it at the end of the step."""
         self._lines.append(encoded(reply))
 
     def flush(self, idle: bool) -> None:
         """Send what was put. idle: no request is running."""
         now = time.monotonic()
-        if (idle or now - self._sent_at >= STATS_SECONDS) and (stats := measured(self._model)) != self._sent:
-            self._sent, self._sent_at = stats, now
-            self._lines.append(encoded({"stats": stats}))
+        counts = measured(self._model) if idle or now - self._sent_at >= STATS_SECONDS else None
+        if counts is not None and counts != self._sent:
+            self._sent, self._sent_at = counts, now
+            self._lines.append(encoded(counts))
         if self._lines:
             lines, self._lines = b"".join(self._lines), []
             self._write(lines)
 
 
-def measured(model: WorkerModel) -> dict[str, Any]:
-    """What `Measured` reports of a model; empty for one without an engine of ours."""
+def measured(model: WorkerModel) -> Measured | None:
+    """The counts of a model; None of one without an engine of ours."""
     stats, blocks = model.engine_stats, model.kv_blocks
     if stats is None:
-        return {}
-    held = None
-    if blocks is not None:
-        held = {"used": blocks.count - blocks.free, "total": blocks.count, "cached": model.prefix_blocks}
-    return {"engine": stats.as_dict(), "blocks": held}
+        return None
+    held = None if blocks is None else BlockCounts(blocks.count - blocks.free, blocks.count, model.prefix_blocks)
+    return Measured(stats.as_dict(), held)
 
 
 class RequestLoop:
@@ -72,15 +79,17 @@ class RequestLoop:
 
     A request that waits for memory keeps no other from being answered or cancelled. One thread does it all: requests
     that share passes need no more, and OpenMP would start a team of threads for each further one.
-    `inbox` takes requests, and {"cancel": id}, {"pause": id} and {"resume": id}. A request with "stream" gets each of
-    its chunks as it comes.
+    A request that is streamed gets each of its chunks as it comes.
     """
 
     def __init__(
-        self, model: WorkerModel, send: Callable[[Reply], None], after_step: Callable[[bool], None] = lambda idle: None
+        self,
+        model: WorkerModel,
+        send: Callable[[FromWorker], None],
+        after_step: Callable[[bool], None] = lambda idle: None,
     ) -> None:
         """after_step: called after the replies of each step, with whether no request is running."""
-        self.inbox: queue.SimpleQueue[Mapping[str, Any] | None] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[ToWorker | None] = queue.SimpleQueue()
         self._model, self._send_reply, self._after_step = model, send, after_step
         self._running: dict[int, RunningRequest] = {}
         self._paused: dict[int, RunningRequest] = {}
@@ -103,12 +112,12 @@ class RequestLoop:
             request = self.inbox.get()
             if request is None:
                 self._open = False
-            elif "cancel" in request:
-                self._cancel(request["cancel"])
-            elif "pause" in request:
-                self._pause(request["pause"])
-            elif "resume" in request:
-                self._resume(request["resume"])
+            elif isinstance(request, Cancel):
+                self._cancel(request.id)
+            elif isinstance(request, Pause):
+                self._pause(request.id)
+            elif isinstance(request, Resume):
+                self._resume(request.id)
             else:
                 self._begin(request)
 
@@ -119,24 +128,24 @@ class RequestLoop:
             try:
                 first.ready()
             except Exception as error:
-                self._reply(number, failure(error))
+                self._reply(failure(number, error))
         for number, generation in list(self._running.items()):
             if generation.in_hand():
                 self._advance(number, generation)
 
-    def _begin(self, request: Mapping[str, Any]) -> None:
+    def _begin(self, request: Request) -> None:
         try:
-            self._running[request["id"]] = self._model.begin_request(request)
-            if request.get("stream"):
-                self._streams.add(request["id"])
+            self._running[request.id] = begin(self._model, request)
+            if isinstance(request, TextRequest) and request.stream:
+                self._streams.add(request.id)
         except Exception as error:
-            self._reply(request["id"], failure(error))
+            self._reply(failure(request.id, error))
 
     def _cancel(self, number: int) -> None:
         generation = self._running.get(number) or self._paused.pop(number, None)
         if generation is not None:  # None: it is answered already
             generation.interrupt()
-            self._reply(number, {"result": None, "error": "cancelled"})
+            self._reply(Answered(number, error="cancelled"))
 
     def _pause(self, number: int) -> None:
         if number in self._running:
@@ -152,34 +161,32 @@ class RequestLoop:
         try:
             chunk = next(generation)
             if number in self._streams:
-                self._send_reply({"id": number, "chunk": chunk_fields(chunk)})
+                self._send_reply(Streamed(number, output_chunk(chunk)))
         except StopIteration:
-            self._reply(number, {"result": generation.result().as_dict()})
+            self._reply(Answered(number, generation.result().as_dict()))
         except Exception as error:
-            self._reply(number, failure(error))
+            self._reply(failure(number, error))
 
-    def _reply(self, number: int, reply: Reply) -> None:
-        self._running.pop(number, None)
-        self._streams.discard(number)
-        self._send_reply({"id": number, **reply})
-
-
-def chunk_fields(chunk: Chunk) -> dict[str, Any]:
-    """A chunk as `Streamed` has it."""
-    return {
-        "pieces": [[piece.text, token, piece.drafted] for piece, token in zip(chunk.pieces, chunk.tokens, strict=True)],
-        "logprobs": None if chunk.logprobs is None else [asdict(choice) for choice in chunk.logprobs],
-        "drafted": chunk.round.drafted,
-        "accepted": chunk.round.accepted,
-        "cached": chunk.round.cached_tokens,
-    }
+    def _reply(self, answer: Answered) -> None:
+        self._running.pop(answer.id, None)
+        self._streams.discard(answer.id)
+        self._send_reply(answer)
 
 
-def failure(error: Exception) -> Reply:
-    """The reply to a request that raised `error`: whether another try may succeed, or the request itself is wrong."""
+def output_chunk(chunk: Chunk) -> OutputChunk:
+    """What is sent of a chunk."""
+    deltas = [
+        TokenDelta(piece.text, token, piece.drafted) for piece, token in zip(chunk.pieces, chunk.tokens, strict=True)
+    ]
+    of = chunk.round
+    return OutputChunk(deltas, chunk.logprobs, of.drafted, of.accepted, of.cached_tokens)
+
+
+def failure(number: int, error: Exception) -> Answered:
+    """The answer to a request that raised `error`: whether another try may succeed, or the request itself is wrong."""
     if isinstance(error, IpexAssistError):
-        return {"result": None, "error": str(error), "refused": isinstance(error, UsageError)}
-    return {"result": None, "error": describe(error), "again": True}
+        return Answered(number, error=str(error), refused=isinstance(error, UsageError))
+    return Answered(number, error=describe(error), again=True)
 
 
 def describe(error: BaseException) -> str:

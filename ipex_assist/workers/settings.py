@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.generation.prefix_options import PrefixOptions
@@ -37,13 +35,3 @@ class WorkerSettings:
     def concurrent_lengths(self) -> tuple[int, ...]:
         """The requests that there must be memory for at a time; empty where the worker takes what memory allows."""
         return () if self.concurrency is None else self.lengths[: self.concurrency]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data that JSON can hold."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> WorkerSettings:
-        """The inverse of `as_dict`."""
-        load, prefixes = LoadOptions.of(**fields["load"]), PrefixOptions.of(**fields["prefixes"])
-        return cls(**{**fields, "load": load, "prefixes": prefixes, "lengths": tuple(fields["lengths"])})

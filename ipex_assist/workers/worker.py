@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import IO, TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, NoReturn
 
 from ipex_assist.checkpoints.short_name import short_name
 from ipex_assist.commands.shared.messages import configure_messages
@@ -20,13 +19,24 @@ from ipex_assist.env.phase_display import SHOWN_AFTER
 from ipex_assist.env.phases import LoadPhase, how_far, phase, watched
 from ipex_assist.workers.capacity import concurrency_of
 from ipex_assist.workers.frozen_objects import freeze_objects
-from ipex_assist.workers.request_loop import Outbox, RequestLoop, describe, encoded
+from ipex_assist.workers.request_loop import Outbox, RequestLoop, describe
 from ipex_assist.workers.settings import WorkerSettings
-from ipex_assist.workers.worker_model import WorkerModel
+from ipex_assist.workers.wire import (
+    FromWorker,
+    MessageDecoder,
+    ModelDescription,
+    PhaseReport,
+    Ready,
+    Refused,
+    encoded,
+    to_worker,
+)
 
 if TYPE_CHECKING:
     from ipex_assist.generation.text_model import TextModel
+    from ipex_assist.workers.worker_model import WorkerModel
 
+_settings: MessageDecoder[WorkerSettings] = MessageDecoder(WorkerSettings)
 SAVE_SECONDS = 1.5  # for prefixes that are being written at the end; local_pool.py waits for 2 s
 
 
@@ -66,19 +76,19 @@ def _serve(requests: IO[bytes], replies: IO[bytes]) -> None:
     if not first:
         return
     started = time.perf_counter()
-    settings = WorkerSettings.from_dict(json.loads(first))
+    settings = _settings.read(first)
     try:
         with watched(PhaseReporter(replies).show):
             model = _load(settings)
         concurrency = concurrency_of(model, settings)
         freeze_objects()
     except IpexAssistError as error:
-        _send(replies, {"refusal": str(error), "exit_code": error.exit_code})
+        _send(replies, Refused(str(error), error.exit_code))
         return
     except Exception as error:
-        _send(replies, {"refusal": f"{describe(error)} while loading", "exit_code": 1})
+        _send(replies, Refused(f"{describe(error)} while loading", 1))
         return
-    _send(replies, {"ready": {**_facts(model), "concurrency": concurrency, "load_s": time.perf_counter() - started}})
+    _send(replies, _ready(model, concurrency, time.perf_counter() - started))
     outbox = Outbox(model, lambda lines: _write(replies, lines))
     loop = RequestLoop(model, outbox.put, outbox.flush)
     threading.Thread(target=_read, args=(requests, loop), name="requests", daemon=True).start()
@@ -103,33 +113,33 @@ class PhaseReporter:
             return
         self._sent = now
         with contextlib.suppress(OSError):  # the coordinator is gone, as the worker will notice
-            _send(self._replies, {"phase": {"name": name, "share": share, "seconds": round(seconds, 1)}})
+            _send(self._replies, PhaseReport(name, share, round(seconds, 1)))
 
 
-def _facts(model: WorkerModel) -> dict[str, Any]:
+def _ready(model: WorkerModel, concurrency: int, load_s: float) -> Ready:
     names = model.identity
-    return {
-        "embedding": None if model.facts is None else model.facts.as_dict(),
-        "target": names.target,
-        "assistant": names.assistant,
-        "draft_head": names.draft_head,
-        "precision": names.precision,
-        "executor": names.executor,
-        "chat_template": bool(model.tokenizer.chat_template),
-        "context_length": model.context_length,
-        "vocab_size": model.vocab_size,
-        "pauses": model.pauses,
-        "adapters": dict(model.adapters),
-    }
+    description = ModelDescription(
+        target=names.target,
+        precision=names.precision,
+        executor=names.executor,
+        assistant=names.assistant,
+        draft_head=names.draft_head,
+        context_length=model.context_length,
+        vocab_size=model.vocab_size or 0,
+        adapters=dict(model.adapters),
+        embedding=model.facts,
+    )
+    template = bool(model.tokenizer.chat_template)
+    return Ready(description, load_s, chat_template=template, concurrency=concurrency, pauses=model.pauses)
 
 
 def _read(requests: IO[bytes], loop: RequestLoop) -> None:
     for line in requests:
-        loop.inbox.put(json.loads(line))
+        loop.inbox.put(to_worker.read(line))
     loop.inbox.put(None)
 
 
-def _send(replies: IO[bytes], reply: Mapping[str, Any]) -> None:
+def _send(replies: IO[bytes], reply: FromWorker) -> None:
     _write(replies, encoded(reply))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -17,6 +16,7 @@ from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.workers.arguments import instance_request
 from ipex_assist.workers.settings import WorkerSettings
+from ipex_assist.workers.wire import MessageDecoder, encoded
 
 pytestmark = pytest.mark.one_stack
 
@@ -42,7 +42,7 @@ def test_flags_become_options_and_settings() -> None:
     args = parse([*BASIC, "-m", "target", "--assistant-model", "helper", "--stop", "x", "--top-k", "0", "--chat"])
     settings = replace(worker_settings(args, arguments.load_options(args)), lengths=(512, 256))
     assert settings.load == LoadOptions(target="target", assistant="helper", lora_by_default=True)
-    assert WorkerSettings.from_dict(json.loads(json.dumps(settings.as_dict()))) == settings
+    assert MessageDecoder[WorkerSettings](WorkerSettings).read(encoded(settings)) == settings
     assert arguments.load_options(parse([*BASIC, "-m", "target", "--no-assisted"])).assistant == "none"
     adapted = parse([*BASIC, "-m", "owner/target", "--lora", "sql=a/sql", "--lora", "b/notes"])
     assert defaults_from(adapted, arguments.load_options(adapted)).models == LineModels(

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from batch_runs import FAKE, TWO, by_id, children, gone, lines_in, records, run, start, wait_for, write_prompts
 
+from ipex_assist.speculative.options import GenerationOptions
+
 pytestmark = pytest.mark.one_stack
 
 
@@ -27,8 +29,9 @@ def test_results_and_their_fields(tmp_path: Path) -> None:
     assert code == 0, err
     found = by_id(tmp_path / "o")
     assert {own_id: record["text"] for own_id, record in found.items()} == {"p0": "one two", 2: "three", "x": "four"}
-    assert found["p0"]["options"] == {"max_new_tokens": 9, "seed": 3}  # what differs from the defaults
-    assert found["x"]["options"] == found["p0"]["options"] | {"max_new_tokens": 5, "stop": ["."]}
+    flags = GenerationOptions(max_new_tokens=9, seed=3)
+    assert GenerationOptions.of(**found["p0"]["options"]) == flags
+    assert GenerationOptions.of(**found["x"]["options"]) == GenerationOptions.of(flags, max_new_tokens=5, stop=["."])
     assert [found[own_id]["line"] for own_id in ("p0", 2, "x")] == [1, 2, 3]
     for record in found.values():
         assert record["tries"] == 1

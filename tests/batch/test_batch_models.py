@@ -18,7 +18,9 @@ import pytest
 from batch_runs import REAL, answer, by_id, children, lines_in, records, run, start, wait_for, write_prompts
 
 import ipex_assist
+from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.tokenization.tokenizer import encode_messages
+from ipex_assist.workers.wire import TextRequest
 
 MODEL = ["--executor", "torch", "--precision", "fp32", "--offline"]
 
@@ -29,17 +31,17 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(checkpoint_files.save(checkpoint_files.tiny_model("llama"), tmp_path_factory.mktemp("batch") / "tiny"))
 
 
-def request(**fields: object) -> dict[str, object]:
-    return {"prompt": None, "messages": None, "chat": False, "options": {"max_new_tokens": 8}} | fields
+def request(**fields: Any) -> TextRequest:
+    return TextRequest(1, options=GenerationOptions(max_new_tokens=8), **fields)
 
 
 def test_answers_are_those_of_the_api(tiny: str) -> None:
     """Text, chat and conversation; a one-turn conversation is what --chat makes of the prompt."""
     model = ipex_assist.load(tiny, None, precision="fp32", executor="torch")
-    plain = answer(model, request(prompt="the fox"))["result"]
+    plain = answer(model, request(prompt="the fox")).result
     assert plain["tokens"] == model.generate("the fox", max_new_tokens=8).tokens
-    chat = answer(model, request(prompt="the fox", chat=True))["result"]
-    turn = answer(model, request(messages=[{"role": "user", "content": "the fox"}]))["result"]
+    chat = answer(model, request(prompt="the fox", chat=True)).result
+    turn = answer(model, request(messages=[{"role": "user", "content": "the fox"}])).result
     assert chat["tokens"] == turn["tokens"]
     assert chat["prompt_tokens"] == turn["prompt_tokens"] > plain["prompt_tokens"]
     longer = [
@@ -56,30 +58,30 @@ def test_errors_of_a_prompt_stay_its_own(tiny: str) -> None:
     """Too long a prompt fails for good; a broken model may be another's luck; the next prompt runs."""
     model = ipex_assist.load(tiny, None, precision="fp32", executor="torch")
     long = answer(model, request(prompt="fox " * 500))
-    assert (long["result"], "again" in long) == (None, False)
-    assert "shorten the prompt" in long["error"]
+    assert (long.result, long.again) == (None, False)
+    assert "shorten the prompt" in long.error
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model, "_rounds", lambda *_: 1 / 0)
-        assert answer(model, request(prompt="fox"))["again"]
+        assert answer(model, request(prompt="fox")).again
     for template, message in ((None, "no chat template"), ("{{ raise_exception('odd roles') }}", "odd roles")):
         model.tokenizer.chat_template = template
         refused = answer(model, request(messages=[{"role": "user", "content": "a"}]))
-        assert message in refused["error"]
-        assert "again" not in refused
+        assert message in refused.error
+        assert not refused.again
         # What a chat prompt of one turn is told, a conversation is told, too.
         assert answer(model, request(prompt="a", chat=True)) == refused
-    assert answer(model, request(prompt="fox"))["result"]["new_tokens"] == 8
+    assert answer(model, request(prompt="fox")).result["new_tokens"] == 8
 
 
 def test_hostile_messages_cost_one_prompt(tiny: str) -> None:
     """Half a character, as JSON can say it, was tried again by another instance; a template without an end hung."""
     model = ipex_assist.load(tiny, None, precision="fp32", executor="torch")
     refused = answer(model, request(messages=[{"role": "user", "content": "a\ud83d"}]))
-    assert "not UTF-8 text" in refused["error"]
-    assert "again" not in refused
+    assert "not UTF-8 text" in refused.error
+    assert not refused.again
     model.tokenizer.chat_template = "{% for i in range(99999) %}" * 9 + "{% endfor %}" * 9
     refused = answer(model, request(messages=[{"role": "user", "content": "a"}]))
-    assert "refuses this prompt: it takes longer than 1 s" in refused["error"]
+    assert "refuses this prompt: it takes longer than 1 s" in refused.error
 
 
 def test_a_batch_gives_what_single_runs_give(tiny: str, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from ipex_assist.batch.options import LineError, check_options
 from ipex_assist.batch.prompts import Defaults, Prompt, PromptFile, parse_line
 from ipex_assist.env.errors import UsageError
 from ipex_assist.speculative.options import GenerationOptions
+from ipex_assist.workers.wire import encoded, to_worker
 
 pytestmark = pytest.mark.one_stack
 
@@ -48,7 +49,7 @@ def test_lines_that_run(tmp_path: Path) -> None:
     assert second.options == GenerationOptions(max_new_tokens=16, temperature=0.5, stop=(".",))
     assert first.messages == [{"role": "user", "content": "hi"}]
     assert first.options == DEFAULTS.options
-    assert GenerationOptions.of(**json.loads(json.dumps(second.request()))["options"]) == second.options
+    assert to_worker.read(encoded(second.request(1))) == second.request(1)
 
 
 WRONG = {
@@ -149,7 +150,7 @@ def test_an_unknown_model_is_the_result_of_its_line(tmp_path: Path) -> None:
     """Finds an error of the whole run, and a text that another model than the one named has written."""
     prompt = of_model(model="gpt")
     with pytest.raises(LineError, match="there is no model 'gpt' here; there is opt, sql, notes"):
-        prompt.request()
+        prompt.request(1)
     # Tried again with another list of adapters, it is the same prompt: --resume compares digests.
     assert prompt.digest() == of_model(DEFAULTS, model="gpt").digest()
     assert len({each.digest() for each in (prompt, of_model(), of_model(model="gpt2"), of_model(model="sql"))}) == 4

@@ -38,9 +38,9 @@ settings = json.loads(sys.stdin.readline())
 say = lambda reply: print(json.dumps(reply), flush=True)
 time.sleep(settings["load_s"][index])
 if settings.get("refuse") == index:
-    say({"refusal": "no such model", "exit_code": 2})
+    say({"type": "refused", "message": "no such model", "exit_code": 2})
     sys.exit()
-say({"ready": {"loaded": time.monotonic()}})
+loaded = time.monotonic()
 for line in sys.stdin:
     request = json.loads(line)
     time.sleep(max(0, request["at"] - time.monotonic()))
@@ -51,9 +51,11 @@ for line in sys.stdin:
     if request["do"] == "hang" and index == 1:
         time.sleep(1000)
     if request["do"] == "fail" and index == 1:
-        say({"result": None, "error": "out of luck"})
+        say({"type": "answer", "id": 0, "error": "out of luck"})
+    elif request["do"] == "facts":
+        say({"type": "answer", "id": 0, "result": {"loaded": loaded}})
     else:
-        say({"result": {"index": index, "started": started}})
+        say({"type": "answer", "id": 0, "result": {"index": index, "started": started}})
 """
 
 

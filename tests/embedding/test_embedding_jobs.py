@@ -155,4 +155,4 @@ def test_texts_survive_the_way_to_an_engine() -> None:
     assert [len(job) for job in jobs] == [2, 1, JOB_TEXTS]
     assert [index for job in jobs for index in job] == list(range(len(texts)))
     tokens, inputs = EmbeddingInputs.of(texts[:2])
-    assert EmbeddingInputs.texts(tokens, inputs.as_dict()) == [EncodedText([5, 6], 1, [0, 0]), texts[1]]
+    assert inputs.texts(tokens) == [EncodedText([5, 6], 1, [0, 0]), texts[1]]

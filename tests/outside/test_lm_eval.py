@@ -47,7 +47,7 @@ class Engine(FakeBackend):
     ) -> AsyncGenerator[OutputChunk | Finished, None]:
         result = await asyncio.to_thread(self.model.generate, request.tokens, request.options)
         pieces = [TokenDelta("", token, False) for token in result.tokens]
-        yield OutputChunk(pieces, None if result.logprobs is None else [vars(each) for each in result.logprobs], 0, 0)
+        yield OutputChunk(pieces, result.logprobs, 0, 0)
         yield Finished(result.as_dict())
 
 

@@ -30,6 +30,7 @@ from engine_fake import (
 )
 
 from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.executors.interface import TokenLogprob
 from ipex_assist.serve import engines as serve_engines
 from ipex_assist.serve.backend import (
     Busy,
@@ -46,7 +47,7 @@ from ipex_assist.serve.engines import Engines
 from ipex_assist.serve.options import ServeOptions
 from ipex_assist.speculative.choosing.grammar import GrammarSpec
 from ipex_assist.speculative.options import DraftOptions, GenerationOptions
-from ipex_assist.workers.events import PhaseReport
+from ipex_assist.workers.wire import PhaseReport
 
 pytestmark = pytest.mark.one_stack
 
@@ -83,7 +84,7 @@ def test_what_engines_do_until_they_are_ready_is_passed_on() -> None:
             engines.close(now=True)
         return reports
 
-    assert asyncio.run(load()) == [PhaseReport(0, "packing weights", 0.43, 2.0)]
+    assert asyncio.run(load()) == [PhaseReport("packing weights", 0.43, 2.0, instance=0)]
 
 
 def request(action: int, count: int = 0, *more: int) -> GenerationRequest:
@@ -305,7 +306,10 @@ def test_parts_of_several_tries() -> None:
 
     def part(*tokens: int) -> OutputChunk:
         return OutputChunk(
-            [TokenDelta(str(token), token, False) for token in tokens], [{"token": token} for token in tokens], 2, 1
+            [TokenDelta(str(token), token, False) for token in tokens],
+            [TokenLogprob(token, -1.0) for token in tokens],
+            2,
+            1,
         )
 
     async def main() -> None:

@@ -6,12 +6,12 @@ import json
 import random
 import threading
 import time
-from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 from fake_backend import VOCAB_SIZE
+from msgspec import structs
 from pydantic import TypeAdapter
 
 from ipex_assist.env.options import TokenNumbers
@@ -58,7 +58,7 @@ def test_lists_are_bounded(client, backend, path, body, words):
 
 
 def test_what_is_within_the_bounds_is_taken(client, backend):
-    backend._facts = replace(backend.facts, context_length=1_000_000)
+    backend._facts = structs.replace(backend.facts, context_length=1_000_000)
     text = "[{,]}" * 40_000  # in a text they are no lists
     assert client.post("/tokenize", json={"messages": HI["messages"] * 8192}).status_code == 200
     assert client.post("/tokenize", json={"prompt": text}).json()["count"] > 40_000

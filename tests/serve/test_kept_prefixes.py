@@ -17,6 +17,7 @@ from ipex_assist import cli
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.generation.prefix_options import PrefixOptions
 from ipex_assist.workers.settings import WorkerSettings
+from ipex_assist.workers.wire import MessageDecoder, encoded
 
 pytestmark = [pytest.mark.one_stack, pytest.mark.skipif(not HAS_NATIVE, reason="prefixes are the native core's")]
 SYSTEM = random.Random(3).choices(range(5, 200), k=600)
@@ -66,4 +67,4 @@ def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path, capsys: py
 
 def test_settings_reach_the_worker_as_they_are() -> None:
     settings = WorkerSettings(LoadOptions(), 8, prefixes=PrefixOptions(prefix_store="x", prefix_store_size=1 << 20))
-    assert WorkerSettings.from_dict(settings.as_dict()) == settings
+    assert MessageDecoder[WorkerSettings](WorkerSettings).read(encoded(settings)) == settings

@@ -146,7 +146,7 @@ def test_real_texts_stay_the_same(tmp_path: Path) -> None:
     async def main() -> None:
         settings = WorkerSettings(load, 64, threads=1, concurrency=4, lengths=(512,) * 4)
         engines = Engines("tiny")
-        engines.start(LocalPool(unplaced_commands(1), settings.as_dict()))
+        engines.start(LocalPool(unplaced_commands(1), settings))
         engines.tokenizer = TOKENIZER
         await engines.wait_ready()
         large = [asyncio.ensure_future(text_once_begun(engines, each)) for each in asked]

@@ -67,7 +67,7 @@ def test_texts_under_load_and_a_kill(load: LoadOptions) -> None:
     async def main() -> None:
         settings = WorkerSettings(load, 64, threads=1, concurrency=8, lengths=(256,) * 8, neighbours=2)
         engines = Engines("tiny")
-        engines.start(LocalPool(unplaced_commands(2), settings.as_dict()))
+        engines.start(LocalPool(unplaced_commands(2), settings))
         engines.tokenizer = load_tokenizer(open_checkpoint(load.target or ""))
         await engines.wait_ready()
         assert (engines.facts.context_length, engines.facts.vocab_size) == (128, 320)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
+from msgspec import structs
 
 pytestmark = pytest.mark.one_stack
 
@@ -22,7 +22,7 @@ PATHS = {
 @pytest.fixture
 def adapters(client: httpx.Client, backend: Any) -> Any:
     """The server's backend, with two adapters. Scales are those of a new server afterwards."""
-    backend._facts = replace(backend._facts, adapters={"sql": "a/sql", "notes": "b/notes"})
+    backend._facts = structs.replace(backend._facts, adapters={"sql": "a/sql", "notes": "b/notes"})
     client.post("/lora-adapters", json=[{"id": 0, "scale": 1}, {"id": 1, "scale": 1}])
     return backend
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ipex_assist.executors.interface import TokenLogprob
 from ipex_assist.serve.backend import OutputChunk, TokenDelta
 from ipex_assist.serve.logprobs import Logprobs
 
@@ -20,7 +21,7 @@ def listed(pieces: list[tuple[int, str]], reason: str) -> list[bytes]:
     """What a text of these pieces lists, a pass each, until it ends for this reason."""
     logprobs, found = Logprobs(TEXTS, stop=True), []
     for token, text in pieces:
-        choice = {"token": token, "log_probability": -1.0, "top": []}
+        choice = TokenLogprob(token, -1.0)
         found += logprobs.push(OutputChunk([TokenDelta(text, token, False)], [choice], 0, 0))
     return [each.bytes for each in [*found, *logprobs.finish(reason)]]
 

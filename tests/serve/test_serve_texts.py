@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 from fake_backend import EOS, REPLY, choice, tokenizer
+from msgspec import structs
 
 from ipex_assist.serve import streaming
 from ipex_assist.speculative.options import GenerationOptions
@@ -216,14 +216,14 @@ def test_without_a_limit_the_context_is_one(client, backend):
 @pytest.mark.parametrize(("options", "limit"), [({}, 4096), ({"max_new_tokens": 6}, 6)])
 def test_the_servers_own_limit(serve, backend, options, limit):
     """Of a chat that says nothing, as the model list has it; of a text that says less or more it is none."""
-    backend._facts = replace(backend.facts, context_length=100_000)
+    backend._facts = structs.replace(backend.facts, context_length=100_000)
     client = serve(**options)
     assert client.get("/v1/models").json()["data"][0]["default_max_tokens"] == limit
     client.post(CHAT, json=HI)
     client.post("/v1/responses", json={"input": "Hi"})
     client.post(CHAT, json=HI | {"max_tokens": 5000})
     assert [request.options.max_new_tokens for request in backend.requests] == [limit, limit, 5000]
-    backend._facts = replace(backend.facts, context_length=5)
+    backend._facts = structs.replace(backend.facts, context_length=5)
     assert client.get("/v1/models/tiny").json()["default_max_tokens"] == 4
 
 

@@ -81,7 +81,7 @@ def test_too_many_for_the_memory_are_refused_before_anything_starts(
     with pytest.raises(ZeroDivisionError):
         command.main([*arguments, "--concurrency", "4", "--resume"])
     (_, settings), *_ = started
-    assert settings["lengths"] == (256,) * 4
+    assert settings.lengths == (256,) * 4
 
 
 @needs_native

@@ -10,8 +10,8 @@ import pytest
 
 from ipex_assist.env import phases
 from ipex_assist.env.phases import LoadPhase
-from ipex_assist.workers.events import PhaseReport
 from ipex_assist.workers.loading_workers import LoadingWorkers
+from ipex_assist.workers.wire import PhaseReport
 from ipex_assist.workers.worker import PhaseReporter
 
 pytestmark = pytest.mark.one_stack
@@ -22,9 +22,9 @@ def test_one_of_them_speaks_for_all() -> None:
     workers = LoadingWorkers()
     assert workers.text(0) == ""
     assert workers.text(2) == "2 instances loading"
-    workers.note(PhaseReport(1, "calibrating", None, 3.4))
-    workers.note(PhaseReport(0, "packing weights", 0.1, 1.0))
-    workers.note(PhaseReport(0, "packing weights", 0.43, 1.2))
+    workers.note(PhaseReport("calibrating", None, 3.4, instance=1))
+    workers.note(PhaseReport("packing weights", 0.1, 1.0, instance=0))
+    workers.note(PhaseReport("packing weights", 0.43, 1.2, instance=0))
     assert workers.text(2) == "2 instances loading, 43 %: packing weights"
     workers.over(0)
     assert workers.text(1) == "1 instance loading, 3 s: calibrating"
@@ -40,8 +40,8 @@ def test_a_worker_reports_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
     short = LoadPhase("reading", started=1000)
     for running in ([short], [outer, packing], [outer, packing], [outer, short], []):
         reporter.show(running)
-    sent = [json.loads(line)["phase"] for line in replies.getvalue().splitlines()]
+    sent = [json.loads(line) for line in replies.getvalue().splitlines()]
     assert sent == [
-        {"name": "packing", "share": 0.431, "seconds": 0.7},
-        {"name": "loading", "share": None, "seconds": 2.1},
+        {"type": "phase", "name": "packing", "share": 0.431, "seconds": 0.7},
+        {"type": "phase", "name": "loading", "share": None, "seconds": 2.1},
     ]

@@ -6,7 +6,7 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -15,20 +15,22 @@ from conftest import HAS_NATIVE
 import ipex_assist
 from ipex_assist.generation.stream import OwnRounds, RoundStream
 from ipex_assist.generation.text_model import TextModel
+from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.speculative.round import Round
 from ipex_assist.workers import request_loop
 from ipex_assist.workers.request_loop import RequestLoop
+from ipex_assist.workers.wire import Answered, Cancel, Pause, Resume, Streamed, TextRequest, ToWorker
 
 needs_native = pytest.mark.skipif(not HAS_NATIVE, reason="blocks are the native core's")
 
 
-def request(number: int, **fields: object) -> dict[str, Any]:
-    return {"id": number, "prompt": "the fox", "messages": None, "chat": False, "options": {}} | fields
+def request(number: int, prompt: str = "the fox", stream: bool = False, **options: Any) -> TextRequest:
+    return TextRequest(number, prompt, options=GenerationOptions(**options), stream=stream)
 
 
-def served(model: TextModel, *requests: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+def served(model: TextModel, *requests: ToWorker | None) -> list[Any]:
     """What the loop replies to requests that came at once, in its order."""
-    replies: list[dict[str, Any]] = []
+    replies: list[Any] = []
     loop = RequestLoop(model, replies.append)
     for each in (*requests, None):
         loop.inbox.put(each)
@@ -43,33 +45,34 @@ def test_texts_are_those_that_each_has_alone(endless_model: TextModel) -> None:
     """Sixteen under way at a time; the short ones are done before the long ones that came before them."""
     lengths = [3 + 9 * (number % 4 == 0) for number in range(16)]
     requests = [
-        request(number, prompt=f"the fox number {number}", options={"max_new_tokens": length})
+        request(number, prompt=f"the fox number {number}", max_new_tokens=length)
         for number, length in enumerate(lengths)
     ]
     replies = served(endless_model, *requests)
-    assert sorted(reply["id"] for reply in replies) == list(range(16))
-    assert [reply["id"] % 4 == 0 for reply in replies] == [False] * 12 + [True] * 4
+    assert sorted(reply.id for reply in replies) == list(range(16))
+    assert [reply.id % 4 == 0 for reply in replies] == [False] * 12 + [True] * 4
     for reply in replies:
-        number = reply["id"]
+        number = reply.id
         alone = endless_model.generate(f"the fox number {number}", max_new_tokens=lengths[number])
-        assert reply["result"]["tokens"] == alone.tokens
+        assert reply.result["tokens"] == alone.tokens
 
 
 def test_a_stream_brings_the_text_piece_by_piece(endless_model: TextModel) -> None:
     """A part for each pass, before the result; who asked for no stream gets the result alone."""
     options = {"max_new_tokens": 12, "logprobs": 2}
-    replies = served(endless_model, request(1, options=options, stream=True), request(2, options=options))
-    chunks = [reply["chunk"] for reply in replies if "chunk" in reply]
-    results = {reply["id"]: reply["result"] for reply in replies if "result" in reply}
-    assert replies.index({"id": 1, "result": results[1]}) > replies.index({"id": 1, "chunk": chunks[-1]})
-    assert {reply["id"] for reply in replies if "chunk" in reply} == {1}
+    replies = served(endless_model, request(1, stream=True, **options), request(2, **options))
+    streamed = [reply for reply in replies if isinstance(reply, Streamed)]
+    chunks = [reply.chunk for reply in streamed]
+    answers = {reply.id: reply for reply in replies if isinstance(reply, Answered)}
+    results = {number: reply.result for number, reply in answers.items()}
+    assert replies.index(answers[1]) > replies.index(streamed[-1])
+    assert {reply.id for reply in streamed} == {1}
     assert len(chunks) == 12
-    pieces = [piece for chunk in chunks for piece in chunk["pieces"]]
-    assert [token for _, token, _ in pieces] == results[1]["tokens"] == results[2]["tokens"]
-    assert "".join(text for text, _, _ in pieces) == results[1]["text"]
-    assert json.loads(json.dumps([each for chunk in chunks for each in chunk["logprobs"]])) == json.loads(
-        json.dumps(results[1]["logprobs"])
-    )
+    deltas = [delta for chunk in chunks for delta in chunk.token_deltas]
+    assert [delta.token for delta in deltas] == results[1]["tokens"] == results[2]["tokens"]
+    assert "".join(delta.text for delta in deltas) == results[1]["text"]
+    listed = [each for chunk in chunks for each in chunk.logprobs or []]
+    assert [asdict(each) for each in listed] == results[1]["logprobs"]
 
 
 def test_an_outbox_says_what_was_done_before_the_last_answer_is_read(endless_model: TextModel) -> None:
@@ -79,13 +82,13 @@ def test_an_outbox_says_what_was_done_before_the_last_answer_is_read(endless_mod
         endless_model, lambda lines: writes.append([json.loads(line) for line in lines.splitlines()])
     )
     loop = RequestLoop(endless_model, outbox.put, outbox.flush)
-    for each in (request(1, options={"max_new_tokens": 3}), None):
+    for each in (request(1, max_new_tokens=3), None):
         loop.inbox.put(each)
     loop.run()
-    last = {name: value for line in writes[-1] for name, value in line.items()}
-    assert last["id"] == 1
-    assert (last["stats"]["engine"]["new_tokens"], last["stats"]["engine"]["finished"]) == (3, 1)
-    assert sum(last["stats"]["engine"]["passes_by_rows"].values()) == 3
+    *_, answer, counts = writes[-1]
+    assert answer["id"] == 1
+    assert (counts["engine"]["new_tokens"], counts["engine"]["finished"]) == (3, 1)
+    assert sum(counts["engine"]["passes_by_rows"].values()) == 3
     count = len(writes)
     outbox.flush(True)
     assert len(writes) == count
@@ -108,28 +111,28 @@ def test_a_request_that_fails_or_is_cancelled_leaves_the_others_alone(
     monkeypatch.setattr(endless_model, "_rounds", broken)
     replies = served(
         endless_model,
-        request(1, options={"max_new_tokens": 5}),
+        request(1, max_new_tokens=5),
         request(2, prompt="fox " * 500),
-        request(3, options={"max_new_tokens": 7}),
-        request(4, options={"max_new_tokens": 100}),
-        {"cancel": 4},
-        {"cancel": 99},
+        request(3, max_new_tokens=7),
+        request(4, max_new_tokens=100),
+        Cancel(4),
+        Cancel(99),
     )
-    found = {reply["id"]: reply for reply in replies}
+    found = {reply.id: reply for reply in replies}
     assert len(replies) == len(found) == 4
-    assert found[1]["result"]["new_tokens"] == 5
-    assert "shorten the prompt" in found[2]["error"]
-    assert "again" not in found[2]
-    assert found[3]["again"]
-    assert "ZeroDivisionError" in found[3]["error"]
-    assert (found[4]["result"], found[4]["error"]) == (None, "cancelled")
+    assert found[1].result["new_tokens"] == 5
+    assert "shorten the prompt" in found[2].error
+    assert not found[2].again
+    assert found[3].again
+    assert "ZeroDivisionError" in found[3].error
+    assert (found[4].result, found[4].error) == (None, "cancelled")
 
 
 def test_a_cancelled_text_makes_room_at_once(endless_model: TextModel) -> None:
     """Its rounds are closed between two of others; a later request is served."""
-    replies: list[dict[str, Any]] = []
+    replies: list[Any] = []
     loop = RequestLoop(endless_model, replies.append)
-    loop.inbox.put(request(1, options={"max_new_tokens": 120}))
+    loop.inbox.put(request(1, max_new_tokens=120))
     rounds = 0
     real = endless_model.target.forward
 
@@ -137,14 +140,14 @@ def test_a_cancelled_text_makes_room_at_once(endless_model: TextModel) -> None:
         nonlocal rounds
         rounds += 1
         if rounds == 3:
-            loop.inbox.put({"cancel": 1})
-            loop.inbox.put(request(2, options={"max_new_tokens": 2}))
+            loop.inbox.put(Cancel(1))
+            loop.inbox.put(request(2, max_new_tokens=2))
             loop.inbox.put(None)
         return real(*arguments)
 
     endless_model.target.forward = forward  # type: ignore[method-assign]
     loop.run()
-    assert [reply["id"] for reply in replies] == [1, 2]
+    assert [reply.id for reply in replies] == [1, 2]
     assert rounds <= 6
 
 
@@ -153,27 +156,27 @@ def test_a_paused_text(endless_folder: str) -> None:
     """Nothing is sent of it until it is resumed; then the rest is, or its cancellation is confirmed."""
     model = ipex_assist.load(endless_folder, None, precision="fp32", executor="native")
     assert model.pauses
-    replies: list[dict[str, Any]] = []
+    replies: list[Any] = []
     loop = RequestLoop(model, replies.append)
     options = {"max_new_tokens": 20}
     for number in (1, 2, 3):
-        loop.inbox.put(request(number, options=options))
-    loop.inbox.put({"pause": 1})
-    loop.inbox.put({"pause": 2})
-    loop.inbox.put({"pause": 99})  # answered long ago
+        loop.inbox.put(request(number, **options))
+    loop.inbox.put(Pause(1))
+    loop.inbox.put(Pause(2))
+    loop.inbox.put(Pause(99))  # answered long ago
     worker = threading.Thread(target=loop.run, daemon=True)
     worker.start()
     while not replies:
         time.sleep(0.001)
-    assert [reply["id"] for reply in replies] == [3]
-    loop.inbox.put({"cancel": 2})
-    for each in ({"resume": 1}, {"resume": 2}, None):
+    assert [reply.id for reply in replies] == [3]
+    loop.inbox.put(Cancel(2))
+    for each in (Resume(1), Resume(2), None):
         loop.inbox.put(each)
     worker.join(60)
     assert not worker.is_alive()
-    assert [reply["id"] for reply in replies] == [3, 2, 1]
-    assert replies[1]["error"] == "cancelled"
-    assert replies[2]["result"]["tokens"] == replies[0]["result"]["tokens"]
+    assert [reply.id for reply in replies] == [3, 2, 1]
+    assert replies[1].error == "cancelled"
+    assert replies[2].result["tokens"] == replies[0].result["tokens"]
 
 
 def test_a_text_that_waits_for_others_holds_up_nobody(
@@ -192,7 +195,7 @@ def test_a_text_that_waits_for_others_holds_up_nobody(
             nonlocal passes
             passes += 1
             if passes == 50:
-                loop.inbox.put({"cancel": 1})
+                loop.inbox.put(Cancel(1))
                 loop.inbox.put(None)
             others[0].ready()  # the pass that it asks for is one of the texts that run
             return False
@@ -214,12 +217,12 @@ def test_a_text_that_waits_for_others_holds_up_nobody(
         return found, drafting
 
     monkeypatch.setattr(endless_model, "_rounds", some_wait)
-    replies: list[dict[str, Any]] = []
+    replies: list[Any] = []
     loop = RequestLoop(endless_model, replies.append)
-    loop.inbox.put(request(1, options={"max_new_tokens": 7}))
-    loop.inbox.put(request(2, options={"max_new_tokens": 5}))
+    loop.inbox.put(request(1, max_new_tokens=7))
+    loop.inbox.put(request(2, max_new_tokens=5))
     loop.run()
-    assert [(reply["id"], reply.get("error")) for reply in replies] == [(2, None), (1, "cancelled")]
+    assert [(reply.id, reply.error) for reply in replies] == [(2, None), (1, "cancelled")]
     assert passes == 50
 
 
@@ -265,12 +268,12 @@ def test_no_pass_is_run_while_a_round_waits(endless_model: TextModel, monkeypatc
         late.extend(passes - round_ for round_ in taken)
         taken.clear()
 
-    monkeypatch.setattr(endless_model, "begin_request", lambda request: Text(request["id"]))
-    replies: list[dict[str, Any]] = []
+    monkeypatch.setattr(request_loop, "begin", lambda model, request: Text(request.id))
+    replies: list[Any] = []
     loop = RequestLoop(endless_model, replies.append, after_step)
     for number in range(1, 9):
         loop.inbox.put(request(number))
     loop.inbox.put(None)
     loop.run()
-    assert sorted(reply["id"] for reply in replies) == list(range(1, 9))
+    assert sorted(reply.id for reply in replies) == list(range(1, 9))
     assert late == [0] * 40

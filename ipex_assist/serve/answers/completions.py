@@ -6,6 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
+from ipex_assist.executors.interface import TokenLogprob
 from ipex_assist.serve.answers.choice_texts import ChoiceText, ChoiceTexts, TextDelta
 from ipex_assist.serve.answers.writer import ChunkWriter
 from ipex_assist.serve.logprobs import TokenChoice, completion_form, token_choice
@@ -70,7 +73,8 @@ class CompletionWriter(ChunkWriter):
             return None
         assert text.result is not None
         texts = self._service.token_texts
-        prompt = [token_choice(each, texts) for each in text.result["prompt_logprobs"] or []]
+        listed = msgspec.convert(text.result["prompt_logprobs"] or [], list[TokenLogprob])
+        prompt = [token_choice(each, texts) for each in listed]
         return completion_form([*prompt, *text.tokens], texts, 0, self._top, echoed.tokens[0])
 
     def whole(self) -> dict[str, Any]:
