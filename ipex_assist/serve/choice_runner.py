@@ -19,7 +19,7 @@ def seconds_left(deadline: float) -> float:
     """Seconds until a deadline by the clock of the event loop. Raises TimeoutError after it."""
     remaining = deadline - asyncio.get_running_loop().time()
     if remaining <= 0:
-        raise TimeoutError("the request took longer than this server allows (--timeout)")
+        raise TimeoutError("the request took longer than this server allows")
     return remaining
 
 

@@ -227,7 +227,7 @@ class Engines:
         self._feed()
         if active.slot is None and not others and self._waiting.shares > self._options.max_queue:
             self._waiting.remove(active)
-            raise Busy(f"{self._waiting.shares} requests wait already (--max-queue)", self._retry_after())
+            raise Busy(f"{self._waiting.shares} requests wait already", self._retry_after())
         self._active.add(active)
         return active
 

@@ -65,7 +65,8 @@ class AnthropicErrorResponse(BaseModel):
 
 
 class ApiError(HTTPException):
-    """An error with its HTTP status. param: the invalid field. code: machine-readable."""
+    """An error with its HTTP status. param: the invalid field. code: machine-readable. anthropic: the message in the
+    words of Anthropic's API, where clients look for them."""
 
     def __init__(
         self,
@@ -75,9 +76,10 @@ class ApiError(HTTPException):
         param: str | None = None,
         code: str | None = None,
         headers: dict[str, str] | None = None,
+        anthropic: str | None = None,
     ) -> None:
         super().__init__(status, message, headers)
-        self.message, self.param, self.code = message, param, code
+        self.message, self.param, self.code, self.anthropic = message, param, code, anthropic or message
 
     def body(self) -> dict[str, Any]:
         """The response body in OpenAI's format."""
@@ -89,12 +91,27 @@ class ApiError(HTTPException):
         kind = _ANTHROPIC_TYPES.get(
             self.status_code, "invalid_request_error" if self.status_code < 500 else "api_error"
         )
-        return {"type": "error", "error": {"type": kind, "message": self.message}}
+        return {"type": "error", "error": {"type": kind, "message": self.anthropic}}
 
     def response(self, path: str = "") -> Response:
         """The response, as ASCII JSON, which can quote invalid Unicode of a request. path: of the request."""
         body = self.anthropic_body() if MESSAGES in path else self.body()
         return Response(json.dumps(body), self.status_code, self.headers, media_type="application/json")
+
+
+def prompt_too_long(count: int, limit: int, reason: str = "", *, least: bool = False) -> ApiError:
+    """400 in the words by which clients know that they must shorten a conversation, as agents do by themselves.
+
+    count, limit: tokens of the prompt, and how many it may have. least: whether it has so many at least.
+    """
+    few = "at least " if least else ""
+    return ApiError(
+        400,
+        f"This model's maximum context length is {limit} tokens{reason}. However, your prompt has {few}{count} tokens: "
+        f"shorten it by at least {count - limit}",
+        code="context_length_exceeded",
+        anthropic=f"prompt is too long: {count} tokens > {limit} maximum{reason}",
+    )
 
 
 def responses(*statuses: int, model: type[BaseModel] = ErrorResponse) -> dict[int | str, dict[str, Any]]:
@@ -103,7 +120,7 @@ def responses(*statuses: int, model: type[BaseModel] = ErrorResponse) -> dict[in
         400: "The request is wrong; the message says where",
         401: "There is no API key, or a wrong one",
         404: "There is no such model, or nothing of that name",
-        413: "The body or the prompt is too long; the message has the numbers",
+        413: "The body is too long; the message has the numbers",
         429: "The queue is full; Retry-After says when to come back",
         500: "The request failed",
         503: "The server is loading, about to end, or too slow for the time limit",

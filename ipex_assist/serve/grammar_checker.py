@@ -49,7 +49,7 @@ class GrammarChecker:
         trial = self._trial(spec)
         done, _ = await asyncio.wait({trial}, timeout=timeout)  # not cancelled: others may wait for the same one
         if not done:
-            raise TimeoutError("the grammar was not checked in the time that this server allows (--timeout)")
+            raise TimeoutError("the grammar was not checked in the time that this server allows")
         if trial.cancelled():
             raise NotReady("the server is about to end")
         trial.result()
@@ -63,7 +63,7 @@ class GrammarChecker:
         waiting = len(self._underway) - len(self._processes)
         if waiting >= self._most:
             seconds = max(1.0, waiting * SECONDS / len(self._processes))
-            raise Busy(f"{max(0, waiting)} grammars wait to be checked already (--max-queue)", seconds)
+            raise Busy(f"{max(0, waiting)} grammars wait to be checked already", seconds)
         trial = asyncio.get_running_loop().run_in_executor(self._threads, self.check, spec)
         self._underway[name] = trial
         trial.add_done_callback(lambda _: self._forget(name))

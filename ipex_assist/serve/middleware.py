@@ -16,7 +16,7 @@ _GOOD_ID = re.compile(rb"[!-~]{1,128}")
 def too_long(limit: int, size: int | None = None) -> ApiError:
     """413 with the numbers. size: None without a Content-Length."""
     said = f"the body has {size:,} bytes" if size is not None else f"the body has more than {limit:,} bytes"
-    return ApiError(413, f"{said}, and this server takes {limit:,} (--max-body)", code="body_too_large")
+    return ApiError(413, f"{said}, and this server takes {limit:,}", code="body_too_large")
 
 
 class BodyLimit:
@@ -55,7 +55,7 @@ class BodyLimit:
         except asyncio.TimeoutError:
             raise ApiError(
                 408,
-                f"the body has not come within {self._seconds:g} s (--timeout)",
+                f"the body has not come within {self._seconds:g} s",
                 code="timeout",
                 headers={"Connection": "close"},
             ) from None

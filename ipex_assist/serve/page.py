@@ -62,7 +62,7 @@ def add_page(app: FastAPI) -> None:
         "ETag": f'"{hashlib.sha256(content).hexdigest()[:32]}"',
     }
 
-    @app.get("/", include_in_schema=False)
+    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     async def index(request: Request) -> Response:
         if headers["ETag"] in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)

@@ -13,7 +13,7 @@ from ipex_assist.embedding.task import EMBED
 from ipex_assist.executors.blocks import BLOCK
 from ipex_assist.serve.backend import Backend, Busy, ModelFacts
 from ipex_assist.serve.choice_runner import seconds_left
-from ipex_assist.serve.errors import ApiError
+from ipex_assist.serve.errors import ApiError, prompt_too_long
 from ipex_assist.serve.grammar_checker import GrammarChecker
 from ipex_assist.serve.metrics import ServerMetrics
 from ipex_assist.serve.observed_backend import ObservedBackend, Observer
@@ -116,15 +116,11 @@ class Service:
         return max(map(len, self.tokenizer.get_vocab()), default=1)
 
     def check_characters(self, count: int) -> None:
-        """Raise 413 for a text that is too long whatever its tokens are, without tokenizing it."""
+        """Raise 400 for a text that is too long whatever its tokens are, without tokenizing it."""
         least = -(-count // self._longest_token)
-        for most, holder, _ in self._prompt_limits():
-            if most is not None and least > most:
-                raise ApiError(
-                    413,
-                    f"the prompt has {count:,} characters, which are {least:,} tokens at least, and {holder} {most:,}",
-                    code="context_length_exceeded",
-                )
+        most, reason = self._prompt_limit()
+        if most is not None and least > most:
+            raise prompt_too_long(least, most, reason, least=True)
 
     async def encode(self, prompt: str, add_special_tokens: bool = True) -> list[int]:
         """Encode a text."""
@@ -167,30 +163,26 @@ class Service:
             raise
 
     def check_prompt(self, tokens: Sequence[int]) -> list[int]:
-        """Return the prompt's token ids, checked. Raises 413 with the numbers if it is too long."""
+        """Return the prompt's token ids, checked. Raises 400 with the numbers if it is too long."""
         facts, count = self.facts, len(tokens)
         if not count:
             raise ApiError(400, "the prompt is empty: it must have a token at least")
-        for limit, holder, answer in self._prompt_limits():
-            most = None if limit is None else limit - answer
-            if most is not None and count > most:
-                raise ApiError(
-                    413,
-                    f"the prompt has {count:,} tokens, and {holder} {limit:,}{', the answer among them' * answer}: "
-                    f"shorten it by at least {count - most:,}",
-                    code="context_length_exceeded",
-                )
+        most, reason = self._prompt_limit()
+        if most is not None and count > most:
+            raise prompt_too_long(count, most, reason)
         return checked_ids(
             tokens, facts.vocab_size, self.tokenizer, facts.name
         )  # after the length check, so that it is bounded
 
-    def _prompt_limits(self) -> list[tuple[int | None, str, int]]:
-        """(limit in tokens or None, what imposes it, 1 if an output token must fit as well)."""
-        return [
-            (self.facts.context_length, f"the context of {self.facts.name} holds", 1),
-            (self.options.max_prompt, "this server takes", 0),
-            (self.memory_tokens(), "the memory for keys and values (--kv-memory) holds", 1),
+    def _prompt_limit(self) -> tuple[int | None, str]:
+        """How many tokens a prompt may have, and why; context and memory must hold a token of the answer, too."""
+        context, memory = self.facts.context_length, self.memory_tokens()
+        limits = [
+            (None if context is None else context - 1, ", and one of the answer"),
+            (self.options.max_prompt, ", as this server is set up"),
+            (None if memory is None else memory - 1, ", and one of the answer, by this server's memory for them"),
         ]
+        return min(((limit, why) for limit, why in limits if limit is not None), default=(None, ""))
 
     def most_new_tokens(self, prompt: int, wanted: int | None) -> int:
         """Return max_new_tokens after `prompt` tokens: `wanted` or the default, as far as context and memory go."""

@@ -21,8 +21,8 @@ def grammar_of(fields: Mapping[str, Any]) -> GrammarSpec | None:
 
     fields: the JSON body or its part with `response_format` (OpenAI's), `guided_json`, `guided_regex`, `guided_choice`,
     `guided_grammar` (llguidance's dialect of Lark), or `structured_outputs` with json, regex, choice, grammar or
-    json_object (vLLM's); others are ignored. Raises InvalidField (status 400) with the reason. The
-    cost of the grammar itself is checked by `grammar_checker.GrammarChecker`.
+    json_object (vLLM's), or `json_schema` (llama-server's); others are ignored. Raises InvalidField (status 400) with
+    the reason. The cost of the grammar itself is checked by `grammar_checker.GrammarChecker`.
     """
     found = {name: spec for name, spec in _asked(fields) if spec is not None}
     if len(found) > 1:
@@ -49,6 +49,7 @@ def json_schema(schema: Any, field: str, param: str | None = None) -> GrammarSpe
 
 def _asked(fields: Mapping[str, Any]) -> list[tuple[str, GrammarSpec | None]]:
     asked = [("response_format", _response_format(fields.get("response_format")))]
+    asked.append(("json_schema", _guided("json_schema", "json", fields.get("json_schema"))))
     asked += [(name, _guided(name, kind, fields.get(name))) for name, kind in _GUIDED.items()]
     structured = fields.get("structured_outputs")
     if structured is not None:
@@ -69,16 +70,16 @@ def _response_format(value: Any) -> GrammarSpec | None:
     if kind == "text":
         return None
     if kind == "json_object":
-        return GrammarSpec("json_object")
+        schema = value.get("schema")
+        if schema is None:
+            return GrammarSpec("json_object")
+        return json_schema(schema, "response_format.schema", "response_format")
     if kind == "json_schema":
         named = value.get("json_schema")
         schema = named.get("schema") if isinstance(named, Mapping) else None
-        # Without a schema OpenAI accepts any object.
-        return (
-            GrammarSpec("json_object")
-            if schema is None
-            else json_schema(schema, "response_format.json_schema.schema", "response_format")
-        )
+        if schema is None:
+            raise InvalidField("response_format.json_schema has no schema", "response_format")
+        return json_schema(schema, "response_format.json_schema.schema", "response_format")
     raise InvalidField(
         f"response_format.type is {str(kind)[:100]!r}; there are text, json_object and json_schema", "response_format"
     )

@@ -277,9 +277,7 @@ def encode_messages(
         UsageError: there is no chat template, or it refuses the conversation or exceeds its time limit.
     """
     if not tokenizer.chat_template:
-        raise UsageError(
-            "this model has no chat template (a base model?). Leave out --chat; give a prompt instead of messages"
-        )
+        raise UsageError("this model has no chat template (a base model?): give it a prompt instead of messages")
     render = functools.partial(_rendered, tokenizer, variables)
     text = render(messages, tools or None)
     if not allow_special_tokens:
@@ -301,10 +299,7 @@ def _rendered(
     try:
         text = run_within(TEMPLATE_SECONDS, lambda: apply_template(tokenizer, messages, tools, variables))
     except Exception as error:  # jinja2's errors, and those that templates raise
-        raise UsageError(
-            f"the model's chat template refuses this prompt: {error}. Give a prompt without it (--raw) instead of "
-            "messages"
-        ) from error
+        raise UsageError(f"the model's chat template refuses this prompt: {error}") from error
     check_text(text)
     return text
 

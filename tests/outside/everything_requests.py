@@ -145,7 +145,7 @@ def wrong_ones(flags: EverythingFlags) -> list[Wrong]:
     found = [
         Wrong(COMPLETIONS, {**body, "model": "nobody"}, 404, "there is no model 'nobody' here"),
         Wrong(COMPLETIONS, {**body, "temperature": "x"}, 400, "temperature"),
-        Wrong(COMPLETIONS, {**body, "prompt": "word " * 5000}, 413, "shorten it by"),
+        Wrong(COMPLETIONS, {**body, "prompt": "word " * 5000}, 400, "shorten it by"),
         Wrong(COMPLETIONS, {**body, "prompt": [99999]}, 400, "has the id 99999"),
         Wrong(COMPLETIONS, {**body, "guided_regex": "(a"}, 400, "cannot be compiled"),
         Wrong(CHAT, {"model": model, "messages": []}, 400, "messages"),

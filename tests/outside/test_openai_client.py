@@ -183,7 +183,7 @@ def test_errors_are_the_clients_own(client, url, backend):
         openai.OpenAI(base_url=url, api_key="wrong", max_retries=0).models.list()
     with pytest.raises(openai.APIStatusError) as long:
         client.completions.create(model="tiny", prompt=[5] * 1000)
-    assert (long.value.status_code, long.value.code) == (413, "context_length_exceeded")
+    assert (long.value.status_code, long.value.code) == (400, "context_length_exceeded")
     backend.room = 0
     with pytest.raises(openai.RateLimitError) as full:
         ask(model="tiny", messages=HI)

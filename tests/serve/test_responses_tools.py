@@ -95,11 +95,14 @@ def test_a_call_alone(client: httpx.Client, backend: FakeBackend) -> None:
 
 
 def test_a_call_that_is_cut_off(client: httpx.Client, backend: FakeBackend) -> None:
-    """The limit leaves it incomplete, and what is before it complete."""
+    """It is text, as nobody can run it; one that is held to its schema is told of while it is written."""
     backend.reply = f"Let me see.\n{CALL}"
     count = len(tokenizer()(backend.reply)["input_ids"])
     answer = post(client, tools=[FLAT], max_output_tokens=count - 25)
     assert answer["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert [(item["type"], item["status"]) for item in answer["output"]] == [("message", "incomplete")]
+    strict = {**FLAT, "strict": True}
+    answer = post(client, tools=[strict], max_output_tokens=count - 25)
     assert [item["status"] for item in answer["output"]] == ["completed", "incomplete"]
 
 
@@ -151,7 +154,7 @@ def test_forced_and_strict_calls(client: httpx.Client, backend: FakeBackend) -> 
         ({"tools": [FLAT], "tool_choice": {"type": "function", "name": "x"}}, "not among the tools"),
         ({"tool_choice": "required"}, "there are no tools"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "Field required"),
-        ({"input": [{"type": "reasoning"}]}, "function_call"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "function_call"),
     ],
 )
 def test_refusals(client: httpx.Client, body: dict[str, Any], words: str) -> None:

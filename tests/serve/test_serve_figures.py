@@ -152,8 +152,8 @@ def test_memory_limits_a_text(client, backend):
     request = backend.requests[0]
     assert len(request.tokens) + request.options.max_new_tokens == 512
     answer = client.post("/v1/completions", json={"prompt": [5] * 512})
-    assert answer.status_code == 413
-    assert "--kv-memory" in answer.json()["error"]["message"]
+    assert answer.status_code == 400
+    assert "this server's memory" in answer.json()["error"]["message"]
 
 
 def test_bytes_of_byte_level_tokens():

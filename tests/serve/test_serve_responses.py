@@ -101,7 +101,7 @@ def test_structured_output(client, backend):
         ({}, "Field required"),
         ({"input": []}, "at least 1"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "leave out this image"),
-        ({"input": "a", "tools": [{"type": "web_search"}]}, "'function'"),
+        ({"input": "a", "tools": [{"name": "web_search"}]}, "type"),
         ({"input": "a", "background": True}, "stream"),
     ],
 )

@@ -48,6 +48,7 @@ def test_chat(client, backend):
         "prompt_tokens": len(prompt),
         "completion_tokens": completion,
         "total_tokens": len(prompt) + completion,
+        "prompt_tokens_details": {"cached_tokens": 0},
     }
     assert (answer["model"], answer["object"]) == ("tiny", "chat.completion")
 

@@ -37,7 +37,11 @@ OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}}
             {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": OBJECT}}},
             GrammarSpec("json_schema", json.dumps(OBJECT)),
         ),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, GrammarSpec("json_object")),
+        (
+            {"response_format": {"type": "json_object", "schema": OBJECT}},
+            GrammarSpec("json_schema", json.dumps(OBJECT)),
+        ),
+        ({"json_schema": OBJECT}, GrammarSpec("json_schema", json.dumps(OBJECT))),
         ({"guided_json": OBJECT}, GrammarSpec("json_schema", json.dumps(OBJECT))),
         ({"guided_json": json.dumps(OBJECT)}, GrammarSpec("json_schema", json.dumps(OBJECT))),
         ({"guided_json": True}, GrammarSpec("json_schema", "{}")),

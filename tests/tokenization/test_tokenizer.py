@@ -62,7 +62,7 @@ def test_chat(folder):
 def test_no_chat_template(folder):
     tokenizer = load_tokenizer(open_checkpoint(str(folder)))
     tokenizer.chat_template = None
-    with pytest.raises(UsageError, match=r"no chat template .*Leave out --chat"):
+    with pytest.raises(UsageError, match=r"no chat template .*give it a prompt"):
         encode_prompt(tokenizer, "Hello", chat=True)
     tokenizer.chat_template = "{{ raise_exception('only system messages') }}"
     with pytest.raises(UsageError, match="chat template refuses this prompt: only system messages"):

@@ -103,7 +103,8 @@ class ChoiceTexts:
     def usage(self) -> dict[str, Any]:
         """OpenAI's usage so far."""
         usage = Usage.of(self.prompt_tokens, self.new_tokens, self.reasoning_tokens)
-        return usage.model_dump(exclude_none=True)
+        cached = {"cached_tokens": self.cached_tokens}
+        return {**usage.model_dump(exclude_none=True), "prompt_tokens_details": cached}
 
     def report(self) -> dict[str, Any]:
         """Timings and draft statistics, summed over the choices."""

@@ -48,7 +48,7 @@ class ResponseWriter(Writer):
             "temperature": OPENAI["temperature"] if body.temperature is None else body.temperature,
             "text": {"format": {"type": "text"} if format_ is None else format_.model_dump(by_alias=True)},
             "tool_choice": body.model_dump(include={"tool_choice"})["tool_choice"] or "auto",
-            "tools": [tool.model_dump() for tool in body.tools or ()],
+            "tools": [tool.model_dump() for tool in body.functions],
             "top_p": OPENAI["top_p"] if body.top_p is None else body.top_p,
             "truncation": "disabled",
         }

@@ -86,7 +86,7 @@ class ModelRegistry:
             raise unknown_model(name or "", list(self._models))
         if (service := self._hold(model)) is None:
             if sum(self._waiters.values()) >= self._most_waiting:
-                raise Busy(f"{self._most_waiting} requests wait for models already (--max-queue)", 1.0)
+                raise Busy(f"{self._most_waiting} requests wait for models already", 1.0)
             service = await self._wait_for(model)
         release_at_end(lambda: self._release(model))
         return service
@@ -125,7 +125,7 @@ class ModelRegistry:
                 await asyncio.wait({load}, timeout=max(0.0, deadline - time.monotonic()))
                 if time.monotonic() >= deadline:
                     raise TimeoutError(
-                        f"{model.name} could not be loaded within {self._timeout:g} s (--timeout): other models have "
+                        f"{model.name} could not be loaded within {self._timeout:g} s: other models have "
                         "the memory, or loading takes longer"
                     )
             return service
@@ -169,9 +169,7 @@ class ModelRegistry:
         """Book memory for a model when it is its turn; False where nobody waits for the model any more."""
         need = self._limit if model.need is None else model.need
         if need > self._limit:
-            raise _TooLarge(
-                f"it needs {gib(need)}, and all models together may have {gib(self._limit)} (--models-memory)"
-            )
+            raise _TooLarge(f"it needs {gib(need)}, and all models together may have {gib(self._limit)}")
         self._turns.append(model.name)
         try:
             while not (

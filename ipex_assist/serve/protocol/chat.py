@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ipex_assist.serve.protocol.common import (
     BoundedList,
@@ -20,10 +20,12 @@ from ipex_assist.serve.protocol.common import (
     ToolList,
     Unsupported,
     Usage,
+    text_of_parts,
 )
 from ipex_assist.serve.protocol.structured import GenerationFields
 from ipex_assist.serve.protocol.thinking import ThinkingFields
 from ipex_assist.serve.protocol.tools import AnswerToolCall, Tool, ToolCall, ToolChoice
+from ipex_assist.serve.protocol.unoffered import UnofferedChatFields
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -46,6 +48,13 @@ class Message(RequestBody):
     reasoning_content: str | None = Field(None, description="what the model thought before this turn, as it came")
     reasoning: str | None = Field(None, description="the same, by its other name")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _results_are_text(cls, value: Any) -> Any:
+        if isinstance(value, dict) and value.get("role") == "tool":
+            return {**value, "content": text_of_parts(value.get("content"))}
+        return value
+
     def for_template(self) -> dict[str, Any]:
         """As chat templates read it: parts joined by line ends; a developer is to templates what a system is."""
         content = self.content
@@ -64,7 +73,7 @@ class Message(RequestBody):
         return message
 
 
-class ChatRequest(ThinkingFields, GenerationFields):
+class ChatRequest(ThinkingFields, UnofferedChatFields, GenerationFields):
     """A conversation, to be answered."""
 
     messages: Annotated[BoundedList[Message], Field(min_length=1)]
@@ -79,6 +88,10 @@ class ChatRequest(ThinkingFields, GenerationFields):
     tools: ToolList[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    continue_final_message: bool | None = Field(
+        None, description="the assistant's turn at the end is the beginning of the answer"
+    )
+    add_generation_prompt: bool | None = Field(None, description="false goes with continue_final_message alone")
     draft_details: bool | None = Field(None, description="streamed choices say which pieces of text were drafted")
     functions: Annotated[Any, Unsupported("functions are OpenAI's old form: use tools")] = None
     function_call: Annotated[Any, Unsupported("function_call is OpenAI's old form: use tool_choice")] = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import uuid
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, GetJsonSchemaHandler, Tag, model_validator
 from pydantic.json_schema import JsonSchemaValue
@@ -177,6 +177,12 @@ class CompletionDetails(ResponseBody):
     reasoning_tokens: int
 
 
+class PromptDetails(ResponseBody):
+    """Of the tokens read. cached_tokens: that the prefix cache had."""
+
+    cached_tokens: int = 0
+
+
 class Usage(ResponseBody):
     """Tokens that were read and written. A prompt counts once, however many texts follow it."""
 
@@ -184,6 +190,7 @@ class Usage(ResponseBody):
     completion_tokens: int
     total_tokens: int
     completion_tokens_details: CompletionDetails | None = None
+    prompt_tokens_details: PromptDetails = PromptDetails()
 
     @classmethod
     def of(cls, prompt: int, completion: int, reasoning: int = 0) -> Usage:
@@ -269,6 +276,15 @@ def now() -> int:
     return int(time.time())
 
 
+def with_one_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with the systems that they begin with as one: many templates allow one, at the beginning alone."""
+    count = next((place for place, each in enumerate(messages) if each["role"] != "system"), len(messages))
+    if count < 2:
+        return messages
+    joined = "\n\n".join(text for each in messages[:count] if (text := each["content"]))
+    return [{"role": "system", "content": joined}, *messages[count:]]
+
+
 class TextPart(RequestBody):
     """A piece of a message. Models here read text alone."""
 
@@ -276,9 +292,29 @@ class TextPart(RequestBody):
     @classmethod
     def _is_text(cls, value: Any) -> Any:
         kind = value.get("type") if isinstance(value, dict) else None
-        if isinstance(kind, str) and (medium := next((each for each in _MEDIA if each in kind), None)) is not None:
+        if isinstance(kind, str) and kind not in get_args(cls.model_fields["type"].annotation):
+            medium = next((each for each in _MEDIA if each in kind), kind[:60])
             raise ValueError(f"the model reads text alone: leave out this {medium}")
         return value
+
+
+def text_of_parts(parts: str | list[Any] | None) -> Any:
+    """What came of a call as text alone: its parts that are no text become sentences, so that an agent that looked at
+    an image can go on."""
+    if not isinstance(parts, list):
+        return parts
+    return [part if _is_text(part) else {"type": "text", "text": _left_out(part)} for part in parts]
+
+
+def _is_text(part: Any) -> bool:
+    return not isinstance(part, dict) or not isinstance(part.get("type"), str) or isinstance(part.get("text"), str)
+
+
+def _left_out(part: dict[str, Any]) -> str:
+    kind = part["type"]
+    medium = next((each for each in _MEDIA if each in kind), kind.replace("_", " ")[:60])
+    name = next((str(part[key])[:200] for key in ("tool_name", "title", "name", "filename") if part.get(key)), "")
+    return f"[{medium}{f' {name}' if name else ''}: left out, as this model reads text alone]"
 
 
 def text_or_list(value: Any) -> str:
@@ -296,21 +332,21 @@ class Unsupported:
     """Annotates a field of OpenAI's that is not supported: all values but `allowed` are rejected with `reason`."""
 
     def __init__(self, reason: str, *allowed: Any) -> None:
-        self._reason, self._allowed = reason, [None, *allowed]
+        self.reason, self._allowed = reason, [None, *allowed]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
         """Take what asks for nothing."""
 
         def take(value: Any) -> Any:
             if not any(type(value) is type(each) and value == each for each in self._allowed):
-                raise ValueError(self._reason)
+                raise ValueError(self.reason)
             return value
 
         return core_schema.no_info_plain_validator_function(take)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         """Only what is taken."""
-        return {"enum": self._allowed, "description": f"not offered: {self._reason}"}
+        return {"enum": self._allowed, "description": f"not offered: {self.reason}"}
 
 
 class TimedResponse(ResponseBody):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from ipex_assist.serve.protocol.common import RequestBody, ResponseBody, TokenList
+from ipex_assist.serve.protocol.common import RequestBody, ResponseBody, TokenList, Unsupported
 
 MOST_INPUTS = 2048  # texts of one request, as with OpenAI
 MOST_DIMENSIONS = 1 << 20
@@ -49,6 +49,8 @@ class EmbeddingRequest(RequestBody):
         None, description="which of the model's prompts precedes each text, such as query (default: what its files say)"
     )
     truncate_prompt_tokens: Cut | None = None
+    add_special_tokens: Annotated[Any, Unsupported("texts are encoded as the model was trained", True)] = None
+    normalize: Annotated[Any, Unsupported("vectors are as the model's files say", True)] = None
     user: str | None = None
 
     @property

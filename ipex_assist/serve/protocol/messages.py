@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from ipex_assist.serve.protocol.common import (
     MOST_STOPS,
@@ -19,7 +19,10 @@ from ipex_assist.serve.protocol.common import (
     TextPart,
     TimedResponse,
     ToolList,
+    Unsupported,
+    text_of_parts,
     text_or_list,
+    with_one_system,
 )
 from ipex_assist.serve.protocol.thinking import thinking_variables
 
@@ -84,7 +87,7 @@ class ToolResult(RequestBody):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: TextOrBlocks[TextBlock] | None = None
+    content: Annotated[TextOrBlocks[TextBlock] | None, BeforeValidator(text_of_parts)] = None
     is_error: bool | None = None
 
     def for_template(self) -> dict[str, Any]:
@@ -117,9 +120,9 @@ def joined(content: str | list[TextBlock] | None) -> str:
 
 
 class InputTurn(RequestBody):
-    """A turn of the conversation."""
+    """A turn of the conversation. What a system says at any place belongs to the system's turn at the beginning."""
 
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: TextOrBlocks[Block]
 
     @property
@@ -127,12 +130,17 @@ class InputTurn(RequestBody):
         """Its blocks, also where it came as a text."""
         return [TextBlock(type="text", text=self.content)] if isinstance(self.content, str) else self.content
 
+    @property
+    def texts(self) -> list[str]:
+        """Those of its blocks."""
+        return [block.text for block in self.blocks if isinstance(block, TextBlock)]
+
     def for_template(self) -> list[dict[str, Any]]:
         """As chat templates read it: results of tools are messages of their own, before the text beside them."""
         results = [block.for_template() for block in self.blocks if isinstance(block, ToolResult)]
         calls = [block.for_template() for block in self.blocks if isinstance(block, ToolUse)]
         thoughts = "".join(block.thinking for block in self.blocks if isinstance(block, ThinkingBlock))
-        texts = [block.text for block in self.blocks if isinstance(block, TextBlock)]
+        texts = self.texts
         if self.role == "assistant":
             message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
             more = {"reasoning_content": thoughts, "tool_calls": calls}
@@ -193,6 +201,20 @@ class Thinking(RequestBody):
     budget_tokens: Annotated[int, Field(ge=LEAST_THINKING)] | None = None
 
 
+class OutputFormat(RequestBody):
+    """JSON by a schema."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(RequestBody):
+    """How the answer is made. effort: a variable of the chat template, as reasoning_effort of OpenAI's API."""
+
+    format: OutputFormat | None = None
+    effort: str | None = None
+
+
 class CountTokens(RequestBody):
     """A conversation whose tokens are counted."""
 
@@ -203,11 +225,27 @@ class CountTokens(RequestBody):
     tools: ToolList[MessageTool] | None = None
     tool_choice: MessageToolChoice | None = None
     thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = Field(None, description="output_config.format by its earlier name")
+    mcp_servers: Annotated[Any, Unsupported("tools are called by the client alone", [])] = None
+    container: Annotated[Any, Unsupported("nothing is run here: tools are called by the client alone")] = None
+
+    @property
+    def answer_schema(self) -> dict[str, Any] | None:
+        """The JSON schema of the answer."""
+        given = (self.output_config and self.output_config.format) or self.output_format
+        return given.schema_ if given else None
 
     def for_template(self) -> list[dict[str, Any]]:
         """The conversation as chat templates read it: texts that one side says in a row are one message."""
         made = [{"role": "system", "content": joined(self.system)}] if self.system else []
         for turn in self.messages:
+            if turn.role == "system":
+                made.append({"role": "system", "content": "\n".join(turn.texts)})
+        made = with_one_system(made)
+        for turn in self.messages:
+            if turn.role == "system":
+                continue
             for message in turn.for_template():
                 if made and message.keys() == made[-1].keys() == {"role", "content"} and _same_side(message, made[-1]):
                     made[-1] = {**made[-1], "content": f"{made[-1]['content']}\n{message['content']}"}
@@ -218,7 +256,9 @@ class CountTokens(RequestBody):
     @property
     def variables(self) -> dict[str, Any]:
         """Those of the chat template: without `thinking` a model does not think, as with Anthropic."""
-        return thinking_variables(self.thinking is not None and self.thinking.type != "disabled")
+        thinks = self.thinking is not None and self.thinking.type != "disabled"
+        effort = self.output_config.effort if thinks and self.output_config is not None else None
+        return thinking_variables(thinks, effort)
 
     @property
     def parallel(self) -> bool:

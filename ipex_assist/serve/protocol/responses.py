@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
@@ -19,11 +20,14 @@ from ipex_assist.serve.protocol.common import (
     TimedResponse,
     ToolList,
     Unsupported,
+    text_of_parts,
     text_or_list,
 )
 from ipex_assist.serve.protocol.structured import JsonObject, TextFormat
+from ipex_assist.serve.protocol.thinking import ThinkingFields
 from ipex_assist.serve.protocol.tools import STRICT, Name
 
+LOGPROBS = "message.output_text.logprobs"
 MOST_METADATA = 16  # pairs, as with OpenAI
 
 
@@ -74,12 +78,46 @@ class InputCall(RequestBody):
         return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
+class InputCustomCall(RequestBody):
+    """A call of a tool that takes any text, as it came from another server."""
+
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    input: str
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates read it."""
+        arguments = json.dumps({"input": self.input}, ensure_ascii=False)
+        call = InputCall(type="function_call", call_id=self.call_id, name=self.name, arguments=arguments)
+        return call.for_template()
+
+
+class ReasoningPart(RequestBody):
+    """A piece of what the model thought."""
+
+    text: str = ""
+
+
+class InputReasoning(RequestBody):
+    """What the model thought before an earlier answer, as it came; encrypted thoughts of other servers say nothing."""
+
+    type: Literal["reasoning"]
+    content: BoundedList[ReasoningPart] | None = None
+    summary: BoundedList[ReasoningPart] | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates read it; the answer follows."""
+        thought = "\n".join(part.text for part in self.content or self.summary or ())
+        return {"role": "assistant", "content": "", "reasoning_content": thought}
+
+
 class InputCallOutput(RequestBody):
     """What came of a call."""
 
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
-    output: TextOrList[InputText]
+    output: Annotated[TextOrList[InputText], BeforeValidator(text_of_parts)]
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates read it."""
@@ -95,13 +133,21 @@ def _kind(item: Any) -> str:
 InputItem = Annotated[
     Annotated[InputMessage, Tag("message")]
     | Annotated[InputCall, Tag("function_call")]
-    | Annotated[InputCallOutput, Tag("function_call_output")],
+    | Annotated[InputCallOutput, Tag("function_call_output")]
+    | Annotated[InputCustomCall, Tag("custom_tool_call")]
+    | Annotated[InputCallOutput, Tag("custom_tool_call_output")]
+    | Annotated[InputReasoning, Tag("reasoning")],
     Discriminator(_kind),
 ]
 
 
 _Items = Annotated[BoundedList[InputItem], Field(min_length=1), Tag("[list]")]
 Input = Annotated[Annotated[str, Tag("str")] | _Items, Discriminator(text_or_list)]
+
+
+def _kind_of_tool(tool: Any) -> str:
+    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    return "[foreign]" if isinstance(kind, str) and kind != "function" else "function"
 
 
 class FlatTool(RequestBody):
@@ -118,11 +164,22 @@ class FlatTool(RequestBody):
         return {"type": "function", "function": self.model_dump(exclude={"type"}, exclude_none=True)}
 
 
+class ForeignTool(RequestBody):
+    """A tool of another kind (web_search, namespace, custom, …), of which the model is not told."""
+
+    type: str
+
+
 class FlatToolName(RequestBody):
     """The tool that must be called."""
 
     type: Literal["function"]
     name: Name
+
+
+AnyTool = Annotated[
+    Annotated[FlatTool, Tag("function")] | Annotated[ForeignTool, Tag("[foreign]")], Discriminator(_kind_of_tool)
+]
 
 
 class FlatSchema(RequestBody):
@@ -141,7 +198,13 @@ class TextConfig(RequestBody):
     format: Annotated[TextFormat | JsonObject | FlatSchema, Field(discriminator="type")] | None = None
 
 
-class ResponsesRequest(SamplingFields):
+class Reasoning(RequestBody):
+    """How much to think, as reasoning_effort of chats."""
+
+    effort: str | None = None
+
+
+class ResponsesRequest(ThinkingFields, SamplingFields):
     """A text or the messages of a conversation, continuing a stored response if its id is given."""
 
     input: Input
@@ -152,19 +215,38 @@ class ResponsesRequest(SamplingFields):
     max_output_tokens: MaxTokens | None = None
     stream: bool | None = None
     text: TextConfig | None = None
-    include: BoundedList[Literal["message.output_text.logprobs"]] | None = None
+    reasoning: Reasoning | None = None
+    include: BoundedList[str] | None = Field(
+        None, description="message.output_text.logprobs; there is nothing else to include, and it is left out"
+    )
     top_logprobs: Annotated[int, OptionField("logprobs")] | None = None
     metadata: Metadata | None = None
-    tools: ToolList[FlatTool] | None = None
+    tools: ToolList[AnyTool] | None = Field(None, description="functions; tools of other kinds are left out")
     tool_choice: Literal["none", "auto", "required"] | FlatToolName | None = None
     parallel_tool_calls: bool | None = None
     background: Annotated[Any, Unsupported("answers are not made in the background: stream them", False)] = None
     conversation: Annotated[Any, Unsupported("conversations are not kept: use previous_response_id")] = None
+    max_tool_calls: Annotated[Any, Unsupported("tools are called by the client alone")] = None
+    prompt: Annotated[Any, Unsupported("prompts are not kept: give input and instructions")] = None
 
     @property
     def wanted_logprobs(self) -> int | None:
         """As GenerationOptions has it."""
-        return (self.top_logprobs or 0) if self.include or self.top_logprobs is not None else None
+        included = LOGPROBS in (self.include or ())
+        return (self.top_logprobs or 0) if included or self.top_logprobs is not None else None
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """Those of the chat template."""
+        effort = self.reasoning.effort if self.reasoning is not None else None
+        if effort is None:
+            return super().template_variables
+        return self.model_copy(update={"reasoning": None, "reasoning_effort": effort}).template_variables
+
+    @property
+    def functions(self) -> list[FlatTool]:
+        """The tools that the model is told of."""
+        return [tool for tool in self.tools or () if isinstance(tool, FlatTool)]
 
     def messages(self) -> list[dict[str, Any]]:
         """The input as chat templates read it: calls belong to the turn in which they were made."""
@@ -173,9 +255,12 @@ class ResponsesRequest(SamplingFields):
         messages: list[dict[str, Any]] = []
         for item in self.input:
             message = item.for_template()
-            if isinstance(item, InputCall) and messages and messages[-1]["role"] == "assistant":
-                messages[-1].setdefault("tool_calls", []).extend(message["tool_calls"])
-            else:
+            last = messages[-1] if messages and messages[-1]["role"] == "assistant" else {}
+            if last and isinstance(item, (InputCall, InputCustomCall)):
+                last.setdefault("tool_calls", []).extend(message["tool_calls"])
+            elif last.keys() == {"role", "content", "reasoning_content"} and message["role"] == "assistant":
+                last.update({name: value for name, value in message.items() if value})
+            elif message != {"role": "assistant", "content": "", "reasoning_content": ""}:
                 messages.append(message)
         return messages
 

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ipex_assist.serve.protocol.common import BoundedList, RequestBody, SamplingFields
+from ipex_assist.serve.protocol.common import BoundedList, RequestBody, SamplingFields, Unsupported
+from ipex_assist.serve.protocol.unoffered import UnofferedFields
 
 
 class TextFormat(RequestBody):
@@ -16,9 +17,10 @@ class TextFormat(RequestBody):
 
 
 class JsonObject(RequestBody):
-    """A JSON object."""
+    """A JSON object; by a schema, as llama-server has it, if there is one."""
 
     type: Literal["json_object"]
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
 
 
 class NamedSchema(RequestBody):
@@ -26,7 +28,7 @@ class NamedSchema(RequestBody):
 
     name: str | None = None
     description: str | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    schema_: dict[str, Any] = Field(alias="schema")
     strict: bool | None = None
 
 
@@ -48,9 +50,11 @@ class StructuredOutputs(RequestBody):
     regex: str | None = None
     choice: BoundedList[str] | None = None
     grammar: str | None = None
+    structural_tag: Annotated[Any, Unsupported("there are json, json_object, regex, choice and grammar")] = None
+    whitespace_pattern: Annotated[Any, Unsupported("spaces in JSON are not chosen by a pattern")] = None
 
 
-class GenerationFields(SamplingFields):
+class GenerationFields(UnofferedFields, SamplingFields):
     """Fields of every request for texts. Of those that say what a text must follow, one may be given."""
 
     response_format: ResponseFormat | None = None
@@ -59,8 +63,9 @@ class GenerationFields(SamplingFields):
     guided_choice: BoundedList[str] | None = None
     guided_grammar: str | None = Field(None, description="in llguidance's dialect of Lark")
     structured_outputs: StructuredOutputs | None = None
+    json_schema: dict[str, Any] | None = Field(None, description="a JSON schema, as llama-server has it")
 
     def grammar_fields(self) -> dict[str, Any]:
         """These fields as `structured.grammar_of` reads them."""
-        own = set(GenerationFields.model_fields) - set(SamplingFields.model_fields)
+        own = set(GenerationFields.__annotations__)
         return self.model_dump(include=own, exclude_none=True, by_alias=True)

@@ -49,9 +49,27 @@ def check_biases(service: Service, body: SamplingFields, texts: int = 1) -> None
         )
 
 
-def _asked(body: ChatRequest) -> AskedConversation:
+def _begun(body: ChatRequest) -> str | None:
+    """The beginning of the answer, where the last message is to be continued. Raises 400 where that cannot be."""
+    if not body.continue_final_message:
+        if body.add_generation_prompt is False:
+            raise ApiError(
+                400, "add_generation_prompt: false goes with continue_final_message", param="add_generation_prompt"
+            )
+        return None
+    *earlier, last = (message.for_template() for message in body.messages)
+    if body.add_generation_prompt or not earlier or last.keys() != {"role", "content"} or last["role"] != "assistant":
+        raise ApiError(
+            400,
+            "continue_final_message: the last message must be the assistant's text, and add_generation_prompt false",
+            param="continue_final_message",
+        )
+    return str(last["content"])
+
+
+def _asked(body: ChatRequest, begun: str | None) -> AskedConversation:
     return AskedConversation(
-        [message.for_template() for message in body.messages],
+        [message.for_template() for message in (body.messages if begun is None else body.messages[:-1])],
         body.tool_fields(),
         body.tool_choice.model_dump() if isinstance(body.tool_choice, NamedTool) else body.tool_choice,
         body.parallel_tool_calls,
@@ -84,7 +102,8 @@ def router(models: ServedModels) -> APIRouter:
         service.check_task()
         check_biases(service, body, body.n or 1)
         deadline = service.deadline()
-        turn, tokens = await prepare_conversation(service, lambda: _asked(body), deadline)
+        begun = await service.in_thread(_begun, body)
+        turn, tokens = await prepare_conversation(service, lambda: _asked(body, begun), deadline, begun or "")
         room = service.most_new_tokens(len(tokens), body.wanted_tokens)
         options = service.adapters.apply(body.generation_options(room, body.wanted_logprobs), body)
         requests = [GenerationRequest(tokens, each, turn.grammar) for each in options_per_choice(options, body.n or 1)]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ipex_assist.serve.protocol.common import with_one_system
 from ipex_assist.serve.service import Service
 from ipex_assist.serve.tools import SCHEMA_FIELDS, OutputForm, PreparedConversation, prepare
 from ipex_assist.speculative.choosing.grammar import GrammarSpec
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 class AskedConversation:
     """What `tools.prepare` takes of a request body; see there."""
 
-    messages: Sequence[Mapping[str, Any]]
+    messages: Sequence[dict[str, Any]]
     tools: Sequence[Mapping[str, Any]]
     tool_choice: str | Mapping[str, Any] | None
     parallel: bool | None
@@ -30,18 +31,19 @@ class AskedConversation:
 
 
 async def prepare_conversation(
-    service: Service, read: Callable[[], AskedConversation], deadline: float
+    service: Service, read: Callable[[], AskedConversation], deadline: float, begun: str = ""
 ) -> tuple[PreparedConversation, list[int]]:
     """Run `read` and `tools.prepare` in a thread, check the grammars and encode the prompt; returns both results.
 
-    read: of the body, which may have thousands of messages. deadline: see `Service.deadline`.
+    read: of the body, which may have thousands of messages. begun: the beginning of the answer, after which the prompt
+    ends. deadline: see `Service.deadline`.
     """
 
     def work() -> tuple[PreparedConversation, Mapping[str, Any] | None]:
         asked = read()
         made = prepare(
             service.tokenizer,
-            asked.messages,
+            with_one_system(list(asked.messages)),
             asked.tools,
             asked.tool_choice,
             parallel=asked.parallel is not False,
@@ -51,7 +53,10 @@ async def prepare_conversation(
         return made, asked.variables
 
     turn, variables = await service.in_thread(work)
-    tokens = service.check_prompt(await service.encode_chat(turn.messages, turn.tools, variables))
+    tokens = await service.encode_chat(turn.messages, turn.tools, variables)
+    if begun:
+        tokens += await service.encode(begun, False)
+    tokens = service.check_prompt(tokens)
     for grammar in (turn.calls, turn.grammar):
         await service.checked(grammar, deadline)
     return turn, tokens

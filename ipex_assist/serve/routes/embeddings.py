@@ -14,7 +14,7 @@ from ipex_assist.env.errors import UsageError
 from ipex_assist.serve.answers.embeddings import EmbeddingWriter, RerankWriter, VectorWriter
 from ipex_assist.serve.answers.writer import compact
 from ipex_assist.serve.backend import GenerationRequest
-from ipex_assist.serve.errors import ApiError, responses
+from ipex_assist.serve.errors import ApiError, prompt_too_long, responses
 from ipex_assist.serve.protocol.embeddings import EmbeddingList, EmbeddingRequest, RerankRequest, RerankResponse
 from ipex_assist.serve.routes.json_bodies import JsonRoute
 from ipex_assist.serve.served_models import ServedModels
@@ -55,17 +55,16 @@ class InputReader:
     def __init__(self, service: Service, facts: EmbeddingFacts, cut: int | None) -> None:
         """cut: tokens that are kept of a text; -1: as many as can be; None: longer texts are refused."""
         self._service, self._encoder = service, TextEncoder(service.tokenizer, facts)
-        name = service.facts.name
         limits = [
-            (facts.max_tokens, f"{name} reads"),
-            (service.options.max_prompt, "this server takes"),
-            (service.memory_tokens(), "the memory for keys and values (--kv-memory) holds"),
+            (facts.max_tokens, ""),
+            (service.options.max_prompt, ", as this server is set up"),
+            (service.memory_tokens(), ", by this server's memory for them"),
         ]
-        known = [(limit, holder) for limit, holder in limits if limit is not None]
+        known = [(limit, why) for limit, why in limits if limit is not None]
         self._limit: int | None = None
-        self._holder = ""
+        self._why = ""
         if known:
-            self._limit, self._holder = min(known)
+            self._limit, self._why = min(known)
         self._most = cut
         if cut is not None:
             self._most = self._limit if cut == -1 else min(cut, self._limit or cut)
@@ -92,12 +91,7 @@ class InputReader:
     def _checked(self, text: EncodedText, place: int) -> EncodedText:
         count, limit = len(text.tokens), self._limit
         if limit is not None and count > limit:
-            raise ApiError(
-                413,
-                f"text {place + 1} has {count:,} tokens, and {self._holder} {limit:,}: shorten it by at least "
-                f"{count - limit:,}, or send truncate_prompt_tokens: -1",
-                code="context_length_exceeded",
-            )
+            raise prompt_too_long(count, limit, f"{self._why} (text {place + 1}; truncate_prompt_tokens: -1 cuts it)")
         if text.skip >= count:
             raise ApiError(400, f"text {place + 1} is empty: it must have a token at least", param="input")
         facts = self._service.facts

@@ -16,6 +16,7 @@ from ipex_assist.serve.routes.json_bodies import JsonRoute
 from ipex_assist.serve.served_models import ServedModels
 from ipex_assist.serve.service import Service
 from ipex_assist.serve.streaming import GenerationResponse
+from ipex_assist.serve.structured_output import json_schema
 from ipex_assist.serve.tools import PreparedConversation
 
 ANY_MODEL = "claude-"  # agents ask for these by themselves: the served model answers for them
@@ -29,7 +30,7 @@ def _asked(body: CountTokens) -> AskedConversation:
         [tool.for_template() for tool in body.tools or ()],
         choice,
         body.parallel,
-        None,
+        None if (schema := body.answer_schema) is None else json_schema(schema, "output_config.format.schema"),
         "tools[{}].input_schema",
         body.variables,
     )
@@ -42,15 +43,13 @@ async def _opened(models: ServedModels, name: str | None) -> Service:
 async def _prepared(service: Service, body: CountTokens, deadline: float) -> tuple[PreparedConversation, list[int]]:
     """The conversation and its prompt's tokens. An assistant's turn at the end is the beginning of the answer."""
     service.check_task()
-    if body.messages[-1].role == "user":
+    if body.messages[-1].role != "assistant":
         return await prepare_conversation(service, lambda: _asked(body), deadline)
     *earlier, last = body.messages
     if not earlier or any(block.type != "text" for block in last.blocks):
         raise ApiError(400, "messages: the last one must be the user's, or text of the assistant's to go on with")
     shorter = body.model_copy(update={"messages": earlier})
-    turn, tokens = await prepare_conversation(service, lambda: _asked(shorter), deadline)
-    begun = await service.encode("".join(block.text for block in last.blocks), False)
-    return turn, service.check_prompt([*tokens, *begun])
+    return await prepare_conversation(service, lambda: _asked(shorter), deadline, "".join(last.texts))
 
 
 def router(models: ServedModels) -> APIRouter:

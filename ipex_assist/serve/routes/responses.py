@@ -29,11 +29,12 @@ def _asked(body: ResponsesRequest, messages: list[dict[str, Any]]) -> AskedConve
     system = [{"role": "system", "content": body.instructions}] if body.instructions else []
     return AskedConversation(
         [*system, *messages],
-        [tool.for_template() for tool in body.tools or ()],
+        [tool.for_template() for tool in body.functions],
         body.choice_of_tools(),
         body.parallel_tool_calls,
         _grammar(body.text),
         "tools[{}].parameters",
+        body.template_variables,
     )
 
 

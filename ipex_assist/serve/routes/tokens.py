@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from ipex_assist.serve.errors import responses
+from ipex_assist.serve.protocol.common import with_one_system
 from ipex_assist.serve.protocol.tokenize import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -21,7 +22,7 @@ from ipex_assist.tokenization.tokenizer import checked_ids
 
 
 def _prepared(service: Service, body: TokenizeMessages) -> PreparedConversation:
-    messages = [message.for_template() for message in body.messages]
+    messages = with_one_system([message.for_template() for message in body.messages])
     return prepare(service.tokenizer, messages, [tool.model_dump(exclude_none=True) for tool in body.tools or ()])
 
 
