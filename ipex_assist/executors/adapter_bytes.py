@@ -8,10 +8,10 @@ from ipex_assist.checkpoints.lora_folder import lora_shapes
 from ipex_assist.executors.adapters import places_of
 from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.models.weights import weight_shape
+from ipex_assist.quantization.precision import FORMATS
 
 _LANES = 16  # kernels.h: LANES
 _PART = 64  # adapter.cpp: where the next module's matrices begin
-_ELEMENT = {"fp32": 4, "bf16": 2, "fp8": 2}  # of an adapter's matrices, by the model's precision; else 1
 
 
 def adapter_bytes(asked: LoadRequest, folders: Iterable[str]) -> int:
@@ -33,9 +33,10 @@ def _part_bytes(asked: LoadRequest, ours: str, rank: int) -> int:
     columns, width = weight_shape(asked.spec, ours)
     if asked.executor != "native":  # fp32, and B again times its scale
         return 4 * rank * (width + 2 * columns)
-    depth = _round_up(width, 32 if asked.precision in ("fp32", "bf16") else 128)  # padded_depth in kernels.h
+    linear = FORMATS[asked.precision]
+    depth = _round_up(width, linear.depth)
     low, out = _round_up(rank, _LANES), _round_up(columns, _LANES)
-    element = _ELEMENT.get(asked.precision, 1)
+    element = linear.row_bytes  # of an adapter's matrices
     scales = 4 * (low + out) if element == 1 else 0
     return _round_up(element * (low * depth + rank * out) + scales, _PART)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from ipex_assist.env.versions import install_command
+from ipex_assist.quantization.precision import PRECISIONS
 
 if TYPE_CHECKING:
     from ipex_assist.executors.interface import Model
@@ -69,7 +70,7 @@ _QUANTIZING = ("bf16", "fp32", "int8", "int4")
 EXECUTORS = {
     executor.name: executor
     for executor in (
-        Executor("native", (*_QUANTIZING, "fp8", "mxfp4"), _native_unavailable, _load_native),
+        Executor("native", PRECISIONS, _native_unavailable, _load_native),
         Executor("ipex", _QUANTIZING, _ipex_unavailable, _load_ipex),
         Executor("torch", ("bf16", "fp32"), lambda: None, _load_torch),
     )

@@ -9,6 +9,7 @@ from ipex_assist.checkpoints.short_name import short_name
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.versions import install_command
 from ipex_assist.executors.registry import EXECUTORS
+from ipex_assist.quantization.precision import LINEAR_BYTES
 
 if TYPE_CHECKING:
     from ipex_assist.checkpoints.base import Checkpoint
@@ -59,7 +60,7 @@ def stored_precision(checkpoint: Checkpoint, executor: str) -> str | None:
             checkpoint.described,
         )
         return "bf16"
-    bits = 8 if stored in ("int8", "fp8") else 4
+    bits = 8 if stored is not None and LINEAR_BYTES[stored] >= 1 else 4
     log.warning(
         "%s is quantized to %d bits, which the %s executor does not read: its weights become bf16, %d times as large "
         "(--executor native keeps them)",

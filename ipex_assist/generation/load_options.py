@@ -11,6 +11,8 @@ from ipex_assist.executors.registry import EXECUTORS
 from ipex_assist.quantization.precision import KV_PRECISIONS, PRECISIONS
 from ipex_assist.speculative.sources.assistant_name import AUTO, NONE, parse_assistant
 
+_PRECISIONS = f"{', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]}"
+
 
 def _assistant(name: str) -> None:
     try:
@@ -34,9 +36,7 @@ class LoadOptions(Options):
         "ID",
         flags=("--assistant-model",),
     )
-    precision: str | None = option(
-        None, "bf16, fp32, int8, int4, fp8 or mxfp4 (default: bf16; embedded model fp32)", Choice(PRECISIONS), "P"
-    )
+    precision: str | None = option(None, f"{_PRECISIONS} (default: bf16; embedded model fp32)", Choice(PRECISIONS), "P")
     assistant_precision: str | None = option(
         None, "(default: the target's; of self int4, of a draft head bf16)", Choice(PRECISIONS), "P"
     )

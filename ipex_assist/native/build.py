@@ -42,6 +42,7 @@ FLAGS = ("-std=c++17", "-fPIC", "-pthread", "-fvisibility=hidden", "-fno-math-er
 WARNINGS = (
     "-Wall",
     "-Wextra",
+    "-Werror=switch",  # over number formats: a new one without its case does not compile
     "-Wno-ignored-attributes",  # vector types as template arguments
     "-Wno-maybe-uninitialized",  # gcc's own intrinsics headers
     "-Wno-uninitialized",

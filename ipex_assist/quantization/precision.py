@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Precision = Literal["bf16", "fp32", "int8", "int4", "fp8", "mxfp4"]
 KvPrecision = Literal["bf16", "int8"]
@@ -12,15 +12,29 @@ KvPrecision = Literal["bf16", "int8"]
 INT4_GROUP = 64
 DRAFT_INT4_GROUP = 128
 
-# Bytes of a weight of a linear: int8 has an fp32 scale for each output row (too small to count), int4 a bf16 scale and
-# a bf16 zero point for each group, fp8 an fp32 scale for 128 inputs of 16 outputs. mxfp4 is for experts as a checkpoint
-# stores them, with a scale byte for 32 weights; the router and all other linears are bf16 then. Embeddings and norms
-# are not quantized.
-LINEAR_BYTES = {
-    **{"bf16": 2.0, "fp32": 4.0, "int8": 1.0, "int4": 0.5 + 4 / INT4_GROUP},
-    **{"fp8": 1 + 4 / 2048, "mxfp4": 0.5 + 1 / 32},
+
+class NumberFormat(NamedTuple):
+    """A format of the weights of linears, as the native core has it (native/formats/)."""
+
+    number: int  # native/formats/precision.h: Precision
+    weight_bytes: float  # of a weight, with its share of scales; scales of output rows are too small to count
+    row_bytes: int  # of a value of the rows that it is multiplied with: 4 fp32, 2 bf16, 1 int8
+    depth: int = 128  # input columns are padded to a multiple of it
+    experts_only: bool = False  # as checkpoints store experts; the router and all other linears are bf16 then
+
+
+# int4 has a bf16 scale and a bf16 zero point for each group, fp8 an fp32 scale for 128 inputs of 16 outputs, mxfp4 a
+# scale byte for 32 weights. Embeddings and norms are not quantized.
+FORMATS = {
+    "bf16": NumberFormat(1, 2.0, 2, depth=32),
+    "fp32": NumberFormat(0, 4.0, 4, depth=32),
+    "int8": NumberFormat(2, 1.0, 1),
+    "int4": NumberFormat(3, 0.5 + 4 / INT4_GROUP, 1),
+    "fp8": NumberFormat(5, 1 + 4 / 2048, 2),
+    "mxfp4": NumberFormat(4, 0.5 + 1 / 32, 1, experts_only=True),
 }
-PRECISIONS = tuple(LINEAR_BYTES)
+LINEAR_BYTES = {name: each.weight_bytes for name, each in FORMATS.items()}
+PRECISIONS = tuple(FORMATS)
 
 # Precisions of keys and values that --kv-precision takes; by default they have the precision of attention.
 KV_PRECISIONS = ("bf16", "int8")
@@ -28,7 +42,7 @@ KV_PRECISIONS = ("bf16", "int8")
 
 def beside_experts(precision: str) -> str:
     """The precision of linears other than experts'. With mxfp4 it is bf16, as in checkpoints with such experts."""
-    return "bf16" if precision == "mxfp4" else precision
+    return "bf16" if FORMATS[precision].experts_only else precision
 
 
 def float_head_precision(stored: str | None) -> str:
@@ -36,7 +50,7 @@ def float_head_precision(stored: str | None) -> str:
 
     Beside FP8, which has fewer significant bits but whose rows are not quantized, it stays bf16.
     """
-    return "bf16" if stored == "fp8" else "int8"
+    return "bf16" if stored is not None and FORMATS[stored].row_bytes == 2 else "int8"
 
 
 def kv_precision_of(precision: str | None, asked: str | None = None) -> str:

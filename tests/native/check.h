@@ -135,7 +135,7 @@ inline bool same_bits(const float* a, const float* b, size_t size) {
 // Whether sums of these precisions have one order on both levels: those of integers are exact; bf16 is multiplied in
 // pairs, or widened, and AMX's tiles have an order of their own.
 inline bool agree(const KernelTable& a, const KernelTable& b, Precision precision) {
-    return !takes_bf16_rows(precision) || a.bf16_row_bytes == b.bf16_row_bytes;
+    return row_type(precision) != BF16_ROWS || a.bf16_row_bytes == b.bf16_row_bytes;
 }
 
 // Rounding errors of n additions and multiplications in fp32, relative to the sum of the absolute terms.
@@ -147,7 +147,7 @@ struct Format {
     Precision precision;
     int32_t group;
 };
-inline bool integers(Precision precision) { return precision != FP32 && !takes_bf16_rows(precision); }
+inline bool integers(Precision precision) { return row_type(precision) == INT8_ROWS; }
 inline const Format FORMATS[] = {{"fp32", FP32, SCALE_COLUMNS}, {"bf16", BF16, SCALE_COLUMNS},
                                  {"int8", INT8, SCALE_COLUMNS}, {"int4 g32", INT4, 32},
                                  {"int4 g64", INT4, 64},        {"int4 g128", INT4, 128},

@@ -130,7 +130,7 @@ Quantized::Quantized(const KernelTable& k, const Linear& linear, const float* x,
     : precision(linear.precision),
       group(linear.group),
       bytes_each(precision == FP32            ? 4
-                 : takes_bf16_rows(precision) ? k.bf16_row_bytes
+                 : row_type(precision) == BF16_ROWS ? k.bf16_row_bytes
                                               : 1),
       values(size_t((count + 31) / 32 * 32 * linear.depth * bytes_each), 0xff),
       scales(size_t(count * std::max<int64_t>(1, linear.depth / SCALE_COLUMNS)), NAN),

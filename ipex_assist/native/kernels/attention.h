@@ -3,103 +3,15 @@
 // block can change bits. The merge is online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867).
 #pragma once
 #include "kernels/attention_int8.h"
-#include "kernels/linear_fp32_bf16.h"
+#include "kernels/attention_softmax.h"
+#include "kernels/attention_store.h"
+#include "kernels/float_linear.h"
 #ifdef IPEX_ASSIST_HAS_AMX
 #include "kernels/attention_int8_amx.h"
 #endif
 
 namespace ipex_assist {
 namespace {
-
-// The index, in elements, of row `k` and column `column` in a packed block of that depth. step: elements of a lane.
-inline int64_t packed_index(int step, int64_t depth, int64_t column, int64_t k) {
-    return ((column / LANES) * (depth / step) + k / step) * (LANES * step) + column % LANES * step + k % step;
-}
-
-// A key is a column of its block: one lane of each line. Lanes from head_dim on stay the zeros that they are.
-template <class T>
-inline void store_down(const T* values, int count, T* to) {
-    for (int j = 0; j < count; j++) to[j * LANES] = values[j];
-}
-
-// A value is a row of its block. In bf16 a lane holds two positions: the other one stays as it is.
-inline void store_across(Precision precision, __m512 v, int32_t position, uint8_t* line) {
-    if (precision == FP32) return _mm512_storeu_ps(reinterpret_cast<float*>(line), v);
-    const __m512i halves = _mm512_cvtepu16_epi32(to_bf16(v)), lower = _mm512_set1_epi32(0xffff);
-    const __m512i both = _mm512_loadu_si512(line);
-    const __m512i mixed = position % 2 ? _mm512_or_si512(_mm512_and_si512(lower, both), _mm512_slli_epi32(halves, 16))
-                                       : _mm512_or_si512(_mm512_andnot_si512(lower, both), halves);
-    _mm512_storeu_si512(line, mixed);
-}
-
-inline void store_packed(Precision precision, const float* x, int32_t head_dim, uint8_t* to, int64_t depth,
-                         int32_t position, bool key) {
-    const int step = precision == FP32 ? 1 : 2, bytes = 4 / step;
-    for (int32_t d = 0; d < head_dim; d += LANES) {
-        const int count = head_dim - d < LANES ? head_dim - d : LANES;
-        const __m512 v = _mm512_maskz_loadu_ps(lanes(count), x + d);
-        if (!key) {
-            store_across(precision, v, position, to + packed_index(step, depth, d, position / step * step) * bytes);
-            continue;
-        }
-        uint8_t* at = to + packed_index(step, depth, position, d) * bytes;
-        if (precision == FP32) {
-            store_down(x + d, count, reinterpret_cast<float*>(at));
-        } else {
-            alignas(32) uint32_t pairs[LANES / 2];
-            _mm256_store_si256(reinterpret_cast<__m256i*>(pairs), to_bf16(v));
-            store_down(pairs, (count + 1) / 2, reinterpret_cast<uint32_t*>(at));
-        }
-    }
-}
-
-// Stores a key or value as int8 and returns its scale, max |x| / 127. With NaN or infinity in the row the scale is NaN,
-// and so is every result that the row contributes to. A row below 1e-36, whose reciprocal overflows, becomes zeros.
-inline float store_int8(const float* x, int32_t head_dim, uint8_t* to, int64_t depth, int32_t position, bool key) {
-    __m512i largest = _mm512_setzero_si512();
-    for (int32_t d = 0; d < head_dim; d += LANES) {
-        largest = _mm512_max_epu32(largest, size_bits(_mm512_maskz_loadu_ps(lanes(head_dim - d), x + d)));
-    }
-    const uint32_t bits = _mm512_reduce_max_epu32(largest);
-    float most;
-    std::memcpy(&most, &bits, sizeof most);
-    const bool number = finite(largest);
-    const __m512 factor = _mm512_set1_ps(number && most >= 1e-36f ? 127.0f / most : 0.0f);
-    for (int32_t d = 0; d < head_dim; d += LANES) {
-        const int count = head_dim - d < LANES ? head_dim - d : LANES;
-        const __mmask16 mask = number ? lanes(count) : 0;
-        const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_maskz_loadu_ps(mask, x + d), factor));
-        const __m128i bytes = _mm512_cvtsepi32_epi8(q);
-        alignas(16) uint8_t values[LANES];
-        _mm_store_si128(reinterpret_cast<__m128i*>(values), bytes);
-        // Keys are unsigned, like the weights of linears. From head_dim on they meet a query's zeros.
-        for (int j = 0; j < count; j++) {
-            const int64_t at = key ? packed_index(4, depth, position, d + j) : packed_index(4, depth, d + j, position);
-            to[at] = uint8_t(values[j] + (key ? 128 : 0));
-        }
-    }
-    return number ? most / 127.0f : NAN;
-}
-
-void store_key(Precision precision, const float* key, int32_t head_dim, int64_t key_depth, int32_t position,
-               const KeyValueBlock& block) {
-    if (precision == INT8) {
-        block.key_scales[position] = store_int8(key, head_dim, block.keys, key_depth, position, true);
-    } else {
-        store_packed(precision, key, head_dim, block.keys, key_depth, position, true);
-    }
-}
-
-void store_value(Precision precision, const float* value, int32_t head_dim, int32_t position,
-                 const KeyValueBlock& block) {
-    if (precision == INT8) {
-        block.value_scales[position] = store_int8(value, head_dim, block.values, BLOCK_POSITIONS, position, false);
-    } else {
-        store_packed(precision, value, head_dim, block.values, BLOCK_POSITIONS, position, false);
-    }
-}
-
-constexpr int64_t WIDENED_AHEAD = 2048;  // bytes that are prefetched, of the few KB that a block has
 
 // 16 columns of int8 keys (stored + 128) or values, as fp32.
 inline void widen_int8(const uint8_t* from, int64_t depth, bool keys, uint8_t* to) {
@@ -122,133 +34,6 @@ inline const uint8_t* columns_of(const uint8_t* packed, bool widened, bool keys,
     if (!widened) return packed + column * depth * (D::STEP == 1 ? 4 : 2);
     widen_int8(packed + column * depth, used, keys, buffer);
     return buffer;
-}
-
-// The model's soft cap of scores, and ALiBi (Press et al. 2021, arXiv:2108.12409).
-inline void adjust_scores(const AttentionTile& t, int64_t limit) {
-    const __m512 steps = _mm512_cvtepi32_ps(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
-    for (int32_t q = 0; q < t.queries; q++) {
-        float* scores = t.scores + q * BLOCK_POSITIONS;
-        if (t.cap > 0) soft_cap(scores, limit, t.scale / t.cap, t.cap / t.scale);
-        if (!t.slopes) continue;
-        const __m512 slope = _mm512_set1_ps(t.slopes[q]), step = _mm512_set1_ps(LANES);
-        __m512 distance = _mm512_add_ps(steps, _mm512_set1_ps(t.distances[q]));
-        for (int64_t i = 0; i < limit; i += LANES) {
-            _mm512_storeu_ps(scores + i, _mm512_fmadd_ps(slope, distance, _mm512_loadu_ps(scores + i)));
-            distance = _mm512_add_ps(distance, step);
-        }
-    }
-}
-
-// Those of the 16 positions from `i` on that a query sees.
-inline __mmask16 visible(const AttentionTile& t, int32_t q, int64_t i) {
-    if (t.first[q] <= i && t.end[q] >= i + LANES) return 0xffff;  // nearly always
-    return __mmask16(lanes(t.end[q] - i) & ~lanes(t.first[q] - i));
-}
-
-// Whether a query sees all positions below `limit`.
-inline bool sees_all(const AttentionTile& t, int32_t q, int64_t limit) { return t.first[q] <= 0 && t.end[q] >= limit; }
-
-inline float largest_score(const AttentionTile& t, int32_t q, int64_t limit) {
-    const float* scores = t.scores + q * BLOCK_POSITIONS;
-    __m512 most = _mm512_set1_ps(-INFINITY);
-    if (sees_all(t, q, limit)) {
-        for (int64_t i = 0; i < limit; i += LANES) most = _mm512_max_ps(most, _mm512_loadu_ps(scores + i));
-    } else {
-        for (int64_t i = 0; i < limit; i += LANES) {
-            most = _mm512_mask_max_ps(most, visible(t, q, i), most, _mm512_loadu_ps(scores + i));
-        }
-    }
-    return _mm512_reduce_max_ps(most);
-}
-
-// Softmax weights of 16 positions of a query before they are divided by their sum, exp(scale · (score - maximum)); zero
-// at positions that it does not see.
-template <Precision>
-struct Exponential;
-
-template <>
-struct Exponential<FP32> {
-    Exponential(float scale, float maximum) : factor(_mm512_set1_ps(scale)), most(_mm512_set1_ps(maximum)) {}
-    __m512 operator()(__mmask16 seen, const float* scores) const {
-        const __m512 shifted = _mm512_sub_ps(_mm512_loadu_ps(scores), most);
-        return _mm512_maskz_mov_ps(seen, exponential(_mm512_mul_ps(shifted, factor)));
-    }
-    __m512 factor, most;
-};
-
-// As a power of two. A product of the maximum that is rounded shifts all exponents of the block alike.
-template <>
-struct Exponential<BF16> {
-    Exponential(float scale, float maximum)
-        : factor(_mm512_set1_ps(scale * 1.44269504f)),
-          shift(_mm512_set1_ps(-(maximum * (scale * 1.44269504f)))) {}
-    __m512 operator()(__mmask16 seen, const float* scores) const {
-        return power_of_two(seen, _mm512_fmadd_ps(_mm512_loadu_ps(scores), factor, shift));
-    }
-    __m512 factor, shift;
-};
-
-// Scores to softmax weights of the positions that a query sees, times the scales of int8 values; zero at the other
-// positions below `limit`. ALL: whether it sees all of them, which takes fewer instructions.
-template <Precision P, bool ALL>
-void softmax_row(const AttentionTile& t, int32_t q, int64_t limit, const float* value_scales,
-                 AttentionPartial& partial) {
-    const Exponential<P> exponential(t.scale, partial.maximum);
-    const float* scores = t.scores + q * BLOCK_POSITIONS;
-    __m512 sum = _mm512_setzero_ps();
-    for (int64_t i = 0; i < limit; i += LANES) {
-        const __mmask16 seen = ALL ? __mmask16(0xffff) : visible(t, q, i);
-        __m512 p = exponential(seen, scores + i);
-        sum = _mm512_add_ps(sum, p);
-        if (value_scales) p = _mm512_maskz_mul_ps(seen, p, _mm512_loadu_ps(value_scales + i));
-        store_row(P, p, t.probabilities, q * BLOCK_POSITIONS + i);
-    }
-    partial.sum = _mm512_reduce_add_ps(sum);
-}
-
-template <Precision P>
-inline void softmax(const AttentionTile& t, int32_t q, int64_t limit, const float* value_scales,
-                    AttentionPartial& partial) {
-    if (sees_all(t, q, limit)) return softmax_row<P, true>(t, q, limit, value_scales, partial);
-    softmax_row<P, false>(t, q, limit, value_scales, partial);
-}
-
-// The same, with the weights quantized to 8 bits.
-template <bool ALL>
-void softmax_digits_row(const AttentionTile& t, int32_t q, int64_t limit, const float* value_scales,
-                        AttentionPartial& partial) {
-    const Exponential<BF16> exponential(t.scale, partial.maximum);
-    const float* scores = t.scores + q * BLOCK_POSITIONS;
-    __m512 sum = _mm512_setzero_ps(), weights[HALF / LANES];
-    for (int64_t i = 0; i < limit; i += HALF) {
-        const int64_t vectors = (limit - i < HALF ? limit - i : HALF) / LANES;
-        __m512i sizes = _mm512_setzero_si512();
-        for (int64_t v = 0; v < vectors; v++) {
-            const int64_t at = i + v * LANES;
-            const __mmask16 seen = ALL ? __mmask16(0xffff) : visible(t, q, at);
-            const __m512 p = exponential(seen, scores + at);
-            sum = _mm512_add_ps(sum, p);
-            weights[v] = _mm512_maskz_mul_ps(seen, p, _mm512_loadu_ps(value_scales + at));
-            sizes = _mm512_max_epu32(sizes, _mm512_castps_si512(weights[v]));  // not negative, or NaN
-        }
-        float* scales = t.weight_scales + (q * BLOCK_POSITIONS + i) / ATTENTION_GROUP;
-        store_weights(weights, sizes, vectors, t.probabilities + q * BLOCK_POSITIONS * 2, i, scales);
-    }
-    partial.sum = _mm512_reduce_add_ps(sum);
-}
-
-inline void softmax_digits(const AttentionTile& t, int32_t q, int64_t limit, const float* value_scales,
-                           AttentionPartial& partial) {
-    if (sees_all(t, q, limit)) return softmax_digits_row<true>(t, q, limit, value_scales, partial);
-    softmax_digits_row<false>(t, q, limit, value_scales, partial);
-}
-
-// Of all queries before any weights, as each takes a while to reduce.
-inline void find_maxima(const AttentionTile& t, int64_t limit, AttentionPartial* partials) {
-    for (int32_t q = 0; q < t.queries; q++) {
-        if (t.first[q] < t.end[q]) partials[q].maximum = largest_score(t, q, limit);
-    }
 }
 
 // The output of query `q` where the product with all positions of the block has NaN or infinity. Positions that it does
@@ -281,7 +66,7 @@ inline int64_t distance_to(const KeyValueBlock* next, const KeyValueBlock& block
     return next ? int64_t(reinterpret_cast<uintptr_t>(next->keys) - reinterpret_cast<uintptr_t>(block.keys)) : 0;
 }
 
-// M queries times 16 columns, in the order of sums of linear_fp32_bf16.h. `steps` is a multiple of 4.
+// M queries times 16 columns, in the order of sums of float_linear.h. `steps` is a multiple of 4.
 template <class D, int M>
 HOT_LOOP void attention_tile(const typename D::Row* from, int64_t row_stride, const uint8_t* columns, int64_t steps,
                              Ahead ahead, float* out, int64_t stride) {

@@ -8,7 +8,7 @@
 // 512 for values, where bf16 needs 1024 each; 6 queries together load each line of keys and values once, and their own
 // values once for 32 columns.
 #pragma once
-#include "kernels/linear_fp32_bf16.h"
+#include "kernels/float_linear.h"
 #include "kernels/prefetch.h"
 #include "kernels/row_operations.h"
 

@@ -7,7 +7,7 @@
 // with it: from about 4 queries on tiles are no slower. Fewer queries use vectors.
 #pragma once
 #include "kernels/attention_int8.h"
-#include "kernels/linear_bf16_amx.h"
+#include "kernels/bf16_amx.h"
 
 namespace ipex_assist {
 namespace {

@@ -8,52 +8,28 @@
 #define IPEX_ASSIST_HAS_AMX
 #endif
 
+#include "formats/kernels.h"
 #include "kernels/attention.h"
 #include "kernels/dynamic_conv.h"
-#include "kernels/linear_fp32_bf16.h"
-#include "kernels/linear_fp8.h"
-#include "kernels/linear_int8_int4_prefill.h"
-#include "kernels/linear_mxfp4.h"
 #include "kernels/low_rank.h"
-#include "packing/pack_mxfp4.h"
-#include "kernels/row_operations.h"
-#include "kernels/scan.h"
-#include "kernels/sampling.h"
-#ifdef IPEX_ASSIST_HAS_AMX
-#include "kernels/linear_int8_int4_amx_prefill.h"
-#endif
 #include "kernels/peak_rate.h"
+#include "kernels/row_operations.h"
+#include "kernels/sampling.h"
+#include "kernels/scan.h"
 
 namespace ipex_assist {
 namespace {
 
-template <class D>
-void float_linear(const Linear& w, const LinearRows& in, int64_t rows, int64_t first, int64_t last, float* out,
-                  int64_t stride) {
-    const auto* values = reinterpret_cast<const typename D::Row*>(in.values);
-    rows <= STREAMED_ROWS ? float_few<D>(w, values, rows, first, last, out, stride)
-                          : float_many<D>(w, values, rows, first, last, out, stride);
-}
-
 void linear(const Linear& w, const LinearRows& in, int64_t rows, int64_t first, int64_t last, float* out,
             int64_t stride) {
-#ifdef IPEX_ASSIST_HAS_AMX
-    if (w.precision == BF16) return amx_bf16(w, in, rows, first, last, out, stride);
-    if (rows > VECTOR_ROWS && (w.precision == INT8 || (w.precision == INT4 && w.group >= 64))) {
-        return rows > TILE ? amx_many(w, in, rows, first, last, out, stride)
-                           : amx_integer(w, in, rows, first, last, out, stride);
-    }
-#endif
-#ifdef IPEX_ASSIST_BYTE_PAIRS
-    if (takes_byte_pairs(w, rows)) return byte_pairs(w, in, rows, first, last, out, stride);
-#endif
-    switch (w.precision) {
-        case FP32: return float_linear<Fp32>(w, in, rows, first, last, out, stride);
-        case BF16: return float_linear<Bf16>(w, in, rows, first, last, out, stride);
-        case FP8: return fp8_linear(w, in, rows, first, last, out, stride);
-        case MXFP4: return mxfp4_linear(w, in, rows, first, last, out, stride);
-        default: return integer_linear(w, in, rows, first, last, out, stride);
-    }
+    with_format(w.precision, [&](auto format) { format_linear(format, w, in, rows, first, last, out, stride); });
+}
+
+bool pack(Precision precision, int32_t group, SourceType type, const void* source, int64_t stride, int64_t columns,
+          int64_t width, int64_t depth, uint8_t* block, float* scales, float* scratch) {
+    const PackRequest request{group,  type,   static_cast<const uint8_t*>(source), stride, columns, width, depth, block,
+                              scales, scratch};
+    return with_format(precision, [&](auto format) { return format_pack(format, request); });
 }
 
 }  // namespace
@@ -64,43 +40,46 @@ const KernelTable* IPEX_ASSIST_KERNELS() {
 #else
     constexpr bool tiled = false;
 #endif
-    static const KernelTable table = {IPEX_ASSIST_ISA_NAME,
-                                      sizeof(Bf16::Row),
-                                      tiled,
-                                      linear,
-                                      quantize,
-                                      normalize,
-                                      add,
-                                      activate,
-                                      xielu,
-                                      apply_rotary,
-                                      multiply_sigmoid,
-                                      soft_cap,
-                                      convert,
-                                      store_query,
-                                      store_key,
-                                      store_value,
-                                      attend,
-                                      merge,
-                                      argmax,
-                                      group_maxima,
-                                      sampling_weights,
-                                      sum_weights,
-                                      find_noise,
-                                      pack,
-                                      widen,
-                                      read,
-                                      narrow,
-                                      convolve,
-                                      unit_length,
-                                      silu_gate,
-                                      steps,
-                                      decay_keys,
-                                      scan,
-                                      expand,
-                                      convolve_groups,
-                                      dot,
-                                      multiply};
+    // By name: two functions of one signature could be exchanged unseen.
+    static const KernelTable table = {
+        .name = IPEX_ASSIST_ISA_NAME,
+        .bf16_row_bytes = sizeof(Bf16::Row),
+        .tiled = tiled,
+        .linear = linear,
+        .quantize = quantize,
+        .normalize = normalize,
+        .add = add,
+        .activate = activate,
+        .xielu = xielu,
+        .apply_rotary = apply_rotary,
+        .multiply_sigmoid = multiply_sigmoid,
+        .soft_cap = soft_cap,
+        .convert = convert,
+        .store_query = store_query,
+        .store_key = store_key,
+        .store_value = store_value,
+        .attend = attend,
+        .merge = merge,
+        .argmax = argmax,
+        .group_maxima = group_maxima,
+        .sampling_weights = sampling_weights,
+        .sum_weights = sum_weights,
+        .find_noise = find_noise,
+        .pack = pack,
+        .widen = widen,
+        .read = read,
+        .narrow = narrow,
+        .convolve = convolve,
+        .unit_length = unit_length,
+        .silu_gate = silu_gate,
+        .steps = steps,
+        .decay_keys = decay_keys,
+        .scan = scan,
+        .expand = expand,
+        .convolve_groups = convolve_groups,
+        .dot = dot,
+        .multiply = multiply,
+    };
     return &table;
 }
 

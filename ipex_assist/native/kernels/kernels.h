@@ -6,39 +6,21 @@
 // and 16 lines are the B operand of an AMX tile product. So one copy of the weights serves decode steps and long
 // prompts.
 //
-//   fp32   [depth][16]                      depth padded to 32
-//   bf16   [depth/2][16][2]                 depth padded to 32
-//   int8   [depth/4][16][4]                 depth padded to 128; unsigned, value + 128; one scale a column, kept apart
-//   int4   [depth/group] of                 depth padded to 128; group 32, 64 or 128
-//            [16] scale and zero            32 bits: a float with 19 significant bits; the zero, 0…31, in the lowest 5
-//            [group/32][4][16][4] bytes     low nibble: quads 0…3 of the 32 columns, high nibble: quads 4…7
-//          value = scale · (nibble - zero)
-//   mxfp4  [depth/128] of                   depth padded to 128
-//            [16][4] bytes                  exponents of 2, + 127, of a column's 4 groups of 32; 0 is a scale of 0
-//            [4][4][16][4] bytes            as in int4
-//          value = 2^(exponent - 127) · E2M1(nibble): 0, 0.5, 1, 1.5, 2, 3, 4, 6, and from 8 on their negatives
-//   fp8    [depth/128] floats              depth padded to 128; a scale of the block for each span of 128 input
-//   columns;
-//            padded to 64 bytes
-//          [depth/4][4][2][4][2]           E4M3; in each quarter of a line columns 0 and 1 of its 4 outputs, then 2 and
-//          3 value = the output's scale, kept apart, · the span's · E4M3
+// formats/NAME/format.h says how a block of each number format looks.
 //
 // Input columns may be in another order than the checkpoint's (Linear.order): then rows are put into that order, too.
 #pragma once
 #include <cstdint>
 
+#include "formats/formats.h"
 #include "memory/round_up.h"
 
 namespace ipex_assist {
 
-enum Precision : int32_t { FP32, BF16, INT8, INT4, MXFP4, FP8 };
-// RELU2 is ReLU's square; XIELU has numbers of its own, and is of MLPs without a gate; CLAMPED_SWIGLU of those with
-// one.
+// RELU2 is ReLU's square; XIELU has numbers of its own, and is of MLPs without a gate; CLAMPED_SWIGLU of those with one.
 enum Activation : int32_t { SILU, RELU, GELU, GELU_TANH, RELU2, XIELU, CLAMPED_SWIGLU };
 enum SourceType : int32_t { SOURCE_F32, SOURCE_F16, SOURCE_BF16 };
 
-constexpr int LANES = 16;             // output columns of a block
-constexpr int SCALE_COLUMNS = 128;    // input columns that share one scale of an int8 row: a span
 constexpr int BLOCK_POSITIONS = 256;  // positions of a block of the KV cache
 constexpr int ATTENTION_GROUP = 32;   // elements of a query, or softmax weights, that share a scale where keys are int8
 // Blocks of a KV split. Splits start at multiples of 8 blocks of a sequence; the blocks of a split are merged first,
@@ -46,7 +28,6 @@ constexpr int ATTENTION_GROUP = 32;   // elements of a query, or softmax weights
 constexpr int SPLIT_BLOCKS = 8;
 // A pass of up to 16 rows takes the decode path: threads share its attention by blocks, not by rows. Changes no bits.
 constexpr int DECODE_ROWS = 16;
-constexpr int ZERO_BITS = 31;  // the mask of an int4 group's zero
 
 // Blocks of a linear on one memory node, from `first` on: block b lies at weights + b · block_bytes.
 struct NodeBlocks {
@@ -69,33 +50,12 @@ struct Linear {
     const NodeBlocks* nodes = nullptr;
 };
 
-// Of the scales that an fp8 block begins with.
-inline int64_t fp8_head_bytes(int64_t depth) { return round_up(depth / SCALE_COLUMNS * 4, 64); }
-
-// Whether rows are multiplied as bf16 by weights of this precision.
-inline bool takes_bf16_rows(Precision precision) { return precision == BF16 || precision == FP8; }
-
-inline int64_t block_bytes(Precision precision, int64_t group, int64_t depth) {
-    switch (precision) {
-        case FP32: return depth * LANES * 4;
-        case BF16: return depth * LANES * 2;
-        case INT8: return depth * LANES;
-        case FP8: return fp8_head_bytes(depth) + depth * LANES;
-        case MXFP4: return depth * LANES / 2 + depth / SCALE_COLUMNS * LANES * 4;
-        default: return depth * LANES / 2 + depth / group * LANES * 4;
-    }
-}
-
-inline int64_t padded_depth(Precision precision, int64_t width) {
-    return round_up(width, precision == FP32 || precision == BF16 ? 32 : SCALE_COLUMNS);
-}
-
 // The input rows of a linear, in the form that its precision multiplies: fp32, bf16, or int8 for integer weights.
 struct LinearRows {
     uint8_t* values;  // (rows, depth)
     float* scales;    // int8: (rows, depth / 128)
-    int32_t*
-        negated_sums;  // int8: (rows, depth / group), minus the sum of each group (128 columns for int8, 32 for mxfp4)
+    // int8: (rows, depth / group), minus the sum of each group (128 columns for int8, 32 for mxfp4)
+    int32_t* negated_sums;
     int64_t depth;
     // The int8 values again as AMX tiles, (rows / 16, depth / 64, 16, 64), for linears of more than 16 rows, with room
     // up to a multiple of 32 rows. Null where the kernels use none, and where they are to make the tiles themselves.
@@ -204,18 +164,26 @@ struct LowRankRow {
     float scale;
 };
 
-// What an adapter adds to 16 columns of a linear: B's rows of these, (rank, 16) in FP32, BF16 or INT8.
+// What an adapter adds to 16 columns of a linear: B's rows of these, (rank, 16) in the type of the linear's rows.
 struct LowRankBlock {
-    Precision precision;
+    RowType rows;
     const uint8_t* values;
-    const float* scales;  // INT8: (16)
+    const float* scales;  // INT8_ROWS: (16)
     int64_t rank;
     int64_t count = 1, step = 1;  // blocks that follow each other, of every step-th block of the linear
 };
 
-inline int64_t low_rank_bytes(Precision precision, int64_t rank) {
-    return rank * LANES * (precision == FP32 ? 4 : precision == BF16 ? 2 : 1);
+// Of a value that is kept in the type of rows.
+inline int64_t row_type_bytes(RowType rows) {
+    switch (rows) {
+        case FP32_ROWS: return 4;
+        case BF16_ROWS: return 2;
+        case INT8_ROWS: return 1;
+    }
+    __builtin_unreachable();
 }
+
+inline int64_t low_rank_bytes(RowType rows, int64_t rank) { return rank * LANES * row_type_bytes(rows); }
 
 // A row of a convolution whose taps are scaled by groups of neighbouring columns; the row before is `stride` before it.
 struct GroupedConv {

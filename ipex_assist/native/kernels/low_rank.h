@@ -5,21 +5,21 @@
 namespace ipex_assist {
 namespace {
 
-template <Precision P>
+template <RowType P>
 inline __m512 widened(const uint8_t* values, int64_t k) {
-    if constexpr (P == FP32) return _mm512_loadu_ps(reinterpret_cast<const float*>(values) + k * LANES);
-    if constexpr (P == BF16) {
+    if constexpr (P == FP32_ROWS) return _mm512_loadu_ps(reinterpret_cast<const float*>(values) + k * LANES);
+    if constexpr (P == BF16_ROWS) {
         const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(values) + k);
         return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
     }
-    if constexpr (P == INT8) {
+    if constexpr (P == INT8_ROWS) {
         const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(values) + k);
         return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
     }
 }
 
 // N blocks for M rows: B is read and widened once for the rows, and A · x once for the blocks, in M · N chains of sums.
-template <Precision P, int M, int N>
+template <RowType P, int M, int N>
 inline void expand_tile(const LowRankBlock& b, int64_t first, const LowRankRow* rows, const float* low,
                         int64_t low_stride, float* out, int64_t stride) {
     const uint8_t* values[N];
@@ -38,17 +38,17 @@ inline void expand_tile(const LowRankBlock& b, int64_t first, const LowRankRow* 
     }
     FOR_EACH(n, N, {
         __m512 factors = _mm512_set1_ps(1);
-        if (P == INT8) factors = _mm512_loadu_ps(b.scales + (first + n) * LANES);
+        if (P == INT8_ROWS) factors = _mm512_loadu_ps(b.scales + (first + n) * LANES);
         FOR_EACH(m, M, {
             float* to = out + rows[m].row * stride + (first + n) * b.step * LANES;
             __m512 scale = _mm512_set1_ps(rows[m].scale);
-            if (P == INT8) scale = _mm512_mul_ps(scale, factors);
+            if (P == INT8_ROWS) scale = _mm512_mul_ps(scale, factors);
             _mm512_storeu_ps(to, _mm512_fmadd_ps(sums[m * N + n], scale, _mm512_loadu_ps(to)));
         });
     });
 }
 
-template <Precision P, int M>
+template <RowType P, int M>
 inline void expand_rows(const LowRankBlock& b, const LowRankRow* rows, const float* low, int64_t low_stride, float* out,
                         int64_t stride) {
     int64_t i = 0;
@@ -56,7 +56,7 @@ inline void expand_rows(const LowRankBlock& b, const LowRankRow* rows, const flo
     if (i < b.count) expand_tile<P, M, 1>(b, i, rows, low, low_stride, out, stride);
 }
 
-template <Precision P>
+template <RowType P>
 inline void expand_all(const LowRankBlock& b, const LowRankRow* rows, int64_t count, const float* low,
                        int64_t low_stride, float* out, int64_t stride) {
     for (; count > 4; rows += 4, count -= 4) expand_rows<P, 4>(b, rows, low, low_stride, out, stride);
@@ -70,10 +70,10 @@ inline void expand_all(const LowRankBlock& b, const LowRankRow* rows, int64_t co
 
 void expand(const LowRankBlock& b, const LowRankRow* rows, int64_t count, const float* low, int64_t low_stride,
             float* out, int64_t stride) {
-    switch (b.precision) {
-        case FP32: return expand_all<FP32>(b, rows, count, low, low_stride, out, stride);
-        case BF16: return expand_all<BF16>(b, rows, count, low, low_stride, out, stride);
-        default: return expand_all<INT8>(b, rows, count, low, low_stride, out, stride);
+    switch (b.rows) {
+        case FP32_ROWS: return expand_all<FP32_ROWS>(b, rows, count, low, low_stride, out, stride);
+        case BF16_ROWS: return expand_all<BF16_ROWS>(b, rows, count, low, low_stride, out, stride);
+        case INT8_ROWS: return expand_all<INT8_ROWS>(b, rows, count, low, low_stride, out, stride);
     }
 }
 

@@ -1,9 +1,9 @@
 // The peak rate of multiply-adds of a core: the instructions of a precision and nothing else, in enough independent
 // chains to hide their latency.
 #pragma once
-#include "kernels/linear_int8_int4.h"
+#include "kernels/integer_linear.h"
 #ifdef IPEX_ASSIST_HAS_AMX
-#include "kernels/linear_bf16_amx.h"
+#include "kernels/bf16_amx.h"
 #endif
 
 namespace ipex_assist {
@@ -71,7 +71,7 @@ int64_t multiply_bytes(int64_t steps) {
 
 #ifdef IPEX_ASSIST_HAS_AMX
 // Four tiles of sums.
-int64_t multiply_tiles(Precision precision, int64_t steps) {
+int64_t multiply_tiles(RowType rows, int64_t steps) {
     tiles_begin(TILE);
     alignas(64) const uint8_t zeros[TILE_BYTES] = {};
     TILE_LOAD(4, zeros, 64);
@@ -81,7 +81,7 @@ int64_t multiply_tiles(Precision precision, int64_t steps) {
     TILE_ZERO(2);
     TILE_ZERO(3);
     for (int64_t s = 0; s < steps; s++) {
-        if (takes_bf16_rows(precision)) {
+        if (rows == BF16_ROWS) {
             TILE_DOT_BF16(0, 4, 6);
             TILE_DOT_BF16(1, 4, 6);
             TILE_DOT_BF16(2, 4, 6);
@@ -94,21 +94,21 @@ int64_t multiply_tiles(Precision precision, int64_t steps) {
         }
     }
     tiles_end();
-    return steps * 4 * TILE * TILE_BYTES / (takes_bf16_rows(precision) ? 2 : 1);
+    return steps * 4 * TILE * TILE_BYTES / (rows == BF16_ROWS ? 2 : 1);
 }
 #endif
 
 // `steps` times some multiply-adds; returns their number.
 int64_t multiply(Precision precision, int64_t steps) {
 #ifdef IPEX_ASSIST_HAS_AMX
-    if (precision != FP32) return multiply_tiles(precision, steps);
+    if (row_type(precision) != FP32_ROWS) return multiply_tiles(row_type(precision), steps);
 #endif
-    switch (precision) {
-        case FP32: return multiply_floats<Fp32>(steps);
-        case BF16:
-        case FP8: return multiply_floats<Bf16>(steps);
-        default: return multiply_bytes(steps);
+    switch (row_type(precision)) {
+        case FP32_ROWS: return multiply_floats<Fp32>(steps);
+        case BF16_ROWS: return multiply_floats<Bf16>(steps);
+        case INT8_ROWS: return multiply_bytes(steps);
     }
+    __builtin_unreachable();
 }
 
 }  // namespace

@@ -223,8 +223,8 @@ inline void copy_to_tiles(const uint8_t* values, int64_t row, int64_t depth, int
 
 void quantize(Precision precision, int32_t group, const float* x, int64_t width, int64_t first, int64_t last,
               int64_t row, const LinearRows& out) {
-    if (precision == FP32 || takes_bf16_rows(precision)) {
-        const int64_t bytes = precision == FP32 ? 4 : sizeof(Bf16::Row);
+    if (row_type(precision) != INT8_ROWS) {
+        const int64_t bytes = row_type(precision) == FP32_ROWS ? 4 : sizeof(Bf16::Row);
         convert(precision, x + first, width - first, last - first, out.values + (row * out.depth + first) * bytes);
         return;
     }

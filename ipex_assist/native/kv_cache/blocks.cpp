@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t PAGE = 4096;
 
-int64_t element(Precision precision) { return precision == FP32 ? 4 : precision == BF16 ? 2 : 1; }
+int64_t element(Precision precision) { return row_type_bytes(row_type(precision)); }
 
 int64_t scales(Precision precision) { return precision == INT8 ? 2 * BLOCK_POSITIONS * 4 : 0; }
 

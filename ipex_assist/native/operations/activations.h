@@ -3,9 +3,8 @@
 //
 // - shared: what threads exchange, or have their own rows or columns of;
 // - of a node: what all threads read. There is one copy for each memory node: who computes a part of it writes that
-// part
-//   for every node, and who reads it reads its own node's, so that it crosses from one socket to another once and not
-//   once for each core. What few threads read (queries, keys and values, activated columns) is there once.
+//   part for every node, and who reads it reads its own node's, so that it crosses from one socket to another once and
+//   not once for each core. What few threads read (queries, keys and values, activated columns) is there once.
 // - of a thread: its own temporary rows.
 #pragma once
 #include <cstdint>
@@ -152,8 +151,8 @@ private:
 
 constexpr int64_t UP_BLOCKS = 16;    // of gate and up, which are activated while they are still in the cache
 constexpr int64_t PADDED_ROWS = 32;  // linears may read rows up to a multiple of this
-constexpr int64_t VOCABULARY_CHUNK =
-    2048;  // columns of logits whose maximum and sum of exponentials are found together
+// Columns of logits whose maximum and sum of exponentials are found together.
+constexpr int64_t VOCABULARY_CHUNK = 2048;
 constexpr int64_t CHUNK_GROUPS = VOCABULARY_CHUNK / NOISE_GROUP;
 
 }  // namespace ipex_assist

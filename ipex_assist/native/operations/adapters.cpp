@@ -17,7 +17,7 @@ constexpr int64_t LATE_BLOCKS = 4;         // that are at least multiplied while
 LinearRows window_inputs(const Pass& pass, int thread, const Linear& linear, LinearRows in, int64_t first,
                          int64_t rows) {
     in.values += first * in.depth * value_bytes(linear.precision, pass.kernels);
-    if (linear.precision == FP32 || takes_bf16_rows(linear.precision)) return in;
+    if (row_type(linear.precision) != INT8_ROWS) return in;
     const int64_t spans = in.depth / SCALE_COLUMNS, groups = SCALE_COLUMNS / linear.group;
     in.scales += first * spans, in.negated_sums += first * spans * groups;
     if (in.tiles) in.tiles += first * in.depth;

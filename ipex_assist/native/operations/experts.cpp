@@ -127,8 +127,7 @@ void share_experts(const Pass& pass, const PackedLayer& layer, const Sharers& sh
 
 // The rows of an expert in a buffer of slots, in which those of the first expert have `usual` columns.
 LinearRows slot_rows(const Pass& pass, const PreparedRows& slots, int32_t expert, const Linear& next, int64_t usual) {
-    const bool floats = next.precision == FP32 || takes_bf16_rows(next.precision);
-    const int64_t start = pass.routes.first[size_t(expert)] * round_up(usual, floats ? 32 : SCALE_COLUMNS);
+    const int64_t start = pass.routes.first[size_t(expert)] * padded_depth(next.precision, usual);
     return {slots.values.data + start * 4, slots.scales.data + start / SCALE_COLUMNS,
             slots.negated_sums.data + start / 32, next.depth};
 }

@@ -24,8 +24,8 @@ constexpr int64_t SHARE_PARTS = 4;  // … into ranges that are at most 1/4 of a
 // to multiply at full speed.
 constexpr int64_t PARTS_A_THREAD = 2;
 constexpr int32_t PART_HEADS = 8;
-constexpr int64_t PREPARED =
-    128;  // values, times threads, that are prepared in the time of a barrier of as many threads
+// Values, times threads, that are prepared in the time of a barrier of as many threads.
+constexpr int64_t PREPARED = 128;
 
 // The time of the last thread, where threads take units of these costs in their order, `times` of each.
 int64_t taken_in_turns(const std::vector<int64_t>& costs, int32_t times, int threads) {

@@ -86,8 +86,8 @@ struct AttentionPlan {
     AttentionShape shape;
     std::vector<RowRange> tiles;     // query tiles
     std::vector<size_t> first_tile;  // of each segment, and the number of tiles
-    std::vector<int64_t> first_block,
-        blocks;  // of each segment: the first that one of its rows sees, and how many from it on
+    // Of each segment: the first block that one of its rows sees, and how many from it on.
+    std::vector<int64_t> first_block, blocks;
     int32_t split_blocks = SPLIT_BLOCKS;       // blocks of a partial: SPLIT_BLOCKS or 1
     std::vector<PartialPlace> partial_places;  // of each row; of the prefill path only where its tile is split
     int64_t partial_rows = 0;                  // partials of each head, of all rows

@@ -13,22 +13,29 @@ namespace {
 constexpr int64_t MEMORY_BYTES = 32 << 20;
 
 // A is multiplied with the rows that a linear of this precision takes.
-Precision a_precision(Precision of) { return of == FP32 ? FP32 : takes_bf16_rows(of) ? BF16 : INT8; }
+Precision a_precision(Precision of) {
+    switch (row_type(of)) {
+        case FP32_ROWS: return FP32;
+        case BF16_ROWS: return BF16;
+        case INT8_ROWS: return INT8;
+    }
+    __builtin_unreachable();
+}
 
 bool is_adaptable(Slot slot) {
     return (slot >= Q_PROJ && slot <= G_PROJ) || slot == GATE_PROJ || slot == UP_PROJ || slot == DOWN_PROJ;
 }
 
 // 16 columns (rank) of b · scale, of which `count` are there, as LowRankBlock has them.
-void pack_b_block(const KernelTable& kernels, Precision precision, const Adapter::Matrices& m, int64_t first,
-                  int64_t count, uint8_t* to, float* scales) {
+void pack_b_block(const KernelTable& kernels, RowType rows, const Adapter::Matrices& m, int64_t first, int64_t count,
+                  uint8_t* to, float* scales) {
     std::vector<float> values(size_t(m.rank * LANES));  // (rank, 16)
     for (int64_t j = 0; j < count; j++) {
         const float* column = m.b + (first + j) * m.rank;
         for (int64_t k = 0; k < m.rank; k++) values[size_t(k * LANES + j)] = column[k] * m.scale;
     }
-    if (precision != INT8) {
-        kernels.narrow(precision == FP32 ? SOURCE_F32 : SOURCE_BF16, values.data(), int64_t(values.size()), to);
+    if (rows != INT8_ROWS) {
+        kernels.narrow(rows == FP32_ROWS ? SOURCE_F32 : SOURCE_BF16, values.data(), int64_t(values.size()), to);
         return;
     }
     for (int64_t j = 0; j < LANES; j++) {
@@ -46,7 +53,7 @@ void pack_b_block(const KernelTable& kernels, Precision precision, const Adapter
 
 LowRankBlock AdapterPart::block(int64_t i) const {
     LowRankBlock at = b;
-    at.values += i * low_rank_bytes(b.precision, rank);
+    at.values += i * low_rank_bytes(b.rows, rank);
     if (at.scales) at.scales += i * LANES;
     return at;
 }
@@ -79,7 +86,7 @@ bool Adapter::pack(Pool& pool, Slot slot, int32_t layer, const Matrices& m) {
     part.first_low = low, part.rank = m.rank, part.to = to;
     part.a.precision = a_precision(to.linear->precision), part.a.group = SCALE_COLUMNS;
     part.a.depth = to.linear->depth, part.a.blocks = round_up(m.rank, LANES) / LANES;
-    part.b.precision = part.a.precision, part.b.rank = m.rank;
+    part.b.rows = row_type(part.a.precision), part.b.rank = m.rank;
     pack_a(pool, part, m);
     pack_b(pool, part, m);
     low_columns_ = std::max(low_columns_, low + part.a.blocks * LANES);
@@ -107,7 +114,7 @@ void Adapter::pack_a(const Pool& pool, AdapterPart& part, const Matrices& m) {
     const bool scaled = a.precision == INT8;
     const int64_t each = block_bytes(a.precision, a.group, a.depth), scales = scaled ? a.blocks * LANES * 4 : 0;
     const int64_t b_scales = scaled ? part.blocks() * LANES * 4 : 0;
-    const int64_t b_bytes = part.blocks() * low_rank_bytes(part.b.precision, m.rank);
+    const int64_t b_bytes = part.blocks() * low_rank_bytes(part.b.rows, m.rank);
     uint8_t* at = take(pool, a.blocks * each + scales + b_scales + b_bytes);
     a.weights = at, at += a.blocks * each;
     if (scaled) a.scales = reinterpret_cast<const float*>(at), at += scales;
@@ -135,7 +142,7 @@ void Adapter::pack_b(Pool& pool, AdapterPart& part, const Matrices& m) const {
                           columns = std::min<int64_t>(LANES, m.columns - i * LANES);
             if (at < first || at >= last) continue;
             const LowRankBlock to = part.block(i);
-            pack_b_block(*model_->kernels, to.precision, m, i * LANES, columns, const_cast<uint8_t*>(to.values),
+            pack_b_block(*model_->kernels, to.rows, m, i * LANES, columns, const_cast<uint8_t*>(to.values),
                          const_cast<float*>(to.scales));
         }
     });

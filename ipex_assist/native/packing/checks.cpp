@@ -15,9 +15,9 @@ void check_cap(float cap) {
 
 namespace {
 
-void check_int4_group(const ModelSpec& s, Precision precision) {
-    if (precision == INT4 && s.group != 32 && s.group != 64 && s.group != 128)
-        refuse("groups of %d columns in int4: they have 32, 64 or 128", s.group);
+void check_precision(const ModelSpec& s, const char* name, Precision precision) {
+    if (!is_precision(precision)) refuse("%s is %d, which is no number format", name, precision);
+    if (!takes_group(precision, s.group)) refuse("groups of %d columns in int4: they have 32, 64 or 128", s.group);
 }
 
 void check_routing(const MlpSpec& m) {
@@ -42,8 +42,7 @@ void check_routing(const MlpSpec& m) {
 
 void check_mlp(const ModelSpec& s, const MlpSpec& m) {
     check_range("intermediate_size", m.intermediate_size, m.experts ? 1 : 0, LARGEST);  // 0: no MLP
-    check_range(m.experts ? "precision of experts" : "precision", m.precision, FP32, FP8);
-    check_int4_group(s, m.precision);
+    check_precision(s, m.experts ? "precision of experts" : "precision", m.precision);
     check_range("activation", m.activation, SILU, m.gated ? CLAMPED_SWIGLU : XIELU);
     if (m.activation == XIELU && m.gated) refuse("xIELU is of MLPs without a gate");
     check_range("experts of a layer", m.experts, 0, 1024);
@@ -107,11 +106,9 @@ void check_model(const ModelSpec& s) {
     check_range("rows of the position table", s.positions, 0, LARGEST);
     check_range("position_offset", s.position_offset, 0, LARGEST);
     check_range("rope_width", s.rope_width, 0, LARGEST);
-    check_range("precision", s.precision, FP32, FP8);
-    check_range("outer_precision", s.outer_precision, FP32, FP8);
-    check_int4_group(s, s.precision);
-    check_int4_group(s, s.outer_precision);
-    const bool head_is_table = s.tied_head && (s.precision == FP32 || s.precision == BF16);
+    check_precision(s, "precision", s.precision);
+    check_precision(s, "outer_precision", s.outer_precision);
+    const bool head_is_table = s.tied_head && is_looked_up(s.precision);
     if (head_is_table && s.outer_precision != s.precision)
         refuse("a head that is the embedding has its precision, too");
     if (!std::isfinite(s.norm_eps) || s.norm_eps < 0)

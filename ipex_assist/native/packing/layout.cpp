@@ -118,11 +118,11 @@ Linear ImageLayout::linear(const ModelSpec& spec, int64_t columns, int64_t width
     Linear linear{};
     linear.unit = unit;
     linear.precision = precision;
-    linear.group = precision == INT4 ? spec.group : precision == MXFP4 ? 32 : SCALE_COLUMNS;
+    linear.group = group_of(precision, spec.group);
     linear.depth = padded_depth(precision, width);
     linear.blocks = columns / LANES;
     if (bias) linear.bias = vector(columns);
-    if (precision == INT8 || precision == FP8) linear.scales = vector(columns);
+    if (has_column_scales(precision)) linear.scales = vector(columns);
     if (spec.ordered) linear.order = reinterpret_cast<const int32_t*>(take(linear.depth * 4, 64));
     const int64_t bytes = linear.blocks * block_bytes(linear.precision, linear.group, linear.depth);
     if (!divided()) linear.weights = take(bytes, WEIGHTS_ALIGNMENT);

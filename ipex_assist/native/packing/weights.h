@@ -210,7 +210,7 @@ struct ModelWeights {
     explicit ModelWeights(const ModelSpec& of) : spec(of) {}
 
     // Whether the head serves as the table of embeddings.
-    bool head_is_table() const { return spec.tied_head && (spec.precision == FP32 || spec.precision == BF16); }
+    bool head_is_table() const { return spec.tied_head && is_looked_up(spec.precision); }
     // Where a matrix goes; no linear where it is none of this model's.
     PackTarget target(Slot slot, int32_t index) const;
     // A norm, a bias of a norm, sinks or positions; null where it is none of this model's.
@@ -242,7 +242,8 @@ struct ModelWeights {
 
 // Of a row's value in the form that a linear of this precision multiplies.
 inline int64_t value_bytes(Precision precision, const KernelTable& kernels) {
-    return precision == FP32 ? 4 : takes_bf16_rows(precision) ? kernels.bf16_row_bytes : 1;
+    const RowType rows = row_type(precision);
+    return rows == BF16_ROWS ? kernels.bf16_row_bytes : row_type_bytes(rows);
 }
 
 // The blocks of a linear that a thread computes and packs: [first, second).

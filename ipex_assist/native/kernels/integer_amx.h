@@ -1,8 +1,9 @@
-// Linears of int8 and int4 on AMX for up to 16 rows, with the bits of linear_int8_int4.h. LinearRows.values must have
+// Linears of integer weights on AMX for up to 16 rows, with the bits of integer_linear.h. F is how a format's groups of
+// columns become tiles. LinearRows.values must have
 // room for 16 rows or a multiple of 32.
 #pragma once
-#include "kernels/linear_bf16_amx.h"
-#include "kernels/linear_int8_int4.h"
+#include "kernels/bf16_amx.h"
+#include "kernels/integer_linear.h"
 #include "memory/memory.h"
 
 namespace ipex_assist {
@@ -15,96 +16,6 @@ struct AmxRows {
     const uint8_t* values;
     const float* scales;    // (groups, M)
     const int32_t* starts;  // (groups, M)
-};
-
-// The groups of int8: weights lie as the tiles take them, and are stored + 128, which adds 128 times the sum of the
-// row.
-struct Int8Groups {
-    static constexpr int COLUMNS = SCALE_COLUMNS, BYTES = SCALE_COLUMNS * LANES, UNPACKED = 64, AHEAD = 2048;
-    static constexpr bool SIGNED = false;
-    static int32_t start(int32_t negated_sum) { return negated_sum * 128; }
-    static __m512 begin(const Linear&, int64_t) { return _mm512_setzero_ps(); }
-    static __m512 end(const Linear& w, int64_t b, __m512 total) {
-        const __m512 bias = w.bias ? _mm512_loadu_ps(w.bias + b * LANES) : _mm512_setzero_ps();
-        return _mm512_fmadd_ps(total, _mm512_loadu_ps(w.scales + b * LANES), bias);
-    }
-    static const uint8_t* unpack(const uint8_t* group, uint8_t*) { return group; }
-
-    template <int M>
-    static void add(const uint8_t*, const int32_t* sums, const float* scales, const int32_t* starts, __m512* total) {
-        FOR_EACH(m, M, {
-            const __m512i sum = _mm512_add_epi32(_mm512_set1_epi32(starts[m]), _mm512_load_si512(sums + m * LANES));
-            total[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(scales[m]), total[m]);
-        });
-    }
-};
-
-// The groups of int4, 64 or 128 columns deep (32 do not fill a tile).
-template <int GROUP>
-struct Int4Groups {
-    static constexpr int COLUMNS = GROUP, BYTES = (GROUP / 8 + 1) * 64, UNPACKED = GROUP * LANES, AHEAD = 4096;
-    static constexpr bool SIGNED = false;
-    static int32_t start(int32_t negated_sum) { return negated_sum; }
-    static __m512 begin(const Linear& w, int64_t b) {
-        return w.bias ? _mm512_loadu_ps(w.bias + b * LANES) : _mm512_setzero_ps();
-    }
-    static __m512 end(const Linear&, int64_t, __m512 total) { return total; }
-
-    // Unsigned bytes in the order of int8 weights; `add` subtracts their zeros.
-    static const uint8_t* unpack(const uint8_t* group, uint8_t* bytes) {
-        const __m512i nibble = _mm512_set1_epi8(15);
-        FOR_EACH(s, GROUP / 8, {
-            const __m512i both = _mm512_loadu_si512(group + 64 + s * 64);
-            uint8_t* to = bytes + (s / 4 * 8 + s % 4) * 64;
-            _mm512_store_si512(to, _mm512_and_si512(both, nibble));
-            _mm512_store_si512(to + 4 * 64, _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble));
-        });
-        return bytes;
-    }
-
-    template <int M>
-    static void add(const uint8_t* group, const int32_t* sums, const float* scales, const int32_t* starts,
-                    __m512* total) {
-        const __m512i zero_bits = _mm512_set1_epi32(ZERO_BITS), head = _mm512_loadu_si512(group);
-        const __m512i zero = _mm512_and_si512(head, zero_bits);
-        const __m512 scale = _mm512_castsi512_ps(_mm512_andnot_si512(zero_bits, head));
-        FOR_EACH(m, M, {
-            const __m512i sum = dot_words(_mm512_load_si512(sums + m * LANES), zero, starts + m);
-            const __m512 factor = _mm512_mul_ps(scale, _mm512_set1_ps(scales[m]));
-            total[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), factor, total[m]);
-        });
-    }
-};
-
-// The same, with the zeros subtracted as the bytes are unpacked: 2 operations for each line in place of 2 for each row,
-// which is faster where there are more rows than lines in a group.
-template <int GROUP>
-struct SignedInt4Groups : Int4Groups<GROUP> {
-    static constexpr bool SIGNED = true;
-
-    static const uint8_t* unpack(const uint8_t* group, uint8_t* bytes) {
-        const __m512i nibble = _mm512_set1_epi8(15), head = _mm512_loadu_si512(group);
-        const __m512i zeros = _mm512_and_si512(head, _mm512_set1_epi32(ZERO_BITS));
-        const __m512i zero = _mm512_shuffle_epi8(zeros, _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0));
-        FOR_EACH(s, GROUP / 8, {
-            const __m512i both = _mm512_loadu_si512(group + 64 + s * 64);
-            uint8_t* to = bytes + (s / 4 * 8 + s % 4) * 64;
-            const __m512i high = _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble);
-            _mm512_store_si512(to, _mm512_sub_epi8(_mm512_and_si512(both, nibble), zero));
-            _mm512_store_si512(to + 4 * 64, _mm512_sub_epi8(high, zero));
-        });
-        return bytes;
-    }
-
-    template <int M>
-    static void add(const uint8_t* group, const int32_t* sums, const float* scales, const int32_t*, __m512* total) {
-        const __m512i head = _mm512_loadu_si512(group);
-        const __m512 scale = _mm512_castsi512_ps(_mm512_andnot_si512(_mm512_set1_epi32(ZERO_BITS), head));
-        FOR_EACH(m, M, {
-            const __m512 factor = _mm512_mul_ps(scale, _mm512_set1_ps(scales[m]));
-            total[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_load_si512(sums + m * LANES)), factor, total[m]);
-        });
-    }
 };
 
 // Sums of up to 16 rows with a group of one block or two. Tiles 0 and 1: sums, 2 and 3: rows, 5 to 7: weights.
@@ -218,19 +129,6 @@ inline void amx_integer_rows(const Linear& w, const LinearRows& in, int64_t coun
         return amx_integer_strip<F, 6, 2>(w, in, count, first, last, out, stride);  // 5: what drafts of 4 take
     if (count <= 8) return amx_integer_strip<F, 8, 2>(w, in, count, first, last, out, stride);
     amx_integer_strip<MORE, 16, 2>(w, in, count, first, last, out, stride);
-}
-
-// Up to 16 rows of int8, or of int4 in groups of 64 and 128.
-inline void amx_integer(const Linear& w, const LinearRows& in, int64_t count, int64_t first, int64_t last, float* out,
-                        int64_t stride) {
-    if (w.precision == INT8) {
-        amx_integer_rows<Int8Groups>(w, in, count, first, last, out, stride);
-    } else if (w.group == 64) {
-        amx_integer_rows<Int4Groups<64>, SignedInt4Groups<64>>(w, in, count, first, last, out, stride);
-    } else {
-        amx_integer_rows<Int4Groups<128>>(w, in, count, first, last, out, stride);
-    }
-    tiles_end();
 }
 
 }  // namespace

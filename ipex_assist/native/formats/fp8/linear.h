@@ -4,9 +4,10 @@
 // end the total is multiplied by the column's scale, and the bias is added. On AMX there is one chain for a span, over
 // its four tiles. So a row's result does not depend on its neighbours.
 #pragma once
-#include "kernels/linear_fp32_bf16.h"
+#include "formats/fp8/format.h"
+#include "kernels/float_linear.h"
 #ifdef IPEX_ASSIST_HAS_AMX
-#include "kernels/linear_bf16_amx.h"
+#include "kernels/bf16_amx.h"
 #endif
 
 namespace ipex_assist {
@@ -290,8 +291,8 @@ void fp8_by(const Linear& w, const LinearRows& in, int64_t rows, int64_t first, 
 
 #endif
 
-inline void fp8_linear(const Linear& w, const LinearRows& in, int64_t rows, int64_t first, int64_t last, float* out,
-                       int64_t stride) {
+inline void format_linear(Fp8Format, const Linear& w, const LinearRows& in, int64_t rows, int64_t first, int64_t last,
+                          float* out, int64_t stride) {
 #ifdef __AVX512F__
     static const bool has_vbmi = __builtin_cpu_supports("avx512vbmi");
     if (has_vbmi) return fp8_by<Fp8Lookup>(w, in, rows, first, last, out, stride);

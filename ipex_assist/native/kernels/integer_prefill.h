@@ -1,11 +1,11 @@
-// Linears of int8 and int4 weights with more rows than one tile has, by VNNI on vectors: two blocks at a time. A value
+// Linears of integer weights with more rows than one tile has, by VNNI on vectors: two blocks at a time. A value
 // of a row is loaded once for both: with one block each multiplication has a load of its own, and processors that
-// multiply two vectors a cycle load no more than two. int4 becomes bytes once for all rows. The sums and their order
-// are those of linear_int8_int4.h, so the bits are, too.
+// multiply two vectors a cycle load no more than two. What is no bytes becomes such once for all rows. The sums and their order
+// are those of integer_linear.h, so the bits are, too.
 #pragma once
 #include <algorithm>
 
-#include "kernels/linear_int8_int4.h"
+#include "kernels/integer_linear.h"
 
 #if defined(IPEX_ASSIST_VNNI) && defined(__AVX512F__)
 #define IPEX_ASSIST_BYTE_PAIRS
@@ -13,9 +13,7 @@
 namespace ipex_assist {
 namespace {
 
-constexpr int64_t CHUNK_SPANS = 16;    // of a block: 2048 columns, 32 KB of bytes
-constexpr int64_t UNPACKED_ROWS = 33;  // int4 from so many rows on: fewer do not pay for the bytes that are stored
-constexpr int LIFT = 32;               // what int4 weights as bytes have above their values
+constexpr int64_t CHUNK_SPANS = 16;  // of a block: 2048 columns, 32 KB of bytes
 
 // Spans of one or two blocks, as bytes.
 struct ByteChunk {
@@ -25,7 +23,7 @@ struct ByteChunk {
     int64_t groups;              // of a span that have a scale of their own
     int32_t zero;
     const float* bias;                                             // of the blocks' columns, or null
-    const float* columns;                                          // int8: scales of the blocks' columns; else null
+    const float* columns;                                          // scales of the blocks' columns, or null
     int64_t turns() const { return SCALE_COLUMNS / 32 / groups; }  // of 32 columns, in a group
 };
 
@@ -94,56 +92,36 @@ HOT_LOOP void byte_tile(const LinearRows& in, int64_t row, const ByteChunk& c, A
     byte_end(c, out, stride, total);
 }
 
-// Groups of int4 weights to bytes, in the order of their columns: nibble - zero + LIFT; and the groups' scales.
-HOT_LOOP void int4_to_bytes(const uint8_t* from, int64_t group, int64_t groups, uint8_t* to, float* scales) {
-    const __m512i zero_bits = _mm512_set1_epi32(ZERO_BITS);
-    const __m512i first_bytes = _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0);
-    for (int64_t g = 0; g < groups; g++, from += 64, scales += LANES) {
-        const __m512i head = _mm512_loadu_si512(from);
-        const __m512i zero = _mm512_shuffle_epi8(_mm512_and_si512(head, zero_bits), first_bytes);
-        const __m512i lift = _mm512_sub_epi8(_mm512_set1_epi8(LIFT), zero);
-        _mm512_storeu_ps(scales, _mm512_castsi512_ps(_mm512_andnot_si512(zero_bits, head)));
-        for (const uint8_t* end = from + group * 8; from < end; from += 256, to += 512) {
-            FOR_EACH(s, 4, {
-                const Nibbles<false> line(from + 64 + s * 64);
-                _mm512_storeu_si512(to + s * 64, _mm512_add_epi8(line.low, lift));
-                _mm512_storeu_si512(to + (4 + s) * 64, _mm512_add_epi8(line.high, lift));
-            });
-        }
-    }
-}
-
 struct alignas(64) ByteBuffers {
     uint8_t bytes[PAIR][CHUNK_SPANS * SCALE_COLUMNS * LANES];
     float scales[PAIR][CHUNK_SPANS * SCALE_COLUMNS / 32 * LANES];
 };
 
-// Spans of N blocks from `block` on; int8 weights are where they were, with scales of 1.
-template <int N>
+// Spans of N blocks from `block` on, as bytes by T.
+template <class T, int N>
 ByteChunk byte_chunk(const Linear& w, int64_t block, int64_t first, ByteBuffers& buffers) {
-    const bool bytes = w.precision == INT8;
     ByteChunk c{};
     c.first = first, c.all = w.depth / SCALE_COLUMNS, c.spans = std::min(CHUNK_SPANS, c.all - first);
-    c.groups = bytes ? 1 : SCALE_COLUMNS / w.group, c.zero = bytes ? 128 : LIFT;
+    c.groups = T::groups(w), c.zero = T::ZERO;
     c.bias = w.bias ? w.bias + block * LANES : nullptr;
-    c.columns = bytes ? w.scales + block * LANES : nullptr;
+    c.columns = T::SCALED_AT_END ? w.scales + block * LANES : nullptr;
     for (int n = 0; n < N; n++) {
         const uint8_t* from = w.weights + (block + n) * block_bytes(w.precision, w.group, w.depth) +
                               first * block_bytes(w.precision, w.group, SCALE_COLUMNS);
-        c.lines[n] = bytes ? from : buffers.bytes[n], c.scales[n] = buffers.scales[n];
-        if (!bytes) int4_to_bytes(from, w.group, c.spans * c.groups, buffers.bytes[n], buffers.scales[n]);
+        c.lines[n] = T::UNPACKED ? buffers.bytes[n] : from, c.scales[n] = buffers.scales[n];
+        T::unpack(w, from, c.spans * c.groups, buffers.bytes[n], buffers.scales[n]);
     }
     return c;
 }
 
 // All rows times N blocks. The first tiles ask for the next chunk of a block each, or for the next blocks.
-template <int N>
+template <class T, int N>
 void byte_blocks(const Linear& w, const LinearRows& in, int64_t count, int64_t block, ByteBuffers& buffers, float* out,
                  int64_t stride) {
     const int64_t bytes = block_bytes(w.precision, w.group, w.depth), tile = even_tile(count, TILE_ROWS);
     const int64_t span_bytes = block_bytes(w.precision, w.group, SCALE_COLUMNS);
     for (int64_t first = 0; first < w.depth / SCALE_COLUMNS; first += CHUNK_SPANS) {
-        const ByteChunk c = byte_chunk<N>(w, block, first, buffers);
+        const ByteChunk c = byte_chunk<T, N>(w, block, first, buffers);
         const bool last = first + c.spans == c.all;
         for (int64_t r = 0, n = 0; r < count; r += tile, n++) {
             const uint8_t* ahead =
@@ -156,19 +134,16 @@ void byte_blocks(const Linear& w, const LinearRows& in, int64_t count, int64_t b
     }
 }
 
-// Whether as many rows are multiplied so.
-inline bool takes_byte_pairs(const Linear& w, int64_t rows) {
-    return (w.precision == INT8 && rows > TILE_ROWS) || (w.precision == INT4 && rows >= UNPACKED_ROWS);
-}
-
+// T: how a format's weights become bytes. Where they are scaled at the end, the scales of groups are 1.
+template <class T>
 inline void byte_pairs(const Linear& w, const LinearRows& in, int64_t count, int64_t first, int64_t last, float* out,
                        int64_t stride) {
     ByteBuffers buffers;
-    if (w.precision == INT8) std::fill_n(&buffers.scales[0][0], sizeof buffers.scales / sizeof(float), 1.0f);
+    if (T::SCALED_AT_END) std::fill_n(&buffers.scales[0][0], sizeof buffers.scales / sizeof(float), 1.0f);
     for (int64_t b = first; b < last; b += PAIR) {
         float* to = out + (b - first) * LANES;
-        last - b < PAIR ? byte_blocks<1>(w, in, count, b, buffers, to, stride)
-                        : byte_blocks<PAIR>(w, in, count, b, buffers, to, stride);
+        last - b < PAIR ? byte_blocks<T, 1>(w, in, count, b, buffers, to, stride)
+                        : byte_blocks<T, PAIR>(w, in, count, b, buffers, to, stride);
     }
 }
 

@@ -1,7 +1,7 @@
 // Linears of bf16 on AMX, for any number of rows. Each output is one chain of sums over tiles of 32 input columns, from
 // the bias or from zero: so a row's bits do not depend on other rows.
 #pragma once
-#include "kernels/linear_fp32_bf16.h"
+#include "kernels/float_linear.h"
 #include "kernels/amx_tiles.h"
 
 namespace ipex_assist {

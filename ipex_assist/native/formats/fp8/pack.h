@@ -1,7 +1,7 @@
 // Packing into FP8: a scale for each span of 128 input columns of a block.
 #pragma once
-#include "kernels/linear_fp8.h"
-#include "packing/pack_block.h"
+#include "formats/fp8/format.h"
+#include "kernels/pack_rows.h"
 
 namespace ipex_assist {
 namespace {
@@ -42,13 +42,12 @@ inline float pack_fp8_span(const float* x, uint8_t* to) {
     return some ? most / FP8_LARGEST : 0.0f;
 }
 
-inline bool pack_fp8(SourceType type, const uint8_t* source, int64_t stride, int64_t columns, int64_t width,
-                     int64_t depth, uint8_t* block, float* scales) {
-    std::memset(block, 0, size_t(fp8_head_bytes(depth)));
-    for (int i = 0; i < LANES; i++) scales[i] = 1.0f;
-    uint8_t* lines = block + fp8_head_bytes(depth);
-    return for_groups(SCALE_COLUMNS, type, source, stride, columns, width, depth, [&](int64_t k, const float* x) {
-        reinterpret_cast<float*>(block)[k / SCALE_COLUMNS] = pack_fp8_span(x, lines + k * LANES);
+inline bool format_pack(Fp8Format, const PackRequest& p) {
+    std::memset(p.block, 0, size_t(fp8_head_bytes(p.depth)));
+    for (int i = 0; i < LANES; i++) p.scales[i] = 1.0f;
+    uint8_t* lines = p.block + fp8_head_bytes(p.depth);
+    return pack_groups(p, SCALE_COLUMNS, [&](int64_t k, const float* x) {
+        reinterpret_cast<float*>(p.block)[k / SCALE_COLUMNS] = pack_fp8_span(x, lines + k * LANES);
     });
 }
 

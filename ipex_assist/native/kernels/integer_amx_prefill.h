@@ -1,11 +1,11 @@
-// Linears of int8 and int4 on AMX for more than 16 rows, with the bits of linear_int8_int4.h.
+// Linears of int8 and int4 on AMX for more than 16 rows, with the bits of integer_linear.h.
 //
 // 32 rows times two blocks make four tiles of sums, so each loaded tile is used twice. The first rows unpack the
 // weights to signed bytes (int8: stored - 128, int4: nibble - zero), which stay in cache for the other rows; so the
 // sums of a group need no correction by its zero. Rows that do not fit into L2 go through panels of 16 blocks and
 // 1024 columns, whose weights do; rows that fit go through two blocks and all columns at a time.
 #pragma once
-#include "kernels/linear_int8_int4_amx.h"
+#include "kernels/integer_amx.h"
 #include "kernels/row_operations.h"
 
 namespace ipex_assist {
@@ -13,33 +13,6 @@ namespace {
 
 constexpr int64_t PANEL_BLOCKS = 16, PANEL_COLUMNS = 1024, SQUARE_ROWS = 2 * TILE;
 constexpr int64_t WHOLE_BYTES = 576 << 10;  // of rows that fit into L2
-
-// A group of a block of int8 or int4 weights as signed bytes, in tiles.
-inline void to_signed(const Int8Groups&, const uint8_t* group, uint8_t* bytes) {
-    const __m512i sign = _mm512_set1_epi8(-128);
-    FOR_EACH(s, Int8Groups::BYTES / 64,
-             { _mm512_store_si512(bytes + s * 64, _mm512_xor_si512(_mm512_loadu_si512(group + s * 64), sign)); });
-}
-
-template <int GROUP>
-inline void to_signed(const Int4Groups<GROUP>&, const uint8_t* group, uint8_t* bytes) {
-    SignedInt4Groups<GROUP>::unpack(group, bytes);
-}
-
-// Adds a group's scaled sum to the total.
-inline __m512 add_sum(const Int8Groups&, __m512 sum, __m512 row_scale, __m512, __m512 total) {
-    return _mm512_fmadd_ps(sum, row_scale, total);
-}
-inline __m512 group_scale(const Int8Groups&, const uint8_t*) { return _mm512_setzero_ps(); }
-
-template <int GROUP>
-inline __m512 add_sum(const Int4Groups<GROUP>&, __m512 sum, __m512 row_scale, __m512 scale, __m512 total) {
-    return _mm512_fmadd_ps(sum, _mm512_mul_ps(scale, row_scale), total);
-}
-template <int GROUP>
-inline __m512 group_scale(const Int4Groups<GROUP>&, const uint8_t* group) {
-    return _mm512_castsi512_ps(_mm512_andnot_si512(_mm512_set1_epi32(ZERO_BITS), _mm512_loadu_si512(group)));
-}
 
 using Totals = float[TILE * LANES];  // of 16 rows and a block
 
@@ -268,16 +241,13 @@ private:
     Totals* totals_;  // of the rows and blocks of a panel: (rows / 32, pairs, 2 blocks, 2 halves)
 };
 
-// int8, and int4 in groups of 64 and 128.
-inline void amx_many(const Linear& w, const LinearRows& in, int64_t count, int64_t first, int64_t last, float* out,
-                     int64_t stride) {
-    if (w.precision == INT8) {
-        AmxMany<Int8Groups>(w, in, count, first, out, stride).run(count, first, last);
-    } else if (w.group == 64) {
-        AmxMany<Int4Groups<64>>(w, in, count, first, out, stride).run(count, first, last);
-    } else {
-        AmxMany<Int4Groups<128>>(w, in, count, first, out, stride).run(count, first, last);
-    }
+// Any number of rows. MORE: the groups in the form for 9 to 16 rows.
+template <class F, class MORE = F>
+inline void amx_integer(const Linear& w, const LinearRows& in, int64_t count, int64_t first, int64_t last, float* out,
+                        int64_t stride) {
+    if (count > TILE) return AmxMany<F>(w, in, count, first, out, stride).run(count, first, last);
+    amx_integer_rows<F, MORE>(w, in, count, first, last, out, stride);
+    tiles_end();
 }
 
 }  // namespace

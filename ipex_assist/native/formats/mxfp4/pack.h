@@ -1,8 +1,7 @@
-// Packing into MXFP4, and `pack`, which packs a block in any format.
+// Packing into MXFP4.
 #pragma once
-#include "kernels/linear_mxfp4.h"
-#include "packing/pack_block.h"
-#include "packing/pack_fp8.h"
+#include "formats/mxfp4/linear.h"
+#include "kernels/pack_rows.h"
 
 namespace ipex_assist {
 namespace {
@@ -42,48 +41,16 @@ inline __m512i pack_mxfp4_group(const float* x, uint8_t* to) {
     return _mm512_mask_mov_epi32(_mm512_setzero_si512(), some, stored);
 }
 
-inline bool pack_mxfp4(SourceType type, const uint8_t* source, int64_t stride, int64_t columns, int64_t width,
-                       int64_t depth, uint8_t* block) {
+inline bool format_pack(Mxfp4Format, const PackRequest& p) {
     __m512i head = _mm512_setzero_si512();
-    return for_groups(MX_GROUP, type, source, stride, columns, width, depth, [&](int64_t g, const float* x) {
+    return pack_groups(p, MX_GROUP, [&](int64_t g, const float* x) {
         const int64_t number = g % SCALE_COLUMNS / MX_GROUP;
-        uint8_t* span = block + g / SCALE_COLUMNS * MX_BYTES;
+        uint8_t* span = p.block + g / SCALE_COLUMNS * MX_BYTES;
         const __m512i exponent = pack_mxfp4_group(x, span + 64 + number * 256);
         // The byte of each group is shifted in from the top.
         head = _mm512_or_si512(_mm512_srli_epi32(head, 8), _mm512_slli_epi32(exponent, 24));
         if (number + 1 == MX_GROUPS) _mm512_storeu_si512(span, head);
     });
-}
-
-bool pack(Precision precision, int32_t group, SourceType type, const void* source, int64_t stride, int64_t columns,
-          int64_t width, int64_t depth, uint8_t* block, float* scales, float* scratch) {
-    const auto* from = static_cast<const uint8_t*>(source);
-    if (precision == INT4) return pack_int4(group, type, from, stride, columns, width, depth, block);
-    if (precision == FP8) return pack_fp8(type, from, stride, columns, width, depth, block, scales);
-    if (precision == MXFP4) return pack_mxfp4(type, from, stride, columns, width, depth, block);
-    // scratch: one column in fp32, then 16 columns as they will be stored.
-    const int64_t bytes = precision == FP32 ? depth * 4 : precision == BF16 ? depth * 2 : depth;
-    float* column = scratch;
-    uint8_t* staged = reinterpret_cast<uint8_t*>(scratch + depth);
-    bool numbers = true;
-    for (int64_t j = 0; j < LANES; j++) {
-        const int64_t used = j < columns ? width : 0;
-        const int64_t element = type == SOURCE_F32 ? 4 : 2;
-        numbers &= widen(type, from + (j < columns ? j * stride * element : 0), used, column);
-        std::memset(column + used, 0, (depth - used) * sizeof(float));
-        uint8_t* to = staged + j * bytes;
-        if (precision == FP32) {
-            std::memcpy(to, column, bytes);
-        } else if (precision == BF16) {
-            for (int64_t i = 0; i < depth; i += LANES) {
-                _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i * 2), to_bf16(_mm512_loadu_ps(column + i)));
-            }
-        } else {
-            scales[j] = pack_int8_column(column, depth, to);
-        }
-    }
-    interleave(reinterpret_cast<uint32_t*>(staged), bytes / 4, bytes / 4, block);
-    return numbers;
 }
 
 }  // namespace

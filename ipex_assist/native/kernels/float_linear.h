@@ -179,5 +179,13 @@ void float_many(const Linear& w, const typename D::Row* rows, int64_t count, int
     }
 }
 
+template <class D>
+void float_linear(const Linear& w, const LinearRows& in, int64_t rows, int64_t first, int64_t last, float* out,
+                  int64_t stride) {
+    const auto* values = reinterpret_cast<const typename D::Row*>(in.values);
+    rows <= STREAMED_ROWS ? float_few<D>(w, values, rows, first, last, out, stride)
+                          : float_many<D>(w, values, rows, first, last, out, stride);
+}
+
 }  // namespace
 }  // namespace ipex_assist

@@ -1,9 +1,10 @@
-// Linears of MXFP4 weights with int8 rows: as those of int4 (linear_int8_int4.h), whose nibbles are looked up.
+// Linears of MXFP4 weights with int8 rows: as those of int4 (kernels/integer_linear.h), whose nibbles are looked up.
 //
 // Twice a value of E2M1 is a whole number from -12 to 12, so that sums of 32 products are integers and exact, and have
 // the same bits by whichever instructions; the other half is in the scale, a power of two.
 #pragma once
-#include "kernels/linear_int8_int4.h"
+#include "formats/mxfp4/format.h"
+#include "kernels/integer_linear.h"
 
 namespace ipex_assist {
 namespace {
@@ -108,8 +109,8 @@ HOT_LOOP void mxfp4_tile(const Linear& w, const LinearRows& in, int64_t row, con
     FOR_EACH(m, M, _mm512_storeu_ps(out + m * stride, total[m]));
 }
 
-inline void mxfp4_linear(const Linear& w, const LinearRows& in, int64_t count, int64_t first, int64_t last, float* out,
-                         int64_t stride) {
+inline void format_linear(Mxfp4Format, const Linear& w, const LinearRows& in, int64_t count, int64_t first,
+                          int64_t last, float* out, int64_t stride) {
     const int64_t bytes = block_bytes(w.precision, w.group, w.depth);
     for (int64_t b = first; b < last; b++) {
         for (int64_t r = 0; r < count; r += TILE_ROWS) {

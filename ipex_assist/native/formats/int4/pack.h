@@ -1,98 +1,14 @@
-// Packing: 16 output columns of a checkpoint's matrix into one block of the layout in kernels.h.
+// Packing into int4: the grid of each group of each column is searched for.
 #pragma once
 #include <cmath>
 
-#include "kernels/row_operations.h"
+#include "formats/int4/format.h"
+#include "kernels/pack_rows.h"
 
 namespace ipex_assist {
 namespace {
 
-// Values i to i + 15 of a row in fp32, 0 where the mask leaves one out.
-inline __m512 widened(SourceType type, __mmask16 mask, const void* source, int64_t i) {
-    if (type == SOURCE_F32) return _mm512_maskz_loadu_ps(mask, static_cast<const float*>(source) + i);
-    const __m256i half = _mm256_maskz_loadu_epi16(mask, static_cast<const uint16_t*>(source) + i);
-    return type == SOURCE_F16 ? _mm512_cvtph_ps(half)
-                              : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
-}
-
-bool widen(SourceType type, const void* source, int64_t size, float* out) {
-    __m512i largest = _mm512_setzero_si512();
-    for (int64_t i = 0; i < size; i += LANES) {
-        const __mmask16 mask = lanes(size - i);
-        const __m512 v = widened(type, mask, source, i);
-        largest = _mm512_max_epu32(largest, size_bits(v));
-        _mm512_mask_storeu_ps(out + i, mask, v);
-    }
-    return finite(largest);
-}
-
-void narrow(SourceType type, const float* source, int64_t size, void* out) {
-    for (int64_t i = 0; i < size; i += LANES) {
-        const __mmask16 mask = lanes(size - i);
-        const __m512 v = _mm512_maskz_loadu_ps(mask, source + i);
-        if (type == SOURCE_F32) {
-            _mm512_mask_storeu_ps(static_cast<float*>(out) + i, mask, v);
-        } else {
-            _mm256_mask_storeu_epi16(static_cast<uint16_t*>(out) + i, mask, to_bf16(v));
-        }
-    }
-}
-
-// Dword j of line i from dword i of line j: by pairs of lines, then by fours, then whole quarters change places.
-inline void transpose(__m512i (&line)[LANES]) {
-    __m512i pairs[LANES], quads[LANES];
-    for (int i = 0; i < LANES; i += 2) {
-        pairs[i] = _mm512_unpacklo_epi32(line[i], line[i + 1]);
-        pairs[i + 1] = _mm512_unpackhi_epi32(line[i], line[i + 1]);
-    }
-    for (int i = 0; i < LANES; i += 4) {
-        quads[i] = _mm512_unpacklo_epi64(pairs[i], pairs[i + 2]);
-        quads[i + 1] = _mm512_unpackhi_epi64(pairs[i], pairs[i + 2]);
-        quads[i + 2] = _mm512_unpacklo_epi64(pairs[i + 1], pairs[i + 3]);
-        quads[i + 3] = _mm512_unpackhi_epi64(pairs[i + 1], pairs[i + 3]);
-    }
-    for (int i = 0; i < 4; i++) {
-        const __m512i a = _mm512_shuffle_i32x4(quads[i], quads[4 + i], 0x88);
-        const __m512i b = _mm512_shuffle_i32x4(quads[8 + i], quads[12 + i], 0x88);
-        const __m512i c = _mm512_shuffle_i32x4(quads[i], quads[4 + i], 0xdd);
-        const __m512i d = _mm512_shuffle_i32x4(quads[8 + i], quads[12 + i], 0xdd);
-        line[i] = _mm512_shuffle_i32x4(a, b, 0x88);
-        line[4 + i] = _mm512_shuffle_i32x4(c, d, 0x88);
-        line[8 + i] = _mm512_shuffle_i32x4(a, b, 0xdd);
-        line[12 + i] = _mm512_shuffle_i32x4(c, d, 0xdd);
-    }
-}
-
-// The first `count` dwords (a multiple of 16) of column j (columns are `pitch` dwords apart) to lane j of `count`
-// lines.
-inline void interleave(const uint32_t* columns, int64_t pitch, int64_t count, uint8_t* block) {
-    for (int64_t i = 0; i < count; i += LANES) {
-        __m512i line[LANES];
-        for (int64_t j = 0; j < LANES; j++) line[j] = _mm512_loadu_si512(columns + j * pitch + i);
-        transpose(line);
-        for (int64_t k = 0; k < LANES; k++) _mm512_storeu_si512(block + (i + k) * 64, line[k]);
-    }
-}
-
-inline float largest(const float* x, int64_t size) {
-    __m512 most = _mm512_setzero_ps();
-    for (int64_t i = 0; i < size; i += LANES) most = _mm512_max_ps(most, _mm512_abs_ps(_mm512_loadu_ps(x + i)));
-    return _mm512_reduce_max_ps(most);
-}
-
-// int8: one scale a column, largest / 127.
-inline float pack_int8_column(const float* x, int64_t depth, uint8_t* out) {
-    const float most = largest(x, depth);
-    const __m512 factor = _mm512_set1_ps(most > 0 ? 127.0f / most : 0.0f);
-    for (int64_t i = 0; i < depth; i += LANES) {
-        const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + i), factor));
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i),
-                         _mm512_cvtepi32_epi8(_mm512_add_epi32(q, _mm512_set1_epi32(128))));
-    }
-    return most / 127.0f;
-}
-
-// ---- int4: 16 columns at a time, one in each lane, so that 16 searches take the time of one
+// 16 columns at a time, one in each lane, so that 16 searches take the time of one
 //
 // Which grid is best, and so every bit of the image, depends on the rounding of sums over a group. They are added as a
 // vector of 16 consecutive values would be: lane by lane, then halves, quarters, pairs (gcc's _mm512_reduce_add_ps).
@@ -233,18 +149,7 @@ inline Grids search_grids(const float* x, int64_t size) {
     return search.best;
 }
 
-// The 32 nibbles from `first` on of 16 columns, one in each lane, as 4 lines.
-template <class F>
-inline void store_nibbles(int64_t first, const F& nibble, uint8_t* to) {
-    const auto byte = [&](int64_t k) { return _mm512_or_si512(nibble(k), _mm512_slli_epi32(nibble(k + 16), 4)); };
-    for (int64_t k = first; k < first + 16; k += 4, to += 64) {
-        const __m512i half = _mm512_or_si512(byte(k), _mm512_slli_epi32(byte(k + 1), 8));
-        const __m512i rest = _mm512_or_si512(byte(k + 2), _mm512_slli_epi32(byte(k + 3), 8));
-        _mm512_storeu_si512(to, _mm512_or_si512(half, _mm512_slli_epi32(rest, 16)));
-    }
-}
-
-// Packs a group of 16 columns, x (size, 16), as kernels.h describes: scales and zeros, then lines of nibbles.
+// Packs a group of 16 columns, x (size, 16), as format.h describes: scales and zeros, then lines of nibbles.
 inline void pack_int4_group(const float* x, int64_t size, uint8_t* to) {
     const Grids grids = search_grids(x, size);
     const __mmask16 some = _mm512_cmp_ps_mask(grids.scale, _mm512_setzero_ps(), _CMP_GT_OQ);
@@ -259,35 +164,9 @@ inline void pack_int4_group(const float* x, int64_t size, uint8_t* to) {
     for (int64_t run = 0; run < size; run += 32, to += 4 * 64) store_nibbles(run, nibble, to + 64);
 }
 
-// Calls to(g, x) for each group of 16 columns from input column g on, x (group, 16) in fp32. False where a weight is
-// NaN or infinite.
-template <class F>
-inline bool for_groups(int32_t group, SourceType type, const uint8_t* source, int64_t stride, int64_t columns,
-                       int64_t width, int64_t depth, const F& to) {
-    alignas(64) float turned[LANES * SCALE_COLUMNS];
-    const int64_t element = type == SOURCE_F32 ? 4 : 2;
-    __m512i most = _mm512_setzero_si512();
-    for (int64_t g = 0; g < depth; g += group) {
-        for (int64_t k = 0; k < group; k += LANES) {
-            __m512i line[LANES];
-            const __mmask16 mask = lanes(width - g - k);
-            for (int64_t j = 0; j < LANES; j++) {
-                line[j] = j < columns ? _mm512_castps_si512(widened(type, mask, source + j * stride * element, g + k))
-                                      : _mm512_setzero_si512();
-                most = _mm512_max_epu32(most, size_bits(_mm512_castsi512_ps(line[j])));
-            }
-            transpose(line);
-            for (int64_t i = 0; i < LANES; i++) _mm512_store_si512(turned + (k + i) * LANES, line[i]);
-        }
-        to(g, turned);
-    }
-    return finite(most);
-}
-
-inline bool pack_int4(int32_t group, SourceType type, const uint8_t* source, int64_t stride, int64_t columns,
-                      int64_t width, int64_t depth, uint8_t* block) {
-    return for_groups(group, type, source, stride, columns, width, depth, [&](int64_t g, const float* x) {
-        pack_int4_group(x, group, block + g / group * (group / 8 + 1) * 64);
+inline bool format_pack(Int4Format, const PackRequest& p) {
+    return pack_groups(p, p.group, [&](int64_t g, const float* x) {
+        pack_int4_group(x, p.group, p.block + g / p.group * (p.group / 8 + 1) * 64);
     });
 }
 

@@ -1,0 +1,18 @@
+// int8: [depth/4][16][4], unsigned: value + 128; one scale a column, kept apart
+#pragma once
+#include "formats/precision.h"
+
+namespace ipex_assist {
+
+struct Int8Format {
+    static constexpr RowType ROWS = INT8_ROWS;
+    static constexpr int64_t DEPTH = SCALE_COLUMNS;  // input columns are padded to a multiple of it
+    static constexpr bool COLUMN_SCALES = true;      // a float for each output column, kept apart
+    static constexpr bool LOOKED_UP = false;         // whether rows of a packed matrix serve as a table of embeddings
+    // Input columns that share a scale; `asked` is what a model has for its int4.
+    static constexpr int32_t group([[maybe_unused]] int32_t asked) { return SCALE_COLUMNS; }
+    static constexpr bool takes_group([[maybe_unused]] int32_t asked) { return true; }
+    static constexpr int64_t block_bytes([[maybe_unused]] int64_t group, int64_t depth) { return depth * LANES; }
+};
+
+}  // namespace ipex_assist
