@@ -30,7 +30,7 @@ def test_a_watch_changes_nothing_and_ends_with_the_logits(variant: str, count: i
     """A buffer of the wrong place, width or row would not have these numbers; a lost barrier would change them."""
     seen, logits = watched_pass(variant, count)
     assert torch.equal(logits, text(variant, "fp32", 2).forward(tokens(count)))
-    assert seen[0].operation in ("embed", "enter_head")
+    assert seen[0].operation in ("embed", "enter_draft_head")
     assert seen[-1].operation == "head"
     np.testing.assert_array_equal(seen[-1].values[:, : logits.shape[1]], logits.numpy())
     assert seen[-1].batch_rows == (count - 1,)

@@ -56,9 +56,9 @@ void absorb_queries(Pass& pass, const LayerStep& step, int thread) {
         for (int32_t h = 0; h < a.heads; h++)
             std::memcpy(qkv.row(r) + int64_t(h) * a.head_dim, rotated + h * spec.rope_dim, size_t(spec.rope_dim) * 4);
     }
-    head_linears(pass, thread, layer.latent.keys, spec.rank,
-                 {heads.data, heads.columns, spec.nope_dim, spec.nope_dim, rows, qkv.data + spec.rope_dim, qkv.columns,
-                  a.head_dim});
+    per_head_linear(pass, thread, layer.latent.keys, spec.rank,
+                    {heads.data, heads.columns, spec.nope_dim, spec.nope_dim, rows, qkv.data + spec.rope_dim,
+                     qkv.columns, a.head_dim});
     append_share(AttentionView(pass, step, thread));
     if (thread == 0) pass.next_tile.store(0);
     pass.wait(thread);
@@ -70,9 +70,9 @@ void expand_values(Pass& pass, const LayerStep& step, int thread) {
     const AttentionSpec& a = layer.attention;
     const Array<float>&heads = pass.activations.shared.heads, &attended = pass.activations.shared.attended;
     const int64_t rows = pass.plan.rows();
-    head_linears(pass, thread, layer.latent.values, a.latent.value_dim,
-                 {attended.data, attended.columns, a.latent.rank, a.latent.rank, rows, heads.data, heads.columns,
-                  a.latent.value_dim});
+    per_head_linear(pass, thread, layer.latent.values, a.latent.value_dim,
+                    {attended.data, attended.columns, a.latent.rank, a.latent.rank, rows, heads.data, heads.columns,
+                     a.latent.value_dim});
     pass.wait(thread);
     prepare_rows(pass, thread, heads.data, heads.columns, a.output_width(), rows, layer.output);
     pass.wait(thread);

@@ -9,18 +9,18 @@ void embed(Pass& pass, int thread);
 // The embedding of a token at a position, where it enters the residual stream, to `row` (hidden).
 void embed_token(const Pass& pass, int32_t token, int32_t position, float* row);
 
-// head_input.cpp: the tokens and hidden states of a draft head's rows enter it.
-void enter_head(Pass& pass, int thread);
+// draft_head_input.cpp: the tokens and hidden states of a draft head's rows enter it.
+void enter_draft_head(Pass& pass, int thread);
 // DFLASH: hidden states of the target as keys and values of every layer; that is the whole pass.
 void append_context(Pass& pass, int thread);
 // EAGLE3: the inputs of the first layer's queries, keys and values.
 void prepare_token_and_hidden(Pass& pass, const LayerStep& step, int thread);
-// The rows with logits as the hidden states of the rows that come after them. After `head`; may end without a barrier.
+// The rows with logits as the hidden states of the rows that come after them. After `lm_head`; may end without a barrier.
 void feed_back(Pass& pass, int thread);
 
 // taps.cpp: copies of the residual stream where a batch asks for it.
 void tap_layer(const Pass& pass, int32_t layer, int thread);  // that enters a layer
-void tap_end(Pass& pass, int thread);                         // that leaves the last one, before `head`
+void tap_end(Pass& pass, int thread);                         // that leaves the last one, before `lm_head`
 
 // per_layer.cpp
 // Each layer's own embeddings of all rows, of a model that has them; ends before the threads' shares are all there.
@@ -36,10 +36,11 @@ void prune_rows(Pass& pass, const LayerStep& step, int thread);
 // residual_norm.cpp
 // Residual addition and norms, then the rows in the form that `next` multiplies: of all rows, or of those that `kept`
 // names, which `next` gets side by side. Ends with a barrier unless each thread prepares all rows.
-void residual_norm(Pass& pass, int thread, const ResidualNorm& join, const std::vector<int32_t>* kept,
+void residual_norm(Pass& pass, int thread, const ResidualNorm& residual, const std::vector<int32_t>* kept,
                    const Linear& next);
-// x += delta as `join` says; `changed` is room for a row that delta becomes, and may not be it.
-void add_delta(const Pass& pass, const ResidualNorm& join, float* x, const float* delta, float* changed, int64_t start);
+// x += delta as `residual` says; `changed` is room for a row that delta becomes, and may not be it.
+void add_delta(const Pass& pass, const ResidualNorm& residual, float* x, const float* delta, float* changed,
+               int64_t start);
 void prepare_attention(Pass& pass, const LayerStep& step, int thread);
 void prepare_mlp(Pass& pass, const LayerStep& step, int thread);
 void normalize(const Pass& pass, const Norm& norm, const float* x, float* out);
@@ -84,17 +85,17 @@ void prefetch(const Pass& pass, int thread, const Linear& next);
 void qkv_linear(Pass& pass, const LayerStep& step, int thread);
 void output_linear(Pass& pass, const LayerStep& step, int thread);
 
-// head_linears.cpp
+// per_head_linear.cpp
 // This thread's blocks of a linear that has `columns` of each head in turn. Head h's inputs are the `width` columns
 // from h · step on of the rows `from`; its outputs go to the columns from out + h · out_width on.
-struct HeadRows {
+struct PerHeadRows {
     const float* from;
     int64_t from_stride, step, width;
     int64_t rows;
     float* out;
     int64_t stride, out_width;
 };
-void head_linears(const Pass& pass, int thread, const Linear& linear, int64_t columns, const HeadRows& x);
+void per_head_linear(const Pass& pass, int thread, const Linear& linear, int64_t columns, const PerHeadRows& x);
 
 // rotary.cpp
 void normalize_queries_and_keys(Pass& pass, const LayerStep& step, int thread);  // all heads together
@@ -168,12 +169,12 @@ void add_experts(Pass& pass, const LayerStep& step, int thread);
 void size_experts(const PackedLayer& layer, int64_t rows, ActivationSizes& sizes);
 void reserve_routes(const PackedLayer& layer, int64_t rows, Routes& routes);
 
-// head.cpp
-void head(Pass& pass, int thread);
+// lm_head.cpp
+void lm_head(Pass& pass, int thread);
 
-// cluster_head.cpp: the same of a head whose tokens are in clusters, and the arg-max of each row among the tokens of
+// clustered_lm_head.cpp: the same of a head whose tokens are in clusters, and the arg-max of each row among the tokens of
 // the clusters that it reads, as the number of a row of lm_head. order: the token of each of these rows, null: its own.
-void cluster_head(Pass& pass, int thread);
+void clustered_lm_head(Pass& pass, int thread);
 void find_cluster_maxima(Pass& pass, const int32_t* order, int thread);
 
 // arg_max.cpp

@@ -138,7 +138,7 @@ ActivationSizes sizes_of(const Pass& pass, const int32_t* counts) {
     ActivationSizes s{};
     s.rows = pass.plan.rows(), s.logit_rows = int64_t(pass.plan.logit_rows.size());
     s.vocabulary_chunks = (vocabulary_columns(pass) + VOCABULARY_CHUNK - 1) / VOCABULARY_CHUNK;
-    if (spec.draft_head.clusters) s.vocabulary_chunks = 1;  // cluster_head.cpp
+    if (spec.draft_head.clusters) s.vocabulary_chunks = 1;  // clustered_lm_head.cpp
     s.threads = pass.plan.threads, s.nodes = pass.pool.node(pass.plan.threads - 1) + 1;
     s.width =
         round_up(std::max({spec.hidden_size, spec.table_width(), spec.embedding_size, spec.per_layer_size}), LANES);
@@ -233,8 +233,8 @@ void run_layers(Pass& pass, int thread) {
     const bool watched = pass.program.watch.call;
     if (pass.hidden.empty()) embed(pass, thread);
     else if (pass.model.spec.draft_head.kind == DFLASH) return append_context(pass, thread);
-    else enter_head(pass, thread);
-    if (watched) watch(pass, pass.hidden.empty() ? "embed" : "enter_head", RESIDUAL_STREAM, nullptr, thread);
+    else enter_draft_head(pass, thread);
+    if (watched) watch(pass, pass.hidden.empty() ? "embed" : "enter_draft_head", RESIDUAL_STREAM, nullptr, thread);
     if (pass.model.spec.per_layer_size) embed_per_layer(pass, thread);
     for (const LayerStep& step : pass.program.layers) {
         run(pass, step, step.append_operations, thread);
@@ -246,7 +246,7 @@ void run_layers(Pass& pass, int thread) {
     }
     if (pass.taps_end()) tap_end(pass, thread);
     if (pass.plan.logit_rows.empty()) return;
-    head(pass, thread);
+    lm_head(pass, thread);
     if (watched && !pass.model.spec.draft_head.clusters) watch(pass, "head", LOGITS, nullptr, thread);
 }
 

@@ -20,21 +20,21 @@ void normalize(const Pass& pass, const Norm& norm, const float* x, float* out) {
 // x += delta, with the norms and the multiplier of the layer. `delta` stays as it is, as other threads may read it,
 // too; `changed` is room for a row that it becomes. Where all threads read the same row at the same time, just after
 // others wrote it, each begins at `start`, a place of its own: no cache line has them all wait for it.
-void add_delta(const Pass& pass, const ResidualNorm& between, float* x, const float* delta, float* changed,
+void add_delta(const Pass& pass, const ResidualNorm& residual, float* x, const float* delta, float* changed,
                int64_t start) {
     const int64_t size = pass.model.spec.hidden_size;
-    const float factor = between.multiplier;
-    if (between.post) normalize(pass, *between.post, delta, changed);
+    const float factor = residual.multiplier;
+    if (residual.post) normalize(pass, *residual.post, delta, changed);
     else if (factor != 1) std::copy(delta, delta + size, changed);
     if (factor != 1) multiply(changed, factor, size);
-    const float* added = between.post || factor != 1 ? changed : delta;
+    const float* added = residual.post || factor != 1 ? changed : delta;
     pass.kernels.add(x + start, added + start, size - start);
     if (start > 0) pass.kernels.add(x, added, start);
-    if (between.post_residual) normalize(pass, *between.post_residual, x, x);
-    if (between.scalar) multiply(x, *between.scalar, size);
+    if (residual.post_residual) normalize(pass, *residual.post_residual, x, x);
+    if (residual.scalar) multiply(x, *residual.scalar, size);
 }
 
-void residual_norm(Pass& pass, int thread, const ResidualNorm& between, const std::vector<int32_t>* kept,
+void residual_norm(Pass& pass, int thread, const ResidualNorm& residual, const std::vector<int32_t>* kept,
                    const Linear& next) {
     const PassPlan& plan = pass.plan;
     const ThreadBuffers& own = pass.activations.own(thread);
@@ -48,14 +48,14 @@ void residual_norm(Pass& pass, int thread, const ResidualNorm& between, const st
         const int64_t row = kept ? (*kept)[size_t(i)] : i;
         float* x = stream.row(row);
         const float* delta = pass.delta(thread).row(row);
-        if (between.left) delta = convolved_delta(pass, thread, *between.left, row);
-        if (between.add && !between.late) add_delta(pass, between, x, delta, own.row.data, start);
-        float* normed = between.entered ? pass.activations.shared.normed.row(i) : own.row.data;
-        if (between.pre) normalize(pass, *between.pre, x, normed);
-        const float* from = between.pre ? normed : x;
+        if (residual.left) delta = convolved_delta(pass, thread, *residual.left, row);
+        if (residual.add && !residual.late) add_delta(pass, residual, x, delta, own.row.data, start);
+        float* normed = residual.entered ? pass.activations.shared.normed.row(i) : own.row.data;
+        if (residual.pre) normalize(pass, *residual.pre, x, normed);
+        const float* from = residual.pre ? normed : x;
         if (all) prepare_row(pass, thread, from, size, 0, next.depth, i, next, own.inputs.with_depth(next.depth));
         else prepare_row(pass, thread, from, size, 0, next.depth, i, next, &NodeBuffers::inputs);
-        if (between.late) add_delta(pass, between, x, delta, own.row.data, start);
+        if (residual.late) add_delta(pass, residual, x, delta, own.row.data, start);
     }
     if (!all) pass.wait(thread);
 }

@@ -146,9 +146,9 @@ void gates_linear(Pass& pass, const LayerStep& step, int thread) {
     const RecurrentSpec& s = pass.layer(step).recurrent;
     const Array<float>& qkv = pass.activations.shared.qkv;
     const int64_t width = round_up(s.decay_inputs(), LANES);
-    head_linears(pass, thread, pass.layer(step).recurrence.gates, width,
-                 {qkv.data + s.low_column(), qkv.columns, s.low_width(), s.gate_rank, pass.plan.rows(),
-                  qkv.data + s.decay_column(), qkv.columns, width});
+    per_head_linear(pass, thread, pass.layer(step).recurrence.gates, width,
+                    {qkv.data + s.low_column(), qkv.columns, s.low_width(), s.gate_rank, pass.plan.rows(),
+                     qkv.data + s.decay_column(), qkv.columns, width});
     pass.wait(thread);
 }
 

@@ -76,7 +76,7 @@ void through_fc(Pass& pass, int thread) {
 
 }  // namespace
 
-void enter_head(Pass& pass, int thread) {
+void enter_draft_head(Pass& pass, int thread) {
     const PackedModel& model = pass.model;
     const HeadSpec& head = model.spec.draft_head;
     const Array<float>& x = pass.activations.shared.x;

@@ -29,8 +29,8 @@ void cap_logits(Pass& pass, int thread) {
 
 }  // namespace
 
-void head(Pass& pass, int thread) {
-    if (pass.model.spec.draft_head.clusters) return cluster_head(pass, thread);
+void lm_head(Pass& pass, int thread) {
+    if (pass.model.spec.draft_head.clusters) return clustered_lm_head(pass, thread);
     const int64_t count = int64_t(pass.plan.logit_rows.size());
     residual_norm(pass, thread, pass.model.into_head, &pass.plan.logit_rows, pass.after_layers());
     if (pass.model.spec.projected_embedding) project_out(pass, thread, count);

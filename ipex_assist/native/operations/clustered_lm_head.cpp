@@ -66,7 +66,7 @@ void cluster_logits(const Pass& pass, int thread) {
 
 }  // namespace
 
-void cluster_head(Pass& pass, int thread) {
+void clustered_lm_head(Pass& pass, int thread) {
     const PackedModel& model = pass.model;
     const int32_t clusters = model.spec.draft_head.clusters;
     const Array<float>& scores = pass.activations.shared.cluster_scores;

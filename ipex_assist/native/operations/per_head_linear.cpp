@@ -6,7 +6,7 @@
 
 namespace ipex_assist {
 
-void head_linears(const Pass& pass, int thread, const Linear& linear, int64_t columns, const HeadRows& x) {
+void per_head_linear(const Pass& pass, int thread, const Linear& linear, int64_t columns, const PerHeadRows& x) {
     const auto [first, last] = slice(pass, linear, thread);
     const int64_t each = columns / LANES;
     const LinearRows inputs = pass.activations.own(thread).head_inputs.with_depth(linear.depth);
