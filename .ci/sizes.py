@@ -20,7 +20,6 @@ KNOWN = {
     "ipex_assist/commands/eval.py:_run": 61,
     "ipex_assist/generation/text_model.py:TextModel": 27,
     "ipex_assist/native/abi/api.cpp": 580,
-    "ipex_assist/native/kernels/attention.h": 527,
     "ipex_assist/native/structures.py": 500,
     "ipex_assist/serve/engines.py:Engines": 33,
     "ipex_assist/speculative/adaptive_schedule.py:AdaptiveSchedule": 35,
