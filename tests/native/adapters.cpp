@@ -115,8 +115,8 @@ void check_expand(const KernelTable& k) {
                 std::vector<float> out = normal_row(random, rows * stride), before = out;
                 std::vector<LowRankRow> of;
                 for (int64_t r = 0; r < count; r++) of.push_back({(r * 5) % rows, (r * 7) % rows, 0.5f + float(r)});
-                k.expand({precision, values.data(), scales.data(), rank}, of.data(), count, low.data(), low_stride,
-                         out.data(), stride);
+                k.expand({row_type(precision), values.data(), scales.data(), rank}, of.data(), count, low.data(),
+                         low_stride, out.data(), stride);
                 for (const LowRankRow& row : of) {
                     for (int64_t j = 0; j < LANES; j++) {
                         double sum = 0, size = 0;
