@@ -129,9 +129,9 @@ void test_outliers(const KernelTable& k) {
 Quantized::Quantized(const KernelTable& k, const Linear& linear, const float* x, int64_t count, int64_t width)
     : precision(linear.precision),
       group(linear.group),
-      bytes_each(precision == FP32            ? 4
+      bytes_each(precision == FP32                  ? 4
                  : row_type(precision) == BF16_ROWS ? k.bf16_row_bytes
-                                              : 1),
+                                                    : 1),
       values(size_t((count + 31) / 32 * 32 * linear.depth * bytes_each), 0xff),
       scales(size_t(count * std::max<int64_t>(1, linear.depth / SCALE_COLUMNS)), NAN),
       sums(size_t(count * std::max<int64_t>(1, linear.depth / group)), 1 << 20),
