@@ -35,6 +35,7 @@ ELSEWHERE = {
     "ipex-assist batch prompts.jsonl -o results.jsonl -m facebook/opt-13b --ray": "tests/batch/test_batch_ray.py",
     "ipex-assist chat --url": "tests/commands/test_chat.py, with a server",
     "ray start": "Ray's own",
+    "python -m ipex_assist.executors.compare": "tests/executors/test_compare.py",
     "ipex-assist distill": "tests/distill/test_distill.py, with a small model: a head takes hours",
     "ipex-assist serve": "tests/serve/test_command.py: it ends by a signal only",
     "ipex-launch --latency": "tests/launch/test_instances.py, on invented machines: it needs four cores",

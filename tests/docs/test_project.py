@@ -57,3 +57,13 @@ def test_links_of_pages_at_the_top_lead_somewhere(page: str) -> None:
     """They are read on the day of a fault."""
     for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / page).read_text(encoding="utf-8")):
         assert (ROOT / page).parent.joinpath(target).exists(), f"{page}: {target}"
+
+
+def test_files_of_the_internals_page_exist() -> None:
+    """A file that was moved would leave a reader of "A token's way" in the wrong place."""
+    page = (ROOT / "docs" / "internals.md").read_text(encoding="utf-8")
+    names = re.findall(r"`([\w./]+/[\w.]*)`", page)
+    assert len(names) > 25
+    assert [name for name in names if not ((ROOT / name).exists() or (ROOT / "ipex_assist" / name).exists())] == []
+    way = page[page.index("## A token's way") : page.index("## Finding a wrong number")]
+    assert re.findall(r"^(\d+)\. \*\*", way, re.MULTILINE) == [str(number) for number in range(1, 11)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -35,7 +36,8 @@ def run_mlp(
     assert layer.mlp is not None, "a layer without an MLP"
     if isinstance(layer.mlp, ExpertLayer):
         assert spec.experts is not None
-        made = run_experts(spec.experts, layer.mlp, x, partial(_up_down, spec.each_mlp), norm)
+        seen = replace(layer.mlp, router=partial(_seen_router, layer.mlp.router, see))
+        made = run_experts(spec.experts, seen, x, partial(_up_down, spec.each_mlp), norm)
         see("add_experts", "delta", made)
         return made
     up, down = layer.mlp
@@ -44,6 +46,12 @@ def run_mlp(
     made = down(active)
     see("mlp", "delta", made)
     return made
+
+
+def _seen_router(router: Linear, see: See, x: torch.Tensor) -> torch.Tensor:
+    logits = router(x)
+    see("route", "router logits", logits)
+    return logits
 
 
 def _xielu(
