@@ -34,6 +34,15 @@ class Kind:
         return {}
 
 
+def _plain(value: Any) -> Any:
+    """An int or float for a number of another library's type, NumPy's for one; all else as it is."""
+    if isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    return float(value) if isinstance(value, numbers.Real) else value
+
+
 @dataclass(frozen=True)
 class Number(Kind):
     """A number between `lowest` and `highest`, or one of `also` (value → its meaning, for messages)."""
@@ -45,8 +54,7 @@ class Number(Kind):
 
     def take(self, value: Any) -> Any:
         """An int where `whole`, else an int or a float; true and false are not numbers."""
-        if isinstance(value, numbers.Real) and not isinstance(value, (bool, int, float)):  # NumPy's, for one
-            value = int(value) if isinstance(value, numbers.Integral) else float(value)
+        value = _plain(value)
         right = isinstance(value, int) if self.whole else isinstance(value, (int, float))
         if isinstance(value, bool) or not right or (isinstance(value, float) and not math.isfinite(value)):
             raise ValueError(self._range)
@@ -78,7 +86,7 @@ class Size(Kind):
         """A number of bytes, or a text as on the command line."""
         if isinstance(value, str):
             return self.read(value)
-        value = int(value) if isinstance(value, numbers.Integral) and not isinstance(value, bool) else value
+        value = _plain(value)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 62:
             raise ValueError("must be a number of bytes above 0, or a text such as 8G or 500M")
         return value

@@ -45,7 +45,6 @@ def parse_command(argv: Sequence[str], parsers: Parsers) -> JobCommand:
             raise UsageError("a job has no standard input: give the prompt with -p or --prompt-file")
         return JobCommand(tuple(argv), prompts=args.prompt_file, files=_files(args))
     return JobCommand(tuple(argv), files=_files(args))
-    return JobCommand(tuple(argv))
 
 
 def _files(args: argparse.Namespace | None) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ipex_assist.bench.loading import NumberTokens
+from ipex_assist.bench.loading import has_no_tokenizer
 from ipex_assist.bench.measure import Case, Contender
 from ipex_assist.bench.options import TaskOptions
 from ipex_assist.bench.prompts import (
@@ -80,7 +80,7 @@ def _benchmark(asked: TaskOptions, model: TextModel, options: dict[str, Any], no
             measured += 1
             prompt = (
                 random_prompt(length, model.target.spec.vocab_size, (asked.seed, length))  # type: ignore[attr-defined]
-                if isinstance(model.tokenizer, NumberTokens)
+                if has_no_tokenizer(model)
                 else prompt_of_length(model.tokenizer, text, length)
             )
             yield Case(str(number), prompt, {**options, "max_new_tokens": limit}, asked.repeats, asked.seed)
@@ -93,7 +93,7 @@ def _benchmark(asked: TaskOptions, model: TextModel, options: dict[str, Any], no
 
 
 def _content(asked: TaskOptions, model: TextModel, prompt: SamplePrompt, number: int) -> str | list[int]:
-    if not isinstance(model.tokenizer, NumberTokens) or isinstance(prompt.prompt, list):
+    if not has_no_tokenizer(model) or isinstance(prompt.prompt, list):
         return prompt.prompt
     # Four characters a token, as English text has them.
     count = max(1, len(prompt.prompt) // 4)

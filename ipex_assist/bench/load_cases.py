@@ -6,7 +6,7 @@ import random
 from typing import TYPE_CHECKING
 
 from ipex_assist.bench.cases import note
-from ipex_assist.bench.loading import NumberTokens
+from ipex_assist.bench.loading import has_no_tokenizer
 from ipex_assist.bench.options import TaskOptions
 from ipex_assist.bench.prompts import (
     mixed_prompts,
@@ -59,7 +59,7 @@ def _prompts(asked: TaskOptions, model: TextModel, count: int, limit: int, notes
         note(notes, f"prompts have {room} tokens at most, as the context holds {model.context_length}")
         longest = room
     lengths = spread_lengths(count, shortest, longest)
-    if isinstance(model.tokenizer, NumberTokens):
+    if has_no_tokenizer(model):
         vocabulary = model.vocab_size
         assert vocabulary is not None
         return [tuple(random_prompt(length, vocabulary, (asked.seed, at))) for at, length in enumerate(lengths)]
@@ -71,7 +71,7 @@ def _of_dataset(
     asked: TaskOptions, source: str, model: TextModel, count: int, room: int | None, notes: list[str]
 ) -> list[tuple[int, ...]]:
     """As many of a set's prompts as are asked for, those of other lengths left out; from the first again if need be."""
-    if isinstance(model.tokenizer, NumberTokens):
+    if has_no_tokenizer(model):
         raise UsageError("a model of random weights has no tokenizer: leave the dataset out, for random prompts")
     dataset = open_dataset(source)
     least = min(asked.prompt_tokens, default=1)

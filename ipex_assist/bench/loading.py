@@ -52,6 +52,12 @@ class NumberTokens:
         return "".join(f"{token} " for token in token_ids)
 
 
+def has_no_tokenizer(model: TextModel) -> bool:
+    """Whether a model's tokenizer is NumberTokens."""
+    tokenizer: object = model.tokenizer  # a text model's type says another one
+    return isinstance(tokenizer, NumberTokens)
+
+
 def needed_bytes(asked: PairOptions) -> int | None:
     """The most that any combination takes, before anything is loaded; None where a size is not known."""
     if asked.load.target is None:

@@ -109,7 +109,8 @@ class BlockBudget:
 
     def holds(self, request: Request) -> bool:
         """Whether a request holds blocks."""
-        return self._blocks is not None and isinstance(request.sequence, HasBlocks) and bool(request.sequence.blocks)
+        sequence: object = request.sequence
+        return self._blocks is not None and isinstance(sequence, HasBlocks) and bool(sequence.blocks)
 
     def free_up(self, blocks: int) -> bool:
         """Have `blocks` blocks free, evicting unused prefixes. Returns False if that is not enough."""

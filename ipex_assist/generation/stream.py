@@ -119,28 +119,31 @@ class Generation(Iterator[Chunk]):
         return self
 
     def __next__(self) -> Chunk:
-        if self._stop_reason is not None:
-            self._rounds.close()
+        if self._closed():
             raise StopIteration
         round_ = next(self._rounds)
-        if self._stop_reason is not None:  # interrupted while the round ran
-            self._rounds.close()
+        if self._closed():  # interrupted while the round ran
             raise StopIteration
         return self._chunk(round_)
+
+    def _closed(self) -> bool:
+        """Whether it has ended: then no round is asked for any more."""
+        if self._stop_reason is None:
+            return False
+        self._rounds.close()
+        return True
 
     def __aiter__(self) -> Generation:
         return self
 
     async def __anext__(self) -> Chunk:
         """The next chunk, where rounds can be awaited: of a model whose engine has a thread (`AssistedModel.start`)."""
-        if self._stop_reason is not None:
-            self._rounds.close()
+        if self._closed():
             raise StopAsyncIteration
         if not isinstance(self._rounds, AsyncIterator):
             raise UsageError("this model's rounds cannot be awaited: iterate without async, in a thread")
         round_ = await self._rounds.__anext__()
-        if self._stop_reason is not None:
-            self._rounds.close()
+        if self._closed():
             raise StopAsyncIteration
         return self._chunk(round_)
 

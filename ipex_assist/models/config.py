@@ -88,7 +88,7 @@ class Config:
 
     def optional_texts(self, name: str) -> list[str] | None:
         """A list of strings, or None where there is none."""
-        found = self._read(name, None, (list,), "a list of strings")
+        found: list[Any] | None = self._read(name, None, (list,), "a list of strings")
         if found is not None and not all(isinstance(text, str) for text in found):
             raise ConfigError(self.stored_name(name), found, "a list of strings")
         return found
@@ -115,7 +115,7 @@ class Config:
 
     def optional_flags(self, name: str) -> list[bool] | None:
         """A list of 0 and 1, or None where there is none."""
-        found = self._read(name, None, (list,), "a list of 0 and 1")
+        found: list[Any] | None = self._read(name, None, (list,), "a list of 0 and 1")
         if found is not None and not all(value in (0, 1) for value in found):
             raise ConfigError(self.stored_name(name), found, "a list of 0 and 1")
         return None if found is None else [bool(value) for value in found]

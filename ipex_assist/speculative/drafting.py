@@ -109,7 +109,7 @@ class Drafting:
 
     def _with_threads(self, costs: Costs) -> Costs:
         """Return the costs, and set the assistant to the threads that they were measured with."""
-        model = self.assistant
+        model: object = self.assistant
         if isinstance(model, FewerThreads) and model.pass_threads != costs.threads and len(model.thread_choices) > 1:
             model.pass_threads = costs.threads
             log.info("draft passes of up to %d rows run on %d threads", costs.threads.rows, costs.threads.threads)
