@@ -344,6 +344,9 @@ def thought_words(form: ThinkingFormat) -> tuple[str, ...]:
     return (form.opened, form.closed, *form.around, *more)
 
 
+FORMAT_WORDS = tuple(dict.fromkeys(word for form in FORMATS for word in thought_words(form)))
+
+
 def thinking_format(tokenizer: PreTrainedTokenizerBase) -> ThinkingFormat | None:
     """The format of a checkpoint's thoughts, by its chat template; None where that has none."""
     template = getattr(tokenizer, "chat_template", None)
@@ -382,13 +385,25 @@ def _by_answer(formats: Sequence[ThinkingFormat], template: str, rendered: str =
     return next(wrapped, next(plain, None))
 
 
-def _tried(template: str, names: Mapping[str, str] | Any, *, thought: bool = False, **variables: bool) -> str | None:
+def _tried(template: str, names: Iterable[tuple[str, str]], *, thought: bool = False, **variables: bool) -> str | None:
     """A template's text for a question, after which there may be an answer that was thought about; None if it fails."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": _ASKED}]
     if thought:
         messages.append({"role": "assistant", "content": _SAID, "reasoning_content": _THOUGHT})
+    return rendered_with(template, names, messages, variables=variables)
+
+
+def rendered_with(
+    template: str,
+    names: Iterable[tuple[str, str]],
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None = None,
+    variables: Mapping[str, Any] | None = None,
+) -> str | None:
+    """What a chat template makes of a conversation; None if it fails. names: the tokenizer's special tokens."""
+    bare = _Bare(template, dict(names))
     try:
-        return run_within(_SECONDS, lambda: apply_template(_Bare(template, dict(names)), messages, None, variables))
+        return run_within(_SECONDS, lambda: apply_template(bare, messages, tools, variables))
     except Exception:  # jinja2's errors, and those that templates raise
         return None
 

@@ -123,7 +123,8 @@ def test_what_came_of_calls(client: httpx.Client, backend: FakeBackend) -> None:
     ]
     second = post(client, input=results, previous_response_id=first["id"], tools=[FLAT])
     prompt = tokenizer().decode(backend.requests[-1].tokens)
-    turns = "user\nHi<|im_end|>\n<|im_start|>assistant\nLet me see.RomeRome<|im_end|>\n"
+    call = '<tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}</tool_call>'
+    turns = f"user\nHi<|im_end|>\n<|im_start|>assistant\nLet me see.{2 * call}<|im_end|>\n"
     result = "<|im_start|>tool\nsunny<|im_end|>\n"
     assert turns + 2 * result in prompt
     post(client, input=[{"role": "user", "content": "Hi"}, *first["output"], *results], tools=[FLAT])

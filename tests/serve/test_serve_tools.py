@@ -123,7 +123,7 @@ def test_a_conversation_with_calls(client: httpx.Client, backend: FakeBackend) -
     ]
     post(client, messages=messages, tools=[TOOL])
     prompt = tokenizer().decode(backend.requests[-1].tokens)
-    assert "assistant\nRome" in prompt
+    assert 'assistant\n<tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}' in prompt
     assert "tool\nsunny" in prompt
     counted = client.post("/tokenize", json={"messages": messages, "tools": [TOOL]}).json()["tokens"]
     assert counted == backend.requests[-1].tokens

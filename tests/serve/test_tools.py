@@ -24,26 +24,40 @@ from tool_calls import (
 
 from ipex_assist.env.errors import UsageError
 from ipex_assist.serve.tools import CallDelta, CallParser, content_and_calls, prepare
-from ipex_assist.serve.tools.call_parser import Call
-from ipex_assist.serve.tools.call_parsers import HermesParser, LlamaParser, MistralParser
+from ipex_assist.serve.tools.dialect_choice import CallFamily, family_of
+from ipex_assist.serve.tools.dialects import BY_NAME, Dialect
+from ipex_assist.serve.tools.parsed_events import Call
 from ipex_assist.speculative.choosing.grammar import GrammarSpec
+from ipex_assist.tokenization.thinking import SpecialWords
 
 pytestmark = pytest.mark.one_stack
 
+UNKNOWN_CALLS = (
+    "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}CALL {{ c.function.name }} "
+    "{{ c.function.arguments }}{% endfor %}{% endfor %}"
+)
 NAMES = ("get_weather", "add", "f.g-h")
-PARSERS: list[type[CallParser]] = [HermesParser, LlamaParser, MistralParser]
+HERMES, LLAMA, MISTRAL = (BY_NAME[name] for name in ("hermes", "llama", "mistral"))
+DIALECTS = [HERMES, LLAMA, MISTRAL]
 
 
-def parser(kind: type[CallParser], **more: Any) -> CallParser:
-    """With ids that count."""
+def parser(kind: Dialect, special: dict[int, str] | None = None, **more: Any) -> CallParser:
+    """With ids that count. special: tokens."""
     numbers = itertools.count()
-    return kind(NAMES, new_id=lambda: f"id{next(numbers)}", **more)
+    words = SpecialWords(tokenizer(None, special), (special or {}).values())
+    return CallParser(kind, {name: {} for name in NAMES}, words=words, new_id=lambda: f"id{next(numbers)}", **more)
 
 
-def parsed(kind: type[CallParser], pieces: list[str], **more: Any) -> tuple[str | None, list[Call]]:
+def parsed(kind: Dialect, pieces: list[str], **more: Any) -> tuple[str | None, list[Call]]:
     one = parser(kind, **more)
     events = [event for piece in pieces for event in one.push(piece)]
     return content_and_calls([*events, *one.finish()])
+
+
+def dialect_of(template: str) -> Dialect:
+    found = family_of(tokenizer(template), TOOLS)
+    assert isinstance(found, CallFamily)
+    return found.dialect
 
 
 def calls(*pairs: tuple[str, str]) -> list[Call]:
@@ -133,13 +147,13 @@ MISTRAL_CASES: list[tuple[str, str | None, list[Call]]] = [
 ]
 CASES = [
     (kind, *case)
-    for kind, cases in zip(PARSERS, (HERMES_CASES, LLAMA_CASES, MISTRAL_CASES), strict=True)
+    for kind, cases in zip(DIALECTS, (HERMES_CASES, LLAMA_CASES, MISTRAL_CASES), strict=True)
     for case in cases
 ]
 
 
 @pytest.mark.parametrize(("kind", "text", "content", "wanted"), CASES, ids=lambda each: str(each)[:40])
-def test_forms(kind: type[CallParser], text: str, content: str | None, wanted: list[Call]) -> None:
+def test_forms(kind: Dialect, text: str, content: str | None, wanted: list[Call]) -> None:
     """Each form as a whole, character by character, and in every two pieces."""
     assert parsed(kind, [text]) == (content, wanted)
     assert parsed(kind, list(text)) == (content, wanted)
@@ -162,12 +176,12 @@ def test_forms(kind: type[CallParser], text: str, content: str | None, wanted: l
         ('{"a": 1, "b"}', None),
     ],
 )
-@pytest.mark.parametrize("kind", PARSERS)
-def test_broken_arguments(kind: type[CallParser], written: str, meant: Any) -> None:
+@pytest.mark.parametrize("kind", DIALECTS)
+def test_broken_arguments(kind: Dialect, written: str, meant: Any) -> None:
     """What can only be meant one way is made JSON, as clients' own parsers fail at it; the rest stays text."""
-    key = "parameters" if kind is LlamaParser else "arguments"
+    key = "parameters" if kind is LLAMA else "arguments"
     call = f'{{"name": "add", "{key}": {written}}}'
-    text = {HermesParser: f"<tool_call>\n{call}\n</tool_call>", MistralParser: f"[TOOL_CALLS] [{call}]"}.get(kind, call)
+    text = {HERMES: f"<tool_call>\n{call}\n</tool_call>", MISTRAL: f"[TOOL_CALLS] [{call}]"}.get(kind, call)
     for size in (1, 3, len(text)):
         content, found = parsed(kind, [text[at : at + size] for at in range(0, len(text), size)])
         assert [json.loads(each.arguments) for each in found] == ([] if meant is None else [meant])
@@ -183,8 +197,8 @@ PIECES = (
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.sampled_from(PARSERS), st.lists(st.sampled_from(PIECES), max_size=24), st.data())
-def test_cuts_change_nothing(kind: type[CallParser], pieces: list[str], data: st.DataObject) -> None:
+@given(st.sampled_from(DIALECTS), st.lists(st.sampled_from(PIECES), max_size=24), st.data())
+def test_cuts_change_nothing(kind: Dialect, pieces: list[str], data: st.DataObject) -> None:
     """Any text, calls or not, comes out the same however it is cut; nothing is told twice or taken back."""
     text = "".join(pieces)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
@@ -192,13 +206,13 @@ def test_cuts_change_nothing(kind: type[CallParser], pieces: list[str], data: st
     whole = parsed(kind, [text])
     assert parsed(kind, parts) == whole
     if not whole[1]:
-        assert (whole[0] or "") == text or (kind is LlamaParser and "<|python_tag|>" in text)
+        assert (whole[0] or "") == text or (kind is LLAMA and "<|python_tag|>" in text)
     assert all(call.name for call in whole[1])
 
 
 @settings(max_examples=80, deadline=None)
 @given(
-    st.sampled_from(PARSERS),
+    st.sampled_from(DIALECTS),
     st.lists(
         st.tuples(
             st.sampled_from(NAMES),
@@ -219,16 +233,16 @@ def test_cuts_change_nothing(kind: type[CallParser], pieces: list[str], data: st
     st.data(),
 )
 def test_what_was_written_is_read(
-    kind: type[CallParser], wanted: list[tuple[str, Any]], ascii_: bool, data: st.DataObject
+    kind: Dialect, wanted: list[tuple[str, Any]], ascii_: bool, data: st.DataObject
 ) -> None:
     """Any arguments, in pieces."""
 
     def written(name: str, arguments: Any, key: str) -> str:
         return f'{{"name": {json.dumps(name)}, "{key}": {json.dumps(arguments, ensure_ascii=ascii_)}}}'
 
-    if kind is HermesParser:
+    if kind is HERMES:
         text = "\n".join(f"<tool_call>\n{written(*each, 'arguments')}\n</tool_call>" for each in wanted)
-    elif kind is LlamaParser:
+    elif kind is LLAMA:
         text = "; ".join(written(*each, "parameters") for each in wanted)
     else:
         text = "[TOOL_CALLS] [" + ", ".join(written(*each, "arguments") for each in wanted) + "]"
@@ -241,23 +255,23 @@ def test_what_was_written_is_read(
 def test_deltas_come_as_soon_as_they_are_certain() -> None:
     """The name before the arguments, the arguments before their end, content at once: where a grammar holds calls to
     their form. Otherwise a call is not told of before its arguments are known to be JSON."""
-    one = parser(HermesParser, streams=True)
+    one = parser(HERMES, streams=True)
     assert one.push("Well, ") == ["Well,"]
     assert one.push('now\n<tool_call>\n{"name": "add"') == [" now", CallDelta(0, "id0", "add")]
     assert one.push(', "arguments": {"x": ') == [CallDelta(0, arguments='{"x": ')]
     assert one.push("1}}\n</tool_call>") == [CallDelta(0, arguments="1}")]
     assert one.finish() == []
-    bare = parser(LlamaParser, streams=True)
+    bare = parser(LLAMA, streams=True)
     assert bare.push('{"name": "add", ') == []  # it may be an answer in JSON yet
     assert bare.push('"parameters": {') == [CallDelta(0, "id0", "add", "{")]
-    free = parser(HermesParser)
+    free = parser(HERMES)
     assert free.push('<tool_call>\n{"name": "add", "arguments": {"x": 1}') == []
     assert free.push("}") == [CallDelta(0, "id0", "add", '{"x": 1}')]
 
 
 def test_special_tokens_mark_calls() -> None:
     """They have no text of their own; a second call is left out where calls are not parallel."""
-    one = parser(MistralParser, markers={7: "[TOOL_CALLS]", 8: "[ARGS]"}, parallel=False)
+    one = parser(MISTRAL, special={7: "[TOOL_CALLS]", 8: "[ARGS]"}, parallel=False)
     events = [*one.push("Hm", 3), *one.push("", 7), *one.push("add", 4), *one.push("", 8), *one.push("{}", 5)]
     events += [*one.push("", 7), *one.push("add", 4), *one.push("", 8), *one.push("{}", 5), *one.finish()]
     assert content_and_calls(events) == ("Hm", calls(("add", "{}")))
@@ -266,13 +280,13 @@ def test_special_tokens_mark_calls() -> None:
 
 @pytest.mark.parametrize(
     ("template", "kind"),
-    [(HERMES_TEMPLATE, HermesParser), (LLAMA_TEMPLATE, LlamaParser), (MISTRAL_TEMPLATE, MistralParser)],
+    [(HERMES_TEMPLATE, HERMES), (LLAMA_TEMPLATE, LLAMA), (MISTRAL_TEMPLATE, MISTRAL)],
 )
-def test_families(template: str, kind: type[CallParser]) -> None:
-    """By what the template contains. Tools go to it without empty fields."""
+def test_families(template: str, kind: Dialect) -> None:
+    """By what the template tells of tools. These go to it without empty fields."""
     prepared = prepare(tokenizer(template), USER, TOOLS)
     assert prepared.parser is not None
-    assert type(prepared.parser()) is kind
+    assert dialect_of(template) is kind
     assert prepared.grammar is None
     assert prepared.tools == [
         {"type": "function", "function": {"name": "add", "parameters": XY, "description": ""}},
@@ -290,7 +304,7 @@ def test_families(template: str, kind: type[CallParser]) -> None:
     [
         (None, TOOLS, None, "no place for tools"),
         ("{{ messages }}", TOOLS, None, "no place for tools"),
-        ("{{ tools }}<tool_call><function=x>", TOOLS, None, "not known here"),
+        ("{{ tools }}" + UNKNOWN_CALLS, TOOLS, None, "not known here: 'CALL pr0be_call"),
         (HERMES_TEMPLATE, TOOLS, "all", "there are auto, none, required"),
         (HERMES_TEMPLATE, TOOLS, {"type": "function", "function": {"name": "sub"}}, "not among the tools"),
         (HERMES_TEMPLATE, [], "required", "there are no tools"),

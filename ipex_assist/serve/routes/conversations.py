@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from ipex_assist.serve.protocol.common import with_one_system
 from ipex_assist.serve.service import Service
-from ipex_assist.serve.tools import SCHEMA_FIELDS, OutputForm, PreparedConversation, prepare
+from ipex_assist.serve.tools import SCHEMA_FIELDS, OutputForm, PreparedConversation, prepare, special_words
 from ipex_assist.speculative.choosing.grammar import GrammarSpec
-from ipex_assist.tokenization.thinking import SpecialWords, reader_of, thinking_format, thought_begun, thought_words
+from ipex_assist.tokenization.thinking import HARMONY, reader_of, thinking_format, thought_begun
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -64,8 +64,8 @@ async def prepare_conversation(
 
 def output_form(tokenizer: PreTrainedTokenizerBase, turn: PreparedConversation, prompt: Sequence[int]) -> OutputForm:
     """How the outputs that follow a prompt are read."""
-    thinking = thinking_format(tokenizer)
+    thinking = HARMONY if turn.channel else thinking_format(tokenizer)
     if thinking is None:
         return OutputForm(None, turn.parser)
-    words = SpecialWords(tokenizer, thought_words(thinking))
-    return OutputForm(partial(reader_of, words, thinking, thought_begun(tokenizer, thinking, prompt)), turn.parser)
+    begun = thought_begun(tokenizer, thinking, prompt)
+    return OutputForm(partial(reader_of, special_words(tokenizer), thinking, begun), turn.parser)

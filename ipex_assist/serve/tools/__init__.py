@@ -3,16 +3,10 @@
 Routes use `prepare` before generation, and `push` and `finish` of `PreparedConversation.parser()` during it.
 """
 
-from ipex_assist.serve.tools.call_parser import (
-    CallDelta,
-    CallParser,
-    ParsedEvent,
-    Thought,
-    content_and_calls,
-    merged,
-)
+from ipex_assist.serve.tools.call_parser import CallParser
 from ipex_assist.serve.tools.output_reader import OutputForm, OutputReader
-from ipex_assist.serve.tools.prepare import SCHEMA_FIELDS, PreparedConversation, prepare
+from ipex_assist.serve.tools.parsed_events import CallDelta, ParsedEvent, Thought, content_and_calls, merged
+from ipex_assist.serve.tools.prepare import SCHEMA_FIELDS, PreparedConversation, prepare, special_words
 
 __all__ = [
     "SCHEMA_FIELDS",
@@ -26,4 +20,5 @@ __all__ = [
     "content_and_calls",
     "merged",
     "prepare",
+    "special_words",
 ]

@@ -60,7 +60,10 @@ class CallScanner:
     for whoever takes them out. broken: this is no call.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, names: tuple[str, ...] = ("name",)) -> None:
+        """names: of the field that has the function's name."""
+        self._names = names
+        self.keys = frozenset(("", *names, *ARGUMENTS))  # of a call
         self.name: str | None = None
         self.key = ""
         self.pieces: list[str] = []
@@ -95,7 +98,7 @@ class CallScanner:
             self._at = _At.VALUE
         elif self._at is _At.VALUE and character not in ",:}]":
             self._at, self._value = _At.INSIDE, JsonValue(character)
-            if self._is_arguments and not self.has_arguments and self._value.kind == "nested":
+            if self.in_arguments and not self.has_arguments and self._value.kind == "nested":
                 self.pieces.append(character)
         elif self._at is _At.AFTER and character == ",":
             self._at, self._key = _At.KEY, None
@@ -109,7 +112,7 @@ class CallScanner:
         """Take a character of a value; returns False if it is the first one after it."""
         assert self._value is not None
         taken = self._value.takes(character)
-        if taken and self._value.kind == "nested" and self._is_arguments and not self.has_arguments:
+        if taken and self._value.kind == "nested" and self.in_arguments and not self.has_arguments:
             self.pieces.append(character)
         if self._value.over:
             self._at = _At.AFTER
@@ -117,14 +120,15 @@ class CallScanner:
         return taken
 
     @property
-    def _is_arguments(self) -> bool:
+    def in_arguments(self) -> bool:
+        """Whether the value that is being read, or was last, is the arguments."""
         return self.key in ARGUMENTS
 
     def _end_value(self, value: JsonValue) -> None:
-        if self.key == "name" and self.name is None:
+        if self.key in self._names and self.name is None:
             self.name = _decoded(value.text) if value.kind == "string" else None
             self.broken = not self.name
-        elif self._is_arguments and not self.has_arguments:
+        elif self.in_arguments and not self.has_arguments:
             self.has_arguments = True
             if value.kind == "string":  # JSON within JSON, as some models write it
                 self.pieces.append(_decoded(value.text) or "{}")

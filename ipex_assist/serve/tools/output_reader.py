@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ipex_assist.serve.tools.call_parser import CallDelta, CallParser, ParsedEvent, Thought, call_id, merged
+from ipex_assist.serve.tools.call_parser import CallParser
+from ipex_assist.serve.tools.parsed_events import CallDelta, ParsedEvent, Thought, call_id, merged
 from ipex_assist.tokenization.thinking import Piece, ThoughtReader
 
 
@@ -46,10 +47,7 @@ class OutputReader:
         if self.thoughts is None:
             assert self.parser is not None
             return self.parser.push(text, token)
-        events = [event for piece in self.thoughts.push(text, token) for event in self._events(piece)]
-        if self.parser is not None and not self.thoughts.thinking:
-            events += self.parser.push("", token)
-        return merged(events)
+        return merged(event for piece in self.thoughts.push(text, token) for event in self._events(piece))
 
     def finish(self) -> list[ParsedEvent]:
         """What is left at the end of the text."""
@@ -68,5 +66,4 @@ class OutputReader:
             yield CallDelta(self._calls - 1, arguments=text)
         else:
             assert self.thoughts is not None
-            text = self.thoughts.words.shown(text)
-            yield from [text] if self.parser is None else self.parser.push(text)
+            yield from self.parser.feed(text) if self.parser is not None else [self.thoughts.words.shown(text)]

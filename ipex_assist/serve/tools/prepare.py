@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,37 +14,18 @@ from typing import TYPE_CHECKING, Any
 from ipex_assist.env.errors import UsageError
 from ipex_assist.serve.backend import InvalidField
 from ipex_assist.serve.json_schemas import adapt_schema
-from ipex_assist.serve.tools.call_grammars import (
-    HERMES,
-    LLAMA,
-    MISTRAL,
-    MISTRAL_NAMED,
-    CallSyntax,
-    calls_or_json,
-    forced_calls,
-    optional_calls,
-)
-from ipex_assist.serve.tools.call_parser import CallParser, call_id, short_id
-from ipex_assist.serve.tools.call_parsers import (
-    HERMES_CLOSE,
-    HERMES_OPEN,
-    LLAMA_TAG,
-    MISTRAL_ARGS,
-    MISTRAL_CALL_ID,
-    MISTRAL_CALLS,
-    HermesParser,
-    LlamaParser,
-    MistralParser,
-)
+from ipex_assist.serve.tools.call_grammars import calls_or_json, forced_calls, optional_calls
+from ipex_assist.serve.tools.call_parser import CallParser
+from ipex_assist.serve.tools.dialect_choice import CallFamily, NoFamily, family_of
+from ipex_assist.serve.tools.dialects import DIALECTS, Dialect, written
+from ipex_assist.serve.tools.parsed_events import call_id, short_id
 from ipex_assist.speculative.choosing.grammar import GrammarSpec
+from ipex_assist.tokenization.thinking import END, FORMAT_WORDS, START, SpecialWords
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Words of templates whose calls look like Hermes', and are something else (Qwen3-Coder, GLM).
-_OTHER_FORMS = ("<function=", "<arg_key>")
-_MARKERS = (HERMES_OPEN, HERMES_CLOSE, LLAMA_TAG, MISTRAL_CALLS, MISTRAL_ARGS, MISTRAL_CALL_ID)
-
+_WORDS = frozenset(word for dialect in DIALECTS for word in dialect.words)
 SCHEMA_FIELDS = "tools[{}].function.parameters"  # of /v1/chat/completions
 
 # Where a schema has one of these, it says by them what other arguments there may be.
@@ -51,19 +33,11 @@ _OPEN = {"additionalProperties", "patternProperties", "unevaluatedProperties", "
 
 
 @dataclass(frozen=True)
-class CallFamily:
-    """How some models write calls, by what their chat templates contain."""
-
-    form: CallSyntax
-    parser: type[CallParser]
-    new_id: Callable[[], str] = call_id
-
-
-@dataclass(frozen=True)
 class PreparedConversation:
     """messages, tools: for `encode_messages`. grammar: what the text is held to, that of the response format included.
 
     parser: makes the parser of one text; None where there is nothing to read calls from: all of it is content then.
+    channel: whether calls are messages of harmony's, which the reader of thoughts tells apart.
     calls: the calls alone, where a text may have others beside them: checked first, as texts at random hardly come to
     one, and so that errors name the right field.
     """
@@ -73,6 +47,7 @@ class PreparedConversation:
     grammar: GrammarSpec | None = None
     parser: Callable[[], CallParser] | None = None
     calls: GrammarSpec | None = None
+    channel: bool = False
 
 
 def prepare(
@@ -96,71 +71,98 @@ def prepare(
     known = [_tool(tool, place) for place, tool in enumerate(tools or ())]
     names = [tool["function"]["name"] for tool in known]
     mode, called = _choice(tool_choice, names)
-    family = family_of(tokenizer, known or None) if known or any(each.get("tool_calls") for each in messages) else None
-    written = [_message(message, family) for message in messages]
+    wanted = bool(known) or any(each.get("tool_calls") for each in messages)
+    found = family_of(tokenizer, known or None) if wanted else NoFamily()
+    family = found if isinstance(found, CallFamily) else None
+    turns = _turns(messages, family)
     if not known or mode == "none":
-        return PreparedConversation(written, grammar=response)
-    if family is None:
-        raise InvalidField(
-            "tools: the chat template of this model has no place for tools, or writes calls in a form that is not "
-            "known here (known are those of Hermes and Qwen, Llama 3 and Mistral). Leave tools out, or serve another "
-            "model",
-            "tools",
-        )
-    markers = special_markers(tokenizer)
+        return PreparedConversation(turns, grammar=response)
+    if isinstance(found, NoFamily):
+        raise InvalidField(_refusal(found), "tools")
+    dialect = found.dialect
+    markers = grammar_markers(tokenizer, dialect)
     strict = [name for name, tool in zip(names, tools or (), strict=True) if tool["function"].get("strict")]
     grammar, calls = response, None
     schemas_of = partial(_schemas, known, schema_fields=schema_fields)
     if mode == "forced":
         several = parallel and tool_choice == "required"
-        grammar = forced_calls(family.form, schemas_of(called), markers, several=several)
+        grammar = forced_calls(dialect, schemas_of(called), markers, several=several)
     elif response is not None:
-        calls = forced_calls(family.form, schemas_of(names), markers, several=parallel)
+        calls = forced_calls(dialect, schemas_of(names), markers, several=parallel)
         grammar = calls_or_json(calls, response)
     elif strict:
         schemas = {name: {"type": "object"} for name in names} | schemas_of(strict)
-        others = special_tokens(tokenizer) - markers.keys()
-        grammar = optional_calls(family.form, schemas, markers, others, several=parallel)
-        calls = forced_calls(family.form, schemas, markers, several=parallel)
+        others = grammar_specials(tokenizer).keys() - markers.keys()
+        grammar = optional_calls(dialect, schemas, markers, others, several=parallel)
+        calls = forced_calls(dialect, schemas, markers, several=parallel)
     held = called if mode == "forced" else names if response is not None else strict
     field = schema_fields.format(names.index(held[0])) if len(held) == 1 else "tools"
     grammar, calls = (each and replace(each, field=each.field or field) for each in (grammar, calls))
 
+    arguments = {tool["function"]["name"]: tool["function"]["parameters"] for tool in known}
+    words, new_id = special_words(tokenizer), short_id if dialect.call_ids == "9" else call_id
+
     def parser() -> CallParser:
-        assert family is not None
-        return family.parser(
-            names, parallel=parallel, streams=grammar is not None, markers=markers, new_id=family.new_id
+        return CallParser(
+            dialect, arguments, words=words, parallel=parallel, streams=grammar is not None, new_id=new_id
         )
 
-    return PreparedConversation(written, known, grammar, parser, calls)
+    if not found.describes:
+        turns = _described(turns, known, dialect)
+    return PreparedConversation(turns, known, grammar, None if dialect.channel else parser, calls, dialect.channel)
 
 
-def family_of(tokenizer: PreTrainedTokenizerBase, tools: list[dict[str, Any]] | None) -> CallFamily | None:
-    """How the model writes calls, by its chat template; None where that has no tools, or an unknown form of calls."""
+def _described(turns: list[dict[str, Any]], tools: list[dict[str, Any]], dialect: Dialect) -> list[dict[str, Any]]:
+    """The messages with the tools in that of the system, for a template that knows calls and no tools."""
+    listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    example = written(dialect, [("NAME", {"ARGUMENT": "VALUE"})])
+    text = f"You may call these functions:\n{listed}\nTo call one, write:\n{example}"
+    if turns and turns[0].get("role") == "system":
+        return [{**turns[0], "content": f"{turns[0].get('content') or ''}\n\n{text}"}, *turns[1:]]
+    return [{"role": "system", "content": text}, *turns]
+
+
+def _refusal(found: NoFamily) -> str:
+    """Why there can be no tools."""
+    if found.rendered is None:
+        return "tools: the chat template of this model has no place for tools. Leave tools out, or serve another model"
+    wrote = f": {found.rendered.strip()!r}" if found.rendered.strip() else ""
+    known = ", ".join(sorted({dialect.name for dialect in DIALECTS if dialect.models}))
+    return (
+        f"tools: the chat template of this model writes calls in a form that is not known here{wrote} (known are "
+        f"{known}). Leave tools out, or serve another model"
+    )
+
+
+def special_words(tokenizer: PreTrainedTokenizerBase) -> SpecialWords:
+    """The special tokens that mark calls or thoughts; the same object for all that reads one output."""
     try:
-        template = str(tokenizer.get_chat_template(None, tools=tools))
-    except ValueError:  # there is none
-        return None
-    if not re.search(r"\btools\b", template) or any(word in template for word in _OTHER_FORMS):
-        return None
-    if MISTRAL_CALLS in template:
-        return CallFamily(MISTRAL_NAMED if MISTRAL_ARGS in template else MISTRAL, MistralParser, short_id)
-    if HERMES_OPEN in template:
-        return CallFamily(HERMES, HermesParser)
-    if LLAMA_TAG in template or ('"parameters"' in template and "ipython" in template):
-        return CallFamily(LLAMA, LlamaParser)
-    return None
+        kept = _special_words.get(tokenizer)
+    except TypeError:  # it cannot be kept
+        return SpecialWords(tokenizer, (*_WORDS, *FORMAT_WORDS))
+    if kept is None:
+        kept = _special_words[tokenizer] = SpecialWords(tokenizer, (*_WORDS, *FORMAT_WORDS))
+    return kept
 
 
-def special_markers(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
-    """The special tokens among the words that mark calls, which no text shows, by their ids."""
+_special_words: weakref.WeakKeyDictionary[Any, SpecialWords] = weakref.WeakKeyDictionary()
+
+
+def grammar_specials(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
+    """The tokens that no text in a grammar matches, by their ids: special ones, and as llguidance has it, all added
+    tokens that are named <…>."""
     added = tokenizer.added_tokens_decoder.items()
-    return {number: token.content for number, token in added if token.special and token.content in _MARKERS}
+    return {number: token.content for number, token in added if token.special or _NAMED.fullmatch(token.content)}
 
 
-def special_tokens(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """The ids of tokens that no text shows."""
-    return {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+_NAMED = re.compile("<.*>", re.DOTALL)
+
+
+def grammar_markers(tokenizer: PreTrainedTokenizerBase, dialect: Dialect) -> dict[int, str]:
+    """Those of them that are in a dialect's words, longer ones first."""
+    words = (*dialect.words, *((START, END) if dialect.channel else ()))
+    found = [(number, name) for number, name in grammar_specials(tokenizer).items() if any(name in w for w in words)]
+    return dict(sorted(found, key=lambda each: -len(each[1])))
 
 
 def _tool(tool: Mapping[str, Any], place: int) -> dict[str, Any]:
@@ -216,17 +218,31 @@ def _schemas(tools: Sequence[Mapping[str, Any]], names: Sequence[str], schema_fi
     return schemas
 
 
-def _message(message: Mapping[str, Any], family: CallFamily | None) -> dict[str, Any]:
-    """A message as templates read it."""
+def _turns(messages: Sequence[Mapping[str, Any]], family: CallFamily | None) -> list[dict[str, Any]]:
+    """The messages as the template reads them."""
+    ids = _CallIds("" if family is None else family.dialect.call_ids)
+    return [_message(message, family, ids) for message in messages]
+
+
+def _message(message: Mapping[str, Any], family: CallFamily | None, ids: _CallIds) -> dict[str, Any]:
     made = dict(message)
-    if made.get("tool_call_id") is not None:
-        made["tool_call_id"] = _id(str(made["tool_call_id"]), family)
     if made.get("tool_calls"):
-        made["tool_calls"] = [_call(call, family) for call in made["tool_calls"]]
+        calls = [_call(call, family, ids) for call in made["tool_calls"]]
+        if family is not None and not family.renders:
+            pairs = [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
+            text = written(family.dialect, [(name, value) for name, value in pairs if isinstance(value, Mapping)])
+            made["content"] = f"{made.get('content') or ''}{text}"
+        made["tool_calls"] = calls
+        thought = made.get("reasoning_content")
+        if family is not None and family.dialect.channel and thought and made.get("content"):
+            # gpt-oss's template takes one of them beside calls.
+            made["reasoning_content"], made["content"] = f"{thought}\n{made['content']}", ""
+    if made.get("tool_call_id") is not None:
+        made["tool_call_id"] = ids.of(str(made["tool_call_id"]))
     return made
 
 
-def _call(call: Mapping[str, Any], family: CallFamily | None) -> dict[str, Any]:
+def _call(call: Mapping[str, Any], family: CallFamily | None, ids: _CallIds) -> dict[str, Any]:
     function = dict(call.get("function") or {})
     arguments = function.get("arguments")
     if isinstance(arguments, str):
@@ -235,14 +251,29 @@ def _call(call: Mapping[str, Any], family: CallFamily | None) -> dict[str, Any]:
         except (ValueError, RecursionError):
             value = None
         function["arguments"] = value if isinstance(value, dict) else arguments
+    if family is not None and family.as_text and not isinstance(function.get("arguments"), str):
+        function["arguments"] = json.dumps(function.get("arguments"), ensure_ascii=False)
     made = {**call, "type": "function", "function": function}
     if made.get("id") is not None:
-        made["id"] = _id(str(made["id"]), family)
+        made["id"] = ids.of_call(str(made["id"]), str(function.get("name")))
     return made
 
 
-def _id(name: str, family: CallFamily | None) -> str:
-    """An id as the family's template takes it; the same one for the same name."""
-    if family is None or family.new_id is not short_id or re.fullmatch("[a-zA-Z0-9]{9}", name):
-        return name
-    return hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:9]
+class _CallIds:
+    """Ids of calls as a template takes them; the same one for the same name. form: see Dialect.call_ids."""
+
+    def __init__(self, form: str) -> None:
+        self._form = form
+        self._given: dict[str, str] = {}
+
+    def of_call(self, name: str, function: str) -> str:
+        """The id of the next call."""
+        if "{index}" in self._form:
+            self._given[name] = self._form.format(name=function, index=len(self._given))
+        return self.of(name)
+
+    def of(self, name: str) -> str:
+        """The id that a call has, or that a result names."""
+        if self._form == "9" and not re.fullmatch("[a-zA-Z0-9]{9}", name):
+            return hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:9]
+        return self._given.get(name, name)
