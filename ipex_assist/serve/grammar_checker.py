@@ -44,7 +44,7 @@ class GrammarChecker:
 
         Raises Busy if too many others wait, and TimeoutError after `timeout` seconds, its waiting included.
         """
-        if spec is None or self._is_known(spec):
+        if spec is None or spec.kind == "text" or self._is_known(spec):
             return spec
         trial = self._trial(spec)
         done, _ = await asyncio.wait({trial}, timeout=timeout)  # not cancelled: others may wait for the same one

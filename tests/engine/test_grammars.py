@@ -17,7 +17,8 @@ from drafts import SCRIPTS, ScriptedDraft
 from ipex_assist.engine.engine import Engine
 from ipex_assist.engine.limits import EngineLimits
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.serve.tools.call_grammars import CallSyntax, optional_calls
+from ipex_assist.serve.tools.call_grammars import optional_calls
+from ipex_assist.serve.tools.dialects import Dialect, JsonArguments
 from ipex_assist.speculative.choosing.grammar import GrammarError, GrammarSpec
 from ipex_assist.speculative.choosing.llguidance_grammar import LlguidanceGrammar
 from ipex_assist.speculative.costs.pair_costs import Costs
@@ -380,7 +381,8 @@ def test_calls_within_free_text(pair: tuple[Any, Any]) -> None:
     schema says. Drafts go on in both, and change nothing."""
     schema = {"type": "object", "properties": {"age": {"enum": [12, "no"]}}, "required": ["age"]}
     call = {"": {**schema, "additionalProperties": False}}
-    spec = optional_calls(CallSyntax("<s>", "", "", "", "", "", opener="<s>"), call, {1: "<s>"}, [0], several=False)
+    marked = Dialect("marked", "", JsonArguments(), before_name="<s>")
+    spec = optional_calls(marked, call, {1: "<s>"}, [0], several=False)
     prompt = [5, 9, 13, 5, 9, 13]
     length = 12
     free = {"do_sample": True, "seed": 3, "logit_bias": {0: -100, 1: -100, EOS: -100}, "max_new_tokens": length}
@@ -390,11 +392,11 @@ def test_calls_within_free_text(pair: tuple[Any, Any]) -> None:
         tokens_of(engine.submit(prompt, GenerationOptions.of(**free), grammar=GRAMMARS.grammar(spec))) == alone[:length]
     )
     assert engine.stats.drafted > 0
-    marked = {**free, "logit_bias": {0: -100, 1: 6, EOS: -100}, "max_new_tokens": 200}
-    plain = GenerationOptions.of(**marked, assisted=False)
+    calling = {**free, "logit_bias": {0: -100, 1: 6, EOS: -100}, "max_new_tokens": 200}
+    plain = GenerationOptions.of(**calling, assisted=False)
     text = tokens_of(engine_of(pair, "nothing").submit(prompt, plain, grammar=GRAMMARS.grammar(spec)))
     assert text[-1] == EOS
     assert json.loads(VOCABULARY.text(text[text.index(1) + 1 :])) in ({"age": 12}, {"age": "no"})
     engine = engine_of(pair, "both")
-    assert tokens_of(engine.submit(prompt, GenerationOptions.of(**marked), grammar=GRAMMARS.grammar(spec))) == text
+    assert tokens_of(engine.submit(prompt, GenerationOptions.of(**calling), grammar=GRAMMARS.grammar(spec))) == text
     assert engine.stats.accepted > 0

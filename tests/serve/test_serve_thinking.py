@@ -7,11 +7,19 @@ from typing import Any
 
 import fake_backend
 import httpx
+import msgspec
 import pytest
 from fake_backend import FakeBackend, tokenizer
 
+from ipex_assist.speculative.choosing.grammar import GrammarSpec, ThoughtSpec
+
 pytestmark = pytest.mark.one_stack
 
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+CALLS = (
+    "{% if tools %}{{ tools }}{% endif %}{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}{% endfor %}<think>\n"
+)
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n"
     "</think>\n\n{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
@@ -99,3 +107,70 @@ def test_switches(client: httpx.Client, thinking: FakeBackend, body: dict[str, A
     """All clients' ways to say whether a model thinks come to the variables of its template."""
     chat(client, **body)
     assert prompt(thinking).endswith(end)
+
+
+@pytest.mark.parametrize(
+    ("body", "budget"),
+    [
+        ({"thinking_budget": 20}, 20),
+        ({"thinking_token_budget": 0}, 0),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, 1024),
+        ({"response_format": {"type": "json_object"}}, None),
+    ],
+)
+def test_grammars_and_budgets_leave_room_for_the_thought(
+    client: httpx.Client, thinking: FakeBackend, body: dict[str, Any], budget: int | None
+) -> None:
+    """The engine is told what words are around it, and whether the prompt has begun it."""
+    chat(client, **body)
+    grammar = thinking.requests[-1].grammar
+    assert grammar is not None
+    assert grammar.kind == ("json_object" if budget is None else "text")
+    assert grammar.thought == ThoughtSpec("<think>", "</think>", False, budget)
+    assert msgspec.json.decode(msgspec.json.encode(grammar), type=GrammarSpec) == grammar
+
+
+def test_messages_have_a_budget(client: httpx.Client, thinking: FakeBackend) -> None:
+    body = {"messages": ASKED, "max_tokens": 50, "thinking": {"type": "enabled", "budget_tokens": 2048}}
+    assert client.post("/v1/messages", json=body).status_code == 200
+    grammar = thinking.requests[-1].grammar
+    assert grammar is not None
+    assert grammar.thought is not None
+    assert grammar.thought.budget == 2048
+
+
+def test_a_forced_call_comes_after_the_thought(
+    client: httpx.Client, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the prompt has begun it; a call that is drafted within a thought is none."""
+    monkeypatch.setattr(fake_backend.tokenizer(), "chat_template", CALLS)
+    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    backend.reset(f"I could {call}.\n</think>\n\n{call}", context_length=4096)
+    message = chat(client, tools=[TOOL], tool_choice="required")["choices"][0]["message"]
+    assert message["reasoning_content"] == f"I could {call}."
+    assert [each["function"]["name"] for each in message["tool_calls"]] == ["f"]
+    grammar = backend.requests[-1].grammar
+    assert grammar is not None
+    assert grammar.thought == ThoughtSpec("<think>", "</think>", True, None)
+    chat(client, chat_template_kwargs={"x": 1})
+    assert backend.requests[-1].grammar is None
+
+
+def test_a_compiler_knows_the_words_around_thoughts() -> None:
+    """Whatever tokens they are; the answer's grammar begins behind them."""
+    pytest.importorskip("llguidance")
+    from ipex_assist.speculative.choosing.llguidance_grammar import GrammarCompiler
+
+    made = fake_backend.tokenizer()
+    compiler = GrammarCompiler.of(made, len(made), [fake_backend.EOS])
+    state = compiler.grammar(GrammarSpec("json_object", thought=ThoughtSpec("<think>", "</think>", True, 40)))
+    for token in made("Hm {no}.</think>")["input_ids"]:
+        assert not state.mask()[fake_backend.EOS]
+        state.advance(token)
+    assert made.decode(state.mask().nonzero()[0].tolist()).strip().startswith("{")
+    short = compiler.grammar(GrammarSpec("text", thought=ThoughtSpec("<think>", "</think>", True, 2)))
+    for token in made("Hm")["input_ids"][:2]:
+        short.advance(token)
+    while len(short.tokens) < 2:
+        short.advance(5)
+    assert made.decode(short.forced()) == "</think>"

@@ -304,7 +304,7 @@ def test_families(template: str, kind: Dialect) -> None:
     [
         (None, TOOLS, None, "no place for tools"),
         ("{{ messages }}", TOOLS, None, "no place for tools"),
-        ("{{ tools }}" + UNKNOWN_CALLS, TOOLS, None, "not known here: 'CALL pr0be_call"),
+        ("{{ tools }}" + UNKNOWN_CALLS, TOOLS, None, "not known here: .CALL pr0be_call"),
         (HERMES_TEMPLATE, TOOLS, "all", "there are auto, none, required"),
         (HERMES_TEMPLATE, TOOLS, {"type": "function", "function": {"name": "sub"}}, "not among the tools"),
         (HERMES_TEMPLATE, [], "required", "there are no tools"),

@@ -195,7 +195,8 @@ class MessageToolChoice(RequestBody):
 
 
 class Thinking(RequestBody):
-    """Whether the model thinks before it answers, where its chat template has that. The budget is not enforced."""
+    """Whether the model thinks before it answers, where its chat template has that. budget_tokens: of its thought
+    at most, the end of which is forced then."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int, Field(ge=LEAST_THINKING)] | None = None

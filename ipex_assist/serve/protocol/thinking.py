@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -13,10 +13,14 @@ EFFORT_OFF = "none"
 _TAKEN = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
 
+Budget = Annotated[int, Field(ge=-1, le=2**31 - 1)]  # -1: no limit
+
+
 class ThinkingSwitch(RequestBody):
     """Anthropic's form, which GLM's and DeepSeek's own APIs have as well."""
 
     type: Literal["enabled", "disabled", "adaptive", "auto"]
+    budget_tokens: Budget | None = None
 
 
 class ThinkingFields(RequestBody):
@@ -25,7 +29,16 @@ class ThinkingFields(RequestBody):
     reasoning_effort: str | None = Field(None, description="none: no thoughts; else as the chat template knows it")
     enable_thinking: bool | None = Field(None, description="whether to think, where the chat template asks for it")
     thinking: ThinkingSwitch | bool | None = Field(None, description="the same")
+    thinking_budget: Budget | None = Field(None, description="tokens of a thought at most: its end is forced then")
+    thinking_token_budget: Budget | None = Field(None, description="the same, by vLLM's name")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="further variables of the chat template")
+
+    @property
+    def budget(self) -> int | None:
+        """How many tokens a thought may have."""
+        said = self.thinking.budget_tokens if isinstance(self.thinking, ThinkingSwitch) else None
+        given = (self.thinking_budget, self.thinking_token_budget, said)
+        return next((each for each in given if each is not None and each >= 0), None)
 
     @property
     def template_variables(self) -> dict[str, Any]:

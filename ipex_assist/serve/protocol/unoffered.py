@@ -68,8 +68,6 @@ class UnofferedChatFields(RequestBody):
 
     echo: Annotated[Any, Unsupported("use /v1/completions, or continue_final_message", False)] = None
     web_search_options: Annotated[Any, Unsupported("nothing is searched for here: give the model a tool")] = None
-    thinking_budget: Annotated[Any, Unsupported("a thought has no limit of its own: use max_tokens", -1)] = None
-    thinking_token_budget: Annotated[Any, Unsupported("a thought has no limit of its own: use max_tokens", -1)] = None
     documents: Annotated[Any, Unsupported("put documents into messages", [])] = None
     chat_template: Annotated[Any, Unsupported("the model's own template is used")] = None
     add_special_tokens: Annotated[Any, Unsupported("the chat template writes all special tokens", False)] = None

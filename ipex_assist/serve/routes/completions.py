@@ -75,6 +75,7 @@ def _asked(body: ChatRequest, begun: str | None) -> AskedConversation:
         body.parallel_tool_calls,
         grammar_of(body.grammar_fields()),
         variables=body.template_variables,
+        thinking_budget=body.budget,
     )
 
 

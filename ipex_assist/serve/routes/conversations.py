@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ipex_assist.serve.protocol.common import with_one_system
 from ipex_assist.serve.service import Service
 from ipex_assist.serve.tools import SCHEMA_FIELDS, OutputForm, PreparedConversation, prepare, special_words
-from ipex_assist.speculative.choosing.grammar import GrammarSpec
-from ipex_assist.tokenization.thinking import HARMONY, reader_of, thinking_format, thought_begun
+from ipex_assist.serve.tools.call_grammars import final_message
+from ipex_assist.serve.tools.dialects import BY_NAME
+from ipex_assist.serve.tools.prepare import grammar_markers
+from ipex_assist.speculative.choosing.grammar import GrammarSpec, ThoughtSpec
+from ipex_assist.tokenization.thinking import END, HARMONY, START, reader_of, thinking_format, thought_begun
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -28,6 +31,7 @@ class AskedConversation:
     response: GrammarSpec | None
     schema_fields: str = SCHEMA_FIELDS
     variables: Mapping[str, Any] | None = None  # of the chat template
+    thinking_budget: int | None = None  # tokens of a thought
 
 
 async def prepare_conversation(
@@ -39,7 +43,7 @@ async def prepare_conversation(
     ends. deadline: see `Service.deadline`.
     """
 
-    def work() -> tuple[PreparedConversation, Mapping[str, Any] | None]:
+    def work() -> tuple[PreparedConversation, AskedConversation]:
         asked = read()
         made = prepare(
             service.tokenizer,
@@ -50,16 +54,35 @@ async def prepare_conversation(
             response=asked.response,
             schema_fields=asked.schema_fields,
         )
-        return made, asked.variables
+        return made, asked
 
-    turn, variables = await service.in_thread(work)
-    tokens = await service.encode_chat(turn.messages, turn.tools, variables)
+    turn, asked = await service.in_thread(work)
+    tokens = await service.encode_chat(turn.messages, turn.tools, asked.variables)
     if begun:
         tokens += await service.encode(begun, False)
     tokens = service.check_prompt(tokens)
     for grammar in (turn.calls, turn.grammar):
         await service.checked(grammar, deadline)
+    if turn.grammar is not None or asked.thinking_budget is not None:
+        grammar = await service.in_thread(_after_thought, service.tokenizer, turn, tokens, asked.thinking_budget)
+        turn = replace(turn, grammar=grammar)
     return turn, tokens
+
+
+def _after_thought(
+    tokenizer: PreTrainedTokenizerBase, turn: PreparedConversation, prompt: Sequence[int], budget: int | None
+) -> GrammarSpec | None:
+    """The grammar of an answer after the model's thought, which may have so many tokens."""
+    form = HARMONY if turn.channel else thinking_format(tokenizer)
+    if form is None:
+        return turn.grammar
+    if form is HARMONY and not turn.channel and turn.grammar is not None:
+        turn = replace(turn, grammar=final_message(turn.grammar, grammar_markers(tokenizer, BY_NAME["harmony"])))
+    if form is HARMONY and budget is None:  # its grammars have the messages before
+        return turn.grammar
+    closed = f"{END}{START}assistant" if form is HARMONY else form.closed
+    thought = ThoughtSpec(form.opened.rstrip(), closed, thought_begun(tokenizer, form, prompt), budget)
+    return replace(turn.grammar or GrammarSpec("text"), thought=thought)
 
 
 def output_form(tokenizer: PreTrainedTokenizerBase, turn: PreparedConversation, prompt: Sequence[int]) -> OutputForm:

@@ -33,6 +33,7 @@ def _asked(body: CountTokens) -> AskedConversation:
         None if (schema := body.answer_schema) is None else json_schema(schema, "output_config.format.schema"),
         "tools[{}].input_schema",
         body.variables,
+        None if body.thinking is None else body.thinking.budget_tokens,
     )
 
 

@@ -35,6 +35,7 @@ def _asked(body: ResponsesRequest, messages: list[dict[str, Any]]) -> AskedConve
         _grammar(body.text),
         "tools[{}].parameters",
         body.template_variables,
+        body.budget,
     )
 
 

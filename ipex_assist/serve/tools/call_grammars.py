@@ -80,16 +80,37 @@ def optional_calls(
     return GrammarSpec("lark", "\n".join(lines) + "\n" + _calls(after, schemas, markers, several=several))
 
 
-def calls_or_json(calls: GrammarSpec, response: GrammarSpec) -> GrammarSpec:
-    """Grammar of calls, or an answer in JSON; its field is the answer's. InvalidField for another response grammar."""
-    if response.kind == "json_object":
-        schema: Any = {"type": "object"}
-    elif response.kind == "json_schema":
-        schema = json.loads(response.value)
-    else:
+def calls_or_json(calls: GrammarSpec, response: GrammarSpec, before: str = "") -> GrammarSpec:
+    """Grammar of calls, or an answer in JSON; its field is the answer's. InvalidField for another response grammar.
+    before: rules of what comes before the answer."""
+    schema = _json_schema(response)
+    if schema is None:
         raise InvalidField("guided texts other than JSON cannot be had with tools: leave either out", response.field)
     rules = re.sub(r"^start: (.*)calls$", r"start: \1(calls | answer)", calls.value, count=1, flags=re.MULTILINE)
-    return GrammarSpec("lark", f"{rules}answer: %json {_json(schema)}\n", response.field)
+    return GrammarSpec(
+        "lark", f"{rules}answer: {before} json_answer\njson_answer: %json {_json(schema)}\n", response.field
+    )
+
+
+def final_message(response: GrammarSpec, markers: Mapping[int, str]) -> GrammarSpec:
+    """Grammar of harmony's messages, the last of which is an answer in JSON. Other grammars stay as they are."""
+    schema = _json_schema(response)
+    if schema is None:
+        return response
+    rules = f"start: {_messages_before(markers)} {final_head(markers)} answer\nanswer: %json {_json(schema)}\n"
+    return GrammarSpec("lark", rules, response.field)
+
+
+def final_head(markers: Mapping[int, str]) -> str:
+    """What comes before an answer in harmony."""
+    return _in_channel("final", markers)
+
+
+def _json_schema(response: GrammarSpec) -> Any:
+    """The schema that an answer in JSON has; None where it is something else."""
+    if response.kind == "json_object":
+        return {"type": "object"}
+    return json.loads(response.value) if response.kind == "json_schema" else None
 
 
 def _in_channel(name: str, markers: Mapping[int, str]) -> str:

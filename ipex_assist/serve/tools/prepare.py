@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ipex_assist.env.errors import UsageError
 from ipex_assist.serve.backend import InvalidField
 from ipex_assist.serve.json_schemas import adapt_schema
-from ipex_assist.serve.tools.call_grammars import calls_or_json, forced_calls, optional_calls
+from ipex_assist.serve.tools.call_grammars import calls_or_json, final_head, forced_calls, optional_calls
 from ipex_assist.serve.tools.call_parser import CallParser
 from ipex_assist.serve.tools.dialect_choice import CallFamily, NoFamily, family_of
 from ipex_assist.serve.tools.dialects import DIALECTS, Dialect, written
@@ -89,7 +89,7 @@ def prepare(
         grammar = forced_calls(dialect, schemas_of(called), markers, several=several)
     elif response is not None:
         calls = forced_calls(dialect, schemas_of(names), markers, several=parallel)
-        grammar = calls_or_json(calls, response)
+        grammar = calls_or_json(calls, response, final_head(markers) if dialect.channel else "")
     elif strict:
         schemas = {name: {"type": "object"} for name in names} | schemas_of(strict)
         others = grammar_specials(tokenizer).keys() - markers.keys()

@@ -18,21 +18,33 @@ from ipex_assist.env.errors import UsageError
 Mask: TypeAlias = NDArray[np.bool_]
 Row: TypeAlias = NDArray[np.float32]
 
-KINDS = ("json_object", "json_schema", "regex", "choice", "lark")
+KINDS = ("json_object", "json_schema", "regex", "choice", "lark", "text")
+
+
+@dataclass(frozen=True)
+class ThoughtSpec:
+    """A thought before what a grammar is about. opened, closed: the words around it. begun: the prompt ends in one.
+    budget: its tokens at most; the closing words are forced then."""
+
+    opened: str
+    closed: str
+    begun: bool
+    budget: int | None = None
 
 
 @dataclass(frozen=True)
 class GrammarSpec:
-    """What an output must match, from its first character to its last.
+    """What an output must match, from its first character to its last, or what comes after its thought.
 
     kind: json_object; json_schema, regex and lark, written in `value` (JSON Schema as JSON, a regular expression that
-    the whole output matches, a grammar in llguidance's dialect of Lark); or choice, with a JSON list of strings.
-    field: of the request that asked for it, for error messages.
+    the whole output matches, a grammar in llguidance's dialect of Lark); choice, with a JSON list of strings; or text,
+    which is any. field: of the request that asked for it, for error messages. thought: that may come before.
     """
 
     kind: str
     value: str = ""
     field: str | None = field(default=None, compare=False)
+    thought: ThoughtSpec | None = None
 
 
 class GrammarError(UsageError):

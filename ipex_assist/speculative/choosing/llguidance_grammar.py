@@ -8,13 +8,15 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.versions import install_command
-from ipex_assist.speculative.choosing.grammar import KINDS, GrammarError, GrammarSpec, Mask
+from ipex_assist.speculative.choosing.grammar import KINDS, Grammar, GrammarError, GrammarSpec, Mask, ThoughtSpec
+from ipex_assist.speculative.choosing.thought_grammar import ThoughtGrammar
 
 LLMatcher: Any = None
 LLParserLimits: Any = None
@@ -81,12 +83,21 @@ def _reason(error: object) -> str:
     return f"{lines[0][:300]} {more[:200]}".strip()
 
 
+class Words(Protocol):
+    """The part of a `tokenizers.Tokenizer` that thoughts need."""
+
+    def encode(self, sequence: str, *, add_special_tokens: bool = ...) -> Any: ...
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool = ...) -> Any: ...
+
+
 class GrammarCompiler:
     """Compiles grammars for one model's vocabulary. Thread-safe."""
 
-    def __init__(self, tokenizer: Any, vocab_size: int, eos: Iterable[int]) -> None:
-        """tokenizer: an LLTokenizer of at least `vocab_size` tokens, with the end-of-text tokens `eos`."""
-        self._tokenizer, self._vocab_size, self._eos = tokenizer, vocab_size, frozenset(eos)
+    def __init__(self, tokenizer: Any, vocab_size: int, eos: Iterable[int], words: Words | None = None) -> None:
+        """tokenizer: an LLTokenizer of at least `vocab_size` tokens, with the end-of-text tokens `eos`. words: encodes
+        and decodes the words around thoughts."""
+        self._tokenizer, self._vocab_size, self._eos, self._words = tokenizer, vocab_size, frozenset(eos), words
         self._compiled: OrderedDict[GrammarSpec, Any] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -113,10 +124,35 @@ class GrammarCompiler:
                 f"this model cannot write by a grammar: llguidance cannot read its tokenizer ({_reason(error)}). "
                 "Leave the grammar out"
             ) from error
-        return cls(made, vocab_size, ends)
+        return cls(made, vocab_size, ends, backend)
 
-    def grammar(self, spec: GrammarSpec) -> LlguidanceGrammar:
+    def grammar(self, spec: GrammarSpec) -> Grammar:
         """Return a grammar in its initial state. Raises GrammarError if it cannot be compiled."""
+        if spec.thought is None:
+            return self._inner(spec)
+        return self._after_thought(None if spec.kind == "text" else self._inner(spec), spec.thought)
+
+    def _after_thought(self, inner: Grammar | None, thought: ThoughtSpec) -> ThoughtGrammar:
+        assert self._words is not None
+        words, text = self._words, thought.closed
+        opened, closed = (words.encode(each, add_special_tokens=False).ids for each in (thought.opened, thought.closed))
+
+        def closes(tokens: Sequence[int]) -> bool:
+            return bool(words.decode(list(tokens), skip_special_tokens=False).endswith(text))
+
+        return ThoughtGrammar(
+            inner,
+            opened,
+            closed,
+            begun=thought.begun,
+            budget=thought.budget,
+            vocab_size=self._vocab_size,
+            eos=self._eos,
+            closes=closes if len(closed) > 1 else None,
+        )
+
+    def _inner(self, spec: GrammarSpec) -> LlguidanceGrammar:
+        spec = replace(spec, thought=None)
         with self._lock:
             start = self._compiled.pop(spec, None)
             if start is None:
