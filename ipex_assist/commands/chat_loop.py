@@ -15,6 +15,7 @@ from ipex_assist.tokenization.tokenizer import check_text
 
 HELP = """\
 /retry         answer the last message again
+/thought       what the model thought before its last answer
 /set NAME X    another value of an option, such as temperature; /set lists them, /set NAME is its default
 /load FILE     go on with a conversation that /save has written as JSON
 /reset         forget the conversation, but for the system prompt
@@ -41,6 +42,7 @@ class ChatLoop:
             "save": self._save,
             "set": self._set,
             "system": self._set_system,
+            "thought": self._thought,
         }
 
     def run(self) -> int:
@@ -92,6 +94,10 @@ class ChatLoop:
             self.screen.tell("(stopped)")
         elif self._statistics:
             self.screen.tell(self.partner.summary())
+        if self.partner.thought and not stopped:
+            self.screen.tell(
+                f"(a thought of {len(self.partner.thought.split()):,} words came first: /thought shows it)"
+            )
 
     def _first(self) -> list[Message]:
         return [{"role": "system", "content": self.system}] if self.system else []
@@ -145,6 +151,9 @@ class ChatLoop:
             )
         self.system, self.messages = first[0]["content"] if first else self.system, rest
         self.screen.tell(f"({len(rest)} messages)")
+
+    def _thought(self, rest: str) -> None:
+        self.screen.tell(self.partner.thought or "(the last answer came without a thought)")
 
     def _reset(self, rest: str) -> None:
         self.messages = []

@@ -15,6 +15,15 @@ from ipex_assist.env.runner import INTERRUPT_EXIT
 from ipex_assist.generation.result import Result
 from ipex_assist.generation.text_model import TextModel
 from ipex_assist.speculative.options import GenerationOptions
+from ipex_assist.tokenization.thinking import (
+    Piece,
+    SpecialWords,
+    ThoughtReader,
+    reader_of,
+    thinking_format,
+    thought_begun,
+    thought_words,
+)
 
 
 class LoadedModel:
@@ -24,6 +33,8 @@ class LoadedModel:
         self.name = short_name(model.identity.target)
         self._model, self.options = model, options
         self._result: Result | None = None
+        self.thought = ""
+        self._thinking = thinking_format(model.tokenizer)
 
     def change(self, name: str, options: GenerationOptions) -> None:
         """Answer by these options from now on."""
@@ -35,8 +46,10 @@ class LoadedModel:
         A Ctrl-C takes effect between two passes: in the midst of one it would leave the model's memory as it happens to
         be, and the next answer needs it.
         """
-        self._result = None
-        generation = self._model.stream(self._model.encode_messages(messages), self.options)
+        self._result, self.thought = None, ""
+        prompt = self._model.encode_messages(messages)
+        reader = self._reader(prompt)
+        generation = self._model.stream(prompt, self.options)
         with noted_interrupt() as interrupted:
             try:
                 while not interrupted():
@@ -45,13 +58,35 @@ class LoadedModel:
                     chunk = next(generation, None)
                     if chunk is None:
                         break
-                    yield [(piece.text, piece.drafted) for piece in chunk.pieces]
+                    spans = [
+                        (self._answered(reader, piece.text, token), piece.drafted)
+                        for piece, token in zip(chunk.pieces, chunk.tokens, strict=True)
+                    ]
+                    yield [span for span in spans if span[0]]
             finally:
-                rest = generation.interrupt()
+                rest = self._answered(reader, generation.interrupt())
                 self._result = generation.result()
-            if interrupted():
+            if reader is not None:
+                rest += self._told(reader, reader.finish())
+            if rest:
                 yield [(rest, False)]
+            if interrupted():
                 raise KeyboardInterrupt
+
+    def _reader(self, prompt: list[int]) -> ThoughtReader | None:
+        """What tells thoughts and answer apart; None where the model has no thoughts."""
+        form, tokenizer = self._thinking, self._model.tokenizer
+        if form is None:
+            return None
+        return reader_of(SpecialWords(tokenizer, thought_words(form)), form, thought_begun(tokenizer, form, prompt))
+
+    def _answered(self, reader: ThoughtReader | None, text: str, token: int | None = None) -> str:
+        """What is of the answer in a piece of text; thoughts are kept."""
+        return text if reader is None else self._told(reader, reader.push(text, token))
+
+    def _told(self, reader: ThoughtReader, pieces: list[Piece]) -> str:
+        self.thought += "".join(text for kind, text in pieces if kind == "thought")
+        return "".join(reader.words.shown(text) for kind, text in pieces if kind != "thought")
 
     def summary(self) -> str:
         """The line of statistics that `ipex-assist` has for a text, and what to type where it was cut."""

@@ -12,9 +12,10 @@ Span = tuple[str, bool]  # some text, and whether it was drafted
 
 
 class Partner(Protocol):
-    """Who answers. options: of the answers to come."""
+    """Who answers. options: of the answers to come. thought: before the last answer, which does not have it."""
 
     name: str
+    thought: str
 
     @property
     def options(self) -> GenerationOptions: ...

@@ -37,6 +37,7 @@ class Server:
         self._headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
         self.options, self._given = options, set(given)
         self._last: dict[str, Any] = {}
+        self.thought = ""
         served = self._models()
         if model is not None and model not in served:
             raise UsageError(f"-m {model}: {url} has {', '.join(served) or 'no model'}")
@@ -52,7 +53,7 @@ class Server:
 
     def answer(self, messages: list[Message]) -> Generator[list[Span], None, None]:
         """The answer, a list an event of the stream."""
-        self._last = {}
+        self._last, self.thought = {}, ""
         started = time.perf_counter()
         body = {
             "model": self._model,
@@ -65,6 +66,7 @@ class Server:
         for event in self._events("chat/completions", body):
             if error := event.get("error"):
                 raise IpexAssistError(f"the answer broke off: {_reason(error)}")
+            self.thought += _thought(event)
             if spans := _spans(event):
                 self._last["seconds"] = time.perf_counter() - started
                 yield spans
@@ -142,12 +144,18 @@ def fields(options: GenerationOptions, given: set[str]) -> dict[str, Any]:
     return {**said, "temperature": options.temperature if options.draws else 0}
 
 
+def _thought(event: dict[str, Any]) -> str:
+    """What an event has of thoughts."""
+    deltas = [choice.get("delta") or {} for choice in event.get("choices") or []]
+    return "".join(str(delta.get("reasoning_content") or delta.get("reasoning") or "") for delta in deltas)
+
+
 def _spans(event: dict[str, Any]) -> list[Span]:
     """The text of an event by its tokens, where the server says which of them were drafted."""
     for choice in event.get("choices") or []:
         pieces = (choice.get("draft") or {}).get("pieces")
         if pieces:
-            return [(str(text), bool(drafted)) for text, drafted in pieces]
+            return [(str(text), bool(drafted)) for text, drafted in pieces if text]
         if text := (choice.get("delta") or {}).get("content"):
             return [(str(text), False)]
     return []

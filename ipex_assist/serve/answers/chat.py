@@ -74,7 +74,7 @@ class ChatWriter(ChunkWriter):
         tokens = text_delta.tokens if text_delta is not None else []
         choice: dict[str, Any] = {"index": text.index, "delta": delta, "logprobs": self._logprobs(tokens)}
         if self._details and text_delta is not None and text_delta.token_deltas:
-            choice["draft"] = text_delta.draft()
+            choice["draft"] = text_delta.draft(self._turns[text.index].shown)
         return {**choice, "finish_reason": reason}
 
     def _logprobs(self, tokens: list[TokenChoice]) -> dict[str, Any] | None:

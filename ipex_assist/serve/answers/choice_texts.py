@@ -26,9 +26,11 @@ class TextDelta:
     drafted: int = 0
     accepted: int = 0
 
-    def draft(self) -> dict[str, Any]:
-        """The object for `draft_details`."""
-        token_deltas = [[token_delta.text, token_delta.drafted] for token_delta in self.token_deltas]
+    def draft(self, shown: list[str] | None = None) -> dict[str, Any]:
+        """The object for `draft_details`. shown: what each token adds to the content, where that is not its text."""
+        texts = [token_delta.text for token_delta in self.token_deltas] if shown is None else shown
+        drafted = [token_delta.drafted for token_delta in self.token_deltas]
+        token_deltas = [list(each) for each in zip(texts, drafted, strict=True)]
         return {"pieces": token_deltas, "drafted": self.drafted, "accepted": self.accepted}
 
 

@@ -14,6 +14,9 @@ class MessageBuilder:
     def __init__(self, reader: OutputReader | None) -> None:
         self.reader = reader
         self._events: list[ParsedEvent] = []
+        self.shown: list[str] | None = (
+            None  # of a model that thinks: the content that each token of the last delta adds
+        )
 
     @property
     def called(self) -> bool:
@@ -32,11 +35,10 @@ class MessageBuilder:
         held = text_delta.text[
             sum(len(token_delta.text) for token_delta in text_delta.token_deltas) :
         ]  # held-back text without a token
-        events = [
-            event
-            for token_delta in text_delta.token_deltas
-            for event in self.reader.push(token_delta.text, token_delta.token)
-        ]
+        parts = [self.reader.push(token_delta.text, token_delta.token) for token_delta in text_delta.token_deltas]
+        if self.reader.thoughts is not None:
+            self.shown = ["".join(event for event in part if isinstance(event, str)) for part in parts]
+        events = [event for part in parts for event in part]
         return self._took(merged([*events, *(self.reader.push(held) if held else ())]))
 
     def finish(self) -> list[ParsedEvent]:
