@@ -72,30 +72,17 @@ def load(
     Raises UsageError for a value of the wrong type or out of range, or a combination that cannot work, IpexAssistError
     where a model cannot be loaded.
     """
-    return load_by(
-        LoadOptions(
-            target=_source(target),
-            assistant=NONE if assistant is None else _source(assistant),
-            precision=precision,
-            assistant_precision=assistant_precision,
-            universal=universal,
-            draft_vocabulary=draft_vocabulary,
-            draft_threads=draft_threads,
-            recalibrate=recalibrate,
-            executor=executor,
-            kv_memory=kv_memory,  # type: ignore[arg-type]  # a text becomes a number there
-            kv_precision=kv_precision,
-            lora=tuple(f"{name}={os.fspath(at)}" for name, at in lora.items()) if isinstance(lora, Mapping) else lora,  # type: ignore[arg-type]
-            lora_by_default=lora_by_default,
-            kv_share=kv_share,
-            cache_packed=cache_packed,
-            allow_special_tokens=allow_special_tokens,
-            revision=revision,
-            offline=offline,
-            progress=progress,
-            quick_start=quick_start,
-            calibrate=calibrate,
-        )
+    return load_by(_load_options(**locals()))
+
+
+def _load_options(target: Any, assistant: Any, lora: Any, **others: Any) -> LoadOptions:
+    """What `load` was given, as LoadOptions has it."""
+    folders = tuple(f"{name}={os.fspath(at)}" for name, at in lora.items()) if isinstance(lora, Mapping) else lora
+    return LoadOptions(
+        target=_source(target),
+        assistant=NONE if assistant is None else _source(assistant),
+        lora=folders,
+        **others,
     )
 
 

@@ -80,6 +80,13 @@ def build_parser() -> argparse.ArgumentParser:
         EPILOG,
         NOT_HERE,
     )
+    _add_measured(parser)
+    _add_pairs(parser)
+    _add_report(parser)
+    return parser
+
+
+def _add_measured(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what is measured")
     what.add_argument("--task", choices=TASKS, default="benchmark", help="(default: benchmark)")
     what.add_argument(
@@ -105,6 +112,8 @@ def build_parser() -> argparse.ArgumentParser:
     seed = read_flag(GenerationOptions, "seed")
     what.add_argument("--seed", type=seed, default=0, metavar="N", help="of sampling, prompts included (default: 0)")
 
+
+def _add_pairs(parser: argparse.ArgumentParser) -> None:
     pairs = parser.add_argument_group("pairs, side by side")
     pairs.add_argument("--pair", metavar="NAME", help=f"instead of -m: {', '.join(PAIRS)}")
     pairs.add_argument(
@@ -128,6 +137,8 @@ def build_parser() -> argparse.ArgumentParser:
         help="simulate: each drafted token becomes the target's own with this probability",
     )
 
+
+def _add_report(parser: argparse.ArgumentParser) -> None:
     output = parser.add_argument_group("report")
     output.add_argument("--format", choices=FORMATS, default="markdown", help="(default: markdown)")
     output.add_argument("--json", action="store_true", help=argparse.SUPPRESS)  # --format json
@@ -140,7 +151,6 @@ def build_parser() -> argparse.ArgumentParser:
     output.add_argument(
         "--resume", action="store_true", help="with -o: continue where the file ends, also with more --samples"
     )
-    return parser
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:

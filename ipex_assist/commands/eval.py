@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -126,8 +127,6 @@ def _need(
 
 
 def _run(args: argparse.Namespace) -> int:
-    from tqdm import tqdm
-
     from ipex_assist.checkpoints.open import OpenCheckpoints
     from ipex_assist.commands import perplexity
     from ipex_assist.commands.shared.messages import quiet_stderr
@@ -170,13 +169,7 @@ def _run(args: argparse.Namespace) -> int:
         "window": length,
         "stride": stride,
     }
-    with tqdm(
-        total=len(tokens), desc="scoring", unit=" tokens", leave=False, disable=args.quiet or not sys.stderr.isatty()
-    ) as bar:
-
-        def progress(window: Window) -> None:
-            bar.update(window.end - bar.n)
-
+    with _progress(len(tokens), shown=not args.quiet and sys.stderr.isatty()) as progress:
         if reference is None:
             score = perplexity.perplexity(model, tokens, length, stride, progress, adapter)
             facts |= _of(score)
@@ -186,6 +179,19 @@ def _run(args: argparse.Namespace) -> int:
     facts["seconds"] = round(time.perf_counter() - started, 3)
     print(json.dumps(facts, ensure_ascii=False) if args.json else "\n".join(_lines(facts)), flush=True)
     return 0
+
+
+@contextlib.contextmanager
+def _progress(tokens: int, *, shown: bool) -> Iterator[Callable[[Window], None]]:
+    """A bar that goes on with each window; it is gone afterwards."""
+    from tqdm import tqdm
+
+    with tqdm(total=tokens, desc="scoring", unit=" tokens", leave=False, disable=not shown) as bar:
+
+        def progress(window: Window) -> None:
+            bar.update(window.end - bar.n)
+
+        yield progress
 
 
 def _check_memory(args: argparse.Namespace, checkpoints: OpenCheckpoints) -> None:

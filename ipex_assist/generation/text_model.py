@@ -183,7 +183,7 @@ class TextModel(ABC):
         where the model computes no numbers, and GrammarError where the grammar becomes too complex on the way.
         """
         given = [name for name, value in changes.items() if value is not None]
-        options = self._with_adapter(GenerationOptions.of(options, **changes)).seeded()
+        options = _with_adapter(GenerationOptions.of(options, **changes), self.adapters, self.default_adapter).seeded()
         for name, switch in GenerationOptions.without_effect(given, options).items():
             log.warning("%s: no effect without %s=True; the likeliest token is taken", name, switch)
         rows = as_lists(prompt)
@@ -206,15 +206,6 @@ class TextModel(ABC):
             loading=self.loading,
             seed=options.seed if options.draws else None,
         )
-
-    def _with_adapter(self, options: GenerationOptions) -> GenerationOptions:
-        """The options with the adapter that they mean; None is none. Raises UsageError for one that is not loaded."""
-        name = self.default_adapter if options.lora is None else options.lora
-        name = None if name == "none" else name
-        if name is not None and name not in self.adapters:
-            known = f"there are {', '.join(self.adapters)}" if self.adapters else "none was loaded"
-            raise UsageError(f"there is no adapter {name!r}: {known} (--lora NAME=FOLDER)")
-        return replace(options, lora=name)
 
     def encode(self, prompt: str | Sequence[int] | Messages, *, chat: bool = False) -> list[int]:
         """Return the token ids of a prompt, as `stream` takes it. UsageError for none, and for ids there are not."""
@@ -258,3 +249,13 @@ def _finished(generations: Sequence[Generation]) -> list[Result]:
         for _ in generation:
             pass
     return [generation.result() for generation in generations]
+
+
+def _with_adapter(options: GenerationOptions, adapters: Mapping[str, str], default: str | None) -> GenerationOptions:
+    """The options with the adapter that they mean; None is none. Raises UsageError for one that is not loaded."""
+    name = default if options.lora is None else options.lora
+    name = None if name == "none" else name
+    if name is not None and name not in adapters:
+        known = f"there are {', '.join(adapters)}" if adapters else "none was loaded"
+        raise UsageError(f"there is no adapter {name!r}: {known} (--lora NAME=FOLDER)")
+    return replace(options, lora=name)
