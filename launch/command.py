@@ -109,14 +109,19 @@ def _pinning(
 ) -> tuple[tuple[str, ...], tuple[int, ...] | None, tuple[str, ...]]:
     """The argv prefix, the CPUs to set by sched_setaffinity (None: a tool does it), and warnings of what is lost."""
     cpus, nodes = format_cpulist(placement.cpus), format_cpulist(placement.nodes)
-    if abilities.numactl and abilities.mempolicy:
-        policy = {
-            "bind": ("-m", nodes),
-            "preferred": ("-p", nodes),
-            "interleave": ("-i", nodes),
-            "local": ("-l",),
-            "none": (),
-        }[placement.memory]
+    policy: tuple[str, ...] = {
+        "bind": ("-m", nodes),
+        "preferred": ("-p", nodes),
+        "interleave": ("-i", nodes),
+        "local": ("-l",),
+        "none": (),
+    }[placement.memory]
+    policies = bool(abilities.numactl and abilities.mempolicy)
+    if not abilities.affinity:
+        memory = "" if policies or not policy else ", and memory where it is first touched"
+        loss = (f"the kernel refuses to set CPUs here: threads go where it puts them, not to CPUs {cpus}{memory}",)
+        return (("numactl", *policy) if policies and policy else ()), None, loss
+    if policies:
         return ("numactl", "-C", cpus, *policy), None, ()
     tool = "taskset" if abilities.taskset else "sched_setaffinity"
     if not abilities.numactl:

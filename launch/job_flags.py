@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import sys
@@ -22,8 +23,7 @@ A batch is split over all tasks of the job and its array: task t of 8 does every
 What is added to the command: --resume, so that a job that was ended goes on, and --shard. To change the script for a
 site, start from --print-template, and use it with --template.
 """
-SECONDS = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)")
-MEBIBYTES = {"M": 1, "G": 1024, "T": 1024 * 1024}
+MEBIBYTES = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024 * 1024}
 
 
 def build_parser() -> ArgumentParser:
@@ -63,7 +63,7 @@ def _add_resources(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--mem", type=_memory, metavar="SIZE", help="per node, e.g. 64G (default: all of exclusive nodes on slurm)"
     )
-    group.add_argument("--time", type=_time, metavar="HH:MM:SS", help="time limit, also D-HH:MM:SS")
+    group.add_argument("--time", type=_time, metavar="HH:MM:SS", help="time limit, also D-HH:MM:SS, or minutes")
     group.add_argument("--partition", "--queue", type=_word, metavar="NAME")
     group.add_argument("--account", type=_word, metavar="NAME")
     group.add_argument(
@@ -210,24 +210,30 @@ _array.__name__ = "array (N, or N%M)"
 
 
 def _time(text: str) -> int:
-    match = SECONDS.fullmatch(text)
+    """Seconds, of Slurm's forms: M, M:S, H:M:S, D-H, D-H:M and D-H:M:S."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text, re.ASCII)
     if match is None:
         raise ValueError
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    if minutes > 59 or seconds > 59:
+    days, numbers = match[1], [int(part) for part in match.groups()[1:] if part is not None]
+    if days is not None or len(numbers) == 3:
+        hours, minutes, seconds = [*numbers, 0, 0][:3]
+    else:
+        hours, (minutes, seconds) = 0, [*numbers, 0][:2]
+    if seconds > 59 or (minutes > 59 and (hours or days is not None or len(numbers) == 3)):
         raise ValueError
-    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
-_time.__name__ = "time (HH:MM:SS or D-HH:MM:SS)"
+_time.__name__ = "time (HH:MM:SS, D-HH:MM:SS, or minutes)"
 
 
 def _memory(text: str) -> int:
-    """A size such as 120G, in MiB."""
-    match = re.fullmatch(r"(\d+)([MGT])i?[Bb]?", text)
-    if match is None or int(match[1]) == 0:
+    """A size such as 120G or 120g, in MiB."""
+    match = re.fullmatch(r"(\d+)([KMGT])i?B?", text, re.IGNORECASE | re.ASCII)
+    size = 0 if match is None else math.ceil(int(match[1]) * MEBIBYTES[match[2].upper()])
+    if size < 1:
         raise ValueError
-    return int(match[1]) * MEBIBYTES[match[2]]
+    return size
 
 
 _memory.__name__ = "size (e.g. 64G)"

@@ -147,6 +147,9 @@ def _tell_kept_threads(placements: Sequence[Placement], environ: Mapping[str, st
     return tuple(replace(placement, warnings=(*placement.warnings, warning)) for placement in placements)
 
 
+_CHOOSE_CPUS = ("KMP_HW_SUBSET", "GOMP_CPU_AFFINITY")  # for OpenMP, whatever the placement says
+
+
 def command_for(
     placement: Placement,
     argv: Sequence[str],
@@ -175,7 +178,10 @@ def command_for(
     if unbuffered_python and "PYTHONUNBUFFERED" not in environ:
         extra["PYTHONUNBUFFERED"] = "1"
     command = build_command(placement, variables, argv, environ, surroundings.abilities, extra)
-    return replace(command, notes=(*command.notes, *_slower(surroundings, environ)))
+    chosen = [f"{name}={environ[name]} is kept, and may leave cores idle" for name in _CHOOSE_CPUS if environ.get(name)]
+    return replace(
+        command, notes=(*command.notes, *_slower(surroundings, environ)), warnings=(*command.warnings, *chosen)
+    )
 
 
 def _slower(surroundings: Surroundings, environ: Mapping[str, str]) -> list[str]:
@@ -191,7 +197,15 @@ def _place(request: PlacementRequest, machine: Machine, environ: Mapping[str, st
     if request.threads is not None or not threads.isdecimal() or int(threads) < 1:
         return place(request, machine)
     try:
-        return place(replace(request, threads=int(threads)), machine)
+        placement = place(replace(request, threads=int(threads)), machine)
+        suitable = place(request, machine).threads
+        if placement.threads < suitable:
+            warning = (
+                f"OMP_NUM_THREADS={threads} is kept, and so {placement.threads} of {suitable} cores work: unset it, "
+                "or give --threads"
+            )
+            placement = replace(placement, warnings=(*placement.warnings, warning))
+        return placement
     except UsageError:
         placement = place(request, machine)
         warning = f"OMP_NUM_THREADS={threads} is kept, though {placement.threads} threads would suit this machine"

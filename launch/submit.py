@@ -16,6 +16,7 @@ from ipex_assist.launch.jobs import Job, Scheduler, builtin_template, job_script
 
 # Both read the script from standard input if no file is named, and print the job's id.
 SUBMITTERS: dict[Scheduler, tuple[str, ...]] = {"slurm": ("sbatch", "--parsable"), "pbs": ("qsub",)}
+_KEPT = ("SLURM_CONF",)  # where its configuration is
 EXAMPLE = "for example: ipex-assist submit slurm --time 1:00:00 -- ipex-assist -m MODEL --prompt-file FILE"
 
 
@@ -132,7 +133,9 @@ def _submit(program: Sequence[str], script: str, path: str | None) -> str:
     argv = [*program] if path is None else [*program, path]
     given = os.fsencode(script) if path is None else None
     try:
-        done = subprocess.run(argv, input=given, capture_output=True, check=False)
+        # What Slurm tells the tasks of a job about it (SLURM_MEM_PER_NODE, …) would be orders for another job.
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_") or name in _KEPT}
+        done = subprocess.run(argv, input=given, env=environ, capture_output=True, check=False)
     except FileNotFoundError:
         raise IpexAssistError(
             f"there is no {program[0]} on PATH: submit from a node that has it, or write the script with -o FILE"

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ipex_assist")
 
+TEMPLATE_TOKENS = 4096  # more than a chat template writes around a message
+
 
 def generate(args: argparse.Namespace) -> int:
     """Generate as the command line asks, in this process; returns the exit code."""
@@ -42,7 +44,10 @@ def generate(args: argparse.Namespace) -> int:
     if load.target is None:
         load = demo_options(load)
     later: list[Callable[[], object]] = []
-    model, start_warnings = load_models(load, room, args.threads, verbose=args.verbose, torch_late=True, later=later)
+    most_tokens = len(prompt.encode(errors="replace")) + TEMPLATE_TOKENS + room  # a token has a byte at least
+    model, start_warnings = load_models(
+        load, room, args.threads, verbose=args.verbose, torch_late=True, later=later, most_tokens=most_tokens
+    )
     chat = bool(model.tokenizer.chat_template) if args.chat is None else args.chat
     if chat and args.chat is None:
         log.info("the prompt is a message in the model's chat template (--raw goes on with it as it is)")

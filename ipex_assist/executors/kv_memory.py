@@ -16,6 +16,7 @@ log = logging.getLogger("ipex_assist")
 
 LEAST_STATES = 2  # of recurrent layers: a sequence, and a copy of it
 DEFAULT_SEQUENCES = 64  # of the longest context: whoever needs room for more says so with --kv-memory
+LEAST_BLOCKS = 32  # what measuring passes and drafts needs beside a short text
 _MARGIN = 1 << 30  # bytes left free for the rest of this process and its neighbours …
 _MARGIN_SHARE = 8  # … but at most one eighth of the free memory
 
@@ -23,12 +24,13 @@ _MARGIN_SHARE = 8  # … but at most one eighth of the free memory
 class KvMemory:
     """The memory for keys and values, divided among the models that joined so that all have as many blocks."""
 
-    def __init__(self, limit: int | None = None, share: float | None = None) -> None:
+    def __init__(self, limit: int | None = None, share: float | None = None, most_tokens: int | None = None) -> None:
         """limit: bytes; None: what is free when the first block is needed, since the weights are loaded by then.
 
         share: the fraction of the machine's memory that this process may use; by the launcher's plan where None.
+        most_tokens: of all texts together, where that is known.
         """
-        self.limit, self._share = limit, share
+        self.limit, self._share, self._most_tokens = limit, share, most_tokens
         self._joined = 0  # bytes of one block of each model together
         self._joined_states = 0  # and of the state of one sequence
         self._workspace = 0
@@ -69,16 +71,23 @@ class KvMemory:
         """Bytes of one block, and of as many states as any use needs."""
         return self._joined + LEAST_STATES * self._joined_states
 
+    @property
+    def _wanted(self) -> int:
+        """Blocks for all texts that may be there at a time."""
+        most = DEFAULT_SEQUENCES * -(-self._context // BLOCK)
+        if self._most_tokens is None:
+            return most
+        return min(most, max(LEAST_BLOCKS, -(-self._most_tokens // BLOCK) + 1))
+
     def _divided(self, size: int) -> tuple[int, int]:
         """Blocks and states in `size` bytes, of which states take half at most."""
         states = 0
         if self._joined_states:
             most = min(size // 2, size - self._joined) // self._joined_states  # beside a block of each
             states = max(LEAST_STATES, min(2 * DEFAULT_SEQUENCES, most))
-        wanted = DEFAULT_SEQUENCES * -(-self._context // BLOCK)
         left = size - states * self._joined_states
         if self._joined == 0:  # recurrent layers alone: blocks take nothing
-            return (wanted if left >= 0 else 0), states
+            return (self._wanted if left >= 0 else 0), states
         return left // self._joined, states
 
     def _limited(self, others: int) -> tuple[int, int]:
@@ -106,22 +115,36 @@ class KvMemory:
         return self._divided(self.limit)
 
     def _left(self, share: float, others: int) -> tuple[int, int]:
-        wanted = DEFAULT_SEQUENCES * -(-self._context // BLOCK)
         memory = read_memory()
         if not memory.available:  # unknown
-            return wanted, 2 * DEFAULT_SEQUENCES if self._joined_states else 0
-        left = memory.available - others
-        if share < 1:  # neighbours that are still loading will need as much as this process has taken
-            left = int(min(share * left, share * memory.total - resident_bytes(own=True)))
+            return self._wanted, 2 * DEFAULT_SEQUENCES if self._joined_states else 0
+
+        def left_beside(others: int) -> int:
+            left = memory.available - others
+            if share < 1:  # neighbours that are still loading will need as much as this process has taken
+                left = int(min(share * left, share * memory.total - resident_bytes(own=True)))
+            return left
+
+        left = left_beside(others)
         count, states = self._divided(room_in(left, self._workspace))
+        if count < 1 and others:  # what is booked may never be taken
+            left = left_beside(0)
+            count, states = self._divided(room_in(left, self._workspace))
+            if count >= 1:
+                count = min(count, -(-self._context // BLOCK))
+                log.warning(
+                    "other processes of yours have booked %s of the %s that are available, and may need it: there may "
+                    "not be enough for all",
+                    _mib(others),
+                    _mib(memory.available),
+                )
         if count < 1:
-            booked = f" and the {_mib(others)} that other processes of yours have booked" if others else ""
             raise IpexAssistError(
                 f"too little memory for keys and values: {BLOCK} tokens, the least there is, take "
                 f"{_mib(self._least)}, passes need {_mib(self._workspace)}, and {_mib(max(0, left))} are left beside "
-                f"the weights{booked}. Use a smaller --precision or model, or --no-assisted"
+                "the weights. Use a smaller --precision or model, or --no-assisted"
             )
-        return min(wanted, count), states
+        return min(self._wanted, count), states
 
 
 def room_in(left: int, workspace: int = 0) -> int:

@@ -59,15 +59,17 @@ def load_by(
     options: LoadOptions,
     checkpoints: OpenCheckpoints | None = None,
     later: list[Callable[[], object]] | None = None,
+    most_tokens: int | None = None,
 ) -> TextModel:
     """`load` with everything in one object. precision None is bf16, or the 4 bits of a checkpoint that is quantized
     already (GPTQ, AWQ); assistant_precision None is the assistant's own such bits, then the target's precision.
 
-    checkpoints: those that are open already, which are not opened again. later: see LoadRequest.
+    checkpoints: those that are open already, which are not opened again. later: see LoadRequest. most_tokens: of
+    prompts and texts that are there at a time, where that is known.
     """
     name = short_name(options.target) if options.target else "the model"
     with phases_shown(options.progress), phase(f"loading {name}"):
-        model = _build(resolve(options, OpenCheckpoints() if checkpoints is None else checkpoints), later)
+        model = _build(resolve(options, OpenCheckpoints() if checkpoints is None else checkpoints), later, most_tokens)
         model.allow_special_tokens = options.allow_special_tokens
         if options.calibrate and isinstance(model, AssistedModel) and model.drafting.possible:
             with one_torch_thread() if model.identity.executor == "native" and torch_is_here() else nullcontext():
@@ -78,7 +80,7 @@ def load_by(
     return model
 
 
-def _build(request: ResolvedOptions, later: list[Callable[[], object]] | None) -> TextModel:
+def _build(request: ResolvedOptions, later: list[Callable[[], object]] | None, most_tokens: int | None) -> TextModel:
     """Load what was asked for; our own decoder runs it, or transformers does."""
     checkpoint, assistant, executor = request.checkpoint, request.assistant, request.executor
     if reason := checkpoint.why_not_ours():
@@ -97,7 +99,7 @@ def _build(request: ResolvedOptions, later: list[Callable[[], object]] | None) -
     read_tokenizer = _TokenizerReading(request)
     shared, assistant_tokenizer = _vocabulary(request, read_tokenizer)
     of_second = _vocabulary_of_second(request, read_tokenizer)
-    (target, assistant_model, second_model), loading = _models(request, read_tokenizer, later)
+    (target, assistant_model, second_model), loading = _models(request, read_tokenizer, later, most_tokens)
     tokenizer = read_tokenizer()
     draft_vocabulary = request.options.draft_vocabulary
     drafting = Drafting(
@@ -162,7 +164,10 @@ class _TokenizerReading:
 
 
 def _models(
-    request: ResolvedOptions, read_tokenizer: _TokenizerReading, later: list[Callable[[], object]] | None
+    request: ResolvedOptions,
+    read_tokenizer: _TokenizerReading,
+    later: list[Callable[[], object]] | None,
+    most_tokens: int | None,
 ) -> tuple[tuple[Model, Model | None, Model | None], Loading]:
     """The target, the assistant where a model drafts, the second one, and how long loading took."""
     options = request.options
@@ -175,7 +180,7 @@ def _models(
         request.precision,
         request.executor,
         cache_packed=options.cache_packed,
-        kv_memory=KvMemory(options.kv_memory, options.kv_share),
+        kv_memory=KvMemory(options.kv_memory, options.kv_share, most_tokens),
         kv_precision=options.kv_precision,
         quick=request.quick,
         aside=read_tokenizer.begin,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -121,7 +122,9 @@ class Architecture:
 
 
 def _architecture(module: ModuleType) -> Architecture:
-    model_type, about = module.__name__.rpartition(".")[2], (module.__doc__ or "").strip().splitlines()[0]
+    model_type = module.__name__.rpartition(".")[2]
+    document = module.__doc__ or Path(str(module.__file__)).read_text(encoding="utf-8").split('"""')[1]  # of python -OO
+    about = document.strip().splitlines()[0]
     return Architecture(
         module.ARCHITECTURE, model_type, about, module.EXAMPLES, module.NAMES, module.spec, module.weights
     )

@@ -6,6 +6,7 @@ checkouts and environments. Without it nothing is kept.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -98,7 +99,7 @@ def build(
     try:
         cache = ObjectCache.of_environment(gcc)
         objects = [work / f"{i}_{job.source.name}.o" for i, job in enumerate(jobs)]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        with ThreadPoolExecutor(compilers_at_once()) as pool:
             list(pool.map(lambda job, made: _compile(gcc, job, made, cache), jobs, objects))
         if cache is not None:
             cache.trim()
@@ -108,6 +109,32 @@ def build(
         stamp.write_text(key)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def compilers_at_once() -> int:
+    """As many as this process has CPUs, by its affinity and its cgroup's quota, and about 1 GB of memory for each."""
+    cpus, memory = float(len(os.sched_getaffinity(0))), float("inf")
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        available = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+        memory = int(available[1]) * 1024.0 if available else memory
+    for group in _cgroups():
+        with contextlib.suppress(OSError, ValueError):
+            quota, period = (group / "cpu.max").read_text().split()
+            cpus = min(cpus, int(quota) / int(period))
+        with contextlib.suppress(OSError, ValueError):
+            used = int((group / "memory.current").read_text())
+            memory = min(memory, int((group / "memory.max").read_text()) - used)
+    return max(1, int(min(cpus, memory / 1e9)))
+
+
+def _cgroups() -> list[Path]:
+    """The folders of this process's cgroup (version 2) and of those it lies in."""
+    root = Path("/sys/fs/cgroup")
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        own = root / next(line[3:].lstrip("/") for line in lines if line.startswith("0::"))
+        return [own, *(parent for parent in own.parents if parent.is_relative_to(root))]
+    return []
 
 
 class Compilation(NamedTuple):

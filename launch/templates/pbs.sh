@@ -14,7 +14,7 @@
 
 cd "$PBS_O_WORKDIR" || exit
 # PBS sets it to ncpus, which is right for one process only. What you export below is kept.
-unset OMP_NUM_THREADS
+unset OMP_NUM_THREADS KMP_HW_SUBSET GOMP_CPU_AFFINITY
 
 module load {{module}} || exit
 source {{venv}}/bin/activate || exit

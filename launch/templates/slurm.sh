@@ -16,6 +16,8 @@
 #SBATCH {{requeue}}
 #SBATCH {{directive}}
 
+# Of the shell that submitted the job; how many threads suit is seen where it runs.
+unset OMP_NUM_THREADS KMP_HW_SUBSET GOMP_CPU_AFFINITY
 module load {{module}} || exit
 source {{venv}}/bin/activate || exit
 {{setup}}

@@ -87,6 +87,24 @@ def test_without_numactl_one_line_says_what_is_lost(
     assert "not bound to node 0" in command.warnings[0]
 
 
+@pytest.mark.parametrize(
+    ("abilities", "prefix", "says"),
+    [
+        (replace(ALL, affinity=False), ("numactl", "-m", "0"), "not to CPUs 0-2,5"),
+        (replace(ALL, affinity=False, mempolicy=False), (), "and memory where it is first touched"),
+        (Abilities(None, None, False, affinity=False), (), "and memory where it is first touched"),
+    ],
+)
+def test_cpus_that_may_not_be_set(abilities: Abilities, prefix: tuple[str, ...], says: str) -> None:
+    """Seccomp may refuse sched_setaffinity too: a start without it is better than none."""
+    command = build(abilities=abilities)
+    assert command.argv == (*prefix, "prog", "a b", "--x")
+    assert command.affinity is None
+    assert len(command.warnings) == 1
+    assert command.warnings[0].startswith("the kernel refuses to set CPUs here")
+    assert says in command.warnings[0]
+
+
 @pytest.mark.parametrize("abilities", [replace(ALL, numactl=None), replace(ALL, mempolicy=False)])
 def test_memory_that_is_not_bound_is_not_said_to_be(abilities: Abilities) -> None:
     """Catches "memory bound to node 0" beside the warning that it is not."""

@@ -19,7 +19,9 @@ from ipex_assist.env.libraries import find_libraries
 from ipex_assist.env.topology import read_topology
 from ipex_assist.launch.abilities import mempolicy_allowed
 from ipex_assist.launch.check import ProcessState, compare
+from ipex_assist.launch.placement import PlacementRequest
 from ipex_assist.launch.plan import PLAN_VARIABLE, LaunchPlan
+from ipex_assist.launch.process import prepare
 
 pytestmark = pytest.mark.one_stack
 
@@ -393,3 +395,19 @@ def test_the_live_plan_fits_this_machine() -> None:
     plan = json.loads(launch("--dry-run", "--json", "--", "true").stdout)
     assert plan["threads"] <= len(machine.allowed_cores())
     assert launch("--", "true").returncode == 0
+
+
+def test_fewer_threads_from_a_shell_are_said() -> None:
+    """OMP_NUM_THREADS=1, as shells and Slurm set it, left one core working without a word."""
+    here = read_topology()
+    suitable = prepare(PlacementRequest(), ["true"], CLEAN, machine=here).placement.threads
+
+    def warned(**environ: str) -> list[str]:
+        lines = prepare(PlacementRequest(), ["true"], {**CLEAN, **environ}, machine=here).warnings
+        return [line for line in lines if " is kept" in line]
+
+    assert warned() == warned(OMP_NUM_THREADS=str(suitable)) == []
+    if suitable > 1:
+        [line] = warned(OMP_NUM_THREADS="1")
+        assert line.startswith(f"OMP_NUM_THREADS=1 is kept, and so 1 of {suitable} cores work: unset it")
+    assert warned(KMP_HW_SUBSET="1c") == ["KMP_HW_SUBSET=1c is kept, and may leave cores idle"]

@@ -14,6 +14,7 @@ import pytest
 
 from ipex_assist import cli
 from ipex_assist.env.errors import UsageError
+from ipex_assist.launch.job_flags import _memory, _time
 from ipex_assist.launch.jobs import builtin_template, fill, pbs_time, quote, slurm_time
 
 pytestmark = pytest.mark.one_stack
@@ -123,7 +124,7 @@ REFUSED = [
     (["slurm", "--shared", "--", *BATCH], "how many cores are wanted"),
     (["slurm", "--shared", "--exclusive", "--", *BATCH], "not allowed with"),
     (["slurm", "--mem", "64", "--", *BATCH], "invalid size"),
-    (["slurm", "--time", "90", "--", *BATCH], "invalid time"),
+    (["slurm", "--time", "1:90", "--", *BATCH], "invalid time"),
     (["slurm", "--time", "1:60:00", "--", *BATCH], "invalid time"),
     (["slurm", "--time", "0:00:30", "--", *BATCH], "--grace"),
     (["slurm", "--name", "a b", "--", *BATCH], "invalid name"),
@@ -219,6 +220,25 @@ def test_times_as_each_scheduler_writes_them() -> None:
     """Catches days that PBS does not know, and minutes that Slurm takes for hours."""
     assert [slurm_time(seconds) for seconds in (59, 3600, 93784)] == ["00:00:59", "01:00:00", "1-02:03:04"]
     assert [pbs_time(seconds) for seconds in (59, 3600, 93784)] == ["00:00:59", "01:00:00", "26:03:04"]
+
+
+def test_times_and_sizes_as_slurm_takes_them() -> None:
+    """`--time 30` and `--mem 64g` are what people who know Slurm type."""
+    times = ("30", "1:30", "2:00:00", "2-0", "1-12:30", "1-02:03:04", "90:00")
+    assert [_time(text) for text in times] == [1800, 90, 7200, 172800, 131400, 93784, 5400]
+    sizes = ("64g", "64G", "64GB", "1500m", "2T", "512k")
+    assert [_memory(text) for text in sizes] == [65536, 65536, 65536, 1500, 2097152, 1]
+
+
+def test_a_job_submitted_within_a_job_gets_nothing_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SLURM_MEM_PER_NODE of the job around it ended the new one after hours in the queue."""
+    monkeypatch.setenv("SLURM_MEM_PER_NODE", "1000")
+    monkeypatch.setenv("SLURM_CONF", "/etc/here.conf")
+    scheduler_that(tmp_path, monkeypatch, "sbatch", f"env >{tmp_path}/got; echo 1")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["submit", "slurm", "--venv", "none", "--submit", "--", *BATCH]) == 0
+    names = [line for line in (tmp_path / "got").read_text().splitlines() if line.startswith("SLURM_")]
+    assert names == ["SLURM_CONF=/etc/here.conf"]
 
 
 def test_a_word_is_quoted_on_one_line() -> None:

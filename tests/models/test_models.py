@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -184,3 +186,10 @@ def test_wrong_shape_is_refused(tmp_path: Path) -> None:
     config.write_text(config.read_text().replace('"intermediate_size": 96', '"intermediate_size": 112'))
     with pytest.raises(IpexAssistError, match=r"\(96, 64\) in the checkpoint and \(112, 64\)"):
         tiny_models.model(tmp_path)
+
+
+def test_python_without_docstrings_has_the_table():
+    """`python -OO` drops docstrings, of which the models' first lines are data."""
+    code = "from ipex_assist.models import ARCHITECTURES as a; print(a['LlamaForCausalLM'].about)"
+    run = subprocess.run([sys.executable, "-OO", "-c", code], capture_output=True, text=True)
+    assert (run.stdout.startswith("Llama, Llama 2"), run.stderr) == (True, "")

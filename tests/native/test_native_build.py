@@ -437,3 +437,24 @@ def test_the_state_of_the_core_needs_no_torch() -> None:
         "from ipex_assist.native.library import core_state; import sys; core_state(); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_as_many_compilers_as_there_are_cpus_and_memory_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """os.cpu_count() of them, of a gigabyte each, were killed in a job's cgroup, and the core was missing."""
+    job = tmp_path / "job"
+    job.mkdir()
+    monkeypatch.setattr(build, "_cgroups", lambda: [job, tmp_path])
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    free = build.compilers_at_once()
+    assert 1 <= free <= 64
+    (job / "cpu.max").write_text("200000 100000\n")
+    assert build.compilers_at_once() == min(2, free)
+    (job / "cpu.max").write_text("max 100000\n")
+    (tmp_path / "memory.max").write_text(f"{5 * 10**9}\n")
+    (tmp_path / "memory.current").write_text(f"{10**9}\n")
+    assert build.compilers_at_once() == min(4, free)
+    (tmp_path / "memory.current").write_text(f"{5 * 10**9}\n")
+    assert build.compilers_at_once() == 1
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3})
+    (tmp_path / "memory.max").unlink()
+    assert build.compilers_at_once() == 1

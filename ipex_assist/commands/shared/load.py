@@ -31,13 +31,15 @@ def load_models(
     lengths: Sequence[int] = (),
     torch_late: bool = False,
     later: list[Callable[[], object]] | None = None,
+    most_tokens: int | None = None,
 ) -> tuple[Any, list[str]]:
     """Both models, and what is not as the launcher planned it.
 
     max_new_tokens: of texts to come, for which there must be room. threads: where no launcher has planned them.
     checkpoints: those that are open already. lengths: in tokens, of sequences that run at a time. torch_late: the
     native executor imports torch where it packs, or when a text is drawn, which may be never; else it is there when the
-    first text comes. later: gets what need not be done before the first token, and must be called.
+    first text comes. later: gets what need not be done before the first token, and must be called. most_tokens: see
+    `load_by`.
     """
     from ipex_assist.executors.select_executor import compute_threads, resolve_executor
 
@@ -60,7 +62,7 @@ def load_models(
     from ipex_assist.generation.loading import load_by
 
     started = time.perf_counter()
-    model = load_by(options, checkpoints, later)
+    model = load_by(options, checkpoints, later, most_tokens)
     log.info("loaded in %.1f s", time.perf_counter() - started)
     leave_cores_to_native()
     found = launch.check_start(plan, compute_threads()) if plan else []
