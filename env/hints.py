@@ -31,7 +31,7 @@ def first_today(hint: str) -> bool:
     """
     if os.environ.get(VARIABLE) == "always":
         return True
-    digest = hashlib.sha256(hint.encode()).hexdigest()[:16]
+    digest = hashlib.sha256(os.fsencode(hint)).hexdigest()[:16]
     try:
         folder = cache_folder("hints")
         folder.mkdir(parents=True, exist_ok=True)

@@ -49,6 +49,8 @@ class Libraries:
         """tcmalloc if it was found, else jemalloc: the order of IPEX's launcher."""
         return self.tcmalloc or self.jemalloc
 
+    unusable: tuple[str, ...] = ()  # found in folders whose names LD_PRELOAD cannot hold
+
     def missing(self, openmp: OpenMP = "auto", allocator: Allocator = "auto") -> list[str]:
         """A line for each library that would make runs faster and was not found, with how to install it.
 
@@ -56,10 +58,16 @@ class Libraries:
         """
         lines = []
         if openmp in ("auto", "intel") and not self.libiomp5:
-            lines.append("libiomp5.so not found, the GNU OpenMP runtime is slower: pip install intel-openmp")
+            lines.append(f"libiomp5.so not found, the GNU OpenMP runtime is slower: {self._remedy('libiomp5')}")
         if allocator == "auto" and not self.allocator:
             lines.append("neither tcmalloc nor jemalloc found, malloc is slower: apt-get install libtcmalloc-minimal4")
         return lines
+
+    def _remedy(self, name: str) -> str:
+        found = next((path for path in self.unusable if os.path.basename(path).startswith(name)), None)
+        if found is None:
+            return "pip install intel-openmp"
+        return f"{found} is there, but LD_PRELOAD takes no path with blanks or colons: make the environment elsewhere"
 
     def restricted(self, openmp: OpenMP = "auto", allocator: Allocator = "auto") -> Libraries:
         """The libraries that may be preloaded, given the user's choice of OpenMP runtime and allocator.
@@ -68,7 +76,7 @@ class Libraries:
             UsageError: a library that was asked for by name was not found.
         """
         if openmp == "intel" and not self.libiomp5:
-            raise UsageError("--openmp intel: libiomp5.so was not found; type pip install intel-openmp")
+            raise UsageError(f"--openmp intel: libiomp5.so was not found: {self._remedy('libiomp5')}")
         if allocator in ("tcmalloc", "jemalloc") and not getattr(self, allocator):
             package = {"tcmalloc": "libtcmalloc-minimal4", "jemalloc": "libjemalloc2"}[allocator]
             raise UsageError(f"--allocator {allocator}: it was not found; type apt-get install {package}")
@@ -83,10 +91,15 @@ class Libraries:
         return {"libiomp5": self.libiomp5, "tcmalloc": self.tcmalloc, "jemalloc": self.jemalloc}
 
 
+_UNUSABLE = re.compile(r"[\s:]")
+
+
 def find_libraries(environ: Mapping[str, str] = os.environ, folders: Iterable[str | Path] | None = None) -> Libraries:
     """Search `folders`; by default the library folders of the running environment, then the system's."""
     search = list(folders) if folders is not None else [*environment_dirs(environ), *linker_dirs(), *SYSTEM_DIRS]
-    return Libraries(**{name: _find(pattern, search) for name, pattern in PATTERNS.items()})
+    unusable: list[str] = []
+    found = {name: _find(pattern, search, unusable) for name, pattern in PATTERNS.items()}
+    return Libraries(**found, unusable=tuple(unusable))
 
 
 def environment_dirs(environ: Mapping[str, str] = os.environ) -> list[str]:
@@ -115,7 +128,7 @@ def linker_dirs(configuration: str | Path = "/etc/ld.so.conf.d") -> list[str]:
     return folders
 
 
-def _find(pattern: re.Pattern[str], folders: Iterable[str | Path]) -> str | None:
+def _find(pattern: re.Pattern[str], folders: Iterable[str | Path], unusable: list[str]) -> str | None:
     for folder in folders:
         try:
             names = [name for name in os.listdir(folder) if pattern.fullmatch(name)]
@@ -125,6 +138,8 @@ def _find(pattern: re.Pattern[str], folders: Iterable[str | Path]) -> str | None
             path = os.path.join(folder, name)
             if is_preloadable(path):
                 return path
+            if _UNUSABLE.search(path):
+                unusable.append(path)
     return None
 
 
@@ -139,7 +154,7 @@ def is_preloadable(path: str) -> bool:
     LD_PRELOAD is split at blanks and colons, so paths must not contain them; and a `.so` may be a linker script, or
     built for another processor.
     """
-    if re.search(r"[\s:]", path):
+    if _UNUSABLE.search(path):
         return False
     try:
         with open(path, "rb") as file:

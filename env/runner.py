@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import resource
 import signal
 import sys
 import threading
@@ -128,6 +129,9 @@ def _describe(error: Exception, verbose: bool | None) -> str:
         return "out of memory; use a smaller --precision or model, or --no-assisted"
     if unwritten:
         return unwritten
+    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+        limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+        return f"no further thread can be started; this user may have {limit:,} (ulimit -u): raise it, or end some"
     return f"{type(error).__name__}: {error}" + (" (run with -v for the whole story)" if verbose is not None else "")
 
 

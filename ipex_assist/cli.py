@@ -53,8 +53,38 @@ def _no_messages() -> TextIO:
 
 
 def _dispatch(argv: list[str]) -> int:
+    _check_start(argv)
     subcommand = SUBCOMMANDS.get(argv[0]) if argv else None
     return _generate(argv) if subcommand is None else subcommand(argv[1:])
+
+
+def _check_start(argv: list[str]) -> None:
+    """Say what makes words and paths mean something else than was typed."""
+    import os
+
+    try:
+        os.getcwd()
+    except OSError:
+        from ipex_assist.env.errors import UsageError
+
+        raise UsageError("the folder that this shell is in was deleted: cd to another one") from None
+    encoding = sys.getfilesystemencoding()
+    if encoding.lower().replace("-", "") == "utf8":
+        return
+    for word in argv:
+        raw = os.fsencode(word)
+        try:
+            meant = raw.decode()
+        except UnicodeDecodeError:
+            continue
+        if meant != word:
+            shown = ascii(meant[:40])
+            print(
+                f"ipex-assist: the locale is {encoding}, and {shown} is read otherwise, since it was typed in UTF-8: "
+                "LC_ALL=C.UTF-8 before the command reads it as it was typed",
+                file=sys.stderr,
+            )
+            return
 
 
 def _module(name: str) -> Callable[[list[str]], int]:

@@ -66,8 +66,32 @@ def place(request: PlacementRequest, machine: Machine) -> Placement:
     notes: list[str] = []
     pool = usable_cores(request, machine)
     cpus = _choose_cpus(request, machine, pool, warnings)
+    _tell_idle_sockets(request, machine, pool, cpus, warnings)
     memory, nodes = place_memory(request, machine, cpus, warnings, notes, model_bytes=request.model_bytes)
     return Placement(cpus, len(cpus), memory, nodes, tuple(warnings), tuple(notes))
+
+
+def _tell_idle_sockets(
+    request: PlacementRequest, machine: Machine, pool: tuple[Core, ...], cpus: tuple[int, ...], warnings: list[str]
+) -> None:
+    """Warn where a scheduler or a mask gave this process cores of several sockets, and those of one are used.
+
+    On a whole machine that is the default, which the docs describe; who was given a part counts on all of it.
+    """
+    if len(machine.allowed) == sum(len(core.cpus) for core in machine.cores):
+        return
+    if any(
+        value is not None for value in (request.socket, request.threads, request.cpus, request.numa_node, request.nodes)
+    ):
+        return
+    fast = [core for core in pool if not core.efficiency] or list(pool)
+    used = {core.socket for core in fast if set(core.cpus) & set(cpus)}
+    idle = [core for core in fast if core.socket not in used]
+    if idle and used:
+        warnings.append(
+            f"{len(idle)} of the {len(fast)} cores that this process was given are on another socket and stay idle: "
+            "--socket all uses them, or an instance on each socket (--instances)"
+        )
 
 
 def place_memory(

@@ -42,6 +42,8 @@ def main(argv: Sequence[str]) -> int:
     if args.dry_run:
         return _dry_run(args, prompts, settings)
     with StopSignal().caught() as stop:
+        if args.output == "-":
+            raise UsageError("-o -: results go to a file, from which a run can be resumed: name one")
         results = ResultFile(args.output, resume=args.resume, prompts=args.prompts)
         try:
             return _run(args, prompts, results, stop, settings)

@@ -174,10 +174,10 @@ class ResultFile:
 
     def _error(self, error: OSError) -> OutputError:
         reason = os.strerror(error.errno or errno.EIO)
-        remedy = "make room" if error.errno in FULL else "when it can be written again"
+        remedy = "make room and" if error.errno in FULL else "when it can be written again,"
         return OutputError(
             f"{self.path} cannot be written: {reason}. The {len(self.done) + self.written} results in it are whole; "
-            f"{remedy} and run the same command with --resume for the rest"
+            f"{remedy} run the same command with --resume for the rest"
         )
 
 

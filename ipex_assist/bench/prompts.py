@@ -129,7 +129,7 @@ def open_dataset(source: str) -> Dataset:
     if name == SHIPPED:
         return Dataset(source, _shipped(kind))
     path = Path(source).expanduser()
-    if not path.is_file():
+    if not path.exists() or path.is_dir():
         where = ELSEWHERE.get(source.lower())
         advice = f"get {where}, and give its path" if where else f"give a file, or {SHIPPED} for our own"
         raise UsageError(f"--task dataset {source}: there is no such file; {advice}")

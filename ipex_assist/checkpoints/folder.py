@@ -26,12 +26,15 @@ _WEIGHT_FILES = (
 _SCALE_ENDS = ("_scale", "_scale_inv", ".scale")
 
 
+_READ = (".json", ".safetensors", ".bin", ".model", ".jinja", ".txt")  # of the files that are read
+
+
 class FolderCheckpoint(Checkpoint):
     """A Hugging Face folder: config.json, and safetensors or .bin files, single or sharded."""
 
     def __init__(self, source: str, path: Path, hint: str = "") -> None:
         self.source, self.path, self._hint = source, path, hint
-        _refuse_special_files(path)
+        _refuse_special_files(path, hint or "Download the model again.")
         self.config = self._read_config()
         self.generation_config = read_json(path / "generation_config.json") or {}
         self.files = self._find_files()
@@ -182,8 +185,12 @@ def _shards(index: Path) -> list[str]:
     return sorted(set(named.values()))
 
 
-def _refuse_special_files(folder: Path) -> None:
-    """Raise IpexAssistError for pipes and devices: libraries that read a tokenizer's files would block on one."""
+def _refuse_special_files(folder: Path, hint: str) -> None:
+    """Raise IpexAssistError for pipes, devices and links to nothing: libraries would block on a tokenizer's pipe."""
     for entry in folder.iterdir():
         if entry.exists() and not entry.is_dir():
             require_file(entry)
+        elif entry.is_symlink() and not entry.exists() and entry.suffix in _READ:
+            raise IpexAssistError(
+                f"{entry} leads to {entry.readlink()}, which is gone: a part of the cache was deleted. {hint}"
+            )

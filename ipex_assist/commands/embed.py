@@ -93,7 +93,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> int:
     """Run `ipex-assist embed`; returns the exit code. Raises IpexAssistError."""
     args = parse(argv)
-    if args.texts != "-" and not Path(args.texts).is_file():
+    if args.texts != "-" and not arguments.is_input(args.texts):
         raise UsageError(f"{args.texts}: there is no such file of texts")
     return run_placed("embed", argv, args, lambda: _bytes(args), lambda: _run(args), torch_late=True)
 

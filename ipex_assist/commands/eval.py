@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ipex_assist.checkpoints.short_name import short_name
 from ipex_assist.commands.shared import arguments
-from ipex_assist.commands.shared.arguments import read_text
+from ipex_assist.commands.shared.arguments import is_input, read_text
 from ipex_assist.commands.shared.relaunch import run_placed
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.options import add_flags
@@ -83,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
     ):
         if value is not None and value < least:
             raise UsageError(f"--{flag} {value}: must be at least {least}")
-    if args.text is not None and not Path(args.text).is_file():
+    if args.text is not None and not is_input(args.text):
         raise UsageError(f"--text {args.text}: there is no such file")
     return run_placed("eval", argv, args, lambda: _bytes(args), lambda: _run(args))
 

@@ -82,7 +82,7 @@ def _check(args: argparse.Namespace) -> None:
     for name in ("iters", "nsamples", "seqlen"):
         if tuned[name] is not None and tuned[name] < 1:
             raise UsageError(f"--{name} {tuned[name]}: must be at least 1")
-    if args.calibration is not None and not Path(args.calibration).is_file():
+    if args.calibration is not None and not arguments.is_input(args.calibration):
         raise UsageError(f"--calibration {args.calibration}: there is no such file")
     output = Path(args.output)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):

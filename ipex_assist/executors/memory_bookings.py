@@ -123,7 +123,12 @@ def _own_file(folder: Path) -> _OwnFile:
     path = folder / f"{machine_name()}.{os.getpid()}"
     if _own is None or (_own.process, _own.path) != (os.getpid(), path):
         file = path.open("wb")
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # a disk without locks: nobody could tell that this process has ended
+            file.close()
+            path.unlink(missing_ok=True)
+            raise
         _own = _OwnFile(os.getpid(), path, file)
     return _own
 

@@ -37,6 +37,8 @@ def tokenizer_from(header: GgufHeader) -> PreTrainedTokenizerFast:
         return _build(header)
     except IpexAssistError:
         raise
+    except OSError as error:  # nothing of the file, which is read: a folder that is gone, no more open files, …
+        raise IpexAssistError(f"{header.path}: its tokenizer cannot be built: {error}") from error
     except Exception as error:  # the tokenizers library raises nothing more specific
         raise IpexAssistError(
             f"{header.path}: its tokenizer is corrupt ({error}). Download it again, or pass the model's Hugging Face "

@@ -88,3 +88,14 @@ def test_folders_of_the_dynamic_linker(tmp_path: Path) -> None:
     (tmp_path / "ignored.txt").write_text("/not/that\n")
     assert linker_dirs(tmp_path) == ["/opt/intel/lib", "/opt/b/lib"]
     assert linker_dirs(tmp_path / "missing") == []
+
+
+def test_a_library_that_cannot_be_preloaded_is_not_said_to_be_missing(tmp_path: Path) -> None:
+    """LD_PRELOAD is split at blanks: to install what is there already would be no help."""
+    folder = tmp_path / "my env"
+    library = shared_object(folder / "libiomp5.so")
+    found = find_libraries({}, [folder])
+    assert found.libiomp5 is None
+    [line] = [line for line in found.missing() if "libiomp5" in line]
+    assert f"{library} is there, but LD_PRELOAD takes no path with blanks" in line
+    assert "pip install intel-openmp" in find_libraries({}, [tmp_path]).missing()[0]

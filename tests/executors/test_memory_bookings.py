@@ -153,3 +153,17 @@ def test_without_a_folder_everybody_is_alone(
     caplog.set_level(logging.INFO, logger="ipex_assist")
     assert blocks()[1] == (FREE - 1) << 10
     assert "is not booked" in caplog.text
+
+
+def test_a_disk_without_locks_keeps_no_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One was left at each start, and never deleted."""
+    from ipex_assist.executors import memory_bookings
+
+    def refuse(file: object, how: int) -> None:
+        raise OSError("no locks available")
+
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(memory_bookings.fcntl, "flock", refuse)
+    with pytest.raises(OSError, match="no locks"):
+        memory_bookings._own_file(folder)
+    assert list(folder.iterdir()) == []

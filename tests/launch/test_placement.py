@@ -142,6 +142,16 @@ def test_the_socket_with_most_allowed_cores_wins() -> None:
     assert (placement.cpus, placement.nodes) == ((8, 9, 10), (1,))
 
 
+def test_the_idle_part_of_an_allocation_is_said() -> None:
+    """A mask over two sockets left half of it idle without a word; on a whole machine that is the default."""
+    where = replace(PLAIN, allowed=tuple(range(4, 12)))
+    [line] = place(PlacementRequest(), where).warnings
+    assert line.startswith("4 of the 8 cores that this process was given are on another socket and stay idle")
+    assert not place(PlacementRequest(socket="all"), where).warnings
+    assert not place(PlacementRequest(), PLAIN).warnings
+    assert not place(PlacementRequest(), replace(PLAIN, allowed=tuple(range(4, 8)))).warnings
+
+
 def test_hbm_is_not_used_unless_asked() -> None:
     """Catches interleaving a model over 16 GiB of HBM because the node exists."""
     where = machine(MachineSpec(sockets=2, cores_per_socket=4, hbm_nodes=2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -157,6 +158,11 @@ def idle_flags(args: argparse.Namespace, options: GenerationOptions) -> list[str
         and (one.needs is not None and not drawn[one.needs])
         and (name, given[name]) != ("temperature", 0)  # which itself says that text is not drawn
     ]
+
+
+def is_input(path: str | Path) -> bool:
+    """Whether a text can be read there: a file, or a pipe such as bash's <(…)."""
+    return os.path.exists(path) and not os.path.isdir(path)
 
 
 def read_text(path: str | Path) -> str:

@@ -1,0 +1,90 @@
+"""What the folder, the locale, the kind of file and the limits of a process do to a command: said, not guessed at."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tiny_models
+
+from ipex_assist import cli
+from ipex_assist.batch.command import main as batch
+from ipex_assist.checkpoints.open import open_checkpoint
+from ipex_assist.commands.shared.arguments import is_input
+from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.env.hints import first_today
+from ipex_assist.env.runner import run_command
+
+pytestmark = pytest.mark.one_stack
+
+
+def test_a_working_folder_that_is_gone(tmp_path: Path) -> None:
+    """It was "its tokenizer is corrupt"."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    code = "import os, sys\nos.rmdir(os.getcwd())\nfrom ipex_assist import cli\nsys.exit(cli.main(['models']))"
+    run = subprocess.run([sys.executable, "-c", code], cwd=gone, capture_output=True, text=True, env=_environ())
+    assert (run.returncode, run.stdout) == (2, "")
+    assert "the folder that this shell is in was deleted" in run.stderr
+
+
+def _environ(**more: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1]), **more}
+
+
+@pytest.mark.parametrize(("locale", "said"), [("iso8859-1", True), ("utf-8", False)])
+def test_an_argument_in_another_encoding_than_the_locales(
+    locale: str, said: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "getfilesystemencoding", lambda: locale)
+    monkeypatch.setattr(os, "fsencode", lambda word: word.encode("latin-1" if said else "utf-8"))
+    word = "caf\u00e9".encode().decode("latin-1") if said else "caf\u00e9"
+    cli._check_start(["-p", word])
+    assert ("LC_ALL=C.UTF-8" in capfd.readouterr().err) == said
+
+
+def test_a_pipe_is_an_input(tmp_path: Path) -> None:
+    """`--text <(…)` of bash was "no such file"."""
+    os.mkfifo(tmp_path / "pipe")
+    assert is_input(tmp_path / "pipe")
+    assert not is_input(tmp_path)
+    assert not is_input(tmp_path / "missing")
+
+
+def test_results_do_not_go_to_a_file_called_dash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prompts.txt").write_text("Hello\n")
+    tiny_models.save(tmp_path / "m", "llama")
+    with pytest.raises(UsageError, match="-o -: results go to a file"):
+        batch(["prompts.txt", "-o", "-", "-m", "m"])
+    assert not (tmp_path / "-").exists()
+
+
+def test_a_link_to_a_blob_that_is_gone(tmp_path: Path) -> None:
+    """A hub cache that was cleaned in part had "no config.json; it holds config.json"."""
+    tiny_models.save(tmp_path, "llama")
+    for name in ("model.safetensors", "config.json"):
+        (tmp_path / name).unlink()
+        (tmp_path / name).symlink_to(tmp_path / "blobs" / "abc")
+        with pytest.raises(IpexAssistError, match=rf"{name} leads to .*blobs/abc, which is gone"):
+            open_checkpoint(str(tmp_path))
+        (tmp_path / name).unlink()
+        (tmp_path / name).touch()
+
+
+def test_a_hint_about_a_path_that_is_not_utf_8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("IPEX_ASSIST_HINTS", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    hint = "no assistant of " + os.fsdecode(b"mod\xe9l")
+    assert [first_today(hint), first_today(hint)] == [True, False]
+
+
+def test_a_limit_of_threads(capfd: pytest.CaptureFixture[str]) -> None:
+    def work() -> int:
+        raise RuntimeError("can't start new thread")
+
+    assert run_command(work, "x") == 1
+    assert "(ulimit -u): raise it" in capfd.readouterr().err
