@@ -81,6 +81,7 @@ class Checkpoint(ABC):
     def _has_own_head(self, sources: Mapping[str, Source]) -> bool:
         """Whether a head beside the embedding has other values, whatever the config says; .bin files have both."""
         shapes = self.shapes()
+        sources = stored_form(sources, shapes)
         table, head = (
             next((name for name in (source.name, *source.alternatives) if name in shapes), None)
             for source in (sources["embed_tokens.weight"], sources["lm_head.weight"])
@@ -102,11 +103,12 @@ class Checkpoint(ABC):
         spec, architecture = self.decoder_spec(), find(self.architecture)
         assert architecture is not None
         shapes = self.shapes()
+        sources = stored_form(architecture.weights(spec), shapes)
         try:
-            check_stored(spec, stored_form(architecture.weights(spec), shapes), shapes)
+            check_stored(spec, sources, shapes)
         except IpexAssistError as error:
             raise IpexAssistError(f"{self.source}: {error}") from error
-        self._refuse_bare_numbers(resolve(architecture.weights(spec), shapes))
+        self._refuse_bare_numbers(resolve(sources, shapes))
 
     def _refuse_bare_numbers(self, wanted: Iterable[str]) -> None:
         """Raise IpexAssistError for weights in integers, or FP8 beside a scale, that nothing says how to scale."""
