@@ -30,8 +30,8 @@ class Abilities:
 def probe_abilities(environ: Mapping[str, str] = os.environ) -> Abilities:
     """Look for the tools on the PATH of `environ`, and ask the kernel."""
     path = environ.get("PATH", os.defpath)
-    tools = (shutil.which(name, path=path) for name in ("numactl", "taskset"))
-    return Abilities(*tools, mempolicy_allowed(), affinity_allowed())
+    numactl, taskset = (shutil.which(name, path=path) for name in ("numactl", "taskset"))
+    return Abilities(numactl, taskset, mempolicy_allowed(), affinity_allowed())
 
 
 def mempolicy_allowed() -> bool:

@@ -21,13 +21,16 @@ def _assistant(name: str) -> None:
         raise ValueError(str(error)) from None
 
 
+DEMO = "SmolLM2-135M"  # the embedded model, by the name that help gives it
+
+
 @documented
 @dataclass(frozen=True)
 class LoadOptions(Options):
     """Which target and assistant to load, and how. With target None the commands use the embedded model."""
 
     target: str | None = option(
-        None, "hub id, folder or .gguf file (default: SmolLM2-135M)", Text(), "ID", flags=("-m", "--model")
+        None, f"hub id, folder or .gguf file (default: {DEMO})", Text(), "ID", flags=("-m", "--model")
     )
     assistant: str = option(
         AUTO,

@@ -13,7 +13,7 @@ import tiny_models
 from ipex_assist import cli
 from ipex_assist.batch.command import main as batch
 from ipex_assist.checkpoints.open import open_checkpoint
-from ipex_assist.commands.shared.arguments import is_input
+from ipex_assist.commands.shared.arguments import is_input, load_options, parse
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.hints import first_today
 from ipex_assist.env.runner import run_command
@@ -88,3 +88,11 @@ def test_a_limit_of_threads(capfd: pytest.CaptureFixture[str]) -> None:
 
     assert run_command(work, "x") == 1
     assert "(ulimit -u): raise it" in capfd.readouterr().err
+
+
+def test_the_default_model_by_the_name_that_help_gives_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    args = parse(["-m", "SmolLM2-135M", "-p", "Hello"])
+    assert load_options(args).target is None
+    (tmp_path / "SmolLM2-135M").mkdir()
+    assert load_options(args).target == "SmolLM2-135M"

@@ -15,7 +15,7 @@ from ipex_assist.commands.shared.prompt_words import NO_PROMPT, is_flag, read_wo
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.options import add_flags, destinations, flags_of, options_of
 from ipex_assist.env.parser import ArgumentParser, InheritingParser
-from ipex_assist.generation.load_options import LoadOptions
+from ipex_assist.generation.load_options import DEMO, LoadOptions
 from ipex_assist.launch import add_placement_arguments
 from ipex_assist.speculative.options import DraftOptions, GenerationOptions
 from ipex_assist.speculative.sources.assistant_name import NONE
@@ -143,6 +143,8 @@ def generation_options(args: argparse.Namespace, *, chat: bool) -> GenerationOpt
 def load_options(args: argparse.Namespace, **more: Any) -> LoadOptions:
     """What the flags ask to be loaded: no assistant where nothing may draft."""
     options = LoadOptions.from_flags(args, lora_by_default=True, **more)
+    if options.target == DEMO and not os.path.exists(DEMO):  # as help calls the default
+        options = replace(options, target=None)
     drafts = DraftOptions.from_flags(args)
     return replace(options, assistant=options.assistant if drafts.may_draft else NONE, calibrate=drafts.is_adaptive)
 
