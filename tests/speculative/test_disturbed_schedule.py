@@ -10,7 +10,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from test_schedule import Draft, costs, simulate, steady
+from drafted_texts import Draft, costs, simulate, steady
 
 from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
 from ipex_assist.speculative.costs.acceptance import Acceptance

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from test_schedule import Draft, Run, simulate, steady
+from drafted_texts import Draft, Run, simulate, steady
 
 from ipex_assist.executors.blocks import NoBlocksError
 from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
