@@ -30,7 +30,9 @@ RECORDED = Path(__file__).parent.parent / "speculative" / "recorded_drafts.json"
 TEXTS: list[dict[str, Any]] = list(json.loads(RECORDED.read_text())["texts"].values())
 FIRST = 10  # of the tokens that say which text it is
 WRONG = 5  # a token that no text has
-VOCABULARY = 4096
+SPAN = 4096  # tokens of a text's own; those behind half of them are its tokens with an adapter
+TEXT = 64  # the first of them
+VOCABULARY = TEXT + len(TEXTS) * SPAN
 
 
 POOL = BlockPool(1 << 20)  # of which nothing is ever taken
@@ -104,14 +106,21 @@ def prompt(text: int, length: int) -> list[int]:
     return [FIRST + text] * length
 
 
-def place(tokens: list[int]) -> tuple[dict[str, Any], int]:
-    """Return the recorded text, and how many tokens of it there are."""
-    length = tokens.count(tokens[0])
-    return TEXTS[(tokens[0] - FIRST) % len(TEXTS)], len(tokens) - length
+def first_token(text: int) -> int:
+    """Return the first token of the recording's text with this number."""
+    return TEXT + text % len(TEXTS) * SPAN
+
+
+def place(tokens: list[int]) -> tuple[int, int]:
+    """Return the number of the text that these tokens end with, prompt or text, and how many tokens of it there are."""
+    last = tokens[-1]
+    if last < TEXT:
+        return last - FIRST, 0
+    return (last - TEXT) // SPAN, (last - TEXT) % (SPAN // 2) + 1
 
 
 class SimulatedTarget(SimulatedModel):
-    """Its text is 1000, 1001, 1002, …; with an adapter 3000, 3001, …, which nothing drafts."""
+    """Its text is of successive tokens; with an adapter of others, which nothing drafts."""
 
     def sample(
         self, rows: abc.Sequence[Rows], choices: abc.Sequence[RowChoice], hidden: HiddenRows | None = None
@@ -120,8 +129,8 @@ class SimulatedTarget(SimulatedModel):
         for each in rows:
             each.sequence.tokens += each.tokens  # type: ignore[attr-defined]
             known: list[int] = each.sequence.tokens  # type: ignore[attr-defined]
-            _, new = place(known)
-            first = 1000 if each.sequence.adapter is None else 3000  # type: ignore[attr-defined]
+            text, new = known[0] - FIRST, len(known) - known.count(known[0])
+            first = first_token(text) + SPAN // 2 * (each.sequence.adapter is not None)  # type: ignore[attr-defined]
             tokens += [first + new - each.last + 1 + i for i in range(each.last)]
             count = each.last if hidden and hidden.of_logit_rows else len(each.tokens)
             states += [(known[0], new - count + 1 + i) for i in range(count)]
@@ -160,17 +169,17 @@ class SimulatedAssistant(SimulatedModel):
 
     def _draft(self, request: DraftInput) -> tuple[list[int], list[float]]:
         known = request.sequence.tokens + list(request.tokens)  # type: ignore[attr-defined]
-        return self.recorded(known[0], place(known)[1], request.count, request.min_confidence)
+        return self.recorded(*place(known), request.count, request.min_confidence)
 
-    def recorded(self, first: int, new: int, count: int, min_confidence: float) -> tuple[list[int], list[float]]:
-        """What was drafted after `new` tokens of the text that `first` stands for."""
-        text = TEXTS[(first - FIRST) % len(TEXTS)]
+    def recorded(self, number: int, new: int, count: int, min_confidence: float) -> tuple[list[int], list[float]]:
+        """What was drafted after `new` tokens of the text with this number."""
+        text = TEXTS[number % len(TEXTS)]
         at = (new - 1) % len(text["right"])
         right = int(text["right"][at], 16)
         tokens: list[int] = []
         confidence: list[float] = []
         for i, letter in enumerate(text["confidence"][at][:count]):
-            tokens.append(1000 + new + i if i < right else WRONG)
+            tokens.append(first_token(number) + new + i if i < right else WRONG)
             confidence.append(EDGES[string.ascii_lowercase.index(letter)] + 0.01)
             if confidence[-1] < min_confidence:
                 break
@@ -209,7 +218,7 @@ class SimulatedHead(SimulatedAssistant):
     def _draft(self, request: DraftInput) -> tuple[list[int], list[float]]:
         assert request.hidden is not None
         first, new = (int(number) for number in request.hidden[-1])
-        tokens, confidence = self.recorded(first, new + 1, request.count, request.min_confidence)
+        tokens, confidence = self.recorded(first - FIRST, new + 1, request.count, request.min_confidence)
         return ([WRONG] * len(tokens) if self.random else tokens), confidence
 
 

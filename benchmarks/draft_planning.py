@@ -1,0 +1,310 @@
+"""What drafting costs where it never helps, and brings where it does, by a clock that only passes move.
+
+    python benchmarks/draft_planning.py [--random N] [--only PART] [--json]
+
+An engine serves texts whose drafts were recorded from a real pair (tests/speculative/recorded_drafts.json), or are
+never right, on machines whose passes take what a table says: two cores that are soon bound by arithmetic, 256 threads
+on which 64 rows are nearly free, and random ones. Each line is one machine and source, alone or many at a time. Loss is
+the most that drafting had cost at any length from 16 tokens a request on, in percent of plain decoding; gain is
+assisted ÷ plain tokens/s of all texts together, prompts included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "engine"))
+
+import simulated
+from simulated import VOCABULARY, WRONG, Clock, SimulatedAssistant, SimulatedHead, SimulatedTarget, grown
+
+from ipex_assist.engine.engine import Engine
+from ipex_assist.engine.limits import EngineLimits
+from ipex_assist.engine.prefix_cache import NoPrefixes
+from ipex_assist.speculative.costs.calibration import interpolate
+from ipex_assist.speculative.costs.pair_costs import Costs
+from ipex_assist.speculative.drafting import Drafting
+from ipex_assist.speculative.options import GenerationOptions
+
+SHORTEST = 16  # tokens of a request from which on the loss is bounded
+MEASURED = 64  # rows that calibration measures
+
+# Milliseconds of the target's pass by rows; of a draft pass by requests; of reading a token.
+MACHINES: dict[str, tuple[dict[int, float], dict[int, float], float]] = {
+    "2 cores, AMX, int8": (
+        {1: 52, 8: 55, 9: 62, 16: 64, 17: 100, 32: 100, 33: 117, 48: 130, 64: 167, 256: 523, 512: 1015},
+        {1: 11.5, 8: 14.2, 16: 20.7},
+        0.57,
+    ),
+    "2 cores, AMX, int4": (
+        {1: 36, 4: 38, 8: 41, 9: 50, 16: 52, 17: 87, 32: 88, 33: 110, 48: 140, 64: 172, 256: 650, 512: 1284},
+        {1: 11.5, 8: 14.2, 16: 20.7},
+        0.57,
+    ),
+    "2 cores, Zen 5, int4": (
+        {1: 24, 2: 27, 4: 33, 8: 52, 16: 96, 24: 140, 32: 170, 64: 320, 256: 1200, 512: 2400},
+        {1: 9, 4: 12, 8: 19, 16: 34},
+        1.3,
+    ),
+    "256 threads, bf16": (
+        {1: 30, 16: 30.5, 32: 32, 64: 36, 128: 50, 256: 80, 512: 150, 1024: 300},
+        {1: 4.5, 16: 5.0},
+        0.04,
+    ),
+    "256 threads, slow draft": (
+        {1: 12, 16: 12.5, 32: 13, 64: 16, 128: 24, 256: 40, 512: 76, 1024: 150},
+        {1: 7.0, 16: 7.5},
+        0.03,
+    ),
+}
+
+
+def costs_of(passes: dict[int, float], drafts: dict[int, float], read: float) -> Costs:
+    """Costs in seconds, of every number of rows, from milliseconds of some."""
+    known = sorted(passes)
+    verify = interpolate(known, [passes[rows] / 1e3 for rows in known], range(1, known[-1] + 1))
+    counts = sorted(drafts)
+    rows = tuple(interpolate(counts, [drafts[count] / 1e3 for count in counts], range(1, 17)))
+    return Costs(tuple(verify), rows[0], rows, read / 1e3)
+
+
+def random_machine(chance: random.Random) -> Costs:
+    """One on which rows are free up to a number, and then cost more and more, perhaps in steps."""
+    plain, free = chance.uniform(5, 200), 2 ** chance.uniform(0, 7)
+    step, steepness = chance.choice((1, 1, 8, 16)), chance.uniform(0.5, 1.0)
+    passes = {rows: plain * max(1 + 0.002 * rows, steepness * step * -(-rows // step) / free) for rows in range(1, 513)}
+    draft, slope = plain * 10 ** chance.uniform(-1.5, -0.2), chance.uniform(0.0, 0.15)
+    drafts = {count: draft * (1 + slope * (count - 1)) for count in range(1, 17)}
+    reading = (passes[512] - passes[256]) / 256 * draft / plain * chance.uniform(0.5, 2)
+    return costs_of(passes, drafts, min(reading, draft))
+
+
+def as_head(true: Costs, block: bool) -> Costs:
+    """A head of one layer beside a target of 28."""
+    step = tuple(true.verifying(rows) / 9 for rows in range(1, 17))
+    read = (true.verifying(512) - true.verifying(256)) / 256 / 28
+    if block:
+        return replace(true, draft=0.0, rows=step, read=read, block=tuple(1.5 * row for row in step[:8]))
+    return replace(true, draft=step[0], rows=step, read=read)
+
+
+def disturbed(true: Costs, chance: random.Random) -> Costs:
+    """What calibration finds beside other programs: sizes that take up to three times as long, and drafts too."""
+    verify = list(true.verify[:MEASURED])
+    for first in range(0, MEASURED, 4):
+        factor = chance.choice((1, 1, chance.uniform(1, 3)))
+        verify[first : first + 4] = [seconds * factor for seconds in verify[first : first + 4]]
+    for at in range(1, MEASURED):
+        verify[at] = max(verify[at - 1], verify[at])
+    slow, reading = chance.uniform(1, 3), chance.uniform(1, 10)
+    return Costs(
+        tuple(verify), true.draft * slow, tuple(row * slow for row in true.rows), true.read * reading,
+        block=tuple(each * slow for each in true.block),
+    )  # fmt: skip
+
+
+class WrongAssistant(SimulatedAssistant):
+    """As sure as the recorded one, and never right."""
+
+    def _draft(self, request: Any) -> tuple[list[int], list[float]]:
+        tokens, confidence = super()._draft(request)
+        return [WRONG] * len(tokens), confidence
+
+
+def drafting_for(source: str, true: Costs, believed: Costs, clock: Clock) -> Drafting:
+    """What drafts: good, wrong; head, wrong head, block head, wrong block head; head and good, wrong head and good."""
+
+    def model(kind: type[SimulatedAssistant] = SimulatedAssistant) -> SimulatedAssistant:
+        return kind(clock, lambda rows: true.draft * grown(true, rows), true.read)
+
+    kinds = {"good": SimulatedAssistant, "wrong": WrongAssistant}
+    if source in kinds:
+        return Drafting(
+            VOCABULARY, lambda: believed, model(WrongAssistant if source == "wrong" else SimulatedAssistant)
+        )
+    first, _, second = source.partition(" and ")
+    costs = as_head(true, "block" in first)
+    head = SimulatedHead(clock, costs, random="wrong" in first)
+    known = replace(costs, verify=believed.verify)
+    if not second:
+        return Drafting(VOCABULARY, lambda: known, head)
+    other = Drafting(VOCABULARY, lambda: believed, model(kinds[second]))
+    return Drafting(VOCABULARY, lambda: known, head, second=other)
+
+
+@dataclass
+class Serving:
+    """When tokens came: (seconds, all tokens so far). prompts_s: until every request of the first batch had one."""
+
+    curve: list[tuple[float, int]] = field(default_factory=list)
+    prompts_s: float = 0.0
+    drafted: int = 0
+    accepted: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """Of all texts."""
+        return self.curve[-1][0]
+
+    def at(self, tokens: float) -> float:
+        """Seconds until there were so many tokens."""
+        before = (0.0, 0)
+        for seconds, count in self.curve:
+            if count >= tokens:
+                share = (tokens - before[1]) / (count - before[1])
+                return before[0] + share * (seconds - before[0])
+            before = seconds, count
+        return self.seconds
+
+
+def serve(
+    true: Costs,
+    drafting_of: Callable[[Clock], Drafting] | None,
+    at_a_time: int,
+    limits: Sequence[int],
+    prompts: Sequence[int],
+    adapters: Sequence[str | None] = (None,),
+) -> Serving:
+    """Serve texts of these limits and prompts, `at_a_time` at once; without drafts where drafting_of is None."""
+    clock = Clock()
+    target = SimulatedTarget(clock, true.verifying)
+    drafting = drafting_of(clock) if drafting_of else Drafting(VOCABULARY, lambda: Costs(true.verify[:MEASURED]), None)
+    engine = Engine(
+        target, drafting, limits=EngineLimits(requests=max(64, at_a_time)), clock=clock, prefixes=NoPrefixes()
+    )
+    waiting = [
+        (
+            simulated.prompt(i, prompts[i % len(prompts)]),
+            GenerationOptions.of(max_new_tokens=limits[i], ignore_eos=True, lora=adapters[i % len(adapters)]),
+        )
+        for i in range(len(limits))
+    ]
+    flying: list[Any] = []
+    found, tokens, started = Serving(), 0, 0
+    while waiting or flying:
+        while waiting and len(flying) < at_a_time:
+            flying.append(engine.submit(*waiting.pop(0)))
+        engine.step()
+        before = tokens
+        for handle in list(flying):
+            while handle.has_round:
+                round_ = next(handle)
+                tokens += len(round_.tokens)
+                started += round_.prompt
+                if round_.prompt and started == min(at_a_time, len(limits)):
+                    found.prompts_s = clock.now
+                found.drafted += round_.drafted
+                found.accepted += round_.accepted
+            if handle.ended:
+                flying.remove(handle)
+        if tokens > before:
+            found.curve.append((clock.now, tokens))
+    return found
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line: texts served on a machine."""
+
+    part: str
+    machine: str
+    source: str
+    at_a_time: int
+    true: Costs
+    believed: Costs
+    limits: tuple[int, ...]
+    prompts: tuple[int, ...] = (100,)
+    adapters: tuple[str | None, ...] = (None,)
+
+    def run(self) -> dict[str, Any]:
+        """Assisted and plain."""
+        plain = serve(self.true, None, self.at_a_time, self.limits, self.prompts, self.adapters)
+        assisted = serve(
+            self.true,
+            lambda clock: drafting_for(self.source, self.true, self.believed, clock),
+            self.at_a_time, self.limits, self.prompts, self.adapters,
+        )  # fmt: skip
+        count = min(self.at_a_time, len(self.limits))
+        total, least = sum(self.limits), SHORTEST * count
+        token_s = self.true.verifying(count) / count  # of plain decoding, without prompts
+        lost = [
+            (assisted.at(tokens) - plain.at(tokens)) / (tokens * token_s) for tokens in range(least, total + 1, count)
+        ]
+        loss, end = max(lost, default=0.0), (assisted.seconds - plain.seconds) / (total * token_s)
+        return {
+            "part": self.part, "machine": self.machine, "source": self.source, "at_a_time": self.at_a_time,
+            "tokens": total, "gain": round(plain.seconds / assisted.seconds, 4), "loss_percent": round(100 * loss, 2),
+            "end_loss_percent": round(100 * end, 2), "drafted": assisted.drafted, "accepted": assisted.accepted,
+            "lost_passes": round((assisted.seconds - plain.seconds) / self.true.verifying(count), 2),
+        }  # fmt: skip
+
+
+GOOD = ("good", "head", "block head", "head and good", "wrong head and good")
+BAD = ("wrong", "wrong head", "wrong block head", "wrong head and wrong")
+
+
+def cases(random_count: int) -> list[Case]:
+    """All lines."""
+    made: list[Case] = []
+    machines = {name: costs_of(*of) for name, of in MACHINES.items()}
+
+    def add(part: str, name: str, source: str, n: int, true: Costs, limits: Sequence[int], **others: Any) -> None:
+        believed = others.pop("believed", replace(true, verify=true.verify[:MEASURED]))
+        made.append(Case(part, name, source, n, true, believed, tuple(limits), **others))
+
+    for name, true in machines.items():
+        for source in (*GOOD, *BAD):
+            for n in (1, 4, 8, 16, 32, 64):
+                if n in (8, 64) and source not in ("good", "wrong"):
+                    continue
+                part = "good" if source in GOOD else "wrong"
+                add(part, name, source, n, true, [128] * (n if part == "wrong" else 2 * n + 2))
+        for n in (1, 4, 16, 32):
+            add("again", name, "wrong", n, true, [128] * (4 * n))
+            add("long prompts", name, "wrong", n, true, [128] * n, prompts=(1000, 300))
+            add("long prompts", name, "good", n, true, [128] * (2 * n), prompts=(1000, 300))
+        for length in (8, 16, 32, 64, 512):
+            add("lengths", name, "wrong", 1, true, [length])
+            add("lengths", name, "good", 1, true, [length])
+            add("lengths, many", name, "good", 1, true, [length] * 6)
+        for n in (1, 4, 8):
+            add("adapters", name, "good", n, true, [128] * (4 * n), adapters=(None, "changes"))
+            add("adapters", name, "good", n, true, [128] * (4 * n), adapters=(*(None,) * 3, "changes"))
+    chance = random.Random(1)
+    for number in range(random_count):
+        true = random_machine(chance)
+        n = chance.choice((1, 1, 2, 4, 8, 16, 32, 64))
+        source = chance.choice((*GOOD, *BAD, "good", "wrong", "good", "wrong"))
+        prompts = tuple(chance.choice((20, 100, 300, 1000)) for _ in range(3))
+        beside = number % 2 == 1
+        believed = disturbed(true, chance) if beside else replace(true, verify=true.verify[:MEASURED])
+        part = f"random{', disturbed' if beside else ''}, {'good' if source in GOOD else 'wrong'}"
+        limits = [chance.choice((32, 128, 256)) for _ in range(n if source in BAD else 2 * n)]
+        add(part, f"random {number}", source, n, true, limits, prompts=prompts, believed=believed)
+    return made
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--random", type=int, default=120, help="random machines")
+    parser.add_argument("--only", default="", help="parts whose names begin so")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    lines = [case.run() for case in cases(args.random) if case.part.startswith(args.only)]
+    if args.json:
+        print(json.dumps(lines))
+        return
+    for line in lines:
+        print(*line.values(), sep=" | ")
+
+
+if __name__ == "__main__":
+    main()
