@@ -86,7 +86,7 @@ WRONG = {
 
 @pytest.mark.parametrize("given", WRONG)
 def test_wrong_values(given: str) -> None:
-    """LogLine before anything is opened or started."""
+    """Said before anything is opened or started."""
     with pytest.raises(UsageError, match=WRONG[given].replace("(", "\\(")):
         parse([*BASIC, *given.split()])
 

@@ -137,7 +137,7 @@ def test_a_timeout_and_a_bad_model_on_a_cluster(cluster: str, tiny: str, tmp_pat
     ],
 )
 def test_an_address_without_a_cluster(address: str, code: int, message: str, tiny: str, tmp_path: Path) -> None:
-    """LogLine at once; Ray itself would try for minutes."""
+    """Said at once; Ray itself would try for minutes."""
     prompts = write_prompts(tmp_path / "p.jsonl", ["a"])
     got, err = run(REAL, prompts, "-o", tmp_path / "o", "-m", tiny, *MODEL, "--ray", address, seconds=20)
     assert got == code

@@ -226,7 +226,7 @@ def test_stream_and_generate_agree(model: ipex_assist.AssistedModel) -> None:
 def test_prompts_that_cannot_work(model: ipex_assist.AssistedModel) -> None:
     """An empty prompt, and one that leaves no room."""
     with pytest.raises(UsageError, match="empty"):
-        model.generate([])
+        model.generate([[]])
     with pytest.raises(UsageError, match=r"130 tokens.*holds 128.*at least 3"):
         model.generate([5] * 130)
     assert model.generate([5] * 127, max_new_tokens=10).stop_reason in ("context", "eos")

@@ -11,9 +11,10 @@ import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import ipex_assist
-from ipex_assist import GrammarSpec
+from ipex_assist import GenerationOptions, GrammarSpec
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.workers.request_loop import RequestLoop
+from ipex_assist.workers.wire import Answered, TextRequest
 
 pytest.importorskip("llguidance")
 
@@ -85,7 +86,7 @@ def test_an_assistant_with_another_vocabulary(folder: Path, tmp_path: Path) -> N
 
 
 def test_wrong_grammars(model: Any) -> None:
-    """LogLine before anything runs; the model goes on."""
+    """Said before anything runs; the model goes on."""
     with pytest.raises(IpexAssistError, match="cannot be compiled"):
         model.generate("a", grammar=GrammarSpec("regex", "(a"))
     assert model.generate("a", max_new_tokens=3).new_tokens == 3
@@ -95,15 +96,13 @@ def test_an_engine_says_that_the_request_is_wrong(model: Any) -> None:
     """A special token that only the model's own vocabulary can lack: by `refused` the server answers 400."""
     replies: list[Any] = []
     loop = RequestLoop(model, replies.append)
-    asked = {"prompt": "a", "chat": False, "messages": None, "options": {"max_new_tokens": 3}}
     for number, value in enumerate(("start: <[99999]>", "start: <|nothing|>", 'start: "add" <[0]>')):
-        loop.inbox.put({"id": number, **asked, "grammar": {"kind": "lark", "value": value}})
+        options = GenerationOptions(max_new_tokens=3)
+        loop.inbox.put(TextRequest(number, "a", options=options, grammar=GrammarSpec("lark", value)))
     loop.inbox.put(None)
     loop.run()
-    found = {reply["id"]: reply for reply in replies}
-    assert [found[number].get("refused") for number in range(3)] == [True, True, None]
-    assert "99999" in found[0]["error"]
-    assert "<|nothing|>" in found[1]["error"]
+    found = {reply.id: reply for reply in replies if isinstance(reply, Answered)}
+    assert [found[number].refused for number in range(3)] == [True, True, False]
 
 
 def test_grammars_are_prepared(folder: Path) -> None:

@@ -12,6 +12,7 @@ from decoding import GREEDY, PROMPT, run
 from test_speedup import Clock, Timed
 
 import ipex_assist
+from ipex_assist.engine import request as request_module
 from ipex_assist.engine import scheduler as scheduler_module
 from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.generation import loading
@@ -36,6 +37,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
         return verify(*arguments)
 
     monkeypatch.setattr(stats_module, "time", clock)
+    monkeypatch.setattr(request_module, "time", clock)  # where rounds end
     monkeypatch.setattr(scheduler_module, "verify", slow)
     return clock
 

@@ -10,6 +10,7 @@ import tiny_models
 import torch
 from decoding import GREEDY, PROMPT, run
 
+from ipex_assist.engine import request as request_module
 from ipex_assist.executors import interface
 from ipex_assist.executors.interface import Model, Rows
 from ipex_assist.generation import stats as stats_module
@@ -62,6 +63,7 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Clock, Timed,
     """A target, and a draft of the same weights whose passes take a fifth: all it drafts is right."""
     clock = Clock()
     monkeypatch.setattr(stats_module, "time", clock)
+    monkeypatch.setattr(request_module, "time", clock)  # where rounds end
     tiny_models.save(tmp_path / "target", "llama")
     target = Timed(tiny_models.model(tmp_path / "target"), clock, 0.010, 0.0002)
     return clock, target, Timed(tiny_models.model(tmp_path / "target"), clock, 0.002, 0.0001)
