@@ -50,19 +50,16 @@ def some_quick(names: Iterable[str], quick: Container[str]) -> list[ParameterSet
     return [name if name in quick else pytest.param(name, marks=pytest.mark.full) for name in names]
 
 
-# Of what these show on several executors, those of the plain stack are in its own quick part.
-ASKED_OF_IPEX_ALONE = ("bench", "commands", "engine", "generation", "speculative")
-
-
 @pytest.hookimpl(tryfirst=True)  # before items are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as "full", on the IPEX stack, tests of other executors that have a twin for its own."""
+    """Mark as "full", on the IPEX stack, tests of other executors that have a twin for its own: the plain stack runs
+    them in its quick part."""
     if not HAS_IPEX:
         return
     twins = {(item.path, item.originalname) for item in items if executors_of(item) == {"ipex"}}
     for item in items:
-        room, others = item.path.parent.name, executors_of(item) & {"torch", "native"}
-        if others and room in ASKED_OF_IPEX_ALONE and (item.path, item.originalname) in twins:
+        others = executors_of(item) & {"torch", "native"}
+        if others and (item.path, item.originalname) in twins:
             item.add_marker(pytest.mark.full)
 
 

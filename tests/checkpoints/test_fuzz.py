@@ -1,6 +1,6 @@
 """Files with anything in them: a model that works, or one sentence of ours; nothing else, and nothing from outside.
 
-Continuous integration runs some hundred examples of each; IPEX_ASSIST_FUZZ=50 runs fifty times as many.
+Continuous integration runs about a hundred examples of each; IPEX_ASSIST_FUZZ=50 runs fifty times as many.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def configs(draw: st.DrawFn) -> tuple[str, Any]:
 
 
 @given(case=configs())
-@examples(220)
+@examples(110)
 def test_configs(house: Path, case: tuple[str, tuple[dict[int, Any], Any]]) -> None:
     """Any values at one to three keys, or as rotary positions."""
     variant, (changes, rope) = case
@@ -158,7 +158,7 @@ NAMES = st.sampled_from(
 
 
 @given(data=st.data())
-@examples(150)
+@examples(75)
 def test_indexes(house: Path, data: st.DataObject) -> None:
     """Names that leave the folder in every spelling, and values of every type."""
     folder = fresh(house)
@@ -174,7 +174,7 @@ def test_indexes(house: Path, data: st.DataObject) -> None:
 
 
 @given(data=st.data())
-@examples(200)
+@examples(100)
 def test_safetensors_headers(house: Path, data: st.DataObject) -> None:
     """Changed as JSON, so that the code after the parser runs as well, and as bytes."""
     folder = fresh(house)
@@ -255,7 +255,7 @@ def _payloads(draw: st.DrawFn) -> tuple[int, bytes]:
 
 
 @given(data=st.data())
-@examples(250)
+@examples(125)
 def test_gguf_headers(house: Path, data: st.DataObject) -> None:
     """Metadata of other types and values, tensors of other shapes and places, as entries and as bytes."""
     whole = (house / "whole" / "m.gguf").read_bytes()
@@ -343,7 +343,7 @@ def _measured() -> Costs:
 
 
 @given(data=st.data())
-@examples(150)
+@examples(75)
 def test_calibration_cache(kept: list[Path], data: st.DataObject) -> None:
     """Whatever is in them, costs are positive and finite, and acceptance rates are rates."""
     file = data.draw(st.sampled_from(kept))

@@ -19,6 +19,7 @@ import embedding_folders
 import pytest
 import results
 from command_runs import on_own_cpus
+from conftest import HAS_IPEX
 
 from ipex_assist.commands.models import markdown
 
@@ -40,9 +41,15 @@ ELSEWHERE = {
     "ipex-assist serve": "tests/serve/test_command.py: it ends by a signal only",
     "ipex-launch --latency": "tests/launch/test_instances.py, on invented machines: it needs four cores",
 }
-# The README's examples and Python's run on both stacks. The other pages' differ from them by flags, which a stack does
-# not know of; the code that those reach has its own tests. Two pages whose commands measure or answer take longest.
-MARKS = {"README": [], "python": [], "measuring": ["one_stack", "full"], "chat": ["one_stack", "full"]}
+# The README's examples and Python's run on both stacks, the README's on IPEX's in the full part. Others differ
+# from them by flags, which a stack does not know of; the code that those reach has its own tests. Two pages whose
+# commands measure or answer take longest.
+MARKS = {
+    "README": ["full"] if HAS_IPEX else [],
+    "python": [],
+    "measuring": ["one_stack", "full"],
+    "chat": ["one_stack", "full"],
+}
 ON_ITS_STACKS = [
     pytest.param(page, id=page.stem, marks=[getattr(pytest.mark, mark) for mark in MARKS.get(page.stem, ["one_stack"])])
     for page in PAGES
