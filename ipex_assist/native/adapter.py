@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.native.library import last_error
-from ipex_assist.native.structures import place_of
 
 if TYPE_CHECKING:
     import torch
@@ -35,9 +34,8 @@ class PackedAdapter:
 
     def pack(self, name: str, a: torch.Tensor, b: torch.Tensor, scale: float) -> None:
         """Add scale · b · a to one of our weights: a (rank, in) and b (out, rank), contiguous and in fp32."""
-        slot, layer = place_of(self.model.spec, name)
         status = self.library.ia_adapter_pack(
-            *(self.handle, self.model.pool.handle, slot, layer, a.data_ptr(), b.data_ptr()),
+            *(self.handle, self.model.pool.handle, name.encode(), a.data_ptr(), b.data_ptr()),
             *(a.shape[0], b.shape[0], a.shape[1], ctypes.c_float(scale)),
         )
         self.model.check(status)

@@ -33,7 +33,7 @@ LEVELS = ("none", *INSTRUCTION_SETS)  # what that may be
 
 log = logging.getLogger("ipex_assist")
 
-_p, _i32, _i64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+_p, _i32, _i64, _name = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_char_p
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ia_abi": (_i32, (ctypes.POINTER(_i32),)),
     "ia_last_error": (ctypes.c_char_p, ()),
@@ -58,16 +58,16 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ia_model_share_head": (_i32, (_p, _p)),
     "ia_model_adopt": (_i32, (_p, _p, _i32, _i64, _i32)),
     "ia_model_settle": (_i32, (_p, _p, _i64)),
-    "ia_model_pack": (_i32, (_p, _p, _i32, _i32, _i32, _i32, _p, _i64, _i64)),
-    "ia_model_pack_rows": (_i32, (_p, _p, _i32, _i32, _i32, _p, _i64, _i64, _i64)),
-    "ia_model_pack_file": (_i32, (_p, _p, _i32, _i32, _i32, _i32, _i32, _i64, _i64, _i64)),
-    "ia_model_pack_int4": (_i32, (_p, _p, _i32, _i32, _p, _p, _p, _i64, _i64)),
-    "ia_model_pack_bytes": (_i32, (_p, _p, _i32, _i32, _p, _p, _i64, _i64, _i64)),
-    "ia_model_set_order": (_i32, (_p, _i32, _i32, _p, _i64)),
+    "ia_model_pack": (_i32, (_p, _p, _name, _i32, _p, _i64, _i64)),
+    "ia_model_pack_rows": (_i32, (_p, _p, _name, _i32, _p, _i64, _i64, _i64)),
+    "ia_model_pack_file": (_i32, (_p, _p, _name, _i32, _i32, _i64, _i64, _i64)),
+    "ia_model_pack_int4": (_i32, (_p, _p, _name, _p, _p, _p, _i64, _i64)),
+    "ia_model_pack_bytes": (_i32, (_p, _p, _name, _p, _p, _i64, _i64, _i64)),
+    "ia_model_set_order": (_i32, (_p, _name, _p, _i64)),
     "ia_adapter_new": (_p, (_p,)),
     "ia_adapter_delete": (None, (_p,)),
     "ia_adapter_bytes": (_i64, (_p,)),
-    "ia_adapter_pack": (_i32, (_p, _p, _i32, _i32, _p, _p, _i64, _i64, _i64, ctypes.c_float)),
+    "ia_adapter_pack": (_i32, (_p, _p, _name, _p, _p, _i64, _i64, _i64, ctypes.c_float)),
     "ia_block_bytes": (_i64, (_p, _i32)),
     "ia_state_bytes": (ctypes.c_int64, (_p,)),
     "ia_states_new": (_p, (_p, _i64)),

@@ -11,7 +11,7 @@ from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import NotFiniteError
 from ipex_assist.native.library import Pool, last_error, library
 from ipex_assist.native.sizes import new_model
-from ipex_assist.native.structures import PRECISIONS, SOURCE_TYPES, place_of
+from ipex_assist.native.structures import PRECISIONS, SOURCE_TYPES
 from ipex_assist.quantization.precision import INT4_GROUP
 
 if TYPE_CHECKING:
@@ -148,8 +148,7 @@ class PackedModel:
         status = self.library.ia_model_pack(
             self.handle,
             self.pool.handle,
-            *place_of(self.spec, name),
-            name.endswith(".bias"),
+            name.encode(),
             SOURCE_TYPES[str(tensor.dtype).removeprefix("torch.")],
             tensor.data_ptr(),
             rows,
@@ -163,7 +162,7 @@ class PackedModel:
         status = self.library.ia_model_pack_rows(
             self.handle,
             self.pool.handle,
-            *place_of(self.spec, name),
+            name.encode(),
             SOURCE_TYPES[str(tensor.dtype).removeprefix("torch.")],
             tensor.data_ptr(),
             first,
@@ -180,8 +179,7 @@ class PackedModel:
         status = self.library.ia_model_pack_file(
             self.handle,
             self.pool.handle,
-            *place_of(self.spec, name),
-            name.endswith(".bias"),
+            name.encode(),
             SOURCE_TYPES[dtype],
             file,
             offset,

@@ -14,13 +14,13 @@ std::unique_ptr<Adapter> make_adapter(Fixture& x, int64_t rank, uint32_t seed, f
     auto made = std::make_unique<Adapter>(x.model);
     Random random(seed);
     for (int32_t layer = 0; layer < int32_t(x.model->layers.size()); layer++) {
-        for (const Slot slot : {Q_PROJ, K_PROJ, V_PROJ, O_PROJ, G_PROJ, GATE_PROJ, UP_PROJ, DOWN_PROJ}) {
-            const PackTarget to = x.model->target(slot, layer);
-            const bool of_expert = slot >= GATE_PROJ && x.model->layers[size_t(layer)].mlp.experts;
-            if (!to.linear || of_expert || (slot == Q_PROJ && seed == 7)) continue;
+        for (const char* leaf :
+             {"q_proj", "k_proj", "v_proj", "o_proj", "g_proj", "gate_proj", "up_proj", "down_proj"}) {
+            const std::string name = "layers." + std::to_string(layer) + "." + leaf + ".weight";
+            const PackTarget to = x.model->find(name).part;
+            if (!to.linear || (leaf == std::string("q_proj") && seed == 7)) continue;
             const std::vector<float> a = normal_row(random, rank * to.width), b = normal_row(random, to.columns * rank);
-            CHECK(made->pack(x.pool, slot, layer, {a.data(), b.data(), rank, to.columns, to.width, size}), "slot %d",
-                  int(slot));
+            CHECK(made->pack(x.pool, name, {a.data(), b.data(), rank, to.columns, to.width, size}), "%s", name.c_str());
         }
     }
     return made;
@@ -144,13 +144,16 @@ void check_refusals(const KernelTable& k) {
     Fixture x(k, FORMATS[0], KINDS[0], 1), other(k, FORMATS[0], KINDS[0], 1);
     Adapter adapter(x.model);
     const std::vector<float> values(size_t(300 * 80));
-    const PackTarget to = x.model->target(O_PROJ, 0);
-    const auto pack = [&](Slot slot, int32_t layer, int64_t rank, int64_t columns, int64_t width) {
-        return adapter.pack(x.pool, slot, layer, {values.data(), values.data(), rank, columns, width, 1});
+    const PackTarget to = x.model->find("layers.0.o_proj.weight").part;
+    const auto pack = [&](const char* name, int64_t rank, int64_t columns, int64_t width) {
+        return adapter.pack(x.pool, name, {values.data(), values.data(), rank, columns, width, 1});
     };
-    CHECK(!pack(O_PROJ, 0, 4, to.columns + 1, to.width) && !pack(O_PROJ, 2, 4, to.columns, to.width), "another shape");
-    CHECK(!pack(LM_HEAD, 0, 4, VOCAB, 40) && !pack(ATTENTION_NORM, 0, 4, 40, 1), "a weight that takes none");
-    CHECK(pack(O_PROJ, 0, 4, to.columns, to.width), "its own shape");
+    CHECK(!pack("layers.0.o_proj.weight", 4, to.columns + 1, to.width) &&
+              !pack("layers.2.o_proj.weight", 4, to.columns, to.width),
+          "another shape");
+    CHECK(!pack("lm_head.weight", 4, VOCAB, 40) && !pack("layers.0.attention_norm.weight", 4, 40, 1),
+          "a weight that takes none");
+    CHECK(pack("layers.0.o_proj.weight", 4, to.columns, to.width), "its own shape");
     const auto refused = [&](auto&& act) {
         try {
             act();
@@ -159,9 +162,10 @@ void check_refusals(const KernelTable& k) {
         }
         return false;
     };
-    CHECK(refused([&] { pack(O_PROJ, 0, 4, to.columns, to.width); }), "a part for the same weight");
-    CHECK(refused([&] { pack(O_PROJ, 1, 0, to.columns, to.width); }), "rank 0");
-    CHECK(refused([&] { pack(O_PROJ, 1, MOST_RANK + 1, to.columns, to.width); }), "a rank that is too high");
+    CHECK(refused([&] { pack("layers.0.o_proj.weight", 4, to.columns, to.width); }), "a part for the same weight");
+    CHECK(refused([&] { pack("layers.1.o_proj.weight", 0, to.columns, to.width); }), "rank 0");
+    CHECK(refused([&] { pack("layers.1.o_proj.weight", MOST_RANK + 1, to.columns, to.width); }),
+          "a rank that is too high");
     const Table mine(x, 20), theirs(other, 20);
     CHECK(refused([&] { run_with(other, {1}, {0}, {&theirs}, {{&adapter, 1}}); }), "the adapter of another model");
     CHECK(refused([&] { run_with(x, {1}, {0}, {&mine}, {{&adapter, NAN}}); }), "a scale that is no number");

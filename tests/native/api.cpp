@@ -29,8 +29,8 @@ int64_t ia_model_bytes(void* handle);
 const void* ia_model_image(void* handle, int64_t offset, int64_t bytes, void* buffer);
 int32_t ia_model_allocate(void* handle, void* pool);
 int32_t ia_model_share_table(void* handle, const void* other);
-int32_t ia_model_pack(void* handle, void* pool, int32_t slot, int32_t layer, int32_t bias, int32_t type,
-                      const void* data, int64_t rows, int64_t columns);
+int32_t ia_model_pack(void* handle, void* pool, const char* name, int32_t type, const void* data, int64_t rows,
+                      int64_t columns);
 void* ia_blocks_new(void* handle, int64_t count, int32_t precision);
 void ia_blocks_delete(void* blocks);
 int32_t ia_blocks_copy(void* blocks, void* pool, int32_t from, int32_t to);
@@ -91,9 +91,9 @@ struct Loaded {
         Random random(1);
         for (const Shape& shape : shapes(spec, spec.layer_specs())) {
             tensor.resize(size_t(shape.rows * shape.columns));
-            for (float& value : tensor) value = random.normal() * (shape.slot == FINAL_NORM ? final_norm : 0.2f);
-            const int32_t status = pack(shape.slot, shape.index, shape.bias, shape.rows, shape.columns);
-            CHECK(status == 0, "weight %d: %s", shape.slot, ia_last_error());
+            for (float& value : tensor) value = random.normal() * (shape.is("final_norm") ? final_norm : 0.2f);
+            const int32_t status = pack(shape.name, shape.rows, shape.columns);
+            CHECK(status == 0, "%s: %s", shape.name.c_str(), ia_last_error());
         }
     }
     ~Loaded() {
@@ -113,9 +113,9 @@ struct Loaded {
         const uint32_t usual_ = _mm_getcsr();
     };
 
-    int32_t pack(Slot slot, int32_t layer, bool bias, int64_t rows, int64_t columns) {
+    int32_t pack(const std::string& name, int64_t rows, int64_t columns) {
         const Calling calling(*this);
-        return ia_model_pack(handle, pool, slot, layer, bias, SOURCE_F32, tensor.data(), rows, columns);
+        return ia_model_pack(handle, pool, name.c_str(), SOURCE_F32, tensor.data(), rows, columns);
     }
 
     const uint32_t control;
@@ -234,8 +234,8 @@ void test_memory(const KernelTable& k) {
         starve("ia_checksum", [&] { return ia_checksum(x.handle, x.pool, &again) == 0; });
         CHECK(sum == again, "another checksum");
         x.tensor.assign(size_t(50 * hidden), 0.5f);
-        starve("ia_model_pack, a matrix", [&] { return x.pack(Q_PROJ, 0, false, hidden, hidden) == 0; });
-        starve("ia_model_pack, a table", [&] { return x.pack(EMBED_TOKENS, 0, false, 50, hidden) == 0; });
+        starve("ia_model_pack, a matrix", [&] { return x.pack("layers.0.q_proj.weight", hidden, hidden) == 0; });
+        starve("ia_model_pack, a table", [&] { return x.pack("embed_tokens.weight", 50, hidden) == 0; });
         std::vector<float> out(size_t(20 * 256));
         starve("ia_linears",
                [&] { return ia_linears(x.handle, x.pool, 0, x.tensor.data(), 20, out.data(), 256) == 0; });

@@ -37,19 +37,20 @@ void pack_again(const Fixture& x, Pool& pool) {
     const int file = file_of(values.data(), values.size() * 4);
     const StoredMatrix in_file{SOURCE_F32, nullptr, queries, s.hidden_size, file, HEADER};
     const StoredMatrix in_memory{SOURCE_F32, values.data(), queries, s.hidden_size};
-    CHECK(x.model->pack(pool, Q_PROJ, 1, false, pool.several_nodes() ? in_file : in_memory), "queries");
+    CHECK(x.model->pack(pool, "layers.1.q_proj.weight", pool.several_nodes() ? in_file : in_memory), "queries");
     close(file);
     if (s.precision == INT4) {
         std::vector<uint8_t> nibbles(size_t(attended * s.hidden_size)), zeros(nibbles.size());
         for (uint8_t& nibble : nibbles) nibble = uint8_t(random.below(16));
         for (uint8_t& zero : zeros) zero = uint8_t(random.below(16));
         std::vector<float> scales(nibbles.size(), 0.03f);
-        CHECK(x.model->pack_int4(pool, O_PROJ, 0, nibbles.data(), scales.data(), zeros.data(), s.hidden_size, attended),
+        CHECK(x.model->pack_int4(pool, "layers.0.o_proj.weight", nibbles.data(), scales.data(), zeros.data(),
+                                 s.hidden_size, attended),
               "output");
     }
     std::vector<int32_t> order(static_cast<size_t>(s.hidden_size));
     for (size_t i = 0; i < order.size(); i++) order[i] = int32_t((i * 7 + 3) % order.size());
-    CHECK(x.model->set_order(Q_PROJ, 0, order.data(), s.hidden_size) == bool(s.ordered), "an order");
+    CHECK(x.model->set_order("layers.0.q_proj.weight", order.data(), s.hidden_size) == bool(s.ordered), "an order");
 }
 
 // Logits of a prompt and of few rows behind it, by a pool of the caller's.

@@ -233,47 +233,47 @@ void check_weights(const KernelTable& k) {
             int64_t most = 0;
             for (const Shape& s : all) most = std::max(most, (s.rows + 1) * (s.columns + 1));
             std::vector<float> values(size_t(most), 0.1f);
-            const auto pack = [&](const Shape& s, int32_t index, int64_t rows, int64_t columns) {
-                return model.pack(pool, s.slot, index, s.bias, {SOURCE_F32, values.data(), rows, columns});
+            const auto pack = [&](const std::string& name, int64_t rows, int64_t columns) {
+                return model.pack(pool, name, {SOURCE_F32, values.data(), rows, columns});
             };
-            CHECK_REFUSED("allocated first", pack(all[0], 0, all[0].rows, all[0].columns));
+            CHECK_REFUSED("allocated first", pack(all[0].name, all[0].rows, all[0].columns));
             CHECK(!model.ready(), "%s: ready without memory", kind.name);
             model.allocate(pool);
             const int64_t weights = model.missing();
             CHECK(weights > 0 && !model.ready(), "%s: %ld weights are missing", kind.name, long(weights));
             CHECK_REFUSED("source type 3",
-                          model.pack(pool, EMBED_TOKENS, 0, false,
+                          model.pack(pool, "embed_tokens.weight",
                                      {SourceType(3), values.data(), VOCAB, spec.model.embedding_size}));
-            CHECK_REFUSED("0 rows", pack(all[0], 0, 0, 8));
+            CHECK_REFUSED("0 rows", pack(all[0].name, 0, 8));
             int64_t count = 0;
             for (const Shape& s : all) {
-                const int32_t index = s.index, too_many = spec.model.layers * 20;
+                const char* name = s.name.c_str();
                 for (const int64_t more : {-1, 1}) {
-                    CHECK(s.rows + more < 1 || !pack(s, index, s.rows + more, s.columns),
-                          "%s: weight %d of %ld more rows", kind.name, s.slot, long(more));
+                    CHECK(s.rows + more < 1 || !pack(s.name, s.rows + more, s.columns), "%s: %s of %ld more rows",
+                          kind.name, name, long(more));
                     if (s.columns + more < 1) continue;
-                    CHECK(!pack(s, index, s.rows, s.columns + more), "%s: weight %d of %ld more columns", kind.name,
-                          s.slot, long(more));
+                    CHECK(!pack(s.name, s.rows, s.columns + more), "%s: %s of %ld more columns", kind.name, name,
+                          long(more));
                 }
-                if (s.layer >= 0) CHECK(!pack(s, too_many, s.rows, s.columns), "%s: a layer too many", kind.name);
-                if (s.layer >= 0) CHECK(!pack(s, -1, s.rows, s.columns), "%s: layer -1", kind.name);
+                const std::string rest = s.in_layer() ? s.name.substr(s.name.find('.', 7)) : "";
+                for (const char* layer : {"", "-1", "00", "99"})
+                    CHECK(!pack("layers." + (layer + rest), s.rows, s.columns), "%s: layer %s", kind.name, layer);
                 const size_t at = size_t(s.rows * s.columns - 1);
                 std::swap(values[at], values.back()), values[at] = NAN;
-                CHECK_REFUSED("NaN in row", pack(s, index, s.rows, s.columns));
+                CHECK_REFUSED("NaN in row", pack(s.name, s.rows, s.columns));
                 values[at] = -INFINITY;
-                CHECK_REFUSED("infinity in row " + std::to_string(s.rows - 1), pack(s, index, s.rows, s.columns));
+                CHECK_REFUSED("infinity in row " + std::to_string(s.rows - 1), pack(s.name, s.rows, s.columns));
                 values[at] = 0.1f;
-                CHECK(model.missing() == weights - count, "%s: weight %d counts though it was refused", kind.name,
-                      s.slot);
+                CHECK(model.missing() == weights - count, "%s: %s counts though it was refused", kind.name, name);
                 for (int twice = 0; twice < 2; twice++)
-                    CHECK(pack(s, index, s.rows, s.columns), "%s: weight %d", kind.name, s.slot);
+                    CHECK(pack(s.name, s.rows, s.columns), "%s: %s", kind.name, name);
                 count++;
-                CHECK(model.missing() == weights - count, "%s: weight %d of layer %d does not count once", kind.name,
-                      s.slot, s.layer);
+                CHECK(model.missing() == weights - count, "%s: %s does not count once", kind.name, name);
             }
             CHECK(model.ready() && count == weights, "%s: %ld of %ld weights", kind.name, long(count), long(weights));
-            CHECK(model.pack(pool, Slot(-1), 0, false, {SOURCE_F32, values.data(), 1, 1}) == false, "slot -1");
-            CHECK(model.pack(pool, Slot(99), 0, false, {SOURCE_F32, values.data(), 1, 1}) == false, "slot 99");
+            for (const char* none :
+                 {"", ".weight", "lm_head", "lm_head.weights", "layers.0", "layers.0.", "experts.0."})
+                CHECK(!pack(none, 1, 1), "a weight called \"%s\"", none);
             model.allocate(pool);
             CHECK(!model.ready(), "%s: ready with new memory", kind.name);
         }
@@ -383,11 +383,11 @@ void check_stored_weights(const KernelTable& k) {
     const std::vector<uint8_t> values(40 * 40, 7), zeros(40 * 2, 8);
     std::vector<float> scales(40 * 2, 0.5f);
     const auto pack = [&] {
-        return model.pack_int4(pool, Q_PROJ, 1, values.data(), scales.data(), zeros.data(), 40, 40);
+        return model.pack_int4(pool, "layers.1.q_proj.weight", values.data(), scales.data(), zeros.data(), 40, 40);
     };
     std::vector<int32_t> order(40);
     for (int32_t i = 0; i < 40; i++) order[size_t(i)] = 39 - i;
-    const auto set = [&] { return model.set_order(Q_PROJ, 1, order.data(), 40); };
+    const auto set = [&] { return model.set_order("layers.1.q_proj.weight", order.data(), 40); };
     CHECK_REFUSED("allocated first", pack());
     CHECK_REFUSED("allocated first", set());
     CHECK_REFUSED("not there", model.checksum(pool));

@@ -220,13 +220,18 @@ const Kind KINDS[] = {
      false, share_first},
 };
 
-// A weight: its place as PackedModel::pack takes it, and its shape.
+// A weight: its name as PackedModel::pack takes it, and its shape.
 struct Shape {
-    Slot slot;
-    int32_t layer;  // -1: outside of layers
-    bool bias;
+    Shape(const std::string& leaf, bool bias, int64_t rows_, int64_t columns_, const std::string& place = "")
+        : name(place + leaf + (bias ? ".bias" : ".weight")),
+          rows(rows_),
+          columns(columns_) {}
+
+    bool is(const char* of) const { return name == of + std::string(".weight"); }
+    bool in_layer() const { return name.compare(0, 7, "layers.") == 0; }
+
+    std::string name;
     int64_t rows, columns;
-    int32_t index = 0;
 };
 
 // What a recurrent mixer has in the place of attention's weights.
@@ -235,97 +240,102 @@ void list_recurrent_shapes(const RecurrentSpec& r, int64_t hidden, const Add& ad
     const int64_t keys = r.key_width(), values = r.value_width(), taps = r.conv_kernel;
     for (const bool bias : {false, true}) {
         if (bias && !r.conv_bias) continue;
-        if (r.convolves_keys()) add(Q_CONV, bias, keys * (bias ? 1 : taps), 1);
-        if (r.convolves_keys()) add(K_CONV, bias, keys * (bias ? 1 : taps), 1);
-        add(V_CONV, bias, values * (bias ? 1 : taps), 1);
+        if (r.convolves_keys()) add("q_conv", bias, keys * (bias ? 1 : taps), 1);
+        if (r.convolves_keys()) add("k_conv", bias, keys * (bias ? 1 : taps), 1);
+        add("v_conv", bias, values * (bias ? 1 : taps), 1);
     }
     const bool selects = r.kind == MAMBA1;
     const int64_t keys_from = selects ? values : hidden;  // of what keys and queries are made
-    add(Q_IN, false, keys, keys_from), add(K_IN, false, keys, keys_from), add(V_IN, false, values, hidden);
+    add("q_in", false, keys, keys_from), add("k_in", false, keys, keys_from), add("v_in", false, values, hidden);
     const int64_t from = r.gate_rank ? r.gate_rank : hidden;  // of what decay inputs and gates are made
-    if (r.scans()) add(A_IN, false, r.decay_inputs(), from), add(Z_IN, false, values, selects ? hidden : from);
+    if (r.scans()) add("a_in", false, r.decay_inputs(), from), add("z_in", false, values, selects ? hidden : from);
     if (selects) {
-        add(A_LOW_IN, false, r.gate_rank, values);
+        add("a_low_in", false, r.gate_rank, values);
         if (r.selection_norm == NORMED_AND_WEIGHTED)
-            add(A_LOW_NORM, false, r.gate_rank, 1), add(K_IN_NORM, false, keys, 1), add(Q_IN_NORM, false, keys, 1);
+            add("a_low_norm", false, r.gate_rank, 1), add("k_in_norm", false, keys, 1),
+                add("q_in_norm", false, keys, 1);
     }
-    if (r.kind == KIMI_DELTA) add(A_LOW_IN, false, r.gate_rank, hidden), add(Z_LOW_IN, false, r.gate_rank, hidden);
-    if (r.scans()) add(A_LOG, false, decay_rates(r), 1), add(DT_BIAS, false, r.decay_inputs(), 1);
-    if (r.is_delta()) add(B_IN, false, r.heads, hidden);
-    if (skips(r)) add(SKIP, false, skips(r), 1);
-    if (r.norm_weights()) add(GATED_NORM, false, r.norm_weights(), 1);
-    add(MIXER_OUT, false, hidden, values);
+    if (r.kind == KIMI_DELTA) add("a_low_in", false, r.gate_rank, hidden), add("z_low_in", false, r.gate_rank, hidden);
+    if (r.scans()) add("a_log", false, decay_rates(r), 1), add("dt_bias", false, r.decay_inputs(), 1);
+    if (r.is_delta()) add("b_in", false, r.heads, hidden);
+    if (skips(r)) add("skip", false, skips(r), 1);
+    if (r.norm_weights()) add("gated_norm", false, r.norm_weights(), 1);
+    add("mixer_out", false, hidden, values);
 }
 
 void list_layer_shapes(const ModelSpec& model, const LayerSpec& layer, int32_t number, std::vector<Shape>& all) {
     const AttentionSpec& a = layer.attention;
     const MlpSpec& m = layer.mlp;
     const int64_t hidden = model.hidden_size, input = model.mixer_input_width(number);
-    const auto add = [&](Slot slot, bool bias, int64_t rows, int64_t columns, int32_t expert = -1) {
-        all.push_back({slot, number, bias, rows, columns, number + model.layers * (expert + 1)});
+    const auto add = [&](const char* leaf, bool bias, int64_t rows, int64_t columns, int32_t expert = -1) {
+        std::string place = "layers." + std::to_string(number) + ".";
+        if (expert >= 0) place += expert < m.experts ? "experts." + std::to_string(expert) + "." : "shared.";
+        all.push_back({leaf, bias, rows, columns, place});
     };
     for (const bool bias : {false, true}) {
         if (bias && !model.norm_bias) continue;
-        if (layer.norm_place != POST && input == hidden) add(ATTENTION_NORM, bias, hidden, 1);
-        if (layer.norm_place != POST && !layer.shared_norm && layer.has_mlp()) add(MLP_NORM, bias, hidden, 1);
-        if (layer.has_post_norms()) add(ATTENTION_OUT_NORM, bias, hidden, 1);
-        if (layer.has_post_norms() && layer.has_mlp()) add(MLP_OUT_NORM, bias, hidden, 1);
+        if (layer.norm_place != POST && input == hidden) add("attention_norm", bias, hidden, 1);
+        if (layer.norm_place != POST && !layer.shared_norm && layer.has_mlp()) add("mlp_norm", bias, hidden, 1);
+        if (layer.has_post_norms()) add("attention_out_norm", bias, hidden, 1);
+        if (layer.has_post_norms() && layer.has_mlp()) add("mlp_out_norm", bias, hidden, 1);
     }
     const bool one = a.qk_norm == ONE_FOR_HEADS;
-    if (a.has_norm_weights()) add(Q_NORM, false, one ? a.head_dim : a.query_width(), 1);
-    if (a.has_norm_weights() && !a.shares_kv) add(K_NORM, false, one ? a.head_dim : a.kv_width(), 1);
-    if (a.sinks) add(SINKS, false, a.heads, 1);
-    const auto linear = [&](Slot slot, int32_t bias, int64_t rows, int64_t columns, int32_t expert = -1) {
-        add(slot, false, rows, columns, expert);
-        if (bias) add(slot, true, rows, 1, expert);
+    if (a.has_norm_weights()) add("q_norm", false, one ? a.head_dim : a.query_width(), 1);
+    if (a.has_norm_weights() && !a.shares_kv) add("k_norm", false, one ? a.head_dim : a.kv_width(), 1);
+    if (a.sinks) add("sinks", false, a.heads, 1);
+    const auto linear = [&](const char* leaf, int32_t bias, int64_t rows, int64_t columns, int32_t expert = -1) {
+        add(leaf, false, rows, columns, expert);
+        if (bias) add(leaf, true, rows, 1, expert);
     };
     if (layer.is_recurrent()) {
-        const auto plain = [&](Slot slot, bool bias, int64_t rows, int64_t columns) { add(slot, bias, rows, columns); };
+        const auto plain = [&](const char* leaf, bool bias, int64_t rows, int64_t columns) {
+            add(leaf, bias, rows, columns);
+        };
         list_recurrent_shapes(layer.recurrent, hidden, plain);
     } else if (const LatentSpec& l = a.latent; l.rank) {
         const int64_t query = l.query_rank ? l.query_rank : hidden;
-        add(KV_A_NORM, false, l.rank, 1);
-        if (l.query_rank) add(Q_A_NORM, false, l.query_rank, 1);
-        if (l.query_rank) linear(Q_A_PROJ, a.qkv_bias, l.query_rank, hidden);
-        linear(K_ROPE_PROJ, a.qkv_bias, l.rope_dim, hidden);
-        linear(KV_A_PROJ, a.qkv_bias, l.rank, hidden);
-        linear(Q_NOPE_PROJ, false, int64_t(a.heads) * l.nope_dim, query);
-        linear(Q_ROPE_PROJ, false, int64_t(a.heads) * l.rope_dim, query);
-        linear(K_B_PROJ, false, a.attended_width(), l.nope_dim);
-        linear(V_B_PROJ, false, a.output_width(), l.rank);
+        add("kv_a_norm", false, l.rank, 1);
+        if (l.query_rank) add("q_a_norm", false, l.query_rank, 1);
+        if (l.query_rank) linear("q_a_proj", a.qkv_bias, l.query_rank, hidden);
+        linear("k_rope_proj", a.qkv_bias, l.rope_dim, hidden);
+        linear("kv_a_proj", a.qkv_bias, l.rank, hidden);
+        linear("q_nope_proj", false, int64_t(a.heads) * l.nope_dim, query);
+        linear("q_rope_proj", false, int64_t(a.heads) * l.rope_dim, query);
+        linear("k_b_proj", false, a.attended_width(), l.nope_dim);
+        linear("v_b_proj", false, a.output_width(), l.rank);
     } else {
-        linear(Q_PROJ, a.qkv_bias, a.query_width(), input);
-        if (!a.shares_kv) linear(K_PROJ, a.qkv_bias, a.kv_width(), input);
-        if (!a.shares_kv && !a.values_are_keys) linear(V_PROJ, a.qkv_bias, a.kv_width(), input);
+        linear("q_proj", a.qkv_bias, a.query_width(), input);
+        if (!a.shares_kv) linear("k_proj", a.qkv_bias, a.kv_width(), input);
+        if (!a.shares_kv && !a.values_are_keys) linear("v_proj", a.qkv_bias, a.kv_width(), input);
     }
-    if (!layer.is_recurrent()) linear(O_PROJ, a.output_bias, hidden, a.output_width());
-    if (a.output_gate) linear(G_PROJ, a.qkv_bias, a.query_width(), hidden);
+    if (!layer.is_recurrent()) linear("o_proj", a.output_bias, hidden, a.output_width());
+    if (a.output_gate) linear("g_proj", a.qkv_bias, a.query_width(), hidden);
     for (int32_t e = m.experts ? 0 : -1; layer.has_mlp() && e < m.count(); e++) {
         const int64_t size = m.experts && e == m.experts ? m.shared_size : m.intermediate_size;
-        if (m.gated) linear(GATE_PROJ, m.bias, size, hidden, e);
-        linear(UP_PROJ, m.bias, size, hidden, e);
-        linear(DOWN_PROJ, m.bias, hidden, size, e);
+        if (m.gated) linear("gate_proj", m.bias, size, hidden, e);
+        linear("up_proj", m.bias, size, hidden, e);
+        linear("down_proj", m.bias, hidden, size, e);
     }
-    if (m.correction_bias) add(CORRECTION_BIAS, false, m.experts, 1);
-    if (m.expert_scales) add(EXPERT_SCALES, false, m.experts, 1);
-    for (const Slot norm : {ROUTER_NORM, EXPERTS_NORM, EXPERTS_OUT_NORM, SHARED_OUT_NORM}) {
+    if (m.correction_bias) add("correction_bias", false, m.experts, 1);
+    if (m.expert_scales) add("expert_scales", false, m.experts, 1);
+    for (const char* norm : {"router_norm", "experts_norm", "experts_out_norm", "shared_out_norm"}) {
         if (m.own_norms) add(norm, false, hidden, 1);
     }
     if (model.per_layer_size) {
-        linear(PER_LAYER_GATE_PROJ, 0, model.per_layer_size, hidden);
-        linear(PER_LAYER_OUT_PROJ, 0, hidden, model.per_layer_size);
-        add(PER_LAYER_OUT_NORM, false, hidden, 1);
+        linear("per_layer_gate_proj", 0, model.per_layer_size, hidden);
+        linear("per_layer_out_proj", 0, hidden, model.per_layer_size);
+        add("per_layer_out_norm", false, hidden, 1);
     }
-    if (layer.scaled) add(LAYER_SCALAR, false, 1, 1);
+    if (layer.scaled) add("layer_scalar", false, 1, 1);
     const HeadSpec& head = model.draft_head;
     for (const auto& [base, projection] :
-         {std::pair(ATTENTION_CONV_BASE, ATTENTION_CONV_PROJ), std::pair(MLP_CONV_BASE, MLP_CONV_PROJ)}) {
+         {std::pair("attention_conv_base", "attention_conv_proj"), std::pair("mlp_conv_base", "mlp_conv_proj")}) {
         if (!head.conv_taps) continue;
         add(base, false, 2 * head.conv_taps * hidden, 1);
         linear(projection, 0, 2 * head.conv_scales(hidden), hidden);
     }
-    if (m.experts) linear(ROUTER, m.router_bias, m.experts, hidden);
-    if (m.shared_gate) linear(SHARED_GATE, 0, 1, hidden);
+    if (m.experts) linear("router", m.router_bias, m.experts, hidden);
+    if (m.shared_gate) linear("shared_gate", 0, 1, hidden);
 }
 
 // What a draft head has beside a decoder.
@@ -333,45 +343,46 @@ void list_head_shapes(const ModelSpec& s, std::vector<Shape>& all) {
     const HeadSpec& head = s.draft_head;
     const int64_t hidden = s.hidden_size;
     if (!s.is_draft_head()) return;
-    all.push_back({FC, -1, false, hidden, head.fc_width(hidden)});
+    all.push_back({s.reads_target() ? "fc_in" : "fc", false, hidden, head.fc_width(hidden)});
     if (s.reads_target()) {
-        all.push_back({FC_OUT, -1, false, head.input_size, hidden});
-        if (head.clusters) all.push_back({CLUSTERS, -1, false, head.clusters, hidden});
+        all.push_back({"fc_out", false, head.input_size, hidden});
+        if (head.clusters) all.push_back({"clusters", false, head.clusters, hidden});
         return;
     }
-    all.push_back({HEAD_HIDDEN_NORM, -1, false, hidden, 1});
+    all.push_back({"head_hidden_norm", false, hidden, 1});
     if (head.candidates) {
-        all.push_back({SELECTOR_PROJ, -1, false, head.selector_rank, hidden});
-        for (const Slot table : {SELECTOR_BEFORE, SELECTOR_AFTER})
-            all.push_back({table, -1, false, s.vocab_size, head.selector_rank});
+        all.push_back({"selector_proj", false, head.selector_rank, hidden});
+        for (const char* table : {"selector_before", "selector_after"})
+            all.push_back({table, false, s.vocab_size, head.selector_rank});
     }
-    if (head.feeds_back()) all.push_back({HEAD_EMBED_NORM, -1, false, hidden, 1});
+    if (head.feeds_back()) all.push_back({"head_embed_norm", false, hidden, 1});
     for (int32_t i = 0; i < head.input_norms(); i++)
-        all.push_back({INPUT_NORM, -1, false, head.input_size / head.input_norms(), 1, i});
+        all.push_back({head.input_norm == NORM_OF_EACH ? "fc_norm_" + std::to_string(i) : "input_norm", false,
+                       head.input_size / head.input_norms(), 1});
 }
 
 // Every weight that a model has.
 std::vector<Shape> shapes(const ModelSpec& s, const std::vector<LayerSpec>& layers) {
     const int64_t hidden = s.hidden_size;
     std::vector<Shape> all;
-    if (!s.draft_head.shared_embedding) all.push_back({EMBED_TOKENS, -1, false, s.vocab_size, s.embedding_size});
+    if (!s.draft_head.shared_embedding) all.push_back({"embed_tokens", false, s.vocab_size, s.embedding_size});
     if (!s.tied_head && !s.draft_head.shared_head)
-        all.push_back({LM_HEAD, -1, false, s.lm_head_rows(), s.embedding_size});
+        all.push_back({"lm_head", false, s.lm_head_rows(), s.embedding_size});
     list_head_shapes(s, all);
-    if (s.positions) all.push_back({EMBED_POSITIONS, -1, false, s.positions, hidden});
-    if (s.projected_embedding) all.push_back({PROJECT_IN, -1, false, hidden, s.embedding_size});
-    if (s.projected_embedding) all.push_back({PROJECT_OUT, -1, false, s.embedding_size, hidden});
+    if (s.positions) all.push_back({"embed_positions", false, s.positions, hidden});
+    if (s.projected_embedding) all.push_back({"project_in", false, hidden, s.embedding_size});
+    if (s.projected_embedding) all.push_back({"project_out", false, s.embedding_size, hidden});
     if (s.per_layer_size) {
-        all.push_back({PER_LAYER_EMBED, -1, false, s.vocab_size, s.per_layer_width()});
-        all.push_back({PER_LAYER_IN_PROJ, -1, false, s.per_layer_width(), hidden});
-        all.push_back({PER_LAYER_NORM, -1, false, s.per_layer_size, 1});
+        all.push_back({"per_layer_embed", false, s.vocab_size, s.per_layer_width()});
+        all.push_back({"per_layer_in_proj", false, s.per_layer_width(), hidden});
+        all.push_back({"per_layer_norm", false, s.per_layer_size, 1});
     }
     for (const bool bias : {false, true}) {
         if (bias && !s.norm_bias) continue;
-        if (s.final_norm) all.push_back({FINAL_NORM, -1, bias, hidden, 1});
-        if (s.embedding_norm) all.push_back({EMBED_NORM, -1, bias, hidden, 1});
+        if (s.final_norm) all.push_back({"final_norm", bias, hidden, 1});
+        if (s.embedding_norm) all.push_back({"embed_norm", bias, hidden, 1});
     }
-    if (s.head_bias) all.push_back({LM_HEAD, -1, true, s.vocab_size, 1});
+    if (s.head_bias) all.push_back({"lm_head", true, s.vocab_size, 1});
     for (size_t i = 0; i < layers.size(); i++) list_layer_shapes(s, layers[i], int32_t(i), all);
     return all;
 }
@@ -431,15 +442,15 @@ struct Fixture {
     void pack_random(Random& random, const Shape& shape, const char* name) {
         Buffer<float> tensor(size_t(shape.rows * shape.columns));
         for (size_t i = 0; i < tensor.size(); i++) tensor[i] = random.normal() * (shape.columns > 1 ? 0.2f : 0.5f);
-        if (shape.slot == EMBED_TOKENS) table.assign(tensor.data(), tensor.data() + tensor.size());
-        if (shape.slot == PER_LAYER_EMBED) per_layer_table.assign(tensor.data(), tensor.data() + tensor.size());
-        const auto pack = [&](bool bias, int64_t columns) {
-            return model->pack(pool, shape.slot, shape.index, bias, {SOURCE_F32, tensor.data(), shape.rows, columns});
+        if (shape.is("embed_tokens")) table.assign(tensor.data(), tensor.data() + tensor.size());
+        if (shape.is("per_layer_embed")) per_layer_table.assign(tensor.data(), tensor.data() + tensor.size());
+        const auto pack = [&](int64_t columns) {
+            return model->pack(pool, shape.name, {SOURCE_F32, tensor.data(), shape.rows, columns});
         };
-        CHECK(pack(shape.bias, shape.columns), "%s: no place for weight %d", name, shape.slot);
-        const bool matrix = shape.columns > 1 && shape.slot != EMBED_POSITIONS && shape.slot != EMBED_TOKENS &&
-                            shape.slot != PER_LAYER_EMBED;
-        CHECK(!matrix || !pack(false, shape.columns - 1), "%s: weight %d may have another shape", name, shape.slot);
+        CHECK(pack(shape.columns), "%s: no place for %s", name, shape.name.c_str());
+        const bool matrix = shape.columns > 1 && !shape.is("embed_positions") && !shape.is("embed_tokens") &&
+                            !shape.is("per_layer_embed");
+        CHECK(!matrix || !pack(shape.columns - 1), "%s: %s may have another shape", name, shape.name.c_str());
     }
 
     // The columns of cos and sin that rotate a layer's heads; the first table has another base than the others.

@@ -30,7 +30,6 @@ from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import NotFiniteError, check_shape, head_dim_of, part_of, resolve, weight_shape
 from ipex_assist.native.library import Pool
 from ipex_assist.native.model import PackedModel
-from ipex_assist.native.structures import place_of
 from ipex_assist.quantization.int4_weight import Int4Weight
 from ipex_assist.quantization.scaled_weight import ScaledWeight
 
@@ -179,7 +178,7 @@ def _pack_int4(model: PackedModel, ours: str, weight: Int4Weight) -> None:
     status = model.library.ia_model_pack_int4(
         model.handle,
         model.pool.handle,
-        *place_of(model.spec, ours),
+        ours.encode(),
         values.data_ptr(),
         scales.data_ptr(),
         zeros.data_ptr(),
@@ -204,7 +203,7 @@ def _pack_scaled(model: PackedModel, ours: str, weight: ScaledWeight) -> bool:
     status = model.library.ia_model_pack_bytes(
         model.handle,
         model.pool.handle,
-        *place_of(model.spec, ours),
+        ours.encode(),
         values.data_ptr(),
         scales.data_ptr(),
         scales.shape[1],
@@ -226,16 +225,13 @@ def _fits_blocks(scales: torch.Tensor) -> bool:
 
 
 def _set_order(model: PackedModel, ours: str, order: torch.Tensor | None) -> None:
-    if ours == "embed_tokens.weight":
-        if not model.spec.tied_head:
-            return
-        ours = "lm_head.weight"
+    if ours == "embed_tokens.weight" and not model.spec.tied_head:
+        return
     width = weight_shape(model.spec, ours)[1]
     order = (torch.arange(width) if order is None else order).to(torch.int32).contiguous()
     if order.shape != (width,):
         raise IpexAssistError(f"{ours} has an order (g_idx) of {tuple(order.shape)} for {width} columns")
-    slot, index = place_of(model.spec, ours)
-    status = model.library.ia_model_set_order(model.handle, slot, index, ctypes.c_void_p(order.data_ptr()), width)
+    status = model.library.ia_model_set_order(model.handle, ours.encode(), ctypes.c_void_p(order.data_ptr()), width)
     model.check_packed(status, ours, tuple(order.shape))
 
 

@@ -292,57 +292,55 @@ IPEX_ASSIST_API int32_t ia_model_share_head(void* handle, const void* other) {
 
 // 0 done, 1 no such weight in this model, or another shape, 2 it holds NaN or infinity (ia_last_error says where),
 // -1 failed.
-IPEX_ASSIST_API int32_t ia_model_pack(void* handle, void* pool, int32_t slot, int32_t index, int32_t bias, int32_t type,
-                                      const void* data, int64_t rows, int64_t columns) {
+IPEX_ASSIST_API int32_t ia_model_pack(void* handle, void* pool, const char* name, int32_t type, const void* data,
+                                      int64_t rows, int64_t columns) {
     return guarded_numbers(2, [&] {
         const StoredMatrix matrix{SourceType(type), data, rows, columns};
-        return model_of(handle).pack(*static_cast<Pool*>(pool), Slot(slot), index, bias != 0, matrix) ? 0 : 1;
+        return model_of(handle).pack(*static_cast<Pool*>(pool), name, matrix) ? 0 : 1;
     });
 }
 
 // Likewise rows [first, first + rows) of a matrix, see PackedModel::pack_rows.
-IPEX_ASSIST_API int32_t ia_model_pack_rows(void* handle, void* pool, int32_t slot, int32_t index, int32_t type,
-                                           const void* data, int64_t first, int64_t rows, int64_t columns) {
+IPEX_ASSIST_API int32_t ia_model_pack_rows(void* handle, void* pool, const char* name, int32_t type, const void* data,
+                                           int64_t first, int64_t rows, int64_t columns) {
     return guarded_numbers(2, [&] {
         const StoredMatrix matrix{SourceType(type), data, rows, columns};
-        return model_of(handle).pack_rows(*static_cast<Pool*>(pool), Slot(slot), index, first, matrix) ? 0 : 1;
+        return model_of(handle).pack_rows(*static_cast<Pool*>(pool), name, first, matrix) ? 0 : 1;
     });
 }
 
 // Likewise a weight that lies in an open file, from byte `offset` on: every thread reads what it packs.
-IPEX_ASSIST_API int32_t ia_model_pack_file(void* handle, void* pool, int32_t slot, int32_t index, int32_t bias,
-                                           int32_t type, int32_t file, int64_t offset, int64_t rows, int64_t columns) {
+IPEX_ASSIST_API int32_t ia_model_pack_file(void* handle, void* pool, const char* name, int32_t type, int32_t file,
+                                           int64_t offset, int64_t rows, int64_t columns) {
     return guarded_numbers(2, [&] {
         const StoredMatrix matrix{SourceType(type), nullptr, rows, columns, file, offset};
-        return model_of(handle).pack(*static_cast<Pool*>(pool), Slot(slot), index, bias != 0, matrix) ? 0 : 1;
+        return model_of(handle).pack(*static_cast<Pool*>(pool), name, matrix) ? 0 : 1;
     });
 }
 
 // Weights that are quantized already, see PackedModel::pack_int4. Likewise 0, 1, 2 or -1.
-IPEX_ASSIST_API int32_t ia_model_pack_int4(void* handle, void* pool, int32_t slot, int32_t index, const uint8_t* values,
+IPEX_ASSIST_API int32_t ia_model_pack_int4(void* handle, void* pool, const char* name, const uint8_t* values,
                                            const float* scales, const uint8_t* zeros, int64_t columns, int64_t width) {
     return guarded_numbers(2, [&] {
         PackedModel& model = model_of(handle);
         Pool& threads = *static_cast<Pool*>(pool);
-        return model.pack_int4(threads, Slot(slot), index, values, scales, zeros, columns, width) ? 0 : 1;
+        return model.pack_int4(threads, name, values, scales, zeros, columns, width) ? 0 : 1;
     });
 }
 
 // Weights that are stored in 8 bits, see PackedModel::pack_bytes. Likewise 0, 1, 2 or -1.
-IPEX_ASSIST_API int32_t ia_model_pack_bytes(void* handle, void* pool, int32_t slot, int32_t index,
-                                            const uint8_t* values, const float* scales, int64_t groups, int64_t columns,
-                                            int64_t width) {
+IPEX_ASSIST_API int32_t ia_model_pack_bytes(void* handle, void* pool, const char* name, const uint8_t* values,
+                                            const float* scales, int64_t groups, int64_t columns, int64_t width) {
     return guarded_numbers(2, [&] {
         PackedModel& model = model_of(handle);
         Pool& threads = *static_cast<Pool*>(pool);
-        return model.pack_bytes(threads, Slot(slot), index, values, scales, groups, columns, width) ? 0 : 1;
+        return model.pack_bytes(threads, name, values, scales, groups, columns, width) ? 0 : 1;
     });
 }
 
 // The order of a linear's input columns, see PackedModel::set_order. Likewise 0, 1 or -1.
-IPEX_ASSIST_API int32_t ia_model_set_order(void* handle, int32_t slot, int32_t index, const int32_t* order,
-                                           int64_t width) {
-    return guarded(-1, [&] { return model_of(handle).set_order(Slot(slot), index, order, width) ? 0 : 1; });
+IPEX_ASSIST_API int32_t ia_model_set_order(void* handle, const char* name, const int32_t* order, int64_t width) {
+    return guarded(-1, [&] { return model_of(handle).set_order(name, order, width) ? 0 : 1; });
 }
 
 // An adapter of a model, without parts. It keeps the model's weights as long as it lives.
@@ -354,11 +352,11 @@ IPEX_ASSIST_API void ia_adapter_delete(void* adapter) { delete static_cast<Adapt
 IPEX_ASSIST_API int64_t ia_adapter_bytes(void* adapter) { return static_cast<Adapter*>(adapter)->bytes(); }
 
 // See Adapter::pack: a (rank, width), b (columns, rank). 0 done, 1 no such weight, or another shape, -1 failed.
-IPEX_ASSIST_API int32_t ia_adapter_pack(void* adapter, void* pool, int32_t slot, int32_t layer, const float* a,
-                                        const float* b, int64_t rank, int64_t columns, int64_t width, float scale) {
+IPEX_ASSIST_API int32_t ia_adapter_pack(void* adapter, void* pool, const char* name, const float* a, const float* b,
+                                        int64_t rank, int64_t columns, int64_t width, float scale) {
     return guarded(-1, [&] {
         const Adapter::Matrices matrices{a, b, rank, columns, width, scale};
-        return static_cast<Adapter*>(adapter)->pack(*static_cast<Pool*>(pool), Slot(slot), layer, matrices) ? 0 : 1;
+        return static_cast<Adapter*>(adapter)->pack(*static_cast<Pool*>(pool), name, matrices) ? 0 : 1;
     });
 }
 

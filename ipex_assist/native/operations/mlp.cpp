@@ -12,9 +12,8 @@ namespace {
 // What its kernel takes, of the numbers that a checkpoint has: softplus of both alphas, and beta added to the second.
 Xielu xielu_of(const PackedLayer& layer) {
     const auto softplus = [](double x) { return x > 20 ? x : std::log1p(std::exp(x)); };
-    const float beta = *layer.xielu[XIELU_BETA - ALPHA_P];
-    return {float(softplus(*layer.xielu[0])), float(beta + softplus(*layer.xielu[ALPHA_N - ALPHA_P])), beta,
-            *layer.xielu[XIELU_EPS - ALPHA_P]};
+    const XieluWeights& w = layer.xielu;
+    return {float(softplus(*w.alpha_p)), float(*w.beta + softplus(*w.alpha_n)), *w.beta, *w.eps};
 }
 
 void up_linear(Pass& pass, const LayerStep& step, int thread) {

@@ -22,8 +22,11 @@ Precision a_precision(Precision of) {
     __builtin_unreachable();
 }
 
-bool is_adaptable(Slot slot) {
-    return (slot >= Q_PROJ && slot <= G_PROJ) || slot == GATE_PROJ || slot == UP_PROJ || slot == DOWN_PROJ;
+// The number of the linear of its layer, of attention or of a plain MLP, that a weight is part of; WHICH: of none.
+int32_t which_linear(const PackedLayer& layer, const Weight& weight) {
+    int32_t which = layer.is_recurrent() ? UP : layer.attention.is_latent() ? OUTPUT : QKV;
+    while (which < WHICH && weight.part.linear != &layer.linear(Which(which))) which++;
+    return which;
 }
 
 // 16 columns (rank) of b · scale, of which `count` are there, as LowRankBlock has them.
@@ -67,15 +70,15 @@ std::pair<int64_t, int64_t> AdapterPart::between(int64_t first, int64_t last) co
 
 Adapter::Adapter(std::shared_ptr<const PackedModel> model) : model_(std::move(model)), layers_(model_->layers.size()) {}
 
-bool Adapter::pack(Pool& pool, Slot slot, int32_t layer, const Matrices& m) {
+bool Adapter::pack(Pool& pool, std::string_view name, const Matrices& m) {
     if (m.rank < 1 || m.rank > MOST_RANK)
         refuse("an adapter of rank %lld: it may be 1 to %lld", (long long)m.rank, (long long)MOST_RANK);
-    if (!is_adaptable(slot) || size_t(layer) >= layers_.size()) return false;
-    const PackTarget to = model_->target(slot, layer);
-    const PackedLayer& of = model_->layers[size_t(layer)];
-    int32_t which = 0;
-    while (which < WHICH && to.linear != &of.linear(Which(which))) which++;
-    if (which == WHICH || to.columns != m.columns || to.width != m.width) return false;
+    const Weight weight = model_->find(name);
+    const int32_t layer = weight.layer;
+    if (!weight.is_matrix() || layer < 0 || !weight.takes(m.columns, m.width)) return false;
+    const PackTarget& to = weight.part;
+    const int32_t which = which_linear(model_->layers[size_t(layer)], weight);
+    if (which == WHICH) return false;
     std::vector<AdapterPart>& parts = layers_[size_t(layer)][size_t(which)];
     int64_t low = 0;
     for (const AdapterPart& part : parts) {

@@ -37,7 +37,7 @@ public:
         int64_t rank, columns, width;
         float scale;
     };
-    bool pack(Pool& pool, Slot slot, int32_t layer, const Matrices& matrices);
+    bool pack(Pool& pool, std::string_view name, const Matrices& matrices);
 
     const std::vector<AdapterPart>& parts(int32_t layer, Which which) const {
         return layers_[size_t(layer)][size_t(which)];

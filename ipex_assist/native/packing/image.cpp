@@ -22,8 +22,8 @@ bool PackedModel::adopt(Pool& pool, int file, int64_t offset, Adoption how) {
         image_ = std::move(mapped);
         writable_ = false, settled_ = 0;
         layout_.divide(nullptr);
-        layout_.place(*this, layer_specs_, image_.data());
-        arrivals_.expect_none();
+        layout_.place(*this, image_.data());
+        missing_.clear();
         return how == MAP;
     }
     allocate(pool);
@@ -40,7 +40,7 @@ bool PackedModel::adopt(Pool& pool, int file, int64_t offset, Adoption how) {
             read_file(file, offset + piece.start + first, piece.at + first, last - first);
         }
     });
-    arrivals_.expect_none();
+    missing_.clear();
     return true;
 }
 

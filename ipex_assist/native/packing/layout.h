@@ -7,12 +7,12 @@
 #include <cstdint>
 #include <vector>
 
-#include "packing/weights.h"
+#include "packing/weight_list.h"
 #include "threads/pool.h"
 
 namespace ipex_assist {
 
-class ImageLayout {
+class ImageLayout final : private WeightList {
 public:
     // Bytes of the image that lie side by side in memory, too.
     struct Piece {
@@ -28,9 +28,9 @@ public:
     bool follows(const Pool& pool) const;
     // A node's first thread; of one more than there are, the number of threads.
     int first_thread(int node) const { return node_threads_[size_t(node)]; }
-    // Places the weights of layers of these specs from `start` on; null counts bytes. The one place that says what lies
-    // where; LAYOUT_VERSION in executors/packed_cache.py changes with it.
-    void place(ModelWeights& weights, const std::vector<LayerSpec>& layers, uint8_t* start);
+    // Places a model's weights, in the order of their list, from `start` on; null counts bytes. LAYOUT_VERSION in
+    // executors/packed_cache.py changes with it, and with the order of the list.
+    void place(ModelWeights& weights, uint8_t* start);
     // Of divided memory, after a `place` from null: bytes of all nodes, each from a huge-page boundary on, which the
     // next `place` takes.
     int64_t reserve_nodes();
@@ -43,19 +43,12 @@ private:
     const uint8_t* take(int64_t bytes, int64_t alignment);
     void end_piece();
     void place_on_nodes(Linear& linear);
-    Linear linear(const ModelSpec& spec, int64_t columns, int64_t width, bool bias, Precision precision,
-                  int64_t unit = 1);
-    const float* vector(int64_t size);
-    Norm norm(const ModelSpec& spec, int64_t size);
-    void place_draft_head(ModelWeights& weights);
-    void place_layer(const ModelSpec& spec, PackedLayer& layer);
-    ConvWeights dynamic_conv(const ModelSpec& spec);
-    void place_attention(const ModelSpec& spec, PackedLayer& layer);
-    void place_latent(const ModelSpec& spec, PackedLayer& layer);
-    void place_recurrent(const ModelSpec& spec, PackedLayer& layer);
-    void place_mlp(const ModelSpec& spec, PackedLayer& layer);
-    Mlp mlp(const ModelSpec& spec, const MlpSpec& mlp, int64_t size);
+    const float* floats(int64_t size) { return reinterpret_cast<const float*>(take(size * 4, 64)); }
+    void linear(Linear& to, const LinearShape& shape, std::initializer_list<LinearPart> parts) override;
+    void vector(const float*& to, const VectorShape& shape, bool /*bias*/) override { to = floats(shape.size); }
+    void table(const uint8_t*& to, const char* name, int64_t rows, int64_t columns) override;
 
+    const ModelSpec* spec_ = nullptr;      // of the model that is laid out
     int64_t bytes_ = 0, elsewhere_ = 0;    // and of these, blocks on nodes
     uintptr_t base_ = 0;                   // of the image while it is laid out
     std::vector<int> node_threads_;        // each node's first thread, and the number of threads; empty: one node

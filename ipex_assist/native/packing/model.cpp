@@ -15,16 +15,15 @@
 namespace ipex_assist {
 
 PackedModel::PackedModel(const ModelSpec& given, const LayerSpec* layers_, const KernelTable* kernels_)
-    : ModelWeights(checked(given, layers_)),
-      kernels(kernels_),
-      layer_specs_(layers_, layers_ + given.layers) {
-    for (LayerSpec& each : layer_specs_) {
+    : ModelWeights(checked(given, layers_), layers_),
+      kernels(kernels_) {
+    for (PackedLayer& each : layers) {
         AttentionSpec& a = each.attention;
         slopes_.emplace_back();
         for (int32_t h = 0; a.alibi_slopes && h < a.heads; h++) slopes_.back().push_back(a.alibi_slopes[h] / a.scale);
         a.alibi_slopes = slopes_.back().empty() ? nullptr : slopes_.back().data();
     }
-    layout_.place(*this, layer_specs_, nullptr);  // to count its bytes
+    layout_.place(*this, nullptr);  // to count its bytes
 }
 
 void PackedModel::allocate(const Pool& pool) {
@@ -40,15 +39,15 @@ void PackedModel::place(const Pool& pool) {
         image_ = Memory(size_t(image_bytes()));
     } else {
         image_ = Memory();
-        layout_.place(*this, layer_specs_, nullptr);  // to count the bytes of each node
+        layout_.place(*this, nullptr);  // to count the bytes of each node
         image_ = Memory::at_border(size_t(layout_.reserve_nodes()));
     }
-    layout_.place(*this, layer_specs_, image_.data());
+    layout_.place(*this, image_.data());
 }
 
 void PackedModel::expect_weights() {
-    arrivals_.expect(*this);
-    if (table_of_ && !spec.tied_head) arrivals_.arrived(EMBED_TOKENS, 0, false);
+    missing_ = names();
+    if (table_of_ && !spec.tied_head) arrived("embed_tokens.weight");
     for (const Linear* linear : linears()) {
         int32_t* order = const_cast<int32_t*>(linear->order);
         if (order) std::iota(order, order + linear->depth, 0);
@@ -136,7 +135,7 @@ bool pack_linear(const KernelTable& kernels, Pool& pool, const PackTarget& targe
 }
 
 // Into the table's rows from `first` on. False where NaN or infinity is among the values.
-bool pack_table(const PackedModel& model, Pool& pool, const StoredMatrix& matrix, const uint8_t* table, int64_t first) {
+bool pack_table(const PackedModel& model, Pool& pool, const StoredMatrix& matrix, uint8_t* table, int64_t first) {
     const int64_t rows = matrix.rows, columns = matrix.columns, to_bytes = model.spec.precision == FP32 ? 4 : 2;
     const bool same = matrix.type == (model.spec.precision == FP32 ? SOURCE_F32 : SOURCE_BF16);
     std::atomic<bool> numbers{true};
@@ -145,7 +144,7 @@ bool pack_table(const PackedModel& model, Pool& pool, const StoredMatrix& matrix
         RowReader reader(matrix);
         for (int64_t r = share(rows, thread, pool.threads()); r < share(rows, thread + 1, pool.threads()); r++) {
             const uint8_t* from = reader.rows(r, 1);
-            uint8_t* to = const_cast<uint8_t*>(table) + (first + r) * columns * to_bytes;
+            uint8_t* to = table + (first + r) * columns * to_bytes;
             if (!model.kernels->widen(matrix.type, from, columns, row.data())) numbers = false;
             if (same) {
                 std::memcpy(to, from, size_t(columns * to_bytes));
@@ -157,78 +156,66 @@ bool pack_table(const PackedModel& model, Pool& pool, const StoredMatrix& matrix
     return numbers;
 }
 
-}  // namespace
-
-namespace {
-
 void transpose(float* values, int64_t rows, int64_t columns) {
     const std::vector<float> stored(values, values + rows * columns);
     for (int64_t i = 0; i < rows * columns; i++) values[i % columns * rows + i / columns] = stored[size_t(i)];
 }
 
-// A vector of a recurrent mixer, as a checkpoint has it, in the form that passes read: see RecurrentWeights.
-void arrange_recurrent(Slot slot, bool bias, const RecurrentSpec& r, float* values) {
-    if (slot == A_LOG) {
-        for (int64_t i = 0; i < decay_rates(r); i++) values[i] = float(-std::exp(double(values[i])));
-        if (r.kind == MAMBA1) transpose(values, r.value_width(), r.key_dim);
-    }
-    if (bias || slot > V_CONV) return;
-    transpose(values, slot == V_CONV ? r.value_width() : r.key_width(), r.conv_kernel);
+// A vector as a checkpoint has it in the form that passes read.
+void arrange(const Weight& weight, float* values) {
+    const VectorForm& form = weight.form;
+    for (int64_t i = 0; form.negated_logarithms && i < weight.rows; i++)
+        values[i] = float(-std::exp(double(values[i])));
+    if (form.rows) transpose(values, form.rows, form.columns);
 }
 
 }  // namespace
 
-bool PackedModel::pack(Pool& pool, Slot slot, int32_t index, bool bias, const StoredMatrix& matrix) {
+bool PackedModel::pack(Pool& pool, std::string_view name, const StoredMatrix& matrix) {
     require_memory();
     require_matrix(matrix);
-    const int64_t rows = matrix.rows, columns = matrix.columns;
-    if (!exists(slot, index, bias)) return false;
-    const PackTarget where = target(slot, index);
-    float* to = const_cast<float*>(vector(slot, index, bias));
-    if (to || bias ? rows * columns != (to ? vector_size(slot, index, bias) : where.columns)
-                   : rows != where.columns || columns != where.width) {
-        return false;
-    }
-    if ((to || bias) && !matrix.data) {
-        std::vector<uint8_t> read(size_t(rows * matrix.row_bytes()));
+    const Weight weight = find(name);
+    if (!weight.takes(matrix.rows, matrix.columns)) return false;
+    if (!weight.is_matrix() && !matrix.data) {
+        std::vector<uint8_t> read(size_t(matrix.rows * matrix.row_bytes()));
         read_file(matrix.file, matrix.offset, read.data(), int64_t(read.size()));
-        return pack(pool, slot, index, bias, {matrix.type, read.data(), rows, columns});
+        return pack(pool, name, {matrix.type, read.data(), matrix.rows, matrix.columns});
     }
-    bool numbers = !to || kernels->widen(matrix.type, matrix.data, rows * columns, to);
-    if (to && slot >= Q_CONV && slot < Q_PROJ) arrange_recurrent(slot, bias, layers[size_t(index)].recurrent, to);
-    if (bias && where.linear) numbers &= pack_bias(*kernels, where, matrix);
-    if (!to && !bias) numbers = pack_matrix(pool, slot, where, 0, matrix);
+    bool numbers = true;
+    if (weight.vector) {
+        numbers = kernels->widen(matrix.type, matrix.data, weight.rows, weight.vector);
+        arrange(weight, weight.vector);
+    } else if (weight.is_bias) {
+        numbers = pack_bias(*kernels, weight.part, matrix);
+    } else {
+        numbers = pack_matrix(pool, weight, 0, matrix);
+    }
     if (!numbers) refuse_values(*kernels, matrix);
-    arrivals_.arrived(slot, index, bias);
+    arrived(name);
     return true;
 }
 
-bool PackedModel::pack_rows(Pool& pool, Slot slot, int32_t index, int64_t first, const StoredMatrix& matrix) {
+bool PackedModel::pack_rows(Pool& pool, std::string_view name, int64_t first, const StoredMatrix& matrix) {
     require_memory();
     require_matrix(matrix);
-    if (!exists(slot, index, false) || vector(slot, index, false)) return false;
-    const PackTarget where = target(slot, index);
+    const Weight weight = find(name);
     const int64_t end = first + matrix.rows;
-    if (first < 0 || first % LANES != 0 || matrix.rows > where.columns - first || matrix.columns != where.width) {
-        return false;
-    }
-    if (end % LANES != 0 && end != where.columns) return false;
-    if (!pack_matrix(pool, slot, where, first, matrix)) refuse_values(*kernels, matrix, first);
-    if (end == where.columns) arrivals_.arrived(slot, index, false);
+    if (!weight.is_matrix() || first < 0 || first % LANES != 0) return false;
+    if (matrix.rows > weight.rows - first || matrix.columns != weight.columns) return false;
+    if (end % LANES != 0 && end != weight.rows) return false;
+    if (!pack_matrix(pool, weight, first, matrix)) refuse_values(*kernels, matrix, first);
+    if (end == weight.rows) arrived(name);
     return true;
 }
 
-// Rows from `first` on of a weight that `where` has the whole of. False where NaN or infinity is among the values.
-bool PackedModel::pack_matrix(Pool& pool, Slot slot, const PackTarget& where, int64_t first,
-                              const StoredMatrix& matrix) {
+// Rows from `first` on of a matrix. False where NaN or infinity is among the values.
+bool PackedModel::pack_matrix(Pool& pool, const Weight& weight, int64_t first, const StoredMatrix& matrix) {
     bool numbers = true;
-    if (slot == EMBED_TOKENS && !head_is_table() && !table_of_) numbers = pack_table(*this, pool, matrix, table, first);
-    if (slot == PER_LAYER_EMBED) numbers = pack_table(*this, pool, matrix, per_layer_table, first);
-    if (slot == SELECTOR_BEFORE) numbers = pack_table(*this, pool, matrix, selector.before, first);
-    if (slot == SELECTOR_AFTER) numbers = pack_table(*this, pool, matrix, selector.after, first);
-    if (!where.linear) return numbers;
-    const int64_t begins = where.first + first / LANES * where.step;
-    return pack_linear(*kernels, pool, {where.linear, begins, where.step, matrix.rows, where.width}, matrix) && numbers;
+    if (weight.table && !skips_table(weight)) numbers = pack_table(*this, pool, matrix, weight.table, first);
+    const PackTarget& part = weight.part;
+    if (!part.linear) return numbers;
+    const int64_t begins = part.first + first / LANES * part.step;
+    return pack_linear(*kernels, pool, {part.linear, begins, part.step, matrix.rows, part.width}, matrix) && numbers;
 }
 
 namespace {
@@ -247,12 +234,13 @@ void place_int4_column(const uint8_t* values, int64_t width, int64_t depth, int6
 
 }  // namespace
 
-bool PackedModel::pack_int4(Pool& pool, Slot slot, int32_t index, const uint8_t* values, const float* scales,
+bool PackedModel::pack_int4(Pool& pool, std::string_view name, const uint8_t* values, const float* scales,
                             const uint8_t* zeros, int64_t columns, int64_t width) {
     require_memory();
-    const PackTarget where = target(slot, index);
-    if (!where.linear || !where.linear->weights || where.linear->precision != INT4) return false;
-    if (columns != where.columns || width != where.width) return false;
+    const Weight weight = find(name);
+    const PackTarget& where = weight.part;
+    if (!weight.is_matrix() || !where.linear || where.linear->precision != INT4) return false;
+    if (!weight.takes(columns, width)) return false;
     const Linear& linear = *where.linear;
     const int64_t groups = (width + linear.group - 1) / linear.group;
     std::atomic<bool> numbers{true};
@@ -276,15 +264,15 @@ bool PackedModel::pack_int4(Pool& pool, Slot slot, int32_t index, const uint8_t*
         }
     });
     if (!numbers) refuse_values(*kernels, {SOURCE_F32, scales, columns, groups});
-    if (slot != EMBED_TOKENS || table_of_)
-        arrivals_.arrived(slot, index, false);  // else the table itself is still to come
+    if (!weight.table || skips_table(weight)) arrived(name);  // else the table is still to come
     return true;
 }
 
-bool PackedModel::set_order(Slot slot, int32_t index, const int32_t* order, int64_t width) {
+bool PackedModel::set_order(std::string_view name, const int32_t* order, int64_t width) {
     require_memory();
-    const PackTarget where = target(slot, index);
-    if (!where.linear || !where.linear->order || width != where.width) return false;
+    const Weight weight = find(name);
+    const PackTarget& where = weight.part;
+    if (!weight.is_matrix() || !where.linear || !where.linear->order || width != where.width) return false;
     std::vector<bool> seen(static_cast<size_t>(width));
     for (int64_t i = 0; i < width; i++) {
         if (order[i] < 0 || order[i] >= width || seen[size_t(order[i])]) {
@@ -311,7 +299,7 @@ bool PackedModel::share_table(std::shared_ptr<const PackedModel> other) {
     const bool fits = other->spec.vocab_size == spec.vocab_size && other->spec.embedding_size == spec.table_width();
     if (!fits || head_is_table()) return fits;
     table_of_ = std::move(other);
-    if (!spec.tied_head) arrivals_.arrived(EMBED_TOKENS, 0, false);
+    if (!spec.tied_head) arrived("embed_tokens.weight");
     if (!image_.data() || !table) return fits;
     // No other weights that all nodes read come after it; zero from now on, it takes no memory.
     constexpr int64_t PAGE = 4096;

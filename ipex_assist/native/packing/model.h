@@ -2,10 +2,12 @@
 #pragma once
 #include <memory>
 #include <stdexcept>
+#include <string>
+#include <string_view>
+#include <unordered_set>
 #include <vector>
 
 #include "memory/memory.h"
-#include "packing/arrivals.h"
 #include "packing/layout.h"
 #include "packing/stored_matrix.h"
 #include "packing/weights.h"
@@ -31,7 +33,7 @@ public:
     // Whether every weight is there, those of a target included that a draft head takes, so that passes may run.
     bool ready() const;
     // Weights that are not packed yet, of an image that is allocated.
-    int64_t missing() const { return arrivals_.missing(); }
+    int64_t missing() const { return int64_t(missing_.size()); }
     // Empty memory to pack into; or a file's part, mapped, or copied. A mapped file must keep its length as long as the
     // model lives, or until `settle` is done with it. SETTLE maps where all threads are on one memory node, and copies
     // where not. True where all is in memory of our own, or stays mapped.
@@ -54,23 +56,23 @@ public:
 
     // Packs a contiguous tensor of the checkpoint. False where no such weight of that shape exists. Throws NotFinite
     // where the tensor holds NaN or infinity.
-    bool pack(Pool& pool, Slot slot, int32_t index, bool bias, const StoredMatrix& matrix);
+    bool pack(Pool& pool, std::string_view name, const StoredMatrix& matrix);
     // Packs rows [first, first + matrix.rows) of a matrix that comes in ranges, in ascending order: the last one counts
     // as its arrival. Ranges begin at multiples of 16 rows. False as above, or where a range does not; rows of what is
     // not finite are counted from the matrix's first.
-    bool pack_rows(Pool& pool, Slot slot, int32_t index, int64_t first, const StoredMatrix& matrix);
+    bool pack_rows(Pool& pool, std::string_view name, int64_t first, const StoredMatrix& matrix);
     // Packs a matrix that is quantized already: values (columns, width) from 0 to 15, and for each group of input
     // columns a scale and a zero from 0 to 31 (columns, groups); the last group may be short. Exact for scales of up to
     // 19 significant bits, as those of fp16 and bf16. False where there is no such int4 weight; NotFinite as above.
-    bool pack_int4(Pool& pool, Slot slot, int32_t index, const uint8_t* values, const float* scales,
-                   const uint8_t* zeros, int64_t columns, int64_t width);
+    bool pack_int4(Pool& pool, std::string_view name, const uint8_t* values, const float* scales, const uint8_t* zeros,
+                   int64_t columns, int64_t width);
     // Packs a matrix that is stored in 8 bits already: values (columns, width), signed integers with a scale for each
     // column (columns, 1) for an int8 weight, or E4M3 with one for each span of 128 input columns (columns, spans) for
     // an fp8 weight. False where there is no such weight, or where within 16 columns both vary; NotFinite as above.
-    bool pack_bytes(Pool& pool, Slot slot, int32_t index, const uint8_t* values, const float* scales, int64_t groups,
+    bool pack_bytes(Pool& pool, std::string_view name, const uint8_t* values, const float* scales, int64_t groups,
                     int64_t columns, int64_t width);
     // The order of a linear's input columns (width), in which matrices are packed into it. False where it has none.
-    bool set_order(Slot slot, int32_t index, const int32_t* order, int64_t width);
+    bool set_order(std::string_view name, const int32_t* order, int64_t width);
 
     // Blocks first <= b < last of a linear: see KernelTable::linear.
     void multiply(const Linear& linear, const LinearRows& in, int64_t rows, int64_t first, int64_t last, float* out,
@@ -85,12 +87,14 @@ private:
     void place(const Pool& pool);
     void expect_weights();
     void require_memory() const;
-    bool pack_matrix(Pool& pool, Slot slot, const PackTarget& where, int64_t first, const StoredMatrix& matrix);
+    bool pack_matrix(Pool& pool, const Weight& weight, int64_t first, const StoredMatrix& matrix);
+    // Whether a weight's table is not kept, as another model's serves.
+    bool skips_table(const Weight& weight) const { return table_of_ && weight.table == table; }
+    void arrived(std::string_view name) { missing_.erase(std::string(name)); }
 
     std::vector<std::vector<float>> slopes_;  // of each layer
-    std::vector<LayerSpec> layer_specs_;
     ImageLayout layout_;
-    Arrivals arrivals_;
+    std::unordered_set<std::string> missing_;  // weights that are expected
     Memory image_;
     bool writable_ = false;  // image_ is memory of our own, not a file's
     int64_t settled_ = 0;    // of a mapped image, bytes that are memory of our own by now

@@ -57,12 +57,13 @@ void refuse_nan(const uint8_t* values, int64_t columns, int64_t width) {
 
 }  // namespace
 
-bool PackedModel::pack_bytes(Pool& pool, Slot slot, int32_t index, const uint8_t* values, const float* scales,
+bool PackedModel::pack_bytes(Pool& pool, std::string_view name, const uint8_t* values, const float* scales,
                              int64_t groups, int64_t columns, int64_t width) {
     require_memory();
     if (!values || !scales) refuse("a matrix without values or scales");
-    const PackTarget where = target(slot, index);
-    if (!where.linear || !where.linear->weights || columns != where.columns || width != where.width) return false;
+    const Weight weight = find(name);
+    const PackTarget& where = weight.part;
+    if (!weight.is_matrix() || !where.linear || !weight.takes(columns, width)) return false;
     const Linear& linear = *where.linear;
     const int64_t spans = linear.depth / SCALE_COLUMNS;
     if (linear.precision == INT8 ? groups != 1 : linear.precision != FP8 || groups != spans) return false;
@@ -95,7 +96,7 @@ bool PackedModel::pack_bytes(Pool& pool, Slot slot, int32_t index, const uint8_t
     });
     if (!numbers) refuse_nan(values, columns, width);
     if (!fits) return false;
-    if (slot != EMBED_TOKENS || table_of_) arrivals_.arrived(slot, index, false);  // else the table is still to come
+    if (!weight.table || skips_table(weight)) arrived(name);  // else the table is still to come
     return true;
 }
 

@@ -1,5 +1,8 @@
 // The weights of a model by name: what each of them is, and where it lies.
 #pragma once
+#include <string>
+#include <string_view>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -8,92 +11,6 @@
 #include "threads/pool.h"
 
 namespace ipex_assist {
-
-enum Slot : int32_t {
-    EMBED_TOKENS,
-    EMBED_POSITIONS,
-    PROJECT_IN,
-    PROJECT_OUT,
-    LM_HEAD,
-    FINAL_NORM,
-    EMBED_NORM,
-    FC,
-    INPUT_NORM,
-    HEAD_EMBED_NORM,
-    HEAD_HIDDEN_NORM,
-    FC_OUT,
-    CLUSTERS,
-    SELECTOR_PROJ,
-    SELECTOR_BEFORE,
-    SELECTOR_AFTER,
-    PER_LAYER_EMBED,
-    PER_LAYER_IN_PROJ,
-    PER_LAYER_NORM,
-    ATTENTION_NORM,
-    ATTENTION_OUT_NORM,
-    MLP_NORM,
-    MLP_OUT_NORM,
-    PER_LAYER_OUT_NORM,
-    ROUTER_NORM,
-    EXPERTS_NORM,
-    EXPERTS_OUT_NORM,
-    SHARED_OUT_NORM,
-    LAYER_SCALAR,
-    EXPERT_SCALES,
-    Q_NORM,
-    K_NORM,
-    Q_A_NORM,
-    KV_A_NORM,
-    SINKS,
-    CORRECTION_BIAS,
-    ALPHA_P,
-    ALPHA_N,
-    XIELU_BETA,
-    XIELU_EPS,
-    ATTENTION_CONV_BASE,
-    MLP_CONV_BASE,
-    Q_CONV,
-    K_CONV,
-    V_CONV,
-    A_LOG,
-    DT_BIAS,
-    SKIP,
-    GATED_NORM,
-    A_LOW_NORM,
-    K_IN_NORM,
-    Q_IN_NORM,
-    Q_PROJ,
-    K_PROJ,
-    V_PROJ,
-    O_PROJ,
-    G_PROJ,
-    Q_A_PROJ,
-    Q_NOPE_PROJ,
-    Q_ROPE_PROJ,
-    K_ROPE_PROJ,
-    KV_A_PROJ,
-    K_B_PROJ,
-    V_B_PROJ,
-    ATTENTION_CONV_PROJ,
-    MLP_CONV_PROJ,
-    Q_IN,
-    K_IN,
-    V_IN,
-    A_IN,
-    B_IN,
-    Z_IN,
-    A_LOW_IN,
-    Z_LOW_IN,
-    MIXER_OUT,
-    GATE_PROJ,
-    UP_PROJ,
-    DOWN_PROJ,
-    ROUTER,
-    SHARED_GATE,
-    PER_LAYER_GATE_PROJ,
-    PER_LAYER_OUT_PROJ,
-    SLOTS
-};
 
 struct Norm {
     const float* weight = nullptr;
@@ -164,6 +81,11 @@ struct ExpertNorms {
     Norm router, experts, experts_out, shared_out;
 };
 
+// The numbers of xIELU; null where an MLP has another activation.
+struct XieluWeights {
+    const float *alpha_p = nullptr, *alpha_n = nullptr, *beta = nullptr, *eps = nullptr;
+};
+
 // The linears that every layer with attention and a plain MLP has.
 enum Which : int32_t { QKV, OUTPUT, UP, DOWN };
 constexpr int32_t WHICH = 4;
@@ -184,7 +106,7 @@ struct PackedLayer : LayerSpec {
     Norm attention_norm, attention_out_norm, mlp_norm, mlp_out_norm;  // the latter of each is a post norm
     const float *q_norm = nullptr, *k_norm = nullptr;
     const float* sinks = nullptr;  // (heads), or null
-    const float* xielu[4] = {};    // its four numbers as a checkpoint has them, ALPHA_P first, or null
+    XieluWeights xielu;            // as a checkpoint has them
     LatentWeights latent;
     RecurrentWeights recurrence;  // where its mixer is recurrent: then qkv and output are its linears
     int64_t input_width = 0;      // columns of what its mixer gets
@@ -203,20 +125,40 @@ struct PackTarget {
     int64_t first, step, columns, width;
 };
 
-// All weights of a model, as ImageLayout places them. Where one goes is said by a slot and, of a layer's, an index: the
-// layer's number, or of its expert e (the shared one is the last) number + layers · (e + 1). Of input norms it is the
-// tap.
+// How a checkpoint has a vector: as a matrix (rows, columns) that is transposed, unless these are 0, and as logarithms of
+// what is negated.
+struct VectorForm {
+    int64_t rows = 0, columns = 0;
+    bool negated_logarithms = false;
+};
+
+// Where one of a checkpoint's tensors goes: its part of a linear or of that one's bias, a vector, a table, or, of an
+// embedding that is the head as well, a linear and a table.
+struct Weight {
+    int64_t rows = 0, columns = 0;  // its shape; of what is no matrix, its size and 1; 0: there is no such weight
+    int32_t layer = -1;             // -1: outside of layers
+    PackTarget part{};
+    bool is_bias = false;  // of that part
+    float* vector = nullptr;
+    VectorForm form{};
+    uint8_t* table = nullptr;
+
+    bool is_matrix() const { return rows && !is_bias && !vector; }
+    bool takes(int64_t given_rows, int64_t given_columns) const {
+        if (!is_matrix()) return rows && given_rows * given_columns == rows;
+        return given_rows == rows && given_columns == columns;
+    }
+};
+
+// All weights of a model, as ImageLayout places them. Their names are those of ipex_assist/models/weights.py, such as
+// "layers.3.q_proj.weight", "layers.3.experts.7.up_proj.bias" and "lm_head.weight".
 struct ModelWeights {
-    explicit ModelWeights(const ModelSpec& of) : spec(of) {}
+    ModelWeights(const ModelSpec& spec, const LayerSpec* layers);
 
     // Whether the head serves as the table of embeddings.
     bool head_is_table() const { return spec.tied_head && is_looked_up(spec.precision); }
-    // Where a matrix goes; no linear where it is none of this model's.
-    PackTarget target(Slot slot, int32_t index) const;
-    // A norm, a bias of a norm, sinks or positions; null where it is none of this model's.
-    const float* vector(Slot slot, int32_t index, bool bias) const;
-    int64_t vector_size(Slot slot, int32_t index, bool bias) const;
-    bool exists(Slot slot, int32_t index, bool bias) const;
+    Weight find(std::string_view name) const;
+    std::unordered_set<std::string> names() const;  // of all weights
     std::vector<const Linear*> linears() const;
     bool is_recurrent() const;                          // whether any of its layers is
     const float* position_row(int32_t position) const;  // of the learned table, null where there is none
