@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Iterable
 
 from ipex_assist.batch.prompts import Entry
-from ipex_assist.executors.blocks import BLOCK
+from ipex_assist.native.rows import BLOCK
 from ipex_assist.workers.capacity import DEFAULT_CONCURRENCY
 
 LINE_BYTES_PER_TOKEN = 3  # English has four, code and most other scripts fewer

@@ -18,11 +18,11 @@ from ipex_assist.executors.blocks import BlockPool
 from ipex_assist.executors.interface import ANY_ROWS, HiddenRows, Model, Rows
 from ipex_assist.generation.result import Identity
 from ipex_assist.models.draft_head import Taps
+from ipex_assist.native.rows import PASS_ROWS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-PASS_ROWS = 256  # native/sizes.py: the most rows of a pass
 FEWEST_ROWS = 16  # of a job in a pass, where it has them: more jobs take turns
 SHARED_PREFIX = 16  # tokens that the texts of a job begin with, from which on reading them once is worth a copy
 PREFIX = -1  # the index of what the texts of a job begin with

@@ -29,7 +29,7 @@ from typing import TypeAlias
 
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.hints import machine_name
-from ipex_assist.executors.blocks import BLOCK
+from ipex_assist.native.rows import BLOCK
 
 Bytes: TypeAlias = "bytearray | memoryview"  # writable, as the core takes them
 log = logging.getLogger("ipex_assist")

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from ipex_assist.engine.prefix_cache import CachedPrefix, common_tokens
 from ipex_assist.executors.blocks import BlockPool
-from ipex_assist.executors.recurrent_states import PENDING_ROWS, RecurrentState
+from ipex_assist.executors.recurrent_states import RecurrentState
+from ipex_assist.native.rows import PENDING_ROWS
 
 LEAST_TOKENS = 64  # of a prefix whose state is worth keeping: reading fewer takes little longer than copying
 

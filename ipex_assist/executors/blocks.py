@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.pass_lock import ForkSafeLock
-
-BLOCK = 256  # positions in a block; kernels.h: BLOCK_POSITIONS
+from ipex_assist.native.rows import BLOCK
 
 # Guards the fields of every pool; held for microseconds.
 _bookkeeping = ForkSafeLock()

@@ -9,8 +9,8 @@ import threading
 from ipex_assist import launch
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.memory import read_memory, resident_bytes
-from ipex_assist.executors.blocks import BLOCK
 from ipex_assist.executors.memory_bookings import bookings
+from ipex_assist.native.rows import BLOCK
 
 log = logging.getLogger("ipex_assist")
 

@@ -10,13 +10,13 @@ import os
 from ipex_assist import launch
 from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.checkpoints.quantized import QuantizedCheckpoint
-from ipex_assist.executors.blocks import BLOCK
 from ipex_assist.executors.planned_bytes import ModelBytes
 from ipex_assist.executors.traffic import linear_bytes, per_layer_table_bytes, table_bytes
 from ipex_assist.models import Source, find
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.native.library import memory_nodes
-from ipex_assist.native.sizes import core_sizes, workspace_bytes
+from ipex_assist.native.rows import BLOCK
+from ipex_assist.native.sizes import PlannedPasses, core_sizes
 from ipex_assist.quantization.precision import INT4_GROUP, float_head_precision, kv_precision_of, kv_sizes
 
 
@@ -35,16 +35,17 @@ def native_bytes(
 
     Raises IpexAssistError where the core cannot run it.
     """
-    sizes = core_sizes(spec, precision, group, outer_precision, kv_precision)
     context = spec.context_length
     length = context if longest is None else min(longest, context)
+    largest = PlannedPasses(wanted, length, planned_threads(), planned_nodes())
+    sizes = core_sizes(spec, precision, group, largest, outer_precision=outer_precision, kv_precision=kv_precision)
     return ModelBytes(
         weights=sizes.image,
         table=0 if spec.learned_positions else table_bytes(spec, precision) - per_layer_table_bytes(spec, precision),
         unit=BLOCK,
         unit_bytes=sizes.block,
         context=context,
-        workspace=workspace_bytes(spec, planned_threads(), wanted, length, planned_nodes()),
+        workspace=sizes.workspace,
         state_bytes=sizes.state,
     )
 

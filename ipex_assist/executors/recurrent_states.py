@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ipex_assist.executors.blocks import BlockPool, NoBlocksError
-
-PENDING_ROWS = 16  # kv_cache/states.h: rows that can be forgotten again
+from ipex_assist.native.rows import PENDING_ROWS
 
 
 class NoStatesError(NoBlocksError):

@@ -16,6 +16,7 @@ from typing import Any
 
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.native.build import INSTRUCTION_SETS
+from ipex_assist.native.rows import BLOCK, DECODE_ROWS, PENDING_ROWS
 from ipex_assist.native.structures import (
     ABI_VERSION,
     PRECISIONS,
@@ -35,7 +36,7 @@ log = logging.getLogger("ipex_assist")
 
 _p, _i32, _i64, _name = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_char_p
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "ia_abi": (_i32, (ctypes.POINTER(_i32),)),
+    "ia_abi": (_i32, (ctypes.POINTER(_i32), ctypes.POINTER(_i32))),
     "ia_last_error": (ctypes.c_char_p, ()),
     "ia_kernels": (_p, (ctypes.c_char_p,)),
     "ia_kernels_name": (ctypes.c_char_p, (_p,)),
@@ -52,6 +53,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ia_model_new": (_p, (_p, ctypes.POINTER(CModelSpec), ctypes.POINTER(CLayerSpec))),
     "ia_model_delete": (None, (_p,)),
     "ia_model_bytes": (_i64, (_p,)),
+    "ia_workspace_bytes": (_i64, (_p, *[_i32] * 5)),
     "ia_model_image": (_p, (_p, _i64, _i64, _p)),
     "ia_model_allocate": (_i32, (_p, _p)),
     "ia_model_share_table": (_i32, (_p, _p)),
@@ -117,11 +119,11 @@ def library() -> ctypes.CDLL:
 
 def _check_interface(loaded: ctypes.CDLL) -> None:
     """IpexAssistError where the library was built from other sources than the Python beside it belongs to."""
-    sizes = (_i32 * 4)()
+    sizes, rows = (_i32 * 4)(), (_i32 * 3)()
     loaded.ia_abi.restype, loaded.ia_abi.argtypes = _SIGNATURES["ia_abi"]
-    found = (loaded.ia_abi(sizes), *sizes)
+    found = (loaded.ia_abi(sizes, rows), *sizes)
     expected = (ABI_VERSION, *(ctypes.sizeof(each) for each in (CModelSpec, CLayerSpec, Segment, Batch)))
-    if found != expected:
+    if found != expected or tuple(rows) != (DECODE_ROWS, PENDING_ROWS, BLOCK):
         raise IpexAssistError(
             "the native core belongs to another version of ipex-assist (its interface is {} with structures of {}, {}, "
             "{} and {} bytes, it should be {} with {}, {}, {} and {}): {}".format(*found, *expected, _install_again())

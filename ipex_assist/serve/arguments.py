@@ -12,10 +12,10 @@ from ipex_assist.commands.shared import arguments
 from ipex_assist.embedding.settled import settled
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.options import add_flags, flags_of, options_of
-from ipex_assist.executors.blocks import BLOCK
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.generation.prefix_options import PrefixOptions
 from ipex_assist.launch.flags import add_instance_flags
+from ipex_assist.native.rows import BLOCK
 from ipex_assist.serve.model_options import ManyModelsOptions
 from ipex_assist.serve.model_sources import name_of
 from ipex_assist.serve.options import ServeOptions

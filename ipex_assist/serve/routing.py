@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
-from ipex_assist.executors.blocks import BLOCK
+from ipex_assist.native.rows import BLOCK
 
 MOST_BLOCKS = 1 << 16  # of a slot that does not report how many it holds
 

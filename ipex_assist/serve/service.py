@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ipex_assist.embedding.task import EMBED
-from ipex_assist.executors.blocks import BLOCK
+from ipex_assist.native.rows import BLOCK
 from ipex_assist.serve.backend import Backend, Busy, ModelFacts
 from ipex_assist.serve.choice_runner import seconds_left
 from ipex_assist.serve.errors import ApiError, prompt_too_long

@@ -19,7 +19,7 @@ from sockets_shapes import SHAPES, Shape
 
 from ipex_assist.models.mlp_spec import Experts
 from ipex_assist.native.library import unavailable
-from ipex_assist.native.sizes import PASS_ROWS
+from ipex_assist.native.rows import PASS_ROWS
 
 pytestmark = [pytest.mark.one_stack, pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")]
 

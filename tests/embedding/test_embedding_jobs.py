@@ -17,7 +17,7 @@ from ipex_assist.embedding.loading import load_embedder
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.native.library import unavailable
-from ipex_assist.native.sizes import PASS_ROWS as CORE_ROWS
+from ipex_assist.native.rows import PASS_ROWS as CORE_ROWS
 
 pytestmark = [pytest.mark.one_stack, pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")]
 

@@ -17,10 +17,11 @@ import torch
 from ipex_assist.engine.engine import Engine
 from ipex_assist.engine.prefix_cache import NoPrefixes
 from ipex_assist.engine.stats import EngineStats
-from ipex_assist.executors.blocks import BLOCK, BlockPool
+from ipex_assist.executors.blocks import BlockPool
 from ipex_assist.executors.interface import ANY_ROWS, DraftInput, HiddenRows, Model, Rows
 from ipex_assist.executors.row_choice import RowChoice, SampledRows
 from ipex_assist.models.draft_head import HeadSpec, Taps
+from ipex_assist.native.rows import BLOCK
 from ipex_assist.speculative.costs.acceptance import EDGES
 from ipex_assist.speculative.costs.pair_costs import Costs
 from ipex_assist.speculative.drafting import Drafting

@@ -29,7 +29,7 @@ from ipex_assist.models.mlp_spec import Experts, MlpSpec
 from ipex_assist.models.rope_spec import Rope
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.native.library import unavailable
-from ipex_assist.native.sizes import core_sizes
+from ipex_assist.native.sizes import PlannedPasses, core_sizes
 
 native = pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")
 
@@ -188,7 +188,7 @@ def test_sizes_that_no_memory_holds_are_refused() -> None:
     spec = Differing().decoder_spec()
     layer = replace(spec.layers[0], mlp=Experts(1024, 1, intermediate_size=1 << 20))
     with pytest.raises(IpexAssistError, match=r"more than 2\^60 bytes"):
-        core_sizes(replace(spec, hidden_size=1 << 20, layers=(layer,) * 1000), "bf16", 32)
+        core_sizes(replace(spec, hidden_size=1 << 20, layers=(layer,) * 1000), "bf16", 32, PlannedPasses(1, 1024, 1))
 
 
 @native

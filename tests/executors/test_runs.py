@@ -15,6 +15,7 @@ from ipex_assist.executors.native.model import NativeModel
 from ipex_assist.models.layers import uniform_decoder
 from ipex_assist.models.rope_spec import Rope
 from ipex_assist.native.library import unavailable
+from ipex_assist.native.rows import DECODE_ROWS
 
 pytestmark = [
     pytest.mark.one_stack,  # the core is the same C++ on both; torch holds the numbers
@@ -23,7 +24,6 @@ pytestmark = [
 
 TEXT = some_tokens(4400, 1)
 ENDS = (1030, 2054, 4100, 4400)  # within the first run, across a border of runs, across the next, and 17 blocks
-DECODE_ROWS = 16  # kernels.h: larger passes take query tiles in turn
 STEPS = 12  # rows up to each of these, which lie on both sides of a border
 PRECISIONS = ["fp32", "fp32+int8"]  # with linears of bf16 the last bits would not show
 CASES = {

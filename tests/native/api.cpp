@@ -18,7 +18,7 @@
 
 extern "C" {
 const char* ia_last_error();
-int32_t ia_abi(int32_t* sizes);
+int32_t ia_abi(int32_t* sizes, int32_t* rows);
 const void* ia_kernels(const char* limit);
 void* ia_pool_new(int32_t threads, const int32_t* cpus);
 void ia_pool_delete(void* pool);
@@ -335,11 +335,13 @@ void test_forks(const KernelTable& k) {
 #endif
 
 void test_versions() {
-    int32_t sizes[4] = {};
-    CHECK(ia_abi(sizes) > 0, "no version");
+    int32_t sizes[4] = {}, rows[3] = {};
+    CHECK(ia_abi(sizes, rows) > 0, "no version");
     CHECK(sizes[0] == sizeof(ModelSpec) && sizes[1] == sizeof(LayerSpec) && sizes[2] == sizeof(Segment) &&
               sizes[3] == sizeof(Batch),
           "%d, %d, %d and %d bytes", sizes[0], sizes[1], sizes[2], sizes[3]);
+    CHECK(rows[0] == DECODE_ROWS && rows[1] == PENDING_ROWS && rows[2] == BLOCK_POSITIONS, "%d, %d and %d rows",
+          rows[0], rows[1], rows[2]);
 }
 
 // A handle keeps what it points to: the table of a model that is deleted, and the model of blocks.

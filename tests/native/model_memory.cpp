@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <set>
 
-#include "small_model.h"
+#include "workspace.h"
 
 namespace check {
 namespace {
@@ -146,6 +146,13 @@ void check_checksum() {
 }  // namespace
 
 void test_model_memory(const KernelTable& k) {
+    for (const Format& f : FORMATS) {
+        for (const Kind& kind : KINDS) {
+            const int threads = f.precision == BF16 ? 1 : 3;
+            Fixture x(k, f, kind, threads, threads > 1 ? 2 : 1);
+            check_workspace(x, kind.name, nullptr);
+        }
+    }
     check_blocks(k);
     check_shared_blocks(k);
     check_per_layer_table(k);

@@ -1,6 +1,6 @@
 // Models with recurrent layers: a row's bits follow from the rows before it alone, however a text is cut into passes,
 // what was tried and taken back, copied, or beside it.
-#include "small_model.h"
+#include "workspace.h"
 
 namespace check {
 namespace {
@@ -115,6 +115,9 @@ void check_recurrent(const KernelTable& k, const Format& f, const Kind& kind, in
     Fixture x(k, f, kind, threads, threads > 2 ? 2 : 1);
     const States states(x.model, 5);
     CHECK(States::bytes_each(*x.model) > 0 && states.count() == 5, "%s", kind.name);
+    const States many(x.model, 20);
+    check_workspace(x, kind.name, &many);
+    x.taken = 0;
     std::vector<std::vector<float>> alone;
     for (int32_t number = 0; number < 2; number++) {
         Text text(x, number);

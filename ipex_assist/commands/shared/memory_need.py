@@ -12,13 +12,13 @@ from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.memory import gib, read_memory, resident_bytes
 from ipex_assist.executors.kv_memory import spare_beside
 from ipex_assist.executors.planned_bytes import ModelBytes, total_bytes
+from ipex_assist.native.rows import PASS_ROWS
 from ipex_assist.quantization.precision import DRAFT_INT4_GROUP, INT4_GROUP, beside_experts
 from ipex_assist.speculative.schedule import LONGEST_DRAFT
 from ipex_assist.speculative.sources.assistant_name import AUTO, MTP, SELF, AssistantName, parse_assistant
 from ipex_assist.speculative.sources.default_assistants import default_assistant, default_head
 
 RUNTIME_BYTES = 700 << 20  # Python, torch and IPEX with a tokenizer, as measured after start
-PASS_ROWS = 256  # native/sizes.py
 PROMPT_TOKENS = 512  # room assumed for a prompt that has not been read yet
 
 

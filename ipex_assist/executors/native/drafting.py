@@ -11,9 +11,8 @@ from ipex_assist.executors.native.drafts import CoreDrafts, check_draft, context
 from ipex_assist.executors.native.passes import NativePasses
 from ipex_assist.executors.native.segments import TokenSegment, cut_into_passes
 from ipex_assist.executors.native.sequence import NativeSequence
-from ipex_assist.executors.recurrent_states import PENDING_ROWS
 from ipex_assist.models.draft_head import HeadSpec
-from ipex_assist.native.sizes import PASS_ROWS
+from ipex_assist.native.rows import PASS_ROWS, PENDING_ROWS
 
 Draft = tuple[list[int], list[float]]  # tokens, and the probability of each
 

@@ -12,7 +12,7 @@ from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.interface import DraftInput
 from ipex_assist.executors.native.hidden import check_hidden
 from ipex_assist.models.spec import DecoderSpec
-from ipex_assist.native.sizes import PASS_ROWS
+from ipex_assist.native.rows import PASS_ROWS
 from ipex_assist.native.structures import GreedyDraft
 
 

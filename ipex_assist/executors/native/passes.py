@@ -21,7 +21,8 @@ from ipex_assist.executors.rope import Floats, RotaryTable
 from ipex_assist.native.blocks import BlockMemory, reserve_blocks
 from ipex_assist.native.library import memory_nodes
 from ipex_assist.native.model import PackedModel
-from ipex_assist.native.sizes import PASS_ROWS, workspace_bytes
+from ipex_assist.native.rows import DECODE_ROWS, PASS_ROWS
+from ipex_assist.native.sizes import PlannedPasses, workspace_bytes
 from ipex_assist.native.states import StateMemory
 from ipex_assist.native.structures import Batch, Segment
 from ipex_assist.quantization.precision import kv_precision_of
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SETTLE_BYTES = 64 << 20  # of a mapped image, copied between two passes: takes as long as half a pass of a small model
-DECODE_ROWS = 16  # kernels.h: DECODE_ROWS. Passes of up to this many rows take the decode path.
 
 
 class RotaryRows(NamedTuple):
@@ -68,9 +68,10 @@ class NativePasses(Model):
         self.kv_precision = kv_precision_of(packed.precision, kv_precision)
         self.rotary = RotaryTable(self.spec) if self.spec.rotary_tables else None
         self._kv_memory = kv_memory or KvMemory()
-        workspace = workspace_bytes(
-            self.spec, packed.pool.threads, PASS_ROWS, self.spec.context_length, memory_nodes(packed.pool.cpus)
+        largest = PlannedPasses(
+            PASS_ROWS, self.spec.context_length, packed.pool.threads, memory_nodes(packed.pool.cpus)
         )
+        workspace = workspace_bytes(packed.handle, self.spec, largest)
         # A mapped image counts as free memory now, and will be copied into memory later.
         self._kv_memory.join(
             self.block_bytes,

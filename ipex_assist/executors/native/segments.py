@@ -11,7 +11,7 @@ from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.interface import Tokens
 from ipex_assist.executors.native.sequence import NativeSequence
 from ipex_assist.executors.rope import Floats
-from ipex_assist.native.sizes import PASS_ROWS
+from ipex_assist.native.rows import PASS_ROWS
 
 
 class TokenSegment(NamedTuple):

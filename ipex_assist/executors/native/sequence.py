@@ -6,10 +6,11 @@ import ctypes
 from collections import abc
 
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.executors.blocks import BLOCK, BlockPool
+from ipex_assist.executors.blocks import BlockPool
 from ipex_assist.executors.interface import Model, check_length, check_rollback
 from ipex_assist.executors.recurrent_states import RecurrentState, StatePool
 from ipex_assist.native.adapter import PackedAdapter
+from ipex_assist.native.rows import BLOCK
 
 LONGEST = (1 << 31) - BLOCK  # most tokens of a sequence: the core counts positions in int32
 

@@ -16,6 +16,7 @@
 #include "operations/operations.h"
 #include "operations/shares.h"
 #include "operations/single_linear.h"
+#include "operations/workspace.h"
 #include "packing/adapter.h"
 #include "refuse.h"
 #include "threads/lease.h"
@@ -124,15 +125,16 @@ void count(Buffers& buffers, const Pass& done) {
 
 #define IPEX_ASSIST_API extern "C" __attribute__((visibility("default")))
 
-// The version of this interface, and in `sizes` the bytes of ModelSpec, LayerSpec, Segment and Batch: Python compares
-// them before it calls anything else. ABI_VERSION in structures.py is the same number; both change with any function or
-// structure here.
-IPEX_ASSIST_API int32_t ia_abi(int32_t* sizes) {
+// The version of this interface, in `sizes` the bytes of ModelSpec, LayerSpec, Segment and Batch, and in `rows` the
+// numbers of rows that Python knows as well (native/rows.py): Python compares them before it calls anything else.
+// ABI_VERSION in structures.py is the same number; both change with any function or structure here.
+IPEX_ASSIST_API int32_t ia_abi(int32_t* sizes, int32_t* rows) {
     sizes[0] = int32_t(sizeof(ModelSpec));
     sizes[1] = int32_t(sizeof(LayerSpec));
     sizes[2] = int32_t(sizeof(Segment));
     sizes[3] = int32_t(sizeof(Batch));
-    return 26;
+    rows[0] = DECODE_ROWS, rows[1] = PENDING_ROWS, rows[2] = BLOCK_POSITIONS;
+    return 28;
 }
 
 IPEX_ASSIST_API const char* ia_last_error() { return last_error; }
@@ -249,6 +251,19 @@ IPEX_ASSIST_API void* ia_model_new(const void* kernels, const ModelSpec* spec, c
 
 IPEX_ASSIST_API void ia_model_delete(void* handle) { delete static_cast<Handle*>(handle); }
 IPEX_ASSIST_API int64_t ia_model_bytes(void* handle) { return model_of(handle).image_bytes(); }
+
+// Bytes of the buffers that passes of this model take at most (LargestPass), by so many threads on as many nodes.
+IPEX_ASSIST_API int64_t ia_workspace_bytes(void* handle, int32_t rows, int32_t logit_rows, int32_t context,
+                                           int32_t threads, int32_t nodes) {
+    return guarded<int64_t>(-1, [&] {
+        if (rows < 1 || logit_rows < 0 || context < 1 || nodes < 1 || threads < nodes)
+            refuse("passes of %d rows up to position %d by %d threads on %d nodes", rows, context, threads, nodes);
+        std::vector<int32_t> node_of_thread;
+        for (int32_t i = 0; i < threads; i++) node_of_thread.push_back(i * nodes / threads);
+        const TeamNodes team(threads, node_of_thread);
+        return workspace_bytes(static_cast<const Handle*>(handle)->program, {rows, logit_rows, context}, team);
+    });
+}
 
 // See PackedModel::image; null where there is none, or less of it.
 IPEX_ASSIST_API const void* ia_model_image(void* handle, int64_t offset, int64_t bytes, void* buffer) {

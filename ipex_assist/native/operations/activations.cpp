@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <tuple>
 #include <type_traits>
 
 namespace ipex_assist {
@@ -112,8 +111,23 @@ void list_thread(List& list, ThreadBuffers& b, const ActivationSizes& s) {
     list_prepared(list, b.head_inputs, of_heads * s.own_value, of_heads / SCALE_COLUMNS, of_heads / 32, 0);
 }
 
-// Bytes of each kind of memory: shared, of a node, of a thread.
-std::tuple<int64_t, int64_t, int64_t> count(const ActivationSizes& sizes) {
+bool same(const ActivationSizes& a, const ActivationSizes& b) {
+    static_assert(std::has_unique_object_representations_v<ActivationSizes>);
+    return std::memcmp(&a, &b, sizeof a) == 0;
+}
+
+}  // namespace
+
+void ActivationBytes::include(const ActivationBytes& other) {
+    shared = std::max(shared, other.shared), node = std::max(node, other.node);
+    thread = std::max(thread, other.thread);
+}
+
+int64_t ActivationBytes::total(int threads, int nodes) const {
+    return shared + (nodes > 1 ? nodes * round_up(node, HUGE_PAGE) : node) + threads * thread;
+}
+
+ActivationBytes Activations::count(const ActivationSizes& sizes) {
     Placer shared{nullptr}, node{nullptr}, thread{nullptr};
     SharedBuffers shared_buffers;
     NodeBuffers node_buffers;
@@ -124,21 +138,10 @@ std::tuple<int64_t, int64_t, int64_t> count(const ActivationSizes& sizes) {
     return {shared.bytes, node.bytes, round_up(thread.bytes, PAGE)};
 }
 
-bool same(const ActivationSizes& a, const ActivationSizes& b) {
-    static_assert(std::has_unique_object_representations_v<ActivationSizes>);
-    return std::memcmp(&a, &b, sizeof a) == 0;
-}
-
-}  // namespace
-
-int64_t Activations::bytes(const ActivationSizes& sizes, int nodes) {
-    const auto [shared, node, thread] = count(sizes);
-    return shared + (nodes > 1 ? nodes * round_up(node, HUGE_PAGE) : node) + sizes.threads * thread;
-}
-
 void Activations::place(const ActivationSizes& sizes, Pool& pool) {
     if (same(sizes, sizes_) && pool_nodes_ == pool.nodes()) return;
-    const auto [shared_bytes, node_bytes, thread_bytes] = count(sizes);
+    const ActivationBytes counted = count(sizes);
+    const auto [shared_bytes, node_bytes, thread_bytes] = counted;
     // Twice what is needed: passes grow with their context, and memory that is never written is never taken.
     const auto grow = [](Memory& memory, int64_t bytes) {
         if (int64_t(memory.size()) < bytes) memory.grow(size_t(2 * bytes));
@@ -174,6 +177,7 @@ void Activations::place(const ActivationSizes& sizes, Pool& pool) {
         list_thread(placer, threads_.as<ThreadBuffers>()[thread], sizes);
     }
     sizes_ = sizes, pool_nodes_ = pool.nodes();
+    most_.include(counted);
 }
 
 void Activations::each(const std::function<void(const char*, const void*, const void*)>& f) const {

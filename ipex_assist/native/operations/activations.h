@@ -126,6 +126,13 @@ struct ActivationSizes {
     int64_t tiles;                                // whether rows are kept as tiles, too
 };
 
+// Of each kind of memory: shared, of a node, of a thread.
+struct ActivationBytes {
+    int64_t shared = 0, node = 0, thread = 0;
+    void include(const ActivationBytes& other);  // becomes the larger of the two in each
+    int64_t total(int threads, int nodes) const;
+};
+
 // Valid at every moment of being changed, as a child of fork() must be able to free it.
 class Activations {
 public:
@@ -135,8 +142,9 @@ public:
     const ThreadBuffers& own(int thread) const { return threads_.as<ThreadBuffers>()[thread]; }
     const NodeBuffers& on(int node) const { return nodes_.as<NodeBuffers>()[node]; }
     int nodes() const { return int(sizes_.nodes); }  // whose threads take part in the pass
-    // Bytes that buffers of these sizes take, in all kinds of memory, on a pool with `nodes` memory nodes.
-    static int64_t bytes(const ActivationSizes& sizes, int nodes);
+    static ActivationBytes count(const ActivationSizes& sizes);
+    // What was placed so far, at most at a time.
+    const ActivationBytes& most() const { return most_; }
     // f(name, begin, end) for each buffer that is placed, for tests.
     void each(const std::function<void(const char*, const void*, const void*)>& f) const;
 
@@ -145,6 +153,7 @@ public:
 private:
     ActivationSizes sizes_{};
     int pool_nodes_ = 0;
+    ActivationBytes most_;
     Memory shared_memory_, node_memory_, thread_memory_;
     Memory nodes_, threads_;  // NodeBuffers and ThreadBuffers: no containers, see Leased
 };

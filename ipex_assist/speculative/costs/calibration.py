@@ -17,8 +17,8 @@ from ipex_assist.executors.interface import (
     Sequence,
     experts_a_layer,
 )
-from ipex_assist.executors.recurrent_states import PENDING_ROWS
 from ipex_assist.executors.row_choice import RowChoice, samples_in_one_call
+from ipex_assist.native.rows import PENDING_ROWS
 from ipex_assist.speculative.costs.draft_threads import choose_threads
 from ipex_assist.speculative.costs.expert_costs import ExpertCosts
 from ipex_assist.speculative.costs.head_calibration import calibrate_head

@@ -17,8 +17,8 @@ from native_models import INT8_KEYS, PRECISIONS, VARIANTS, folder, loaded, pool,
 
 from ipex_assist.executors.interface import PassThreads, Rows
 from ipex_assist.executors.native.model import NativeModel, NativeSequence
-from ipex_assist.executors.native.passes import DECODE_ROWS
 from ipex_assist.native.library import unavailable
+from ipex_assist.native.rows import DECODE_ROWS
 
 pytestmark = [pytest.mark.one_stack, pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")]
 

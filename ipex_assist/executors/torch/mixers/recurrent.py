@@ -11,7 +11,6 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-from ipex_assist.executors.recurrent_states import PENDING_ROWS
 from ipex_assist.executors.torch.mixers.gated_delta import GatedDelta
 from ipex_assist.executors.torch.mixers.kimi_delta import KimiDelta
 from ipex_assist.executors.torch.mixers.layer_rows import LayerRows
@@ -22,6 +21,7 @@ from ipex_assist.executors.torch.mixers.short_conv import ShortConv
 from ipex_assist.executors.torch.mixers.states import LayerState
 from ipex_assist.executors.torch.weights import Layer
 from ipex_assist.models.recurrent_spec import RecurrentSpec
+from ipex_assist.native.rows import PENDING_ROWS
 
 RECURRENCES: dict[str, type[Recurrence]] = {
     "gated_delta": GatedDelta,
