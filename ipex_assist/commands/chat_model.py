@@ -15,15 +15,7 @@ from ipex_assist.env.runner import INTERRUPT_EXIT
 from ipex_assist.generation.result import Result
 from ipex_assist.generation.text_model import TextModel
 from ipex_assist.speculative.options import GenerationOptions
-from ipex_assist.tokenization.thinking import (
-    Piece,
-    SpecialWords,
-    ThoughtReader,
-    reader_of,
-    thinking_format,
-    thought_begun,
-    thought_words,
-)
+from ipex_assist.tokenization.thinking import ThoughtAndAnswer, conversation_reader
 
 
 class LoadedModel:
@@ -34,7 +26,6 @@ class LoadedModel:
         self._model, self.options = model, options
         self._result: Result | None = None
         self.thought = ""
-        self._thinking = thinking_format(model.tokenizer)
 
     def change(self, name: str, options: GenerationOptions) -> None:
         """Answer by these options from now on."""
@@ -48,7 +39,8 @@ class LoadedModel:
         """
         self._result, self.thought = None, ""
         prompt = self._model.encode_messages(messages)
-        reader = self._reader(prompt)
+        reader = conversation_reader(self._model.tokenizer, prompt)
+        parts = None if reader is None else ThoughtAndAnswer(reader)
         generation = self._model.stream(prompt, self.options)
         with noted_interrupt() as interrupted:
             try:
@@ -59,34 +51,20 @@ class LoadedModel:
                     if chunk is None:
                         break
                     spans = [
-                        (self._answered(reader, piece.text, token), piece.drafted)
+                        (piece.text if parts is None else parts.push(piece.text, token), piece.drafted)
                         for piece, token in zip(chunk.pieces, chunk.tokens, strict=True)
                     ]
                     yield [span for span in spans if span[0]]
             finally:
-                rest = self._answered(reader, generation.interrupt())
+                rest = generation.interrupt()
                 self._result = generation.result()
-            if reader is not None:
-                rest += self._told(reader, reader.finish())
+                if parts is not None:
+                    rest = parts.push(rest) + parts.finish()
+                    self.thought = parts.thought
             if rest:
                 yield [(rest, False)]
             if interrupted():
                 raise KeyboardInterrupt
-
-    def _reader(self, prompt: list[int]) -> ThoughtReader | None:
-        """What tells thoughts and answer apart; None where the model has no thoughts."""
-        form, tokenizer = self._thinking, self._model.tokenizer
-        if form is None:
-            return None
-        return reader_of(SpecialWords(tokenizer, thought_words(form)), form, thought_begun(tokenizer, form, prompt))
-
-    def _answered(self, reader: ThoughtReader | None, text: str, token: int | None = None) -> str:
-        """What is of the answer in a piece of text; thoughts are kept."""
-        return text if reader is None else self._told(reader, reader.push(text, token))
-
-    def _told(self, reader: ThoughtReader, pieces: list[Piece]) -> str:
-        self.thought += "".join(text for kind, text in pieces if kind == "thought")
-        return "".join(reader.words.shown(text) for kind, text in pieces if kind != "thought")
 
     def summary(self) -> str:
         """The line of statistics that `ipex-assist` has for a text, and what to type where it was cut."""

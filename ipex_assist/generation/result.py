@@ -200,7 +200,8 @@ class Result:
     logarithms of the model's own distribution. prompt_logprobs: of each token of the prompt but the first.
     kv_precision: of keys and values; None: transformers'. cached_tokens: of the prompt, which the prefix cache had, so
     that they were not read. stop_text: of the texts to stop at, the one that ended this one. draft_head: the
-    assistant's kind (mtp, eagle3, dflash or shared_kv), where it is a draft head.
+    assistant's kind (mtp, eagle3, dflash or shared_kv), where it is a draft head. reasoning, answer: of the text, what
+    the model thought and the rest, where it answers a conversation and its chat template has thoughts; else None.
     """
 
     text: str
@@ -227,6 +228,8 @@ class Result:
     cached_tokens: int = 0
     stop_text: str | None = None
     draft_head: str | None = None
+    reasoning: str | None = None
+    answer: str | None = None
 
     def __repr__(self) -> str:
         """What tells results apart: the text's beginning, its length and speed, how it ended, and who made it."""

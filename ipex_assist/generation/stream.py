@@ -15,6 +15,7 @@ from ipex_assist.generation.result import Chunk, DraftResult, Identity, Result, 
 from ipex_assist.generation.stats import Loading, Statistics
 from ipex_assist.speculative.round import Round
 from ipex_assist.tokenization.detokenizer import IncrementalDetokenizer, TokenDecoder
+from ipex_assist.tokenization.thinking import ThoughtAndAnswer, ThoughtReader
 from ipex_assist.tokenization.tokenizer import special_names
 
 
@@ -92,13 +93,15 @@ class Generation(Iterator[Chunk]):
         traffic: Traffic | None = None,
         loading: Loading | None = None,
         seed: int | None = None,
+        thoughts: ThoughtReader | None = None,
     ) -> None:
         """`limit_is_context` says that max_new_tokens is what the model's context leaves, not what was asked for.
 
         before: the prompt's tokens, where the text goes on after them and is no answer.
         traffic: what a pass of the target reads, where that is known. loading: how long loading took, likewise.
-        seed: by which tokens are drawn.
+        seed: by which tokens are drawn. thoughts: what tells them from the answer, in a conversation.
         """
+        self._parts = None if thoughts is None else ThoughtAndAnswer(thoughts)
         self._loading, self._seed = loading or Loading(), seed
         self.statistics = Statistics(prompt_tokens, traffic)
         self._text = IncrementalDetokenizer(tokenizer, stop, before, special_names(tokenizer, stop) if stop else None)
@@ -155,6 +158,8 @@ class Generation(Iterator[Chunk]):
             if self._stop_reason is not None:
                 text += self._text.finish()
             pieces.append(TokenPiece(text, drafted=index < round_.accepted))
+            if self._parts is not None:
+                self._parts.push(text, token)
             if self._stop_reason is not None:
                 break
         kept = self._text.tokens[before:]
@@ -202,6 +207,8 @@ class Generation(Iterator[Chunk]):
         self._stop_reason = "interrupted"
         self._rounds.close()
         self._pieces.append(self._text.finish())
+        if self._parts is not None:
+            self._parts.push(self._pieces[-1])
         return self._pieces[-1]
 
     def close(self) -> None:
@@ -216,7 +223,9 @@ class Generation(Iterator[Chunk]):
 
     def result(self) -> Result:
         """The result; before the end, that of the tokens so far."""
-        counts = self.statistics
+        counts, parts = self.statistics, self._parts
+        if parts is not None and self._stop_reason is not None:
+            parts.finish()
         return Result(
             text="".join(self._pieces),
             tokens=list(self._text.tokens),
@@ -235,5 +244,7 @@ class Generation(Iterator[Chunk]):
             prompt_logprobs=self._prompt_logprobs,
             cached_tokens=counts.cached_tokens,
             stop_text=self._text.stop_text,
+            reasoning=None if parts is None else parts.thought,
+            answer=None if parts is None else parts.answer,
             **asdict(self._identity),
         )

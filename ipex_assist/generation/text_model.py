@@ -21,6 +21,7 @@ from ipex_assist.speculative.choosing.grammar import GrammarSpec
 from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.speculative.schedule import Schedule
 from ipex_assist.speculative.sources.draft_source import DraftSource
+from ipex_assist.tokenization.thinking import conversation_reader
 from ipex_assist.tokenization.tokenizer import checked_ids, encode_messages, encode_prompt
 
 if TYPE_CHECKING:
@@ -191,6 +192,7 @@ class TextModel(ABC):
         tokens = self.encode(prompt, chat=chat)
         limit = self.limit_of(len(tokens), options)
         rounds, drafting = self._rounds(tokens, limit, options, draft, schedule, grammar)
+        talks = chat or messages_of(prompt) is not None
         return Generation(
             rounds,
             self.tokenizer,
@@ -199,12 +201,13 @@ class TextModel(ABC):
             max_new_tokens=limit,
             eos=frozenset() if options.ignore_eos and grammar is None else self.eos,
             stop=options.stop,
-            before=() if chat or messages_of(prompt) is not None else tokens,
+            before=() if talks else tokens,
             assisted=drafting,
             limit_is_context=limit < options.max_new_tokens,
             traffic=self.traffic,
             loading=self.loading,
             seed=options.seed if options.draws else None,
+            thoughts=conversation_reader(self.tokenizer, tokens) if talks else None,
         )
 
     def encode(self, prompt: str | Sequence[int] | Messages, *, chat: bool = False) -> list[int]:

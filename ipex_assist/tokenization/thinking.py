@@ -420,6 +420,36 @@ class _Bare:
         raise ValueError("jinja2 is too old")
 
 
+def conversation_reader(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> ThoughtReader | None:
+    """What tells thoughts and answer apart after the prompt of a conversation; None where the model has no thoughts."""
+    form = thinking_format(tokenizer)
+    if form is None:
+        return None
+    return reader_of(SpecialWords(tokenizer, thought_words(form)), form, thought_begun(tokenizer, form, prompt))
+
+
+class ThoughtAndAnswer:
+    """The thought and the answer of one output, as they come."""
+
+    def __init__(self, reader: ThoughtReader) -> None:
+        self.thought = self.answer = ""
+        self._reader = reader
+
+    def push(self, text: str, token: int | None = None) -> str:
+        """Take the next piece of text, which came with a token; returns what it adds to the answer."""
+        return self._take(self._reader.push(text, token))
+
+    def finish(self) -> str:
+        """Take what was held back at the end."""
+        return self._take(self._reader.finish())
+
+    def _take(self, pieces: list[Piece]) -> str:
+        self.thought += "".join(text for kind, text in pieces if kind == "thought")
+        answer = "".join(self._reader.words.shown(text) for kind, text in pieces if kind != "thought")
+        self.answer += answer
+        return answer
+
+
 def thought_begun(tokenizer: PreTrainedTokenizerBase, form: ThinkingFormat, prompt: Sequence[int]) -> bool:
     """Whether a prompt ends inside a thought, so that the answer goes on with it."""
     end = str(tokenizer.decode(list(prompt[-_LAST_TOKENS:])))

@@ -42,6 +42,8 @@ KEYS = [
     "cached_tokens",
     "stop_text",
     "draft_head",
+    "reasoning",
+    "answer",
     "environment",
 ]
 DRAFT_KEYS = ["rounds", "drafted", "accepted", "acceptance_rate", "tokens_per_pass", "accepted_histogram", "longest"]

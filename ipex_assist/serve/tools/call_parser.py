@@ -304,13 +304,12 @@ class CallParser(GrowingText):
 
     def _literals(self, form: LiteralArguments, name: str) -> Reading[bool]:
         """Arguments as literals, up to the closing bracket."""
-        while True:
-            end = end_of_arguments(form, self._buffer, self._at)
-            if end is not None:
-                break
-            if self._over:
-                return False
-            yield
+        while (end := end_of_arguments(form, self._buffer, self._at)) is None:
+            looked = len(self._buffer)
+            while form.closed not in self._buffer[looked:]:  # nothing that came since can be the end
+                if self._over:
+                    return False
+                yield
         try:
             arguments = arguments_of(form, self._buffer[self._at : end - 1])
         except NotALiteral:

@@ -13,6 +13,7 @@ _WORDS = {"True": True, "true": True, "False": False, "false": False, "None": No
 _BARE = re.compile(r"[^\s,:\[\](){}=]+")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "/": "/", "\\": "\\", "'": "'", '"': '"'}
 _HEX = re.compile(r"u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|U([0-9a-fA-F]{8})")
+_SPACES = re.compile(r"\s*")
 _AFTER_TEXT = ",)]}:"  # one of these follows the quote at a text's end
 
 
@@ -47,11 +48,14 @@ def end_of_text(form: LiteralArguments, text: str, at: int, quote: str) -> int |
             return None
         if form.raw:
             return found
-        slashes = len(text[:found]) - len(text[:found].rstrip("\\"))
-        rest = text[found + 1 :].lstrip()
-        if slashes % 2 == 0 and not rest:
+        slashes = found
+        while slashes > at and text[slashes - 1] == "\\":
+            slashes -= 1
+        after = _SPACES.match(text, found + 1)
+        assert after is not None
+        if (found - slashes) % 2 == 0 and after.end() == len(text):
             return None  # whether it ends here, what follows says
-        if slashes % 2 == 0 and rest[0] in _AFTER_TEXT:
+        if (found - slashes) % 2 == 0 and text[after.end()] in _AFTER_TEXT:
             return found
         at = found + 1
 
