@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "engine")
 import simulated
 from simulated import VOCABULARY, WRONG, Clock, SimulatedAssistant, SimulatedHead, SimulatedTarget, grown
 
+from ipex_assist.engine.chunk_sizes import EngineLimits
 from ipex_assist.engine.engine import Engine
-from ipex_assist.engine.limits import EngineLimits
 from ipex_assist.engine.prefix_cache import NoPrefixes
 from ipex_assist.speculative.costs.calibration import interpolate
 from ipex_assist.speculative.costs.pair_costs import Costs

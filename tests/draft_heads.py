@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.executors.interface import HiddenRows, Model, Rows
-from ipex_assist.executors.load_head import load_head
+from ipex_assist.executors.load import load_head
 
 # Of recorded heads, and of a target for them.
 SIZES = {

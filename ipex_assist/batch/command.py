@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import heapq
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 from ipex_assist.batch.arguments import defaults_from, parse, worker_settings
 from ipex_assist.batch.coordinator import Coordinator
-from ipex_assist.batch.lengths import longest_requests
 from ipex_assist.batch.options import suggestion
 from ipex_assist.batch.progress import Progress
 from ipex_assist.batch.prompts import Entry, PromptFile
@@ -19,6 +19,7 @@ from ipex_assist.commands.shared.arguments import load_options
 from ipex_assist.commands.shared.demo_model import demo_options
 from ipex_assist.commands.shared.stop_signal import StopSignal
 from ipex_assist.env.errors import UsageError
+from ipex_assist.native.rows import BLOCK
 from ipex_assist.workers.arguments import instance_request
 from ipex_assist.workers.capacity import DEFAULT_CONCURRENCY
 from ipex_assist.workers.local_machine import instance_need, local_commands, local_pool
@@ -26,6 +27,7 @@ from ipex_assist.workers.pool import WorkerPool
 from ipex_assist.workers.settings import WorkerSettings
 
 SHOWN_PROBLEMS = 20
+LINE_BYTES_PER_TOKEN = 3  # English has four, code and most other scripts fewer
 
 
 def main(argv: Sequence[str]) -> int:
@@ -149,6 +151,12 @@ def _tell_about_lines(prompts: PromptFile, progress: Progress) -> None:
             f"{prompts.path}: {name} is no option and has no effect{suggestion(name)}; in "
             f"{_count(lines, 'line')} from line {first}"
         )
+
+
+def longest_requests(entries: Iterable[Entry], count: int = DEFAULT_CONCURRENCY) -> tuple[int, ...]:
+    """Estimate the tokens, prompt and answer, of the `count` longest requests, the longest first."""
+    tokens = (entry.length // LINE_BYTES_PER_TOKEN + entry.max_new_tokens for entry in entries)
+    return tuple(-(-length // BLOCK) * BLOCK for length in heapq.nlargest(count, tokens))
 
 
 def _with_lengths(settings: WorkerSettings, entries: Sequence[Entry]) -> WorkerSettings:

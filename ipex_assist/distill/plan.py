@@ -117,7 +117,7 @@ def new_plan(kind: str, spec: DecoderSpec, layers: int | None, draft_vocab_size:
 
 def plan_from(head: Checkpoint, target: Checkpoint, kind: str | None) -> HeadPlan:
     """The plan of a head that training goes on with. Raises IpexAssistError where that cannot be."""
-    from ipex_assist.executors.load_head import head_of
+    from ipex_assist.executors.load import head_of
 
     stored = head.config.get("speculators_model_type")
     if stored not in KINDS:

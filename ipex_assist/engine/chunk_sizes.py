@@ -1,14 +1,25 @@
-"""Chunked prefill: how many prompt rows go into a pass that decoding requests share. No torch here."""
+"""What a pass may hold: the limits of an engine, and prompt rows beside decoding requests. No torch here."""
 
 from __future__ import annotations
 
-from ipex_assist.engine.limits import EngineLimits
+from dataclasses import dataclass
 
 PASSES = 4.0  # a pass with a prompt chunk may take this many times as long as one without
 FEWEST_ROWS = 16  # of a chunk at least, so that every prompt makes progress
 REMEMBERED = 16  # passes with chunks, after which a pass without one is timed again
 FIRST_ROWS = 32  # of the first chunk, before anything was measured
 _FORGET = 0.3  # weight of the latest pass in the moving averages
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """Limits of an engine. requests: running at a time. rows: of one pass. max_pass_s: seconds of a pass with a prompt
+    chunk in which other requests decode; None: PASSES times a pass without a chunk.
+    """
+
+    requests: int = 256
+    rows: int = 512
+    max_pass_s: float | None = None
 
 
 class ChunkSizes:

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from ipex_assist.engine.limits import EngineLimits
+from ipex_assist.engine.chunk_sizes import EngineLimits
 from ipex_assist.engine.prefix_cache import PrefixCache, Prefixes
 from ipex_assist.engine.request import Request, RequestHandle
 from ipex_assist.engine.scheduler import Scheduler

@@ -7,10 +7,9 @@ from collections import deque
 from collections.abc import Callable
 
 from ipex_assist.engine.block_budget import BlockBudget
-from ipex_assist.engine.chunk_sizes import ChunkSizes
+from ipex_assist.engine.chunk_sizes import ChunkSizes, EngineLimits
 from ipex_assist.engine.draft_scheduler import DraftScheduler
 from ipex_assist.engine.head_reading import HeadReading
-from ipex_assist.engine.limits import EngineLimits
 from ipex_assist.engine.pass_output import PlannedPass, RequestOutput
 from ipex_assist.engine.prefix_cache import Prefixes
 from ipex_assist.engine.request import Request
@@ -163,7 +162,7 @@ class Scheduler:
     def _prompt_chunks(self, prefilling: list[Request], decoding: int) -> list[ScheduledRequest]:
         """What a pass reads of these prompts, the oldest first, beside `decoding` requests."""
         chunks: list[ScheduledRequest] = []
-        room = self._chunk_rows(decoding)
+        room = self._chunks.rows(decoding) if self._chunks_prompts else 1 << 30
         for request in sorted(prefilling, key=lambda each: each.number):
             if room <= 0:
                 break
@@ -176,9 +175,6 @@ class Scheduler:
     def _chunks_prompts(self) -> bool:
         """Whether a prompt may be read in chunks; otherwise it must be read in one pass."""
         return self.target.exact_rows >= ANY_ROWS
-
-    def _chunk_rows(self, decoding: int) -> int:
-        return self._chunks.rows(decoding) if self._chunks_prompts else 1 << 30
 
     def _fit_in_memory(self, batch: list[ScheduledRequest]) -> tuple[list[ScheduledRequest], list[Rows]]:
         """Return the requests for which there are blocks: drafts are dropped first, then the youngest is preempted.

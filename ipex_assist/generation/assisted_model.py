@@ -8,8 +8,8 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ipex_assist.engine.chunk_sizes import EngineLimits
 from ipex_assist.engine.engine import Engine
-from ipex_assist.engine.limits import EngineLimits
 from ipex_assist.engine.prefix_cache import Prefixes
 from ipex_assist.engine.prefix_store import PrefixStore, check_folder
 from ipex_assist.engine.stats import EngineStats
@@ -107,6 +107,10 @@ class AssistedModel(TextModel):
     def kv_blocks(self) -> BlockPool | None:
         """The target's KV block pool; an assistant's has as many blocks."""
         return self.target.blocks
+
+    def step(self) -> bool:
+        """Run one pass for all texts; False where there is nothing to do."""
+        return self._engine.step()
 
     @property
     def prefix_blocks(self) -> int:

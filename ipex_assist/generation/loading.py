@@ -22,8 +22,7 @@ from ipex_assist.env.phases import phase
 from ipex_assist.executors.adapters import TakesAdapters, adapter_matrices
 from ipex_assist.executors.interface import FewerThreads, Model
 from ipex_assist.executors.kv_memory import KvMemory
-from ipex_assist.executors.load import load_model
-from ipex_assist.executors.load_head import load_head
+from ipex_assist.executors.load import load_head, load_model
 from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.executors.select_executor import compute_threads, library_executor
 from ipex_assist.generation.assisted_model import AssistedModel

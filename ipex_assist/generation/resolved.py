@@ -11,7 +11,7 @@ from ipex_assist.checkpoints.hub import NotOnThisMachine, online_advice
 from ipex_assist.checkpoints.open import OpenCheckpoints
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.hints import log_hint
-from ipex_assist.executors.load_head import head_of, head_precision
+from ipex_assist.executors.load import head_of, head_precision
 from ipex_assist.executors.select_executor import resolve_executor, stored_precision
 from ipex_assist.generation.config_sizes import vocabulary_rows
 from ipex_assist.generation.load_options import LoadOptions

@@ -89,6 +89,10 @@ class TextModel(ABC):
         """The blocks of keys and values that all texts share; None where each has memory of its own."""
         return None
 
+    def step(self) -> bool:
+        """Run one pass for all texts that share passes; False where there is nothing to do, or none share any."""
+        return False
+
     @property
     def pauses(self) -> bool:
         """Whether `Generation.pause` makes room for others: what was read can be read again with the same bits."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from ipex_assist.models.common import activation, refuse, sparse_fields
-from ipex_assist.models.config import Config, NotComputed
+from ipex_assist.models.common import FULL, activation, check_kinds, layer_count, refuse, sparse_fields
+from ipex_assist.models.config import Config, ConfigError, NotComputed
 from ipex_assist.models.gated_delta import LINEAR, convolved_together
-from ipex_assist.models.kimi_layers import mixer_kinds, with_inner_names
 from ipex_assist.models.latent import LATENT_NORMS, latent_parts, latent_spec, with_latents
 from ipex_assist.models.layers import with_mixers
 from ipex_assist.models.mixtral import LINEARS, PLACE
@@ -31,6 +30,9 @@ _EXPERTS = ExpertNames(
 _RECURRENT = {**{f"{part}_in": f"{part}_proj" for part in "qkvb"}, "mixer_out": "o_proj", "gated_norm": "o_norm.weight"}
 _RECURRENT |= {"a_low_in": "f_a_proj", "a_in": "f_b_proj", "z_low_in": "g_a_proj", "z_in": "g_b_proj"}
 _RECURRENT |= {**{f"{part}_conv": f"{part}_conv1d.weight" for part in "qkv"}, "a_log": "A_log", "dt_bias": "dt_bias"}
+# Of `linear_attn_config`, which published configs have in the place of these.
+_INNER = {"linear_num_heads": "num_heads", "linear_head_dim": "head_dim"}
+_INNER |= {"linear_conv_kernel_dim": "short_conv_kernel_size"}
 
 
 def spec(config: Config) -> DecoderSpec:
@@ -38,7 +40,7 @@ def spec(config: Config) -> DecoderSpec:
     refuse(config, mla_use_nope=True, moe_router_activation_func="sigmoid", moe_layer_freq=1, use_grouped_topk=True)
     heads = config.integer("num_attention_heads")
     refuse(config, num_key_value_heads=heads, tie_word_embeddings=False)  # transformers would not tie them
-    config = with_inner_names(config)
+    config = _with_inner_names(config)
     if activation(config.text("hidden_act", "silu")) != "silu":
         raise NotComputed("Kimi Delta Attention with another activation than silu is not supported")
     latent = latent_spec(config, _SIZES)
@@ -53,7 +55,28 @@ def spec(config: Config) -> DecoderSpec:
     count, dim = config.integer("linear_num_value_heads", 32), config.integer("linear_key_head_dim", 128)
     kernel = config.integer("linear_conv_kernel_dim", 4)
     mixer = RecurrentSpec("kimi_delta", count, count, dim, dim, kernel, gate_rank=dim)
-    return with_mixers(alike, [mixer if kind == LINEAR else None for kind in mixer_kinds(config)])
+    return with_mixers(alike, [mixer if kind == LINEAR else None for kind in _mixer_kinds(config)])
+
+
+def _with_inner_names(config: Config) -> Config:
+    """The config with what `linear_attn_config` has beside its other values."""
+    inner = config.part("linear_attn_config")
+    found = {ours: inner[theirs] for ours, theirs in _INNER.items() if theirs in inner}
+    return Config({**config.values, **found}, config.other_names)
+
+
+def _mixer_kinds(config: Config) -> list[str]:
+    """Of layers: Kimi Delta Attention or attention. Raises NotComputed for others."""
+    inner = Config(config.part("linear_attn_config"))
+    kinds, count = config.optional_texts("layer_types"), layer_count(config)
+    if kinds is None and {"full_attn_layers", "kda_layers"} <= set(inner.values):
+        full, linear = set(inner.integers("full_attn_layers")), set(inner.integers("kda_layers"))
+        if full & linear or full | linear != set(range(1, count + 1)):
+            raise ConfigError("linear_attn_config", dict(inner.values), f"lists of layers 1 to {count}, each in one")
+        kinds = [FULL if layer + 1 in full else LINEAR for layer in range(count)]
+    kinds = kinds or [FULL if layer and layer % 4 == 0 else LINEAR for layer in range(count)]
+    check_kinds(kinds, FULL, LINEAR)
+    return kinds
 
 
 def weights(spec: DecoderSpec) -> dict[str, Source]:

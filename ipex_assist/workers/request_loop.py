@@ -124,11 +124,12 @@ class RequestLoop:
     def _step(self) -> None:
         """Run a pass unless some output is ready already; then send what each request has, before a second pass."""
         if self._running and not any(generation.in_hand() for generation in self._running.values()):
-            number, first = next(iter(self._running.items()))
             try:
-                first.ready()
-            except Exception as error:
-                self._reply(failure(number, error))
+                self._model.step()
+            except Exception as error:  # of none of them: the engine ends a request with an error of its own
+                for number, generation in list(self._running.items()):
+                    generation.interrupt()
+                    self._reply(failure(number, error))
         for number, generation in list(self._running.items()):
             if generation.in_hand():
                 self._advance(number, generation)

@@ -8,7 +8,7 @@ import pytest
 from batch_runs import write_prompts
 
 from ipex_assist.batch import progress
-from ipex_assist.batch.lengths import longest_requests
+from ipex_assist.batch.command import longest_requests
 from ipex_assist.batch.prompts import Defaults, Entry, PromptFile
 
 

@@ -14,7 +14,7 @@ from test_engine import SCHEDULES, Pair, check, clients_of, play, prompt_of, tok
 
 from ipex_assist.checkpoints.lora_folder import read_lora
 from ipex_assist.checkpoints.open import open_checkpoint
-from ipex_assist.engine.limits import EngineLimits
+from ipex_assist.engine.chunk_sizes import EngineLimits
 from ipex_assist.executors.adapters import TakesAdapters, adapter_matrices
 from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.speculative.joint_schedule import KNOWN_TOKENS

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ipex_assist.engine.chunk_sizes import FEWEST_ROWS, ChunkSizes
-from ipex_assist.engine.limits import EngineLimits
+from ipex_assist.engine.chunk_sizes import FEWEST_ROWS, ChunkSizes, EngineLimits
 
 pytestmark = pytest.mark.one_stack
 

@@ -20,8 +20,8 @@ import torch
 from conftest import HAS_NATIVE
 
 from ipex_assist.checkpoints.open import open_checkpoint
+from ipex_assist.engine.chunk_sizes import EngineLimits
 from ipex_assist.engine.engine import Engine
-from ipex_assist.engine.limits import EngineLimits
 from ipex_assist.engine.request import RequestHandle
 from ipex_assist.engine.stats import EngineStats
 from ipex_assist.env.errors import IpexAssistError, UsageError

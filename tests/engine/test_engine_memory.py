@@ -16,12 +16,11 @@ from conftest import HAS_NATIVE
 from test_engine import CHEAP, Failing, Pair, prompt_of, tokens_of
 
 from ipex_assist.checkpoints.open import open_checkpoint
+from ipex_assist.engine.chunk_sizes import EngineLimits
 from ipex_assist.engine.engine import Engine
-from ipex_assist.engine.limits import EngineLimits
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.kv_memory import KvMemory
-from ipex_assist.executors.load import load_model
-from ipex_assist.executors.load_head import load_head
+from ipex_assist.executors.load import load_head, load_model
 from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.speculative.costs.pair_costs import Costs
 from ipex_assist.speculative.drafting import Drafting

@@ -14,8 +14,8 @@ import tiny_models
 from conftest import HAS_NATIVE
 from drafts import SCRIPTS, ScriptedDraft
 
+from ipex_assist.engine.chunk_sizes import EngineLimits
 from ipex_assist.engine.engine import Engine
-from ipex_assist.engine.limits import EngineLimits
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.serve.tools.call_grammars import optional_calls
 from ipex_assist.serve.tools.dialects import Dialect, JsonArguments

@@ -30,8 +30,8 @@ from test_engine import (
 )
 from test_engine import play as play_alone
 
+from ipex_assist.engine.chunk_sizes import EngineLimits
 from ipex_assist.engine.engine import Engine
-from ipex_assist.engine.limits import EngineLimits
 from ipex_assist.engine.stats import EngineStats
 from ipex_assist.executors.interface import Model
 from ipex_assist.models.draft_head import HeadKind

@@ -15,8 +15,8 @@ import pytest
 import tiny_models
 from conftest import HAS_NATIVE
 
+from ipex_assist.engine.chunk_sizes import EngineLimits
 from ipex_assist.engine.engine import Engine
-from ipex_assist.engine.limits import EngineLimits
 from ipex_assist.engine.prefix_cache import Prefixes
 from ipex_assist.engine.prefix_store import Content, PrefixStore, chain, check_folder
 from ipex_assist.engine.stored_prefixes import HasPrefixMemory, StoredPrefixes

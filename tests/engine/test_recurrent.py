@@ -11,8 +11,8 @@ from conftest import HAS_NATIVE
 from test_engine import SCHEDULES, Client, Pair, check, clients_of, options_of, play, prompt_of, tokens_of
 
 from ipex_assist.checkpoints.open import open_checkpoint
+from ipex_assist.engine.chunk_sizes import EngineLimits
 from ipex_assist.engine.engine import Engine
-from ipex_assist.engine.limits import EngineLimits
 from ipex_assist.engine.state_prefixes import LEAST_TOKENS
 from ipex_assist.engine.stats import EngineStats
 from ipex_assist.executors.interface import LogitsError

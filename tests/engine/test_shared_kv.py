@@ -12,7 +12,7 @@ from test_engine import SCHEDULES, Pair, clients_of
 from test_recurrent import play_turns
 
 from ipex_assist.checkpoints.open import open_checkpoint
-from ipex_assist.engine.limits import EngineLimits
+from ipex_assist.engine.chunk_sizes import EngineLimits
 from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.load import load_model
 from ipex_assist.executors.load_request import LoadRequest

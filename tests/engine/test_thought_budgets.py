@@ -11,8 +11,8 @@ import pytest
 import tiny_models
 from conftest import HAS_NATIVE
 
+from ipex_assist.engine.chunk_sizes import EngineLimits
 from ipex_assist.engine.engine import Engine
-from ipex_assist.engine.limits import EngineLimits
 from ipex_assist.speculative.choosing.thought_grammar import ThoughtGrammar
 from ipex_assist.speculative.costs.pair_costs import Costs
 from ipex_assist.speculative.drafting import Drafting

@@ -34,13 +34,12 @@ from test_engine import play as play_alone
 from test_heads import BLOCK, KINDS, SMALL, pausing_clients, plain, play, prompt_of, save_head
 
 from ipex_assist.checkpoints.open import open_checkpoint
+from ipex_assist.engine.chunk_sizes import EngineLimits
 from ipex_assist.engine.engine import Engine
-from ipex_assist.engine.limits import EngineLimits
 from ipex_assist.engine.stats import EngineStats
 from ipex_assist.executors.interface import DraftInput, HiddenRows, Model
 from ipex_assist.executors.kv_memory import KvMemory
-from ipex_assist.executors.load import load_model
-from ipex_assist.executors.load_head import load_head
+from ipex_assist.executors.load import load_head, load_model
 from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.models.draft_head import HeadKind
 from ipex_assist.speculative.costs.pair_costs import Costs

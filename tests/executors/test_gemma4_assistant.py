@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.executors.interface import DraftInput, DraftsInOneCall, HiddenRows, Rows, Sequence
-from ipex_assist.executors.load_head import head_of
+from ipex_assist.executors.load import head_of
 from ipex_assist.executors.native.model import NativeModel
 from ipex_assist.models.draft_head import Taps
 from ipex_assist.native.library import unavailable

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.executors.interface import DraftInput, DraftsInOneCall, HiddenRows, Model, Rows
-from ipex_assist.executors.load_head import head_of, load_head
+from ipex_assist.executors.load import head_of, load_head
 from ipex_assist.models.draft_head import Taps
 
 EAGLE3 = ["eagle3-llama", "eagle3-qwen3", "eagle3-all-tokens"]

@@ -39,8 +39,8 @@ from drafts import InTurn
 from grammars import SPECS
 
 from ipex_assist.commands.shared.load import leave_cores_to_native
+from ipex_assist.engine.chunk_sizes import EngineLimits
 from ipex_assist.engine.engine import Engine
-from ipex_assist.engine.limits import EngineLimits
 from ipex_assist.engine.prefix_cache import PrefixCache
 from ipex_assist.engine.request import RequestHandle
 from ipex_assist.env.errors import IpexAssistError

@@ -18,8 +18,7 @@ from ipex_assist.checkpoints.open import OpenCheckpoints
 from ipex_assist.engine.engine import Engine
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.kv_memory import KvMemory
-from ipex_assist.executors.load import load_model
-from ipex_assist.executors.load_head import load_head
+from ipex_assist.executors.load import load_head, load_model
 from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.executors.native.model import NativeModel
 from ipex_assist.generation.loading import add_adapters

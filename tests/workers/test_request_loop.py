@@ -183,22 +183,11 @@ def test_a_text_that_waits_for_others_holds_up_nobody(
     endless_model: TextModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in an engine whose memory is full: the ones that run are answered, and one that waits can be cancelled."""
-    rounds = endless_model._rounds
+    rounds, run_pass = endless_model._rounds, endless_model.step
     passes = 0
-
-    others: list[Any] = []
 
     class Waiting:
         """Rounds that never come."""
-
-        def ready(self) -> bool:
-            nonlocal passes
-            passes += 1
-            if passes == 50:
-                loop.inbox.put(Cancel(1))
-                loop.inbox.put(None)
-            others[0].ready()  # the pass that it asks for is one of the texts that run
-            return False
 
         def in_hand(self) -> bool:
             return False
@@ -212,11 +201,18 @@ def test_a_text_that_waits_for_others_holds_up_nobody(
     def some_wait(tokens: list[int], limit: int, *more: Any) -> tuple[RoundStream, bool]:
         if limit == 7:
             return Waiting(), False
-        found, drafting = rounds(tokens, limit, *more)
-        others.append(found)
-        return found, drafting
+        return rounds(tokens, limit, *more)
+
+    def step() -> bool:
+        nonlocal passes
+        passes += 1
+        if passes == 50:
+            loop.inbox.put(Cancel(1))
+            loop.inbox.put(None)
+        return run_pass()
 
     monkeypatch.setattr(endless_model, "_rounds", some_wait)
+    monkeypatch.setattr(endless_model, "step", step)
     replies: list[Any] = []
     loop = RequestLoop(endless_model, replies.append)
     loop.inbox.put(request(1, max_new_tokens=7))
@@ -243,16 +239,6 @@ def test_no_pass_is_run_while_a_round_waits(endless_model: TextModel, monkeypatc
         def in_hand(self) -> bool:
             return bool(self.rounds) or not self.left
 
-        def ready(self) -> bool:
-            nonlocal passes
-            if not self.in_hand():
-                passes += 1
-                for text in texts:
-                    if text.left and passes >= text.first:
-                        text.left -= 1
-                        text.rounds.append(passes)
-            return self.in_hand()
-
         def __next__(self) -> None:
             if not self.rounds:
                 raise StopIteration
@@ -263,6 +249,17 @@ def test_no_pass_is_run_while_a_round_waits(endless_model: TextModel, monkeypatc
 
         def as_dict(self) -> dict[str, Any]:
             return {}
+
+    def step() -> bool:
+        nonlocal passes
+        passes += 1
+        for text in texts:
+            if text.left and passes >= text.first:
+                text.left -= 1
+                text.rounds.append(passes)
+        return True
+
+    monkeypatch.setattr(endless_model, "step", step)
 
     def after_step(idle: bool) -> None:
         late.extend(passes - round_ for round_ in taken)
@@ -277,3 +274,28 @@ def test_no_pass_is_run_while_a_round_waits(endless_model: TextModel, monkeypatc
     loop.run()
     assert sorted(reply.id for reply in replies) == list(range(1, 9))
     assert late == [0] * 40
+
+
+def test_a_step_that_fails_ends_all_that_run(endless_model: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fails beside the requests is nobody's fault: each is told so, and the worker goes on."""
+    run_pass, fails = endless_model.step, [True]
+
+    def step() -> bool:
+        if fails.pop() if fails else False:
+            loop.inbox.put(request(3, max_new_tokens=2))
+            loop.inbox.put(None)
+            raise RuntimeError("not of a request")
+        return run_pass()
+
+    monkeypatch.setattr(endless_model, "step", step)
+    replies: list[Any] = []
+    loop = RequestLoop(endless_model, replies.append)
+    loop.inbox.put(request(1, max_new_tokens=5))
+    loop.inbox.put(request(2, max_new_tokens=5))
+    loop.run()
+    assert [(reply.id, reply.error is None, reply.again) for reply in replies] == [
+        (1, False, True),
+        (2, False, True),
+        (3, True, False),
+    ]
+    assert "not of a request" in replies[0].error

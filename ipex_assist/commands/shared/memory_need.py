@@ -195,7 +195,7 @@ class _Plan:
             checkpoint = self.checkpoints.open(model, revision=revision, offline=True)
             if checkpoint.why_not_ours():
                 return None
-            from ipex_assist.executors.load_head import head_of, head_precision  # late: most of a start
+            from ipex_assist.executors.load import head_of, head_precision  # late: most of a start
             from ipex_assist.executors.model_bytes import library_bytes, native_bytes
 
             found = head_of(checkpoint)
