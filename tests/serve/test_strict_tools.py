@@ -153,3 +153,15 @@ def test_a_response_format_beside_them() -> None:
     assert writes(spec, '{"a": 1}')
     assert writes(spec, hermes(("add", '{"x": 1}')))
     assert not writes(spec, "text")
+
+
+def test_other_forms_are_no_calls() -> None:
+    """What a grammar holds to its schema is the model's own form; a call as fenced JSON would not be held to it."""
+    fenced = 'So:\n```json\n{"name": "add", "arguments": {"x": "no number"}}\n```'
+    for tools, count in ((STRICT, 0), ([tool("add", XY), tool("get_weather")], 1)):
+        made = prepare(tokenizer(HERMES_TEMPLATE), USER, tools)
+        assert made.parser is not None
+        one = made.parser()
+        content, calls = content_and_calls([*one.push(fenced), *one.finish()])
+        assert len(calls) == count
+        assert count or content == fenced

@@ -100,11 +100,13 @@ def prepare(
     grammar, calls = (each and replace(each, field=each.field or field) for each in (grammar, calls))
 
     arguments = {tool["function"]["name"]: tool["function"]["parameters"] for tool in known}
+    # What is held to a schema is the dialect's own form: a call in another one would not be.
+    held_form = dialect if grammar is None else replace(dialect, also=())
     words, new_id = special_words(tokenizer), short_id if dialect.call_ids == "9" else call_id
 
     def parser() -> CallParser:
         return CallParser(
-            dialect, arguments, words=words, parallel=parallel, streams=grammar is not None, new_id=new_id
+            held_form, arguments, words=words, parallel=parallel, streams=grammar is not None, new_id=new_id
         )
 
     if not found.describes:
