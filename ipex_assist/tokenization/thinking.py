@@ -12,12 +12,11 @@ from __future__ import annotations
 import functools
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from ipex_assist.tokenization.chat_template import apply_template
-from ipex_assist.tokenization.time_limit import run_within
+from ipex_assist.tokenization.template_trial import rendered_with
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -29,7 +28,6 @@ Piece: TypeAlias = tuple[PieceKind, str]
 _FIRST_PRIVATE = 0x10F000  # in a private plane, of which no tokenizer makes anything
 _LAST_TOKENS = 16  # of a prompt, in which an opened thought is looked for
 _SWITCHES = ({"enable_thinking": True}, {"thinking": True})  # variables by which templates let models think
-_SECONDS = 1.0  # of a chat template, which may never end
 # What a template is tried with; words that no template has.
 _ASKED, _THOUGHT, _SAID = "Qu3stion", "Th0ught", "Answ3r"
 
@@ -391,33 +389,6 @@ def _tried(template: str, names: Iterable[tuple[str, str]], *, thought: bool = F
     if thought:
         messages.append({"role": "assistant", "content": _SAID, "reasoning_content": _THOUGHT})
     return rendered_with(template, names, messages, variables=variables)
-
-
-def rendered_with(
-    template: str,
-    names: Iterable[tuple[str, str]],
-    messages: list[dict[str, Any]],
-    tools: list[dict[str, Any]] | None = None,
-    variables: Mapping[str, Any] | None = None,
-) -> str | None:
-    """What a chat template makes of a conversation; None if it fails. names: the tokenizer's special tokens."""
-    bare = _Bare(template, dict(names))
-    try:
-        return run_within(_SECONDS, lambda: apply_template(bare, messages, tools, variables))
-    except Exception:  # jinja2's errors, and those that templates raise
-        return None
-
-
-@dataclass
-class _Bare:
-    """As much of a tokenizer as `apply_template` needs."""
-
-    chat_template: str
-    special_tokens_map: dict[str, str]
-
-    def apply_chat_template(self, *arguments: Any, **more: Any) -> str:
-        """Only asked where jinja2 is too old."""
-        raise ValueError("jinja2 is too old")
 
 
 def conversation_reader(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> ThoughtReader | None:

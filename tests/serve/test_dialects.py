@@ -21,7 +21,8 @@ from ipex_assist.serve.tools.dialect_choice import CallFamily, NoFamily, family_
 from ipex_assist.serve.tools.dialects import BY_NAME, DIALECTS, Dialect, written
 from ipex_assist.serve.tools.output_reader import OutputReader
 from ipex_assist.serve.tools.parsed_events import Call
-from ipex_assist.tokenization.thinking import HARMONY, SpecialWords, reader_of, rendered_with
+from ipex_assist.tokenization.template_trial import rendered_with
+from ipex_assist.tokenization.thinking import HARMONY, SpecialWords, reader_of
 
 pytestmark = pytest.mark.one_stack
 

@@ -17,7 +17,8 @@ from ipex_assist.serve.tools.call_parser import CallParser
 from ipex_assist.serve.tools.dialects import DIALECTS, Dialect, LiteralArguments, TaggedArguments, chunks
 from ipex_assist.serve.tools.output_reader import OutputReader
 from ipex_assist.serve.tools.parsed_events import content_and_calls
-from ipex_assist.tokenization.thinking import HARMONY, SpecialWords, reader_of, rendered_with
+from ipex_assist.tokenization.template_trial import rendered_with
+from ipex_assist.tokenization.thinking import HARMONY, SpecialWords, reader_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

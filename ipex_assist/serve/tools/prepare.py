@@ -99,19 +99,21 @@ def prepare(
     field = schema_fields.format(names.index(held[0])) if len(held) == 1 else "tools"
     grammar, calls = (each and replace(each, field=each.field or field) for each in (grammar, calls))
 
-    arguments = {tool["function"]["name"]: tool["function"]["parameters"] for tool in known}
-    # What is held to a schema is the dialect's own form: a call in another one would not be.
-    held_form = dialect if grammar is None else replace(dialect, also=())
-    words, new_id = special_words(tokenizer), short_id if dialect.call_ids == "9" else call_id
-
-    def parser() -> CallParser:
-        return CallParser(
-            held_form, arguments, words=words, parallel=parallel, streams=grammar is not None, new_id=new_id
-        )
-
+    parser = None if dialect.channel else _parser_of(tokenizer, dialect, known, parallel, grammar is not None)
     if not found.describes:
         turns = _described(turns, known, dialect)
-    return PreparedConversation(turns, known, grammar, None if dialect.channel else parser, calls, dialect.channel)
+    return PreparedConversation(turns, known, grammar, parser, calls, dialect.channel)
+
+
+def _parser_of(
+    tokenizer: PreTrainedTokenizerBase, dialect: Dialect, tools: list[dict[str, Any]], parallel: bool, held: bool
+) -> Callable[[], CallParser]:
+    """What makes the parser of one text. held: whether a grammar holds calls to the dialect's own form: a call in
+    another one would be held to nothing, and is text."""
+    form = replace(dialect, also=()) if held else dialect
+    schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
+    words, new_id = special_words(tokenizer), short_id if dialect.call_ids == "9" else call_id
+    return lambda: CallParser(form, schemas, words=words, parallel=parallel, streams=held, new_id=new_id)
 
 
 def _described(turns: list[dict[str, Any]], tools: list[dict[str, Any]], dialect: Dialect) -> list[dict[str, Any]]:
