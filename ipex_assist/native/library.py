@@ -92,7 +92,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ia_row_seconds": (ctypes.c_double, (_p, _i64, _i64)),
     "ia_read_bandwidth": (ctypes.c_double, (_p, _p, _i64, _i32)),
     "ia_peak": (ctypes.c_double, (_p, _p, _i32, _i64, _i32)),
-    "ia_watch": (None, (_p, _p, _p)),  # (call, context): native/watch.py
+    "ia_watch": (None, (_p, _p)),  # native/watch.py: COperationWatch
     "ia_experts_read": (ctypes.c_int64, (_p,)),
     "ia_timing": (None, (_p, ctypes.POINTER(ctypes.c_uint64))),
 }

@@ -49,6 +49,12 @@ class OperationOutput(NamedTuple):
 _CALL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(WatchedBuffer))
 
 
+class COperationWatch(ctypes.Structure):
+    """Mirrors `OperationWatch` of operation.h."""
+
+    _fields_ = [("call", _CALL), ("context", ctypes.c_void_p)]
+
+
 @contextlib.contextmanager
 def watched(model: PackedModel, see: Callable[[OperationOutput], None]) -> Iterator[None]:
     """Within it, `see` gets every buffer that an operation of this model's passes writes, in their order.
@@ -63,12 +69,12 @@ def watched(model: PackedModel, see: Callable[[OperationOutput], None]) -> Itera
         except BaseException as error:
             failures.append(error)
 
-    kept = _CALL(call)
-    model.library.ia_watch(model.handle, kept, None)
+    watch = COperationWatch(_CALL(call), None)
+    model.library.ia_watch(model.handle, ctypes.byref(watch))
     try:
         yield
     finally:
-        model.library.ia_watch(model.handle, _CALL(), None)
+        model.library.ia_watch(model.handle, None)
     if failures:
         raise failures[0]
 

@@ -351,8 +351,8 @@ def ctype(declared: str) -> Any:
 
 
 def test_python_calls_what_is_declared() -> None:
-    """Functions of api.cpp have the results and parameters that library.py says: ctypes would never notice."""
-    text = (build.HERE / "abi" / "api.cpp").read_text()
+    """Functions of abi/ have the results and parameters that library.py says: ctypes would never notice."""
+    text = "\n".join(path.read_text() for path in sorted((build.HERE / "abi").glob("*.cpp")))
     declared = dict(re.findall(r"^IPEX_ASSIST_API ([\w ]+\*? ia_\w+)\(([^)]*)\)", text, re.MULTILINE))
     functions = {}
     for head, parameters in declared.items():

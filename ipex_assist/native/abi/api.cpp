@@ -569,10 +569,10 @@ IPEX_ASSIST_API double ia_peak(const void* kernels, void* pool_handle, int32_t p
     });
 }
 
-// Called after each operation of this model's passes from now on, null: nothing is. See OperationWatch.
-IPEX_ASSIST_API void ia_watch(void* handle, void (*call)(void* context, const WatchedBuffer* buffer), void* context) {
+// Who is called after each operation of this model's passes from now on; null: nobody.
+IPEX_ASSIST_API void ia_watch(void* handle, const OperationWatch* watch) {
     const BufferLease lease(handle);  // no pass runs meanwhile
-    static_cast<Handle*>(handle)->program.watch = {call, context};
+    static_cast<Handle*>(handle)->program.watch = watch ? *watch : OperationWatch{};
 }
 
 // How many experts the passes of the last call read, those of all layers together, each once a pass; shared ones do not

@@ -33,10 +33,8 @@ DRAFT_ROWS = (1, 2, 16, 8, 4)
 # Passes that several requests share; a size is timed if the previous one predicts that it fits into the seconds.
 # Kernels take rows in tiles of 16: one row more may cost half as much again.
 WIDE_ROWS, WIDE_SECONDS, WIDE_TURNS = (17, 32, 33, 48, 64), 0.5, 2
-ALIKE_ROWS, ALIKE_TURNS = (
-    5,
-    3,
-)  # passes of equal tokens, which read few experts: the difference is the cost of an expert
+# Passes of equal tokens, which read few experts: the difference is the cost of an expert.
+ALIKE_ROWS, ALIKE_TURNS = 5, 3
 READ_TOKENS = 64  # of a prompt chunk by which the prefill speed is measured …
 READ_SECONDS = 0.25  # … if it should take no longer than this
 # A chunk's token usually takes less than this share of one in a pass of 16 rows. If not, the chunk is timed again.
