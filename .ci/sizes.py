@@ -19,7 +19,6 @@ KNOWN = {
     "ipex_assist/native/abi/api.cpp": 593,
     "ipex_assist/speculative/adaptive_schedule.py:AdaptiveSchedule": 35,
     "ipex_assist/speculative/joint_schedule.py:JointSchedule": 35,
-    "ipex_assist/tokenization/thinking.py": 456,
 }
 
 
