@@ -258,6 +258,8 @@ class Engine:
             logprobs=options.logprobs,
             prompt_logprobs=options.prompt_logprobs,
             adapter=None if options.lora is None else AdapterChoice(options.lora, options.lora_scale),
+            priority=options.priority,
+            share=options.share,
             make_draft_source=make_draft_source,
             schedule=schedule or ConstantSchedule(),
             on_finish=self._learn if learns else lambda request: None,

@@ -39,8 +39,8 @@ class Request:
     limit: output tokens at most. make_draft_source: called when the request starts to run; None where nothing drafts.
     logprobs: how many top log-probabilities come with each token; None for none at all. prompt_logprobs: the same for
     the prompt's tokens but the first, gathered in prompt_choices. grammar: between passes, in the state after the
-    output tokens. adapter: of all its rows. number: order of arrival. paused: holds no memory and is not resumed before
-    its owner says so.
+    output tokens. adapter: of all its rows. number: order of arrival. priority: lower ones come first. share: who
+    asked, of whom there may be many requests. paused: holds no memory and is not resumed before its owner says so.
     """
 
     tokens: list[int]
@@ -58,6 +58,8 @@ class Request:
     adapter: AdapterChoice | None = None
     prompt_choices: list[TokenLogprob] = field(default_factory=list)
     number: int = 0
+    priority: int = 0
+    share: str | None = None
     branch: int = 0
     sequence: Sequence | None = None
     draft: DraftSource | None = None
@@ -76,6 +78,16 @@ class Request:
     def end(self) -> int:
         """Length of prompt and output at which the request is complete."""
         return self.prompt_length + self.limit
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Its place among others: by priority, then by arrival."""
+        return self.priority, self.number
+
+    @property
+    def position(self) -> int:
+        """Tokens that were read."""
+        return 0 if self.sequence is None else self.sequence.length
 
     @property
     def remaining(self) -> int:

@@ -12,6 +12,7 @@ from ipex_assist.engine.draft_scheduler import DraftScheduler
 from ipex_assist.engine.head_reading import HeadReading
 from ipex_assist.engine.pass_output import PlannedPass, RequestOutput
 from ipex_assist.engine.prefix_cache import Prefixes
+from ipex_assist.engine.prompt_shares import PromptShares
 from ipex_assist.engine.request import Request
 from ipex_assist.engine.scheduled_request import ScheduledRequest
 from ipex_assist.engine.stats import EngineStats
@@ -40,6 +41,7 @@ class Scheduler:
         self.drafts = DraftScheduler(target.blocks is not None, clock, longest_draft(target.spec))
         self.block_budget = BlockBudget(target, prefixes)
         self._chunks, self._heads = ChunkSizes(limits), HeadReading(clock)
+        self._shares = PromptShares(self._chunks, clock)
 
     @property
     def busy(self) -> bool:
@@ -140,7 +142,7 @@ class Scheduler:
                 self.running.append(request)
 
     def _next_waiting(self) -> Request | None:
-        return next((request for request in self.waiting if not request.paused), None)
+        return min((each for each in self.waiting if not each.paused), key=lambda each: each.rank, default=None)
 
     def _run(self, requests: list[Request]) -> None:
         decoding: list[ScheduledRequest] = []
@@ -160,15 +162,14 @@ class Scheduler:
             self._run_pass(batch, rows, draft_s)
 
     def _prompt_chunks(self, prefilling: list[Request], decoding: int) -> list[ScheduledRequest]:
-        """What a pass reads of these prompts, the oldest first, beside `decoding` requests."""
+        """What a pass reads of these prompts beside `decoding` requests."""
+        if not self._chunks_prompts:
+            return [ScheduledRequest.prefill(request, request.unbranched) for request in prefilling]
         chunks: list[ScheduledRequest] = []
-        room = self._chunks.rows(decoding) if self._chunks_prompts else 1 << 30
-        for request in sorted(prefilling, key=lambda each: each.number):
-            if room <= 0:
-                break
-            most = PROMPT_LOGIT_ROWS if request.needs_prompt_logits and self._chunks_prompts else room
+        for request, room in self._shares.divide(prefilling, decoding):
+            most = PROMPT_LOGIT_ROWS if request.needs_prompt_logits else room
             chunks.append(ScheduledRequest.prefill(request, min(room, most, request.unbranched)))
-            room -= chunks[-1].pending
+            self._shares.count(request, chunks[-1].pending)
         return chunks
 
     @property
@@ -192,7 +193,7 @@ class Scheduler:
             holding = [request for request in self.running if request in passing or self.block_budget.holds(request)]
             if len(holding) < 2:
                 break
-            youngest = max(holding, key=lambda request: request.number)
+            youngest = max(holding, key=lambda request: request.rank)
             batch = [scheduled for scheduled in batch if scheduled.request is not youngest]
             rows.clear()  # they hold the sequence, whose blocks are to be free
             self._preempt(youngest)
@@ -231,7 +232,8 @@ class Scheduler:
         self.stats.draft_s += draft_s
         prefills = [scheduled.pending for scheduled in batch if scheduled.is_prefill]
         read = sum(prefills)
-        self._chunks.observe(read, len(batch) - len(prefills), seconds)
+        positions = sum(each.pending * (each.request.position - each.pending // 2) for each in batch if each.is_prefill)
+        self._chunks.observe(read, len(batch) - len(prefills), seconds, positions)
         self.stats.prompt_tokens += read
         for scheduled, each, output in zip(batch, plan.rows, outputs, strict=True):
             if scheduled.is_prefill and output.hidden is not None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ipex_assist.serve.backend import CALLER
 from ipex_assist.serve.errors import ApiError
 
 # Paths that need no key: the page itself (which asks for the key), and monitoring.
@@ -30,9 +31,13 @@ class ApiKeys:
 
     def know(self, key: bytes) -> bool:
         """Whether the key is valid; always compares with all of them."""
+        return self.name(key) is not None
+
+    def name(self, key: bytes) -> str | None:
+        """A name of a valid key, which is its place in the list; None for another."""
         digest = hashlib.sha256(key).digest()
         right = [hmac.compare_digest(digest, known) for known in self._digests]
-        return any(right)
+        return f"key {right.index(True)}" if any(right) else None
 
 
 class Authentication:
@@ -55,11 +60,14 @@ class Authentication:
         await self._app(scope, receive, send)
 
     def _may(self, scope: Scope) -> bool:
+        """Whether a request has a key, or needs none; CALLER says whose it is from here on."""
         path = scope["path"].removeprefix(scope.get("root_path", "")) or "/"
         if is_open(path) or scope["method"] == "OPTIONS":  # a browser's CORS preflight carries no key
             return True
         headers = dict(reversed(scope["headers"]))  # the first of a name
         kind, _, key = headers.get(b"authorization", b"").partition(b" ")
-        if kind.lower() == b"bearer" and self._keys.know(key.strip()):
-            return True
-        return b"x-api-key" in headers and self._keys.know(headers[b"x-api-key"].strip())
+        name = self._keys.name(key.strip()) if kind.lower() == b"bearer" else None
+        if name is None and b"x-api-key" in headers:
+            name = self._keys.name(headers[b"x-api-key"].strip())
+        CALLER.set(name)
+        return name is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,9 +19,18 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+# Of the request that is being answered: its API key, by a name that tells nothing of it.
+CALLER: ContextVar[str | None] = ContextVar("CALLER", default=None)
+
+
 @dataclass(eq=False, frozen=True)
 class RequestShare:
-    """Whom a text's time in the engines counts against: one object for all texts of an HTTP request."""
+    """Whom a text's time in the engines counts against: one object for all texts of an HTTP request.
+
+    caller: the same for all requests with the same API key; None where there are no keys.
+    """
+
+    caller: str | None = None
 
 
 @dataclass(frozen=True)

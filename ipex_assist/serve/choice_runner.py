@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Protocol
 
-from ipex_assist.serve.backend import Busy, Finished, GenerationRequest, OutputChunk, RequestShare
+from ipex_assist.serve.backend import CALLER, Busy, Finished, GenerationRequest, OutputChunk, RequestShare
 
 AT_ONCE = 32  # choices of one request submitted at a time
 LONGEST_WAIT = 1.0  # seconds before a choice is submitted to a full queue again
@@ -51,7 +51,7 @@ class ChoiceRunner:
     def __init__(self, generate: Generate, requests: Sequence[GenerationRequest], deadline: float | None) -> None:
         """deadline: of all choices together, by the clock of the event loop."""
         self._generate, self._requests, self._deadline = generate, requests, deadline
-        self._share = RequestShare()
+        self._share = RequestShare(CALLER.get())
         self._events: asyncio.Queue[ChoiceEvent | Exception] = asyncio.Queue()
         self._waiting = iter(range(len(requests)))
         self._tasks: list[asyncio.Task[None]] = []
@@ -105,7 +105,9 @@ class ChoiceRunner:
 
     async def _try(self, index: int) -> bool:
         """Run one choice; returns False if the queue was full and it must be retried."""
-        request = replace(self._requests[index], share=self._share)
+        request = self._requests[index]
+        options = replace(request.options, share=self._share.caller)
+        request = replace(request, options=options, share=self._share)
         try:
             async with aclosing(self._generate(request, timeout=self._remaining())) as parts:
                 async for output in parts:

@@ -20,7 +20,8 @@ from ipex_assist.serve.engine_slot import ActiveRequest
 class FairQueue:
     """Waiting texts by the share that they count against; within a share they keep their order.
 
-    Next is a text of the share with the fewest running texts; of equals, the one that has waited longest since its last
+    Next is a text of the API key with the fewest running texts, among those by priority, and then of the share with
+    the fewest; of equals, the one that has waited longest since its last
     text left the queue. So a request with thousands of texts takes every free slot while it is alone, and gives slots
     to others as long as they have less.
     """
@@ -60,7 +61,12 @@ class FairQueue:
         of its share.
         """
         counts = Counter(active.request.share for active in running)
-        texts = self._shares[min(self._shares, key=counts.__getitem__)]
+        callers = Counter(active.request.share.caller for active in running)
+
+        def turn(share: RequestShare) -> tuple[int, int, int]:
+            return callers[share.caller], self._shares[share][0].request.options.priority, counts[share]
+
+        texts = self._shares[min(self._shares, key=turn)]
         return next((active for active in texts if not active.paused or active.slot in slots), texts[0])
 
     def to_pause(self, running: Sequence[ActiveRequest]) -> ActiveRequest | None:

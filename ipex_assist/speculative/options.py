@@ -117,3 +117,5 @@ class GenerationOptions(SamplingOptions, DraftOptions, StopOptions):
         None, "name of a loaded adapter, or none for the model alone (default: see load)", Text(), "NAME", flags=()
     )
     lora_scale: float = option(1.0, "factor of what the adapter adds", Number(-100, 100), flags=())
+    priority: int = option(0, "lower ones come first", Number(-(2**31), 2**31 - 1, whole=True), flags=())
+    share: str | None = option(None, "who asked: many requests of one are not many shares", Text(), flags=())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ipex_assist.engine.chunk_sizes import FEWEST_ROWS, ChunkSizes, EngineLimits
+from ipex_assist.engine.chunk_sizes import ChunkSizes, EngineLimits
 
 pytestmark = pytest.mark.one_stack
 
@@ -12,16 +12,31 @@ pytestmark = pytest.mark.one_stack
 def test_a_chunk_keeps_to_the_limit() -> None:
     """A machine of 1 ms a row on top of 10 ms: a chunk of 30 rows makes a pass four times as long as one without."""
     chunks = ChunkSizes(EngineLimits())
-    assert chunks.rows(4) == 0, "a pass without a chunk comes first"
+    assert chunks.seconds(4) == 0, "a pass without a chunk comes first"
     for _ in range(20):
         chunks.observe(0, 4, 0.010)
-        rows = chunks.rows(4)
+        rows = rows_of(chunks)
         chunks.observe(rows, 4, 0.010 + rows * 0.001)
-    assert chunks.rows(4) in (29, 30)
-    assert chunks.rows(0) == 512
+    assert rows_of(chunks) in (29, 30)
+    assert (chunks.seconds(0), chunks.most_rows(0)) == (None, 512)
+    assert chunks.seconds(0, company=True) == pytest.approx(0.030)
     slow = ChunkSizes(EngineLimits(max_pass_s=1e-6))
     slow.observe(0, 4, 0.010)
-    assert slow.rows(4) >= FEWEST_ROWS
+    assert 0 < (slow.seconds(4) or 0) < 1e-6, "its rows are few, and some"
+
+
+def rows_of(chunks: ChunkSizes) -> int:
+    return chunks.rows_within(chunks.seconds(4) or 0, 0)
+
+
+def test_rows_take_longer_behind_more_tokens() -> None:
+    """A chunk of a long prompt has fewer rows than one of a short prompt in the same time."""
+    chunks = ChunkSizes(EngineLimits())
+    for position in (0, 100, 20_000, 21_000, 300, 22_000, 23_000) * 4:
+        chunks.observe(100, 0, 100 * (0.001 + position * 1e-7), 100 * position)
+    assert chunks.row_s(0) == pytest.approx(0.001, rel=0.05)
+    assert chunks.row_s(20_000) == pytest.approx(0.003, rel=0.05)
+    assert chunks.rows_within(0.03, 0) > 2 * chunks.rows_within(0.03, 20_000)
 
 
 def test_a_machine_that_became_slower_is_noticed() -> None:
@@ -30,6 +45,6 @@ def test_a_machine_that_became_slower_is_noticed() -> None:
     chunks.observe(0, 4, 0.010)
     chunks.observe(32, 4, 0.042)
     for _ in range(100):
-        rows = chunks.rows(4)
+        rows = rows_of(chunks)
         chunks.observe(rows, 4, 5 * (0.010 + rows * 0.001))
-    assert 25 <= chunks.rows(4) <= 35 or chunks.rows(4) == 0
+    assert 25 <= rows_of(chunks) <= 35 or chunks.seconds(4) == 0

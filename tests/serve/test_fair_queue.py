@@ -175,3 +175,15 @@ def test_a_request_waits_in_one_place() -> None:
             assert [each["text"] for each in answer.json()["choices"]] == ["w0 w1 "] * 40
 
     asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_many_requests_of_one_key_are_not_many_shares() -> None:
+    """Nine requests of one API key and one of another: the other's is second, not tenth. Within a key a lower priority
+    number comes first."""
+    queue = FairQueue()
+    shares = [RequestShare("a") for _ in range(9)] + [RequestShare("b")]
+    for number, share in enumerate(shares):
+        options = GenerationOptions(priority=-1 if number == 8 else 0)
+        queue.put(ActiveRequest.of(GenerationRequest([number], options, share=share), DraftOptions()))
+    found = order(queue, [], 10)
+    assert found[:3] == [8, 9, 0]

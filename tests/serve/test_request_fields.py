@@ -194,3 +194,18 @@ def test_prompts_that_are_too_long(client: httpx.Client) -> None:
 def test_the_page_answers_head(client: httpx.Client) -> None:
     """By which Claude Code looks whether the server is there."""
     assert client.head("/").status_code == 200
+
+
+def test_priorities_and_keys_reach_the_engine(serve: Any, backend: FakeBackend) -> None:
+    """Whose key it is goes with each text, but not the key."""
+    client = serve(api_key=("one", "two"))
+    tiers: list[tuple[dict[str, Any], int]] = [({"priority": 7}, 7), ({"service_tier": "flex"}, 1), ({}, 0)]
+    for key in ("one", "two"):
+        client.headers["Authorization"] = f"Bearer {key}"
+        for more, priority in tiers:
+            assert client.post(CHAT, json={**HI[CHAT], **more}).status_code == 200
+            assert backend.requests[-1].options.priority == priority
+    shares = [request.options.share for request in backend.requests]
+    assert len(set(shares)) == 2
+    assert shares == [shares[0]] * 3 + [shares[3]] * 3
+    assert not {"one", "two"} & set(shares)

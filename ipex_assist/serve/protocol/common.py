@@ -21,6 +21,7 @@ MOST_BIASES = 1 << 16  # biases of tokens, times the texts of the request: each 
 MOST_TEMPERATURE = 2.0  # as with OpenAI
 _MEDIA = ("image", "audio", "video", "file")  # words in the types of parts that no model here reads
 TOKEN_ID = "x-token-id"  # in the JSON schema: a number below the vocabulary's size, once that is known
+TIERS = {"flex": 1, "batch": 1, "priority": -1, "fast": -1}  # as priorities, of which lower ones come first
 OPENAI = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}  # OpenAI's defaults where ours are transformers'
 
 
@@ -129,6 +130,8 @@ class SamplingFields(RequestBody):
     assisted: Annotated[bool, OptionField("assisted")] | None = None
     num_assistant_tokens: Annotated[int, OptionField("num_assistant_tokens")] | None = None
     num_assistant_tokens_schedule: Annotated[str, OptionField("num_assistant_tokens_schedule")] | None = None
+    priority: Annotated[int, OptionField("priority")] | None = None
+    service_tier: str | None = Field(None, description="flex and batch come later, priority and fast earlier")
     lora: AdapterScales | None = Field(None, description="as llama-server has it; one adapter whose scale is not 0")
 
     def generation_options(
@@ -138,7 +141,7 @@ class SamplingFields(RequestBody):
         names = {each.name for each in dataclasses.fields(GenerationOptions)} & set(SamplingFields.model_fields)
         names -= {"lora"}  # which RequestedAdapters.apply reads
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        values: dict[str, Any] = {**OPENAI, **given}
+        values: dict[str, Any] = {**OPENAI, "priority": TIERS.get(self.service_tier or "", 0), **given}
         return GenerationOptions(
             **values,
             do_sample=values["temperature"] > 0,

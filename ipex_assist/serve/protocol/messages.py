@@ -280,11 +280,12 @@ class MessagesRequest(CountTokens):
     temperature: Annotated[float, OptionField("temperature", highest=HIGHEST_TEMPERATURE)] | None = None
     top_p: Annotated[float, OptionField("top_p")] | None = None
     top_k: Annotated[int, OptionField("top_k")] | None = None
+    service_tier: str | None = None
     assisted: Annotated[bool, OptionField("assisted")] | None = None
 
     def sampling(self) -> SamplingFields:
         """How tokens are chosen, and where the text ends, by OpenAI's names."""
-        names = ("temperature", "top_p", "top_k", "assisted")
+        names = ("temperature", "top_p", "top_k", "service_tier", "assisted")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         return SamplingFields(**given, stop=tuple(self.stop_sequences or ()) or None)
 
