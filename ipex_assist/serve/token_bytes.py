@@ -31,7 +31,7 @@ def _decoder_kinds(tokenizer: PreTrainedTokenizerBase) -> set[str]:
     kinds = set()
     while left:
         step = left.pop()
-        kinds.add(step["type"])
+        kinds.add("Metaspace" if step.get("pattern") == {"String": "▁"} else step["type"])
         left += step.get("decoders", [])
     return kinds
 

@@ -23,6 +23,7 @@ from ipex_assist.tokenization.tokenizer import (
     encode_prompt,
     eos_token_ids,
     load_tokenizer,
+    special_names,
 )
 
 TEXTS = [
@@ -472,6 +473,13 @@ def test_named_templates_without_a_default(tmp_path):
     tokenizer = _templated(tmp_path / "m", [{"name": "rag", "template": "x"}])
     with pytest.raises(UsageError, match="several chat templates, rag, of which none is the default"):
         encode_prompt(tokenizer, "Hi", chat=True)
+
+
+def test_special_tokens_in_stop_strings(folder):
+    """With transformers' tokenizer and with the quick one."""
+    for tokenizer in (load_tokenizer(open_checkpoint(str(folder))), checkpoint_files.tiny_tokenizer()):
+        assert special_names(tokenizer, ["x<|im_end|>", "y"]) == {2: "<|im_end|>"}
+        assert special_names(tokenizer, ["x"]) == {}
 
 
 CALLED = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": None, "calls": "look"}]

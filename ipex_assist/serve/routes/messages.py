@@ -65,7 +65,8 @@ def router(models: ServedModels) -> APIRouter:
         turn, tokens = await _prepared(service, body, deadline)
         options = body.sampling().generation_options(service.most_new_tokens(len(tokens), body.max_tokens))
         options = service.adapters.apply(options, body)
-        requests = [GenerationRequest(tokens, options, turn.grammar)]
+        begun = body.messages[-1].role == "assistant"
+        requests = [GenerationRequest(tokens, options, turn.grammar, continues=begun)]
         form = await service.in_thread(output_form, service.tokenizer, turn, tokens)
         writer = MessagesWriter(service, ChoiceTexts(requests, len(tokens), None), form)
         return GenerationResponse(service, requests, writer, deadline=deadline, stream=bool(body.stream))
