@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from fake_backend import REPLY, FakeBackend, choice, serving, tokenizer
 
@@ -139,7 +140,7 @@ def test_responses_tools(client, backend, monkeypatch):
     )
     monkeypatch.setattr(tokenizer(), "chat_template", template)
     backend.reply = 'Hm.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
-    backend._facts = backend.facts.__class__(**{**vars(backend.facts), "context_length": 4096})
+    backend._facts = msgspec.structs.replace(backend.facts, context_length=4096)
     parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     tools = [{"type": "function", "name": "weather", "parameters": parameters, "strict": True}]
     first = client.responses.create(model="tiny", input="Hi", tools=tools)
@@ -238,7 +239,7 @@ def test_tools(client, backend, monkeypatch):
     monkeypatch.setattr(tokenizer(), "chat_template", template)
     call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
     backend.reply = call + "\n" + call.replace("Köln", "Bonn")
-    backend._facts = backend.facts.__class__(**{**vars(backend.facts), "context_length": 4096})
+    backend._facts = msgspec.structs.replace(backend.facts, context_length=4096)
     parameters = {"type": "object", "properties": {"city": {"type": "string"}}}
     tools = [{"type": "function", "function": {"name": "weather", "parameters": parameters}}]
     answer = client.chat.completions.create(model="tiny", messages=HI, tools=tools)

@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import httpx
+import msgspec
 import psutil
 import pytest
 from fake_backend import FakeBackend, serving
@@ -232,7 +233,7 @@ def test_a_client_that_never_reads(backend: FakeBackend, parser: str) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # which connections inherit
     backend.reply = "The lazy dog. " * 50
-    backend._facts = backend.facts.__class__(**{**vars(backend.facts), "context_length": 100_000})
+    backend._facts = msgspec.structs.replace(backend.facts, context_length=100_000)
     asked = request(HI | {"stream": True, "logprobs": True, "top_logprobs": 20})
     with serving(backend, limits=ConnectionLimits(unread=0.3), parser=parser, listener=listener) as client:
         whole = client.post(CHAT, json=json.loads(asked.partition(b"\r\n\r\n")[2]))

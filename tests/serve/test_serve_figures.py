@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 from fake_backend import ACCEPTED, DRAFTED, REPLY, tokenizer
 from prometheus_client.parser import text_string_to_metric_families
@@ -146,7 +147,7 @@ def test_figures_of_the_engines(client, backend):
 
 def test_memory_limits_a_text(client, backend):
     """A chat says nothing of its length; what can never be held must not be asked of an engine."""
-    backend._facts = backend.facts.__class__(**{**vars(backend.facts), "context_length": 100_000})
+    backend._facts = msgspec.structs.replace(backend.facts, context_length=100_000)
     backend.figures = ServerStatistics(blocks_used=0, blocks_total=7, blocks_least=2, slots=2, alive=2)
     client.post(CHAT, json=HI)
     request = backend.requests[0]

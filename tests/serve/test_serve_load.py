@@ -10,6 +10,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import msgspec
 import pytest
 from fake_backend import REPLY
 from fastapi.openapi.utils import get_openapi
@@ -121,7 +122,7 @@ def test_the_document_of_the_api_is_made_once(client, monkeypatch):
 
 def test_a_slow_reader_stops_nobody(client, backend):
     backend.reply = "The lazy dog. " * 500
-    backend._facts = backend.facts.__class__(**{**vars(backend.facts), "context_length": 100_000})
+    backend._facts = msgspec.structs.replace(backend.facts, context_length=100_000)
     connection = connect(client, HI | {"stream": True, "logprobs": True, "top_logprobs": 5}, buffer=4096)
     soon(lambda: backend.running == 1)
     backend.reply = REPLY
