@@ -21,7 +21,7 @@ ROOMS = (
     ("kernels", ("kernels/*.h",)),
     ("formats: how they are computed", ("formats/*",)),
     ("kernels of an instruction set", ("kernels/*.cpp",)),
-    ("packing", ("packing/*",)),
+    ("packing, and the weights of mixers", ("packing/*", "mixers/*")),
     ("kv_cache", ("kv_cache/*",)),
     ("operations", ("operations/*",)),
     ("abi", ("abi/*",)),

@@ -38,7 +38,10 @@ def test_the_core_is_in_order() -> None:
 @pytest.mark.parametrize(
     ("files", "fault"),
     [
-        ({"packing/a.h": "abi/b.h", "abi/b.h": ""}, "packing/a.h (packing) includes abi/b.h (abi), which comes later"),
+        (
+            {"packing/a.h": "abi/b.h", "abi/b.h": ""},
+            "packing/a.h (packing, and the weights of mixers) includes abi/b.h (abi), which comes later",
+        ),
         ({"formats/int8/format.h": "kernels/k.h", "kernels/k.h": ""}, "which comes later"),
         ({"packing/a.h": "packing/b.h", "packing/b.h": "packing/a.h"}, "packing/a.h -> packing/b.h -> packing/a.h"),
         ({"elsewhere/a.h": ""}, "elsewhere/a.h is in no room"),
