@@ -23,12 +23,24 @@ def test_every_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     save_target(tmp_path, vocab_size=512)
     checkpoint_files.tiny_tokenizer().save_pretrained(tmp_path)
     monkeypatch.setattr(random_heads, "PROMPTS", {"chat": "abc", "code": "def"})
-    given = ["--target", str(tmp_path), "--texts", "chat", "--tokens", "32", "--turns", "2", "--kv-memory", "64M"]
+    given = [
+        "--target",
+        str(tmp_path),
+        "--texts",
+        "chat",
+        "code",
+        "--tokens",
+        "128",
+        "--turns",
+        "2",
+        "--kv-memory",
+        "64M",
+    ]
     assert random_heads.main([*given, "--most", "1e9"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert set(found["ratios"]) == {f"{kind}, {state}" for kind in random_heads.KINDS for state in random_heads.STATES}
     for texts in found["samples"].values():
-        assert {name: len(samples) for name, samples in texts.items()} == {"chat": 2}
+        assert {name: len(samples) for name, samples in texts.items()} == {"chat": 2, "code": 2}
     samples = [sample for texts in found["samples"].values() for each in texts.values() for sample in each]
     assert any(sample["drafted"] for sample in samples)
     assert random_heads.main([*given, "--kinds", "mtp", "--states", "cold", "--most", "0"]) == 1
