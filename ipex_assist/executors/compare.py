@@ -70,7 +70,8 @@ def reference_buffers(model: TorchModel, tokens: Sequence[int]) -> Shown:
     shown: Shown = {}
 
     def see(layer: int, operation: str, buffer: str, *parts: torch.Tensor, column: int = 0) -> None:
-        lanes = [np.pad(part.float().numpy(), ((0, 0), (0, -part.shape[1] % LANES))) for part in parts]
+        known = [part[: len(tokens)].float().numpy() for part in parts]  # a short prompt passes in padded steps
+        lanes = [np.pad(part, ((0, 0), (0, -part.shape[1] % LANES))) for part in known]
         shown[layer, operation, buffer] = -(-column // LANES) * LANES, np.concatenate(lanes, 1)
 
     unwatched, model.see = model.see, see
