@@ -16,6 +16,7 @@ LINES, FUNCTION_LINES, METHODS = 450, 60, 25
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 # What is longer than that, and how long it may be until somebody makes it shorter.
 KNOWN = {
+    "ipex_assist/engine/request.py:Request": 27,
     "ipex_assist/speculative/adaptive_schedule.py:AdaptiveSchedule": 35,
     "ipex_assist/speculative/joint_schedule.py:JointSchedule": 35,
 }
