@@ -92,7 +92,7 @@ struct Loaded {
         for (const Shape& shape : shapes(spec, spec.layer_specs())) {
             tensor.resize(size_t(shape.rows * shape.columns));
             for (float& value : tensor) value = random.normal() * (shape.is("final_norm") ? final_norm : 0.2f);
-            const int32_t status = pack(shape.name, shape.rows, shape.columns);
+            const int32_t status = pack(shape.name.c_str(), shape.rows, shape.columns);
             CHECK(status == 0, "%s: %s", shape.name.c_str(), ia_last_error());
         }
     }
@@ -113,9 +113,9 @@ struct Loaded {
         const uint32_t usual_ = _mm_getcsr();
     };
 
-    int32_t pack(const std::string& name, int64_t rows, int64_t columns) {
+    int32_t pack(const char* name, int64_t rows, int64_t columns) {
         const Calling calling(*this);
-        return ia_model_pack(handle, pool, name.c_str(), SOURCE_F32, tensor.data(), rows, columns);
+        return ia_model_pack(handle, pool, name, SOURCE_F32, tensor.data(), rows, columns);
     }
 
     const uint32_t control;
