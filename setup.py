@@ -1,6 +1,7 @@
-"""Packaging of ipex-assist: where the folders hang, what they need, which commands they bring."""
+"""Packaging of ipex-assist: where the folders hang and what they need; pyproject.toml says what it is."""
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -52,14 +53,17 @@ class PlatformWheel(bdist_wheel):
         return ("py3", "none", super().get_tag()[2])
 
 
+def page() -> str:
+    """README.md for a package index: without pictures and links into the checkout, which lead nowhere there."""
+    text = (here / "README.md").read_text(encoding="utf-8")
+    text = re.sub(r"^!\[.*?\]\(.*?\)\n", "", text, flags=re.MULTILINE)
+    return re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]*\)", r"\1", text)
+
+
 setup(
-    name="ipex-assist",
     version=about["__version__"],
-    description="Assisted generation for Hugging Face LLMs on Intel Xeon, placed on the machine as an expert would",
-    long_description=(here / "README.md").read_text(),
+    long_description=page(),
     long_description_content_type="text/markdown",
-    license="Apache-2.0",
-    python_requires=">=3.10,<3.14",
     # env/ and launch/ lie at the top, where a newcomer sees them; links of these names lead to them from ipex_assist/,
     # so that a checkout, an installation and an editable one are the same package.
     packages=find_packages(include=["ipex_assist", "ipex_assist.*"]),
@@ -111,7 +115,7 @@ setup(
         "serve": [
             "fastapi>=0.115",
             "pydantic>=2.10",
-            "uvicorn>=0.30",
+            "uvicorn>=0.30,<0.60",
             "prometheus-client>=0.20",
             "llguidance>=1.9",
             "rich>=13",
@@ -138,11 +142,5 @@ setup(
             "opentelemetry-exporter-otlp-proto-http>=1.27",
             "cryptography>=42",
         ],
-    },
-    entry_points={
-        "console_scripts": [
-            "ipex-assist = ipex_assist.cli:main",
-            "ipex-launch = ipex_assist.launch.cli:main",
-        ]
     },
 )
