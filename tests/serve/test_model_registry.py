@@ -156,7 +156,7 @@ def test_reasons_and_limits() -> None:
             await use(models, "broken")
         models._failures.clear()
         assert await use(models, "broken") == "broken"
-        with pytest.raises(Failed, match="--models-memory") as failed:
+        with pytest.raises(Failed, match="all models together may have") as failed:
             await use(models, "large")
         assert not failed.value.again
         with pytest.raises(ApiError, match=r"there is broken, large, slow"):
