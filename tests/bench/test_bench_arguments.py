@@ -142,7 +142,7 @@ def test_refusals(argv: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 def test_a_plot_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Known before the run, not after it."""
     monkeypatch.setattr(arguments.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"pip install 'ipex-assist\[plot\]'"):
+    with pytest.raises(UsageError, match=r"pip install '.*\[plot\]'"):
         parse(["-m", "x", "--plot", str(tmp_path / "c.png")])
 
 

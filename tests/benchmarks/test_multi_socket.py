@@ -265,5 +265,5 @@ def test_without_matplotlib_nothing_is_measured(monkeypatch: pytest.MonkeyPatch,
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "matplotlib" else real(name, *a))
     monkeypatch.setattr(multi_socket, "Instances", lambda *_, **__: pytest.fail("started"))
-    with pytest.raises(UsageError, match=r"pip install 'ipex-assist\[plot\]'"):
+    with pytest.raises(UsageError, match=r"pip install '.*\[plot\]'"):
         multi_socket.run(["--target", tiny, "--plot", "x.png"])

@@ -305,7 +305,7 @@ def test_a_model_without_a_chat_template_is_refused(
 def test_without_rich_it_is_said_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rather than a ModuleNotFoundError."""
     monkeypatch.setattr(chat.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(chat.IpexAssistError, match=r"pip install 'ipex-assist\[serve\]'"):
+    with pytest.raises(chat.IpexAssistError, match=r"pip install '.*\[serve\]'"):
         chat.main([])
 
 

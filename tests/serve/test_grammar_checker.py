@@ -146,7 +146,7 @@ def test_who_no_longer_waits_takes_no_place(trials):
         checker, slow = GrammarChecker(trials.program, processes=1, most=1), GrammarSpec("regex", "wait")
         try:
             for _ in range(2):
-                with pytest.raises(TimeoutError, match="--timeout"):
+                with pytest.raises(TimeoutError, match="not checked in the time"):
                     await checker.checked(slow, 0.05)
             waiting = asyncio.ensure_future(checker.checked(GrammarSpec("regex", "a"), 20))
             await asyncio.sleep(0)

@@ -53,7 +53,7 @@ def test_an_engine_is_given_them_unchecked(checked):
     assert len(checked) == 2
     active = ActiveRequest.of(GenerationRequest([1], options), DraftOptions(num_assistant_tokens=3))
     assert active.options.num_assistant_tokens == 3
-    assert active.fields()["options"]["logit_bias"] == {1: -1.5, 2: -1.5}
+    assert active.options.logit_bias == {1: -1.5, 2: -1.5}
     assert len(checked) == 2
 
 
