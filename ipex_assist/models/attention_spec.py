@@ -59,6 +59,22 @@ class LatentSpec:
         """Values of the one key that is kept: first those that are rotated, then the latent."""
         return self.rope_dim + self.rank
 
+    def shapes(self, heads: int, hidden: int) -> dict[str, tuple[int, ...]]:
+        """Of the weights of such attention by our names, in a layer of rows of `hidden` columns."""
+        query = self.query_rank or hidden
+        return {
+            "q_a_proj": (query, hidden),
+            "q_a_norm": (query,),
+            "q_nope_proj": (heads * self.nope_dim, query),
+            "q_rope_proj": (heads * self.rope_dim, query),
+            "k_rope_proj": (self.rope_dim, hidden),
+            "kv_a_proj": (self.rank, hidden),
+            "kv_a_norm": (self.rank,),
+            "k_b_proj": (heads * self.rank, self.nope_dim),
+            "v_b_proj": (heads * self.value_dim, self.rank),
+            "o_proj": (hidden, heads * self.value_dim),
+        }
+
 
 @dataclass(frozen=True)
 class AttentionSpec:
@@ -160,3 +176,29 @@ class AttentionSpec:
             return (self.latent.query_rank or 0) + self.latent.head_dim
         parts = 0 if self.shares_kv else 1 if self.values_are_keys else 2
         return (2 if self.output_gate else 1) * self.query_size + parts * self.key_value_size
+
+    def shapes(self, hidden: int) -> dict[str, tuple[int, ...]]:
+        """Of its weights by our names, in a layer of rows of `hidden` columns."""
+        if self.latent is not None:
+            return self.latent.shapes(self.heads, hidden)
+        query, key_value = self.query_size, self.key_value_size
+        one = self.qk_norm == "head"
+        return {
+            "q_norm": (self.head_dim if one else query,),
+            "k_norm": (self.head_dim if one else key_value,),
+            "sinks": (self.heads,),
+            "q_proj": (query, hidden),
+            "k_proj": (key_value, hidden),
+            "v_proj": (key_value, hidden),
+            "o_proj": (hidden, query),
+            "g_proj": (query, hidden),
+        }
+
+    def weights(self, hidden: int) -> int:
+        """Elements of its matrices, likewise."""
+        count = (self.qkv_size + self.output_size) * hidden
+        latent = self.latent
+        if latent is None:
+            return count
+        query = (latent.query_rank or hidden) * (latent.nope_dim + latent.rope_dim)
+        return count + self.heads * (query + latent.rank * (latent.nope_dim + latent.value_dim))

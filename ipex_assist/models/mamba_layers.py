@@ -11,8 +11,9 @@ from ipex_assist.models.common import FULL, activation, check_kinds, layer_count
 from ipex_assist.models.config import Config, ConfigError, NotComputed
 from ipex_assist.models.gated_delta import LINEAR
 from ipex_assist.models.layers import repeated
+from ipex_assist.models.mixers.mamba1 import LOW_NORMS
 from ipex_assist.models.names import named, stacked
-from ipex_assist.models.recurrent_spec import LOW_NORMS, RecurrentSpec
+from ipex_assist.models.recurrent_spec import RecurrentSpec
 from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.models.weights import Source
 

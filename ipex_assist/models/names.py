@@ -8,8 +8,9 @@ from functools import partial
 from typing import Any
 
 from ipex_assist.models.attention_spec import AttentionSpec
+from ipex_assist.models.mixers.mamba1 import LOW_NORMS
 from ipex_assist.models.mlp_spec import Experts
-from ipex_assist.models.recurrent_spec import LOW_NORMS, RecurrentSpec
+from ipex_assist.models.recurrent_spec import RecurrentSpec
 from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.models.weights import Source
 

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ipex_assist.models.config import ConfigError
-from ipex_assist.models.ranges import check_kind, check_ranges
+from ipex_assist.models.mixers import MIXERS
+from ipex_assist.models.mixers.mixer_kind import MixerKind
+from ipex_assist.models.ranges import check_ranges
 
-RecurrentKind = Literal["gated_delta", "mamba2", "short_conv", "kimi_delta", "mamba1"]
 SelectionNorm = Literal["unweighted", "weighted"]
 
-# Of mamba1: the norm of each part that is made of convolved values.
-LOW_NORMS = {"a_low_in": "a_low_norm", "k_in": "k_in_norm", "q_in": "q_in_norm"}
 # The least and the largest that each number may be, by Hugging Face's names, and our shorter ones.
 RECURRENT_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
     "linear_num_value_heads": ("heads", (1, 4096)),
@@ -53,7 +52,7 @@ class RecurrentSpec:
     Raises ConfigError for a value out of RECURRENT_RANGES, and for values that cannot go together.
     """
 
-    kind: RecurrentKind
+    kind: str  # of MIXERS
     heads: int
     key_heads: int
     key_dim: int
@@ -70,18 +69,10 @@ class RecurrentSpec:
     selection_norm: SelectionNorm | None = None  # mamba1
 
     def __post_init__(self) -> None:
-        check_kind("mixer", self.kind, RecurrentKind)
+        if self.kind not in MIXERS:
+            raise ConfigError("mixer", self.kind, f"one of {', '.join(MIXERS)}")
         check_ranges(self, RECURRENT_RANGES)
-        if self.kind == "kimi_delta":
-            assert (self.heads, self.key_dim) == (self.key_heads, self.value_dim), (
-                "heads of keys unlike those of values"
-            )
-            assert self.gate_rank, "gates without a rank"
-        if self.kind == "mamba1":
-            assert (self.heads, self.key_heads) == (1, 1), "heads of channels"
-            assert self.gate_rank, "steps without a rank"
-        else:
-            assert self.selection_norm is None, "a norm of a selection that there is not"
+        self.made_of.check(self)
         if self.heads % self.key_heads:
             raise ConfigError("linear_num_key_heads", self.key_heads, f"a divisor of the {self.heads} value heads")
         if self.norm_groups and self.value_size % self.norm_groups:
@@ -91,14 +82,19 @@ class RecurrentSpec:
             raise ConfigError("time_step_limit", list(self.step_limit), "two numbers from 0 on, the lower one first")
 
     @property
+    def made_of(self) -> MixerKind:
+        """What its kind is made of."""
+        return MIXERS[self.kind]
+
+    @property
     def scans(self) -> bool:
         """Whether it has a state beside the rows of its convolution."""
-        return self.kind != "short_conv"
+        return self.made_of.scans
 
     @property
     def is_delta(self) -> bool:
         """Whether values are corrected by what the state recalls."""
-        return self.kind in ("gated_delta", "kimi_delta")
+        return self.made_of.is_delta
 
     @property
     def key_size(self) -> int:
@@ -123,29 +119,17 @@ class RecurrentSpec:
     @property
     def input_parts(self) -> dict[str, int]:
         """What its input linear gives: our names of the parts, and their columns."""
-        keys_values = {"q_in": self.key_size, "k_in": self.key_size, "v_in": self.value_size}
-        if self.kind == "short_conv":
-            return keys_values
-        if self.kind == "mamba1":
-            return {"v_in": self.value_size, "z_in": self.value_size}
-        if self.kind == "kimi_delta":
-            return {**keys_values, "b_in": self.heads, "a_low_in": self.gate_rank, "z_low_in": self.gate_rank}
-        betas = {"b_in": self.heads} if self.kind == "gated_delta" else {}
-        return {**keys_values, "a_in": self.heads, **betas, "z_in": self.value_size}
+        return self.made_of.input_parts(self)
 
     @property
     def gate_parts(self) -> dict[str, int]:
         """What is made of those of a low rank: our names, and their columns; empty in most kinds."""
-        if self.kind == "mamba1":
-            return {"a_in": self.value_size}
-        return {"a_in": self.key_size, "z_in": self.value_size} if self.kind == "kimi_delta" else {}
+        return self.made_of.gate_parts(self)
 
     @property
     def low_parts(self) -> dict[str, int]:
-        """What is made of convolved values: our names, and their columns; empty but in mamba1."""
-        if self.kind != "mamba1":
-            return {}
-        return {"a_low_in": self.gate_rank, "k_in": self.key_size, "q_in": self.key_size}
+        """What is made of convolved values: our names, and their columns; empty in most kinds."""
+        return self.made_of.low_parts(self)
 
     @property
     def all_parts(self) -> dict[str, int]:
@@ -155,15 +139,16 @@ class RecurrentSpec:
     @property
     def vectors(self) -> dict[str, int]:
         """Its weights that are no matrices: our names, and how many elements they have."""
-        taps = self.conv_kernel
-        found = {"v_conv": taps * self.value_size}
-        if self.kind == "mamba1":
-            found |= {"a_log": self.key_size * self.value_size, "dt_bias": self.value_size, "skip": self.value_size}
-            weighted = self.low_parts if self.selection_norm == "weighted" else {}
-            return found | {LOW_NORMS[name]: size for name, size in weighted.items()}
-        if self.scans:
-            found |= {"q_conv": taps * self.key_size, "k_conv": taps * self.key_size}
-            found |= {"a_log": self.heads, "dt_bias": self.key_size if self.kind == "kimi_delta" else self.heads}
-        if self.kind == "mamba2":
-            found["skip"] = self.heads
+        found = self.made_of.vectors(self)
         return {**found, "gated_norm": self.norm_size} if self.norm_size else found
+
+    def shapes(self, hidden: int) -> dict[str, tuple[int, ...]]:
+        """Of its weights by our names, in a layer of rows of `hidden` columns."""
+        widths = ((self.input_parts, hidden), (self.low_parts, self.value_size), (self.gate_parts, self.gate_rank))
+        matrices = {name: (columns, width) for parts, width in widths for name, columns in parts.items()}
+        vectors = {name: (size,) for name, size in self.vectors.items()}
+        return {**matrices, "mixer_out": (hidden, self.value_size), **vectors}
+
+    def weights(self, hidden: int) -> int:
+        """Elements of its matrices, likewise."""
+        return sum(math.prod(shape) for shape in self.shapes(hidden).values() if len(shape) == 2)

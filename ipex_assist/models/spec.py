@@ -118,15 +118,7 @@ class LayerSpec:
 
     def mixer_weights(self, hidden: int) -> int:
         """Elements of the matrices of its mixer, for rows of `hidden` columns."""
-        count = (self.mixer_in_size + self.mixer_out_size) * hidden
-        if isinstance(self.mixer, RecurrentSpec):
-            gates, low = (sum(parts.values()) for parts in (self.mixer.gate_parts, self.mixer.low_parts))
-            return count - gates * (hidden - self.mixer.gate_rank) - low * (hidden - self.mixer.value_size)
-        latent = self.mixer.latent
-        if latent is None:
-            return count
-        heads, query = self.attention.heads, (latent.query_rank or hidden) * (latent.nope_dim + latent.rope_dim)
-        return count + heads * (query + latent.rank * (latent.nope_dim + latent.value_dim))
+        return self.mixer.weights(hidden)
 
     @property
     def experts(self) -> Experts | None:

@@ -186,7 +186,7 @@ def _layer_shapes(spec: DecoderSpec, layer: LayerSpec, place: str) -> dict[str, 
     inner = experts.shared_size if experts is not None and place == "shared" else layer.inner_size
     return {
         **dict.fromkeys(NORMS, (hidden,)),
-        **_mixer_shapes(hidden, layer),
+        **layer.mixer.shapes(hidden),
         "gate_proj": (inner, hidden),
         "up_proj": (inner, hidden),
         "down_proj": (hidden, inner),
@@ -197,58 +197,6 @@ def _layer_shapes(spec: DecoderSpec, layer: LayerSpec, place: str) -> dict[str, 
         "router": (experts.count if experts else 0, hidden),
         **dict.fromkeys(("alpha_p", "alpha_n", "xielu_beta", "xielu_eps"), (1,)),
         "shared_gate": (1, hidden),
-    }
-
-
-def _mixer_shapes(hidden: int, layer: LayerSpec) -> dict[str, tuple[int, ...]]:
-    if layer.recurrent is not None:
-        return _recurrent_shapes(hidden, layer)
-    return (_attention_shapes if layer.attention.latent is None else _latent_shapes)(hidden, layer)
-
-
-def _attention_shapes(hidden: int, layer: LayerSpec) -> dict[str, tuple[int, ...]]:
-    attention = layer.attention
-    query, key_value = attention.query_size, attention.key_value_size
-    one = attention.qk_norm == "head"
-    return {
-        "q_norm": (attention.head_dim if one else query,),
-        "k_norm": (attention.head_dim if one else key_value,),
-        "sinks": (attention.heads,),
-        "q_proj": (query, hidden),
-        "k_proj": (key_value, hidden),
-        "v_proj": (key_value, hidden),
-        "o_proj": (hidden, query),
-        "g_proj": (query, hidden),
-    }
-
-
-def _latent_shapes(hidden: int, layer: LayerSpec) -> dict[str, tuple[int, ...]]:
-    latent, heads = layer.attention.latent, layer.attention.heads
-    assert latent is not None
-    query = latent.query_rank or hidden
-    return {
-        "q_a_proj": (query, hidden),
-        "q_a_norm": (query,),
-        "q_nope_proj": (heads * latent.nope_dim, query),
-        "q_rope_proj": (heads * latent.rope_dim, query),
-        "k_rope_proj": (latent.rope_dim, hidden),
-        "kv_a_proj": (latent.rank, hidden),
-        "kv_a_norm": (latent.rank,),
-        "k_b_proj": (heads * latent.rank, latent.nope_dim),
-        "v_b_proj": (heads * latent.value_dim, latent.rank),
-        "o_proj": (hidden, layer.attention.output_size),
-    }
-
-
-def _recurrent_shapes(hidden: int, layer: LayerSpec) -> dict[str, tuple[int, ...]]:
-    spec = layer.recurrent
-    assert spec is not None
-    return {
-        **{name: (columns, hidden) for name, columns in spec.input_parts.items()},
-        **{name: (columns, spec.value_size) for name, columns in spec.low_parts.items()},
-        **{name: (columns, spec.gate_rank) for name, columns in spec.gate_parts.items()},
-        "mixer_out": (hidden, spec.value_size),
-        **{name: (size,) for name, size in spec.vectors.items()},
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 
 from ipex_assist.models.attention_spec import AttentionSpec
+from ipex_assist.models.mixers import MIXERS
 from ipex_assist.models.recurrent_spec import RecurrentSpec
 from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.quantization.precision import FORMATS, beside_experts
@@ -15,7 +16,7 @@ NORM_PLACES = {"pre": 0, "post_residual": 1, "post": 2, "sandwich": 3}
 HEAD_NORMS = {None: 0, "head": 1, "each_head": 2, "all_heads": 3, "unweighted": 4}
 SCORES = {"softmax": 0, "sigmoid": 1, "sparsemixer": 2}
 ACTIVATIONS = {"silu": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "relu2": 4, "xielu": 5, "clamped_swiglu": 6}
-RECURRENT_KINDS = {"gated_delta": 1, "mamba2": 2, "short_conv": 3, "kimi_delta": 4, "mamba1": 5}
+RECURRENT_KINDS = {name: number for number, name in enumerate(MIXERS, 1)}
 SELECTION_NORMS = {None: 0, "unweighted": 1, "weighted": 2}
 HEAD_KINDS = {"mtp": 1, "eagle3": 2, "dflash": 3, "shared_kv": 4}
 INPUT_NORMS = {None: 0, "all": 1, "each": 2}

@@ -50,7 +50,7 @@ def mixers(draw: st.DrawFn) -> RecurrentSpec:
         heads, key_heads = 1, 1
     bias = draw(st.booleans())
     return RecurrentSpec(
-        kind,  # type: ignore[arg-type]
+        kind,
         heads,
         key_heads,
         key_dim,

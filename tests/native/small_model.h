@@ -238,28 +238,30 @@ struct Shape {
 template <typename Add>
 void list_recurrent_shapes(const RecurrentSpec& r, int64_t hidden, const Add& add) {
     const int64_t keys = r.key_width(), values = r.value_width(), taps = r.conv_kernel;
+    const bool selects = r.kind == MAMBA1, kimi = r.kind == KIMI_DELTA, scans = r.kind != SHORT_CONV;
+    const bool delta = kimi || r.kind == GATED_DELTA, convolves_keys = scans && !selects;
     for (const bool bias : {false, true}) {
         if (bias && !r.conv_bias) continue;
-        if (r.convolves_keys()) add("q_conv", bias, keys * (bias ? 1 : taps), 1);
-        if (r.convolves_keys()) add("k_conv", bias, keys * (bias ? 1 : taps), 1);
+        if (convolves_keys) add("q_conv", bias, keys * (bias ? 1 : taps), 1);
+        if (convolves_keys) add("k_conv", bias, keys * (bias ? 1 : taps), 1);
         add("v_conv", bias, values * (bias ? 1 : taps), 1);
     }
-    const bool selects = r.kind == MAMBA1;
     const int64_t keys_from = selects ? values : hidden;  // of what keys and queries are made
     add("q_in", false, keys, keys_from), add("k_in", false, keys, keys_from), add("v_in", false, values, hidden);
     const int64_t from = r.gate_rank ? r.gate_rank : hidden;  // of what decay inputs and gates are made
-    if (r.scans()) add("a_in", false, r.decay_inputs(), from), add("z_in", false, values, selects ? hidden : from);
+    const int64_t decays = kimi ? keys : selects ? values : r.heads;
+    if (scans) add("a_in", false, decays, from), add("z_in", false, values, selects ? hidden : from);
     if (selects) {
         add("a_low_in", false, r.gate_rank, values);
         if (r.selection_norm == NORMED_AND_WEIGHTED)
             add("a_low_norm", false, r.gate_rank, 1), add("k_in_norm", false, keys, 1),
                 add("q_in_norm", false, keys, 1);
     }
-    if (r.kind == KIMI_DELTA) add("a_low_in", false, r.gate_rank, hidden), add("z_low_in", false, r.gate_rank, hidden);
-    if (r.scans()) add("a_log", false, decay_rates(r), 1), add("dt_bias", false, r.decay_inputs(), 1);
-    if (r.is_delta()) add("b_in", false, r.heads, hidden);
-    if (skips(r)) add("skip", false, skips(r), 1);
-    if (r.norm_weights()) add("gated_norm", false, r.norm_weights(), 1);
+    if (kimi) add("a_low_in", false, r.gate_rank, hidden), add("z_low_in", false, r.gate_rank, hidden);
+    if (scans) add("a_log", false, selects ? keys * values : r.heads, 1), add("dt_bias", false, decays, 1);
+    if (delta) add("b_in", false, r.heads, hidden);
+    if (scans && !delta) add("skip", false, selects ? values : r.heads, 1);
+    if (delta || r.norm_groups) add("gated_norm", false, delta ? r.value_dim : values, 1);
     add("mixer_out", false, hidden, values);
 }
 

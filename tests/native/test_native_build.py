@@ -103,12 +103,12 @@ def test_another_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_error_of_the_compiler_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the file and has the compiler's last lines; nothing half built stays behind."""
     fails = 'for i in $(seq 30); do echo "error: line $i" >&2; done; exit 1'
-    body = f'case "$source" in *operations/attention.cpp) {fails}; esac; touch "$out"'
+    body = f'case "$source" in *mixers/attention/attention.cpp) {fails}; esac; touch "$out"'
     monkeypatch.setenv("CXX", str(fake_compiler(tmp_path, body)))
     with pytest.raises(build.BuildError) as caught:
         build.build(tmp_path / "out" / "core.so")
     message = str(caught.value)
-    assert f"failed on {build.HERE}/operations/attention.cpp:" in message
+    assert f"failed on {build.HERE}/mixers/attention/attention.cpp:" in message
     assert message.endswith("error: line 29\nerror: line 30")
     assert "error: line 18" not in message
     assert list((tmp_path / "out").iterdir()) == []

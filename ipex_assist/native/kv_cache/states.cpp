@@ -14,9 +14,10 @@ namespace {
 constexpr int64_t PAGE = 4096;
 
 // Floats of a layer in a slot.
-int64_t layer_floats(const RecurrentSpec& spec) {
-    if (spec.kind == NO_RECURRENCE) return 0;
-    return spec.tiles() * spec.tile_floats() + (PENDING_ROWS + spec.conv_kernel - 1) * spec.input_width();
+int64_t layer_floats(const PackedLayer& layer) {
+    if (!layer.is_recurrent()) return 0;
+    const MixerColumns& columns = layer.columns;
+    return columns.tiles * columns.tile_floats + (PENDING_ROWS + layer.recurrent.conv_kernel - 1) * columns.kept_width;
 }
 
 }  // namespace
@@ -26,7 +27,7 @@ States::States(std::shared_ptr<const PackedModel> model, int64_t count) : model_
     if (count < 1 || count > INT32_MAX) refuse("a pool of %lld states", static_cast<long long>(count));
     for (const PackedLayer& layer : model_->layers) {
         offsets_.push_back(bytes_);
-        bytes_ += layer_floats(layer.recurrent) * 4;
+        bytes_ += layer_floats(layer) * 4;
     }
     bytes_ = round_up(bytes_, PAGE);
     if (double(count) * double(bytes_) > double(INT64_MAX)) throw std::bad_alloc();
@@ -35,7 +36,7 @@ States::States(std::shared_ptr<const PackedModel> model, int64_t count) : model_
 
 int64_t States::bytes_each(const PackedModel& model) {
     int64_t bytes = 0;
-    for (const PackedLayer& layer : model.layers) bytes += layer_floats(layer.recurrent) * 4;
+    for (const PackedLayer& layer : model.layers) bytes += layer_floats(layer) * 4;
     return round_up(bytes, PAGE);
 }
 
@@ -65,8 +66,9 @@ void States::fill(Pool& pool, int32_t to, const uint8_t* slot) const {
     pool.run([&](int thread) {
         for (size_t i = 0; i < offsets_.size(); i++) {
             // Tiles as passes share them, so that they come to lie on the nodes of who reads them.
-            const RecurrentSpec& spec = model_->layers[i].recurrent;
-            const int64_t tiles = spec.tiles(), each = spec.tile_floats(), inputs = layer_floats(spec) - tiles * each;
+            const PackedLayer& layer = model_->layers[i];
+            const int64_t tiles = layer.columns.tiles, each = layer.columns.tile_floats;
+            const int64_t inputs = layer_floats(layer) - tiles * each;
             const float* source = reinterpret_cast<const float*>(slot + offsets_[i]);
             float* target = at(to, int32_t(i));
             const auto part = [&](int64_t start, int64_t units, int64_t size) {

@@ -28,13 +28,13 @@ public:
     int64_t count() const { return count_; }
     // 16 columns of a head's state, (key_depth, 16).
     float* tile(int32_t slot, int32_t layer, int64_t number) const {
-        return at(slot, layer) + number * model_->layers[size_t(layer)].recurrent.tile_floats();
+        return at(slot, layer) + number * model_->layers[size_t(layer)].columns.tile_floats;
     }
-    // The inputs (input_width) of the row at a position.
+    // The inputs (kept_width) of the row at a position.
     float* inputs(int32_t slot, int32_t layer, int64_t position) const {
-        const RecurrentSpec& spec = model_->layers[size_t(layer)].recurrent;
-        const int64_t rows = PENDING_ROWS + spec.conv_kernel - 1;
-        return at(slot, layer) + spec.tiles() * spec.tile_floats() + position % rows * spec.input_width();
+        const PackedLayer& of = model_->layers[size_t(layer)];
+        const int64_t rows = PENDING_ROWS + of.recurrent.conv_kernel - 1;
+        return at(slot, layer) + of.columns.tiles * of.columns.tile_floats + position % rows * of.columns.kept_width;
     }
     // By all threads. Refuses slots that there are not.
     void copy(Pool& pool, int32_t from, int32_t to) const;

@@ -1,18 +1,38 @@
-// The table of mixers: what each layer has in the place of attention, or attention itself.
-#include "mixers/weights.h"
+// The table of mixers, and what other folders ask of the mixer of a layer.
+#include "mixers/mixer.h"
 
 namespace ipex_assist {
 namespace {
 
-ListMixerWeights& weights_of_mixer(const LayerSpec& layer) {
-    if (!layer.is_recurrent()) return layer.attention.is_latent() ? list_latent_weights : list_attention_weights;
-    return layer.recurrent.kind == SHORT_CONV ? list_short_conv_weights : list_scan_weights;
+const Mixer& mixer_of(const LayerSpec& layer) {
+    switch (layer.recurrent.kind) {
+        case NO_RECURRENCE: return layer.attention.is_latent() ? LATENT_MIXER : ATTENTION_MIXER;
+        case GATED_DELTA: return GATED_DELTA_MIXER;
+        case MAMBA2: return MAMBA2_MIXER;
+        case SHORT_CONV: return SHORT_CONV_MIXER;
+        case KIMI_DELTA: return KIMI_DELTA_MIXER;
+        case MAMBA1: return MAMBA1_MIXER;
+    }
+    refuse("there is no recurrent mixer %d", layer.recurrent.kind);
 }
 
 }  // namespace
 
+void check_mixer(const ModelSpec& spec, const LayerSpec& layer) { mixer_of(layer).check(spec, layer); }
+
+MixerColumns mixer_columns(const LayerSpec& layer) { return mixer_of(layer).columns(layer); }
+
 void list_mixer_weights(WeightList& list, const ModelSpec& spec, PackedLayer& layer) {
-    weights_of_mixer(layer)(list, spec, layer);
+    mixer_of(layer).list_weights(list, spec, layer);
+}
+
+void size_mixer(const PackedLayer& layer, ActivationSizes& sizes) {
+    const Mixer& mixer = mixer_of(layer);
+    if (mixer.size) mixer.size(layer, sizes);
+}
+
+void list_mixer_operations(const PackedLayer& layer, LayerStep& step, const Operation& prepare) {
+    mixer_of(layer).list_operations(layer, step, prepare);
 }
 
 }  // namespace ipex_assist

@@ -108,6 +108,7 @@ struct ThreadBuffers {
 struct ActivationSizes {
     int64_t rows, logit_rows, vocabulary_chunks, threads, nodes;
     int64_t width, qkv, attended, per_layer;      // columns of a row
+    int64_t between;                              // columns of rows between the linears of a mixer
     int64_t scan_rows, scan_columns, state;       // of recurrent layers; floats of a part of their state
     int64_t depth;                                // input columns of any linear that all rows enter
     int64_t active;                               // floats of activated gate and up

@@ -103,38 +103,10 @@ void normalize_queries_and_keys(Pass& pass, const LayerStep& step, int thread); 
 void rotate_head(const Pass& pass, const PackedLayer& layer, const float* norm, const Segment& segment,
                  int32_t position, float* head);
 
-// kv_append.cpp, attention.cpp
+// kv_append.cpp, and mixers/attention/attention.cpp
 void append_keys_values(Pass& pass, const LayerStep& step, int thread);
 void attention(Pass& pass, const LayerStep& step, int thread);
 void begin_tiles(Pass& pass, const LayerStep& step, int thread);  // of layers that append nothing
-
-// latent.cpp
-void latent_linear(Pass& pass, const LayerStep& step, int thread);
-void normalize_latents(Pass& pass, const LayerStep& step, int thread);
-void query_linear(Pass& pass, const LayerStep& step, int thread);
-void absorb_queries(Pass& pass, const LayerStep& step, int thread);
-void expand_values(Pass& pass, const LayerStep& step, int thread);
-
-// scan.cpp: mixers with a recurrent state.
-void gates_linear(Pass& pass, const LayerStep& step, int thread);
-void prepare_scan(Pass& pass, const LayerStep& step, int thread);
-void scan(Pass& pass, const LayerStep& step, int thread);
-void gate_scanned(Pass& pass, const LayerStep& step, int thread);
-
-// selection.cpp
-void convolve_values(Pass& pass, const LayerStep& step, int thread);
-void low_linear(Pass& pass, const LayerStep& step, int thread);
-void normalize_low(Pass& pass, const LayerStep& step, int thread);
-void prepare_channels(Pass& pass, const LayerStep& step, int thread);
-
-// short_conv.cpp
-void short_conv(Pass& pass, const LayerStep& step, int thread);
-void prepare_convolved(Pass& pass, const LayerStep& step, int thread);
-
-// recurrent_rows.cpp
-// The last rows of each segment to where its sequence keeps them, shared by the threads. After a barrier at which all
-// have read what was kept before; ends without one.
-void keep_inputs(const Pass& pass, const LayerStep& step, int thread);
 
 // dynamic_conv.cpp: of a DFlash 2, from the rows that `residual_norm` keeps to those that attention and MLP read.
 void convolve_attention(Pass& pass, const LayerStep& step, int thread);
@@ -171,6 +143,11 @@ void reserve_routes(const PackedLayer& layer, int64_t rows, Routes& routes);
 
 // lm_head.cpp
 void lm_head(Pass& pass, int thread);
+
+// mixers/table.cpp: what the mixer of a layer needs of buffers beside those of its columns, and its operations. prepare:
+// the one that makes the rows which its first linear reads.
+void size_mixer(const PackedLayer& layer, ActivationSizes& sizes);
+void list_mixer_operations(const PackedLayer& layer, LayerStep& step, const Operation& prepare);
 
 // clustered_lm_head.cpp: the same of a head whose tokens are in clusters, and the arg-max of each row among the tokens of
 // the clusters that it reads, as the number of a row of lm_head. order: the token of each of these rows, null: its own.

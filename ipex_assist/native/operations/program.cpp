@@ -1,4 +1,4 @@
-// The table of mixers and MLPs, and the lists of operations that models get from it.
+// The lists of operations that models get: those of their mixers (mixers/table.cpp) and MLPs.
 #include <algorithm>
 
 #include "operations/operations.h"
@@ -23,30 +23,8 @@ AttentionShape attention_shape(const PackedLayer& layer) {
     return shape;
 }
 
-constexpr Operation LATENT_LINEAR{"latent_linear", latent_linear, PROJECTED};
-constexpr Operation NORMALIZE_LATENTS{"normalize_latents", normalize_latents, PROJECTED};
-constexpr Operation QUERY_LINEAR{"query_linear", query_linear, QUERIES};
-constexpr Operation ABSORB_QUERIES{"absorb_queries", absorb_queries, PROJECTED};
-constexpr Operation ATTENTION{"attention", attention, ATTENDED};
-constexpr Operation EXPAND_VALUES{"expand_values", expand_values, VALUES};
-constexpr Operation OUTPUT_LINEAR{"output_linear", output_linear, DELTA};
 constexpr Operation PREPARE_TOKEN_AND_HIDDEN{"prepare_token_and_hidden", prepare_token_and_hidden, MIXER_INPUTS};
 constexpr Operation PREPARE_ATTENTION{"prepare_attention", prepare_attention, RESIDUAL_STREAM | MIXER_INPUTS};
-constexpr Operation CONVOLVE_ATTENTION{"convolve_attention", convolve_attention};
-constexpr Operation BEGIN_TILES{"begin_tiles", begin_tiles};
-constexpr Operation QKV_LINEAR{"qkv_linear", qkv_linear, PROJECTED};
-constexpr Operation NORMALIZE_QUERIES_AND_KEYS{"normalize_queries_and_keys", normalize_queries_and_keys, PROJECTED};
-constexpr Operation APPEND_KEYS_VALUES{"append_keys_values", append_keys_values};
-constexpr Operation CONVOLVE_ROWS{"short_conv", short_conv, ATTENDED};
-constexpr Operation PREPARE_CONVOLVED{"prepare_convolved", prepare_convolved};
-constexpr Operation CONVOLVE_VALUES{"convolve_values", convolve_values, ATTENDED};
-constexpr Operation LOW_LINEAR{"low_linear", low_linear, PROJECTED};
-constexpr Operation NORMALIZE_LOW{"normalize_low", normalize_low, PROJECTED};
-constexpr Operation GATES_LINEAR{"gates_linear", gates_linear, PROJECTED};
-constexpr Operation PREPARE_CHANNELS{"prepare_channels", prepare_channels, SCANNED};
-constexpr Operation PREPARE_SCAN{"prepare_scan", prepare_scan, SCANNED};
-constexpr Operation SCAN{"scan", scan, ATTENDED};
-constexpr Operation GATE_SCANNED{"gate_scanned", gate_scanned, ATTENDED};
 constexpr Operation PREPARE_MLP{"prepare_mlp", prepare_mlp, RESIDUAL_STREAM | MLP_INPUTS};
 constexpr Operation CONVOLVE_MLP{"convolve_mlp", convolve_mlp};
 constexpr Operation MLP{"mlp", mlp, ACTIVE | DELTA};
@@ -61,41 +39,6 @@ constexpr Operation PER_LAYER{"per_layer", per_layer, DELTA};
 
 // Appends operations to a list.
 void add(std::vector<Operation>& to, std::initializer_list<Operation> more) { to.insert(to.end(), more); }
-
-void list_latent_attention(LayerStep& step, const Operation& prepare) {
-    add(step.append_operations, {prepare, LATENT_LINEAR, NORMALIZE_LATENTS, QUERY_LINEAR, ABSORB_QUERIES});
-    add(step.attend_operations, {ATTENTION, EXPAND_VALUES, OUTPUT_LINEAR});
-}
-
-void list_attention(const PackedLayer& layer, LayerStep& step, bool token_and_hidden) {
-    const Operation& prepare = token_and_hidden ? PREPARE_TOKEN_AND_HIDDEN : PREPARE_ATTENTION;
-    if (layer.attention.is_latent()) return list_latent_attention(step, prepare);
-    add(step.append_operations, {prepare});
-    if (layer.attention_conv.base) add(step.append_operations, {CONVOLVE_ATTENTION});
-    if (layer.attention.shares_kv) add(step.append_operations, {BEGIN_TILES});
-    add(step.append_operations, {QKV_LINEAR});
-    if (layer.attention.qk_norm == ALL_HEADS) add(step.append_operations, {NORMALIZE_QUERIES_AND_KEYS});
-    if (!layer.attention.shares_kv) add(step.append_operations, {APPEND_KEYS_VALUES});
-    add(step.attend_operations, {ATTENTION, OUTPUT_LINEAR});
-}
-
-// All rows change the state, so that rows which end with this layer are dropped after the scan.
-void list_recurrent(const PackedLayer& layer, LayerStep& step) {
-    add(step.append_operations, {PREPARE_ATTENTION, QKV_LINEAR});
-    if (layer.recurrent.kind == SHORT_CONV) {
-        add(step.append_operations, {CONVOLVE_ROWS});
-        add(step.attend_operations, {PREPARE_CONVOLVED, OUTPUT_LINEAR});
-        return;
-    }
-    const bool selects = layer.recurrent.kind == MAMBA1;
-    if (selects) add(step.append_operations, {CONVOLVE_VALUES, LOW_LINEAR});
-    if (layer.recurrent.selection_norm != NOT_NORMED) add(step.append_operations, {NORMALIZE_LOW});
-    if (layer.recurrent.gate_rank) add(step.append_operations, {GATES_LINEAR});
-    if (selects) add(step.append_operations, {PREPARE_CHANNELS});
-    else add(step.append_operations, {PREPARE_SCAN});
-    add(step.append_operations, {SCAN});
-    add(step.attend_operations, {GATE_SCANNED, OUTPUT_LINEAR});
-}
 
 void list_mlp(const PackedLayer& layer, LayerStep& step) {
     if (!layer.has_mlp()) return;
@@ -121,8 +64,8 @@ Program::Program(const PackedModel& model_) : model(model_) {
     for (size_t i = 0; i < model.layers.size(); i++) {
         const PackedLayer& layer = model.layers[i];
         LayerStep step{int32_t(i), i + 1 == model.layers.size(), {}, {}};
-        if (layer.is_recurrent()) list_recurrent(layer, step);
-        else list_attention(layer, step, model.spec.draft_head.kind == EAGLE3 && i == 0);
+        const bool token_and_hidden = model.spec.draft_head.kind == EAGLE3 && i == 0;
+        list_mixer_operations(layer, step, token_and_hidden ? PREPARE_TOKEN_AND_HIDDEN : PREPARE_ATTENTION);
         list_mlp(layer, step);
         if (model.spec.per_layer_size) add(step.attend_operations, {PREPARE_PER_LAYER, PER_LAYER});
         if (layer.is_recurrent() || !layer.attention.shares_kv) last_filled = int32_t(i);

@@ -37,8 +37,8 @@ void prune_rows(Pass& pass, const LayerStep& step, int thread) {
     } else {
         close_up(pass, thread, kept, rows.x, 0, size);
     }
-    close_up(pass, thread, kept, rows.qkv, 0, layer.mixer_in_width());
-    if (layer.is_recurrent()) close_up(pass, thread, kept, rows.attended, 0, layer.mixer_out_width());
+    close_up(pass, thread, kept, rows.qkv, 0, layer.columns.width);
+    if (layer.is_recurrent()) close_up(pass, thread, kept, rows.attended, 0, layer.columns.out_width);
     if (per_layer)
         close_up(pass, thread, kept, rows.per_layer, step.index * per_layer, pass.model.spec.layers * per_layer);
     pass.wait(thread);

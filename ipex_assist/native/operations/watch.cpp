@@ -60,7 +60,7 @@ public:
         switch (buffer) {
             case MIXER_INPUTS: return show_inputs("mixer inputs", layer.first_linear());
             case MLP_INPUTS: return show_inputs("mlp inputs", layer.first_of_mlp());
-            case PROJECTED: return give("qkv", shared_.qkv.data, layer.mixer_in_width(), shared_.qkv.columns, rows_);
+            case PROJECTED: return give("qkv", shared_.qkv.data, layer.columns.width, shared_.qkv.columns, rows_);
             case QUERIES: {
                 const int64_t width = layer.attention.latent_query_width();
                 return give("queries", shared_.heads.data, width, shared_.heads.columns, rows_);
@@ -68,7 +68,7 @@ public:
             case SCANNED: return show_scanned(layer);
             case ATTENDED: {
                 const AttentionSpec& a = layer.attention;
-                const int64_t width = layer.is_recurrent() ? layer.mixer_out_width() : a.attended_width();
+                const int64_t width = layer.is_recurrent() ? layer.columns.out_width : a.attended_width();
                 return give("attended", shared_.attended.data, width, shared_.attended.columns, rows_);
             }
             case VALUES:
@@ -116,7 +116,7 @@ private:
             const auto first = rows_.begin() + pass_.plan.first_row[i];
             rows.insert(rows.end(), first, first + s.rows);
         }
-        give("scanned", shared_.scanned.data, ScanColumns(layer.recurrent).width, shared_.scanned.columns, rows);
+        give("scanned", shared_.scanned.data, layer.columns.scanned, shared_.scanned.columns, rows);
     }
 
     // Of a plain MLP, or of the slots of all routed experts; the shared one's have a width of their own.

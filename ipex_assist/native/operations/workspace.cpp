@@ -55,32 +55,17 @@ void size_layers(const SizedPass& pass, ActivationSizes& s) {
     const ModelSpec& spec = pass.model().spec;
     const KernelTable& kernels = *pass.model().kernels;
     const Linear head = vocabulary_head(pass.model(), pass.vocabulary);
-    int64_t outputs = 0;  // columns of what mixers give, and of what is between their linears
     for (const PackedLayer& layer : pass.model().layers) {
-        s.qkv = std::max(s.qkv, layer.mixer_in_width());
-        outputs = std::max(outputs, round_up(layer.mixer_out_width(), LANES));
-        s.attended = std::max(s.attended, round_up(layer.mixer_out_width(), LANES));
-        if (layer.is_recurrent()) {
-            s.scan_columns = std::max(s.scan_columns, ScanColumns(layer.recurrent).width);
-            s.state = std::max(s.state, layer.recurrent.scans() ? layer.recurrent.tile_floats() : 0);
-            s.head_depth = std::max(s.head_depth, layer.recurrence.gates.depth);
-            continue;
-        }
-        const AttentionSpec& a = layer.attention;
-        s.key_depth = std::max(s.key_depth, a.key_depth());
-        s.value_width = std::max({s.value_width, a.value_width(), round_up(a.head_dim, LANES)});
-        if (a.is_latent()) {
-            s.attended = std::max(s.attended, a.attended_width());
-            s.heads = std::max({s.heads, a.latent_query_width(), a.output_width()});
-            s.head_depth = std::max({s.head_depth, layer.latent.keys.depth, layer.latent.values.depth});
-            outputs = std::max<int64_t>(outputs, a.latent.query_rank);
-        }
+        s.qkv = std::max(s.qkv, layer.columns.width);
+        for (int64_t* width : {&s.attended, &s.between})
+            *width = std::max(*width, round_up(layer.columns.out_width, LANES));
+        size_mixer(layer, s);
     }
     for (const AttentionShape& each : pass.program.shape.attention)
         s.queries = std::max<int64_t>(s.queries, each.most_queries());
     const int64_t fc = spec.draft_head.fc_width(spec.hidden_size);
     s.entering = fc ? std::max<int64_t>(fc, 2 * spec.hidden_size) : 0;
-    s.depth = std::max({s.width, outputs, s.entering});
+    s.depth = std::max({s.width, s.between, s.entering});
     if (spec.per_layer_size) {
         s.per_layer = round_up(spec.per_layer_width(), LANES);
         size_active(kernels, spec.per_layer_size, pass.model().layers[0].per_layer.out, s);

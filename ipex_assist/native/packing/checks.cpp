@@ -55,9 +55,8 @@ void check_mlp(const ModelSpec& s, const MlpSpec& m) {
 }
 
 void check_layer(const ModelSpec& s, const LayerSpec& layer) {
-    check_recurrent(layer.recurrent);
-    if (!layer.is_recurrent()) check_attention(s, layer.attention);
-    else if (layer.attention.kv_heads)
+    check_mixer(s, layer);
+    if (layer.is_recurrent() && layer.attention.kv_heads)
         refuse("a layer with a recurrent mixer and %d key/value heads", layer.attention.kv_heads);
     check_mlp(s, layer.mlp);
     check_range("norm_place", layer.norm_place, PRE, SANDWICH);

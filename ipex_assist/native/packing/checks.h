@@ -11,9 +11,8 @@ constexpr int64_t LARGEST = 1 << 24, MOST_LAYERS = 4096;
 // The spec, if a model can have it and these layers (spec.layers).
 const ModelSpec& checked(const ModelSpec& spec, const LayerSpec* layers);
 
-// Its parts, by the file that has them: check_mixers.cpp, check_draft_head.cpp.
-void check_attention(const ModelSpec& spec, const AttentionSpec& attention);
-void check_recurrent(const RecurrentSpec& recurrent);
+// Its parts. Those of a layer's mixer are checked by the mixer (mixers/table.cpp).
+void check_mixer(const ModelSpec& spec, const LayerSpec& layer);
 void check_draft_head(const ModelSpec& spec);
 void check_draft_head_layers(const ModelSpec& spec, const LayerSpec* layers);
 void check_multiplier(float factor);

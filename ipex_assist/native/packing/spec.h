@@ -104,7 +104,8 @@ enum SelectionNorm : int32_t { NOT_NORMED, NORMED, NORMED_AND_WEIGHTED };
 
 constexpr int32_t MOST_CONV_ROWS = 16;
 
-// Of MAMBA2 and MAMBA1, queries are C, keys B and values x, and key heads are the groups that share B and C.
+// Of MAMBA2 and MAMBA1, queries are C, keys B and values x, and key heads are the groups that share B and C. What the
+// kinds differ in is in mixers/.
 struct RecurrentSpec {
     RecurrentKind kind;
     int32_t heads, key_heads;  // of values, and of queries and keys
@@ -120,79 +121,10 @@ struct RecurrentSpec {
 
     int64_t key_width() const { return int64_t(key_heads) * key_dim; }
     int64_t value_width() const { return int64_t(heads) * value_dim; }
-    bool scans() const { return kind != NO_RECURRENCE && kind != SHORT_CONV; }
-    bool is_delta() const { return kind == GATED_DELTA || kind == KIMI_DELTA; }
-    bool convolves_keys() const { return scans() && kind != MAMBA1; }
-    // Columns of the rows that the input linear gives: queries from 0 on, keys, values, decay inputs, betas, output
-    // gates, each from a multiple of 16 on. Of KIMI_DELTA it gives betas and the two rows of the low rank after the
-    // values; decay inputs and output gates, which another linear makes of those, follow. Of MAMBA1 it gives output
-    // gates, then values; a second linear makes of the convolved values the row of the low rank, keys and queries,
-    // which are never convolved, and a third one of that row the decay inputs, which follow them.
-    int64_t key_column() const { return kind == MAMBA1 ? low_column() + low_width() : round_up(key_width(), LANES); }
-    int64_t query_column() const { return kind == MAMBA1 ? key_column() + key_depth() : 0; }
-    int64_t value_column() const { return kind == MAMBA1 ? round_up(value_width(), LANES) : 2 * key_column(); }
-    int64_t after_values() const { return value_column() + round_up(value_width(), LANES); }
-    int64_t low_column() const { return after_values() + (kind == MAMBA1 ? 0 : round_up(heads, LANES)); }
     int64_t low_width() const { return round_up(gate_rank, LANES); }
-    int64_t decay_column() const {
-        if (kind == MAMBA1) return query_column() + key_depth();
-        return kind == KIMI_DELTA ? low_column() + 2 * low_width() : after_values();
-    }
-    int64_t decay_inputs() const {
-        return kind == KIMI_DELTA ? key_width() : kind == MAMBA1 ? value_width() : scans() ? heads : 0;
-    }
-    int64_t beta_column() const {
-        return kind == KIMI_DELTA ? after_values() : decay_column() + round_up(decay_inputs(), LANES);
-    }
-    int64_t gate_column() const {
-        if (kind == MAMBA1) return 0;
-        if (kind == KIMI_DELTA) return decay_column() + round_up(decay_inputs(), LANES);
-        return beta_column() + (kind == GATED_DELTA ? round_up(heads, LANES) : 0);
-    }
-    int64_t width() const {
-        if (kind == MAMBA1) return decay_column() + round_up(decay_inputs(), LANES);
-        return gate_column() + (scans() ? round_up(value_width(), LANES) : 0);
-    }
-    int64_t input_linear_width() const {
-        return kind == MAMBA1 ? low_column() : kind == KIMI_DELTA ? decay_column() : width();
-    }
-    // What a sequence keeps of its last rows: all columns but the output gates, which are the last ones, or the first.
-    int64_t kept_column() const { return kind == MAMBA1 ? value_column() : 0; }
-    int64_t input_width() const { return kind == MAMBA1 ? width() - kept_column() : gate_column(); }
     // Of a head of keys, and of values, where they are padded to 16.
     int64_t key_depth() const { return round_up(key_dim, LANES); }
     int64_t value_depth() const { return round_up(value_dim, LANES); }
-    // Parts of the state that one thread computes: 16 columns of a head.
-    int64_t tiles() const { return scans() ? heads * value_depth() / LANES : 0; }
-    int64_t tile_floats() const { return key_depth() * LANES; }
-    int64_t norm_weights() const { return is_delta() ? value_dim : norm_groups ? value_width() : 0; }
-    // Values that are normalised together after the scan; 0: none are.
-    int64_t norm_size() const {
-        return is_delta() ? value_dim : kind == MAMBA2 && norm_groups ? value_width() / norm_groups : 0;
-    }
-};
-
-// Elements of the state that have a decay rate each, or heads.
-inline int64_t decay_rates(const RecurrentSpec& r) { return r.kind == MAMBA1 ? r.key_dim * r.value_width() : r.heads; }
-// Factors by which a scan's values are added to its output.
-inline int64_t skips(const RecurrentSpec& r) {
-    return r.kind == MAMBA2 ? r.heads : r.kind == MAMBA1 ? r.value_width() : 0;
-}
-
-// Columns of a row after the convolution (operations/scan.cpp): heads of queries from 0 on, of keys and values, padded
-// to 16; decays; betas. Of KIMI_DELTA decays are heads like the keys, and keys times decays, which recall, follow them.
-// Of MAMBA1 the steps of all channels are in the place of decays.
-struct ScanColumns {
-    explicit ScanColumns(const RecurrentSpec& r)
-        : key(r.key_heads * r.key_depth()),
-          value(2 * key),
-          decay(value + r.heads * r.value_depth()),
-          recall(r.kind == KIMI_DELTA ? decay + key : key),
-          beta(r.kind == KIMI_DELTA ? decay + 2 * key
-                                    : decay + round_up(r.kind == MAMBA1 ? r.value_width() : r.heads, LANES)),
-          width(r.scans() ? beta + round_up(r.heads, LANES) : 0) {}
-
-    int64_t key, value, decay, recall, beta, width;
 };
 
 // A plain MLP, a gated one, or experts in its place, which are such MLPs.
@@ -243,9 +175,6 @@ struct LayerSpec {
 
     bool has_mlp() const { return mlp.intermediate_size != 0; }
     bool is_recurrent() const { return recurrent.kind != NO_RECURRENCE; }
-    // Columns of what the first linear of its mixer gives, and of what the second one takes.
-    int64_t mixer_in_width() const { return is_recurrent() ? recurrent.width() : attention.qkv_width(); }
-    int64_t mixer_out_width() const { return is_recurrent() ? recurrent.value_width() : attention.output_width(); }
     bool has_pre_norms() const { return norm_place == PRE || norm_place == SANDWICH; }
     bool has_post_norms() const { return norm_place == POST || norm_place == SANDWICH; }
 };

@@ -62,8 +62,9 @@ private:
 
 // All of a model's weights.
 void list_weights(WeightList& list, ModelWeights& weights);
-// Those of a layer's mixer: its linears `qkv` and `output`, and what is between them (mixers/table.cpp).
+// Those of a layer's mixer: its linears `qkv` and `output`, and what is between them. In mixers/table.cpp, as the next.
 void list_mixer_weights(WeightList& list, const ModelSpec& spec, PackedLayer& layer);
+MixerColumns mixer_columns(const LayerSpec& layer);
 
 // Columns of a linear as packed.
 inline int64_t packed(int64_t columns) { return round_up(columns, LANES); }

@@ -132,6 +132,7 @@ ModelWeights::ModelWeights(const ModelSpec& spec_, const LayerSpec* specs) : spe
     for (size_t i = 0; i < layers.size(); i++) {
         static_cast<LayerSpec&>(layers[i]) = specs[i];
         layers[i].input_width = spec.mixer_input_width(int64_t(i));
+        layers[i].columns = mixer_columns(specs[i]);
         if (layers[i].mlp.experts) layers[i].experts.resize(size_t(layers[i].mlp.count()));
     }
 }

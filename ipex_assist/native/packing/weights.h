@@ -90,6 +90,21 @@ struct XieluWeights {
 enum Which : int32_t { QKV, OUTPUT, UP, DOWN };
 constexpr int32_t WHICH = 4;
 
+// Where the parts of a mixer's rows lie, and what a sequence keeps of a recurrent one; made by the mixer of a layer
+// (mixers/mixer.h).
+struct MixerColumns {
+    int64_t width = 0;        // of the rows that its linears before the mixing give
+    int64_t out_width = 0;    // of what its last linear takes
+    int64_t input_width = 0;  // of what its first linear gives
+    // Of recurrent mixers, where there are such: the first columns of queries, keys, values, rows of a low rank, decay
+    // inputs, betas and output gates, each a multiple of 16.
+    int64_t query = 0, key = 0, value = 0, low = 0, decay = 0, beta = 0, gate = 0;
+    int64_t decay_inputs = 0;            // of a row
+    int64_t kept = 0, kept_width = 0;    // of a row, what a sequence keeps of its last ones
+    int64_t scanned = 0;                 // columns of a row as it passes over the state
+    int64_t tiles = 0, tile_floats = 0;  // of the state: parts that one thread computes each
+};
+
 // Its steps are into_attention, qkv, attention, output, into_mlp, up, down; or router and experts in place of the last
 // two. per_layer follows where there is one.
 struct PackedLayer : LayerSpec {
@@ -110,6 +125,7 @@ struct PackedLayer : LayerSpec {
     LatentWeights latent;
     RecurrentWeights recurrence;  // where its mixer is recurrent: then qkv and output are its linears
     int64_t input_width = 0;      // columns of what its mixer gets
+    MixerColumns columns;
 
     // What multiplies its rows first, and those of its MLP.
     const Linear& first_linear() const { return attention_conv.base ? attention_conv.projection : qkv; }

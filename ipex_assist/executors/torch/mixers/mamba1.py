@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from ipex_assist.executors.torch.mixers.recurrence import Recurrence, Taps, normalised, parts_of
 from ipex_assist.executors.torch.weights import Layer
-from ipex_assist.models.recurrent_spec import LOW_NORMS
+from ipex_assist.models.mixers.mamba1 import LOW_NORMS
 
 
 class Mamba1(Recurrence):

@@ -4,14 +4,18 @@
 
 namespace ipex_assist {
 
-// What the linears of a recurrent layer gave for a position of a segment, from kept_column() on: of a row of this pass,
+// What the linears of a recurrent layer gave for a position of a segment, from MixerColumns::kept on: of a row of this pass,
 // or of one that its sequence keeps. Null before position 0.
 inline const float* recurrent_inputs(const Pass& pass, const LayerStep& step, size_t segment, int64_t position) {
     const Segment& s = pass.plan.segments[segment];
     if (position < 0) return nullptr;
     if (position < s.start) return pass.batch.states->inputs(s.state, step.index, position);
     return pass.activations.shared.qkv.row(pass.plan.first_row[segment] + position - s.start) +
-           pass.layer(step).recurrent.kept_column();
+           pass.layer(step).columns.kept;
 }
+
+// The last rows of each segment to where its sequence keeps them, shared by the threads. After a barrier at which all
+// have read what was kept before; ends without one.
+void keep_inputs(const Pass& pass, const LayerStep& step, int thread);
 
 }  // namespace ipex_assist

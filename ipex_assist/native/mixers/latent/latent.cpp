@@ -1,5 +1,7 @@
 // Latent attention around attention itself (DeepSeek-V2, arXiv:2405.04434): the norms of a row's latents, and the
 // matrices of each head by which its query comes into the space of the latent and its values leave it.
+#include "mixers/latent/latent.h"
+
 #include <algorithm>
 #include <cstring>
 

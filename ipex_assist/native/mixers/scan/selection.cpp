@@ -2,7 +2,7 @@
 // the convolution and the scan.
 #include <algorithm>
 
-#include "operations/recurrent_rows.h"
+#include "mixers/scan/scan.h"
 
 namespace ipex_assist {
 namespace {
@@ -14,20 +14,22 @@ void convolve_columns(const Pass& pass, const LayerStep& step, size_t segment, i
                       int64_t size, float* out) {
     const RecurrentSpec& spec = pass.layer(step).recurrent;
     const RecurrentWeights& w = pass.layer(step).recurrence;
+    const MixerColumns& columns = pass.layer(step).columns;
     const int32_t taps = spec.conv_kernel;
     const float* rows[MOST_CONV_ROWS];
     for (int32_t t = 0; t < taps; t++) {
         const float* inputs = recurrent_inputs(pass, step, segment, position - (taps - 1) + t);
-        rows[t] = inputs ? inputs + spec.value_column() - spec.kept_column() + first : nullptr;
+        rows[t] = inputs ? inputs + columns.value - columns.kept + first : nullptr;
     }
     pass.kernels.convolve(rows, taps, w.v_conv + first, spec.value_width(),
                           w.v_conv_bias ? w.v_conv_bias + first : nullptr, true, size, out);
 }
 
 // Keys and queries of a row to scan, zero up to a multiple of 16.
-void copy_keys(const RecurrentSpec& spec, const ScanColumns& columns, const float* inputs, float* out) {
-    const float *key = inputs + spec.key_column() - spec.kept_column(),
-                *query = inputs + spec.query_column() - spec.kept_column();
+void copy_keys(const PackedLayer& layer, const ScanColumns& columns, const float* inputs, float* out) {
+    const RecurrentSpec& spec = layer.recurrent;
+    const MixerColumns& in = layer.columns;
+    const float *key = inputs + in.key - in.kept, *query = inputs + in.query - in.kept;
     std::fill(out, out + columns.value, 0.0f);
     std::copy(query, query + spec.key_dim, out);
     std::copy(key, key + spec.key_dim, out + columns.key);
@@ -58,18 +60,19 @@ void low_linear(Pass& pass, const LayerStep& step, int thread) {
     const Linear& low = layer.recurrence.low;
     const Array<float>& qkv = pass.activations.shared.qkv;
     linear(pass, thread, pass.activations.on(pass.node(thread)).inputs.with_depth(low.depth), low, pass.plan.rows(),
-           qkv.data + layer.recurrent.low_column(), qkv.columns, &layer.recurrence.gates);
+           qkv.data + layer.columns.low, qkv.columns, &layer.recurrence.gates);
 }
 
 // The row of the low rank, keys and queries by a norm each (Jamba; without weights Falcon Mamba).
 void normalize_low(Pass& pass, const LayerStep& step, int thread) {
     const RecurrentSpec& s = pass.layer(step).recurrent;
     const RecurrentWeights& w = pass.layer(step).recurrence;
+    const MixerColumns& columns = pass.layer(step).columns;
     const float epsilon = s.norm_eps > 0 ? s.norm_eps : pass.model.spec.norm_eps;
     const int64_t rows = pass.plan.rows();
     for (int64_t r = share(rows, thread, pass.plan.threads); r < share(rows, thread + 1, pass.plan.threads); r++) {
         float* row = pass.activations.shared.qkv.row(r);
-        float *low = row + s.low_column(), *key = row + s.key_column(), *query = row + s.query_column();
+        float *low = row + columns.low, *key = row + columns.key, *query = row + columns.query;
         pass.kernels.normalize(true, low, w.low_norm, nullptr, epsilon, s.gate_rank, low);
         pass.kernels.normalize(true, key, w.key_norm, nullptr, epsilon, s.key_dim, key);
         pass.kernels.normalize(true, query, w.query_norm, nullptr, epsilon, s.key_dim, query);
@@ -79,9 +82,10 @@ void normalize_low(Pass& pass, const LayerStep& step, int thread) {
 
 // Queries, keys, values and steps of the rows to scan.
 void prepare_channels(Pass& pass, const LayerStep& step, int thread) {
-    const RecurrentSpec& spec = pass.layer(step).recurrent;
+    const PackedLayer& layer = pass.layer(step);
+    const RecurrentSpec& spec = layer.recurrent;
     const ScanColumns columns(spec);
-    const float* bias = pass.layer(step).recurrence.dt_bias;
+    const float* bias = layer.recurrence.dt_bias;
     const int64_t width = spec.value_width(), each = (width + COLUMNS - 1) / COLUMNS;
     const int64_t units = pass.plan.first_scan_row.back() * each;
     size_t segment = 0;
@@ -91,9 +95,9 @@ void prepare_channels(Pass& pass, const LayerStep& step, int thread) {
         const int64_t position = pass.plan.segments[segment].settled + number - pass.plan.first_scan_row[segment];
         const float* inputs = recurrent_inputs(pass, step, segment, position);
         float* out = pass.activations.shared.scanned.data + number * columns.width;
-        if (first == 0) copy_keys(spec, columns, inputs, out);
+        if (first == 0) copy_keys(layer, columns, inputs, out);
         convolve_columns(pass, step, segment, position, first, size, out + columns.value + first);
-        const float* in = inputs + spec.decay_column() - spec.kept_column() + first;
+        const float* in = inputs + layer.columns.decay - layer.columns.kept + first;
         pass.kernels.steps(in, bias + first, size, out + columns.decay + first);
     }
     pass.wait(thread);

@@ -4,12 +4,12 @@
 // Threads share the state by tiles, 16 columns of a head, always in the same way, so that a tile stays on its thread's
 // memory node. A row's bits follow from the rows before it alone: its convolution from their inputs, its state from
 // theirs, whether they passed in this pass or in earlier ones.
+#include "mixers/scan/scan.h"
+
 #include <x86intrin.h>
 
 #include <algorithm>
 #include <cmath>
-
-#include "operations/recurrent_rows.h"
 
 namespace ipex_assist {
 namespace {
@@ -23,8 +23,10 @@ struct ScanRow {
     size_t segment;
     int64_t position;
     const RecurrentSpec& spec;
+    const ScanKind& kind;
     const RecurrentWeights& weights;
-    const ScanColumns& columns;
+    const MixerColumns& in;      // columns of the inputs
+    const ScanColumns& columns;  // of `out`
     const float* inputs;
     float* out;
 };
@@ -47,14 +49,14 @@ void prepare_key_head(const ScanRow& row, int64_t head) {
     const int64_t at = head * s.key_dim, width = s.key_width();
     float *query = row.out + head * s.key_depth(), *key = query + row.columns.key;
     convolve_row(row, at, s.key_dim, w.q_conv + at, w.q_conv_bias ? w.q_conv_bias + at : nullptr, width, query);
-    convolve_row(row, s.key_column() + at, s.key_dim, w.k_conv + at, w.k_conv_bias ? w.k_conv_bias + at : nullptr,
-                 width, key);
-    if (!s.is_delta()) return;
+    convolve_row(row, row.in.key + at, s.key_dim, w.k_conv + at, w.k_conv_bias ? w.k_conv_bias + at : nullptr, width,
+                 key);
+    if (!row.kind.delta) return;
     row.pass.kernels.unit_length(query, s.key_dim, UNIT_EPSILON, 1.0f / std::sqrt(float(s.key_dim)));
     row.pass.kernels.unit_length(key, s.key_dim, UNIT_EPSILON, 1.0f);
-    if (s.kind != KIMI_DELTA) return;
+    if (!row.kind.decays_by_key) return;
     const int64_t place = head * s.key_depth();
-    row.pass.kernels.decay_keys(row.inputs + s.decay_column() + at, w.dt_bias + at, w.decay_rate[head], key, s.key_dim,
+    row.pass.kernels.decay_keys(row.inputs + row.in.decay + at, w.dt_bias + at, w.decay_rate[head], key, s.key_dim,
                                 row.out + row.columns.decay + place, row.out + row.columns.recall + place);
 }
 
@@ -64,17 +66,17 @@ void prepare_value_head(const ScanRow& row, int64_t head) {
     const RecurrentSpec& s = row.spec;
     const RecurrentWeights& w = row.weights;
     const int64_t at = head * s.value_dim;
-    convolve_row(row, s.value_column() + at, s.value_dim, w.v_conv + at, w.v_conv_bias ? w.v_conv_bias + at : nullptr,
+    convolve_row(row, row.in.value + at, s.value_dim, w.v_conv + at, w.v_conv_bias ? w.v_conv_bias + at : nullptr,
                  s.value_width(), row.out + row.columns.value + head * s.value_depth());
-    const auto beta = [&] { return float(s.beta_scale / (1 + std::exp(-double(row.inputs[s.beta_column() + head])))); };
-    if (s.kind == KIMI_DELTA) {
+    const auto beta = [&] { return float(s.beta_scale / (1 + std::exp(-double(row.inputs[row.in.beta + head])))); };
+    if (row.kind.decays_by_key) {
         row.out[row.columns.beta + head] = beta();
         return;
     }
-    double step = softplus(double(row.inputs[s.decay_column() + head]) + w.dt_bias[head]);
-    if (s.kind == MAMBA2) step = std::min(std::max(step, double(s.least_step)), double(s.most_step));
+    double step = softplus(double(row.inputs[row.in.decay + head]) + w.dt_bias[head]);
+    if (!row.kind.delta) step = std::min(std::max(step, double(s.least_step)), double(s.most_step));
     row.out[row.columns.decay + head] = float(std::exp(double(w.decay_rate[head]) * step));
-    row.out[row.columns.beta + head] = s.kind == MAMBA2 ? float(step) : beta();
+    row.out[row.columns.beta + head] = row.kind.delta ? beta() : float(step);
 }
 
 // The rows of one segment over one tile of its state. ahead: the state that is scanned after it.
@@ -94,9 +96,10 @@ void scan_tile(const Pass& pass, const LayerStep& step, int thread, size_t segme
     t.to = s.settle > s.settled ? state : nullptr;
     t.settle = s.settle - s.settled;
     t.key_depth = spec.key_depth();
-    t.delta = spec.is_delta(), t.by_key = spec.kind == KIMI_DELTA;
+    const ScanKind& kind = scan_kind(spec);
+    t.delta = kind.delta, t.by_key = kind.decays_by_key;
     t.skip = layer.recurrence.skip ? layer.recurrence.skip[head] : 0;
-    if (spec.kind == MAMBA1) {
+    if (kind.steps_by_channel) {
         t.rates = layer.recurrence.decay_rate + column, t.rate_stride = spec.value_width(), t.key_dim = spec.key_dim;
         t.skips = layer.recurrence.skip + column;
     }
@@ -115,7 +118,7 @@ void scan_tile(const Pass& pass, const LayerStep& step, int thread, size_t segme
 // Columns of a row that are normalised and prepared for the output linear together: whole groups of the norm, and whole
 // scales; or all, where the linear takes them in an order of its own.
 int64_t unit_columns(const RecurrentSpec& spec, const Linear& output) {
-    const int64_t group = std::max<int64_t>(1, spec.norm_size());
+    const int64_t group = std::max<int64_t>(1, norm_size(spec));
     const bool aligned = (SCALE_COLUMNS % group == 0 || group % SCALE_COLUMNS == 0) && !output.order;
     return aligned ? std::max<int64_t>(SCALE_COLUMNS, group) : output.depth;
 }
@@ -124,18 +127,19 @@ int64_t unit_columns(const RecurrentSpec& spec, const Linear& output) {
 // group; Mamba-1: the gate.
 void gate_columns(const Pass& pass, const PackedLayer& layer, int64_t row, int64_t first, int64_t end) {
     const RecurrentSpec& spec = layer.recurrent;
-    const float* gates = pass.activations.shared.qkv.row(row) + spec.gate_column();
+    const ScanKind& kind = scan_kind(spec);
+    const float* gates = pass.activations.shared.qkv.row(row) + layer.columns.gate;
     float* x = pass.activations.shared.attended.row(row);
-    const int64_t size = spec.norm_size() ? spec.norm_size() : end - first;
+    const int64_t normed = norm_size(spec), size = normed ? normed : end - first;
     const float epsilon = spec.norm_eps > 0 ? spec.norm_eps : pass.model.spec.norm_eps;
     for (int64_t i = first; i < end; i += size) {
-        if (!spec.is_delta()) pass.kernels.silu_gate(x + i, gates + i, size);
-        if (spec.norm_size()) {
-            const float* weight = layer.recurrence.norm + (spec.kind == MAMBA2 ? i : 0);
+        if (kind.gate == SILU_THEN_NORM) pass.kernels.silu_gate(x + i, gates + i, size);
+        if (normed) {
+            const float* weight = layer.recurrence.norm + (kind.delta ? 0 : i);  // of a head, or of all groups
             pass.kernels.normalize(true, x + i, weight, nullptr, epsilon, size, x + i);
         }
-        if (spec.kind == GATED_DELTA) pass.kernels.silu_gate(x + i, gates + i, size);
-        if (spec.kind == KIMI_DELTA) pass.kernels.multiply_sigmoid(x + i, gates + i, size);
+        if (kind.gate == NORM_THEN_SILU) pass.kernels.silu_gate(x + i, gates + i, size);
+        if (kind.gate == NORM_THEN_SIGMOID) pass.kernels.multiply_sigmoid(x + i, gates + i, size);
     }
 }
 
@@ -144,11 +148,12 @@ void gate_columns(const Pass& pass, const PackedLayer& layer, int64_t row, int64
 // Decay inputs, and KIMI_DELTA's output gates, each of a row of the low rank.
 void gates_linear(Pass& pass, const LayerStep& step, int thread) {
     const RecurrentSpec& s = pass.layer(step).recurrent;
+    const MixerColumns& columns = pass.layer(step).columns;
     const Array<float>& qkv = pass.activations.shared.qkv;
-    const int64_t width = round_up(s.decay_inputs(), LANES);
+    const int64_t width = round_up(columns.decay_inputs, LANES);
     per_head_linear(pass, thread, pass.layer(step).recurrence.gates, width,
-                    {qkv.data + s.low_column(), qkv.columns, s.low_width(), s.gate_rank, pass.plan.rows(),
-                     qkv.data + s.decay_column(), qkv.columns, width});
+                    {qkv.data + columns.low, qkv.columns, s.low_width(), s.gate_rank, pass.plan.rows(),
+                     qkv.data + columns.decay, qkv.columns, width});
     pass.wait(thread);
 }
 
@@ -168,7 +173,9 @@ void prepare_scan(Pass& pass, const LayerStep& step, int thread) {
                           segment,
                           position,
                           spec,
+                          scan_kind(spec),
                           layer.recurrence,
+                          layer.columns,
                           columns,
                           recurrent_inputs(pass, step, segment, position),
                           pass.activations.shared.scanned.data + number * columns.width};
@@ -180,7 +187,7 @@ void prepare_scan(Pass& pass, const LayerStep& step, int thread) {
 
 void scan(Pass& pass, const LayerStep& step, int thread) {
     const uint64_t started = __rdtsc();
-    const int64_t tiles = pass.layer(step).recurrent.tiles();
+    const int64_t tiles = pass.layer(step).columns.tiles;
     const int64_t first = share(tiles, thread, pass.plan.threads), end = share(tiles, thread + 1, pass.plan.threads);
     const std::vector<Segment>& segments = pass.plan.segments;
     for (size_t i = 0; i < segments.size(); i++) {

@@ -1,7 +1,8 @@
 // LFM2's short convolution: out = C · conv(B · x), with C, B and x in the places of queries, keys and values.
 #include <algorithm>
 
-#include "operations/recurrent_rows.h"
+#include "mixers/mixer.h"
+#include "mixers/recurrent_rows.h"
 
 namespace ipex_assist {
 namespace {
@@ -13,6 +14,7 @@ void convolve_columns(const Pass& pass, const LayerStep& step, size_t segment, i
                       int64_t size, float* out) {
     const PackedLayer& layer = pass.layer(step);
     const RecurrentSpec& spec = layer.recurrent;
+    const MixerColumns& columns = layer.columns;
     const int32_t taps = spec.conv_kernel;
     float products[MOST_CONV_ROWS][COLUMNS];
     const float* rows[MOST_CONV_ROWS];
@@ -20,7 +22,7 @@ void convolve_columns(const Pass& pass, const LayerStep& step, size_t segment, i
         const float* inputs = recurrent_inputs(pass, step, segment, position - (taps - 1) + t);
         rows[t] = inputs ? products[t] : nullptr;
         if (!inputs) continue;
-        const float *b = inputs + spec.key_column() + first, *x = inputs + spec.value_column() + first;
+        const float *b = inputs + columns.key + first, *x = inputs + columns.value + first;
         for (int64_t i = 0; i < size; i++) products[t][i] = b[i] * x[i];
     }
     const float* bias = layer.recurrence.v_conv_bias;
@@ -30,8 +32,6 @@ void convolve_columns(const Pass& pass, const LayerStep& step, size_t segment, i
     const float* c = recurrent_inputs(pass, step, segment, position) + first;
     for (int64_t i = 0; i < size; i++) out[i] = c[i] * sums[i];
 }
-
-}  // namespace
 
 void short_conv(Pass& pass, const LayerStep& step, int thread) {
     const PassPlan& plan = pass.plan;
@@ -54,5 +54,49 @@ void prepare_convolved(Pass& pass, const LayerStep& step, int thread) {
                  layer.output);
     pass.wait(thread);
 }
+
+void check(const ModelSpec&, const LayerSpec& layer) {
+    const RecurrentSpec& r = layer.recurrent;
+    check_recurrent(r);
+    if (r.key_width() != r.value_width()) {
+        refuse("%lld and %lld columns of a short convolution", static_cast<long long>(r.key_width()),
+               static_cast<long long>(r.value_width()));
+    }
+    check_range("the rank of gates", r.gate_rank, 0, 0);
+    check_range("the norm of a selection", r.selection_norm, NOT_NORMED, NOT_NORMED);
+}
+
+MixerColumns columns(const LayerSpec& layer) {
+    const RecurrentSpec& r = layer.recurrent;
+    MixerColumns made;
+    made.key = round_up(r.key_width(), LANES), made.value = 2 * made.key;
+    made.width = made.input_width = made.kept_width = made.value + round_up(r.value_width(), LANES);
+    made.out_width = r.value_width();
+    return made;
+}
+
+void list_weights(WeightList& list, const ModelSpec& spec, PackedLayer& layer) {
+    const RecurrentSpec& r = layer.recurrent;
+    const MixerColumns& c = layer.columns;
+    list.linear(layer.qkv, {c.input_width, spec.hidden_size, r.input_bias != 0, spec.precision},
+                {{"q_in", 0, r.key_width()},
+                 {"k_in", c.key / LANES, r.key_width()},
+                 {"v_in", c.value / LANES, r.value_width()}});
+    list_conv(list, r, "v_conv", layer.recurrence.v_conv, r.value_width());
+    if (r.conv_bias) list.vector(layer.recurrence.v_conv_bias, {"v_conv", r.value_width()}, true);
+    list_output(list, spec, layer, "mixer_out", r.value_width(), r.output_bias != 0);
+}
+
+constexpr Operation SHORT_CONV_OPERATION{"short_conv", short_conv, ATTENDED};
+constexpr Operation PREPARE_CONVOLVED{"prepare_convolved", prepare_convolved};
+
+void list_operations(const PackedLayer&, LayerStep& step, const Operation& prepare) {
+    add(step.append_operations, {prepare, QKV_LINEAR, SHORT_CONV_OPERATION});
+    add(step.attend_operations, {PREPARE_CONVOLVED, OUTPUT_LINEAR});
+}
+
+}  // namespace
+
+const Mixer SHORT_CONV_MIXER{check, columns, list_weights, nullptr, list_operations};
 
 }  // namespace ipex_assist

@@ -1,5 +1,5 @@
 // The rows that sequences keep for recurrent layers (kv_cache/states.h).
-#include "operations/recurrent_rows.h"
+#include "mixers/recurrent_rows.h"
 
 #include <algorithm>
 #include <cstring>
@@ -15,7 +15,7 @@ void keep_inputs(const Pass& pass, const LayerStep& step, int thread) {
         for (int64_t p = share(count, thread, pass.plan.threads); p < share(count, thread + 1, pass.plan.threads);
              p++) {
             std::memcpy(pass.batch.states->inputs(s.state, step.index, first + p),
-                        recurrent_inputs(pass, step, i, first + p), size_t(spec.input_width()) * 4);
+                        recurrent_inputs(pass, step, i, first + p), size_t(pass.layer(step).columns.kept_width) * 4);
         }
     }
 }

@@ -1,0 +1,46 @@
+// What softmax attention can get wrong, over latents as well.
+#include <algorithm>
+#include <cmath>
+
+#include "mixers/attention/check.h"
+
+namespace ipex_assist {
+
+void check_attention(const ModelSpec& s, const AttentionSpec& a) {
+    check_range("num_attention_heads", a.heads, 1, LARGEST);
+    check_range("num_key_value_heads", a.kv_heads, 1, LARGEST);
+    check_range("head_dim", a.head_dim, 1, LARGEST);
+    check_range("num_attention_heads x head_dim", a.query_width(), 1, LARGEST);
+    if (a.heads % a.kv_heads) {
+        refuse("%d attention heads cannot share %d key/value heads evenly", a.heads, a.kv_heads);
+    }
+    check_range("an attention window", a.window, 0, INT32_MAX);
+    check_range("a chunk of attention", a.chunk, 0, INT32_MAX);
+    check_range("positions by which queries grow sooner", a.growth_shift, 0, LARGEST);
+    check_range("rotary_dim", a.rotary_dim, 0, std::min(a.head_dim, s.rope_width));
+    check_range("paired_dim", a.paired_dim, 0, a.head_dim);
+    if (a.rotary_dim % 2 || a.paired_dim % 2) {
+        refuse("%d values of a head are rotated: it must be even, as halves are rotated against each other",
+               a.rotary_dim % 2 ? a.rotary_dim : a.paired_dim);
+    }
+    check_range("the first column of a rotary table", a.rope_column, 0, int64_t(s.rope_width) - a.rotary_dim);
+    check_range("qk_norm", a.qk_norm, NO_NORM, UNWEIGHTED);
+    if (a.norm_after_rope && a.qk_norm == ALL_HEADS) refuse("a norm of all heads together is before their rotation");
+    check_range("positions over which queries grow", a.growth_step, a.growth == 0 ? 0 : 1, INT32_MAX);
+    if (!std::isfinite(a.growth) || a.growth < 0)
+        refuse("queries grow by %g, which must be from 0 on", double(a.growth));
+    if (!std::isfinite(a.scale)) refuse("the attention scale is %g and must be a number", double(a.scale));
+    check_cap(a.cap);
+    check_range("kv_lora_rank", a.latent.rank, 0, LARGEST);
+    if (a.shares_kv && (a.is_latent() || a.values_are_keys || a.value_norm || a.qk_norm == ALL_HEADS))
+        refuse("keys and values of another layer, and what is done to values or to all keys");
+    if (a.values_are_keys && (a.is_latent() || a.qk_norm == ALL_HEADS))
+        refuse("values that are keys, beside latents or a norm of all keys together");
+    for (int32_t i = 0; a.alibi_slopes && i < a.heads; i++) {
+        if (!std::isfinite(a.alibi_slopes[i])) {
+            refuse("a slope of ALiBi is %g and must be a number", double(a.alibi_slopes[i]));
+        }
+    }
+}
+
+}  // namespace ipex_assist

@@ -1,0 +1,65 @@
+// Softmax attention as a mixer: what it is made of.
+#include "mixers/mixer.h"
+
+#include <algorithm>
+
+#include "mixers/attention/check.h"
+
+namespace ipex_assist {
+namespace {
+
+void check(const ModelSpec& spec, const LayerSpec& layer) { check_attention(spec, layer.attention); }
+
+MixerColumns columns(const LayerSpec& layer) {
+    const AttentionSpec& a = layer.attention;
+    MixerColumns made;
+    made.width = made.input_width = a.qkv_width();
+    made.out_width = a.output_width();
+    return made;
+}
+
+void list_weights(WeightList& list, const ModelSpec& spec, PackedLayer& layer) {
+    const AttentionSpec& a = layer.attention;
+    const bool values = !a.shares_kv && !a.values_are_keys;
+    const auto part = [](const char* name, int64_t column, int64_t columns, bool there) {
+        return there ? LinearPart{name, column / LANES, columns} : LinearPart{};
+    };
+    list.linear(layer.qkv, {a.qkv_width(), layer.input_width, a.qkv_bias != 0, spec.precision},
+                {{"q_proj", 0, a.query_width()},
+                 part("k_proj", a.key_column(), a.kv_width(), !a.shares_kv),
+                 part("v_proj", a.value_column(), a.kv_width(), values),
+                 part("g_proj", a.gate_column(), a.query_width(), a.output_gate != 0)});
+    const bool one = a.qk_norm == ONE_FOR_HEADS;
+    if (a.has_norm_weights()) list.vector(layer.q_norm, {"q_norm", one ? a.head_dim : a.query_width()});
+    if (a.has_norm_weights() && !a.shares_kv) list.vector(layer.k_norm, {"k_norm", one ? a.head_dim : a.kv_width()});
+    if (a.sinks) list.vector(layer.sinks, {"sinks", a.heads});
+    list_output(list, spec, layer, "o_proj", a.query_width(), a.output_bias != 0);
+}
+
+void size(const PackedLayer& layer, ActivationSizes& s) {
+    const AttentionSpec& a = layer.attention;
+    s.key_depth = std::max(s.key_depth, a.key_depth());
+    s.value_width = std::max({s.value_width, a.value_width(), round_up(a.head_dim, LANES)});
+}
+
+constexpr Operation CONVOLVE_ATTENTION{"convolve_attention", convolve_attention};
+constexpr Operation BEGIN_TILES{"begin_tiles", begin_tiles};
+constexpr Operation NORMALIZE_QUERIES_AND_KEYS{"normalize_queries_and_keys", normalize_queries_and_keys, PROJECTED};
+constexpr Operation APPEND_KEYS_VALUES{"append_keys_values", append_keys_values};
+constexpr Operation ATTENTION{"attention", attention, ATTENDED};
+
+void list_operations(const PackedLayer& layer, LayerStep& step, const Operation& prepare) {
+    add(step.append_operations, {prepare});
+    if (layer.attention_conv.base) add(step.append_operations, {CONVOLVE_ATTENTION});
+    if (layer.attention.shares_kv) add(step.append_operations, {BEGIN_TILES});
+    add(step.append_operations, {QKV_LINEAR});
+    if (layer.attention.qk_norm == ALL_HEADS) add(step.append_operations, {NORMALIZE_QUERIES_AND_KEYS});
+    if (!layer.attention.shares_kv) add(step.append_operations, {APPEND_KEYS_VALUES});
+    add(step.attend_operations, {ATTENTION, OUTPUT_LINEAR});
+}
+
+}  // namespace
+
+const Mixer ATTENTION_MIXER{check, columns, list_weights, size, list_operations};
+
+}  // namespace ipex_assist

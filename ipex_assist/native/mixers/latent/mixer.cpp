@@ -1,0 +1,89 @@
+// Latent attention as a mixer: what it is made of (LatentSpec).
+#include "mixers/mixer.h"
+
+#include <algorithm>
+
+#include "mixers/attention/check.h"
+#include "mixers/latent/latent.h"
+
+namespace ipex_assist {
+namespace {
+
+void check(const ModelSpec& spec, const LayerSpec& layer) {
+    const AttentionSpec& a = layer.attention;
+    const LatentSpec& l = a.latent;
+    check_attention(spec, a);
+    check_range("kv_lora_rank", l.rank, 1, LARGEST);
+    check_range("qk_rope_head_dim", l.rope_dim, LANES, LARGEST);
+    check_range("qk_nope_head_dim", l.nope_dim, 1, LARGEST);
+    check_range("v_head_dim", l.value_dim, 1, LARGEST);
+    check_range("q_lora_rank", l.query_rank, 0, LARGEST);
+    check_range("num_attention_heads x v_head_dim", a.output_width(), 1, LARGEST);
+    check_range("num_attention_heads x qk_head_dim", a.latent_query_width(), 1, LARGEST);
+    if (l.rank % LANES || l.rope_dim % LANES || l.value_dim % LANES) {
+        refuse(
+            "latent attention with kv_lora_rank %d, qk_rope_head_dim %d and v_head_dim %d: multiples of %d are "
+            "computed",
+            l.rank, l.rope_dim, l.value_dim, LANES);
+    }
+    if (a.kv_heads != 1 || a.head_dim != l.rank + l.rope_dim || a.rotary_dim > l.rope_dim || a.qk_norm || a.sinks ||
+        a.output_gate || a.alibi_slopes) {
+        refuse("latent attention has one key/value head of its own width, and no norms, sinks, gates or slopes");
+    }
+    if (!(l.norm_eps > 0)) refuse("the epsilon of a latent's norm is %g", double(l.norm_eps));
+}
+
+MixerColumns columns(const LayerSpec& layer) {
+    const AttentionSpec& a = layer.attention;
+    MixerColumns made;
+    made.width = a.qkv_width(), made.input_width = a.latent_width();
+    made.out_width = a.output_width();
+    return made;
+}
+
+void list_weights(WeightList& list, const ModelSpec& spec, PackedLayer& layer) {
+    const AttentionSpec& a = layer.attention;
+    const LatentSpec& l = a.latent;
+    LatentWeights& w = layer.latent;
+    const int64_t row = l.query_rank ? l.query_rank : layer.input_width;  // that queries are made of
+    list.linear(layer.qkv, {a.latent_width(), layer.input_width, a.qkv_bias != 0, spec.precision},
+                {{"k_rope_proj", 0, l.rope_dim},
+                 {"kv_a_proj", l.rope_dim / LANES, l.rank},
+                 l.query_rank ? LinearPart{"q_a_proj", a.head_dim / LANES, l.query_rank} : LinearPart{}});
+    list.vector(w.norm, {"kv_a_norm", l.rank});
+    if (l.query_rank) list.vector(w.query_norm, {"q_a_norm", l.query_rank});
+    list.linear(w.query, {a.latent_query_width(), row, false, spec.precision},
+                {{"q_nope_proj", 0, int64_t(a.heads) * l.nope_dim},
+                 {"q_rope_proj", a.rotated_column() / LANES, int64_t(a.heads) * l.rope_dim}});
+    list.linear(w.keys, {a.attended_width(), l.nope_dim, false, spec.precision}, {{"k_b_proj", 0, a.attended_width()}});
+    list.linear(w.values, {a.output_width(), l.rank, false, spec.precision}, {{"v_b_proj", 0, a.output_width()}});
+    list_output(list, spec, layer, "o_proj", a.output_width(), a.output_bias != 0);
+}
+
+void size(const PackedLayer& layer, ActivationSizes& s) {
+    const AttentionSpec& a = layer.attention;
+    s.key_depth = std::max(s.key_depth, a.key_depth());
+    s.value_width = std::max({s.value_width, a.value_width(), round_up(a.head_dim, LANES)});
+    s.attended = std::max(s.attended, a.attended_width());
+    s.heads = std::max({s.heads, a.latent_query_width(), a.output_width()});
+    s.head_depth = std::max({s.head_depth, layer.latent.keys.depth, layer.latent.values.depth});
+    s.between = std::max<int64_t>(s.between, a.latent.query_rank);
+}
+
+constexpr Operation LATENT_LINEAR{"latent_linear", latent_linear, PROJECTED};
+constexpr Operation NORMALIZE_LATENTS{"normalize_latents", normalize_latents, PROJECTED};
+constexpr Operation QUERY_LINEAR{"query_linear", query_linear, QUERIES};
+constexpr Operation ABSORB_QUERIES{"absorb_queries", absorb_queries, PROJECTED};
+constexpr Operation ATTENTION{"attention", attention, ATTENDED};
+constexpr Operation EXPAND_VALUES{"expand_values", expand_values, VALUES};
+
+void list_operations(const PackedLayer&, LayerStep& step, const Operation& prepare) {
+    add(step.append_operations, {prepare, LATENT_LINEAR, NORMALIZE_LATENTS, QUERY_LINEAR, ABSORB_QUERIES});
+    add(step.attend_operations, {ATTENTION, EXPAND_VALUES, OUTPUT_LINEAR});
+}
+
+}  // namespace
+
+const Mixer LATENT_MIXER{check, columns, list_weights, size, list_operations};
+
+}  // namespace ipex_assist
