@@ -21,9 +21,10 @@ ROOMS = (
     ("kernels", ("kernels/*.h",)),
     ("formats: how they are computed", ("formats/*",)),
     ("kernels of an instruction set", ("kernels/*.cpp",)),
-    ("packing, and the weights of mixers", ("packing/*", "mixers/*")),
+    ("packing", ("packing/*",)),
     ("kv_cache", ("kv_cache/*",)),
     ("operations", ("operations/*",)),
+    ("mixers", ("mixers/*",)),
     ("abi", ("abi/*",)),
 )
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
