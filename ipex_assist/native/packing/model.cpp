@@ -27,13 +27,6 @@ PackedModel::PackedModel(const ModelSpec& given, const LayerSpec* layers_, const
 }
 
 void PackedModel::allocate(const Pool& pool) {
-    place(pool);
-    writable_ = true;
-    expect_weights();
-}
-
-// Memory for the image, laid out.
-void PackedModel::place(const Pool& pool) {
     layout_.divide(pool.several_nodes() ? &pool : nullptr);
     if (!layout_.divided()) {
         image_ = Memory(size_t(image_bytes()));
@@ -43,9 +36,7 @@ void PackedModel::place(const Pool& pool) {
         image_ = Memory::at_border(size_t(layout_.reserve_nodes()));
     }
     layout_.place(*this, image_.data());
-}
-
-void PackedModel::expect_weights() {
+    writable_ = true;
     missing_ = names();
     if (table_of_ && !spec.tied_head) arrived("embed_tokens.weight");
     for (const Linear* linear : linears()) {

@@ -84,8 +84,6 @@ public:
     const KernelTable* const kernels;
 
 private:
-    void place(const Pool& pool);
-    void expect_weights();
     void require_memory() const;
     bool pack_matrix(Pool& pool, const Weight& weight, int64_t first, const StoredMatrix& matrix);
     // Whether a weight's table is not kept, as another model's serves.
