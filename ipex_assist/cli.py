@@ -6,12 +6,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
     from typing import TextIO
-
-    from ipex_assist.commands.completion import Builders
-    from ipex_assist.launch.job_command import Parsers
 
 # Nothing else is imported up here: `main` knows what to do with a Ctrl-C in the middle of an import.
 
@@ -53,9 +48,11 @@ def _no_messages() -> TextIO:
 
 
 def _dispatch(argv: list[str]) -> int:
+    from ipex_assist.commands.shared.command_table import COMMANDS, TEXT, WORKER
+
     _check_start(argv)
-    subcommand = SUBCOMMANDS.get(argv[0]) if argv else None
-    return _generate(argv) if subcommand is None else subcommand(argv[1:])
+    command = {**COMMANDS, "worker": WORKER}.get(argv[0]) if argv else None
+    return TEXT.main(argv) if command is None else command.main(argv[1:])
 
 
 def _check_start(argv: list[str]) -> None:
@@ -85,164 +82,6 @@ def _check_start(argv: list[str]) -> None:
                 file=sys.stderr,
             )
             return
-
-
-def _module(name: str) -> Callable[[list[str]], int]:
-    """The `main` of a module, imported when it is called."""
-
-    def main(argv: list[str]) -> int:
-        import importlib
-
-        return int(importlib.import_module(f"ipex_assist.{name}").main(argv))
-
-    return main
-
-
-def _env(argv: list[str]) -> int:
-    from ipex_assist.commands.shared.environment import native_core
-    from ipex_assist.env import report
-
-    return report.main(argv, native_core())
-
-
-def _submit(argv: list[str]) -> int:
-    from ipex_assist.launch import submit
-
-    return submit.main(argv, _parsers())
-
-
-def _completion(argv: list[str]) -> int:
-    from ipex_assist.commands import completion
-
-    return completion.main(argv, _builders)
-
-
-def _run(argv: list[str]) -> int:
-    from ipex_assist.commands import run
-
-    return run.main(argv, _generate, _module("commands.chat"))
-
-
-def _help(argv: list[str]) -> int:
-    from ipex_assist.commands.help import overview
-    from ipex_assist.commands.shared.command_names import COMMANDS, similar_command
-    from ipex_assist.env.errors import UsageError
-
-    words = [word for word in argv if word not in ("-h", "--help")]
-    if not words or words[0] == "help":
-        print(overview())
-        return 0
-    if words[0] not in COMMANDS:
-        raise UsageError(f"there is no command {words[0]}{similar_command(words[0])}; ipex-assist help lists them")
-    return SUBCOMMANDS[words[0]](["--help"])
-
-
-SUBCOMMANDS: dict[str, Callable[[list[str]], int]] = {
-    "batch": _module("batch.command"),
-    "bench": _module("bench.command"),
-    "cache": _module("commands.cache"),
-    "chat": _module("commands.chat"),
-    "completion": _completion,
-    "distill": _module("distill.command"),
-    "embed": _module("commands.embed"),
-    "env": _env,
-    "eval": _module("commands.eval"),
-    "help": _help,
-    "list": _module("commands.list_models"),
-    "models": _module("commands.models"),
-    "ps": _module("commands.running"),
-    "pull": _module("commands.pull"),
-    "quantize": _module("commands.quantize"),
-    "run": _run,
-    "serve": _module("serve.command"),
-    "submit": _submit,
-    "worker": _module("workers.worker"),
-}
-
-
-def _generate(argv: list[str]) -> int:
-    from ipex_assist.commands.shared.arguments import parse
-    from ipex_assist.commands.shared.relaunch import start_placed, works_here
-
-    args = parse(argv)
-    if works_here(args):
-        from ipex_assist.commands.generate import generate
-
-        return generate(args)
-    return start_placed([], argv, args, lambda: _model_bytes(args))
-
-
-def _parsers() -> Parsers:
-    """How each subcommand reads its arguments."""
-    from ipex_assist.batch import arguments as batch
-    from ipex_assist.bench import arguments as bench
-    from ipex_assist.commands import embed, quantize
-    from ipex_assist.commands import eval as evaluate
-    from ipex_assist.commands.shared.arguments import parse
-    from ipex_assist.distill import arguments as distill
-    from ipex_assist.serve import arguments as serve
-
-    return {
-        "": parse,
-        "batch": batch.parse,
-        "bench": bench.parse,
-        "cache": None,
-        "completion": None,
-        "distill": distill.parse,
-        "embed": embed.parse,
-        "env": None,
-        "help": None,
-        "list": None,
-        "models": None,
-        "ps": None,
-        "pull": None,
-        "run": None,
-        "eval": evaluate.build_parser().parse_args,
-        "quantize": quantize.build_parser().parse_args,
-        "serve": serve.parse,
-    }
-
-
-def _builders() -> Builders:
-    """What makes the parser of each command's flags."""
-    from ipex_assist.batch import arguments as batch
-    from ipex_assist.bench import arguments as bench
-    from ipex_assist.commands import cache, chat, embed, list_models, models, pull, quantize, run, running
-    from ipex_assist.commands import eval as evaluate
-    from ipex_assist.distill import arguments as distill
-    from ipex_assist.env import report
-    from ipex_assist.launch import job_flags
-    from ipex_assist.serve import arguments as serve
-
-    return {
-        "batch": batch.build_parser,
-        "bench": bench.build_parser,
-        "cache": cache.build_parser,
-        "chat": chat.build_parser,
-        "distill": distill.build_parser,
-        "embed": embed.build_parser,
-        "env": report.build_parser,
-        "eval": evaluate.build_parser,
-        "list": list_models.build_parser,
-        "models": models.build_parser,
-        "ps": running.build_parser,
-        "pull": pull.build_parser,
-        "quantize": quantize.build_parser,
-        "run": run.build_parser,
-        "serve": serve.build_parser,
-        "submit": job_flags.build_parser,
-    }
-
-
-def _model_bytes(args: argparse.Namespace) -> int | None:
-    from ipex_assist.commands.shared.arguments import generation_options, load_options
-
-    load = load_options(args)
-    if load.target is None:
-        return None
-    from ipex_assist.commands.shared.load import memory_need
-
-    return memory_need(load, generation_options(args, chat=args.chat is not False).max_new_tokens).total
 
 
 if __name__ == "__main__":

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
 
 from ipex_assist.commands.shared.arguments import Formatter
 from ipex_assist.commands.shared.arguments import build_parser as build_main_parser
-from ipex_assist.commands.shared.command_names import COMMANDS
+from ipex_assist.commands.shared.command_table import COMMANDS
 from ipex_assist.env.parser import ArgumentParser
 
-Builders: TypeAlias = "Mapping[str, Callable[[], argparse.ArgumentParser]]"
 SHELLS = ("bash", "zsh", "tcsh")
 EPILOG = """\
 Once for all shells to come:
@@ -36,24 +34,24 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: Sequence[str], builders: Callable[[], Builders]) -> int:
-    """Run `ipex-assist completion`; returns the exit code. builders: what makes the parser of each command."""
+def main(argv: Sequence[str]) -> int:
+    """Run `ipex-assist completion`; returns the exit code."""
     import shtab
 
     args = build_parser().parse_args(argv)
-    print(shtab.complete(whole_parser(builders()), args.shell))
+    print(shtab.complete(whole_parser(), args.shell))
     return 0
 
 
-def whole_parser(builders: Builders) -> argparse.ArgumentParser:
+def whole_parser() -> argparse.ArgumentParser:
     """One parser of all commands, each with its own flags; it completes, and parses nothing."""
     import shtab
 
     whole = build_main_parser()
     commands = whole.add_subparsers(parser_class=argparse.ArgumentParser)
-    for name, about in COMMANDS.items():
-        own = {"completion": build_parser, "help": _help_parser}.get(name) or builders[name]
-        commands.add_parser(name, help=about, parents=[own()], add_help=False, conflict_handler="resolve")
+    for name, command in COMMANDS.items():
+        parents = [command.build_parser()]
+        commands.add_parser(name, help=command.about, parents=parents, add_help=False, conflict_handler="resolve")
     for parser in (whole, *commands.choices.values()):
         for action in parser._actions:
             action.choices = action.choices or getattr(action, "names", None)
@@ -63,9 +61,3 @@ def whole_parser(builders: Builders) -> argparse.ArgumentParser:
             elif kind in _FOLDERS:
                 action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
     return whole
-
-
-def _help_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("command", nargs="?", choices=tuple(COMMANDS))
-    return parser

@@ -18,7 +18,6 @@ from ipex_assist.commands.shared.arguments import generation_options, idle_flags
 from ipex_assist.commands.shared.demo_model import demo_options
 from ipex_assist.commands.shared.environment import environment_facts
 from ipex_assist.commands.shared.load import load_models
-from ipex_assist.commands.shared.messages import configure_messages
 from ipex_assist.commands.shared.output import TextPrinter, json_line, statistics_line, statistics_text
 from ipex_assist.commands.shared.prompt import read_prompt
 from ipex_assist.env.runner import TERMINATE_EXIT, ignore_interrupts, interrupt_exit
@@ -38,7 +37,8 @@ TEMPLATE_TOKENS = 4096  # more than a chat template writes around a message
 
 def generate(args: argparse.Namespace) -> int:
     """Generate as the command line asks, in this process; returns the exit code."""
-    _configure(args.verbose, args.quiet)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # one character that a locale lacks must not cost the text around it
     prompt = read_prompt(args.prompt, args.prompt_file, piped=args.piped, demo=args.model is None)
     room, load = _room(args), load_options(args, quick_start=True)
     if load.target is None:
@@ -69,13 +69,6 @@ def _finish(later: list[Callable[[], object]]) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for work in later:
         work()
-
-
-def _configure(verbose: bool, quiet: bool = False) -> None:
-    """Messages of ours to standard error; those of libraries only on request."""
-    configure_messages(verbose, progress=not quiet)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # one character that a locale lacks must not cost the text around it
 
 
 def _room(args: argparse.Namespace) -> int:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from ipex_assist.commands.shared.arguments import Formatter
+from ipex_assist.commands.shared.command_table import COMMANDS, TEXT
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.parser import ArgumentParser
 
@@ -35,8 +36,8 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: Sequence[str], generate: Callable[[list[str]], int], chat: Callable[[list[str]], int]) -> int:
-    """Run `ipex-assist run`; returns the exit code. generate, chat: the commands that do it. Raises UsageError."""
+def main(argv: Sequence[str]) -> int:
+    """Run `ipex-assist run`; returns the exit code. Raises UsageError."""
     if not argv or argv[0] in ("-h", "--help"):
         build_parser().parse_args(argv[:1])
     model, rest = argv[0], list(argv[1:])
@@ -45,7 +46,7 @@ def main(argv: Sequence[str], generate: Callable[[list[str]], int], chat: Callab
     if "-m" in rest or any(word.partition("=")[0] == "--model" for word in rest):
         raise UsageError(f"run {model}: the model is named already; leave out -m")
     words = ["-m", model, *rest]
-    return chat(words) if _is_chat(words) else generate(words)
+    return (COMMANDS["chat"] if _is_chat(words) else TEXT).main(words)
 
 
 def _is_chat(words: list[str]) -> bool:

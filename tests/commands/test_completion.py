@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ipex_assist import cli
-from ipex_assist.commands.shared.command_names import COMMANDS
+from ipex_assist.commands.shared.command_table import COMMANDS
 
 pytestmark = pytest.mark.one_stack
 

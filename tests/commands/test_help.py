@@ -7,7 +7,7 @@ import re
 import pytest
 
 from ipex_assist import cli
-from ipex_assist.commands.shared.command_names import COMMANDS
+from ipex_assist.commands.shared.command_table import COMMANDS
 
 pytestmark = pytest.mark.one_stack
 
@@ -24,7 +24,7 @@ def test_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert usage.startswith("usage: ipex-assist [options] [PROMPT] [-]\n")
     assert "|".join(COMMANDS) in usage
     overview = shown(capsys, "help")
-    assert all(re.search(rf"^  {name} +{about}$", overview, re.MULTILINE) for name, about in COMMANDS.items())
+    assert all(re.search(rf"^  {name} +{command.about}$", overview, re.MULTILINE) for name, command in COMMANDS.items())
     assert shown(capsys, "help", "help") == shown(capsys, "help", "--help") == overview
 
 

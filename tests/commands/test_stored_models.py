@@ -15,6 +15,7 @@ import pytest
 
 from ipex_assist import cli
 from ipex_assist.commands import run
+from ipex_assist.commands.shared.command_table import TEXT, Command, similar_command
 from ipex_assist.commands.shared.server_files import announced, running_servers
 from ipex_assist.env.errors import UsageError
 
@@ -157,22 +158,21 @@ def test_run_is_a_text_or_a_conversation(
     monkeypatch.setattr(sys, "stdin", stdin)
     asked: list[tuple[str, list[str]]] = []
 
-    def record(what: str, argv: list[str]) -> int:
-        asked.append((what, argv))
+    def record(command: Command, argv: list[str]) -> int:
+        asked.append(("generate" if command is TEXT else "chat", argv))
         return 0
 
-    run.main(words, lambda argv: record("generate", argv), lambda argv: record("chat", argv))
+    monkeypatch.setattr(Command, "main", record)
+    assert run.main(words) == 0
     assert asked == [(expected, ["-m", *words])]
 
 
 @pytest.mark.parametrize("words", [["--precision", "int8"], ["m/x", "-m", "y"], ["m/x", "--model=y"]])
 def test_run_names_its_model_first_and_once(words: list[str]) -> None:
     with pytest.raises(UsageError):
-        run.main(words, lambda argv: 0, lambda argv: 0)
+        run.main(words)
 
 
 @pytest.mark.parametrize("word", ["psalm", "puzzle"])
 def test_short_names_are_not_meant_by_long_words(word: str) -> None:
-    from ipex_assist.commands.shared.command_names import similar_command
-
     assert similar_command(word) == ""

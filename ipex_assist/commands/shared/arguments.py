@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ipex_assist.commands.shared.command_names import COMMANDS
+from ipex_assist.commands.shared.command_table import COMMANDS
 from ipex_assist.commands.shared.environment import VersionAction
 from ipex_assist.commands.shared.prompt_words import NO_PROMPT, is_flag, read_words, split_options
 from ipex_assist.env.errors import UsageError

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ipex_assist.checkpoints.hub import is_hub_id
-from ipex_assist.commands.shared.command_names import COMMANDS, similar_command
+from ipex_assist.commands.shared.command_table import COMMANDS, similar_command
 from ipex_assist.env.errors import UsageError
 
 STDIN = "-"  # as a word, and as the name of a file

@@ -26,9 +26,9 @@ def run_placed(
 ) -> int:
     """Start `ipex-assist COMMAND argv` again under the launcher, or, when that has happened, do its work.
 
-    args: with launch.add_placement_arguments' flags and `verbose`. torch_late: the work imports torch by
-    deferred_imports.py, if at all; else it is there, with its threads, before the work begins. Returns the exit
-    code.
+    command: empty for a text by itself. args: with launch.add_placement_arguments' flags and `verbose`. torch_late: the
+    work imports torch by deferred_imports.py, if at all; else it is there, with its threads, before the work begins.
+    Returns the exit code.
     """
     if works_here(args):
         configure_messages(args.verbose, progress=not args.quiet)
@@ -37,7 +37,7 @@ def run_placed(
                 import torch  # noqa: F401
         set_threads(args.threads)
         return work()
-    return start_placed([command], argv, args, model_bytes)
+    return start_placed([command] if command else [], argv, args, model_bytes)
 
 
 def works_here(args: argparse.Namespace) -> bool:
