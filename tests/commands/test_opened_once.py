@@ -20,8 +20,10 @@ from ipex_assist.checkpoints.gguf import GgufCheckpoint
 from ipex_assist.checkpoints.open import OpenCheckpoints, open_checkpoint
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.generation.load_options import LoadOptions
+from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.workers import worker
 from ipex_assist.workers.settings import WorkerSettings
+from ipex_assist.workers.wire import TextRequest
 
 pytestmark = pytest.mark.one_stack
 
@@ -98,8 +100,9 @@ def test_an_instance_of_a_batch_opens_each_model_once(folders: Path, opened: lis
         target=str(folders / "target"), assistant=str(folders / "assistant"), precision="fp32", executor="torch"
     )
     model = worker._load(WorkerSettings(load, 4))
-    request = {"prompt": "the fox", "messages": None, "chat": False, "options": {"max_new_tokens": 2}}
-    assert answer(model, request)["result"]["assisted"]
+    found = answer(model, TextRequest(1, "the fox", options=GenerationOptions(max_new_tokens=2)))
+    assert found.result is not None
+    assert found.result["assisted"]
     assert sorted(opened) == ["assistant", "target"]
 
 
