@@ -37,8 +37,7 @@ TEMPLATE_TOKENS = 4096  # more than a chat template writes around a message
 
 def generate(args: argparse.Namespace) -> int:
     """Generate as the command line asks, in this process; returns the exit code."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # one character that a locale lacks must not cost the text around it
+    replace_characters()
     prompt = read_prompt(args.prompt, args.prompt_file, piped=args.piped, demo=args.model is None)
     room, load = _room(args), load_options(args, quick_start=True)
     if load.target is None:
@@ -69,6 +68,12 @@ def _finish(later: list[Callable[[], object]]) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for work in later:
         work()
+
+
+def replace_characters() -> None:
+    """One character that a locale lacks must not cost the text around it."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def _room(args: argparse.Namespace) -> int:

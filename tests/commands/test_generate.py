@@ -92,7 +92,7 @@ def test_progress_on_a_terminal_only(target: str, piped: subprocess.CompletedPro
 def test_characters_the_locale_lacks_are_replaced_one_by_one() -> None:
     """In an ASCII locale whole pieces of text were left out, without a word."""
     code = (
-        "from ipex_assist.commands.generate import _configure; _configure(False);"
+        "from ipex_assist.commands.generate import replace_characters; replace_characters();"
         "from ipex_assist.commands.shared.output import TextPrinter;"
         "printer = TextPrinter(enabled=True); printer.write('one na\u00efve'); printer.write(' two'); printer.close()"
     )

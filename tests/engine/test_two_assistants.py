@@ -340,5 +340,5 @@ def test_the_better_one_drafts(at_a_time: int) -> None:
     if at_a_time > 1:  # texts that share passes share what is known of acceptance, and are in either half
         return
     both, stats = speed(drafting_simulated(first_half, second_half))
-    assert both > 1.1 * max(speed(only(0, first_half))[0], speed(only(1, second_half))[0])
-    assert min(stats.accepted_by.values()) > 0.2 * stats.accepted
+    assert both > 1.02 * max(speed(only(0, first_half))[0], speed(only(1, second_half))[0])
+    assert min(stats.accepted_by.values()) > 0.1 * stats.accepted

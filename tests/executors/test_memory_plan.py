@@ -139,7 +139,8 @@ def test_buffers_are_no_larger_than_planned(config: dict[str, Any]) -> None:
     planned = workspace_bytes(model.packed.handle, model.spec, largest)
     sampler = 4 * PASS_ROWS * -(-model.spec.vocab_size // 16) * 16  # none ran
     assert len(kept) == PASS_ROWS
-    assert planned - sampler - (3 << 20) < taken < planned - sampler + (8 << 20)  # four mappings, in whole huge pages
+    # Four mappings, in whole huge pages; tests/native/workspace.h compares the bytes themselves.
+    assert planned - sampler - (8 << 20) < taken < planned - sampler + (8 << 20)
 
 
 @native

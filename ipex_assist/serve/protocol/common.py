@@ -301,6 +301,9 @@ class TextPart(RequestBody):
         return value
 
 
+_TEXTS = ("text", "input_text", "output_text")
+
+
 def text_of_parts(parts: str | list[Any] | None) -> Any:
     """What came of a call as text alone: its parts that are no text become sentences, so that an agent that looked at
     an image can go on."""
@@ -310,7 +313,10 @@ def text_of_parts(parts: str | list[Any] | None) -> Any:
 
 
 def _is_text(part: Any) -> bool:
-    return not isinstance(part, dict) or not isinstance(part.get("type"), str) or isinstance(part.get("text"), str)
+    """Whether it is a text, or so wrong that the error of one is to be said."""
+    if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+        return True
+    return part["type"] in _TEXTS or isinstance(part.get("text"), str)
 
 
 def _left_out(part: dict[str, Any]) -> str:
