@@ -1,5 +1,6 @@
-// Linears of integer weights with int8 rows: what int8 and int4 share. The sums of 128 products are integers, so exact; they are scaled and
-// added in the order of the input columns, on every instruction set and whatever other rows are computed with them.
+// Linears of integer weights with int8 rows: what int8 and int4 share. The sums of 128 products are integers, so exact;
+// they are scaled and added in the order of the input columns, on every instruction set and whatever other rows are
+// computed with them.
 #pragma once
 #include "kernels/multiply_add.h"
 #include "kernels/float_linear.h"

@@ -1,7 +1,7 @@
 // Linears of integer weights with more rows than one tile has, by VNNI on vectors: two blocks at a time. A value
 // of a row is loaded once for both: with one block each multiplication has a load of its own, and processors that
-// multiply two vectors a cycle load no more than two. What is no bytes becomes such once for all rows. The sums and their order
-// are those of integer_linear.h, so the bits are, too.
+// multiply two vectors a cycle load no more than two. What is no bytes becomes such once for all rows. The sums and
+// their order are those of integer_linear.h, so the bits are, too.
 #pragma once
 #include <algorithm>
 

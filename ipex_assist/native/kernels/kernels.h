@@ -17,7 +17,8 @@
 
 namespace ipex_assist {
 
-// RELU2 is ReLU's square; XIELU has numbers of its own, and is of MLPs without a gate; CLAMPED_SWIGLU of those with one.
+// RELU2 is ReLU's square; XIELU has numbers of its own, and is of MLPs without a gate; CLAMPED_SWIGLU of those with
+// one.
 enum Activation : int32_t { SILU, RELU, GELU, GELU_TANH, RELU2, XIELU, CLAMPED_SWIGLU };
 enum SourceType : int32_t { SOURCE_F32, SOURCE_F16, SOURCE_BF16 };
 

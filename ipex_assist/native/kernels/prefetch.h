@@ -15,7 +15,7 @@ namespace {
 // line of the chunk after, so that memory is read during both.
 enum class Prefetch { NEAR, FAR, FAR_EVEN, FAR_ODD };
 
-#ifndef IPEX_ASSIST_NEAR_BYTES  // benchmarks/prefetch.py compares others
+#ifndef IPEX_ASSIST_NEAR_BYTES  // others were compared: benchmarks/results/passes.md
 #define IPEX_ASSIST_NEAR_BYTES 6144
 #endif
 #ifndef IPEX_ASSIST_FAR_BYTES

@@ -86,7 +86,8 @@ struct LogitEdit {
     int32_t generated;  // how often the output has it: for the frequency penalty, and from 1 on the presence penalty
 };
 
-// How the tokens of a request are chosen: see ipex_assist/speculative/choosing/sampling.py, which has the same rules in NumPy.
+// How the tokens of a request are chosen: see ipex_assist/speculative/choosing/sampling.py, which has the same rules in
+// NumPy.
 struct SamplingRule {
     double temperature;     // 0: the arg-max, without noise
     double top_p;           // 1: all

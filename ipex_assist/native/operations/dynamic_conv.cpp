@@ -1,6 +1,6 @@
-// DFlash 2's convolutions (ipex_assist/executors/torch/dynamic_conv.py; arithmetic of speculators 0.9, models/dflash2): what
-// attention and MLP read and what they give is mixed with the rows before it in the same block, by taps that each row
-// scales for itself, group of columns by group of columns.
+// DFlash 2's convolutions (ipex_assist/executors/torch/dynamic_conv.py; arithmetic of speculators 0.9, models/dflash2):
+// what attention and MLP read and what they give is mixed with the rows before it in the same block, by taps that each
+// row scales for itself, group of columns by group of columns.
 //
 //     normed rows (rows, hidden) ── projection ──► scales (rows, 2, conv_taps, groups)
 //          └── convolution by the first ──► attention or MLP ──► delta ── convolution by the second ──► residual stream

@@ -15,7 +15,8 @@ void enter_draft_head(Pass& pass, int thread);
 void append_context(Pass& pass, int thread);
 // EAGLE3: the inputs of the first layer's queries, keys and values.
 void prepare_token_and_hidden(Pass& pass, const LayerStep& step, int thread);
-// The rows with logits as the hidden states of the rows that come after them. After `lm_head`; may end without a barrier.
+// The rows with logits as the hidden states of the rows that come after them. After `lm_head`; may end without a
+// barrier.
 void feed_back(Pass& pass, int thread);
 
 // taps.cpp: copies of the residual stream where a batch asks for it.
@@ -144,13 +145,14 @@ void reserve_routes(const PackedLayer& layer, int64_t rows, Routes& routes);
 // lm_head.cpp
 void lm_head(Pass& pass, int thread);
 
-// mixers/table.cpp: what the mixer of a layer needs of buffers beside those of its columns, and its operations. prepare:
-// the one that makes the rows which its first linear reads.
+// mixers/table.cpp: what the mixer of a layer needs of buffers beside those of its columns, and its operations.
+// prepare: the one that makes the rows which its first linear reads.
 void size_mixer(const PackedLayer& layer, ActivationSizes& sizes);
 void list_mixer_operations(const PackedLayer& layer, LayerStep& step, const Operation& prepare);
 
-// clustered_lm_head.cpp: the same of a head whose tokens are in clusters, and the arg-max of each row among the tokens of
-// the clusters that it reads, as the number of a row of lm_head. order: the token of each of these rows, null: its own.
+// clustered_lm_head.cpp: the same of a head whose tokens are in clusters, and the arg-max of each row among the tokens
+// of the clusters that it reads, as the number of a row of lm_head. order: the token of each of these rows, null: its
+// own.
 void clustered_lm_head(Pass& pass, int thread);
 void find_cluster_maxima(Pass& pass, const int32_t* order, int thread);
 

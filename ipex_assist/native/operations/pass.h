@@ -18,8 +18,8 @@ namespace ipex_assist {
 struct LayerStep {
     int32_t index;
     bool last;
-    // Until keys and values of all rows are appended, or states have passed them; then what is left for the rows that go
-    // on (prune_rows.cpp).
+    // Until keys and values of all rows are appended, or states have passed them; then what is left for the rows that
+    // go on (prune_rows.cpp).
     std::vector<Operation> append_operations, attend_operations;
 };
 
@@ -87,8 +87,8 @@ struct Pass {
             plan.each_thread_prepares ? activations.own(thread).inputs : activations.on(node(thread)).inputs;
         return rows.with_depth(depth);
     }
-    // Goes on by another plan: by thread 0, between two barriers. After a layer that prunes rows, and between the passes
-    // of a draft.
+    // Goes on by another plan: by thread 0, between two barriers. After a layer that prunes rows, and between the
+    // passes of a draft.
     void continue_with(PassPlan next) { plan_ = std::move(next); }
     // Adds to what is done of something; whether that is all of it, and this thread the one to go on.
     bool completes(size_t counter, int64_t done, int64_t total);

@@ -1,8 +1,8 @@
 // From logits to tokens in the pass itself: biases, penalties, masks, temperature, top-k, top-p, min-p, Gumbel noise.
 //
-// The rules are those of ipex_assist/speculative/choosing/sampling.py, and so are the tokens. Threads share the rows by chunks
-// of a fixed size, whose sums are added in their order: neither their number nor the rows beside a row change its
-// token.
+// The rules are those of ipex_assist/speculative/choosing/sampling.py, and so are the tokens. Threads share the rows by
+// chunks of a fixed size, whose sums are added in their order: neither their number nor the rows beside a row change
+// its token.
 //
 // Greedy rows and those with top-k are decided by one thread each, by maxima of small groups of columns. The others are
 // searched by all threads for the arg-max of logit ÷ temperature + noise. top-p is then a question about that one

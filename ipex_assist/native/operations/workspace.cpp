@@ -132,8 +132,8 @@ ActivationSizes activation_sizes(const SizedPass& pass) {
 
 namespace {
 
-// Segments of `rows` rows each, up to position `context`, `pending` of the rows before them behind their states. blocks:
-// of each of them.
+// Segments of `rows` rows each, up to position `context`, `pending` of the rows before them behind their states.
+// blocks: of each of them.
 PassPlan plan_on_paper(const Program& program, const TeamNodes& team, int32_t segments, int32_t rows,
                        const LargestPass& largest, int32_t pending, const std::vector<int32_t>& blocks) {
     Segment segment{};

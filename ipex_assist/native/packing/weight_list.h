@@ -1,5 +1,6 @@
 // The list of a model's weights: what each is called, its shape and format, and where it goes. Each mixer (mixers/) and
-// MLP lists its own once, in the order of the image; visitors place them, find them by name, and say which are expected.
+// MLP lists its own once, in the order of the image; visitors place them, find them by name, and say which are
+// expected.
 #pragma once
 #include <initializer_list>
 

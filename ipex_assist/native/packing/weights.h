@@ -141,8 +141,8 @@ struct PackTarget {
     int64_t first, step, columns, width;
 };
 
-// How a checkpoint has a vector: as a matrix (rows, columns) that is transposed, unless these are 0, and as logarithms of
-// what is negated.
+// How a checkpoint has a vector: as a matrix (rows, columns) that is transposed, unless these are 0, and as logarithms
+// of what is negated.
 struct VectorForm {
     int64_t rows = 0, columns = 0;
     bool negated_logarithms = false;
