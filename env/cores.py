@@ -75,12 +75,17 @@ def _cores_by_cpuinfo(tree: Tree, online: tuple[int, ...], warnings: list[str]) 
     return tuple(Core(tuple(cpus), sockets.index(package)) for (package, _), cpus in cores.items())
 
 
+def cpuinfo_fields(paragraph: str) -> dict[str, str]:
+    """The fields of one CPU in proc/cpuinfo."""
+    lines = (line.partition(":") for line in paragraph.splitlines())
+    return {name.strip(): value.strip() for name, _, value in lines}
+
+
 def read_cpuinfo(tree: Tree) -> dict[int, dict[str, str]]:
     """The fields of proc/cpuinfo by CPU number. (Only x86 has many of them.)"""
     processors: dict[int, dict[str, str]] = {}
     for paragraph in (tree.text("proc/cpuinfo") or "").split("\n\n"):
-        lines = (line.partition(":") for line in paragraph.splitlines())
-        fields = {name.strip(): value.strip() for name, _, value in lines}
+        fields = cpuinfo_fields(paragraph)
         if fields.get("processor", "").isdecimal():
             processors[int(fields["processor"])] = fields
     return processors

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ipex_assist.env.cores import read_cpuinfo
+from ipex_assist.env.cores import cpuinfo_fields
 from ipex_assist.env.tree import Tree
 
 # Name in reports → flags of /proc/cpuinfo, all of which must be set.
@@ -37,7 +37,7 @@ class Isa:
 
 def read_isa(root: str | Path = "/") -> Isa:
     """Read proc/cpuinfo below `root`. All cores of a machine have the same flags, so the first CPU is enough."""
-    first = next(iter(read_cpuinfo(Tree(root)).values()), {})
+    first = cpuinfo_fields((Tree(root).text("proc/cpuinfo") or "").partition("\n\n")[0])
     flags = set(first.get("flags", "").split())
     features = frozenset(name for name, needed in FEATURES.items() if flags.issuperset(needed))
     return Isa(first.get("model name", ""), features)
