@@ -104,17 +104,25 @@ class Machine:
         """The cores to compute on by default: the allowed P-cores of one socket.
 
         Of several sockets it is one whose memory is allowed; of these the one with most such cores, then the lowest
-        index. Virtual machines often show every CPU as a socket; there a NUMA node takes the socket's place.
+        index. A core of which only some siblings are allowed counts as two thirds: another process has the others.
+        Virtual machines often show every CPU as a socket; there a NUMA node takes the socket's place.
         """
         cores = self.allowed_cores()
         fast = [core for core in cores if not core.efficiency] or list(cores)
         groups = self.by_socket(fast)
-        near = {cpu for node in self.nodes if node.id in self.allowed_nodes for cpu in node.cpus}
+        near, whole = set(self.cores_with_memory(fast)), set(self.cores)
 
-        def rank(group: tuple[Core, ...]) -> tuple[bool, int]:
-            return any(core.cpus[0] in near for core in group), len(group)
+        def rank(group: tuple[Core, ...]) -> tuple[bool, int, int]:
+            return not near.isdisjoint(group), sum(3 if core in whole else 2 for core in group), len(group)
 
         return max(groups, key=rank, default=())
+
+    def cores_with_memory(self, cores: Iterable[Core]) -> tuple[Core, ...]:
+        """Those of `cores` on a node whose memory may be used; all where none is, and on a kernel without NUMA."""
+        cores = tuple(cores)
+        nodes = (node for node in self.nodes if node.id in self.allowed_nodes and node.has_memory)
+        near = {cpu for node in nodes for cpu in node.cpus}
+        return tuple(core for core in cores if core.cpus[0] in near) or cores
 
     def by_socket(self, cores: Iterable[Core]) -> list[tuple[Core, ...]]:
         """`cores` split by socket; by NUMA node on virtual machines that show every CPU as a socket."""

@@ -18,7 +18,8 @@ class PlacementRequest:
     At most one of `cpus`, `nodes` (lists such as `0-27,56-83`), `numa_node` and `socket` (an index from 0, or `all`)
     may be given. `model_bytes` is the memory that the process will fill. `smt` puts a thread on every sibling of a
     core, `e_cores` also uses efficiency cores. `memory` replaces our choice of a memory policy; `memory_nodes` are its
-    nodes, a list or `hbm`.
+    nodes, a list or `hbm`. `first_touch`: the program's threads write a page first that they will read, as those of the
+    native core do. `all_sockets`: by default it gets the cores of every socket.
     """
 
     threads: int | None = None
@@ -31,6 +32,8 @@ class PlacementRequest:
     e_cores: bool = False
     memory: MemoryFlag | None = None
     memory_nodes: str | None = None
+    first_touch: bool = False
+    all_sockets: bool = False
 
     @property
     def names_a_place(self) -> bool:

@@ -73,6 +73,12 @@ def place_instances(request: InstanceRequest, machine: Machine) -> tuple[Placeme
         notes.append(f"{len(usable) - len(pool)} efficiency cores stay idle; --e-cores uses them, too")
     if idle := len(pool) - sum(map(len, chunks)):
         _tell_idle(idle, request, machine, pool, warnings if idle >= min(map(len, chunks)) else notes)
+    across = sum(len({core.socket for core in chunk}) > 1 for chunk in chunks)
+    if across and request.cores_per_instance is not None:
+        warnings.append(
+            f"{across} of {len(chunks)} instances span sockets, since none has {max(map(len, chunks))} cores: "
+            f"--cores-per-instance {max(map(len, machine.by_socket(pool)))} keeps each within one"
+        )
     cpus = _within_quota(request, machine, [_cpus(chunk, request.smt) for chunk in chunks], warnings)
     return _placements(request, machine, cpus, warnings, notes)
 

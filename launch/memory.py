@@ -43,10 +43,13 @@ def choose_memory(
     *,
     model_bytes: int | None = None,
     keep_interleaving: bool = True,
+    first_touch: bool = False,
 ) -> tuple[MemoryPolicy, tuple[int, ...]]:
     """The policy and the nearest nodes that the model fits: those of `cpus`, of their sockets, or all allowed ones.
 
     May append to `warnings` and `notes`. keep_interleaving: keep the policy of a `numactl -i` around this process.
+    first_touch: the program lets those threads write a page first that will read it. Then it is bound to several nodes,
+    of which each page comes from the writer's; to interleave them would put every other page on the wrong one.
     """
     cpus = tuple(cpus)
     ordinary = _ordinary(machine)
@@ -59,10 +62,10 @@ def choose_memory(
     sockets = {core.socket for core in machine.cores_within(cpus)}
     socket_cpus = [cpu for core in machine.cores if core.socket in sockets for cpu in core.cpus]
     near, local = _nodes_among(ordinary, cpus), _nodes_among(ordinary, socket_cpus)
-    _warn_if_remote(cpus, near, ordinary, warnings)
+    _warn_if_remote(cpus, machine, ordinary, warnings)
     for nodes in (near, local):
         if nodes and _fits(model_bytes, nodes):
-            return _policy(nodes)
+            return _policy(nodes, first_touch)
     if model_bytes is not None and near:
         free = sum(_free(node) for node in local or near)
         warnings.append(
@@ -71,7 +74,7 @@ def choose_memory(
             if len(ordinary) > len(local)
             else f"the model needs {model_bytes / 2**30:.1f} GiB and only {free / 2**30:.1f} GiB are free"
         )
-    return _policy(ordinary)
+    return _policy(ordinary, first_touch)
 
 
 def apply_memory_flag(
@@ -100,14 +103,14 @@ def apply_memory_flag(
         return "none", ()
     near = _nodes_among(ordinary, cpus)
     if policy == "local":
-        _warn_if_remote(cpus, near, ordinary, warnings)
+        _warn_if_remote(cpus, machine, ordinary, warnings)
         chosen = near or ordinary
     elif named is not None:
         chosen = _named_nodes(policy, named, cpus, machine)
     elif policy == "interleave":
         chosen = ordinary
     else:
-        _warn_if_remote(cpus, near, ordinary, warnings)
+        _warn_if_remote(cpus, machine, ordinary, warnings)
         chosen = near or ordinary
     ids = tuple(node.id for node in chosen)
     if policy == "preferred" and len(ids) > 1:
@@ -162,12 +165,25 @@ def _ordinary(machine: Machine) -> list[Node]:
     return [node for node in usable if node.cpus] or usable
 
 
-def _warn_if_remote(cpus: tuple[int, ...], near: list[Node], ordinary: list[Node], warnings: list[str]) -> None:
-    if not near:
+def _warn_if_remote(cpus: tuple[int, ...], machine: Machine, ordinary: list[Node], warnings: list[str]) -> None:
+    """Warn where the nodes of some or all CPUs have no memory, or none that may be used."""
+    homes = _nodes_among(list(machine.nodes), cpus)
+    without = [node for node in homes if node not in ordinary]
+    if not without:
+        return
+    usable = format_cpulist(node.id for node in ordinary)
+    if len(without) == len(homes):
         warnings.append(
-            f"no memory of the nodes of CPUs {format_cpulist(cpus)} may be used, only nodes "
-            f"{format_cpulist(node.id for node in ordinary)}: every access is remote"
+            f"no memory of the nodes of CPUs {format_cpulist(cpus)} may be used, only nodes {usable}: every access is "
+            "remote"
         )
+        return
+    far = set(cpus) & {cpu for node in without for cpu in node.cpus}
+    warnings.append(
+        f"{len(far)} of the {len(cpus)} threads (CPUs {format_cpulist(far)}) are on node"
+        f"{'s' * (len(without) > 1)} {format_cpulist(node.id for node in without)}, of which no memory may be used: "
+        f"they read that of nodes {usable}, and all others wait for them"
+    )
 
 
 def _nodes_among(nodes: list[Node], cpus: Iterable[int]) -> list[Node]:
@@ -175,8 +191,8 @@ def _nodes_among(nodes: list[Node], cpus: Iterable[int]) -> list[Node]:
     return [node for node in nodes if not wanted.isdisjoint(node.cpus)]
 
 
-def _policy(nodes: list[Node]) -> tuple[MemoryPolicy, tuple[int, ...]]:
-    return "bind" if len(nodes) == 1 else "interleave", tuple(node.id for node in nodes)
+def _policy(nodes: list[Node], first_touch: bool) -> tuple[MemoryPolicy, tuple[int, ...]]:
+    return "bind" if len(nodes) == 1 or first_touch else "interleave", tuple(node.id for node in nodes)
 
 
 def _fits(size: int | None, nodes: list[Node]) -> bool:

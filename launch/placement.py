@@ -57,7 +57,8 @@ def place(request: PlacementRequest, machine: Machine) -> Placement:
 
     By default it gets the allowed physical cores of one socket (the one with most of them, P-cores only), one thread on
     each, and that socket's memory; no more threads than the control group's CPU quota allows. With `socket="all"` it
-    gets the cores of every socket, and memory goes to the node of the thread that first writes it.
+    gets the cores of every socket, and memory goes to the node of the thread that first writes it. With `all_sockets`
+    those are the default, of sockets whose memory it may use.
 
     Raises:
         UsageError: the request cannot be met on this machine.
@@ -108,7 +109,15 @@ def place_memory(
     if flag is not None and (machine.nodes or request.memory):
         return apply_memory_flag(flag, request.memory_nodes, cpus, machine, warnings, model_bytes=model_bytes)
     keep = request.numa_node is None and request.socket is None and request.nodes is None
-    return choose_memory(cpus, machine, warnings, notes, model_bytes=model_bytes, keep_interleaving=keep)
+    return choose_memory(
+        cpus,
+        machine,
+        warnings,
+        notes,
+        model_bytes=model_bytes,
+        keep_interleaving=keep,
+        first_touch=request.first_touch,
+    )
 
 
 def _choose_cpus(
@@ -175,6 +184,8 @@ def _check_threads(threads: int, machine: Machine, pool: tuple[Core, ...], warni
 def _preferred_cores(request: PlacementRequest, machine: Machine, pool: tuple[Core, ...]) -> tuple[Core, ...]:
     if request.names_a_place:
         return fast_cores(request, pool)
+    if request.all_sockets:
+        return fast_cores(request, machine.cores_with_memory(pool))
     chosen = machine.default_cores()
     if not request.e_cores:
         return chosen

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
+from ipex_assist.commands.shared.load import flags_run_native
 from ipex_assist.env.errors import UsageError
 from ipex_assist.launch import InstanceRequest, request_from
 
@@ -19,9 +20,12 @@ def check_instances(args: argparse.Namespace) -> None:
 
 def instance_request(args: argparse.Namespace, model_bytes: int | None) -> InstanceRequest:
     """Return the instances that the flags ask for: one per NUMA node, unless something else is said."""
-    instances = args.instances
-    if instances is None and args.cores_per_instance is None and args.threads is None:
-        instances = "per-node"
     fields = asdict(request_from(args, model_bytes))
-    fields.update(instances=instances, cores_per_instance=args.cores_per_instance)
+    instances = "per-node" if leaves_division(args) else args.instances
+    fields.update(instances=instances, cores_per_instance=args.cores_per_instance, first_touch=flags_run_native(args))
     return InstanceRequest(**fields)
+
+
+def leaves_division(args: argparse.Namespace) -> bool:
+    """Whether the flags do not say how many instances there are, and of which size."""
+    return args.instances is None and args.cores_per_instance is None and args.threads is None

@@ -205,6 +205,16 @@ def test_presets_are_ipexruns() -> None:
     assert cpus(throughput_request(InstanceRequest()), PLAIN) == [tuple(range(8)), tuple(range(8, 16))]
 
 
+def test_instances_that_span_sockets_are_told() -> None:
+    """--latency gives 4 cores each, and on sockets of two or three it crossed them without a word."""
+    small = machine(MachineSpec(sockets=2, cores_per_socket=3))
+    (one,) = place_instances(latency_request(InstanceRequest()), small)
+    assert len(one.cpus) == 4
+    assert any("1 of 1 instances span sockets" in line and "-per-instance 3" in line for line in one.warnings)
+    for placement in place_instances(latency_request(InstanceRequest()), PLAIN):
+        assert not placement.warnings
+
+
 def test_cuts_fall_between_caches() -> None:
     """Catches an instance over two L3 caches where one has room: node of 3 + 5 cores, instances of 4."""
     where = replace(machine(MachineSpec(cores_per_socket=8)), l3=((0, 1, 2), (3, 4, 5, 6, 7)))

@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ipex_assist import launch
@@ -60,7 +61,10 @@ def start_placed(
 ) -> int:
     """Become `ipex-assist COMMAND argv` on the cores that `args` asks for; with --dry-run only print what would be."""
     program = [*this_command(), *command, "--no-launch", *(flag for flag in argv if flag != "--dry-run")]
-    request = launch.request_from(args, model_bytes())
+    from ipex_assist.commands.shared.load import flags_run_native  # late: --help shall not wait for it
+
+    native = flags_run_native(args)
+    request = replace(launch.request_from(args, model_bytes()), first_touch=native, all_sockets=native)
     prepared = launch.prepare(request, program, show_openmp_settings=args.verbose)
     if args.dry_run:
         print(launch.format_command(prepared), flush=True)
