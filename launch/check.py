@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ipex_assist.env.cpulist import format_cpulist
@@ -26,7 +26,7 @@ def check_start(plan: LaunchPlan | None, actual_threads: int | None = None) -> l
     Call it after the first parallel region (a forward pass), in which OpenMP binds its threads, and after
     `restore_affinity`. `actual_threads` is the framework's number, e.g. torch.get_num_threads(); None: not checked.
     """
-    return [] if plan is None else compare(plan, read_process_state(), actual_threads)
+    return [] if plan is None else compare(plan, read_process_state(), actual_threads, os.environ)
 
 
 def restore_affinity(plan: LaunchPlan | None) -> None:
@@ -57,9 +57,19 @@ def read_process_state() -> ProcessState:
     return ProcessState(frozenset(os.sched_getaffinity(0)), tuple(masks), mapped)
 
 
-def compare(plan: LaunchPlan, state: ProcessState, actual_threads: int | None) -> list[str]:
-    """The deviations from the plan, as lines for the user."""
-    lines = [*_affinity_deviations(plan, state), *_missing_libraries(plan.preload, state.mapped)]
+_BINDS = ("KMP_AFFINITY", "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")  # OpenMP's threads, where it is set
+
+
+def compare(
+    plan: LaunchPlan, state: ProcessState, actual_threads: int | None, environ: Mapping[str, str] | None = None
+) -> list[str]:
+    """The deviations from the plan, as lines for the user.
+
+    environ: of the process; what it has and the plan did not set is the user's own.
+    """
+    has = {} if environ is None else environ
+    own = [f"{name}={value}" for name in _BINDS if (value := has.get(name)) and plan.variables.get(name) != value]
+    lines = [*_affinity_deviations(plan, state, own), *_missing_libraries(plan.preload, state.mapped)]
     if actual_threads is not None and actual_threads != plan.threads:
         lines.append(
             f"{actual_threads} compute threads instead of the {plan.threads} planned: something called "
@@ -68,19 +78,29 @@ def compare(plan: LaunchPlan, state: ProcessState, actual_threads: int | None) -
     return lines
 
 
-def _affinity_deviations(plan: LaunchPlan, state: ProcessState) -> list[str]:
+def _affinity_deviations(plan: LaunchPlan, state: ProcessState, own: Sequence[str]) -> list[str]:
+    """own: variables of the user that bind OpenMP's threads."""
     planned = frozenset(plan.cpus)
     reached = frozenset().union(*state.masks)
     lines = []
+    kept = f"your {' and '.join(own)} {'were' if len(own) > 1 else 'was'} kept, and binds threads elsewhere"
     if outside := reached - planned:
+        reason = (
+            f"{kept}; unset it, or give --cpus {format_cpulist(reached)}"
+            if own
+            else (
+                "the program changed its affinity; look for sched_setaffinity, taskset or a wrapper inside the command"
+            )
+        )
         lines.append(
             f"threads may run on CPUs {format_cpulist(outside)}, outside the planned {format_cpulist(planned)}: "
-            "the program changed its affinity; look for sched_setaffinity, taskset or a wrapper inside the command"
+            f"{reason}"
         )
     if idle := planned - reached:
+        reason = kept if own else "the affinity collapsed"
         lines.append(
             f"no thread may run on {len(idle)} of the {len(planned)} planned CPUs ({format_cpulist(idle)}): "
-            "the affinity collapsed; unset KMP_AFFINITY, OMP_PROC_BIND and GOMP_CPU_AFFINITY and start again"
+            f"{reason}; unset KMP_AFFINITY, OMP_PROC_BIND and GOMP_CPU_AFFINITY and start again"
         )
     elif state.own_mask < planned:
         lines.append(

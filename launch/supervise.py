@@ -21,6 +21,7 @@ from ipex_assist.env.cpulist import format_cpulist
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.pipes import READER_HAS_GONE
 from ipex_assist.launch.command import LaunchCommand
+from ipex_assist.launch.endings import describe_kill, oom_kills
 from ipex_assist.launch.guard import FORWARDED, guarded
 from ipex_assist.launch.output import LineAssembler, OutputSource, Sink
 from ipex_assist.launch.placement import Placement
@@ -93,11 +94,15 @@ def _make_folder(folder: str) -> None:
 
 @dataclass
 class _Instance:
-    """A started instance. Deadlines are time.monotonic() values; None: no deadline."""
+    """A started instance. Deadlines are time.monotonic() values; None: no deadline.
+
+    oom_kills: processes that the kernel had killed for want of memory when it started.
+    """
 
     command: LaunchCommand
     process: subprocess.Popen[bytes]
     sources: list[OutputSource] = field(default_factory=list)
+    oom_kills: int | None = field(default_factory=oom_kills)
     code: int | None = None
     timeout_at: float | None = None
     terminate_at: float | None = None
@@ -108,6 +113,12 @@ class _Instance:
     def describe(self) -> str:
         placement = self.command.placement
         return f"instance {placement.index} (CPUs {format_cpulist(placement.cpus)})"
+
+    def describe_kill(self) -> str:
+        """A clause for one that somebody else, or the kernel, ended by SIGKILL; empty for others."""
+        if self.process.returncode != -signal.SIGKILL or self.kill_at is not None:
+            return ""
+        return f": it {describe_kill(signal.SIGKILL, self.command.placement, self.oom_kills)}"
 
 
 class _Supervisor:
@@ -313,7 +324,8 @@ class _Supervisor:
             if not instance.timed_out:  # a timeout was reported when it happened
                 logs = self.settings.log_dir
                 where = "" if logs is None else f", see {log_files(logs, instance.command.placement)[1]}"
-                self._say(f"{instance.describe()} ended with exit code {code}{where}{rest}")
+                why = instance.describe_kill()
+                self._say(f"{instance.describe()} ended with exit code {code}{why}{where}{rest}")
             self.code = self.code or code
             self.ending = stop
         if self.ending:

@@ -11,7 +11,8 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from ipex_assist.launch import LaunchCommand
+from ipex_assist.launch import LaunchCommand, Placement
+from ipex_assist.launch.endings import describe_kill, oom_kills
 from ipex_assist.launch.spawn import signal_group, spawn_command
 from ipex_assist.workers.wire import (
     Answered,
@@ -40,6 +41,7 @@ class _Worker:
     """One process and its three pipes, none of which can make us wait."""
 
     def __init__(self, command: LaunchCommand, settings: object) -> None:
+        self.oom_kills = oom_kills()
         self.process = spawn_command(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -213,7 +215,8 @@ class LocalPool:
         for fd in (worker.replies, worker.messages):
             self._take(instance, worker, fd, worker.drain(fd))
         worker.close()
-        why = reason or worker.killed_for or _describe_end(code)
+        placement = self._commands[instance].placement
+        why = reason or worker.killed_for or _describe_end(code, placement, worker.oom_kills)
         self._events.append(Ended(why, worker.refusal, instance=instance))
 
     def close(self) -> None:
@@ -245,14 +248,7 @@ def _reap(process: subprocess.Popen[bytes]) -> int | None:
     return None
 
 
-def _describe_end(code: int | None) -> str:
+def _describe_end(code: int | None, placement: Placement, oom_kills: int | None) -> str:
     if code is None:
         return "hangs in the kernel, where no signal reaches it"
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
-    hint = " (out of memory?)" if code == -signal.SIGKILL else ""
-    return f"was killed by {name}{hint}"
+    return f"ended with exit code {code}" if code >= 0 else describe_kill(-code, placement, oom_kills)

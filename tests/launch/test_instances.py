@@ -74,7 +74,10 @@ def test_the_first_failure_ends_all_at_once(how: str, code: int) -> None:
     result = launch(*TWO, *shell(f"[ $IPEX_INSTANCE = 1 ] && {how}; sleep 30"))
     assert time.monotonic() - start < 25  # of 30 and more
     assert result.returncode == code
-    assert f"instance 1 (CPUs {CPUS[1]}) ended with exit code {code}; ending the others" in result.stderr
+    said = f"instance 1 (CPUs {CPUS[1]}) ended with exit code {code}"
+    assert said in result.stderr
+    assert result.stderr.rstrip().endswith("; ending the others")
+    assert ("it was killed by SIGKILL" in result.stderr) == (code == 137)
 
 
 def test_a_failure_names_its_log(tmp_path: Path) -> None:

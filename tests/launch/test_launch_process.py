@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -352,6 +353,17 @@ def test_what_was_planned_gives_no_warning() -> None:
 def test_each_deviation_is_named_with_its_remedy(found: ProcessState, threads: int, says: list[str]) -> None:
     (line,) = compare(PLAN, found, threads)
     assert all(part in line for part in says), line
+
+
+def test_a_binding_of_the_users_own_is_named() -> None:
+    """Catches looking for a taskset that nobody wrote, where KMP_AFFINITY was set and kept."""
+    own = {"KMP_AFFINITY": "explicit,proclist=[8-11]"}
+    (outside, idle) = compare(PLAN, state(one(8), one(9)), None, own)
+    assert "your KMP_AFFINITY=explicit,proclist=[8-11] was kept" in outside
+    assert "your KMP_AFFINITY=explicit,proclist=[8-11] was kept" in idle
+    assert "taskset" not in outside
+    planned = replace(PLAN, variables=own)
+    assert "taskset" in compare(planned, state(one(8), one(9)), None, own)[0]
 
 
 @needs_two_cpus
