@@ -15,10 +15,11 @@ from ipex_assist.env.errors import UsageError
 from ipex_assist.env.isa import processor_facts, read_isa
 from ipex_assist.env.libraries import Libraries, find_libraries
 from ipex_assist.env.machine import Machine
-from ipex_assist.env.memory import gib, read_memory
+from ipex_assist.env.memory import HUGE_PAGES, gib, huge_pages, read_memory
 from ipex_assist.env.parser import ArgumentParser
 from ipex_assist.env.runner import run_command
 from ipex_assist.env.topology import read_topology
+from ipex_assist.env.tree import Tree
 from ipex_assist.env.variables import choose_variables
 from ipex_assist.env.versions import versions
 
@@ -53,11 +54,11 @@ def _describe(machine: Machine, root: str | Path, environ: Mapping[str, str]) ->
         "libraries": libraries.as_dict(),
         "tools": {"numactl": shutil.which("numactl", path=environ.get("PATH", os.defpath))},
         "variables": variables.set | variables.kept,
-        "warnings": [*machine.warnings, *_advice(machine, libraries), *variables.describe_kept()],
+        "warnings": [*machine.warnings, *_advice(machine, libraries, root), *variables.describe_kept()],
     }
 
 
-def _advice(machine: Machine, libraries: Libraries) -> list[str]:
+def _advice(machine: Machine, libraries: Libraries, root: str | Path) -> list[str]:
     """A sentence for each thing that costs speed on this machine and can be changed."""
     lines = []
     cores = len(machine.default_cores())
@@ -65,6 +66,17 @@ def _advice(machine: Machine, libraries: Libraries) -> list[str]:
         lines.append(
             f"the control group grants {machine.cpu_quota:g} CPUs of time for {cores} cores: "
             f"{machine.threads_within_quota(cores)} threads; raise the container's CPU limit to use them all"
+        )
+    without = [node.id for node in machine.nodes if node.cpus and not node.has_memory]
+    if without:
+        lines.append(
+            f"node{'s' * (len(without) > 1)} {format_cpulist(without)}: CPUs without memory of their own, which read "
+            "that of other nodes; look for an empty memory channel, or a setting of the BIOS"
+        )
+    if huge_pages(Tree(root)) == "never":
+        lines.append(
+            f"transparent huge pages are off (/{HUGE_PAGES} is never): more of each pass goes into finding pages; "
+            f"as root, echo madvise > /{HUGE_PAGES}"
         )
     return lines + libraries.missing()
 
@@ -91,6 +103,9 @@ def format_report(
         rows.append(("CPU quota", f"{machine.cpu_quota:g} CPUs"))
     for node in machine.nodes:
         cpus = f"CPUs {format_cpulist(node.cpus)}" if node.cpus else "no CPUs (HBM or CXL memory)"
+        if not node.has_memory:
+            rows.append((f"node {node.id}", f"no memory, {cpus}"))
+            continue
         usable = "" if node.id in machine.allowed_nodes else ", memory not allowed here"
         rows.append((f"node {node.id}", f"{_size(node.memory_bytes)}, {_size(node.free_bytes)} free, {cpus}{usable}"))
     rows += [(name.replace("_", " "), value) for name, value in (more or {}).items() if value is not None]

@@ -87,6 +87,7 @@ def build_command(
         placement.nodes,
         variables.preload,
         {name: value for name, value in variables.set.items() if name != "LD_PRELOAD"},
+        placement.count,
     )
     chosen = {**variables.set, **(extra or {}), PLAN_VARIABLE: plan.to_json()}
     return LaunchCommand(

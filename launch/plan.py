@@ -19,6 +19,7 @@ MASK_AT_START = frozenset(os.sched_getaffinity(0))
 class LaunchPlan:
     """What the launcher set up: CPUs, threads, memory policy and nodes, additions to LD_PRELOAD, and other variables.
 
+    instances: how many share the machine, this one among them.
     pid: the process that it was made for; parent: that process's parent, where the process did not exist yet. Both are
     None in a dry run.
     """
@@ -29,6 +30,7 @@ class LaunchPlan:
     nodes: tuple[int, ...]
     preload: tuple[str, ...]
     variables: dict[str, str]
+    instances: int = 1
     pid: int | None = None
     parent: int | None = None
 
@@ -40,6 +42,7 @@ class LaunchPlan:
             "nodes": list(self.nodes),
             "preload": list(self.preload),
             "variables": self.variables,
+            "instances": self.instances,
             "pid": self.pid,
             "parent": self.parent,
         }
@@ -96,6 +99,7 @@ def read_plan(environ: Mapping[str, str]) -> LaunchPlan | None:
             nodes=tuple(int(node) for node in fields["nodes"]),
             preload=tuple(str(path) for path in fields["preload"]),
             variables={str(name): str(value) for name, value in fields["variables"].items()},
+            instances=int(fields.get("instances", 1)),
             pid=None if fields.get("pid") is None else int(fields["pid"]),
             parent=None if fields.get("parent") is None else int(fields["parent"]),
         )

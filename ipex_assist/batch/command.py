@@ -177,5 +177,5 @@ def _dry_run(args: argparse.Namespace, prompts: PromptFile, settings: WorkerSett
 
     print(f"# {_count(len(prompts.entries), 'prompt')}, {_count(len(prompts.problems), 'line')} that cannot be run")
     need = instance_need(_with_lengths(settings, prompts.entries))
-    print(format_instances(local_commands(args, need.total)), flush=True)
+    print(format_instances(local_commands(args, need, len(prompts.entries))), flush=True)
     return 0

@@ -8,7 +8,10 @@ import threading
 
 from ipex_assist import launch
 from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.env.machine import Machine
 from ipex_assist.env.memory import read_memory, resident_bytes
+from ipex_assist.env.nodes import usable_nodes
+from ipex_assist.env.topology import read_topology
 from ipex_assist.executors.memory_bookings import bookings
 from ipex_assist.native.rows import BLOCK
 
@@ -27,7 +30,7 @@ class KvMemory:
     def __init__(self, limit: int | None = None, share: float | None = None, most_tokens: int | None = None) -> None:
         """limit: bytes; None: what is free when the first block is needed, since the weights are loaded by then.
 
-        share: the fraction of the machine's memory that this process may use; by the launcher's plan where None.
+        share: the fraction of the memory that this process may use; by the launcher's plan where None.
         most_tokens: of all texts together, where that is known.
         """
         self.limit, self._share, self._most_tokens = limit, share, most_tokens
@@ -60,7 +63,9 @@ class KvMemory:
         with self._lock:
             if self._counts is None:
                 share = _planned_share() if self._share is None else self._share
-                with bookings(share) as booked:  # free memory is read while nobody else books some of it
+                with bookings(
+                    share, usable_nodes()
+                ) as booked:  # free memory is read while nobody else books some of it
                     others = booked.of_others()
                     self._counts = self._left(share, others) if self.limit is None else self._limited(others)
                     booked.book(self, self._counts[0] * self._joined + self._counts[1] * self._joined_states)
@@ -158,10 +163,24 @@ def spare_beside(kv: int, workspace: int = 0) -> int:
 
 
 def _planned_share() -> float:
-    """The fraction of the machine's CPUs that the launcher gave this process; its neighbours have the others."""
+    """The part of the memory which this process may use that its launcher gave it; its neighbours have the others."""
     plan = launch.inherited_plan(os.environ)
-    cpus = os.cpu_count()
-    return min(1.0, len(plan.cpus) / cpus) if plan is not None and cpus else 1.0
+    return 1.0 if plan is None else share_of_memory(plan, read_topology())
+
+
+def share_of_memory(plan: launch.LaunchPlan, machine: Machine) -> float:
+    """The plan's part of the cores whose memory its process may use.
+
+    Cores and not CPUs, since SMT siblings stay idle in most plans; and of a process by itself, whose memory may be that
+    of all nodes, cores of its own nodes.
+    """
+    cpus = set(plan.cpus)
+    nodes = [node for node in machine.nodes if node.id in machine.allowed_nodes]
+    if plan.instances == 1:
+        nodes = [node for node in nodes if not cpus.isdisjoint(node.cpus)]
+    near = [cpu for node in nodes for cpu in node.cpus] or machine.cpus
+    own = len(machine.cores_within(cpus & set(near)))
+    return own / len(machine.cores_within(near)) if own else 1.0
 
 
 def _mib(size: int) -> str:

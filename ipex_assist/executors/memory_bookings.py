@@ -37,9 +37,11 @@ class _OwnFile:
     booked: int = 0
     resident: int = 0
     share: float = 1.0
+    nodes: tuple[int, ...] = ()
 
     def write(self) -> None:
         fields = {"booked": self.booked, "resident": self.resident, "share": self.share, "parent": os.getppid()}
+        fields["nodes"] = self.nodes
         self.file.seek(0)
         self.file.truncate()
         self.file.write(json.dumps(fields).encode())
@@ -53,14 +55,15 @@ _lock = threading.RLock()  # of _own; a finalizer may run in the thread that hol
 class Bookings:
     """What is booked on this machine, while nobody else can book. folder: None where nothing can be kept."""
 
-    def __init__(self, folder: Path | None, share: float) -> None:
-        """share: the part of the machine that this process was given."""
-        self._folder, self._share = folder, share
+    def __init__(self, folder: Path | None, share: float, nodes: tuple[int, ...] = ()) -> None:
+        """share: the part of the memory of `nodes` that this process was given; none: all nodes."""
+        self._folder, self._share, self._nodes = folder, share, nodes
 
     def of_others(self) -> int:
         """Bytes that other processes have booked and not yet taken.
 
-        Neighbours that a launcher has given their parts do not count: what they may take is in nobody else's part.
+        Neighbours that a launcher has given their parts do not count: what they may take is in nobody else's part. Nor
+        do processes that take memory from other nodes.
         """
         if self._folder is None:
             return 0
@@ -73,8 +76,10 @@ class Bookings:
 
     def _outstanding(self, path: Path, process: int) -> int:
         fields = _fields_of_living(path)
-        booked, resident, share = (fields.get(key) for key in ("booked", "resident", "share"))
+        booked, resident, share, nodes = (fields.get(key) for key in ("booked", "resident", "share", "nodes"))
         if type(booked) is not int or type(resident) is not int:
+            return 0
+        if nodes and isinstance(nodes, list) and self._nodes and set(self._nodes).isdisjoint(nodes):
             return 0
         shares = isinstance(share, float) and share < 1 and self._share < 1
         if shares and fields.get("parent") == os.getppid():
@@ -92,6 +97,7 @@ class Bookings:
                 # What was booked before may be taken by now, and is then part of the resident memory.
                 left = max(0, own.booked - max(0, resident_bytes(own=True) - own.resident))
                 own.booked, own.resident, own.share = left + size, resident_bytes(own=True), self._share
+                own.nodes = self._nodes
                 own.write()
         except OSError as error:
             log.info("memory for keys and values is not booked in %s: %s", self._folder, error)
@@ -100,7 +106,7 @@ class Bookings:
 
 
 @contextlib.contextmanager
-def bookings(share: float = 1.0) -> Iterator[Bookings]:
+def bookings(share: float = 1.0, nodes: tuple[int, ...] = ()) -> Iterator[Bookings]:
     """Look at what is booked, and book, while other processes of this machine wait.
 
     Without a cache folder, or in one without locks, everybody is alone.
@@ -114,7 +120,7 @@ def bookings(share: float = 1.0) -> Iterator[Bookings]:
         except (OSError, RuntimeError) as error:
             log.info("memory for keys and values is not booked: %s", error)
             folder = None
-        yield Bookings(folder, share)
+        yield Bookings(folder, share, nodes)
 
 
 def _own_file(folder: Path) -> _OwnFile:

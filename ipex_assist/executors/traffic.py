@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ipex_assist.models.mlp_spec import MlpSpec
+from ipex_assist.models.mlp_spec import Experts, MlpSpec
 from ipex_assist.quantization.precision import LINEAR_BYTES, kv_sizes
 
 if TYPE_CHECKING:
@@ -75,9 +76,18 @@ def linear_bytes(spec: DecoderSpec, precision: str) -> int:
 
 def idle_bytes(spec: DecoderSpec, precision: str) -> int:
     """Packed bytes of the experts that a row does not pass through."""
-    idle = sum((each.count - each.per_token) * each.intermediate_size for each in spec.expert_layers)
+    return _bytes_of_experts(spec, precision, lambda each: each.count - each.per_token)
+
+
+def expert_bytes(spec: DecoderSpec, precision: str) -> int:
+    """Packed bytes of all experts."""
+    return _bytes_of_experts(spec, precision, lambda each: each.count)
+
+
+def _bytes_of_experts(spec: DecoderSpec, precision: str, number: Callable[[Experts], int]) -> int:
+    columns = sum(number(each) * each.intermediate_size for each in spec.expert_layers)
     parts = 3 if spec.experts is None or spec.experts.gated else 2
-    return round(idle * parts * spec.hidden_size * LINEAR_BYTES[precision])
+    return round(columns * parts * spec.hidden_size * LINEAR_BYTES[precision])
 
 
 def _mlp_columns(layer: LayerSpec) -> int:

@@ -221,5 +221,5 @@ def _task(facts: ModelFacts) -> str:
 def _dry_run(args: argparse.Namespace, settings: WorkerSettings) -> int:
     from ipex_assist.launch.table import format_instances
 
-    print(format_instances(local_commands(args, instance_need(settings).total)), flush=True)
+    print(format_instances(local_commands(args, instance_need(settings), settings.concurrency)), flush=True)
     return 0

@@ -27,7 +27,7 @@ from ipex_assist.serve.server_log import ServerLog
 from ipex_assist.speculative.options import DraftOptions
 from ipex_assist.tokenization.tokenizer import load_tokenizer
 from ipex_assist.workers.arguments import instance_request
-from ipex_assist.workers.capacity import DEFAULT_CONCURRENCY, InstanceNeed
+from ipex_assist.workers.capacity import DEFAULT_CONCURRENCY, InstanceNeed, neighbours_of
 from ipex_assist.workers.local_machine import instance_need
 from ipex_assist.workers.local_pool import LocalPool
 from ipex_assist.workers.program import worker_program
@@ -127,7 +127,7 @@ def _local(plan: ReplicaConfig) -> tuple[list[Any], WorkerSettings]:
         )
         for index, placement in enumerate(placements)
     ]
-    return commands, replace(plan.settings, neighbours=len(commands))
+    return commands, replace(plan.settings, neighbours=neighbours_of(placements))
 
 
 def run_on_ray(args: argparse.Namespace, options: ServeOptions, settings: WorkerSettings, name: str) -> int:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from ipex_assist.checkpoints.open import OpenCheckpoints
 from ipex_assist.checkpoints.short_name import short_name
 from ipex_assist.commands.shared.load import memory_need, runs_native
+from ipex_assist.env.cpulist import format_cpulist
 from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.env.isa import read_isa
 from ipex_assist.env.memory import gib, read_memory
 from ipex_assist.generation.load_options import LoadOptions
+from ipex_assist.launch.placement import Placement
+from ipex_assist.workers.division import PassWork, work_of
 
 if TYPE_CHECKING:
+    from ipex_assist.commands.shared.memory_need import MemoryNeed
     from ipex_assist.workers.settings import WorkerSettings
     from ipex_assist.workers.worker_model import WorkerModel
 
@@ -32,19 +39,22 @@ def fitting(sizes: Sequence[int], room: int) -> int:
 class InstanceNeed:
     """Bytes of an instance: `base` without sequences (None: not known), and `kv_each` of each, the longest first.
 
-    kv_limit: what all sequences together may take (--kv-memory).
+    kv_limit: what all sequences together may take (--kv-memory). work: of its passes, where the native core runs them.
     """
 
     base: int | None
     kv_each: tuple[int, ...] = ()
     kv_limit: int | None = None
+    work: PassWork | None = None
 
     @classmethod
     def of(cls, load: LoadOptions, max_new_tokens: int, lengths: Sequence[int] = ()) -> InstanceNeed:
         """By the headers and configs of the models. lengths: tokens of each sequence; none: one of usual length."""
         need = memory_need(load, max_new_tokens, offline=load.offline, lengths=lengths)
         base = None if need.total is None else need.total - need.kv
-        return cls(base, need.kv_each, load.kv_memory if runs_native(load) else None)
+        if not runs_native(load):
+            return cls(base, need.kv_each)
+        return cls(base, need.kv_each, load.kv_memory, _work_of(load, need))
 
     @property
     def total(self) -> int | None:
@@ -54,8 +64,45 @@ class InstanceNeed:
         return self.base + (sum(self.kv_each) if self.kv_limit is None else self.kv_limit)
 
 
-def check_memory_of_all(need: InstanceNeed, instances: int, available: int | None) -> None:
-    """IpexAssistError where the instances together do not fit; each for itself sees only what is free as it starts."""
+def _work_of(load: LoadOptions, need: MemoryNeed) -> PassWork | None:
+    """What its passes read; None for a model that is not known here, or not run by the native core."""
+    if load.target is None or need.target is None:
+        return None
+    try:
+        checkpoint = OpenCheckpoints().open(load.target, revision=load.revision, offline=True)
+        if checkpoint.why_not_ours():
+            return None
+        spec = checkpoint.config_spec()
+    except IpexAssistError:
+        return None
+    return work_of(spec, need.target, need.total or 0, amx="amx_int8" in read_isa().features)
+
+
+def check_memory_of_placements(need: InstanceNeed, placements: Sequence[Placement]) -> None:
+    """IpexAssistError where instances do not fit together: those bound to the same nodes there, and all here."""
+    groups = _by_nodes(placements)
+    for nodes, instances in groups.items():
+        where = f" on node{'s' * (len(nodes) > 1)} {format_cpulist(nodes)}" if nodes else ""
+        check_memory_of_all(need, instances, read_memory(nodes=nodes).available, where)
+    if len(groups) > 1:
+        check_memory_of_all(need, len(placements), read_memory().available)
+
+
+def neighbours_of(placements: Sequence[Placement]) -> int:
+    """How many instances share memory, one of them included: the most that are bound to the same nodes."""
+    return max(_by_nodes(placements).values(), default=1)
+
+
+def _by_nodes(placements: Sequence[Placement]) -> Counter[tuple[int, ...]]:
+    """How many are bound to each set of nodes; to none where memory may come from all."""
+    return Counter(placement.nodes if placement.memory == "bind" else () for placement in placements)
+
+
+def check_memory_of_all(need: InstanceNeed, instances: int, available: int | None, where: str = "") -> None:
+    """IpexAssistError where the instances together do not fit; each for itself sees only what is free as it starts.
+
+    where: what all of them share, as it stands in the message.
+    """
     total, base, sequences = need.total, need.base, len(need.kv_each)
     if total is None or base is None or not available or total * instances <= available:
         return
@@ -73,7 +120,7 @@ def check_memory_of_all(need: InstanceNeed, instances: int, available: int | Non
     if instances == 1:
         what = f"the instance needs {gib(total)}"
     held = f", with the keys and values of {sequences} prompts at a time," if sequences > 1 else ","
-    raise IpexAssistError(f"too little memory: {what}{held} and {gib(available)} are available. Use {remedy}")
+    raise IpexAssistError(f"too little memory: {what}{held} and {gib(available)} are available{where}. Use {remedy}")
 
 
 def concurrency_of(model: WorkerModel, settings: WorkerSettings) -> int:

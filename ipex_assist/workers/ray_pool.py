@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from ipex_assist.env.errors import IpexAssistError, UsageError
-from ipex_assist.env.memory import read_memory
 from ipex_assist.env.topology import read_topology
 from ipex_assist.env.versions import install_command
 from ipex_assist.launch import InstanceRequest, Placement
 from ipex_assist.launch.plan import without_plan
 from ipex_assist.launch.process import Surroundings, command_for
-from ipex_assist.workers.capacity import InstanceNeed, check_memory_of_all
+from ipex_assist.workers.capacity import InstanceNeed, check_memory_of_placements
 from ipex_assist.workers.local_pool import LocalPool
 from ipex_assist.workers.placement import place_within
 from ipex_assist.workers.program import worker_program
@@ -150,7 +149,7 @@ def survey_node(request: InstanceRequest, need: InstanceNeed, cpus: float) -> tu
     """Runs on a node: its placements within `cpus` of its CPUs, or why there are none."""
     try:
         placements = place_within(request, read_topology(), cpus)
-        check_memory_of_all(need, len(placements), read_memory().available)
+        check_memory_of_placements(need, placements)
     except IpexAssistError as error:
         return (), str(error)
     return placements, None

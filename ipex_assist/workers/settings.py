@@ -14,7 +14,7 @@ class WorkerSettings:
 
     threads: where no launcher has planned them. verbose: whether to report loading. concurrency: the most requests at
     a time; None leaves it to the worker. lengths: in tokens, of the longest requests to come, the longest first.
-    neighbours: how many instances share the machine's memory, this one among them. grammars: whether requests may have
+    neighbours: how many instances share its nodes' memory, this one among them. grammars: whether requests may have
     grammars, so that the vocabulary is prepared before the worker is ready. task: of embedding/task.py; "auto" is what
     the model's files say. matryoshka: its vectors may be cut, whatever its files say. prefixes: where they are kept.
     """

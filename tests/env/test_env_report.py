@@ -70,6 +70,26 @@ def test_a_quota_is_reported(tmp_path: Path) -> None:
     assert any("3.5 CPUs" in line for line in report["warnings"])
 
 
+def test_a_node_without_memory_is_not_forbidden(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Catches "memory not allowed here" for a socket without a memory module, which no setting of a user mends."""
+    write_machine(MachineSpec(sockets=2, cores_per_socket=4), tmp_path)
+    write(tmp_path, "sys/devices/system/node/node1/meminfo", "Node 1 MemTotal:  0 kB\nNode 1 MemFree:  0 kB")
+    write(tmp_path, "proc/self/status", "Mems_allowed_list:\t0")
+    assert main(["--root", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    (line,) = [line for line in out.splitlines() if line.startswith("node 1 ")]
+    assert "no memory, CPUs 4-7" in line
+    assert "not allowed" not in line
+    assert "note: node 1: CPUs without memory of their own" in out
+
+
+@pytest.mark.parametrize(("setting", "said"), [("always madvise [never]", True), ("always [madvise] never", False)])
+def test_huge_pages_that_are_off_are_said(setting: str, said: bool, xeon: Path) -> None:
+    """Each pass reads gigabytes: with 4 KiB pages much of the time goes into finding them."""
+    write(xeon, "sys/kernel/mm/transparent_hugepage/enabled", setting)
+    assert any("huge pages are off" in line for line in describe_environment(xeon, {})["warnings"]) == said
+
+
 def test_numactl_is_listed(
     xeon: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

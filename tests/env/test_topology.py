@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from ipex_assist.env.cgroup import read_cgroup_limits
 from ipex_assist.env.cpulist import format_cpulist, parse_cpulist, parse_cpumask
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.machine import Machine
-from ipex_assist.env.memory import read_memory
+from ipex_assist.env.memory import MemoryInfo, read_memory
 from ipex_assist.env.topology import read_topology
 from ipex_assist.env.tree import Tree
 
@@ -297,6 +298,41 @@ def test_memory_limit_and_what_is_left_of_it(version: int, tmp_path: Path) -> No
     memory = read_memory(tmp_path)
     assert memory.total == 8 * GIB
     assert memory.available == 7 * GIB
+
+
+NODES = MachineSpec(sockets=2, node_bytes=64 * GIB, node_free=48 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("policy", "mems", "nodes", "available"),
+    [
+        ("default", None, None, 100),
+        ("bind:1", None, None, 48),
+        ("bind=static:0-1", None, None, 100),
+        ("interleave:0", None, None, 100),  # which takes from others where that node is full
+        ("default", "0", None, 48),
+        ("bind:0-1", "1", None, 48),
+        ("default", None, (0,), 48),
+        ("default", "1", (0,), 48),  # such a process cannot be: it would be bound to what is allowed
+    ],
+)
+def test_memory_is_that_of_the_nodes_that_may_be_used(
+    policy: str, mems: str | None, nodes: tuple[int, ...] | None, available: int, tmp_path: Path
+) -> None:
+    """Catches planning with memory of other nodes: the pool was filled, and the kernel killed the process."""
+    write_machine(dataclasses.replace(NODES, status_mems=mems), tmp_path)
+    write(tmp_path, "proc/meminfo", f"MemTotal: {128 * GIB // 1024} kB\nMemAvailable: {100 * GIB // 1024} kB")
+    write(tmp_path, "proc/self/numa_maps", f"560eab789000 {policy} file=/usr/bin/x")
+    memory = read_memory(tmp_path, nodes=nodes)
+    assert memory.available == available * GIB
+    assert memory.total == (64 if available == 48 else 128) * GIB
+
+
+def test_a_control_group_may_have_less_than_the_node(tmp_path: Path) -> None:
+    """The least of all counts."""
+    write_machine(dataclasses.replace(NODES, cgroup=Cgroup(memory_limit=8 * GIB, mems="1")), tmp_path)
+    write(tmp_path, "proc/meminfo", f"MemTotal: {128 * GIB // 1024} kB\nMemAvailable: {100 * GIB // 1024} kB")
+    assert read_memory(tmp_path) == MemoryInfo(8 * GIB, 8 * GIB)
 
 
 def test_no_memory_limit(tmp_path: Path) -> None:

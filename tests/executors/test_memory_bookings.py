@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import os
 import re
@@ -11,14 +12,18 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from machines import PLAIN
 
+from ipex_assist.env.cpulist import parse_cpulist
 from ipex_assist.env.memory import MemoryInfo
 from ipex_assist.executors.blocks import BLOCK
-from ipex_assist.executors.kv_memory import LEAST_BLOCKS, KvMemory
+from ipex_assist.executors.kv_memory import LEAST_BLOCKS, KvMemory, share_of_memory
 from ipex_assist.executors.memory_bookings import bookings
+from ipex_assist.launch import LaunchPlan
 
 pytestmark = pytest.mark.one_stack
 
@@ -110,6 +115,38 @@ def test_neighbours_of_one_launcher_have_their_parts() -> None:
     """A launcher has given each a half: the first to ask does not take from the other's."""
     with processes(2, share=0.5) as two:
         assert two[0].blocks == two[1].blocks > 6 << 10
+
+
+def test_other_nodes_memory_is_nobody_elses() -> None:
+    """Two engines, each bound to its node, took each other's bookings for their own node's."""
+    with processes(1, limit=FREE * GIB), bookings(1.0, (1,)) as found:
+        (path,) = (Path(os.environ["XDG_CACHE_HOME"]) / "ipex-assist" / "memory").glob("*.*")
+        fields = json.loads(path.read_text())
+        for nodes, counts in (([0, 1], True), ([0], False), ([1], True), ([], True)):
+            path.write_text(json.dumps({**fields, "nodes": nodes}))
+            assert (found.of_others() > 0) == counts
+
+
+@pytest.mark.parametrize(
+    ("cpus", "nodes", "instances", "share"),
+    [
+        ("0-7", (0,), 1, 1.0),
+        ("0-3", (0,), 1, 0.5),
+        ("0-7", (0, 1), 1, 1.0),  # of a model that its own node does not hold
+        ("0-15", (0, 1), 1, 1.0),
+        ("0-7", (0, 1), 2, 0.5),
+        ("8-15", (1,), 2, 1.0),
+        ("0-3", (0,), 4, 0.5),
+        ("0-3,16-19", (0,), 1, 0.5),  # with --smt
+        ("0-7", (), 1, 0.5),
+    ],
+)
+def test_the_share_of_a_launched_process(cpus: str, nodes: tuple[int, ...], instances: int, share: float) -> None:
+    """Catches siblings taken for cores, which halved the memory of a process that had the machine for itself."""
+    listed = parse_cpulist(cpus)
+    plan = LaunchPlan(listed, len(listed), "bind", nodes, (), {}, instances)
+    where = replace(PLAIN, allowed_nodes=nodes) if nodes else replace(PLAIN, nodes=(), allowed_nodes=())
+    assert share_of_memory(plan, where) == share
 
 
 def test_a_limit_that_was_named_is_taken(caplog: pytest.LogCaptureFixture) -> None:

@@ -18,8 +18,16 @@ from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.memory import MemoryInfo
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.generation.text_model import TextModel
+from ipex_assist.launch import Placement
 from ipex_assist.workers import capacity, local_machine, worker
-from ipex_assist.workers.capacity import InstanceNeed, check_memory_of_all, concurrency_of, fitting
+from ipex_assist.workers.capacity import (
+    InstanceNeed,
+    check_memory_of_all,
+    check_memory_of_placements,
+    concurrency_of,
+    fitting,
+    neighbours_of,
+)
 from ipex_assist.workers.settings import WorkerSettings
 
 GIB = 1 << 30
@@ -60,7 +68,7 @@ def test_too_many_for_the_memory_are_refused_before_anything_starts(
 ) -> None:
     """By --concurrency alone: one at a time, the same model fits."""
     memory = MemoryInfo(2 * GIB, 800 << 20)
-    monkeypatch.setattr(local_machine, "read_memory", lambda: memory)
+    monkeypatch.setattr(capacity, "read_memory", lambda **_: memory)
     started: list[object] = []
     monkeypatch.setattr(local_machine, "LocalPool", lambda *arguments: started.append(arguments) or 1 / 0)
     prompts = write_prompts(tmp_path / "p.jsonl", [f"word {i}" for i in range(4000)])
@@ -82,6 +90,23 @@ def test_too_many_for_the_memory_are_refused_before_anything_starts(
         command.main([*arguments, "--concurrency", "4", "--resume"])
     (_, settings), *_ = started
     assert settings.lengths == (256,) * 4
+
+
+def test_memory_of_each_node_is_for_those_that_are_bound_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two on a small node do not fit because a large one has room; and one a node is nobody's neighbour."""
+    free = {(0,): 9 * GIB, (1,): 40 * GIB, (): 49 * GIB}
+    monkeypatch.setattr(capacity, "read_memory", lambda nodes=(): MemoryInfo(64 * GIB, free[tuple(nodes)]))
+    need = InstanceNeed(6 * GIB, (GIB,))
+
+    def bound(*nodes: int) -> list[Placement]:
+        return [Placement((node,), 1, "bind", (node,)) for node in nodes]
+
+    assert [neighbours_of(bound(*nodes)) for nodes in ((0, 1), (0, 0, 1), (1,))] == [1, 2, 1]
+    check_memory_of_placements(need, bound(0, 1, 1, 1, 1, 1))
+    with pytest.raises(IpexAssistError, match=r"2 instances need 7\.0 GiB each.* 9\.0 GiB are available on node 0\."):
+        check_memory_of_placements(need, bound(0, 0, 1))
+    with pytest.raises(IpexAssistError, match=r"49\.0 GiB are available\."):
+        check_memory_of_placements(need, [*bound(0, 1, 1), *[Placement((0,), 1, "local")] * 5])
 
 
 @needs_native

@@ -73,8 +73,8 @@ class LocalLoader:
 
     def need(self) -> int | None:
         """Bytes that all its engines fill; a hub model is downloaded first."""
-        need = self._planned[1].total
-        return None if need is None else need * len(local_commands(self.args, need))
+        settings, need = self._planned
+        return None if need.total is None else need.total * len(local_commands(self.args, need, settings.concurrency))
 
     def make_pool(self) -> LocalPool:
         """Its engine processes, not started."""
