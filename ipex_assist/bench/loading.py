@@ -16,7 +16,7 @@ from ipex_assist.bench.pairs import first_layers, published_config, shown_layers
 from ipex_assist.bench.random_checkpoint import RandomCheckpoint
 from ipex_assist.checkpoints.open import OpenCheckpoints
 from ipex_assist.commands.shared.demo_model import demo_options
-from ipex_assist.commands.shared.load import leave_cores_to_native, memory_need, runs_native
+from ipex_assist.commands.shared.load import leave_cores_to_native, memory_need
 from ipex_assist.commands.shared.memory_need import (
     PROMPT_TOKENS,
     MemoryNeed,
@@ -25,6 +25,7 @@ from ipex_assist.commands.shared.memory_need import (
     wanted_rows,
     within,
 )
+from ipex_assist.commands.shared.native_runs import runs_native
 from ipex_assist.env.memory import release_free_memory
 from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.model_bytes import library_bytes, native_bytes

@@ -116,8 +116,8 @@ def _need(
     kv_precision: str | None = None,
     adapters: Collection[str] = (),
 ) -> MemoryNeed:
-    from ipex_assist.commands.shared.load import runs_native
     from ipex_assist.commands.shared.memory_need import estimate_need, with_adapters
+    from ipex_assist.commands.shared.native_runs import runs_native
 
     native = runs_native(LoadOptions.from_flags(args))
     plan: dict[str, Any] = {"native": native, "checkpoints": checkpoints, "kv_precision": kv_precision}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from ipex_assist.commands.shared.load import flags_run_native
+from ipex_assist.commands.shared.native_runs import flags_run_native
 from ipex_assist.env.errors import UsageError
 from ipex_assist.launch import InstanceRequest, request_from
 

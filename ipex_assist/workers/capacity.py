@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from ipex_assist.checkpoints.open import OpenCheckpoints
 from ipex_assist.checkpoints.short_name import short_name
-from ipex_assist.commands.shared.load import memory_need, runs_native
+from ipex_assist.commands.shared.load import memory_need
+from ipex_assist.commands.shared.native_runs import runs_native
 from ipex_assist.env.cpulist import format_cpulist
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.isa import read_isa

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import time
@@ -14,10 +13,9 @@ from ipex_assist import launch
 from ipex_assist.checkpoints.open import OpenCheckpoints
 from ipex_assist.commands.shared.memory_need import MemoryNeed, check_memory, estimate_need, with_adapters, within
 from ipex_assist.commands.shared.messages import quiet_stderr
+from ipex_assist.commands.shared.native_runs import runs_native
 from ipex_assist.commands.shared.relaunch import set_threads
-from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.phases import phase
-from ipex_assist.executors.registry import EXECUTORS
 from ipex_assist.generation.load_options import LoadOptions
 
 log = logging.getLogger("ipex_assist")
@@ -121,23 +119,3 @@ def memory_need(
         native=native,
     )
     return within(need, options.kv_memory)
-
-
-def runs_native(options: LoadOptions) -> bool:
-    """Whether the native core will run what has a spec."""
-    if options.executor == "auto":
-        return EXECUTORS["native"].available()
-    return options.executor == "native"
-
-
-def flags_run_native(args: argparse.Namespace) -> bool:
-    """Whether the native core will run the model that a command's flags name; False for a command without a model."""
-    if not hasattr(args, "executor") or not runs_native(LoadOptions(executor=args.executor or "auto")):
-        return False
-    target = args.model
-    if not isinstance(target, str):  # the embedded model, or several
-        return True
-    try:
-        return OpenCheckpoints().open(target, revision=args.revision, offline=True).why_not_ours() is None
-    except IpexAssistError:  # it is not here yet, or loading says what is wrong with it
-        return True

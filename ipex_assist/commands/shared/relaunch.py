@@ -61,7 +61,7 @@ def start_placed(
 ) -> int:
     """Become `ipex-assist COMMAND argv` on the cores that `args` asks for; with --dry-run only print what would be."""
     program = [*this_command(), *command, "--no-launch", *(flag for flag in argv if flag != "--dry-run")]
-    from ipex_assist.commands.shared.load import flags_run_native  # late: --help shall not wait for it
+    from ipex_assist.commands.shared.native_runs import flags_run_native  # late: --help shall not wait for it
 
     native = flags_run_native(args)
     request = replace(launch.request_from(args, model_bytes()), first_touch=native, all_sockets=native)
