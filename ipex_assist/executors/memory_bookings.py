@@ -40,8 +40,13 @@ class _OwnFile:
     nodes: tuple[int, ...] = ()
 
     def write(self) -> None:
-        fields = {"booked": self.booked, "resident": self.resident, "share": self.share, "parent": os.getppid()}
-        fields["nodes"] = self.nodes
+        fields = {
+            "booked": self.booked,
+            "resident": self.resident,
+            "share": self.share,
+            "nodes": self.nodes,
+            "parent": os.getppid(),
+        }
         self.file.seek(0)
         self.file.truncate()
         self.file.write(json.dumps(fields).encode())
