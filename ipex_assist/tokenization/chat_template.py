@@ -28,6 +28,8 @@ def apply_template(
     enable_thinking. Raises what jinja2, or the template itself, raises.
     """
     template = chosen_template(tokenizer.chat_template, tools)
+    if tools and "xml_tools" in template:  # SmolLM3's name for them, and its form: functions without a wrapper
+        variables = {"xml_tools": [tool.get("function", tool) for tool in tools], **(variables or {})}
     facts = {**(variables or {}), **tokenizer.special_tokens_map, "add_generation_prompt": True}
     text = _render_none(
         [_with_reasoning(message) for message in messages], lambda each: render(template, each, facts, tools)

@@ -282,6 +282,24 @@ def test_templates_that_leave_calls_or_tools_out() -> None:
     assert all(name in described[0]["content"] for name in (*NAMES, "<｜tool▁sep｜>"))
 
 
+def test_tools_under_the_name_that_smollm3_has_for_them() -> None:
+    """Its template knows no `tools`, and wants functions without a wrapper; a request's own `xml_tools` come first."""
+    template = (
+        "{%- if xml_tools or python_tools -%}{%- for tool in xml_tools[:] -%}{{ (tool | string) ~ '\n' }}{%- endfor -%}"
+        "return a json object within <tool_call></tool_call> XML tags:\n<tool_call>\n{}\n</tool_call>{%- endif -%}"
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>"
+    )
+    found = family_of(tokenizer(template), TOOLS)
+    assert isinstance(found, CallFamily)
+    assert (found.dialect.name, found.renders, found.describes) == ("hermes", False, True)
+    turn = prepare(tokenizer(template), [{"role": "user", "content": "Hi"}], TOOLS)
+    assert turn.tools is not None
+    text = rendered_with(template, (), turn.messages, turn.tools) or ""
+    assert text.startswith(str(turn.tools[0]["function"]) + "\n")
+    own = rendered_with(template, (), turn.messages, turn.tools, {"xml_tools": ["mine"]}) or ""
+    assert own.startswith("mine\nreturn")
+
+
 def test_arguments_as_templates_want_them() -> None:
     """As a text where the template adds them to one."""
     template = TEMPLATES["deepseek-v3.1"].replace("{{ c.arguments | tojson }}", "{{ '' + c.arguments }}")
