@@ -14,9 +14,8 @@ from ipex_assist.serve.choice_runner import ChoiceRunner
 from ipex_assist.serve.errors import api_error
 from ipex_assist.serve.service import Service
 
-KEEP_ALIVE_SECONDS = 10.0  # of silence before a comment keeps proxies from closing the stream
+KEEP_ALIVE_SECONDS = 10.0  # of silence, after which something is sent so that nobody takes the stream for dead
 FEW = 16  # texts whose response is written in the event loop
-COMMENT = ": keep-alive\n\n"
 # Proxies must neither cache nor buffer the stream.
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
@@ -85,18 +84,24 @@ class GenerationResponse(Response):
 
     async def _streamed(self, send: Send) -> Response | None:
         """Stream the response. Returns None, or the error response if the stream has not started."""
-        begun = False
+        begun, now = False, asyncio.get_running_loop().time
         try:
             async with self._choices() as choices:
                 choice_event = await choices.next(KEEP_ALIVE_SECONDS)
                 await self._start(send)
-                begun = True
+                begun, sent = True, now()
                 events = [*self._writer.begin()]
                 while True:
-                    events += self._writer.take(choice_event) if choice_event is not None else [COMMENT]
+                    if choice_event is not None:
+                        events += self._writer.take(choice_event)
                     if choices.over:
                         break
-                    await _send(send, events)
+                    # What was generated may be held back: the arguments of a call, say.
+                    if not events and (choice_event is None or now() - sent >= KEEP_ALIVE_SECONDS):
+                        events.append(self._writer.keep_alive())
+                    if events:
+                        await _send(send, events)
+                        sent = now()
                     events, choice_event = [], await choices.next(KEEP_ALIVE_SECONDS)
                 await _send(send, [*events, *self._writer.end()])
         except Exception as error:

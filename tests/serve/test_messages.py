@@ -12,6 +12,8 @@ import pytest
 from fake_backend import REPLY, FakeBackend, serving, tokenizer
 from tool_calls import CALL, calling_backend
 
+from ipex_assist.serve import streaming
+
 pytest.importorskip("llguidance")
 
 pytestmark = pytest.mark.one_stack
@@ -105,6 +107,33 @@ def test_a_stream_says_the_same(client: httpx.Client) -> None:
     assert events[-2]["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
     assert events[-2]["usage"]["output_tokens"] > 0
     assert events[-2]["timings"]["draft_n"] > 0
+
+
+def test_pings_while_there_is_nothing_to_say(client: httpx.Client, backend: FakeBackend) -> None:
+    """While a prompt is read: clients end a stream on which no event comes."""
+    backend.pace = 0.12
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(streaming, "KEEP_ALIVE_SECONDS", 0.05)
+        events = events_of(client, max_tokens=3)
+    kinds = [each["type"] for each in events]
+    assert kinds[0] == "message_start"
+    assert kinds.count("ping") >= 4
+    assert [each["type"] for each in blocks_of(events)] == ["text"]
+
+
+def test_pings_while_a_call_is_held_back(
+    calling: tuple[httpx.Client, FakeBackend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each pass gives tokens of a call that is told of when it is whole: what was generated is no sign of life."""
+    client, backend = calling
+    monkeypatch.setattr(streaming, "KEEP_ALIVE_SECONDS", 0.05)
+    backend.pace = 0.02
+    call = {"name": "get_weather", "arguments": {"city": "Rome " * 20}}
+    backend.reply = f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+    events = events_of(client, tools=[WEATHER])
+    kinds = [each["type"] for each in events]
+    assert kinds[: kinds.index("content_block_start")].count("ping") >= 4
+    assert blocks_of(events)[0]["input"] == call["arguments"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from fake_backend import FakeBackend, tokenizer
 
+from ipex_assist.serve import streaming
 from ipex_assist.speculative.choosing.grammar import GrammarSpec, ThoughtSpec
 
 pytestmark = pytest.mark.one_stack
@@ -80,6 +81,42 @@ def test_responses(client: httpx.Client, thinking: FakeBackend, stream: bool) ->
     assert response["output"][0]["content"][0]["text"] == "Where is it?"
     assert response["output"][1]["content"][0]["text"] == "Rome."
     assert response["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_messages_count_thoughts(client: httpx.Client, thinking: FakeBackend, stream: bool) -> None:
+    """Under Anthropic's name for it; of a stream, at its end."""
+    answer = client.post("/v1/messages", json={"messages": ASKED, "max_tokens": 50, "stream": stream})
+    if stream:
+        events = [json.loads(each.split("\ndata: ")[1]) for each in answer.text.strip().split("\n\n")]
+        usage = next(each for each in events if each["type"] == "message_delta")["usage"]
+    else:
+        usage = answer.json()["usage"]
+    assert 0 < usage["output_tokens_details"]["thinking_tokens"] < usage["output_tokens"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_thoughts_that_nobody_wants_to_see(
+    client: httpx.Client, thinking: FakeBackend, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """Their block has no text, they are counted, and a stream has pings meanwhile."""
+    monkeypatch.setattr(streaming, "KEEP_ALIVE_SECONDS", 0.03)
+    thinking.pace = 0.02
+    thinking.reply = REPLY.replace("Where", "Where " * 30)
+    display = {"type": "adaptive", "display": "omitted"}
+    body = {"messages": ASKED, "max_tokens": 400, "stream": stream, "thinking": display}
+    answer = client.post("/v1/messages", json=body)
+    assert "Where" not in answer.text
+    if not stream:
+        block, text = answer.json()["content"]
+        assert block == {"type": "thinking", "thinking": "", "signature": ""}
+        assert text["text"] == "Rome."
+        assert answer.json()["usage"]["output_tokens_details"]["thinking_tokens"] > 30
+        return
+    events = [json.loads(each.split("\ndata: ")[1]) for each in answer.text.strip().split("\n\n")]
+    blocks = [each["content_block"]["type"] for each in events if each["type"] == "content_block_start"]
+    assert blocks == ["thinking", "text"]
+    assert [each["type"] for each in events].count("ping") >= 3
 
 
 def test_earlier_thoughts_reach_the_template(client: httpx.Client, thinking: FakeBackend) -> None:

@@ -20,7 +20,9 @@ from ipex_assist.serve.tools import CallDelta, OutputForm, ParsedEvent, Thought
 class AnswerBlocks:
     """The blocks of an answer, in order, and their events: each begins, grows and stops before the next one begins."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, shows_thoughts: bool = True) -> None:
+        """shows_thoughts: whether blocks of thinking have their text; without it there is only word that it was."""
+        self._shows_thoughts = shows_thoughts
         self._blocks: list[dict[str, Any]] = []
         self._arguments = ""  # of the last block, if it is a call
         self._open = False
@@ -28,7 +30,8 @@ class AnswerBlocks:
     def take(self, parsed: ParsedEvent) -> Iterator[str]:
         """Events of a thought, of text, or of a call."""
         if isinstance(parsed, Thought):
-            yield from self._grow({"type": "thinking", "thinking": "", "signature": ""}, "thinking", parsed.text)
+            text = parsed.text if self._shows_thoughts else ""
+            yield from self._grow({"type": "thinking", "thinking": "", "signature": ""}, "thinking", text)
         elif isinstance(parsed, CallDelta):
             yield from self._call(parsed)
         elif parsed and (parsed.strip() or self._is_last("text")):  # space around calls is no block
@@ -50,8 +53,9 @@ class AnswerBlocks:
     def _grow(self, empty: dict[str, Any], name: str, text: str) -> Iterator[str]:
         if not self._is_last(empty["type"]):
             yield from self._begin(empty)
-        self._blocks[-1][name] += text
-        yield self._event("delta", delta={"type": f"{name}_delta", name: text})
+        if text:
+            self._blocks[-1][name] += text
+            yield self._event("delta", delta={"type": f"{name}_delta", name: text})
 
     def _call(self, call: CallDelta) -> Iterator[str]:
         if call.id is not None:
@@ -93,18 +97,21 @@ def _object(arguments: str) -> dict[str, Any]:
 
 
 class MessagesWriter(Writer):
-    """Writes a message. form: how thoughts and calls are found."""
+    """Writes a message."""
 
-    def __init__(self, service: Service, texts: ChoiceTexts, form: OutputForm) -> None:
+    def __init__(self, service: Service, texts: ChoiceTexts, form: OutputForm, *, shows_thoughts: bool = True) -> None:
+        """form: how thoughts and calls are found. shows_thoughts: see AnswerBlocks."""
         super().__init__(texts)
         self._turn = MessageBuilder(form.reader())
-        self._blocks = AnswerBlocks()
+        self._blocks = AnswerBlocks(shows_thoughts=shows_thoughts)
         self._head = {"id": new_id("msg_"), "type": "message", "role": "assistant", "model": service.facts.name}
 
-    def _usage(self) -> dict[str, int]:
+    def _usage(self) -> dict[str, Any]:
         read, cached = self.texts.prompt_tokens, self.texts.cached_tokens
         counts = {"input_tokens": read - cached, "cache_creation_input_tokens": 0, "cache_read_input_tokens": cached}
-        return {**counts, "output_tokens": self.texts.new_tokens}
+        thought = self._turn.reasoning_tokens
+        details = {"output_tokens_details": {"thinking_tokens": thought}} if thought else {}
+        return {**counts, "output_tokens": self.texts.new_tokens, **details}
 
     def begin(self) -> Iterator[str]:
         """The event of the empty message, and a ping, as clients know them."""
@@ -116,7 +123,11 @@ class MessagesWriter(Writer):
             "usage": self._usage(),
         }
         yield event({"type": "message_start", "message": empty}, "message_start")
-        yield event({"type": "ping"}, "ping")
+        yield self.keep_alive()
+
+    def keep_alive(self) -> str:
+        """A ping: clients count events, and a comment is none."""
+        return event({"type": "ping"}, "ping")
 
     def grown(self, text: ChoiceText, text_delta: TextDelta) -> Iterator[str]:
         """Events of thoughts, text and calls; none while everything is held back."""

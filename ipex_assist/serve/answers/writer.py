@@ -46,6 +46,10 @@ class AnswerWriter(ABC):
         """Stream events before the first output."""
         return iter(())
 
+    def keep_alive(self) -> str:
+        """What is sent in a stream where there is nothing to say for long."""
+        return ": keep-alive\n\n"
+
     def end(self) -> Iterator[str]:
         """Stream events after all choices have ended."""
         return iter(())

@@ -48,7 +48,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "OpenAI": f"messages model {_SAMPLING} top_logprobs max_tokens max_completion_tokens tools tool_choice "
         "parallel_tool_calls functions function_call response_format reasoning_effort verbosity modalities audio "
         "prediction web_search_options metadata store service_tier user safety_identifier prompt_cache_key "
-        "prompt_cache_retention",
+        "prompt_cache_retention prompt_cache_options moderation",
         "vLLM": f"{_VLLM} add_generation_prompt continue_final_message documents chat_template chat_template_kwargs "
         "mm_processor_kwargs media_io_kwargs include_reasoning thinking_token_budget",
         "llama-server": f"{_LLAMA_SERVER} chat_template_kwargs reasoning_format thinking_forced_open parse_tool_calls "
@@ -66,12 +66,14 @@ FIELDS: dict[str, dict[str, str]] = {
         "parallel_tool_calls max_tool_calls max_output_tokens text text.format text.verbosity reasoning "
         "reasoning.effort reasoning.summary temperature top_p top_logprobs stream stream_options store background "
         "truncation metadata context_management service_tier user safety_identifier prompt_cache_key "
-        "prompt_cache_retention client_metadata"
+        "prompt_cache_retention prompt_cache_options client_metadata moderation access_programs "
+        "background_options image"
     },
     "/v1/messages": {
         "Anthropic": "messages model max_tokens system tools tool_choice temperature top_p top_k stop_sequences stream "
         "thinking thinking.budget_tokens output_config output_config.format output_config.effort output_format "
-        "cache_control context_management container mcp_servers metadata service_tier speed inference_geo"
+        "cache_control context_management container mcp_servers metadata service_tier speed inference_geo "
+        "thinking.display compaction thread fallbacks fallback_credit_token billing_policy diagnostics"
     },
     "/v1/embeddings": {
         "OpenAI": "input model dimensions encoding_format user",
@@ -81,12 +83,16 @@ FIELDS: dict[str, dict[str, str]] = {
 }
 
 NO_EFFECT = {
+    "access_programs": "there are none here",
     "adaptive_decay": "goes with adaptive_target",
+    "background_options": "goes with background",
+    "billing_policy": "nothing is billed here",
     "cache_control": "every prompt is looked up in the prefix cache",
     "cache_prompt": "every prompt is looked up in the prefix cache",
     "cache_salt": "answers do not depend on the prefix cache",
     "client_metadata": "not stored",
     "context_management": "a conversation that is too long is refused, and the client compacts",
+    "diagnostics": "usage says how much of a prompt was cached",
     "dry_allowed_length": "goes with dry_multiplier",
     "dry_base": "goes with dry_multiplier",
     "dry_penalty_last_n": "goes with dry_multiplier",
@@ -94,8 +100,11 @@ NO_EFFECT = {
     "dynatemp_exponent": "goes with dynatemp_range",
     "embed_dtype": "goes with encoding_format: bytes",
     "endianness": "goes with encoding_format: bytes",
+    "fallback_credit_token": "nothing is billed here",
+    "fallbacks": "the server declines nothing for reasons of policy",
     "guided_decoding_backend": "there is one",
     "id_slot": "requests have no slots",
+    "image": "goes with images",
     "include_reasoning": "thoughts stand apart from the answer",
     "inference_geo": "everything is computed on this machine",
     "media_io_kwargs": "goes with images",
@@ -106,6 +115,7 @@ NO_EFFECT = {
     "prediction": "a hint for speed: the text is the same",
     "priority": "texts for vectors come in turn",
     "prompt_cache_key": "every prompt is looked up in the prefix cache",
+    "prompt_cache_options": "every prompt is looked up in the prefix cache",
     "prompt_cache_retention": "every prompt is looked up in the prefix cache",
     "reasoning.summary": "thoughts are given as they are",
     "request_id": "answers have ids of their own",

@@ -195,11 +195,13 @@ class MessageToolChoice(RequestBody):
 
 
 class Thinking(RequestBody):
-    """Whether the model thinks before it answers, where its chat template has that. budget_tokens: of its thought
-    at most, the end of which is forced then."""
+    """Whether the model thinks before it answers, where its chat template has that: unless it is disabled. All other
+    types are left to the template. budget_tokens: of its thought at most, the end of which is forced then. display:
+    omitted leaves the text of thoughts out of the answer."""
 
-    type: Literal["enabled", "disabled", "adaptive"]
+    type: str
     budget_tokens: Annotated[int, Field(ge=LEAST_THINKING)] | None = None
+    display: str | None = None
 
 
 class OutputFormat(RequestBody):
@@ -230,6 +232,8 @@ class CountTokens(RequestBody):
     output_format: OutputFormat | None = Field(None, description="output_config.format by its earlier name")
     mcp_servers: Annotated[Any, Unsupported("tools are called by the client alone", [])] = None
     container: Annotated[Any, Unsupported("nothing is run here: tools are called by the client alone")] = None
+    compaction: Annotated[Any, Unsupported("conversations are compacted by the client")] = None
+    thread: Annotated[Any, Unsupported("conversations are not kept: send all messages")] = None
 
     @property
     def answer_schema(self) -> dict[str, Any] | None:
@@ -260,6 +264,11 @@ class CountTokens(RequestBody):
         thinks = self.thinking is not None and self.thinking.type != "disabled"
         effort = self.output_config.effort if thinks and self.output_config is not None else None
         return thinking_variables(thinks, effort)
+
+    @property
+    def shows_thoughts(self) -> bool:
+        """Whether the answer has the text of thoughts."""
+        return self.thinking is None or self.thinking.display != "omitted"
 
     @property
     def parallel(self) -> bool:
@@ -314,6 +323,12 @@ class AnswerToolUse(ResponseBody):
     input: dict[str, Any]
 
 
+class ThoughtDetails(ResponseBody):
+    """Of the tokens written."""
+
+    thinking_tokens: int
+
+
 class MessageUsage(ResponseBody):
     """Tokens that were read, that the prefix cache had, and that were written."""
 
@@ -321,6 +336,7 @@ class MessageUsage(ResponseBody):
     cache_creation_input_tokens: int = 0
     cache_read_input_tokens: int = 0
     output_tokens: int
+    output_tokens_details: ThoughtDetails | None = None
 
 
 class AnsweredMessage(TimedResponse):

@@ -227,6 +227,7 @@ class ResponsesRequest(ThinkingFields, SamplingFields):
     background: Annotated[Any, Unsupported("answers are not made in the background: stream them", False)] = None
     conversation: Annotated[Any, Unsupported("conversations are not kept: use previous_response_id")] = None
     max_tool_calls: Annotated[Any, Unsupported("tools are called by the client alone")] = None
+    moderation: Annotated[Any, Unsupported("nothing is moderated here")] = None
     prompt: Annotated[Any, Unsupported("prompts are not kept: give input and instructions")] = None
 
     @property

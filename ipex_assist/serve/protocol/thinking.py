@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -17,9 +17,9 @@ Budget = Annotated[int, Field(ge=-1, le=2**31 - 1)]  # -1: no limit
 
 
 class ThinkingSwitch(RequestBody):
-    """Anthropic's form, which GLM's and DeepSeek's own APIs have as well."""
+    """Anthropic's form, which GLM's and DeepSeek's own APIs have as well: disabled, or any other type."""
 
-    type: Literal["enabled", "disabled", "adaptive", "auto"]
+    type: str
     budget_tokens: Budget | None = None
 
 

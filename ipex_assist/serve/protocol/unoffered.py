@@ -67,6 +67,7 @@ class UnofferedChatFields(RequestBody):
     """Of chats besides."""
 
     echo: Annotated[Any, Unsupported("use /v1/completions, or continue_final_message", False)] = None
+    moderation: Annotated[Any, Unsupported("nothing is moderated here")] = None
     web_search_options: Annotated[Any, Unsupported("nothing is searched for here: give the model a tool")] = None
     documents: Annotated[Any, Unsupported("put documents into messages", [])] = None
     chat_template: Annotated[Any, Unsupported("the model's own template is used")] = None

@@ -68,7 +68,8 @@ def router(models: ServedModels) -> APIRouter:
         begun = body.messages[-1].role == "assistant"
         requests = [GenerationRequest(tokens, options, turn.grammar, continues=begun)]
         form = await service.in_thread(output_form, service.tokenizer, turn, tokens)
-        writer = MessagesWriter(service, ChoiceTexts(requests, len(tokens), None), form)
+        texts = ChoiceTexts(requests, len(tokens), None)
+        writer = MessagesWriter(service, texts, form, shows_thoughts=body.shows_thoughts)
         return GenerationResponse(service, requests, writer, deadline=deadline, stream=bool(body.stream))
 
     @routes.post("/v1/messages/count_tokens", responses=ERRORS)
