@@ -34,7 +34,8 @@ FORMULAS = [
     ["\\(x^2\\) and \\[ y \\] and $\\nonsense{$ and $\\href{javascript:window.bad=1}{z}$.\n\n"],
     ["a `$b$` and \\$c$ d."],
 ]
-SCRIPTS = {"fox": FOX, "formulas": FORMULAS, "evil": EVIL, "endless": [[" more", " and"]] * 100_000}
+PONDER = [["<think>\n"], ["Is it", " <b>red"], ["</b>?\n</think>", "\n\n"], ["It is", " red."]]
+SCRIPTS = {"fox": FOX, "ponder": PONDER, "formulas": FORMULAS, "evil": EVIL, "endless": [[" more", " and"]] * 100_000}
 
 
 class Scripted:

