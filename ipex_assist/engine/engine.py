@@ -98,11 +98,11 @@ class Engine:
         if self._thread is not None:
             self._check_process()
             with self._changed:
-                if not request.rounds and not request.finished:
+                if not request.outbox.rounds and not request.finished:
                     self._changed.wait(timeout=1.0)  # the thread may have been closed in the meantime
             return
         with self._pass_lock:
-            if not request.rounds and not request.finished:
+            if not request.outbox.rounds and not request.finished:
                 self._step()
 
     def check_awaitable(self) -> None:

@@ -31,6 +31,36 @@ log = logging.getLogger("ipex_assist")
 
 
 @dataclass(eq=False)
+class RoundQueue:
+    """What a request's owner has not fetched yet, and how it is told that there is something."""
+
+    rounds: deque[Round] = field(default_factory=deque)
+    listener: Callable[[], object] | None = None
+    unheard: bool = False  # the listener failed: whoever asked is gone
+
+    def put(self, round_: Round) -> None:
+        """Queue a round."""
+        self.rounds.append(round_._replace(ended=time.perf_counter()))
+        self.notify()
+
+    def notify(self) -> None:
+        """Tell the owner that there is something new. One that cannot be told any more ends this request, and no other.
+
+        Its event loop may have ended while it waited.
+        """
+        listener = self.listener
+        if listener is None:
+            return
+        try:
+            listener()
+        except Exception as error:
+            self.listener, self.unheard = None, True
+            log.warning(
+                "a text has ended early: who waits for it cannot be told of it (%s)", error or type(error).__name__
+            )
+
+
+@dataclass(eq=False)
 class Request:
     """A request: its parameters, its progress, and what it holds while it runs.
 
@@ -67,12 +97,10 @@ class Request:
     proposal: Proposal | None = None  # to be verified in the current pass
     prompt_s: float = 0.0  # seconds of the passes that read this prompt
     cached_tokens: int = 0  # of the prompt, that the prefix cache had when the request began
-    rounds: deque[Round] = field(default_factory=deque)  # not fetched by the owner yet
+    outbox: RoundQueue = field(default_factory=RoundQueue)
     paused: bool = False
     finished: bool = False
     error: BaseException | None = None
-    listener: Callable[[], object] | None = None
-    unheard: bool = False  # the listener failed: whoever asked is gone
 
     @property
     def end(self) -> int:
@@ -209,32 +237,11 @@ class Request:
         """Release the request's memory."""
         self.sequence = self.draft = self.proposal = None
 
-    def put(self, round_: Round) -> None:
-        """Queue a round for the owner."""
-        self.rounds.append(round_._replace(ended=time.perf_counter()))
-        self._notify()
-
     def finish(self, error: BaseException | None = None) -> None:
         """Mark the request as finished; error: what it failed with, if it did."""
         self.error, self.finished = error, True
         self.release()
-        self._notify()
-
-    def _notify(self) -> None:
-        """Tell the owner that there is something new. One that cannot be told any more ends this request, and no other.
-
-        Its event loop may have ended while it waited.
-        """
-        listener = self.listener
-        if listener is None:
-            return
-        try:
-            listener()
-        except Exception as error:
-            self.listener, self.unheard = None, True
-            log.warning(
-                "a text has ended early: who waits for it cannot be told of it (%s)", error or type(error).__name__
-            )
+        self.outbox.notify()
 
 
 class Driver(Protocol):
@@ -272,11 +279,11 @@ class RequestHandle(Iterator[Round]):
 
     def __next__(self) -> Round:
         request = self._request
-        while not request.rounds:
+        while not request.outbox.rounds:
             if request.finished:
                 raise self._end()
             self._driver.advance(request)
-        return request.rounds.popleft()
+        return request.outbox.rounds.popleft()
 
     def _end(self) -> BaseException:
         error, self._request.error = self._request.error, None
@@ -291,14 +298,14 @@ class RequestHandle(Iterator[Round]):
 
         self._driver.check_awaitable()
         request, loop, arrived = self._request, asyncio.get_running_loop(), asyncio.Event()
-        request.listener = lambda: loop.call_soon_threadsafe(arrived.set)
-        while not request.rounds:
+        request.outbox.listener = lambda: loop.call_soon_threadsafe(arrived.set)
+        while not request.outbox.rounds:
             if request.finished:
                 error = self._end()
                 raise StopAsyncIteration if isinstance(error, StopIteration) else error
             await arrived.wait()
             arrived.clear()
-        return request.rounds.popleft()
+        return request.outbox.rounds.popleft()
 
     @property
     def assisted(self) -> bool:
@@ -308,7 +315,7 @@ class RequestHandle(Iterator[Round]):
     @property
     def has_round(self) -> bool:
         """Whether a round can be fetched without a pass."""
-        return bool(self._request.rounds)
+        return bool(self._request.outbox.rounds)
 
     def ready(self) -> bool:
         """Whether a round, or the end, can be fetched; runs one pass first if there is neither."""
@@ -318,7 +325,7 @@ class RequestHandle(Iterator[Round]):
 
     def in_hand(self) -> bool:
         """Whether a round, or the end, can be fetched without another pass; never runs one."""
-        return bool(self._request.rounds) or self._request.finished
+        return bool(self._request.outbox.rounds) or self._request.finished
 
     @property
     def ended(self) -> bool:

@@ -82,7 +82,7 @@ class Scheduler:
         A request that fails ends with its error. If a pass of several requests fails, each is run alone, so that only
         the one at fault fails.
         """
-        for request in [request for request in (*self.running, *self.waiting) if request.unheard]:
+        for request in [request for request in (*self.running, *self.waiting) if request.outbox.unheard]:
             self.cancel(request)
         for request in [request for request in self.running if request.paused]:
             self._preempt(request)
@@ -325,7 +325,7 @@ class Scheduler:
             first_s = request.prompt_s + choose_s
             read = request.prompt_choices if request.prompt_logprobs is not None else None
             first = Round(new, target_s=first_s, prompt=True, choose_s=choose_s, logprobs=listed, prompt_logprobs=read)
-            request.put(first._replace(cached_tokens=request.cached_tokens))
+            request.outbox.put(first._replace(cached_tokens=request.cached_tokens))
             self.block_budget.keep(request, goes_on=True)
         else:
             target_s, drafted, plain_s = seconds + choose_s, len(proposal.tokens), None
@@ -338,7 +338,7 @@ class Scheduler:
             if drafted and (by := request.drafted_by) is not None:
                 self.stats.drafted_by[by] += drafted
                 self.stats.accepted_by[by] += accepted
-            request.put(Round(new, drafted, accepted, *took, listed, drafted_by=by))
+            request.outbox.put(Round(new, drafted, accepted, *took, listed, drafted_by=by))
         if request.remaining <= 0 or not request.eos.isdisjoint(new):
             self._leave(request)
             self.stats.finished += 1
