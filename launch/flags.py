@@ -27,7 +27,10 @@ The exit code is the command's, of several instances that of the first to fail; 
 
 
 def add_placement_arguments(parser: argparse.ArgumentParser, *, no_launch: bool = True) -> argparse._ArgumentGroup:
-    """Add the placement flags as a group, and return it; no_launch: `--no-launch` as well."""
+    """Add the placement flags as a group, and return it.
+
+    no_launch: `--no-launch` as well, and `--placed`, which no help lists: a command that starts itself again gives it.
+    """
     group = parser.add_argument_group("placement")
     group.add_argument("--threads", type=int, metavar="N", help="compute threads (default: one per physical core)")
     group.add_argument("--cpus", metavar="LIST", help="CPUs to use, e.g. 0-27,56-83 (default: one socket's cores)")
@@ -37,6 +40,7 @@ def add_placement_arguments(parser: argparse.ArgumentParser, *, no_launch: bool 
     group.add_argument("--numa-node", type=int, metavar="N", help="use NUMA node N")
     if no_launch:
         group.add_argument("--no-launch", action="store_true", help="run in this process, without any placement")
+        group.add_argument("--placed", action="store_true", help=argparse.SUPPRESS)
     group.add_argument("--dry-run", action="store_true", help="print the exact argv and environment, run nothing")
     return group
 

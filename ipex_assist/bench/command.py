@@ -46,7 +46,7 @@ def _work(args: argparse.Namespace, argv: Sequence[str]) -> int:
     from ipex_assist.bench.report import BenchReport, render
 
     report = BenchReport(
-        args.task, shlex.join(["ipex-assist", "bench", *(flag for flag in argv if flag != "--no-launch")])
+        args.task, shlex.join(["ipex-assist", "bench", *(flag for flag in argv if flag != "--placed")])
     )
     if idle := idle_flags(args):
         log.warning("%s: no effect without --do-sample", ", ".join(idle))

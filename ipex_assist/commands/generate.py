@@ -1,6 +1,6 @@
 """The process that generates: loads both models, streams the text, prints the statistics.
 
-`ipex-assist` starts itself under numactl with `--no-launch` and the same flags, and then comes here.
+`ipex-assist` starts itself under numactl with `--placed` and the same flags, and then comes here.
 """
 
 from __future__ import annotations

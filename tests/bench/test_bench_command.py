@@ -75,7 +75,7 @@ def test_models_of_today_by_their_pairs(
 
 def test_a_table_of_a_real_pair(pair: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Plain and two draft lengths on each case, equal texts, and lengths exactly as asked."""
-    content = bench(capsys, *pair, *HERE, *SHORT)
+    content = bench(capsys, *pair, *HERE, "--placed", *SHORT)
     found = [(row["label"], row["prompt_tokens"], len(row["samples"])) for row in content["rows"]]
     labels = ["plain", "assisted, k = 2", "assisted, k = 3"]
     assert found == [(label, prompt, 2) for prompt in (8, 12) for label in labels]
@@ -84,7 +84,7 @@ def test_a_table_of_a_real_pair(pair: list[str], capsys: pytest.CaptureFixture[s
     assert [len(row["speedup"]) for row in content["rows"]] == [0, 2, 2] * 2
     assert (content["simulated"], content["random_weights"]) == (False, False)
     assert content["command"].startswith("ipex-assist bench -m")
-    assert "--no-launch" not in content["command"]
+    assert "--placed" not in content["command"]
 
 
 @pytest.mark.one_stack
@@ -315,7 +315,7 @@ def test_a_dry_run_prints_the_command(capsys: pytest.CaptureFixture[str]) -> Non
     """The command shows where it would run; nothing is loaded, not even for 33 billion weights."""
     flags = ["--pair", "guanaco-33b", "--random-weights", "--acceptance", "0.8", "--precision", "int4", "--dry-run"]
     assert command.main(flags) == 0
-    assert "bench --no-launch --pair guanaco-33b" in capsys.readouterr().out
+    assert "bench --placed --pair guanaco-33b" in capsys.readouterr().out
 
 
 @pytest.mark.one_stack

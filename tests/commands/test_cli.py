@@ -327,7 +327,7 @@ def test_help_fits_two_screens_and_dry_run_runs_nothing(pair: tuple[str, str]) -
     assert len(help_.stdout.splitlines()) <= 2 * 34
     dry = run("-m", pair[0], "--dry-run", "--threads", "1", "-p", "x y")
     assert dry.returncode == 0, dry.stderr
-    assert f"-m ipex_assist --no-launch -m {pair[0]} --threads 1 -p 'x y'" in dry.stdout
+    assert f"-m ipex_assist --placed -m {pair[0]} --threads 1 -p 'x y'" in dry.stdout
     assert "OMP_NUM_THREADS=1" in dry.stdout
     code = "import sys, ipex_assist.cli; ipex_assist.cli.main(sys.argv[1:]); print('torch' in sys.modules)"
     quiet = subprocess.run(

@@ -235,5 +235,5 @@ def test_it_is_placed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--dry-run shows the command under the launcher, with the flags it was given."""
     assert cli.main(["eval", "-m", str(folder / "m"), "--against", "int8", "--dry-run"]) == 0
     line = capsys.readouterr().out
-    assert "eval --no-launch -m" in line
+    assert "eval --placed -m" in line
     assert "--against int8" in line

@@ -146,7 +146,7 @@ def test_full_disk(target: str) -> None:
 def test_placement_flags_without_launching_are_not_ignored_in_silence(
     target: str, piped: subprocess.CompletedProcess[str]
 ) -> None:
-    """--no-launch --cpus 0 ran on all CPUs. The launcher's own child has both flags, and must not be told off."""
+    """--no-launch --cpus 0 ran on all CPUs. The launcher's own child has --cpus, too, and must not be told off."""
     alone = subprocess.run(
         command("-m", target, *PROMPT, "--no-launch", "--cpus", "0"), capture_output=True, text=True, timeout=60
     )

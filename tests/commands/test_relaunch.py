@@ -32,6 +32,8 @@ def parsed(*flags: str) -> argparse.Namespace:
         (["--no-launch", "--threads", "1"], False, True),
         (["--dry-run"], True, False),
         (["--dry-run", "--no-launch"], False, False),
+        (["--placed", "--cpus", "0", "--threads", "1"], True, True),
+        (["--dry-run", "--placed"], True, False),
     ],
 )
 def test_where_it_works(flags: list[str], placed: bool, here: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,15 +42,22 @@ def test_where_it_works(flags: list[str], placed: bool, here: bool, monkeypatch:
     assert works_here(parsed(*flags)) is here
 
 
-@pytest.mark.parametrize(("placed", "said"), [(False, "--cpus, --numa-node: no effect with --no-launch"), (True, "")])
-def test_idle_flags_are_named(
-    placed: bool, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [("--no-launch", "ipex-assist: --cpus, --numa-node: no effect with --no-launch\n"), ("--placed", "")],
+)
+def test_idle_flags_are_named(flag: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Who asks for cores and forbids to place the process is told so; the process that was placed by them is not."""
-    monkeypatch.setattr(launch, "inherited_plan", lambda _: object() if placed else None)
-    assert works_here(parsed("--no-launch", "--cpus", "0", "--numa-node", "0"))
-    err = capsys.readouterr().err
-    assert err == (f"ipex-assist: {said}\n" if said else "")
+    assert works_here(parsed(flag, "--cpus", "0", "--numa-node", "0"))
+    assert capsys.readouterr().err == said
+
+
+def test_only_the_flag_of_users_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """The mark of a process that was placed is not a choice that anybody has."""
+    assert cli.main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert "--no-launch" in out
+    assert "--placed" not in out
 
 
 @pytest.mark.parametrize(

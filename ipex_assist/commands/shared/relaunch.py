@@ -43,14 +43,13 @@ def run_placed(
 
 def works_here(args: argparse.Namespace) -> bool:
     """Whether this process has been placed, or shall not be; flags that then have no effect are named."""
-    if args.dry_run:
-        return False
-    plan = launch.inherited_plan(os.environ)
+    if args.dry_run or args.placed:
+        return not args.dry_run
     places = [name for name in ("cpus", "socket", "numa_node") if getattr(args, name) is not None]
     if not args.no_launch:
         # ipex-launch may have placed it, outside; a flag inside asks for another place.
-        return plan is not None and not places and args.threads is None
-    if plan is None and places:
+        return launch.inherited_plan(os.environ) is not None and not places and args.threads is None
+    if places:
         flags = ", ".join("--" + name.replace("_", "-") for name in places)
         print(f"ipex-assist: {flags}: no effect with --no-launch", file=sys.stderr)
     return True
@@ -60,7 +59,7 @@ def start_placed(
     command: Sequence[str], argv: Sequence[str], args: argparse.Namespace, model_bytes: Callable[[], int | None]
 ) -> int:
     """Become `ipex-assist COMMAND argv` on the cores that `args` asks for; with --dry-run only print what would be."""
-    program = [*this_command(), *command, "--no-launch", *(flag for flag in argv if flag != "--dry-run")]
+    program = [*this_command(), *command, "--placed", *(flag for flag in argv if flag != "--dry-run")]
     from ipex_assist.commands.shared.native_runs import flags_run_native  # late: --help shall not wait for it
 
     native = flags_run_native(args)
