@@ -25,22 +25,22 @@ def dflash2_fields(config: Config, flat: Config, present: frozenset[str], decode
         if any(name.startswith("candidate_selector.") for name in present):
             raise NotComputed("DFlash 2 without conv_kernel_size, selector_rank and selector_top_k in its config")
         return {}
-    taps, group = flat.integer("conv_kernel_size", 2), flat.integer("conv_group_size", 16)
+    kernel, group = flat.integer("conv_kernel_size", 2), flat.integer("conv_group_size", 16)
     candidates, rank = flat.integer("selector_top_k", 16), flat.integer("selector_rank", 256)
-    if min(taps, group, candidates, rank) < 1 or decoder.hidden_size % group:
+    if min(kernel, group, candidates, rank) < 1 or decoder.hidden_size % group:
         raise NotComputed(
-            f"DFlash 2 with {taps} taps of groups of {group} of {decoder.hidden_size} columns, and {candidates} "
-            f"candidates by {rank} columns"
+            f"DFlash 2 with convolutions over {kernel} rows, groups of {group} of {decoder.hidden_size} columns, and "
+            f"{candidates} candidates by {rank} columns"
         )
     if flat.values.get("draft_vocab_size") not in (None, decoder.vocab_size):
         raise NotComputed("DFlash 2 with fewer tokens than its target is not supported")
-    return {"conv_taps": taps, "conv_group": group, "candidates": candidates, "selector_rank": rank}
+    return {"conv_kernel": kernel, "conv_group": group, "candidates": candidates, "selector_rank": rank}
 
 
 def dflash2_names(spec: DecoderSpec) -> dict[str, Source]:
     """Where a checkpoint keeps the weights of these; none where the head has none."""
     assert spec.head is not None
-    if not spec.head.conv_taps:
+    if not spec.head.conv_kernel:
         return {}
     sources = {f"selector_{ours}": Source(f"candidate_selector.{theirs}") for ours, theirs in _SELECTOR.items()}
     for number in range(spec.num_hidden_layers):

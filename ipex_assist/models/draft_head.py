@@ -46,7 +46,7 @@ class HeadSpec:
     the model's `target_tokens` then says which those are. shared_embedding, shared_head: the target's. clusters: the
     vocabulary is in so many parts of equal size, of which a row scores the `clusters_read` best, by a linear of
     its own; `token_order` of the model has their tokens, part after part. All others have the least of these, - 1.
-    conv_taps, conv_group, candidates, selector_rank: of a "dflash" of the second kind (torch/dynamic_conv.py of
+    conv_kernel, conv_group, candidates, selector_rank: of a "dflash" of the second kind (torch/dynamic_conv.py of
     executors/): rows of its convolutions, columns that are scaled together; tokens that each is
     chosen among, columns of their tables.
     block_size: one more than the tokens that are drafted at the price of one draft, however few are asked: of a
@@ -66,7 +66,7 @@ class HeadSpec:
     mask_token: int = 0
     clusters: int = 0
     clusters_read: int = 0
-    conv_taps: int = 0
+    conv_kernel: int = 0
     conv_group: int = 0
     candidates: int = 0
     selector_rank: int = 0

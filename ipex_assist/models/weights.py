@@ -94,7 +94,7 @@ NORMS = (
 )
 
 
-CONV_BASES = ("attention_conv_base", "mlp_conv_base")  # of a DFlash 2 head: (2 · taps · hidden,)
+CONV_BASES = ("attention_conv_base", "mlp_conv_base")  # of a DFlash 2 head: (2 · conv_kernel · hidden,)
 
 
 def layer_of(spec: DecoderSpec, name: str) -> LayerSpec | None:
@@ -172,12 +172,12 @@ def _head_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
 def _conv_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
     """Of the convolutions of a draft head's layers."""
     head, hidden = spec.head, spec.hidden_size
-    if head is None or not head.conv_taps:
+    if head is None or not head.conv_kernel:
         return {}
     projections = dict.fromkeys(
-        ("attention_conv_proj", "mlp_conv_proj"), (2 * head.conv_taps * (hidden // head.conv_group), hidden)
+        ("attention_conv_proj", "mlp_conv_proj"), (2 * head.conv_kernel * (hidden // head.conv_group), hidden)
     )
-    return {**dict.fromkeys(CONV_BASES, (2 * head.conv_taps * hidden,)), **projections}
+    return {**dict.fromkeys(CONV_BASES, (2 * head.conv_kernel * hidden,)), **projections}
 
 
 def _layer_shapes(spec: DecoderSpec, layer: LayerSpec, place: str) -> dict[str, tuple[int, ...]]:

@@ -11,20 +11,20 @@ from ipex_assist.native.library import last_error, library
 _i32, _i64 = ctypes.c_int32, ctypes.c_int64
 
 
-def linear_shares(blocks: int, threads: int, unit: int = 1) -> list[int]:
-    """Blocks of 16 output columns of a linear for each thread; `unit` blocks stay together (2: gate and up)."""
+def linear_shares(panels: int, threads: int, granularity: int = 1) -> list[int]:
+    """Panels of 16 output columns of a linear for each thread; `granularity` panels stay together (2: gate and up)."""
     out = (_i64 * threads)()
-    _check(library().ia_shares_of_linear(blocks, unit, threads, out))
+    _check(library().ia_shares_of_linear(panels, granularity, threads, out))
     return list(out)
 
 
-def expert_shares(blocks: int, experts: int, nodes: Sequence[int], unit: int = 1) -> list[int]:
-    """Blocks of the linears of as many experts, for each thread of a pass of one row that goes through these.
+def expert_shares(panels: int, experts: int, nodes: Sequence[int], granularity: int = 1) -> list[int]:
+    """Panels of the linears of as many experts, for each thread of a pass of one row that goes through these.
 
     nodes: the memory node of each thread, ascending from 0 on.
     """
     out = (_i64 * len(nodes))()
-    _check(library().ia_shares_of_experts(blocks, unit, experts, (_i32 * len(nodes))(*nodes), len(nodes), out))
+    _check(library().ia_shares_of_experts(panels, granularity, experts, (_i32 * len(nodes))(*nodes), len(nodes), out))
     return list(out)
 
 

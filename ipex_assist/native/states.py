@@ -11,7 +11,7 @@ from ipex_assist.native.model import PackedModel
 
 
 class StateMemory:
-    """Memory of `count` slots, of which pages are taken as they are written. Freed with the object."""
+    """Memory of `count` states, of which pages are taken as they are written. Freed with the object."""
 
     def __init__(self, packed: PackedModel, count: int) -> None:
         self.packed, self.count, self.bytes_each = packed, count, packed.state_bytes
@@ -23,25 +23,25 @@ class StateMemory:
             self.packed.library.ia_states_delete(self.handle)
 
     def copy(self, source: int, target: int) -> None:
-        """Fill one slot with what another holds."""
+        """Fill one state with what another holds."""
         packed = self.packed
         packed.check(packed.library.ia_states_copy(self.handle, packed.pool.handle, source, target))
 
-    def read(self, slot: int) -> bytearray:
-        """The bytes of a slot, to which no pass writes meanwhile; may be called in any thread."""
+    def read(self, state: int) -> bytearray:
+        """The bytes of a state, to which no pass writes meanwhile; may be called in any thread."""
         read = bytearray(self.bytes_each)
-        self.packed.check(self.packed.library.ia_states_read(self.handle, slot, pointer(read)))
+        self.packed.check(self.packed.library.ia_states_read(self.handle, state, pointer(read)))
         return read
 
-    def write(self, slot: int, content: bytearray | memoryview) -> None:
-        """Fill a slot with what `read` gave, in this process or another. Raises IpexAssistError for another size."""
+    def write(self, state: int, content: bytearray | memoryview) -> None:
+        """Fill a state with what `read` gave, in this process or another. Raises IpexAssistError for another size."""
         if len(content) != self.bytes_each:
-            raise IpexAssistError(f"a slot has {self.bytes_each:,} bytes, and {len(content):,} are given")
+            raise IpexAssistError(f"a state has {self.bytes_each:,} bytes, and {len(content):,} are given")
         packed = self.packed
-        packed.check(packed.library.ia_states_write(self.handle, packed.pool.handle, slot, pointer(content)))
+        packed.check(packed.library.ia_states_write(self.handle, packed.pool.handle, state, pointer(content)))
 
-    def discard(self, slots: Sequence[int]) -> None:
-        """Give the memory of slots back that no sequence has; they may be used again."""
-        numbers = (ctypes.c_int32 * len(slots))(*slots)
+    def discard(self, states: Sequence[int]) -> None:
+        """Give the memory of states back that no sequence has; they may be used again."""
+        numbers = (ctypes.c_int32 * len(states))(*states)
         packed = self.packed
-        packed.check(packed.library.ia_states_discard(self.handle, numbers, len(slots)))
+        packed.check(packed.library.ia_states_discard(self.handle, numbers, len(states)))

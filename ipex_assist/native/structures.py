@@ -39,7 +39,7 @@ _MLP_INTEGERS = (
 _MLP_FLOATS = "scaling added_to_sum least_sum jitter"
 _HEAD_INTEGERS = (
     "kind input_size taps input_norm norm_before_residual fed_back_normed lm_head_rows shared_embedding shared_head "
-    "clusters clusters_read conv_taps conv_group candidates selector_rank"
+    "clusters clusters_read conv_kernel conv_group candidates selector_rank"
 )
 _MODEL_INTEGERS = (
     "precision outer_precision group ordered layers vocab_size hidden_size embedding_size projected_embedding "
@@ -284,7 +284,7 @@ def _head_spec(spec: DecoderSpec) -> CHeadSpec:
         shared_head=head.shared_head,
         clusters=head.clusters,
         clusters_read=head.clusters_read,
-        conv_taps=head.conv_taps,
+        conv_kernel=head.conv_kernel,
         conv_group=head.conv_group,
         candidates=head.candidates,
         selector_rank=head.selector_rank,

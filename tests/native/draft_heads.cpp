@@ -13,8 +13,8 @@ void make_head(UniformSpec& s, HeadKind kind, int32_t taps) {
 }
 
 // Convolutions, and a choice among candidates.
-void make_second(UniformSpec& s, int32_t taps, int32_t group) {
-    s.draft_head.conv_taps = taps, s.draft_head.conv_group = group;
+void make_second(UniformSpec& s, int32_t kernel, int32_t group) {
+    s.draft_head.conv_kernel = kernel, s.draft_head.conv_group = group;
     s.draft_head.candidates = 7, s.draft_head.selector_rank = 45;
 }
 
@@ -208,7 +208,7 @@ void check_second_kind(const KernelTable& k) {
     CHECK(builds([](UniformSpec&) {}), "none of this kind");
     CHECK(!builds([](UniformSpec& s) { s.draft_head.conv_group = 12; }), "40 columns in groups of 12");
     CHECK(!builds([](UniformSpec& s) { s.draft_head.conv_group = 0; }), "columns in groups of none");
-    CHECK(!builds([](UniformSpec& s) { s.draft_head.conv_taps = -1; }), "fewer than no taps");
+    CHECK(!builds([](UniformSpec& s) { s.draft_head.conv_kernel = -1; }), "a kernel of fewer than no rows");
     CHECK(!builds([](UniformSpec& s) { s.draft_head.selector_rank = 0; }), "tables without columns");
     CHECK(!builds([](UniformSpec& s) { s.draft_head.lm_head_rows = 20; }), "tokens that the tables do not have");
     CHECK(!builds([](UniformSpec& s) { s.norm_place = POST; }), "no norm before a convolution");

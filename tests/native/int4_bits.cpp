@@ -113,7 +113,7 @@ void test_int4_bits(const KernelTable& k) {
             x.resize(size_t(depth));
             for (int64_t g = 0; g < depth; g += group) {
                 const Grid grid = searched(x.data() + g, group);
-                const uint8_t* start = packed.bytes.data() + c / LANES * block_bytes(INT4, group, depth) +
+                const uint8_t* start = packed.bytes.data() + c / LANES * panel_bytes(INT4, group, depth) +
                                        g / group * (group / 8 + 1) * 64;
                 const uint32_t head = bits_as<uint32_t>(start + c % LANES * 4);
                 CHECK(head == (bits_as<uint32_t>(&grid.scale) | uint32_t(grid.zero)),

@@ -29,11 +29,11 @@ struct Case {
     std::vector<float> run(int64_t first, int64_t count, int parts = 1) const {
         // Rows of their own, so that nothing lies behind them but what must.
         const Quantized own(k, packed.linear, x.data() + first * packed.width, count, packed.width);
-        const int64_t width = packed.linear.blocks * LANES;
+        const int64_t width = packed.linear.panels * LANES;
         constexpr int64_t gap = 5;  // a stride that is wider than what is written
         Buffer<float> out(size_t((count - 1) * (width + gap) + width), SENTINEL);
         for (int p = 0; p < parts; p++) {
-            const int64_t from = packed.linear.blocks * p / parts, to = packed.linear.blocks * (p + 1) / parts;
+            const int64_t from = packed.linear.panels * p / parts, to = packed.linear.panels * (p + 1) / parts;
             if (from < to) k.linear(packed.linear, own.rows, count, from, to, out.data() + from * LANES, width + gap);
         }
         std::vector<float> result;
@@ -49,7 +49,7 @@ struct Case {
 
     // Compares rows with sums in double of exactly what is multiplied: the packed weights and the quantized rows.
     void check_values(const std::vector<float>& got, int64_t first, int64_t count) const {
-        const int64_t width = packed.linear.blocks * LANES, depth = packed.linear.depth;
+        const int64_t width = packed.linear.panels * LANES, depth = packed.linear.depth;
         for (int64_t c = 0; c < packed.columns; c++) {
             std::vector<double> weight(static_cast<size_t>(depth));
             for (int64_t i = 0; i < depth; i++) weight[size_t(i)] = packed.weight(c, i);
@@ -88,7 +88,7 @@ void test_values(const KernelTable& k) {
             for (const int64_t count : {1, 2, 3, 5, 8, 11, 16, 17, 24, 31, 32, 33, 48, 64}) {
                 const std::vector<float> got = c.run(64 - count, count);
                 if (count == 16 || count == 64) c.check_values(got, 64 - count, count);
-                const int64_t stride = c.packed.linear.blocks * LANES;
+                const int64_t stride = c.packed.linear.panels * LANES;
                 for (int parts = 2; parts <= 4 && (count == 1 || count == 5 || count == 33); parts++) {
                     const std::vector<float> split = c.run(64 - count, count, parts);
                     CHECK(same_bits(got.data(), split.data(), got.size()), "%s %ld x %ld: %ld rows in %d parts", f.name,
@@ -107,7 +107,7 @@ void test_rows_alone(const KernelTable& k) {
     for (const Format& f : FORMATS) {
         for (const int64_t width : {333, 1200, 2300}) {
             const Case c(k, f, 40, width, 70, true, 7);
-            const int64_t stride = c.packed.linear.blocks * LANES;
+            const int64_t stride = c.packed.linear.panels * LANES;
             std::vector<float> alone;
             for (int64_t r = 0; r < 70; r++) {
                 const std::vector<float> row = c.run(r, 1);
@@ -143,7 +143,7 @@ void test_prompt(const KernelTable& k) {
 void test_panels(const KernelTable& k) {
     for (const Format& f : FORMATS) {
         const Case c(k, f, 300, 620, 37, true, 11);
-        const int64_t stride = c.packed.linear.blocks * LANES;
+        const int64_t stride = c.packed.linear.panels * LANES;
         const std::vector<float> all = c.run(0, 37), split = c.run(0, 37, 3);
         CHECK(same_bits(all.data(), split.data(), all.size()), "%s in 3 parts", f.name);
         for (int64_t r = 0; r < 37; r++) {
@@ -191,7 +191,7 @@ void test_rows_that_are_no_numbers(const KernelTable& k) {
                 c.x[size_t(3 * 333 + column)] = bad, c.x[size_t(36 * 333 + column)] = bad;
                 for (const int64_t count : {5, 16, 40}) {
                     const std::vector<float> got = c.run(0, count);
-                    const int64_t stride = c.packed.linear.blocks * LANES;
+                    const int64_t stride = c.packed.linear.panels * LANES;
                     for (int64_t r = 0; r < count; r++) {
                         for (int64_t i = 0; i < 20; i++) {
                             const float value = got[size_t(r * stride + i)], expected = before[size_t(r * stride + i)];

@@ -174,20 +174,20 @@ void check_division(const KernelTable& k) {
             const Linear &up = experts ? layer.experts[1].up : layer.up,
                          &down = experts ? layer.experts[1].down : layer.down;
             Linear even = down;  // of as many blocks as make pairs
-            even.blocks = 10;
+            even.panels = 10;
             for (const Linear* linear :
                  std::vector<const Linear*>{&layer.qkv, &up, &down, &even, &layer.output, &layer.router, &model.head}) {
-                const int64_t unit = layer.mlp.gated && linear == &up ? 2 : 1;
+                const int64_t granularity = layer.mlp.gated && linear == &up ? 2 : 1;
                 int64_t reached = 0;
                 for (int t = 0; t < threads; t++) {
                     const auto [first, last] = ipex_assist::slice(*linear, t, threads);
                     CHECK(first == reached && last >= first, "slice %d of %d", t, threads);
-                    CHECK(first % unit == 0, "gate without up");
-                    CHECK(last - first <= (linear->blocks / unit + threads - 1) / threads * unit,
+                    CHECK(first % granularity == 0, "gate without up");
+                    CHECK(last - first <= (linear->panels / granularity + threads - 1) / threads * granularity,
                           "%ld blocks for one of %d", long(last - first), threads);
                     reached = last;
                 }
-                CHECK(reached == linear->blocks, "%ld of %ld blocks", long(reached), long(linear->blocks));
+                CHECK(reached == linear->panels, "%ld of %ld panels", long(reached), long(linear->panels));
             }
         }
     }

@@ -44,8 +44,9 @@ void pack_again(const Fixture& x, Pool& pool) {
         for (uint8_t& nibble : nibbles) nibble = uint8_t(random.below(16));
         for (uint8_t& zero : zeros) zero = uint8_t(random.below(16));
         std::vector<float> scales(nibbles.size(), 0.03f);
-        CHECK(x.model->pack_int4(pool, "layers.0.o_proj.weight", nibbles.data(), scales.data(), zeros.data(),
-                                 s.hidden_size, attended),
+        CHECK(x.model->pack_stored(pool, "layers.0.o_proj.weight",
+                                   {nibbles.data(), scales.data(), zeros.data(), (attended + s.group - 1) / s.group,
+                                    s.hidden_size, attended}),
               "output");
     }
     std::vector<int32_t> order(static_cast<size_t>(s.hidden_size));
@@ -99,11 +100,11 @@ std::map<uintptr_t, int> check_pages(const Fixture& x, int nodes) {
             for (int64_t b = first; b < last; b++) {
                 const uint8_t* block = weights_of(*linear, b);
                 CHECK(blocks.insert(block).second, "two blocks in one place");
-                note(block, block_bytes(linear->precision, linear->group, linear->depth), x.pool.node(t));
+                note(block, panel_bytes(linear->precision, linear->group, linear->depth), x.pool.node(t));
             }
         }
-        if (linear->scales) note(linear->scales, linear->blocks * LANES * 4, -1);
-        if (linear->bias) note(linear->bias, linear->blocks * LANES * 4, -1);
+        if (linear->scales) note(linear->scales, linear->panels * LANES * 4, -1);
+        if (linear->bias) note(linear->bias, linear->panels * LANES * 4, -1);
         if (linear->order) note(linear->order, linear->depth * 4, -1);
     }
     CHECK(pages.size() >= size_t(nodes), "%zu pages", pages.size());

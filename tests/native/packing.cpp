@@ -106,7 +106,7 @@ void test_shapes(const KernelTable& k) {
             const std::vector<float> source = normal_values(random, columns * width, 0.05f);
             const Packed packed(k, f, source, columns, width);
             for (int64_t c = 0; c < columns; c++) check_column(f, packed, source.data() + c * width, c);
-            for (int64_t c = 0; c < packed.linear.blocks * LANES; c++) {
+            for (int64_t c = 0; c < packed.linear.panels * LANES; c++) {
                 for (int64_t i = c < columns ? width : 0; i < packed.linear.depth; i++) {
                     CHECK(packed.weight(c, i) == 0, "%s: padding at column %ld, %ld", f.name, long(c), long(i));
                 }
@@ -134,7 +134,7 @@ void test_sources(const KernelTable& k) {
         }
         for (const Format& f : FORMATS) {
             const Packed expected(k, f, source, columns, width);
-            const int64_t bytes = block_bytes(f.precision, f.group, expected.linear.depth);
+            const int64_t bytes = panel_bytes(f.precision, f.group, expected.linear.depth);
             Buffer<uint8_t> block(static_cast<size_t>(bytes));
             Buffer<float> scales(LANES), scratch(size_t(expected.linear.depth * (LANES + 2)));
             k.pack(f.precision, f.group, type, halves.data(), stride, columns, width, expected.linear.depth,
@@ -310,13 +310,13 @@ Packed::Packed(const KernelTable& k, const Format& format, const std::vector<flo
     : columns(columns_),
       width(width_),
       bytes(size_t((columns + LANES - 1) / LANES *
-                   block_bytes(format.precision, format.group, padded_depth(format.precision, width)))),
+                   panel_bytes(format.precision, format.group, padded_depth(format.precision, width)))),
       scales(size_t((columns + LANES - 1) / LANES * LANES)),
       biases(scales.size()) {
     linear.precision = format.precision;
     linear.group = format.group;
     linear.depth = padded_depth(format.precision, width);
-    linear.blocks = int64_t(scales.size()) / LANES;
+    linear.panels = int64_t(scales.size()) / LANES;
     linear.weights = bytes.data();
     linear.scales = format.precision == INT8 || format.precision == FP8 ? scales.data() : nullptr;
     linear.bias = bias.empty() ? nullptr : biases.data();
@@ -324,8 +324,8 @@ Packed::Packed(const KernelTable& k, const Format& format, const std::vector<flo
     Buffer<float> scratch(size_t(linear.depth * (LANES + 2)));
     Buffer<float> exact(source.size());
     std::copy(source.begin(), source.end(), exact.data());
-    const int64_t size = block_bytes(format.precision, format.group, linear.depth);
-    for (int64_t b = 0; b < linear.blocks; b++) {
+    const int64_t size = panel_bytes(format.precision, format.group, linear.depth);
+    for (int64_t b = 0; b < linear.panels; b++) {
         const int64_t used = std::min<int64_t>(LANES, columns - b * LANES);
         k.pack(format.precision, format.group, SOURCE_F32, exact.data() + b * LANES * width, width, used, width,
                linear.depth, bytes.data() + b * size, scales.data() + b * LANES, scratch.data());
@@ -333,13 +333,13 @@ Packed::Packed(const KernelTable& k, const Format& format, const std::vector<flo
 }
 
 double Packed::span_scale(int64_t column, int64_t k) const {
-    const uint8_t* block = bytes.data() + column / LANES * block_bytes(FP8, 0, linear.depth);
+    const uint8_t* block = bytes.data() + column / LANES * panel_bytes(FP8, 0, linear.depth);
     return double(bits_as<float>(block + k / SCALE_COLUMNS * 4)) * double(scales[size_t(column)]);
 }
 
 double Packed::weight(int64_t column, int64_t k) const {
     const int64_t lane = column % LANES, group = linear.group;
-    const uint8_t* block = bytes.data() + column / LANES * block_bytes(linear.precision, group, linear.depth);
+    const uint8_t* block = bytes.data() + column / LANES * panel_bytes(linear.precision, group, linear.depth);
     switch (linear.precision) {
         case FP32: return bits_as<float>(block + (k * LANES + lane) * 4);
         case BF16: return from_bf16(bits_as<uint16_t>(block + k / 2 * 64 + lane * 4 + k % 2 * 2));

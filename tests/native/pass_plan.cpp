@@ -88,7 +88,7 @@ void check_blocks(const PassPlan& plan) {
     }
 }
 
-// The node of each unit.
+// The node of each item.
 std::vector<int> homes_of(const PassPlan& plan) {
     const AttentionPlan& a = plan.attention[0];
     std::vector<int> homes;
@@ -102,29 +102,29 @@ std::vector<int> homes_of(const PassPlan& plan) {
     return homes;
 }
 
-// Every unit is a thread's of its node, and no other's; where partials are of blocks, a node's threads have as many as
+// Every item is a thread's of its node, and no other's; where partials are of blocks, a node's threads have as many as
 // each other, and where they are of runs, threads begin and end at borders of runs.
 void check_splits(const PassPlan& plan) {
     const AttentionPlan& a = plan.attention[0];
     const std::vector<int> homes = homes_of(plan);
     std::vector<int> taken(homes.size());
     std::vector<int64_t> each(size_t(plan.threads));
-    CHECK(a.thread_units.size() == size_t(plan.threads), "units of %zu threads", a.thread_units.size());
+    CHECK(a.thread_work.size() == size_t(plan.threads), "items of %zu threads", a.thread_work.size());
     for (int t = 0; t < plan.threads; t++) {
         const int node = plan.team.node(t);
-        for (int64_t u = a.thread_units[size_t(t)].first; u < a.thread_units[size_t(t)].end; u++) {
-            CHECK(a.by_block || homes.at(size_t(u)) == node, "unit %lld of node %d", (long long)u, node);
+        for (int64_t u = a.thread_work[size_t(t)].first; u < a.thread_work[size_t(t)].end; u++) {
+            CHECK(a.by_block || homes.at(size_t(u)) == node, "item %lld of node %d", (long long)u, node);
             if (homes.at(size_t(u)) == node) taken[size_t(u)]++, each[size_t(t)]++;
         }
     }
-    for (size_t u = 0; u < taken.size(); u++) CHECK(taken[u] == 1, "unit %zu is taken %d times", u, taken[u]);
+    for (size_t u = 0; u < taken.size(); u++) CHECK(taken[u] == 1, "item %zu is taken %d times", u, taken[u]);
     for (int node = 0; node < plan.team.nodes() && a.split_blocks == 1; node++) {
         const auto [least, most] = std::minmax_element(each.begin() + plan.team.first_thread(node),
                                                        each.begin() + plan.team.first_thread(node + 1));
-        CHECK(*most - *least <= 1, "%lld units and %lld", (long long)*least, (long long)*most);
+        CHECK(*most - *least <= 1, "%lld items and %lld", (long long)*least, (long long)*most);
     }
     if (a.split_blocks == 1) return;
-    for (const auto& [first, end] : a.thread_units) {
+    for (const auto& [first, end] : a.thread_work) {
         for (const int64_t border : {first, end}) {
             int64_t within = border;
             size_t i = 0;
@@ -142,7 +142,7 @@ double worst_load(const PassPlan& plan) {
     int64_t most = 0;
     for (int t = 0; t < plan.threads; t++) {
         int64_t own = 0;
-        for (int64_t u = a.thread_units[size_t(t)].first; u < a.thread_units[size_t(t)].end; u++)
+        for (int64_t u = a.thread_work[size_t(t)].first; u < a.thread_work[size_t(t)].end; u++)
             own += homes[size_t(u)] == plan.team.node(t);
         most = std::max(most, own);
     }
@@ -166,13 +166,13 @@ void check_loads() {
                                            {{56, 55}, 8, 1.1}}) {
         const TeamNodes team(std::accumulate(c.nodes.begin(), c.nodes.end(), 0), nodes_of(c.nodes));
         const PassShape shape = model_of(shape_of(c.kv_heads * 4, c.kv_heads, 64, 0));
-        const int32_t context = 262144 / c.kv_heads * 2;  // 2,048 units
+        const int32_t context = 262144 / c.kv_heads * 2;  // 2,048 items
         const std::vector<SequenceRows> four(4, {context / 4 - 1, 1});
         for (const std::vector<SequenceRows>& sequences : {std::vector<SequenceRows>{{65535, 1}}, four}) {
             const PassPlan plan = plan_of(shape, team, sequences);
             check_splits(plan);
-            const double units = double(homes_of(plan).size());
-            const double worst = worst_load(plan), whole = team.threads() / units;  // a block that cannot be halved
+            const double items = double(homes_of(plan).size());
+            const double worst = worst_load(plan), whole = team.threads() / items;  // a block that cannot be halved
             CHECK(worst <= c.limit + whole, "%d heads, %d threads on %d nodes: %.2f times its share", c.kv_heads,
                   team.threads(), team.nodes(), worst);
         }
@@ -204,14 +204,14 @@ void check_homes() {
     CHECK(part.nodes() == 2 && part.threads_of(1) == 1, "the pool's first three threads");
 }
 
-// Each block that a tile sees is in one unit, whose ranges end at borders of runs; partials of split tiles do not
+// Each block that a tile sees is in one item, whose ranges end at borders of runs; partials of split tiles do not
 // overlap, and what is reserved holds them.
 void check_units(const PassPlan& plan) {
     const AttentionPlan& a = plan.attention[0];
     const int64_t kv_heads = a.shape.kv_heads;
     std::vector<int64_t> seen(a.tiles.size());
     std::vector<int> used(size_t(a.partial_rows * kv_heads));
-    for (const TileUnit& u : a.units) {
+    for (const TileWork& u : a.tile_work) {
         const RowRange& tile = a.tiles[size_t(u.tile)];
         const int64_t first = plan.first_block(tile.first, a.shape), end = plan.last_block(tile.end - 1) + 1;
         CHECK(u.first < u.end && (u.first == first || u.first % SPLIT_BLOCKS == 0), "begins with %lld",
@@ -236,10 +236,10 @@ void check_units(const PassPlan& plan) {
     for (const int times : used) CHECK(times == 1, "a partial is written %d times", times);
 }
 
-// The blocks that the thread with most of them has, where threads take units in turn.
+// The blocks that the thread with most of them has, where threads take items in turn.
 int64_t most_blocks(const PassPlan& plan) {
     std::vector<int64_t> taken(size_t(plan.threads));
-    for (const TileUnit& u : plan.attention[0].units) {
+    for (const TileWork& u : plan.attention[0].tile_work) {
         for (int32_t h = 0; h < plan.attention[0].shape.kv_heads; h++)
             *std::min_element(taken.begin(), taken.end()) += u.end - u.first;
     }
@@ -274,7 +274,9 @@ void check_pruned(const PassShape& shape, const PassPlan& plan, Random& random) 
         if (random.below(3) == 0) chosen.push_back(r);
     }
     if (chosen.empty()) return;
-    const PassPlan all(shape, plan.team, plan.segments, plan.tokens, chosen), some = all.of_logit_rows(shape);
+    const PassPlan all(shape, plan.team, plan.segments, plan.tokens, chosen);
+    const std::unique_ptr<const PassPlan> of_logit_rows = all.of_logit_rows(shape);
+    const PassPlan& some = *of_logit_rows;
     CHECK(some.rows() == int32_t(chosen.size()) && some.logit_rows.size() == chosen.size(), "%d rows", some.rows());
     CHECK(some.append_ranges.empty() && some.first_append_range.size() == some.segments.size() + 1, "rows to append");
     for (int32_t i = 0; i < some.rows(); i++) {
@@ -337,14 +339,14 @@ void check_known_plans() {
           prompt.attention[0].tiles.size(), prompt.append_ranges.size());
     CHECK(prompt.append_ranges[3].end - prompt.append_ranges[3].first == 6,
           "positions 250 to 255 are of the first block");
-    CHECK(prompt.attention[0].units.front().tile == 3, "the tile that sees most is the first");
+    CHECK(prompt.attention[0].tile_work.front().tile == 3, "the tile that sees most is the first");
 
     const PassPlan step = plan_of(model_of(shape_of(8, 2, 64, 0)), 2, {{20000, 1}}, {0});
     CHECK(step.decode && step.each_thread_prepares, "a decode step");
     CHECK(step.attention[0].split_blocks == SPLIT_BLOCKS && step.attention[0].blocks[0] == 79,
           "a long context in runs");
-    CHECK(step.attention[0].thread_units[0].end == 79, "each thread has a head: %lld",
-          (long long)step.attention[0].thread_units[0].end);
+    CHECK(step.attention[0].thread_work[0].end == 79, "each thread has a head: %lld",
+          (long long)step.attention[0].thread_work[0].end);
 
     // One head whose 3 blocks cannot be shared in whole runs by 2 threads.
     const PassPlan odd = plan_of(model_of(shape_of(1, 1, 64, 0)), 2, {{600, 1}}, {0});

@@ -20,11 +20,11 @@ struct LayerRows {
 std::vector<LayerRows> counted;
 
 void count_appending(Pass& pass, const LayerStep& step, int thread) {
-    if (thread == 0) counted[size_t(step.index)].appending += pass.plan.rows();
+    if (thread == 0) counted[size_t(step.index)].appending += pass.plan().rows();
 }
 
 void count_attending(Pass& pass, const LayerStep& step, int thread) {
-    if (thread == 0) counted[size_t(step.index)].attending += pass.plan.rows();
+    if (thread == 0) counted[size_t(step.index)].attending += pass.plan().rows();
 }
 
 // Four layers, the last two of which read the keys and values of the second.

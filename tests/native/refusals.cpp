@@ -383,7 +383,8 @@ void check_stored_weights(const KernelTable& k) {
     const std::vector<uint8_t> values(40 * 40, 7), zeros(40 * 2, 8);
     std::vector<float> scales(40 * 2, 0.5f);
     const auto pack = [&] {
-        return model.pack_int4(pool, "layers.1.q_proj.weight", values.data(), scales.data(), zeros.data(), 40, 40);
+        return model.pack_stored(pool, "layers.1.q_proj.weight",
+                                 {values.data(), scales.data(), zeros.data(), 2, 40, 40});
     };
     std::vector<int32_t> order(40);
     for (int32_t i = 0; i < 40; i++) order[size_t(i)] = 39 - i;

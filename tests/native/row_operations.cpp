@@ -264,22 +264,22 @@ void test_argmax(const KernelTable& k) {
     CHECK(got.index == 20 && std::isnan(got.sum), "beside NaN: %d, sum %g", got.index, double(got.sum));
 }
 
-// Groups that are no whole vectors, rows that are not side by side, and fewer taps than there are weights for.
+// Groups that are no whole vectors, rows that are not side by side, and fewer rows than there are weights for.
 void test_convolve_groups(const KernelTable& k) {
     Random random(9);
     for (const int64_t group : {1, 3, 8, 16, 20, 48}) {
-        for (const int32_t taps : {1, 2, 4}) {
+        for (const int32_t kernel_size : {1, 2, 4}) {
             const int64_t groups = 5, size = group * groups, stride = size + 7;
-            Buffer<float> rows(size_t(stride * taps)), base(size_t(size * taps)), scales(size_t(groups * taps)),
-                out(static_cast<size_t>(size));
+            Buffer<float> rows(size_t(stride * kernel_size)), base(size_t(size * kernel_size)),
+                scales(size_t(groups * kernel_size)), out(static_cast<size_t>(size));
             for (Buffer<float>* each : {&rows, &base, &scales}) {
                 for (size_t i = 0; i < each->size(); i++) (*each)[i] = random.normal();
             }
-            const float* x = rows.data() + (taps - 1) * stride;
-            k.convolve_groups({x, stride, taps, base.data(), scales.data(), groups, group}, out.data());
+            const float* x = rows.data() + (kernel_size - 1) * stride;
+            k.convolve_groups({x, stride, kernel_size, base.data(), scales.data(), groups, group}, out.data());
             for (int64_t c = 0; c < size; c++) {
                 double sum = 0, terms = 0;
-                for (int64_t t = 0; t < taps; t++) {
+                for (int64_t t = 0; t < kernel_size; t++) {
                     const double factor =
                         double(base[size_t(t * size + c)]) + double(scales[size_t(t * groups + c / group)]);
                     sum += x[c - t * stride] * factor, terms += std::abs(x[c - t * stride] * factor) + 1;

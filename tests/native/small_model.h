@@ -237,14 +237,14 @@ struct Shape {
 // What a recurrent mixer has in the place of attention's weights.
 template <typename Add>
 void list_recurrent_shapes(const RecurrentSpec& r, int64_t hidden, const Add& add) {
-    const int64_t keys = r.key_width(), values = r.value_width(), taps = r.conv_kernel;
+    const int64_t keys = r.key_width(), values = r.value_width(), kernel = r.conv_kernel;
     const bool selects = r.kind == MAMBA1, kimi = r.kind == KIMI_DELTA, scans = r.kind != SHORT_CONV;
     const bool delta = kimi || r.kind == GATED_DELTA, convolves_keys = scans && !selects;
     for (const bool bias : {false, true}) {
         if (bias && !r.conv_bias) continue;
-        if (convolves_keys) add("q_conv", bias, keys * (bias ? 1 : taps), 1);
-        if (convolves_keys) add("k_conv", bias, keys * (bias ? 1 : taps), 1);
-        add("v_conv", bias, values * (bias ? 1 : taps), 1);
+        if (convolves_keys) add("q_conv", bias, keys * (bias ? 1 : kernel), 1);
+        if (convolves_keys) add("k_conv", bias, keys * (bias ? 1 : kernel), 1);
+        add("v_conv", bias, values * (bias ? 1 : kernel), 1);
     }
     const int64_t keys_from = selects ? values : hidden;  // of what keys and queries are made
     add("q_in", false, keys, keys_from), add("k_in", false, keys, keys_from), add("v_in", false, values, hidden);
@@ -332,8 +332,8 @@ void list_layer_shapes(const ModelSpec& model, const LayerSpec& layer, int32_t n
     const HeadSpec& head = model.draft_head;
     for (const auto& [base, projection] :
          {std::pair("attention_conv_base", "attention_conv_proj"), std::pair("mlp_conv_base", "mlp_conv_proj")}) {
-        if (!head.conv_taps) continue;
-        add(base, false, 2 * head.conv_taps * hidden, 1);
+        if (!head.conv_kernel) continue;
+        add(base, false, 2 * head.conv_kernel * hidden, 1);
         linear(projection, 0, 2 * head.conv_scales(hidden), hidden);
     }
     if (m.experts) linear("router", m.router_bias, m.experts, hidden);

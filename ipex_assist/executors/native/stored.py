@@ -154,7 +154,8 @@ def _pack(
         floats = stored.dequantized()
         model.pack(ours, floats if order is None else floats[:, order])
         return False
-    _pack_int4(model, ours, exact.in_groups_of(model.group))
+    stored = exact.in_groups_of(model.group)
+    _pack_numbers(model, ours, stored.values, stored.scales, stored.zeros)
     return True
 
 
@@ -172,45 +173,38 @@ def _pack_transposed(model: PackedModel, ours: str, source: Source, weight: Int4
     return False
 
 
-def _pack_int4(model: PackedModel, ours: str, weight: Int4Weight) -> None:
-    values, scales, zeros = (part.contiguous() for part in (weight.values, weight.scales, weight.zeros))
-    columns, width = weight.shape
-    status = model.library.ia_model_pack_int4(
+def _pack_numbers(
+    model: PackedModel, ours: str, values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None = None
+) -> None:
+    """Pack a matrix by its stored numbers: values (columns, width), scales and zeros (columns, groups)."""
+    values, scales = values.contiguous(), scales.contiguous()
+    zeros = None if zeros is None else zeros.contiguous()
+    columns, width = values.shape
+    status = model.library.ia_model_pack_stored(
         model.handle,
         model.pool.handle,
         ours.encode(),
         values.data_ptr(),
         scales.data_ptr(),
-        zeros.data_ptr(),
+        None if zeros is None else zeros.data_ptr(),
+        scales.shape[1],
         columns,
         width,
     )
-    model.check_packed(status, ours, weight.shape)
+    model.check_packed(status, ours, (columns, width))
 
 
 def _pack_scaled(model: PackedModel, ours: str, weight: ScaledWeight) -> bool:
     """Pack a matrix of 8-bit values. False where its scales differ within 16 outputs as fp8 cannot hold them."""
     check_shape(model.spec, ours, weight.shape)
-    columns, width = weight.shape
     scales = weight.scales
     if weight.values.dtype == torch.float8_e4m3fn:
-        spans = torch.arange(-(-width // FP8_SPAN)) * FP8_SPAN
+        spans = torch.arange(-(-weight.shape[1] // FP8_SPAN)) * FP8_SPAN
         scales = scales[:, spans // weight.group] if scales.shape[1] > 1 else scales.expand(-1, len(spans))
         if not _fits_blocks(scales):
             model.pack(ours, weight.dequantized())
             return False
-    values, scales = weight.values.contiguous(), scales.contiguous()
-    status = model.library.ia_model_pack_bytes(
-        model.handle,
-        model.pool.handle,
-        ours.encode(),
-        values.data_ptr(),
-        scales.data_ptr(),
-        scales.shape[1],
-        columns,
-        width,
-    )
-    model.check_packed(status, ours, weight.shape)
+    _pack_numbers(model, ours, weight.values, scales)
     return True
 
 

@@ -14,13 +14,13 @@ from ipex_assist.executors.torch.kernels import Linear
 
 @dataclass
 class DynamicConv:
-    """A causal convolution before and one after a part of a layer; each row scales its taps, group by group."""
+    """A causal convolution before and one after a part of a layer; each row scales its weights, group by group."""
 
-    base: torch.Tensor  # (2, taps, hidden): before, after
-    projection: Linear  # (rows, hidden) → (rows, 2 · taps · groups)
+    base: torch.Tensor  # (2, kernel_size, hidden): before, after
+    projection: Linear  # (rows, hidden) → (rows, 2 · kernel_size · groups)
 
     def enter(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The rows x (rows, hidden) of a block after the first one, and what scales the second (rows, taps, groups)."""
+        """The rows x (rows, hidden) of a block after the first, and the second's scales (rows, kernel_size, groups)."""
         before, after = self.projection(x).view(len(x), 2, self.base.shape[1], -1).unbind(1)
         return convolved(x, before, self.base[0]), after
 
@@ -30,9 +30,9 @@ class DynamicConv:
 
 
 def convolved(x: torch.Tensor, scales: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
-    """The sum over taps t of x[row - t] · (base[t] + scales[row, t]), of rows that there are.
+    """The sum over t of x[row - t] · (base[t] + scales[row, t]), of rows that there are.
 
-    x: (rows, hidden). scales: (rows, taps, groups), of each group's neighbouring columns. base: (taps, hidden).
+    x: (rows, hidden). base: (kernel_size, hidden). scales: (rows, kernel_size, groups), of neighbouring columns.
     """
     rows, groups = x.view(len(x), scales.shape[2], -1), base.view(len(base), scales.shape[2], -1)
     made = torch.zeros_like(rows)

@@ -275,8 +275,8 @@ class _Packer:
 
     def _conv(self, base: str) -> DynamicConv:
         assert self.spec.head is not None
-        taps = self.tensors[f"{base}.weight"].view(2, self.spec.head.conv_taps, -1)
-        return DynamicConv(taps, self.linears[base.removesuffix("_base")])
+        base_weights = self.tensors[f"{base}.weight"].view(2, self.spec.head.conv_kernel, -1)
+        return DynamicConv(base_weights, self.linears[base.removesuffix("_base")])
 
     def _per_layer(self, prefix: str) -> PerLayerLinears:
         return PerLayerLinears(

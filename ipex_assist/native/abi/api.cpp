@@ -141,23 +141,14 @@ IPEX_ASSIST_API int32_t ia_model_pack_file(void* handle, void* pool, const char*
     });
 }
 
-// Weights that are quantized already, see PackedModel::pack_int4. Likewise 0, 1, 2 or -1.
-IPEX_ASSIST_API int32_t ia_model_pack_int4(void* handle, void* pool, const char* name, const uint8_t* values,
-                                           const float* scales, const uint8_t* zeros, int64_t columns, int64_t width) {
+// A matrix that is quantized already, see PackedModel::pack_stored; zeros: null where it has none. Likewise 0, 1, 2 or
+// -1.
+IPEX_ASSIST_API int32_t ia_model_pack_stored(void* handle, void* pool, const char* name, const uint8_t* values,
+                                             const float* scales, const uint8_t* zeros, int64_t groups, int64_t columns,
+                                             int64_t width) {
     return guarded_numbers(2, [&] {
-        PackedModel& model = model_of(handle);
-        Pool& threads = *static_cast<Pool*>(pool);
-        return model.pack_int4(threads, name, values, scales, zeros, columns, width) ? 0 : 1;
-    });
-}
-
-// Weights that are stored in 8 bits, see PackedModel::pack_bytes. Likewise 0, 1, 2 or -1.
-IPEX_ASSIST_API int32_t ia_model_pack_bytes(void* handle, void* pool, const char* name, const uint8_t* values,
-                                            const float* scales, int64_t groups, int64_t columns, int64_t width) {
-    return guarded_numbers(2, [&] {
-        PackedModel& model = model_of(handle);
-        Pool& threads = *static_cast<Pool*>(pool);
-        return model.pack_bytes(threads, name, values, scales, groups, columns, width) ? 0 : 1;
+        const StoredNumbers matrix{values, scales, zeros, groups, columns, width};
+        return model_of(handle).pack_stored(*static_cast<Pool*>(pool), name, matrix) ? 0 : 1;
     });
 }
 
@@ -212,12 +203,12 @@ IPEX_ASSIST_API int32_t ia_blocks_write(void* blocks, void* pool, int32_t id, co
     });
 }
 
-// Bytes of a slot of the states of this model's recurrent layers; 0 where it has none.
+// Bytes of a sequence's state, in all recurrent layers of this model; 0 where it has none.
 IPEX_ASSIST_API int64_t ia_state_bytes(void* handle) {
     return guarded<int64_t>(-1, [&] { return States::bytes_each(model_of(handle)); });
 }
 
-// A pool of `count` slots, whose memory is taken when it is written.
+// A pool of `count` states, whose memory is taken when it is written.
 IPEX_ASSIST_API void* ia_states_new(void* handle, int64_t count) {
     return guarded<void*>(nullptr, [&] { return new States(static_cast<Handle*>(handle)->model, count); });
 }
@@ -228,21 +219,22 @@ IPEX_ASSIST_API int32_t ia_states_copy(void* states, void* pool, int32_t from, i
     return guarded(-1, [&] { return static_cast<States*>(states)->copy(*static_cast<Pool*>(pool), from, to), 0; });
 }
 
-// The bytes of a slot, ia_state_bytes of them, as ia_states_write takes them; no pass may write to it meanwhile.
-IPEX_ASSIST_API int32_t ia_states_read(void* states, int32_t slot, void* bytes) {
-    return guarded(-1, [&] { return static_cast<States*>(states)->read(slot, static_cast<uint8_t*>(bytes)), 0; });
+// The bytes of a state, ia_state_bytes of them, as ia_states_write takes them; no pass may write to it meanwhile.
+IPEX_ASSIST_API int32_t ia_states_read(void* states, int32_t state, void* bytes) {
+    return guarded(-1, [&] { return static_cast<States*>(states)->read(state, static_cast<uint8_t*>(bytes)), 0; });
 }
 
-IPEX_ASSIST_API int32_t ia_states_write(void* states, void* pool, int32_t slot, const void* bytes) {
+IPEX_ASSIST_API int32_t ia_states_write(void* states, void* pool, int32_t state, const void* bytes) {
     return guarded(-1, [&] {
-        return static_cast<States*>(states)->write(*static_cast<Pool*>(pool), slot, static_cast<const uint8_t*>(bytes)),
+        return static_cast<States*>(states)->write(*static_cast<Pool*>(pool), state,
+                                                   static_cast<const uint8_t*>(bytes)),
                0;
     });
 }
 
-// Gives the memory of slots back that no sequence has.
-IPEX_ASSIST_API int32_t ia_states_discard(void* states, const int32_t* slots, int64_t number) {
-    return guarded(-1, [&] { return static_cast<States*>(states)->discard(slots, number), 0; });
+// Gives the memory of states back that no sequence has.
+IPEX_ASSIST_API int32_t ia_states_discard(void* states, const int32_t* numbers, int64_t count) {
+    return guarded(-1, [&] { return static_cast<States*>(states)->discard(numbers, count), 0; });
 }
 
 // Gives the memory of blocks back that no sequence has.

@@ -12,7 +12,7 @@ namespace {
 // The batch with logits in memory of our own.
 Batch with_logits(const BufferLease& lease, Batch batch) {
     const int64_t rows = std::clamp(batch.logit_row_count, 0, 1 << 24);
-    batch.stride = lease.model().lm_head().blocks * LANES;
+    batch.stride = lease.model().lm_head().panels * LANES;
     lease.buffers().logits.grow(size_t(rows * batch.stride) * 4);
     batch.logits = lease.buffers().logits.as<float>();
     return batch;
@@ -89,12 +89,13 @@ IPEX_ASSIST_API int32_t ia_draft(void* handle, void* pool, const Batch* batch, c
 }
 
 // One of the linears of every layer (qkv, output, up, down by number): see operations/single_linear.h.
-IPEX_ASSIST_API int32_t ia_linears(void* handle, void* pool, int32_t which, const float* x, int64_t rows, float* out,
+IPEX_ASSIST_API int32_t ia_linears(void* handle, void* pool, int32_t role, const float* x, int64_t rows, float* out,
                                    int64_t stride) {
     return guarded(-1, [&] {
         const BufferLease lease(handle);
         LinearBuffers& buffers = lease.buffers().linears;
-        return run_linears(lease.model(), *static_cast<Pool*>(pool), buffers, Which(which), x, rows, out, stride), 0;
+        return run_linears(lease.model(), *static_cast<Pool*>(pool), buffers, LinearRole(role), x, rows, out, stride),
+               0;
     });
 }
 

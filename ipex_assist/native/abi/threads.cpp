@@ -37,19 +37,19 @@ IPEX_ASSIST_API int32_t ia_group_by_node(int32_t* cpus, int32_t count, const cha
 }
 
 // What each thread of a pass on paper gets (operations/shares.h). nodes: the memory node of each, ascending from 0 on.
-IPEX_ASSIST_API int32_t ia_shares_of_linear(int64_t blocks, int64_t unit, int32_t threads, int64_t* out) {
+IPEX_ASSIST_API int32_t ia_shares_of_linear(int64_t panels, int64_t granularity, int32_t threads, int64_t* out) {
     return guarded(-1, [&] {
-        const std::vector<int64_t> shares = shares_of_linear(blocks, unit, threads);
+        const std::vector<int64_t> shares = shares_of_linear(panels, granularity, threads);
         std::copy(shares.begin(), shares.end(), out);
         return 0;
     });
 }
 
-IPEX_ASSIST_API int32_t ia_shares_of_experts(int64_t blocks, int64_t unit, int32_t experts, const int32_t* nodes,
+IPEX_ASSIST_API int32_t ia_shares_of_experts(int64_t panels, int64_t granularity, int32_t experts, const int32_t* nodes,
                                              int32_t threads, int64_t* out) {
     return guarded(-1, [&] {
         const std::vector<int64_t> shares =
-            shares_of_experts(blocks, unit, experts, TeamNodes(threads, {nodes, nodes + threads}));
+            shares_of_experts(panels, granularity, experts, TeamNodes(threads, {nodes, nodes + threads}));
         std::copy(shares.begin(), shares.end(), out);
         return 0;
     });
@@ -61,7 +61,7 @@ IPEX_ASSIST_API int32_t ia_shares_of_attention(int32_t heads, int32_t kv_heads, 
     return guarded(-1, [&] {
         const AttentionShares shares = shares_of_attention(heads, kv_heads, head_dim, window, position,
                                                            TeamNodes(threads, {nodes, nodes + threads}));
-        std::copy(shares.units.begin(), shares.units.end(), out);
+        std::copy(shares.blocks.begin(), shares.blocks.end(), out);
         return int32_t(shares.merges_in_place);
     });
 }

@@ -35,9 +35,9 @@ constexpr bool is_precision(int32_t number) {
     return false;
 }
 
-// Of a block of 16 output columns.
-inline int64_t block_bytes(Precision precision, int64_t group, int64_t depth) {
-    return with_format(precision, [&](auto format) { return format.block_bytes(group, depth); });
+// Of a panel of 16 output columns.
+inline int64_t panel_bytes(Precision precision, int64_t group, int64_t depth) {
+    return with_format(precision, [&](auto format) { return format.panel_bytes(group, depth); });
 }
 
 inline int64_t padded_depth(Precision precision, int64_t width) {

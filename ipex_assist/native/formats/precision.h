@@ -12,7 +12,7 @@ enum Precision : int32_t { FP32, BF16, INT8, INT4, MXFP4, FP8 };
 // each span of 128 columns.
 enum RowType : int32_t { FP32_ROWS, BF16_ROWS, INT8_ROWS };
 
-constexpr int LANES = 16;           // output columns of a block
+constexpr int LANES = 16;           // output columns of a panel
 constexpr int SCALE_COLUMNS = 128;  // input columns that share one scale of an int8 row: a span
 
 }  // namespace ipex_assist

@@ -26,7 +26,7 @@ inline void widen_int8(const uint8_t* from, int64_t depth, bool keys, uint8_t* t
     }
 }
 
-// 16 columns of a packed block from `column` on, the first `used` rows of them, as D multiplies them: in place, or
+// 16 columns of a packed panel from `column` on, the first `used` rows of them, as D multiplies them: in place, or
 // widened into `buffer`.
 template <class D>
 inline const uint8_t* columns_of(const uint8_t* packed, bool widened, bool keys, int64_t column, int64_t depth,
@@ -89,8 +89,8 @@ HOT_LOOP void attention_tile(const typename D::Row* from, int64_t row_stride, co
     FOR_EACH(m, M, _mm512_storeu_ps(out + m * stride, total[m]));
 }
 
-// All queries, each with its row (rows, row_stride), times 16 columns. `packed`: the columns in the block, if they are
-// there as D multiplies them. outputs(q): where the results of a query are; stride: from one query to the next.
+// All queries, each with its row (rows, row_stride), times 16 columns. `packed`: the columns in their panel, if they
+// are there as D multiplies them. outputs(q): where the results of a query are; stride: from one query to the next.
 template <class D, class Outputs>
 void attention_rows(const AttentionTile& t, const typename D::Row* rows, int64_t row_stride, const uint8_t* columns,
                     const uint8_t* packed, int64_t steps, int64_t distance, const Outputs& outputs, int64_t stride) {
@@ -103,11 +103,11 @@ void attention_rows(const AttentionTile& t, const typename D::Row* rows, int64_t
     }
 }
 
-// Whether blocks of 16 columns are multiplied two at a time. Up to 8 queries, mostly those of one row, are as fast as
+// Whether panels of 16 columns are multiplied two at a time. Up to 8 queries, mostly those of one row, are as fast as
 // memory is read, and two streams are read more slowly than one.
 inline bool in_pairs(const AttentionTile& t) { return IN_PAIRS && t.queries > TILE_ROWS; }
 
-// The same for two blocks of 16 columns, the second `bytes` after the first, both as D multiplies them.
+// The same for two panels of 16 columns, the second `bytes` after the first, both as D multiplies them.
 template <class D, class Outputs>
 void attention_pairs(const AttentionTile& t, const typename D::Row* rows, int64_t row_stride, const uint8_t* columns,
                      int64_t bytes, int64_t steps, int64_t distance, const Outputs& outputs, int64_t stride) {
@@ -201,7 +201,7 @@ void attend_block(const AttentionTile& t, const KeyValueBlock& block, int64_t di
     }
 }
 
-// The products of attention over int8 in integers, on vectors. TWO: with two blocks of 16 columns at once.
+// The products of attention over int8 in integers, on vectors. TWO: with two panels of 16 columns at once.
 struct OnVectors {
     static void score(const AttentionTile& t, const KeyValueBlock& block, int64_t distance, int64_t limit) {
         for (int64_t i = 0; i < limit;) {

@@ -22,7 +22,7 @@ struct AmxDigits {
     const uint8_t* rows;     // (queries, 2 · depth), of which the first half is used
     const float* scales;     // (queries, depth / 32)
     const int32_t* offsets;  // likewise, of queries
-    const uint8_t* columns;  // packed blocks of 16 columns, `depth` deep
+    const uint8_t* columns;  // packed panels of 16 columns, `depth` deep
     const float* key_scales;
     int64_t distance;  // from the columns to the next block's
     float* out;

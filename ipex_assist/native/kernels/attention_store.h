@@ -5,18 +5,18 @@
 namespace ipex_assist {
 namespace {
 
-// The index, in elements, of row `k` and column `column` in a packed block of that depth. step: elements of a lane.
+// The index, in elements, of row `k` and column `column` in a packed panel of that depth. step: elements of a lane.
 inline int64_t packed_index(int step, int64_t depth, int64_t column, int64_t k) {
     return ((column / LANES) * (depth / step) + k / step) * (LANES * step) + column % LANES * step + k % step;
 }
 
-// A key is a column of its block: one lane of each line. Lanes from head_dim on stay the zeros that they are.
+// A key is a column of its panel: one lane of each line. Lanes from head_dim on stay the zeros that they are.
 template <class T>
 inline void store_down(const T* values, int count, T* to) {
     for (int j = 0; j < count; j++) to[j * LANES] = values[j];
 }
 
-// A value is a row of its block. In bf16 a lane holds two positions: the other one stays as it is.
+// A value is a row of its panel. In bf16 a lane holds two positions: the other one stays as it is.
 inline void store_across(Precision precision, __m512 v, int32_t position, uint8_t* line) {
     if (precision == FP32) return _mm512_storeu_ps(reinterpret_cast<float*>(line), v);
     const __m512i halves = _mm512_cvtepu16_epi32(to_bf16(v)), lower = _mm512_set1_epi32(0xffff);
@@ -93,7 +93,7 @@ void store_value(Precision precision, const float* value, int32_t head_dim, int3
     }
 }
 
-constexpr int64_t WIDENED_AHEAD = 2048;  // bytes that are prefetched, of the few KB that a block has
+constexpr int64_t WIDENED_AHEAD = 2048;  // bytes that are prefetched, of the few KB that a panel has
 
 }  // namespace
 }  // namespace ipex_assist

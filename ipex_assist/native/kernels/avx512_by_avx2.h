@@ -173,15 +173,16 @@ LANEWISE V16i shuffled(V16i x) {  // each quarter by itself
 #define _mm512_shuffle_epi32(X, ORDER) shuffled<ORDER>(X)
 
 // Two quarters of a, then two of b.
-template <int WHICH>
+template <int LINEAR_ROLES>
 LANEWISE V16i quarters(V16i a, V16i b) {
-    constexpr int FIRST = WHICH & 3, SECOND = WHICH >> 2 & 3, THIRD = WHICH >> 4 & 3, FOURTH = WHICH >> 6 & 3;
+    constexpr int FIRST = LINEAR_ROLES & 3, SECOND = LINEAR_ROLES >> 2 & 3, THIRD = LINEAR_ROLES >> 4 & 3,
+                  FOURTH = LINEAR_ROLES >> 6 & 3;
     return {_mm256_permute2x128_si256(FIRST < 2 ? a.low : a.high, SECOND < 2 ? a.low : a.high,
                                       (FIRST & 1) | (2 | (SECOND & 1)) << 4),
             _mm256_permute2x128_si256(THIRD < 2 ? b.low : b.high, FOURTH < 2 ? b.low : b.high,
                                       (THIRD & 1) | (2 | (FOURTH & 1)) << 4)};
 }
-#define _mm512_shuffle_i32x4(A, B, WHICH) quarters<WHICH>(A, B)
+#define _mm512_shuffle_i32x4(A, B, LINEAR_ROLES) quarters<LINEAR_ROLES>(A, B)
 
 template <int WAY>
 LANEWISE V16f rounded(V16f x) {

@@ -23,10 +23,10 @@ struct Start {
     int64_t stride;
 };
 
-// Up to 16 rows times N blocks (1 or 4, `bytes` apart) over `steps` of 32 input columns. Tiles 0 to 3: sums, 4: rows, 5
+// Up to 16 rows times N panels (1 or 4, `bytes` apart) over `steps` of 32 input columns. Tiles 0 to 3: sums, 4: rows, 5
 // to 7: weights.
 template <int N>
-HOT_LOOP void amx_bf16_strip(const uint8_t* rows, int64_t row_bytes, const uint8_t* block, int64_t bytes, int64_t steps,
+HOT_LOOP void amx_bf16_strip(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int64_t bytes, int64_t steps,
                              Start start, float* out, int64_t stride) {
     TILE_LOAD(0, start.at, start.stride * 4);
     if (N > 1) {
@@ -35,7 +35,7 @@ HOT_LOOP void amx_bf16_strip(const uint8_t* rows, int64_t row_bytes, const uint8
         TILE_LOAD(3, start.at + 3 * LANES, start.stride * 4);
     }
     for (int64_t s = 0; s < steps; s++) {
-        const uint8_t* weights = block + s * TILE_BYTES;
+        const uint8_t* weights = panel + s * TILE_BYTES;
         TILE_LOAD(4, rows + s * 64, row_bytes);
         prefetch_lines(weights, TILE);
         TILE_LOAD(5, weights, 64);
@@ -59,9 +59,9 @@ HOT_LOOP void amx_bf16_strip(const uint8_t* rows, int64_t row_bytes, const uint8
     }
 }
 
-// 17 to 32 rows times one block or two. Tiles 0 and 1, 2 and 3: sums, 4 and 5: rows, 6 and 7: weights.
+// 17 to 32 rows times one panel or two. Tiles 0 and 1, 2 and 3: sums, 4 and 5: rows, 6 and 7: weights.
 template <bool RIGHT>
-HOT_LOOP void amx_bf16_square(const uint8_t* rows, int64_t row_bytes, const uint8_t* block, int64_t bytes,
+HOT_LOOP void amx_bf16_square(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int64_t bytes,
                               int64_t steps, Start start, float* out, int64_t stride) {
     const uint8_t* lower = rows + TILE * row_bytes;
     const float* lower_start = start.at + TILE * start.stride;
@@ -73,7 +73,7 @@ HOT_LOOP void amx_bf16_square(const uint8_t* rows, int64_t row_bytes, const uint
         TILE_LOAD(3, lower_start + LANES, start.stride * 4);
     }
     for (int64_t s = 0; s < steps; s++) {
-        const uint8_t* weights = block + s * TILE_BYTES;
+        const uint8_t* weights = panel + s * TILE_BYTES;
         TILE_LOAD(4, rows + s * 64, row_bytes);
         prefetch_lines(weights, TILE);
         TILE_LOAD(6, weights, 64);
@@ -94,35 +94,35 @@ HOT_LOOP void amx_bf16_square(const uint8_t* rows, int64_t row_bytes, const uint
     }
 }
 
-// `count` rows (up to 32, as tiles_begin was told) times blocks first <= b < last, `depth` input columns from k on.
-inline void amx_bf16_blocks(const Linear& w, const uint8_t* rows, int64_t count, int64_t first, int64_t last, int64_t k,
+// `count` rows (up to 32, as tiles_begin was told) times panels first <= b < last, `depth` input columns from k on.
+inline void amx_bf16_panels(const Linear& w, const uint8_t* rows, int64_t count, int64_t first, int64_t last, int64_t k,
                             int64_t depth, float* out, int64_t stride) {
-    const int64_t bytes = block_bytes(BF16, 0, w.depth), row_bytes = w.depth * 2, steps = depth / 32;
+    const int64_t bytes = panel_bytes(BF16, 0, w.depth), row_bytes = w.depth * 2, steps = depth / 32;
     for (int64_t b = first; b < last;) {
-        const uint8_t *from = rows + k * 2, *block = w.weights + b * bytes + k * 32;
+        const uint8_t *from = rows + k * 2, *panel = w.weights + b * bytes + k * 32;
         float* to = out + (b - first) * LANES;
         const Start start = k > 0 ? Start{to, stride} : Start{w.bias ? w.bias + b * LANES : NO_BIAS, 0};
         const int64_t part = count > TILE ? (b + 2 <= last ? 2 : 1) : (b + 4 <= last ? 4 : 1);
         if (count > TILE) {
-            part == 2 ? amx_bf16_square<true>(from, row_bytes, block, bytes, steps, start, to, stride)
-                      : amx_bf16_square<false>(from, row_bytes, block, bytes, steps, start, to, stride);
+            part == 2 ? amx_bf16_square<true>(from, row_bytes, panel, bytes, steps, start, to, stride)
+                      : amx_bf16_square<false>(from, row_bytes, panel, bytes, steps, start, to, stride);
         } else {
-            part == 4 ? amx_bf16_strip<4>(from, row_bytes, block, bytes, steps, start, to, stride)
-                      : amx_bf16_strip<1>(from, row_bytes, block, bytes, steps, start, to, stride);
+            part == 4 ? amx_bf16_strip<4>(from, row_bytes, panel, bytes, steps, start, to, stride)
+                      : amx_bf16_strip<1>(from, row_bytes, panel, bytes, steps, start, to, stride);
         }
         b += part;
     }
 }
 
 // Up to 32 rows: the weights are read from memory in up to 4 streams, which share the tiles of rows. More rows: chunk
-// after chunk of 8 blocks, so that the rows and weights that are used again are still in cache.
+// after chunk of 8 panels, so that the rows and weights that are used again are still in cache.
 inline void amx_bf16(const Linear& w, const LinearRows& in, int64_t count, int64_t first, int64_t last, float* out,
                      int64_t stride) {
     constexpr int64_t ROWS = 2 * TILE, GROUP = 8;
     const int64_t row_bytes = w.depth * 2;
     tiles_begin(count);
     if (count <= ROWS) {
-        amx_bf16_blocks(w, in.values, count, first, last, 0, w.depth, out, stride);
+        amx_bf16_panels(w, in.values, count, first, last, 0, w.depth, out, stride);
         return tiles_end();
     }
     const int64_t rest = count % ROWS, full = count - rest;
@@ -132,12 +132,12 @@ inline void amx_bf16(const Linear& w, const LinearRows& in, int64_t count, int64
         for (int64_t k = 0; k < w.depth; k += DEPTH_CHUNK) {
             const int64_t depth = k + DEPTH_CHUNK < w.depth ? DEPTH_CHUNK : w.depth - k;
             for (int64_t r = 0; r < full; r += ROWS) {
-                amx_bf16_blocks(w, in.values + r * row_bytes, ROWS, group, group_end, k, depth, to + r * stride,
+                amx_bf16_panels(w, in.values + r * row_bytes, ROWS, group, group_end, k, depth, to + r * stride,
                                 stride);
             }
             if (!rest) continue;
             tiles_begin(rest);
-            amx_bf16_blocks(w, in.values + full * row_bytes, rest, group, group_end, k, depth, to + full * stride,
+            amx_bf16_panels(w, in.values + full * row_bytes, rest, group, group_end, k, depth, to + full * stride,
                             stride);
             tiles_begin(ROWS);
         }

@@ -1,11 +1,11 @@
-// What a draft head of DFlash 2 computes beside linears: convolutions whose taps each row scales, and dot products.
+// What a draft head of DFlash 2 computes beside linears: convolutions whose weights each row scales, and dot products.
 #pragma once
 #include "kernels/row_operations.h"
 
 namespace ipex_assist {
 namespace {
 
-// The columns of a group have one scale for each tap; a tap's products are added in the order of the taps.
+// The columns of a group have one scale for each row of the kernel; products are added in the order of these rows.
 void convolve_groups(const GroupedConv& c, float* out) {
     const int64_t size = c.groups * c.group;
     for (int64_t g = 0; g < c.groups; g++) {
@@ -13,7 +13,7 @@ void convolve_groups(const GroupedConv& c, float* out) {
         for (int64_t i = end - c.group; i < end; i += LANES) {
             const __mmask16 mask = lanes(end - i);
             __m512 sum = _mm512_setzero_ps();
-            for (int32_t t = 0; t < c.taps; t++) {
+            for (int32_t t = 0; t < c.kernel_size; t++) {
                 const __m512 factor = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, c.base + t * size + i),
                                                     _mm512_set1_ps(c.scales[t * c.groups + g]));
                 sum = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(mask, c.x - t * c.stride + i), factor, sum);

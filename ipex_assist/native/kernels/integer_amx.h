@@ -18,7 +18,7 @@ struct AmxRows {
     const int32_t* starts;  // (groups, M)
 };
 
-// Sums of up to 16 rows with a group of one block or two. Tiles 0 and 1: sums, 2 and 3: rows, 5 to 7: weights.
+// Sums of up to 16 rows with a group of one panel or two. Tiles 0 and 1: sums, 2 and 3: rows, 5 to 7: weights.
 #define INTEGER_DOT(c, a, b)               \
     if (F::SIGNED) {                       \
         TILE_DOT_SIGNED(c, a, b);          \
@@ -51,13 +51,13 @@ inline void amx_group_of_16(const uint8_t* rows, int64_t depth, const uint8_t* l
 }
 #undef INTEGER_DOT
 
-// `count` rows (at most M) times N blocks. Weights and sums go through memory on their way to and from the tiles:
+// `count` rows (at most M) times N panels. Weights and sums go through memory on their way to and from the tiles:
 // weights are unpacked one group before the tiles need them, and sums are used one group later.
 template <class F, int M, int N, int64_t AHEAD>
-HOT_LOOP void amx_integer_blocks(const Linear& w, const AmxRows& in, int64_t count, int64_t b, float* out,
+HOT_LOOP void amx_integer_panels(const Linear& w, const AmxRows& in, int64_t count, int64_t b, float* out,
                                  int64_t stride) {
     const int64_t groups = w.depth / F::COLUMNS, bytes = groups * F::BYTES;
-    const uint8_t* block = w.weights + b * bytes;
+    const uint8_t* panel = w.weights + b * bytes;
     alignas(64) int32_t sums[2][N][M * LANES];
     alignas(64) uint8_t unpacked[2][N][F::UNPACKED];
     const uint8_t* weights[2][N];
@@ -65,16 +65,16 @@ HOT_LOOP void amx_integer_blocks(const Linear& w, const AmxRows& in, int64_t cou
     FOR_EACH(n, N, {
         const __m512 start = F::begin(w, b + n);
         FOR_EACH(m, M, total[n][m] = start);
-        weights[0][n] = F::unpack(block + n * bytes, unpacked[0][n]);
+        weights[0][n] = F::unpack(panel + n * bytes, unpacked[0][n]);
     });
     const auto add = [&](int64_t g) __attribute__((always_inline)) {
         FOR_EACH(n, N, {
-            F::template add<M>(block + n * bytes + g * F::BYTES, sums[g & 1][n], in.scales + g * M, in.starts + g * M,
+            F::template add<M>(panel + n * bytes + g * F::BYTES, sums[g & 1][n], in.scales + g * M, in.starts + g * M,
                                total[n]);
         });
     };
     for (int64_t g = 0; g < groups; g++) {
-        const uint8_t* next = block + (g + 1) * F::BYTES;
+        const uint8_t* next = panel + (g + 1) * F::BYTES;
         const uint8_t* rows = in.values + g * F::COLUMNS;
         for (int n = 0; n < N; n++) {
             prefetch_lines<AHEAD>(next - F::BYTES + n * bytes, F::BYTES / 64);
@@ -97,7 +97,7 @@ inline uint8_t* own_memory(size_t bytes) {
     return memory.data();
 }
 
-// `count` rows (at most M) times blocks [first, last), of which N at a time share the tiles of rows.
+// `count` rows (at most M) times panels [first, last), of which N at a time share the tiles of rows.
 template <class F, int M, int N, int64_t AHEAD = F::AHEAD / N>
 inline void amx_integer_strip(const Linear& w, const LinearRows& in, int64_t count, int64_t first, int64_t last,
                               float* out, int64_t stride) {
@@ -116,8 +116,8 @@ inline void amx_integer_strip(const Linear& w, const LinearRows& in, int64_t cou
     tiles_begin(M);
     int64_t b = first;
     for (; b + N <= last; b += N)
-        amx_integer_blocks<F, M, N, AHEAD>(w, rows, count, b, out + (b - first) * LANES, stride);
-    for (; b < last; b++) amx_integer_blocks<F, M, 1, F::AHEAD>(w, rows, count, b, out + (b - first) * LANES, stride);
+        amx_integer_panels<F, M, N, AHEAD>(w, rows, count, b, out + (b - first) * LANES, stride);
+    for (; b < last; b++) amx_integer_panels<F, M, 1, F::AHEAD>(w, rows, count, b, out + (b - first) * LANES, stride);
 }
 
 // Up to 16 rows. MORE: the same groups in the form for more than 8 rows.

@@ -1,9 +1,9 @@
 // Linears of int8 and int4 on AMX for more than 16 rows, with the bits of integer_linear.h.
 //
-// 32 rows times two blocks make four tiles of sums, so each loaded tile is used twice. The first rows unpack the
+// 32 rows times two panels make four tiles of sums, so each loaded tile is used twice. The first rows unpack the
 // weights to signed bytes (int8: stored - 128, int4: nibble - zero), which stay in cache for the other rows; so the
-// sums of a group need no correction by its zero. Rows that do not fit into L2 go through panels of 16 blocks and
-// 1024 columns, whose weights do; rows that fit go through two blocks and all columns at a time.
+// sums of a group need no correction by its zero. Rows that do not fit into L2 go through slabs of 16 panels and
+// 1024 columns, whose weights do; rows that fit go through two panels and all columns at a time.
 #pragma once
 #include "kernels/integer_amx.h"
 #include "kernels/row_operations.h"
@@ -11,10 +11,10 @@
 namespace ipex_assist {
 namespace {
 
-constexpr int64_t PANEL_BLOCKS = 16, PANEL_COLUMNS = 1024, SQUARE_ROWS = 2 * TILE;
+constexpr int64_t SLAB_PANELS = 16, SLAB_COLUMNS = 1024, SQUARE_ROWS = 2 * TILE;
 constexpr int64_t WHOLE_BYTES = 576 << 10;  // of rows that fit into L2
 
-using Totals = float[TILE * LANES];  // of 16 rows and a block
+using Totals = float[TILE * LANES];  // of 16 rows and a panel
 
 // Some columns of up to 32 rows (HALVES of 16).
 struct SquareRows {
@@ -24,13 +24,13 @@ struct SquareRows {
     int64_t spans;
 };
 
-// Two blocks of weights (or one, twice) from the same column on.
+// Two panels of weights (or one, twice) from the same column on.
 struct SquareWeights {
     const uint8_t* packed[2];
     uint8_t* tiles;  // as signed bytes (spans, groups of a span, 2, COLUMNS / 64, 16, 64), or a ring of two spans
     int64_t mask;    // 1: a ring, else -1
     int64_t ahead;   // bytes from here to the weights that are prefetched, and …
-    int64_t jump;    // … how many more where those are after the block's end
+    int64_t jump;    // … how many more where those are after the panel's end
 };
 
 // Products of one group, the one that begins at tile FIRST of the rows' two of a span. Tiles 0 and 2: sums of upper
@@ -72,7 +72,7 @@ inline void store_sums(int32_t (&sums)[4][TILE * LANES]) {
     if (HALVES > 1) TILE_STORE(3, sums[3], 64);
 }
 
-// Adds the scaled sums of a span's groups to the totals, of 16 rows and a block.
+// Adds the scaled sums of a span's groups to the totals, of 16 rows and a panel.
 template <class F>
 inline void add_sums(const uint8_t* weights, const int32_t* sums, const float* row_scales, float* totals) {
     constexpr int GROUPS = SCALE_COLUMNS / F::COLUMNS;
@@ -145,12 +145,12 @@ public:
           stride_(stride),
           ring_(count <= SQUARE_ROWS),
           whole_(ring_ || count * w.depth <= WHOLE_BYTES),
-          columns_(whole_ ? w.depth : PANEL_COLUMNS),
-          blocks_(whole_ ? 2 : PANEL_BLOCKS) {
+          columns_(whole_ ? w.depth : SLAB_COLUMNS),
+          panels_(whole_ ? 2 : SLAB_PANELS) {
         const int64_t padded = (count + SQUARE_ROWS - 1) / SQUARE_ROWS * SQUARE_ROWS;
-        const int64_t weights = blocks_ * LANES * (ring_ ? 2 * SCALE_COLUMNS : columns_),
+        const int64_t weights = panels_ * LANES * (ring_ ? 2 * SCALE_COLUMNS : columns_),
                       scales = padded * w.depth / SCALE_COLUMNS * 4;
-        const int64_t totals = (whole_ ? SQUARE_ROWS : padded) * blocks_ * LANES * 4;
+        const int64_t totals = (whole_ ? SQUARE_ROWS : padded) * panels_ * LANES * 4;
         weights_ = own_memory(size_t(weights + scales + totals + (in.tiles ? 0 : padded * w.depth)));
         scales_ = reinterpret_cast<float*>(weights_ + weights);
         totals_ = reinterpret_cast<Totals*>(weights_ + weights + scales);
@@ -161,16 +161,16 @@ public:
         for (int64_t r = 0; r < count; r += SQUARE_ROWS) gather_scales(in, r, count - r);
     }
 
-    // Rows 0 … count times blocks b … end.
+    // Rows 0 … count times panels b … end.
     void run(int64_t count, int64_t b, int64_t end) {
         tiles_begin(SQUARE_ROWS);
-        for (; b < end; b += blocks_) {
-            const int64_t panel_end = b + blocks_ < end ? b + blocks_ : end;
+        for (; b < end; b += panels_) {
+            const int64_t slab_end = b + panels_ < end ? b + panels_ : end;
             for (int64_t k = 0; k < w_.depth; k += columns_) {
                 const int64_t part = k + columns_ < w_.depth ? columns_ : w_.depth - k;
                 for (int64_t r = 0; r < count; r += SQUARE_ROWS) {
                     const Part square{r, count - r < SQUARE_ROWS ? count - r : SQUARE_ROWS, k, part};
-                    square.count > TILE ? squares<2>(square, b, panel_end) : squares<1>(square, b, panel_end);
+                    square.count > TILE ? squares<2>(square, b, slab_end) : squares<1>(square, b, slab_end);
                 }
             }
         }
@@ -195,35 +195,35 @@ private:
                               part.columns / SCALE_COLUMNS};
         for (int64_t n = b; n < end; n += 2) {
             const uint8_t* left = w_.weights + n * bytes + part.k / F::COLUMNS * F::BYTES;
-            const int64_t blocks = n + 1 < end ? 2 : 1;
-            // Ahead in the same blocks, and then in the next two; or in the next two's same columns.
-            const SquareWeights weights{{left, left + (blocks - 1) * bytes},
+            const int64_t panels = n + 1 < end ? 2 : 1;
+            // Ahead in the same panels, and then in the next two; or in the next two's same columns.
+            const SquareWeights weights{{left, left + (panels - 1) * bytes},
                                         weights_ + (n - b) * part.columns * LANES,
                                         ring_ ? 1 : -1,
                                         whole_ ? F::AHEAD / 2 : 2 * bytes,
                                         whole_ ? bytes : 0};
-            Totals* totals = totals_ + (whole_ ? 0 : (part.r / SQUARE_ROWS * PANEL_BLOCKS + n - b) * 2);
-            if (part.k == 0) start<HALVES>(n, blocks, totals);
+            Totals* totals = totals_ + (whole_ ? 0 : (part.r / SQUARE_ROWS * SLAB_PANELS + n - b) * 2);
+            if (part.k == 0) start<HALVES>(n, panels, totals);
             part.r == 0 ? amx_square<F, HALVES, true>(rows, weights, totals)
                         : amx_square<F, HALVES, false>(rows, weights, totals);
-            if (part.k + part.columns == w_.depth) finish(part, n, blocks, totals);
+            if (part.k + part.columns == w_.depth) finish(part, n, panels, totals);
         }
     }
 
     template <int HALVES>
-    void start(int64_t b, int64_t blocks, Totals* totals) const {
+    void start(int64_t b, int64_t panels, Totals* totals) const {
         for (int64_t n = 0; n < 2; n++) {
-            const __m512 begin = F::begin(w_, b + (n < blocks ? n : 0));
+            const __m512 begin = F::begin(w_, b + (n < panels ? n : 0));
             for (int64_t half = 0; half < HALVES; half++) {
                 for (int64_t m = 0; m < TILE; m++) _mm512_store_ps(totals[n * 2 + half] + m * LANES, begin);
             }
         }
     }
 
-    void finish(const Part& part, int64_t b, int64_t blocks, const Totals* totals) const {
+    void finish(const Part& part, int64_t b, int64_t panels, const Totals* totals) const {
         float* out = out_ + part.r * stride_ + (b - first_) * LANES;
         for (int64_t m = 0; m < part.count; m++) {
-            for (int64_t n = 0; n < blocks; n++) {
+            for (int64_t n = 0; n < panels; n++) {
                 const __m512 total = _mm512_load_ps(totals[n * 2 + m / TILE] + m % TILE * LANES);
                 _mm512_storeu_ps(out + m * stride_ + n * LANES, F::end(w_, b + n, total));
             }
@@ -234,11 +234,11 @@ private:
     const int64_t first_;
     float* out_;
     const int64_t stride_;
-    const bool ring_, whole_;  // weights are used once; two blocks go by all columns
-    const int64_t columns_, blocks_;
+    const bool ring_, whole_;  // weights are used once; two panels go by all columns
+    const int64_t columns_, panels_;
     uint8_t *weights_, *tiles_;
     float* scales_;
-    Totals* totals_;  // of the rows and blocks of a panel: (rows / 32, pairs, 2 blocks, 2 halves)
+    Totals* totals_;  // of the rows and panels of a slab: (rows / 32, pairs, 2 panels, 2 halves)
 };
 
 // Any number of rows. MORE: the groups in the form for 9 to 16 rows.

@@ -54,10 +54,10 @@ inline __attribute__((always_inline)) void add_bytes(const uint8_t* lines, const
 #endif
 }
 
-// What a tile computes: rows from `row` on times spans first <= s < last of block b. `out` is where the block's first
+// What a tile computes: rows from `row` on times spans first <= s < last of panel b. `out` is where the panel's first
 // row goes; it holds the sums of the spans before, and the result after the last one.
 struct IntegerTile {
-    int64_t row, block, first, last;
+    int64_t row, panel, first, last;
     float* out;
     int64_t stride;
 };
@@ -70,10 +70,10 @@ inline void integer_rows(int64_t count, const Linear& w, const LinearRows& in, c
 #undef CALL
 }
 
-// 9 to 16 rows times one block: two tiles of half of them take turns at its chunks.
+// 9 to 16 rows times one panel: two tiles of half of them take turns at its chunks.
 template <class T>
 inline void integer_pair(const Linear& w, const LinearRows& in, int64_t count, int64_t b, float* out, int64_t stride) {
-    const int64_t spans = w.depth / SCALE_COLUMNS, chunk = FAR_BYTES / block_bytes(w.precision, w.group, SCALE_COLUMNS);
+    const int64_t spans = w.depth / SCALE_COLUMNS, chunk = FAR_BYTES / panel_bytes(w.precision, w.group, SCALE_COLUMNS);
     const int64_t half = even_tile(count, TILE_ROWS);
     for (int64_t s = 0; s < spans; s += chunk) {
         const int64_t end = s + chunk < spans ? s + chunk : spans;

@@ -1,5 +1,5 @@
-// Linears of integer weights with more rows than one tile has, by VNNI on vectors: two blocks at a time. A value
-// of a row is loaded once for both: with one block each multiplication has a load of its own, and processors that
+// Linears of integer weights with more rows than one tile has, by VNNI on vectors: two panels at a time. A value
+// of a row is loaded once for both: with one panel each multiplication has a load of its own, and processors that
 // multiply two vectors a cycle load no more than two. What is no bytes becomes such once for all rows. The sums and
 // their order are those of integer_linear.h, so the bits are, too.
 #pragma once
@@ -13,17 +13,17 @@
 namespace ipex_assist {
 namespace {
 
-constexpr int64_t CHUNK_SPANS = 16;  // of a block: 2048 columns, 32 KB of bytes
+constexpr int64_t CHUNK_SPANS = 16;  // of a panel: 2048 columns, 32 KB of bytes
 
-// Spans of one or two blocks, as bytes.
+// Spans of one or two panels, as bytes.
 struct ByteChunk {
     const uint8_t* lines[PAIR];  // unsigned: value + zero
     const float* scales[PAIR];   // (spans · groups, 16)
     int64_t first, spans, all;   // spans before these, these, and those of the whole depth
     int64_t groups;              // of a span that have a scale of their own
     int32_t zero;
-    const float* bias;                                             // of the blocks' columns, or null
-    const float* columns;                                          // scales of the blocks' columns, or null
+    const float* bias;                                             // of the panels' columns, or null
+    const float* columns;                                          // scales of the panels' columns, or null
     int64_t turns() const { return SCALE_COLUMNS / 32 / groups; }  // of 32 columns, in a group
 };
 
@@ -50,7 +50,7 @@ inline __attribute__((always_inline)) void byte_end(const ByteChunk& c, float* o
     });
 }
 
-// M rows from `row` on times a chunk of N blocks; `out` holds the sums of the chunks before.
+// M rows from `row` on times a chunk of N panels; `out` holds the sums of the chunks before.
 template <int M, int N>
 HOT_LOOP void byte_tile(const LinearRows& in, int64_t row, const ByteChunk& c, Ahead next, float* out, int64_t stride) {
     const int64_t before = row * c.all + c.first;
@@ -97,35 +97,35 @@ struct alignas(64) ByteBuffers {
     float scales[PAIR][CHUNK_SPANS * SCALE_COLUMNS / 32 * LANES];
 };
 
-// Spans of N blocks from `block` on, as bytes by T.
+// Spans of N panels from `panel` on, as bytes by T.
 template <class T, int N>
-ByteChunk byte_chunk(const Linear& w, int64_t block, int64_t first, ByteBuffers& buffers) {
+ByteChunk byte_chunk(const Linear& w, int64_t panel, int64_t first, ByteBuffers& buffers) {
     ByteChunk c{};
     c.first = first, c.all = w.depth / SCALE_COLUMNS, c.spans = std::min(CHUNK_SPANS, c.all - first);
     c.groups = T::groups(w), c.zero = T::ZERO;
-    c.bias = w.bias ? w.bias + block * LANES : nullptr;
-    c.columns = T::SCALED_AT_END ? w.scales + block * LANES : nullptr;
+    c.bias = w.bias ? w.bias + panel * LANES : nullptr;
+    c.columns = T::SCALED_AT_END ? w.scales + panel * LANES : nullptr;
     for (int n = 0; n < N; n++) {
-        const uint8_t* from = w.weights + (block + n) * block_bytes(w.precision, w.group, w.depth) +
-                              first * block_bytes(w.precision, w.group, SCALE_COLUMNS);
+        const uint8_t* from = w.weights + (panel + n) * panel_bytes(w.precision, w.group, w.depth) +
+                              first * panel_bytes(w.precision, w.group, SCALE_COLUMNS);
         c.lines[n] = T::UNPACKED ? buffers.bytes[n] : from, c.scales[n] = buffers.scales[n];
         T::unpack(w, from, c.spans * c.groups, buffers.bytes[n], buffers.scales[n]);
     }
     return c;
 }
 
-// All rows times N blocks. The first tiles ask for the next chunk of a block each, or for the next blocks.
+// All rows times N panels. The first tiles ask for the next chunk of a panel each, or for the next panels.
 template <class T, int N>
-void byte_blocks(const Linear& w, const LinearRows& in, int64_t count, int64_t block, ByteBuffers& buffers, float* out,
+void byte_panels(const Linear& w, const LinearRows& in, int64_t count, int64_t panel, ByteBuffers& buffers, float* out,
                  int64_t stride) {
-    const int64_t bytes = block_bytes(w.precision, w.group, w.depth), tile = even_tile(count, TILE_ROWS);
-    const int64_t span_bytes = block_bytes(w.precision, w.group, SCALE_COLUMNS);
+    const int64_t bytes = panel_bytes(w.precision, w.group, w.depth), tile = even_tile(count, TILE_ROWS);
+    const int64_t span_bytes = panel_bytes(w.precision, w.group, SCALE_COLUMNS);
     for (int64_t first = 0; first < w.depth / SCALE_COLUMNS; first += CHUNK_SPANS) {
-        const ByteChunk c = byte_chunk<T, N>(w, block, first, buffers);
+        const ByteChunk c = byte_chunk<T, N>(w, panel, first, buffers);
         const bool last = first + c.spans == c.all;
         for (int64_t r = 0, n = 0; r < count; r += tile, n++) {
             const uint8_t* ahead =
-                w.weights + (block + n + (last ? N : 0)) * bytes + (last ? 0 : first + c.spans) * span_bytes;
+                w.weights + (panel + n + (last ? N : 0)) * bytes + (last ? 0 : first + c.spans) * span_bytes;
             const Ahead next{ahead, n < N ? (span_bytes + 255) / 256 : 0};
 #define CALL(M) byte_tile<M, N>(in, r, c, next, out + r * stride, stride)
             IPEX_ASSIST_BY_ROWS(std::min(tile, count - r), CALL)
@@ -142,8 +142,8 @@ inline void byte_pairs(const Linear& w, const LinearRows& in, int64_t count, int
     if (T::SCALED_AT_END) std::fill_n(&buffers.scales[0][0], sizeof buffers.scales / sizeof(float), 1.0f);
     for (int64_t b = first; b < last; b += PAIR) {
         float* to = out + (b - first) * LANES;
-        last - b < PAIR ? byte_blocks<T, 1>(w, in, count, b, buffers, to, stride)
-                        : byte_blocks<T, PAIR>(w, in, count, b, buffers, to, stride);
+        last - b < PAIR ? byte_panels<T, 1>(w, in, count, b, buffers, to, stride)
+                        : byte_panels<T, PAIR>(w, in, count, b, buffers, to, stride);
     }
 }
 

@@ -26,8 +26,8 @@ void linear(const Linear& w, const LinearRows& in, int64_t rows, int64_t first, 
 }
 
 bool pack(Precision precision, int32_t group, SourceType type, const void* source, int64_t stride, int64_t columns,
-          int64_t width, int64_t depth, uint8_t* block, float* scales, float* scratch) {
-    const PackRequest request{group,  type,   static_cast<const uint8_t*>(source), stride, columns, width, depth, block,
+          int64_t width, int64_t depth, uint8_t* panel, float* scales, float* scratch) {
+    const PackRequest request{group,  type,   static_cast<const uint8_t*>(source), stride, columns, width, depth, panel,
                               scales, scratch};
     return with_format(precision, [&](auto format) { return format_pack(format, request); });
 }

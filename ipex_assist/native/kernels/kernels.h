@@ -1,12 +1,12 @@
 // The kernels' interface: plain structures, and one table of functions for each instruction set.
 //
-// A matrix is packed in blocks of 16 output columns. A block is a sequence of lines of 64 bytes in the order of its
+// A matrix is packed in panels of 16 output columns. A panel is a sequence of lines of 64 bytes in the order of its
 // input columns; of each line, lane j holds the next 4 bytes of output column j: 1 fp32, 2 bf16, 4 int8 or 8 int4
 // values. That is what vfmadd, vdpbf16ps and vpdpbusd multiply with 4 bytes of a row that are broadcast to all lanes,
 // and 16 lines are the B operand of an AMX tile product. So one copy of the weights serves decode steps and long
 // prompts.
 //
-// formats/NAME/format.h says how a block of each number format looks.
+// formats/NAME/format.h says how a panel of each number format looks.
 //
 // Input columns may be in another order than the checkpoint's (Linear.order): then rows are put into that order, too.
 #pragma once
@@ -30,25 +30,25 @@ constexpr int SPLIT_BLOCKS = 8;
 // A pass of up to 16 rows takes the decode path: threads share its attention by blocks, not by rows. Changes no bits.
 constexpr int DECODE_ROWS = 16;
 
-// Blocks of a linear on one memory node, from `first` on: block b lies at weights + b · block_bytes.
-struct NodeBlocks {
+// Panels of a linear on one memory node, from `first` on: panel b lies at weights + b · panel_bytes.
+struct NodePanels {
     int64_t first;
     const uint8_t* weights;
 };
 
 struct Linear {
     Precision precision;
-    int32_t group;           // input columns that share an int4 scale; of mxfp4 always 32
-    int64_t depth;           // input columns, padded
-    int64_t blocks;          // of 16 output columns
-    const uint8_t* weights;  // blocks · block_bytes(precision, group, depth)
-    const float* scales;     // int8, fp8: (blocks · 16)
-    const float* bias;       // (blocks · 16), or null
-    const int32_t* order;    // (depth) the column of a row that input column i is; null where that is i
-    int64_t unit = 1;        // consecutive blocks that one thread must have: 2 where gate and up alternate
-    // The blocks of each memory node, then {blocks, null}. Null where all blocks are contiguous: kernels take only such
+    int32_t group;            // input columns that share an int4 scale; of mxfp4 always 32
+    int64_t depth;            // input columns, padded
+    int64_t panels;           // of 16 output columns
+    const uint8_t* weights;   // panels · panel_bytes(precision, group, depth)
+    const float* scales;      // int8, fp8: (panels · 16)
+    const float* bias;        // (panels · 16), or null
+    const int32_t* order;     // (depth) the column of a row that input column i is; null where that is i
+    int64_t granularity = 1;  // consecutive panels that one thread must have: 2 where gate and up alternate
+    // The panels of each memory node, then {panels, null}. Null where all panels are contiguous: kernels take only such
     // linears (model.h splits the others).
-    const NodeBlocks* nodes = nullptr;
+    const NodePanels* nodes = nullptr;
 };
 
 // The input rows of a linear, in the form that its precision multiplies: fp32, bf16, or int8 for integer weights.
@@ -67,8 +67,8 @@ struct LinearRows {
 // like weights whose input columns are positions. In int8 each position has a scale; keys are stored + 128, values are
 // signed.
 struct KeyValueBlock {
-    uint8_t* keys;        // BLOCK_POSITIONS / 16 blocks of depth `key_depth`
-    uint8_t* values;      // value_dim / 16 blocks, rounded up, of depth BLOCK_POSITIONS
+    uint8_t* keys;        // BLOCK_POSITIONS / 16 panels of depth `key_depth`
+    uint8_t* values;      // value_dim / 16 panels, rounded up, of depth BLOCK_POSITIONS
     float* key_scales;    // int8: (BLOCK_POSITIONS); null in other precisions
     float* value_scales;  // likewise
 };
@@ -166,12 +166,12 @@ struct LowRankRow {
 };
 
 // What an adapter adds to 16 columns of a linear: B's rows of these, (rank, 16) in the type of the linear's rows.
-struct LowRankBlock {
+struct LowRankPanel {
     RowType rows;
     const uint8_t* values;
     const float* scales;  // INT8_ROWS: (16)
     int64_t rank;
-    int64_t count = 1, step = 1;  // blocks that follow each other, of every step-th block of the linear
+    int64_t count = 1, step = 1;  // panels that follow each other, of every step-th panel of the linear
 };
 
 // Of a value that is kept in the type of rows.
@@ -186,13 +186,14 @@ inline int64_t row_type_bytes(RowType rows) {
 
 inline int64_t low_rank_bytes(RowType rows, int64_t rank) { return rank * LANES * row_type_bytes(rows); }
 
-// A row of a convolution whose taps are scaled by groups of neighbouring columns; the row before is `stride` before it.
+// A row of a convolution whose weights are scaled by groups of neighbouring columns; the row before is `stride` before
+// it.
 struct GroupedConv {
     const float* x;
     int64_t stride;
-    int32_t taps;         // rows that there are, this one included
-    const float* base;    // (taps, groups · group)
-    const float* scales;  // (taps, groups)
+    int32_t kernel_size;  // rows that there are, this one included
+    const float* base;    // (kernel_size, groups · group)
+    const float* scales;  // (kernel_size, groups)
     int64_t groups, group;
 };
 
@@ -201,7 +202,7 @@ struct KernelTable {
     int32_t bf16_row_bytes;  // of a value in bf16 rows: 2, or 4 where the instruction set multiplies them as fp32
     bool tiled;              // whether LinearRows.tiles are used
 
-    // Blocks first <= b < last; row r of block b goes to out[r * stride + (b - first) * 16 …].
+    // Panels first <= b < last; row r of panel b goes to out[r * stride + (b - first) * 16 …].
     void (*linear)(const Linear&, const LinearRows&, int64_t rows, int64_t first, int64_t last, float* out,
                    int64_t stride);
     // Columns [first, last) of row `row`, from x (width); from `width` on they are zero. Both are multiples of
@@ -211,9 +212,9 @@ struct KernelTable {
     void (*normalize)(bool rms, const float* x, const float* weight, const float* bias, float epsilon, int64_t size,
                       float* out);
     void (*add)(float* x, const float* y, int64_t size);
-    // out (blocks · 16). Gated: blocks of gate and up alternate in `in`.
-    void (*activate)(Activation, bool gated, const float* in, int64_t blocks, float* out);
-    void (*xielu)(const Xielu&, const float* in, int64_t blocks, float* out);
+    // out (panels · 16). Gated: panels of gate and up alternate in `in`.
+    void (*activate)(Activation, bool gated, const float* in, int64_t panels, float* out);
+    void (*xielu)(const Xielu&, const float* in, int64_t panels, float* out);
     // Rotary embedding of a head's first rotary_dim values; the sine has rotate_half's sign.
     void (*apply_rotary)(float* x, int32_t rotary_dim, const float* cosine, const float* sine);
     // x (size) *= sigmoid(gate).
@@ -245,19 +246,19 @@ struct KernelTable {
     // The columns of x (size), ascending, that may pass the search, and a few that do not; returns how many. start: of
     // the first column's random bits before they are finalized. found: (NOISE_GROUP) where size is at most that.
     int32_t (*find_noise)(const NoiseSearch&, const float* x, int64_t size, uint64_t start, int32_t* found);
-    // Packs a block: `columns` output columns (16, or fewer at the end of a matrix) of `width` inputs, which begin
-    // `stride` elements apart. False where one is NaN or infinite: the block is then invalid.
+    // Packs a panel: `columns` output columns (16, or fewer at the end of a matrix) of `width` inputs, which begin
+    // `stride` elements apart. False where one is NaN or infinite: the panel is then invalid.
     bool (*pack)(Precision, int32_t group, SourceType, const void* source, int64_t stride, int64_t columns,
-                 int64_t width, int64_t depth, uint8_t* block, float* scales, float* scratch);
+                 int64_t width, int64_t depth, uint8_t* panel, float* scales, float* scratch);
     // To fp32. False where a value is NaN or infinite.
     bool (*widen)(SourceType, const void* source, int64_t size, float* out);
     // Reads every byte once, for measuring bandwidth; prefetches `ahead` bytes ahead, 0: not at all.
     uint64_t (*read)(const uint8_t* data, int64_t size, int64_t ahead);
     void (*narrow)(SourceType, const float* source, int64_t size, void* out);  // to fp32 or bf16
-    // out[i] = bias[i] + sum over t < taps of weights[t * stride + i] * rows[t][i], zero from `size` up to a multiple
-    // of 16; then silu. A row that is null is zero. bias: (size), or null.
-    void (*convolve)(const float* const* rows, int32_t taps, const float* weights, int64_t stride, const float* bias,
-                     bool silu, int64_t size, float* out);
+    // out[i] = bias[i] + sum over t < kernel_size of weights[t * stride + i] * rows[t][i], zero from `size` up to a
+    // multiple of 16; then silu. A row that is null is zero. bias: (size), or null.
+    void (*convolve)(const float* const* rows, int32_t kernel_size, const float* weights, int64_t stride,
+                     const float* bias, bool silu, int64_t size, float* out);
     void (*unit_length)(float* x, int64_t size, float epsilon, float factor);  // x * factor / sqrt(sum x² + epsilon)
     void (*silu_gate)(float* x, const float* gate, int64_t size);              // x *= silu(gate)
     // out = softplus(in + bias), all (size); zero up to a multiple of 16.
@@ -268,9 +269,9 @@ struct KernelTable {
     void (*scan)(const ScanTile&);
     // out[row · stride …] += scale · (B · low[low · low_stride …]) of each of the rows, 16 columns of each; the
     // products of a row are added in the order of the rank, whatever rows are beside it.
-    void (*expand)(const LowRankBlock&, const LowRankRow* rows, int64_t count, const float* low, int64_t low_stride,
+    void (*expand)(const LowRankPanel&, const LowRankRow* rows, int64_t count, const float* low, int64_t low_stride,
                    float* out, int64_t stride);
-    // out[c] = sum over taps t of x[c - t · stride] · (base[t, c] + scales[t, c / group]), in the order of the taps.
+    // out[c] = sum over t of x[c - t · stride] · (base[t, c] + scales[t, c / group]), in the order of t.
     void (*convolve_groups)(const GroupedConv&, float* out);
     float (*dot)(const float* x, const float* y, int64_t size);
     // Multiply-adds of a precision and nothing else, for measuring the peak; returns their number.

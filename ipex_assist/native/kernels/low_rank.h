@@ -18,9 +18,9 @@ inline __m512 widened(const uint8_t* values, int64_t k) {
     }
 }
 
-// N blocks for M rows: B is read and widened once for the rows, and A · x once for the blocks, in M · N chains of sums.
+// N panels for M rows: B is read and widened once for the rows, and A · x once for the panels, in M · N chains of sums.
 template <RowType P, int M, int N>
-inline void expand_tile(const LowRankBlock& b, int64_t first, const LowRankRow* rows, const float* low,
+inline void expand_tile(const LowRankPanel& b, int64_t first, const LowRankRow* rows, const float* low,
                         int64_t low_stride, float* out, int64_t stride) {
     const uint8_t* values[N];
     const float* of[M];
@@ -49,7 +49,7 @@ inline void expand_tile(const LowRankBlock& b, int64_t first, const LowRankRow* 
 }
 
 template <RowType P, int M>
-inline void expand_rows(const LowRankBlock& b, const LowRankRow* rows, const float* low, int64_t low_stride, float* out,
+inline void expand_rows(const LowRankPanel& b, const LowRankRow* rows, const float* low, int64_t low_stride, float* out,
                         int64_t stride) {
     int64_t i = 0;
     for (; i + 2 <= b.count; i += 2) expand_tile<P, M, 2>(b, i, rows, low, low_stride, out, stride);
@@ -57,7 +57,7 @@ inline void expand_rows(const LowRankBlock& b, const LowRankRow* rows, const flo
 }
 
 template <RowType P>
-inline void expand_all(const LowRankBlock& b, const LowRankRow* rows, int64_t count, const float* low,
+inline void expand_all(const LowRankPanel& b, const LowRankRow* rows, int64_t count, const float* low,
                        int64_t low_stride, float* out, int64_t stride) {
     for (; count > 4; rows += 4, count -= 4) expand_rows<P, 4>(b, rows, low, low_stride, out, stride);
     switch (count) {
@@ -68,7 +68,7 @@ inline void expand_all(const LowRankBlock& b, const LowRankRow* rows, int64_t co
     }
 }
 
-void expand(const LowRankBlock& b, const LowRankRow* rows, int64_t count, const float* low, int64_t low_stride,
+void expand(const LowRankPanel& b, const LowRankRow* rows, int64_t count, const float* low, int64_t low_stride,
             float* out, int64_t stride) {
     switch (b.rows) {
         case FP32_ROWS: return expand_all<FP32_ROWS>(b, rows, count, low, low_stride, out, stride);

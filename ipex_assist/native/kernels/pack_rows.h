@@ -1,4 +1,4 @@
-// Packing 16 output columns of a checkpoint's matrix into one block: what the formats share.
+// Packing 16 output columns of a checkpoint's matrix into one panel: what the formats share.
 #pragma once
 #include <cstring>
 
@@ -7,13 +7,13 @@
 namespace ipex_assist {
 namespace {
 
-// A block to pack: see KernelTable::pack.
+// A panel to pack: see KernelTable::pack.
 struct PackRequest {
     int32_t group;
     SourceType type;
     const uint8_t* source;
     int64_t stride, columns, width, depth;
-    uint8_t* block;
+    uint8_t* panel;
     float *scales, *scratch;
 };
 
@@ -75,12 +75,12 @@ inline void transpose(__m512i (&line)[LANES]) {
 
 // The first `count` dwords (a multiple of 16) of column j (columns are `pitch` dwords apart) to lane j of `count`
 // lines.
-inline void interleave(const uint32_t* columns, int64_t pitch, int64_t count, uint8_t* block) {
+inline void interleave(const uint32_t* columns, int64_t pitch, int64_t count, uint8_t* panel) {
     for (int64_t i = 0; i < count; i += LANES) {
         __m512i line[LANES];
         for (int64_t j = 0; j < LANES; j++) line[j] = _mm512_loadu_si512(columns + j * pitch + i);
         transpose(line);
-        for (int64_t k = 0; k < LANES; k++) _mm512_storeu_si512(block + (i + k) * 64, line[k]);
+        for (int64_t k = 0; k < LANES; k++) _mm512_storeu_si512(panel + (i + k) * 64, line[k]);
     }
 }
 
@@ -134,7 +134,7 @@ inline bool pack_columns(const PackRequest& p, int64_t bytes, const F& to) {
         std::memset(column + used, 0, size_t(p.depth - used) * sizeof(float));
         to(j, column, staged + j * bytes);
     }
-    interleave(reinterpret_cast<uint32_t*>(staged), bytes / 4, bytes / 4, p.block);
+    interleave(reinterpret_cast<uint32_t*>(staged), bytes / 4, bytes / 4, p.panel);
     return numbers;
 }
 

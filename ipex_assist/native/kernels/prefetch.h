@@ -11,7 +11,7 @@ namespace {
 // % with one row and 20 % with three. For up to 3 rows, which are multiplied as fast as memory is read; and where the
 // weights are read again before the next ones.
 // FAR: into L2. 4 to 8 rows are multiplied in bursts, a group at a time; memory goes on meanwhile if enough is asked
-// for. FAR_EVEN, FAR_ODD: 9 to 16 rows are two tiles, which take turns at chunks of a block. Each asks for every other
+// for. FAR_EVEN, FAR_ODD: 9 to 16 rows are two tiles, which take turns at chunks of a panel. Each asks for every other
 // line of the chunk after, so that memory is read during both.
 enum class Prefetch { NEAR, FAR, FAR_EVEN, FAR_ODD };
 
@@ -61,7 +61,7 @@ inline __attribute__((always_inline)) void prefetch_line(const uint8_t* line, in
     }
 }
 
-// Lines that are read from memory, into L2, while others are multiplied that are in cache: those of the next block of
+// Lines that are read from memory, into L2, while others are multiplied that are in cache: those of the next panel of
 // keys and values, or of the next chunk of weights. Some are prefetched with every group of products: all at once they
 // would queue.
 struct Ahead {

@@ -98,15 +98,15 @@ inline __m512 clamped_swiglu(__m512 gate, __m512 up) {
     return _mm512_mul_ps(gated, _mm512_add_ps(up, _mm512_set1_ps(1.0f)));
 }
 
-void activate(Activation kind, bool gated, const float* in, int64_t blocks, float* out) {
+void activate(Activation kind, bool gated, const float* in, int64_t panels, float* out) {
     if (kind == CLAMPED_SWIGLU) {
-        for (int64_t b = 0; b < blocks; b++) {
+        for (int64_t b = 0; b < panels; b++) {
             const float* gate = in + b * LANES * 2;
             _mm512_storeu_ps(out + b * LANES, clamped_swiglu(_mm512_loadu_ps(gate), _mm512_loadu_ps(gate + LANES)));
         }
         return;
     }
-    for (int64_t b = 0; b < blocks; b++) {
+    for (int64_t b = 0; b < panels; b++) {
         const __m512 x = activation(kind, _mm512_loadu_ps(in + b * LANES * (gated ? 2 : 1)));
         const __m512 y = gated ? _mm512_mul_ps(x, _mm512_loadu_ps(in + b * LANES * 2 + LANES)) : x;
         _mm512_storeu_ps(out + b * LANES, y);
@@ -114,10 +114,10 @@ void activate(Activation kind, bool gated, const float* in, int64_t blocks, floa
 }
 
 // NaN stays.
-void xielu(const Xielu& of, const float* in, int64_t blocks, float* out) {
+void xielu(const Xielu& of, const float* in, int64_t panels, float* out) {
     const __m512 positive = _mm512_set1_ps(of.positive), negative = _mm512_set1_ps(of.negative),
                  beta = _mm512_set1_ps(of.beta), eps = _mm512_set1_ps(of.eps), one = _mm512_set1_ps(1.0f);
-    for (int64_t b = 0; b < blocks; b++) {
+    for (int64_t b = 0; b < panels; b++) {
         const __m512 x = _mm512_loadu_ps(in + b * LANES);
         const __m512 above = _mm512_mul_ps(_mm512_mul_ps(positive, x), x);
         const __m512 grown = _mm512_sub_ps(exponential(_mm512_min_ps(eps, x)), one);

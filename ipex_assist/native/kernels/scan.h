@@ -13,12 +13,12 @@ namespace {
 
 constexpr int SCAN_CHAINS = 4;  // accumulators: of every fourth key, as one addition waits for the one before it
 
-void convolve(const float* const* rows, int32_t taps, const float* weights, int64_t stride, const float* bias,
+void convolve(const float* const* rows, int32_t kernel_size, const float* weights, int64_t stride, const float* bias,
               bool silu, int64_t size, float* out) {
     for (int64_t i = 0; i < size; i += LANES) {
         const __mmask16 mask = lanes(size - i);
         __m512 sum = bias ? _mm512_maskz_loadu_ps(mask, bias + i) : _mm512_setzero_ps();
-        for (int32_t t = 0; t < taps; t++) {
+        for (int32_t t = 0; t < kernel_size; t++) {
             if (!rows[t]) continue;
             sum = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(mask, weights + t * stride + i),
                                   _mm512_maskz_loadu_ps(mask, rows[t] + i), sum);

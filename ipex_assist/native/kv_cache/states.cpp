@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t PAGE = 4096;
 
-// Floats of a layer in a slot.
+// Floats of a layer in a state.
 int64_t layer_floats(const PackedLayer& layer) {
     if (!layer.is_recurrent()) return 0;
     const MixerColumns& columns = layer.columns;
@@ -40,9 +40,9 @@ int64_t States::bytes_each(const PackedModel& model) {
     return round_up(bytes, PAGE);
 }
 
-void States::check(int64_t slot) const {
-    if (slot < 0 || slot >= count_)
-        refuse("state %lld of a pool of %lld", static_cast<long long>(slot), static_cast<long long>(count_));
+void States::check(int64_t state) const {
+    if (state < 0 || state >= count_)
+        refuse("state %lld of a pool of %lld", static_cast<long long>(state), static_cast<long long>(count_));
 }
 
 void States::copy(Pool& pool, int32_t from, int32_t to) const {
@@ -50,30 +50,30 @@ void States::copy(Pool& pool, int32_t from, int32_t to) const {
     if (from != to) fill(pool, to, data_.data() + from * bytes_);
 }
 
-void States::read(int32_t slot, uint8_t* bytes) const {
-    check(slot);
+void States::read(int32_t state, uint8_t* bytes) const {
+    check(state);
     if (!bytes) refuse("a state is read to nowhere");
-    std::memcpy(bytes, data_.data() + slot * bytes_, size_t(bytes_));
+    std::memcpy(bytes, data_.data() + state * bytes_, size_t(bytes_));
 }
 
-void States::write(Pool& pool, int32_t slot, const uint8_t* bytes) const {
-    check(slot);
-    if (!bytes) refuse("state %d is written without its bytes", slot);
-    fill(pool, slot, bytes);
+void States::write(Pool& pool, int32_t state, const uint8_t* bytes) const {
+    check(state);
+    if (!bytes) refuse("state %d is written without its bytes", state);
+    fill(pool, state, bytes);
 }
 
-void States::fill(Pool& pool, int32_t to, const uint8_t* slot) const {
+void States::fill(Pool& pool, int32_t to, const uint8_t* state) const {
     pool.run([&](int thread) {
         for (size_t i = 0; i < offsets_.size(); i++) {
             // Tiles as passes share them, so that they come to lie on the nodes of who reads them.
             const PackedLayer& layer = model_->layers[i];
             const int64_t tiles = layer.columns.tiles, each = layer.columns.tile_floats;
             const int64_t inputs = layer_floats(layer) - tiles * each;
-            const float* source = reinterpret_cast<const float*>(slot + offsets_[i]);
+            const float* source = reinterpret_cast<const float*>(state + offsets_[i]);
             float* target = at(to, int32_t(i));
-            const auto part = [&](int64_t start, int64_t units, int64_t size) {
-                const int64_t first = share(units, thread, pool.threads()),
-                              end = share(units, thread + 1, pool.threads());
+            const auto part = [&](int64_t start, int64_t items, int64_t size) {
+                const int64_t first = share(items, thread, pool.threads()),
+                              end = share(items, thread + 1, pool.threads());
                 std::memcpy(target + start + first * size, source + start + first * size,
                             size_t((end - first) * size) * 4);
             };
@@ -83,10 +83,10 @@ void States::fill(Pool& pool, int32_t to, const uint8_t* slot) const {
     });
 }
 
-void States::discard(const int32_t* slots, int64_t number) const {
-    if (number > 0 && !slots) refuse("%lld states without their numbers", static_cast<long long>(number));
-    for (int64_t i = 0; i < number; i++) check(slots[i]);
-    for (int64_t i = 0; i < number; i++) madvise(data_.data() + slots[i] * bytes_, size_t(bytes_), MADV_DONTNEED);
+void States::discard(const int32_t* states, int64_t number) const {
+    if (number > 0 && !states) refuse("%lld states without their numbers", static_cast<long long>(number));
+    for (int64_t i = 0; i < number; i++) check(states[i]);
+    for (int64_t i = 0; i < number; i++) madvise(data_.data() + states[i] * bytes_, size_t(bytes_), MADV_DONTNEED);
 }
 
 }  // namespace ipex_assist

@@ -1,6 +1,6 @@
-// The states of a model's recurrent layers: one pool of slots, of which pages are taken when they are first written.
+// The states of sequences in a model's recurrent layers: one pool, whose pages are taken when first written.
 //
-// A slot holds, of one sequence and for each recurrent layer, the state after the sequence's first `settled` tokens,
+// A sequence's state is, for each recurrent layer, what its mixer keeps after the sequence's first `settled` tokens,
 // and the *inputs* of its last rows: what the layer's input linear gave, before the output gates. A pass first applies
 // the rows after the state that have stayed (they were accepted), then computes its own. So a row is forgotten by
 // applying it no more, and no state is ever copied for that.
@@ -20,40 +20,40 @@ constexpr int32_t PENDING_ROWS = 16;  // rows after a state: those of the longes
 
 class States {
 public:
-    // Throws std::invalid_argument for a model without recurrent layers and a number of slots that cannot be;
+    // Throws std::invalid_argument for a model without recurrent layers and a number of states that cannot be;
     // std::bad_alloc where there is no address space.
     States(std::shared_ptr<const PackedModel> model, int64_t count);
-    static int64_t bytes_each(const PackedModel& model);  // of a slot; 0 without recurrent layers
+    static int64_t bytes_each(const PackedModel& model);  // of a sequence; 0 without recurrent layers
     bool fits(const PackedModel& model) const { return model_.get() == &model; }
     int64_t count() const { return count_; }
     // 16 columns of a head's state, (key_depth, 16).
-    float* tile(int32_t slot, int32_t layer, int64_t number) const {
-        return at(slot, layer) + number * model_->layers[size_t(layer)].columns.tile_floats;
+    float* tile(int32_t state, int32_t layer, int64_t number) const {
+        return at(state, layer) + number * model_->layers[size_t(layer)].columns.tile_floats;
     }
     // The inputs (kept_width) of the row at a position.
-    float* inputs(int32_t slot, int32_t layer, int64_t position) const {
+    float* inputs(int32_t state, int32_t layer, int64_t position) const {
         const PackedLayer& of = model_->layers[size_t(layer)];
         const int64_t rows = PENDING_ROWS + of.recurrent.conv_kernel - 1;
-        return at(slot, layer) + of.columns.tiles * of.columns.tile_floats + position % rows * of.columns.kept_width;
+        return at(state, layer) + of.columns.tiles * of.columns.tile_floats + position % rows * of.columns.kept_width;
     }
-    // By all threads. Refuses slots that there are not.
+    // By all threads. Refuses numbers of states that there are not.
     void copy(Pool& pool, int32_t from, int32_t to) const;
-    // A slot's bytes, bytes_each of them, as `write` takes them. Both refuse a slot that there is not.
-    void read(int32_t slot, uint8_t* bytes) const;
-    void write(Pool& pool, int32_t slot, const uint8_t* bytes) const;
-    // Gives the memory of some slots back; they hold zeros then.
-    void discard(const int32_t* slots, int64_t number) const;
+    // A state's bytes, bytes_each of them, as `write` takes them. Both refuse a state that there is not.
+    void read(int32_t state, uint8_t* bytes) const;
+    void write(Pool& pool, int32_t state, const uint8_t* bytes) const;
+    // Gives the memory of some states back; they hold zeros then.
+    void discard(const int32_t* states, int64_t number) const;
 
 private:
-    float* at(int32_t slot, int32_t layer) const {
-        return reinterpret_cast<float*>(data_.data() + slot * bytes_ + offsets_[size_t(layer)]);
+    float* at(int32_t state, int32_t layer) const {
+        return reinterpret_cast<float*>(data_.data() + state * bytes_ + offsets_[size_t(layer)]);
     }
-    void check(int64_t slot) const;
-    void fill(Pool& pool, int32_t to, const uint8_t* slot) const;
+    void check(int64_t state) const;
+    void fill(Pool& pool, int32_t to, const uint8_t* state) const;
 
     const std::shared_ptr<const PackedModel> model_;
-    int64_t count_, bytes_ = 0;     // slots, and of each
-    std::vector<int64_t> offsets_;  // of each layer within a slot
+    int64_t count_, bytes_ = 0;     // states, and of each
+    std::vector<int64_t> offsets_;  // of each layer within a state
     Memory data_;
 };
 

@@ -4,7 +4,7 @@
 
 namespace ipex_assist {
 
-// The smallest multiple of `unit` that is not below x.
-inline constexpr int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
+// The smallest multiple of `multiple` that is not below x.
+inline constexpr int64_t round_up(int64_t x, int64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
 
 }  // namespace ipex_assist

@@ -36,7 +36,7 @@ inline void list_output(WeightList& list, const ModelSpec& spec, PackedLayer& la
     list.linear(layer.output, {packed(spec.hidden_size), width, bias, spec.precision}, {{name, 0, spec.hidden_size}});
 }
 
-// A causal convolution of `columns` channels, which a checkpoint has with a channel's taps side by side.
+// A causal convolution of `columns` channels, which a checkpoint has with a channel's weights side by side.
 inline void list_conv(WeightList& list, const RecurrentSpec& r, const char* name, const float*& weight,
                       int64_t columns) {
     list.vector(weight, {name, columns * r.conv_kernel, {columns, r.conv_kernel}});

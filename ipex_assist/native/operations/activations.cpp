@@ -84,7 +84,7 @@ void list_thread(List& list, ThreadBuffers& b, const ActivationSizes& s) {
     list("entering", b.entering, 1, s.entering);
     list("of_token", b.of_token, 1, s.selector_rank);
     list("ordered", b.ordered, 1, s.ordered);
-    list("up", b.up, s.rows, UP_BLOCKS * LANES);
+    list("up", b.up, s.rows, UP_PANELS * LANES);
     list("state", b.state, 1, s.state);
     list("window_sums", b.window_sums, s.low_rows ? WINDOW_ROWS : 0, s.depth / SCALE_COLUMNS);
     list("head", b.head, 1, s.value_width);

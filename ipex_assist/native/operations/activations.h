@@ -63,7 +63,7 @@ struct SharedBuffers {
     Array<float> fed_back;        // (segments, hidden): what a draft head's next rows get as their hidden states
     Array<float> low_rank;        // (windows · WINDOW_ROWS, …) A · x of rows with an adapter
     Array<float> normed;          // (rows, hidden) of layers with convolutions: what enters the first one
-    Array<float> conv_scales;     // (rows, 2 · conv_taps · groups): what scales the taps of both
+    Array<float> conv_scales;     // (rows, 2 · conv_kernel · groups): what scales the weights of both
     Array<float> cluster_scores;  // (rows with logits, clusters) of a draft head
     Array<float> contexts;        // (rows with logits, selector_rank): a row's projection, then times a token's row
     Array<float> scores;          // (rows with logits, candidates)
@@ -159,7 +159,7 @@ private:
     Memory nodes_, threads_;  // NodeBuffers and ThreadBuffers: no containers, see Leased
 };
 
-constexpr int64_t UP_BLOCKS = 16;    // of gate and up, which are activated while they are still in the cache
+constexpr int64_t UP_PANELS = 16;    // of gate and up, which are activated while they are still in the cache
 constexpr int64_t PADDED_ROWS = 32;  // linears may read rows up to a multiple of this
 // Columns of logits whose maximum and sum of exponentials are found together.
 constexpr int64_t VOCABULARY_CHUNK = 2048;

@@ -1,5 +1,5 @@
 // Adapters in a pass: rows of several adapters, and of none, pass through the same linears. The threads share A · x of
-// the rows that have an adapter; a barrier later each thread adds B · (A · x) to its own blocks of the linear.
+// the rows that have an adapter; a barrier later each thread adds B · (A · x) to its own panels of the linear.
 #include <xmmintrin.h>
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace ipex_assist {
 namespace {
 
 constexpr int64_t PREFETCHED = 128 << 10;  // bytes of B, of all parts together
-constexpr int64_t LATE_BLOCKS = 4;         // that are at least multiplied while B is on its way
+constexpr int64_t LATE_PANELS = 4;         // that are at least multiplied while B is on its way
 
 // Rows from `first` on of a linear's inputs, as A takes them: sums of int8 rows are of 128 columns there.
 LinearRows window_inputs(const Pass& pass, int thread, const Linear& linear, LinearRows in, int64_t first,
@@ -31,24 +31,24 @@ LinearRows window_inputs(const Pass& pass, int thread, const Linear& linear, Lin
     return in;
 }
 
-int64_t low_blocks(const std::vector<AdapterPart>& parts) {
-    int64_t blocks = 0;
-    for (const AdapterPart& part : parts) blocks += part.a.blocks;
-    return blocks;
+int64_t low_panels(const std::vector<AdapterPart>& parts) {
+    int64_t panels = 0;
+    for (const AdapterPart& part : parts) panels += part.a.panels;
+    return panels;
 }
 
 void prefetch_bytes(const void* from, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(static_cast<const char*>(from) + i, _MM_HINT_T1);
 }
 
-// What `expand` reads of adapters for these blocks.
+// What `expand` reads of adapters for these panels.
 void prefetch_expand(const AdapterTerm& term, int64_t first, int64_t last) {
     int64_t left = PREFETCHED;
     for (const AdapterRows::Group& group : term.rows->groups) {
-        for (const AdapterPart& part : group.adapter->parts(term.layer, term.which)) {
+        for (const AdapterPart& part : group.adapter->parts(term.layer, term.role)) {
             const auto [begin, end] = part.between(first, last);
             if (begin >= end) continue;
-            const LowRankBlock from = part.block(begin), to = part.block(end);
+            const LowRankPanel from = part.panel(begin), to = part.panel(end);
             const int64_t bytes = std::min<int64_t>(left, to.values - from.values);
             prefetch_bytes(from.values, bytes);
             if (from.scales) prefetch_bytes(from.scales, (end - begin) * LANES * 4);
@@ -84,25 +84,26 @@ int64_t AdapterRows::low_columns() const {
     return columns;
 }
 
-AdapterTerm adapter_term(const Pass& pass, const LayerStep& step, Which which) {
-    const AdapterRows& rows = pass.plan.with_adapter;
-    const auto has = [&](const AdapterRows::Group& g) { return !g.adapter->parts(step.index, which).empty(); };
+AdapterTerm adapter_term(const Pass& pass, const LayerStep& step, LinearRole role) {
+    const AdapterRows& rows = pass.plan().with_adapter;
+    const auto has = [&](const AdapterRows::Group& g) { return !g.adapter->parts(step.index, role).empty(); };
     const bool any = std::any_of(rows.groups.begin(), rows.groups.end(), has);
-    return {any ? &rows : nullptr, step.index, which};
+    return {any ? &rows : nullptr, step.index, role};
 }
 
 void shrink(const Pass& pass, int thread, const AdapterTerm& term, const Linear& linear, const LinearRows& inputs) {
     if (!term.rows) return;
     const Array<float>& low = pass.activations.shared.low_rank;
-    int64_t units = 0, at = 0;
+    int64_t items = 0, at = 0;
     for (const AdapterRows::Window& w : term.rows->windows)
-        units += low_blocks(w.adapter->parts(term.layer, term.which));
-    const int64_t begin = share(units, thread, pass.plan.threads), end = share(units, thread + 1, pass.plan.threads);
+        items += low_panels(w.adapter->parts(term.layer, term.role));
+    const int64_t begin = share(items, thread, pass.plan().threads),
+                  end = share(items, thread + 1, pass.plan().threads);
     for (size_t i = 0; i < term.rows->windows.size(); i++) {
         const AdapterRows::Window& w = term.rows->windows[i];
-        for (const AdapterPart& part : w.adapter->parts(term.layer, term.which)) {
-            const int64_t first = std::max<int64_t>(0, begin - at), last = std::min(part.a.blocks, end - at);
-            at += part.a.blocks;
+        for (const AdapterPart& part : w.adapter->parts(term.layer, term.role)) {
+            const int64_t first = std::max<int64_t>(0, begin - at), last = std::min(part.a.panels, end - at);
+            at += part.a.panels;
             if (first >= last) continue;
             const LinearRows in = window_inputs(pass, thread, linear, inputs, w.first, w.rows);
             float* to = low.row(int64_t(i) * WINDOW_ROWS) + part.first_low + first * LANES;
@@ -115,13 +116,13 @@ void expand(const Pass& pass, const AdapterTerm& term, int64_t first, int64_t la
     if (!term.rows) return;
     const Array<float>& low = pass.activations.shared.low_rank;
     for (const AdapterRows::Group& group : term.rows->groups) {
-        for (const AdapterPart& part : group.adapter->parts(term.layer, term.which)) {
+        for (const AdapterPart& part : group.adapter->parts(term.layer, term.role)) {
             const auto [begin, end] = part.between(first, last);
             if (begin >= end) continue;
-            LowRankBlock blocks = part.block(begin);
-            blocks.count = end - begin, blocks.step = part.to.step;
+            LowRankPanel panels = part.panel(begin);
+            panels.count = end - begin, panels.step = part.to.step;
             const int64_t at = part.to.first + begin * part.to.step - first;
-            pass.kernels.expand(blocks, group.rows.data(), int64_t(group.rows.size()), low.data + part.first_low,
+            pass.kernels.expand(panels, group.rows.data(), int64_t(group.rows.size()), low.data + part.first_low,
                                 low.columns, out + at * LANES, stride);
         }
     }
@@ -130,8 +131,8 @@ void expand(const Pass& pass, const AdapterTerm& term, int64_t first, int64_t la
 void multiply_before_expand(const Pass& pass, const AdapterTerm& term, const Linear& linear, const LinearRows& in,
                             int64_t rows, int64_t first, int64_t last, float* out, int64_t stride) {
     int64_t late = first;
-    if (term.rows && pass.plan.decode) {
-        late = std::max(first, last - std::max(LATE_BLOCKS, (last - first) / 8));
+    if (term.rows && pass.plan().decode) {
+        late = std::max(first, last - std::max(LATE_PANELS, (last - first) / 8));
         if (late > first) pass.model.multiply(linear, in, rows, first, late, out, stride);
         prefetch_expand(term, first, last);
     }

@@ -59,9 +59,10 @@ int64_t vocabulary_columns(const Pass& pass) {
 bool is_finite(const ArgMax& m) { return std::isfinite(m.value) && std::isfinite(m.sum); }
 
 void find_maxima(Pass& pass, int thread) {
-    const int64_t chunks = chunks_of(pass), units = int64_t(pass.plan.logit_rows.size()) * chunks;
+    const int64_t chunks = chunks_of(pass), items = int64_t(pass.plan().logit_rows.size()) * chunks;
     const int64_t columns = vocabulary_columns(pass);
-    for (int64_t u = share(units, thread, pass.plan.threads); u < share(units, thread + 1, pass.plan.threads); u++) {
+    for (int64_t u = share(items, thread, pass.plan().threads); u < share(items, thread + 1, pass.plan().threads);
+         u++) {
         const int64_t first = u % chunks * VOCABULARY_CHUNK;
         ArgMax& found = pass.activations.shared.maxima.data[u];
         found = pass.kernels.argmax(pass.batch.logits + u / chunks * pass.batch.stride + first,
@@ -106,11 +107,11 @@ void top_tokens(Pass& pass, const TopTokens& found) {
         [&](int thread) {
             run_layers(pass, thread);
             find_maxima(pass, thread);
-            const int64_t count = int64_t(pass.plan.logit_rows.size()),
-                          end = share(count, thread + 1, pass.plan.threads);
-            for (int64_t r = share(count, thread, pass.plan.threads); r < end; r++) describe_row(pass, r, found);
+            const int64_t count = int64_t(pass.plan().logit_rows.size()),
+                          end = share(count, thread + 1, pass.plan().threads);
+            for (int64_t r = share(count, thread, pass.plan().threads); r < end; r++) describe_row(pass, r, found);
         },
-        pass.plan.threads);
+        pass.plan().threads);
     pass.timing.total += __rdtsc() - started;
 }
 

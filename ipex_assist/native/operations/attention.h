@@ -51,8 +51,8 @@ void keep_partial(const AttentionPartial& partial, float* row, int64_t width);
 void merge_head(const AttentionView& v, int64_t row, int32_t head);
 // The attended values of a head ÷ its sum, times the sigmoid of their gate.
 void finish_head(const AttentionView& v, const AttentionPartial& sum, int64_t row, int32_t head);
-// Merges the partials of the heads of a unit (AttentionShape), and prepares them for the output linear.
-void merge_unit(const AttentionView& v, int64_t row, int64_t unit);
+// Merges the partials of the heads of a span of columns (AttentionShape), and prepares them for the output linear.
+void merge_span(const AttentionView& v, int64_t row, int64_t span);
 // This thread has done `blocks` of the blocks that a segment sees of a KV head: who does the last ones merges.
 void finish_blocks(const AttentionView& v, int32_t kv_head, size_t segment, int64_t blocks);
 

@@ -19,7 +19,7 @@ struct Segment {
     int32_t rope_start, rope_rows;
     const float* cosine;
     const float* sine;
-    // Of a model with recurrent layers: the slot of its state, which is that after its first `settled` tokens, and of
+    // Of a model with recurrent layers: the number of its state, which is that after its first `settled` tokens, and of
     // which it becomes the one after `settle` tokens. The rows between the state and `start` are applied once more; at
     // most PENDING_ROWS rows may be after it when the pass is done.
     int32_t state, settled, settle;

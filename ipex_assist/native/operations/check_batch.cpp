@@ -93,20 +93,20 @@ void check_segment(const PackedModel& model, const Batch& b, int32_t index, int6
     }
 }
 
-// A segment's state, and the tokens behind it and before `end`, are in its slot, which no other segment has.
+// A segment has a state of its own, and the tokens after it and before `end` are among those that it keeps.
 void check_states(const Batch& b) {
-    std::vector<int32_t> slots;
+    std::vector<int32_t> states;
     for (int32_t i = 0; i < b.segment_count; i++) {
         const Segment& s = b.segments[i];
         check_range("the state of a segment", s.state, 0, b.states->count() - 1);
-        check_range("tokens that a state is behind", s.settled, std::max(0, s.start - PENDING_ROWS), s.start);
-        check_range("tokens that a state will be behind", s.settle,
+        check_range("tokens that a state has passed", s.settled, std::max(0, s.start - PENDING_ROWS), s.start);
+        check_range("tokens that a state will have passed", s.settle,
                     std::max<int64_t>(s.settled, int64_t(s.start) + s.rows - PENDING_ROWS), int64_t(s.start) + s.rows);
-        slots.push_back(s.state);
+        states.push_back(s.state);
     }
-    std::sort(slots.begin(), slots.end());
-    const auto twice = std::adjacent_find(slots.begin(), slots.end());
-    if (twice != slots.end()) refuse("state %d belongs to two segments", *twice);
+    std::sort(states.begin(), states.end());
+    const auto twice = std::adjacent_find(states.begin(), states.end());
+    if (twice != states.end()) refuse("state %d belongs to two segments", *twice);
 }
 
 // What a segment writes, nobody else may read or write in this pass, nor may it be in its own table twice.

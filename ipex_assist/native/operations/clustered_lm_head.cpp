@@ -34,9 +34,9 @@ void choose_clusters(const float* scores, int32_t clusters, int32_t count, int32
 // Rows first <= t < end of lm_head for one row, which `in` is, to `to`.
 void token_logits(const Pass& pass, const LinearRows& in, const Array<float>& room, int64_t first, int64_t end,
                   float* to) {
-    for (int64_t block = first / LANES, last = (end + LANES - 1) / LANES; block < last; block += UP_BLOCKS) {
-        const int64_t next = std::min(block + UP_BLOCKS, last), start = block * LANES;
-        pass.model.multiply(pass.head, in, 1, block, next, room.data, room.columns);
+    for (int64_t panel = first / LANES, last = (end + LANES - 1) / LANES; panel < last; panel += UP_PANELS) {
+        const int64_t next = std::min(panel + UP_PANELS, last), start = panel * LANES;
+        pass.model.multiply(pass.head, in, 1, panel, next, room.data, room.columns);
         const int64_t from = std::max(first, start), until = std::min(end, next * LANES);
         std::copy(room.data + (from - start), room.data + (until - start), to + (from - first));
     }
@@ -48,12 +48,13 @@ void cluster_logits(const Pass& pass, int thread) {
     const Array<int32_t>& chosen = pass.activations.shared.clusters;
     const LinearRows in = own.inputs.with_depth(pass.head.depth);
     const int64_t each = tokens_each(pass), read = chosen.columns, size = pass.model.spec.hidden_size;
-    const int64_t units = int64_t(pass.plan.logit_rows.size()) * read;
+    const int64_t items = int64_t(pass.plan().logit_rows.size()) * read;
     int64_t prepared = -1;
-    for (int64_t u = share(units, thread, pass.plan.threads); u < share(units, thread + 1, pass.plan.threads); u++) {
+    for (int64_t u = share(items, thread, pass.plan().threads); u < share(items, thread + 1, pass.plan().threads);
+         u++) {
         const int64_t row = u / read, first = chosen.data[u] * each;
         if (row != prepared) {
-            const float* x = pass.activations.shared.x.row(pass.plan.logit_rows[size_t(row)]);
+            const float* x = pass.activations.shared.x.row(pass.plan().logit_rows[size_t(row)]);
             if (pass.model.into_head.pre) normalize(pass, *pass.model.into_head.pre, x, own.row.data);
             else std::copy(x, x + size, own.row.data);
             prepare_row(pass, thread, own.row.data, size, 0, pass.head.depth, 0, pass.head, in);
@@ -71,10 +72,10 @@ void clustered_lm_head(Pass& pass, int thread) {
     const int32_t clusters = model.spec.draft_head.clusters;
     const Array<float>& scores = pass.activations.shared.cluster_scores;
     const Array<int32_t>& chosen = pass.activations.shared.clusters;
-    const int64_t count = int64_t(pass.plan.logit_rows.size());
-    residual_norm(pass, thread, model.into_head, &pass.plan.logit_rows, pass.after_layers());
+    const int64_t count = int64_t(pass.plan().logit_rows.size());
+    residual_norm(pass, thread, model.into_head, &pass.plan().logit_rows, pass.after_layers());
     linear(pass, thread, pass.inputs(thread, model.clusters.depth), model.clusters, count, scores.data, scores.columns);
-    for (int64_t i = share(count, thread, pass.plan.threads); i < share(count, thread + 1, pass.plan.threads); i++)
+    for (int64_t i = share(count, thread, pass.plan().threads); i < share(count, thread + 1, pass.plan().threads); i++)
         choose_clusters(scores.row(i), clusters, int32_t(chosen.columns), chosen.row(i));
     pass.wait(thread);
     cluster_logits(pass, thread);
@@ -85,9 +86,10 @@ void clustered_lm_head(Pass& pass, int thread) {
 void find_cluster_maxima(Pass& pass, const int32_t* order, int thread) {
     const Array<int32_t>& chosen = pass.activations.shared.clusters;
     const int64_t each = tokens_each(pass), columns = chosen.columns * each,
-                  count = int64_t(pass.plan.logit_rows.size());
+                  count = int64_t(pass.plan().logit_rows.size());
     const int64_t vocabulary = vocabulary_columns(pass), all = pass.model.spec.lm_head_rows();
-    for (int64_t i = share(count, thread, pass.plan.threads); i < share(count, thread + 1, pass.plan.threads); i++) {
+    for (int64_t i = share(count, thread, pass.plan().threads); i < share(count, thread + 1, pass.plan().threads);
+         i++) {
         float* logits = pass.batch.logits + i * pass.batch.stride;
         const auto row_of = [&](int64_t at) { return int32_t(chosen.row(i)[at / each] * each + at % each); };
         float fill = INFINITY;

@@ -11,7 +11,7 @@ struct RowShare {
 };
 
 RowShare share_of(const Pass& pass, int thread) {
-    const int64_t rows = pass.plan.rows(), threads = pass.plan.threads;
+    const int64_t rows = pass.plan().rows(), threads = pass.plan().threads;
     return {share(rows, thread, int(threads)), share(rows, thread + 1, int(threads))};
 }
 
@@ -33,7 +33,7 @@ const float* normed_input(const Pass& pass, const float* hidden, float* room) {
 const float* token_and_hidden(const Pass& pass, int64_t r, const float* hidden, int thread) {
     const int64_t size = pass.model.spec.hidden_size;
     float* row = pass.activations.own(thread).entering.data;
-    embed_token(pass, pass.plan.tokens[size_t(r)], pass.plan.positions[size_t(r)], row);
+    embed_token(pass, pass.plan().tokens[size_t(r)], pass.plan().positions[size_t(r)], row);
     normalize(pass, pass.model.head_embedding_norm, row, row);
     normalize(pass, pass.model.head_hidden_norm, hidden, row + size);
     return row;
@@ -44,7 +44,7 @@ const float* target_token_and_hidden(const Pass& pass, int64_t r, const float* h
     const int64_t size = pass.model.spec.draft_head.input_size;
     const float factor = pass.model.spec.embedding_multiplier;
     float* row = pass.activations.own(thread).entering.data;
-    pass.model.embed(pass.plan.tokens[size_t(r)], row);
+    pass.model.embed(pass.plan().tokens[size_t(r)], row);
     for (int64_t i = 0; factor != 1 && i < size; i++) row[i] *= factor;
     std::copy(hidden, hidden + size, row + size);
     return row;
@@ -71,7 +71,7 @@ void through_fc(Pass& pass, int thread) {
         prepare_row(pass, thread, row, width, 0, model.fc.depth, r, model.fc, &NodeBuffers::inputs);
     }
     pass.wait(thread);
-    linear(pass, thread, pass.inputs(thread, model.fc.depth), model.fc, pass.plan.rows(), x.data, x.columns);
+    linear(pass, thread, pass.inputs(thread, model.fc.depth), model.fc, pass.plan().rows(), x.data, x.columns);
 }
 
 }  // namespace
@@ -101,11 +101,11 @@ void append_context(Pass& pass, int thread) {
         }
         pass.wait(thread);
         const int64_t before = layer.attention.key_column() / LANES,
-                      blocks = layer.attention.gate_column() / LANES - before;
-        const int64_t from = before + share(blocks, thread, pass.plan.threads),
-                      to = before + share(blocks, thread + 1, pass.plan.threads);
+                      panels = layer.attention.gate_column() / LANES - before;
+        const int64_t from = before + share(panels, thread, pass.plan().threads),
+                      to = before + share(panels, thread + 1, pass.plan().threads);
         model.multiply(layer.qkv, pass.activations.on(pass.node(thread)).inputs.with_depth(layer.qkv.depth),
-                       pass.plan.rows(), from, to, qkv.data + from * LANES, qkv.columns);
+                       pass.plan().rows(), from, to, qkv.data + from * LANES, qkv.columns);
         pass.wait(thread);
         append_share(AttentionView(pass, step, thread));
         pass.wait(thread);  // the next layer's come to the same place
@@ -128,11 +128,12 @@ void prepare_token_and_hidden(Pass& pass, const LayerStep& step, int thread) {
 
 void feed_back(Pass& pass, int thread) {
     const PackedModel& model = pass.model;
-    const int64_t count = int64_t(pass.plan.logit_rows.size()), size = model.spec.hidden_size;
+    const int64_t count = int64_t(pass.plan().logit_rows.size()), size = model.spec.hidden_size;
     const bool normed = model.spec.draft_head.fed_back_normed && model.into_head.pre;
     const bool projected = model.spec.reads_target();
-    for (int64_t i = share(count, thread, pass.plan.threads); i < share(count, thread + 1, pass.plan.threads); i++) {
-        const float* x = pass.activations.shared.x.row(pass.plan.logit_rows[size_t(i)]);
+    for (int64_t i = share(count, thread, pass.plan().threads); i < share(count, thread + 1, pass.plan().threads);
+         i++) {
+        const float* x = pass.activations.shared.x.row(pass.plan().logit_rows[size_t(i)]);
         float* to = projected ? pass.activations.own(thread).row.data : pass.activations.shared.fed_back.row(i);
         if (normed) normalize(pass, *model.into_head.pre, x, to);
         else std::copy(x, x + size, to);

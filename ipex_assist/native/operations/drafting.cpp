@@ -29,8 +29,8 @@ bool continue_draft(Pass& pass, const GreedyDraft& d, std::vector<int32_t>& orde
     for (size_t i = 0; i < order.size(); i++) {
         const int32_t which = order[i];
         if (!note(d, which, arg_max(pass, int64_t(i)))) continue;
-        Segment next = pass.plan.segments[i];
-        next.start += pass.plan.reads_before ? 0 : next.rows, next.rows = 1, next.settled = next.settle;
+        Segment next = pass.plan().segments[i];
+        next.start += pass.plan().reads_before ? 0 : next.rows, next.rows = 1, next.settled = next.settle;
         next.settle = std::max(next.settle, next.start + 1 - PENDING_ROWS);
         logit_rows.push_back(int32_t(segments.size()));
         segments.push_back(next), next_order.push_back(which),
@@ -38,8 +38,8 @@ bool continue_draft(Pass& pass, const GreedyDraft& d, std::vector<int32_t>& orde
         if (pass.model.spec.draft_head.feeds_back()) hidden.push_back(pass.activations.shared.fed_back.row(int64_t(i)));
     }
     if (segments.empty()) return false;
-    pass.continue_with(
-        {pass.program.shape, pass.plan.team, std::move(segments), std::move(tokens), std::move(logit_rows)});
+    pass.continue_with(std::make_unique<PassPlan>(pass.program.shape, pass.plan().team, std::move(segments),
+                                                  std::move(tokens), std::move(logit_rows)));
     order = std::move(next_order);
     pass.hidden = std::move(hidden), pass.own_hidden = true;
     return true;
@@ -48,7 +48,7 @@ bool continue_draft(Pass& pass, const GreedyDraft& d, std::vector<int32_t>& orde
 // Notes the tokens of a block, whose rows with logits begin at `row`.
 void note_block(const Pass& pass, const GreedyDraft& d, int32_t which, int64_t row, int thread) {
     const bool chooses = pass.model.spec.draft_head.candidates > 0;
-    int32_t last = pass.plan.tokens[size_t(pass.plan.first_row[size_t(which)])];
+    int32_t last = pass.plan().tokens[size_t(pass.plan().first_row[size_t(which)])];
     ArgMax best;
     d.drafted[which] = 0;
     do {
@@ -62,7 +62,7 @@ void note_block(const Pass& pass, const GreedyDraft& d, int32_t which, int64_t r
 void draft(Pass& pass, const GreedyDraft& request) {
     const uint64_t started = __rdtsc();
     std::vector<int32_t> order;
-    for (int32_t i = 0; i < int32_t(pass.plan.segments.size()); i++) order.push_back(i), request.drafted[i] = 0;
+    for (int32_t i = 0; i < int32_t(pass.plan().segments.size()); i++) order.push_back(i), request.drafted[i] = 0;
     const bool clusters = pass.model.spec.draft_head.clusters > 0;
     bool goes_on = true;  // written by thread 0, between two barriers
     pass.pool.run(
@@ -76,24 +76,24 @@ void draft(Pass& pass, const GreedyDraft& request) {
                 pass.wait(thread);
             }
         },
-        pass.plan.threads);
+        pass.plan().threads);
     pass.timing.total += __rdtsc() - started;
 }
 
 void draft_blocks(Pass& pass, const GreedyDraft& request) {
     const uint64_t started = __rdtsc();
     std::vector<int64_t> first{0};  // of each block's rows with logits
-    for (size_t i = 0; i < pass.plan.segments.size(); i++) first.push_back(first.back() + request.counts[i]);
+    for (size_t i = 0; i < pass.plan().segments.size(); i++) first.push_back(first.back() + request.counts[i]);
     pass.pool.run(
         [&](int thread) {
             run_layers(pass, thread);
             find_maxima(pass, thread);
             if (pass.model.spec.draft_head.candidates) find_candidates(pass, thread);
-            const int64_t blocks = int64_t(pass.plan.segments.size()), threads = pass.plan.threads;
+            const int64_t blocks = int64_t(pass.plan().segments.size()), threads = pass.plan().threads;
             for (int64_t i = share(blocks, thread, threads); i < share(blocks, thread + 1, threads); i++)
                 note_block(pass, request, int32_t(i), first[size_t(i)], thread);
         },
-        pass.plan.threads);
+        pass.plan().threads);
     pass.timing.total += __rdtsc() - started;
 }
 

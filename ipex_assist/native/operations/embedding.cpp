@@ -9,12 +9,12 @@ void project(Pass& pass, int thread, int64_t first, int64_t end, const Array<flo
     const PackedModel& model = pass.model;
     for (int64_t r = first; r < end; r++) {
         float* row = pass.delta(thread).row(r);
-        model.embed(pass.plan.tokens[size_t(r)], row);
+        model.embed(pass.plan().tokens[size_t(r)], row);
         prepare_row(pass, thread, row, model.spec.embedding_size, 0, model.project_in.depth, r, model.project_in,
                     &NodeBuffers::inputs);
     }
     pass.wait(thread);
-    linear(pass, thread, pass.inputs(thread, model.project_in.depth), model.project_in, pass.plan.rows(), x.data,
+    linear(pass, thread, pass.inputs(thread, model.project_in.depth), model.project_in, pass.plan().rows(), x.data,
            x.columns);
 }
 
@@ -32,7 +32,7 @@ void embed_token(const Pass& pass, int32_t token, int32_t position, float* row) 
 }
 
 void embed(Pass& pass, int thread) {
-    const PassPlan& plan = pass.plan;
+    const PassPlan& plan = pass.plan();
     const bool all = plan.each_thread_prepares;
     const int64_t first = all ? 0 : share(plan.rows(), thread, plan.threads);
     const int64_t end = all ? plan.rows() : share(plan.rows(), thread + 1, plan.threads);

@@ -1,8 +1,8 @@
 // The experts of a layer: which of them its rows pass through, and what these compute.
 //
 // A slot is one row of one expert. An expert's slots lie side by side, so that its weights are read once for all rows
-// of the pass that have it; threads share the blocks of all experts evenly, whichever these are, or, on several memory
-// nodes, each node's threads its blocks of them. A row's slots are added in the order of the experts, so that its bits
+// of the pass that have it; threads share the panels of all experts evenly, whichever these are, or, on several memory
+// nodes, each node's threads its panels of them. A row's slots are added in the order of the experts, so that its bits
 // depend on nothing but itself.
 #include <x86intrin.h>
 
@@ -13,23 +13,23 @@
 
 #include "operations/operations.h"
 #include "operations/routing.h"
-#include "operations/share_units.h"
+#include "operations/share_work.h"
 
 namespace ipex_assist {
 namespace {
 
-constexpr int64_t READING_ROWS = 16;  // rows that a block is multiplied with in about the time of reading it
+constexpr int64_t READING_ROWS = 16;  // rows that a panel is multiplied with in about the time of reading it
 
 int64_t experts_of_row(const MlpSpec& spec) { return spec.experts_per_token + (spec.shared_size ? 1 : 0); }
 
 // Columns of an expert's activated rows.
 int64_t inner(const PackedLayer& layer, int32_t expert) {
-    return layer.experts[size_t(expert)].up.blocks / (layer.mlp.gated ? 2 : 1) * LANES;
+    return layer.experts[size_t(expert)].up.panels / (layer.mlp.gated ? 2 : 1) * LANES;
 }
 
-// Whether each node's threads share its own blocks of experts: where memory follows the nodes of all of the pool's
+// Whether each node's threads share its own panels of experts: where memory follows the nodes of all of the pool's
 // threads.
-bool by_node(const Pass& pass) { return pass.blocks_by_node; }
+bool by_node(const Pass& pass) { return pass.panels_by_node; }
 
 }  // namespace
 
@@ -41,7 +41,7 @@ void size_experts(const PackedLayer& layer, int64_t rows, ActivationSizes& s) {
     const int64_t depth = round_up(layer.experts[0].down.depth, SCALE_COLUMNS);
     const int64_t shared_depth = round_up(layer.experts[size_t(last)].down.depth, SCALE_COLUMNS);
     const int64_t columns = (chosen + PADDED_ROWS) * depth + (shared ? (shared + PADDED_ROWS) * shared_depth : 0);
-    s.router_columns = std::max(s.router_columns, layer.router.blocks * LANES);
+    s.router_columns = std::max(s.router_columns, layer.router.panels * LANES);
     s.slots = std::max(s.slots, chosen + shared);
     const int64_t up_depth = round_up(layer.experts[0].up.depth, SCALE_COLUMNS);
     s.slot_columns = std::max(s.slot_columns, (chosen + shared + PADDED_ROWS) * up_depth);
@@ -66,7 +66,7 @@ namespace {
 // A row's experts and their weights, with those of the shared one.
 void route_row(Pass& pass, const PackedLayer& layer, int64_t row, RouterScratch& scratch) {
     const MlpSpec& spec = layer.mlp;
-    const float* logits = pass.activations.shared.router_logits.data + row * layer.router.blocks * LANES;
+    const float* logits = pass.activations.shared.router_logits.data + row * layer.router.panels * LANES;
     int32_t* chosen = pass.routes.chosen.data() + row * experts_of_row(spec);
     float* weights = pass.routes.weights.data() + row * experts_of_row(spec);
     choose_experts(spec, logits, layer.correction_bias, scratch, chosen, weights);
@@ -75,7 +75,7 @@ void route_row(Pass& pass, const PackedLayer& layer, int64_t row, RouterScratch&
     }
     if (!spec.shared_size) return;
     chosen[spec.experts_per_token] = spec.experts;
-    weights[spec.experts_per_token] = spec.shared_gate ? sigmoid(logits[(layer.router.blocks - 1) * LANES]) : 1;
+    weights[spec.experts_per_token] = spec.shared_gate ? sigmoid(logits[(layer.router.panels - 1) * LANES]) : 1;
 }
 
 // The slots of all experts, each one's in the order of the rows.
@@ -99,30 +99,30 @@ void place_slots(Pass& pass, const PackedLayer& layer, int64_t rows) {
     }
 }
 
-Sharers all_threads(const Pass& pass, int thread) { return {thread, pass.plan.threads}; }
+Sharers all_threads(const Pass& pass, int thread) { return {thread, pass.plan().threads}; }
 
-// Who shares the blocks of an expert's linear that this thread may have: where memory follows nodes, the threads of its
-// own, which share that node's blocks; else all.
-Sharers sharers_of_blocks(const Pass& pass, int thread) {
+// Who shares the panels of an expert's linear that this thread may have: where memory follows nodes, the threads of its
+// own, which share that node's panels; else all.
+Sharers sharers_of_panels(const Pass& pass, int thread) {
     if (!by_node(pass)) return all_threads(pass, thread);
     const int node = pass.node(thread), first = pass.pool.first_thread(node);
     return {thread - first, pass.pool.first_thread(node + 1) - first};
 }
 
-// And these blocks, `each` of them at a time.
-Range blocks_of_node(const Pass& pass, int thread, const Linear& linear, int64_t each) {
-    if (!by_node(pass)) return {0, linear.blocks / each};
-    const NodeBlocks* node = linear.nodes + pass.node(thread);
+// And these panels, `each` of them at a time.
+Range panels_of_node(const Pass& pass, int thread, const Linear& linear, int64_t each) {
+    if (!by_node(pass)) return {0, linear.panels / each};
+    const NodePanels* node = linear.nodes + pass.node(thread);
     return {node[0].first / each, node[1].first / each};
 }
 
-// f(expert, first, end) for a thread's share of the `units(expert)`, each of which takes as long as `cost(expert)`
+// f(expert, first, end) for a thread's share of the `items(expert)`, each of which takes as long as `cost(expert)`
 // says: of all experts that have rows.
 template <class Counted, class Cost, class F>
-void share_experts(const Pass& pass, const PackedLayer& layer, const Sharers& sharers, Counted&& units, Cost&& cost,
+void share_experts(const Pass& pass, const PackedLayer& layer, const Sharers& sharers, Counted&& items, Cost&& cost,
                    F&& f) {
-    const auto used = [&](int32_t e) { return pass.routes.count(e) ? units(e) : Range{0, 0}; };
-    share_units(int32_t(layer.experts.size()), sharers, used, cost, f);
+    const auto used = [&](int32_t e) { return pass.routes.count(e) ? items(e) : Range{0, 0}; };
+    share_work(int32_t(layer.experts.size()), sharers, used, cost, f);
 }
 
 // The rows of an expert in a buffer of slots, in which those of the first expert have `usual` columns.
@@ -151,10 +151,10 @@ float* active_rows(const Pass& pass, const PackedLayer& layer, int32_t expert) {
 // The router's logits, then each row's experts; whoever comes last with its rows places the slots of all.
 void route(Pass& pass, const LayerStep& step, int thread) {
     const PackedLayer& layer = pass.layer(step);
-    const int64_t rows = pass.plan.rows();
+    const int64_t rows = pass.plan().rows();
     linear(pass, thread, pass.inputs(thread, layer.router.depth), layer.router, rows,
-           pass.activations.shared.router_logits.data, layer.router.blocks * LANES);
-    const int64_t first = share(rows, thread, pass.plan.threads), end = share(rows, thread + 1, pass.plan.threads);
+           pass.activations.shared.router_logits.data, layer.router.panels * LANES);
+    const int64_t first = share(rows, thread, pass.plan().threads), end = share(rows, thread + 1, pass.plan().threads);
     RouterScratch scratch;
     for (int64_t r = first; r < end; r++) route_row(pass, layer, r, scratch);
     if (first < end && pass.completes(0, end - first, rows)) place_slots(pass, layer, rows);
@@ -181,7 +181,7 @@ const float* slot_input(const Pass& pass, const LayerStep& step, int thread, int
         return layer.mlp.scales_inputs ? scaled(pass, thread, x, pass.routes.factors[slot]) : x;
     }
     const ThreadBuffers& own = pass.activations.own(thread);
-    const Array<float>& stream = pass.plan.each_thread_prepares ? own.x : pass.activations.shared.x;
+    const Array<float>& stream = pass.plan().each_thread_prepares ? own.x : pass.activations.shared.x;
     const Norm& norm = expert == layer.mlp.experts ? layer.mlp_norm : layer.expert_norms.experts;
     normalize(pass, norm, stream.row(row), own.row.data);
     return layer.mlp.scales_inputs ? scaled(pass, thread, own.row.data, pass.routes.factors[slot]) : own.row.data;
@@ -212,14 +212,14 @@ void up_experts(Pass& pass, const LayerStep& step, int thread) {
     const uint64_t started = __rdtsc();
     const PackedLayer& layer = pass.layer(step);
     const int64_t parts = layer.mlp.gated ? 2 : 1;
-    const auto units = [&](int32_t e) { return blocks_of_node(pass, thread, layer.experts[size_t(e)].up, parts); };
+    const auto items = [&](int32_t e) { return panels_of_node(pass, thread, layer.experts[size_t(e)].up, parts); };
     const auto cost = [&](int32_t e) { return READING_ROWS + pass.routes.count(e); };
     const auto up = [&](int32_t e, int64_t first, int64_t end) {
-        activate_blocks(pass, thread, layer.mlp, layer.experts[size_t(e)].up,
+        activate_panels(pass, thread, layer.mlp, layer.experts[size_t(e)].up,
                         up_rows(pass, layer, e, pass.node(thread)), pass.routes.count(e), first * parts, end * parts,
                         active_rows(pass, layer, e), inner(layer, e));
     };
-    share_experts(pass, layer, sharers_of_blocks(pass, thread), units, cost, up);
+    share_experts(pass, layer, sharers_of_panels(pass, thread), items, cost, up);
     pass.wait(thread);
     if (thread == 0) pass.timing.linear += __rdtsc() - started;
 }
@@ -230,9 +230,9 @@ void prepare_slots(Pass& pass, const LayerStep& step, int thread) {
     const auto spans = [&](int32_t e) {
         return (layer.experts[size_t(e)].down.depth + SCALE_COLUMNS - 1) / SCALE_COLUMNS;
     };
-    const auto units = [&](int32_t e) { return Range{0, pass.routes.count(e) * spans(e)}; };
+    const auto items = [&](int32_t e) { return Range{0, pass.routes.count(e) * spans(e)}; };
     const auto one = [](int32_t) { return 1; };
-    share_experts(pass, layer, all_threads(pass, thread), units, one, [&](int32_t e, int64_t begin, int64_t end) {
+    share_experts(pass, layer, all_threads(pass, thread), items, one, [&](int32_t e, int64_t begin, int64_t end) {
         const Linear& down = layer.experts[size_t(e)].down;
         const int64_t size = e == spec.experts ? spec.shared_size : spec.intermediate_size;
         for (int64_t u = begin; u < end; u++) {
@@ -252,8 +252,8 @@ void down_experts(Pass& pass, const LayerStep& step, int thread) {
     const PackedLayer& layer = pass.layer(step);
     const Array<float>& outputs = pass.activations.shared.expert_outputs;
     const int64_t each =
-        by_node(pass) || layer.experts[0].down.blocks % 2 ? 1 : 2;  // blocks go in pairs where they can
-    const auto units = [&](int32_t e) { return blocks_of_node(pass, thread, layer.experts[size_t(e)].down, each); };
+        by_node(pass) || layer.experts[0].down.panels % 2 ? 1 : 2;  // panels go in pairs where they can
+    const auto items = [&](int32_t e) { return panels_of_node(pass, thread, layer.experts[size_t(e)].down, each); };
     const auto cost = [&](int32_t e) { return READING_ROWS + pass.routes.count(e); };
     const auto down = [&](int32_t e, int64_t first, int64_t end) {
         float* out = outputs.row(pass.routes.first[size_t(e)]) + first * each * LANES;
@@ -261,7 +261,7 @@ void down_experts(Pass& pass, const LayerStep& step, int thread) {
         pass.model.multiply(layer.experts[size_t(e)].down, in, pass.routes.count(e), first * each, end * each, out,
                             outputs.columns);
     };
-    share_experts(pass, layer, sharers_of_blocks(pass, thread), units, cost, down);
+    share_experts(pass, layer, sharers_of_panels(pass, thread), items, cost, down);
     pass.wait(thread);
     if (thread == 0) pass.timing.linear += __rdtsc() - started;
 }
@@ -296,8 +296,9 @@ void add_experts(Pass& pass, const LayerStep& step, int thread) {
     const PackedLayer& layer = pass.layer(step);
     const int64_t size = pass.model.spec.hidden_size, each = experts_of_row(layer.mlp);
     const int64_t span = layer.mlp.own_norms ? size : SCALE_COLUMNS;  // of columns that one thread adds
-    const int64_t spans = (size + span - 1) / span, units = pass.plan.rows() * spans;
-    for (int64_t u = share(units, thread, pass.plan.threads); u < share(units, thread + 1, pass.plan.threads); u++) {
+    const int64_t spans = (size + span - 1) / span, items = pass.plan().rows() * spans;
+    for (int64_t u = share(items, thread, pass.plan().threads); u < share(items, thread + 1, pass.plan().threads);
+         u++) {
         const int64_t row = u / spans, first = u % spans * span, end = std::min(first + span, size);
         float* to = pass.delta(thread).row(row);
         if (layer.mlp.own_norms) add_normalized(pass, layer, thread, row, to);

@@ -30,11 +30,11 @@ void append_rows(const AttentionView& v, const RowRange& range, int32_t kv_head)
 }
 
 void append_share(const AttentionView& v) {
-    const int64_t units = int64_t(v.plan.append_ranges.size()) * v.spec.kv_heads;
+    const int64_t items = int64_t(v.plan.append_ranges.size()) * v.spec.kv_heads;
     const TeamNodes& team = v.plan.team;
     const int own = v.thread - team.first_thread(v.node), sharers = team.threads_of(v.node);
     // Those of this thread's node go round its threads.
-    for (int64_t u = 0, turn = 0; u < units; u++) {
+    for (int64_t u = 0, turn = 0; u < items; u++) {
         const RowRange& range = v.plan.append_ranges[size_t(u / v.spec.kv_heads)];
         const int32_t kv_head = int32_t(u % v.spec.kv_heads);
         if (!v.on_own_node(size_t(range.segment), v.plan.last_block(range.first), kv_head)) continue;
@@ -44,7 +44,7 @@ void append_share(const AttentionView& v) {
 
 // Of the prefill path; on the decode path attention appends, as it is who reads a block that also writes it.
 void append_keys_values(Pass& pass, const LayerStep& step, int thread) {
-    if (pass.plan.decode) return;
+    if (pass.plan().decode) return;
     const uint64_t started = __rdtsc();
     append_share(AttentionView(pass, step, thread));
     if (thread == 0) pass.next_tile.store(0);

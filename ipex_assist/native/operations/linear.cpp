@@ -1,4 +1,4 @@
-// Linears of a pass: every thread computes its own blocks of output columns.
+// Linears of a pass: every thread computes its own panels of output columns.
 #include <x86intrin.h>
 
 #include <algorithm>
@@ -14,8 +14,8 @@ constexpr int64_t PREFETCHED = 4096;  // bytes of the next weights
 
 void prefetch(const Pass& pass, int thread, const Linear& next) {
     const auto [first, last] = slice(pass, next, thread);
-    if (!pass.plan.decode || first == last) return;
-    const int64_t each = block_bytes(next.precision, next.group, next.depth);
+    if (!pass.plan().decode || first == last) return;
+    const int64_t each = panel_bytes(next.precision, next.group, next.depth);
     const uint8_t* start = weights_of(next, first);
     for (int64_t i = 0; i < std::min(PREFETCHED, (last - first) * each); i += 64) {
         _mm_prefetch(reinterpret_cast<const char*>(start + i), _MM_HINT_T1);
@@ -40,7 +40,7 @@ void linear(Pass& pass, int thread, LinearRows inputs, const Linear& linear, int
 
 void qkv_linear(Pass& pass, const LayerStep& step, int thread) {
     const PackedLayer& layer = pass.layer(step);
-    linear(pass, thread, pass.inputs(thread, layer.qkv.depth), layer.qkv, pass.plan.rows(),
+    linear(pass, thread, pass.inputs(thread, layer.qkv.depth), layer.qkv, pass.plan().rows(),
            pass.activations.shared.qkv.data, pass.activations.shared.qkv.columns, &layer.output,
            adapter_term(pass, step, QKV));
 }
@@ -50,7 +50,7 @@ void output_linear(Pass& pass, const LayerStep& step, int thread) {
     const Array<float>& delta = pass.delta(thread);
     // Attention prepares its rows once for each node.
     const LinearRows rows = pass.activations.on(pass.node(thread)).inputs.with_depth(layer.output.depth);
-    linear(pass, thread, rows, layer.output, pass.plan.rows(), delta.data, delta.columns,
+    linear(pass, thread, rows, layer.output, pass.plan().rows(), delta.data, delta.columns,
            layer.has_mlp() ? &layer.first_of_mlp() : &pass.reader(step), adapter_term(pass, step, OUTPUT));
 }
 

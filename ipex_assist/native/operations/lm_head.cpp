@@ -10,7 +10,8 @@ void project_out(Pass& pass, int thread, int64_t count) {
     const Array<float>& delta = pass.delta(thread);
     const LinearRows rows = pass.activations.on(pass.node(thread)).inputs.with_depth(model.project_out.depth);
     linear(pass, thread, rows, model.project_out, count, delta.data, delta.columns, &pass.head);
-    for (int64_t r = share(count, thread, pass.plan.threads); r < share(count, thread + 1, pass.plan.threads); r++) {
+    for (int64_t r = share(count, thread, pass.plan().threads); r < share(count, thread + 1, pass.plan().threads);
+         r++) {
         prepare_row(pass, thread, delta.row(r), model.spec.embedding_size, 0, model.head.depth, r, model.head,
                     &NodeBuffers::inputs);
     }
@@ -18,10 +19,11 @@ void project_out(Pass& pass, int thread, int64_t count) {
 }
 
 void cap_logits(Pass& pass, int thread) {
-    const int64_t blocks = pass.head.blocks, units = int64_t(pass.plan.logit_rows.size()) * blocks;
+    const int64_t panels = pass.head.panels, items = int64_t(pass.plan().logit_rows.size()) * panels;
     const float cap = pass.model.spec.logit_cap;
-    for (int64_t i = share(units, thread, pass.plan.threads); i < share(units, thread + 1, pass.plan.threads); i++) {
-        float* logits = pass.batch.logits + i / blocks * pass.batch.stride + i % blocks * LANES;
+    for (int64_t i = share(items, thread, pass.plan().threads); i < share(items, thread + 1, pass.plan().threads);
+         i++) {
+        float* logits = pass.batch.logits + i / panels * pass.batch.stride + i % panels * LANES;
         pass.kernels.soft_cap(logits, LANES, 1 / cap, cap);
     }
     pass.wait(thread);
@@ -31,8 +33,8 @@ void cap_logits(Pass& pass, int thread) {
 
 void lm_head(Pass& pass, int thread) {
     if (pass.model.spec.draft_head.clusters) return clustered_lm_head(pass, thread);
-    const int64_t count = int64_t(pass.plan.logit_rows.size());
-    residual_norm(pass, thread, pass.model.into_head, &pass.plan.logit_rows, pass.after_layers());
+    const int64_t count = int64_t(pass.plan().logit_rows.size());
+    residual_norm(pass, thread, pass.model.into_head, &pass.plan().logit_rows, pass.after_layers());
     if (pass.model.spec.projected_embedding) project_out(pass, thread, count);
     linear(pass, thread, pass.inputs(thread, pass.head.depth), pass.head, count, pass.batch.logits, pass.batch.stride);
     if (pass.model.spec.logit_cap > 0) cap_logits(pass, thread);

@@ -19,7 +19,7 @@ Xielu xielu_of(const PackedLayer& layer) {
 void up_linear(Pass& pass, const LayerStep& step, int thread) {
     const uint64_t started = __rdtsc();
     const PackedLayer& layer = pass.layer(step);
-    const int64_t rows = pass.plan.rows(), inner = round_up(layer.mlp.intermediate_size, LANES);
+    const int64_t rows = pass.plan().rows(), inner = round_up(layer.mlp.intermediate_size, LANES);
     const int64_t parts = layer.mlp.gated ? 2 : 1;
     float* active = pass.activations.shared.active.data;
     const auto [first, last] = slice(pass, layer.up, thread);
@@ -28,10 +28,10 @@ void up_linear(Pass& pass, const LayerStep& step, int thread) {
     const AdapterTerm term = adapter_term(pass, step, UP);
     shrink(pass, thread, term, layer.up, in);
     if (term.rows) pass.wait(thread);
-    activate_blocks(pass, thread, layer.mlp, layer.up, in, rows, first, last, active, inner, &xielu, term);
+    activate_panels(pass, thread, layer.mlp, layer.up, in, rows, first, last, active, inner, &xielu, term);
     prepare_active(
         pass, thread,
-        {active, rows, inner, layer.mlp.intermediate_size, layer.up.blocks / parts, first / parts, last / parts},
+        {active, rows, inner, layer.mlp.intermediate_size, layer.up.panels / parts, first / parts, last / parts},
         layer.down, started);
 }
 
@@ -40,7 +40,7 @@ void prepare_spans(Pass& pass, int thread, const ActiveRows& x, const Linear& do
     const int64_t each = SCALE_COLUMNS / LANES;
     for (int64_t s = x.first / each; s * each < x.end; s++) {
         const int64_t done = std::min(x.end, (s + 1) * each) - std::max(x.first, s * each);
-        if (!pass.completes(size_t(s), done, std::min(x.blocks, (s + 1) * each) - s * each)) continue;
+        if (!pass.completes(size_t(s), done, std::min(x.panels, (s + 1) * each) - s * each)) continue;
         for (int64_t r = 0; r < x.rows; r++) {
             prepare_row(pass, thread, x.data + r * x.stride, x.width, s * SCALE_COLUMNS,
                         std::min((s + 1) * SCALE_COLUMNS, down.depth), r, down, &NodeBuffers::down_inputs);
@@ -49,7 +49,7 @@ void prepare_spans(Pass& pass, int thread, const ActiveRows& x, const Linear& do
 }
 
 // Where a linear takes activated columns in the order that they are computed in, they are prepared for it at once.
-bool prepares_in_place(const Pass& pass, const Linear& down) { return pass.plan.decode && !down.order; }
+bool prepares_in_place(const Pass& pass, const Linear& down) { return pass.plan().decode && !down.order; }
 
 }  // namespace
 
@@ -70,13 +70,13 @@ LinearRows active_inputs(const Pass& pass, int thread, const Linear& down) {
     return rows.with_depth(down.depth);
 }
 
-void activate_blocks(const Pass& pass, int thread, const MlpSpec& spec, const Linear& up, const LinearRows& in,
+void activate_panels(const Pass& pass, int thread, const MlpSpec& spec, const Linear& up, const LinearRows& in,
                      int64_t rows, int64_t first, int64_t last, float* out, int64_t stride, const Xielu* xielu,
                      const AdapterTerm& term) {
     const Array<float>& temporary = pass.activations.own(thread).up;
     const int64_t parts = spec.gated ? 2 : 1;
-    for (int64_t b = first; b < last; b += UP_BLOCKS) {
-        const int64_t end = std::min(b + UP_BLOCKS, last);
+    for (int64_t b = first; b < last; b += UP_PANELS) {
+        const int64_t end = std::min(b + UP_PANELS, last);
         multiply_before_expand(pass, term, up, in, rows, b, end, temporary.data, temporary.columns);
         expand(pass, term, b, end, temporary.data, temporary.columns);
         for (int64_t r = 0; r < rows; r++) {
@@ -91,7 +91,7 @@ void mlp(Pass& pass, const LayerStep& step, int thread) {
     up_linear(pass, step, thread);
     const Linear& down = pass.layer(step).down;
     const Array<float>& delta = pass.delta(thread);
-    linear(pass, thread, active_inputs(pass, thread, down), down, pass.plan.rows(), delta.data, delta.columns,
+    linear(pass, thread, active_inputs(pass, thread, down), down, pass.plan().rows(), delta.data, delta.columns,
            &pass.after_mlp(step), adapter_term(pass, step, DOWN));
 }
 

@@ -64,14 +64,14 @@ void share_delta(const Pass& pass, int thread, int64_t row, int64_t end_row, int
 struct AdapterTerm {
     const AdapterRows* rows = nullptr;
     int32_t layer = 0;
-    Which which = QKV;
+    LinearRole role = QKV;
 };
-AdapterTerm adapter_term(const Pass& pass, const LayerStep& step, Which which);
+AdapterTerm adapter_term(const Pass& pass, const LayerStep& step, LinearRole role);
 // This thread's share of A · x, of the linear's inputs x; ends without a barrier.
 void shrink(const Pass& pass, int thread, const AdapterTerm& term, const Linear& linear, const LinearRows& inputs);
-// After a barrier: adds B · (A · x) to blocks first <= b < last of the linear, which begin at `out`.
+// After a barrier: adds B · (A · x) to panels first <= b < last of the linear, which begin at `out`.
 void expand(const Pass& pass, const AdapterTerm& term, int64_t first, int64_t last, float* out, int64_t stride);
-// A linear's blocks first <= b < last, which begin at `out`. What `expand` will read for them is prefetched before the
+// A linear's panels first <= b < last, which begin at `out`. What `expand` will read for them is prefetched before the
 // last of them: it is little of several places in memory, and weights that stream by would push it out of the cache.
 void multiply_before_expand(const Pass& pass, const AdapterTerm& term, const Linear& linear, const LinearRows& in,
                             int64_t rows, int64_t first, int64_t last, float* out, int64_t stride);
@@ -87,7 +87,7 @@ void qkv_linear(Pass& pass, const LayerStep& step, int thread);
 void output_linear(Pass& pass, const LayerStep& step, int thread);
 
 // per_head_linear.cpp
-// This thread's blocks of a linear that has `columns` of each head in turn. Head h's inputs are the `width` columns
+// This thread's panels of a linear that has `columns` of each head in turn. Head h's inputs are the `width` columns
 // from h · step on of the rows `from`; its outputs go to the columns from out + h · out_width on.
 struct PerHeadRows {
     const float* from;
@@ -117,17 +117,17 @@ const float* convolved_delta(const Pass& pass, int thread, const ConvWeights& co
 
 // mlp.cpp
 void mlp(Pass& pass, const LayerStep& step, int thread);
-// Rows (rows, stride) of `width` activated columns, of whose `blocks` blocks a thread has made first <= b < end.
+// Rows (rows, stride) of `width` activated columns, of whose `panels` panels a thread has made first <= b < end.
 struct ActiveRows {
     float* data;
-    int64_t rows, stride, width, blocks, first, end;
+    int64_t rows, stride, width, panels, first, end;
 };
 // What this thread has activated, in the form of `down`; ends with a barrier. Then what `down` reads. started: when the
 // thread began to activate, for the timing.
 void prepare_active(Pass& pass, int thread, const ActiveRows& x, const Linear& down, uint64_t started);
 LinearRows active_inputs(const Pass& pass, int thread, const Linear& down);
-// Blocks first <= b < last of gate and up, activated, to their columns of `out`. term: after `shrink` and a barrier.
-void activate_blocks(const Pass& pass, int thread, const MlpSpec& spec, const Linear& up, const LinearRows& in,
+// Panels first <= b < last of gate and up, activated, to their columns of `out`. term: after `shrink` and a barrier.
+void activate_panels(const Pass& pass, int thread, const MlpSpec& spec, const Linear& up, const LinearRows& in,
                      int64_t rows, int64_t first, int64_t last, float* out, int64_t stride,
                      const Xielu* xielu = nullptr, const AdapterTerm& term = {});
 

@@ -20,17 +20,16 @@ bool taps_end(const PackedModel& model, const Batch& b) {
     return std::find(first, end, model.spec.layers) != end;
 }
 
-PassPlan plan_of(const Program& program, const Pool& pool, const Batch& b) {
-    return {program.shape,
-            pass_team(pool, b),
-            {b.segments, b.segments + b.segment_count},
-            {b.tokens, b.tokens + b.rows},
-            {b.logit_rows, b.logit_rows + b.logit_row_count}};
+std::unique_ptr<const PassPlan> plan_of(const Program& program, const Pool& pool, const Batch& b) {
+    return std::make_unique<PassPlan>(program.shape, pass_team(pool, b),
+                                      std::vector<Segment>(b.segments, b.segments + b.segment_count),
+                                      std::vector<int32_t>(b.tokens, b.tokens + b.rows),
+                                      std::vector<int32_t>(b.logit_rows, b.logit_rows + b.logit_row_count));
 }
 
-std::optional<PassPlan> pruned_plan(const Pass& pass) {
-    if (pass.pruning_layer < 0 || pass.plan.logit_rows.empty()) return {};
-    return pass.plan.of_logit_rows(pass.program.shape);
+std::unique_ptr<const PassPlan> pruned_plan(const Pass& pass) {
+    if (pass.pruning_layer < 0 || pass.plan().logit_rows.empty()) return {};
+    return pass.plan().of_logit_rows(pass.program.shape);
 }
 
 // Of the tiles of a plan that are split, for each head: later passes of a draft have no more tiles than its first one.
@@ -43,20 +42,20 @@ int64_t split_counters(const PassPlan& plan, bool drafts) {
     return most;
 }
 
-// Of spans of activated columns, of units of attended ones, and of tiles that are split.
+// Of spans of activated columns, of those of attended ones, and of tiles that are split.
 size_t counters_of(const Pass& pass, bool drafts) {
-    int64_t spans = (pass.model.spec.per_layer_size + SCALE_COLUMNS - 1) / SCALE_COLUMNS + 1, units = 0;
+    int64_t spans = (pass.model.spec.per_layer_size + SCALE_COLUMNS - 1) / SCALE_COLUMNS + 1, attended = 0;
     for (const int32_t index : pass.program.mlp_kinds) {
         const int64_t inner = round_up(pass.model.layers[size_t(index)].mlp.intermediate_size, LANES);
         spans = std::max(spans, (inner + SCALE_COLUMNS - 1) / SCALE_COLUMNS);
     }
-    for (const AttentionShape& shape : pass.program.shape.attention) units = std::max(units, shape.units);
-    int64_t segments = pass.batch.segment_count, split = split_counters(pass.plan, drafts);
+    for (const AttentionShape& shape : pass.program.shape.attention) attended = std::max(attended, shape.spans);
+    int64_t segments = pass.batch.segment_count, split = split_counters(pass.plan(), drafts);
     if (pass.pruned) {
         segments = std::max(segments, int64_t(pass.pruned->segments.size()));
         split = std::max(split, split_counters(*pass.pruned, drafts));
     }
-    return size_t(std::max({spans, std::min<int64_t>(DECODE_ROWS, segments) * units, split}));
+    return size_t(std::max({spans, std::min<int64_t>(DECODE_ROWS, segments) * attended, split}));
 }
 
 }  // namespace
@@ -69,17 +68,17 @@ Pass::Pass(const Program& program_, Pool& pool_, Activations& activations_, cons
       activations(activations_),
       batch(checked(model, batch_, counts)),
       plan_(plan_of(program, pool, batch)),
-      pruning_layer(program.pruning_layer(plan, batch.taps)),
+      pruning_layer(program.pruning_layer(*plan_, batch.taps)),
       pruned(pruned_plan(*this)),
       head(vocabulary_head(model, batch.vocabulary)),
       counters(counters_of(*this, counts)),
-      blocks_by_node(plan.threads == pool.threads() && model.follows(pool)),
+      panels_by_node(plan_->threads == pool.threads() && model.follows(pool)),
       own_hidden(batch.own_hidden) {
-    activations.place(activation_sizes({program, plan, pruned ? &*pruned : nullptr, batch.vocabulary, counts}), pool);
-    for (const int32_t index : program.mlp_kinds) reserve_routes(model.layers[size_t(index)], plan.rows(), routes);
+    activations.place(activation_sizes({program, *plan_, pruned.get(), batch.vocabulary, counts}), pool);
+    for (const int32_t index : program.mlp_kinds) reserve_routes(model.layers[size_t(index)], plan_->rows(), routes);
     const HeadSpec& of = model.spec.draft_head;
     const int64_t columns = own_hidden ? model.spec.hidden_size : of.input_size;
-    for (int64_t r = 0; batch.hidden && r < plan.rows(); r++) hidden.push_back(batch.hidden + r * columns);
+    for (int64_t r = 0; batch.hidden && r < plan_->rows(); r++) hidden.push_back(batch.hidden + r * columns);
 }
 
 bool Pass::taps_end() const { return ipex_assist::taps_end(model, batch); }
@@ -119,14 +118,14 @@ void run_layers(Pass& pass, int thread) {
         run(pass, step, step.attend_operations, thread);
     }
     if (pass.taps_end()) tap_end(pass, thread);
-    if (pass.plan.logit_rows.empty()) return;
+    if (pass.plan().logit_rows.empty()) return;
     lm_head(pass, thread);
     if (watched && !pass.model.spec.draft_head.clusters) watch(pass, "head", LOGITS, nullptr, thread);
 }
 
 void forward(Pass& pass) {
     const uint64_t started = __rdtsc();
-    pass.pool.run([&](int thread) { run_layers(pass, thread); }, pass.plan.threads);
+    pass.pool.run([&](int thread) { run_layers(pass, thread); }, pass.plan().threads);
     pass.timing.total += __rdtsc() - started;
 }
 

@@ -2,7 +2,7 @@
 #pragma once
 #include <atomic>
 #include <cstdint>
-#include <optional>
+#include <memory>
 #include <vector>
 
 #include "operations/activations.h"
@@ -60,6 +60,7 @@ struct Pass {
     Pass(const Program& program, Pool& pool, Activations& activations, const Batch& batch,
          const int32_t* counts = nullptr);
 
+    const PassPlan& plan() const { return *plan_; }  // of the rows that go on
     void wait(int thread) { pool.wait(thread); }
     int node(int thread) const { return pool.node(thread); }
     const PackedLayer& layer(const LayerStep& step) const { return model.layers[size_t(step.index)]; }
@@ -79,17 +80,17 @@ struct Pass {
     bool taps_end() const;
     // Where threads read rows that each of them made a part of, their own node's; else there is one.
     const Array<float>& delta(int thread) const {
-        return activations.on(plan.each_thread_prepares ? node(thread) : 0).delta;
+        return activations.on(plan().each_thread_prepares ? node(thread) : 0).delta;
     }
     // The inputs of the next linear, as this thread reads them.
     LinearRows inputs(int thread, int64_t depth) const {
         const PreparedRows& rows =
-            plan.each_thread_prepares ? activations.own(thread).inputs : activations.on(node(thread)).inputs;
+            plan().each_thread_prepares ? activations.own(thread).inputs : activations.on(node(thread)).inputs;
         return rows.with_depth(depth);
     }
     // Goes on by another plan: by thread 0, between two barriers. After a layer that prunes rows, and between the
     // passes of a draft.
-    void continue_with(PassPlan next) { plan_ = std::move(next); }
+    void continue_with(std::unique_ptr<const PassPlan> next) { plan_ = std::move(next); }
     // Adds to what is done of something; whether that is all of it, and this thread the one to go on.
     bool completes(size_t counter, int64_t done, int64_t total);
 
@@ -101,17 +102,15 @@ struct Pass {
     const Batch batch;
 
 private:
-    PassPlan plan_;
+    std::unique_ptr<const PassPlan> plan_;
 
 public:
-    // Of the rows that go on. `continue_with` alone puts another one in its place.
-    const PassPlan& plan = plan_;
-    int32_t pruning_layer;              // Program::pruning_layer, -1 where rows have ended already
-    std::optional<PassPlan> pruned;     // of the rows with logits, which go on after that layer; none: none do
+    int32_t pruning_layer;                   // Program::pruning_layer, -1 where rows have ended already
+    std::unique_ptr<const PassPlan> pruned;  // of the rows with logits, which go on after that layer; none: none do
     const Linear head;                  // of the vocabulary that is asked for: its threads share these columns evenly
     std::vector<Counter> counters;      // of what several threads have done of something; 0 between two phases
     std::atomic<int64_t> next_tile{0};  // of prefill attention
-    const bool blocks_by_node;          // whether memory follows the nodes of all of the pool's threads, which all run
+    const bool panels_by_node;          // whether memory follows the nodes of all of the pool's threads, which all run
     std::vector<const float*> hidden;   // of a draft head: of each row
     bool own_hidden;                    // whether these are states of its own
     Routes routes;
@@ -119,9 +118,9 @@ public:
     int64_t experts_read = 0;  // of all layers, each once a pass
 };
 
-// The blocks of a linear that a thread of the pass computes: [first, second).
+// The panels of a linear that a thread of the pass computes: [first, second).
 inline std::pair<int64_t, int64_t> slice(const Pass& pass, const Linear& linear, int thread) {
-    return slice(linear, thread, pass.plan.threads);
+    return slice(linear, thread, pass.plan().threads);
 }
 
 void run_layers(Pass& pass, int thread);  // and the head; by every thread of the pass

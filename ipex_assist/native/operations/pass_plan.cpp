@@ -20,14 +20,14 @@ constexpr int64_t MERGED_IN_PLACE = 80;  // partials of heads that one thread me
 constexpr int64_t BLOCK_QUERIES = 8;
 constexpr int64_t UNEVEN = 16;      // tiles are split where a thread would have 1/16 more than its share of the work …
 constexpr int64_t SHARE_PARTS = 4;  // … into ranges that are at most 1/4 of a thread's share, or one run
-// Of query heads that share one KV head: units that a thread should have at least, and heads of a part that are enough
+// Of query heads that share one KV head: items that a thread should have at least, and heads of a part that are enough
 // to multiply at full speed.
 constexpr int64_t PARTS_A_THREAD = 2;
 constexpr int32_t PART_HEADS = 8;
 // Values, times threads, that are prepared in the time of a barrier of as many threads.
 constexpr int64_t PREPARED = 128;
 
-// The time of the last thread, where threads take units of these costs in their order, `times` of each.
+// The time of the last thread, where threads take items of these costs in their order, `times` of each.
 int64_t taken_in_turns(const std::vector<int64_t>& costs, int32_t times, int threads) {
     std::vector<int64_t> ends(size_t(threads), 0);  // a heap, the earliest first
     for (const int64_t cost : costs) {
@@ -40,12 +40,58 @@ int64_t taken_in_turns(const std::vector<int64_t>& costs, int32_t times, int thr
     return *std::max_element(ends.begin(), ends.end());
 }
 
+// Rows that a thread would not have to prepare, if they were shared.
+int64_t rows_of_others(int64_t rows, int threads) { return rows - (rows + threads - 1) / threads; }
+
+// f(segment, row of it) for each row.
+template <class F>
+std::vector<int32_t> each_row(const std::vector<Segment>& segments, F&& f) {
+    std::vector<int32_t> made;
+    for (size_t i = 0; i < segments.size(); i++) {
+        for (int32_t r = 0; r < segments[i].rows; r++) made.push_back(f(i, r));
+    }
+    return made;
+}
+
+std::vector<int32_t> first_rows(const std::vector<Segment>& segments) {
+    std::vector<int32_t> first;
+    int32_t rows = 0;
+    for (const Segment& s : segments) first.push_back(rows), rows += s.rows;
+    return first;
+}
+
+std::vector<int64_t> first_scan_rows(const std::vector<Segment>& segments, bool recurrent) {
+    std::vector<int64_t> first{0};
+    for (const Segment& s : segments) first.push_back(first.back() + (recurrent ? s.start - s.settled + s.rows : 0));
+    return first;
+}
+
+std::vector<RowRange> ranges_to_append(const std::vector<Segment>& segments, bool appends) {
+    std::vector<RowRange> ranges;
+    int32_t row = 0;  // the segment's first
+    for (size_t i = 0; appends && i < segments.size(); row += segments[i++].rows) {
+        for (int32_t r = 0; r < segments[i].rows;) {
+            const int32_t next = std::min(segments[i].rows, r + LANES - (segments[i].start + r) % LANES);
+            ranges.push_back({row + r, row + next, int32_t(i)});
+            r = next;
+        }
+    }
+    return ranges;
+}
+
+std::vector<size_t> first_ranges(const std::vector<RowRange>& ranges, size_t segments) {
+    std::vector<size_t> first(segments + 1);
+    for (const RowRange& each : ranges) first[size_t(each.segment) + 1]++;
+    std::partial_sum(first.begin(), first.end(), first.begin());
+    return first;
+}
+
 }  // namespace
 
 bool AttentionShape::operator==(const AttentionShape& other) const {
     return heads == other.heads && kv_heads == other.kv_heads && value_dim == other.value_dim &&
-           window == other.window && chunk == other.chunk && unit_columns == other.unit_columns &&
-           units == other.units && shared == other.shared;
+           window == other.window && chunk == other.chunk && span_columns == other.span_columns &&
+           spans == other.spans && shared == other.shared;
 }
 
 int32_t AttentionShape::tile_rows() const { return int32_t(std::max<int64_t>(1, TILE_QUERIES / group())); }
@@ -64,28 +110,25 @@ PassPlan::PassPlan(const PassShape& shape, const TeamNodes& team_, std::vector<S
       segments(std::move(segments_)),
       tokens(std::move(tokens_)),
       logit_rows(std::move(logit_rows_)),
-      attention_of_layer(shape.attention_of_layer) {
-    // Where the rows that a thread would not have to prepare cost less than a barrier.
-    const int64_t others = rows() - (rows() + threads - 1) / threads;
-    each_thread_prepares = decode && !shape.begins_with_linear && others * shape.hidden_size <= PREPARED * threads;
-    place_rows(appends);
-    find_adapters();
-    int64_t scanned = 0;
-    for (const Segment& s : segments) {
-        first_scan_row.push_back(scanned);
-        scanned += shape.recurrent ? s.start - s.settled + s.rows : 0;
-    }
-    first_scan_row.push_back(scanned);
-    for (const AttentionShape& each : shape.attention) attention.push_back(plan_attention(each));
+      each_thread_prepares(decode && !shape.begins_with_linear &&
+                           rows_of_others(rows(), threads) * shape.hidden_size <= PREPARED * threads),
+      positions(each_row(segments, [&](size_t i, int32_t r) { return segments[i].start + r; })),
+      segment_of(each_row(segments, [](size_t i, int32_t) { return int32_t(i); })),
+      first_row(first_rows(segments)),
+      first_scan_row(first_scan_rows(segments, shape.recurrent)),
+      append_ranges(ranges_to_append(segments, appends)),
+      first_append_range(first_ranges(append_ranges, segments.size())),
+      with_adapter(segments, segment_of),
+      attention_of_layer(shape.attention_of_layer),
+      attention(plan_attention(shape)) {}
+
+std::vector<AttentionPlan> PassPlan::plan_attention(const PassShape& shape) const {
+    std::vector<AttentionPlan> plans;
+    for (const AttentionShape& each : shape.attention) plans.push_back(plan_attention(each));
+    return plans;
 }
 
-void PassPlan::find_adapters() {
-    const auto has = [](const Segment& s) { return s.adapter != nullptr; };
-    if (std::none_of(segments.begin(), segments.end(), has)) return;
-    with_adapter = AdapterRows(segments, segment_of);
-}
-
-PassPlan PassPlan::of_logit_rows(const PassShape& shape) const {
+std::unique_ptr<const PassPlan> PassPlan::of_logit_rows(const PassShape& shape) const {
     std::vector<Segment> parts;
     std::vector<int32_t> of_rows, all(logit_rows.size());
     std::iota(all.begin(), all.end(), 0);
@@ -100,22 +143,7 @@ PassPlan PassPlan::of_logit_rows(const PassShape& shape) const {
         }
         of_rows.push_back(tokens[size_t(row)]), before = row;
     }
-    return {shape, team, std::move(parts), std::move(of_rows), std::move(all), false};
-}
-
-void PassPlan::place_rows(bool appends) {
-    for (size_t i = 0; i < segments.size(); i++) {
-        const Segment& s = segments[i];
-        const int32_t first = int32_t(positions.size()), end = first + s.rows;
-        first_row.push_back(first), first_append_range.push_back(append_ranges.size());
-        for (int32_t r = 0; r < s.rows; r++) positions.push_back(s.start + r), segment_of.push_back(int32_t(i));
-        for (int32_t r = first; appends && r < end;) {
-            const int32_t next = std::min(end, r + LANES - positions[size_t(r)] % LANES);
-            append_ranges.push_back({r, next, int32_t(i)});
-            r = next;
-        }
-    }
-    first_append_range.push_back(append_ranges.size());
+    return std::make_unique<PassPlan>(shape, team, std::move(parts), std::move(of_rows), std::move(all), false);
 }
 
 int64_t PassPlan::first_block(int32_t row, const AttentionShape& shape) const {
@@ -141,14 +169,14 @@ int32_t PassPlan::parts_of(const AttentionShape& shape) const {
         if (shape.heads % parts) continue;
         AttentionShape each = shape;
         each.kv_heads = parts;
-        int64_t units = 0;
+        int64_t items = 0;
         for (size_t i = 0; i < segments.size(); i++) {
             const int32_t first = first_row[i], last = first + segments[i].rows - 1, step = each.tile_rows();
-            units += decode ? last_block(last) + 1 - first_block(first, shape) : (segments[i].rows + step - 1) / step;
+            items += decode ? last_block(last) + 1 - first_block(first, shape) : (segments[i].rows + step - 1) / step;
         }
         // More parts than fill a query tile give no more of them.
         const int32_t least = decode ? PART_HEADS : int32_t(TILE_QUERIES);
-        if (parts * units >= PARTS_A_THREAD * threads || shape.heads / parts <= least) return parts;
+        if (parts * items >= PARTS_A_THREAD * threads || shape.heads / parts <= least) return parts;
     }
 }
 
@@ -178,16 +206,16 @@ void PassPlan::share_blocks(AttentionPlan& plan) const {
         share_homes(plan);
     } else {
         // Whole runs, where threads that take these all have about their share of the blocks.
-        int64_t units = 0, most = 0;
-        for (const int64_t blocks : plan.blocks) units += blocks * shape.kv_heads;
+        int64_t items = 0, most = 0;
+        for (const int64_t blocks : plan.blocks) items += blocks * shape.kv_heads;
         plan.split_blocks = SPLIT_BLOCKS;
         for (int t = 0; t < threads; t++) {
-            plan.thread_units.push_back(units_of(plan, t));
-            most = std::max(most, plan.thread_units.back().end - plan.thread_units.back().first);
+            plan.thread_work.push_back(work_of(plan, t));
+            most = std::max(most, plan.thread_work.back().end - plan.thread_work.back().first);
         }
-        if (most * threads * PARTIALS_A_BLOCK > units * (PARTIALS_A_BLOCK + 1)) {
+        if (most * threads * PARTIALS_A_BLOCK > items * (PARTIALS_A_BLOCK + 1)) {
             plan.split_blocks = 1;
-            for (int t = 0; t < threads; t++) plan.thread_units[size_t(t)] = units_of(plan, t);
+            for (int t = 0; t < threads; t++) plan.thread_work[size_t(t)] = work_of(plan, t);
         }
     }
     for (int32_t r = 0; r < rows(); r++) {
@@ -196,7 +224,7 @@ void PassPlan::share_blocks(AttentionPlan& plan) const {
         plan.partial_rows = std::max(plan.partial_rows, plan.partials(segment) * rows());
     }
     // Where one thread merges a segment's heads as fast as all threads would after a barrier.
-    const int64_t heads = std::max<int64_t>(shape.group(), shape.unit_columns / shape.value_dim);
+    const int64_t heads = std::max<int64_t>(shape.group(), shape.span_columns / shape.value_dim);
     plan.merges_in_place = true;
     for (size_t i = 0; i < segments.size(); i++) {
         const int64_t merged = segments[i].rows * std::min<int64_t>(heads, shape.heads) * plan.partials(i);
@@ -204,53 +232,53 @@ void PassPlan::share_blocks(AttentionPlan& plan) const {
     }
 }
 
-// A thread's even share of the units of its node, which has whole heads.
-UnitRange PassPlan::units_of(const AttentionPlan& plan, int thread) const {
+// A thread's even share of the items of its node, which has whole heads.
+WorkRange PassPlan::work_of(const AttentionPlan& plan, int thread) const {
     const int node = team.node(thread), own = thread - team.first_thread(node), sharers = team.threads_of(node);
     int64_t of_head = 0;
     for (const int64_t blocks : plan.blocks) of_head += blocks;
     const int64_t first = share(plan.shape.kv_heads, node, team.nodes()) * of_head,
-                  units = share(plan.shape.kv_heads, node + 1, team.nodes()) * of_head - first;
-    const auto border = [&](int64_t unit) { return plan.split_blocks == 1 ? unit : run_border(plan, unit); };
-    return {border(first + share(units, own, sharers)), border(first + share(units, own + 1, sharers))};
+                  items = share(plan.shape.kv_heads, node + 1, team.nodes()) * of_head - first;
+    const auto border = [&](int64_t item) { return plan.split_blocks == 1 ? item : run_border(plan, item); };
+    return {border(first + share(items, own, sharers)), border(first + share(items, own + 1, sharers))};
 }
 
 // Where the blocks of a head are on several nodes: an even share of those of its node, for each thread.
 void PassPlan::share_homes(AttentionPlan& plan) const {
-    std::vector<std::vector<int64_t>> units(size_t(team.nodes()));
+    std::vector<std::vector<int64_t>> items(size_t(team.nodes()));
     const int32_t heads = plan.shape.kv_heads;
-    int64_t unit = 0;
+    int64_t item = 0;
     for (int32_t h = 0; h < heads; h++) {
         for (size_t i = 0; i < segments.size(); i++) {
             const int32_t* ids = segments[i].blocks + plan.first_block[i];
             for (int64_t b = 0; b < plan.blocks[i]; b++)
-                units[size_t(team.home(ids[b], plan.shape.stored_head(h), plan.shape.shared ? 1 : heads))].push_back(
-                    unit++);
+                items[size_t(team.home(ids[b], plan.shape.stored_head(h), plan.shape.shared ? 1 : heads))].push_back(
+                    item++);
         }
     }
     for (int t = 0; t < threads; t++) {
         const int node = team.node(t), own = t - team.first_thread(node), sharers = team.threads_of(node);
-        const std::vector<int64_t>& all = units[size_t(node)];
+        const std::vector<int64_t>& all = items[size_t(node)];
         const size_t first = size_t(share(int64_t(all.size()), own, sharers)),
                      end = size_t(share(int64_t(all.size()), own + 1, sharers));
-        if (first == end) plan.thread_units.push_back({0, 0});
-        else plan.thread_units.push_back({all[first], all[end - 1] + 1});
+        if (first == end) plan.thread_work.push_back({0, 0});
+        else plan.thread_work.push_back({all[first], all[end - 1] + 1});
     }
 }
 
-TileUnit PassPlan::whole(const AttentionPlan& plan, int32_t tile) const {
+TileWork PassPlan::whole(const AttentionPlan& plan, int32_t tile) const {
     const RowRange& rows = plan.tiles[size_t(tile)];
     return {tile, -1, first_block(rows.first, plan.shape), last_seen_block(rows.end - 1) + 1};
 }
 
 // The ranges of a tile, of so many runs each, and places for a partial of each run.
 void PassPlan::split_tile(AttentionPlan& plan, int32_t tile, int64_t runs) const {
-    const TileUnit all = whole(plan, tile);
+    const TileWork all = whole(plan, tile);
     const RowRange& rows = plan.tiles[size_t(tile)];
     const int64_t count = rows.end - rows.first, first_run = all.first / SPLIT_BLOCKS;
     for (int64_t b = all.first, next; b < all.end; b = next) {
         next = std::min(all.end, (b / SPLIT_BLOCKS + runs) * SPLIT_BLOCKS);
-        plan.units.push_back({tile, plan.split_tiles, b, next});
+        plan.tile_work.push_back({tile, plan.split_tiles, b, next});
     }
     for (int32_t r = rows.first; r < rows.end; r++) {
         plan.partial_places[size_t(r)] = {plan.partial_rows * plan.shape.kv_heads + r - rows.first, count, first_run};
@@ -261,45 +289,45 @@ void PassPlan::split_tile(AttentionPlan& plan, int32_t tile, int64_t runs) const
 
 // What threads of the prefill path take, and which tiles are split.
 void PassPlan::share_tiles(AttentionPlan& plan) const {
-    const auto each = [&](const TileUnit& u) {  // the cost of a block
+    const auto each = [&](const TileWork& u) {  // the cost of a block
         const RowRange& rows = plan.tiles[size_t(u.tile)];
         return BLOCK_QUERIES + int64_t(rows.end - rows.first) * plan.shape.group();
     };
-    const auto cost = [&](const TileUnit& u) { return (u.end - u.first) * each(u); };
-    const auto sort = [&](std::vector<TileUnit>& units) {
-        std::sort(units.begin(), units.end(), [&](const TileUnit& a, const TileUnit& b) {
+    const auto cost = [&](const TileWork& u) { return (u.end - u.first) * each(u); };
+    const auto sort = [&](std::vector<TileWork>& items) {
+        std::sort(items.begin(), items.end(), [&](const TileWork& a, const TileWork& b) {
             return cost(a) != cost(b) ? cost(a) > cost(b) : std::tie(a.tile, a.first) < std::tie(b.tile, b.first);
         });
     };
-    std::vector<TileUnit> tiles;
+    std::vector<TileWork> tiles;
     std::vector<int64_t> costs;
     int64_t total = 0;
     for (size_t i = 0; i < plan.tiles.size(); i++) tiles.push_back(whole(plan, int32_t(i)));
     sort(tiles);
-    for (const TileUnit& u : tiles) costs.push_back(cost(u)), total += costs.back() * plan.shape.kv_heads;
+    for (const TileWork& u : tiles) costs.push_back(cost(u)), total += costs.back() * plan.shape.kv_heads;
     if (taken_in_turns(costs, plan.shape.kv_heads, threads) * threads * UNEVEN <= total * (UNEVEN + 1)) {
-        plan.units = std::move(tiles);
+        plan.tile_work = std::move(tiles);
         return;
     }
     plan.partial_places.resize(size_t(rows()));
-    for (const TileUnit& u : tiles) {
+    for (const TileWork& u : tiles) {
         const int64_t run = SPLIT_BLOCKS * each(u), most = std::max<int64_t>(1, total / threads / SHARE_PARTS / run);
-        if ((u.end - 1) / SPLIT_BLOCKS - u.first / SPLIT_BLOCKS < most) plan.units.push_back(u);
+        if ((u.end - 1) / SPLIT_BLOCKS - u.first / SPLIT_BLOCKS < most) plan.tile_work.push_back(u);
         else split_tile(plan, u.tile, most);
     }
-    sort(plan.units);
+    sort(plan.tile_work);
 }
 
-// The border between two runs that is nearest to a unit. Units are counted by KV head, then segment, then block.
-int64_t PassPlan::run_border(const AttentionPlan& plan, int64_t unit) const {
+// The border between two runs that is nearest to an item. Items are counted by KV head, then segment, then block.
+int64_t PassPlan::run_border(const AttentionPlan& plan, int64_t item) const {
     int64_t all = 0;
     for (const int64_t blocks : plan.blocks) all += blocks;
-    int64_t within = unit % all;
+    int64_t within = item % all;
     size_t i = 0;
     for (; within >= plan.blocks[i]; i++) within -= plan.blocks[i];
     const int64_t first = plan.first_block[i], block = first + within, run_end = split_end(block, SPLIT_BLOCKS);
     const int64_t lower = std::max(first, run_end - SPLIT_BLOCKS), upper = std::min(first + plan.blocks[i], run_end);
-    return unit - block + (block - lower < upper - block ? lower : upper);
+    return item - block + (block - lower < upper - block ? lower : upper);
 }
 
 }  // namespace ipex_assist

@@ -18,6 +18,7 @@
 // ranges of runs, each run of them with its partial.
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "operations/adapter_rows.h"
@@ -30,8 +31,8 @@ namespace ipex_assist {
 struct AttentionShape {
     int32_t heads, kv_heads, value_dim;
     int32_t window;  // positions a row may see, 0: all
-    // Attended values are merged and put into the output linear's form by units of whole heads and whole scales.
-    int64_t unit_columns, units;
+    // Attended values are merged and put into the output linear's form by spans of whole heads and whole scales.
+    int64_t span_columns, spans;
     // All query heads have one KV head. The plan of a pass then cuts them into parts, which it takes for KV heads, so
     // that there is work for all threads: each reads the same keys and values.
     bool shared = false;
@@ -60,7 +61,7 @@ struct PassShape {
     bool reads_before = false;                // or what is before its segment alone (SHARED_KV)
 };
 
-struct UnitRange {  // first <= unit < end
+struct WorkRange {  // first <= item < end
     int64_t first, end;
 };
 
@@ -69,7 +70,7 @@ struct RowRange {  // rows first <= r < end of one segment
 };
 
 // What a thread of the prefill path takes at a time, for one KV head: blocks first <= b < end of a query tile.
-struct TileUnit {
+struct TileWork {
     int32_t tile;
     int32_t split;  // the number of the tile among those that are split; -1 where these are all of its blocks
     int64_t first, end;
@@ -92,13 +93,13 @@ struct AttentionPlan {
     std::vector<PartialPlace> partial_places;  // of each row; of the prefill path only where its tile is split
     int64_t partial_rows = 0;                  // partials of each head, of all rows
     // Of the prefill path: the costliest first, so that none of them is left over at the end.
-    std::vector<TileUnit> units;
+    std::vector<TileWork> tile_work;
     int32_t split_tiles = 0;
     // Of the decode path:
     bool merges_in_place = false;  // whether whoever ends a segment's blocks merges them, without a barrier before
-    // Of units, each a block of a segment for a KV head, counted by head, then segment, then block: what each thread
-    // takes, of one node's or, where `by_block`, those among these that its node has (TeamNodes::home).
-    std::vector<UnitRange> thread_units;
+    // Of work items, each a block of a segment for a KV head, counted by head, then segment, then block: what each
+    // thread takes, of one node's or, where `by_block`, those among these that its node has (TeamNodes::home).
+    std::vector<WorkRange> thread_work;
     bool by_block = false;
 
     int64_t partials(size_t segment) const {  // of a segment for each head
@@ -107,14 +108,17 @@ struct AttentionPlan {
     }
 };
 
+// Complete when it is made: rows that go on, and the next pass of a draft, have a plan of their own.
 struct PassPlan {
     // appends: whether rows append keys and values, or have them there already.
     PassPlan(const PassShape& shape, const TeamNodes& team, std::vector<Segment> segments, std::vector<int32_t> tokens,
              std::vector<int32_t> logit_rows, bool appends = true);
+    PassPlan(const PassPlan&) = delete;
+    PassPlan& operator=(const PassPlan&) = delete;
 
     // Of the rows with logits alone, which see the same and have their keys and values appended already. Those of a
     // segment at consecutive positions become one of its segments.
-    PassPlan of_logit_rows(const PassShape& shape) const;
+    std::unique_ptr<const PassPlan> of_logit_rows(const PassShape& shape) const;
 
     int32_t rows() const { return int32_t(tokens.size()); }
     // Where a row's keys and values go.
@@ -130,35 +134,36 @@ struct PassPlan {
         return attention[size_t(attention_of_layer[size_t(layer)])];
     }
 
-    TeamNodes team;                     // the threads that run the pass
-    int threads;                        // how many they are
-    bool decode;                        // up to DECODE_ROWS rows
-    bool whole_segments, reads_before;  // as PassShape has them
-    bool each_thread_prepares;  // all rows by itself, in memory of its own, because that takes less time than a barrier
-    std::vector<Segment> segments;
-    std::vector<int32_t> tokens, positions, segment_of;  // of each row
-    std::vector<int32_t> logit_rows;
-    std::vector<int32_t> first_row;  // of each segment
+    // In the order in which they are made, each of those before it.
+    const TeamNodes team;                     // the threads that run the pass
+    const int threads;                        // how many they are
+    const bool decode;                        // up to DECODE_ROWS rows
+    const bool whole_segments, reads_before;  // as PassShape has them
+    const std::vector<Segment> segments;
+    const std::vector<int32_t> tokens;  // of each row
+    const std::vector<int32_t> logit_rows;
+    const bool each_thread_prepares;  // all rows by itself, in memory of its own: that takes less time than a barrier
+    const std::vector<int32_t> positions, segment_of;  // of each row
+    const std::vector<int32_t> first_row;              // of each segment
     // Rows that recurrent layers scan: of each segment those after its state that have stayed, then its own; of each
     // segment the first, and how many there are.
-    std::vector<int64_t> first_scan_row;
-    std::vector<RowRange> append_ranges;
-    std::vector<size_t> first_append_range;  // of each segment, and how many there are
-    std::vector<AttentionPlan> attention;    // as PassShape has them
-    std::vector<int32_t> attention_of_layer;
-    AdapterRows with_adapter{{}, {}};  // the rows that have one
+    const std::vector<int64_t> first_scan_row;
+    const std::vector<RowRange> append_ranges;
+    const std::vector<size_t> first_append_range;  // of each segment, and how many there are
+    const AdapterRows with_adapter;                // the rows that have one
+    const std::vector<int32_t> attention_of_layer;
+    const std::vector<AttentionPlan> attention;  // as PassShape has them
 
 private:
-    void place_rows(bool appends);
-    void find_adapters();
+    std::vector<AttentionPlan> plan_attention(const PassShape& shape) const;
     int32_t parts_of(const AttentionShape& shape) const;
     AttentionPlan plan_attention(const AttentionShape& shape) const;
     void share_blocks(AttentionPlan& plan) const;
-    UnitRange units_of(const AttentionPlan& plan, int thread) const;
+    WorkRange work_of(const AttentionPlan& plan, int thread) const;
     void share_tiles(AttentionPlan& plan) const;
     void split_tile(AttentionPlan& plan, int32_t tile, int64_t runs) const;
-    TileUnit whole(const AttentionPlan& plan, int32_t tile) const;
-    int64_t run_border(const AttentionPlan& plan, int64_t unit) const;
+    TileWork whole(const AttentionPlan& plan, int32_t tile) const;
+    int64_t run_border(const AttentionPlan& plan, int64_t item) const;
     void share_homes(AttentionPlan& plan) const;
 };
 

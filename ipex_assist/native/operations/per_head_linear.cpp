@@ -10,15 +10,15 @@ void per_head_linear(const Pass& pass, int thread, const Linear& linear, int64_t
     const auto [first, last] = slice(pass, linear, thread);
     const int64_t each = columns / LANES;
     const LinearRows inputs = pass.activations.own(thread).head_inputs.with_depth(linear.depth);
-    for (int64_t block = first, end; block < last; block = end) {
-        const int64_t head = block / each;
+    for (int64_t panel = first, end; panel < last; panel = end) {
+        const int64_t head = panel / each;
         end = std::min(last, (head + 1) * each);
         for (int64_t r = 0; r < x.rows; r++) {
             const float* row = x.from + r * x.from_stride + head * x.step;
             prepare_row(pass, thread, row, x.width, 0, linear.depth, r, linear, inputs);
         }
-        float* out = x.out + head * x.out_width + (block - head * each) * LANES;
-        pass.model.multiply(linear, inputs, x.rows, block, end, out, x.stride);
+        float* out = x.out + head * x.out_width + (panel - head * each) * LANES;
+        pass.model.multiply(linear, inputs, x.rows, panel, end, out, x.stride);
     }
 }
 

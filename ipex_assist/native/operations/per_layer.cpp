@@ -12,7 +12,7 @@ namespace {
 
 // The rows of the residual stream as the model's projection takes them.
 void prepare_embeddings(Pass& pass, int thread) {
-    const PassPlan& plan = pass.plan;
+    const PassPlan& plan = pass.plan();
     const ThreadBuffers& own = pass.activations.own(thread);
     const Linear& next = pass.model.per_layer_in;
     const int64_t size = pass.model.spec.hidden_size;
@@ -34,16 +34,16 @@ void prepare_embeddings(Pass& pass, int thread) {
 // the same is that of the rows with an epsilon that is divided by its square.
 void embed_per_layer(Pass& pass, int thread) {
     const PackedModel& model = pass.model;
-    const PassPlan& plan = pass.plan;
+    const PassPlan& plan = pass.plan();
     const Array<float>& inputs = pass.activations.shared.per_layer;
-    const int64_t size = model.spec.per_layer_size, layers = model.spec.layers, units = plan.rows() * layers;
+    const int64_t size = model.spec.per_layer_size, layers = model.spec.layers, items = plan.rows() * layers;
     prepare_embeddings(pass, thread);
     linear(pass, thread, pass.inputs(thread, model.per_layer_in.depth), model.per_layer_in, plan.rows(), inputs.data,
            inputs.columns);
     const float epsilon = model.spec.norm_eps * float(model.spec.hidden_size);
     const float factor = std::sqrt(float(size)), half = std::sqrt(0.5f);
     float* own = pass.activations.own(thread).row.data;
-    for (int64_t u = share(units, thread, plan.threads); u < share(units, thread + 1, plan.threads); u++) {
+    for (int64_t u = share(items, thread, plan.threads); u < share(items, thread + 1, plan.threads); u++) {
         const int64_t row = u / layers, layer = u % layers;
         float* to = inputs.row(row) + layer * size;
         pass.kernels.normalize(true, to, model.per_layer_norm, nullptr, epsilon, size, to);
@@ -61,18 +61,18 @@ void per_layer(Pass& pass, const LayerStep& step, int thread) {
     const uint64_t started = __rdtsc();
     const PackedLayer& layer = pass.layer(step);
     const Linear &gate = layer.per_layer.gate, &out = layer.per_layer.out;
-    const int64_t size = pass.model.spec.per_layer_size, stride = round_up(size, LANES), rows = pass.plan.rows();
+    const int64_t size = pass.model.spec.per_layer_size, stride = round_up(size, LANES), rows = pass.plan().rows();
     const auto [first, last] = slice(pass, gate, thread);
     float* active = pass.activations.shared.active.data;
     MlpSpec plain = layer.mlp;
     plain.gated = 0;
-    activate_blocks(pass, thread, plain, gate, pass.inputs(thread, gate.depth), rows, first, last, active, stride);
+    activate_panels(pass, thread, plain, gate, pass.inputs(thread, gate.depth), rows, first, last, active, stride);
     const int64_t end = last * LANES < size ? last * LANES : size;
     for (int64_t r = 0; r < rows; r++) {
         const float* input = pass.activations.shared.per_layer.row(r) + step.index * size;
         for (int64_t i = first * LANES; i < end; i++) active[r * stride + i] *= input[i];
     }
-    prepare_active(pass, thread, {active, rows, stride, size, gate.blocks, first, last}, out, started);
+    prepare_active(pass, thread, {active, rows, stride, size, gate.panels, first, last}, out, started);
     const Array<float>& delta = pass.delta(thread);
     linear(pass, thread, active_inputs(pass, thread, out), out, rows, delta.data, delta.columns, &pass.reader(step));
 }

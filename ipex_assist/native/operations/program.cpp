@@ -11,8 +11,8 @@ namespace {
 void set_units(AttentionShape& shape, const Linear& output) {
     const int64_t dim = shape.value_dim;
     const bool aligned = (SCALE_COLUMNS % dim == 0 || dim % SCALE_COLUMNS == 0) && !output.order;
-    shape.unit_columns = aligned ? std::max<int64_t>(SCALE_COLUMNS, dim) : output.depth;
-    shape.units = (output.depth + shape.unit_columns - 1) / shape.unit_columns;
+    shape.span_columns = aligned ? std::max<int64_t>(SCALE_COLUMNS, dim) : output.depth;
+    shape.spans = (output.depth + shape.span_columns - 1) / shape.span_columns;
 }
 
 AttentionShape attention_shape(const PackedLayer& layer) {

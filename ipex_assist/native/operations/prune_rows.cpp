@@ -13,7 +13,7 @@ namespace {
 // share.
 void close_up(const Pass& pass, int thread, const std::vector<int32_t>& kept, const Array<float>& rows, int64_t first,
               int64_t end) {
-    const int64_t lines = (end - first + LANES - 1) / LANES, threads = pass.plan.threads;
+    const int64_t lines = (end - first + LANES - 1) / LANES, threads = pass.plan().threads;
     const int64_t begin = first + share(lines, thread, int(threads)) * LANES;
     end = std::min(end, first + share(lines, thread + 1, int(threads)) * LANES);
     for (size_t i = 0; begin < end && i < kept.size(); i++) {
@@ -27,7 +27,7 @@ void close_up(const Pass& pass, int thread, const std::vector<int32_t>& kept, co
 void prune_rows(Pass& pass, const LayerStep& step, int thread) {
     const PackedLayer& layer = pass.layer(step);
     const SharedBuffers& rows = pass.activations.shared;
-    const std::vector<int32_t>& kept = pass.plan.logit_rows;
+    const std::vector<int32_t>& kept = pass.plan().logit_rows;
     const int64_t size = pass.model.spec.hidden_size, per_layer = pass.model.spec.per_layer_size;
     pass.wait(thread);  // a recurrent layer's inputs are still being kept
     if (pass.pruned->each_thread_prepares) {
@@ -42,7 +42,7 @@ void prune_rows(Pass& pass, const LayerStep& step, int thread) {
     if (per_layer)
         close_up(pass, thread, kept, rows.per_layer, step.index * per_layer, pass.model.spec.layers * per_layer);
     pass.wait(thread);
-    if (thread == 0) pass.continue_with(std::move(*pass.pruned)), pass.pruning_layer = -1;
+    if (thread == 0) pass.continue_with(std::move(pass.pruned)), pass.pruning_layer = -1;
     pass.wait(thread);
 }
 

@@ -36,7 +36,7 @@ void add_delta(const Pass& pass, const ResidualNorm& residual, float* x, const f
 
 void residual_norm(Pass& pass, int thread, const ResidualNorm& residual, const std::vector<int32_t>* kept,
                    const Linear& next) {
-    const PassPlan& plan = pass.plan;
+    const PassPlan& plan = pass.plan();
     const ThreadBuffers& own = pass.activations.own(thread);
     const int64_t count = kept ? int64_t(kept->size()) : plan.rows(), size = pass.model.spec.hidden_size;
     const bool all = plan.each_thread_prepares;

@@ -7,8 +7,8 @@ void normalize_queries_and_keys(Pass& pass, const LayerStep& step, int thread) {
     const PackedLayer& layer = pass.layer(step);
     const AttentionSpec& a = layer.attention;
     const float epsilon = pass.model.spec.norm_eps;
-    const int64_t rows = pass.plan.rows(), end = share(rows, thread + 1, pass.plan.threads);
-    for (int64_t r = share(rows, thread, pass.plan.threads); r < end; r++) {
+    const int64_t rows = pass.plan().rows(), end = share(rows, thread + 1, pass.plan().threads);
+    for (int64_t r = share(rows, thread, pass.plan().threads); r < end; r++) {
         float *query = pass.activations.shared.qkv.row(r), *key = query + a.key_column();
         pass.kernels.normalize(true, query, layer.q_norm, nullptr, epsilon, a.query_width(), query);
         pass.kernels.normalize(true, key, layer.k_norm, nullptr, epsilon, a.kv_width(), key);

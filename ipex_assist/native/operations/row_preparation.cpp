@@ -22,9 +22,9 @@ void prepare_row(const Pass& pass, int thread, const float* from, int64_t width,
 
 void prepare_rows(const Pass& pass, int thread, const float* from, int64_t stride, int64_t width, int64_t rows,
                   const Linear& next) {
-    const int64_t spans = (next.depth + SCALE_COLUMNS - 1) / SCALE_COLUMNS, units = rows * spans;
-    const int64_t end = share(units, thread + 1, pass.plan.threads);
-    for (int64_t u = share(units, thread, pass.plan.threads); u < end; u++) {
+    const int64_t spans = (next.depth + SCALE_COLUMNS - 1) / SCALE_COLUMNS, items = rows * spans;
+    const int64_t end = share(items, thread + 1, pass.plan().threads);
+    for (int64_t u = share(items, thread, pass.plan().threads); u < end; u++) {
         const int64_t row = u / spans, first = u % spans * SCALE_COLUMNS;
         const float* x = from + row * stride;
         prepare_row(pass, thread, x, width, first, std::min(first + SCALE_COLUMNS, next.depth), row, next,
@@ -34,7 +34,7 @@ void prepare_rows(const Pass& pass, int thread, const float* from, int64_t strid
 
 void share_delta(const Pass& pass, int thread, int64_t row, int64_t end_row, int64_t first, int64_t end) {
     const Activations& a = pass.activations;
-    if (a.nodes() == 1 || !pass.plan.each_thread_prepares || first >= end) return;
+    if (a.nodes() == 1 || !pass.plan().each_thread_prepares || first >= end) return;
     const Array<float>& from = pass.delta(thread);
     for (int node = 0; node < a.nodes(); node++) {
         if (node == pass.node(thread)) continue;

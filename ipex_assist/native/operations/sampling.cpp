@@ -75,15 +75,15 @@ bool better(const NoisyToken& a, const NoisyToken& b) {
 template <class F>
 void for_chunks(const Pass& pass, int thread, F&& f) {
     const int64_t chunks = pass.activations.shared.noisy_tokens.columns;
-    const int64_t units = int64_t(pass.plan.logit_rows.size()) * chunks, threads = pass.plan.threads;
-    for (int64_t u = share(units, thread, threads); u < share(units, thread + 1, threads); u++)
+    const int64_t items = int64_t(pass.plan().logit_rows.size()) * chunks, threads = pass.plan().threads;
+    for (int64_t u = share(items, thread, threads); u < share(items, thread + 1, threads); u++)
         f(u / chunks, u % chunks);
 }
 
 // f(row) for this thread's share of the rows.
 template <class F>
 void for_rows(const Pass& pass, int thread, F&& f) {
-    const int64_t rows = int64_t(pass.plan.logit_rows.size()), threads = pass.plan.threads;
+    const int64_t rows = int64_t(pass.plan().logit_rows.size()), threads = pass.plan().threads;
     for (int64_t r = share(rows, thread, threads); r < share(rows, thread + 1, threads); r++) f(r);
 }
 
@@ -329,7 +329,7 @@ public:
 
 private:
     LogitRow row(int64_t number) const { return {pass_, choices_[number], number}; }
-    int64_t rows() const { return int64_t(pass_.plan.logit_rows.size()); }
+    int64_t rows() const { return int64_t(pass_.plan().logit_rows.size()); }
     bool searches() const {
         for (int64_t r = 0; r < rows(); r++) {
             if (row(r).searched()) return true;
@@ -385,9 +385,9 @@ void sample(Pass& pass, const RowChoice* choices, int32_t* tokens) {
     pass.pool.run(
         [&](int thread) {
             run_layers(pass, thread);
-            if (!pass.plan.logit_rows.empty()) sampler.run(thread);
+            if (!pass.plan().logit_rows.empty()) sampler.run(thread);
         },
-        pass.plan.threads);
+        pass.plan().threads);
     pass.timing.total += __rdtsc() - started;
 }
 

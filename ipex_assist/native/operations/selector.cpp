@@ -26,11 +26,11 @@ void find_candidates(Pass& pass, int thread) {
     const PackedModel& model = pass.model;
     const Linear& projection = model.selector.projection;
     const SharedBuffers& shared = pass.activations.shared;
-    const int64_t rows = int64_t(pass.plan.logit_rows.size()), size = model.spec.hidden_size;
-    const int64_t first = share(rows, thread, pass.plan.threads), end = share(rows, thread + 1, pass.plan.threads);
+    const int64_t rows = int64_t(pass.plan().logit_rows.size()), size = model.spec.hidden_size;
+    const int64_t first = share(rows, thread, pass.plan().threads), end = share(rows, thread + 1, pass.plan().threads);
     float* normed = pass.activations.own(thread).row.data;
     for (int64_t i = first; i < end; i++) {
-        const float* x = shared.x.row(pass.plan.logit_rows[size_t(i)]);
+        const float* x = shared.x.row(pass.plan().logit_rows[size_t(i)]);
         if (model.into_head.pre) normalize(pass, *model.into_head.pre, x, normed);
         prepare_row(pass, thread, model.into_head.pre ? normed : x, size, 0, projection.depth, i, projection,
                     &NodeBuffers::inputs);

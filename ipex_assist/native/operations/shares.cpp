@@ -4,14 +4,14 @@
 #include <algorithm>
 #include <numeric>
 
-#include "operations/share_units.h"
+#include "operations/share_work.h"
 #include "packing/weights.h"
 
 namespace ipex_assist {
 
-std::vector<int64_t> shares_of_linear(int64_t blocks, int64_t unit, int threads) {
+std::vector<int64_t> shares_of_linear(int64_t panels, int64_t granularity, int threads) {
     Linear linear{};
-    linear.blocks = blocks, linear.unit = unit;
+    linear.panels = panels, linear.granularity = granularity;
     std::vector<int64_t> shares;
     for (int t = 0; t < threads; t++) {
         const auto [first, last] = slice(linear, t, threads);
@@ -20,29 +20,29 @@ std::vector<int64_t> shares_of_linear(int64_t blocks, int64_t unit, int threads)
     return shares;
 }
 
-std::vector<int64_t> shares_of_experts(int64_t blocks, int64_t unit, int32_t experts, const TeamNodes& team) {
+std::vector<int64_t> shares_of_experts(int64_t panels, int64_t granularity, int32_t experts, const TeamNodes& team) {
     Linear linear{};
-    linear.blocks = blocks, linear.unit = unit;
+    linear.panels = panels, linear.granularity = granularity;
     std::vector<int64_t> shares(size_t(team.threads()));
     for (int t = 0; t < team.threads(); t++) {
-        // As memory is divided (ImageLayout::place_on_nodes), and as its threads then share a node's blocks.
+        // As memory is divided (ImageLayout::place_on_nodes), and as its threads then share a node's panels.
         const int node = team.node(t), begin = team.first_thread(node), end = team.first_thread(node + 1);
-        const Range own{slice(linear, begin, team.threads()).first / unit,
-                        team.several() ? slice(linear, end, team.threads()).first / unit : blocks / unit};
-        share_units(
+        const Range own{slice(linear, begin, team.threads()).first / granularity,
+                        team.several() ? slice(linear, end, team.threads()).first / granularity : panels / granularity};
+        share_work(
             experts, {t - begin, end - begin}, [&](int32_t) { return own; }, [](int32_t) { return 1; },
-            [&](int32_t, int64_t first, int64_t last) { shares[size_t(t)] += (last - first) * unit; });
+            [&](int32_t, int64_t first, int64_t last) { shares[size_t(t)] += (last - first) * granularity; });
     }
     return shares;
 }
 
 AttentionShares shares_of_attention(int32_t heads, int32_t kv_heads, int32_t head_dim, int32_t window, int32_t position,
                                     const TeamNodes& team) {
-    const int64_t unit_columns = std::max<int64_t>(SCALE_COLUMNS, head_dim), columns = int64_t(heads) * head_dim;
+    const int64_t span_columns = std::max<int64_t>(SCALE_COLUMNS, head_dim), columns = int64_t(heads) * head_dim;
     const PassShape shape{
         columns,
         false,
-        {{heads, kv_heads, head_dim, window, unit_columns, (columns + unit_columns - 1) / unit_columns}},
+        {{heads, kv_heads, head_dim, window, span_columns, (columns + span_columns - 1) / span_columns}},
         {0}};
     std::vector<int32_t> ids(size_t(position / BLOCK_POSITIONS + 1));
     std::iota(ids.begin(), ids.end(), 0);
@@ -52,10 +52,10 @@ AttentionShares shares_of_attention(int32_t heads, int32_t kv_heads, int32_t hea
     const AttentionPlan& splits = plan.attention[0];
     AttentionShares shares{std::vector<int64_t>(size_t(team.threads())), splits.merges_in_place};
     for (int t = 0; t < team.threads(); t++) {
-        for (int64_t u = splits.thread_units[size_t(t)].first; u < splits.thread_units[size_t(t)].end; u++) {
+        for (int64_t u = splits.thread_work[size_t(t)].first; u < splits.thread_work[size_t(t)].end; u++) {
             const int64_t head = u / splits.blocks[0], block = splits.first_block[0] + u % splits.blocks[0];
             const int home = team.home(ids[size_t(block)], int32_t(head), kv_heads);
-            shares.units[size_t(t)] += home == team.node(t);
+            shares.blocks[size_t(t)] += home == team.node(t);
         }
     }
     return shares;

@@ -6,16 +6,16 @@
 
 namespace ipex_assist {
 
-// Blocks of a linear, `unit` of which stay together.
-std::vector<int64_t> shares_of_linear(int64_t blocks, int64_t unit, int threads);
+// Panels of a linear, `granularity` of which stay together.
+std::vector<int64_t> shares_of_linear(int64_t panels, int64_t granularity, int threads);
 
-// Blocks of the linears of `experts` experts that are alike, through each of which one row passes.
-std::vector<int64_t> shares_of_experts(int64_t blocks, int64_t unit, int32_t experts, const TeamNodes& team);
+// Panels of the linears of `experts` experts that are alike, through each of which one row passes.
+std::vector<int64_t> shares_of_experts(int64_t panels, int64_t granularity, int32_t experts, const TeamNodes& team);
 
 // Blocks of keys and values that a decode pass of one row after `position` others reads in a layer, each for one KV
 // head; and whether their partials are merged without a barrier.
 struct AttentionShares {
-    std::vector<int64_t> units;
+    std::vector<int64_t> blocks;
     bool merges_in_place;
 };
 AttentionShares shares_of_attention(int32_t heads, int32_t kv_heads, int32_t head_dim, int32_t window, int32_t position,

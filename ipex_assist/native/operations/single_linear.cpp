@@ -7,22 +7,22 @@
 
 namespace ipex_assist {
 
-void run_linears(const PackedModel& model, Pool& pool, LinearBuffers& buffers, Which which, const float* x,
+void run_linears(const PackedModel& model, Pool& pool, LinearBuffers& buffers, LinearRole role, const float* x,
                  int64_t rows, float* out, int64_t stride) {
     if (!model.has_memory()) refuse("the model has no weights yet");
-    if (which < QKV || which > DOWN) refuse("there is no linear %d", which);
+    if (role < QKV || role > DOWN) refuse("there is no linear %d", role);
     if (!x || !out || rows < 1 || rows > INT32_MAX) refuse("%lld rows through a linear", static_cast<long long>(rows));
-    const auto choose = [&](const PackedLayer& layer) -> const Linear& { return layer.linear(which); };
+    const auto choose = [&](const PackedLayer& layer) -> const Linear& { return layer.linear(role); };
     const PackedLayer& first_layer = model.layers[0];
-    const int64_t width = which == OUTPUT ? first_layer.attention.output_width()
-                          : which == DOWN ? first_layer.mlp.intermediate_size
-                                          : model.spec.hidden_size;
-    const int64_t columns = choose(first_layer).blocks * LANES;
+    const int64_t width = role == OUTPUT ? first_layer.attention.output_width()
+                          : role == DOWN ? first_layer.mlp.intermediate_size
+                                         : model.spec.hidden_size;
+    const int64_t columns = choose(first_layer).panels * LANES;
     for (const PackedLayer& layer : model.layers) {
-        if (!layer.has_mlp() && which >= UP) refuse("linear %d of a layer without an MLP", which);
-        if (layer.mlp.experts && which >= UP) refuse("linear %d is one of each expert's", which);
-        if (choose(layer).blocks * LANES != columns || choose(layer).depth != choose(first_layer).depth)
-            refuse("linear %d differs in shape between layers", which);
+        if (!layer.has_mlp() && role >= UP) refuse("linear %d of a layer without an MLP", role);
+        if (layer.mlp.experts && role >= UP) refuse("linear %d is one of each expert's", role);
+        if (choose(layer).panels * LANES != columns || choose(layer).depth != choose(first_layer).depth)
+            refuse("linear %d differs in shape between layers", role);
     }
     if (stride < columns)
         refuse("%lld columns for the results of a linear of %lld", (long long)stride, (long long)columns);

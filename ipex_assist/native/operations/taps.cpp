@@ -11,9 +11,9 @@ namespace {
 template <class F>
 void each_tapped(const Pass& pass, int32_t layer, int thread, F&& f) {
     const Taps& taps = pass.batch.taps;
-    const int64_t rows = pass.plan.rows(), size = pass.model.spec.hidden_size;
-    const std::vector<int32_t>& chosen = pass.plan.logit_rows;
-    int64_t first = share(rows, thread, pass.plan.threads), end = share(rows, thread + 1, pass.plan.threads);
+    const int64_t rows = pass.plan().rows(), size = pass.model.spec.hidden_size;
+    const std::vector<int32_t>& chosen = pass.plan().logit_rows;
+    int64_t first = share(rows, thread, pass.plan().threads), end = share(rows, thread + 1, pass.plan().threads);
     if (taps.of_logit_rows) {
         first = std::lower_bound(chosen.begin(), chosen.end(), int32_t(first)) - chosen.begin();
         end = std::lower_bound(chosen.begin(), chosen.end(), int32_t(end)) - chosen.begin();
@@ -26,7 +26,7 @@ void each_tapped(const Pass& pass, int32_t layer, int thread, F&& f) {
 }
 
 const Array<float>& stream(const Pass& pass, int thread) {
-    return pass.plan.each_thread_prepares ? pass.activations.own(thread).x : pass.activations.shared.x;
+    return pass.plan().each_thread_prepares ? pass.activations.own(thread).x : pass.activations.shared.x;
 }
 
 }  // namespace
@@ -51,7 +51,7 @@ void tap_end(Pass& pass, int thread) {
         add_delta(pass, end, to, delta, pass.activations.own(thread).row.data, 0);
         if (pass.batch.taps.normed && end.pre) normalize(pass, *end.pre, to, to);
     });
-    if (!pass.plan.each_thread_prepares) pass.wait(thread);
+    if (!pass.plan().each_thread_prepares) pass.wait(thread);
 }
 
 }  // namespace ipex_assist

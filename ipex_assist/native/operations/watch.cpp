@@ -9,7 +9,7 @@ namespace {
 
 // A linear's input rows as fp32, in the order of the checkpoint's columns.
 std::vector<float> widened(const Pass& pass, const Linear& linear, const LinearRows& in) {
-    const int64_t rows = pass.plan.rows(), depth = linear.depth, spans = depth / SCALE_COLUMNS;
+    const int64_t rows = pass.plan().rows(), depth = linear.depth, spans = depth / SCALE_COLUMNS;
     std::vector<float> out(size_t(rows * depth), 0.0f);
     const int64_t bytes = value_bytes(linear.precision, *pass.model.kernels);
     for (int64_t r = 0; r < rows; r++) {
@@ -33,8 +33,8 @@ std::vector<float> widened(const Pass& pass, const Linear& linear, const LinearR
 
 // The row of the batch that each row of the plan is.
 std::vector<int32_t> batch_rows(const Pass& pass) {
-    std::vector<int32_t> rows(size_t(pass.plan.rows()));
-    const bool pruned = pass.plan.rows() < pass.batch.rows && pass.plan.rows() == pass.batch.logit_row_count;
+    std::vector<int32_t> rows(size_t(pass.plan().rows()));
+    const bool pruned = pass.plan().rows() < pass.batch.rows && pass.plan().rows() == pass.batch.logit_row_count;
     for (size_t i = 0; i < rows.size(); i++) rows[i] = pruned ? pass.batch.logit_rows[i] : int32_t(i);
     return rows;
 }
@@ -46,13 +46,13 @@ public:
           step_(step),
           shared_(pass.activations.shared),
           rows_(batch_rows(pass)),
-          now_{operation, nullptr, 0, pass.plan.rows(), 0, 0, 0, nullptr, nullptr} {
+          now_{operation, nullptr, 0, pass.plan().rows(), 0, 0, 0, nullptr, nullptr} {
         now_.layer = step ? step->index : -1;
     }
 
     void show(Written buffer) {
         const int64_t hidden = pass_.model.spec.hidden_size;
-        const Array<float>& stream = pass_.plan.each_thread_prepares ? pass_.activations.own(0).x : shared_.x;
+        const Array<float>& stream = pass_.plan().each_thread_prepares ? pass_.activations.own(0).x : shared_.x;
         if (buffer == RESIDUAL_STREAM) return give("residual stream", stream.data, hidden, stream.columns, rows_);
         if (buffer == LOGITS) return show_logits();
         const PackedLayer& layer = pass_.layer(*step_);
@@ -76,7 +76,7 @@ public:
             case DELTA: return give("delta", delta.data, hidden, delta.columns, rows_);
             case ACTIVE: return show_active(layer);
             case ROUTER_LOGITS: {
-                const int64_t stride = layer.router.blocks * LANES;
+                const int64_t stride = layer.router.panels * LANES;
                 return give("router logits", shared_.router_logits.data, layer.mlp.experts, stride, rows_);
             }
             case EXPERT_OUTPUTS:
@@ -98,7 +98,7 @@ private:
 
     void show_logits() {
         std::vector<int32_t> rows;
-        for (const int32_t row : pass_.plan.logit_rows) rows.push_back(rows_[size_t(row)]);
+        for (const int32_t row : pass_.plan().logit_rows) rows.push_back(rows_[size_t(row)]);
         now_.layer = pass_.model.spec.layers;
         give("logits", pass_.batch.logits, vocabulary_columns(pass_), pass_.batch.stride, rows);
     }
@@ -110,10 +110,10 @@ private:
 
     void show_scanned(const PackedLayer& layer) {
         std::vector<int32_t> rows;
-        for (size_t i = 0; i < pass_.plan.segments.size(); i++) {
-            const Segment& s = pass_.plan.segments[i];
+        for (size_t i = 0; i < pass_.plan().segments.size(); i++) {
+            const Segment& s = pass_.plan().segments[i];
             rows.insert(rows.end(), size_t(s.start - s.settled), -1);
-            const auto first = rows_.begin() + pass_.plan.first_row[i];
+            const auto first = rows_.begin() + pass_.plan().first_row[i];
             rows.insert(rows.end(), first, first + s.rows);
         }
         give("scanned", shared_.scanned.data, layer.columns.scanned, shared_.scanned.columns, rows);
@@ -126,7 +126,7 @@ private:
             const int64_t columns = layer.mlp.intermediate_size;
             return give("active", data, columns, round_up(columns, LANES), rows_);
         }
-        const int64_t stride = layer.experts[0].up.blocks / (layer.mlp.gated ? 2 : 1) * LANES;
+        const int64_t stride = layer.experts[0].up.panels / (layer.mlp.gated ? 2 : 1) * LANES;
         give("active", data, layer.mlp.intermediate_size, stride, slots(layer.mlp.experts));
     }
 

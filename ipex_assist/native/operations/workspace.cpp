@@ -100,7 +100,7 @@ void size_low_rank(const SizedPass& pass, ActivationSizes& s) {
 Linear vocabulary_head(const PackedModel& model, int32_t vocabulary) {
     Linear head = model.lm_head();
     if (vocabulary > 0 && !model.spec.draft_head.clusters)
-        head.blocks = std::min(head.blocks, (int64_t(vocabulary) + LANES - 1) / LANES);
+        head.panels = std::min(head.panels, (int64_t(vocabulary) + LANES - 1) / LANES);
     return head;
 }
 
@@ -117,7 +117,7 @@ ActivationSizes activation_sizes(const SizedPass& pass) {
     s.scan_rows = pass.plan.first_scan_row.back();
     for (size_t i = 0; pass.counts && i < pass.plan.segments.size(); i++) s.scan_rows += pass.counts[i] - 1;
     s.clusters = round_up(spec.draft_head.clusters, LANES), s.clusters_read = spec.draft_head.clusters_read;
-    if (spec.draft_head.conv_taps) {
+    if (spec.draft_head.conv_kernel) {
         s.normed = s.width;
         s.conv_scales = round_up(2 * spec.draft_head.conv_scales(spec.hidden_size), LANES);
     }
@@ -158,11 +158,11 @@ int64_t workspace_bytes(const Program& program, const LargestPass& largest, cons
     const auto add = [&](int32_t segments, int32_t rows, int32_t pending) {
         if (segments < 1 || rows < 1) return;
         const PassPlan plan = plan_on_paper(program, team, segments, rows, largest, pending, blocks);
-        std::optional<PassPlan> pruned;
+        std::unique_ptr<const PassPlan> pruned;
         if (program.pruning_layer(plan, {}) >= 0 && !plan.logit_rows.empty())
             pruned = plan.of_logit_rows(program.shape);
         const std::vector<int32_t> counts(size_t(segments), 1);
-        SizedPass pass{program, plan, pruned ? &*pruned : nullptr, 0, drafts ? counts.data() : nullptr, true};
+        SizedPass pass{program, plan, pruned.get(), 0, drafts ? counts.data() : nullptr, true};
         most.include(Activations::count(activation_sizes(pass)));
     };
     const int32_t rows = std::min(largest.rows, largest.context), steps = std::min(largest.rows, DECODE_ROWS);

@@ -22,15 +22,15 @@ Precision a_precision(Precision of) {
     __builtin_unreachable();
 }
 
-// The number of the linear of its layer, of attention or of a plain MLP, that a weight is part of; WHICH: of none.
-int32_t which_linear(const PackedLayer& layer, const Weight& weight) {
-    int32_t which = layer.is_recurrent() ? UP : layer.attention.is_latent() ? OUTPUT : QKV;
-    while (which < WHICH && weight.part.linear != &layer.linear(Which(which))) which++;
-    return which;
+// The role of the linear, of attention or of a plain MLP, that a weight is part of; LINEAR_ROLES: of none.
+int32_t role_of(const PackedLayer& layer, const Weight& weight) {
+    int32_t role = layer.is_recurrent() ? UP : layer.attention.is_latent() ? OUTPUT : QKV;
+    while (role < LINEAR_ROLES && weight.part.linear != &layer.linear(LinearRole(role))) role++;
+    return role;
 }
 
-// 16 columns (rank) of b · scale, of which `count` are there, as LowRankBlock has them.
-void pack_b_block(const KernelTable& kernels, RowType rows, const Adapter::Matrices& m, int64_t first, int64_t count,
+// 16 columns (rank) of b · scale, of which `count` are there, as LowRankPanel has them.
+void pack_b_panel(const KernelTable& kernels, RowType rows, const Adapter::Matrices& m, int64_t first, int64_t count,
                   uint8_t* to, float* scales) {
     std::vector<float> values(size_t(m.rank * LANES));  // (rank, 16)
     for (int64_t j = 0; j < count; j++) {
@@ -54,8 +54,8 @@ void pack_b_block(const KernelTable& kernels, RowType rows, const Adapter::Matri
 
 }  // namespace
 
-LowRankBlock AdapterPart::block(int64_t i) const {
-    LowRankBlock at = b;
+LowRankPanel AdapterPart::panel(int64_t i) const {
+    LowRankPanel at = b;
     at.values += i * low_rank_bytes(b.rows, rank);
     if (at.scales) at.scales += i * LANES;
     return at;
@@ -63,7 +63,7 @@ LowRankBlock AdapterPart::block(int64_t i) const {
 
 std::pair<int64_t, int64_t> AdapterPart::between(int64_t first, int64_t last) const {
     const auto from = [&](int64_t border) {
-        return border <= to.first ? 0 : std::min((border - to.first + to.step - 1) / to.step, blocks());
+        return border <= to.first ? 0 : std::min((border - to.first + to.step - 1) / to.step, panels());
     };
     return {from(first), from(last)};
 }
@@ -77,22 +77,22 @@ bool Adapter::pack(Pool& pool, std::string_view name, const Matrices& m) {
     const int32_t layer = weight.layer;
     if (!weight.is_matrix() || layer < 0 || !weight.takes(m.columns, m.width)) return false;
     const PackTarget& to = weight.part;
-    const int32_t which = which_linear(model_->layers[size_t(layer)], weight);
-    if (which == WHICH) return false;
-    std::vector<AdapterPart>& parts = layers_[size_t(layer)][size_t(which)];
+    const int32_t role = role_of(model_->layers[size_t(layer)], weight);
+    if (role == LINEAR_ROLES) return false;
+    std::vector<AdapterPart>& parts = layers_[size_t(layer)][size_t(role)];
     int64_t low = 0;
     for (const AdapterPart& part : parts) {
         if (part.to.first == to.first) refuse("an adapter has two parts for one weight of layer %d", layer);
-        low = part.first_low + part.a.blocks * LANES;
+        low = part.first_low + part.a.panels * LANES;
     }
     AdapterPart part;
     part.first_low = low, part.rank = m.rank, part.to = to;
     part.a.precision = a_precision(to.linear->precision), part.a.group = SCALE_COLUMNS;
-    part.a.depth = to.linear->depth, part.a.blocks = round_up(m.rank, LANES) / LANES;
+    part.a.depth = to.linear->depth, part.a.panels = round_up(m.rank, LANES) / LANES;
     part.b.rows = row_type(part.a.precision), part.b.rank = m.rank;
     pack_a(pool, part, m);
     pack_b(pool, part, m);
-    low_columns_ = std::max(low_columns_, low + part.a.blocks * LANES);
+    low_columns_ = std::max(low_columns_, low + part.a.panels * LANES);
     parts.push_back(std::move(part));
     return true;
 }
@@ -115,11 +115,11 @@ uint8_t* Adapter::take(const Pool& pool, int64_t bytes) {
 void Adapter::pack_a(const Pool& pool, AdapterPart& part, const Matrices& m) {
     Linear& a = part.a;
     const bool scaled = a.precision == INT8;
-    const int64_t each = block_bytes(a.precision, a.group, a.depth), scales = scaled ? a.blocks * LANES * 4 : 0;
-    const int64_t b_scales = scaled ? part.blocks() * LANES * 4 : 0;
-    const int64_t b_bytes = part.blocks() * low_rank_bytes(part.b.rows, m.rank);
-    uint8_t* at = take(pool, a.blocks * each + scales + b_scales + b_bytes);
-    a.weights = at, at += a.blocks * each;
+    const int64_t each = panel_bytes(a.precision, a.group, a.depth), scales = scaled ? a.panels * LANES * 4 : 0;
+    const int64_t b_scales = scaled ? part.panels() * LANES * 4 : 0;
+    const int64_t b_bytes = part.panels() * low_rank_bytes(part.b.rows, m.rank);
+    uint8_t* at = take(pool, a.panels * each + scales + b_scales + b_bytes);
+    a.weights = at, at += a.panels * each;
     if (scaled) a.scales = reinterpret_cast<const float*>(at), at += scales;
     if (scaled) part.b.scales = reinterpret_cast<const float*>(at), at += b_scales;
     part.b.values = at;
@@ -128,7 +128,7 @@ void Adapter::pack_a(const Pool& pool, AdapterPart& part, const Matrices& m) {
         for (int64_t k = 0; k < m.width; k++)
             rows[size_t(r * m.width + k)] = m.a[r * m.width + part.to.linear->order[k]];
     }
-    for (int64_t b = 0; b < a.blocks; b++) {
+    for (int64_t b = 0; b < a.panels; b++) {
         const int64_t columns = std::min<int64_t>(LANES, m.rank - b * LANES);
         float* to_scales = scaled ? const_cast<float*>(a.scales) + b * LANES : nullptr;
         model_->kernels->pack(a.precision, a.group, SOURCE_F32, rows.data() + b * LANES * m.width, m.width, columns,
@@ -136,16 +136,16 @@ void Adapter::pack_a(const Pool& pool, AdapterPart& part, const Matrices& m) {
     }
 }
 
-// By the threads that compute these blocks, so that pages lie on their nodes.
+// By the threads that compute these panels, so that pages lie on their nodes.
 void Adapter::pack_b(Pool& pool, AdapterPart& part, const Matrices& m) const {
     pool.run([&](int thread) {
         const auto [first, last] = slice(*part.to.linear, thread, pool.threads());
-        for (int64_t i = 0; i < part.blocks(); i++) {
+        for (int64_t i = 0; i < part.panels(); i++) {
             const int64_t at = part.to.first + i * part.to.step,
                           columns = std::min<int64_t>(LANES, m.columns - i * LANES);
             if (at < first || at >= last) continue;
-            const LowRankBlock to = part.block(i);
-            pack_b_block(*model_->kernels, to.rows, m, i * LANES, columns, const_cast<uint8_t*>(to.values),
+            const LowRankPanel to = part.panel(i);
+            pack_b_panel(*model_->kernels, to.rows, m, i * LANES, columns, const_cast<uint8_t*>(to.values),
                          const_cast<float*>(to.scales));
         }
     });

@@ -17,11 +17,11 @@ struct AdapterPart {
     int64_t first_low;  // its first among the columns of A · x of all parts of the linear
     int64_t rank;
     PackTarget to;
-    LowRankBlock b{};  // of the first block of `to`; the others follow
+    LowRankPanel b{};  // of the first panel of `to`; the others follow
 
-    int64_t blocks() const { return (to.columns + LANES - 1) / LANES; }
-    LowRankBlock block(int64_t i) const;
-    // Which of its blocks, [first, second), are among blocks first <= b < last of the linear.
+    int64_t panels() const { return (to.columns + LANES - 1) / LANES; }
+    LowRankPanel panel(int64_t i) const;
+    // Which of its panels, [first, second), are among panels first <= b < last of the linear.
     std::pair<int64_t, int64_t> between(int64_t first, int64_t last) const;
 };
 
@@ -39,8 +39,8 @@ public:
     };
     bool pack(Pool& pool, std::string_view name, const Matrices& matrices);
 
-    const std::vector<AdapterPart>& parts(int32_t layer, Which which) const {
-        return layers_[size_t(layer)][size_t(which)];
+    const std::vector<AdapterPart>& parts(int32_t layer, LinearRole role) const {
+        return layers_[size_t(layer)][size_t(role)];
     }
     bool is_of(const PackedModel& model) const { return model_.get() == &model; }
     int64_t low_columns() const { return low_columns_; }  // of A · x, of the linear that has the most of them
@@ -52,7 +52,7 @@ private:
     void pack_b(Pool& pool, AdapterPart& part, const Matrices& matrices) const;
 
     std::shared_ptr<const PackedModel> model_;
-    std::vector<std::array<std::vector<AdapterPart>, WHICH>> layers_;
+    std::vector<std::array<std::vector<AdapterPart>, LINEAR_ROLES>> layers_;
     std::vector<Memory> memory_;
     uint8_t* free_ = nullptr;  // what is left of the last of them
     int64_t free_bytes_ = 0, low_columns_ = 0, bytes_ = 0;

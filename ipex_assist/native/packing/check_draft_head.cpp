@@ -19,12 +19,13 @@ void check_reading_head(const ModelSpec& s) {
 void check_second_kind(const ModelSpec& s) {
     const HeadSpec& h = s.draft_head;
     const int64_t most = h.kind == DFLASH ? LARGEST : 0;
-    check_range("taps of a draft head's convolutions", h.conv_taps, 0, most);
-    check_range("columns that a convolution scales together", h.conv_group, h.conv_taps ? 1 : 0,
-                h.conv_taps ? s.hidden_size : 0);
+    check_range("rows of a draft head's convolutions", h.conv_kernel, 0, most);
+    check_range("columns that a convolution scales together", h.conv_group, h.conv_kernel ? 1 : 0,
+                h.conv_kernel ? s.hidden_size : 0);
     check_range("tokens that one is chosen among", h.candidates, 0, most);
     check_range("columns of a selector's tables", h.selector_rank, h.candidates ? 1 : 0, h.candidates ? most : 0);
-    if (h.conv_taps && s.hidden_size % h.conv_group) refuse("%d columns in groups of %d", s.hidden_size, h.conv_group);
+    if (h.conv_kernel && s.hidden_size % h.conv_group)
+        refuse("%d columns in groups of %d", s.hidden_size, h.conv_group);
     if (h.candidates && h.lm_head_rows) refuse("a choice among candidates by a head of its own vocabulary");
 }
 
@@ -61,7 +62,7 @@ void check_draft_head_layers(const ModelSpec& s, const LayerSpec* layers) {
         const AttentionSpec& a = layers[i].attention;
         if (layers[i].is_recurrent() || a.is_latent() || a.qk_norm == ALL_HEADS)
             refuse("layers of a DFlash head have attention over keys and values, with norms of heads or none");
-        if (!s.draft_head.conv_taps) continue;
+        if (!s.draft_head.conv_kernel) continue;
         if (layers[i].norm_place != PRE || layers[i].parallel || layers[i].residual_multiplier != 1 ||
             !layers[i].has_mlp() || layers[i].mlp.experts || layers[i].shared_norm || a.shares_kv || s.per_layer_size)
             refuse("layers with convolutions have attention and a plain MLP, with a norm before each");

@@ -29,7 +29,7 @@ bool PackedModel::adopt(Pool& pool, int file, int64_t offset, Adoption how) {
     allocate(pool);
     pool.run([&](int thread) {
         for (const ImageLayout::Piece& piece : layout_.pieces()) {
-            // Of a node's blocks its threads read as much each, and of what everybody reads everybody.
+            // Of a node's panels its threads read as much each, and of what everybody reads everybody.
             const bool everybody = piece.node < 0;
             if (!everybody && piece.node != pool.node(thread)) continue;
             const int before = everybody ? 0 : layout_.first_thread(piece.node);

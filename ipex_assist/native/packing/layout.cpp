@@ -90,13 +90,13 @@ void ImageLayout::end_piece() {
     pieces_.push_back({start, bytes_ - start, reinterpret_cast<uint8_t*>(base_ + uintptr_t(start - elsewhere_)), -1});
 }
 
-// Each node's threads' blocks of a linear, after those of the linears before.
+// Each node's threads' panels of a linear, after those of the linears before.
 void ImageLayout::place_on_nodes(Linear& linear) {
-    const int64_t each = block_bytes(linear.precision, linear.group, linear.depth);
+    const int64_t each = panel_bytes(linear.precision, linear.group, linear.depth);
     const auto pointer = [](uintptr_t address) { return reinterpret_cast<uint8_t*>(address); };
     take(0, WEIGHTS_ALIGNMENT);
     end_piece();
-    std::vector<NodeBlocks> parts;
+    std::vector<NodePanels> parts;
     for (size_t node = 0; node < node_at_.size(); node++) {
         const int64_t first = slice(linear, node_threads_[node], node_threads_.back()).first;
         const int64_t bytes = (slice(linear, node_threads_[node + 1], node_threads_.back()).first - first) * each;
@@ -104,25 +104,25 @@ void ImageLayout::place_on_nodes(Linear& linear) {
         if (bytes) pieces_.push_back({bytes_, bytes, pointer(node_at_[node]), int(node)});
         node_at_[node] += uintptr_t(bytes), bytes_ += bytes, elsewhere_ += bytes;
     }
-    parts.push_back({linear.blocks, nullptr});
-    node_blocks_.push_back(std::move(parts));
-    linear.nodes = node_blocks_.back().data();
+    parts.push_back({linear.panels, nullptr});
+    node_panels_.push_back(std::move(parts));
+    linear.nodes = node_panels_.back().data();
     linear.weights = linear.nodes->weights;
 }
 
 void ImageLayout::linear(Linear& to, const LinearShape& shape, std::initializer_list<LinearPart>) {
     const Precision precision = shape.precision;
     to = Linear{};
-    to.unit = shape.unit;
+    to.granularity = shape.granularity;
     to.precision = precision;
     to.group = group_of(precision, spec_->group);
     to.depth = padded_depth(precision, shape.width);
-    to.blocks = shape.columns / LANES;
+    to.panels = shape.columns / LANES;
     if (shape.bias) to.bias = floats(shape.columns);
     if (has_column_scales(precision)) to.scales = floats(shape.columns);
     if (spec_->ordered) to.order = reinterpret_cast<const int32_t*>(take(to.depth * 4, 64));
     if (divided()) return place_on_nodes(to);
-    to.weights = take(to.blocks * block_bytes(precision, to.group, to.depth), WEIGHTS_ALIGNMENT);
+    to.weights = take(to.panels * panel_bytes(precision, to.group, to.depth), WEIGHTS_ALIGNMENT);
 }
 
 void ImageLayout::table(const uint8_t*& to, const char*, int64_t rows, int64_t columns) {
@@ -135,7 +135,7 @@ void ImageLayout::place(ModelWeights& w, uint8_t* start) {
     base_ = reinterpret_cast<uintptr_t>(start);
     node_at_ = node_offsets_;
     for (uintptr_t& at : node_at_) at += base_;
-    pieces_.clear(), node_blocks_.clear();
+    pieces_.clear(), node_panels_.clear();
     list_weights(*this, w);
     place_residual_norms(w);
     take(0, 4096);

@@ -1,6 +1,6 @@
 // Where a model's weights lie: in the image, which is the same on every machine, and in memory.
 //
-// Where all threads are on one memory node, memory is the image. Else the blocks of all linears that the threads of a
+// Where all threads are on one memory node, memory is the image. Else the panels of all linears that the threads of a
 // node compute (slice) lie one after the other, from a huge-page boundary on, so that no page holds those of two nodes;
 // everything else lies before them, in the order of the image.
 #pragma once
@@ -24,7 +24,7 @@ public:
     // Divides memory among the nodes of a pool's threads; null: it stays in one part.
     void divide(const Pool* pool);
     bool divided() const { return !node_threads_.empty(); }
-    // Whether the blocks of slices lie on the nodes of this pool's threads.
+    // Whether the panels of slices lie on the nodes of this pool's threads.
     bool follows(const Pool& pool) const;
     // A node's first thread; of one more than there are, the number of threads.
     int first_thread(int node) const { return node_threads_[size_t(node)]; }
@@ -36,7 +36,7 @@ public:
     int64_t reserve_nodes();
 
     int64_t bytes() const { return bytes_; }                      // of the image
-    int64_t common_bytes() const { return bytes_ - elsewhere_; }  // of these, what is not blocks on nodes
+    int64_t common_bytes() const { return bytes_ - elsewhere_; }  // of these, what is not panels on nodes
     const std::vector<Piece>& pieces() const { return pieces_; }  // all of the image, in its order
 
 private:
@@ -49,12 +49,12 @@ private:
     void table(const uint8_t*& to, const char* name, int64_t rows, int64_t columns) override;
 
     const ModelSpec* spec_ = nullptr;      // of the model that is laid out
-    int64_t bytes_ = 0, elsewhere_ = 0;    // and of these, blocks on nodes
+    int64_t bytes_ = 0, elsewhere_ = 0;    // and of these, panels on nodes
     uintptr_t base_ = 0;                   // of the image while it is laid out
     std::vector<int> node_threads_;        // each node's first thread, and the number of threads; empty: one node
-    std::vector<uintptr_t> node_offsets_;  // of each node's blocks from the start
-    std::vector<uintptr_t> node_at_;       // where the next blocks of each node go while it is laid out
-    std::vector<std::vector<NodeBlocks>> node_blocks_;  // Linear::nodes
+    std::vector<uintptr_t> node_offsets_;  // of each node's panels from the start
+    std::vector<uintptr_t> node_at_;       // where the next panels of each node go while it is laid out
+    std::vector<std::vector<NodePanels>> node_panels_;  // Linear::nodes
     std::vector<Piece> pieces_;
 };
 

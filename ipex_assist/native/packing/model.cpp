@@ -81,7 +81,7 @@ void require_matrix(const StoredMatrix& matrix) {
     throw NotFinite("NaN or infinity");
 }
 
-int64_t columns_of_block(const PackTarget& target, int64_t i) {
+int64_t columns_of_panel(const PackTarget& target, int64_t i) {
     return std::min(target.columns - i * LANES, int64_t(LANES));
 }
 
@@ -92,7 +92,7 @@ bool pack_bias(const KernelTable& kernels, const PackTarget& target, const Store
     for (int64_t i = 0; i * LANES < target.columns; i++) {
         float* to = const_cast<float*>(target.linear->bias) + (target.first + i * target.step) * LANES;
         const uint8_t* from = values + i * LANES * matrix.element_bytes();
-        numbers &= kernels.widen(matrix.type, from, columns_of_block(target, i), to);
+        numbers &= kernels.widen(matrix.type, from, columns_of_panel(target, i), to);
     }
     return numbers;
 }
@@ -105,17 +105,17 @@ bool pack_linear(const KernelTable& kernels, Pool& pool, const PackTarget& targe
     pool.run([&](int thread) {
         std::vector<float> scratch(size_t(linear.depth * (LANES + 2)));
         RowReader reader(matrix);
-        // Whoever writes a block has it on its own node; where there is one node, all have as much to do.
+        // Whoever writes a panel has it on its own node; where there is one node, all have as much to do.
         const bool owned = pool.several_nodes();
         const auto [first, last] = slice(linear, thread, pool.threads());
         const int64_t end = owned ? count : share(count, thread + 1, pool.threads());
         for (int64_t i = owned ? 0 : share(count, thread, pool.threads()); i < end; i++) {
-            const int64_t block = target.first + i * target.step;
-            if (owned && (block < first || block >= last)) continue;
-            float* scales = linear.scales ? const_cast<float*>(linear.scales) + block * LANES : nullptr;
-            const int64_t columns = columns_of_block(target, i);
+            const int64_t panel = target.first + i * target.step;
+            if (owned && (panel < first || panel >= last)) continue;
+            float* scales = linear.scales ? const_cast<float*>(linear.scales) + panel * LANES : nullptr;
+            const int64_t columns = columns_of_panel(target, i);
             const uint8_t* from = reader.rows(i * LANES, columns);
-            uint8_t* to = const_cast<uint8_t*>(weights_of(linear, block));
+            uint8_t* to = const_cast<uint8_t*>(weights_of(linear, panel));
             if (!kernels.pack(linear.precision, linear.group, matrix.type, from, target.width, columns, target.width,
                               linear.depth, to, scales, scratch.data())) {
                 numbers = false;
@@ -209,56 +209,6 @@ bool PackedModel::pack_matrix(Pool& pool, const Weight& weight, int64_t first, c
     return pack_linear(*kernels, pool, {part.linear, begins, part.step, matrix.rows, part.width}, matrix) && numbers;
 }
 
-namespace {
-
-// One output column of 4-bit values as its 4 bytes of every line of a block: see kernels.h.
-void place_int4_column(const uint8_t* values, int64_t width, int64_t depth, int64_t group, uint8_t* block, int lane) {
-    const int64_t group_bytes = (group / 8 + 1) * 64;
-    const auto value = [&](int64_t k) { return k < width ? values[k] : 0; };
-    for (int64_t k = 0; k < depth; k += 32) {
-        uint8_t* lines = block + k / group * group_bytes + 64 + k % group / 8 * 64;
-        for (int64_t i = 0; i < 16; i++) {
-            lines[i / 4 * 64 + lane * 4 + i % 4] = uint8_t(value(k + i) | value(k + 16 + i) << 4);
-        }
-    }
-}
-
-}  // namespace
-
-bool PackedModel::pack_int4(Pool& pool, std::string_view name, const uint8_t* values, const float* scales,
-                            const uint8_t* zeros, int64_t columns, int64_t width) {
-    require_memory();
-    const Weight weight = find(name);
-    const PackTarget& where = weight.part;
-    if (!weight.is_matrix() || !where.linear || where.linear->precision != INT4) return false;
-    if (!weight.takes(columns, width)) return false;
-    const Linear& linear = *where.linear;
-    const int64_t groups = (width + linear.group - 1) / linear.group;
-    std::atomic<bool> numbers{true};
-    pool.run([&](int thread) {
-        const auto [first, last] = slice(linear, thread, pool.threads());
-        for (int64_t i = 0; i * LANES < columns; i++) {
-            const int64_t at = where.first + i * where.step;
-            if (at < first || at >= last) continue;
-            uint8_t* block = const_cast<uint8_t*>(weights_of(linear, at));
-            for (int lane = 0; lane < LANES && i * LANES + lane < columns; lane++) {
-                const int64_t column = i * LANES + lane;
-                place_int4_column(values + column * width, width, linear.depth, linear.group, block, lane);
-                for (int64_t g = 0; g < groups; g++) {
-                    uint32_t head;
-                    std::memcpy(&head, scales + column * groups + g, 4);
-                    if ((head & 0x7f800000) == 0x7f800000) numbers = false;
-                    head = ((head + ZERO_BITS / 2) & ~uint32_t(ZERO_BITS)) | zeros[column * groups + g];
-                    std::memcpy(block + g * (linear.group / 8 + 1) * 64 + lane * 4, &head, 4);
-                }
-            }
-        }
-    });
-    if (!numbers) refuse_values(*kernels, {SOURCE_F32, scales, columns, groups});
-    if (!weight.table || skips_table(weight)) arrived(name);  // else the table is still to come
-    return true;
-}
-
 bool PackedModel::set_order(std::string_view name, const int32_t* order, int64_t width) {
     require_memory();
     const Weight weight = find(name);
@@ -324,12 +274,12 @@ void PackedModel::embed(int32_t token, float* out) const {
                        table + int64_t(token) * spec.embedding_size * bytes, spec.embedding_size, out);
         return;
     }
-    // The head's column of this token: 4 bytes in each line of its block.
-    const uint8_t* block = weights_of(head, token / LANES);
+    // The head's column of this token: 4 bytes in each line of its panel.
+    const uint8_t* panel = weights_of(head, token / LANES);
     const int64_t step = head.precision == FP32 ? 1 : 2;
     for (int64_t k = 0; k < spec.embedding_size; k += step) {
         uint32_t bits;
-        std::memcpy(&bits, block + k / step * 64 + token % LANES * 4, 4);
+        std::memcpy(&bits, panel + k / step * 64 + token % LANES * 4, 4);
         const uint32_t first = step == 1 ? bits : bits << 16, second = bits & 0xffff0000;
         std::memcpy(out + k, &first, 4);
         if (step == 2 && k + 1 < spec.embedding_size) std::memcpy(out + k + 1, &second, 4);

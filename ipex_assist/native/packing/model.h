@@ -7,6 +7,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "formats/stored_numbers.h"
 #include "memory/memory.h"
 #include "packing/layout.h"
 #include "packing/stored_matrix.h"
@@ -40,7 +41,7 @@ public:
     // Memory of our own follows the nodes of this pool, if it has several (layout.cpp). Another pool computes the same
     // with it, and reads more of other nodes.
     void allocate(const Pool& pool);
-    // Whether the blocks of its slices lie on each thread's node, where there are several.
+    // Whether the panels of its slices lie on each thread's node, where there are several.
     bool follows(const Pool& pool) const { return layout_.follows(pool); }
     enum Adoption : int32_t { MAP, COPY, SETTLE };
     bool adopt(Pool& pool, int file, int64_t offset, Adoption how);
@@ -61,20 +62,14 @@ public:
     // as its arrival. Ranges begin at multiples of 16 rows. False as above, or where a range does not; rows of what is
     // not finite are counted from the matrix's first.
     bool pack_rows(Pool& pool, std::string_view name, int64_t first, const StoredMatrix& matrix);
-    // Packs a matrix that is quantized already: values (columns, width) from 0 to 15, and for each group of input
-    // columns a scale and a zero from 0 to 31 (columns, groups); the last group may be short. Exact for scales of up to
-    // 19 significant bits, as those of fp16 and bf16. False where there is no such int4 weight; NotFinite as above.
-    bool pack_int4(Pool& pool, std::string_view name, const uint8_t* values, const float* scales, const uint8_t* zeros,
-                   int64_t columns, int64_t width);
-    // Packs a matrix that is stored in 8 bits already: values (columns, width), signed integers with a scale for each
-    // column (columns, 1) for an int8 weight, or E4M3 with one for each span of 128 input columns (columns, spans) for
-    // an fp8 weight. False where there is no such weight, or where within 16 columns both vary; NotFinite as above.
-    bool pack_bytes(Pool& pool, std::string_view name, const uint8_t* values, const float* scales, int64_t groups,
-                    int64_t columns, int64_t width);
+    // Packs a matrix that is quantized already, as its weight's format has its numbers: int4, int8 with a scale for each
+    // column, or fp8 with one for each span of 128 input columns (formats/*/stored.h). False where there is no such
+    // weight, or where within 16 columns of fp8 scales vary both by span and by column; NotFinite as above.
+    bool pack_stored(Pool& pool, std::string_view name, const StoredNumbers& matrix);
     // The order of a linear's input columns (width), in which matrices are packed into it. False where it has none.
     bool set_order(std::string_view name, const int32_t* order, int64_t width);
 
-    // Blocks first <= b < last of a linear: see KernelTable::linear.
+    // Panels first <= b < last of a linear: see KernelTable::linear.
     void multiply(const Linear& linear, const LinearRows& in, int64_t rows, int64_t first, int64_t last, float* out,
                   int64_t stride) const;
     void embed(int32_t token, float* out) const;

@@ -198,15 +198,15 @@ struct HeadSpec {
     int32_t clusters_read;  // of these a row has the logits of so many
     // DFLASH of the second kind: rows of the convolutions around attention and MLP, columns that are scaled together;
     // tokens that each drafted one is chosen among, and columns of the tables that they are chosen by; 0 of the first.
-    int32_t conv_taps, conv_group;
+    int32_t conv_kernel, conv_group;
     int32_t candidates, selector_rank;
 
     int32_t input_norms() const { return input_norm == NORM_OF_EACH ? taps : input_norm == NORM_OF_ALL ? 1 : 0; }
     // Whether a row's hidden state enters it together with the token.
     bool feeds_back() const { return kind != NO_DRAFT_HEAD && kind != DFLASH; }
-    // Scales of a row of one of the convolutions, a tap's after another's.
+    // Scales of a row of one of the convolutions, those of a row of the kernel after another's.
     int64_t conv_groups(int64_t hidden) const { return hidden / conv_group; }
-    int64_t conv_scales(int64_t hidden) const { return conv_taps * conv_groups(hidden); }
+    int64_t conv_scales(int64_t hidden) const { return conv_kernel * conv_groups(hidden); }
     int32_t tokens_of_cluster(int32_t tokens) const { return tokens / clusters; }
     // Columns of what `fc` takes, 0 where there is no head.
     int64_t fc_width(int64_t hidden) const {

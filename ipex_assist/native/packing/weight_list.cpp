@@ -54,7 +54,7 @@ void list_mlp_or_experts(WeightList& list, const ModelSpec& spec, PackedLayer& l
 void list_dynamic_conv(WeightList& list, const ModelSpec& spec, ConvWeights& conv, const char* base,
                        const char* projection) {
     const int64_t hidden = spec.hidden_size, scales = 2 * spec.draft_head.conv_scales(hidden);
-    list.vector(conv.base, {base, 2 * spec.draft_head.conv_taps * hidden});
+    list.vector(conv.base, {base, 2 * spec.draft_head.conv_kernel * hidden});
     list.linear(conv.projection, {packed(scales), hidden, false, spec.precision}, {{projection, 0, scales}});
 }
 
@@ -77,7 +77,7 @@ void list_layer(WeightList& list, const ModelSpec& spec, PackedLayer& layer) {
         list.norm(w.norm, spec, {"per_layer_out_norm", hidden});
     }
     if (layer.scaled) list.vector(layer.scalar, {"layer_scalar", 1});
-    if (!spec.draft_head.conv_taps) return;
+    if (!spec.draft_head.conv_kernel) return;
     list_dynamic_conv(list, spec, layer.attention_conv, "attention_conv_base", "attention_conv_proj");
     list_dynamic_conv(list, spec, layer.mlp_conv, "mlp_conv_base", "mlp_conv_proj");
 }

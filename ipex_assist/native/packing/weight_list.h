@@ -8,7 +8,7 @@
 
 namespace ipex_assist {
 
-// A matrix of the checkpoint as the columns of a linear: its rows go to every `step`-th block from `first` on.
+// A matrix of the checkpoint as the columns of a linear: its rows go to every `step`-th panel from `first` on.
 struct LinearPart {
     const char* name;
     int64_t first, columns;
@@ -20,7 +20,7 @@ struct LinearShape {
     int64_t columns, width;  // the former as packed: a multiple of 16
     bool bias;
     Precision precision;
-    int64_t unit = 1;  // blocks that stay with one thread
+    int64_t granularity = 1;  // panels that stay with one thread
 };
 
 struct VectorShape {

@@ -19,8 +19,8 @@ struct Norm {
 
 // Two convolutions over the rows of a block, before and after attention or an MLP (operations/dynamic_conv.cpp).
 struct ConvWeights {
-    const float* base = nullptr;  // (2, conv_taps, hidden); null: there is none
-    Linear projection{};          // of a row to what scales its taps, (2, conv_taps, groups)
+    const float* base = nullptr;  // (2, conv_kernel, hidden); null: there is none
+    Linear projection{};          // of a row to what scales its weights, (2, conv_kernel, groups)
 };
 
 // What the tokens of a block are chosen by (operations/selector.cpp).
@@ -87,8 +87,8 @@ struct XieluWeights {
 };
 
 // The linears that every layer with attention and a plain MLP has.
-enum Which : int32_t { QKV, OUTPUT, UP, DOWN };
-constexpr int32_t WHICH = 4;
+enum LinearRole : int32_t { QKV, OUTPUT, UP, DOWN };
+constexpr int32_t LINEAR_ROLES = 4;
 
 // Where the parts of a mixer's rows lie, and what a sequence keeps of a recurrent one; made by the mixer of a layer
 // (mixers/mixer.h).
@@ -112,7 +112,7 @@ struct PackedLayer : LayerSpec {
     const float* correction_bias = nullptr;  // (experts), or null
     const float* expert_scales = nullptr;    // (experts), or null
     const float* scalar = nullptr;           // one number, or null
-    Linear router;             // fp32; where there is a shared gate, it has the first column of the last block
+    Linear router;             // fp32; where there is a shared gate, it has the first column of the last panel
     std::vector<Mlp> experts;  // the shared one is the last
     ExpertNorms expert_norms;
     PerLayerWeights per_layer;
@@ -130,12 +130,12 @@ struct PackedLayer : LayerSpec {
     // What multiplies its rows first, and those of its MLP.
     const Linear& first_linear() const { return attention_conv.base ? attention_conv.projection : qkv; }
     const Linear& first_of_mlp() const { return mlp_conv.base ? mlp_conv.projection : mlp.experts ? router : up; }
-    const Linear& linear(Which which) const {
-        return which == QKV ? qkv : which == OUTPUT ? output : which == UP ? up : down;
+    const Linear& linear(LinearRole role) const {
+        return role == QKV ? qkv : role == OUTPUT ? output : role == UP ? up : down;
     }
 };
 
-// Where the rows of a checkpoint's matrix go: to every `step`-th block of a linear from `first` on.
+// Where the rows of a checkpoint's matrix go: to every `step`-th panel of a linear from `first` on.
 struct PackTarget {
     const Linear* linear;
     int64_t first, step, columns, width;
@@ -204,20 +204,21 @@ inline int64_t value_bytes(Precision precision, const KernelTable& kernels) {
     return rows == BF16_ROWS ? kernels.bf16_row_bytes : row_type_bytes(rows);
 }
 
-// The blocks of a linear that a thread computes and packs: [first, second).
+// The panels of a linear that a thread computes and packs: [first, second).
 inline std::pair<int64_t, int64_t> slice(const Linear& linear, int thread, int threads) {
-    const int64_t units = linear.blocks / linear.unit;
-    return {share(units, thread, threads) * linear.unit, share(units, thread + 1, threads) * linear.unit};
+    const int64_t pieces = linear.panels / linear.granularity;
+    return {share(pieces, thread, threads) * linear.granularity,
+            share(pieces, thread + 1, threads) * linear.granularity};
 }
 
-// Where a block of a linear lies.
-inline const uint8_t* weights_of(const Linear& linear, int64_t block) {
-    const NodeBlocks* node = linear.nodes;
-    while (node && node[1].first <= block) node++;
-    return (node ? node->weights : linear.weights) + block * block_bytes(linear.precision, linear.group, linear.depth);
+// Where a panel of a linear lies.
+inline const uint8_t* weights_of(const Linear& linear, int64_t panel) {
+    const NodePanels* node = linear.nodes;
+    while (node && node[1].first <= panel) node++;
+    return (node ? node->weights : linear.weights) + panel * panel_bytes(linear.precision, linear.group, linear.depth);
 }
 
-// f(part, from, end) for blocks first <= b < last of a linear: for those of each memory node, as `part` has them.
+// f(part, from, end) for panels first <= b < last of a linear: for those of each memory node, as `part` has them.
 template <class F>
 void each_part(const Linear& linear, int64_t first, int64_t last, F&& f) {
     if (!linear.nodes) {
@@ -226,7 +227,7 @@ void each_part(const Linear& linear, int64_t first, int64_t last, F&& f) {
     }
     Linear part = linear;
     part.nodes = nullptr;
-    for (const NodeBlocks* node = linear.nodes; node->first < last; node++) {
+    for (const NodePanels* node = linear.nodes; node->first < last; node++) {
         const int64_t from = first > node->first ? first : node->first,
                       end = last < node[1].first ? last : node[1].first;
         part.weights = node->weights;

@@ -58,11 +58,11 @@ DFLASH: dict[str, tuple[HeadSpec, dict[str, Any]]] = {
     "dflash-window": (_FLASH, {"num_hidden_layers": 2, "sliding_window": 12}),
     # Of the second kind: groups that are no multiple of 16 columns, and one for all of them.
     "dflash2": (
-        replace(_FLASH, conv_taps=3, conv_group=8, candidates=5, selector_rank=12),
+        replace(_FLASH, conv_kernel=3, conv_group=8, candidates=5, selector_rank=12),
         {"num_hidden_layers": 2},
     ),
     "dflash2-long": (
-        replace(_FLASH, block_size=20, conv_taps=2, conv_group=64, candidates=200, selector_rank=100),
+        replace(_FLASH, block_size=20, conv_kernel=2, conv_group=64, candidates=200, selector_rank=100),
         {"num_hidden_layers": 2},
     ),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from ipex_assist.executors.torch.mixers.recurrence import HeadRecurrence, Taps, normalised, parts_of
+from ipex_assist.executors.torch.mixers.recurrence import HeadRecurrence, LastRows, normalised, parts_of
 
 _UNIT_EPSILON = 1e-6
 
@@ -13,12 +13,12 @@ _UNIT_EPSILON = 1e-6
 class GatedDelta(HeadRecurrence):
     """S ← decay·S; S ← S + k ⊗ beta·(v - k·S); out = q·S, with q and k of unit length."""
 
-    def step(self, taps: Taps, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def step(self, rows: LastRows, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See Recurrence."""
         spec = self.spec
-        assert taps[-1] is not None
-        parts = parts_of(spec, taps[-1])
-        query, key, value = self.heads_of(taps)
+        assert rows[-1] is not None
+        parts = parts_of(spec, rows[-1])
+        query, key, value = self.heads_of(rows)
         state = self.decayed(state, self.steps_of(parts["a_in"]))
         query, key = _unit(query) * spec.key_dim**-0.5, _unit(key)
         change = (value - (state * key[:, :, None]).sum(1)) * torch.sigmoid(parts["b_in"])[:, None] * spec.beta_scale

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
-from ipex_assist.executors.torch.mixers.recurrence import Recurrence, Taps, normalised, parts_of
+from ipex_assist.executors.torch.mixers.recurrence import LastRows, Recurrence, normalised, parts_of
 from ipex_assist.executors.torch.weights import Layer
 from ipex_assist.models.mixers.mamba1 import LOW_NORMS
 
@@ -29,10 +29,10 @@ class Mamba1(Recurrence):
             ]
         return torch.cat((rows, *parts, layer.gates[0](parts[0].contiguous())), 1)
 
-    def step(self, taps: Taps, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def step(self, rows: LastRows, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See Recurrence."""
-        assert taps[-1] is not None
-        weights, parts, value = self.weights, parts_of(self.spec, taps[-1]), self.convolved_part("v_in", taps)
+        assert rows[-1] is not None
+        weights, parts, value = self.weights, parts_of(self.spec, rows[-1]), self.convolved_part("v_in", rows)
         step = functional.softplus(parts["a_in"] + weights["dt_bias.weight"])
         rates = -torch.exp(weights["a_log.weight"]).view(len(value), -1).t()  # (key_dim, channels)
         if state is None:

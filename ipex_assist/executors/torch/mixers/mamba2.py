@@ -5,17 +5,17 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from ipex_assist.executors.torch.mixers.recurrence import HeadRecurrence, Taps, normalised, parts_of
+from ipex_assist.executors.torch.mixers.recurrence import HeadRecurrence, LastRows, normalised, parts_of
 
 
 class Mamba2(HeadRecurrence):
     """S ← decay·S + B ⊗ dt·x; out = C·S + skip·x, with C, B and x in the places of q, k and v."""
 
-    def step(self, taps: Taps, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def step(self, rows: LastRows, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See Recurrence."""
-        assert taps[-1] is not None
-        query, key, value = self.heads_of(taps)
-        step = self.steps_of(parts_of(self.spec, taps[-1])["a_in"]).clamp(*self.spec.step_limit)
+        assert rows[-1] is not None
+        query, key, value = self.heads_of(rows)
+        step = self.steps_of(parts_of(self.spec, rows[-1])["a_in"]).clamp(*self.spec.step_limit)
         state = self.decayed(state, step) + key[:, :, None] * (value * step)[:, None]
         out = (state * query[:, :, None]).sum(1) + self.weights["skip.weight"][:, None] * value
         return out.flatten(), state

@@ -11,7 +11,7 @@ from ipex_assist.executors.torch.weights import Layer
 from ipex_assist.models.recurrent_spec import RecurrentSpec
 
 Vectors = Mapping[str, torch.Tensor]  # a layer's weights that are no matrices, by our names
-Taps = list[torch.Tensor | None]  # the last rows, of which the convolution reads; None before the first
+LastRows = list[torch.Tensor | None]  # the last rows, of which the convolution reads; None before the first
 
 
 def parts_of(spec: RecurrentSpec, row: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -52,27 +52,27 @@ class Recurrence:
         """
         return rows
 
-    def step(self, taps: Taps, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """One token: what it gives, (value_size,), and the state after it. taps: the last rows, its own the last."""
+    def step(self, rows: LastRows, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """One token: what it gives, (value_size,), and the state after it. rows: the last rows, its own the last."""
         raise NotImplementedError
 
     def gated(self, out: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
         """What a token gives (value_size,), normalised and gated."""
         return out
 
-    def convolved_part(self, name: str, taps: Taps) -> torch.Tensor:
+    def convolved_part(self, name: str, rows: LastRows) -> torch.Tensor:
         """A part of the row through its convolution and silu."""
-        read = [None if row is None else parts_of(self.spec, row)[name] for row in taps]
+        read = [None if row is None else parts_of(self.spec, row)[name] for row in rows]
         return functional.silu(convolved(self.spec, self.weights, f"{name[0]}_conv", read))
 
 
 class HeadRecurrence(Recurrence):
     """Of kinds with heads, whose state decays by a factor of each head or channel: S ← decay·S + k ⊗ change."""
 
-    def heads_of(self, taps: Taps) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def heads_of(self, rows: LastRows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries and keys (heads, key_dim) and values (heads, value_dim) of a row."""
         spec = self.spec
-        query, key, value = (self.convolved_part(name, taps) for name in ("q_in", "k_in", "v_in"))
+        query, key, value = (self.convolved_part(name, rows) for name in ("q_in", "k_in", "v_in"))
         each = spec.heads // spec.key_heads
         query, key = (x.view(spec.key_heads, -1).repeat_interleave(each, 0) for x in (query, key))
         return query, key, value.view(spec.heads, -1)

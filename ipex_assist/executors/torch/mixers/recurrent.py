@@ -67,8 +67,8 @@ def run_recurrent(
     for position in range(states.settled, start + len(rows)):
         if position == settle:
             settled_state = state
-        taps = [at.get(position - window + t) for t in range(spec.conv_kernel)]
-        out, state = mixer.step(taps, state)
+        last_rows = [at.get(position - window + t) for t in range(spec.conv_kernel)]
+        out, state = mixer.step(last_rows, state)
         if position >= start:
             outputs.append(mixer.gated(out, at[position]))
     if settle == start + len(rows):
@@ -99,6 +99,6 @@ def convolved_values(
     at = {states.first + i: row for i, row in enumerate(known)}
     made = []
     for position in range(start, start + len(values)):
-        taps = [at.get(position - spec.conv_kernel + 1 + t) for t in range(spec.conv_kernel)]
-        made.append(functional.silu(convolved(spec, weights, "v_conv", taps)))
+        last_rows = [at.get(position - spec.conv_kernel + 1 + t) for t in range(spec.conv_kernel)]
+        made.append(functional.silu(convolved(spec, weights, "v_conv", last_rows)))
     return torch.stack(made).to(values.dtype)

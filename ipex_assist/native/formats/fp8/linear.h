@@ -95,14 +95,14 @@ struct Fp8Streaming {
     static constexpr Prefetch of(int rows) { return rows >= 2 ? Prefetch::FAR : Prefetch::NEAR; }
 };
 
-// M rows times one block, from memory.
+// M rows times one panel, from memory.
 template <class W, int M, Prefetch P>
-HOT_LOOP void fp8_tile(const Linear& w, const Bf16::Row* from, const uint8_t* block, int64_t column, float* out,
+HOT_LOOP void fp8_tile(const Linear& w, const Bf16::Row* from, const uint8_t* panel, int64_t column, float* out,
                        int64_t stride) {
     RowPointers<Bf16::Row, M> rows(from, w.depth);
     const W widen;
-    const auto* scale = reinterpret_cast<const float*>(block);
-    const uint8_t* lines = block + fp8_head_bytes(w.depth);
+    const auto* scale = reinterpret_cast<const float*>(panel);
+    const uint8_t* lines = panel + fp8_head_bytes(w.depth);
     __m512 total[M];
     FOR_EACH(m, M, total[m] = _mm512_setzero_ps());
     for (const float* end = scale + w.depth / SCALE_COLUMNS; scale < end; scale++) {
@@ -126,7 +126,7 @@ HOT_LOOP void fp8_tile(const Linear& w, const Bf16::Row* from, const uint8_t* bl
     FOR_EACH(m, M, _mm512_storeu_ps(out + m * stride, _mm512_fmadd_ps(total[m], factor, bias)));
 }
 
-// Spans of a block to bf16, as that is packed.
+// Spans of a panel to bf16, as that is packed.
 template <class W>
 HOT_LOOP void fp8_widen(const uint8_t* lines, int64_t spans, uint8_t* to) {
     const W widen;
@@ -139,46 +139,46 @@ HOT_LOOP void fp8_widen(const uint8_t* lines, int64_t spans, uint8_t* to) {
 }
 
 // Rows' totals become outputs.
-inline void fp8_finish(const Linear& w, int64_t block, int64_t rows, float* out, int64_t stride) {
-    const __m512 factor = _mm512_loadu_ps(w.scales + block * LANES),
-                 bias = w.bias ? _mm512_loadu_ps(w.bias + block * LANES) : _mm512_setzero_ps();
+inline void fp8_finish(const Linear& w, int64_t panel, int64_t rows, float* out, int64_t stride) {
+    const __m512 factor = _mm512_loadu_ps(w.scales + panel * LANES),
+                 bias = w.bias ? _mm512_loadu_ps(w.bias + panel * LANES) : _mm512_setzero_ps();
     for (int64_t r = 0; r < rows; r++, out += stride) {
         _mm512_storeu_ps(out, _mm512_fmadd_ps(_mm512_loadu_ps(out), factor, bias));
     }
 }
 
-// Chunk after chunk of FP8_GROUP blocks (`group` or fewer) is widened once for all rows:
-// add(first row, its column k, TOGETHER blocks or one of them, widened spans of the first, spans, scales of the first,
+// Chunk after chunk of FP8_GROUP panels (`group` or fewer) is widened once for all rows:
+// add(first row, its column k, TOGETHER panels or one of them, widened spans of the first, spans, scales of the first,
 // out).
 template <int TOGETHER, class W, class F>
 inline void fp8_chunks(const Linear& w, int64_t rows, int64_t row_tile, int64_t group, int64_t first, int64_t last,
                        float* out, int64_t stride, const F& add) {
     alignas(64) uint8_t wide[FP8_GROUP * FP8_CHUNK / SCALE_COLUMNS * FP8_WIDE_BYTES];
-    const int64_t bytes = block_bytes(FP8, 0, w.depth), head = fp8_head_bytes(w.depth);
+    const int64_t bytes = panel_bytes(FP8, 0, w.depth), head = fp8_head_bytes(w.depth);
     for (int64_t b = first; b < last; b += group) {
-        const int64_t blocks = b + group < last ? group : last - b;
+        const int64_t panels = b + group < last ? group : last - b;
         for (int64_t k = 0; k < w.depth; k += FP8_CHUNK) {
             const int64_t spans = (k + FP8_CHUNK < w.depth ? FP8_CHUNK : w.depth - k) / SCALE_COLUMNS;
             const int64_t each = spans * FP8_WIDE_BYTES;
-            for (int64_t i = 0; i < blocks; i++) {
+            for (int64_t i = 0; i < panels; i++) {
                 fp8_widen<W>(w.weights + (b + i) * bytes + head + k * LANES, spans, wide + i * each);
             }
             for (int64_t r = 0; r < rows; r += row_tile) {
-                for (int64_t i = 0, some; i < blocks; i += some) {
-                    some = i + TOGETHER <= blocks ? TOGETHER : 1;
+                for (int64_t i = 0, some; i < panels; i += some) {
+                    some = i + TOGETHER <= panels ? TOGETHER : 1;
                     const auto* scales = reinterpret_cast<const float*>(w.weights + (b + i) * bytes);
                     add(r, k, some, wide + i * each, spans, scales + k / SCALE_COLUMNS,
                         out + r * stride + (b + i - first) * LANES);
                 }
             }
         }
-        for (int64_t i = 0; i < blocks; i++) fp8_finish(w, b + i, rows, out + (b + i - first) * LANES, stride);
+        for (int64_t i = 0; i < panels; i++) fp8_finish(w, b + i, rows, out + (b + i - first) * LANES, stride);
     }
 }
 
 #ifdef IPEX_ASSIST_HAS_AMX
 
-// Up to 16 rows (`count`, as tiles_begin was told) times spans of a widened block, added to `out`.
+// Up to 16 rows (`count`, as tiles_begin was told) times spans of a widened panel, added to `out`.
 HOT_LOOP void fp8_amx_spans(const uint8_t* rows, int64_t row_bytes, int64_t count, const uint8_t* wide, int64_t spans,
                             const float* scales, bool start, float* out, int64_t stride) {
     alignas(64) float sums[TILE * LANES];
@@ -215,12 +215,12 @@ void fp8_by(const Linear& w, const LinearRows& in, int64_t rows, int64_t first, 
 
 #else
 
-// Widened spans of one or two blocks, one after the other.
+// Widened spans of one or two panels, one after the other.
 struct Fp8Spans {
     const uint8_t* wide;
     const float* scales[PAIR];
     int64_t spans;
-    bool start;  // whether they are the first of the blocks
+    bool start;  // whether they are the first of the panels
 };
 
 // M rows times them, added to `out`.
@@ -256,21 +256,21 @@ HOT_LOOP void fp8_wide_tile(const Bf16::Row* from, int64_t row_stride, const Fp8
     FOR_EACH(n, N, FOR_EACH(m, M, _mm512_storeu_ps(out + m * stride + n * LANES, total[n][m])));
 }
 
-// Up to 16 rows stream the weights, block after block; for more, each weight is widened once.
+// Up to 16 rows stream the weights, panel after panel; for more, each weight is widened once.
 template <class W>
 void fp8_by(const Linear& w, const LinearRows& in, int64_t rows, int64_t first, int64_t last, float* out,
             int64_t stride) {
     const auto* values = reinterpret_cast<const Bf16::Row*>(in.values);
-    const int64_t bytes = block_bytes(FP8, 0, w.depth);
+    const int64_t bytes = panel_bytes(FP8, 0, w.depth);
     if (rows > STREAMED_ROWS) {
         const int64_t tile = even_tile(rows, IN_PAIRS ? PAIR_ROWS : TILE_ROWS);
-        const auto add = [&](int64_t r, int64_t k, int64_t blocks, const uint8_t* wide, int64_t spans,
+        const auto add = [&](int64_t r, int64_t k, int64_t panels, const uint8_t* wide, int64_t spans,
                              const float* scales, float* to) {
             const Bf16::Row* from = values + r * w.depth + k;
             const auto* more = reinterpret_cast<const float*>(reinterpret_cast<const uint8_t*>(scales) + bytes);
             const Fp8Spans chunk{wide, {scales, more}, spans, k == 0};
 #define CALL(M)                                                                                                   \
-    blocks == PAIR ? fp8_wide_tile<M <= PAIR_ROWS ? M : 1, IN_PAIRS ? PAIR : 1>(from, w.depth, chunk, to, stride) \
+    panels == PAIR ? fp8_wide_tile<M <= PAIR_ROWS ? M : 1, IN_PAIRS ? PAIR : 1>(from, w.depth, chunk, to, stride) \
                    : fp8_wide_tile<M, 1>(from, w.depth, chunk, to, stride)
             IPEX_ASSIST_BY_ROWS(rows - r < tile ? rows - r : tile, CALL)
 #undef CALL
@@ -278,11 +278,11 @@ void fp8_by(const Linear& w, const LinearRows& in, int64_t rows, int64_t first, 
         return fp8_chunks<IN_PAIRS ? PAIR : 1, W>(w, rows, tile, FP8_GROUP, first, last, out, stride, add);
     }
     for (int64_t b = first; b < last; b++) {
-        const uint8_t* block = w.weights + b * bytes;
+        const uint8_t* panel = w.weights + b * bytes;
         for (int64_t r = 0; r < rows; r += TILE_ROWS) {
             const Bf16::Row* from = values + r * w.depth;
             float* to = out + r * stride + (b - first) * LANES;
-#define CALL(M) fp8_tile<W, M, Fp8Streaming::of(M)>(w, from, block, b * LANES, to, stride)
+#define CALL(M) fp8_tile<W, M, Fp8Streaming::of(M)>(w, from, panel, b * LANES, to, stride)
             IPEX_ASSIST_BY_ROWS(rows - r < TILE_ROWS ? rows - r : TILE_ROWS, CALL)
 #undef CALL
         }

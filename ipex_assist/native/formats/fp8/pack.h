@@ -1,4 +1,4 @@
-// Packing into FP8: a scale for each span of 128 input columns of a block.
+// Packing into FP8: a scale for each span of 128 input columns of a panel.
 #pragma once
 #include "formats/fp8/format.h"
 #include "kernels/pack_rows.h"
@@ -43,11 +43,11 @@ inline float pack_fp8_span(const float* x, uint8_t* to) {
 }
 
 inline bool format_pack(Fp8Format, const PackRequest& p) {
-    std::memset(p.block, 0, size_t(fp8_head_bytes(p.depth)));
+    std::memset(p.panel, 0, size_t(fp8_head_bytes(p.depth)));
     for (int i = 0; i < LANES; i++) p.scales[i] = 1.0f;
-    uint8_t* lines = p.block + fp8_head_bytes(p.depth);
+    uint8_t* lines = p.panel + fp8_head_bytes(p.depth);
     return pack_groups(p, SCALE_COLUMNS, [&](int64_t k, const float* x) {
-        reinterpret_cast<float*>(p.block)[k / SCALE_COLUMNS] = pack_fp8_span(x, lines + k * LANES);
+        reinterpret_cast<float*>(p.panel)[k / SCALE_COLUMNS] = pack_fp8_span(x, lines + k * LANES);
     });
 }
 

@@ -61,22 +61,22 @@ struct NibbleSums {
 #endif
 };
 
-// M rows times some spans of a block of int4 weights in groups of GROUP.
+// M rows times some spans of a panel of int4 weights in groups of GROUP.
 template <int M, int GROUP, Prefetch P>
 HOT_LOOP void int4_tile(const Linear& w, const LinearRows& in, const IntegerTile& t) {
     constexpr int GROUPS = SCALE_COLUMNS / GROUP, BYTES = (GROUP / 8 + 1) * 64;
     const int64_t spans = w.depth / SCALE_COLUMNS, before = t.row * spans + t.first;
-    const uint8_t* block = w.weights + (t.block * spans + t.first) * GROUPS * BYTES;
+    const uint8_t* panel = w.weights + (t.panel * spans + t.first) * GROUPS * BYTES;
     RowPointers<int8_t, M> rows(reinterpret_cast<const int8_t*>(in.values) + before * SCALE_COLUMNS, w.depth);
     RowStrides<float, M> scales(in.scales + before, spans);
     RowStrides<int32_t, M> sums(in.negated_sums + before * GROUPS, spans * GROUPS);
     const __m512i zero_bits = _mm512_set1_epi32(ZERO_BITS);
-    const __m512 bias = w.bias ? _mm512_loadu_ps(w.bias + t.block * LANES) : _mm512_setzero_ps();
+    const __m512 bias = w.bias ? _mm512_loadu_ps(w.bias + t.panel * LANES) : _mm512_setzero_ps();
     __m512 total[M];
     FOR_EACH(m, M, total[m] = t.first ? _mm512_loadu_ps(t.out + m * t.stride) : bias);
-    for (const uint8_t* end = block + (t.last - t.first) * GROUPS * BYTES; block < end; block += GROUPS * BYTES) {
+    for (const uint8_t* end = panel + (t.last - t.first) * GROUPS * BYTES; panel < end; panel += GROUPS * BYTES) {
         FOR_EACH(g, GROUPS, {
-            const uint8_t* group = block + g * BYTES;
+            const uint8_t* group = panel + g * BYTES;
             const __m512i head = _mm512_loadu_si512(group);
             prefetch_line<P>(group, g);
             const __m512i zero = _mm512_and_si512(head, zero_bits);

@@ -166,7 +166,7 @@ inline void pack_int4_group(const float* x, int64_t size, uint8_t* to) {
 
 inline bool format_pack(Int4Format, const PackRequest& p) {
     return pack_groups(p, p.group, [&](int64_t g, const float* x) {
-        pack_int4_group(x, p.group, p.block + g / p.group * (p.group / 8 + 1) * 64);
+        pack_int4_group(x, p.group, p.panel + g / p.group * (p.group / 8 + 1) * 64);
     });
 }
 

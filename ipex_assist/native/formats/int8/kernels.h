@@ -11,11 +11,11 @@
 namespace ipex_assist {
 namespace {
 
-// M rows times some spans of a block of int8 weights.
+// M rows times some spans of a panel of int8 weights.
 template <int M, Prefetch P>
 HOT_LOOP void int8_tile(const Linear& w, const LinearRows& in, const IntegerTile& t) {
     const int64_t spans = w.depth / SCALE_COLUMNS, before = t.row * spans + t.first;
-    const uint8_t* block = w.weights + (t.block * spans + t.first) * SCALE_COLUMNS * LANES;
+    const uint8_t* panel = w.weights + (t.panel * spans + t.first) * SCALE_COLUMNS * LANES;
     RowPointers<int8_t, M> rows(reinterpret_cast<const int8_t*>(in.values) + before * SCALE_COLUMNS, w.depth);
     RowStrides<float, M> scales(in.scales + before, spans);
     RowStrides<int32_t, M> sums(in.negated_sums + before, spans);
@@ -25,16 +25,16 @@ HOT_LOOP void int8_tile(const Linear& w, const LinearRows& in, const IntegerTile
         __m512i acc[M];
         // Weights are stored + 128, which adds 128 times the sum of the row.
         FOR_EACH(m, M, acc[m] = _mm512_slli_epi32(_mm512_set1_epi32(*sums.at(m)), 7));
-        for (const uint8_t* end = block + SCALE_COLUMNS * LANES; block < end;
-             block += INT16_LINES * 64, rows.move(INT16_LINES * 4)) {
-            add_bytes<M, P>(block, rows, acc);
+        for (const uint8_t* end = panel + SCALE_COLUMNS * LANES; panel < end;
+             panel += INT16_LINES * 64, rows.move(INT16_LINES * 4)) {
+            add_bytes<M, P>(panel, rows, acc);
         }
         FOR_EACH(m, M, total[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(acc[m]), _mm512_set1_ps(*scales.at(m)), total[m]));
         scales.move(1), sums.move(1);
     }
     if (t.last == spans) {
-        const __m512 scale = _mm512_loadu_ps(w.scales + t.block * LANES);
-        const __m512 bias = w.bias ? _mm512_loadu_ps(w.bias + t.block * LANES) : _mm512_setzero_ps();
+        const __m512 scale = _mm512_loadu_ps(w.scales + t.panel * LANES);
+        const __m512 bias = w.bias ? _mm512_loadu_ps(w.bias + t.panel * LANES) : _mm512_setzero_ps();
         FOR_EACH(m, M, total[m] = _mm512_fmadd_ps(total[m], scale, bias));
     }
     FOR_EACH(m, M, _mm512_storeu_ps(t.out + m * t.stride, total[m]));
@@ -70,7 +70,7 @@ struct Int8Groups {
     }
 };
 
-// A group of a block as signed bytes, in tiles.
+// A group of a panel as signed bytes, in tiles.
 inline void to_signed(const Int8Groups&, const uint8_t* group, uint8_t* bytes) {
     const __m512i sign = _mm512_set1_epi8(-128);
     FOR_EACH(s, Int8Groups::BYTES / 64,

@@ -10,7 +10,7 @@ namespace ipex_assist {
 namespace {
 
 constexpr int MX_GROUP = 32, MX_GROUPS = SCALE_COLUMNS / MX_GROUP;  // input columns that share a scale; such in a span
-constexpr int MX_BYTES = (SCALE_COLUMNS / 8 + 1) * 64;              // of a span of a block
+constexpr int MX_BYTES = (SCALE_COLUMNS / 8 + 1) * 64;              // of a span of a panel
 constexpr int MX_ZERO = 12;                                         // added to all, so that they are unsigned
 alignas(64) constexpr uint8_t MX_VALUES[64] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0,
                                                12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0,
@@ -77,9 +77,9 @@ struct MxSums {
 #endif
 };
 
-// M rows times one block.
+// M rows times one panel.
 template <int M, Prefetch P>
-HOT_LOOP void mxfp4_tile(const Linear& w, const LinearRows& in, int64_t row, const uint8_t* block, int64_t column,
+HOT_LOOP void mxfp4_tile(const Linear& w, const LinearRows& in, int64_t row, const uint8_t* panel, int64_t column,
                          float* out, int64_t stride) {
     const int64_t spans = w.depth / SCALE_COLUMNS, groups = spans * MX_GROUPS;
     RowPointers<int8_t, M> rows(reinterpret_cast<const int8_t*>(in.values) + row * w.depth, w.depth);
@@ -89,16 +89,16 @@ HOT_LOOP void mxfp4_tile(const Linear& w, const LinearRows& in, int64_t row, con
                   byte = _mm512_set1_epi32(255);
     __m512 total[M];
     FOR_EACH(m, M, total[m] = w.bias ? _mm512_loadu_ps(w.bias + column) : _mm512_setzero_ps());
-    for (const uint8_t* end = block + spans * MX_BYTES; block < end; block += MX_BYTES) {
-        const __m512i head = _mm512_loadu_si512(block);
-        prefetch_line<P>(block, 0);
+    for (const uint8_t* end = panel + spans * MX_BYTES; panel < end; panel += MX_BYTES) {
+        const __m512i head = _mm512_loadu_si512(panel);
+        prefetch_line<P>(panel, 0);
         FOR_EACH(g, MX_GROUPS, {
             const __m512i exponent = _mm512_slli_epi32(_mm512_and_si512(_mm512_srli_epi32(head, 8 * g), byte), 23);
             const __m512 scale = _mm512_mul_ps(_mm512_castsi512_ps(exponent), _mm512_set1_ps(0.5f));
             MxSums<M, P> acc;
             // - zero · Σ row: both fit in 16 bits, and the upper halves of `zero` are 0.
             FOR_EACH(m, M, acc.sums[m] = _mm512_madd_epi16(zero, _mm512_set1_epi32(sums.at(m)[g])));
-            acc.add(block + 64 + g * 256, rows, g * MX_GROUP, values);
+            acc.add(panel + 64 + g * 256, rows, g * MX_GROUP, values);
             FOR_EACH(m, M, {
                 const __m512 factor = _mm512_mul_ps(scale, _mm512_set1_ps(*scales.at(m)));
                 total[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(acc.sums[m]), factor, total[m]);
@@ -111,7 +111,7 @@ HOT_LOOP void mxfp4_tile(const Linear& w, const LinearRows& in, int64_t row, con
 
 inline void format_linear(Mxfp4Format, const Linear& w, const LinearRows& in, int64_t count, int64_t first,
                           int64_t last, float* out, int64_t stride) {
-    const int64_t bytes = block_bytes(w.precision, w.group, w.depth);
+    const int64_t bytes = panel_bytes(w.precision, w.group, w.depth);
     for (int64_t b = first; b < last; b++) {
         for (int64_t r = 0; r < count; r += TILE_ROWS) {
             float* to = out + r * stride + (b - first) * LANES;

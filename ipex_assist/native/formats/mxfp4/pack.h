@@ -45,7 +45,7 @@ inline bool format_pack(Mxfp4Format, const PackRequest& p) {
     __m512i head = _mm512_setzero_si512();
     return pack_groups(p, MX_GROUP, [&](int64_t g, const float* x) {
         const int64_t number = g % SCALE_COLUMNS / MX_GROUP;
-        uint8_t* span = p.block + g / SCALE_COLUMNS * MX_BYTES;
+        uint8_t* span = p.panel + g / SCALE_COLUMNS * MX_BYTES;
         const __m512i exponent = pack_mxfp4_group(x, span + 64 + number * 256);
         // The byte of each group is shifted in from the top.
         head = _mm512_or_si512(_mm512_srli_epi32(head, 8), _mm512_slli_epi32(exponent, 24));

@@ -19,8 +19,8 @@ namespace ipex_assist {
 AttentionView::AttentionView(Pass& pass_, const LayerStep& step, int thread_)
     : pass(pass_),
       k(pass_.kernels),
-      plan(pass_.plan),
-      splits(pass_.plan.attention_of(step.index)),
+      plan(pass_.plan()),
+      splits(pass_.plan().attention_of(step.index)),
       layer(pass_.layer(step)),
       spec(layer.attention),
       blocks(*pass_.batch.blocks),
@@ -182,39 +182,39 @@ int64_t attend_blocks(const AttentionView& v, int32_t kv_head, size_t segment, i
     return number;
 }
 
-// The decode path: this thread's units, which are counted by KV head, then segment, then block.
+// The decode path: this thread's work items, which are counted by KV head, then segment, then block.
 void attend_split(const AttentionView& v) {
-    const auto [from, to] = v.splits.thread_units[size_t(v.thread)];
-    int64_t unit = 0;
+    const auto [from, to] = v.splits.thread_work[size_t(v.thread)];
+    int64_t item = 0;
     for (int32_t h = 0; h < v.kv_heads(); h++) {
         for (size_t i = 0; i < v.plan.segments.size(); i++) {
-            const int64_t seen = v.splits.blocks[i], offset = v.splits.first_block[i] - unit;
-            const int64_t begin = std::max(unit, from), end = std::min(unit + seen, to);
+            const int64_t seen = v.splits.blocks[i], offset = v.splits.first_block[i] - item;
+            const int64_t begin = std::max(item, from), end = std::min(item + seen, to);
             if (begin < end) {
                 const int64_t done = attend_blocks(v, h, i, offset + begin, offset + end);
                 if (v.splits.merges_in_place) finish_blocks(v, h, i, done);
             }
-            unit += seen;
+            item += seen;
         }
     }
 }
 
-void merge_units(const AttentionView& v) {
-    const int64_t each = v.splits.shape.units, units = v.plan.rows() * each;
-    for (int64_t u = share(units, v.thread, v.plan.threads); u < share(units, v.thread + 1, v.plan.threads); u++) {
-        merge_unit(v, u / each, u % each);
+void merge_spans(const AttentionView& v) {
+    const int64_t each = v.splits.shape.spans, items = v.plan.rows() * each;
+    for (int64_t u = share(items, v.thread, v.plan.threads); u < share(items, v.thread + 1, v.plan.threads); u++) {
+        merge_span(v, u / each, u % each);
     }
 }
 
 // A query tile with all the blocks that its rows see.
-void attend_tile(const AttentionView& v, int32_t kv_head, const TileUnit& unit) {
+void attend_tile(const AttentionView& v, int32_t kv_head, const TileWork& work) {
     const ThreadBuffers& own = v.own;
-    const RowRange& tile = v.splits.tiles[size_t(unit.tile)];
+    const RowRange& tile = v.splits.tiles[size_t(work.tile)];
     const AttentionTile t = prepare_tile(v, kv_head, tile);
     std::fill_n(own.sums.data, t.queries, AttentionPartial{});
-    for (int64_t b = unit.first, next; b < unit.end; b = next) {
-        next = std::min(unit.end, split_end(b, SPLIT_BLOCKS));
-        attend_run(v, t, kv_head, tile, b, next, b == unit.first ? own.totals.data : own.running.data);
+    for (int64_t b = work.first, next; b < work.end; b = next) {
+        next = std::min(work.end, split_end(b, SPLIT_BLOCKS));
+        attend_run(v, t, kv_head, tile, b, next, b == work.first ? own.totals.data : own.running.data);
         for (int32_t q = 0; q < t.queries; q++) {
             const AttentionPartial& run = own.runs.data[q];
             if (run.output) merge_partial(v, own.sums.data[q], run, own.totals.data + q * v.partial_width());
@@ -228,15 +228,15 @@ void attend_tile(const AttentionView& v, int32_t kv_head, const TileUnit& unit) 
 }
 
 // A query tile with some of them.
-void attend_range(const AttentionView& v, int32_t kv_head, const TileUnit& unit) {
-    const RowRange& tile = v.splits.tiles[size_t(unit.tile)];
+void attend_range(const AttentionView& v, int32_t kv_head, const TileWork& work) {
+    const RowRange& tile = v.splits.tiles[size_t(work.tile)];
     const AttentionTile t = prepare_tile(v, kv_head, tile);
-    for (int64_t b = unit.first, next; b < unit.end; b = next) {
-        next = std::min(unit.end, split_end(b, SPLIT_BLOCKS));
+    for (int64_t b = work.first, next; b < work.end; b = next) {
+        next = std::min(work.end, split_end(b, SPLIT_BLOCKS));
         keep_run(v, t, kv_head, tile, b, next);
     }
     const int64_t seen = v.plan.last_seen_block(tile.end - 1) + 1 - v.plan.first_block(tile.first, v.splits.shape);
-    if (!v.pass.completes(size_t(unit.split * v.kv_heads() + kv_head), unit.end - unit.first, seen)) return;
+    if (!v.pass.completes(size_t(work.split * v.kv_heads() + kv_head), work.end - work.first, seen)) return;
     for (int32_t q = 0; q < t.queries; q++) {
         merge_head(v, tile.first + q / v.group(), kv_head * v.group() + q % v.group());
     }
@@ -244,12 +244,12 @@ void attend_range(const AttentionView& v, int32_t kv_head, const TileUnit& unit)
 
 // The prefill path.
 void attend_tiles(const AttentionView& v) {
-    const int64_t units = int64_t(v.splits.units.size()) * v.kv_heads();
-    for (int64_t u = v.pass.next_tile.fetch_add(1); u < units; u = v.pass.next_tile.fetch_add(1)) {
-        const TileUnit& unit = v.splits.units[size_t(u / v.kv_heads())];
+    const int64_t items = int64_t(v.splits.tile_work.size()) * v.kv_heads();
+    for (int64_t u = v.pass.next_tile.fetch_add(1); u < items; u = v.pass.next_tile.fetch_add(1)) {
+        const TileWork& work = v.splits.tile_work[size_t(u / v.kv_heads())];
         const int32_t kv_head = int32_t(u % v.kv_heads());
-        if (unit.split < 0) attend_tile(v, kv_head, unit);
-        else attend_range(v, kv_head, unit);
+        if (work.split < 0) attend_tile(v, kv_head, work);
+        else attend_range(v, kv_head, work);
     }
 }
 
@@ -269,11 +269,11 @@ void begin_tiles(Pass& pass, const LayerStep&, int thread) {
 void attention(Pass& pass, const LayerStep& step, int thread) {
     const uint64_t started = __rdtsc();
     const AttentionView v(pass, step, thread);
-    if (pass.plan.decode) {
+    if (pass.plan().decode) {
         attend_split(v);
         if (!v.splits.merges_in_place) {
             pass.wait(thread);
-            merge_units(v);
+            merge_spans(v);
         }
     } else {
         attend_tiles(v);

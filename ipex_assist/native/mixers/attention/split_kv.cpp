@@ -55,10 +55,10 @@ void finish_head(const AttentionView& v, const AttentionPartial& sum, int64_t ro
     if (v.spec.output_gate) v.k.multiply_sigmoid(out, v.qkv(row) + v.spec.gate_column() + head * dim, dim);
 }
 
-void merge_unit(const AttentionView& v, int64_t row, int64_t unit) {
+void merge_span(const AttentionView& v, int64_t row, int64_t span) {
     const Linear& next = v.layer.output;
-    const int64_t dim = v.spec.value_dim(), columns = v.spec.attended_width(), width = v.splits.shape.unit_columns;
-    const int64_t first = unit * width, end = v.spec.is_latent() ? first + width : std::min(first + width, next.depth);
+    const int64_t dim = v.spec.value_dim(), columns = v.spec.attended_width(), width = v.splits.shape.span_columns;
+    const int64_t first = span * width, end = v.spec.is_latent() ? first + width : std::min(first + width, next.depth);
     for (int64_t h = first / dim; h < std::min(end, columns) / dim; h++) merge_head(v, row, int32_t(h));
     if (v.spec.is_latent()) return;
     prepare_row(v.pass, v.thread, v.attended(row, 0), columns, first, end, row, next, &NodeBuffers::inputs);
@@ -67,14 +67,14 @@ void merge_unit(const AttentionView& v, int64_t row, int64_t unit) {
 void finish_blocks(const AttentionView& v, int32_t kv_head, size_t segment, int64_t blocks) {
     const AttentionShape& shape = v.splits.shape;
     const int64_t columns = v.spec.attended_width(), width = int64_t(v.group()) * v.spec.value_dim();
-    for (int64_t u = kv_head * width / shape.unit_columns; blocks && u * shape.unit_columns < (kv_head + 1) * width;
+    for (int64_t u = kv_head * width / shape.span_columns; blocks && u * shape.span_columns < (kv_head + 1) * width;
          u++) {
-        const int64_t first = u * shape.unit_columns, end = std::min(first + shape.unit_columns, columns);
-        const int64_t kv_heads = (end - 1) / width - first / width + 1;  // that share the unit
-        const size_t counter = segment * size_t(shape.units) + size_t(u);
+        const int64_t first = u * shape.span_columns, end = std::min(first + shape.span_columns, columns);
+        const int64_t kv_heads = (end - 1) / width - first / width + 1;  // that share the span
+        const size_t counter = segment * size_t(shape.spans) + size_t(u);
         if (!v.pass.completes(counter, blocks, kv_heads * v.splits.blocks[segment])) continue;
         const int32_t row = v.plan.first_row[segment];
-        for (int32_t r = row; r < row + v.plan.segments[segment].rows; r++) merge_unit(v, r, u);
+        for (int32_t r = row; r < row + v.plan.segments[segment].rows; r++) merge_span(v, r, u);
     }
 }
 

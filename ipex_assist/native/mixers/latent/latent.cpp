@@ -13,7 +13,7 @@ namespace ipex_assist {
 void latent_linear(Pass& pass, const LayerStep& step, int thread) {
     const PackedLayer& layer = pass.layer(step);
     const Array<float>& qkv = pass.activations.shared.qkv;
-    linear(pass, thread, pass.inputs(thread, layer.qkv.depth), layer.qkv, pass.plan.rows(),
+    linear(pass, thread, pass.inputs(thread, layer.qkv.depth), layer.qkv, pass.plan().rows(),
            qkv.data + layer.attention.key_column(), qkv.columns, &layer.latent.query);
 }
 
@@ -21,8 +21,8 @@ void normalize_latents(Pass& pass, const LayerStep& step, int thread) {
     const PackedLayer& layer = pass.layer(step);
     const AttentionSpec& a = layer.attention;
     const LatentSpec& spec = a.latent;
-    const int64_t rows = pass.plan.rows(), end = share(rows, thread + 1, pass.plan.threads);
-    for (int64_t r = share(rows, thread, pass.plan.threads); r < end; r++) {
+    const int64_t rows = pass.plan().rows(), end = share(rows, thread + 1, pass.plan().threads);
+    for (int64_t r = share(rows, thread, pass.plan().threads); r < end; r++) {
         float* key = pass.activations.shared.qkv.row(r) + a.key_column();
         float *latent = key + spec.rope_dim, *row = key + a.head_dim;
         pass.kernels.normalize(true, latent, layer.latent.norm, nullptr, spec.norm_eps, spec.rank, latent);
@@ -42,7 +42,7 @@ void query_linear(Pass& pass, const LayerStep& step, int thread) {
     const LinearRows inputs = layer.attention.latent.query_rank
                                   ? pass.activations.on(pass.node(thread)).inputs.with_depth(query.depth)
                                   : pass.inputs(thread, query.depth);
-    linear(pass, thread, inputs, query, pass.plan.rows(), heads.data, heads.columns, &layer.latent.keys);
+    linear(pass, thread, inputs, query, pass.plan().rows(), heads.data, heads.columns, &layer.latent.keys);
 }
 
 // Each head's query for the key: what is rotated, and the rest in the space of the latent. Keys and latents are stored
@@ -52,8 +52,8 @@ void absorb_queries(Pass& pass, const LayerStep& step, int thread) {
     const AttentionSpec& a = layer.attention;
     const LatentSpec& spec = a.latent;
     const Array<float>&heads = pass.activations.shared.heads, &qkv = pass.activations.shared.qkv;
-    const int64_t rows = pass.plan.rows(), end = share(rows, thread + 1, pass.plan.threads);
-    for (int64_t r = share(rows, thread, pass.plan.threads); r < end; r++) {
+    const int64_t rows = pass.plan().rows(), end = share(rows, thread + 1, pass.plan().threads);
+    for (int64_t r = share(rows, thread, pass.plan().threads); r < end; r++) {
         const float* rotated = heads.row(r) + a.rotated_column();
         for (int32_t h = 0; h < a.heads; h++)
             std::memcpy(qkv.row(r) + int64_t(h) * a.head_dim, rotated + h * spec.rope_dim, size_t(spec.rope_dim) * 4);
@@ -71,7 +71,7 @@ void expand_values(Pass& pass, const LayerStep& step, int thread) {
     const PackedLayer& layer = pass.layer(step);
     const AttentionSpec& a = layer.attention;
     const Array<float>&heads = pass.activations.shared.heads, &attended = pass.activations.shared.attended;
-    const int64_t rows = pass.plan.rows();
+    const int64_t rows = pass.plan().rows();
     per_head_linear(pass, thread, layer.latent.values, a.latent.value_dim,
                     {attended.data, attended.columns, a.latent.rank, a.latent.rank, rows, heads.data, heads.columns,
                      a.latent.value_dim});

@@ -34,13 +34,13 @@ struct ScanRow {
 // Columns [column, column + size) of the row, convolved with those of the rows before it, to `out`.
 void convolve_row(const ScanRow& row, int64_t column, int64_t size, const float* weights, const float* bias,
                   int64_t stride, float* out) {
-    const int32_t taps = row.spec.conv_kernel;
+    const int32_t kernel_size = row.spec.conv_kernel;
     const float* rows[MOST_CONV_ROWS];
-    for (int32_t t = 0; t < taps; t++) {
-        const float* inputs = recurrent_inputs(row.pass, row.step, row.segment, row.position - (taps - 1) + t);
+    for (int32_t t = 0; t < kernel_size; t++) {
+        const float* inputs = recurrent_inputs(row.pass, row.step, row.segment, row.position - (kernel_size - 1) + t);
         rows[t] = inputs ? inputs + column : nullptr;
     }
-    row.pass.kernels.convolve(rows, taps, weights, stride, bias, true, size, out);
+    row.pass.kernels.convolve(rows, kernel_size, weights, stride, bias, true, size, out);
 }
 
 void prepare_key_head(const ScanRow& row, int64_t head) {
@@ -83,7 +83,7 @@ void prepare_value_head(const ScanRow& row, int64_t head) {
 void scan_tile(const Pass& pass, const LayerStep& step, int thread, size_t segment, int64_t tile, const float* ahead) {
     const PackedLayer& layer = pass.layer(step);
     const RecurrentSpec& spec = layer.recurrent;
-    const Segment& s = pass.plan.segments[segment];
+    const Segment& s = pass.plan().segments[segment];
     const ScanColumns columns(spec);
     const int64_t parts = spec.value_depth() / LANES, head = tile / parts, column = tile % parts * LANES;
     const int64_t key_head = head / (spec.heads / spec.key_heads);
@@ -103,21 +103,21 @@ void scan_tile(const Pass& pass, const LayerStep& step, int thread, size_t segme
         t.rates = layer.recurrence.decay_rate + column, t.rate_stride = spec.value_width(), t.key_dim = spec.key_dim;
         t.skips = layer.recurrence.skip + column;
     }
-    t.rows = scanned.data + pass.plan.first_scan_row[segment] * columns.width, t.stride = columns.width;
+    t.rows = scanned.data + pass.plan().first_scan_row[segment] * columns.width, t.stride = columns.width;
     t.count = s.start - s.settled + s.rows;
     t.query = key_head * spec.key_depth(), t.key = columns.key + t.query;
     t.value = columns.value + head * spec.value_depth() + column;
     t.decay = columns.decay + (t.by_key ? t.query : t.rates ? column : head), t.beta = columns.beta + head;
     t.recall = columns.recall + t.query;
     t.first_out = s.start - s.settled;
-    t.out = attended.row(pass.plan.first_row[segment]) + head * spec.value_dim + column;
+    t.out = attended.row(pass.plan().first_row[segment]) + head * spec.value_dim + column;
     t.out_stride = attended.columns, t.columns = std::min<int64_t>(LANES, spec.value_dim - column);
     pass.kernels.scan(t);
 }
 
 // Columns of a row that are normalised and prepared for the output linear together: whole groups of the norm, and whole
 // scales; or all, where the linear takes them in an order of its own.
-int64_t unit_columns(const RecurrentSpec& spec, const Linear& output) {
+int64_t span_columns(const RecurrentSpec& spec, const Linear& output) {
     const int64_t group = std::max<int64_t>(1, norm_size(spec));
     const bool aligned = (SCALE_COLUMNS % group == 0 || group % SCALE_COLUMNS == 0) && !output.order;
     return aligned ? std::max<int64_t>(SCALE_COLUMNS, group) : output.depth;
@@ -152,7 +152,7 @@ void gates_linear(Pass& pass, const LayerStep& step, int thread) {
     const Array<float>& qkv = pass.activations.shared.qkv;
     const int64_t width = round_up(columns.decay_inputs, LANES);
     per_head_linear(pass, thread, pass.layer(step).recurrence.gates, width,
-                    {qkv.data + columns.low, qkv.columns, s.low_width(), s.gate_rank, pass.plan.rows(),
+                    {qkv.data + columns.low, qkv.columns, s.low_width(), s.gate_rank, pass.plan().rows(),
                      qkv.data + columns.decay, qkv.columns, width});
     pass.wait(thread);
 }
@@ -162,12 +162,13 @@ void prepare_scan(Pass& pass, const LayerStep& step, int thread) {
     const PackedLayer& layer = pass.layer(step);
     const RecurrentSpec& spec = layer.recurrent;
     const ScanColumns columns(spec);
-    const int64_t each = spec.key_heads + spec.heads, units = pass.plan.first_scan_row.back() * each;
+    const int64_t each = spec.key_heads + spec.heads, items = pass.plan().first_scan_row.back() * each;
     size_t segment = 0;
-    for (int64_t u = share(units, thread, pass.plan.threads); u < share(units, thread + 1, pass.plan.threads); u++) {
+    for (int64_t u = share(items, thread, pass.plan().threads); u < share(items, thread + 1, pass.plan().threads);
+         u++) {
         const int64_t number = u / each, part = u % each;
-        while (number >= pass.plan.first_scan_row[segment + 1]) segment++;
-        const int64_t position = pass.plan.segments[segment].settled + number - pass.plan.first_scan_row[segment];
+        while (number >= pass.plan().first_scan_row[segment + 1]) segment++;
+        const int64_t position = pass.plan().segments[segment].settled + number - pass.plan().first_scan_row[segment];
         const ScanRow row{pass,
                           step,
                           segment,
@@ -188,13 +189,14 @@ void prepare_scan(Pass& pass, const LayerStep& step, int thread) {
 void scan(Pass& pass, const LayerStep& step, int thread) {
     const uint64_t started = __rdtsc();
     const int64_t tiles = pass.layer(step).columns.tiles;
-    const int64_t first = share(tiles, thread, pass.plan.threads), end = share(tiles, thread + 1, pass.plan.threads);
-    const std::vector<Segment>& segments = pass.plan.segments;
+    const int64_t first = share(tiles, thread, pass.plan().threads),
+                  end = share(tiles, thread + 1, pass.plan().threads);
+    const std::vector<Segment>& segments = pass.plan().segments;
     for (size_t i = 0; i < segments.size(); i++) {
         for (int64_t tile = first; tile < end; tile++) {
             const bool ends = tile + 1 == end, last = ends && i + 1 == segments.size();
-            const int32_t slot = segments[ends && !last ? i + 1 : i].state;
-            const float* ahead = pass.batch.states->tile(slot, step.index, last ? tile : ends ? first : tile + 1);
+            const int32_t state = segments[ends && !last ? i + 1 : i].state;
+            const float* ahead = pass.batch.states->tile(state, step.index, last ? tile : ends ? first : tile + 1);
             scan_tile(pass, step, thread, i, tile, ahead);
         }
     }
@@ -207,9 +209,10 @@ void scan(Pass& pass, const LayerStep& step, int thread) {
 void gate_scanned(Pass& pass, const LayerStep& step, int thread) {
     const PackedLayer& layer = pass.layer(step);
     const Linear& output = layer.output;
-    const int64_t width = layer.recurrent.value_width(), columns = unit_columns(layer.recurrent, output);
-    const int64_t each = (output.depth + columns - 1) / columns, units = pass.plan.rows() * each;
-    for (int64_t u = share(units, thread, pass.plan.threads); u < share(units, thread + 1, pass.plan.threads); u++) {
+    const int64_t width = layer.recurrent.value_width(), columns = span_columns(layer.recurrent, output);
+    const int64_t each = (output.depth + columns - 1) / columns, items = pass.plan().rows() * each;
+    for (int64_t u = share(items, thread, pass.plan().threads); u < share(items, thread + 1, pass.plan().threads);
+         u++) {
         const int64_t row = u / each, first = u % each * columns, end = std::min(first + columns, output.depth);
         if (first < width) gate_columns(pass, layer, row, first, std::min(end, width));
         prepare_row(pass, thread, pass.activations.shared.attended.row(row), width, first, end, row, output,

@@ -15,13 +15,13 @@ void convolve_columns(const Pass& pass, const LayerStep& step, size_t segment, i
     const RecurrentSpec& spec = pass.layer(step).recurrent;
     const RecurrentWeights& w = pass.layer(step).recurrence;
     const MixerColumns& columns = pass.layer(step).columns;
-    const int32_t taps = spec.conv_kernel;
+    const int32_t kernel_size = spec.conv_kernel;
     const float* rows[MOST_CONV_ROWS];
-    for (int32_t t = 0; t < taps; t++) {
-        const float* inputs = recurrent_inputs(pass, step, segment, position - (taps - 1) + t);
+    for (int32_t t = 0; t < kernel_size; t++) {
+        const float* inputs = recurrent_inputs(pass, step, segment, position - (kernel_size - 1) + t);
         rows[t] = inputs ? inputs + columns.value - columns.kept + first : nullptr;
     }
-    pass.kernels.convolve(rows, taps, w.v_conv + first, spec.value_width(),
+    pass.kernels.convolve(rows, kernel_size, w.v_conv + first, spec.value_width(),
                           w.v_conv_bias ? w.v_conv_bias + first : nullptr, true, size, out);
 }
 
@@ -39,12 +39,12 @@ void copy_keys(const PackedLayer& layer, const ScanColumns& columns, const float
 
 // The rows of this pass, in the form of the linear that reads them.
 void convolve_values(Pass& pass, const LayerStep& step, int thread) {
-    const PassPlan& plan = pass.plan;
+    const PassPlan& plan = pass.plan();
     const PackedLayer& layer = pass.layer(step);
     const Linear& low = layer.recurrence.low;
     const int64_t width = layer.recurrent.value_width(), each = (low.depth + COLUMNS - 1) / COLUMNS;
-    const int64_t units = plan.rows() * each;
-    for (int64_t u = share(units, thread, plan.threads); u < share(units, thread + 1, plan.threads); u++) {
+    const int64_t items = plan.rows() * each;
+    for (int64_t u = share(items, thread, plan.threads); u < share(items, thread + 1, plan.threads); u++) {
         const int64_t row = u / each, first = u % each * COLUMNS, end = std::min(first + COLUMNS, low.depth);
         float* to = pass.activations.shared.attended.row(row);
         if (first < width)
@@ -59,7 +59,7 @@ void low_linear(Pass& pass, const LayerStep& step, int thread) {
     const PackedLayer& layer = pass.layer(step);
     const Linear& low = layer.recurrence.low;
     const Array<float>& qkv = pass.activations.shared.qkv;
-    linear(pass, thread, pass.activations.on(pass.node(thread)).inputs.with_depth(low.depth), low, pass.plan.rows(),
+    linear(pass, thread, pass.activations.on(pass.node(thread)).inputs.with_depth(low.depth), low, pass.plan().rows(),
            qkv.data + layer.columns.low, qkv.columns, &layer.recurrence.gates);
 }
 
@@ -69,8 +69,8 @@ void normalize_low(Pass& pass, const LayerStep& step, int thread) {
     const RecurrentWeights& w = pass.layer(step).recurrence;
     const MixerColumns& columns = pass.layer(step).columns;
     const float epsilon = s.norm_eps > 0 ? s.norm_eps : pass.model.spec.norm_eps;
-    const int64_t rows = pass.plan.rows();
-    for (int64_t r = share(rows, thread, pass.plan.threads); r < share(rows, thread + 1, pass.plan.threads); r++) {
+    const int64_t rows = pass.plan().rows();
+    for (int64_t r = share(rows, thread, pass.plan().threads); r < share(rows, thread + 1, pass.plan().threads); r++) {
         float* row = pass.activations.shared.qkv.row(r);
         float *low = row + columns.low, *key = row + columns.key, *query = row + columns.query;
         pass.kernels.normalize(true, low, w.low_norm, nullptr, epsilon, s.gate_rank, low);
@@ -87,12 +87,13 @@ void prepare_channels(Pass& pass, const LayerStep& step, int thread) {
     const ScanColumns columns(spec);
     const float* bias = layer.recurrence.dt_bias;
     const int64_t width = spec.value_width(), each = (width + COLUMNS - 1) / COLUMNS;
-    const int64_t units = pass.plan.first_scan_row.back() * each;
+    const int64_t items = pass.plan().first_scan_row.back() * each;
     size_t segment = 0;
-    for (int64_t u = share(units, thread, pass.plan.threads); u < share(units, thread + 1, pass.plan.threads); u++) {
+    for (int64_t u = share(items, thread, pass.plan().threads); u < share(items, thread + 1, pass.plan().threads);
+         u++) {
         const int64_t number = u / each, first = u % each * COLUMNS, size = std::min(COLUMNS, width - first);
-        while (number >= pass.plan.first_scan_row[segment + 1]) segment++;
-        const int64_t position = pass.plan.segments[segment].settled + number - pass.plan.first_scan_row[segment];
+        while (number >= pass.plan().first_scan_row[segment + 1]) segment++;
+        const int64_t position = pass.plan().segments[segment].settled + number - pass.plan().first_scan_row[segment];
         const float* inputs = recurrent_inputs(pass, step, segment, position);
         float* out = pass.activations.shared.scanned.data + number * columns.width;
         if (first == 0) copy_keys(layer, columns, inputs, out);

@@ -15,11 +15,11 @@ void convolve_columns(const Pass& pass, const LayerStep& step, size_t segment, i
     const PackedLayer& layer = pass.layer(step);
     const RecurrentSpec& spec = layer.recurrent;
     const MixerColumns& columns = layer.columns;
-    const int32_t taps = spec.conv_kernel;
+    const int32_t kernel_size = spec.conv_kernel;
     float products[MOST_CONV_ROWS][COLUMNS];
     const float* rows[MOST_CONV_ROWS];
-    for (int32_t t = 0; t < taps; t++) {
-        const float* inputs = recurrent_inputs(pass, step, segment, position - (taps - 1) + t);
+    for (int32_t t = 0; t < kernel_size; t++) {
+        const float* inputs = recurrent_inputs(pass, step, segment, position - (kernel_size - 1) + t);
         rows[t] = inputs ? products[t] : nullptr;
         if (!inputs) continue;
         const float *b = inputs + columns.key + first, *x = inputs + columns.value + first;
@@ -27,17 +27,17 @@ void convolve_columns(const Pass& pass, const LayerStep& step, size_t segment, i
     }
     const float* bias = layer.recurrence.v_conv_bias;
     float sums[COLUMNS];
-    pass.kernels.convolve(rows, taps, layer.recurrence.v_conv + first, spec.value_width(),
+    pass.kernels.convolve(rows, kernel_size, layer.recurrence.v_conv + first, spec.value_width(),
                           bias ? bias + first : nullptr, false, size, sums);
     const float* c = recurrent_inputs(pass, step, segment, position) + first;
     for (int64_t i = 0; i < size; i++) out[i] = c[i] * sums[i];
 }
 
 void short_conv(Pass& pass, const LayerStep& step, int thread) {
-    const PassPlan& plan = pass.plan;
+    const PassPlan& plan = pass.plan();
     const int64_t width = pass.layer(step).recurrent.value_width(), each = (width + COLUMNS - 1) / COLUMNS;
-    const int64_t units = plan.rows() * each;
-    for (int64_t u = share(units, thread, plan.threads); u < share(units, thread + 1, plan.threads); u++) {
+    const int64_t items = plan.rows() * each;
+    for (int64_t u = share(items, thread, plan.threads); u < share(items, thread + 1, plan.threads); u++) {
         const size_t row = size_t(u / each);
         const int64_t first = u % each * COLUMNS;
         convolve_columns(pass, step, size_t(plan.segment_of[row]), plan.positions[row], first,
@@ -50,7 +50,7 @@ void short_conv(Pass& pass, const LayerStep& step, int thread) {
 void prepare_convolved(Pass& pass, const LayerStep& step, int thread) {
     const PackedLayer& layer = pass.layer(step);
     const Array<float>& attended = pass.activations.shared.attended;
-    prepare_rows(pass, thread, attended.data, attended.columns, layer.recurrent.value_width(), pass.plan.rows(),
+    prepare_rows(pass, thread, attended.data, attended.columns, layer.recurrent.value_width(), pass.plan().rows(),
                  layer.output);
     pass.wait(thread);
 }

@@ -1,4 +1,4 @@
-// How threads share units of several items evenly, whichever threads have which items.
+// How threads share the parts of several items evenly, whichever threads have which items.
 #pragma once
 #include <algorithm>
 
@@ -15,19 +15,19 @@ struct Range {
     int64_t size() const { return end - first; }
 };
 
-// f(item, first, end) for a sharer's part of the units(item) of items 0 <= item < count, each of which takes as long as
+// f(item, first, end) for a sharer's part of the parts(item) of items 0 <= item < count, each of which takes as long as
 // cost(item) says.
-template <class Units, class Cost, class F>
-void share_units(int32_t count, const Sharers& sharers, Units&& units, Cost&& cost, F&& f) {
+template <class Parts, class Cost, class F>
+void share_work(int32_t count, const Sharers& sharers, Parts&& parts, Cost&& cost, F&& f) {
     int64_t total = 0, at = 0;
     for (int32_t i = 0; i < count; i++) {
-        const int64_t size = units(i).size();
+        const int64_t size = parts(i).size();
         if (size) total += size * cost(i);
     }
     const int64_t low = share(total, sharers.thread, sharers.threads),
                   high = share(total, sharers.thread + 1, sharers.threads);
     for (int32_t i = 0; i < count && at < high; i++) {
-        const Range all = units(i);
+        const Range all = parts(i);
         if (!all.size()) continue;
         const int64_t each = cost(i);
         const auto from = [&](int64_t border) {
