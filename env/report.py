@@ -125,7 +125,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all flags of `ipex-assist env`."""
     parser = ArgumentParser(
         prog="ipex-assist env",
-        description="Report this machine, what may be used of it, and the variables that suit it.",
+        description="Report this machine, how much of it this process may use, and the variables that suit it.",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object on one line")
     parser.add_argument(

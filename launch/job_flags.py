@@ -20,8 +20,8 @@ examples:
   ipex-assist submit pbs --cores-per-instance 56 --exclusive -- ipex-launch --instances per-node -- python script.py
 
 A batch is split over all tasks of the job and its array: task t of 8 does every 8th line and writes out.t-of-8.jsonl.
-What is added to the command: --resume, so that a job that was ended goes on, and --shard. To change the script for a
-site, start from --print-template, and use it with --template.
+Two flags are added to the command: --resume, so that a job that was ended continues, and --shard. To change the script
+for a site, start from --print-template, and use it with --template.
 """
 MEBIBYTES = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024 * 1024}
 
@@ -31,7 +31,7 @@ def build_parser() -> ArgumentParser:
     parser = ArgumentParser(
         prog="ipex-assist submit",
         usage="%(prog)s slurm|pbs [options] -- ipex-assist|ipex-launch ARGUMENTS …",
-        description="Write the script of a batch job, which places the command on what the scheduler gives it.",
+        description="Write the script of a batch job, which places the command on the cores that it is given.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -58,7 +58,11 @@ def _add_resources(group: argparse._ArgumentGroup) -> None:
     node = group.add_mutually_exclusive_group()
     node.add_argument("--exclusive", action="store_true", default=None, help="whole nodes (default without cores)")
     node.add_argument(
-        "--shared", dest="exclusive", action="store_false", default=None, help="other jobs beside (default with cores)"
+        "--shared",
+        dest="exclusive",
+        action="store_false",
+        default=None,
+        help="share nodes with other jobs (default with cores)",
     )
     group.add_argument(
         "--mem", type=_memory, metavar="SIZE", help="per node, e.g. 64G (default: all of exclusive nodes on slurm)"
@@ -90,15 +94,17 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
         type=_restarts,
         default=0,
         metavar="N",
-        help="start again up to N times: after a node's failure, and on slurm when time runs out (default: 0)",
+        help="start again up to N times: after a node's failure, and on slurm when the time runs out (default: 0)",
     )
     group.add_argument("--module", action="append", default=[], type=_line, metavar="NAME", help="load it; repeatable")
     group.add_argument(
         "--venv",
         metavar="DIR",
-        help="activate it, run its ipex-assist (default: this one's; none: as the job finds it)",
+        help="activate it, run its ipex-assist (default: this one; none: what the job finds)",
     )
-    group.add_argument("--setup", action="append", default=[], metavar="LINE", help="shell line before; repeatable")
+    group.add_argument(
+        "--setup", action="append", default=[], metavar="LINE", help="shell line to run before the command; repeatable"
+    )
 
 
 def job_from(args: argparse.Namespace, command: JobCommand) -> Job:

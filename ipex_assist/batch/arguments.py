@@ -28,8 +28,8 @@ role and content) instead of the prompt. It may have its own "chat" and options,
 Its "model" is the model's own name, or that of an adapter (--lora), which the text then has.
 Without an id it has its line's number. Of two lines with one id, the first is run.
 
-Prompts in flight together share passes, and have the texts that each has alone. When their instance dies, each is tried
-again by itself, so that the one at fault fails alone. --timeout cancels a prompt, and nothing beside it.
+Prompts in flight share passes, and each gets the text that it would get alone. When their instance dies, each is tried
+again by itself, so that the one at fault fails alone. --timeout cancels one prompt, and no other.
 
   ipex-assist batch prompts.jsonl -o out.jsonl -m facebook/opt-13b
   ipex-assist batch prompts.jsonl -o out.jsonl -m facebook/opt-13b --resume --timeout 600

@@ -19,8 +19,8 @@ from ipex_assist.executors.native.packed_folder import SIZE_VARIABLE, PackedCopy
 
 EPILOG = f"""\
 A model that the native core has packed is kept on disk, so that the next start takes no more than a second
-(--no-cache-packed keeps none). When all copies together would take more than {SIZE_VARIABLE}, those that were used
-longest ago go. Deleting a copy harms nobody who uses it.
+(--no-cache-packed keeps none). When all copies together would take more than {SIZE_VARIABLE}, the least
+recently used are deleted. Programs that are using a copy are not disturbed when it is deleted.
 
   ipex-assist cache
   ipex-assist cache clear                        all of them

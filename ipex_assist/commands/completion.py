@@ -12,7 +12,7 @@ from ipex_assist.env.parser import ArgumentParser
 
 SHELLS = ("bash", "zsh", "tcsh")
 EPILOG = """\
-Once for all shells to come:
+To install it:
 
   ipex-assist completion bash > ~/.local/share/bash-completion/completions/ipex-assist
   ipex-assist completion zsh > "${fpath[1]}/_ipex-assist"
@@ -25,7 +25,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all flags of `ipex-assist completion`."""
     parser = ArgumentParser(
         prog="ipex-assist completion",
-        description="Print a script by which a shell completes commands, flags and files.",
+        description="Print a script with which a shell completes commands, flags and files.",
         epilog=EPILOG,
         formatter_class=Formatter,
         allow_abbrev=False,

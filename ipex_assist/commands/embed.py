@@ -47,7 +47,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all flags of `ipex-assist embed`."""
     parser = ArgumentParser(
         prog="ipex-assist embed",
-        description="Vectors of texts by an embedding model, or how relevant texts are to a query by a reranker.",
+        description="Compute vectors of texts by an embedding model, or by a reranker their relevance to a query.",
         epilog=EPILOG,
         formatter_class=arguments.Formatter,
         allow_abbrev=False,
@@ -60,10 +60,10 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--instruction", metavar="TEXT", help="with --query: what is relevant, where models take it")
     parser.add_argument("--prompt-name", metavar="NAME", help="which of the model's prompts precedes each text")
     parser.add_argument("--dimensions", type=int, metavar="N", help="the first N numbers of each vector, at length 1")
-    parser.add_argument("--matryoshka", action="store_true", help="allow that whatever the model's files say")
+    parser.add_argument("--matryoshka", action="store_true", help="allow --dimensions whatever the model's files say")
     parser.add_argument("--truncate", action="store_true", help="cut texts that are too long (default: refuse them)")
     parser.add_argument(
-        "--task", choices=(EMBED, RERANK), help="what to take the model for (default: what its files say)"
+        "--task", choices=(EMBED, RERANK), help="what to use the model for (default: what its files say)"
     )
     names = ("precision", "kv_precision", "kv_memory", "executor", "cache_packed", "revision", "offline")
     add_flags(parser, LoadOptions, names)

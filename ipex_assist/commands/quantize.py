@@ -24,7 +24,7 @@ the layers get 4 bits; embeddings, norms and the head stay as they are.
 
   rtn         each group's range is searched for least squared error; needs no data: minutes
   auto-round  Intel's auto-round learns the rounding on calibration text: hours, and less loss (needs the
-              extra "quantize", which a first try says how to install)
+              extra "quantize"; without it the command says how to install it)
 
   ipex-assist quantize -m facebook/opt-13b -o opt-13b-int4
   ipex-assist eval -m opt-13b-int4 --against-model facebook/opt-13b       what it costs

@@ -21,8 +21,8 @@ from ipex_assist.env.parser import ArgumentParser
 
 ASK_SECONDS = 3.0
 EPILOG = """\
-Each server that you run on this machine (ipex-assist serve) is asked for its models. Of a server of many models (serve
---model twice, or --models-dir) those are listed that are in memory, or with --all the others, too.
+Each server that you run on this machine (ipex-assist serve) is asked for its models. A server of many models (serve
+--model twice, or --models-dir) lists those that are in memory, with --all the others as well.
 """
 
 
@@ -35,7 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=Formatter,
         allow_abbrev=False,
     )
-    parser.add_argument("-a", "--all", action="store_true", help="also those that are not in memory now")
+    parser.add_argument("-a", "--all", action="store_true", help="also models that are not in memory now")
     parser.add_argument("--api-key-file", metavar="FILE", help="file whose first line is the servers' key")
     parser.add_argument("--json", action="store_true", help="one list on one line instead of text")
     return parser

@@ -18,8 +18,8 @@ from ipex_assist.speculative.options import GenerationOptions
 
 EPILOG = """\
 The target answers the prompts (a file as `ipex-assist batch` reads it). Its hidden states of prompts and answers go to
---work, and the head learns by them what the target says next. A tenth of the prompts is held out: the head is judged by
-them. What is in --work already is not made again, so that the same command goes on where it was stopped.
+--work, and the head learns from them what the target says next. A tenth of the prompts is held out, to judge the head.
+What is in --work already is not made again, so that the same command continues where it was stopped.
 
 Training is done by speculators 0.9, in an environment that pip makes in the cache folder unless this one has it. The
 result is a checkpoint of speculators, which vLLM loads as well.
@@ -45,14 +45,14 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("-o", "--output", metavar="HEAD", required=True, help="a new folder")
     parser.add_argument("--kind", choices=KINDS, help="(default: eagle3, or that of --start-from)")
     parser.add_argument("--hours", type=float, default=1.0, metavar="H", help="of training (default: 1)")
-    parser.add_argument("--start-from", metavar="HEAD", help="go on with this head: hub id or folder")
+    parser.add_argument("--start-from", metavar="HEAD", help="continue to train this head: hub id or folder")
     parser.add_argument("--work", metavar="FOLDER", help="answers, hidden states, state (default: HEAD.work)")
     parser.add_argument("--trainer-python", metavar="PYTHON", help="of an environment with speculators 0.9")
     parser.add_argument("--compare", metavar="ID", help="judge this assistant, too (default: the family's sibling)")
     add_flags(parser, LoadOptions, ("precision", "executor", "kv_memory", "revision", "offline"))
     parser.add_argument("-v", "--verbose", action="store_true", help="placement, loading, libraries' own messages")
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
-    parser.add_argument("--json", action="store_true", help="what it brings, as one object on one line")
+    parser.add_argument("--json", action="store_true", help="what the head gains, as one object on one line")
     answers = parser.add_argument_group("answers")
     answers.add_argument("--chat", action="store_true", default=None, help="put prompts into the chat template")
     answers.add_argument(*arguments.RAW, **arguments.RAW_OPTIONS, help="continue prompts as they are (default)")

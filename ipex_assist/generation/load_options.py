@@ -48,9 +48,9 @@ class LoadOptions(Options):
         None, "draft only among the first N token ids", Number(256, 10_000_000, whole=True), "N"
     )
     draft_threads: int | None = option(
-        None, "threads of the assistant's passes of few rows (default: measured)", Number(1, 65_535, whole=True), "N"
+        None, "threads for the assistant's small passes (default: measured)", Number(1, 65_535, whole=True), "N"
     )
-    recalibrate: bool = option(False, "forget what was measured of this pair here", Switch())
+    recalibrate: bool = option(False, "measure this pair on this machine again", Switch())
     executor: str = option(
         "auto",
         "native, ipex or torch (default: the first that works here)",
@@ -74,7 +74,9 @@ class LoadOptions(Options):
     cache_packed: bool | None = option(
         None, "keep packed weights, for quick starts (default: where the disk has room)", Switch(both=True)
     )
-    allow_special_tokens: bool = option(False, "take special tokens in messages as such; they can end a turn", Switch())
+    allow_special_tokens: bool = option(
+        False, "read special tokens in messages as tokens, not as text; they can then end a turn", Switch()
+    )
     revision: str | None = option(None, "branch, tag or commit of the target on the hub", Text(), "REV")
     offline: bool = option(False, "use only what is on this machine", Switch())
     progress: bool = option(False, "show how far loading is, on standard error", Switch(), flags=())

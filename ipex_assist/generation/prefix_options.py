@@ -16,10 +16,10 @@ class PrefixOptions(Options):
     """Where the keys and values of prompts' prefixes are kept for later starts."""
 
     prefix_store: str | None = option(
-        None, "keep prefixes that several prompts share in this folder of yours, for later starts", Text(), "DIR"
+        None, "keep prefixes that several prompts share in this folder, for later starts", Text(), "DIR"
     )
     prefix_store_size: int = option(
-        DEFAULT_SIZE, "most bytes of that folder; files used longest ago go (default: 4G)", Size(), "SIZE"
+        DEFAULT_SIZE, "limit of that folder; the least recently used files are deleted (default: 4G)", Size(), "SIZE"
     )
 
     def check(self) -> None:

@@ -56,15 +56,15 @@ class ManyModelsOptions(Options):
     )
     keep: float = option(
         1800.0,
-        "of many models: unload one that was idle for so long: 90s, 30m, 2h; 0 is at once, -1 or forever never "
+        "of many models: unload one that has been idle this long, as 90s, 30m or 2h; 0: at once; -1 or forever: never "
         "(default: 30m)",
         KeepTime(),
         "TIME",
     )
     models_memory: int | None = option(
         None,
-        "of many models: memory for all that are loaded; those used longest ago go first (default: what is free at "
-        "the start)",
+        "of many models: memory for all that are loaded; the least recently used are unloaded first (default: what is "
+        "free at the start)",
         Size(),
         "SIZE",
     )

@@ -55,9 +55,9 @@ class ServeOptions(Options):
 
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 is all of this machine's", Text(), "ADDRESS")
     port: int = option(8000, "port to listen on; 0: any free one", Number(0, 65535, whole=True), "N")
-    uds: str | None = option(None, "listen on this UNIX socket, and on no port", Text(), "FILE")
+    uds: str | None = option(None, "listen on this UNIX socket instead of a port", Text(), "FILE")
     ssl_certfile: str | None = option(
-        None, "answer https alone, with this certificate (PEM; its chain may follow it)", Text(), "FILE"
+        None, "answer https only, with this certificate (PEM; its chain may follow it)", Text(), "FILE"
     )
     ssl_keyfile: str | None = option(
         None, "its private key, without a passphrase (default: in --ssl-certfile)", Text(), "FILE"
@@ -70,7 +70,9 @@ class ServeOptions(Options):
     )
     root_path: str | None = option(None, "path prefix that a proxy in front removes, such as /llm", Text(_path), "PATH")
     api_key: tuple[str, ...] = option((), "require this key; repeatable", Texts(), "KEY")
-    api_key_file: str | None = option(None, "file with one key a line; no process list shows them", Text(), "FILE")
+    api_key_file: str | None = option(
+        None, "file with one key a line, so that no process list shows them", Text(), "FILE"
+    )
     cors_origin: tuple[str, ...] = option(
         (), "let pages of this origin use the API; * is any; repeatable", Texts(), "URL"
     )
@@ -88,7 +90,7 @@ class ServeOptions(Options):
         AUTO, "embed, rerank or generate (default: what the model's files say it is for)", Choice(TASKS), "TASK"
     )
     matryoshka: bool = option(
-        False, "let requests cut vectors by dimensions, whatever the model's files say of that", Switch()
+        False, "let requests shorten vectors by dimensions, whatever the model's files say", Switch()
     )
     max_queue: int = option(
         256, "requests that may wait for an engine; others are answered 429", Number(0, 1_000_000, whole=True), "N"

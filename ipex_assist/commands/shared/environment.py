@@ -36,7 +36,7 @@ class VersionAction(argparse.Action):
             argparse.SUPPRESS,
             nargs=0,
             default=argparse.SUPPRESS,
-            help="and the native core's instruction set",
+            help="show the version and the native core's instruction set",
         )
 
     def __call__(
