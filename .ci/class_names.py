@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 # Of structures and classes of the core: their ctypes structures and handles in native/.
-MIRRORS = {"Batch", "GreedyDraft", "PackedModel", "Pool", "PoolStatistics", "Segment", "TopTokens", "WatchedBuffer"}
+MIRRORS = {"Batch", "DraftRequest", "PackedModel", "Pool", "PoolStatistics", "Segment", "TopTokens", "WatchedBuffer"}
 # Of Python, as plain numbers in the core.
 _SPECS = {
     "AttentionSpec": "attention_spec",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import random
 
 import numpy as np
 import torch
@@ -17,8 +18,10 @@ from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.models.weights import weight_shape
 from ipex_assist.native.library import Pool
 from ipex_assist.native.model import PackedModel
+from ipex_assist.speculative.choosing.sampling import Sampling
 
 HIDDEN = 32
+ROWS = 28  # of `table`
 LARGE = 1e18  # what a one is embedded as in the last two tokens: their products leave the range of fp32
 
 
@@ -60,3 +63,44 @@ def sample_each(model: NativeModel, tokens: list[int], choices: list[RowChoice])
     """The choices after each of these tokens, all in one pass, as a text of its own each."""
     texts = [model.new_sequence(4) for _ in tokens]
     return model.sample([Rows(text, [token]) for text, token in zip(texts, tokens, strict=True)], choices)
+
+
+def table(vocabulary: int) -> NDArray[np.float32]:
+    """Rows of every shape: spread, nearly flat, peaked, with many equal logits, all equal, long-tailed."""
+    chance = np.random.default_rng(vocabulary)
+    rows = chance.normal(size=(ROWS, vocabulary)) * 3
+    rows[4:8] *= 0.01
+    rows[8:12] = np.round(rows[8:12] * 2) / 2
+    rows[12] = 1.25
+    rows[13:17] = -2 * np.log(1 + chance.permutation(vocabulary))
+    rows[17, vocabulary // 2] = 40
+    rows[18, vocabulary - 1] = rows[18, 0] = 9
+    rows[19:22] *= 10
+    return rows.astype(np.float32)
+
+
+@functools.cache
+def model_of_rows(vocabulary: int, threads: int = 1) -> NativeModel:
+    """Its logits are those of `table`."""
+    return one_hot_model(table(vocabulary), threads)
+
+
+def some_sampling(chance: random.Random, vocabulary: int, prompt: int) -> Sampling:
+    """Options at random; each is off about half of the time."""
+
+    def maybe(*values: float) -> float:
+        return chance.choice(values) if chance.random() < 0.5 else values[0]
+
+    return Sampling(
+        do_sample=chance.random() < 0.9,
+        temperature=maybe(1.0, 0.001, 0.3, 0.8, 1.5, 100.0),
+        top_k=int(maybe(0, 1, 5, 50, vocabulary - 1, vocabulary, 10 * vocabulary)),
+        top_p=maybe(1.0, 1e-6, 0.1, 0.5, 0.9, 0.999),
+        min_p=maybe(0.0, 0.01, 0.5, 1.0),
+        seed=chance.randrange(1 << 63),
+        logit_bias={chance.randrange(2 * vocabulary): chance.uniform(-9, 9) for _ in range(int(maybe(0, 1, 30)))},
+        repetition_penalty=maybe(1.0, 1.3, 0.7),
+        presence_penalty=maybe(0.0, 0.5, -1.0),
+        frequency_penalty=maybe(0.0, 0.25, -0.5),
+        prompt_length=prompt,
+    )

@@ -8,8 +8,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ipex_assist.engine.scheduled_request import ScheduledRequest
-from ipex_assist.executors.interface import HiddenRows, Model, Rows
-from ipex_assist.executors.row_choice import samples_in_one_call
+from ipex_assist.executors.interface import HiddenRows, Model, Rows, samples_in_one_call
 from ipex_assist.speculative.choosing.row_choices import PlannedChoices, likeliest, plan_choices
 from ipex_assist.speculative.choosing.sampling import Row
 from ipex_assist.speculative.choosing.verify import choices

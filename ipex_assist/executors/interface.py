@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import abc
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeGuard, runtime_checkable
 
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.models.draft_head import Taps
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ipex_assist.executors.adapters import AdapterChoice
     from ipex_assist.executors.blocks import BlockPool
     from ipex_assist.executors.recurrent_states import RecurrentState, StatePool
+    from ipex_assist.executors.row_choice import RowChoice, SampledRows
 
 Tokens: TypeAlias = "abc.Sequence[int]"
 
@@ -164,7 +165,8 @@ def check_rollback(length: int, settled: int) -> None:
 
 def truncate_or_clear(sequence: Sequence, length: int) -> None:
     """Truncate a sequence, or clear it where its state is after more tokens already: it has to read them again."""
-    sequence.truncate(0 if isinstance(sequence, HasState) and length < sequence.settled else length)
+    settled: int = getattr(sequence, "settled", 0)  # asking for the protocol HasState takes microseconds
+    sequence.truncate(0 if length < settled else length)
 
 
 class Model(Protocol):
@@ -237,9 +239,24 @@ class Model(Protocol):
         return self.forward([Rows(sequence, tokens, last)], vocabulary)
 
 
+class SamplesInOneCall(Model, Protocol):
+    """A model that chooses tokens itself, by every rule, so that logits leave it only where they are asked for."""
+
+    def sample(
+        self, rows: abc.Sequence[Rows], choices: abc.Sequence[RowChoice], hidden: HiddenRows | None = None
+    ) -> SampledRows:
+        """`forward`, and a token for each row of logits, as `choices` has one for each of them."""
+        ...
+
+
+def samples_in_one_call(model: object) -> TypeGuard[SamplesInOneCall]:
+    """Whether a model is one; checking the protocol itself takes a tenth of a millisecond."""
+    return hasattr(model, "sample")
+
+
 @runtime_checkable
 class DraftsInOneCall(Protocol):
-    """A model that decodes several tokens greedily in one call, which is faster than one call for each token."""
+    """A model that decodes several tokens in one call, which is faster than one call for each token."""
 
     def draft(
         self,
@@ -259,7 +276,7 @@ class DraftsInOneCall(Protocol):
     def draft_many(
         self, requests: abc.Sequence[DraftInput], vocabulary: int | None = None
     ) -> list[tuple[list[int], list[float]]]:
-        """`draft` for several sequences, whose rows share passes; each draft ends independently.
+        """`draft` for several sequences, whose rows share passes; each has its choices and ends independently.
 
         A draft whose logits hold NaN or infinity ends with the token -1 and the probability NaN, which is its last
         token and so is not appended; the others go on. Raises NoBlocksError before any change.
@@ -273,7 +290,8 @@ class DraftInput:
 
     hidden: of a draft head, as in Rows; of a block draft (HeadSpec "dflash"), any number of rows that become keys and
     values, and `tokens` is the last token alone. shared_kv: the target's sequence, whose keys and values such a head
-    reads.
+    reads. choice: how the first token is chosen, from which the choices of later ones follow; only of a model that
+    chooses tokens itself (SamplesInOneCall), and without a mask that depends on tokens. None: the likeliest tokens.
     """
 
     sequence: Sequence
@@ -282,6 +300,7 @@ class DraftInput:
     min_confidence: float = 0.0
     hidden: NDArray[np.float32] | None = None
     shared_kv: Sequence | None = None
+    choice: RowChoice | None = None
 
 
 class PassThreads(NamedTuple):

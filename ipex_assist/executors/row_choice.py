@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import abc
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeGuard
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-
-from ipex_assist.executors.interface import HiddenRows, Model, Rows
 
 LOGIT_EDIT = np.dtype([("token", "<i4"), ("bias", "<f4"), ("seen", "<i4"), ("generated", "<i4")])
 LogitEdits: TypeAlias = "NDArray[Any]"  # (edits,) of LOGIT_EDIT, by ascending tokens
@@ -34,7 +32,8 @@ class RowChoice(NamedTuple):
     """How the token after one row is chosen.
 
     position: of the output token, part of the noise's key. edits: biases, and tokens that penalties are for. mask:
-    (vocab,) which tokens may be chosen; None: all. keep_logits: return the row's logits as well.
+    (vocab,) which tokens may be chosen; None: all. keep_logits: return the row's logits as well. following: drafted
+    tokens, of which penalties count the first `counted` beside `edits`.
     """
 
     rule: SamplingRule = SamplingRule()
@@ -42,6 +41,8 @@ class RowChoice(NamedTuple):
     edits: LogitEdits | None = None
     mask: NDArray[np.bool_] | None = None
     keep_logits: bool = False
+    following: Sequence[int] = ()
+    counted: int = 0
 
     @property
     def is_rule_alone(self) -> bool:
@@ -58,18 +59,3 @@ class SampledRows(NamedTuple):
 
     tokens: list[int]
     logits: list[NDArray[np.float32] | None]
-
-
-class SamplesInOneCall(Model, Protocol):
-    """A model that chooses tokens itself, by every rule, so that logits leave it only where they are asked for."""
-
-    def sample(
-        self, rows: abc.Sequence[Rows], choices: abc.Sequence[RowChoice], hidden: HiddenRows | None = None
-    ) -> SampledRows:
-        """`forward`, and a token for each row of logits, as `choices` has one for each of them."""
-        ...
-
-
-def samples_in_one_call(model: object) -> TypeGuard[SamplesInOneCall]:
-    """Whether a model is one; checking the protocol itself takes a tenth of a millisecond."""
-    return hasattr(model, "sample")

@@ -23,7 +23,7 @@ from ipex_assist.native.structures import (
     Batch,
     CLayerSpec,
     CModelSpec,
-    GreedyDraft,
+    DraftRequest,
     Segment,
     TopTokens,
 )
@@ -86,7 +86,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ia_forward": (_i32, (_p, _p, ctypes.POINTER(Batch))),
     "ia_top_tokens": (_i32, (_p, _p, ctypes.POINTER(Batch), ctypes.POINTER(TopTokens))),
     "ia_sample": (_i32, (_p, _p, ctypes.POINTER(Batch), _p, _p)),  # (choices, tokens): CRowChoice and int32
-    "ia_draft": (_i32, (_p, _p, ctypes.POINTER(Batch), ctypes.POINTER(GreedyDraft))),
+    "ia_draft": (_i32, (_p, _p, ctypes.POINTER(Batch), ctypes.POINTER(DraftRequest))),
     "ia_linears": (_i32, (_p, _p, _i32, _p, _i64, _p, _i64)),
     "ia_row_seconds": (ctypes.c_double, (_p, _i64, _i64)),
     "ia_read_bandwidth": (ctypes.c_double, (_p, _p, _i64, _i32)),

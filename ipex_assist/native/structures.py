@@ -10,7 +10,7 @@ from ipex_assist.models.recurrent_spec import RecurrentSpec
 from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.quantization.precision import FORMATS, beside_experts
 
-ABI_VERSION = 28  # api.cpp: ia_abi. It changes with every function there and with the structures here.
+ABI_VERSION = 29  # api.cpp: ia_abi. It changes with every function there and with the structures here.
 PRECISIONS = {name: each.number for name, each in FORMATS.items()}
 NORM_PLACES = {"pre": 0, "post_residual": 1, "post": 2, "sandwich": 3}
 HEAD_NORMS = {None: 0, "head": 1, "each_head": 2, "all_heads": 3, "unweighted": 4}
@@ -176,8 +176,8 @@ class Batch(ctypes.Structure):
     ]
 
 
-class GreedyDraft(ctypes.Structure):
-    """Mirrors `GreedyDraft` of batch.h."""
+class DraftRequest(ctypes.Structure):
+    """Mirrors `DraftRequest` of batch.h."""
 
     _fields_ = [
         ("counts", ctypes.POINTER(ctypes.c_int32)),
@@ -187,6 +187,7 @@ class GreedyDraft(ctypes.Structure):
         ("probabilities", ctypes.POINTER(ctypes.c_float)),
         ("drafted", ctypes.POINTER(ctypes.c_int32)),
         ("target_tokens", ctypes.c_void_p),
+        ("choices", ctypes.c_void_p),
     ]
 
 
@@ -228,6 +229,8 @@ class CRowChoice(ctypes.Structure):
         ("edit_count", ctypes.c_int64),
         ("mask", ctypes.c_void_p),
         ("logits", ctypes.c_void_p),
+        ("following", ctypes.c_void_p),
+        ("following_count", ctypes.c_int64),
     ]
 
 

@@ -40,7 +40,7 @@ int32_t ia_blocks_discard(void* blocks, const int32_t* ids, int64_t number);
 int64_t ia_block_bytes(void* handle, int32_t precision);
 int32_t ia_forward(void* handle, void* pool, const ipex_assist::Batch* batch);
 int32_t ia_top_tokens(void* handle, void* pool, const ipex_assist::Batch* batch, const ipex_assist::TopTokens* choices);
-int32_t ia_draft(void* handle, void* pool, const ipex_assist::Batch* batch, const ipex_assist::GreedyDraft* drafts);
+int32_t ia_draft(void* handle, void* pool, const ipex_assist::Batch* batch, const ipex_assist::DraftRequest* drafts);
 int32_t ia_linears(void* handle, void* pool, int32_t which, const float* x, int64_t rows, float* out, int64_t stride);
 double ia_read_bandwidth(const void* kernels, void* pool, int64_t size, int32_t repeats);
 double ia_peak(const void* kernels, void* pool, int32_t precision, int64_t steps, int32_t repeats);
@@ -188,7 +188,7 @@ struct Sequence {
     std::vector<float> logits;
     int32_t drafted[4], chosen[4], number;
     float probabilities[4], logs[5];
-    const GreedyDraft drafts{&count, &least, 4, drafted, probabilities, &number};
+    const DraftRequest drafts{&count, &least, 4, drafted, probabilities, &number};
     const TopTokens choices{3, chosen, logs, logs + 1, chosen + 1, logs + 2};
 };
 

@@ -56,7 +56,7 @@ void check_drafts(const KernelTable& k, const Format& f, const Kind& kind) {
         pass.logit_rows = {0, 4, 6}, pass.batch.logit_rows = pass.logit_rows.data(), pass.batch.logit_row_count = 3;
         int32_t drafted[3 * MOST], numbers[3];
         float probabilities[3 * MOST];
-        const GreedyDraft drafts{counts, least, MOST, drafted, probabilities, numbers};
+        const DraftRequest drafts{counts, least, MOST, drafted, probabilities, numbers};
         // The first text's third row is at position 2; those of the others are not.
         if (broken) std::swap(x.cosine[size_t(2 * x.model->spec.rope_width)], x.poison);
         x.draft(pass.batch, counts, drafts);
@@ -73,6 +73,46 @@ void check_drafts(const KernelTable& k, const Format& f, const Kind& kind) {
                            : same_bits(&probabilities[i * MOST + j], &likely[i][j], 1),
                       "%s, %s: draft %zu, probability %zu", f.name, kind.name, i, j);
             }
+        }
+    }
+}
+
+// Drafting by a rule in one call gives the tokens that single passes choose, each by its position and with penalties for
+// those before it.
+void check_drawn(const KernelTable& k, const Format& f, const Kind& kind, int threads) {
+    constexpr int32_t COUNT = 9, ROOM = COUNT + 4;
+    Fixture x(k, f, kind, threads);
+    for (const int32_t top_k : {0, 7}) {
+        const Table table(x, 300), again(x, 300);
+        const SamplingRule rule{0.9, 0.9, -INFINITY, uint64_t(top_k + 5), top_k, 1.3f, 0.5f, 0.25f};
+        std::vector<LogitEdit> edits{{2, 3.0f, 0, 0}, {9, -1.0f, 1, 2}};
+        RowChoice choice{&rule, 4, edits.data(), int64_t(edits.size()), nullptr, nullptr, nullptr, 0};
+        std::vector<float> logits((VOCAB + LANES - 1) / LANES * LANES);
+        const auto pass_of = [&](const Table& of, int32_t start, const std::vector<int32_t>& feed) {
+            PassRequest pass = x.make_pass(feed, std::vector<int32_t>(feed.size(), start),
+                                           std::vector<const Table*>(feed.size(), &of), logits.data());
+            pass.logit_rows = {int32_t(feed.size()) - 1}, pass.batch.logit_rows = pass.logit_rows.data();
+            pass.batch.logit_row_count = 1;
+            return pass;
+        };
+        int32_t drafted[ROOM], number = 0;
+        float confidence[ROOM];
+        const float least = 0;
+        const PassRequest whole = pass_of(table, 0, some_tokens(3, 5));
+        x.draft(whole.batch, &COUNT, {&COUNT, &least, ROOM, drafted, confidence, &number, nullptr, &choice});
+        CHECK(number == COUNT, "%s, %s: %d tokens", f.name, kind.name, number);
+        std::vector<int32_t> feed = some_tokens(3, 5);
+        for (int32_t i = 0, length = 0; i < number; i++, choice.position++) {
+            choice.edits = edits.data(), choice.edit_count = int64_t(edits.size());
+            const PassRequest step = pass_of(again, length, feed);
+            int32_t token = -1;
+            x.sample(step.batch, &choice, &token);
+            CHECK(token == drafted[i], "%s, %s: token %d is %d, not %d", f.name, kind.name, i, drafted[i], token);
+            CHECK(confidence[i] > 0 && confidence[i] <= 1.0001f, "%g", double(confidence[i]));
+            length += int32_t(feed.size()), feed = {token};
+            auto at = std::find_if(edits.begin(), edits.end(), [&](const LogitEdit& e) { return e.token >= token; });
+            if (at == edits.end() || at->token != token) at = edits.insert(at, {token, 0, 0, 0});
+            at->seen = 1, at->generated++;
         }
     }
 }
@@ -131,6 +171,7 @@ void test_model_drafts(const KernelTable& k) {
         check_draft(k, f, kind);
         check_drafts(k, f, kind);
         check_choices(k, f, kind);
+        for (int threads = 1; threads <= 3; threads++) check_drawn(k, f, kind, threads);
         if (f.precision == FP32 || f.precision == BF16) check_draft(k, f, kind, true);
     });
 }

@@ -478,7 +478,7 @@ struct Fixture {
         ipex_assist::Pass pass(*program, pool, activations, batch);
         ipex_assist::sample(pass, choices, tokens);
     }
-    void draft(const Batch& batch, const int32_t* counts, const GreedyDraft& request) {
+    void draft(const Batch& batch, const int32_t* counts, const DraftRequest& request) {
         ipex_assist::Pass pass(*program, pool, activations, batch, counts);
         ipex_assist::draft(pass, request);
     }

@@ -338,7 +338,7 @@ C_TYPES = {
     "ModelSpec*": ctypes.POINTER(structures.CModelSpec),
     "LayerSpec*": ctypes.POINTER(structures.CLayerSpec),
     "Batch*": ctypes.POINTER(library.Batch),
-    "GreedyDraft*": ctypes.POINTER(library.GreedyDraft),
+    "DraftRequest*": ctypes.POINTER(library.DraftRequest),
     "TopTokens*": ctypes.POINTER(library.TopTokens),
     "RowChoice*": ctypes.POINTER(structures.CRowChoice),
 }
@@ -377,7 +377,7 @@ def test_python_calls_what_is_declared() -> None:
         ("packing/spec.h", structures.CMlpSpec),
         ("operations/batch.h", structures.Segment),
         ("operations/batch.h", library.Batch),
-        ("operations/batch.h", library.GreedyDraft),
+        ("operations/batch.h", library.DraftRequest),
         ("operations/batch.h", library.TopTokens),
     ],
 )

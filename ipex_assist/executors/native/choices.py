@@ -38,7 +38,7 @@ def core_rule(rule: SamplingRule) -> Any:
 @functools.lru_cache
 def equal_rows(rule: SamplingRule, position: int, number: int) -> Any:
     """The choices after `number` rows by a rule alone, as those of greedy requests are in each pass."""
-    fields: list[Any] = [(core_rule(rule), position, None, 0, None, None)]
+    fields: list[Any] = [(core_rule(rule), position, None, 0, None, None, None, 0)]
     return (CRowChoice * number)(*fields * number)
 
 
@@ -50,6 +50,7 @@ class CoreChoices:
         number, self._choices = len(choices), choices
         self.tokens = (ctypes.c_int32 * number)()
         self._logits: list[Logits] = []
+        self._drafted: list[Any] = []  # referred to by address
         if len(set(map(id, choices))) == 1 and choices[0].is_rule_alone:
             self.rows = equal_rows(choices[0].rule, choices[0].position, number)
         else:
@@ -60,8 +61,10 @@ class CoreChoices:
         addresses = iter([row.ctypes.data for row in self._logits])
         fields: list[Any] = []  # in the order of CRowChoice's
         known, pointer = None, None
-        for rule, position, edits, mask, keep_logits in choices:
-            at, count, allowed = None, 0, None
+        counted_of: abc.Sequence[int] | None = None
+        drafted: Any = None  # `counted_of` as the core reads it
+        for rule, position, edits, mask, keep_logits, following, counted in choices:
+            at, count, allowed, tokens = None, 0, None, None
             if rule is not known:
                 known, pointer = rule, core_rule(rule)
             if edits is not None and len(edits):
@@ -72,8 +75,13 @@ class CoreChoices:
                 if len(mask) < vocabulary or not mask.flags.c_contiguous:
                     raise IpexAssistError(f"a mask of {len(mask)} tokens for {vocabulary} logits")
                 allowed = mask.ctypes.data
+            if counted:
+                if following is not counted_of:
+                    counted_of, drafted = following, (ctypes.c_int32 * len(following))(*following)
+                    self._drafted.append(drafted)
+                tokens = ctypes.addressof(drafted)
             logits = next(addresses) if keep_logits else None
-            fields.append((pointer, position, at, count, allowed, logits))
+            fields.append((pointer, position, at, count, allowed, logits, tokens, counted))
         return (CRowChoice * len(fields))(*fields)
 
     def addresses(self, first: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Greedy drafts of several sequences: a model's own, a head's over its target's keys and values, and blocks."""
+"""Drafts of several sequences: a model's own, a head's over its target's keys and values, and blocks."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _draft(model: NativePasses, requests: abc.Sequence[DraftInput], vocabulary: 
     for group in cut_into_passes(before):
         model.append(group)
     batch, _keep = model.batch(segments, vocabulary or model.spec.vocab_size, [each.count for each in requests])
-    drafts = CoreDrafts(requests, model.target_tokens)
+    drafts = CoreDrafts(requests, model.target_tokens, batch.vocabulary)
 
     def lengthen(segments: abc.Sequence[TokenSegment]) -> None:
         for index, segment in enumerate(segments):

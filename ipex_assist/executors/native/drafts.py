@@ -1,4 +1,4 @@
-"""Greedy drafts as the C++ core reads and writes them."""
+"""Drafts as the C++ core reads and writes them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.interface import DraftInput
+from ipex_assist.executors.native.choices import CoreChoices, KeptLogits
 from ipex_assist.executors.native.hidden import check_hidden
+from ipex_assist.executors.row_choice import RowChoice
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.native.rows import PASS_ROWS
-from ipex_assist.native.structures import GreedyDraft
+from ipex_assist.native.structures import DraftRequest
 
 
 def draft_rows(request: DraftInput) -> int:
@@ -47,17 +49,22 @@ def check_draft(spec: DecoderSpec, request: DraftInput) -> None:
         )
 
 
+_LIKELIEST = RowChoice()
+
+
 class CoreDrafts:
     """What one call of the core drafts for several sequences."""
 
-    def __init__(self, requests: abc.Sequence[DraftInput], target_tokens: NDArray[np.int32] | None) -> None:
-        """target_tokens: of a draft head with a vocabulary of its own."""
+    def __init__(
+        self, requests: abc.Sequence[DraftInput], target_tokens: NDArray[np.int32] | None, vocabulary: int = 0
+    ) -> None:
+        """target_tokens: of a draft head with a vocabulary of its own. vocabulary: columns of logits."""
         number, self._stride = len(requests), max(each.count for each in requests)
         self._tokens = (ctypes.c_int32 * (number * self._stride))()
         self._probabilities = (ctypes.c_float * (number * self._stride))()
         self.drafted = (ctypes.c_int32 * number)()
         self._target_tokens = target_tokens  # referred to by address
-        self.struct = GreedyDraft(
+        self.struct = DraftRequest(
             (ctypes.c_int32 * number)(*(each.count for each in requests)),
             (ctypes.c_float * number)(*(each.min_confidence for each in requests)),
             self._stride,
@@ -66,6 +73,10 @@ class CoreDrafts:
             self.drafted,
             None if target_tokens is None else target_tokens.ctypes.data,
         )
+        self._choices: CoreChoices | None = None
+        if any(each.choice is not None for each in requests):
+            self._choices = CoreChoices([each.choice or _LIKELIEST for each in requests], vocabulary, KeptLogits())
+            self.struct.choices, _ = self._choices.addresses(0)
 
     def all(self) -> list[tuple[list[int], list[float]]]:
         """The tokens of each sequence and their probabilities, after the call."""

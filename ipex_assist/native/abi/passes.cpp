@@ -65,8 +65,8 @@ IPEX_ASSIST_API int32_t ia_sample(void* handle, void* pool, const Batch* batch, 
     });
 }
 
-// Greedy tokens after each segment: see GreedyDraft. The batch's logits are not used.
-IPEX_ASSIST_API int32_t ia_draft(void* handle, void* pool, const Batch* batch, const GreedyDraft* request) {
+// Tokens after each segment: see DraftRequest. The batch's logits are not used.
+IPEX_ASSIST_API int32_t ia_draft(void* handle, void* pool, const Batch* batch, const DraftRequest* request) {
     return guarded(-1, [&] {
         const BufferLease lease(handle);
         const Batch own = with_logits(lease, *batch);
@@ -81,6 +81,7 @@ IPEX_ASSIST_API int32_t ia_draft(void* handle, void* pool, const Batch* batch, c
             }
         }
         check_target_tokens(pass.model.spec, request->target_tokens);
+        check_draft_choices(pass.model.spec, *request, own.segment_count, vocabulary_columns(pass));
         if (blocks) draft_blocks(pass, *request);
         else draft(pass, *request);
         count(lease.buffers(), pass);

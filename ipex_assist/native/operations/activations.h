@@ -46,6 +46,7 @@ struct NoisyToken {
 struct SampledRow {
     NoisyToken likeliest;  // the token of the largest logit
     float largest, least;  // logits: of the row, and of what may be chosen
+    float kept;            // likewise: what top-k and min-p keep
     float limit;           // weight of the token that top-p rejected last, infinity: none
     int32_t rejected;      // that token
     int32_t open;          // whether the search goes on

@@ -58,17 +58,18 @@ int64_t vocabulary_columns(const Pass& pass) {
 
 bool is_finite(const ArgMax& m) { return std::isfinite(m.value) && std::isfinite(m.sum); }
 
+void describe_chunk(Pass& pass, int64_t row, int64_t chunk) {
+    const int64_t first = chunk * VOCABULARY_CHUNK, size = std::min(VOCABULARY_CHUNK, vocabulary_columns(pass) - first);
+    ArgMax& found = pass.activations.shared.maxima.row(row)[chunk];
+    found = pass.kernels.argmax(pass.batch.logits + row * pass.batch.stride + first, size);
+    found.index += int32_t(first);
+    if (found.value == -INFINITY) found.sum = 0;  // all of them are masked
+}
+
 void find_maxima(Pass& pass, int thread) {
     const int64_t chunks = chunks_of(pass), items = int64_t(pass.plan().logit_rows.size()) * chunks;
-    const int64_t columns = vocabulary_columns(pass);
-    for (int64_t u = share(items, thread, pass.plan().threads); u < share(items, thread + 1, pass.plan().threads);
-         u++) {
-        const int64_t first = u % chunks * VOCABULARY_CHUNK;
-        ArgMax& found = pass.activations.shared.maxima.data[u];
-        found = pass.kernels.argmax(pass.batch.logits + u / chunks * pass.batch.stride + first,
-                                    std::min(VOCABULARY_CHUNK, columns - first));
-        found.index += int32_t(first);
-    }
+    for (int64_t u = share(items, thread, pass.plan().threads); u < share(items, thread + 1, pass.plan().threads); u++)
+        describe_chunk(pass, u / chunks, u % chunks);
     pass.wait(thread);
 }
 

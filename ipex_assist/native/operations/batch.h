@@ -55,18 +55,6 @@ struct Batch {
     Taps taps;
 };
 
-// Greedy drafting after a pass, and what it drafted; arrays have an element, or a row of `stride`, for each segment.
-struct GreedyDraft {
-    const int32_t* counts;         // tokens at most, from 1 to `stride`
-    const float* min_probability;  // a token with a smaller probability is the last
-    int64_t stride;
-    int32_t* tokens;       // -1 where logits hold NaN or infinity, which ends the draft, too
-    float* probabilities;  // NaN there
-    int32_t* drafted;      // how many tokens there are, that -1 included
-    // (lm_head_rows) which token of the vocabulary each is; null: itself.
-    const int32_t* target_tokens = nullptr;
-};
-
 // The most likely tokens after each row with logits, and the logarithms of their probabilities; a row whose logits hold
 // NaN or infinity gets -1 and NaN.
 struct TopTokens {
@@ -105,6 +93,24 @@ struct RowChoice {
     int64_t edit_count;
     const uint8_t* mask;  // (vocabulary) 0 for tokens that may not be chosen; null: all may
     float* logits;        // (vocabulary) the model's own logits are copied there; null: they stay
+    // (following_count) output tokens after those that `edits` count, for penalties; any that has no logit has none.
+    const int32_t* following;
+    int64_t following_count;
+};
+
+// Drafting after a pass, and what it drafted; arrays have an element, or a row of `stride`, for each segment.
+struct DraftRequest {
+    const int32_t* counts;         // tokens at most, from 1 to `stride`
+    const float* min_probability;  // a token with a smaller probability is the last
+    int64_t stride;
+    int32_t* tokens;       // -1 where logits hold NaN or infinity, which ends the draft, too
+    float* probabilities;  // or the confidence in a token that was not the likeliest; NaN beside a -1
+    int32_t* drafted;      // how many tokens there are, that -1 included
+    // (lm_head_rows) which token of the vocabulary each is; null: itself.
+    const int32_t* target_tokens = nullptr;
+    // Of the first token of each; later ones follow from it. Edits are of the vocabulary's tokens, logits are not
+    // copied. Null: the likeliest tokens.
+    const RowChoice* choices = nullptr;
 };
 
 // Processor cycles of thread 0, waiting for the others included.

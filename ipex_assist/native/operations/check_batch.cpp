@@ -199,11 +199,24 @@ void check_choices(const RowChoice* choices, int32_t count, int64_t columns) {
         if (!(r.min_p_distance <= 0)) refuse("the distance of min_p is %g and must be at most 0", r.min_p_distance);
         check_range("top_k", r.top_k, 0, INT32_MAX);
         check_range("the position of an output token", c.position, 0, INT64_MAX - 1);
+        check_range("the number of tokens since the edits", c.following_count, 0, INT32_MAX);
         for (int64_t i = 0; i < c.edit_count; i++) {
             check_range("a token whose logit changes", c.edits[i].token, i ? int64_t(c.edits[i - 1].token) + 1 : 0,
                         columns - 1);
         }
     }
+}
+
+void check_draft_choices(const ModelSpec& s, const DraftRequest& d, int32_t segments, int64_t columns) {
+    if (!d.choices) return;
+    if (s.draft_head.kind == DFLASH || s.draft_head.clusters) refuse("such a draft head drafts the likeliest tokens");
+    for (int32_t i = 1; d.target_tokens && i < s.lm_head_rows(); i++) {
+        if (d.target_tokens[i] <= d.target_tokens[i - 1]) refuse("token %d of the draft head is not above the last", i);
+    }
+    for (int32_t i = 0; i < segments; i++) {
+        if (d.choices[i].following_count) refuse("draft %d begins after tokens that are not in its edits", i);
+    }
+    check_choices(d.choices, segments, d.target_tokens ? s.vocab_size : columns);
 }
 
 }  // namespace ipex_assist

@@ -15,6 +15,9 @@ void check_draft_blocks(const Batch& batch, const int32_t* counts);
 // Which tokens of the vocabulary a draft head's are (lm_head_rows), or null.
 void check_target_tokens(const ModelSpec& spec, const int32_t* tokens);
 
+// That a model drafts as it is asked to: segments, the columns of their logits, and how tokens are chosen.
+void check_draft_choices(const ModelSpec& spec, const DraftRequest& request, int32_t segments, int64_t columns);
+
 // How tokens are chosen after `count` rows of `columns` logits.
 void check_choices(const RowChoice* choices, int32_t count, int64_t columns);
 

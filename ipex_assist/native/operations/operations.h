@@ -156,8 +156,19 @@ void list_mixer_operations(const PackedLayer& layer, LayerStep& step, const Oper
 void clustered_lm_head(Pass& pass, int thread);
 void find_cluster_maxima(Pass& pass, const int32_t* order, int thread);
 
+// sampling.cpp: a column for each row with logits, as `choices` has one for each; -1 where there is none. By every
+// thread of the pass; ends with a barrier where confidence is asked for. Logits become those that are chosen from.
+struct SampledTokens {
+    const RowChoice* choices;
+    const int32_t* target_tokens;  // of a draft head's columns, ascending; null: a column's number is its token
+    int32_t* columns;
+    float* confidence;  // draft_confidence.cpp; null: nobody asks
+};
+void sample_rows(Pass& pass, const SampledTokens& s, int thread);
+
 // arg_max.cpp
 void find_maxima(Pass& pass, int thread);
+void describe_chunk(Pass& pass, int64_t row, int64_t chunk);  // `find_maxima` of VOCABULARY_CHUNK columns
 // Of a row with logits, with the sum of exponentials over all of it; not finite where one of its logits is not.
 ArgMax arg_max(const Pass& pass, int64_t row);
 bool is_finite(const ArgMax& m);

@@ -131,12 +131,12 @@ void top_tokens(Pass& pass, const TopTokens& found);
 // The pass, and a token for each of its rows with logits, -1 where they hold NaN or infinity, or no token may be
 // chosen. choices: one for each of these rows (sampling.cpp).
 void sample(Pass& pass, const RowChoice* choices, int32_t* tokens);
-// Feeds the batch, then each segment's arg-max among the first `vocabulary` tokens, and so on, until a segment has its
+// Feeds the batch, then each segment's choice among the first `vocabulary` tokens, and so on, until a segment has its
 // count of them or one whose probability is below its minimum; that one is its last. The others go on. The last row of
 // each segment must have logits, and no other (drafting.cpp).
-void draft(Pass& pass, const GreedyDraft& request);
+void draft(Pass& pass, const DraftRequest& request);
 // DFLASH: one pass, whose segments are blocks, of which the `counts` rows after the first have logits: the arg-max of
 // each is a drafted token, up to one whose probability is below its minimum (drafting.cpp).
-void draft_blocks(Pass& pass, const GreedyDraft& request);
+void draft_blocks(Pass& pass, const DraftRequest& request);
 
 }  // namespace ipex_assist

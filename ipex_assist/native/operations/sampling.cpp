@@ -15,61 +15,10 @@
 #include <cstring>
 #include <numeric>
 
-#include "operations/operations.h"
+#include "operations/logit_row.h"
 
 namespace ipex_assist {
 namespace {
-
-constexpr uint64_t GAMMA = 0x9E3779B97F4A7C15u;
-constexpr double LARGEST_NOISE = 37;  // -log(-log(1 - v)) of the smallest v, 2^-53, and a little
-constexpr double MARGIN = 1e-3;       // of scores in fp32: far more than their rounding errors
-
-uint64_t finalized(uint64_t z) {
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-    return z ^ (z >> 31);
-}
-
-// As gumbel_noise.py has it: 52 bits make a number between 0 and 1.
-double gumbel(uint64_t bits) {
-    const double small = (double(bits >> 12) + 0.5) * 0x1p-52;
-    return -std::log(-std::log1p(-small));
-}
-
-// A row of logits with the rule of its choice.
-struct LogitRow {
-    LogitRow(const Pass& pass, const RowChoice& choice, int64_t number)
-        : rule(*choice.rule),
-          logits(pass.batch.logits + number * pass.batch.stride),
-          columns(vocabulary_columns(pass)),
-          groups((columns + NOISE_GROUP - 1) / NOISE_GROUP),
-          maxima(pass.activations.shared.group_maxima.row(number)),
-          state(*pass.activations.shared.sampled_rows.row(number)),
-          key(finalized(finalized(rule.seed + GAMMA) + uint64_t(choice.position + 1) * GAMMA)) {}
-
-    bool filtered_by_count() const { return rule.top_k > 0 && rule.top_k < columns; }
-    bool searched() const { return rule.temperature > 0 && !filtered_by_count(); }
-    NoisyToken noisy(int32_t token) const {
-        const double noise = gumbel(finalized(key + uint64_t(token) * GAMMA));
-        return {double(logits[token]) / rule.temperature + noise, token};
-    }
-    float weight(const Pass& pass, int32_t token) const {
-        float found;
-        pass.kernels.sampling_weights(logits + token, 1, state.largest, float(rule.temperature), &found);
-        return found;
-    }
-
-    const SamplingRule& rule;
-    const float* logits;
-    int64_t columns, groups;
-    const float* maxima;  // (groups)
-    SampledRow& state;
-    uint64_t key;
-};
-
-bool better(const NoisyToken& a, const NoisyToken& b) {
-    return a.score > b.score || (a.score == b.score && a.token < b.token);
-}
 
 // f(row, chunk) for this thread's share of the chunks of all rows.
 template <class F>
@@ -98,18 +47,29 @@ void edit(const SamplingRule& rule, const LogitEdit& e, float& logit) {
 void edit_columns(const RowChoice& choice, float* logits, int64_t first, int64_t end) {
     const auto before = [](const LogitEdit& e, int64_t token) { return e.token < token; };
     const LogitEdit *last = choice.edits + choice.edit_count, *e = std::lower_bound(choice.edits, last, first, before);
-    for (; e < last && e->token < end; e++) edit(*choice.rule, *e, logits[e->token]);
+    const int32_t *next = choice.following, *last_next = next + choice.following_count;
+    for (; e < last && e->token < end; e++) {
+        LogitEdit each = *e;
+        if (const auto count = std::count(next, last_next, each.token)) each.seen = 1, each.generated += int32_t(count);
+        edit(*choice.rule, each, logits[each.token]);
+    }
+    for (const int32_t* t = next; t < last_next; t++) {
+        if (*t < first || *t >= end || std::find(next, t, *t) < t) continue;
+        e = std::lower_bound(choice.edits, last, int64_t(*t), before);
+        if (e == last || e->token != *t)
+            edit(*choice.rule, {*t, 0, 1, int32_t(std::count(next, last_next, *t))}, logits[*t]);
+    }
 }
 
 // Logits become those that are chosen from; group maxima are NaN where a token that may not be chosen has NaN or
 // infinity, too.
-void prepare_chunk(Pass& pass, const RowChoice& choice, int64_t row, int64_t chunk) {
+void edit_chunk(Pass& pass, const RowChoice& choice, int64_t row, int64_t chunk) {
     const int64_t first = chunk * VOCABULARY_CHUNK, columns = vocabulary_columns(pass);
     const int64_t size = std::min(VOCABULARY_CHUNK, columns - first);
     float* logits = pass.batch.logits + row * pass.batch.stride;
     float* maxima = pass.activations.shared.group_maxima.row(row) + chunk * CHUNK_GROUPS;
     if (choice.logits) std::memcpy(choice.logits + first, logits + first, size_t(size) * sizeof(float));
-    if (choice.edit_count) edit_columns(choice, logits, first, first + size);
+    if (choice.edit_count || choice.following_count) edit_columns(choice, logits, first, first + size);
     pass.kernels.group_maxima(logits + first, size, maxima);
     if (!choice.mask) return;
     float before[CHUNK_GROUPS];
@@ -201,8 +161,9 @@ float least_of_min_p(const LogitRow& row) { return float(double(row.state.larges
 
 int32_t choose_among_most_likely(const Pass& pass, const LogitRow& row) {
     Candidates found = most_likely(row);
-    if (row.rule.top_p < 1) keep_nucleus(pass, row, found);
     const float least = least_of_min_p(row);
+    row.state.kept = std::max(*std::min_element(found.logits.begin(), found.logits.end()), least);
+    if (row.rule.top_p < 1) keep_nucleus(pass, row, found);
     NoisyToken best{-INFINITY, -1};
     for (size_t i = 0; i < found.tokens.size(); i++) {
         if (!(found.logits[i] >= least)) continue;
@@ -232,7 +193,7 @@ void begin_row(const Pass& pass, const LogitRow& row, int32_t* token) {
     } else if (!row.searched()) {
         *token = choose_among_most_likely(pass, row);
     } else {
-        state.least = least_searched(row);
+        state.least = least_searched(row), state.kept = least_of_min_p(row);
         state.limit = INFINITY, state.rejected = -1, state.open = 1;
         state.likeliest = row.noisy(find(row, state.largest));
     }
@@ -241,19 +202,15 @@ void begin_row(const Pass& pass, const LogitRow& row, int32_t* token) {
 // The best of a chunk, or `best` where none is better.
 NoisyToken search_chunk(const Pass& pass, const LogitRow& row, int64_t chunk, NoisyToken best) {
     const SampledRow& state = row.state;
-    const double temperature = row.rule.temperature, offset = double(state.largest) / temperature + MARGIN;
+    const double temperature = row.rule.temperature;
     int32_t found[NOISE_GROUP];
     for (int64_t g = chunk * CHUNK_GROUPS; g < std::min(row.groups, (chunk + 1) * CHUNK_GROUPS); g++) {
         const float maximum = row.maxima[g];
         if (!(maximum >= state.least)) continue;
         if (double(maximum) / temperature + LARGEST_NOISE < best.score) continue;
-        const int64_t first = g * NOISE_GROUP;
-        const NoiseSearch search{state.largest, float(temperature), state.least, float(best.score - offset)};
-        const int32_t count =
-            pass.kernels.find_noise(search, row.logits + first, std::min(NOISE_GROUP, row.columns - first),
-                                    row.key + uint64_t(first) * GAMMA, found);
+        const int32_t count = row.find_noise(pass, g, state.least, best.score, found);
         for (int32_t i = 0; i < count; i++) {
-            const NoisyToken each = row.noisy(int32_t(first) + found[i]);
+            const NoisyToken each = row.noisy(found[i]);
             if (!better(each, best)) continue;
             if (state.rejected >= 0) {  // what is likelier than that one is left
                 const float weight = row.weight(pass, each.token);
@@ -306,14 +263,17 @@ void decide(const Pass& pass, const LogitRow& row, int64_t number, int32_t* toke
 
 class Sampler {
 public:
-    Sampler(Pass& pass, const RowChoice* choices, int32_t* tokens) : pass_(pass), choices_(choices), tokens_(tokens) {}
+    Sampler(Pass& pass, const SampledTokens& s) : pass_(pass), s_(s) {}
 
     // By every thread of the pass.
     void run(int thread) {
-        for_chunks(pass_, thread, [&](int64_t r, int64_t c) { prepare_chunk(pass_, choices_[r], r, c); });
+        for_chunks(pass_, thread, [&](int64_t r, int64_t c) {
+            edit_chunk(pass_, s_.choices[r], r, c);
+            if (s_.confidence) describe_chunk(pass_, r, c);
+        });
         pass_.wait(thread);
-        for_rows(pass_, thread, [&](int64_t r) { begin_row(pass_, row(r), tokens_ + r); });
-        if (!searches()) return;
+        for_rows(pass_, thread, [&](int64_t r) { begin_row(pass_, row(r), s_.columns + r); });
+        if (!s_.confidence && !searches()) return;
         pass_.wait(thread);
         while (any_open()) {
             search(thread);
@@ -322,13 +282,17 @@ public:
                 sum(thread);
                 pass_.wait(thread);
             }
-            for_rows(pass_, thread, [&](int64_t r) { decide(pass_, row(r), r, tokens_ + r); });
+            for_rows(pass_, thread, [&](int64_t r) { decide(pass_, row(r), r, s_.columns + r); });
             pass_.wait(thread);
         }
+        if (!s_.confidence) return;
+        for_rows(pass_, thread,
+                 [&](int64_t r) { s_.confidence[r] = draft_confidence(pass_, row(r), r, s_.columns[r]); });
+        pass_.wait(thread);
     }
 
 private:
-    LogitRow row(int64_t number) const { return {pass_, choices_[number], number}; }
+    LogitRow row(int64_t number) const { return {pass_, s_.choices[number], number, s_.target_tokens}; }
     int64_t rows() const { return int64_t(pass_.plan().logit_rows.size()); }
     bool searches() const {
         for (int64_t r = 0; r < rows(); r++) {
@@ -338,7 +302,7 @@ private:
     }
     bool asks_top_p() const {
         for (int64_t r = 0; r < rows(); r++) {
-            if (row(r).searched() && choices_[r].rule->top_p < 1) return true;
+            if (row(r).searched() && s_.choices[r].rule->top_p < 1) return true;
         }
         return false;
     }
@@ -373,19 +337,19 @@ private:
     }
 
     Pass& pass_;
-    const RowChoice* choices_;
-    int32_t* tokens_;
+    const SampledTokens s_;
 };
 
 }  // namespace
 
+void sample_rows(Pass& pass, const SampledTokens& s, int thread) { Sampler(pass, s).run(thread); }
+
 void sample(Pass& pass, const RowChoice* choices, int32_t* tokens) {
     const uint64_t started = __rdtsc();
-    Sampler sampler(pass, choices, tokens);
     pass.pool.run(
         [&](int thread) {
             run_layers(pass, thread);
-            if (!pass.plan().logit_rows.empty()) sampler.run(thread);
+            if (!pass.plan().logit_rows.empty()) sample_rows(pass, {choices, nullptr, tokens, nullptr}, thread);
         },
         pass.plan().threads);
     pass.timing.total += __rdtsc() - started;

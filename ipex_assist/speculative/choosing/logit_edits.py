@@ -23,18 +23,12 @@ class SeenTokens:
         self._biases["bias"] = [bias for _, bias in biases]
         self._take(self._biases, 0)
 
-    def edits(self, tokens: Sequence[int], following: Sequence[int] = ()) -> list[LogitEdits]:
-        """The edits after `tokens`, and after each of the `following` ones, which are output.
-
-        The first are valid until the next call.
-        """
+    def edits(self, tokens: Sequence[int]) -> LogitEdits:
+        """The edits after `tokens`; valid until the next call."""
         if not self._sampling.has_penalties:
-            return [self._biases] * (len(following) + 1)
+            return self._biases
         self._follow(tokens)
-        rows = [self._memory[: len(self._tokens)]]
-        for token in following:
-            rows.append(self._with(rows[-1], token))
-        return rows
+        return self._memory[: len(self._tokens)]
 
     def _take(self, edits: LogitEdits, length: int) -> None:
         """Go on from the edits after `length` tokens."""
@@ -77,17 +71,4 @@ class SeenTokens:
         edits["bias"][np.searchsorted(edits["token"], self._biases["token"])] = self._biases["bias"]
         edits["seen"][np.searchsorted(edits["token"], seen)] = 1
         edits["generated"][np.searchsorted(edits["token"], output_ids)] = counts
-        return edits
-
-    def _with(self, edits: LogitEdits, token: int) -> LogitEdits:
-        """A copy with one more token of the output."""
-        if token >= self._width:
-            return edits
-        place = int(np.searchsorted(edits["token"], token))
-        if place == len(edits) or edits["token"][place] != token:
-            new = np.array([(token, 0.0, 1, 1)], LOGIT_EDIT)
-            return np.concatenate((edits[:place], new, edits[place:]))
-        edits = edits.copy()
-        edits["seen"][place] = 1
-        edits["generated"][place] += 1
         return edits

@@ -64,11 +64,20 @@ def plan_choices(
     """
     if seen is None and grammar is None and not sampling.do_sample:
         return likeliest(len(drafted) + 1, keep_logits)
-    edits = [None] * (len(drafted) + 1) if seen is None else seen.edits(tokens, drafted)
+    edits = None if seen is None else seen.edits(tokens)
+    counts = sampling.has_penalties
     masks, error = ([], None) if grammar is None else _masks(grammar, drafted)
     generated = len(tokens) - sampling.prompt_length if sampling.do_sample else 0
     rows = [
-        RowChoice(sampling.rule, generated + i, edits[i], masks[i] if i < len(masks) else None, keep_logits)
+        RowChoice(
+            sampling.rule,
+            generated + i,
+            edits,
+            masks[i] if i < len(masks) else None,
+            keep_logits,
+            drafted,
+            i if counts else 0,
+        )
         for i in range(len(drafted) + 1)
     ]
     return PlannedChoices(rows, grammar, len(masks), error)

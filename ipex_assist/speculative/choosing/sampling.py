@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -136,10 +136,11 @@ def choose(row: Row, sampling: Sampling, position: int) -> int:
 def choose_for_draft(row: Row, sampling: Sampling, position: int) -> tuple[int, float]:
     """`choose` by a draft's row, and the confidence in the choice.
 
-    The confidence is the choice's share of the sum of exp(logit + temperature × noise), in which tokens that were
-    filtered out or are very unlikely count without noise. Without noise it is the model's own probability, as in greedy
+    The confidence is the choice's share of the sum of exp(logit + temperature × noise). Noise counts of tokens that
+    top-k and min-p keep and whose logit is near the largest, and their score near the choice's; one with a better score
+    was dropped by top-p. The others count without noise. Without any it is the model's own probability, as in greedy
     drafts. Given the noise it says how clear the choice was, and so how likely the target is to choose the same. 0 with
-    INVALID_LOGITS.
+    INVALID_LOGITS. A core that chooses itself has the same rules (native/operations/draft_confidence.cpp).
     """
     best = int(row.argmax())
     largest = float(row[best])
@@ -148,11 +149,17 @@ def choose_for_draft(row: Row, sampling: Sampling, position: int) -> tuple[int, 
     rest = float(np.exp(row - np.float32(largest)).sum(dtype=np.float64))
     if not sampling.do_sample:
         return best, 1.0 / rest
-    found = _perturbed(row, sampling, position)
-    rest -= float(np.exp(row[found.ids] - np.float32(largest)).sum(dtype=np.float64))
-    perturbed = (found.scores - found.scores.max()) * sampling.temperature
-    offset = float(found.scores.max()) * sampling.temperature - largest
-    return found.token, 1.0 / (float(np.exp(perturbed).sum()) + max(rest, 0.0) * math.exp(min(-offset, 700.0)))
+    token = _perturbed(row, sampling, position).token
+    kept = filtered_tokens(row, replace(sampling, top_p=1.0))
+    near = np.flatnonzero(row >= np.float32(largest - _HEAD * sampling.temperature))
+    ids = np.union1d(near if kept is None else np.intersect1d(near, kept), [token])
+    assert sampling.seed is not None
+    scores = row[ids].astype(np.float64) / sampling.temperature + gumbel(sampling.seed, position, ids)
+    score = float(scores[ids.searchsorted(token)])
+    counted = (scores <= score) & (scores >= score - _HEAD / sampling.temperature)
+    rest -= float(np.exp(row[ids[counted]] - np.float32(largest)).sum(dtype=np.float64))
+    perturbed = float(np.exp((scores[counted] - score) * sampling.temperature).sum())
+    return token, 1.0 / (perturbed + max(rest, 0.0) * math.exp(min(largest - score * sampling.temperature, 700.0)))
 
 
 @dataclass(frozen=True)

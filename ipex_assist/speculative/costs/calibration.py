@@ -16,8 +16,9 @@ from ipex_assist.executors.interface import (
     Rows,
     Sequence,
     experts_a_layer,
+    samples_in_one_call,
 )
-from ipex_assist.executors.row_choice import RowChoice, samples_in_one_call
+from ipex_assist.executors.row_choice import RowChoice
 from ipex_assist.native.rows import PENDING_ROWS
 from ipex_assist.speculative.costs.draft_threads import choose_threads
 from ipex_assist.speculative.costs.expert_costs import ExpertCosts

@@ -6,7 +6,7 @@ from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.executors.interface import DraftInput, DraftsInOneCall, LogitsError, Model, Rows, truncate_or_clear
+from ipex_assist.executors.interface import DraftInput, LogitsError, Model, Rows, truncate_or_clear
 from ipex_assist.speculative.choosing.grammar import Grammar
 from ipex_assist.speculative.choosing.sampling import Sampling
 from ipex_assist.speculative.schedule import DraftPlan, longest_draft
@@ -49,7 +49,7 @@ class AssistantModel(DraftSource):
         choices = min(draft_vocabulary or vocab_size, vocab_size, model.spec.vocab_size)
         self._drafts = StepDrafts(sampling, choices, sorted(token for token in masked if token < choices), grammar)
         self._longest = longest_draft(model.spec)
-        self._in_one_call = isinstance(model, DraftsInOneCall)  # cached: the protocol check takes microseconds
+        self._in_one_call = self._drafts.in_one_call(model)
         context = model.spec.context_length
         self._sequence = model.new_sequence(min(capacity or context, context))
         self._start = self._base = 0
@@ -74,8 +74,9 @@ class AssistantModel(DraftSource):
         # A pass needs at least one row; after an interrupted round there may be none, so the last token is read again.
         truncate_or_clear(self._sequence, min(self._sequence.length, max(0, self._base - 1)))
         pending = list(tokens[self._start + self._sequence.length :])
-        if self._drafts.is_greedy and self._in_one_call:
-            request = DraftInput(self._sequence, pending, k, plan.min_confidence)
+        if self._in_one_call:
+            choice = self._drafts.choice(tokens, left_out)
+            request = DraftInput(self._sequence, pending, k, plan.min_confidence, choice=choice)
             try:
                 drafted, confidence = yield DraftCall(self.model, request, self._drafts.choices)
             except LogitsError:

@@ -27,7 +27,7 @@ Answer: TypeAlias = (
 
 @dataclass(frozen=True)
 class DraftCall:
-    """Asks a model for greedily drafted tokens with ids below `vocabulary`; answered with tokens and confidences."""
+    """Asks a model for drafted tokens with ids below `vocabulary`; answered with tokens and confidences."""
 
     model: Model
     request: DraftInput
@@ -37,7 +37,7 @@ class DraftCall:
         """Answer several such calls to one model in shared passes."""
         assert isinstance(self.model, DraftsInOneCall)
         requests = [call.request for call in calls]
-        if len(calls) == 1 and self.request.hidden is None:
+        if len(calls) == 1 and self.request.hidden is None and self.request.choice is None:
             asked = self.request
             return [self.model.draft(asked.sequence, asked.tokens, asked.count, self.vocabulary, asked.min_confidence)]
         drafts = self.model.draft_many(requests, self.vocabulary)

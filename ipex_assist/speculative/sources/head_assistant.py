@@ -57,7 +57,8 @@ class HeadAssistant(DraftSource):
         choices = vocab_size if self.spec.draft_vocab_size else min(vocab_size, model.spec.vocab_size)
         self._vocabulary = None if self.spec.draft_vocab_size else min(draft_vocabulary or choices, choices)
         self._drafts = StepDrafts(sampling, self._vocabulary or choices, (), grammar)
-        self._in_one_call = isinstance(model, DraftsInOneCall)  # cached: the protocol check takes microseconds
+        self._chooses = chooses_each(self.spec)
+        self._in_one_call = self._drafts.in_one_call(model) if self._chooses else isinstance(model, DraftsInOneCall)
         context = model.spec.context_length
         self._sequence = model.new_sequence(min((capacity or context) + self.spec.block_size, context))
         self._longest = min(longest_draft(model.spec), self.spec.block_size - 1 if self.spec.block_size else 1 << 30)
@@ -157,8 +158,8 @@ class HeadAssistant(DraftSource):
         hidden, pending = self._window.rows(first, end), list(tokens[first + 1 :])
         self._true = end
         try:
-            if self._in_one_call and (self._drafts.is_greedy or not chooses_each(self.spec)):
-                return (yield from self._in_call(len(tokens), pending, hidden, k, plan.min_confidence))
+            if self._in_one_call:
+                return (yield from self._in_call(tokens, pending, hidden, k, plan.min_confidence))
             read = self._reader(pending, hidden)
             return (yield from self._drafts.draft(tokens, k, plan.min_confidence, read, len(pending)))
         except IpexAssistError:  # for example no free block: the tokens drafted so far are discarded
@@ -166,14 +167,17 @@ class HeadAssistant(DraftSource):
             self.accept(0)
             raise
 
-    def _in_call(self, length: int, pending: list[int], hidden: HiddenStates, k: int, min_confidence: float) -> Steps:
-        """Draft greedily in one call of the model, or a block in one pass of it."""
-        tokens = pending[-1:] if self.spec.kind == "dflash" else pending
-        request = DraftInput(self._sequence, tokens, k, min_confidence, hidden, self.target)
+    def _in_call(
+        self, tokens: Sequence[int], pending: list[int], hidden: HiddenStates, k: int, min_confidence: float
+    ) -> Steps:
+        """Draft in one call of the model, or a block in one pass of it."""
+        read = pending[-1:] if self.spec.kind == "dflash" else pending
+        choice = self._drafts.choice(tokens) if self._chooses else None
+        request = DraftInput(self._sequence, read, k, min_confidence, hidden, self.target, choice)
         try:
             drafted, confidence = yield DraftCall(self.model, request, self._vocabulary)
         except LogitsError:
-            raise LogitsError("the draft head", length) from None
+            raise LogitsError("the draft head", len(tokens)) from None
         return Proposal(drafted, confidence, len(pending))
 
     def _reader(self, unread: list[int], hidden: HiddenStates) -> Reader:

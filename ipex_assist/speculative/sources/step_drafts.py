@@ -1,16 +1,19 @@
-"""Drafting with one pass per token: sampling noise, penalties, and a grammar's masks and forced tokens."""
+"""How tokens are drafted: in one call of a model, or with a pass per token and the choice between passes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from ipex_assist.executors.interface import LogitsError
-from ipex_assist.speculative.choosing.grammar import Grammar, Row, masked
+from ipex_assist.executors.interface import DraftsInOneCall, LogitsError, Model, samples_in_one_call
+from ipex_assist.executors.row_choice import RowChoice
+from ipex_assist.speculative.choosing.grammar import Grammar, Mask, Row, masked
+from ipex_assist.speculative.choosing.logit_edits import SeenTokens
 from ipex_assist.speculative.choosing.sampling import INVALID_LOGITS, Sampling, choose_for_draft
 from ipex_assist.speculative.sources.batched_proposals import Call, Steps
 from ipex_assist.speculative.sources.proposal import Proposal
@@ -35,11 +38,45 @@ class StepDrafts:
     masked: Sequence[int] = ()
     grammar: Grammar | None = None
 
-    @property
+    @cached_property
     def is_greedy(self) -> bool:
         """Whether the likeliest token is drafted, whatever came before it."""
         changed = self.sampling.do_sample or self.sampling.changes_logits or self.masked
         return not changed and self.grammar is None
+
+    def in_one_call(self, model: Model) -> bool:
+        """Whether a model can draft several tokens by itself: grammars are not known to models."""
+        chooses = self.is_greedy or (self.grammar is None and samples_in_one_call(model))
+        return chooses and isinstance(model, DraftsInOneCall)
+
+    def choice(self, tokens: Sequence[int], left_out: tuple[int, int] = (0, 0)) -> RowChoice | None:
+        """How a model drafts in one call after `tokens`; None: the likeliest tokens. left_out: see `draft`."""
+        if self.is_greedy:
+            return None
+        sampling, seen = self._without(left_out[0]), self._seen
+        if seen is not None and sampling is not self.sampling:
+            seen = SeenTokens(sampling, self.choices)
+        generated = len(tokens) + left_out[1] - sampling.prompt_length
+        edits = None if seen is None else seen.edits(tokens)
+        return RowChoice(sampling.rule, generated, edits, self._mask)
+
+    @cached_property
+    def _seen(self) -> SeenTokens | None:
+        return SeenTokens(self.sampling, self.choices) if self.sampling.changes_logits else None
+
+    @cached_property
+    def _mask(self) -> Mask | None:
+        if not self.masked:
+            return None
+        mask = np.ones(self.choices, np.bool_)
+        mask[list(self.masked)] = False
+        return mask
+
+    def _without(self, left_out: int) -> Sampling:
+        """The sampling of a context that lacks so many of the prompt's tokens."""
+        if not left_out:
+            return self.sampling
+        return replace(self.sampling, prompt_length=self.sampling.prompt_length - left_out)
 
     def draft(
         self,
@@ -54,9 +91,7 @@ class StepDrafts:
 
         unread: what the first call of `read` reads. left_out: prompt and output tokens that `tokens` lack.
         """
-        sampling = self.sampling
-        if left_out[0]:
-            sampling = replace(sampling, prompt_length=sampling.prompt_length - left_out[0])
+        sampling = self._without(left_out[0])
         generated = len(tokens) + left_out[1] - sampling.prompt_length
         drafted: list[int] = []
         confidence: list[float] = []

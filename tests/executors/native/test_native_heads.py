@@ -32,6 +32,10 @@ from ipex_assist.models.head_common import DraftHead
 from ipex_assist.models.weights import weight_shape
 from ipex_assist.native.library import unavailable
 from ipex_assist.native.sizes import PlannedPasses, core_sizes
+from ipex_assist.speculative.choosing.sampling import Sampling
+from ipex_assist.speculative.schedule import DraftPlan
+from ipex_assist.speculative.sources.batched_proposals import propose_together
+from ipex_assist.speculative.sources.head_assistant import HeadAssistant
 
 pytestmark = [pytest.mark.one_stack, pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")]
 
@@ -171,6 +175,35 @@ def test_drafts_are_those_of_torch(kind: str) -> None:
         expected = steps(reference[1], text[1 : read + 1], hidden[:read], 8)
         assert drafted == expected[0]
         assert likely == pytest.approx(expected[1], rel=1e-3)
+
+
+SAMPLED = [
+    Sampling(do_sample=True, top_k=0, seed=3, prompt_length=20),
+    Sampling(do_sample=True, temperature=0.7, top_p=0.9, top_k=9, repetition_penalty=1.2, seed=4, prompt_length=20),
+    Sampling(logit_bias={13: 5.0, 14: 50.0}, presence_penalty=1.0, prompt_length=20),
+]
+
+
+@pytest.mark.parametrize("kind", FED_BACK)
+def test_sampled_drafts_are_those_of_single_passes(kind: str) -> None:
+    """All of one call, by rules of their own. A head's own vocabulary has the noise, the biases and the penalties of
+    the target's tokens.
+    """
+    target, head = native(kind, "fp32", 2)
+    text = tokens(30, 3)
+    hidden = draft_heads.hidden_of(target, head, text[:-1])
+    made: list[list[Any]] = []
+    for in_one_call in (True, False):
+        sources = [HeadAssistant(head, sampling, 160, None, 64) for sampling in SAMPLED]
+        for source in sources:
+            assert source._in_one_call
+            source._in_one_call = in_one_call
+            source.observe(0, hidden)
+        made.append(propose_together([source.steps(text, DraftPlan(7)) for source in sources]))
+    for found, expected in zip(*made, strict=True):
+        assert found.tokens == expected.tokens
+        assert len(found.tokens) == 7
+        assert found.confidence == pytest.approx(expected.confidence, rel=2e-3)
 
 
 @pytest.mark.parametrize("precision", [*PRECISIONS, *INT8_KEYS])
