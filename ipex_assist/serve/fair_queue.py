@@ -1,11 +1,11 @@
 """The queue of texts that wait for an engine, fair between the requests that they belong to.
 
-A request may have thousands of texts, and one of them may run for minutes. So if every slot is taken and a waiting
-request runs at least two texts fewer than the request that runs most, the youngest text of the latter is paused. Its
-engine keeps the tokens and frees their memory. When the text's turn comes again, the tokens are read again, mostly from
-the prefix cache, and the output is the same. The youngest text has the fewest tokens to read. With a difference of two
-each pause brings the counts closer together, so requests never pause each other in turn, and a request that runs only
-one text is never paused.
+A request may have thousands of texts, and one of them may run for minutes. So if every slot is taken and the request
+whose turn it is runs at least two texts fewer than the request that runs most, the youngest text of the latter is
+paused, unless its turn would come at once again, by its priority or its API key. Its engine keeps the tokens and frees
+their memory. When the text's turn comes again, the tokens are read again, mostly from the prefix cache, and the output
+is the same. The youngest text has the fewest tokens to read. With a difference of two each pause brings the counts
+closer together, so requests never pause each other in turn, and a request that runs only one text is never paused.
 """
 
 from __future__ import annotations
@@ -15,6 +15,19 @@ from collections.abc import Collection, Sequence
 
 from ipex_assist.serve.backend import RequestShare
 from ipex_assist.serve.engine_slot import ActiveRequest
+
+
+class _Turns:
+    """Whose turn it is beside texts that run: of several waiting ones that with the least."""
+
+    def __init__(self, running: Sequence[ActiveRequest]) -> None:
+        self.counts = Counter(active.request.share for active in running)
+        self._callers = Counter(active.request.share.caller for active in running)
+
+    def of(self, active: ActiveRequest) -> tuple[int, int, int]:
+        """By its API key, its priority and its share."""
+        share = active.request.share
+        return self._callers[share.caller], active.request.options.priority, self.counts[share]
 
 
 class FairQueue:
@@ -60,22 +73,24 @@ class FairQueue:
         running: the texts that run. slots: those with room; a text that is paused in another slot comes after the rest
         of its share.
         """
-        counts = Counter(active.request.share for active in running)
-        callers = Counter(active.request.share.caller for active in running)
-
-        def turn(share: RequestShare) -> tuple[int, int, int]:
-            return callers[share.caller], self._shares[share][0].request.options.priority, counts[share]
-
-        texts = self._shares[min(self._shares, key=turn)]
+        texts = self._first(_Turns(running))
         return next((active for active in texts if not active.paused or active.slot in slots), texts[0])
+
+    def _first(self, turns: _Turns) -> deque[ActiveRequest]:
+        """The texts of the share whose turn it is."""
+        return min(self._shares.values(), key=lambda texts: turns.of(texts[0]))
 
     def to_pause(self, running: Sequence[ActiveRequest]) -> ActiveRequest | None:
         """The running text that should give its place to the next one, if any should. At least one must wait."""
-        counts = Counter(active.request.share for active in running)
-        share, most = max(counts.items(), key=lambda each: each[1], default=(None, 0))
-        if most - min(counts[waiting] for waiting in self._shares) < 2:
+        turns = _Turns(running)
+        first = self._first(turns)[0]
+        share, most = max(turns.counts.items(), key=lambda each: each[1], default=(None, 0))
+        if most - turns.counts[first.request.share] < 2:
             return None
-        return max((active for active in running if active.request.share is share), key=lambda active: active.number)
+        paused = max((active for active in running if active.request.share is share), key=lambda active: active.number)
+        then = _Turns([active for active in running if active is not paused])
+        # Else it would be resumed, and paused again, without end.
+        return paused if then.of(first) < then.of(paused) else None
 
     def take(self, active: ActiveRequest) -> None:
         """Remove the text that `next` returned; its share is last among equals now."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import random
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -16,7 +17,8 @@ from engine_fake import ENDLESS, PLAY, pool_of
 
 from ipex_assist.serve.app import create_app
 from ipex_assist.serve.backend import GenerationRequest, RequestShare
-from ipex_assist.serve.engine_slot import ActiveRequest
+from ipex_assist.serve.dispatcher import Dispatcher
+from ipex_assist.serve.engine_slot import ActiveRequest, EngineSlot
 from ipex_assist.serve.engines import Engines
 from ipex_assist.serve.fair_queue import FairQueue
 from ipex_assist.serve.options import ServeOptions
@@ -86,6 +88,40 @@ def test_who_runs_most_gives_a_place_to_who_runs_two_fewer() -> None:
     waits.put_back(large[3])  # what it waits for is the rest of the largest itself
     waits.remove(waits.next([*large[:3]]))
     assert waits.to_pause([*large[:3], *medium]) is None
+
+
+class NoPool:
+    """Engines that are told, and do nothing."""
+
+    told = 0
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        def tell(*_: object) -> None:
+            self.told += 1
+            assert self.told < 1000, "texts are paused and resumed without end"
+
+        return tell
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_nobody_is_paused_to_be_next(seed: int) -> None:
+    """Of any keys and priorities: a request of several texts was paused and resumed for ever beside one of another
+    priority, and the server answered nobody any more."""
+    chance = random.Random(seed)
+    queue, pool = FairQueue(), NoPool()
+    slots = [EngineSlot(concurrency=3, pauses=True, ready=True) for _ in range(chance.randint(1, 2))]
+    dispatcher = Dispatcher(pool, slots, queue)  # type: ignore[arg-type]
+    for _ in range(30):
+        share, options = RequestShare(chance.choice("ab")), GenerationOptions(priority=chance.randint(-2, 2))
+        for _ in range(chance.choice([1, 1, 2, 5])):
+            queue.put(ActiveRequest.of(GenerationRequest([5], options, share=share), DraftOptions()))
+            dispatcher.feed()
+        for slot in slots:  # some end
+            for active in slot.running[: chance.randint(0, 2)]:
+                del slot.requests[active.number]
+        pool.told = 0
+        dispatcher.feed()
+        assert all(len(slot.running) == 3 for slot in slots) or not queue.shares
 
 
 def test_a_paused_text_waits_for_its_own_engine() -> None:
