@@ -35,6 +35,10 @@ _ANTHROPIC_TYPES = {
 }
 
 
+# By the field that is not offered: what tells Anthropic's client to do without it, by sending all messages itself.
+_DETAILS = {"thread": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}}
+
+
 class ErrorBody(BaseModel):
     """OpenAI's error object."""
 
@@ -55,6 +59,7 @@ class AnthropicError(BaseModel):
 
     type: str
     message: str
+    details: dict[str, Any] | None = None
 
 
 class AnthropicErrorResponse(BaseModel):
@@ -91,7 +96,8 @@ class ApiError(HTTPException):
         kind = _ANTHROPIC_TYPES.get(
             self.status_code, "invalid_request_error" if self.status_code < 500 else "api_error"
         )
-        return {"type": "error", "error": {"type": kind, "message": self.anthropic}}
+        details = {"details": _DETAILS[self.param]} if self.param in _DETAILS else {}
+        return {"type": "error", "error": {"type": kind, "message": self.anthropic, **details}}
 
     def response(self, path: str = "") -> Response:
         """The response, as ASCII JSON, which can quote invalid Unicode of a request. path: of the request."""

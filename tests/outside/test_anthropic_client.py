@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from fake_backend import REPLY, FakeBackend, serving
-from tool_calls import calling_backend
+from tool_calls import CALL, calling_backend
 
 anthropic = pytest.importorskip("anthropic")
 pytest.importorskip("llguidance")
@@ -93,3 +93,24 @@ def test_errors_are_its_exceptions(client, url):
         pytest.raises(anthropic.AuthenticationError),
     ):
         stranger.messages.create(model="tiny", max_tokens=5, messages=HI)
+
+
+def test_a_runner_of_tools_goes_on_without_a_thread(url: str, backend: FakeBackend) -> None:
+    """It asks the server to keep the conversation, and sends all of it when it is told that this one does not."""
+    if not hasattr(anthropic, "beta_tool"):
+        pytest.skip("this client has no runner of tools")
+    backend.reply = CALL
+    seen: list[str] = []
+
+    @anthropic.beta_tool
+    def get_weather(city: str) -> str:
+        """The weather."""
+        seen.append(city)
+        backend.reply = REPLY
+        return "sunny"
+
+    client = anthropic.Anthropic(base_url=url, api_key="secret", max_retries=0)
+    runner = client.beta.messages.tool_runner(model="claude-x", max_tokens=200, tools=[get_weather], messages=HI)
+    found = [block.type for message in runner for block in message.content]
+    assert found == ["tool_use", "text"]
+    assert seen == ["Rome"]

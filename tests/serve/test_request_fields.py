@@ -174,6 +174,14 @@ def test_results_with_images(client: httpx.Client, backend: FakeBackend) -> None
     assert "See\n[image: left out" in tokenizer().decode(backend.requests[-1].tokens)
 
 
+def test_what_an_assistant_refused_is_text(client: httpx.Client, backend: FakeBackend) -> None:
+    """As OpenAI's clients give it back."""
+    turn = {"role": "assistant", "content": [{"type": "text", "text": "So."}, {"type": "refusal", "refusal": "No."}]}
+    user = {"role": "user", "content": "Hi"}
+    assert client.post("/v1/chat/completions", json={"messages": [user, turn, user]}).status_code == 200
+    assert "So.\nNo." in tokenizer().decode(backend.requests[-1].tokens)
+
+
 def test_cached_tokens(client: httpx.Client, backend: FakeBackend) -> None:
     assert client.post(CHAT, json=HI[CHAT]).json()["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
 

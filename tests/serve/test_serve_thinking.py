@@ -193,6 +193,17 @@ def test_a_forced_call_comes_after_the_thought(
     assert backend.requests[-1].grammar is None
 
 
+def test_nothing_stands_between_a_thought_and_its_call(
+    client: httpx.Client, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A response had an empty message there."""
+    monkeypatch.setattr(fake_backend.tokenizer(), "chat_template", CALLS)
+    backend.reset('Hm.</think><tool_call>{"name": "f", "arguments": {}}</tool_call>', context_length=4096)
+    tool = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
+    response = client.post("/v1/responses", json={"input": "Hi", "tools": [tool]}).json()
+    assert [item["type"] for item in response["output"]] == ["reasoning", "function_call"]
+
+
 def test_a_compiler_knows_the_words_around_thoughts() -> None:
     """Whatever tokens they are; the answer's grammar begins behind them."""
     pytest.importorskip("llguidance")

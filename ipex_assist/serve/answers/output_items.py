@@ -188,7 +188,7 @@ class ResponseOutput:
             yield from self._say(event, self._all_tokens() if self._is_plain else self._told_tokens())
             return
         if event.id is not None:
-            if self._items and not self._called:
+            if self._items and isinstance(self._items[-1], MessageItem) and not self._called:
                 # A token may hold the end of the text and the start of the call: cut it to the text.
                 rest = [*self._told_tokens(), *(token.cut(self._room) for token in self._waiting[:1] if self._room > 0)]
                 yield from self._say("", rest)

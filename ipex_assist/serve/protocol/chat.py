@@ -37,6 +37,12 @@ class ContentPart(TextPart):
     text: str
 
 
+def _said(part: Any) -> Any:
+    """A part of a turn; what an assistant refused to do it said as a text."""
+    refused = part.get("refusal") if isinstance(part, dict) and part.get("type") == "refusal" else None
+    return {"type": "text", "text": refused} if isinstance(refused, str) else part
+
+
 class Message(RequestBody):
     """A turn of the conversation."""
 
@@ -53,6 +59,8 @@ class Message(RequestBody):
     def _results_are_text(cls, value: Any) -> Any:
         if isinstance(value, dict) and value.get("role") == "tool":
             return {**value, "content": text_of_parts(value.get("content"))}
+        if isinstance(value, dict) and isinstance(value.get("content"), list):
+            return {**value, "content": [_said(part) for part in value["content"]]}
         return value
 
     def for_template(self) -> dict[str, Any]:
