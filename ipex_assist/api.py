@@ -32,6 +32,7 @@ def load(
     kv_share: float | None = None,
     cache_packed: bool | None = None,
     allow_special_tokens: bool = False,
+    generation_config: str | os.PathLike[str] = AUTO,
     revision: str | None = None,
     offline: bool = False,
     progress: bool = False,
@@ -45,7 +46,7 @@ def load(
     assistant: likewise; "auto" is the family's default, or "lookup" where there is none; None drafts nothing; "self" is
         the target's own int4 copy; "lookup" copies from the text so far; "lookup+MODEL" does both ("auto-lookup" is
         "lookup+auto"); "mtp+MODEL" drafts by the target's own head or by a small model, whichever promises more.
-    precision: of the weights; None is bf16, or the 4 bits of a checkpoint that is quantized already.
+    precision: of the weights; None is bf16, or a quantized checkpoint's own 4 bits.
     assistant_precision: likewise; None is the target's, or int4 for "self".
     universal: allow an assistant with another tokenizer, whose drafts are encoded again, as text.
     draft_vocabulary: draft only among the first so many token ids.
@@ -59,29 +60,30 @@ def load(
     kv_share: part of the memory that is left which may become keys and values; None: by the launcher's plan.
     cache_packed: keep packed weights on disk, for quick starts; None: where the disk has room.
     allow_special_tokens: let messages of a chat hold special tokens, which can end a turn and begin another.
+    generation_config: sampling defaults; "auto": of the model's generation_config.json, or "none", or another's folder.
     revision: branch, tag or commit of the target on the hub.
     offline: use only what is on this machine.
     progress: show how far loading is, on standard error.
-    quick_start: where nothing drafts, return before a packed copy is in memory as a whole.
+    quick_start: where nothing drafts, return before a packed copy is all in memory.
     calibrate: measure now what passes cost, or read it from the cache folder, and not when it is needed.
 
     These are the fields of LoadOptions: `load(**options.as_dict())` loads by such an object.
-    torch's number of threads is the caller's, before and after. The native core has a pool of its own, one thread a
-    core; where torch does nothing else, torch.set_num_threads(1) after loading, as the commands do it, keeps torch's
-    pool from spinning against that while a large vocabulary is sampled from.
+    torch's number of threads is the caller's, before and after. The native core has a thread a core of its own; where
+    torch does nothing else, torch.set_num_threads(1) after loading, as the commands do it, keeps torch's from spinning.
     Raises UsageError for a value of the wrong type or out of range, or a combination that cannot work, IpexAssistError
     where a model cannot be loaded.
     """
     return load_by(_load_options(**locals()))
 
 
-def _load_options(target: Any, assistant: Any, lora: Any, **others: Any) -> LoadOptions:
+def _load_options(target: Any, assistant: Any, lora: Any, generation_config: Any, **others: Any) -> LoadOptions:
     """What `load` was given, as LoadOptions has it."""
     folders = tuple(f"{name}={os.fspath(at)}" for name, at in lora.items()) if isinstance(lora, Mapping) else lora
     return LoadOptions(
         target=_source(target),
         assistant=NONE if assistant is None else _source(assistant),
         lora=folders,
+        generation_config=_source(generation_config),
         **others,
     )
 

@@ -80,6 +80,11 @@ def build_parser() -> argparse.ArgumentParser:
         EPILOG,
         NOT_HERE,
     )
+    arguments.explain(
+        parser,
+        "--generation-config",
+        "sampling defaults: none, auto (the model's), or the FOLDER of others (default: none)",
+    )
     _add_measured(parser)
     _add_pairs(parser)
     _add_report(parser)
@@ -200,6 +205,7 @@ def pair_options(args: argparse.Namespace) -> PairOptions:
         # Of several draft lengths, one that depends on measured costs is enough for measuring them.
         calibrate="adaptive" in (*args.num_assistant_tokens, args.num_assistant_tokens_schedule),
         cache_packed=bool(args.cache_packed),  # measuring leaves no files behind unless asked
+        generation_config=args.generation_config or NONE,  # figures of models are compared
         lora_by_default=True,
         **{name: getattr(args, name) for name in names},
     )

@@ -99,7 +99,12 @@ def _records(args: argparse.Namespace) -> Records | None:
 
     names = ["dataset", "samples", "chat", "repeats", "model", "assistant_model", "random_weights", "acceptance"]
     names += ["executor", "precision", "assistant_precision", "draft_vocabulary", "universal", "threads", "cpus"]
-    names += ["draft_threads", "revision", *(name for name in options_of(GenerationOptions) if hasattr(args, name))]
+    names += [
+        "draft_threads",
+        "revision",
+        "generation_config",
+        *(name for name in options_of(GenerationOptions) if hasattr(args, name)),
+    ]
     settings: dict[str, Any] = {name: getattr(args, name) for name in names}
     file = Path(args.dataset).expanduser()
     if file.is_file():

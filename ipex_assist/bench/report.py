@@ -60,6 +60,7 @@ class BenchReport:
     assistant: str | None = None
     draft_head: str | None = None
     executor: str = ""
+    sampling_defaults: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     machine_gb_per_s: float | None = None
     commit: str | None = field(default_factory=lambda: _commit())
@@ -69,7 +70,7 @@ class BenchReport:
         """Take in what a loaded pair is, and, of the first one, where it runs."""
         names = model.identity
         self.target, self.assistant, self.executor = names.target, names.assistant, names.executor
-        self.draft_head = names.draft_head
+        self.draft_head, self.sampling_defaults = names.draft_head, dict(model.sampling_defaults)
         if not self.environment:
             plan = launch.inherited_plan(os.environ)
             self.environment = environment_facts(plan, warnings) | {"processor": processor_facts()}

@@ -108,9 +108,9 @@ class Checkpoint(ABC):
             check_stored(spec, sources, shapes)
         except IpexAssistError as error:
             raise IpexAssistError(f"{self.source}: {error}") from error
-        self._refuse_bare_numbers(resolve(sources, shapes))
+        self.refuse_bare_numbers(resolve(sources, shapes))
 
-    def _refuse_bare_numbers(self, wanted: Iterable[str]) -> None:
+    def refuse_bare_numbers(self, wanted: Iterable[str]) -> None:
         """Raise IpexAssistError for weights in integers, or FP8 beside a scale, that nothing says how to scale."""
         found = {name: kind for name in wanted if (kind := self.bare_type(name)) is not None}
         if found:

@@ -99,10 +99,24 @@ def config_from(header: GgufHeader) -> dict[str, Any]:
     return config | (gguf_families.CONFIGS[arch](header, config) if arch in gguf_families.CONFIGS else {})
 
 
+_SAMPLING = {
+    "temperature": "temp",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "penalty_repeat",
+}  # our names, and those after general.sampling
+
+
 def generation_config_from(header: GgufHeader) -> dict[str, Any]:
-    """The fields of a generation_config.json: every token that ends a generation, and bos."""
-    bos = header.get("tokenizer.ggml.bos_token_id")
-    return {"bos_token_id": bos, "eos_token_id": sorted(end_token_ids(header))}
+    """The fields of a generation_config.json: every token that ends a generation, bos, and how tokens are sampled.
+
+    llama.cpp always samples, and its converter keeps all but `do_sample`: a temperature above 0 stands for that.
+    """
+    fields = {"bos_token_id": header.get("tokenizer.ggml.bos_token_id"), "eos_token_id": sorted(end_token_ids(header))}
+    said = {name: header.get(f"general.sampling.{key}") for name, key in _SAMPLING.items()}
+    fields |= {name: value for name, value in said.items() if value is not None}
+    return fields | ({"do_sample": True} if (said["temperature"] or 0) > 0 else {})
 
 
 def hf_tensors(header: GgufHeader) -> dict[str, RestoredTensor]:

@@ -11,6 +11,7 @@ from ipex_assist.commands.chat_partner import Message, Partner
 from ipex_assist.commands.chat_screen import Screen
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.runner import Terminated
+from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.tokenization.tokenizer import check_text
 
 HELP = """\
@@ -124,11 +125,11 @@ class ChatLoop:
         name, _, text = rest.partition(" ")
         if not name:
             for each, about in settable().items():
-                self.screen.tell(f"{each:<30} {getattr(self.partner.options, each.replace('-', '_'))!s:<10} {about}")
+                self.screen.tell(f"{each:<30} {_shown(self.partner.options, each):<10} {about}")
             return
         options = set_option(self.partner.options, name, text.strip())
         self.partner.change(name.replace("-", "_"), options)
-        self.screen.tell(f"({name}: {getattr(options, name.replace('-', '_'))})")
+        self.screen.tell(f"({name}: {_shown(options, name)})")
 
     def _load(self, name: str) -> None:
         if not name:
@@ -185,3 +186,9 @@ class ChatLoop:
         if as_json:
             return json.dumps({"messages": messages}, ensure_ascii=False, indent=1) + "\n"
         return "\n".join(f"## {each['role']}\n\n{each['content']}\n" for each in messages)
+
+
+def _shown(options: GenerationOptions, name: str) -> str:
+    """The value of an option by its flag's name."""
+    value = getattr(options, name.replace("-", "_"))
+    return "default" if value is None else str(value)

@@ -43,7 +43,8 @@ class Server:
             raise UsageError(f"-m {model}: {url} has {', '.join(served) or 'no model'}")
         if not served:
             raise IpexAssistError(f"{url} says of no model that it serves it; is it the API's address?")
-        self._model = model or served[0]
+        self._model = model or next(iter(served))
+        self._defaults = served[self._model]
         self.name = f"{self._model} at {self._url.netloc}"
 
     def change(self, name: str, options: GenerationOptions) -> None:
@@ -61,7 +62,7 @@ class Server:
             "stream": True,
             "stream_options": {"include_usage": True},
             "draft_details": True,
-            **fields(self.options, self._given),
+            **fields(self.options.resolved(self._defaults), self._given),
         }
         for event in self._events("chat/completions", body):
             if error := event.get("error"):
@@ -86,11 +87,12 @@ class Server:
             timings.get("draft_n_accepted", 0) / drafted if drafted else None,
         )
 
-    def _models(self) -> list[str]:
+    def _models(self) -> dict[str, dict[str, Any]]:
+        """The names of the models, and the defaults of sampling options that the server says they have."""
         with contextlib.closing(self._asked("GET", "models", None)) as connection:
             answer = self._response(connection)
             try:
-                return [str(each["id"]) for each in json.loads(answer.read())["data"]]
+                return {str(each["id"]): dict(each.get("sampling") or {}) for each in json.loads(answer.read())["data"]}
             except (ValueError, KeyError, TypeError):
                 raise IpexAssistError(f"{self._url.geturl()} has no API of OpenAI's form; give its address") from None
 

@@ -39,7 +39,8 @@ def generate(args: argparse.Namespace) -> int:
     """Generate as the command line asks, in this process; returns the exit code."""
     replace_characters()
     prompt = read_prompt(args.prompt, args.prompt_file, piped=args.piped, demo=args.model is None)
-    room, load = _room(args), load_options(args, quick_start=True)
+    load = load_options(args, quick_start=True)
+    room = generation_options(args, chat=args.chat is not False).max_new_tokens  # there may be a chat template
     if load.target is None:
         load = demo_options(load)
     later: list[Callable[[], object]] = []
@@ -50,7 +51,11 @@ def generate(args: argparse.Namespace) -> int:
     chat = bool(model.tokenizer.chat_template) if args.chat is None else args.chat
     if chat and args.chat is None:
         log.info("the prompt is a message in the model's chat template (--raw goes on with it as it is)")
-    generation = model.stream(prompt, generation_options(args, chat=chat), chat=chat)
+    options = generation_options(args, chat=chat).resolved(model.sampling_defaults)
+    if idle := idle_flags(args, options):
+        why = "at --temperature 0" if options.do_sample else "without --do-sample"
+        log.warning("%s: no effect %s", ", ".join(idle), why)
+    generation = model.stream(prompt, options, chat=chat)
     code = 0
     try:
         code = _generate(model, generation, args, start_warnings)
@@ -74,15 +79,6 @@ def replace_characters() -> None:
     """One character that a locale lacks must not cost the text around it."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
-
-
-def _room(args: argparse.Namespace) -> int:
-    """New tokens to make room for, before it is known whether the model has a chat template; names idle flags."""
-    options = generation_options(args, chat=args.chat is not False)
-    if idle := idle_flags(args, options):
-        why = "without --do-sample" if not options.do_sample else "at --temperature 0"
-        log.warning("%s: no effect %s", ", ".join(idle), why)
-    return options.max_new_tokens
 
 
 def _generate(model: TextModel, generation: Generation, args: argparse.Namespace, start_warnings: list[str]) -> int:

@@ -101,7 +101,7 @@ def read_prompts(args: argparse.Namespace) -> list[Prompt]:
         raise UsageError(f"{args.prompts}, line {first.line}: {first.message}")
     found = []
     for number, prompt in enumerate(map(file.read, file.entries), start=options.seed or 0):
-        own = replace(prompt.options, assisted=False)
+        own = replace(prompt.options, assisted=False, do_sample=bool(prompt.options.do_sample))
         found.append(replace(prompt, options=replace(own, seed=number) if own.draws else own))
     distinct = {prompt.digest(): prompt for prompt in found}
     if len(distinct) < 2:

@@ -6,7 +6,7 @@ import itertools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,7 @@ class EmbeddingModel(ABC):
     pauses = True
     prefix_blocks = 0
     adapters: Mapping[str, str] = {}
+    sampling_defaults: Mapping[str, Any] = {}
 
     def __init__(self, finish: Finisher) -> None:
         self.engine_stats = EngineStats()

@@ -151,7 +151,7 @@ class AssistedModel(TextModel):
         It serves one generation. For sampled output, give `stream` options with the same `seed`: a draft that samples
         with other random numbers is seldom accepted.
         """
-        sampling = Sampling.part_of(options, prompt_length=len(prompt))
+        sampling = Sampling.part_of(options.resolved(self.sampling_defaults), prompt_length=len(prompt))
         return self.drafting.source(sampling, len(prompt) + self.limit_of(len(prompt), options))
 
     def grammar(self, spec: GrammarSpec) -> Grammar:

@@ -77,6 +77,12 @@ class LoadOptions(Options):
     allow_special_tokens: bool = option(
         False, "read special tokens in messages as tokens, not as text; they can then end a turn", Switch()
     )
+    generation_config: str = option(
+        AUTO,
+        "sampling defaults: auto (the model's generation_config.json), none, or the FOLDER of another",
+        Text(),
+        "auto|none|FOLDER",
+    )
     revision: str | None = option(None, "branch, tag or commit of the target on the hub", Text(), "REV")
     offline: bool = option(False, "use only what is on this machine", Switch())
     progress: bool = option(False, "show how far loading is, on standard error", Switch(), flags=())

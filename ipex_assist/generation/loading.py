@@ -28,6 +28,7 @@ from ipex_assist.executors.select_executor import compute_threads, library_execu
 from ipex_assist.generation.assisted_model import AssistedModel
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.generation.resolved import ResolvedOptions, compare_vocabularies, resolve
+from ipex_assist.generation.sampling_defaults import sampling_defaults
 from ipex_assist.generation.stats import Loading
 from ipex_assist.generation.text_model import TextModel
 from ipex_assist.launch.plan import MASK_AT_START
@@ -68,8 +69,11 @@ def load_by(
     """
     name = short_name(options.target) if options.target else "the model"
     with phases_shown(options.progress), phase(f"loading {name}"):
-        model = _build(resolve(options, OpenCheckpoints() if checkpoints is None else checkpoints), later, most_tokens)
+        request = resolve(options, OpenCheckpoints() if checkpoints is None else checkpoints)
+        defaults = sampling_defaults(request.checkpoint, options.generation_config)
+        model = _build(request, later, most_tokens)
         model.allow_special_tokens = options.allow_special_tokens
+        model.sampling_defaults = defaults
         if options.calibrate and isinstance(model, AssistedModel) and model.drafting.possible:
             with one_torch_thread() if model.identity.executor == "native" and torch_is_here() else nullcontext():
                 model.drafting.calibrate()

@@ -42,6 +42,7 @@ class TextModel(ABC):
     allow_special_tokens = False  # whether special tokens named in messages are tokens (`encode_messages`)
     adapters: Mapping[str, str] = {}  # folders by the names that `lora` may have
     default_adapter: str | None = None  # of texts that name none
+    sampling_defaults: Mapping[str, Any] = {}  # of texts that say nothing themselves
     facts: None = None  # of an embedding model
     one_at_a_time = False  # whether a stream must have ended before the next one begins
 
@@ -188,7 +189,8 @@ class TextModel(ABC):
         where the model computes no numbers, and GrammarError where the grammar becomes too complex on the way.
         """
         given = [name for name, value in changes.items() if value is not None]
-        options = _with_adapter(GenerationOptions.of(options, **changes), self.adapters, self.default_adapter).seeded()
+        options = GenerationOptions.of(options, **changes).resolved(self.sampling_defaults).seeded()
+        options = _with_adapter(options, self.adapters, self.default_adapter)
         for name, switch in GenerationOptions.without_effect(given, options).items():
             log.warning("%s: no effect without %s=True; the likeliest token is taken", name, switch)
         rows = as_lists(prompt)

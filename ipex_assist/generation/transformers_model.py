@@ -21,6 +21,7 @@ import torch
 
 from ipex_assist.checkpoints import gguf_config
 from ipex_assist.checkpoints.base import Checkpoint
+from ipex_assist.checkpoints.quantized import quantization_of
 from ipex_assist.checkpoints.short_name import short_name
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.phases import phase
@@ -218,6 +219,9 @@ def _load(checkpoint: Checkpoint, dtype: torch.dtype, executor: str, *, alone: b
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
+    if quantization_of(checkpoint.config) is None:  # transformers would read integers as floats
+        matrices = (name for name, shape in checkpoint.shapes().items() if len(shape) > 1)
+        checkpoint.refuse_bare_numbers(name for name in matrices if name.endswith(("weight", "_proj")))
     transformers_logging.disable_progress_bar()  # the phase is shown where progress is asked for
     try:
         with phase(f"loading {short_name(checkpoint.source)} by transformers"):

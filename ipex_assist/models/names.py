@@ -125,6 +125,10 @@ def named(
     for leaf, name in outside.items():
         if leaf not in absent:
             found.add(leaf, name, leaf, leaf == "lm_head" and spec.head_bias)
+    if spec.tied_head and spec.head is None:  # the one matrix may be stored by either name
+        table = found.sources["embed_tokens.weight"]
+        names = *table.alternatives, outside["lm_head"] + ".weight"
+        found.sources["embed_tokens.weight"] = replace(table, alternatives=names)
     for number, layer in enumerate(spec.layers):
         absent, biased = _absent(layer), _biased(layer)
         absent |= set() if spec.per_layer_size else set(PER_LAYER)

@@ -96,7 +96,7 @@ class _TracedGeneration:
             "gen_ai.operation.name": "text_completion" if self._request.inputs is None else "embeddings",
             "gen_ai.request.model": self._model,
             "gen_ai.request.max_tokens": options.max_new_tokens,
-            "gen_ai.request.temperature": options.temperature if options.do_sample else 0.0,
+            "gen_ai.request.temperature": options.temperature if options.draws else 0.0,
             "gen_ai.usage.input_tokens": len(self._request.tokens),
         }
         text = self._tracer.start_span("text", context=_parent.get(), start_time=self._started, attributes=attributes)

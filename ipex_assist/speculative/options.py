@@ -5,12 +5,21 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ipex_assist.env.options import Choice, Number, Options, Switch, Text, Texts, TokenNumbers, documented, option
 
 SCHEDULES = ("adaptive", "constant", "heuristic")
 _PENALTY = Number(-100, 100)
+# The options that the model's files may decide, and transformers' defaults where they do not.
+MODEL_DEFAULTS: dict[str, Any] = {
+    "do_sample": False,
+    "repetition_penalty": 1.0,
+    "temperature": 1.0,
+    "top_k": 50,
+    "top_p": 1.0,
+    "min_p": 0.0,
+}
 
 Own = TypeVar("Own", bound="SamplingOptions")
 
@@ -65,21 +74,37 @@ class SamplingOptions(Options):
 
     Names, defaults and rules are those of transformers' GenerationConfig (repetition_penalty, temperature, top_k,
     top_p, min_p) and of OpenAI's API (logit_bias, presence_penalty, frequency_penalty, which count output
-    tokens only). Without `do_sample`, or with temperature 0, decoding is greedy.
+    tokens only). Without `do_sample`, or with temperature 0, decoding is greedy. None is the model's own default, which
+    its generation_config.json has, or else transformers' (`resolved`).
     """
 
-    do_sample: bool = option(False, "sample tokens instead of taking the likeliest", Switch())
+    do_sample: bool | None = option(
+        None, "sample tokens, or take the likeliest (default: the model's, or the likeliest)", Switch(both=True)
+    )
     logit_bias: Mapping[int, float] = option(
         {}, 'added to the logits of these tokens: {"50256": -100}', TokenNumbers(_PENALTY), "JSON"
     )
-    repetition_penalty: float = option(1.0, "divide logits of tokens already in prompt or text", Number(1e-3, 100), "R")
+    repetition_penalty: float | None = option(
+        None,
+        "divide logits of tokens already in prompt or text (default: the model's, or 1)",
+        Number(1e-3, 100),
+        "R",
+    )
     presence_penalty: float = option(0.0, "subtract from logits of tokens already in the text", _PENALTY, "X")
     frequency_penalty: float = option(0.0, "subtract for each time that a token is in the text", _PENALTY, "X")
-    temperature: float = option(1.0, "", Number(1e-3, 100, also={0: "greedy"}), "T", needs="do_sample")
-    top_k: int = option(50, "(default: 50; 0 is off)", Number(0, 10_000_000, whole=True), "K", needs="do_sample")
-    top_p: float = option(1.0, "", Number(1e-6, 1), "P", needs="do_sample")
-    min_p: float = option(
-        0.0, "drop tokens below this share of the likeliest one's probability", Number(0, 1), "P", needs="do_sample"
+    temperature: float | None = option(
+        None, "(default: the model's, or 1)", Number(1e-3, 100, also={0: "greedy"}), "T", needs="do_sample"
+    )
+    top_k: int | None = option(
+        None, "(default: the model's, or 50; 0 is off)", Number(0, 10_000_000, whole=True), "K", needs="do_sample"
+    )
+    top_p: float | None = option(None, "(default: the model's, or 1)", Number(1e-6, 1), "P", needs="do_sample")
+    min_p: float | None = option(
+        None,
+        "drop tokens below this share of the likeliest one's probability (default: the model's, or 0)",
+        Number(0, 1),
+        "P",
+        needs="do_sample",
     )
     seed: int | None = option(
         None,
@@ -92,7 +117,15 @@ class SamplingOptions(Options):
     @property
     def draws(self) -> bool:
         """Whether tokens are sampled."""
-        return self.do_sample and self.temperature > 0
+        return bool(self.do_sample) and self.temperature != 0
+
+    def resolved(self: Own, *defaults: Mapping[str, Any]) -> Own:
+        """Return the options with a value for each that is None: that of the first of `defaults` that has one, or
+        transformers' default."""
+        values: dict[str, Any] = {}
+        for each in (MODEL_DEFAULTS, *reversed(defaults)):
+            values |= {name: value for name, value in each.items() if name in MODEL_DEFAULTS}
+        return replace(self, **{name: value for name, value in values.items() if getattr(self, name) is None})
 
     def seeded(self: Own) -> Own:
         """Return the options, with a fresh seed to report in the result if tokens are sampled and none is given."""

@@ -172,11 +172,18 @@ def _from_tokenizer_json(folder: Path) -> PreTrainedTokenizerBase | None:
 
 
 def _chat_template(folder: Path, config: dict[str, Any]) -> Any:
-    """The template, or several by name: of the configuration, and of files, which come before it."""
+    """The template, or several by name: of the configuration, and of files, which come before it.
+
+    Models that read images have it in chat_template.json, where the configuration has none.
+    """
     named = config.get("chat_template")
-    templates = dict(named) if isinstance(named, dict) else {"default": named} if isinstance(named, str) else {}
-    for each in named if isinstance(named, list) else ():
-        templates[each["name"]] = each["template"]
+    if not named:
+        with contextlib.suppress(IpexAssistError):  # as good as none
+            named = (read_json(folder / "chat_template.json") or {}).get("chat_template")
+    if isinstance(named, list):
+        named = {str(each.get("name", "default")): each.get("template") for each in named if isinstance(each, dict)}
+    templates = named if isinstance(named, dict) else {"default": named}
+    templates = {name: template for name, template in templates.items() if isinstance(template, str) and template}
     files = {"default": folder / "chat_template.jinja"}
     files |= {file.stem: file for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     templates |= {name: file.read_text(encoding="utf-8") for name, file in files.items() if file.is_file()}

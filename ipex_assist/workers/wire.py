@@ -78,7 +78,8 @@ class WorkerEvent(Struct, kw_only=True, omit_defaults=True):
 class ModelDescription(Struct, kw_only=True, omit_defaults=True):
     """A loaded model. context_length: in tokens. draft_head: the assistant's kind, where it is a draft head.
 
-    adapters: folders by their names. embedding: of a model that gives vectors or scores, and writes no text.
+    adapters: folders by their names. sampling: defaults of options, by the model's files. embedding: of a model that
+    gives vectors or scores, and writes no text.
     vocab_size: 0 where it is not known.
     """
 
@@ -90,6 +91,7 @@ class ModelDescription(Struct, kw_only=True, omit_defaults=True):
     context_length: int | None = None
     vocab_size: int = 0
     adapters: dict[str, str] = {}
+    sampling: dict[str, Any] = {}
     embedding: EmbeddingFacts | None = None
 
 

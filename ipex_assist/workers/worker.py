@@ -127,6 +127,7 @@ def _ready(model: WorkerModel, concurrency: int, load_s: float) -> Ready:
         context_length=model.context_length,
         vocab_size=model.vocab_size or 0,
         adapters=dict(model.adapters),
+        sampling=dict(model.sampling_defaults),
         embedding=model.facts,
     )
     template = bool(model.tokenizer.chat_template)

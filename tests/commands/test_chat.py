@@ -235,10 +235,17 @@ def test_again_with_other_options_and_from_a_file(model: TextModel, tmp_path: Pa
     assert shown[0] == whole
     assert 0 < len(shown[1]) < len(whole)
     assert whole.startswith(shown[1])
-    assert (partner.options.max_new_tokens, partner.options.do_sample) == (4, False)
+    assert (partner.options.max_new_tokens, partner.options.do_sample) == (4, None)
     said = "\n".join(screen.said)
     answers = ("there is no answer yet", "(max-new-tokens: 4)", "temperature", "there is no such option")
-    for words in (*answers, "on or off", "(do-sample: True)", "(do-sample: False)", "must take turns", "/load: what?"):
+    for words in (
+        *answers,
+        "on or off",
+        "(do-sample: True)",
+        "(do-sample: default)",
+        "must take turns",
+        "/load: what?",
+    ):
         assert words in said, words
     talk = ChatLoop(partner, Recorder([f"/load {file}", "and"]), statistics=False)  # type: ignore[arg-type]
     talk.run()

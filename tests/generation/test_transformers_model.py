@@ -14,6 +14,7 @@ import checkpoint_files
 import pytest
 import torch
 from conftest import HAS_IPEX
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import ipex_assist
@@ -259,3 +260,18 @@ def test_a_reader_that_leaves_before_its_turn(tmp_path: Path, monkeypatch: pytes
         next(model.stream(PROMPT, max_new_tokens=4))
     monkeypatch.undo()
     assert model.generate(PROMPT, max_new_tokens=4).new_tokens == 4
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32])
+def test_integers_that_nothing_scales_are_refused(tmp_path: Path, dtype: torch.dtype) -> None:
+    """transformers makes floats of them: a model that answers nonsense. A mask of integers is no weight."""
+    save(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["transformer.h.0.attn.bias"] = torch.ones(1, 1, 64, 64, dtype=torch.uint8).tril()
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    ipex_assist.load(tmp_path, None, precision="fp32")
+    name = "transformer.h.0.mlp.c_fc.weight"
+    tensors[name] = (tensors[name] * 50).to(dtype)
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(IpexAssistError, match=rf"{name} \(\w+\) cannot be read: its numbers are not weights"):
+        ipex_assist.load(tmp_path, None, precision="fp32")

@@ -110,6 +110,7 @@ class Words:
         ([0], [2, 1], "is end"),
         ([0, 1, 0, 1, 0], [3, 6], " a"),
         ([9], [1], "end"),
+        ([0, 9, 9, 9, 9, 9], [1], " end"),
         ([6, 4], [5, 1], "\ufffd end"),  # half of a character in the prompt
         ([6, 4, 5], [1], " end"),
     ],
@@ -128,6 +129,11 @@ def test_a_text_that_goes_on_keeps_its_first_space(before, tokens, text) -> None
         ("b<end>", "a", "b<end>"),
         ("c<end>", "abc", None),
         ("c", "ab", "c"),
+        ("<end>c", "ab", "<end>c"),
+        ("b<end>c", "a", "b<end>c"),
+        ("ab<end>c", "", "ab<end>c"),
+        ("<end>ca", "abc", None),
+        ("bc", "a", "bc"),
     ],
 )
 def test_a_stop_string_may_be_a_special_token(stop, text, found) -> None:

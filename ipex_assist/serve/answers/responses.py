@@ -10,10 +10,11 @@ from ipex_assist.serve.answers.message_builder import MessageBuilder
 from ipex_assist.serve.answers.output_items import ItemEvent, ResponseOutput
 from ipex_assist.serve.answers.writer import Writer, event
 from ipex_assist.serve.errors import ApiError
-from ipex_assist.serve.protocol.common import OPENAI, new_id, now
+from ipex_assist.serve.protocol.common import new_id, now
 from ipex_assist.serve.protocol.responses import ResponsesRequest
 from ipex_assist.serve.service import Service
 from ipex_assist.serve.tools import OutputForm
+from ipex_assist.speculative.options import GenerationOptions
 
 
 class ResponseWriter(Writer):
@@ -24,6 +25,7 @@ class ResponseWriter(Writer):
         service: Service,
         texts: ChoiceTexts,
         body: ResponsesRequest,
+        options: GenerationOptions,
         kept: Callable[[dict[str, Any], dict[str, Any]], None],
         form: OutputForm,
     ) -> None:
@@ -45,11 +47,11 @@ class ResponseWriter(Writer):
             "incomplete_details": None,
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "store": body.store is not False,
-            "temperature": OPENAI["temperature"] if body.temperature is None else body.temperature,
+            "temperature": options.temperature,
             "text": {"format": {"type": "text"} if format_ is None else format_.model_dump(by_alias=True)},
             "tool_choice": body.model_dump(include={"tool_choice"})["tool_choice"] or "auto",
             "tools": [tool.model_dump() for tool in body.functions],
-            "top_p": OPENAI["top_p"] if body.top_p is None else body.top_p,
+            "top_p": options.top_p,
             "truncation": "disabled",
         }
 

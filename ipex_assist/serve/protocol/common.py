@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import uuid
+from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, GetJsonSchemaHandler, Tag, model_validator
@@ -13,7 +14,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from ipex_assist.env.options import Choice as OneOf
 from ipex_assist.env.options import Kind, Number, Switch, Text, Texts, TokenNumbers, described, options_of
-from ipex_assist.speculative.options import GenerationOptions
+from ipex_assist.speculative.options import MODEL_DEFAULTS, GenerationOptions
 
 MOST_CHOICES = 128  # texts of one request, as with OpenAI
 MOST_STOPS = 64  # stop texts, each of which is looked for at every token
@@ -22,7 +23,7 @@ MOST_TEMPERATURE = 2.0  # as with OpenAI
 _MEDIA = ("image", "audio", "video", "file")  # words in the types of parts that no model here reads
 TOKEN_ID = "x-token-id"  # in the JSON schema: a number below the vocabulary's size, once that is known
 TIERS = {"flex": 1, "batch": 1, "priority": -1, "fast": -1}  # as priorities, of which lower ones come first
-OPENAI = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}  # OpenAI's defaults where ours are transformers'
+OPENAI = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}  # where the model's files say nothing
 
 
 T = TypeVar("T")
@@ -58,8 +59,8 @@ class OptionField:
         if highest is not None:
             assert isinstance(option.kind, Number)
             self._kind = dataclasses.replace(option.kind, highest=highest)
-        if name in OPENAI:
-            self._help = f"(default: {OPENAI[name]:g})"
+        if name in MODEL_DEFAULTS:
+            self._help = f"(default: the model's, or {(MODEL_DEFAULTS | OPENAI)[name]:g})"
         else:
             default = None if name == "max_new_tokens" else getattr(GenerationOptions(), name)
             self._help = described(default, option)
@@ -135,20 +136,22 @@ class SamplingFields(RequestBody):
     lora: AdapterScales | None = Field(None, description="as llama-server has it; one adapter whose scale is not 0")
 
     def generation_options(
-        self, max_new_tokens: int, logprobs: int | None = None, prompt_logprobs: int | None = None
+        self,
+        max_new_tokens: int,
+        defaults: Mapping[str, Any],
+        logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
     ) -> GenerationOptions:
-        """The options, with OpenAI's defaults: tokens are drawn at temperature 1, unless the temperature is 0."""
+        """The options, with the model's `defaults` or else OpenAI's: tokens are drawn, at temperature 1, unless the
+        temperature is 0."""
         names = {each.name for each in dataclasses.fields(GenerationOptions)} & set(SamplingFields.model_fields)
         names -= {"lora"}  # which RequestedAdapters.apply reads
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        values: dict[str, Any] = {**OPENAI, "priority": TIERS.get(self.service_tier or "", 0), **given}
-        return GenerationOptions(
-            **values,
-            do_sample=values["temperature"] > 0,
-            max_new_tokens=max_new_tokens,
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-        )
+        values: dict[str, Any] = {"priority": TIERS.get(self.service_tier or "", 0), **given}
+        options = GenerationOptions(
+            **values, max_new_tokens=max_new_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs
+        ).resolved(defaults, OPENAI)
+        return dataclasses.replace(options, do_sample=options.temperature != 0)
 
 
 def options_per_choice(options: GenerationOptions, count: int) -> list[GenerationOptions]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from ipex_assist.serve.protocol.common import ResponseBody
 
@@ -11,8 +11,8 @@ class ModelCard(ResponseBody):
     """One model. max_model_len: tokens of prompt and answer together, by vLLM's name. default_max_tokens: of a chat's
     answer without max_tokens, if the prompt leaves as many. draft_head: mtp, eagle3, dflash or shared_kv, where the
     assistant is a draft head. parent: of an adapter, the model that it is one of; its root is the adapter's folder.
-    loaded: whether it is in memory; what is not known before is null. size: bytes of memory that it takes, or would
-    take, in a server of many models."""
+    sampling: defaults of sampling fields by the model's files, where they have any. loaded: whether it is in memory;
+    what is not known before is null. size: bytes of memory that it takes, or would take, in a server of many models."""
 
     id: str
     object: Literal["model"] = "model"
@@ -28,6 +28,7 @@ class ModelCard(ResponseBody):
     executor: str | None = None
     max_model_len: int | None = None
     default_max_tokens: int | None = None
+    sampling: dict[str, Any] | None = None
 
 
 class ModelList(ResponseBody):

@@ -83,7 +83,7 @@ def _completion_requests(
     service: Service, body: CompletionRequest, prompts: list[list[int]], rooms: list[int], grammar: GrammarSpec | None
 ) -> list[GenerationRequest]:
     """All texts of the prompts, of which there may be 128 × 128. rooms: max_new_tokens of each prompt's."""
-    options = body.generation_options(1, body.logprobs, body.logprobs if body.echo else None)
+    options = body.generation_options(1, service.facts.sampling, body.logprobs, body.logprobs if body.echo else None)
     options = service.adapters.apply(options, body)
     return [
         GenerationRequest(tokens, each, grammar, continues=True)
@@ -106,7 +106,8 @@ def router(models: ServedModels) -> APIRouter:
         begun = await service.in_thread(_begun, body)
         turn, tokens = await prepare_conversation(service, lambda: _asked(body, begun), deadline, begun or "")
         room = service.most_new_tokens(len(tokens), body.wanted_tokens)
-        options = service.adapters.apply(body.generation_options(room, body.wanted_logprobs), body)
+        options = body.generation_options(room, service.facts.sampling, body.wanted_logprobs)
+        options = service.adapters.apply(options, body)
         requests = [GenerationRequest(tokens, each, turn.grammar) for each in options_per_choice(options, body.n or 1)]
         named = None if options.logprobs is None else service.token_texts
         form = await service.in_thread(output_form, service.tokenizer, turn, tokens)

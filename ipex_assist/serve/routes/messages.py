@@ -63,8 +63,8 @@ def router(models: ServedModels) -> APIRouter:
         service = await _opened(models, body.model)
         deadline = service.deadline()
         turn, tokens = await _prepared(service, body, deadline)
-        options = body.sampling().generation_options(service.most_new_tokens(len(tokens), body.max_tokens))
-        options = service.adapters.apply(options, body)
+        room = service.most_new_tokens(len(tokens), body.max_tokens)
+        options = service.adapters.apply(body.sampling().generation_options(room, service.facts.sampling), body)
         begun = body.messages[-1].role == "assistant"
         requests = [GenerationRequest(tokens, options, turn.grammar, continues=begun)]
         form = await service.in_thread(output_form, service.tokenizer, turn, tokens)

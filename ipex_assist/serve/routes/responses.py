@@ -65,7 +65,8 @@ def router(models: ServedModels) -> APIRouter:
         new = await service.in_thread(body.messages)
         turn, tokens = await prepare_conversation(service, lambda: _asked(body, [*before, *new]), deadline)
         room = service.most_new_tokens(len(tokens), body.max_output_tokens)
-        options = service.adapters.apply(body.generation_options(room, body.wanted_logprobs), body)
+        options = body.generation_options(room, service.facts.sampling, body.wanted_logprobs)
+        options = service.adapters.apply(options, body)
 
         def keep(response: dict[str, Any], answer: dict[str, Any]) -> None:
             if body.store is not False:
@@ -74,7 +75,7 @@ def router(models: ServedModels) -> APIRouter:
         requests = [GenerationRequest(tokens, options, turn.grammar)]
         texts = ChoiceTexts(requests, len(tokens), None if options.logprobs is None else service.token_texts)
         form = await service.in_thread(output_form, service.tokenizer, turn, tokens)
-        writer = ResponseWriter(service, texts, body, keep, form)
+        writer = ResponseWriter(service, texts, body, options, keep, form)
         return GenerationResponse(service, requests, writer, deadline=deadline, stream=bool(body.stream))
 
     @routes.get("/v1/responses/{response_id}", response_model=ModelResponse, responses=responses(401, 404))

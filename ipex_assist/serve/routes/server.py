@@ -21,7 +21,9 @@ from ipex_assist.version import __version__
 def _card(entry: ModelEntry) -> ModelCard:
     facts, about = entry.facts, dict[str, Any]()
     if facts is not None:
-        about = {name: getattr(facts, name) for name in ("assistant", "draft_head", "precision", "executor")}
+        about = {
+            name: getattr(facts, name) for name in ("assistant", "draft_head", "precision", "executor", "sampling")
+        }
         about["max_model_len"] = facts.context_length
     return ModelCard(
         id=entry.name,

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from ipex_assist.executors.row_choice import SamplingRule
 from ipex_assist.speculative.choosing.gumbel_noise import Floats, Ids, all_bits, bits_above, from_bits, gumbel
-from ipex_assist.speculative.options import SamplingOptions, fresh_seed
+from ipex_assist.speculative.options import MODEL_DEFAULTS, SamplingOptions, fresh_seed
 
 if TYPE_CHECKING:
     import torch
@@ -38,17 +38,28 @@ _HEAD = 7.0
 
 @dataclass(frozen=True)
 class Sampling(SamplingOptions):
-    """How the tokens of one request are chosen. With temperature 0 `do_sample` is False; if it is True there is a seed.
+    """How the tokens of one request are chosen: all is decided. With temperature 0 `do_sample` is False; if it is True
+    there is a seed.
 
     prompt_length: tokens of the prompt: presence and frequency penalties do not count them, and noise positions start
     after them.
     """
 
+    if TYPE_CHECKING:  # not None here
+        do_sample: bool = False
+        repetition_penalty: float = 1.0
+        temperature: float = 1.0
+        top_k: int = 50
+        top_p: float = 1.0
+        min_p: float = 0.0
     prompt_length: int = 0
 
     def __post_init__(self) -> None:
         """Raises UsageError as options do."""
         super().__post_init__()
+        for name, value in MODEL_DEFAULTS.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
         object.__setattr__(self, "do_sample", self.draws)
         if self.do_sample and self.seed is None:
             object.__setattr__(self, "seed", fresh_seed())
