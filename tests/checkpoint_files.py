@@ -212,7 +212,7 @@ def write_vocabulary(
     """A GGUF file with a tokenizer and a one-layer model too small to run.
 
     name: of the model. model: the kind of tokenizer, where it follows from nothing else. metadata: keys
-    of tokenizer.ggml, such as pre="smollm" or add_bos_token=True.
+    of tokenizer.ggml, such as pre="smollm" or add_bos_token=True, and whole ones.
     """
     tokens = list(tokens)
     writer = gguf.GGUFWriter(path, "llama")
@@ -228,7 +228,7 @@ def write_vocabulary(
         writer.add_token_merges(list(merges))
     add = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string}
     for key, value in metadata.items():
-        add[type(value)](f"tokenizer.ggml.{key}", value)  # type: ignore[operator]
+        add[type(value)](key if "." in key else f"tokenizer.ggml.{key}", value)  # type: ignore[operator]
     writer.add_context_length(64)
     writer.add_embedding_length(32)
     writer.add_block_count(1)

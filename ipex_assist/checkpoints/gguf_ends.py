@@ -18,7 +18,7 @@ _ENDS = (
 _NAMES = frozenset(_ENDS.split())
 _KEYS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 # gpt-oss and Solar Open end their thoughts, and not their turn, at <|end|>: where all of one of these sets are there.
-_THOUGHTS_END = ({"<|return|>", "<|call|>"}, {"<|flush|>", "<|call|>"}, {"<|flush|>", "<|calls|>"})
+_THOUGHTS_END = [{first, second} for first in ("<|return|>", "<|flush|>") for second in ("<|call|>", "<|calls|>")]
 _NORMAL = 1  # tokenizer.ggml.token_type
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -41,11 +42,10 @@ class TokenBytes:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
-        self._added = set(tokenizer.get_added_vocab().values())
         self._special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
         kinds = _decoder_kinds(tokenizer)
         self._byte_level = _byte_characters() if "ByteLevel" in kinds else None
-        self._sentencepiece = bool(kinds & {"ByteFallback", "Metaspace"})
+        self._sentencepiece, self._bytes = bool(kinds & {"ByteFallback", "Metaspace"}), "ByteFallback" in kinds
         self._known: dict[int, bytes] = {}
 
     def bytes_of(self, token: int) -> bytes:
@@ -66,11 +66,22 @@ class TokenBytes:
         name = self._tokenizer.convert_ids_to_tokens(token)
         if not isinstance(name, str):  # padding rows of the embedding have no name
             return b""
-        if token in self._added:
+        if token in self._special:
             return name.encode()
-        if self._byte_level is not None and all(character in self._byte_level for character in name):
-            return bytes(self._byte_level[character] for character in name)
+        if self._byte_level is not None:  # tokens that were added may have other characters
+            known = all(character in self._byte_level for character in name)
+            return bytes(self._byte_level[character] for character in name) if known else name.encode()
         if self._sentencepiece:
-            byte = _BYTE.fullmatch(name)
+            byte = _BYTE.fullmatch(name) if self._bytes else None
             return bytes([int(byte[1], 16)]) if byte else name.replace("▁", " ").encode()
-        return str(self._tokenizer.decode([token])).encode()
+        before = [] if self._word is None else [self._word]
+        return self._text([*before, token]).removeprefix(self._text(before)).encode()
+
+    @cached_property
+    def _word(self) -> int | None:
+        """A token that is a word, after which another one has the space before it that it has in a text."""
+        ids = sorted(self._tokenizer.get_vocab().values())
+        return next((i for i in ids if i not in self._special and self._text([i]).isalnum()), None)
+
+    def _text(self, tokens: list[int]) -> str:
+        return str(self._tokenizer.decode(tokens))

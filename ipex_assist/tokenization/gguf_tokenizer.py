@@ -64,9 +64,12 @@ def _build(header: GgufHeader) -> PreTrainedTokenizerFast:
     _add_special_tokens(tokenizer, tokens, kinds, _strips_right(header))
     special = _special_tokens(header, tokens)
     rule = _rule(header)
-    begins = header.get("tokenizer.ggml.add_bos_token", model == "llama" or rule in BEGINS)
-    if (begins or rule == "gemma4") and "bos_token" in special:
-        _prepend(tokenizer, special["bos_token"], vocabulary)
+    begins = header.get("tokenizer.ggml.add_bos_token", model == "llama" or rule in BEGINS) or rule == "gemma4"
+    # Of a vector the end is a part; a prompt must not have one, whatever the file says.
+    ends = header.get("tokenizer.ggml.add_eos_token", False) and header.get("{arch}.pooling_type") is not None
+    first, last = special.get("bos_token") if begins else None, special.get("eos_token") if ends else None
+    if first or last:
+        _surround(tokenizer, first, last, vocabulary)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, chat_template=_templates(header), **special
     )
@@ -208,9 +211,13 @@ def _special_tokens(header: GgufHeader, tokens: list[str]) -> dict[str, str]:
     return {name: tokens[index] for name, index in ids.items() if index is not None and index < len(tokens)}
 
 
-def _prepend(tokenizer: tokenizers.Tokenizer, token: str, vocabulary: dict[str, int]) -> None:
+def _surround(tokenizer: tokenizers.Tokenizer, first: str | None, last: str | None, vocabulary: dict[str, int]) -> None:
+    """Put these tokens before and after each text."""
     from tokenizers import processors
 
+    before, after = ([] if token is None else [token] for token in (first, last))
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=[token, "$A"], pair=[token, "$A", token, "$B"], special_tokens=[(token, vocabulary[token])]
+        single=[*before, "$A", *after],
+        pair=[*before, "$A", *after, *before, "$B", *after],
+        special_tokens=[(token, vocabulary[token]) for token in {*before, *after}],
     )

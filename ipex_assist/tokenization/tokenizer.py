@@ -81,7 +81,7 @@ def _load(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
         loaded = AutoTokenizer.from_pretrained(str(checkpoint.path), local_files_only=True, trust_remote_code=False)
         _restore_parts(loaded, checkpoint.path / "tokenizer.json")
         config = read_json(checkpoint.path / "tokenizer_config.json") or {}
-        loaded.chat_template = _chat_template(checkpoint.path, config) or loaded.chat_template
+        loaded.chat_template = _chat_template(checkpoint.path, config)
         return loaded
     except BaseException as error:  # anything from a missing file to a panic of the tokenizers library
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
@@ -172,7 +172,7 @@ def _from_tokenizer_json(folder: Path) -> PreTrainedTokenizerBase | None:
 
 
 def _chat_template(folder: Path, config: dict[str, Any]) -> Any:
-    """The template, or several by name: of the configuration, and of files, which come before it.
+    """The template, or several by name: of files, as transformers has them, or of the configuration.
 
     Models that read images have it in chat_template.json, where the configuration has none.
     """
@@ -185,6 +185,7 @@ def _chat_template(folder: Path, config: dict[str, Any]) -> Any:
     templates = named if isinstance(named, dict) else {"default": named}
     templates = {name: template for name, template in templates.items() if isinstance(template, str) and template}
     files = {"default": folder / "chat_template.jinja"}
+    templates = {} if files["default"].is_file() else templates
     files |= {file.stem: file for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     templates |= {name: file.read_text(encoding="utf-8") for name, file in files.items() if file.is_file()}
     return templates.get("default") if templates.keys() <= {"default"} else templates

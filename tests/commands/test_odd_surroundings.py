@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import tiny_models
+from command_runs import run
+from conftest import HAS_NATIVE
 
 from ipex_assist import cli
 from ipex_assist.batch.command import main as batch
@@ -96,3 +99,14 @@ def test_the_default_model_by_the_name_that_help_gives_it(tmp_path: Path, monkey
     assert load_options(args).target is None
     (tmp_path / "SmolLM2-135M").mkdir()
     assert load_options(args).target == "SmolLM2-135M"
+
+
+@pytest.mark.skipif(not HAS_NATIVE, reason="only the native core books memory for keys and values")
+def test_small_commands_that_run_together(pair: tuple[str, str]) -> None:
+    """`xargs -P4`: the first one booked what was left of the memory, and the second one found too little."""
+    flags = ["-p", "the quick brown fox", "--raw", "--no-assisted", "--max-new-tokens", "64", "--threads", "1"]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: run("-m", pair[0], *flags, "--executor", "native"), range(4)))
+    assert [done.returncode for done in found] == [0] * 4, found
+    assert not any("memory" in done.stderr for done in found), found
+    assert len({done.stdout for done in found}) == 1

@@ -193,7 +193,7 @@ def test_help_and_docstring_say_every_option() -> None:
         for name, one in options_of(cls).items():
             assert f"{name}: " in (cls.__doc__ or "")
             assert all(each in text for each in flags_of(name, one))
-    assert re.search(r"--temperature T +\(default: 1.0\)", text)
+    assert re.search(r"--temperature T +\(default: the model's, or 1\)", text)
 
 
 def test_idle_flags_are_named() -> None:

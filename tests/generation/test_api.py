@@ -63,6 +63,7 @@ def test_all_fields_reach_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
         kv_share=0.5,
         cache_packed=False,
         allow_special_tokens=True,
+        generation_config="none",
         revision="main",
         offline=True,
         progress=True,

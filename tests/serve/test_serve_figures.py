@@ -177,6 +177,22 @@ def test_bytes_of_sentencepiece_tokens():
     assert found == [b"<s>", b" Hi", b" ", b"\xc3", b"\xa9", b"o", "Ġ".encode(), "é".encode()]
 
 
+def test_bytes_are_what_the_decoder_writes():
+    """Of tokens that were added, which it writes as all others; without byte fallback; and between words."""
+    vocabulary = {"<s>": 0, "▁Hi": 1, "▁": 2, "<0x41>": 3, "o": 4}
+    backend = Tokenizer(models.BPE(vocabulary, []))
+    backend.add_tokens(["<0x42>", "a▁b"])
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    texts = TokenBytes(PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>"))
+    assert [texts.bytes_of(token) for token in (3, 5, 6)] == [b"A", b"B", b"a b"]
+    backend.decoder = decoders.Sequence([decoders.Metaspace()])
+    texts = TokenBytes(PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>"))
+    assert [texts.bytes_of(token) for token in (1, 3)] == [b" Hi", b"<0x41>"]
+    words = Tokenizer(models.WordLevel({"<unk>": 0, "Hi": 1, "you": 2}, unk_token="<unk>"))
+    texts = TokenBytes(PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>"))
+    assert [texts.bytes_of(token) for token in (0, 1, 2)] == [b"<unk>", b" Hi", b" you"]
+
+
 def test_openapi_says_what_is_true(serve, client, backend):
     document = client.get("/openapi.json").json()
     body = json.dumps(document)

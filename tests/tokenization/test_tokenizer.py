@@ -447,6 +447,8 @@ TOOLS = [{"name": "look"}]
         (NAMED, {}),
         ("plain", {"additional_chat_templates/tool_use.jinja": FOR_TOOLS}),
         (None, {"chat_template.jinja": "plain", "additional_chat_templates/tool_use.jinja": FOR_TOOLS}),
+        (None, {"chat_template.json": json.dumps({"chat_template": NAMED})}),
+        ({"default": "plain", "tool_use": FOR_TOOLS}, {"chat_template.json": '{"chat_template": "another"}'}),
     ],
 )
 def test_several_chat_templates(tmp_path, kind, template, files):
@@ -457,6 +459,22 @@ def test_several_chat_templates(tmp_path, kind, template, files):
     assert apply_template(tokenizer, messages, TOOLS) == "tools look"
     assert tokenizer.get_chat_template(None, tools=TOOLS).startswith("tools")
     assert tokenizer.decode(encode_messages(tokenizer, messages, TOOLS)) == "tools look"
+
+
+@pytest.mark.parametrize("kind", ["Qwen2Tokenizer", "LlamaTokenizer"])
+@pytest.mark.parametrize(
+    ("template", "files", "expected"),
+    [
+        (NAMED, {"chat_template.jinja": "file"}, "file"),  # which knows tools itself, as transformers has it
+        (None, {"chat_template.json": '{"chat_template": "of images, too"}'}, "of images, too"),
+        (5, {}, None),
+        ([{"nobody": "x"}, "y"], {}, None),
+        (None, {"chat_template.json": "{"}, None),
+    ],
+)
+def test_which_chat_template(tmp_path, kind, template, files, expected):
+    tokenizer = _templated(tmp_path / "m", template, files, kind)
+    assert tokenizer.chat_template == expected
 
 
 def test_several_chat_templates_in_gguf(tmp_path):
@@ -502,3 +520,15 @@ def test_messages_without_content(tmp_path, template, expected, absent):
     if absent and "is none" in template:
         return  # templates take what is not there for something else than None
     assert apply_template(tokenizer, messages) == expected
+
+
+def test_gguf_adds_an_end_where_vectors_are_made(tmp_path):
+    """Qwen3-Embedding's vector is that of the end. A prompt that had one would be an answered question."""
+    tokens = [*_ALPHABET, "<s>", "</s>"]
+    kinds = [1] * len(_ALPHABET) + [3, 3]
+    first, last = len(_ALPHABET), len(_ALPHABET) + 1
+    ids = {"bos_token_id": first, "eos_token_id": last, "add_bos_token": True, "add_eos_token": True}
+    for pooled, end in (({}, []), ({"llama.pooling_type": 3}, [last])):
+        path = checkpoint_files.write_vocabulary(tmp_path / "v.gguf", tokens, kinds, merges=[], **ids, **pooled)
+        found = load_tokenizer(open_checkpoint(str(path)))("ab")["input_ids"]
+        assert found == [first, *(_ALPHABET.index(letter) for letter in "ab"), *end]
