@@ -152,9 +152,11 @@ if HAS_SERVE:
     @pytest.fixture(scope="module")
     def server(folder: Path) -> Iterator[NativeServer]:
         running = NativeServer("-m", folder)
-        wait_for(lambda: httpx.get(f"{running.url}/ready").status_code == 200)
-        yield running
-        running.end()
+        try:
+            wait_for(lambda: httpx.get(f"{running.url}/ready", timeout=60).status_code == 200)
+            yield running
+        finally:
+            running.end()
 
     def test_the_servers_apis(folder: Path, server: NativeServer) -> None:
         """As vLLM: what a request leaves open is the model's, then OpenAI's; temperature 0 stays greedy."""
