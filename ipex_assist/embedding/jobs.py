@@ -67,6 +67,8 @@ class EmbeddingJob:
 
     # As a worker's loop knows them of Generation.
 
+    shares_passes = True
+
     def in_hand(self) -> bool:
         """Whether the end can be fetched without another pass."""
         return self.finished

@@ -17,6 +17,7 @@ from ipex_assist.embedding.steps import Finisher
 from ipex_assist.engine.stats import EngineStats
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.executors.blocks import BlockPool
+from ipex_assist.executors.interface import Meanwhile
 from ipex_assist.generation.result import Identity
 from ipex_assist.tokenization.tokenizer import checked_ids
 
@@ -100,8 +101,13 @@ class EmbeddingModel(ABC):
             self.engine_stats.preempted += 1
         job.paused = paused
 
-    def step(self) -> bool:
-        """Run a pass of rows of all jobs, as far as it has room. A job that fails ends with its error."""
+    def step(self, meanwhile: Meanwhile | None = None) -> bool:
+        """Run a pass of rows of all jobs, as far as it has room. A job that fails ends with its error.
+
+        meanwhile: called before it.
+        """
+        while meanwhile is not None and meanwhile():
+            pass
         started = time.perf_counter()
         jobs = [job for job in self.jobs if not job.paused]
         stats = self.engine_stats

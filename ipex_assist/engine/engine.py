@@ -19,7 +19,7 @@ from ipex_assist.engine.stats import EngineStats
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.executors.adapters import AdapterChoice
 from ipex_assist.executors.blocks import NoBlocksError
-from ipex_assist.executors.interface import Model
+from ipex_assist.executors.interface import Meanwhile, Model
 from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
 from ipex_assist.speculative.choosing.grammar import Grammar
 from ipex_assist.speculative.choosing.sampling import Sampling
@@ -153,19 +153,19 @@ class Engine:
         """Put something around the prefix cache, if there is one; before the first request."""
         self._scheduler.block_budget.wrap_prefixes(wrap)
 
-    def step(self) -> bool:
-        """Run one pass. Returns False if there is nothing to do."""
+    def step(self, meanwhile: Meanwhile | None = None) -> bool:
+        """Run one pass. Returns False if there is nothing to do. meanwhile: called while it runs."""
         with self._pass_lock:
-            done = self._step()
+            done = self._step(meanwhile)
         if self._thread is not None:
             with self._changed:
                 self._changed.notify_all()
         return done
 
-    def _step(self) -> bool:
+    def _step(self, meanwhile: Meanwhile | None = None) -> bool:
         started = self._clock()
         self._take_arrivals()
-        done = self._scheduler.step()
+        done = self._scheduler.step(meanwhile)
         self.stats.step_s += self._clock() - started
         return done
 

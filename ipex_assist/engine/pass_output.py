@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ipex_assist.engine.scheduled_request import ScheduledRequest
-from ipex_assist.executors.interface import HiddenRows, Model, Rows, samples_in_one_call
+from ipex_assist.executors.interface import HiddenRows, Meanwhile, Model, Rows, samples_in_one_call
 from ipex_assist.speculative.choosing.row_choices import PlannedChoices, likeliest, plan_choices
 from ipex_assist.speculative.choosing.sampling import Row
 from ipex_assist.speculative.choosing.verify import choices
@@ -59,9 +59,9 @@ class PlannedPass:
         width = target.spec.vocab_size
         return cls(target, batch, rows, [_planned(*each, width) for each in zip(batch, rows, strict=True)], hidden)
 
-    def run(self) -> list[RequestOutput]:
-        """Run the pass. Returns the output of each request of the batch."""
-        outputs = self._run()
+    def run(self, meanwhile: Meanwhile | None = None) -> list[RequestOutput]:
+        """Run the pass. Returns the output of each request of the batch. meanwhile: called while it runs."""
+        outputs = self._run(meanwhile)
         if self.hidden is None:
             return outputs
         assert self.hidden.rows is not None
@@ -73,13 +73,17 @@ class PlannedPass:
             for output, part, start in zip(outputs, parts, starts, strict=True)
         ]
 
-    def _run(self) -> list[RequestOutput]:
+    def _run(self, meanwhile: Meanwhile | None) -> list[RequestOutput]:
         taps: dict[str, Any] = {} if self.hidden is None else {"hidden": self.hidden}
         if self.planned is None:
+            while meanwhile is not None and meanwhile():
+                pass
             logits = self.target.forward(self.rows, **taps)
             parts = logits.split([each.last for each in self.rows])
             return [_of_logits(scheduled, part) for scheduled, part in zip(self.batch, parts, strict=True)]
         assert samples_in_one_call(self.target)
+        if meanwhile is not None:
+            taps["meanwhile"] = meanwhile
         found = self.target.sample(self.rows, [choice for planned in self.planned for choice in planned.rows], **taps)
         outputs, first = [], 0
         for scheduled, planned in zip(self.batch, self.planned, strict=True):

@@ -17,7 +17,7 @@ from ipex_assist.engine.request import Request
 from ipex_assist.engine.scheduled_request import ScheduledRequest
 from ipex_assist.engine.stats import EngineStats
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.executors.interface import ANY_ROWS, LogitsError, Model, Rows, experts_a_layer
+from ipex_assist.executors.interface import ANY_ROWS, LogitsError, Meanwhile, Model, Rows, experts_a_layer
 from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
 from ipex_assist.speculative.choosing.logprobs import of_rows
 from ipex_assist.speculative.choosing.verify import verify
@@ -76,8 +76,8 @@ class Scheduler:
         for request in [*self.running, *waiting]:
             self._fail(request, error)
 
-    def step(self) -> bool:
-        """Run one pass of the target. Returns False if there is nothing to do.
+    def step(self, meanwhile: Meanwhile | None = None) -> bool:
+        """Run one pass of the target. Returns False if there is nothing to do. meanwhile: called while it runs.
 
         A request that fails ends with its error. If a pass of several requests fails, each is run alone, so that only
         the one at fault fails.
@@ -93,7 +93,7 @@ class Scheduler:
             return False
         retry = False
         try:
-            self._run(list(self.running))
+            self._run(list(self.running), meanwhile)
         except Exception as error:
             self._recover_all()
             retry = len(self.running) > 1
@@ -144,7 +144,7 @@ class Scheduler:
     def _next_waiting(self) -> Request | None:
         return min((each for each in self.waiting if not each.paused), key=lambda each: each.rank, default=None)
 
-    def _run(self, requests: list[Request]) -> None:
+    def _run(self, requests: list[Request], meanwhile: Meanwhile | None = None) -> None:
         decoding: list[ScheduledRequest] = []
         prefilling: list[Request] = []
         for request in requests:
@@ -159,7 +159,7 @@ class Scheduler:
         )
         batch, rows = self._fit_in_memory(decoding + chunks)
         if batch:
-            self._run_pass(batch, rows, draft_s)
+            self._run_pass(batch, rows, draft_s, meanwhile)
 
     def _prompt_chunks(self, prefilling: list[Request], decoding: int) -> list[ScheduledRequest]:
         """What a pass reads of these prompts beside `decoding` requests."""
@@ -219,12 +219,14 @@ class Scheduler:
         request.on_finish(request)
         request.finish(error)
 
-    def _run_pass(self, batch: list[ScheduledRequest], rows: list[Rows], draft_s: float) -> None:
+    def _run_pass(
+        self, batch: list[ScheduledRequest], rows: list[Rows], draft_s: float, meanwhile: Meanwhile | None
+    ) -> None:
         planning = self.clock()
         plan = PlannedPass.of(self.target, batch, rows)
         started = self.clock()
         self.stats.choose_s += started - planning
-        outputs = plan.run()
+        outputs = plan.run(meanwhile)
         seconds = self.clock() - started
         experts = experts_a_layer(self.target)
         count = sum([len(each.tokens) for each in plan.rows])

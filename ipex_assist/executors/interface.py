@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from ipex_assist.executors.row_choice import RowChoice, SampledRows
 
 Tokens: TypeAlias = "abc.Sequence[int]"
+# Something that need not stand between two passes, a little at a time; False where nothing is left of it. It runs no
+# passes: the one that it runs beside holds their lock.
+Meanwhile: TypeAlias = "abc.Callable[[], bool]"
 
 ANY_ROWS = 1 << 30  # Model.exact_rows where a row's bits never depend on the number of rows
 
@@ -243,9 +246,16 @@ class SamplesInOneCall(Model, Protocol):
     """A model that chooses tokens itself, by every rule, so that logits leave it only where they are asked for."""
 
     def sample(
-        self, rows: abc.Sequence[Rows], choices: abc.Sequence[RowChoice], hidden: HiddenRows | None = None
+        self,
+        rows: abc.Sequence[Rows],
+        choices: abc.Sequence[RowChoice],
+        hidden: HiddenRows | None = None,
+        meanwhile: Meanwhile | None = None,
     ) -> SampledRows:
-        """`forward`, and a token for each row of logits, as `choices` has one for each of them."""
+        """`forward`, and a token for each row of logits, as `choices` has one for each of them.
+
+        meanwhile: called while the pass runs, or before it.
+        """
         ...
 
 

@@ -16,7 +16,7 @@ from ipex_assist.engine.stats import EngineStats
 from ipex_assist.engine.stored_prefixes import HasPrefixMemory, StoredPrefixes
 from ipex_assist.env.errors import UsageError
 from ipex_assist.executors.blocks import BlockPool
-from ipex_assist.executors.interface import FewerThreads, Model
+from ipex_assist.executors.interface import FewerThreads, Meanwhile, Model
 from ipex_assist.executors.traffic import Traffic, traffic_of
 from ipex_assist.generation.prefix_options import PrefixOptions
 from ipex_assist.generation.result import Identity
@@ -108,9 +108,9 @@ class AssistedModel(TextModel):
         """The target's KV block pool; an assistant's has as many blocks."""
         return self.target.blocks
 
-    def step(self) -> bool:
-        """Run one pass for all texts; False where there is nothing to do."""
-        return self._engine.step()
+    def step(self, meanwhile: Meanwhile | None = None) -> bool:
+        """Run one pass for all texts; False where there is nothing to do. meanwhile: called while it runs."""
+        return self._engine.step(meanwhile)
 
     @property
     def prefix_blocks(self) -> int:

@@ -192,6 +192,11 @@ class Generation(Iterator[Chunk]):
         """Whether the next chunk or the end can be had without a pass; always, where it shares none with others."""
         return self._stop_reason is not None or self._rounds.in_hand()
 
+    @property
+    def shares_passes(self) -> bool:
+        """Whether others' passes are its own, so that what is in hand costs none."""
+        return not isinstance(self._rounds, OwnRounds)
+
     def pause(self) -> None:
         """Give the memory and the place in passes to others until `resume`; the text stays the same."""
         self._rounds.pause()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, overload
 from ipex_assist.engine.stats import EngineStats
 from ipex_assist.env.errors import UsageError
 from ipex_assist.executors.blocks import BlockPool
+from ipex_assist.executors.interface import Meanwhile
 from ipex_assist.executors.traffic import Traffic
 from ipex_assist.generation.conversation import as_lists, check_kind, is_one, messages_of
 from ipex_assist.generation.prefix_options import PrefixOptions
@@ -90,8 +91,11 @@ class TextModel(ABC):
         """The blocks of keys and values that all texts share; None where each has memory of its own."""
         return None
 
-    def step(self) -> bool:
-        """Run one pass for all texts that share passes; False where there is nothing to do, or none share any."""
+    def step(self, meanwhile: Meanwhile | None = None) -> bool:
+        """Run one pass for all texts that share passes; False where there is nothing to do, or none share any.
+
+        meanwhile: called while it runs, until it returns False.
+        """
         return False
 
     @property

@@ -86,6 +86,9 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ia_forward": (_i32, (_p, _p, ctypes.POINTER(Batch))),
     "ia_top_tokens": (_i32, (_p, _p, ctypes.POINTER(Batch), ctypes.POINTER(TopTokens))),
     "ia_sample": (_i32, (_p, _p, ctypes.POINTER(Batch), _p, _p)),  # (choices, tokens): CRowChoice and int32
+    "ia_begin_sample": (_i32, (_p, _p, ctypes.POINTER(Batch), _p, _p)),  # as ia_sample
+    "ia_sample_is_done": (_i32, (_p,)),
+    "ia_end_sample": (_i32, (_p,)),
     "ia_draft": (_i32, (_p, _p, ctypes.POINTER(Batch), ctypes.POINTER(DraftRequest))),
     "ia_linears": (_i32, (_p, _p, _i32, _p, _i64, _p, _i64)),
     "ia_row_seconds": (ctypes.c_double, (_p, _i64, _i64)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -77,6 +78,9 @@ def measured(model: WorkerModel) -> Measured | None:
 class RequestLoop:
     """Generates for all running requests, a pass at a time, until `inbox` brings None.
 
+    Text, replies and statistics of a pass are made while the next one runs, a request at a time. Who ends by a stop
+    string may be in that pass, and its result is dropped.
+
     A request that waits for memory keeps no other from being answered or cancelled. One thread does it all: requests
     that share passes need no more, and OpenMP would start a team of threads for each further one.
     A request that is streamed gets each of its chunks as it comes.
@@ -94,6 +98,7 @@ class RequestLoop:
         self._running: dict[int, RunningRequest] = {}
         self._paused: dict[int, RunningRequest] = {}
         self._streams: set[int] = set()
+        self._ready: deque[int] = deque()  # requests that have output which was not sent yet
         self._open = True
 
     def run(self) -> None:
@@ -122,17 +127,34 @@ class RequestLoop:
                 self._begin(request)
 
     def _step(self) -> None:
-        """Run a pass unless some output is ready already; then send what each request has, before a second pass."""
-        if self._running and not any(generation.in_hand() for generation in self._running.values()):
+        """Run a pass, and send meanwhile what each request has of the one before; then what could not be sent yet."""
+        in_hand = {number: each for number, each in self._running.items() if each.in_hand()}
+        self._ready = deque(number for number, each in in_hand.items() if each.shares_passes)
+        if self._running:
             try:
-                self._model.step()
+                self._model.step(self._meanwhile)
             except Exception as error:  # of none of them: the engine ends a request with an error of its own
                 for number, generation in list(self._running.items()):
                     generation.interrupt()
                     self._reply(failure(number, error))
-        for number, generation in list(self._running.items()):
-            if generation.in_hand():
+        self._ready += [number for number, each in in_hand.items() if not each.shares_passes]
+        while self._send_one():
+            pass
+
+    def _meanwhile(self) -> bool:
+        """`_send_one`, and the end of a step's replies after the last of them."""
+        sent, left = bool(self._ready), self._send_one()
+        if sent and not left:
+            self._after_step(not self._running)
+        return left
+
+    def _send_one(self) -> bool:
+        """Send what one request has; False where no other has anything."""
+        if self._ready:
+            number = self._ready.popleft()
+            if (generation := self._running.get(number)) is not None:
                 self._advance(number, generation)
+        return bool(self._ready)
 
     def _begin(self, request: Request) -> None:
         try:

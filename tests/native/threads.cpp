@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "pools.h"
+#include "threads/background.h"
 
 namespace check {
 namespace {
@@ -51,6 +52,21 @@ void test_pauses() {
     for (int i = 0; i < 40; i++) {
         std::this_thread::sleep_for(std::chrono::microseconds(i % 6 * 700));
         rounds(pool, 2);
+    }
+}
+
+// Calls beside the caller, who comes back before they are done, or finds the thread asleep.
+void test_background() {
+    Background background;
+    int done = 0;
+    for (int i = 0; i < 300; i++) {
+        background.start([&] {
+            if (i % 3 == 0) std::this_thread::sleep_for(std::chrono::microseconds(300));
+            done++;
+        });
+        if (i % 50 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(4));
+        background.wait();
+        CHECK(background.done() && done == i + 1, "%d calls of %d", done, i + 1);
     }
 }
 
@@ -238,6 +254,7 @@ void test_shares() {
 
 void test_threads() {
     test_rounds();
+    test_background();
     test_rounds_of_nodes();
     test_pauses();
     test_fewer_threads();

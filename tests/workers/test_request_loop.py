@@ -15,6 +15,7 @@ from conftest import HAS_NATIVE
 import ipex_assist
 from ipex_assist.generation.stream import OwnRounds, RoundStream
 from ipex_assist.generation.text_model import TextModel
+from ipex_assist.native.library import library
 from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.speculative.round import Round
 from ipex_assist.workers import request_loop
@@ -149,6 +150,48 @@ def test_a_cancelled_text_makes_room_at_once(endless_model: TextModel) -> None:
     loop.run()
     assert [reply.id for reply in replies] == [1, 2]
     assert rounds <= 6
+
+
+@needs_native
+def test_replies_are_made_while_the_next_pass_runs(endless_folder: str) -> None:
+    """All but those of the last pass. Texts are as alone, also one that ends by a stop string, found a pass later."""
+    model: Any = ipex_assist.load(endless_folder, None, precision="fp32", executor="native")
+    alone = [model.generate(f"the fox {number}", max_new_tokens=30) for number in range(3)]
+    stop = alone[1].text[9:12]
+    packed, inside, sent = model.target.packed, [False], []
+
+    class Core:
+        """The core, of which it is known whether it works beside its caller."""
+
+        def __getattr__(self, name: str) -> Any:
+            function = getattr(library(), name)
+
+            def call(*given: Any) -> Any:
+                inside[0] = name == "ia_begin_sample" or (inside[0] and name != "ia_end_sample")
+                # Never done before its caller has no more to do.
+                return 0 if name == "ia_sample_is_done" else function(*given)
+
+            return call
+
+    packed.library = Core()
+    replies: list[Any] = []
+
+    def send(reply: Any) -> None:
+        replies.append(reply)
+        sent.append(inside[0])
+
+    loop = RequestLoop(model, send)
+    for number in range(3):
+        options = {"stop": (stop,)} if number == 1 else {}
+        loop.inbox.put(request(number, f"the fox {number}", stream=True, max_new_tokens=30, **options))
+    loop.inbox.put(None)
+    loop.run()
+    results = {reply.id: reply.result for reply in replies if isinstance(reply, Answered)}
+    assert [results[number]["tokens"] for number in (0, 2)] == [alone[0].tokens, alone[2].tokens]
+    assert results[1]["stop_reason"] == "stop"
+    assert alone[1].text.startswith(results[1]["text"])
+    assert results[1]["text"] == alone[1].text[: alone[1].text.index(stop)]
+    assert sent.count(False) <= 4, "the last round of two texts, and their results"
 
 
 @needs_native

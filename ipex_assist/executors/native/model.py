@@ -13,6 +13,7 @@ from ipex_assist.executors.interface import (
     DraftInput,
     HiddenRows,
     LogitsError,
+    Meanwhile,
     Rows,
     Sequence,
     TokenLogprob,
@@ -109,19 +110,30 @@ class NativeModel(NativePasses):
         return choices
 
     def sample(
-        self, rows: abc.Sequence[Rows], choices: abc.Sequence[RowChoice], hidden: HiddenRows | None = None
+        self,
+        rows: abc.Sequence[Rows],
+        choices: abc.Sequence[RowChoice],
+        hidden: HiddenRows | None = None,
+        meanwhile: Meanwhile | None = None,
     ) -> SampledRows:
-        """`forward`, and a token for each row of logits, chosen in the core; see executors/row_choice.py."""
+        """`forward`, and a token for each row of logits, chosen in the core; see executors/row_choice.py.
+
+        meanwhile: called while the core works; before that where several passes do, or one gives no token.
+        """
         segments = self.segments(rows)
         taps = TappedRows.of(hidden, self.spec, segments)
         assert len(choices) == sum([each.last for each in segments]), "a choice for each row of logits"
         if not hasattr(self._kept, "logits"):
             self._kept.logits = KeptLogits()
         chosen = CoreChoices(choices, self.spec.lm_head_rows, self._kept.logits)
-        first = 0
-        for group in cut_into_passes(segments):
+        first, groups = 0, list(cut_into_passes(segments))
+        if meanwhile is not None and (len(groups) > 1 or not choices):
+            while meanwhile():
+                pass
+            meanwhile = None
+        for group in groups:
             if count := sum([segment.last for segment in group]):
-                self._sample(group, chosen, first, taps)
+                self._sample(group, chosen, first, taps, meanwhile)
             else:
                 self.append(group, taps=taps)
             first += count
@@ -172,10 +184,15 @@ class NativeModel(NativePasses):
         return [TokenLogprob(*each) for each in zip(tokens, logs, ranked, strict=True)]
 
     def _sample(
-        self, segments: abc.Sequence[TokenSegment], choices: CoreChoices, first: int, taps: TappedRows | None
+        self,
+        segments: abc.Sequence[TokenSegment],
+        choices: CoreChoices,
+        first: int,
+        taps: TappedRows | None,
+        meanwhile: Meanwhile | None,
     ) -> None:
         """Run a pass whose rows of logits have the choices from `first` on."""
         batch, _keep = self.batch(segments, None)
         if taps is not None:
             taps.next_pass(batch)
-        self.run("ia_sample", batch, *choices.addresses(first), appended=segments)
+        self.run("ia_sample", batch, *choices.addresses(first), appended=segments, meanwhile=meanwhile)

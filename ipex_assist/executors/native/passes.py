@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.blocks import BlockPool
-from ipex_assist.executors.interface import ALL_THREADS, ANY_ROWS, Model, PassThreads, Rows, Sequence, check_rows
+from ipex_assist.executors.interface import (
+    ALL_THREADS,
+    ANY_ROWS,
+    Meanwhile,
+    Model,
+    PassThreads,
+    Rows,
+    Sequence,
+    check_rows,
+)
 from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.native.hidden import TappedRows, check_hidden, check_logits, give_hidden
 from ipex_assist.executors.native.segments import TokenSegment, lengthen, whole_states
@@ -249,11 +258,13 @@ class NativePasses(Model):
         *arguments: object,
         appended: abc.Sequence[TokenSegment] = (),
         after: abc.Callable[[abc.Sequence[TokenSegment]], None] = lengthen,
+        meanwhile: Meanwhile | None = None,
     ) -> None:
         """One call of the core over a batch: `call` is its name there, `arguments` what it takes after the batch.
 
         appended: segments whose rows stay in their sequences; `after` writes down, still under the lock, that they do.
-        Without any, nothing of the pass stays. Raises IpexAssistError where the core refuses it.
+        Without any, nothing of the pass stays. meanwhile: of `ia_sample`, called while the core works. Raises
+        IpexAssistError where the core refuses it.
         """
         packed = self.packed
         states = NO_STATES if self._states is None or not appended else whole_states(appended)
@@ -261,9 +272,24 @@ class NativePasses(Model):
             if packed.settles and self._begun:  # before each pass but the first
                 packed.settle(SETTLE_BYTES)
             self._begun = True
-            function = getattr(packed.library, call)
-            packed.check(function(packed.handle, packed.pool.handle, ctypes.byref(batch), *arguments))
+            given = packed.handle, packed.pool.handle, ctypes.byref(batch), *arguments
+            if meanwhile is None:
+                packed.check(getattr(packed.library, call)(*given))
+            else:
+                assert call == "ia_sample", call
+                self._run_beside(meanwhile, given)
             after(appended)
+
+    def _run_beside(self, meanwhile: Meanwhile, given: tuple[Any, ...]) -> None:
+        """`ia_sample`, and `meanwhile` until the core is done, or there is nothing left to do."""
+        packed, library = self.packed, self.packed.library
+        packed.check(library.ia_begin_sample(*given))
+        try:
+            while not library.ia_sample_is_done(packed.handle) and meanwhile():
+                pass
+        finally:
+            status = library.ia_end_sample(packed.handle)
+        packed.check(status)
 
     def append(
         self,

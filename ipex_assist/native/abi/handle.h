@@ -8,6 +8,7 @@
 
 #include "operations/operations.h"
 #include "operations/single_linear.h"
+#include "threads/background.h"
 #include "threads/lease.h"
 
 #define IPEX_ASSIST_API extern "C" __attribute__((visibility("default")))
@@ -31,6 +32,9 @@ struct Handle {
     std::shared_ptr<PackedModel> model;
     Program program{*model};
     Leased<Buffers> buffers{};
+    int32_t status = 0;  // of the last call beside its caller, and its message
+    std::string message;
+    Background background{};  // the last member: its call uses the others
 };
 
 // A model and its buffers, which one thread at a time uses.

@@ -7,6 +7,8 @@
 
 using namespace ipex_assist;
 
+IPEX_ASSIST_API const char* ia_last_error();
+
 namespace {
 
 // The batch with logits in memory of our own.
@@ -63,6 +65,31 @@ IPEX_ASSIST_API int32_t ia_sample(void* handle, void* pool, const Batch* batch, 
         count(lease.buffers(), pass);
         return 0;
     });
+}
+
+// `ia_sample` in a thread of its own: the caller goes on, and leaves what it gave as it is until `ia_end_sample`, which
+// follows each of these.
+IPEX_ASSIST_API int32_t ia_begin_sample(void* handle, void* pool, const Batch* batch, const RowChoice* choices,
+                                        int32_t* tokens) {
+    return guarded(-1, [&] {
+        Handle& model = *static_cast<Handle*>(handle);
+        model.background.start([=, &model] {
+            model.status = ia_sample(handle, pool, batch, choices, tokens);
+            if (model.status < 0) model.status = guarded(-1, [&] { return model.message = ia_last_error(), -1; });
+        });
+        return 0;
+    });
+}
+
+// Whether it would not have to wait.
+IPEX_ASSIST_API int32_t ia_sample_is_done(void* handle) { return static_cast<Handle*>(handle)->background.done(); }
+
+// Waits for the end; the result is that of `ia_sample`.
+IPEX_ASSIST_API int32_t ia_end_sample(void* handle) {
+    Handle& model = *static_cast<Handle*>(handle);
+    model.background.wait();
+    if (model.status < 0) remember(model.message.c_str());
+    return model.status;
 }
 
 // Tokens after each segment: see DraftRequest. The batch's logits are not used.
