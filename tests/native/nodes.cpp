@@ -2,7 +2,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <map>
 #include <set>
 
@@ -234,6 +236,53 @@ void check_copies(const KernelTable& k, const Format& f, const Kind& kind) {
           watch.of_delta.load());
 }
 
+// No huge page has keys and values of two nodes, whoever writes first: with blocks one after the other a fourth of the
+// parts was on the wrong node. A block is copied, read and written as on one node, and goes without its neighbours.
+void check_blocks_on_nodes(const KernelTable& k, const Format& f, const Kind& kind, int nodes) {
+    constexpr int32_t COUNT = 7;
+    Fixture x(k, f, kind, 2 * nodes, nodes);
+    const Blocks blocks(x.model, COUNT, BF16);
+    const TeamNodes team = x.pool.team_nodes(x.pool.threads());
+    const BlockLayout layout(*x.model, BF16);
+    std::map<uintptr_t, std::set<int>> homes;  // of what lies in each huge page
+    std::set<uintptr_t> lines;
+    for (int32_t id = 0; id < COUNT; id++) {
+        for (int32_t layer = 0; layer < layout.layers(); layer++) {
+            for (int32_t h = 0; h < layout.kv_heads(layer); h++) {
+                uint8_t* const start = blocks.at(id, layer, h).keys;
+                const int64_t bytes = layout.part(layer, h).bytes;
+                for (int64_t i = 0; i < bytes; i += 64) {
+                    CHECK(lines.insert(uintptr_t(start + i)).second, "%s: a line is given twice", kind.name);
+                    homes[uintptr_t(start + i) / HUGE_PAGE].insert(team.home(id, h, layout.kv_heads(layer)));
+                }
+                std::memset(start, 1 + id * 31 + layer * 7 + h, size_t(bytes));
+            }
+        }
+    }
+    for (const auto& [page, found] : homes)
+        CHECK(found.size() == 1, "%s: a page of %zu nodes", kind.name, found.size());
+    CHECK(int(homes.size()) >= nodes, "%s: %zu pages", kind.name, homes.size());
+    std::vector<uint8_t> first(size_t(layout.bytes)), read(first.size());
+    blocks.read(0, first.data());
+    blocks.copy(x.pool, 0, 4);
+    blocks.read(4, read.data());
+    CHECK(read == first, "%s: a copy", kind.name);
+    blocks.read(3, read.data());
+    CHECK(read[0] == 1 + 3 * 31 && read != first, "%s: a neighbour", kind.name);
+    blocks.write(x.pool, 3, first.data());
+    blocks.read(3, read.data());
+    CHECK(read == first, "%s: written", kind.name);
+    const int32_t gone[] = {5, 4, 6};
+    blocks.discard(gone, 3);
+    blocks.read(3, read.data());
+    CHECK(read == first, "%s: a neighbour of what was discarded", kind.name);
+    const int32_t all[] = {6, 5, 4, 3, 2, 1, 0};
+    blocks.discard(all, COUNT);
+    blocks.read(2, read.data());
+    const int64_t zeros = std::count(read.begin(), read.end(), 0);
+    CHECK(zeros * 2 > int64_t(read.size()), "%s: %ld bytes of a discarded block are gone", kind.name, long(zeros));
+}
+
 }  // namespace
 
 void test_nodes(const KernelTable& k) {
@@ -244,6 +293,10 @@ void test_nodes(const KernelTable& k) {
         check_image(k, f, ORDERED);
         check_copies(k, f, ORDERED);
         if (f.precision != INT8 && f.group != 32) continue;  // fewer formats show it
+        // One, two and four KV heads: whole ones, blocks in turns, and both.
+        for (const int kind : {0, 1, 2}) {
+            for (const int nodes : {2, 3, 4}) check_blocks_on_nodes(k, f, KINDS[kind], nodes);
+        }
         // Those whose linears differ in kind: of the embedding, and of experts.
         for (const int kind : {1, 6}) check_image(k, f, KINDS[kind]);
         for (const int kind : {0, 1, 3, 6}) check_copies(k, f, KINDS[kind]);

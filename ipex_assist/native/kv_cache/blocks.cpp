@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -14,7 +15,7 @@
 namespace ipex_assist {
 namespace {
 
-constexpr int64_t PAGE = 4096;
+constexpr int64_t PAGE = 4096, HUGE_PAGE = int64_t(2) << 20;
 
 int64_t element(Precision precision) { return row_type_bytes(row_type(precision)); }
 
@@ -32,9 +33,11 @@ int64_t checked_count(int64_t count) {
     return count;
 }
 
-size_t checked_bytes(int64_t count, int64_t each) {
-    if (double(count) * double(each) > double(INT64_MAX)) throw std::bad_alloc();
-    return size_t(count * each);
+// With room to begin at a huge page.
+size_t checked_bytes(int64_t count, int64_t each, const NodeRegions& regions) {
+    if (each == 0) return 0;
+    if (double(count) * double(each) > double(INT64_MAX / 2)) throw std::bad_alloc();
+    return size_t((regions.regions ? regions.total() : count * each) + HUGE_PAGE);
 }
 
 }  // namespace
@@ -62,14 +65,31 @@ BlockLayout::BlockLayout(const PackedModel& model, Precision precision) {
     }
 }
 
+NodeRegions::NodeRegions(const BlockLayout& layout, const TeamNodes& team, int64_t count) {
+    for (int32_t i = 0; i < layout.layers(); i++) heads = std::max(heads, layout.kv_heads(i));
+    const auto alike = [&](int32_t layer) { return !layout.kv_heads(layer) || layout.kv_heads(layer) == heads; };
+    for (int32_t i = 0; i < layout.layers(); i++) {
+        if (!alike(i)) return;
+    }
+    if (!heads || !team.several() || !team.even() || double(count) * double(layout.bytes) > double(INT64_MAX / 2))
+        return;
+    regions = team.nodes();
+    const int32_t groups = std::gcd(heads, regions);
+    heads_each = heads / groups, nodes_each = regions / groups;
+    head_bytes = layout.bytes / heads;
+    bytes = round_up((count + nodes_each - 1) / nodes_each * heads_each * head_bytes, HUGE_PAGE);
+}
+
 Blocks::Blocks(std::shared_ptr<const PackedModel> model, int64_t count, Precision precision)
     : model_(std::move(model)),
       precision_(checked_precision(*model_, precision)),
       attention_precision_(precision == INT8 ? ipex_assist::attention_precision(*model_) : precision),
       count_(checked_count(count)),
       layout_(*model_, precision),
+      regions_(layout_, model_->team(), count_),
       key_factors_(precision == INT8 ? ipex_assist::key_factors(*model_) : std::vector<std::vector<float>>()),
-      data_(checked_bytes(count_, layout_.bytes)) {}
+      data_(checked_bytes(count_, layout_.bytes, regions_)),
+      start_(data_.data() + round_up(int64_t(uintptr_t(data_.data())), HUGE_PAGE) - uintptr_t(data_.data())) {}
 
 int64_t Blocks::bytes_each(const PackedModel& model, Precision precision) {
     return BlockLayout(model, checked_precision(model, precision)).bytes;
@@ -98,59 +118,57 @@ void Blocks::check(int64_t id) const {
     if (id < 0 || id >= count_) refuse("block %lld of a pool of %lld", (long long)id, (long long)count_);
 }
 
+// By all threads; of several memory nodes each copies what it has: the parts of a node go round its threads.
+template <class F>
+void Blocks::fill(Pool& pool, int32_t to, F&& source) const {
+    const TeamNodes team = pool.team_nodes(pool.threads());
+    pool.run([&](int thread) {
+        const int node = team.node(thread), own = thread - team.first_thread(node);
+        int32_t turn = 0;
+        for_parts([&](const BlockLayout::HeadPart& part, int32_t layer, int32_t h) {
+            if (team.home(to, h, layout_.kv_heads(layer)) != node || turn++ % team.threads_of(node) != own) return;
+            std::memcpy(place(to, part, h), source(part, h), size_t(part.bytes));
+        });
+    });
+}
+
 void Blocks::copy(Pool& pool, int32_t from, int32_t to) const {
     check(from), check(to);
-    if (from != to) fill(pool, to, data_.data() + from * layout_.bytes);
+    if (from == to) return;
+    fill(pool, to, [&](const BlockLayout::HeadPart& part, int32_t h) { return place(from, part, h); });
 }
 
 void Blocks::read(int32_t id, uint8_t* bytes) const {
     check(id);
     if (layout_.bytes > 0 && !bytes) refuse("a block is read to nowhere");
-    std::memcpy(bytes, data_.data() + id * layout_.bytes, size_t(layout_.bytes));
+    for_parts([&](const BlockLayout::HeadPart& part, int32_t, int32_t h) {
+        std::memcpy(bytes + part.offset, place(id, part, h), size_t(part.bytes));
+    });
 }
 
 void Blocks::write(Pool& pool, int32_t id, const uint8_t* bytes) const {
     check(id);
     if (layout_.bytes > 0 && !bytes) refuse("block %d is written without its bytes", id);
-    fill(pool, id, bytes);
-}
-
-void Blocks::fill(Pool& pool, int32_t to, const uint8_t* source) const {
-    uint8_t* target = data_.data() + to * layout_.bytes;
-    const TeamNodes team = pool.team_nodes(pool.threads());
-    pool.run([&](int thread) {
-        if (team.several()) return fill_of_node(team, thread, to, source);
-        const int64_t lines = layout_.bytes / 64;  // parts are whole ones
-        const int64_t first = share(lines, thread, pool.threads()) * 64;
-        const int64_t last = share(lines, thread + 1, pool.threads()) * 64;
-        std::memcpy(target + first, source + first, size_t(last - first));
-    });
-}
-
-// A thread's share of the parts that its node has: they go round its threads.
-void Blocks::fill_of_node(const TeamNodes& team, int thread, int32_t to, const uint8_t* source) const {
-    const int node = team.node(thread), own = thread - team.first_thread(node);
-    for (int32_t layer = 0, turn = 0; layer < layout_.layers(); layer++) {
-        const int32_t heads = layout_.kv_heads(layer);
-        for (int32_t h = 0; h < heads; h++) {
-            if (team.home(to, h, heads) != node || turn++ % team.threads_of(node) != own) continue;
-            const BlockLayout::HeadPart& part = layout_.part(layer, h);
-            std::memcpy(data_.data() + to * layout_.bytes + part.offset, source + part.offset, size_t(part.bytes));
-        }
-    }
+    fill(pool, id, [&](const BlockLayout::HeadPart& part, int32_t) { return bytes + part.offset; });
 }
 
 void Blocks::discard(const int32_t* ids, int64_t number) const {
     if (number > 0 && !ids) refuse("%lld blocks without their numbers", (long long)number);
     for (int64_t i = 0; i < number; i++) check(ids[i]);
-    std::vector<int32_t> sorted(ids, ids + std::max<int64_t>(0, number));
-    std::sort(sorted.begin(), sorted.end());
-    for (size_t i = 0; i < sorted.size();) {
+    std::vector<std::pair<int64_t, int64_t>> pieces;  // the first byte of each, and the one behind it
+    for (int64_t i = 0; i < number; i++) {
+        if (!regions_.regions) pieces.push_back({ids[i] * layout_.bytes, (ids[i] + int64_t(1)) * layout_.bytes});
+        for (int32_t h = 0; regions_.regions && h < regions_.heads; h++) {
+            const int64_t first = regions_.offset(ids[i], h);
+            pieces.push_back({first, first + regions_.head_bytes});
+        }
+    }
+    std::sort(pieces.begin(), pieces.end());
+    for (size_t i = 0; i < pieces.size();) {
         size_t end = i + 1;  // of neighbours, whose memory goes at once: a page may lie in two of them
-        while (end < sorted.size() && sorted[end] <= sorted[end - 1] + 1) end++;
-        const int64_t first = round_up(sorted[i] * layout_.bytes, PAGE),
-                      last = (sorted[end - 1] + 1) * layout_.bytes / PAGE * PAGE;
-        if (first < last) madvise(data_.data() + first, size_t(last - first), MADV_DONTNEED);
+        while (end < pieces.size() && pieces[end].first <= pieces[end - 1].second) end++;
+        const int64_t first = round_up(pieces[i].first, PAGE), last = pieces[end - 1].second / PAGE * PAGE;
+        if (first < last) madvise(start_ + first, size_t(last - first), MADV_DONTNEED);
         i = end;
     }
 }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kv_cache/key_factors.h"
+#include "threads/team_nodes.h"
 
 namespace ipex_assist {
 
@@ -31,6 +32,27 @@ struct BlockLayout {
     int64_t bytes = 0;            // of a block
 };
 
+// Where blocks lie where several memory nodes have them: each node has a region of whole huge pages, and in it, block
+// after block, the parts of the heads whose home it is (TeamNodes::home). So no huge page is of two nodes, whoever
+// writes first. Without regions blocks lie one after the other: on one node, where nodes differ in threads, and where
+// layers differ in heads.
+struct NodeRegions {
+    NodeRegions(const BlockLayout& layout, const TeamNodes& team, int64_t count);
+
+    // Of the parts of a head, which lie side by side, from the start of all regions on.
+    int64_t offset(int64_t id, int32_t head) const {
+        const int64_t turn = id % nodes_each * heads_each + head % heads_each;
+        const int64_t node = head / heads_each * nodes_each + turn % nodes_each;
+        return node * bytes + (id / nodes_each * heads_each + turn / nodes_each) * head_bytes;
+    }
+    int64_t total() const { return regions * bytes; }
+
+    int32_t regions = 0;                     // 0: there are none
+    int32_t heads = 0;                       // of each layer that keeps any
+    int32_t heads_each = 1, nodes_each = 1;  // of a group of heads, and of the nodes that share them in turns
+    int64_t head_bytes = 0, bytes = 0;       // of a head in a block, and of a region
+};
+
 class Blocks {
 public:
     // In BF16, INT8, or, of a model that computes in it, FP32. Throws std::invalid_argument for another precision, for
@@ -45,7 +67,7 @@ public:
     Precision attention_precision() const { return attention_precision_; }  // of queries and probabilities
     KeyValueBlock at(int32_t id, int32_t layer, int32_t kv_head) const {
         const BlockLayout::HeadPart& part = layout_.part(layer, kv_head);
-        uint8_t* keys = data_.data() + id * layout_.bytes + part.offset;
+        uint8_t* keys = place(id, part, kv_head);
         uint8_t* values = keys + part.key_bytes;
         if (precision_ != INT8) return {keys, values, nullptr, nullptr};
         float* scales = reinterpret_cast<float*>(values + part.value_bytes);
@@ -66,18 +88,35 @@ public:
     // Gives the memory of some blocks back; they hold zeros then, or what they held.
     void discard(const int32_t* ids, int64_t number) const;
 
+    // Of several nodes, from one border of huge pages to the next: the regions of each.
+    const NodeRegions& regions() const { return regions_; }
+
 private:
+    uint8_t* place(int64_t id, const BlockLayout::HeadPart& part, int32_t head) const {
+        if (!regions_.regions) return start_ + id * layout_.bytes + part.offset;
+        return start_ + regions_.offset(id, head) + part.offset - head * regions_.head_bytes;
+    }
+    // f(part, head) for each part of a block.
+    template <class F>
+    void for_parts(F&& f) const {
+        for (int32_t layer = 0; layer < layout_.layers(); layer++) {
+            for (int32_t h = 0; h < layout_.kv_heads(layer); h++) f(layout_.part(layer, h), layer, h);
+        }
+    }
     void check(int64_t id) const;
     bool has_layers_of(const PackedModel& head) const;
-    void fill(Pool& pool, int32_t to, const uint8_t* source) const;
-    void fill_of_node(const TeamNodes& team, int thread, int32_t to, const uint8_t* source) const;
+    // source(part, head): where a part comes from.
+    template <class F>
+    void fill(Pool& pool, int32_t to, F&& source) const;
 
     const std::shared_ptr<const PackedModel> model_;
     Precision precision_, attention_precision_;
     int64_t count_;
     BlockLayout layout_;
+    NodeRegions regions_;
     std::vector<std::vector<float>> key_factors_;  // of each layer, (kv_heads, head_dim)
     Memory data_;
+    uint8_t* start_;  // of the first huge page
 };
 
 }  // namespace ipex_assist

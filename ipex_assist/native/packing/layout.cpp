@@ -1,5 +1,6 @@
 #include "packing/layout.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "refuse.h"
@@ -56,6 +57,14 @@ void ImageLayout::divide(const Pool* pool) {
     if (!pool) return;
     node_offsets_.assign(size_t(pool->nodes()), 0);
     for (int node = 0; node <= pool->nodes(); node++) node_threads_.push_back(pool->first_thread(node));
+}
+
+TeamNodes ImageLayout::team() const {
+    std::vector<int32_t> nodes;
+    for (int32_t node = 0; node + 1 < int32_t(node_threads_.size()); node++) {
+        nodes.insert(nodes.end(), size_t(first_thread(node + 1) - first_thread(node)), node);
+    }
+    return {std::max(1, int(nodes.size())), nodes};
 }
 
 bool ImageLayout::follows(const Pool& pool) const {

@@ -26,6 +26,7 @@ public:
     bool divided() const { return !node_threads_.empty(); }
     // Whether the panels of slices lie on the nodes of this pool's threads.
     bool follows(const Pool& pool) const;
+    TeamNodes team() const;  // these threads; one where memory is in one part
     // A node's first thread; of one more than there are, the number of threads.
     int first_thread(int node) const { return node_threads_[size_t(node)]; }
     // Places a model's weights, in the order of their list, from `start` on; null counts bytes. LAYOUT_VERSION in

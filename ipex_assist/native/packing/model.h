@@ -43,6 +43,7 @@ public:
     void allocate(const Pool& pool);
     // Whether the panels of its slices lie on each thread's node, where there are several.
     bool follows(const Pool& pool) const { return layout_.follows(pool); }
+    TeamNodes team() const { return layout_.team(); }  // the threads that memory follows
     enum Adoption : int32_t { MAP, COPY, SETTLE };
     bool adopt(Pool& pool, int file, int64_t offset, Adoption how);
     // Copies the next `bytes` or so of a mapped image and puts the copy in its place, between two passes. True where

@@ -23,12 +23,13 @@ public:
     // whole heads as every other where that is possible; else the blocks of a head go round some of the nodes, or,
     // where nodes differ in threads, heads of blocks go round all of them in proportion to these.
     int home(int64_t block, int32_t head, int32_t heads) const;
+    bool even() const { return even_; }  // whether nodes have about as many threads as each other
     // Whether each node has whole heads. Then head h is on node h · nodes ÷ heads.
     bool has_whole_heads(int32_t heads) const { return even_ && heads % nodes() == 0; }
 
 private:
-    std::vector<int> first_;   // each node's first thread, and the number of threads
-    bool even_;                // whether nodes have about as many threads as each other
+    std::vector<int> first_;  // each node's first thread, and the number of threads
+    bool even_;
     std::vector<int> rounds_;  // where they have not: a node for each thread, each node's evenly spread
 };
 
