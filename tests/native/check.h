@@ -18,6 +18,8 @@ namespace check {
 using namespace ipex_assist;
 
 inline long passed = 0, failed = 0;
+// Whether also what shows the same again, on another level or in another format (main.cpp).
+inline bool everything = false;
 
 // What a program may do under its sanitizer: ThreadSanitizer ends a child of fork() that starts threads, and the locks
 // of AddressSanitizer's allocator stay held in a child where another thread of the parent was allocating.
