@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib.util
 import os
 import shutil
@@ -61,6 +62,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         others = executors_of(item) & {"torch", "native"}
         if others and (item.path, item.originalname) in twins:
             item.add_marker(pytest.mark.full)
+
+
+def pytest_collection_finish() -> None:
+    """Leave modules and the tests themselves out of garbage collections: one of a million objects takes half a second,
+    and benchmarks ask for one before each measurement."""
+    gc.collect()
+    gc.freeze()
 
 
 def executors_of(item: pytest.Item) -> set[str]:
