@@ -20,6 +20,7 @@ SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, 
 SHAPE = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}}, "required": ["a"],
          "additionalProperties": False}  # fmt: skip
 TOOL = {"name": "get_weather", "description": "The weather"}
+PRIORITIES = ({"priority": -3}, {"priority": 5}, {"service_tier": "flex"}, {"service_tier": "priority"})
 SCALES = (1.0, 0.5)  # of the adapter whose scale changes
 
 
@@ -63,6 +64,8 @@ def _sampling(chance: random.Random, model: str) -> dict[str, Any]:
         how |= {"temperature": 0.8, "top_p": 0.95, "seed": chance.randrange(1 << 30)}
     if chance.random() < 0.5:
         how |= {"num_assistant_tokens_schedule": "constant", "num_assistant_tokens": 4}
+    if chance.random() < 0.5:
+        how |= chance.choice(PRIORITIES)
     return how
 
 
@@ -77,6 +80,9 @@ def texts(chance: random.Random, model: str, common: str) -> list[Asking]:
 
     def how() -> dict[str, Any]:
         return _sampling(chance, model)
+
+    def budget() -> dict[str, Any]:
+        return {"enable_thinking": True, "thinking_budget": chance.randint(0, 20)}
 
     return [
         asking("completions", COMPLETIONS, {"prompt": _text(chance, 9), **short, **how()}),
@@ -97,6 +103,17 @@ def texts(chance: random.Random, model: str, common: str) -> list[Asking]:
         asking("responses with calls", RESPONSES, {
             "input": [user], "max_output_tokens": 90, "tools": [flat], "tool_choice": "required",
             "parallel_tool_calls": False, **how()}),
+        asking("thoughts", CHAT, {"messages": [user], **short, "enable_thinking": True, **how()}),
+        asking("thoughts of a budget", CHAT, {"messages": [user], "max_tokens": 60, **budget(), **how()}),
+        asking("thoughts before JSON", RESPONSES, {
+            "input": [user], "max_output_tokens": 90, "text": {"format": {"type": "json_schema", "name": "a",
+            "schema": SHAPE, "strict": True}}, **budget(), **how()}),
+        asking("thoughts before calls", CHAT, {
+            "messages": [user], "max_tokens": 120, "tools": [tool], "tool_choice": "required",
+            "parallel_tool_calls": False, **budget(), **how()}),
+        asking("messages with thoughts", MESSAGES, {
+            "messages": [user], "max_tokens": 60, **greedy,
+            "thinking": {"type": "adaptive", "display": chance.choice(["omitted", "summarized"])}}),
     ]  # fmt: skip
 
 
@@ -197,7 +214,7 @@ def compared(path: str, body: dict[str, Any]) -> Any:
 def _choice(choice: dict[str, Any], message: dict[str, Any]) -> list[Any]:
     text = choice["text"] if "text" in choice else message.get("content") or ""
     calls = [[call["function"]["name"], call["function"]["arguments"]] for call in message.get("tool_calls") or ()]
-    return [text, calls, choice["finish_reason"]]
+    return [text, calls, choice["finish_reason"], message.get("reasoning_content") or ""]
 
 
 def _item(item: dict[str, Any]) -> list[Any]:
@@ -242,7 +259,7 @@ class StreamReader:
 
     def _chunk(self, event: dict[str, Any]) -> None:
         for choice in event["choices"]:
-            found = self._choices.setdefault(choice["index"], ["", [], None])
+            found = self._choices.setdefault(choice["index"], ["", [], None, ""])
             delta = choice.get("delta") or {}
             found[0] += choice["text"] if "text" in choice else delta.get("content") or ""
             for call in delta.get("tool_calls") or ():
@@ -250,6 +267,7 @@ class StreamReader:
                     found[1].append([call["function"]["name"], ""])
                 found[1][call["index"]][1] += call["function"].get("arguments") or ""
             found[2] = choice["finish_reason"] or found[2]
+            found[3] += delta.get("reasoning_content") or ""
 
     def _message(self, event: dict[str, Any]) -> None:
         match event["type"]:
@@ -259,8 +277,8 @@ class StreamReader:
             case "content_block_delta":
                 delta, block = event["delta"], self._blocks[event["index"]]
                 block["json"] += delta.get("partial_json", "")
-                if "text" in block:
-                    block["text"] += delta.get("text", "")
+                for name in {"text", "thinking"} & block.keys():
+                    block[name] += delta.get(name, "")
             case "message_delta":
                 self._value = [[_ended(block) for block in self._blocks], event["delta"]["stop_reason"]]
             case "message_stop":

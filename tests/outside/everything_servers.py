@@ -12,12 +12,16 @@ import adapter_files
 import checkpoint_files
 import embedding_folders
 import tool_calls
+from dialect_templates import TEMPLATES
 from tls_files import write_certificate
 from transformers import AutoTokenizer
 
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.workers.capacity import InstanceNeed
 
+# Whether a model thinks is the request's to say; each writes calls in a form of its own.
+THINKS = "{% if enable_thinking %}<think>\n{% endif %}"
+DIALECTS = (tool_calls.TEMPLATE, TEMPLATES["qwen-xml"], TEMPLATES["glm"])
 ADAPTERS = ("sql", "notes", "changing")  # scales of the last one change during the run
 WRITERS = ("ann", "bob", "cat")
 VECTORS, SCORES = "vec", "rank"
@@ -43,11 +47,11 @@ class EverythingFlags:
 
 
 def _writer(folder: Path, seed: int) -> Path:
-    """A model that can call tools."""
+    """A model that can call tools, and thinks if it is told to."""
     model = checkpoint_files.tiny_model("llama", seed=seed, max_position_embeddings=CONTEXT)
     checkpoint_files.save(model, folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.chat_template = tool_calls.TEMPLATE
+    tokenizer.chat_template = DIALECTS[seed % len(DIALECTS)] + THINKS
     tokenizer.save_pretrained(folder)
     return folder
 

@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 from serve_clients import CHAT, COMPLETIONS, END_SECONDS, http_client, refused
 
-RESPONSES, TOKENIZE, DETOKENIZE = "/v1/responses", "/tokenize", "/detokenize"
+RESPONSES, MESSAGES, COUNT = "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"
+TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 OTHERS = ("/v1/models", "/v1/models/a", "/health", "/ready", "/version", "/metrics", "/", "/a", "/v1/responses/a")
 TOKENS = 4  # of a text: what is meant here are bodies, and a few of them are right
 LIMITS = {"max_tokens": TOKENS, "max_completion_tokens": TOKENS, "max_output_tokens": TOKENS, "n": 2}
@@ -23,6 +24,19 @@ TURNS = [{"role": "system", "content": "Be short."}, {"role": "user", "content":
 TOOL = {"type": "function", "function": {"name": "add", "description": "Adds", "parameters": SCHEMA}}
 SAMPLING = {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": 1, "logit_bias": {"5": 2}, "stop": "x"}
 PENALTIES = {"presence_penalty": 0.5, "frequency_penalty": 0.5, "repetition_penalty": 1.1, "ignore_eos": True}
+THINKING = {"enable_thinking": True, "thinking_budget": 2, "chat_template_kwargs": {"enable_thinking": True}}
+BUDGET = {"type": "enabled", "budget_tokens": 1024, "display": "omitted"}
+CALLED = {
+    "role": "assistant",
+    "content": None,
+    "reasoning_content": "Hm.",
+    "tool_calls": [{"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}],
+}
+BLOCKS = [
+    {"type": "thinking", "thinking": "Hm.", "signature": ""},
+    {"type": "tool_use", "id": "1", "name": "add", "input": {"a": 1}},
+]
+RESULT = {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "3"}]}
 RIGHT: tuple[tuple[str, dict[str, Any]], ...] = (
     (CHAT, {"messages": TURNS, "max_tokens": TOKENS, **SAMPLING}),
     (CHAT, {"messages": TURNS, "max_tokens": TOKENS, "n": 2, "logprobs": True, "top_logprobs": 2, "stream": False}),
@@ -42,6 +56,28 @@ RIGHT: tuple[tuple[str, dict[str, Any]], ...] = (
     (COMPLETIONS, {"prompt": "A", "max_tokens": TOKENS, "guided_choice": ["yes", "no"], "assisted": False}),
     (RESPONSES, {"input": TURNS, "max_output_tokens": TOKENS, "instructions": "Be short.", "store": False}),
     (RESPONSES, {"input": "Hello", "max_output_tokens": TOKENS, "previous_response_id": "resp_0", "stream": True}),
+    (CHAT, {"messages": TURNS, "max_tokens": TOKENS, "priority": 3, "service_tier": "flex", **THINKING}),
+    (
+        CHAT,
+        {
+            "messages": [*TURNS, CALLED, {"role": "tool", "tool_call_id": "1", "content": "3"}, TURNS[-1]],
+            "max_tokens": TOKENS,
+            "tools": [TOOL],
+            "reasoning_effort": "low",
+        },
+    ),
+    (MESSAGES, {"messages": TURNS[1:], "max_tokens": TOKENS, "system": "Be short.", "thinking": BUDGET}),
+    (
+        MESSAGES,
+        {
+            "messages": [TURNS[1], {"role": "assistant", "content": BLOCKS}, {"role": "user", "content": [RESULT]}],
+            "max_tokens": TOKENS,
+            "tools": [{"name": "add", "input_schema": SCHEMA}],
+            "tool_choice": {"type": "any"},
+            "stream": True,
+        },
+    ),
+    (COUNT, {"messages": TURNS[1:], "system": [{"type": "text", "text": "Be short."}]}),
     (TOKENIZE, {"prompt": "One, two", "add_special_tokens": True, "return_token_strs": True}),
     (TOKENIZE, {"messages": TURNS}),
     (DETOKENIZE, {"tokens": [1, 2, 3]}),

@@ -152,10 +152,13 @@ async def _ask(client: httpx.AsyncClient, asked: Asked) -> Answer:
 
 
 def refused(status: int, content: bytes, retry_after: str | None = None) -> Answer:
-    """What an answer that is no text says; broken where it is not in OpenAI's form, or shows what only logs should."""
+    """What an answer that is no text says; broken where it is in neither OpenAI's form nor Anthropic's, or shows what
+    only logs should."""
     try:
-        error = json.loads(content)["error"]
-        clean = isinstance(error["message"], str) and isinstance(error["type"], str) and {"param", "code"} <= set(error)
+        body = json.loads(content)
+        error = body["error"]
+        clean = isinstance(error["message"], str) and isinstance(error["type"], str)
+        clean = clean and ({"param", "code"} <= set(error) or body["type"] == "error")
     except (ValueError, KeyError, TypeError):
         clean = False
     shown = content[:300].decode(errors="replace")

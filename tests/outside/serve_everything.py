@@ -7,9 +7,10 @@ one   a model with an assistant, n-grams of the prompt, three adapters of which 
 many  three models that write, one of vectors and one of scores, in memory for three: they are unloaded meanwhile
 
 Both speak TLS, keep prefixes in a folder, and send traces to a collector that is not there. Tiny models are made on the
-spot. Completions, chats, JSON by schema, calls of tools, Anthropic's messages, responses, vectors and scores are asked
-for whole, streamed and read slowly; each answer is compared with the one that it has alone and undrafted. Beside them
-there are requests that are no good, halves of requests, and clients that go away. Meanwhile light requests are timed.
+spot, each with a form of calls of its own. Completions, chats, JSON by schema and calls of tools, both also after a
+thought of a budget, Anthropic's messages, responses, vectors and scores are asked for, in several priorities, whole,
+streamed and read slowly; each answer is compared with the one that it has alone and undrafted. Beside them there are
+requests that are no good, halves of requests, and clients that go away. Meanwhile light requests are timed.
 
 Exit code 1 where an answer is another one, a light request waits longer than --light, or, after all have ended, a text
 still runs, a block is not free, or memory, threads, open files or processes are more than after the warm-up. Time in

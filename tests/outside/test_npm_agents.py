@@ -1,10 +1,12 @@
 """Coding agents from npm correct a file by way of a server: Claude Code, Codex, opencode and Qwen Code.
 
-    bash tests/run plain tests/outside/test_npm_agents.py
+    bash tests/run plain -m full tests/outside/test_npm_agents.py
+    CODING_MODEL=FOLDER CODING_ASSISTANT=FOLDER bash tests/run plain -m full tests/outside/test_npm_agents.py -k real -s
 
 They are installed into a folder of the user's cache (NPM_AGENTS names another), in versions that were tried, where npm
 is at hand. The model is scripted: what is shown is that the agent and the server understand each other, in each form of
-calls, with thoughts before them. The agents are told by their documented settings to speak to this server alone.
+calls, with thoughts before them; or it is CODING_MODEL, which may fail at the task, but must get no error. The agents
+are told by their documented settings to speak to this server alone.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,8 +24,18 @@ from pathlib import Path
 from typing import Any
 
 import fake_backend
+import httpx
 import pytest
 from fake_backend import FakeBackend, serving
+from starlette.applications import Starlette
+from starlette.background import BackgroundTask
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.routing import Route
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # what the benchmarks share
+
+from own_server import OwnServer
 
 from ipex_assist.serve.backend import GenerationRequest
 from ipex_assist.speculative.round import Round
@@ -33,8 +46,9 @@ PACKAGES = (
     "opencode-ai@1.18.33",
     "@qwen-code/qwen-code@0.15.10",
 )
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ipex-assist-npm-agents"
-FOLDER = Path(os.environ.get("NPM_AGENTS") or CACHE)
+# Not by XDG_CACHE_HOME, which is a folder of this run alone: half a gigabyte is installed once.
+FOLDER = Path(os.environ.get("NPM_AGENTS") or Path.home() / ".cache" / "ipex-assist-npm-agents")
+MODEL = os.environ.get("CODING_MODEL")
 WRONG, RIGHT = "def mean(n):\n    return sum(n) / (len(n) + 1)\n", "def mean(n):\n    return sum(n) / len(n)\n"
 OLD, NEW = "(len(n) + 1)", "len(n)"
 TASK = "Correct mean in mean.py: divide by len(n)."
@@ -246,42 +260,85 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str, i
     yield found
 
 
+def work(programs: Path, folder: Path, run: Run) -> tuple[subprocess.CompletedProcess[str], str]:
+    """Let an agent work, in folders of its own; how it ended, and the file afterwards."""
+    for name, content in run.files.items():
+        (folder / "home" / name).parent.mkdir(parents=True)
+        (folder / "home" / name).write_text(content)
+    own = {name: os.environ[name] for name in ("PATH", "LANG", "TERM") if name in os.environ}
+    done = subprocess.run(
+        [str(programs / run.command[0]), *run.command[1:]],
+        cwd=folder / "work",
+        env={**own, "HOME": str(folder / "home"), "CI": "1", "NO_COLOR": "1", **run.variables},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300 if MODEL is None else 3000,
+    )
+    return done, (folder / "work" / "mean.py").read_text()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The file that is to be corrected, in a folder beside the agent's home."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "mean.py").write_text(WRONG)
+    return tmp_path / "work" / "mean.py"
+
+
+AGENTS = pytest.mark.parametrize("agent", [claude, codex, opencode, qwen], ids=lambda each: each.__name__)
+
+
 @pytest.mark.parametrize("dialect", DIALECTS)
-@pytest.mark.parametrize("agent", [claude, codex, opencode, qwen], ids=lambda each: each.__name__)
+@AGENTS
 def test_a_small_edit(
-    programs: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    agent: Callable[[str, str], Run],
-    dialect: str,
+    programs: Path, path: Path, monkeypatch: pytest.MonkeyPatch, agent: Callable[[str, str], Run], dialect: str
 ) -> None:
     """The file is right afterwards, and nothing that the agent asked was refused."""
     template, write = DIALECTS[dialect]
     monkeypatch.setattr(fake_backend.tokenizer(), "chat_template", template)
-    home, work = tmp_path / "home", tmp_path / "work"
-    home.mkdir()
-    work.mkdir()
-    path = work / "mean.py"
-    path.write_text(WRONG)
     model = ScriptedModel([], write)
     with recorded(monkeypatch) as statuses, serving(model) as client:
         run = agent(str(client.base_url), str(path))
         model._script = run.script
-        for name, content in run.files.items():
-            (home / name).parent.mkdir(parents=True)
-            (home / name).write_text(content)
-        own = {name: os.environ[name] for name in ("PATH", "LANG", "TERM") if name in os.environ}
-        done = subprocess.run(
-            [str(programs / run.command[0]), *run.command[1:]],
-            cwd=work,
-            env={**own, "HOME": str(home), "CI": "1", "NO_COLOR": "1", **run.variables},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+        done, text = work(programs, path.parents[1], run)
     said = f"{done.stdout}\n{done.stderr}\n{statuses}"
     assert done.returncode == 0, said
-    assert path.read_text() == RIGHT, said
+    assert text == RIGHT, said
     assert statuses, said
     assert not [each for each in statuses if each[2] >= 400], said
+
+
+def passing_on(url: str) -> Starlette:
+    """An application whose requests the server at `url` answers."""
+    client = httpx.AsyncClient(base_url=url, timeout=None, trust_env=False)
+
+    async def answer(request: Request) -> StreamingResponse:
+        path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        asked = client.build_request(request.method, path, headers=request.headers.raw, content=await request.body())
+        found = await client.send(asked, stream=True)
+        end = BackgroundTask(found.aclose)
+        return StreamingResponse(found.aiter_raw(), found.status_code, dict(found.headers), background=end)
+
+    return Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST", "HEAD"])])
+
+
+@pytest.mark.skipif(MODEL is None, reason="CODING_MODEL names no model that can write code")
+@AGENTS
+def test_with_a_real_model(
+    programs: Path, path: Path, monkeypatch: pytest.MonkeyPatch, agent: Callable[[str, str], Run]
+) -> None:
+    """A model may fail at the task, which is printed; nothing that the agent asks is refused."""
+    words = ["-m", str(MODEL), "--assistant-model", os.environ.get("CODING_ASSISTANT", "lookup"), "--offline"]
+    with OwnServer([*words, "--precision", "int8", "--served-model-name", "tiny"]) as server:
+        monkeypatch.setattr(fake_backend, "create_app", lambda *_: passing_on("http://{}:{}".format(*server.address)))
+        with recorded(monkeypatch) as statuses, serving(None) as client:
+            done, text = work(programs, path.parents[1], agent(str(client.base_url), str(path)))
+    said = f"{done.stdout}\n{done.stderr}\n{statuses}"
+    print(
+        f"{agent.__name__}: {'done' if text == RIGHT else 'not done'} in {len(statuses)} requests: {done.stdout}{text}"
+    )
+    assert [each for each in statuses if each[0] == "POST"], said
+    assert not [each for each in statuses if each[2] >= 400], said
+    assert done.returncode == 0, said
