@@ -113,7 +113,10 @@ PAGES = {
     ),
 }
 QUESTIONS = {question: title for _, questions in PAGES.values() for question, title in questions.items()}
-COUNTED = {"instructions": "Counted in the compiled core, the same on every machine"}
+COUNTED = {
+    "instructions": "Counted in the compiled core, the same on every machine",
+    "suffixes": "Counted on recorded texts, the same on every machine",
+}
 # What a run may be marked with, as `flaws`; a commit that ends in -dirty is "uncommitted" by itself.
 FLAWS = {"uncommitted": "the code had changes that were not committed", "disturbed": "other work ran on the machine"}
 # What the first table compares: a question, and what its runs ask of a program.

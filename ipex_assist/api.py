@@ -23,6 +23,8 @@ def load(
     universal: bool = False,
     draft_vocabulary: int | None = None,
     draft_threads: int | None = None,
+    draft_corpus: str | os.PathLike[str] | None = None,
+    draft_history: int | str | None = None,
     recalibrate: bool = False,
     executor: ExecutorName = "auto",
     kv_memory: int | str | None = None,
@@ -41,8 +43,7 @@ def load(
 ) -> TextModel:
     """Load a target and its assistant; `generate` and `stream` of what is returned make texts.
 
-    target: hub id, folder or .gguf file. An architecture we have no spec for runs through transformers, with the same
-        methods.
+    target: hub id, folder or .gguf file. An architecture we have no spec for runs through transformers.
     assistant: likewise; "auto" is the family's default, or "lookup" where there is none; None drafts nothing; "self" is
         the target's own int4 copy; "lookup" copies from the text so far; "lookup+MODEL" does both ("auto-lookup" is
         "lookup+auto"); "mtp+MODEL" drafts by the target's own head or by a small model, whichever promises more.
@@ -51,6 +52,8 @@ def load(
     universal: allow an assistant with another tokenizer, whose drafts are encoded again, as text.
     draft_vocabulary: draft only among the first so many token ids.
     draft_threads: of the assistant's passes of few rows; None: as measured.
+    draft_corpus: a file of text that drafts may copy; it and the next one add lookup.
+    draft_history: for earlier answers that they may copy, in bytes or "64M"; None: they are not kept.
     recalibrate: forget what was measured of this pair on this machine.
     executor: "auto" is the first of the others that works here.
     kv_memory: for keys and values, in bytes or as "8G"; None: what the weights leave.
@@ -67,22 +70,22 @@ def load(
     quick_start: where nothing drafts, return before a packed copy is all in memory.
     calibrate: measure now what passes cost, or read it from the cache folder, and not when it is needed.
 
-    These are the fields of LoadOptions: `load(**options.as_dict())` loads by such an object.
-    torch's number of threads is the caller's, before and after. The native core has a thread a core of its own; where
-    torch does nothing else, torch.set_num_threads(1) after loading, as the commands do it, keeps torch's from spinning.
-    Raises UsageError for a value of the wrong type or out of range, or a combination that cannot work, IpexAssistError
-    where a model cannot be loaded.
+    These are the fields of LoadOptions. torch's number of threads is the caller's: 1 leaves cores to the native core's.
+    Raises UsageError for a wrong value or combination, IpexAssistError where a model cannot be loaded.
     """
     return load_by(_load_options(**locals()))
 
 
-def _load_options(target: Any, assistant: Any, lora: Any, generation_config: Any, **others: Any) -> LoadOptions:
+def _load_options(
+    target: Any, assistant: Any, lora: Any, draft_corpus: Any, generation_config: Any, **others: Any
+) -> LoadOptions:
     """What `load` was given, as LoadOptions has it."""
     folders = tuple(f"{name}={os.fspath(at)}" for name, at in lora.items()) if isinstance(lora, Mapping) else lora
     return LoadOptions(
         target=_source(target),
         assistant=NONE if assistant is None else _source(assistant),
         lora=folders,
+        draft_corpus=_source(draft_corpus),
         generation_config=_source(generation_config),
         **others,
     )

@@ -192,6 +192,8 @@ def pair_options(args: argparse.Namespace) -> PairOptions:
         "universal",
         "draft_vocabulary",
         "draft_threads",
+        "draft_corpus",
+        "draft_history",
         "recalibrate",
         "executor",
         "kv_memory",

@@ -101,6 +101,8 @@ def _records(args: argparse.Namespace) -> Records | None:
     names += ["executor", "precision", "assistant_precision", "draft_vocabulary", "universal", "threads", "cpus"]
     names += [
         "draft_threads",
+        "draft_corpus",
+        "draft_history",
         "revision",
         "generation_config",
         *(name for name in options_of(GenerationOptions) if hasattr(args, name)),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ipex_assist.speculative.costs.pair_costs import Costs
 from ipex_assist.speculative.schedule import ConstantSchedule
-from ipex_assist.speculative.sources.prompt_lookup import PromptLookup
+from ipex_assist.speculative.sources.suffix_lookup import SuffixLookup
 
 if TYPE_CHECKING:
     from ipex_assist.generation.assisted_model import AssistedModel
@@ -110,6 +110,6 @@ def compare(model: AssistedModel, name: str, prompts: Sequence[Sequence[int]], l
 
 
 def lookup(model: AssistedModel, prompts: Sequence[Sequence[int]], longest: int) -> Outcome:
-    """What prompt lookup alone brings, with the same target."""
-    counts = count(model, prompts[:PROMPTS], longest, PromptLookup)
+    """What lookup alone brings, with the same target."""
+    counts = count(model, prompts[:PROMPTS], longest, SuffixLookup)
     return outcome("lookup", counts, Costs(model.drafting.costs.verify), longest)

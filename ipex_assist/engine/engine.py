@@ -29,6 +29,7 @@ from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.speculative.schedule import ConstantSchedule, Schedule
 from ipex_assist.speculative.sources.constrained_source import ConstrainedSource
 from ipex_assist.speculative.sources.draft_source import DraftSource
+from ipex_assist.speculative.sources.earlier_text import Caller
 
 log = logging.getLogger("ipex_assist")
 
@@ -237,18 +238,24 @@ class Engine:
         experiment = draft is not None or schedule is not None
         possible = draft is not None or self.drafting.possible
         assisted = options.may_draft and (possible or grammar is not None)
-        length = len(tokens) + limit
+        length, caller = len(tokens) + limit, Caller(options.share, options.lora)
 
         def make_draft_source() -> DraftSource | None:
             if not assisted:
                 return None
             if draft is None:
-                return self.drafting.source(sampling, length, grammar)
+                return self.drafting.source(sampling, length, grammar, caller)
             return draft if grammar is None else ConstrainedSource(grammar.copy(), len(tokens), draft)
 
         if assisted and schedule is None:  # forced tokens need no schedule
             schedule = self._schedule(options, limit) if possible else ConstantSchedule(0)
         learns = options.is_adaptive and not experiment and assisted
+
+        def on_finish(request: Request) -> None:
+            if learns:
+                self._learn(request)
+            self.drafting.remember(request.tokens[request.prompt_length :], caller)
+
         return Request(
             tokens=tokens,
             prompt_length=len(tokens),
@@ -262,7 +269,7 @@ class Engine:
             share=options.share,
             make_draft_source=make_draft_source,
             schedule=schedule or ConstantSchedule(),
-            on_finish=self._learn if learns else lambda request: None,
+            on_finish=on_finish,
             assisted=assisted,
             grammar=grammar,
         )

@@ -23,8 +23,8 @@ from ipex_assist.speculative.schedule import RoundState, Schedule
 from ipex_assist.speculative.sources.constrained_source import ConstrainedSource
 from ipex_assist.speculative.sources.draft_source import DraftSource
 from ipex_assist.speculative.sources.head_assistant import HeadAssistant
-from ipex_assist.speculative.sources.prompt_lookup import LookupWithFallback
 from ipex_assist.speculative.sources.proposal import Proposal
+from ipex_assist.speculative.sources.suffix_lookup import LookupWithFallback
 from ipex_assist.speculative.sources.two_assistants import TwoAssistants
 
 log = logging.getLogger("ipex_assist")

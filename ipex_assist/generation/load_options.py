@@ -50,6 +50,10 @@ class LoadOptions(Options):
     draft_threads: int | None = option(
         None, "threads for the assistant's small passes (default: measured)", Number(1, 65_535, whole=True), "N"
     )
+    draft_corpus: str | None = option(None, "text that drafts may copy (adds lookup)", Text(), "FILE")
+    draft_history: int | None = option(
+        None, "memory for earlier answers that drafts may copy, as 64M (adds lookup; default: none)", Size(), "SIZE"
+    )
     recalibrate: bool = option(False, "measure this pair on this machine again", Switch())
     executor: str = option(
         "auto",
@@ -102,6 +106,8 @@ class LoadOptions(Options):
     def __post_init__(self) -> None:
         """Raise UsageError for a value of the wrong type or out of range, and for two adapters of one name."""
         super().__post_init__()
+        if self.copies_earlier_text and not self.assists:
+            raise UsageError("--draft-corpus and --draft-history are for drafts, and --no-assisted makes none")
         names = [checked("--lora", parse_adapter, each)[0] for each in self.lora]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise UsageError(f"--lora: two adapters are named {twice}: give one of them another name, NAME=FOLDER")
@@ -110,6 +116,11 @@ class LoadOptions(Options):
     def adapters(self) -> dict[str, str]:
         """Folders of adapters by their names."""
         return dict(parse_adapter(each) for each in self.lora)
+
+    @property
+    def copies_earlier_text(self) -> bool:
+        """Whether drafts may copy more than the text so far."""
+        return self.draft_corpus is not None or self.draft_history is not None
 
     @property
     def assists(self) -> bool:

@@ -40,6 +40,7 @@ from ipex_assist.speculative.costs.pair_cache import PairCache, pair_facts
 from ipex_assist.speculative.costs.pair_costs import Costs
 from ipex_assist.speculative.drafting import Drafting
 from ipex_assist.speculative.sources.assistant_name import AUTO, MTP, SELF
+from ipex_assist.speculative.sources.earlier_text import EarlierAnswers, read_corpus
 from ipex_assist.tokenization.tokenizer import eos_token_ids, load_tokenizer
 from ipex_assist.tokenization.vocabulary import SharedVocabulary
 
@@ -103,8 +104,8 @@ def _build(request: ResolvedOptions, later: list[Callable[[], object]] | None, m
     shared, assistant_tokenizer = _vocabulary(request, read_tokenizer)
     of_second = _vocabulary_of_second(request, read_tokenizer)
     (target, assistant_model, second_model), loading = _models(request, read_tokenizer, later, most_tokens)
-    tokenizer = read_tokenizer()
-    draft_vocabulary = request.options.draft_vocabulary
+    tokenizer, options = read_tokenizer(), request.options
+    draft_vocabulary = options.draft_vocabulary
     drafting = Drafting(
         target.spec.vocab_size,
         _measuring(target, assistant_model, shared.limited(draft_vocabulary)),
@@ -114,6 +115,8 @@ def _build(request: ResolvedOptions, later: list[Callable[[], object]] | None, m
         assistant_tokenizer,
         tokenizer,
         shared,
+        corpus=None if options.draft_corpus is None else read_corpus(options.draft_corpus, tokenizer),
+        answers=None if options.draft_history is None else EarlierAnswers(options.draft_history),
     )
     if drafting.possible:
         drafting.go_on_from(_cache(request, assistant_model is not None))
@@ -127,8 +130,8 @@ def _build(request: ResolvedOptions, later: list[Callable[[], object]] | None, m
     identity = request.identity(assistant_tokenizer is not None)
     model = AssistedModel(target, tokenizer, eos, identity, assistant_model, drafting=drafting)
     model.loading = loading
-    model.adapters = request.options.adapters
-    if request.options.lora_by_default and model.adapters:
+    model.adapters = options.adapters
+    if options.lora_by_default and model.adapters:
         model.default_adapter = list(model.adapters)[-1]
     return model
 
@@ -178,12 +181,14 @@ def _models(
         log.warning(
             "--kv-memory: no effect with --executor %s, where each text has memory of its own", request.executor
         )
+    kv_memory = KvMemory(options.kv_memory, options.kv_share, most_tokens)
+    kv_memory.join(0, 0, workspace=options.draft_history or 0)  # which fills up later
     asked = LoadRequest(
         request.checkpoint,
         request.precision,
         request.executor,
         cache_packed=options.cache_packed,
-        kv_memory=KvMemory(options.kv_memory, options.kv_share, most_tokens),
+        kv_memory=kv_memory,
         kv_precision=options.kv_precision,
         quick=request.quick,
         aside=read_tokenizer.begin,
@@ -281,6 +286,8 @@ def _by_transformers(request: ResolvedOptions) -> TextModel:
         )
     idle = {
         "--cache-packed": options.cache_packed,
+        "--draft-corpus": options.draft_corpus,
+        "--draft-history": options.draft_history is not None,
         "--draft-threads": options.draft_threads is not None,
         "--draft-vocabulary": options.draft_vocabulary is not None,
         "--kv-memory": options.kv_memory is not None,

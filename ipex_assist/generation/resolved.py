@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ipex_assist.checkpoints.base import Checkpoint
@@ -25,6 +25,7 @@ from ipex_assist.generation.second_assistant import (
 )
 from ipex_assist.models.draft_head import HeadSpec
 from ipex_assist.models.spec import DecoderSpec
+from ipex_assist.native.library import is_built, library
 from ipex_assist.quantization.precision import beside_experts, kv_precision_of
 from ipex_assist.speculative.sources.assistant_name import AUTO, MTP, SELF, AssistantName, parse_assistant
 from ipex_assist.speculative.sources.default_assistants import default_assistant, default_head, why_none
@@ -94,6 +95,10 @@ def resolve(options: LoadOptions, checkpoints: OpenCheckpoints) -> ResolvedOptio
     if not checkpoint.why_not_ours():
         checkpoint.check_weights()  # before an assistant is downloaded for a target that cannot be read
     name = head_first(parse_assistant(options.assistant), checkpoints, offline=options.offline)
+    if options.copies_earlier_text:
+        name = replace(name, lookup=True)
+    if name.lookup:
+        library()  # raises where the native core was not built, which finds what to copy
     assistant_precision = options.assistant_precision
     family = _Family()
     if name.model == AUTO:
@@ -101,7 +106,7 @@ def resolve(options: LoadOptions, checkpoints: OpenCheckpoints) -> ResolvedOptio
         if family.head is not None and family.assistant is None:
             name = AssistantName(name.lookup, MTP)
         elif family.assistant is None and not checkpoint.why_not_ours():
-            name = AssistantName(lookup=True)  # which needs no model, and costs next to nothing
+            name = AssistantName(lookup=is_built())  # which needs no model, and costs next to nothing
     elif name.model == MTP:
         family = _own_head(checkpoint)
     elif name.model not in (None, SELF):

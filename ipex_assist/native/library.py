@@ -83,6 +83,11 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ia_blocks_read": (_i32, (_p, _i32, _p)),
     "ia_blocks_write": (_i32, (_p, _p, _i32, _p)),
     "ia_blocks_discard": (_i32, (_p, ctypes.POINTER(_i32), _i64)),
+    "ia_index_new": (_p, (_i64,)),
+    "ia_index_delete": (None, (_p,)),
+    "ia_index_bytes": (_i64, (_p,)),
+    "ia_index_append": (_i32, (_p, _p, _i64)),
+    "ia_index_draft": (_i32, (_p, _i32, _i32, _p, _p)),
     "ia_forward": (_i32, (_p, _p, ctypes.POINTER(Batch))),
     "ia_top_tokens": (_i32, (_p, _p, ctypes.POINTER(Batch), ctypes.POINTER(TopTokens))),
     "ia_sample": (_i32, (_p, _p, ctypes.POINTER(Batch), _p, _p)),  # (choices, tokens): CRowChoice and int32
@@ -100,10 +105,15 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 }
 
 
+def is_built() -> bool:
+    """Whether there is a compiled core."""
+    return PATH.exists()
+
+
 @functools.cache
 def library() -> ctypes.CDLL:
     """The compiled core. Raises IpexAssistError where it was not built."""
-    if not PATH.exists():
+    if not is_built():
         raise IpexAssistError(
             "the native core was not built when ipex-assist was installed. It needs g++ 11 or newer "
             "(Debian, Ubuntu: apt install g++); then install ipex-assist again (pip install -v shows what is missing)"

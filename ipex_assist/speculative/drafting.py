@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ipex_assist.executors.interface import FewerThreads, Model
+from ipex_assist.native.token_index import TokenIndex
 from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
 from ipex_assist.speculative.choosing.grammar import Grammar
 from ipex_assist.speculative.choosing.sampling import Sampling
@@ -30,9 +31,10 @@ from ipex_assist.speculative.schedule import (
 from ipex_assist.speculative.sources.assistant_model import AssistantModel
 from ipex_assist.speculative.sources.constrained_source import ConstrainedSource
 from ipex_assist.speculative.sources.draft_source import DraftSource
+from ipex_assist.speculative.sources.earlier_text import NOBODY, Caller, EarlierAnswers, EarlierText
 from ipex_assist.speculative.sources.head_assistant import HeadAssistant, chooses_each
 from ipex_assist.speculative.sources.partial_vocabulary import PartialVocabularyAssistant
-from ipex_assist.speculative.sources.prompt_lookup import LookupWithFallback, PromptLookup
+from ipex_assist.speculative.sources.suffix_lookup import LookupWithFallback, SuffixLookup
 from ipex_assist.speculative.sources.two_assistants import TwoAssistants
 from ipex_assist.speculative.sources.universal_assistant import UniversalAssistant
 from ipex_assist.speculative.two_assistants_joint_schedule import TwoAssistantsJointSchedule
@@ -49,10 +51,11 @@ UNTRUSTED_TOKENS = 7.0  # of the model without an adapter, that weigh in an adap
 
 @dataclass
 class Drafting:
-    """What all requests of a target share: the assistant, prompt lookup, the pair's costs and acceptance rates.
+    """What all requests of a target share: the assistant, text to copy, the pair's costs and acceptance rates.
 
     assistant_tokenizer: of an assistant with another vocabulary. shared: the overlap of an assistant's vocabulary with
     the target's, otherwise. measure: calibrates the pair when costs are first needed.
+    corpus, answers: text that lookup copies beside the request's own.
     second: of a small model that drafts in turn with the assistant, a draft head then: its own costs and acceptance.
     keep: called with `model_acceptance` and `lookup_acceptance` after each request that used the adaptive schedule.
     """
@@ -69,6 +72,8 @@ class Drafting:
     lookup_acceptance: Acceptance = field(default_factory=Acceptance)
     keep: Callable[[Acceptance, Acceptance], None] | None = None
     second: Drafting | None = None
+    corpus: TokenIndex | None = None
+    answers: EarlierAnswers | None = None
     cache: PairCache | None = None
     adapter_acceptance: dict[str, tuple[Acceptance, Acceptance]] = field(default_factory=dict)  # of this process
     _costs: Costs | None = None
@@ -120,26 +125,39 @@ class Drafting:
         """Whether there is anything to draft with."""
         return self.lookup or self.assistant is not None
 
-    def source(self, sampling: Sampling, length: int, grammar: Grammar | None = None) -> DraftSource | None:
+    def source(
+        self, sampling: Sampling, length: int, grammar: Grammar | None = None, caller: Caller = NOBODY
+    ) -> DraftSource | None:
         """Return the draft source of one request of at most `length` tokens, prompt included; None if there is none.
 
         grammar: of the request; drafts use a copy. Forced tokens are drafted even without an assistant or lookup.
+        caller: whose earlier answers drafts may copy.
         """
         if grammar is None:
-            return self._source(sampling, length, None)
+            return self._source(sampling, length, None, caller)
         own = grammar.copy()
         masks = self.assistant is not None and self.assistant_tokenizer is None
         if masks and self.assistant is not None and (head := self.assistant.spec.head) is not None:
             masks = chooses_each(head)
-        return ConstrainedSource(own, sampling.prompt_length, self._source(sampling, length, own), masks=masks)
+        return ConstrainedSource(own, sampling.prompt_length, self._source(sampling, length, own, caller), masks=masks)
 
-    def _source(self, sampling: Sampling, length: int, grammar: Grammar | None) -> DraftSource | None:
+    def _source(self, sampling: Sampling, length: int, grammar: Grammar | None, caller: Caller) -> DraftSource | None:
         model = self._model(sampling, length, grammar) if self.assistant is not None else None
         if self.second is not None and isinstance(model, HeadAssistant):
             model = TwoAssistants(model, self.second._model(sampling, length, grammar))
         if not self.lookup:
             return model
-        return PromptLookup() if model is None else LookupWithFallback(PromptLookup(), model)
+        lookup = SuffixLookup(self._earlier_text(caller))
+        return lookup if model is None else LookupWithFallback(lookup, model)
+
+    def _earlier_text(self, caller: Caller) -> EarlierText:
+        answers = EarlierText() if self.answers is None else self.answers.of(caller)
+        return answers if self.corpus is None else replace(answers, indexes=[*answers.indexes, self.corpus])
+
+    def remember(self, answer: Sequence[int], caller: Caller) -> None:
+        """Let later drafts for this caller copy an answer, if answers are kept."""
+        if self.answers is not None:
+            self.answers.add(caller, answer)
 
     def _model(self, sampling: Sampling, length: int, grammar: Grammar | None) -> DraftSource:
         assert self.assistant is not None

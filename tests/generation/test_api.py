@@ -48,12 +48,14 @@ def test_all_fields_reach_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "load_by", asked.append)
     options = LoadOptions(
         target="a/b",
-        assistant="none",
+        assistant="lookup",
         precision="int4",
         assistant_precision="int8",
         universal=True,
         draft_vocabulary=512,
         draft_threads=2,
+        draft_corpus="notes.txt",
+        draft_history=1 << 20,
         recalibrate=True,
         executor="torch",
         kv_memory=1 << 30,

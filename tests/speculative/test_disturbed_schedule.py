@@ -124,7 +124,7 @@ def test_a_part_that_is_wrong_says_nothing_about_the_whole() -> None:
 
 
 def test_a_copy_does_not_read_the_context_for_the_model() -> None:
-    """Prompt lookup drafts after a part: the model still has to read all of the context."""
+    """Lookup drafts after a part: the model still has to read all of the context."""
     schedule = AdaptiveSchedule(costs(0.2), TOKENS)
     for unread, accepted in ((2000, 1), (0, 1), (0, 1)):
         plan = schedule.plan(RoundState(2000, 100, unread))

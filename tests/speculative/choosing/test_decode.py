@@ -22,7 +22,7 @@ from ipex_assist.speculative.costs.pair_costs import Costs
 from ipex_assist.speculative.schedule import HeuristicSchedule
 from ipex_assist.speculative.sources.assistant_model import AssistantModel
 from ipex_assist.speculative.sources.partial_vocabulary import PartialVocabularyAssistant
-from ipex_assist.speculative.sources.prompt_lookup import LookupWithFallback, PromptLookup
+from ipex_assist.speculative.sources.suffix_lookup import LookupWithFallback, SuffixLookup
 
 QUICK = ("opt-350m", "mistral-window")
 
@@ -72,8 +72,8 @@ def test_every_source_and_schedule_equals_plain(variant: str, executor: str, pre
 
     sources = {
         "model": model,
-        "lookup": PromptLookup,
-        "lookup+model": lambda: LookupWithFallback(PromptLookup(), model(), 3),
+        "lookup": SuffixLookup,
+        "lookup+model": lambda: LookupWithFallback(SuffixLookup(), model(), 0.9),
         "narrow": lambda: model(100),
         "half right": lambda: ScriptedDraft(prompt + plain, lambda i: i % 4 == 0, tiny_models.VOCAB),
     }

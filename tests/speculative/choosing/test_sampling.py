@@ -32,7 +32,7 @@ from ipex_assist.speculative.schedule import ConstantSchedule, DraftPlan, RoundR
 from ipex_assist.speculative.sources.assistant_model import AssistantModel
 from ipex_assist.speculative.sources.draft_source import DraftSource
 from ipex_assist.speculative.sources.partial_vocabulary import PartialVocabularyAssistant
-from ipex_assist.speculative.sources.prompt_lookup import LookupWithFallback, PromptLookup
+from ipex_assist.speculative.sources.suffix_lookup import LookupWithFallback, SuffixLookup
 from ipex_assist.speculative.sources.universal_assistant import UniversalAssistant
 
 VOCAB = 50
@@ -224,8 +224,10 @@ SOURCES: dict[str, Callable[[Model, Sampling], DraftSource]] = {
     "narrow": lambda model, sampling: AssistantModel(model, sampling, 12, 7),
     "partly": lambda model, sampling: partly(model, sampling, frozenset({3, 11})),
     "universal": lambda model, sampling: universal(model),
-    "lookup": lambda model, sampling: PromptLookup(),
-    "lookup+model": lambda model, sampling: LookupWithFallback(PromptLookup(), AssistantModel(model, sampling, 12), 3),
+    "lookup": lambda model, sampling: SuffixLookup(),
+    "lookup+model": lambda model, sampling: LookupWithFallback(
+        SuffixLookup(), AssistantModel(model, sampling, 12), 0.9
+    ),
 }
 
 

@@ -1,8 +1,7 @@
-"""Draft sources one by one: lookup against a naive search, windows and rewinding of assistants, other tokenizers."""
+"""Draft sources one by one: lookup beside a model, windows and rewinding of assistants, other tokenizers."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from ipex_assist.engine.scheduled_request import ScheduledRequest
 from ipex_assist.env.errors import UsageError
 from ipex_assist.executors.load import load_model
 from ipex_assist.executors.load_request import LoadRequest
+from ipex_assist.native.token_index import CopiedDrafts
 from ipex_assist.quantization.precision import DRAFT_INT4_GROUP
 from ipex_assist.speculative.choosing.sampling import Sampling
 from ipex_assist.speculative.costs.pair_cache import PairCache
@@ -31,53 +31,12 @@ from ipex_assist.speculative.sources.assistant_model import AssistantModel
 from ipex_assist.speculative.sources.assistant_name import AssistantName, parse_assistant
 from ipex_assist.speculative.sources.batched_proposals import Steps
 from ipex_assist.speculative.sources.draft_source import DraftSource
-from ipex_assist.speculative.sources.prompt_lookup import LONGEST, NGRAM, PLACES, LookupWithFallback, PromptLookup
 from ipex_assist.speculative.sources.proposal import Proposal
+from ipex_assist.speculative.sources.suffix_lookup import LookupWithFallback, SuffixLookup
 from ipex_assist.speculative.sources.universal_assistant import FragmentTokenizer, UniversalAssistant
 
 GREEDY = Sampling()
 PROMPT = "def add(a, b):\n    return a + b\n"
-
-
-def longest_match(tokens: Sequence[int]) -> tuple[int, int]:
-    """The slow way: every place of the text, latest first."""
-    best = (0, 0)
-    places = [place for place in range(NGRAM, len(tokens)) if tokens[place - NGRAM : place] == tokens[-NGRAM:]]
-    for place in reversed(places[-PLACES:]):
-        length = 0
-        while length < min(LONGEST, place) and tokens[place - 1 - length] == tokens[-1 - length]:
-            length += 1
-        if length > best[1]:
-            best = (place, length)
-    return best
-
-
-def test_lookup_finds_what_a_naive_search_finds() -> None:
-    """A text that grows by several tokens a round, as accepted drafts make it."""
-    generator = random.Random(0)
-    for _ in range(30):
-        tokens = [generator.randrange(3) for _ in range(generator.randrange(1, 40))]
-        lookup = PromptLookup()
-        while len(tokens) < 120:
-            assert lookup.match(tokens) == longest_match(tokens)
-            tokens += [generator.randrange(3) for _ in range(generator.randrange(1, 6))]
-
-
-def test_lookup_copies_what_followed() -> None:
-    """The tokens behind the match; nothing where there is none; the copy goes on with itself at the text's end."""
-    assert PromptLookup().propose([1, 2, 3], 4) == Proposal([])
-    assert PromptLookup().propose([5, 6, 7, 8, 9, 1, 5, 6], 3).tokens == [7, 8, 9]
-    assert PromptLookup().propose([1, 2, 1, 2, 1, 2], 5).tokens == [1, 2, 1, 2, 1]
-    assert PromptLookup().propose([4, 4, 4], 4).tokens == [4, 4, 4, 4]
-
-
-def test_lookup_is_surer_of_longer_matches() -> None:
-    """Confidence rises with the match and along the copy, and the threshold ends it behind a token."""
-    short = PromptLookup().propose([9, 5, 6, 7, 8, 1, 5, 6], 2).confidence
-    long = PromptLookup().propose([3, 4, 5, 6, 7, 8, 1, 3, 4, 5, 6], 2).confidence
-    assert short[0] < short[1]
-    assert short[0] < long[0]
-    assert len(PromptLookup().propose([9, 5, 6, 7, 8, 1, 5, 6], 4, min_confidence=0.7).tokens) == 1
 
 
 class Recorded(DraftSource):
@@ -101,7 +60,7 @@ class Recorded(DraftSource):
 def test_lookup_first_asks_the_model_without_a_long_match() -> None:
     """It tells the one that proposed what was accepted, which the other must not hear."""
     other = Recorded()
-    source = LookupWithFallback(PromptLookup(), other, long_match=3)
+    source = LookupWithFallback(SuffixLookup(), other, sure=0.9)
     assert source.unread([1, 2, 3, 4]) == 5
     assert source.propose([1, 2, 3, 4], 2).tokens == [0, 0]
     source.accept(1)
@@ -115,14 +74,14 @@ def test_lookup_first_asks_the_model_without_a_long_match() -> None:
 def test_a_text_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass asks whether to rest, what is unread, and for the draft: each would search again; a longer text is new."""
     searched: list[int] = []
-    search = PromptLookup._search
+    draft = CopiedDrafts.draft
 
-    def counted(lookup: PromptLookup, tokens: Sequence[int]) -> tuple[int, int]:
-        searched.append(len(tokens))
-        return search(lookup, tokens)
+    def counted(drafts: CopiedDrafts) -> tuple[list[int], list[float]]:
+        searched.append(len(text))
+        return draft(drafts)
 
-    monkeypatch.setattr(PromptLookup, "_search", counted)
-    source, text = LookupWithFallback(PromptLookup(), Recorded(), long_match=3), [1, 2, 3, 4, 1, 2, 3]
+    monkeypatch.setattr(CopiedDrafts, "draft", counted)
+    source, text = LookupWithFallback(SuffixLookup(), Recorded(), sure=0.9), [1, 2, 3, 4, 1, 2, 3]
     assert source.copies(text)
     assert source.unread(text) == 0
     assert source.propose(text, 2).tokens == [4, 1]
