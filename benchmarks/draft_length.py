@@ -212,6 +212,7 @@ def main() -> None:
         assistant_precision=None if args.assistant == "lookup" else args.assistant_precision,
         executor=args.executor,
         draft_vocabulary=args.draft_vocabulary,
+        generation_config="none",
         recalibrate=args.recalibrate,
     )
     leave_cores_to_native()

@@ -176,7 +176,7 @@ def conversation(model: Any, args: argparse.Namespace, seed: int) -> tuple[float
 def load(args: argparse.Namespace) -> Any:
     """The pair, or a model of published shapes."""
     if args.random is None:
-        return ipex_assist.load(args.target, args.assistant, precision=args.precision, assistant_precision=None)
+        return ipex_assist.load(args.target, args.assistant, precision=args.precision, generation_config="none")
     loading = LoadOptions.of(target=args.random, assistant=NONE, calibrate=False, cache_packed=False)
     asked = PairOptions(loading, (args.precision,), (None,), True, 2048, 64, None, False, args.requests, args.layers)
     return next(models(asked))[0]

@@ -63,7 +63,7 @@ class Instance:
         if plan is not None:
             torch.set_num_threads(plan.threads)
         self.model: Any = ipex_assist.load(
-            settings["target"], settings["assistant"], calibrate=False, **settings["load"]
+            settings["target"], settings["assistant"], calibrate=False, generation_config="none", **settings["load"]
         )
         self._measure_costs_with_the_others()
         self.deviations = launch.check_start(plan, torch.get_num_threads())

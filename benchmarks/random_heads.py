@@ -206,7 +206,11 @@ def take_turn(contenders: Sequence[Contender], text: str, count: int, forwards: 
 def contenders_of(args: argparse.Namespace) -> list[Contender]:
     """Load the target and its heads, and calibrate each."""
     model = ipex_assist.load(
-        args.target, None, precision=args.precision, executor=args.executor, kv_memory=args.kv_memory
+        *(args.target, None),
+        precision=args.precision,
+        executor=args.executor,
+        kv_memory=args.kv_memory,
+        generation_config="none",
     )
     assert isinstance(model, AssistedModel), f"{args.target} runs through transformers"
     leave_cores_to_native()
