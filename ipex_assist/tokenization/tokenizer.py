@@ -144,6 +144,8 @@ def _plain_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
     added = config.get("added_tokens_decoder", {})
     try:
         known = all(tokenizer.convert_tokens_to_ids(token["content"]) == int(id_) for id_, token in added.items())
+        there = tokenizer.backend_tokenizer.get_added_tokens_decoder().values()  # type: ignore[attr-defined]
+        known = known and _further_special_tokens(config) <= {token.content for token in there if token.special}
     except (AttributeError, TypeError, ValueError, KeyError):  # the field is not a table of tokens
         return None
     return tokenizer if known else None
@@ -195,6 +197,13 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, Any]:
     """Special tokens by name; files of transformers 4 have objects, {"content": "</s>", …}."""
     special = {key: config.get(key) for key in ("bos_token", "eos_token", "unk_token", "pad_token")}
     return {k: v["content"] if isinstance(v, dict) else v for k, v in special.items() if v is not None}
+
+
+def _further_special_tokens(config: dict[str, Any]) -> set[str]:
+    """Those beside bos, eos and the like: lists of texts or objects, in transformers 5 also by a name each."""
+    values = [config.get(key) or [] for key in ("additional_special_tokens", "extra_special_tokens")]
+    listed = [each for value in values for each in (value.values() if isinstance(value, dict) else value)]
+    return {each["content"] if isinstance(each, dict) else each for each in listed}
 
 
 def _fast_tokenizer(folder: Path, config: dict[str, Any]) -> PreTrainedTokenizerBase | None:
