@@ -6,8 +6,9 @@ A round is a pass of the target with what is drafted for it; "outside" is its ti
 scheduling, the description of passes, drafts, verification and handles. The models have random weights and are small:
 what is outside does not depend on that, but for logits, of which nearly flat rows are the most work.
 plain, drawn: without drafts, greedy and sampled. drafts, drawn drafts: the same with --drafts drafted tokens a round,
-all of which are wrong. drawn requests have temperature, top-k, top-p and a penalty; "open" ones temperature alone.
-Kinds take turns.
+nearly all of them wrong. drawn requests have temperature, top-k, top-p and a penalty; "open" ones temperature alone.
+by passes: drafts whose logits return to Python after each pass, where NumPy chooses, as a grammar's do. Kinds take
+turns.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from ipex_assist.executors.native.model import NativeModel
 from ipex_assist.speculative.costs.pair_costs import Costs
 from ipex_assist.speculative.drafting import Drafting
 from ipex_assist.speculative.options import GenerationOptions
+from ipex_assist.speculative.sources.step_drafts import StepDrafts
 
 OPEN = {"do_sample": True, "top_k": 0, "temperature": 1.0}
 KINDS: dict[str, tuple[bool, dict[str, Any]]] = {
@@ -36,6 +38,7 @@ KINDS: dict[str, tuple[bool, dict[str, Any]]] = {
     "drafts": (True, {}),
     "drawn drafts": (True, DRAWN),
     "open drafts": (True, OPEN),
+    "drawn drafts by passes": (True, DRAWN),
 }
 ASSISTANT = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
 ASSISTANT_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -63,13 +66,16 @@ def outside(pair: Pair, kind: str, requests: int, args: argparse.Namespace, seed
     drafts, drawn = KINDS[kind]
     seeds = {"seed": seed} if drawn else {}
     options = GenerationOptions.of(
-        max_new_tokens=args.rounds * 2,
+        max_new_tokens=4 * args.rounds + 20,
         ignore_eos=True,
         assisted=drafts,
         num_assistant_tokens=args.drafts,
         **drawn,
         **seeds,
     )
+    in_one_call = StepDrafts.in_one_call
+    if kind.endswith("by passes"):
+        StepDrafts.in_one_call = lambda *_: False  # type: ignore[method-assign]
     engine = pair.engine(requests)
     handles = [engine.submit(tokens_of(pair, seed + i, 16), options) for i in range(requests)]
     for handle in handles:
@@ -83,6 +89,7 @@ def outside(pair: Pair, kind: str, requests: int, args: argparse.Namespace, seed
             while handle.has_round:
                 next(handle)
     seconds, passes, inside = time.perf_counter() - started, engine.stats.passes - passes, pair.core.seconds - inside
+    StepDrafts.in_one_call = in_one_call  # type: ignore[method-assign]
     for handle in handles:
         handle.cancel()
     engine.close()

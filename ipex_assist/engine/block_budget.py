@@ -99,7 +99,11 @@ class BlockBudget:
 
         As a last resort a prefix is dropped from the cache, so that its one sequence can write without a copy.
         """
-        if self._blocks is None or self.free_up(sum(map(self.needs, rows))):
+        if self._blocks is None:
+            return True
+        # Rows take a block more than they fill, and a copy of one: where that many are free, nobody need count.
+        most = sum([len(each.tokens) for each in rows]) // self._blocks.size + 2 * len(rows)
+        if self._blocks.free >= most or self.free_up(sum(map(self.needs, rows))):
             return True
         for each in rows:
             place, filled = divmod(each.sequence.length, self._blocks.size)

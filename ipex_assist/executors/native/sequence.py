@@ -132,6 +132,8 @@ class NativeSequence:
     def blocks_for(self, rows: int) -> int:
         """How many blocks the next `rows` rows take: those that are missing, and copies of shared ones."""
         first, end = self.length // BLOCK, -(-(self.length + rows) // BLOCK)
+        if end - first == 1 and end <= self.count:  # nearly always
+            return int(self._pool.references(self.table[first]) > 1)
         number = max(0, end - self.count)
         for index in range(first, min(end, self.count)):
             number += self._pool.references(self.table[index]) > 1

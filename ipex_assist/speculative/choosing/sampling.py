@@ -162,11 +162,13 @@ def choose_for_draft(row: Row, sampling: Sampling, position: int) -> tuple[int, 
         return best, 1.0 / rest
     token = _perturbed(row, sampling, position).token
     kept = filtered_tokens(row, replace(sampling, top_p=1.0))
-    near = np.flatnonzero(row >= np.float32(largest - _HEAD * sampling.temperature))
-    ids = np.union1d(near if kept is None else np.intersect1d(near, kept), [token])
+    limit = np.float32(largest - _HEAD * sampling.temperature)
+    ids = np.flatnonzero(row >= limit) if kept is None else kept[row[kept] >= limit]
+    if row[token] < limit:
+        ids = np.append(ids, token)
     assert sampling.seed is not None
     scores = row[ids].astype(np.float64) / sampling.temperature + gumbel(sampling.seed, position, ids)
-    score = float(scores[ids.searchsorted(token)])
+    score = float(scores[ids == token][0])
     counted = (scores <= score) & (scores >= score - _HEAD / sampling.temperature)
     rest -= float(np.exp(row[ids[counted]] - np.float32(largest)).sum(dtype=np.float64))
     perturbed = float(np.exp((scores[counted] - score) * sampling.temperature).sum())
