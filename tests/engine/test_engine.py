@@ -301,7 +301,7 @@ def test_a_failure_beside_the_passes_ends_the_requests(pair: Pair, monkeypatch: 
     step = engine._scheduler.step
     failures = iter([RuntimeError("between passes")])
 
-    def failing() -> bool:
+    def failing(meanwhile: Any = None) -> bool:
         for error in failures:
             raise error
         return step()

@@ -13,6 +13,7 @@ import pytest
 from conftest import HAS_NATIVE
 
 import ipex_assist
+from ipex_assist.executors.interface import Meanwhile
 from ipex_assist.generation.stream import OwnRounds, RoundStream
 from ipex_assist.generation.text_model import TextModel
 from ipex_assist.native.library import library
@@ -246,13 +247,13 @@ def test_a_text_that_waits_for_others_holds_up_nobody(
             return Waiting(), False
         return rounds(tokens, limit, *more)
 
-    def step() -> bool:
+    def step(meanwhile: Meanwhile | None = None) -> bool:
         nonlocal passes
         passes += 1
         if passes == 50:
             loop.inbox.put(Cancel(1))
             loop.inbox.put(None)
-        return run_pass()
+        return run_pass(meanwhile)
 
     monkeypatch.setattr(endless_model, "_rounds", some_wait)
     monkeypatch.setattr(endless_model, "step", step)
@@ -265,7 +266,7 @@ def test_a_text_that_waits_for_others_holds_up_nobody(
     assert passes == 50
 
 
-def test_no_pass_is_run_while_a_round_waits(endless_model: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_goes_out_before_the_next_pass_ends(endless_model: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of prompts that are read one after the other, the first texts are sent while the last are being read."""
     passes = 0
     texts: list[Text] = []
@@ -274,6 +275,8 @@ def test_no_pass_is_run_while_a_round_waits(endless_model: TextModel, monkeypatc
 
     class Text:
         """Has a round of every pass from its first on, five of them."""
+
+        shares_passes = True
 
         def __init__(self, first: int) -> None:
             self.first, self.rounds, self.left = first, list[int](), 5
@@ -293,8 +296,10 @@ def test_no_pass_is_run_while_a_round_waits(endless_model: TextModel, monkeypatc
         def as_dict(self) -> dict[str, Any]:
             return {}
 
-    def step() -> bool:
+    def step(meanwhile: Meanwhile | None = None) -> bool:
         nonlocal passes
+        while meanwhile is not None and meanwhile():
+            pass
         passes += 1
         for text in texts:
             if text.left and passes >= text.first:
@@ -323,12 +328,12 @@ def test_a_step_that_fails_ends_all_that_run(endless_model: TextModel, monkeypat
     """What fails beside the requests is nobody's fault: each is told so, and the worker goes on."""
     run_pass, fails = endless_model.step, [True]
 
-    def step() -> bool:
+    def step(meanwhile: Meanwhile | None = None) -> bool:
         if fails.pop() if fails else False:
             loop.inbox.put(request(3, max_new_tokens=2))
             loop.inbox.put(None)
             raise RuntimeError("not of a request")
-        return run_pass()
+        return run_pass(meanwhile)
 
     monkeypatch.setattr(endless_model, "step", step)
     replies: list[Any] = []
