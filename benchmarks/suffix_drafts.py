@@ -3,10 +3,11 @@
     python benchmarks/suffix_drafts.py -m FOLDER [--sessions N] [--answers FILE] [--no-corpus]
 
 Nothing is computed by a model: an answer is known, and after each pass a source drafts what it can. FOLDER has the
-tokenizer. Turns are those of agent_turns.py, whose answers are real edits of this repository; --answers FILE has what a
-model answered to such prompts (record_answers.py). Both sources are asked for as many tokens as their confidence makes
-worthwhile on a machine where each row of a pass takes a part of what the first one takes, after Acceptance learnt how
-often each confidence is right. Times are those of this machine, everything else is counted.
+tokenizer. Turns are those of agent_turns.py, whose answers are real edits of this repository; --answers FILE has what
+a model answered to such prompts (record_answers.py). The corpus is the repository before the first of these edits.
+Both sources are asked for as many tokens as their confidence makes worthwhile on a machine where each row of a pass
+takes a part of what the first one takes, after Acceptance learnt how often each confidence is right. Times are those
+of this machine, everything else is counted.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tokenizers import Tokenizer
 from ipex_assist.native.token_index import TokenIndex
 from ipex_assist.speculative.costs.acceptance import Acceptance
 from ipex_assist.speculative.sources.earlier_text import Caller, EarlierAnswers, EarlierText
-from ipex_assist.speculative.sources.suffix_lookup import SuffixLookup
+from ipex_assist.speculative.sources.suffix_lookup import LONGEST_COPY, SuffixLookup
 
 MEMORY = 0.995  # of acceptance counts, as where many requests are counted together
 # What a row of a pass takes, as a part of a pass of one: two cores without AMX, two with, and many.
@@ -140,12 +141,13 @@ def replay(
 
 def contenders(corpus: TokenIndex | None, answers: EarlierAnswers) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Names, and what makes the source of one turn."""
+    earlier = [*answers.of(CALLER).indexes, *([] if corpus is None else [corpus])]
     yield "n-grams", NgramLookup
-    yield "suffixes, 15 tokens", lambda: Suffixes(EarlierText(), LONGEST)
-    yield "suffixes", lambda: Suffixes(EarlierText(), 63)
-    yield "and earlier answers", lambda: Suffixes(answers.of(CALLER), 63)
+    yield "suffixes", lambda: Suffixes(EarlierText(), LONGEST)
+    yield "and earlier answers", lambda: Suffixes(EarlierText(earlier[:1]), LONGEST)
     if corpus is not None:
-        yield "and a corpus", lambda: Suffixes(EarlierText([*answers.of(CALLER).indexes, corpus]), 63)
+        yield "and a corpus", lambda: Suffixes(EarlierText(earlier), LONGEST)
+    yield "all, up to 63 tokens", lambda: Suffixes(EarlierText(earlier), LONGEST_COPY)
 
 
 def read_corpus(tokenizer: Tokenizer, commit: str) -> TokenIndex:
@@ -183,10 +185,10 @@ def rows_of(turns: Sequence[Recorded], corpus: TokenIndex | None) -> Iterator[di
     forms = sorted({turn.form for turn in turns})
     for machine, row in ROWS.items():
         base = 0.0
-        answers = EarlierAnswers(HISTORY)
-        for name, make in contenders(corpus, answers):
+        for place in range(len(list(contenders(corpus, EarlierAnswers(HISTORY))))):
+            answers = EarlierAnswers(HISTORY)
+            name, make = list(contenders(corpus, answers))[place]
             known, counted = Acceptance(MEMORY), {form: Counts() for form in forms}
-            answers._answers.clear()
             for turn in turns:
                 replay(turn, make().draft, known, row, counted[turn.form])
                 answers.add(CALLER, turn.answer)
