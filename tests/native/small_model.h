@@ -582,7 +582,7 @@ inline bool races_differ([[maybe_unused]] const Format& f) {
     return f.precision != BF16 && f.group == SCALE_COLUMNS;
 #else
     // Groups of int4 differ in linears alone, which have tests of their own.
-    return everything || f.precision != INT4 || f.group == 64;
+    return everything || f.precision != INT4 || f.group == SCALE_COLUMNS;
 #endif
 }
 
