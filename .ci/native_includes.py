@@ -23,6 +23,7 @@ ROOMS = (
     ("kernels of an instruction set", ("kernels/*.cpp",)),
     ("packing", ("packing/*",)),
     ("kv_cache", ("kv_cache/*",)),
+    ("lookup", ("lookup/*",)),
     ("operations", ("operations/*",)),
     ("mixers", ("mixers/*",)),
     ("abi", ("abi/*",)),
