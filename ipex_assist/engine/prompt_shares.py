@@ -38,6 +38,8 @@ class PromptShares:
         shortest = min(prompts, key=self._length)
         self._turn = (self._turn + 1) % TURNS if oldest is not shortest else 0
         first = [oldest, shortest] if self._turn == TURNS - 1 else [shortest, oldest]
+        if seconds is None:
+            most = self._chunks.rows_alone(first[0].position)
         taken: dict[Request, int] = {}
         for request in dict.fromkeys([*first, *sorted(prompts, key=lambda each: each.rank)]):
             room = most

@@ -235,7 +235,7 @@ class Scheduler:
         prefills = [scheduled.pending for scheduled in batch if scheduled.is_prefill]
         read = sum(prefills)
         positions = sum(each.pending * (each.request.position - each.pending // 2) for each in batch if each.is_prefill)
-        self._chunks.observe(read, len(batch) - len(prefills), seconds, positions)
+        self._chunks.observe(read, len(batch) - len(prefills), seconds, positions, experts=experts)
         self.stats.prompt_tokens += read
         for scheduled, each, output in zip(batch, plan.rows, outputs, strict=True):
             if scheduled.is_prefill and output.hidden is not None:

@@ -10,19 +10,39 @@ pytestmark = pytest.mark.one_stack
 
 
 def test_a_chunk_keeps_to_the_limit() -> None:
-    """A machine of 1 ms a row on top of 10 ms: a chunk of 30 rows makes a pass four times as long as one without."""
+    """A machine of 1 ms a row on top of 20 ms: a chunk of 60 rows makes a pass four times as long as one without."""
     chunks = ChunkSizes(EngineLimits())
     assert chunks.seconds(4) == 0, "a pass without a chunk comes first"
     for _ in range(20):
-        chunks.observe(0, 4, 0.010)
+        chunks.observe(0, 4, 0.020)
         rows = rows_of(chunks)
-        chunks.observe(rows, 4, 0.010 + rows * 0.001)
-    assert rows_of(chunks) in (29, 30)
+        chunks.observe(rows, 4, 0.020 + rows * 0.001)
+    assert rows_of(chunks) in (59, 60)
     assert (chunks.seconds(0), chunks.most_rows(0)) == (None, 512)
-    assert chunks.seconds(0, company=True) == pytest.approx(0.030)
+    assert chunks.seconds(0, company=True) == pytest.approx(0.060)
     slow = ChunkSizes(EngineLimits(max_pass_s=1e-6))
     slow.observe(0, 4, 0.010)
     assert 0 < (slow.seconds(4) or 0) < 1e-6, "its rows are few, and some"
+
+
+def test_passes_of_a_small_model_are_not_short() -> None:
+    """Four passes of 4 ms hold a few rows, and a few rows cost more each: there are 50 ms, in which nobody reads."""
+    chunks = ChunkSizes(EngineLimits())
+    chunks.observe(0, 1, 0.004)
+    assert chunks.seconds(1) == pytest.approx(0.046)
+
+
+def test_nobody_waits_for_a_pass_of_half_a_second() -> None:
+    """Where nobody came for long: a dense model's rows are as cheap in a pass of a tenth of a second, or of 128 rows;
+    a mixture reads its experts anew in each."""
+    chunks = ChunkSizes(EngineLimits())
+    assert chunks.rows_alone(0) == 512
+    chunks.observe(512, 0, 0.256)
+    assert (chunks.rows_alone(0), chunks.rows_alone(100_000)) == (200, 200)
+    chunks.observe(512, 0, 5.12)
+    assert chunks.rows_alone(0) == 128
+    chunks.observe(512, 0, 5.12, experts=100.0)
+    assert chunks.rows_alone(0) == 512
 
 
 def rows_of(chunks: ChunkSizes) -> int:
