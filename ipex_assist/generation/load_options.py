@@ -34,7 +34,7 @@ class LoadOptions(Options):
     )
     assistant: str = option(
         AUTO,
-        "ID, mtp, mtp+ID, self, lookup, lookup+ID, auto-lookup (default: mtp, or by family)",
+        "ID, mtp[+ID], self, lookup[+ID], auto-lookup (default: mtp, or by family)",
         Text(_assistant),
         "ID",
         flags=("--assistant-model",),
@@ -52,7 +52,7 @@ class LoadOptions(Options):
     )
     draft_corpus: str | None = option(None, "text that drafts may copy (adds lookup)", Text(), "FILE")
     draft_history: int | None = option(
-        None, "memory for earlier answers that drafts may copy, as 64M (adds lookup; default: none)", Size(), "SIZE"
+        None, "memory for earlier answers that drafts may copy, as 64M (adds lookup)", Size(), "SIZE"
     )
     recalibrate: bool = option(False, "measure this pair on this machine again", Switch())
     executor: str = option(
@@ -78,14 +78,12 @@ class LoadOptions(Options):
     cache_packed: bool | None = option(
         None, "keep packed weights, for quick starts (default: where the disk has room)", Switch(both=True)
     )
-    allow_special_tokens: bool = option(
-        False, "read special tokens in messages as tokens, not as text; they can then end a turn", Switch()
-    )
+    allow_special_tokens: bool = option(False, "read special tokens in messages as tokens, not as text", Switch())
     generation_config: str = option(
         AUTO,
-        "sampling defaults: auto (the model's generation_config.json), none, or the FOLDER of another",
+        "sampling defaults: auto (the model's), none, or a FOLDER's",
         Text(),
-        "auto|none|FOLDER",
+        "FROM",
     )
     revision: str | None = option(None, "branch, tag or commit of the target on the hub", Text(), "REV")
     offline: bool = option(False, "use only what is on this machine", Switch())

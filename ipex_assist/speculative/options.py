@@ -101,7 +101,7 @@ class SamplingOptions(Options):
     top_p: float | None = option(None, "(default: the model's, or 1)", Number(1e-6, 1), "P", needs="do_sample")
     min_p: float | None = option(
         None,
-        "drop tokens below this share of the likeliest one's probability (default: the model's, or 0)",
+        "drop tokens below this share of the likeliest (default: the model's, or 0)",
         Number(0, 1),
         "P",
         needs="do_sample",
