@@ -18,6 +18,7 @@ from ipex_assist.tokenization.message_content import encoder_of
 from ipex_assist.tokenization.time_limit import run_within
 
 if TYPE_CHECKING:
+    from tokenizers import AddedToken, Tokenizer
     from transformers import PreTrainedTokenizerBase
 
 # Templates take milliseconds; one that takes this long may never end.
@@ -27,6 +28,8 @@ TEMPLATE_SECONDS = 1.0
 # AutoTokenizer saves half a second at start.
 _PLAIN_CLASSES = {"PreTrainedTokenizerFast", "TokenizersBackend", "Qwen2Tokenizer", "Qwen2TokenizerFast"}
 _CHANGING_FIELDS = ("auto_map", "add_bos_token", "add_eos_token", "add_prefix_space", "split_special_tokens")
+# Classes of which transformers 4 read add_bos_token and add_eos_token, and published configurations count on that.
+_ADDING_CLASSES = {f"{family}Tokenizer" for family in ("Llama", "CodeLlama", "Gemma", "Cohere")}
 
 _IN_TOKENIZER_NAMES = ("token", "vocab", "merges", "spiece", "sentencepiece", "tekken")
 _MOST_SPECIAL_TOKENS = 300  # more vocabulary is not even looked at
@@ -82,6 +85,8 @@ def _load(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
         _restore_parts(loaded, checkpoint.path / "tokenizer.json")
         config = read_json(checkpoint.path / "tokenizer_config.json") or {}
         loaded.chat_template = _chat_template(checkpoint.path, config)
+        _add_special_tokens(loaded, config)
+        _put_around(loaded, config)
         return loaded
     except BaseException as error:  # anything from a missing file to a panic of the tokenizers library
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
@@ -96,7 +101,7 @@ def _restore_parts(tokenizer: PreTrainedTokenizerBase, file: Path) -> None:
     """Put back the parts of tokenizer.json that a class of transformers replaced by its family's usual ones.
 
     Classes of transformers 5 keep little but its vocabulary; GPT2Tokenizer, for one, splits every text by GPT-2's rule,
-    whatever rule the file has.
+    whatever rule the file has. What is put before and after a text is the file's, unless the configuration says it.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or not file.is_file():
@@ -106,9 +111,25 @@ def _restore_parts(tokenizer: PreTrainedTokenizerBase, file: Path) -> None:
     stored = Tokenizer.from_file(str(file))
     for part in ("model", "normalizer", "pre_tokenizer", "decoder"):
         setattr(backend, part, getattr(stored, part))
-    config = read_json(file.with_name("tokenizer_config.json")) or {}
-    if stored.post_processor is not None and not {"add_bos_token", "add_eos_token"} & config.keys():
-        backend.post_processor = stored.post_processor
+    backend.post_processor = stored.post_processor
+
+
+def _put_around(tokenizer: PreTrainedTokenizerBase, config: dict[str, Any]) -> None:
+    """Have begin and end put around each text as the configuration says it; one that it leaves open is as of Llama.
+
+    transformers 5 goes by tokenizer.json alone, though DeepSeek's, for one, leaves it to these settings.
+    """
+    backend: Tokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
+    kind = str(config.get("tokenizer_class") or type(tokenizer).__name__).removesuffix("Fast")
+    if backend is None or kind not in _ADDING_CLASSES or not {"add_bos_token", "add_eos_token"} & config.keys():
+        return
+    from tokenizers.processors import TemplateProcessing
+
+    before = tokenizer.bos_token if config.get("add_bos_token", True) else None
+    after = tokenizer.eos_token if config.get("add_eos_token", False) else None
+    ids = {name: index for name in (before, after) if name and (index := backend.token_to_id(name)) is not None}
+    single = [name for name in (before, "$A", after) if name == "$A" or name in ids]
+    backend.post_processor = TemplateProcessing(single=single, special_tokens=list(ids.items()))
 
 
 def _unusable(checkpoint: Checkpoint, error: BaseException) -> BaseException:
@@ -145,7 +166,9 @@ def _plain_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
     try:
         known = all(tokenizer.convert_tokens_to_ids(token["content"]) == int(id_) for id_, token in added.items())
         there = tokenizer.backend_tokenizer.get_added_tokens_decoder().values()  # type: ignore[attr-defined]
-        known = known and _further_special_tokens(config) <= {token.content for token in there if token.special}
+        known = known and {token.content for token in _further_special_tokens(config)} <= {
+            token.content for token in there if token.special
+        }
     except (AttributeError, TypeError, ValueError, KeyError):  # the field is not a table of tokens
         return None
     return tokenizer if known else None
@@ -161,12 +184,15 @@ def _from_tokenizer_json(folder: Path) -> PreTrainedTokenizerBase | None:
 
     try:
         config = read_json(folder / "tokenizer_config.json") or {}
-        return PreTrainedTokenizerFast(
+        tokenizer = PreTrainedTokenizerFast(
             tokenizer_file=str(folder / "tokenizer.json"),
             chat_template=_chat_template(folder, config),
             clean_up_tokenization_spaces=bool(config.get("clean_up_tokenization_spaces", False)),
             **_special_tokens(config),
         )
+        _add_special_tokens(tokenizer, config)
+        _put_around(tokenizer, config)
+        return tokenizer
     except BaseException as error:  # the caller reports its own, first failure
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             raise
@@ -199,11 +225,29 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, Any]:
     return {k: v["content"] if isinstance(v, dict) else v for k, v in special.items() if v is not None}
 
 
-def _further_special_tokens(config: dict[str, Any]) -> set[str]:
-    """Those beside bos, eos and the like: lists of texts or objects, in transformers 5 also by a name each."""
-    values = [config.get(key) or [] for key in ("additional_special_tokens", "extra_special_tokens")]
-    listed = [each for value in values for each in (value.values() if isinstance(value, dict) else value)]
-    return {each["content"] if isinstance(each, dict) else each for each in listed}
+def _further_special_tokens(config: dict[str, Any]) -> list[AddedToken]:
+    """Those beside bos, eos and the like: lists of texts or objects, in transformers 5 also by a name each.
+
+    transformers reads objects of its own kind alone ({"__type": "AddedToken", …}), and raises TypeError for others.
+    """
+    from tokenizers import AddedToken
+
+    values = [config.get(key) for key in ("additional_special_tokens", "extra_special_tokens")]
+    lists = [list(value.values()) if isinstance(value, dict) else value for value in values]
+    listed = [each for value in lists if isinstance(value, list) for each in value]
+    tokens: list[dict[str, Any]] = [
+        {"content": each, "normalized": False} if isinstance(each, str) else each for each in listed
+    ]
+    return [AddedToken(**({k: v for k, v in each.items() if k != "__type"} | {"special": True})) for each in tokens]
+
+
+def _add_special_tokens(tokenizer: PreTrainedTokenizerBase, config: dict[str, Any]) -> None:
+    """Add those that the configuration alone lists, or that are no special ones yet."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        there = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+        missing = [token for token in _further_special_tokens(config) if token.content not in there]
+        tokenizer.add_tokens(missing, special_tokens=True)
 
 
 def _fast_tokenizer(folder: Path, config: dict[str, Any]) -> PreTrainedTokenizerBase | None:

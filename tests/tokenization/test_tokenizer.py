@@ -532,15 +532,3 @@ def test_gguf_adds_an_end_where_vectors_are_made(tmp_path):
         path = checkpoint_files.write_vocabulary(tmp_path / "v.gguf", tokens, kinds, merges=[], **ids, **pooled)
         found = load_tokenizer(open_checkpoint(str(path)))("ab")["input_ids"]
         assert found == [first, *(_ALPHABET.index(letter) for letter in "ab"), *end]
-
-
-@pytest.mark.parametrize("kind", ["Qwen2Tokenizer", "PreTrainedTokenizerFast"])
-def test_special_tokens_of_the_configuration_alone(tmp_path, kind):
-    """The file does not know it, and read by itself would cut its name to pieces."""
-    folder = checkpoint_files.save(checkpoint_files.tiny_model("llama"), tmp_path / "m")
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    config |= {"tokenizer_class": kind, "additional_special_tokens": ["<more>"]}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    tokenizer = load_tokenizer(open_checkpoint(str(folder)))
-    (found,) = tokenizer("<more>", add_special_tokens=False)["input_ids"]
-    assert tokenizer.decode([found], skip_special_tokens=True) == ""
