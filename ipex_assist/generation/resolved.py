@@ -98,7 +98,7 @@ def resolve(options: LoadOptions, checkpoints: OpenCheckpoints) -> ResolvedOptio
     if options.copies_earlier_text:
         name = replace(name, lookup=True)
     if name.lookup:
-        library()  # raises where the native core was not built, which finds what to copy
+        _check_lookup()
     assistant_precision = options.assistant_precision
     family = _Family()
     if name.model == AUTO:
@@ -128,6 +128,17 @@ def resolve(options: LoadOptions, checkpoints: OpenCheckpoints) -> ResolvedOptio
         head=None if family.head is None else family.head.head,
         second=second_assistant(second, name, options, precision, executor),
     )
+
+
+def _check_lookup() -> None:
+    """Raise IpexAssistError where the native core was not built, which finds what to copy."""
+    try:
+        library()
+    except IpexAssistError as error:
+        raise IpexAssistError(
+            "lookup (--assistant-model lookup, --draft-history, --draft-corpus) needs the native core to find what to "
+            f"copy, and {error}. Without it name a small model as --assistant-model, or leave the option out"
+        ) from error
 
 
 def _own_head(checkpoint: Checkpoint) -> _Family:
@@ -213,7 +224,7 @@ def _family_assistant(checkpoint: Checkpoint, options: LoadOptions, checkpoints:
 def _say_what_drafts(checkpoint: Checkpoint, reason: str, better: str = "") -> None:
     """One line: why there is no default assistant, what drafts in its place, and what would be better."""
     ours = not checkpoint.why_not_ours()
-    instead = "lookup drafts (copies from the text)" if ours else "nothing is drafted"
+    instead = "lookup drafts (copies from the text)" if ours and is_built() else "nothing is drafted"
     better = better or "give --assistant-model ID, a small model of its vocabulary" + (", or self" if ours else "")
     hint = f"no default assistant of {checkpoint.source}"
     log_hint(log, hint, "no default assistant, since %s, so %s; %s", reason, instead, better)

@@ -115,8 +115,8 @@ def library() -> ctypes.CDLL:
     """The compiled core. Raises IpexAssistError where it was not built."""
     if not is_built():
         raise IpexAssistError(
-            "the native core was not built when ipex-assist was installed. It needs g++ 11 or newer "
-            "(Debian, Ubuntu: apt install g++); then install ipex-assist again (pip install -v shows what is missing)"
+            "the native core was not built when ipex-assist was installed, since it needs g++ 11 or newer (Debian, "
+            f"Ubuntu: apt install g++); then {_install_again()} (-v shows what is missing)"
         )
     try:
         loaded = ctypes.CDLL(str(PATH))
@@ -147,7 +147,7 @@ def _install_again() -> str:
     checkout = PATH.parents[2]
     if (checkout / "setup.py").exists():
         return f"build it again: pip install --no-deps -e {shlex.quote(str(checkout))}"
-    return "install ipex-assist again: pip install --force-reinstall --no-deps, and what you installed it from"
+    return "install ipex-assist again: pip install --force-reinstall --no-deps and the clone or wheel it came from"
 
 
 def kernels() -> int:

@@ -14,9 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
+import checkpoint_files
 import pytest
 from conftest import HAS_IPEX, HAS_NATIVE
 
+import ipex_assist
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.executors.select_executor import resolve_executor
 from ipex_assist.native import build, library, structures
@@ -268,6 +270,29 @@ def test_a_core_that_was_not_built(core: Path, caplog: pytest.LogCaptureFixture)
     assert message.startswith("--executor native: the native core was not built")
     assert "g++ 11 or newer (Debian, Ubuntu: apt install g++)" in message
     assert message.endswith(f"; or use --executor {FALLBACK}")
+
+
+@pytest.mark.parametrize("options", [{"assistant": "lookup"}, {"draft_history": 2**20}])
+def test_lookup_without_a_core(core: Path, tmp_path: Path, options: dict[str, Any]) -> None:
+    """Who asks for copies is told what finds them."""
+    folder = checkpoint_files.save(checkpoint_files.tiny_model("llama"), tmp_path / "m")
+    with pytest.raises(IpexAssistError) as caught:
+        ipex_assist.load(str(folder), precision="fp32", calibrate=False, **options)
+    message = str(caught.value)
+    assert message.startswith(
+        "lookup (--assistant-model lookup, --draft-history, --draft-corpus) needs the native core"
+    )
+    assert "g++ 11 or newer" in message
+    assert "pip install" in message
+
+
+def test_the_default_without_a_core(core: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Where lookup would be taken, nothing is drafted; a line said that lookup drafts."""
+    folder = checkpoint_files.save(checkpoint_files.tiny_model("llama"), tmp_path / "m")
+    model = ipex_assist.load(str(folder), precision="fp32", calibrate=False)
+    assert (model.identity.assistant, model.drafting.possible) == (None, False)
+    assert "so nothing is drafted; give --assistant-model ID" in caplog.text
+    assert len(model.generate("the quick", max_new_tokens=4).tokens) == 4
 
 
 def test_precisions_that_only_the_core_has(core: Path) -> None:
