@@ -75,7 +75,7 @@ def build_parser() -> argparse.ArgumentParser:
     batch.add_argument("--timeout", type=float, metavar="S", help="cancel and retry a prompt that takes longer (s)")
     batch.add_argument("--shard", type=_shard, default=(0, 1), metavar="I/N", help="every N-th line, from line I+1")
     add_flags(batch, PrefixOptions)
-    add_instance_flags(batch, " (default: per-node)")
+    add_instance_flags(batch, " (default: by model and load)")
     batch.add_argument(
         "--ray",
         metavar="ADDRESS",

@@ -223,8 +223,8 @@ def _family_assistant(checkpoint: Checkpoint, options: LoadOptions, checkpoints:
 
 def _say_what_drafts(checkpoint: Checkpoint, reason: str, better: str = "") -> None:
     """One line: why there is no default assistant, what drafts in its place, and what would be better."""
-    ours = not checkpoint.why_not_ours()
-    instead = "lookup drafts (copies from the text)" if ours and is_built() else "nothing is drafted"
+    ours = not checkpoint.why_not_ours() and is_built()  # the core has lookup, and int4 for self
+    instead = "lookup drafts (copies from the text)" if ours else "nothing is drafted"
     better = better or "give --assistant-model ID, a small model of its vocabulary" + (", or self" if ours else "")
     hint = f"no default assistant of {checkpoint.source}"
     log_hint(log, hint, "no default assistant, since %s, so %s; %s", reason, instead, better)

@@ -66,7 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_flags(group, ManyModelsOptions)
     add_flags(group, ServeOptions)
     add_flags(group, PrefixOptions)
-    add_instance_flags(group, " (default: per-node)")
+    add_instance_flags(group, " (default: by model and load)")
     group.add_argument("--ray", metavar="ADDRESS", help="as Ray Serve replicas, one a node: auto, or HOST:PORT")
     group.add_argument(
         "--replicas", type=_replicas, metavar="N[-M]", help="with --ray: how many; by load, N to M (default: the nodes)"
