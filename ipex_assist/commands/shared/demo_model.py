@@ -34,15 +34,16 @@ def demo_options(options: LoadOptions) -> LoadOptions:
     options = replace(options, target=str(demo_model_path()), precision=options.precision or PRECISION)
     if options.assistant != AUTO:
         return options
-    if options.precision == PRECISION and _runs_natively(options.executor):
+    native = _runs_natively(options.executor)
+    if options.precision == PRECISION and native:
         draft_precision = options.assistant_precision or DRAFT_PRECISION
         return replace(options, assistant=SELF, assistant_precision=draft_precision)
     log_hint(
         log,
         "the embedded model has no draft",
-        "the embedded model is decoded without a draft: only in %s on the native core is its int8 copy any faster "
-        "(--assistant-model self drafts all the same)",
+        "the embedded model is decoded without a draft: only in %s on the native core is its int8 copy any faster%s",
         PRECISION,
+        " (--assistant-model self drafts all the same)" if native else "",
     )
     return replace(options, assistant=NONE)
 
