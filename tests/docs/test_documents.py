@@ -175,6 +175,17 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 @pytest.mark.one_stack
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_curl_sends_json(page: Path) -> None:
+    """A body without its type is answered 400, as those of LoRA adapters were."""
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    sent = [line for line in re.findall(r"^ *curl .*$", text, re.MULTILINE) if " -d " in line]
+    named = ('"$json"', "Content-Type: application/json")
+    assert not [line for line in sent if not any(name in line for name in named)]
+    assert '"$json"' not in text or "json='Content-Type: application/json'" in text
+
+
+@pytest.mark.one_stack
 def test_results_are_what_the_files_say() -> None:
     """RESULTS.md and the README's table are written by benchmarks/results.py and by nothing else."""
     assert results.main(["--check"]) == 0
