@@ -123,7 +123,17 @@ def run(args: argparse.Namespace) -> int:
         {"kind": kind, "requests": requests, "inside_ms": measure.summary(inside)["median"], **measure.summary(own)}
         for (kind, requests), (own, inside) in samples.items()
     ]
-    shown = [{key: row[key] for key in ("kind", "requests", "inside_ms", "median", "min", "max")} for row in rows]
+    shown = [
+        {
+            "drafts of": row["kind"],
+            "requests": row["requests"],
+            "ms in passes": f"{row['inside_ms']:.2f}",
+            "ms outside, median": f"{row['median']:.2f}",
+            "min": f"{row['min']:.2f}",
+            "max": f"{row['max']:.2f}",
+        }
+        for row in rows
+    ]
     measure.report(shown, {"vocabulary": args.vocabulary, "drafts": args.drafts, "results": rows})
     return 0
 
