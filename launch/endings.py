@@ -37,7 +37,7 @@ def describe_kill(number: int, placement: Placement, kills_before: int | None, k
     if kills_before is None or now is None:
         return f"was killed by {name} (out of memory?)"
     if now <= kills_before:
-        return f"was killed by {name}, and not by the kernel for want of memory"
+        return f"was killed by {name} (the kernel did not do it for want of memory)"
     return f"was killed by {name}: the kernel had no memory left for it{_bound(placement, read_topology())}"
 
 

@@ -262,7 +262,12 @@ def test_what_the_text_does_not_wait_for(code: int, done: int, monkeypatch: pyte
 
     def load_models(*given: Any, later: list[Any], **more: Any) -> tuple[Any, list[str]]:
         later.append(lambda: calls.append(1))
-        return SimpleNamespace(tokenizer=SimpleNamespace(chat_template=None), stream=lambda *_, **more: None), []
+        model = SimpleNamespace(
+            tokenizer=SimpleNamespace(chat_template=None),
+            sampling_defaults={},
+            stream=lambda *_, **more: None,
+        )
+        return model, []
 
     monkeypatch.setattr(generate, "load_models", load_models)
     monkeypatch.setattr(generate, "_generate", lambda *given: code)

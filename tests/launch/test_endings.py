@@ -21,7 +21,7 @@ BOUND = Placement((0, 1), 2, "bind", (0,))
     ("number", "before", "now", "said"),
     [
         (signal.SIGTERM, 3, 4, "was killed by SIGTERM"),
-        (signal.SIGKILL, 3, 3, "was killed by SIGKILL, and not by the kernel for want of memory"),
+        (signal.SIGKILL, 3, 3, "was killed by SIGKILL (the kernel did not do it for want of memory)"),
         (signal.SIGKILL, None, 3, "was killed by SIGKILL (out of memory?)"),
     ],
 )
