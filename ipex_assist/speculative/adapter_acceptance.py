@@ -21,25 +21,25 @@ T = TypeVar("T")
 
 
 class AdapterAcceptance:
-    """The acceptance rates of one joint schedule's texts with adapters: of the model's drafts, and of copies."""
+    """The acceptance rates of one joint schedule's texts without an adapter and with each: of one source's drafts."""
 
-    def __init__(self, known_of: KnownOf | None, memory: float) -> None:
-        """known_of: from earlier requests, which are copied. None: an adapter begins with the rates without one."""
-        self._known_of, self._memory = known_of, memory
-        self._known: dict[tuple[int, str], tuple[Acceptance, Acceptance]] = {}  # by the rates without an adapter, too
+    def __init__(self, without: Acceptance, known_of: KnownOf | None, memory: float, *, copies: bool = False) -> None:
+        """Rates are from earlier requests, and copied. known_of: None has an adapter begin with those without one.
 
-    def of(self, without: Acceptance, adapter: str | None, *, copies: bool = False) -> Acceptance:
-        """Return the rates of texts with an adapter. without: those of texts without one, which None has.
-
-        copies: `without` is of copies.
+        copies: the source is prompt lookup, not the model.
         """
+        self.without = without.for_next_text(memory)
+        self._known_of, self._memory, self._copies = known_of, memory, copies
+        self._known: dict[str, Acceptance] = {}
+
+    def of(self, adapter: str | None) -> Acceptance:
+        """Return the rates of texts with an adapter; None: without one."""
         if adapter is None:
-            return without
-        key = id(without), adapter
-        if key not in self._known:
-            begins = without if self._known_of is None else self._known_of(adapter)[copies]
-            self._known[key] = without, begins.for_next_text(self._memory)  # `without` lives as long as its id is used
-        return self._known[key][1]
+            return self.without
+        if adapter not in self._known:
+            begins = self.without if self._known_of is None else self._known_of(adapter)[self._copies]
+            self._known[adapter] = begins.for_next_text(self._memory)
+        return self._known[adapter]
 
 
 class MeanAcceptance:

@@ -7,21 +7,16 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from ipex_assist.speculative.context_choice import CONTEXTS, MOST_DISTURBED, WORTH, ContextChoice, RoundCosts
 from ipex_assist.speculative.costs.acceptance import EDGES, Acceptance
 from ipex_assist.speculative.costs.live_costs import CostFindings, LiveCosts
 from ipex_assist.speculative.costs.pair_costs import Costs
-from ipex_assist.speculative.draft_budget import DOUBTED_TOKENS, EXPECTED_TOKENS, STAKE, DraftBudget
+from ipex_assist.speculative.draft_budget import DOUBTED_TOKENS, STAKE, DraftBudget
 from ipex_assist.speculative.joint_draft_choice import BatchCosts, worth_verifying
 from ipex_assist.speculative.schedule import LONGEST_DRAFT, DraftPlan, RoundResult, RoundState
 from ipex_assist.speculative.sources.proposal import Proposal
 
 TRUSTED_TOKENS = 16  # verified before a pair is trusted
-# Last tokens of the context that a draft reads if reading all of it is too expensive.
-CONTEXTS = (64, 32, 16, 8)
-PROBES = (4, 2)  # if even the shortest is: such a draft measures what reading costs
-# By such factors a disturbed calibration may overestimate the cost of reading.
-OFTEN_DISTURBED, MOST_DISTURBED = 4.0, 16.0
-WORTH = 1.01  # a draft must promise this factor over plain decoding
 # A round may risk at most this share of the credit, or one drafted token: two short drafts tell more about an
 # assistant than a long one.
 SHARE = 0.3
@@ -90,8 +85,8 @@ class AdaptiveSchedule:
     adapter: str | None = None
     stake: float = STAKE  # share of the time that the first drafts may lose
     budget: DraftBudget = field(init=False)
+    round: RoundCosts = field(init=False)
     drafts: int = 0  # rounds with a draft
-    skipped: int = 0  # tokens at the start of the context that the source has not read
     pause: int = 0  # rounds in which nothing will be planned: they need not ask, and are told by `rest`
     # Kinds of sources (True: a model that reads) that could have drafted, and those that were allowed to.
     _available: set[bool] = field(default_factory=set)
@@ -102,28 +97,23 @@ class AdaptiveSchedule:
     _rested: list[tuple[float, float | None]] = field(default_factory=list)  # seconds and experts of a pause's passes
     _overhead_s: float = 0.0  # decayed mean of drafts
     _asking_s: float = 0.0  # decayed mean of rounds in which nothing was drafted: what asking takes
-    _now: RoundState = field(default_factory=lambda: RoundState(0, 0, 0))
     _plan: DraftPlan = field(default_factory=lambda: DraftPlan(0))
 
     def __post_init__(self) -> None:
         self._live = LiveCosts(self.costs) if self.shared is None else self.shared
-        self.budget = DraftBudget(self.limit, self._looks_promising(), self.stake * self._stake_left())
+        self.round = RoundCosts(self._live)
+        first = self.model_acceptance.first
+        # Otherwise each text would lose the stake again to a source that is always wrong.
+        left = 1.0 if self._pays_by_counts() else DOUBTED_TOKENS / (DOUBTED_TOKENS + first.seen)
+        self.budget = DraftBudget(self.limit, self._looks_promising(), self.stake * left)
+        self._contexts = ContextChoice(self.round, self.budget, lambda: self.credit)
         if self.is_doubted:
             self.pause = FIRST_PAUSE
-
-    def _stake_left(self) -> float:
-        """Return the share of the stake for a source whose first tokens, by counts alone, did not pay in earlier texts.
-
-        Otherwise each text would lose the stake again to a source that is always wrong.
-        """
-        first = self.model_acceptance.first
-        return 1.0 if self._pays_by_counts() else DOUBTED_TOKENS / (DOUBTED_TOKENS + first.seen)
 
     def _pays_by_counts(self) -> bool:
         """Whether first tokens were right often enough to pay for themselves, without the prior; true before any."""
         costs, first = self._live.costs, self.model_acceptance.first
-        cost = costs.drafting(1) + costs.verifying(2) - costs.verifying(1)
-        return float(first.accepted.sum()) * costs.verifying(1) >= first.seen * cost
+        return float(first.accepted.sum()) * costs.verifying(1) >= first.seen * costs.loss(1)
 
     @property
     def joint_stake(self) -> float:
@@ -150,7 +140,7 @@ class AdaptiveSchedule:
         """Return the best plan that the budget can afford."""
         pause = self.pause
         self._wake()
-        self._now = now
+        self.round.now = now
         if not self.budget.account.tokens:
             self.budget.trusted = self._looks_promising()
         longest = min(self.longest, now.remaining - 1)
@@ -178,22 +168,21 @@ class AdaptiveSchedule:
         self.pause = 0
         if not self._rested:
             return
-        counted = [experts for _, experts in self._rested if experts is not None]
-        self._live.observe_plain([seconds for seconds, _ in self._rested], float(np.mean(counted)) if counted else None)
+        self._live.observe_plain(self._rested)
         for _ in self._rested:
             self.budget.book_round(1, self.plain_s)
         self._rested.clear()
 
     def _rounds_to_wait(self, longest: int) -> int:
         """Return for how many rounds nothing would be planned, if costs stay as they are."""
-        part = self._end_of_text()
+        part = self._contexts.end_of_text()
         choices = ((context, self._choice(longest, context)) for context in (None, part))
         plain, asking, waits = self.plain_s, self._asking_s, []
         seldom = math.ceil(min(asking / (ASKING_SHARE * plain), MOST_PAUSES * LONGEST_PAUSE))
         for context, choice in choices:
-            promising, reading = choice.gain > WORTH, self._reading(context)
+            promising, reading = choice.gain > WORTH, self.round.reading(context)
             wait = self.budget.rounds_until(
-                self._loss(1, context), reading, plain, self._is_worthwhile(), trial=not promising, asking=asking
+                self.round.loss(1, context), reading, plain, self._is_worthwhile(), trial=not promising, asking=asking
             )
             waits.append(min(wait, max(seldom, SHORT_PAUSE if promising else LONGEST_PAUSE)))
         return min(waits)
@@ -207,18 +196,18 @@ class AdaptiveSchedule:
         if not costs.block or not proposal.read:
             return proposal
         [chances] = self._known(self._plan.context).chances([proposal.confidence], [len(proposal.tokens)])
-        rate = self._choice(min(self.longest, self._now.remaining - 1), None).gain / self.plain_s
+        rate = self._choice(min(self.longest, self.round.now.remaining - 1), None).gain / self.plain_s
         [kept] = worth_verifying([chances], BatchCosts(costs, 1), rate)
         return replace(proposal, tokens=proposal.tokens[: max(1, kept)])
 
     def repays_reading(self, now: RoundState) -> bool:
         """Whether drafts should repay a draft head's pass over the unread tokens, and the budget allows it."""
-        self._now = now
+        self.round.now = now
         self.budget.trusted = self.budget.trusted or self._looks_promising()
         if now.remaining <= 1:
             return False
         whole = self._choice(min(self.longest, now.remaining - 1), None)
-        return whole.gain > WORTH and self._reads_all(whole, last_chance=False)
+        return whole.gain > WORTH and self._contexts.reads_all(whole.gain, last_chance=False)
 
     def charge_prompt(self, seconds: float, prompt_s: float) -> None:
         """Charge what a prompt's hidden states took beyond the stake of the `prompt_s` seconds that it took itself."""
@@ -226,34 +215,33 @@ class AdaptiveSchedule:
 
     def observe(self, outcome: RoundResult) -> None:
         """Book the round, and update costs and acceptance rates."""
-        now, drafted, context = self._now, outcome.drafted, self._plan.context
-        unread = now.unread if context is None else min(now.unread, context)
-        self._live.observe(outcome, now.length if context is None and self.skipped else unread)
+        now, drafted, context = self.round.now, outcome.drafted, self._plan.context
+        self._live.observe(outcome, self.round.to_read(context))
         tokens, plain = outcome.accepted + 1, self.plain_s
         self.budget.book_round(tokens, plain)
         overhead_s = outcome.overhead_s
         if not drafted and self._plan.k and now.unread:
-            self.budget.book_empty_draft(self._drafting(self._plan.k, context), outcome.draft_s)
+            self.budget.book_empty_draft(self.round.drafting(self._plan.k, context), outcome.draft_s)
             overhead_s = max(0.0, overhead_s - outcome.draft_s)
         if now.unread:  # a source that copies is asked whatever its schedule says
             self.budget.book_overhead(overhead_s, plain)
         if not drafted:
             self._asking_s += (1 - _ASKING_MEMORY) * (min(overhead_s, plain) - self._asking_s)
             return
-        expected = self._drafting(drafted, context), self._costs.verifying(drafted + 1)
+        expected = self.round.drafting(drafted, context), self.round.costs.verifying(drafted + 1)
         self.budget.book_draft(tokens, plain, expected, (outcome.draft_s, outcome.target_s))
         if context is None and self.budget.grants_reading:
-            self.budget.grant_reading(self._reading(None))
+            self.budget.grant_reading(self.round.reading(None))
         self.drafts += 1
         self._overhead_s += (1 - _OVERHEAD_MEMORY) * (min(outcome.overhead_s, plain) - self._overhead_s)
-        if self._is_part(context) and now.unread and self._part_acceptance is None:
+        if self.round.is_part(context) and now.unread and self._part_acceptance is None:
             self._part_acceptance = Acceptance(self.model_acceptance.memory)
             self._part_acceptance.take(self.model_acceptance)
         known = self._known(context)
         if context is None:
-            self.skipped *= not now.unread  # a copy reads nothing
+            self.round.skipped *= not now.unread  # a copy reads nothing
         elif now.unread > context and now.rereads:
-            self.skipped = now.length - context
+            self.round.skipped = now.length - context
         known.observe(outcome.confidence, drafted, outcome.accepted)
         if known is self._part_acceptance and self.budget.account.balance > 0:
             # All of the context would be as good at least. Where drafts from a part gain nothing, that says nothing.
@@ -269,19 +257,16 @@ class AdaptiveSchedule:
         self._wake()
         return self._live.findings(self.untried)
 
-    def _is_part(self, context: int | None) -> bool:
-        """Whether the source reads only a part of the context, with the last `context` tokens of it."""
-        return context is not None and self._now.rereads and (self.skipped > 0 or self._now.unread > context)
-
     def _known(self, context: int | None) -> Acceptance:
         """Return the acceptance rates of drafts from the last `context` tokens; None: from all tokens."""
-        if not self._now.unread:
+        if not self.round.now.unread:
             return self.lookup_acceptance
-        return (self._part_acceptance if self._is_part(context) else None) or self.model_acceptance
+        return (self._part_acceptance if self.round.is_part(context) else None) or self.model_acceptance
 
     @property
-    def _costs(self) -> Costs:
-        return self._live.costs if self._now.unread else self._live.lookup_costs
+    def skipped(self) -> int:
+        """Tokens at the start of the context that the source has not read."""
+        return self.round.skipped
 
     @property
     def plain_s(self) -> float:
@@ -294,11 +279,10 @@ class AdaptiveSchedule:
         A plan asks several times, and counts and costs change with rounds only.
         """
         known = self._known(CONTEXTS[-1] if self.skipped else None)
-        key = id(known), self.drafts, self.budget.account.tokens, self._now.unread > 0
+        key = id(known), self.drafts, self.budget.account.tokens, self.round.now.unread > 0
         if self._worthwhile is None or self._worthwhile[0] != key:
-            costs = self._costs
-            cost = costs.drafting(1) + costs.verifying(2) - costs.verifying(1)
-            often = known.first.seen >= TRUSTED_TOKENS / 2 and known.first_rate * costs.verifying(1) > 1.2 * cost
+            won, cost = known.first_rate * self.plain_s, self.round.costs.loss(1)
+            often = known.first.seen >= TRUSTED_TOKENS / 2 and won > 1.2 * cost
             self._worthwhile = key, often
         return self._worthwhile[1]
 
@@ -308,102 +292,38 @@ class AdaptiveSchedule:
         key = (id(known), self.drafts, longest, self.budget.account.tokens // KEPT_TOKENS)
         if key not in self._chosen:
             kept = {old: choice for old, choice in self._chosen.items() if old[1:] == key[1:]}
-            self._chosen = {**kept, key: best_draft(known, self._costs, longest, self._overhead_s)}
+            self._chosen = {**kept, key: best_draft(known, self.round.costs, longest, self._overhead_s)}
         return self._chosen[key]
 
     def _draft(self, longest: int) -> DraftPlan | None:
         """Plan a draft from all of the context, or else from a part; None where neither promises a gain."""
-        part = self._end_of_text()
+        part = self._contexts.end_of_text()
         whole, choice = self._choice(longest, None), self._choice(longest, part)
-        reserve = self._reserve(whole)
-        last_chance = reserve > self.credit - self._loss(1, part)
-        if whole.gain > WORTH and self._reads_all(whole, last_chance and reserve > 0):
+        reserve = self._contexts.reserve(whole.gain)
+        last_chance = reserve > self.credit - self.round.loss(1, part)
+        if whole.gain > WORTH and self._contexts.reads_all(whole.gain, last_chance and reserve > 0):
             return self._affordable(whole, None)
         return self._affordable(choice, part, reserve) if choice.gain > WORTH else None
 
-    def _reserve(self, whole: DraftChoice) -> float:
-        """Return the credit that drafts from a part leave for one from all of the context; 0 where it is out of reach.
-
-        Once drafts have gained, they may spend all of it.
-        """
-        loss = self._loss(1, None)
-        return loss if self._repaid(whole) and self.budget.account.balance <= 0 and loss <= self.credit else 0.0
-
-    def _repaid(self, whole: DraftChoice) -> bool:
-        """Whether the remaining tokens should repay reading all of the context."""
-        if whole.gain <= WORTH:
-            return False
-        won = min(self._now.remaining, EXPECTED_TOKENS) * self.plain_s * (1 - 1 / whole.gain)
-        return self._reading(None) < won
-
     def _affordable(self, choice: DraftChoice, context: int | None, reserve: float = 0.0) -> DraftPlan:
         """Plan the choice with as many tokens as the credit without the reserve covers."""
-        credit, reading = self.credit - reserve, self._reading(context)
+        credit, reading = self.credit - reserve, self.round.reading(context)
         if context is None and self.budget.grants_reading:
             credit += reading
         k, most = choice.k, reading + SHARE * (credit - reading)
-        if self._costs.block and k:  # of which `trim` leaves what is worth verifying
-            k, choice = min(self.longest, self._now.remaining - 1), replace(choice, min_confidence=0.0)
-        if self._is_part(context) and self._may_afford_all(MOST_DISTURBED):
+        if self.round.costs.block and k:  # of which `trim` leaves what is worth verifying
+            k, choice = min(self.longest, self.round.now.remaining - 1), replace(choice, min_confidence=0.0)
+        if self.round.is_part(context) and self._contexts.may_afford_all(MOST_DISTURBED):
             k = min(k, 1)  # what reading takes is known after this draft, which should leave credit to read all
-        while k and self._loss(k, context) > (credit if k == 1 else most):
+        while k and self.round.loss(k, context) > (credit if k == 1 else most):
             k -= 1
         return DraftPlan(k, choice.min_confidence, context)
 
     def _trial(self, longest: int) -> DraftPlan:
         """Plan nothing, or from time to time one token, to notice when the text becomes easier."""
         # It catches up rather than start again from a part, as long as the credit covers that.
-        catches_up = self._has_read_nearly_all or (not self.skipped and self._loss(1, None) <= self.credit)
-        context = None if catches_up else self._end_of_text()
-        cost = self._loss(1, context)
-        affordable = self.budget.trial_is_due(cost - self._reading(None) * catches_up) and cost <= self.credit
+        catches_up = self.round.has_read_nearly_all or (not self.skipped and self.round.loss(1, None) <= self.credit)
+        context = None if catches_up else self._contexts.end_of_text()
+        cost = self.round.loss(1, context)
+        affordable = self.budget.trial_is_due(cost - self.round.reading(None) * catches_up) and cost <= self.credit
         return DraftPlan(1, 0.0, context) if affordable else DraftPlan(0)
-
-    def _loss(self, k: int, context: int | None) -> float:
-        """Return the extra seconds of a round with `k` drafted tokens over a plain one."""
-        costs = self._costs
-        return self._drafting(k, context) + costs.verifying(k + 1) - costs.verifying(1)
-
-    def _drafting(self, k: int, context: int | None) -> float:
-        return self._reading(context) + self._costs.drafting(k)
-
-    def _reading(self, context: int | None) -> float:
-        """Return the seconds to read the unread ones of the last `context` tokens; None: of all tokens."""
-        now = self._now
-        if context is None:
-            return self._costs.reading(now.length if self.skipped else now.unread)
-        return self._costs.reading(min(now.unread, context))
-
-    @property
-    def _has_read_nearly_all(self) -> bool:
-        return self._now.unread <= CONTEXTS[-1] and not self.skipped
-
-    def _reads_all(self, choice: DraftChoice, last_chance: bool) -> bool:
-        """Whether to read all of the context: if the remaining tokens repay it and the budget allows it.
-
-        last_chance: another draft from a part would leave too little credit to read all.
-        """
-        if self._has_read_nearly_all:
-            return True
-        cost = self._reading(None)
-        if self.skipped and self.budget.account.balance > 0:
-            # How much the whole context would improve the drafts is unknown.
-            won = min(self._now.remaining, EXPECTED_TOKENS) * self.plain_s * (1 - 1 / choice.gain)
-            return cost < 0.5 * self.budget.account.balance and cost < 0.25 * won
-        affordable = self.budget.trusts_reading(cost, self.plain_s) or cost < self.credit / 2 or last_chance
-        return self._repaid(choice) and affordable
-
-    def _end_of_text(self) -> int:
-        """Return how many of the last tokens half of the credit covers; few if it covers no useful part."""
-        half = self.credit / 2
-        covered = next((size for size in CONTEXTS if self._costs.reading(size) < half), CONTEXTS[-1])
-        if self._may_afford_all(OFTEN_DISTURBED):
-            covered = CONTEXTS[-1]
-        probes = () if self._live.reading_known else PROBES
-        return next((size for size in (covered, *probes) if self._loss(1, size) <= self.credit), covered)
-
-    def _may_afford_all(self, factor: float) -> bool:
-        """Whether the credit covers all of the context if calibration took reading to be `factor` × too expensive."""
-        if self._live.reading_known or self.budget.trusted:
-            return False
-        return self._reading(None) / factor + self._loss(1, 1) <= self.credit

@@ -44,6 +44,11 @@ class BatchCosts:
         self.plain_s = float(self.pass_s(requests))  # seconds of a pass without drafts and prompts
         self.base_s = float(self.pass_s(self.base))  # seconds of a pass without drafts, with the prompt rows
 
+    @property
+    def token_s(self) -> float:
+        """Seconds of plain decoding per token, over all requests."""
+        return self.plain_s / self.requests
+
     def pass_s(self, rows: float | Array) -> Array:
         """Return the target's seconds; extrapolated in proportion to the rows, which is an upper bound."""
         known = len(self._verify)
@@ -68,6 +73,19 @@ class BatchCosts:
             return one
         seconds: Array = np.interp(requests, np.arange(len(self._draft)), self._draft)
         return seconds
+
+    def loss(self, drafters: int, k: int, *, free: bool = False) -> float:
+        """Return the seconds that `k` tokens of each of `drafters` take; free: their source costs nothing."""
+        drafting = 0.0 if free or not k else k * float(self.draft_s(drafters)) + self.block_s(drafters)
+        return drafting + float(self.more_s(drafters * k))
+
+    def could_gain(self, factor: float, drafters: int, longest: int) -> bool:
+        """Whether drafts of `drafters` would gain this factor over plain decoding if every token were accepted."""
+        return any(
+            self.requests + drafters * k
+            > factor * (self.plain_s + self.loss(drafters, k)) * self.requests / self.plain_s
+            for k in range(1, longest + 1)
+        )
 
 
 def _draft_pass(costs: Costs, requests: int) -> float:

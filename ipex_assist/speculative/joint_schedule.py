@@ -9,7 +9,7 @@ shares costs and acceptance rates with this one.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
@@ -58,6 +58,56 @@ class JointDraft:
         return min(self.schedule.longest, self.now.remaining - 1)
 
 
+@dataclass
+class PlainBaseline:
+    """When a pass without drafts is due among those with drafts, to measure plain decoding."""
+
+    gain: float = 1.0  # expected, of the last pass with drafts
+    passes: int = 0  # with drafts since the last one without
+
+    def count(self, gain: float | None) -> None:
+        """Count a pass, and what its drafts were expected to gain; None: it had none."""
+        self.passes = 0 if gain is None else self.passes + 1
+        self.gain = self.gain if gain is None else gain
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next pass should have no drafts."""
+        first, last = BASELINE_AFTER
+        return self.passes >= min(last, max(first, (self.gain - 1) / BASELINE_SHARE))
+
+
+@dataclass
+class ProbedReading:
+    """What sources read before they draft: all that is unread, or a probe first, which measures what reading costs."""
+
+    probed: AdaptiveSchedule | None = None  # of the request that read a probe, and next reads all its tokens
+
+    def unread(self, draft: JointDraft) -> int:
+        """Return how many tokens the source would read."""
+        return draft.now.length if draft.schedule is self.probed else draft.now.unread
+
+    def seconds(self, draft: JointDraft, costs: Costs) -> float:
+        """Return what reading them takes."""
+        return costs.reading(self.unread(draft))
+
+    def context(self, draft: JointDraft) -> int | None:
+        """Return the context by which the source reads all unread tokens, or starts again after a probe."""
+        return None if draft.schedule is self.probed else ALL_UNREAD
+
+    def note(self, draft: JointDraft) -> bool:
+        """Note whether the source read a probe, which is returned, or all tokens after one."""
+        text, context = draft.schedule, draft.plan.context
+        if not draft.proposal.read or not draft.now.rereads:
+            return False
+        if context is None:
+            text.round.skipped, self.probed = 0, None
+        if context is None or not _is_probe(draft.plan):
+            return False
+        text.round.skipped, self.probed = draft.now.length - context, text
+        return True
+
+
 class JointSchedule:
     """Drafts what maximises the tokens per second of all requests together, within the credit."""
 
@@ -70,12 +120,10 @@ class JointSchedule:
     ) -> None:
         """costs: calibrated. The acceptances are of earlier requests; they are copied. known_of: of adapters."""
         self.live = LiveCosts(costs)
-        self._model = model_acceptance.for_next_text(MEMORY)
-        self._lookup = lookup_acceptance.for_next_text(MEMORY)
-        self._adapters = AdapterAcceptance(known_of, MEMORY)
+        self._model = AdapterAcceptance(model_acceptance, known_of, MEMORY)
+        self._lookup = AdapterAcceptance(lookup_acceptance, known_of, MEMORY, copies=True)
         self._credit = 0.0  # seconds that may be lost
-        self._gain = 1.0  # expected gain of the last round with drafts
-        self._since_baseline = 0  # passes with drafts since the last one without
+        self._baseline = PlainBaseline()
         # Seconds of passes since the last draft; infinite before the first, and after a trial that was right.
         self._undrafted_s = float("inf")
         self._asking_s = 0.0  # of the last pass in which nothing was drafted: what asking takes
@@ -87,7 +135,7 @@ class JointSchedule:
         self._left_out_s = 0.0  # seconds of passes since one of the requests was tried that others' drafts leave out
         self._tried: JointDraft | None = None  # such a request, in this pass
         self._turn = 0  # of the adapters' trials
-        self._probed: AdaptiveSchedule | None = None  # of the request that read a probe, and next reads all its tokens
+        self._reading = ProbedReading()
         self._expected_draft_s = 0.0, 0.0  # of steps, and of reading, as calibrated
         self._pause = 0  # passes in which nothing will be planned, with these requests
         self._rested: list[tuple[float, float | None]] = []  # seconds and experts of such passes, not learnt from yet
@@ -113,7 +161,7 @@ class JointSchedule:
         self._trial, self._tried, self._expected_draft_s = False, None, (0.0, 0.0)
         self._rate = self._batch_costs.requests / self._batch_costs.plain_s
         self._adopt_new()
-        if not prefill_rows and self._baseline_is_due():
+        if not prefill_rows and self._baseline.is_due:
             return
         self._plan_able([draft for draft in drafts if draft.most > 0])
 
@@ -139,7 +187,7 @@ class JointSchedule:
         self._pause -= 1
         self._credit += FURTHER * self._batch_costs.plain_s
         self._undrafted_s += self._batch_costs.plain_s
-        self._since_baseline = 0
+        self._baseline.passes = 0
         if not read:
             self._rested.append((seconds, experts))
 
@@ -148,15 +196,13 @@ class JointSchedule:
         self._pause = 0
         if not self._rested:
             return
-        counted = [experts for _, experts in self._rested if experts is not None]
-        mean = sum(counted) / len(counted) if counted else None
-        self.live.observe_plain([seconds for seconds, _ in self._rested], mean, self._batch_costs.requests)
+        self.live.observe_plain(self._rested, self._batch_costs.requests)
         self._rested.clear()
 
     def _passes_to_wait(self, drafts: Sequence[JointDraft]) -> int:
         """Return for how many passes no draft would be due or covered, if costs stay as they are."""
         plain = self._batch_costs.plain_s
-        cost = self._loss(1, 1, False) + self.live.costs.reading(min(self._unread(draft) for draft in drafts))
+        cost = self._batch_costs.loss(1, 1) + self.live.costs.reading(min(map(self._reading.unread, drafts)))
         passes = (cost + self._asking_s - self._credit) / (FURTHER * plain)
         if self._promising(drafts)[1].gain <= WORTH:
             passes = max(passes, (cost / STAKE - self._undrafted_s) / plain)
@@ -165,7 +211,7 @@ class JointSchedule:
 
     def has_adopted(self, schedule: AdaptiveSchedule) -> bool:
         """Whether a request's drafts are paid from this schedule's credit."""
-        return schedule.model_acceptance is self._adapters.of(self._model, schedule.adapter)
+        return schedule.model_acceptance is self._model.of(schedule.adapter)
 
     def repays_reading(self, draft: JointDraft, requests: int) -> bool:
         """Whether drafts should repay a draft head's pass over a prompt's unread tokens, in passes of `requests`."""
@@ -175,7 +221,7 @@ class JointSchedule:
         choice = best_joint_draft(known, batch_costs, requests, LONGEST_DRAFT)
         if choice.gain <= WORTH:
             return False
-        token_s, tokens = batch_costs.plain_s / requests, draft.schedule.budget.expected_tokens
+        token_s, tokens = batch_costs.token_s, draft.schedule.budget.expected_tokens
         seconds = costs.reading(draft.now.unread)
         credit = self._credit + (
             0.0 if self.has_adopted(draft.schedule) else draft.schedule.joint_stake * tokens * token_s
@@ -191,7 +237,7 @@ class JointSchedule:
 
     def trim(self) -> None:
         """Trim the drafts to the rows that are worthwhile; every `proposal` was set before."""
-        self._expected_draft_s = self._drafting()
+        self._expected_draft_s = _drafting(self._drafts, self.live)
         if self._trial:
             return
         drafted = [draft for draft in self._drafts if draft.proposal.tokens and draft is not self._tried]
@@ -219,7 +265,7 @@ class JointSchedule:
         batch_costs, drafted, accepted = self._batch_costs, 0, 0
         for draft in self._drafts:
             count = len(draft.proposal.tokens)
-            probe = self._note_reading(draft)
+            probe = self._reading.note(draft)
             if (count or draft.proposal.confidence) and not probe:
                 self._known(draft).observe(draft.proposal.confidence, count, draft.accepted)
             drafted, accepted = drafted + count, accepted + draft.accepted
@@ -227,15 +273,14 @@ class JointSchedule:
             self.live.observe_pass(rows, seconds, self._expected_draft_s, draft_s, experts, rows - drafted)
         self._credit += FURTHER * batch_costs.plain_s - min(overhead_s, (OUTLIER - 1) * batch_costs.plain_s)
         if not read:
-            self._since_baseline = self._since_baseline + 1 if drafted else 0
-            self._gain = self._rate * batch_costs.plain_s / batch_costs.requests if drafted else self._gain
+            self._baseline.count(self._rate * batch_costs.plain_s / batch_costs.requests if drafted else None)
         if any(draft.plan.k for draft in self._drafts):
             # Times far from the expected ones are caused by other processes, and clipped; but drafting that takes less
             # was calibrated beside others. A pass with prompt rows is known too roughly to measure a few drafted rows.
             likely = batch_costs.base_s + float(batch_costs.more_s(drafted))
             took = draft_s + (likely if read else max(seconds, likely / OUTLIER))
             took = min(took, (sum(self._expected_draft_s) + likely) * OUTLIER)
-            self._credit += accepted * self._token_s - (took - batch_costs.base_s)
+            self._credit += accepted * batch_costs.token_s - (took - batch_costs.base_s)
             probed = any(_is_probe(draft.plan) for draft in self._drafts)
             if drafted and not probed:
                 self._undrafted_s = math.inf if self._trial and accepted else 0.0
@@ -244,43 +289,11 @@ class JointSchedule:
             self._asking_s = min(overhead_s, batch_costs.plain_s)
         self._credit = min(self._credit, KEPT_CREDIT * EXPECTED_TOKENS * batch_costs.plain_s)
 
-    def _note_reading(self, draft: JointDraft) -> bool:
-        """Note whether the source read a probe, which is returned, or all tokens after one."""
-        text, context = draft.schedule, draft.plan.context
-        if not draft.proposal.read or not draft.now.rereads:
-            return False
-        if context is None:
-            text.skipped, self._probed = 0, None
-        if context is None or not _is_probe(draft.plan):
-            return False
-        text.skipped, self._probed = draft.now.length - context, text
-        return True
-
-    def _unread(self, draft: JointDraft) -> int:
-        return draft.now.length if draft.schedule is self._probed else draft.now.unread
-
-    def _all(self, draft: JointDraft) -> int | None:
-        """Return the context by which the source reads all unread tokens, or starts again after a probe."""
-        return None if draft.schedule is self._probed else ALL_UNREAD
-
-    def _baseline_is_due(self) -> bool:
-        """Whether a pass without drafts is due, to measure plain decoding."""
-        first, last = BASELINE_AFTER
-        return self._since_baseline >= min(last, max(first, (self._gain - 1) / BASELINE_SHARE))
-
-    @property
-    def _token_s(self) -> float:
-        """Seconds of plain decoding per token, over all requests."""
-        return self._batch_costs.plain_s / self._batch_costs.requests
-
     def _known(self, draft: JointDraft) -> Acceptance:
-        return self._of_model(draft) if draft.now.unread else self._of_lookup(draft)
+        return self._of_model(draft) if draft.now.unread else self._lookup.of(draft.schedule.adapter)
 
     def _of_model(self, draft: JointDraft) -> Acceptance:
-        return self._adapters.of(self._model, draft.schedule.adapter)
-
-    def _of_lookup(self, draft: JointDraft) -> Acceptance:
-        return self._adapters.of(self._lookup, draft.schedule.adapter, copies=True)
+        return self._model.of(draft.schedule.adapter)
 
     def _promising(self, drafts: Sequence[JointDraft]) -> tuple[Sequence[JointDraft], JointDraftChoice]:
         """Return the requests whose model is best allowed to draft, and how; the others' adapters change too much."""
@@ -292,13 +305,13 @@ class JointSchedule:
             text = draft.schedule
             if not self.has_adopted(text):
                 left = max(0.0, text.credit)  # it may have read a prompt, or drafted alone
-                self._credit += min(text.joint_stake * text.budget.expected_tokens * self._token_s, left)
-                text.model_acceptance, text.lookup_acceptance = self._of_model(draft), self._of_lookup(draft)
+                self._credit += min(text.joint_stake * text.budget.expected_tokens * self._batch_costs.token_s, left)
+                text.model_acceptance, text.lookup_acceptance = self._of_model(draft), self._lookup.of(text.adapter)
 
     def _plan_copies(self, drafts: Sequence[JointDraft]) -> None:
         if not drafts:
             return
-        known = list(map(self._of_lookup, drafts))
+        known = [self._lookup.of(draft.schedule.adapter) for draft in drafts]
         promising, choice = best_group(drafts, known, self._batch_costs, LONGEST_DRAFT, free=True)
         if choice.gain > WORTH:
             self._plan_choice(choice, promising, free=True)
@@ -331,15 +344,14 @@ class JointSchedule:
         batch_costs = BatchCosts(self.live.costs_from(requests), requests)
         known = mean_of(list(map(self._of_model, drafts)))
         choice = best_joint_draft(known, batch_costs, len(drafts) + self._prefilling, LONGEST_DRAFT)
-        token_s = batch_costs.plain_s / requests
         credit = self._credit_for(drafts)
         taking, whole = [], 0.0
-        for draft in sorted(drafts, key=self._unread):
-            seconds = self.live.costs.reading(self._unread(draft))
-            won = min(draft.now.remaining, EXPECTED_TOKENS) * token_s * (1 - WORTH / choice.gain)
+        for draft in sorted(drafts, key=self._reading.unread):
+            seconds = self._reading.seconds(draft, self.live.costs)
+            won = min(draft.now.remaining, EXPECTED_TOKENS) * batch_costs.token_s * (1 - WORTH / choice.gain)
             trusted = self._of_model(draft).seen >= KNOWN_TOKENS
             covered = whole + seconds < credit / 2 and (seconds < READING_SHARE * won or not trusted)
-            if self._unread(draft) <= READY or covered:
+            if self._reading.unread(draft) <= READY or covered:
                 taking.append(draft)
                 whole += seconds
         return taking, whole
@@ -350,80 +362,65 @@ class JointSchedule:
         """Plan the choice with as many tokens as the credit covers if all of them are rejected."""
         count, k = len(drafts), choice.k
         credit = self._credit_for(drafts) - read_s
-        while k and self._loss(count, k, free) > credit * (1.0 if k == 1 else SHARE):
+        while k and self._batch_costs.loss(count, k, free=free) > credit * (1.0 if k == 1 else SHARE):
             k -= 1
         for draft in drafts:
-            draft.plan = DraftPlan(min(k, draft.most), choice.min_confidence, self._all(draft))
+            draft.plan = DraftPlan(min(k, draft.most), choice.min_confidence, self._reading.context(draft))
         self._rate = max(self._rate, choice.rate) if k else self._rate
         return k > 0
 
     def _credit_for(self, drafts: Sequence[JointDraft]) -> float:
         """Return the credit in seconds, with more where first tokens of trusted sources alone make it worthwhile."""
         trusted = [known for known in map(self._of_model, drafts) if known.seen >= KNOWN_TOKENS]
-        gain = sum(known.first_rate for known in trusted) * self._token_s
-        worthwhile = gain > TRUSTED_GAIN * self._loss(len(drafts), 1, False)
+        gain = sum(known.first_rate for known in trusted) * self._batch_costs.token_s
+        worthwhile = gain > TRUSTED_GAIN * self._batch_costs.loss(len(drafts), 1)
         return self._credit + (TRUST * EXPECTED_TOKENS * self._batch_costs.plain_s if worthwhile else 0.0)
-
-    def _loss(self, requests: int, k: int, free: bool) -> float:
-        costs = self._batch_costs
-        drafting = 0.0 if free or not k else k * float(costs.draft_s(requests)) + costs.block_s(requests)
-        return drafting + float(self._batch_costs.more_s(requests * k))
 
     def _plan_trial(self, drafts: Sequence[JointDraft]) -> None:
         """Let one request draft one token from time to time, to notice when drafting becomes worthwhile."""
-        step = self._loss(1, 1, False)
-        draft = self._next_to_try(drafts, step)
-        cost, context = step + self.live.costs.reading(self._unread(draft)), self._all(draft)
+        step, costs = self._batch_costs.loss(1, 1), self.live.costs
+        draft = _next_to_try(drafts, lambda each: step + self._reading.seconds(each, costs) <= self._credit, self._turn)
+        cost, context = step + self._reading.seconds(draft, costs), self._reading.context(draft)
         if cost > self._credit and not self.live.reading_known:
-            sizes = [size for size in PROBES if step + self.live.costs.reading(size) <= self._credit]
+            sizes = [size for size in PROBES if step + costs.reading(size) <= self._credit]
             if sizes and draft.now.unread > sizes[0]:
-                cost, context = step + self.live.costs.reading(sizes[0]), sizes[0]
-        if self._undrafted_s * STAKE >= cost and cost <= self._credit and self._could_be_worthwhile(len(drafts)):
+                cost, context = step + costs.reading(sizes[0]), sizes[0]
+        is_due = self._undrafted_s * STAKE >= cost and cost <= self._credit
+        if is_due and self._batch_costs.could_gain(WORTH, len(drafts), LONGEST_DRAFT):
             draft.plan, self._trial = DraftPlan(1, 0.0, context), True
             self._turn += 1
 
-    def _next_to_try(self, drafts: Sequence[JointDraft], step: float) -> JointDraft:
-        """Return the request that has the least to read, of each adapter in turn whose trial the credit covers."""
-        cheapest: dict[str | None, JointDraft] = {}
-        for draft in sorted(drafts, key=lambda draft: draft.now.unread):
-            cheapest.setdefault(draft.schedule.adapter, draft)
-        ordered = [cheapest[adapter] for adapter in sorted(cheapest, key=lambda adapter: adapter or "")]
-        covered = [each for each in ordered if step + self.live.costs.reading(self._unread(each)) <= self._credit]
-        turns = covered or ordered
-        return turns[self._turn % len(turns)]
-
     def _plan_left_out(self, drafts: Sequence[JointDraft]) -> None:
         """Let one of the requests that the others' drafts leave out draft one token from time to time."""
-        step = self._loss(1, 1, False)
-        draft = self._next_to_try(drafts, step)
-        cost = step + self.live.costs.reading(self._unread(draft))
+        step, costs = self._batch_costs.loss(1, 1), self.live.costs
+        draft = _next_to_try(drafts, lambda each: step + self._reading.seconds(each, costs) <= self._credit, self._turn)
+        cost = step + self._reading.seconds(draft, costs)
         self._left_out_s += self._batch_costs.plain_s
         if self._left_out_s * draft.schedule.budget.stake >= cost and cost <= self._credit:
-            draft.plan, self._tried = DraftPlan(1, 0.0, self._all(draft)), draft
-            self._left_out_s, self._turn = 0.0, self._turn + 1
+            draft.plan, self._tried = DraftPlan(1, 0.0, self._reading.context(draft)), draft
+            self._left_out_s = 0.0
+            self._turn += 1
 
-    def _could_be_worthwhile(self, requests: int) -> bool:
-        """Whether drafts would be worthwhile if every token were accepted."""
-        batch_costs = self._batch_costs
-        return any(
-            batch_costs.requests + requests * k
-            > WORTH
-            * (batch_costs.plain_s + self._loss(requests, k, False))
-            * batch_costs.requests
-            / batch_costs.plain_s
-            for k in range(1, LONGEST_DRAFT + 1)
-        )
 
-    def _drafting(self) -> tuple[float, float]:
-        """Return the calibrated seconds of drafting: of a pass for each depth, and of reading before it."""
-        costs = self.live.calibrated
-        counts = [len(draft.proposal.tokens) for draft in self._drafts if draft.proposal.read]
-        if not counts:
-            return 0.0, 0.0
-        batch_costs = BatchCosts(costs, len(counts))
-        passes = (float(batch_costs.draft_s(sum(count > depth for count in counts))) for depth in range(max(counts)))
-        steps = batch_costs.block_s(len(counts)) + sum(passes)
-        return steps, sum(self.live.reading(draft.proposal.read) for draft in self._drafts)
+def _next_to_try(drafts: Sequence[JointDraft], is_covered: Callable[[JointDraft], bool], turn: int) -> JointDraft:
+    """Return the request that has the least to read, of each adapter in turn whose trial the credit covers."""
+    cheapest: dict[str | None, JointDraft] = {}
+    for draft in sorted(drafts, key=lambda draft: draft.now.unread):
+        cheapest.setdefault(draft.schedule.adapter, draft)
+    ordered = [cheapest[adapter] for adapter in sorted(cheapest, key=lambda adapter: adapter or "")]
+    turns = list(filter(is_covered, ordered)) or ordered
+    return turns[turn % len(turns)]
+
+
+def _drafting(drafts: Sequence[JointDraft], live: LiveCosts) -> tuple[float, float]:
+    """Return the calibrated seconds of drafting: of a pass for each depth, and of reading before it."""
+    counts = [len(draft.proposal.tokens) for draft in drafts if draft.proposal.read]
+    if not counts:
+        return 0.0, 0.0
+    batch_costs = BatchCosts(live.calibrated, len(counts))
+    passes = (float(batch_costs.draft_s(sum(count > depth for count in counts))) for depth in range(max(counts)))
+    steps = batch_costs.block_s(len(counts)) + sum(passes)
+    return steps, sum(live.reading(draft.proposal.read) for draft in drafts)
 
 
 def _is_probe(plan: DraftPlan) -> bool:

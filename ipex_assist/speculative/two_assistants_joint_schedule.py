@@ -32,14 +32,9 @@ class _Assistant:
     """What is known of one of the assistants."""
 
     live: LiveCosts
-    acceptance: Acceptance
-    adapters: AdapterAcceptance
+    acceptance: AdapterAcceptance
     untried_s: float  # seconds of plain passes since its last draft, infinite before the first: for trials
     unasked_s: float  # the same, as far as it counts: for rounds of the one that promises less
-
-    def known(self, adapter: str | None) -> Acceptance:
-        """The acceptance rates of texts with an adapter."""
-        return self.adapters.of(self.acceptance, adapter)
 
 
 @dataclass(frozen=True)
@@ -70,11 +65,11 @@ class TwoAssistantsJointSchedule(JointSchedule):
     ) -> None:
         """costs, model_acceptance, known_of: of the first assistant."""
         super().__init__(costs, model_acceptance, lookup_acceptance, known_of)
-        second = second_acceptance.for_next_text(MEMORY)
-        of_second = AdapterAcceptance(second_known_of, MEMORY)
-        known = ((self.live, self._model, self._adapters), (self.live.beside(second_costs), second, of_second))
+        second = AdapterAcceptance(second_acceptance, second_known_of, MEMORY)
+        known = ((self.live, self._model), (self.live.beside(second_costs), second))
         self._assistants = [
-            _Assistant(*each, math.inf, 0.0 if each[1].seen >= KNOWN_TOKENS else self._most_unasked_s) for each in known
+            _Assistant(live, rates, math.inf, 0.0 if rates.without.seen >= KNOWN_TOKENS else self._most_unasked_s)
+            for live, rates in known
         ]
         self._used = 0
         self._others: Sequence[JointDraft] = ()  # the same requests with the assistant that is not used
@@ -88,14 +83,10 @@ class TwoAssistantsJointSchedule(JointSchedule):
         self._assistants[self._used].untried_s = self._undrafted_s
         self._used, used = number, self._assistants[number]
         self.live, self._model, self._undrafted_s = used.live, used.acceptance, used.untried_s
-        self._adapters = used.adapters
 
     def has_adopted(self, schedule: AdaptiveSchedule) -> bool:
         """Whether a request's drafts are paid from this schedule's credit."""
-        return any(schedule.model_acceptance is each.known(schedule.adapter) for each in self._assistants)
-
-    def _of_lookup(self, draft: JointDraft) -> Acceptance:
-        return self._assistants[0].adapters.of(self._lookup, draft.schedule.adapter, copies=True)
+        return any(schedule.model_acceptance is each.acceptance.of(schedule.adapter) for each in self._assistants)
 
     def plan(self, drafts: Sequence[JointDraft], requests: int, prefill_rows: int, prefilling: int = 0) -> None:
         """Set the plan of each request that may draft in the next pass: all of them by the same assistant."""
@@ -107,7 +98,7 @@ class TwoAssistantsJointSchedule(JointSchedule):
         super()._adopt_new()
         for draft in self._drafts:
             if isinstance(draft.schedule, TwoAssistantsSchedule):
-                draft.schedule.second.model_acceptance = self._assistants[1].known(draft.schedule.adapter)
+                draft.schedule.second.model_acceptance = self._assistants[1].acceptance.of(draft.schedule.adapter)
 
     def _plan_able(self, able: Sequence[JointDraft]) -> None:
         reading = [draft for draft in able if draft.now.second is not None]
@@ -135,29 +126,21 @@ class TwoAssistantsJointSchedule(JointSchedule):
 
     def _promise(self, number: int, drafts: Sequence[JointDraft], costs: BatchCosts) -> _Promise:
         used, count = self._assistants[number], len(drafts)
-        known = mean_of([used.known(draft.schedule.adapter) for draft in drafts])
+        known = mean_of([used.acceptance.of(draft.schedule.adapter) for draft in drafts])
         choice = best_joint_draft(known, costs, count, LONGEST_DRAFT)
-        reading_s = sum(used.live.costs.reading(self._unread(draft)) for draft in drafts)
-        tokens = sum(min(READING_TOKENS, draft.now.remaining) for draft in drafts)
+        readings = [self._reading.seconds(draft, used.live.costs) for draft in drafts]
         if choice.gain <= WORTH:  # what a trial brings
-            pass_s = (
-                costs.plain_s
-                + self._trial_s(costs)
-                + min(used.live.costs.reading(self._unread(draft)) for draft in drafts)
-            )
-            return _Promise(choice.gain, 1 / choice.rate, costs.requests + used.acceptance.first_rate, pass_s)
-        brought = self._brought(known, choice, costs, count)
-        return _Promise(choice.gain, 1 / choice.rate + reading_s / tokens, brought, brought / choice.rate + reading_s)
+            tokens, pass_s = costs.requests + used.acceptance.without.first_rate, costs.plain_s + costs.loss(1, 1)
+            return _Promise(choice.gain, 1 / choice.rate, tokens, pass_s + min(readings))
+        brought, reading_s = self._brought(known, choice, costs, count), sum(readings)
+        token_s = 1 / choice.rate + reading_s / sum(min(READING_TOKENS, draft.now.remaining) for draft in drafts)
+        return _Promise(choice.gain, token_s, brought, brought / choice.rate + reading_s)
 
     @staticmethod
     def _brought(acceptance: ExpectedTokens, choice: JointDraftChoice, costs: BatchCosts, drafters: int) -> float:
         """Return the expected tokens of a pass by this choice."""
         _, tokens = acceptance.expected_tokens(LONGEST_DRAFT)
         return costs.requests + drafters * float(tokens[EDGES.index(choice.min_confidence), choice.k - 1])
-
-    @staticmethod
-    def _trial_s(costs: BatchCosts) -> float:
-        return float(costs.draft_s(1)) + costs.block_s(1) + float(costs.more_s(1))
 
     def _choose(self, promises: Sequence[_Promise]) -> int:
         """Return the assistant of the next pass: the better one, or now and then the other."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from ipex_assist.speculative.adaptive_schedule import TRUSTED_TOKENS, WORTH, AdaptiveSchedule, best_draft
+from ipex_assist.speculative.adaptive_schedule import TRUSTED_TOKENS, AdaptiveSchedule, best_draft
+from ipex_assist.speculative.context_choice import WORTH
 from ipex_assist.speculative.costs.acceptance import EDGES, Acceptance
 from ipex_assist.speculative.costs.pair_costs import Costs
 from ipex_assist.speculative.draft_budget import EXPECTED_TOKENS
@@ -103,7 +104,7 @@ class TwoAssistantsSchedule(AdaptiveSchedule):
             return False
         if self._lost_s(number, plan, token_s) <= due_s:
             return True
-        if plan.context is not None or schedule._now.unread <= PROBED_TOKENS:
+        if plan.context is not None or schedule.round.now.unread <= PROBED_TOKENS:
             return False
         probe = replace(plan, context=PROBED_TOKENS)
         if self._lost_s(number, probe, token_s) > due_s:
@@ -114,23 +115,24 @@ class TwoAssistantsSchedule(AdaptiveSchedule):
     def _promises(self, number: int) -> bool:
         """Whether an assistant's drafts should gain."""
         schedule = self._schedules[number]
-        longest = min(schedule.longest, schedule._now.remaining - 1)
+        longest = min(schedule.longest, schedule.round.now.remaining - 1)
         return schedule._choice(longest, schedule._plan.context).gain > WORTH
 
     def _lost_s(self, number: int, plan: DraftPlan, token_s: float) -> float:
         """Return the seconds that a round by this plan should take beyond those of its tokens at `token_s` each."""
         tokens, round_s = self._expected(number, plan)
-        return round_s + self._schedules[number]._reading(plan.context) - tokens * token_s
+        return round_s + self._schedules[number].round.reading(plan.context) - tokens * token_s
 
     def _token_s(self, number: int, plan: DraftPlan) -> float:
         """Return the expected seconds for each token while this one drafts by such plans."""
         (tokens, round_s), schedule = self._expected(number, plan), self._schedules[number]
-        return round_s / tokens + schedule._reading(plan.context) / min(READING_TOKENS, schedule._now.remaining)
+        reading_s = schedule.round.reading(plan.context)
+        return round_s / tokens + reading_s / min(READING_TOKENS, schedule.round.now.remaining)
 
     def _expected(self, number: int, plan: DraftPlan) -> tuple[float, float]:
         """Return the expected tokens and seconds of a round with this plan, without reading."""
         schedule = self._schedules[number]
-        costs, longest = schedule._costs, min(schedule.longest, schedule._now.remaining - 1)
+        costs, longest = schedule.round.costs, min(schedule.longest, schedule.round.now.remaining - 1)
         k, min_confidence = plan.k, plan.min_confidence
         if costs.block:  # of which `trim` leaves what is worth verifying
             choice = schedule._choice(longest, plan.context)
@@ -152,7 +154,7 @@ class TwoAssistantsSchedule(AdaptiveSchedule):
             self.second.observe(outcome)
         else:
             super().observe(outcome)
-        copied = not self._now.unread
+        copied = not self.round.now.unread
         self._count_undrafted(self.chosen if outcome.drafted and not copied else None, 1)
         (self.budget if self.chosen else self.second.budget).undrafted_s += self.plain_s
 

@@ -188,7 +188,7 @@ def test_both_learn_what_a_pass_of_the_target_takes() -> None:
         schedule.observe(RoundResult(1, 1, [0.99], 0.16, 2 * VERIFY[1]))
     assert schedule.plain_s == pytest.approx(2.0, rel=0.1)
     assert schedule.second.plain_s == schedule.plain_s
-    assert schedule.second._costs.draft == pytest.approx(0.4, rel=0.15)
+    assert schedule.second.round.costs.draft == pytest.approx(0.4, rel=0.15)
     assert schedule.second.budget.account.tokens == schedule.budget.account.tokens == 120
     schedule.second.budget.account.balance -= 3
     assert schedule.second.budget.account.balance == schedule.budget.account.balance

@@ -136,11 +136,14 @@ class LiveCosts:
             self._draft_errors.observe(draft_s, steps, reading, _NOISE, _PAUSE)
         self._update_costs()
 
-    def observe_plain(self, seconds: Sequence[float], experts: float | None = None, requests: int = 1) -> None:
+    def observe_plain(self, passes: Sequence[tuple[float, float | None]], requests: int = 1) -> None:
         """Update by passes of a row for each of `requests`, without drafts, all at once: their median counts as one.
 
-        experts: as of `observe_pass`, their mean.
+        passes: seconds and experts of each, as of `observe_pass`.
         """
+        seconds = [each for each, _ in passes]
+        counted = [each for _, each in passes if each is not None]
+        experts = float(np.mean(counted)) if counted else None
         self._seconds += sum(seconds)
         self._passes += len(seconds)
         self._covariance[0, 0] += _DRIFT * len(seconds)
@@ -253,8 +256,8 @@ class _CostsBeside(LiveCosts):
         if draft_s > 0 and steps > 0:
             self._draft_errors.observe(draft_s, steps, reading, _NOISE, _PAUSE)
 
-    def observe_plain(self, seconds: Sequence[float], experts: float | None = None, requests: int = 1) -> None:
-        self._first.observe_plain(seconds, experts, requests)
+    def observe_plain(self, passes: Sequence[tuple[float, float | None]], requests: int = 1) -> None:
+        self._first.observe_plain(passes, requests)
 
     def costs_from(self, rows: int) -> Costs:
         return replace(self.costs, verify=self._first.costs_from(rows).verify)

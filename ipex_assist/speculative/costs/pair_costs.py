@@ -66,3 +66,7 @@ class Costs:
             return self.verify[rows - 1]
         slope = (self.verify[-1] - self.verify[0]) / (known - 1) if known > 1 else self.verify[0]
         return self.verify[-1] + slope * (rows - known)
+
+    def loss(self, tokens: int, reading_s: float = 0.0) -> float:
+        """Return the extra seconds of a round over a plain one, if all of its `tokens` drafted tokens are rejected."""
+        return reading_s + self.drafting(tokens) + self.verifying(tokens + 1) - self.verifying(1)
