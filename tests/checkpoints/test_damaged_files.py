@@ -15,6 +15,7 @@ import pytest
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.checkpoints.packed_size import estimate_bytes
 from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.tokenization import gguf_tokenizer
 from ipex_assist.tokenization.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.one_stack
@@ -107,6 +108,18 @@ def test_merges_that_are_not_in_the_vocabulary(tmp_path):
         )
         with pytest.raises(IpexAssistError, match="its tokenizer is corrupt"):
             load_tokenizer(open_checkpoint(str(path)))
+
+
+def test_an_error_beside_the_file_is_not_its_own(tmp_path, monkeypatch):
+    """A folder that was gone made a tokenizer "corrupt"."""
+
+    def gone(header):
+        raise FileNotFoundError(2, "No such file or directory", "somewhere")
+
+    path = checkpoint_files.write_vocabulary(tmp_path / "v.gguf", ["a", "b"], [1] * 2, pre="gpt-2")
+    monkeypatch.setattr(gguf_tokenizer, "_build", gone)
+    with pytest.raises(IpexAssistError, match=r"v\.gguf: its tokenizer cannot be built: .*somewhere"):
+        load_tokenizer(open_checkpoint(str(path)))
 
 
 def _header_of(path: Path, key: str, kind: int, value: bytes) -> Path:

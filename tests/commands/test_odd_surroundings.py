@@ -15,6 +15,7 @@ from conftest import HAS_NATIVE
 
 from ipex_assist import cli
 from ipex_assist.batch.command import main as batch
+from ipex_assist.bench.prompts import open_dataset
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.commands.shared.arguments import is_input, load_options, parse
 from ipex_assist.env.errors import IpexAssistError, UsageError
@@ -55,6 +56,26 @@ def test_a_pipe_is_an_input(tmp_path: Path) -> None:
     assert is_input(tmp_path / "pipe")
     assert not is_input(tmp_path)
     assert not is_input(tmp_path / "missing")
+
+
+@pytest.mark.parametrize("command", ["eval", "embed"])
+def test_a_command_reads_a_pipe(command: str, pair: tuple[str, str], tmp_path: Path) -> None:
+    """Through the start under numactl, too."""
+    (tmp_path / "text").write_text("the quick brown fox jumps over the lazy dog\n" * 40)
+    flags = {"eval": "--text <(cat text) --window 32", "embed": "--task embed <(cat text)"}[command]
+    line = f'"$0" -m ipex_assist {command} -m "$1" {flags} --threads 1'
+    done = subprocess.run(
+        ["bash", "-c", line, sys.executable, pair[0]], cwd=tmp_path, capture_output=True, text=True, env=_environ()
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_a_benchmark_reads_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with ThreadPoolExecutor(1) as writer:
+        writer.submit((tmp_path / "pipe").write_text, '{"prompt": "Why?"}\n{"prompt": "How?"}\n')
+        assert [each.prompt for each in open_dataset(str(tmp_path / "pipe")).prompts] == ["Why?", "How?"]
 
 
 def test_results_do_not_go_to_a_file_called_dash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -296,6 +296,23 @@ def test_a_loop_that_is_gone_ends_its_own_text_alone(pair: Pair) -> None:
     engine.close()
 
 
+def test_a_listener_that_raises_ends_its_own_text_alone(pair: Pair) -> None:
+    engine = pair.engine("model")
+    endless = GenerationOptions.of(max_new_tokens=1500, ignore_eos=True)
+    options = GenerationOptions.of(max_new_tokens=6, ignore_eos=True)
+    prompt = prompt_of(random.Random(1))
+    broken = engine.submit(prompt, endless)
+
+    def listener() -> None:
+        raise ValueError("broken")
+
+    broken._request.outbox.listener = listener
+    other = engine.submit(prompt, options)
+    assert tokens_of(other) == pair.alone(prompt, options)
+    assert broken.ended
+    engine.close()
+
+
 def test_a_failure_beside_the_passes_ends_the_requests(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = pair.engine("model")
     step = engine._scheduler.step

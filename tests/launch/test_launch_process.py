@@ -422,4 +422,5 @@ def test_fewer_threads_from_a_shell_are_said() -> None:
     if suitable > 1:
         [line] = warned(OMP_NUM_THREADS="1")
         assert line.startswith(f"OMP_NUM_THREADS=1 is kept, and so 1 of {suitable} cores work: unset it")
-    assert warned(KMP_HW_SUBSET="1c") == ["KMP_HW_SUBSET=1c is kept, and may leave cores idle"]
+    for name, value in (("KMP_HW_SUBSET", "1c"), ("GOMP_CPU_AFFINITY", "0-1")):
+        assert warned(**{name: value}) == [f"{name}={value} is kept, and may leave cores idle"]

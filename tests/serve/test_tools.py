@@ -28,6 +28,7 @@ from ipex_assist.serve.tools.dialect_choice import CallFamily, family_of
 from ipex_assist.serve.tools.dialects import BY_NAME, Dialect
 from ipex_assist.serve.tools.parsed_events import Call
 from ipex_assist.speculative.choosing.grammar import GrammarSpec
+from ipex_assist.speculative.choosing.llguidance_grammar import GrammarCompiler
 from ipex_assist.tokenization.thinking import SpecialWords
 
 pytestmark = pytest.mark.one_stack
@@ -345,6 +346,30 @@ def test_messages_as_templates_read_them() -> None:
     assert (len(first), first.isalnum(), second) == (9, True, "abcdefghi")
     assert found[1]["tool_call_id"] == first
     assert messages[1]["tool_call_id"] == "call_1"
+
+
+def test_forced_calls_by_added_tokens_that_are_not_special() -> None:
+    """Qwen2.5's files have such a <tool_call>. llguidance takes any added token named <…> as special, whose text then
+    matches nothing: a forced call was refused after 0 tokens."""
+    pytest.importorskip("llguidance")
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<end>"])
+    backend.add_tokens(["<tool_call>", "</tool_call>"])
+    known = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>", chat_template=HERMES_TEMPLATE)
+    spec = prepare(known, USER, TOOLS, "required").grammar
+    assert spec is not None
+    assert known.eos_token_id is not None
+    grammar = GrammarCompiler.of(known, len(known), [known.eos_token_id]).grammar(spec)
+    ids = known.encode(hermes(("add", '{"x": 1}')), add_special_tokens=False)
+    assert ids[0] == known.convert_tokens_to_ids("<tool_call>")
+    assert not known.added_tokens_decoder[ids[0]].special
+    assert grammar.allows(ids) == len(ids)
 
 
 def test_forced_calls() -> None:

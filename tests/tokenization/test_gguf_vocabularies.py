@@ -31,6 +31,12 @@ def _pieces(name: str, text: str) -> list[str]:
     return [text[start:end] for _, (start, end) in pre_tokenizer_of(name).pre_tokenize_str(text)]
 
 
+def test_names_that_share_a_rule():
+    """As llama.cpp's vocabulary code puts them together, for names of which no piece is recorded."""
+    for base, names in {"llama-bpe": ("lfm2",), "gpt-4o": ("minimax-m2",), "deepseek-v3": ("hunyuan-dense",)}.items():
+        assert all(RULES[name] == RULES[base] for name in names), base
+
+
 @pytest.mark.parametrize("name", SPLITS)
 def test_rules_split_as_llama_cpp_does(name):
     assert {text: _pieces(name, text) for text in SPLITS[name]} == SPLITS[name]
