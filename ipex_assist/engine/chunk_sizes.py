@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 PASSES = 4.0  # a pass with a prompt chunk may take this many times as long as one without
-# And so many seconds in any case: nobody reads more than 20 tokens a second, and chunks of few rows, to which four
+# And this many seconds in any case: nobody reads more than 20 tokens a second, and chunks of few rows, to which four
 # passes of a small model come, cost half as much again for each row.
 LEAST_S = 0.05
-# Where nobody has come for long, a pass of a dense model keeps to so many seconds, or so many rows where these take
+# Where nobody has come for long, a pass of a dense model keeps to these seconds, or to these rows where they take
 # longer, in which it reaches the speed of larger ones: the first who comes waits for no more.
 ALONE_S, ALONE_ROWS = 0.1, 128
 FEWEST_ROWS = 16  # of a chunk at least, so that every prompt makes progress

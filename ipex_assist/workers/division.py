@@ -29,7 +29,7 @@ PYTHON_SECONDS = 50e-6
 LINE_SECONDS, SPREAD_SECONDS, SOCKET_SECONDS = 70e-9, 15e-9, 150e-9
 CORES_AT_A_LINE = 8  # of a barrier
 BARRIERS, BARRIERS_MIXTURE = 5, 10  # of a layer: 162 a pass of Llama 3.1 8B, 482 of Qwen3 30B-A3B
-GAIN = 1.05  # more engines must make so many times the tokens: a request alone is slower on each
+GAIN = 1.05  # more engines must make this many times the tokens: a request alone is slower on each
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class PassWork:
         return self.shared + self.experts * (1 - (1 - self.per_token / self.count) ** rows)
 
     def seconds(self, rows: float, cores: int, sockets: int) -> float:
-        """Of a pass of an engine with so many cores on each of so many sockets."""
+        """Of a pass of an engine with `cores` cores on each of `sockets` sockets."""
         speed = cores * sockets * CORE_BYTES_PER_SECOND
         row = self.read(1) / speed / self.balance
         return self.read(rows) / speed + rows * (row + PYTHON_SECONDS) + self.barriers * barrier_seconds(cores, sockets)
