@@ -25,7 +25,7 @@ from ipex_assist.generation.second_assistant import (
 )
 from ipex_assist.models.draft_head import HeadSpec
 from ipex_assist.models.spec import DecoderSpec
-from ipex_assist.native.library import is_built, library
+from ipex_assist.native.library import is_built
 from ipex_assist.quantization.precision import beside_experts, kv_precision_of
 from ipex_assist.speculative.sources.assistant_name import AUTO, MTP, SELF, AssistantName, parse_assistant
 from ipex_assist.speculative.sources.default_assistants import default_assistant, default_head, why_none
@@ -97,8 +97,6 @@ def resolve(options: LoadOptions, checkpoints: OpenCheckpoints) -> ResolvedOptio
     name = head_first(parse_assistant(options.assistant), checkpoints, offline=options.offline)
     if options.copies_earlier_text:
         name = replace(name, lookup=True)
-    if name.lookup:
-        _check_lookup()
     assistant_precision = options.assistant_precision
     family = _Family()
     if name.model == AUTO:
@@ -106,7 +104,7 @@ def resolve(options: LoadOptions, checkpoints: OpenCheckpoints) -> ResolvedOptio
         if family.head is not None and family.assistant is None:
             name = AssistantName(name.lookup, MTP)
         elif family.assistant is None and not checkpoint.why_not_ours():
-            name = AssistantName(lookup=is_built())  # which needs no model, and costs next to nothing
+            name = AssistantName(lookup=True)  # which needs no model, and costs next to nothing
     elif name.model == MTP:
         family = _own_head(checkpoint)
     elif name.model not in (None, SELF):
@@ -128,17 +126,6 @@ def resolve(options: LoadOptions, checkpoints: OpenCheckpoints) -> ResolvedOptio
         head=None if family.head is None else family.head.head,
         second=second_assistant(second, name, options, precision, executor),
     )
-
-
-def _check_lookup() -> None:
-    """Raise IpexAssistError where the native core was not built, which finds what to copy."""
-    try:
-        library()
-    except IpexAssistError as error:
-        raise IpexAssistError(
-            "lookup (--assistant-model lookup, --draft-history, --draft-corpus) needs the native core to find what to "
-            f"copy, and {error}. Without it name a small model as --assistant-model, or leave the option out"
-        ) from error
 
 
 def _own_head(checkpoint: Checkpoint) -> _Family:
@@ -223,9 +210,10 @@ def _family_assistant(checkpoint: Checkpoint, options: LoadOptions, checkpoints:
 
 def _say_what_drafts(checkpoint: Checkpoint, reason: str, better: str = "") -> None:
     """One line: why there is no default assistant, what drafts in its place, and what would be better."""
-    ours = not checkpoint.why_not_ours() and is_built()  # the core has lookup, and int4 for self
+    ours = not checkpoint.why_not_ours()
     instead = "lookup drafts (copies from the text)" if ours else "nothing is drafted"
-    better = better or "give --assistant-model ID, a small model of its vocabulary" + (", or self" if ours else "")
+    copy = ", or self" if ours and is_built() else ""  # whose int4 the core has
+    better = better or f"give --assistant-model ID, a small model of its vocabulary{copy}"
     hint = f"no default assistant of {checkpoint.source}"
     log_hint(log, hint, "no default assistant, since %s, so %s; %s", reason, instead, better)
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ipex_assist.executors.interface import FewerThreads, Model
-from ipex_assist.native.token_index import TokenIndex
 from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
 from ipex_assist.speculative.choosing.grammar import Grammar
 from ipex_assist.speculative.choosing.sampling import Sampling
@@ -35,6 +34,7 @@ from ipex_assist.speculative.sources.earlier_text import NOBODY, Caller, Earlier
 from ipex_assist.speculative.sources.head_assistant import HeadAssistant, chooses_each
 from ipex_assist.speculative.sources.partial_vocabulary import PartialVocabularyAssistant
 from ipex_assist.speculative.sources.suffix_lookup import LookupWithFallback, SuffixLookup
+from ipex_assist.speculative.sources.text_index import TextIndex
 from ipex_assist.speculative.sources.two_assistants import TwoAssistants
 from ipex_assist.speculative.sources.universal_assistant import UniversalAssistant
 from ipex_assist.speculative.two_assistants_joint_schedule import TwoAssistantsJointSchedule
@@ -72,7 +72,7 @@ class Drafting:
     lookup_acceptance: Acceptance = field(default_factory=Acceptance)
     keep: Callable[[Acceptance, Acceptance], None] | None = None
     second: Drafting | None = None
-    corpus: TokenIndex | None = None
+    corpus: TextIndex | None = None
     answers: EarlierAnswers | None = None
     cache: PairCache | None = None
     adapter_acceptance: dict[str, tuple[Acceptance, Acceptance]] = field(default_factory=dict)  # of this process

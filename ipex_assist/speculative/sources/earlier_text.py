@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ipex_assist.env.errors import UsageError
-from ipex_assist.native.token_index import SEPARATOR, TokenIndex
+from ipex_assist.native.token_index import SEPARATOR
+from ipex_assist.speculative.sources.text_index import TextIndex, text_index
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -40,7 +41,7 @@ NOBODY = Caller()
 class EarlierText:
     """Indexes that a request may draft from beside its own text. lock: held meanwhile, since others may add to them."""
 
-    indexes: Sequence[TokenIndex] = ()
+    indexes: Sequence[TextIndex] = ()
     lock: AbstractContextManager[object] = field(default_factory=nullcontext)
 
 
@@ -53,7 +54,7 @@ class EarlierAnswers:
 
     def __init__(self, most: int) -> None:
         self._most, self._lock = most, threading.Lock()
-        self._answers: OrderedDict[Caller, TokenIndex] = OrderedDict()
+        self._answers: OrderedDict[Caller, TextIndex] = OrderedDict()
 
     @property
     def nbytes(self) -> int:
@@ -77,13 +78,13 @@ class EarlierAnswers:
             while used > self._most and len(self._answers) > 1:
                 used -= self._answers.popitem(last=False)[1].nbytes
 
-    def _index(self, caller: Caller) -> TokenIndex:
-        index = self._answers.pop(caller, None) or TokenIndex(min(MOST_TOKENS, max(1, self._most // BYTES_A_TOKEN)))
+    def _index(self, caller: Caller) -> TextIndex:
+        index = self._answers.pop(caller, None) or text_index(min(MOST_TOKENS, max(1, self._most // BYTES_A_TOKEN)))
         self._answers[caller] = index  # the last to be forgotten
         return index
 
 
-def read_corpus(file: str, tokenizer: PreTrainedTokenizerBase) -> TokenIndex:
+def read_corpus(file: str, tokenizer: PreTrainedTokenizerBase) -> TextIndex:
     """Return a text file's tokens, indexed. Raises UsageError for a file that cannot be read as text, or has none."""
     tokens = array("i")
     try:
@@ -96,7 +97,7 @@ def read_corpus(file: str, tokenizer: PreTrainedTokenizerBase) -> TokenIndex:
         raise UsageError(f"--draft-corpus {file}: cannot be read ({error.strerror})") from error
     if not tokens:
         raise UsageError(f"--draft-corpus {file}: is empty; give a file of text such as answers are likely to repeat")
-    index = TokenIndex()
+    index = text_index()
     index.append(tokens)
     log.info("draft corpus %s: %d tokens, %.0f MB", file, len(tokens), index.nbytes / 1e6)
     return index

@@ -11,6 +11,8 @@ import pytest
 from conftest import HAS_NATIVE
 
 from ipex_assist.env.errors import UsageError
+from ipex_assist.native.token_index import SEPARATOR
+from ipex_assist.speculative.sources import text_index as indexes
 from ipex_assist.speculative.sources.earlier_text import (
     BYTES_A_TOKEN,
     NOBODY,
@@ -21,15 +23,19 @@ from ipex_assist.speculative.sources.earlier_text import (
 )
 from ipex_assist.speculative.sources.proposal import Proposal
 from ipex_assist.speculative.sources.suffix_lookup import LONGEST_COPY, SuffixLookup
-
-if not HAS_NATIVE:
-    pytest.skip("the native core finds what to copy", allow_module_level=True)
-
-from ipex_assist.native.token_index import SEPARATOR, TokenIndex
+from ipex_assist.speculative.sources.text_index import TokenLists, VotedDrafts, copied_drafts, text_index
 
 pytestmark = pytest.mark.one_stack
 
 LONGEST, NGRAMS, PLACES = 64, (6, 2, 1), 32
+
+
+@pytest.fixture(autouse=True, params=["core", "python"])
+def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The native core finds what to copy, or Python where there is none."""
+    if request.param == "core" and not HAS_NATIVE:
+        pytest.skip("the native core is not built")
+    monkeypatch.setattr(indexes, "_in_core", lambda: request.param == "core")
 
 
 def places(text: Sequence[int], end: Sequence[int]) -> list[tuple[int, int]]:
@@ -90,7 +96,7 @@ def test_drafts_are_those_of_a_slow_search() -> None:
     for number in range(30):
         letters = generator.choice((2, 3, 8))
         other = [generator.randrange(letters) if generator.random() > 0.05 else SEPARATOR for _ in range(70)]
-        index = TokenIndex()
+        index = text_index()
         index.append(other)
         tokens = [generator.randrange(letters) for _ in range(generator.randrange(1, 40))]
         lookup, beside = SuffixLookup(), SuffixLookup(EarlierText([index]))
@@ -100,10 +106,32 @@ def test_drafts_are_those_of_a_slow_search() -> None:
             tokens += [generator.randrange(letters) for _ in range(generator.randrange(1, 6))]
 
 
+def test_python_drafts_as_the_core_does(where: None) -> None:
+    """Long matches and many places, more than are looked at; a ring that is full; confidences to the last bits.
+
+    In texts so short that no chain of the core is walked to its limit for the places of other n-grams.
+    """
+    generator = random.Random(3)
+    for letters, most in ((2, 0), (3, 40), (40, 300), (40, 0)):
+        texts = [text_index(), text_index(most)], [TokenLists(), TokenLists(most)]
+        drafts = copied_drafts(texts[0], LONGEST_COPY), VotedDrafts(texts[1], LONGEST_COPY)
+        written = [generator.randrange(letters) for _ in range(50)]
+        for _ in range(30):
+            again = generator.randrange(len(written))
+            more = [*written[again : again + generator.randrange(90)], generator.randrange(letters)]
+            written += more
+            for own, other in texts:
+                own.append(more)
+                other.append([*reversed(more), SEPARATOR])
+            (tokens, confidence), expected = (each.draft() for each in drafts)
+            assert tokens == expected[0]
+            assert confidence == pytest.approx(expected[1], rel=1e-5)
+
+
 def test_a_full_index_has_the_latest_tokens_alone() -> None:
     """One that keeps 50 tokens, beside a slow search in the last 50: as it fills up, and several laps later."""
     generator = random.Random(1)
-    index, written = TokenIndex(50), [0]
+    index, written = text_index(50), [0]
     index.append(written)
     for _ in range(120):
         more = [generator.randrange(4) for _ in range(generator.choice((1, 2, 7, 60)))]
