@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import resource
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
@@ -16,6 +18,8 @@ from ipex_assist.env.pipes import discard_output, reader_has_gone
 
 # Exit codes as shells report them: 128 + the signal's number.
 INTERRUPT_EXIT, TERMINATE_EXIT = 128 + signal.SIGINT, 128 + signal.SIGTERM
+# A signal to a whole process group, or to all processes of a job, also comes from our parent, which passes it on.
+REPEAT_SECONDS = 0.5
 
 
 class Terminated(KeyboardInterrupt):
@@ -58,11 +62,11 @@ def terminated_by_sigterm() -> Iterator[None]:
     """Let SIGTERM raise Terminated inside the `with`, in the main thread, unless it already has a handler."""
     ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     if ours:
-        signal.signal(signal.SIGTERM, _terminate)
+        signal.signal(signal.SIGTERM, _ending)
     try:
         yield
     finally:
-        if ours and signal.getsignal(signal.SIGTERM) is _terminate:
+        if ours and signal.getsignal(signal.SIGTERM) is _ending:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
@@ -85,6 +89,8 @@ def same_interrupts_after() -> Iterator[None]:
     """Have the handler of Ctrl-C after the `with` that there was before it: for commands called from Python."""
     ours = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGINT)
+    if ours and before is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _ending)
     try:
         yield
     finally:
@@ -106,8 +112,19 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
 
 
-def _terminate(number: int, frame: FrameType | None) -> None:
-    raise Terminated
+class _Ending:
+    """Handlers of SIGINT and SIGTERM, which raise at once, but not again for the same signal within REPEAT_SECONDS."""
+
+    def __init__(self) -> None:
+        self._came: dict[int, float] = {}
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        before, self._came[number] = self._came.get(number, -math.inf), time.monotonic()
+        if self._came[number] - before >= REPEAT_SECONDS:
+            raise KeyboardInterrupt if number == signal.SIGINT else Terminated
+
+
+_ending = _Ending()
 
 
 def _describe(error: Exception, verbose: bool | None) -> str:

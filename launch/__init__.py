@@ -4,6 +4,7 @@ from ipex_assist.launch.check import check_start, restore_affinity
 from ipex_assist.launch.command import LaunchCommand, format_command
 from ipex_assist.launch.flags import add_placement_arguments, request_from
 from ipex_assist.launch.instances import InstanceRequest, place_instances
+from ipex_assist.launch.parent import run_below
 from ipex_assist.launch.placement import Placement, PlacementRequest, place
 from ipex_assist.launch.plan import LaunchPlan, inherited_plan
 from ipex_assist.launch.process import prepare, run
@@ -24,4 +25,5 @@ __all__ = [
     "request_from",
     "restore_affinity",
     "run",
+    "run_below",
 ]

@@ -220,12 +220,30 @@ def run(command: LaunchCommand, name: str = "ipex-launch", *, verbose: bool = Fa
     Raises:
         CommandNotFound, CommandNotExecutable: the program cannot be started (exit codes 127 and 126).
     """
+    announce(command, name, verbose=verbose)
+    become(command, for_this_process(command.environ))
+
+
+def announce(command: LaunchCommand, name: str, *, verbose: bool = False) -> None:
+    """Print the command's warnings to stderr as `run` does.
+
+    Raises:
+        CommandNotFound, CommandNotExecutable: as `run`.
+    """
     check_program(command.program[0], command.environ)
     for warning in due(command.warnings, command.hints, verbose=verbose):
         print(f"{name}: {warning}", file=sys.stderr)
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:  # the user closed it
             stream.flush()
+
+
+def become(command: LaunchCommand, environ: Mapping[str, str]) -> NoReturn:
+    """Become the command by exec, with these variables.
+
+    Raises:
+        CommandNotExecutable, IpexAssistError: the kernel refuses the program, or its CPUs.
+    """
     if command.affinity:
         try:
             os.sched_setaffinity(0, command.affinity)
@@ -236,7 +254,7 @@ def run(command: LaunchCommand, name: str = "ipex-launch", *, verbose: bool = Fa
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     try:
-        os.execvpe(command.argv[0], command.argv, for_this_process(command.environ))
+        os.execvpe(command.argv[0], command.argv, environ)
     except OSError as error:
         raise CommandNotExecutable(f"{command.argv[0]} cannot be run: {error.strerror}") from None
 

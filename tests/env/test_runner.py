@@ -6,11 +6,19 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
 from ipex_assist.env.errors import IpexAssistError, UsageError
-from ipex_assist.env.runner import Terminated, held_interrupts, run_command, terminated_by_sigterm
+from ipex_assist.env.runner import (
+    REPEAT_SECONDS,
+    Terminated,
+    held_interrupts,
+    run_command,
+    same_interrupts_after,
+    terminated_by_sigterm,
+)
 
 pytestmark = pytest.mark.one_stack
 
@@ -77,6 +85,32 @@ def test_sigterm_raises_meanwhile_and_is_given_back() -> None:
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_same_signal_twice_at_once_ends_a_command_once(number: signal.Signals) -> None:
+    """One to a process group comes from the parent as well: the second must not interrupt the answer to the first."""
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    done = []
+
+    def work() -> int:
+        try:
+            os.kill(os.getpid(), number)
+        finally:
+            os.kill(os.getpid(), number)
+            done.append(True)
+        return 0
+
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        time.sleep(REPEAT_SECONDS)  # since another test's
+        with same_interrupts_after(), terminated_by_sigterm():
+            assert run_command(work, "command") == 128 + number
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    assert done
 
 
 @pytest.mark.parametrize(

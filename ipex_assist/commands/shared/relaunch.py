@@ -58,7 +58,7 @@ def works_here(args: argparse.Namespace) -> bool:
 def start_placed(
     command: Sequence[str], argv: Sequence[str], args: argparse.Namespace, model_bytes: Callable[[], int | None]
 ) -> int:
-    """Become `ipex-assist COMMAND argv` on the cores that `args` asks for; with --dry-run only print what would be."""
+    """Run `ipex-assist COMMAND argv` on the cores that `args` asks for; with --dry-run only print what would be."""
     program = [*this_command(), *command, "--placed", *(flag for flag in argv if flag != "--dry-run")]
     from ipex_assist.commands.shared.native_runs import flags_run_native  # late: --help shall not wait for it
 
@@ -73,7 +73,7 @@ def start_placed(
         lines = [prepared.describe(), *variables, *prepared.notes]
         print("ipex-assist: " + "\n  ".join(lines), file=sys.stderr)
     with held_interrupts():
-        return launch.run(prepared, "ipex-assist", verbose=args.verbose)
+        return launch.run_below(prepared, "ipex-assist", verbose=args.verbose)
 
 
 def this_command() -> list[str]:
