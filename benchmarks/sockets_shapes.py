@@ -10,6 +10,7 @@ from ipex_assist.native.shares import attention_shares, expert_shares, linear_sh
 LANES, GROUP, SPAN = 16, 64, 128  # columns of a block, inputs of an int4 scale, inputs of a row's scale
 POSITIONS = 256  # of a block of keys and values
 ROUTER_BYTES = 4  # of a router's weight
+IN_TIME_OF_BARRIER = 128  # values, times threads, that one of them prepares in the time of a barrier: pass_plan.cpp
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,11 @@ def blocks_of(columns: int) -> int:
     return -(-columns // LANES)
 
 
+def spans_of(blocks: int) -> int:
+    """Spans of columns that share a scale, in so many blocks of 16."""
+    return -(-blocks * LANES // SPAN)
+
+
 def linear(name: str, columns: int, depth: int, threads: int, parts: int, *, unit: int = 1, **more: float) -> Phase:
     """A linear of int4 weights: the blocks of each thread."""
     shares = linear_shares(blocks_of(columns) * parts, threads, unit)
@@ -110,15 +116,20 @@ def experts(shape: Shape, nodes: Sequence[int], parts: int) -> Iterator[Phase]:
     number, chosen, size = shape.experts
     count, threads = chosen + shape.shared, len(nodes)
     router = [share * LANES * ROUTER_BYTES * shape.hidden for share in linear_shares(blocks_of(number), threads)]
-    yield Phase("router", router, **before(shape))  # type: ignore[arg-type]
-    yield Phase("route", [0.0], prepared=number)
-    yield Phase("fill", [0.0], prepared=count * shape.hidden / min(threads, count))
+    # Whoever has the last logits routes the row.
+    yield Phase("router", router, prepared=shape.hidden + number, shared_lines=shape.hidden * 4 // 64)
     up = expert_shares(2 * blocks_of(size) * parts, count, nodes, 2)
-    yield Phase("up", [share * block_bytes(shape.hidden) / parts for share in up])
-    yield Phase("prepare", [0.0], prepared=count * size / min(threads, count * -(-size // SPAN)))
-    down = expert_shares(blocks_of(shape.hidden) * parts, count, nodes)
-    yield Phase("down", [share * block_bytes(size) / parts for share in down])
-    yield Phase("add", [0.0], prepared=count * SPAN)
+    # A thread prepares the row for each expert whose columns it has, and the spans of activated ones that it ends.
+    prepared = shape.hidden * (-(-count // threads) + 1) + count * size / min(threads, count * -(-size // SPAN))
+    yield Phase("up", [share * block_bytes(shape.hidden) / parts for share in up], prepared=prepared)
+    down, blocks = expert_shares(blocks_of(shape.hidden) * parts, count, nodes), blocks_of(shape.hidden)
+    loads = [share * block_bytes(size) / parts for share in down]
+    spans = min(spans_of(blocks), spans_of(-(-blocks * count // threads)) + 1)  # that a thread may end
+    if spans * SPAN * count <= IN_TIME_OF_BARRIER * threads:
+        yield Phase("down, and add", loads, prepared=spans * SPAN * count)
+    else:
+        yield Phase("down", loads)
+        yield Phase("add", [0.0], prepared=count * SPAN)
 
 
 def layer(shape: Shape, context: int, nodes: Sequence[int], parts: int, window: int, dense: bool) -> list[Phase]:

@@ -28,7 +28,7 @@ BALANCE_AMX, BALANCE = 49, 12
 PYTHON_SECONDS = 50e-6
 LINE_SECONDS, SPREAD_SECONDS, SOCKET_SECONDS = 70e-9, 15e-9, 150e-9
 CORES_AT_A_LINE = 8  # of a barrier
-BARRIERS, BARRIERS_MIXTURE = 5, 10  # of a layer: 162 a pass of Llama 3.1 8B, 482 of Qwen3 30B-A3B
+BARRIERS, BARRIERS_MIXTURE = 5, 6  # of a layer: 162 a pass of Llama 3.1 8B, 290 of Qwen3 30B-A3B
 GAIN = 1.05  # more engines must make this many times the tokens: a request alone is slower on each
 
 

@@ -267,6 +267,62 @@ void check_split_tiles() {
     CHECK(prompt.attention[0].split_tiles == 0 && prompt.attention[0].partial_rows == 0, "16 equal tiles of 2 threads");
 }
 
+// Blocks of keys and values that are read, and those of them that are on the reader's node.
+struct Reads {
+    int64_t all = 0, at_home = 0;
+    double share() const { return double(at_home) / double(all); }
+};
+
+// What threads read where each takes its next item as soon as it is done with the last one; blocks take longer the more
+// queries attend to them. Every item is taken once.
+Reads read_in_turns(const PassPlan& plan) {
+    const AttentionPlan& a = plan.attention[0];
+    const int32_t heads = a.shape.kv_heads;
+    std::vector<int64_t> busy(size_t(plan.threads)), taken(a.queues.size());
+    std::vector<int> times(a.tile_work.size() * size_t(heads));
+    Reads reads;
+    for (int idle = 0; idle < plan.threads;) {
+        const size_t thread = size_t(std::min_element(busy.begin(), busy.end()) - busy.begin());
+        const int node = plan.team.node(int(thread));
+        const int64_t item = a.next_item(node, [&](size_t queue) { return taken[queue]++; });
+        if (item < 0) {
+            busy[thread] = INT64_MAX, idle++;
+            continue;
+        }
+        times.at(size_t(item))++;
+        const TileWork& work = a.tile_work[size_t(item / heads)];
+        const RowRange& rows = a.tiles[size_t(work.tile)];
+        const int32_t head = a.shape.stored_head(int32_t(item % heads));
+        for (int64_t b = work.first; b < work.end; b++) {
+            const int32_t id = plan.segments[size_t(rows.segment)].blocks[b];
+            reads.at_home += plan.team.home(id, head, a.shape.shared ? 1 : heads) == node, reads.all++;
+        }
+        busy[thread] += (work.end - work.first) * (8 + int64_t(rows.end - rows.first) * a.shape.group());
+    }
+    for (const int each : times) CHECK(each == 1, "an item is taken %d times", each);
+    return reads;
+}
+
+// 1/nodes of what is read would be at home by chance.
+void check_tiles_at_home() {
+    std::vector<SequenceRows> streams, drafted, alike;  // 64 texts, four with drafts of four, one prompt
+    for (int32_t i = 0; i < 64; i++) streams.push_back({500 + 61 * i, 1});
+    for (int32_t i = 0; i < 4; i++) drafted.push_back({8000 + 100 * i, 5});
+    alike.push_back({2000, 1024});
+    for (const int nodes : {2, 4}) {
+        for (const int threads : {56, 112, 224, 256}) {
+            const TeamNodes team(threads, nodes_of(std::vector<int>(size_t(nodes), threads / nodes)));
+            const PassShape shape = model_of(shape_of(32, 8, 128, 0));
+            const double many = read_in_turns(plan_of(shape, team, streams)).share(),
+                         prompt = read_in_turns(plan_of(shape, team, alike)).share(),
+                         few = read_in_turns(plan_of(shape, team, drafted)).share();
+            printf("%d threads of %d nodes read from home: 64 texts %.2f, 4 x 5 rows %.2f, a prompt %.2f\n", threads,
+                   nodes, many, few, prompt);
+            CHECK(many > 0.95 && prompt > 0.95 && few > 0.85, "%.2f, %.2f and %.2f", many, prompt, few);
+        }
+    }
+}
+
 // The plan of some rows of another one: each has its position, its blocks, and sees what it saw; none is appended.
 void check_pruned(const PassShape& shape, const PassPlan& plan, Random& random) {
     std::vector<int32_t> chosen;
@@ -412,6 +468,7 @@ void test_pass_plan() {
     check_known_plans();
     check_parts();
     check_split_tiles();
+    check_tiles_at_home();
     check_random_plans();
     check_activations();
 }

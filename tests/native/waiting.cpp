@@ -60,6 +60,12 @@ struct FakeTime {
         spin.wait([&] { return at >= until; }, [&] { parks++, at = until; }, *this);
         return spun - before;
     }
+    // A run that comes after `length`; returns for how long this wait spun.
+    Time wait(IdleSpin& idle, Time length) {
+        const Time until = at + length, before = spun;
+        idle.wait([&] { return at >= until; }, [&] { parks++, at = until; }, *this);
+        return spun - before;
+    }
 };
 
 // On CPUs of its own a thread always spins, whatever lies between two barriers; a single long wait changes nothing.
@@ -168,25 +174,47 @@ void test_failure_wakes() {
 
 // Between two runs a worker spins for 2 ms where nobody else wants its CPU, and yields at every look at the clock.
 void test_idle_on_free_cpus() {
+    IdleSpin idle;
     FakeTime time;
-    CHECK(!IdleSpin::wait([] { return false; }, time), "it waits on");
-    CHECK(time.spun >= IdleSpin::LONGEST && time.spun < IdleSpin::LONGEST + milliseconds(0.01), "%ld ns",
-          long(time.spun.count()));
-    CHECK(time.yields == int(time.spun.count() / 50 / IdleSpin::PAUSES), "%d yields", time.yields);
-    const Time until = time.at + milliseconds(1.5);
-    CHECK(IdleSpin::wait([&] { return time.at >= until; }, time), "it sleeps before a run that comes after 1.5 ms");
+    const Time spun = time.wait(idle, milliseconds(1000));
+    CHECK(spun >= IdleSpin::SHORTEST && spun < IdleSpin::SHORTEST + milliseconds(0.01), "%ld ns", long(spun.count()));
+    CHECK(time.yields == int(spun.count() / 50 / IdleSpin::PAUSES), "%d yields", time.yields);
+    time.wait(idle, milliseconds(1.5));
+    CHECK(time.parks == 1, "it sleeps before a run that comes after 1.5 ms");
 }
 
-// Where another thread takes the CPU, the worker sleeps as soon as it has it back; unless its run has come meanwhile.
-void test_idle_on_shared_cpus() {
+// Many requests: passes are 3.5 ms apart. Only the first such wait ends asleep; a pause of the requests changes nothing;
+// and when few are left, it spins for less again.
+void test_idle_between_long_rounds() {
+    IdleSpin idle;
     FakeTime time;
-    time.taken = milliseconds(3);
-    CHECK(!IdleSpin::wait([] { return false; }, time), "it waits on");
-    CHECK(time.yields == 1 && time.spun < milliseconds(0.01), "%d yields, %ld ns", time.yields,
-          long(time.spun.count()));
-    CHECK(IdleSpin::wait([&] { return time.yields == 2; }, time), "it sleeps though its run has come");
-    time.taken = Time(1000);  // what the system call itself takes is nobody else's
-    CHECK(!IdleSpin::wait([] { return false; }, time) && time.yields > 100, "%d yields", time.yields);
+    for (int i = 0; i < 100; i++) time.wait(idle, milliseconds(i % 2 ? 3.3 : 3.5));
+    CHECK(time.parks == 1, "%d of 100 waits of 3.5 ms end asleep", time.parks);
+    CHECK(time.wait(idle, milliseconds(1000)) < milliseconds(4.5), "it spins on where no run comes");
+    time.wait(idle, milliseconds(3.5));
+    CHECK(time.parks == 2, "it has forgotten how long waits are");
+    for (int i = 0; i < 100; i++) time.wait(idle, milliseconds(9.5));
+    CHECK(time.wait(idle, milliseconds(1000)) <= IdleSpin::LONGEST + milliseconds(0.01), "it spins for too long");
+    for (int i = 0; i < 40; i++) time.wait(idle, milliseconds(0.2));
+    CHECK(idle.limit() == IdleSpin::SHORTEST, "%ld ns after short waits", long(idle.limit().count()));
+}
+
+// Where another thread takes the CPU, the worker sleeps as soon as it has it back, and expects it the next time; unless
+// its run has come meanwhile.
+void test_idle_on_shared_cpus() {
+    IdleSpin idle;
+    FakeTime time;
+    for (int i = 0; i < 9; i++) time.wait(idle, milliseconds(6));
+    time.taken = milliseconds(3), time.yields = 0;
+    const Time spun = time.wait(idle, milliseconds(1000));
+    CHECK(time.yields == 1 && spun < milliseconds(0.01), "%d yields, %ld ns", time.yields, long(spun.count()));
+    CHECK(idle.limit() == IdleSpin::SHORTEST, "%ld ns beside another thread", long(idle.limit().count()));
+    const int parks = time.parks;
+    time.wait(idle, milliseconds(3));
+    CHECK(time.parks == parks, "it sleeps though its run has come");
+    time.taken = Time(1000), time.yields = 0;  // what the system call itself takes is nobody else's
+    time.wait(idle, milliseconds(1000));
+    CHECK(time.yields > 100, "%d yields", time.yields);
 }
 
 // The same with real threads: a busy thread on a worker's CPU gets it between two runs.
@@ -214,7 +242,7 @@ void test_idle_pool_beside_a_busy_thread() {
     }
     stop = true;
     busy.join();
-    CHECK(last - first < RUNS * IdleSpin::LONGEST / 2, "%ld ns of CPU time in %d idle phases",
+    CHECK(last - first < RUNS * IdleSpin::SHORTEST / 2, "%ld ns of CPU time in %d idle phases",
           long((last - first).count()), RUNS);
 }
 
@@ -228,6 +256,7 @@ void test_waiting() {
     test_parking();
     test_failure_wakes();
     test_idle_on_free_cpus();
+    test_idle_between_long_rounds();
     test_idle_on_shared_cpus();
     test_idle_pool_beside_a_busy_thread();
 }

@@ -107,6 +107,8 @@ void list_thread(List& list, ThreadBuffers& b, const ActivationSizes& s) {
     list("sums", b.sums, s.queries, 1);
     list("own x", b.x, DECODE_ROWS, s.width);
     list_prepared(list, b.inputs, values * s.own_value, values / SCALE_COLUMNS, values / 32, 0);
+    const int64_t of_slots = s.own_slot_columns;
+    list_prepared(list, b.slot_inputs, s.own_slot_values, of_slots / SCALE_COLUMNS, of_slots / 32, 0);
     const int64_t of_heads = round_up(s.rows, PADDED_ROWS) * s.head_depth;
     list_prepared(list, b.head_inputs, of_heads * s.own_value, of_heads / SCALE_COLUMNS, of_heads / 32, 0);
 }

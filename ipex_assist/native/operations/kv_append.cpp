@@ -47,7 +47,7 @@ void append_keys_values(Pass& pass, const LayerStep& step, int thread) {
     if (pass.plan().decode) return;
     const uint64_t started = __rdtsc();
     append_share(AttentionView(pass, step, thread));
-    if (thread == 0) pass.next_tile.store(0);
+    if (thread == 0) pass.begin_tiles();
     pass.wait(thread);
     if (thread == 0) pass.timing.attention += __rdtsc() - started;
 }

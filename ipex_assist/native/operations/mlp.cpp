@@ -35,23 +35,19 @@ void up_linear(Pass& pass, const LayerStep& step, int thread) {
         layer.down, started);
 }
 
-// The spans of 128 columns that this thread has activated, or of which it has activated the last columns.
+// The spans of columns that this thread has activated, or of which it has activated the last columns.
 void prepare_spans(Pass& pass, int thread, const ActiveRows& x, const Linear& down) {
-    const int64_t each = SCALE_COLUMNS / LANES;
-    for (int64_t s = x.first / each; s * each < x.end; s++) {
-        const int64_t done = std::min(x.end, (s + 1) * each) - std::max(x.first, s * each);
-        if (!pass.completes(size_t(s), done, std::min(x.panels, (s + 1) * each) - s * each)) continue;
+    complete_spans(pass, 0, {x.first, x.end, x.panels, 1}, [&](int64_t column) {
         for (int64_t r = 0; r < x.rows; r++) {
-            prepare_row(pass, thread, x.data + r * x.stride, x.width, s * SCALE_COLUMNS,
-                        std::min((s + 1) * SCALE_COLUMNS, down.depth), r, down, &NodeBuffers::down_inputs);
+            prepare_row(pass, thread, x.data + r * x.stride, x.width, column,
+                        std::min(column + SCALE_COLUMNS, down.depth), r, down, &NodeBuffers::down_inputs);
         }
-    }
+    });
 }
 
-// Where a linear takes activated columns in the order that they are computed in, they are prepared for it at once.
-bool prepares_in_place(const Pass& pass, const Linear& down) { return pass.plan().decode && !down.order; }
-
 }  // namespace
+
+bool prepares_in_place(const Pass& pass, const Linear& next) { return pass.plan().decode && !next.order; }
 
 void prepare_active(Pass& pass, int thread, const ActiveRows& x, const Linear& down, uint64_t started) {
     const bool in_place = prepares_in_place(pass, down);

@@ -53,6 +53,9 @@ void prepare_row(const Pass& pass, int thread, const float* from, int64_t width,
 // Likewise for every node.
 void prepare_row(const Pass& pass, int thread, const float* from, int64_t width, int64_t first, int64_t last,
                  int64_t row, const Linear& next, PreparedRows NodeBuffers::* to);
+// Whether what one linear gives is prepared for the next one by whoever makes the last of a span of columns, without a
+// barrier between: where that takes the columns in the order that they are computed in.
+bool prepares_in_place(const Pass& pass, const Linear& next);
 // This thread's share of rows (rows, stride).
 void prepare_rows(const Pass& pass, int thread, const float* from, int64_t stride, int64_t width, int64_t rows,
                   const Linear& next);
@@ -139,8 +142,9 @@ void prepare_slots(Pass& pass, const LayerStep& step, int thread);
 void down_experts(Pass& pass, const LayerStep& step, int thread);
 void add_experts(Pass& pass, const LayerStep& step, int thread);
 // The largest buffers of the experts of a pass.
-void size_experts(const PackedLayer& layer, int64_t rows, ActivationSizes& sizes);
+void size_experts(const PackedLayer& layer, const KernelTable& kernels, int64_t rows, ActivationSizes& sizes);
 void reserve_routes(const PackedLayer& layer, int64_t rows, Routes& routes);
+int64_t counters_of_experts(const PackedLayer& layer, int64_t rows);  // of spans of columns, on the decode path
 
 // lm_head.cpp
 void lm_head(Pass& pass, int thread);

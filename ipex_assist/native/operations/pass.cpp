@@ -48,7 +48,10 @@ size_t counters_of(const Pass& pass, bool drafts) {
     for (const int32_t index : pass.program.mlp_kinds) {
         const int64_t inner = round_up(pass.model.layers[size_t(index)].mlp.intermediate_size, LANES);
         spans = std::max(spans, (inner + SCALE_COLUMNS - 1) / SCALE_COLUMNS);
+        const PackedLayer& layer = pass.model.layers[size_t(index)];
+        if (layer.mlp.experts) spans = std::max(spans, counters_of_experts(layer, pass.plan().rows()));
     }
+    for (const PackedLayer& layer : pass.model.layers) spans = std::max(spans, spans_of(layer.latent.values.panels));
     for (const AttentionShape& shape : pass.program.shape.attention) attended = std::max(attended, shape.spans);
     int64_t segments = pass.batch.segment_count, split = split_counters(pass.plan(), drafts);
     if (pass.pruned) {
@@ -72,6 +75,7 @@ Pass::Pass(const Program& program_, Pool& pool_, Activations& activations_, cons
       pruned(pruned_plan(*this)),
       head(vocabulary_head(model, batch.vocabulary)),
       counters(counters_of(*this, counts)),
+      taken_tiles(2 * size_t(plan_->team.nodes())),
       panels_by_node(plan_->threads == pool.threads() && model.follows(pool)),
       own_hidden(batch.own_hidden) {
     activations.place(activation_sizes({program, *plan_, pruned.get(), batch.vocabulary, counts}), pool);
@@ -82,6 +86,10 @@ Pass::Pass(const Program& program_, Pool& pool_, Activations& activations_, cons
 }
 
 bool Pass::taps_end() const { return ipex_assist::taps_end(model, batch); }
+
+void Pass::begin_tiles() {
+    for (Counter& queue : taken_tiles) queue.done.store(0, std::memory_order_relaxed);
+}
 
 bool Pass::completes(size_t counter, int64_t done, int64_t total) {
     if (done == total) return true;

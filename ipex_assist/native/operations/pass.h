@@ -1,5 +1,6 @@
 // A pass of rows through a model: what its operations share, and the list of them that each layer has.
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -45,6 +46,7 @@ struct Routes {
     std::vector<float> weights;   // (rows, each)
     std::vector<int32_t> slots;   // (rows, each)
     std::vector<int32_t> first;   // each expert's first slot, and how many there are
+    std::vector<int32_t> used;    // experts that have rows, ascending
     std::vector<int32_t> rows;    // of each slot
     std::vector<float> factors;   // of each slot's input, where experts' inputs are scaled
     int32_t count(int32_t expert) const { return first[size_t(expert) + 1] - first[size_t(expert)]; }
@@ -91,6 +93,8 @@ struct Pass {
     // Goes on by another plan: by thread 0, between two barriers. After a layer that prunes rows, and between the
     // passes of a draft.
     void continue_with(std::unique_ptr<const PassPlan> next) { plan_ = std::move(next); }
+    // Prefill attention begins a barrier later: by thread 0.
+    void begin_tiles();
     // Adds to what is done of something; whether that is all of it, and this thread the one to go on.
     bool completes(size_t counter, int64_t done, int64_t total);
 
@@ -107,12 +111,12 @@ private:
 public:
     int32_t pruning_layer;                   // Program::pruning_layer, -1 where rows have ended already
     std::unique_ptr<const PassPlan> pruned;  // of the rows with logits, which go on after that layer; none: none do
-    const Linear head;                  // of the vocabulary that is asked for: its threads share these columns evenly
-    std::vector<Counter> counters;      // of what several threads have done of something; 0 between two phases
-    std::atomic<int64_t> next_tile{0};  // of prefill attention
-    const bool panels_by_node;          // whether memory follows the nodes of all of the pool's threads, which all run
-    std::vector<const float*> hidden;   // of a draft head: of each row
-    bool own_hidden;                    // whether these are states of its own
+    const Linear head;                 // of the vocabulary that is asked for: its threads share these columns evenly
+    std::vector<Counter> counters;     // of what several threads have done of something; 0 between two phases
+    std::vector<Counter> taken_tiles;  // of prefill attention: items of each of AttentionPlan::queues
+    const bool panels_by_node;         // whether memory follows the nodes of all of the pool's threads, which all run
+    std::vector<const float*> hidden;  // of a draft head: of each row
+    bool own_hidden;                   // whether these are states of its own
     Routes routes;
     Timing timing;
     int64_t experts_read = 0;  // of all layers, each once a pass
@@ -121,6 +125,26 @@ public:
 // The panels of a linear that a thread of the pass computes: [first, second).
 inline std::pair<int64_t, int64_t> slice(const Pass& pass, const Linear& linear, int thread) {
     return slice(linear, thread, pass.plan().threads);
+}
+
+// Spans of SCALE_COLUMNS columns in so many panels.
+inline int64_t spans_of(int64_t panels) { return (panels * LANES + SCALE_COLUMNS - 1) / SCALE_COLUMNS; }
+
+// Panels first <= b < end that this thread has made, of `panels` that all threads together make `times` times.
+struct MadePanels {
+    int64_t first, end, panels, times;
+};
+
+// f(first column) for each span of columns of which nothing is left to be made. Counters from `counter` on are the
+// spans'.
+template <class F>
+void complete_spans(Pass& pass, size_t counter, const MadePanels& made, F&& f) {
+    const int64_t each = SCALE_COLUMNS / LANES;
+    for (int64_t s = made.first / each; s * each < made.end; s++) {
+        const int64_t done = std::min(made.end, (s + 1) * each) - std::max(made.first, s * each);
+        const int64_t all = std::min(made.panels, (s + 1) * each) - s * each;
+        if (pass.completes(counter + size_t(s), done, all * made.times)) f(s * SCALE_COLUMNS);
+    }
 }
 
 void run_layers(Pass& pass, int thread);  // and the head; by every thread of the pass

@@ -40,9 +40,6 @@ int64_t taken_in_turns(const std::vector<int64_t>& costs, int32_t times, int thr
     return *std::max_element(ends.begin(), ends.end());
 }
 
-// Rows that a thread would not have to prepare, if they were shared.
-int64_t rows_of_others(int64_t rows, int threads) { return rows - (rows + threads - 1) / threads; }
-
 // f(segment, row of it) for each row.
 template <class F>
 std::vector<int32_t> each_row(const std::vector<Segment>& segments, F&& f) {
@@ -111,7 +108,7 @@ PassPlan::PassPlan(const PassShape& shape, const TeamNodes& team_, std::vector<S
       tokens(std::move(tokens_)),
       logit_rows(std::move(logit_rows_)),
       each_thread_prepares(decode && !shape.begins_with_linear &&
-                           rows_of_others(rows(), threads) * shape.hidden_size <= PREPARED * threads),
+                           in_time_of_barrier(rows_of_others(rows(), threads) * shape.hidden_size)),
       positions(each_row(segments, [&](size_t i, int32_t r) { return segments[i].start + r; })),
       segment_of(each_row(segments, [](size_t i, int32_t) { return int32_t(i); })),
       first_row(first_rows(segments)),
@@ -121,6 +118,8 @@ PassPlan::PassPlan(const PassShape& shape, const TeamNodes& team_, std::vector<S
       with_adapter(segments, segment_of),
       attention_of_layer(shape.attention_of_layer),
       attention(plan_attention(shape)) {}
+
+bool PassPlan::in_time_of_barrier(int64_t values) const { return values <= PREPARED * threads; }
 
 std::vector<AttentionPlan> PassPlan::plan_attention(const PassShape& shape) const {
     std::vector<AttentionPlan> plans;
@@ -192,8 +191,9 @@ AttentionPlan PassPlan::plan_attention(const AttentionShape& shape) const {
         plan.blocks.push_back(last_seen_block(end - 1) + 1 - plan.first_block.back());
     }
     plan.first_tile.push_back(plan.tiles.size());
-    if (decode) share_blocks(plan);
-    else share_tiles(plan);
+    if (decode) return share_blocks(plan), plan;
+    share_tiles(plan);
+    list_items(plan);
     return plan;
 }
 
@@ -316,6 +316,33 @@ void PassPlan::share_tiles(AttentionPlan& plan) const {
         else split_tile(plan, u.tile, most);
     }
     sort(plan.tile_work);
+}
+
+// The node that has most of the keys and values of a work item.
+int PassPlan::home_of(const AttentionPlan& plan, const TileWork& work, int32_t kv_head) const {
+    const int32_t head = plan.shape.stored_head(kv_head), heads = plan.shape.shared ? 1 : plan.shape.kv_heads;
+    if (team.has_whole_heads(heads)) return team.home(0, head, heads);
+    const int32_t* blocks = segments[size_t(plan.tiles[size_t(work.tile)].segment)].blocks;
+    std::vector<int64_t> counts(size_t(team.nodes()));
+    for (int64_t b = work.first; b < work.end; b++) counts[size_t(team.home(blocks[b], head, heads))]++;
+    return int(std::max_element(counts.begin(), counts.end()) - counts.begin());
+}
+
+void PassPlan::list_items(AttentionPlan& plan) const {
+    std::vector<std::vector<int64_t>> of_node(size_t(team.nodes()));
+    for (size_t i = 0; i < plan.tile_work.size(); i++) {
+        for (int32_t h = 0; h < plan.shape.kv_heads; h++) {
+            const int node = team.several() ? home_of(plan, plan.tile_work[i], h) : 0;
+            of_node[size_t(node)].push_back(int64_t(i) * plan.shape.kv_heads + h);
+        }
+    }
+    for (int node = 0; node < team.nodes(); node++) {
+        const std::vector<int64_t>& each = of_node[size_t(node)];
+        const int64_t first = int64_t(plan.items.size()), end = first + int64_t(each.size());
+        const int64_t border = std::min<int64_t>(end, first + team.threads_of(node));
+        plan.queues.push_back({first, border}), plan.queues.push_back({border, end});
+        plan.items.insert(plan.items.end(), each.begin(), each.end());
+    }
 }
 
 // The border between two runs that is nearest to an item. Items are counted by KV head, then segment, then block.

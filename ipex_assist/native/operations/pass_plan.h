@@ -95,6 +95,11 @@ struct AttentionPlan {
     // Of the prefill path: the costliest first, so that none of them is left over at the end.
     std::vector<TileWork> tile_work;
     int32_t split_tiles = 0;
+    // Its work items, each the place of one of tile_work · kv_heads + KV head: in the order of tile_work, first those
+    // whose keys and values are on memory node 0, or most of them. Each node has two queues of its items: one for each
+    // of its threads, which no other takes, and the rest, with which others help.
+    std::vector<int64_t> items;
+    std::vector<WorkRange> queues;
     // Of the decode path:
     bool merges_in_place = false;  // whether whoever ends a segment's blocks merges them, without a barrier before
     // Of work items, each a block of a segment for a KV head, counted by head, then segment, then block: what each
@@ -102,6 +107,19 @@ struct AttentionPlan {
     std::vector<WorkRange> thread_work;
     bool by_block = false;
 
+    // What a thread of a node takes next: what its own node has, and then what others have; -1: nothing is left.
+    // take(queue): how many of its items are taken already.
+    template <class Take>
+    int64_t next_item(int node, Take&& take) const {
+        const size_t own = 2 * size_t(node), count = queues.size();
+        for (size_t i = 0; i < count; i++) {
+            const size_t queue = (own + i) % count;
+            if (i > 0 && queue % 2 == 0) continue;  // of another node's threads alone
+            const int64_t at = queues[queue].first + take(queue);
+            if (at < queues[queue].end) return items[size_t(at)];
+        }
+        return -1;
+    }
     int64_t partials(size_t segment) const {  // of a segment for each head
         const int64_t end = first_block[segment] + blocks[segment];
         return (end - 1) / split_blocks + 1 - first_block[segment] / split_blocks;
@@ -154,6 +172,9 @@ struct PassPlan {
     const std::vector<int32_t> attention_of_layer;
     const std::vector<AttentionPlan> attention;  // as PassShape has them
 
+    // Whether a thread prepares so many values in the time of a barrier.
+    bool in_time_of_barrier(int64_t values) const;
+
 private:
     std::vector<AttentionPlan> plan_attention(const PassShape& shape) const;
     int32_t parts_of(const AttentionShape& shape) const;
@@ -161,11 +182,16 @@ private:
     void share_blocks(AttentionPlan& plan) const;
     WorkRange work_of(const AttentionPlan& plan, int thread) const;
     void share_tiles(AttentionPlan& plan) const;
+    void list_items(AttentionPlan& plan) const;
+    int home_of(const AttentionPlan& plan, const TileWork& work, int32_t kv_head) const;
     void split_tile(AttentionPlan& plan, int32_t tile, int64_t runs) const;
     TileWork whole(const AttentionPlan& plan, int32_t tile) const;
     int64_t run_border(const AttentionPlan& plan, int64_t item) const;
     void share_homes(AttentionPlan& plan) const;
 };
+
+// Rows that a thread would not have to prepare, if they were shared.
+inline int64_t rows_of_others(int64_t rows, int threads) { return rows - (rows + threads - 1) / threads; }
 
 // The first block after those that share a partial, or, of size SPLIT_BLOCKS, a run.
 inline int64_t split_end(int64_t block, int64_t size) { return (block / size + 1) * size; }

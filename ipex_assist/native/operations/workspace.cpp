@@ -76,7 +76,7 @@ void size_layers(const SizedPass& pass, ActivationSizes& s) {
     for (const int32_t index : pass.program.mlp_kinds) {
         const PackedLayer& layer = pass.model().layers[size_t(index)];
         if (layer.mlp.experts) {
-            size_experts(layer, s.rows, s);
+            size_experts(layer, kernels, s.rows, s);
             if (spec.ordered) s.ordered = std::max<int64_t>(s.ordered, layer.mlp.shared_size);
             s.own_value = value_bytes(FP32, kernels);  // the router's
         } else {

@@ -66,30 +66,62 @@ private:
     Time limit_ = LONGEST;
 };
 
-// A worker's wait for the next run. Python takes some hundred microseconds between two passes, so the worker spins; but
-// the CPU may be wanted by the program's own threads, such as a server's, which would wait for the end of a time slice.
-// So the worker yields at every look at the clock, and sleeps at once where another thread has taken the CPU.
-struct IdleSpin {
+// A worker's waits for the next run. Between two passes Python takes some hundred microseconds, or milliseconds where
+// there are many requests, so the worker spins a little longer than the last waits were; but the CPU may be wanted by
+// the program's own threads, such as a server's, which would wait for the end of a time slice. So the worker yields at
+// every look at the clock, and sleeps at once where another thread has taken the CPU.
+class IdleSpin {
+public:
     using Time = std::chrono::nanoseconds;
-    static constexpr Time LONGEST{2'000'000};  // without other threads
-    static constexpr Time TAKEN{50'000};       // between two looks at the clock: another thread had the CPU
-    static constexpr int PAUSES = 64;          // between two looks at the clock
+    static constexpr Time SHORTEST{2'000'000}, LONGEST{10'000'000};  // how long it spins, without other threads
+    static constexpr Time TAKEN{50'000};  // between two looks at the clock: another thread had the CPU
+    static constexpr int PAUSES = 64;     // between two looks at the clock
+    static constexpr int MARGIN = 4;      // it spins 1/4 longer than the last wait …
+    static constexpr int DECAY = 16;      // … or 1/16 less than before that wait
 
-    // Spins until done() is true; false where the thread is to sleep instead.
-    template <class Done, class Clock>
-    static bool wait(Done&& done, Clock&& clock) {
+    // For how long the next wait spins.
+    Time limit() const { return limit_; }
+
+    // Spins until done() is true; past the limit, or beside another thread, it calls sleep() instead, which may return
+    // early. True where spinning was enough.
+    template <class Done, class Sleep, class Clock>
+    bool wait(Done&& done, Sleep&& sleep, Clock&& clock) {
         const Time started = clock.now();
+        const Spun spun = spin(done, clock, started);
+        if (spun != DONE) {
+            while (!done()) sleep();
+        }
+        learn(spun == TAKEN_AWAY, clock.now() - started);
+        return spun == DONE;
+    }
+
+private:
+    enum Spun { DONE, TOO_LONG, TAKEN_AWAY };
+
+    template <class Done, class Clock>
+    Spun spin(Done&& done, Clock&& clock, Time started) const {
         for (Time last = started;;) {
             for (int i = 0; i < PAUSES; i++) {
-                if (done()) return true;
+                if (done()) return DONE;
                 clock.pause();
             }
             clock.yield();
             const Time now = clock.now();
-            if (now - started >= LONGEST || now - last >= TAKEN) return done();
+            if (now - started >= limit_ || now - last >= TAKEN) {
+                if (done()) return DONE;
+                return now - last >= TAKEN ? TAKEN_AWAY : TOO_LONG;
+            }
             last = now;
         }
     }
+    // A wait longer than LONGEST lies between two requests, not between two passes, and says nothing of the next one.
+    void learn(bool taken, Time waited) {
+        if (taken) limit_ = SHORTEST;
+        else if (waited < LONGEST) limit_ = std::max(waited + waited / MARGIN, limit_ - limit_ / DECAY);
+        limit_ = std::clamp(limit_, SHORTEST, LONGEST);
+    }
+
+    Time limit_ = SHORTEST;
 };
 
 }  // namespace ipex_assist

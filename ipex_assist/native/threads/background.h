@@ -45,9 +45,8 @@ private:
     }
     void work() {
         const auto called = [&] { return state_.load(std::memory_order_acquire) != IDLE; };
-        for (;;) {
-            IdleSpin::wait(called, SystemTime());
-            while (!called()) futex_wait(state_, IDLE);
+        for (IdleSpin idle;;) {
+            idle.wait(called, [&] { futex_wait(state_, IDLE); }, SystemTime());
             if (state_.load() == STOP) return;
             function_();
             change(IDLE);

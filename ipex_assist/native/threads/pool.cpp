@@ -177,11 +177,8 @@ void Pool::work(int thread, uint64_t seen) {
         // A job that this thread takes part in is not missed: the caller waits for it before the next one is posted.
         return job != std::exchange(seen, job) && takes_part(thread, job);
     };
-    for (;;) {
-        if (!IdleSpin::wait(called, SystemTime())) {
-            do sleep(thread, seen);
-            while (!called());
-        }
+    for (IdleSpin idle;;) {
+        idle.wait(called, [&] { sleep(thread, seen); }, SystemTime());
         if (stop_) return;
         call(thread);
     }

@@ -4,8 +4,8 @@
 // has (TeamNodes::home). A thread appends the rows that lie in its blocks, which needs no barrier as it is who reads
 // them (latents, which several threads may read, are appended before), and computes its blocks' partials of every row.
 // The partials of a head are merged a barrier later, or, where that is little work, by whoever comes last. Prefill
-// path: threads take query tiles in turn, each through all the blocks that its rows see, or through a range of them;
-// whoever ends the last range of a tile merges its partials.
+// path: threads take query tiles in turn, each through all the blocks that its rows see, or through a range of them,
+// first what their own memory node has; whoever ends the last range of a tile merges its partials.
 #include "operations/attention.h"
 
 #include <x86intrin.h>
@@ -244,8 +244,12 @@ void attend_range(const AttentionView& v, int32_t kv_head, const TileWork& work)
 
 // The prefill path.
 void attend_tiles(const AttentionView& v) {
-    const int64_t items = int64_t(v.splits.tile_work.size()) * v.kv_heads();
-    for (int64_t u = v.pass.next_tile.fetch_add(1); u < items; u = v.pass.next_tile.fetch_add(1)) {
+    const auto take = [&](size_t queue) {
+        std::atomic<int64_t>& taken = v.pass.taken_tiles[queue].done;
+        const int64_t most = v.splits.queues[queue].end - v.splits.queues[queue].first;
+        return taken.load(std::memory_order_relaxed) < most ? taken.fetch_add(1, std::memory_order_relaxed) : most;
+    };
+    for (int64_t u; (u = v.splits.next_item(v.node, take)) >= 0;) {
         const TileWork& work = v.splits.tile_work[size_t(u / v.kv_heads())];
         const int32_t kv_head = int32_t(u % v.kv_heads());
         if (work.split < 0) attend_tile(v, kv_head, work);
@@ -262,7 +266,7 @@ void end_attention(Pass& pass, int thread, uint64_t started) {
 
 // Before the linear that gives queries, whose barrier all pass with the counter at 0.
 void begin_tiles(Pass& pass, const LayerStep&, int thread) {
-    if (thread == 0) pass.next_tile.store(0);
+    if (thread == 0) pass.begin_tiles();
 }
 
 // The rows that go on get into the form of the output linear, but those of latents (latent.cpp).

@@ -17,21 +17,42 @@ void latent_linear(Pass& pass, const LayerStep& step, int thread) {
            qkv.data + layer.attention.key_column(), qkv.columns, &layer.latent.query);
 }
 
+namespace {
+
+// Whether each thread normalises the queries' rows for itself: that takes less time than a barrier. Who watches the
+// pass sees them where all threads do.
+bool each_normalizes(const Pass& pass, const LatentSpec& spec) {
+    return pass.plan().each_thread_prepares && spec.query_rank <= pass.model.spec.hidden_size &&
+           !pass.program.watch.call;
+}
+
+}  // namespace
+
+// The queries' rows are the next linear's inputs; latents are read after that.
 void normalize_latents(Pass& pass, const LayerStep& step, int thread) {
     const PackedLayer& layer = pass.layer(step);
     const AttentionSpec& a = layer.attention;
     const LatentSpec& spec = a.latent;
+    const Linear& query = layer.latent.query;
+    const bool own = each_normalizes(pass, spec);
     const int64_t rows = pass.plan().rows(), end = share(rows, thread + 1, pass.plan().threads);
     for (int64_t r = share(rows, thread, pass.plan().threads); r < end; r++) {
         float* key = pass.activations.shared.qkv.row(r) + a.key_column();
         float *latent = key + spec.rope_dim, *row = key + a.head_dim;
         pass.kernels.normalize(true, latent, layer.latent.norm, nullptr, spec.norm_eps, spec.rank, latent);
-        if (!spec.query_rank) continue;
+        if (!spec.query_rank || own) continue;
         pass.kernels.normalize(true, row, layer.latent.query_norm, nullptr, spec.norm_eps, spec.query_rank, row);
-        prepare_row(pass, thread, row, spec.query_rank, 0, layer.latent.query.depth, r, layer.latent.query,
-                    &NodeBuffers::inputs);
+        prepare_row(pass, thread, row, spec.query_rank, 0, query.depth, r, query, &NodeBuffers::inputs);
     }
-    pass.wait(thread);
+    if (spec.query_rank && !own) return pass.wait(thread);
+    const ThreadBuffers& mine = pass.activations.own(thread);
+    for (int64_t r = 0; spec.query_rank && r < rows; r++) {
+        const float* row = pass.activations.shared.qkv.row(r) + a.key_column() + a.head_dim;
+        pass.kernels.normalize(true, row, layer.latent.query_norm, nullptr, spec.norm_eps, spec.query_rank,
+                               mine.row.data);
+        prepare_row(pass, thread, mine.row.data, spec.query_rank, 0, query.depth, r, query,
+                    mine.inputs.with_depth(query.depth));
+    }
 }
 
 // Of the normalised row, or of what latent_linear has read.
@@ -39,9 +60,10 @@ void query_linear(Pass& pass, const LayerStep& step, int thread) {
     const PackedLayer& layer = pass.layer(step);
     const Linear& query = layer.latent.query;
     const Array<float>& heads = pass.activations.shared.heads;
-    const LinearRows inputs = layer.attention.latent.query_rank
-                                  ? pass.activations.on(pass.node(thread)).inputs.with_depth(query.depth)
-                                  : pass.inputs(thread, query.depth);
+    const LatentSpec& spec = layer.attention.latent;
+    const LinearRows inputs = !spec.query_rank || each_normalizes(pass, spec)
+                                  ? pass.inputs(thread, query.depth)
+                                  : pass.activations.on(pass.node(thread)).inputs.with_depth(query.depth);
     linear(pass, thread, inputs, query, pass.plan().rows(), heads.data, heads.columns, &layer.latent.keys);
 }
 
@@ -62,7 +84,7 @@ void absorb_queries(Pass& pass, const LayerStep& step, int thread) {
                     {heads.data, heads.columns, spec.nope_dim, spec.nope_dim, rows, qkv.data + spec.rope_dim,
                      qkv.columns, a.head_dim});
     append_share(AttentionView(pass, step, thread));
-    if (thread == 0) pass.next_tile.store(0);
+    if (thread == 0) pass.begin_tiles();
     pass.wait(thread);
 }
 
@@ -75,8 +97,19 @@ void expand_values(Pass& pass, const LayerStep& step, int thread) {
     per_head_linear(pass, thread, layer.latent.values, a.latent.value_dim,
                     {attended.data, attended.columns, a.latent.rank, a.latent.rank, rows, heads.data, heads.columns,
                      a.latent.value_dim});
-    pass.wait(thread);
-    prepare_rows(pass, thread, heads.data, heads.columns, a.output_width(), rows, layer.output);
+    if (prepares_in_place(pass, layer.output)) {
+        const auto [first, last] = slice(pass, layer.latent.values, thread);
+        complete_spans(pass, 0, {first, last, layer.latent.values.panels, 1}, [&](int64_t column) {
+            const int64_t end = std::min(column + SCALE_COLUMNS, layer.output.depth);
+            for (int64_t r = 0; r < rows; r++) {
+                prepare_row(pass, thread, heads.row(r), a.output_width(), column, end, r, layer.output,
+                            &NodeBuffers::inputs);
+            }
+        });
+    } else {
+        pass.wait(thread);
+        prepare_rows(pass, thread, heads.data, heads.columns, a.output_width(), rows, layer.output);
+    }
     pass.wait(thread);
 }
 
