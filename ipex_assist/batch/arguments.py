@@ -70,7 +70,8 @@ def build_parser() -> argparse.ArgumentParser:
         type=int,
         metavar="N",
         help="prompts in flight in each instance, which share passes "
-        f"(default: what its memory holds, up to {DEFAULT_CONCURRENCY})",
+        f"(default: what its memory holds, up to {DEFAULT_CONCURRENCY}, or more while a pass takes at most twice as "
+        "long as one of a single row)",
     )
     batch.add_argument("--timeout", type=float, metavar="S", help="cancel and retry a prompt that takes longer (s)")
     batch.add_argument("--shard", type=_shard, default=(0, 1), metavar="I/N", help="every N-th line, from line I+1")

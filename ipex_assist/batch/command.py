@@ -21,8 +21,8 @@ from ipex_assist.commands.shared.stop_signal import StopSignal
 from ipex_assist.env.errors import UsageError
 from ipex_assist.native.rows import BLOCK
 from ipex_assist.workers.arguments import instance_request
-from ipex_assist.workers.capacity import DEFAULT_CONCURRENCY
-from ipex_assist.workers.local_machine import instance_need, local_commands, local_pool
+from ipex_assist.workers.capacity import MOST_CONCURRENCY
+from ipex_assist.workers.local_machine import instance_need, local_commands, local_pool, measure_ways
 from ipex_assist.workers.pool import WorkerPool
 from ipex_assist.workers.settings import WorkerSettings
 
@@ -153,14 +153,14 @@ def _tell_about_lines(prompts: PromptFile, progress: Progress) -> None:
         )
 
 
-def longest_requests(entries: Iterable[Entry], count: int = DEFAULT_CONCURRENCY) -> tuple[int, ...]:
+def longest_requests(entries: Iterable[Entry], count: int = MOST_CONCURRENCY) -> tuple[int, ...]:
     """Estimate the tokens, prompt and answer, of the `count` longest requests, the longest first."""
     tokens = (entry.length // LINE_BYTES_PER_TOKEN + entry.max_new_tokens for entry in entries)
     return tuple(-(-length // BLOCK) * BLOCK for length in heapq.nlargest(count, tokens))
 
 
 def _with_lengths(settings: WorkerSettings, entries: Sequence[Entry]) -> WorkerSettings:
-    return replace(settings, lengths=longest_requests(entries, settings.concurrency or DEFAULT_CONCURRENCY))
+    return replace(settings, lengths=longest_requests(entries, settings.concurrency or MOST_CONCURRENCY))
 
 
 def _ray_pool(args: argparse.Namespace, progress: Progress, stop: StopSignal, settings: WorkerSettings) -> WorkerPool:
@@ -176,6 +176,9 @@ def _dry_run(args: argparse.Namespace, prompts: PromptFile, settings: WorkerSett
     from ipex_assist.launch.table import format_instances
 
     print(f"# {_count(len(prompts.entries), 'prompt')}, {_count(len(prompts.problems), 'line')} that cannot be run")
-    need = instance_need(_with_lengths(settings, prompts.entries))
-    print(format_instances(local_commands(args, need, len(prompts.entries))), flush=True)
+    settings = _with_lengths(settings, prompts.entries)
+    if settings.load.recalibrate:
+        measure_ways(args, settings, lambda line: print(f"# {line}", flush=True))
+    need = instance_need(settings)
+    print(format_instances(local_commands(args, need, len(prompts.entries), args.concurrency)), flush=True)
     return 0

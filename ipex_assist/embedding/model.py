@@ -34,6 +34,7 @@ class EmbeddingModel(ABC):
     one_at_a_time = False
     pauses = True
     prefix_blocks = 0
+    pass_seconds: None = None  # its passes are of prompts
     adapters: Mapping[str, str] = {}
     sampling_defaults: Mapping[str, Any] = {}
 

@@ -108,6 +108,11 @@ class AssistedModel(TextModel):
         """The target's KV block pool; an assistant's has as many blocks."""
         return self.target.blocks
 
+    @property
+    def pass_seconds(self) -> Sequence[float]:
+        """Seconds of the target's passes of 1, 2, … rows, as drafting has measured them."""
+        return self.drafting.costs.verify
+
     def step(self, meanwhile: Meanwhile | None = None) -> bool:
         """Run one pass for all texts; False where there is nothing to do. meanwhile: called while it runs."""
         return self._engine.step(meanwhile)

@@ -91,6 +91,11 @@ class TextModel(ABC):
         """The blocks of keys and values that all texts share; None where each has memory of its own."""
         return None
 
+    @property
+    def pass_seconds(self) -> Sequence[float] | None:
+        """Seconds of the target's passes of 1, 2, … rows, measured when first asked for; None where nobody measures."""
+        return None
+
     def step(self, meanwhile: Meanwhile | None = None) -> bool:
         """Run one pass for all texts that share passes; False where there is nothing to do, or none share any.
 

@@ -21,7 +21,7 @@ from ipex_assist.serve.model_sources import name_of
 from ipex_assist.serve.options import ServeOptions
 from ipex_assist.speculative.options import DraftOptions, GenerationOptions
 from ipex_assist.workers.arguments import check_instances
-from ipex_assist.workers.capacity import DEFAULT_CONCURRENCY
+from ipex_assist.workers.capacity import MOST_CONCURRENCY
 from ipex_assist.workers.settings import WorkerSettings
 
 EPILOG = """\
@@ -136,7 +136,7 @@ def worker_settings(args: argparse.Namespace, options: ServeOptions, load: LoadO
     """Settings of an engine process; memory is planned for its concurrency × requests of --text-tokens."""
     tokens = -(-options.text_tokens // BLOCK) * BLOCK
     concurrency = options.max_concurrency
-    lengths = (tokens,) * (concurrency or DEFAULT_CONCURRENCY)
+    lengths = (tokens,) * (concurrency or MOST_CONCURRENCY)
     load, task = settled(load, options.task)
     load = replace(load, lora_by_default=False)  # a request's model says which
     prefixes = PrefixOptions.from_flags(args)

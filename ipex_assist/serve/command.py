@@ -36,7 +36,7 @@ from ipex_assist.serve.stop_signals import StopSignals
 from ipex_assist.speculative.options import DraftOptions
 from ipex_assist.workers.frozen_objects import freeze_objects
 from ipex_assist.workers.loading_workers import LoadingWorkers
-from ipex_assist.workers.local_machine import instance_need, local_commands, local_pool
+from ipex_assist.workers.local_machine import instance_need, local_commands, local_pool, measure_ways
 from ipex_assist.workers.settings import WorkerSettings
 from ipex_assist.workers.wire import PhaseReport
 
@@ -221,5 +221,7 @@ def _task(facts: ModelFacts) -> str:
 def _dry_run(args: argparse.Namespace, settings: WorkerSettings) -> int:
     from ipex_assist.launch.table import format_instances
 
+    if settings.load.recalibrate:
+        measure_ways(args, settings, lambda line: print(f"# {line}", flush=True))
     print(format_instances(local_commands(args, instance_need(settings), settings.concurrency)), flush=True)
     return 0

@@ -97,7 +97,8 @@ class ServeOptions(Options):
     )
     max_concurrency: int | None = option(
         None,
-        "texts at a time in each engine, which share passes (default: what its memory holds, up to 16)",
+        "texts at a time in each engine, which share passes (default: what its memory holds, up to 16, or more while a "
+        "pass takes at most twice as long as one of a single row)",
         Number(1, 4096, whole=True),
         "N",
         flags=("--concurrency",),

@@ -19,7 +19,17 @@ from ipex_assist.env.isa import read_isa
 from ipex_assist.env.memory import gib, read_memory
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.launch.placement import Placement
-from ipex_assist.workers.division import PassWork, work_of
+from ipex_assist.workers.division import (
+    LEAST_ROWS,
+    MOST_ROWS,
+    CoreSpeed,
+    PassWork,
+    by_rows,
+    estimated_speed,
+    rows_at_a_time,
+    work_of,
+)
+from ipex_assist.workers.measured_passes import measured_passes
 
 if TYPE_CHECKING:
     from ipex_assist.commands.shared.memory_need import MemoryNeed
@@ -28,7 +38,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ipex_assist")
 
-DEFAULT_CONCURRENCY = 16  # unless more are asked for: beyond that a pass is bound by arithmetic, and wins little
+DEFAULT_CONCURRENCY = LEAST_ROWS  # requests that are expected where nobody says how many
+MOST_CONCURRENCY = MOST_ROWS  # that an engine takes where passes of so many rows cost little more
 
 
 def fitting(sizes: Sequence[int], room: int) -> int:
@@ -37,16 +48,25 @@ def fitting(sizes: Sequence[int], room: int) -> int:
 
 
 @dataclass(frozen=True)
+class ModelPasses:
+    """Of a model: what its passes read, and what cores do as long as nobody has measured them with it."""
+
+    load: LoadOptions
+    work: PassWork
+    speed: CoreSpeed
+
+
+@dataclass(frozen=True)
 class InstanceNeed:
     """Bytes of an instance: `base` without sequences (None: not known), and `kv_each` of each, the longest first.
 
-    kv_limit: what all sequences together may take (--kv-memory). work: of its passes, where the native core runs them.
+    kv_limit: what all sequences together may take (--kv-memory). passes: of the native core, where it runs them.
     """
 
     base: int | None
     kv_each: tuple[int, ...] = ()
     kv_limit: int | None = None
-    work: PassWork | None = None
+    passes: ModelPasses | None = None
 
     @classmethod
     def of(cls, load: LoadOptions, max_new_tokens: int, lengths: Sequence[int] = ()) -> InstanceNeed:
@@ -55,7 +75,7 @@ class InstanceNeed:
         base = None if need.total is None else need.total - need.kv
         if not runs_native(load):
             return cls(base, need.kv_each)
-        return cls(base, need.kv_each, load.kv_memory, _work_of(load, need))
+        return cls(base, need.kv_each, load.kv_memory, _passes_of(load, need))
 
     @property
     def total(self) -> int | None:
@@ -65,7 +85,7 @@ class InstanceNeed:
         return self.base + (sum(self.kv_each) if self.kv_limit is None else self.kv_limit)
 
 
-def _work_of(load: LoadOptions, need: MemoryNeed) -> PassWork | None:
+def _passes_of(load: LoadOptions, need: MemoryNeed) -> ModelPasses | None:
     """What its passes read; None for a model that is not known here, or not run by the native core."""
     if load.target is None or need.target is None:
         return None
@@ -73,10 +93,11 @@ def _work_of(load: LoadOptions, need: MemoryNeed) -> PassWork | None:
         checkpoint = OpenCheckpoints().open(load.target, revision=load.revision, offline=True)
         if checkpoint.why_not_ours():
             return None
-        spec = checkpoint.config_spec()
+        spec, precision = checkpoint.config_spec(), load.precision or checkpoint.stored_precision or "bf16"
     except IpexAssistError:
         return None
-    return work_of(spec, need.target, need.total or 0, amx="amx_int8" in read_isa().features)
+    speed = estimated_speed(precision, amx="amx_int8" in read_isa().features)
+    return ModelPasses(load, work_of(spec, need.target, need.total or 0), speed)
 
 
 def check_memory_of_placements(need: InstanceNeed, placements: Sequence[Placement]) -> None:
@@ -130,18 +151,22 @@ def concurrency_of(model: WorkerModel, settings: WorkerSettings) -> int:
         if settings.concurrency != 1:
             log.info("%s runs through transformers: one prompt at a time", short_name(model.identity.target))
         return 1
+    passes = measured_passes(model, settings.load)
     if settings.concurrency is not None:
         return settings.concurrency
+    rows = DEFAULT_CONCURRENCY if passes is None else rows_at_a_time(by_rows(passes))
+    lengths = settings.lengths[:rows]
     blocks = model.kv_blocks
     if blocks is not None:  # all models of it have as many
-        wanted = [-(-tokens // blocks.size) for tokens in settings.lengths]
+        wanted = [-(-tokens // blocks.size) for tokens in lengths]
         chosen = max(1, fitting(wanted, blocks.count))
         how = f"{sum(wanted[:chosen])} of {blocks.count} blocks of {blocks.size} tokens"
     else:
-        sizes = InstanceNeed.of(settings.load, settings.max_new_tokens, settings.lengths).kv_each
+        sizes = InstanceNeed.of(settings.load, settings.max_new_tokens, lengths).kv_each
         room = read_memory().available // settings.neighbours
         # What is not known to be too much is tried.
         chosen = max(1, fitting(sizes, room) if room else len(sizes))
         how = f"{gib(sum(sizes[:chosen]))} of {gib(room)} for keys and values"
-    log.info("prompts in flight: %d (%s, by the longest prompts; --concurrency says otherwise)", chosen, how)
+    why = "" if passes is None else f"; a pass of {rows} rows takes {by_rows(passes)(rows) / passes[0]:.1f} × one of 1"
+    log.info("prompts in flight: %d (%s, by the longest prompts%s; --concurrency says otherwise)", chosen, how, why)
     return chosen

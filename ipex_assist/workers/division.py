@@ -7,29 +7,60 @@ there are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from ipex_assist.env.machine import Core, Machine
 from ipex_assist.executors.traffic import expert_bytes, linear_bytes
+from ipex_assist.quantization.precision import FORMATS
 
 if TYPE_CHECKING:
     from ipex_assist.models.spec import DecoderSpec
 
 Division = Literal[1, "per-socket", "per-node"]
+Seconds = Callable[[float], float]  # of a pass, by its rows
 
-# What nobody has measured before a model is loaded. GB/s of the memory for a core of a full socket, on Xeons of the
-# last four generations (benchmarks/sockets.py has them by socket); rows at which a pass with AMX, and without, takes as
-# long to multiply as to read int4 weights; seconds of Python for each request in a pass; and of a cache line to another
-# core, between two cores that read the same, and to another socket (benchmarks/barriers.py).
+# Until passes of a model were measured here. GB/s of the memory for a core of a full socket, on Xeons of the last four
+# generations (benchmarks/sockets.py has them by socket), and the rows whose arithmetic takes as long as reading the
+# weights once: with AMX on paper, and a fraction of that without.
 CORE_BYTES_PER_SECOND = 4e9
-BALANCE_AMX, BALANCE = 49, 12
+BALANCE_AMX = {"int4": 49.0, "int8": 112.0, "bf16": 192.0}
+WITHOUT_AMX = 0.25
+# Seconds of Python for each request in a pass; and of a cache line to another core, between two cores that read the
+# same, and to another socket (benchmarks/barriers.py).
 PYTHON_SECONDS = 50e-6
 LINE_SECONDS, SPREAD_SECONDS, SOCKET_SECONDS = 70e-9, 15e-9, 150e-9
 CORES_AT_A_LINE = 8  # of a barrier
 BARRIERS, BARRIERS_MIXTURE = 5, 6  # of a layer: 162 a pass of Llama 3.1 8B, 290 of Qwen3 30B-A3B
 GAIN = 1.05  # more engines must make this many times the tokens: a request alone is slower on each
+MOST_BALANCE = 1024.0  # where arithmetic was not seen to take any time
+# Rows of a pass, and so requests, that an engine takes at a time: until a pass takes twice as long as that of one row,
+# but never fewer than 16, since waiting for others to end is slower than sharing passes with them.
+LEAST_ROWS, MOST_ROWS = 16, 256
+TWICE = 2.0
+
+
+@dataclass(frozen=True)
+class CoreSpeed:
+    """What each core does while all cores of its socket work.
+
+    bytes_per_second: of weights that it reads. balance: rows whose arithmetic takes as long as reading the weights of
+    one row. source: how that is known, as the end of a sentence.
+    """
+
+    bytes_per_second: float
+    balance: float
+    source: str
+
+
+def estimated_speed(precision: str, *, amx: bool) -> CoreSpeed:
+    """By the instruction set and the precision of weights, for a model that has not been measured here."""
+    stored = FORMATS[precision]
+    kind = "int4" if stored.weight_bytes < 0.8 else "int8" if stored.row_bytes == 1 else "bf16"
+    balance = BALANCE_AMX[kind] * (1.0 if amx else WITHOUT_AMX)
+    return CoreSpeed(CORE_BYTES_PER_SECOND, balance, f"estimated for {kind} {'with' if amx else 'without'} AMX")
 
 
 @dataclass(frozen=True)
@@ -38,7 +69,6 @@ class PassWork:
 
     shared: bytes of weights that every pass reads; experts: of all experts, of which a row reads `per_token` of
     `count`. barriers: at which its threads wait for each other. memory: bytes that an engine fills, 0 where not known.
-    balance: rows whose arithmetic takes as long as reading the weights of one.
     """
 
     shared: float
@@ -47,20 +77,37 @@ class PassWork:
     count: int = 1
     barriers: int = 200
     memory: int = 0
-    balance: float = BALANCE
 
     def read(self, rows: float) -> float:
         """Bytes that a pass of `rows` reads: of experts those that rows which choose independently meet."""
         return self.shared + self.experts * (1 - (1 - self.per_token / self.count) ** rows)
 
-    def seconds(self, rows: float, cores: int, sockets: int) -> float:
-        """Of a pass of an engine with `cores` cores on each of `sockets` sockets."""
-        speed = cores * sockets * CORE_BYTES_PER_SECOND
-        row = self.read(1) / speed / self.balance
-        return self.read(rows) / speed + rows * (row + PYTHON_SECONDS) + self.barriers * barrier_seconds(cores, sockets)
+    def seconds(self, rows: float, cores: int, sockets: int, speed: CoreSpeed) -> float:
+        """Of a pass of an engine with `cores` cores on each of `sockets` sockets, as modelled."""
+        together = cores * sockets * speed.bytes_per_second
+        row = self.read(1) / together / speed.balance
+        return self.read(rows) / together + rows * row + self.barriers * barrier_seconds(cores, sockets)
+
+    def measured_speed(self, passes: Sequence[float], cores: int, sockets: int) -> CoreSpeed:
+        """What a core does by the measured seconds of passes of 1, 2, … rows: the inverse of `seconds`.
+
+        Seconds without waiting are read(rows) ÷ speed + rows × (those of a row's arithmetic), with two unknowns that
+        the first and the last pass tell.
+        """
+        waiting, most = min(self.barriers * barrier_seconds(cores, sockets), 0.75 * passes[0]), len(passes)
+        first, last = passes[0] - waiting, passes[-1] - waiting
+        once = self.read(1)
+        reading = first  # seconds of the first pass in which weights are read
+        if most > 1:  # no less than half of it, however more rows were disturbed
+            reading = once * (most * first - last) / (most * once - self.read(most))
+            reading = min(first, max(reading, first / 2))
+        row = first - reading
+        balance = reading / row if row * MOST_BALANCE > reading else MOST_BALANCE
+        speed = once / reading / cores / sockets
+        return CoreSpeed(speed, balance, f"by passes measured on {cores * sockets} cores")
 
 
-def work_of(spec: DecoderSpec, weights: int, memory: int, *, amx: bool) -> PassWork:
+def work_of(spec: DecoderSpec, weights: int, memory: int) -> PassWork:
     """What an engine of a model does in a pass. weights: bytes of all that it has; memory: of all that it fills."""
     everything, experts = linear_bytes(spec, "bf16"), expert_bytes(spec, "bf16")
     share = experts / everything if everything else 0.0
@@ -73,7 +120,6 @@ def work_of(spec: DecoderSpec, weights: int, memory: int, *, amx: bool) -> PassW
         count=1 if first is None else first.count,
         barriers=barriers,
         memory=memory,
-        balance=BALANCE_AMX if amx else BALANCE,
     )
 
 
@@ -85,37 +131,106 @@ def barrier_seconds(cores: int, sockets: int) -> float:
     return counting + crossing + LINE_SECONDS + (cores - 1) * SPREAD_SECONDS
 
 
-def choose_division(
-    work: PassWork, requests: int, machine: Machine, cores: Sequence[Core], at_a_time: int | None = None
-) -> Division:
-    """How `cores` are divided so that most tokens a second are made of `requests` that come at once.
+def by_rows(passes: Sequence[float]) -> Seconds:
+    """Seconds of a pass by measured ones of 1, 2, … rows; between them, and beyond by their mean slope, on a line."""
+    known = len(passes)
+    slope = (passes[-1] - passes[0]) / (known - 1) if known > 1 else passes[0]
 
-    at_a_time: the most of an engine; the others wait. A division whose engines do not fit their nodes' memory is none.
-    """
-    divisions: list[tuple[Division, list[tuple[Core, ...]]]] = [
+    def seconds(rows: float) -> float:
+        if rows >= known:
+            return passes[-1] + slope * (rows - known)
+        lower = max(1, int(rows))
+        return passes[lower - 1] + (max(1.0, rows) - lower) * (passes[lower] - passes[lower - 1])
+
+    return seconds
+
+
+def rows_at_a_time(seconds: Seconds) -> int:
+    """How many requests share passes well: see LEAST_ROWS."""
+    alone = seconds(1)
+    shared = itertools.takewhile(lambda rows: seconds(rows) <= TWICE * alone, range(LEAST_ROWS, MOST_ROWS + 1))
+    return max(shared, default=LEAST_ROWS)
+
+
+@dataclass(frozen=True)
+class DivisionChoice:
+    """A division, and tokens a second of each that fits the memory, with how they are known."""
+
+    division: Division
+    rates: Mapping[Division, float]
+    sources: Mapping[Division, str]
+
+    def describe(self, requests: int) -> str:
+        """Why it was chosen, as a sentence."""
+        names = {1: "one engine on all nodes", "per-socket": "one a socket", "per-node": "one a node"}
+        many = f"{requests} request{'s' * (requests != 1)} at a time"
+        if len(self.rates) == 1:
+            return f"{names[self.division]}: smaller ones would not fit the memory of their nodes"
+        others = ", ".join(f"{names[each]} {rate:,.0f}" for each, rate in self.rates.items() if each != self.division)
+        how = " and ".join(dict.fromkeys(self.sources.values()))
+        best = f"{names[self.division]}: of {many} it makes {self.rates[self.division]:,.0f} tokens/s"
+        return f"{best}, {others} ({how})"
+
+
+def ways(machine: Machine, cores: Sequence[Core]) -> dict[Division, list[tuple[Core, ...]]]:
+    """The cores of each engine by division; one that gives the same engines as another before it is left out."""
+    every: list[tuple[Division, list[tuple[Core, ...]]]] = [
         (1, [tuple(cores)]),
         ("per-socket", machine.by_socket(cores)),
         ("per-node", machine.by_node(cores)),
     ]
+    return {each: groups for at, (each, groups) in enumerate(every) if groups not in [other for _, other in every[:at]]}
+
+
+def choose_division(
+    work: PassWork,
+    requests: int,
+    machine: Machine,
+    cores: Sequence[Core],
+    speed: CoreSpeed,
+    *,
+    measured: Mapping[Division, Sequence[float]] | None = None,
+    at_a_time: int | None = None,
+) -> DivisionChoice:
+    """How `cores` are divided so that most tokens a second are made of `requests` that come at once.
+
+    speed: of cores where nothing is measured. measured: seconds of passes of 1, 2, … rows of an engine of a division;
+    others follow from them. at_a_time: the most requests of an engine; the others wait. A division whose engines do
+    not fit their nodes' memory is none.
+    """
+    known, possible = measured or {}, ways(machine, cores)
+    for division, passes in known.items():
+        if division in possible:
+            speed = work.measured_speed(passes, *_shape(possible[division][0]))
+            break
     best: Division = 1
-    most = 0.0
-    for division, groups in divisions:
+    rates: dict[Division, float] = {}
+    for division, groups in possible.items():
         if division != 1 and not all(_fits(work.memory, group, machine) for group in groups):
             continue
-        made = _tokens_per_second(work, requests, groups, at_a_time)
-        if made > most * GAIN:
-            best, most = division, made
-    return best
+        seconds = by_rows(known[division]) if division in known else _modelled(work, groups[0], speed)
+        rates[division] = _tokens_per_second(seconds, requests, len(groups), at_a_time)
+        if rates[division] > rates[best] * GAIN:
+            best = division
+    return DivisionChoice(best, rates, {each: "measured" if each in known else speed.source for each in rates})
 
 
-def _tokens_per_second(work: PassWork, requests: int, groups: Sequence[Sequence[Core]], at_a_time: int | None) -> float:
-    """Of engines on these cores, among which requests are dealt out evenly."""
-    engines = min(requests, len(groups))
-    rows = requests / engines
-    if at_a_time is not None:
-        rows = min(rows, at_a_time)
-    sockets = len({core.socket for core in groups[0]})
-    return engines * rows / work.seconds(rows, max(1, len(groups[0]) // sockets), sockets)
+def _shape(group: Sequence[Core]) -> tuple[int, int]:
+    """Cores on each socket of an engine, and its sockets."""
+    sockets = len({core.socket for core in group})
+    return max(1, len(group) // sockets), sockets
+
+
+def _modelled(work: PassWork, group: Sequence[Core], speed: CoreSpeed) -> Seconds:
+    cores, sockets = _shape(group)
+    return lambda rows: work.seconds(rows, cores, sockets, speed)
+
+
+def _tokens_per_second(seconds: Seconds, requests: int, count: int, at_a_time: int | None) -> float:
+    """Of `count` engines with such passes, among which requests are dealt out evenly."""
+    engines = min(requests, count)
+    rows = min(requests / engines, rows_at_a_time(seconds) if at_a_time is None else at_a_time)
+    return engines * rows / (seconds(rows) + rows * PYTHON_SECONDS)
 
 
 def _fits(memory: int, group: Sequence[Core], machine: Machine) -> bool:

@@ -20,7 +20,7 @@ def test_lengths_of_texts(tmp_path: Path) -> None:
     )
     entries = PromptFile(str(prompts), Defaults()).entries
     texts = longest_requests(entries)
-    assert len(texts) == 16
+    assert len(texts) == 33
     assert texts[:3] == (5120, 1280, 256)
     assert longest_requests(entries, 1) == (5120,)
     assert longest_requests([Entry(1, 1, 0, 9, "")]) == (256,)

@@ -210,7 +210,7 @@ def test_memory_is_planned_for_as_many_texts_as_an_engine_has_at_a_time() -> Non
     planned = settings("--max-concurrency", "40", "--text-tokens", "300")
     assert (planned.concurrency, planned.concurrent_lengths) == (40, (512,) * 40)
     by_memory = settings()
-    assert (by_memory.concurrency, by_memory.concurrent_lengths, by_memory.lengths) == (None, (), (1024,) * 16)
+    assert (by_memory.concurrency, by_memory.concurrent_lengths, by_memory.lengths) == (None, (), (1024,) * 256)
 
 
 def test_what_requests_call_the_model(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.memory import MemoryInfo
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.generation.text_model import TextModel
-from ipex_assist.launch import Placement
-from ipex_assist.workers import capacity, local_machine, worker
+from ipex_assist.launch import LaunchPlan, Placement
+from ipex_assist.workers import capacity, local_machine, measured_passes, worker
 from ipex_assist.workers.capacity import (
     InstanceNeed,
     check_memory_of_all,
@@ -141,6 +141,32 @@ def test_the_pool_says_how_many_texts_fit(endless_folder: str, caplog: pytest.Lo
     with caplog.at_level(logging.INFO, "ipex_assist"):
         assert concurrency_of(model, settings) == 4
     assert "prompts in flight: 4 (5 of 5 blocks of 256 tokens" in caplog.text
+
+
+@needs_native
+def test_requests_at_a_time_follow_from_measured_passes(
+    endless_folder: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Measured by the engine once and kept for its cores, where the next start finds them; more than 16 where passes of
+    more rows cost little."""
+    load = LoadOptions(target=endless_folder, assistant="none", precision="fp32", executor="native", offline=True)
+    model = ipex_assist.load(endless_folder, None, precision="fp32", executor="native", kv_memory=80 << 20)
+    settings = WorkerSettings(load, 20, lengths=(1,) * 256)
+    plan = LaunchPlan((0, 1), 2, "none", (), (), {})
+    monkeypatch.setattr(measured_passes, "inherited_plan", lambda _: plan)
+    assert measured_passes.kept_passes(load, (0, 1)) is None
+    concurrency_of(model, settings)
+    kept = measured_passes.kept_passes(load, (1, 0))
+    assert kept == tuple(model.pass_seconds or ())
+    assert measured_passes.kept_passes(load, (0,)) is None, "another engine's cores"
+    assert measured_passes.kept_passes(replace(load, precision="bf16"), (0, 1)) is None
+    for slope, rows in ((1.0, 16), (0.02, 51), (0.0, 256)):
+        passes = [1 + slope * more for more in range(64)]
+        monkeypatch.setattr(measured_passes, "kept_passes", lambda *_, passes=passes: passes)
+        with caplog.at_level(logging.INFO, "ipex_assist"):
+            assert concurrency_of(model, settings) == rows
+    assert "a pass of 51 rows takes 2.0 × one of 1" in caplog.text
+    assert concurrency_of(model, replace(settings, concurrency=3)) == 3
 
 
 def test_an_instance_leaves_memory_to_its_neighbours(endless_folder: str, monkeypatch: pytest.MonkeyPatch) -> None:

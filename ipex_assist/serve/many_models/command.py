@@ -25,7 +25,7 @@ from ipex_assist.serve.options import ServeOptions
 from ipex_assist.serve.server_log import ServerLog
 from ipex_assist.serve.stop_signals import StopSignals
 from ipex_assist.speculative.options import DraftOptions
-from ipex_assist.workers.capacity import InstanceNeed
+from ipex_assist.workers.capacity import DEFAULT_CONCURRENCY, InstanceNeed
 from ipex_assist.workers.frozen_objects import freeze_objects
 from ipex_assist.workers.local_machine import local_commands, local_pool
 from ipex_assist.workers.settings import WorkerSettings
@@ -65,7 +65,7 @@ class LocalLoader:
         """
         open_checkpoint(self.source, revision=self.load.revision, offline=self.load.offline)  # sizes need its config
         settings = worker_settings(self.args, self.options, self.load)
-        need = InstanceNeed.of(settings.load, settings.max_new_tokens, settings.lengths)
+        need = InstanceNeed.of(settings.load, settings.max_new_tokens, settings.lengths[:DEFAULT_CONCURRENCY])
         planned = sum(need.kv_each)
         if settings.load.kv_memory is None and planned:
             settings = replace(settings, load=replace(settings.load, kv_memory=planned))

@@ -72,8 +72,8 @@ class PairCache:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """pair, machine: facts as JSON values. refresh: delete what is stored."""
-        costs_file = _KeptFile("costs", {**pair, **machine})
-        self._acceptance_file = _KeptFile("acceptance", pair)
+        costs_file = KeptFile("costs", {**pair, **machine})
+        self._acceptance_file = KeptFile("acceptance", pair)
         if refresh:
             costs_file.delete()
             self._acceptance_file.delete()
@@ -97,7 +97,7 @@ class PairCache:
             self._acceptance_file.write({"models": models.as_counts(), "copies": copies.as_counts()})
 
 
-class _KeptFile:
+class KeptFile:
     """A file of the cache folder, named by a digest of the facts it is for."""
 
     def __init__(self, kind: str, facts: Mapping[str, Any]) -> None:
