@@ -4,9 +4,13 @@
 
 An engine serves texts whose drafts were recorded from a real pair (tests/speculative/recorded_drafts.json), or are
 never right, on machines whose passes take what a table says: two cores that are soon bound by arithmetic, 256 threads
-on which 64 rows are nearly free, and random ones. Each line is one machine and source, alone or many at a time. Loss is
-the most that drafting had cost at any length from 16 tokens a request on, in percent of plain decoding; gain is
-assisted ÷ plain tokens/s of all texts together, prompts included.
+on which 64 rows are nearly free, and random ones. Each line is one machine and source, alone or many at a time.
+
+A pass with drafts costs what drafting took, and what its drafted rows add to it; it brings, for each accepted token,
+what a token takes in a pass of as many requests without drafts. Loss is the most that all passes together had cost at
+any moment, in percent of plain decoding of the tokens that had come, and of those that running requests lacked to 67
+(or to their limit): short answers are granted no more than that. Gain is assisted ÷ plain tokens/s of all texts
+together, prompts and the last texts' passes of few rows included.
 """
 
 from __future__ import annotations
@@ -32,8 +36,9 @@ from ipex_assist.speculative.costs.calibration import interpolate
 from ipex_assist.speculative.costs.pair_costs import Costs
 from ipex_assist.speculative.drafting import Drafting
 from ipex_assist.speculative.options import GenerationOptions
+from ipex_assist.speculative.round import Round
 
-SHORTEST = 16  # tokens of a request from which on the loss is bounded
+FIRST_TOKENS = 67  # tokens of a request from which on the loss is bounded by a share of its time
 MEASURED = 64  # rows that calibration measures
 
 # Milliseconds of the target's pass by rows; of a draft pass by requests; of reading a token.
@@ -110,6 +115,16 @@ def disturbed(true: Costs, chance: random.Random) -> Costs:
     )  # fmt: skip
 
 
+class CountedTarget(SimulatedTarget):
+    """The target. rows: of its last pass."""
+
+    rows = 0
+
+    def take(self, rows: int) -> None:
+        self.rows = rows
+        super().take(rows)
+
+
 class WrongAssistant(SimulatedAssistant):
     """As sure as the recorded one, and never right."""
 
@@ -141,27 +156,23 @@ def drafting_for(source: str, true: Costs, believed: Costs, clock: Clock) -> Dra
 
 @dataclass
 class Serving:
-    """When tokens came: (seconds, all tokens so far). prompts_s: until every request of the first batch had one."""
+    """What a run took. lost: after each pass, seconds that loss is a share of, what drafts had cost, plain ones."""
 
-    curve: list[tuple[float, int]] = field(default_factory=list)
-    prompts_s: float = 0.0
+    seconds: float = 0.0
+    lost: list[tuple[float, float, float]] = field(default_factory=list)
     drafted: int = 0
     accepted: int = 0
 
-    @property
-    def seconds(self) -> float:
-        """Of all texts."""
-        return self.curve[-1][0]
-
-    def at(self, tokens: float) -> float:
-        """Seconds until there were so many tokens."""
-        before = (0.0, 0)
-        for seconds, count in self.curve:
-            if count >= tokens:
-                share = (tokens - before[1]) / (count - before[1])
-                return before[0] + share * (seconds - before[0])
-            before = seconds, count
-        return self.seconds
+    def note(self, true: Costs, took_s: float, rows: int, lacking: int, rounds: Sequence[Round]) -> None:
+        """Note a pass of so many rows that brought these rounds. lacking: tokens of running requests to 67 each."""
+        drafted, accepted = (sum(each) for each in zip(*((of.drafted, of.accepted) for of in rounds), strict=True))
+        decoding = [each for each in rounds if not each.prompt]
+        token_s = true.verifying(len(decoding)) / len(decoding) if decoding else 0.0
+        _, lost_s, plain_s = self.lost[-1] if self.lost else (0.0, 0.0, 0.0)
+        lost_s += took_s - true.verifying(rows - drafted) - accepted * token_s
+        plain_s += token_s * sum(len(each.tokens) for each in decoding)
+        self.lost.append((plain_s + lacking * token_s, lost_s, plain_s))
+        self.drafted, self.accepted = self.drafted + drafted, self.accepted + accepted
 
 
 def serve(
@@ -174,7 +185,7 @@ def serve(
 ) -> Serving:
     """Serve texts of these limits and prompts, `at_a_time` at once; without drafts where drafting_of is None."""
     clock = Clock()
-    target = SimulatedTarget(clock, true.verifying)
+    target = CountedTarget(clock, true.verifying)
     drafting = drafting_of(clock) if drafting_of else Drafting(VOCABULARY, lambda: Costs(true.verify[:MEASURED]), None)
     engine = Engine(
         target, drafting, limits=EngineLimits(requests=max(64, at_a_time)), clock=clock, prefixes=NoPrefixes()
@@ -187,25 +198,25 @@ def serve(
         for i in range(len(limits))
     ]
     flying: list[Any] = []
-    found, tokens, started = Serving(), 0, 0
+    found, lacks = Serving(), dict[Any, int]()
     while waiting or flying:
         while waiting and len(flying) < at_a_time:
-            flying.append(engine.submit(*waiting.pop(0)))
+            tokens, options = waiting.pop(0)
+            flying.append(engine.submit(tokens, options))
+            lacks[flying[-1]] = min(FIRST_TOKENS, options.max_new_tokens)
+        before, target.rows = clock.now, 0
         engine.step()
-        before = tokens
+        rounds: list[Round] = []
         for handle in list(flying):
             while handle.has_round:
-                round_ = next(handle)
-                tokens += len(round_.tokens)
-                started += round_.prompt
-                if round_.prompt and started == min(at_a_time, len(limits)):
-                    found.prompts_s = clock.now
-                found.drafted += round_.drafted
-                found.accepted += round_.accepted
+                rounds.append(next(handle))
+                lacks[handle] -= len(rounds[-1].tokens)
             if handle.ended:
                 flying.remove(handle)
-        if tokens > before:
-            found.curve.append((clock.now, tokens))
+        if target.rows and rounds:
+            lacking = sum(max(0, lacks[handle]) for handle in flying)
+            found.note(true, clock.now - before, target.rows, lacking, rounds)
+    found.seconds = clock.now
     return found
 
 
@@ -231,18 +242,13 @@ class Case:
             lambda clock: drafting_for(self.source, self.true, self.believed, clock),
             self.at_a_time, self.limits, self.prompts, self.adapters,
         )  # fmt: skip
-        count = min(self.at_a_time, len(self.limits))
-        total, least = sum(self.limits), SHORTEST * count
-        token_s = self.true.verifying(count) / count  # of plain decoding, without prompts
-        lost = [
-            (assisted.at(tokens) - plain.at(tokens)) / (tokens * token_s) for tokens in range(least, total + 1, count)
-        ]
-        loss, end = max(lost, default=0.0), (assisted.seconds - plain.seconds) / (total * token_s)
+        loss = max(lost_s / plain_s for plain_s, lost_s, _ in assisted.lost if plain_s)
+        _, lost_s, plain_s = assisted.lost[-1]
         return {
             "part": self.part, "machine": self.machine, "source": self.source, "at_a_time": self.at_a_time,
-            "tokens": total, "gain": round(plain.seconds / assisted.seconds, 4), "loss_percent": round(100 * loss, 2),
-            "end_loss_percent": round(100 * end, 2), "drafted": assisted.drafted, "accepted": assisted.accepted,
-            "lost_passes": round((assisted.seconds - plain.seconds) / self.true.verifying(count), 2),
+            "tokens": sum(self.limits), "gain": round(plain.seconds / assisted.seconds, 4),
+            "loss_percent": round(100 * loss, 2), "end_loss_percent": round(100 * lost_s / plain_s, 2),
+            "drafted": assisted.drafted, "accepted": assisted.accepted,
         }  # fmt: skip
 
 

@@ -6,8 +6,11 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from planned import PlannedText, RoundResult, record, state_of
+
+from ipex_assist.speculative.costs.acceptance import Acceptance
 from ipex_assist.speculative.costs.pair_costs import Costs
-from ipex_assist.speculative.schedule import RoundResult, RoundState, Schedule
+from ipex_assist.speculative.schedule import Schedule
 
 # Whether a drafted token is right, and the confidence the draft has in it.
 Draft = Callable[[random.Random], tuple[bool, float]]
@@ -17,6 +20,14 @@ def costs(draft: float = 0.2, row: float = 0.03, reading: float = 0.1) -> Costs:
     """Costs in passes of one row: a draft step, what each further row adds to a target's pass and to a draft's."""
     verify = tuple(1 + row * i for i in range(16))
     return Costs(verify, draft, tuple(draft * (1 + reading * i) for i in range(16)), draft * reading)
+
+
+def known(right: float, rounds: int = 100) -> Acceptance:
+    """Return what is known of a source that is always sure, and right so often."""
+    acceptance = Acceptance()
+    for i in range(rounds):
+        acceptance.observe([0.99], 1, int(i * right) != int((i + 1) * right))
+    return acceptance
 
 
 def steady(rate: float) -> Draft:
@@ -40,7 +51,7 @@ class Run:
 
 
 def simulate(
-    schedule: Schedule,
+    schedule: PlannedText | Schedule,
     draft: Draft,
     true: Costs,
     *,
@@ -58,7 +69,7 @@ def simulate(
     run, length, read, skipped = Run(0.0, 0, 0), prompt, 0, False
     while run.tokens < tokens:
         remaining = (limit or tokens) - run.tokens
-        now = RoundState(length, remaining, length - read)
+        now = state_of(length, remaining, length - read)
         drafted = accepted = 0
         confidence: list[float] = []
         draft_s = 0.0
@@ -66,10 +77,11 @@ def simulate(
             plan = schedule.plan(now)
             assert plan.k >= 0
             k, right = min(plan.k, remaining - 1), True
-            unread = now.unread if plan.context is None else min(now.unread, plan.context)
+            behind = length - read
+            unread = behind if plan.context is None else min(behind, plan.context)
             if k and plan.context is None and skipped:
                 unread, skipped = length, False
-            elif k and unread < now.unread:
+            elif k and unread < behind:
                 skipped = True
             while drafted < k and (not confidence or confidence[-1] >= plan.min_confidence):
                 hit, sure = part(generator) if part and skipped else draft(generator)
@@ -86,5 +98,5 @@ def simulate(
         run.drafted += drafted
         length += accepted + 1
         if remaining > 1:
-            schedule.observe(RoundResult(drafted, accepted, confidence, draft_s, target_s))
+            record(schedule, RoundResult(drafted, accepted, confidence, draft_s, target_s))
     return run

@@ -50,7 +50,7 @@ class InTurn(ConstantSchedule):
 
     def plan(self, now: RoundState) -> DraftPlan:
         """Who drafts next, and how much."""
-        if now.second is None:  # copied, or forced by a grammar
+        if len(now.unread) < 2:  # copied, or forced by a grammar
             return DraftPlan(3)
         self.drafters.append(self.chance.randrange(2))
         return DraftPlan(self.chance.choice((0, 1, 3)), assistant=self.drafters[-1])

@@ -20,13 +20,13 @@ from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.executors.adapters import AdapterChoice
 from ipex_assist.executors.blocks import NoBlocksError
 from ipex_assist.executors.interface import Meanwhile, Model
-from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
 from ipex_assist.speculative.choosing.grammar import Grammar
 from ipex_assist.speculative.choosing.sampling import Sampling
-from ipex_assist.speculative.costs.live_costs import LiveCosts
 from ipex_assist.speculative.drafting import Drafting
 from ipex_assist.speculative.options import GenerationOptions
-from ipex_assist.speculative.schedule import ConstantSchedule, Schedule
+from ipex_assist.speculative.pass_drafts import PlannedRequest
+from ipex_assist.speculative.planner import Planner
+from ipex_assist.speculative.schedule import LONGEST_DRAFT, ConstantSchedule, Schedule
 from ipex_assist.speculative.sources.constrained_source import ConstrainedSource
 from ipex_assist.speculative.sources.draft_source import DraftSource
 from ipex_assist.speculative.sources.earlier_text import Caller
@@ -66,6 +66,7 @@ class Engine:
         self._thread: threading.Thread | None = None
         self._closing = False
         self._process: int | None = None  # in which the thread was started
+        self._planner: Planner | None = None
 
     def submit(
         self,
@@ -74,7 +75,7 @@ class Engine:
         *,
         limit: int | None = None,
         draft: DraftSource | None = None,
-        schedule: Schedule | None = None,
+        schedule: Schedule | Planner | None = None,
         grammar: Grammar | None = None,
     ) -> RequestHandle:
         """Submit a request for at most `limit` tokens (default: options.max_new_tokens) following the prompt `tokens`.
@@ -231,7 +232,7 @@ class Engine:
         options: GenerationOptions,
         limit: int,
         draft: DraftSource | None,
-        schedule: Schedule | None,
+        schedule: Schedule | Planner | None,
         grammar: Grammar | None,
     ) -> Request:
         sampling = Sampling.part_of(options, prompt_length=len(tokens))
@@ -247,8 +248,14 @@ class Engine:
                 return self.drafting.source(sampling, length, grammar, caller)
             return draft if grammar is None else ConstrainedSource(grammar.copy(), len(tokens), draft)
 
-        if assisted and schedule is None:  # forced tokens need no schedule
-            schedule = self._schedule(options, limit) if possible else ConstantSchedule(0)
+        planner: Planner | None = None
+        planned: PlannedRequest | None = None
+        if assisted and schedule is None:
+            schedule = self.drafting.schedule(options) if possible else ConstantSchedule(0)  # for forced tokens
+            schedule = schedule or self._planner_of_all() or ConstantSchedule(0)
+        if isinstance(schedule, Planner):
+            longest = LONGEST_DRAFT if options.num_assistant_tokens is None else options.num_assistant_tokens
+            planner, planned, schedule = schedule, schedule.join(limit, longest, options.lora), None
         learns = options.is_adaptive and not experiment and assisted
 
         def on_finish(request: Request) -> None:
@@ -268,33 +275,31 @@ class Engine:
             priority=options.priority,
             share=options.share,
             make_draft_source=make_draft_source,
-            schedule=schedule or ConstantSchedule(),
+            schedule=schedule,
+            planner=planner,
+            planned=planned,
             on_finish=on_finish,
             assisted=assisted,
             grammar=grammar,
         )
 
-    def _schedule(self, options: GenerationOptions, limit: int) -> Schedule:
-        """Return the schedule of a request. This may calibrate the pair, which needs free blocks."""
+    def _planner_of_all(self) -> Planner | None:
+        """Return the planner of running requests: a new one, with the pair's costs, whenever the engine was idle.
+
+        None where those are not known and running requests hold all the memory that calibration needs.
+        """
+        if self._planner is not None and (self._scheduler.busy or self._arrived):
+            return self._planner
         for _ in ("beside the prefixes that are kept", "without them"):
-            started = self._clock()
             try:
-                schedule = self.drafting.schedule(options, limit, self._live_costs, options.lora)
+                self._planner = self.drafting.planner()
             except NoBlocksError:
                 with self._pass_lock:
                     self._scheduler.block_budget.clear_prefixes()
             else:
-                if isinstance(schedule, AdaptiveSchedule) and self.drafting.assistant is not None:
-                    schedule.budget.book_start(self._clock() - started, schedule.plain_s)
-                return schedule
-        return ConstantSchedule(0)  # running requests hold all the memory: decode this one plainly
-
-    def _live_costs(self) -> LiveCosts:
-        """Return the live costs of passes: reset to the pair's calibrated costs whenever the engine was idle."""
-        drafts, drafting = self._scheduler.drafts, self.drafting
-        if drafts.joint is None or not (self._scheduler.busy or self._arrived):
-            drafts.joint = drafting.joint_schedule()
-        return drafts.joint.live.first
+                return self._planner
+        return None
 
     def _learn(self, request: Request) -> None:
-        self.drafting.learn(request.schedule, None if request.adapter is None else request.adapter.name)
+        if request.planner is not None and request.planned is not None:
+            self.drafting.learn(request.planner, request.planned)

@@ -14,10 +14,11 @@ from typing import Protocol
 
 from ipex_assist.executors.adapters import AdapterChoice
 from ipex_assist.executors.interface import Sequence, TokenLogprob
-from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
 from ipex_assist.speculative.choosing.grammar import Grammar, GrammarError, follow
 from ipex_assist.speculative.choosing.logit_edits import SeenTokens
 from ipex_assist.speculative.choosing.sampling import Sampling
+from ipex_assist.speculative.pass_drafts import PlannedRequest
+from ipex_assist.speculative.planner import Planner
 from ipex_assist.speculative.round import Round
 from ipex_assist.speculative.schedule import RoundState, Schedule
 from ipex_assist.speculative.sources.constrained_source import ConstrainedSource
@@ -67,6 +68,7 @@ class Request:
     tokens: the prompt's, then the output's. All but the last must be in `sequence` before the next token is chosen;
     whatever is missing is read first, so that a request can be preempted and resumed at any moment.
     limit: output tokens at most. make_draft_source: called when the request starts to run; None where nothing drafts.
+    planner, planned: who chooses draft lengths, and its place there. schedule: where the request names them itself.
     logprobs: how many top log-probabilities come with each token; None for none at all. prompt_logprobs: the same for
     the prompt's tokens but the first, gathered in prompt_choices. grammar: between passes, in the state after the
     output tokens. adapter: of all its rows. number: order of arrival. priority: lower ones come first. share: who
@@ -80,8 +82,10 @@ class Request:
     sampling: Sampling
     logprobs: int | None
     make_draft_source: Callable[[], DraftSource | None]
-    schedule: Schedule
     on_finish: Callable[[Request], None]
+    planner: Planner | None = None
+    planned: PlannedRequest | None = None
+    schedule: Schedule | None = None
     assisted: bool = False
     grammar: Grammar | None = None
     prompt_logprobs: int | None = None
@@ -177,17 +181,12 @@ class Request:
 
     @property
     def may_pause(self) -> bool:
-        """Whether a pause of its schedule means that it needs no draft of a model."""
-        return self.draft is not None and self.draft.may_pause and isinstance(self.schedule, AdaptiveSchedule)
-
-    @property
-    def doubts_source(self) -> bool:
-        """Whether its draft source did not pay in earlier texts, so that it reads no prompt."""
-        return isinstance(self.schedule, AdaptiveSchedule) and self.schedule.is_doubted
+        """Whether a pause of the planner means that it needs no draft of a model."""
+        return self.draft is not None and self.draft.may_pause and self.planned is not None
 
     @property
     def copies(self) -> bool:
-        """Whether its next draft would be a copy of earlier text, which no pause of its schedule is about."""
+        """Whether its next draft would be a copy of earlier text, which no pause of the planner is about."""
         return isinstance(self.draft, LookupWithFallback) and self.draft.copies(self.tokens)
 
     @property
@@ -206,12 +205,18 @@ class Request:
         return self.tokens[self.sequence.length : self.sequence.length + count]
 
     def state(self) -> RoundState:
-        """Return the request's progress, for its schedule."""
+        """Return the request's progress, for the planner."""
         assert self.draft is not None
-        unread, second = self.draft.unread(self.tokens), None
-        if unread and (assistants := self.assistants) is not None:
-            second = RoundState(len(self.tokens), self.remaining, assistants.model_unread(self.tokens))
-        return RoundState(len(self.tokens), self.remaining, unread, not unread or self.head is None, second)
+        return self.state_with(self.draft.unread(self.tokens))
+
+    def state_with(self, unread: int) -> RoundState:
+        """Return its progress where its first assistant has `unread` tokens to read; 0 where none will be asked."""
+        if not unread:
+            return RoundState(len(self.tokens), self.remaining)
+        if (assistants := self.assistants) is not None:
+            second = assistants.model_unread(self.tokens)
+            return RoundState(len(self.tokens), self.remaining, (unread, second), (False, True))
+        return RoundState(len(self.tokens), self.remaining, (unread,), (self.head is None,))
 
     def roll_back(self) -> None:
         """Undo a pass that an error or a signal interrupted: draft, grammar and sequence again agree with `tokens`."""
@@ -240,6 +245,8 @@ class Request:
     def finish(self, error: BaseException | None = None) -> None:
         """Mark the request as finished; error: what it failed with, if it did."""
         self.error, self.finished = error, True
+        if self.planner is not None and self.planned is not None:
+            self.planner.leave(self.planned)
         self.release()
         self.outbox.notify()
 

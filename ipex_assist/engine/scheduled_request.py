@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ipex_assist.engine.request import Request
 from ipex_assist.executors.interface import Rows
-from ipex_assist.speculative.joint_schedule import JointDraft
+from ipex_assist.speculative.pass_drafts import RequestDraft
 from ipex_assist.speculative.sources.head_assistant import HeadAssistant
 from ipex_assist.speculative.sources.proposal import NO_PROPOSAL, Proposal
 
@@ -17,8 +17,8 @@ class ScheduledRequest:
 
     reads_all_pending: the pass reads all pending tokens, so that the request gets new ones. is_prefill: it reads a
     prompt, or reads a preempted request again; nothing is drafted then. forced_count: drafted tokens that the grammar
-    forces, and that are verified whatever they cost. joint_draft: set by a joint schedule. rests: its schedule has
-    a pause and plans nothing. keeps_hidden: the pass gives its draft head the hidden states of its rows.
+    forces, and that are verified whatever they cost. planned: its draft, where the planner
+    chooses. keeps_hidden: the pass gives its draft head the hidden states of its rows.
     """
 
     request: Request
@@ -28,8 +28,7 @@ class ScheduledRequest:
     is_prefill: bool = False
     forced_count: int = 0
     proposal: Proposal = NO_PROPOSAL
-    joint_draft: JointDraft | None = None
-    rests: bool = False
+    planned: RequestDraft | None = None
     keeps_hidden: bool = True
 
     @property

@@ -18,7 +18,7 @@ from ipex_assist.engine.scheduled_request import ScheduledRequest
 from ipex_assist.engine.stats import EngineStats
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.interface import ANY_ROWS, LogitsError, Meanwhile, Model, Rows, experts_a_layer
-from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
+from ipex_assist.speculative.account import LOST_SHARE
 from ipex_assist.speculative.choosing.logprobs import of_rows
 from ipex_assist.speculative.choosing.verify import verify
 from ipex_assist.speculative.round import Round
@@ -134,7 +134,7 @@ class Scheduler:
                 request.draft = request.make_draft_source()
                 if (head := request.head) is not None:
                     head.target = request.sequence
-                    if request.doubts_source:
+                    if self.drafts.doubts(request):
                         head.skip_prompt()
             except IpexAssistError as error:
                 self._fail(request, error)
@@ -237,17 +237,27 @@ class Scheduler:
         positions = sum(each.pending * (each.request.position - each.pending // 2) for each in batch if each.is_prefill)
         self._chunks.observe(read, len(batch) - len(prefills), seconds, positions, experts=experts)
         self.stats.prompt_tokens += read
-        for scheduled, each, output in zip(batch, plan.rows, outputs, strict=True):
-            if scheduled.is_prefill and output.hidden is not None:
-                self._charge_taps(scheduled, seconds * len(each.tokens) / count)
-            listed = not scheduled.is_prefill or self._note_prompt(scheduled.request, len(each.tokens), output, seconds)
-            if listed and scheduled.reads_all_pending:
-                self._accept_tokens(scheduled, output, seconds, draft_s, experts)
-            elif listed and (sequence := scheduled.request.sequence) is not None:
-                self._keep_hidden(scheduled, sequence.length - len(each.tokens), output, len(each.tokens))
-        self.drafts.observe_pass(count, read, seconds, draft_s, experts)
+        ended: list[Request] = []
+        try:
+            for scheduled, each, output in zip(batch, plan.rows, outputs, strict=True):
+                request, length = scheduled.request, len(each.tokens)
+                if scheduled.is_prefill and output.hidden is not None:
+                    self._charge_taps(scheduled, seconds * length / count)
+                listed = not scheduled.is_prefill or self._note_prompt(request, length, output, seconds)
+                if listed and scheduled.reads_all_pending:
+                    if self._accept_tokens(scheduled, output, seconds, draft_s):
+                        ended.append(request)
+                elif listed and request.sequence is not None:
+                    self._keep_hidden(scheduled, request.sequence.length - length, output, length)
+            self.drafts.observe_pass(count, read, seconds, draft_s, experts)
+        finally:  # what their last pass says is known then
+            for request in ended:
+                self._leave(request)
+                self.stats.finished += 1
+                request.on_finish(request)
+                request.finish()
         for request, took_s in self._heads.read(self._repays_reading):
-            self.drafts.book_reading(request, took_s)
+            self.drafts.charge(request, took_s)
             self.stats.draft_s += took_s
 
     def _keep_hidden(self, scheduled: ScheduledRequest, first: int, output: RequestOutput, count: int) -> None:
@@ -266,9 +276,9 @@ class Scheduler:
 
         Where they leave the last layer, that computes all rows; without them it computes those that need logits.
         """
-        layers, head, schedule = self.target.spec.num_hidden_layers, scheduled.head, scheduled.request.schedule
-        if head is not None and layers in head.spec.taps.layers and isinstance(schedule, AdaptiveSchedule):
-            schedule.charge_prompt(seconds / layers, seconds)
+        layers, head = self.target.spec.num_hidden_layers, scheduled.head
+        if head is not None and layers in head.spec.taps.layers:
+            self.drafts.charge(scheduled.request, seconds * max(0.0, 1 / layers - LOST_SHARE))
 
     def _repays_reading(self, request: Request, unread: int) -> bool:
         return self.drafts.repays_reading(request, unread, len(self.running))
@@ -299,9 +309,9 @@ class Scheduler:
         return True
 
     def _accept_tokens(
-        self, scheduled: ScheduledRequest, output: RequestOutput, seconds: float, draft_s: float, experts: float | None
-    ) -> None:
-        """Choose and verify a request's tokens, and queue the round for its owner."""
+        self, scheduled: ScheduledRequest, output: RequestOutput, seconds: float, draft_s: float
+    ) -> bool:
+        """Choose and verify a request's tokens, and queue the round for its owner. True if these are the last."""
         request, proposal, started = scheduled.request, scheduled.proposal, self.clock()
         try:
             new, accepted = verify(output.tokens, proposal.tokens, len(request.tokens))
@@ -310,7 +320,7 @@ class Scheduler:
                 listed = of_rows(output.logits[-1 - len(proposal.tokens) :], new, request.logprobs)
         except IpexAssistError as error:
             self._fail(request, error)
-            return
+            return False
         choose_s = self.clock() - started
         self.stats.choose_s += choose_s
         if request.proposal is not None and request.draft is not None:
@@ -334,15 +344,11 @@ class Scheduler:
             if request.draft is not None:
                 self.stats.drafted += drafted
                 self.stats.accepted += accepted
-                self.drafts.observe(scheduled, accepted, draft_s, target_s, experts)
+                self.drafts.observe(scheduled, accepted)
                 plain_s = self.drafts.plain_s(scheduled, len(new))
             took, by = (draft_s if drafted else 0.0, target_s, False, plain_s, choose_s), None
             if drafted and (by := request.drafted_by) is not None:
                 self.stats.drafted_by[by] += drafted
                 self.stats.accepted_by[by] += accepted
             request.outbox.put(Round(new, drafted, accepted, *took, listed, drafted_by=by))
-        if request.remaining <= 0 or not request.eos.isdisjoint(new):
-            self._leave(request)
-            self.stats.finished += 1
-            request.on_finish(request)
-            request.finish()
+        return request.remaining <= 0 or not request.eos.isdisjoint(new)

@@ -9,20 +9,18 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ipex_assist.executors.interface import FewerThreads, Model
-from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
 from ipex_assist.speculative.choosing.grammar import Grammar
 from ipex_assist.speculative.choosing.sampling import Sampling
 from ipex_assist.speculative.costs.acceptance import Acceptance
-from ipex_assist.speculative.costs.live_costs import LiveCosts
 from ipex_assist.speculative.costs.pair_cache import PairCache
 from ipex_assist.speculative.costs.pair_costs import Costs
-from ipex_assist.speculative.draft_budget import HEAD_STAKE, STAKE
-from ipex_assist.speculative.joint_schedule import JointSchedule
 from ipex_assist.speculative.options import DraftOptions
+from ipex_assist.speculative.pass_drafts import PlannedRequest
+from ipex_assist.speculative.planned_assistant import KnownAssistant
+from ipex_assist.speculative.planner import Planner
 from ipex_assist.speculative.schedule import (
     CONSTANT_TOKENS,
     HEURISTIC_TOKENS,
-    LONGEST_DRAFT,
     ConstantSchedule,
     HeuristicSchedule,
     Schedule,
@@ -37,8 +35,6 @@ from ipex_assist.speculative.sources.suffix_lookup import LookupWithFallback, Su
 from ipex_assist.speculative.sources.text_index import TextIndex
 from ipex_assist.speculative.sources.two_assistants import TwoAssistants
 from ipex_assist.speculative.sources.universal_assistant import UniversalAssistant
-from ipex_assist.speculative.two_assistants_joint_schedule import TwoAssistantsJointSchedule
-from ipex_assist.speculative.two_assistants_schedule import TwoAssistantsSchedule
 from ipex_assist.tokenization.vocabulary import SharedVocabulary
 
 if TYPE_CHECKING:
@@ -57,7 +53,7 @@ class Drafting:
     the target's, otherwise. measure: calibrates the pair when costs are first needed.
     corpus, answers: text that lookup copies beside the request's own.
     second: of a small model that drafts in turn with the assistant, a draft head then: its own costs and acceptance.
-    keep: called with `model_acceptance` and `lookup_acceptance` after each request that used the adaptive schedule.
+    keep: called with `model_acceptance`, `lookup_acceptance` and `gained_passes` after each request that was planned.
     """
 
     target_vocab_size: int
@@ -70,18 +66,19 @@ class Drafting:
     shared: SharedVocabulary = field(default_factory=SharedVocabulary)
     model_acceptance: Acceptance = field(default_factory=Acceptance)
     lookup_acceptance: Acceptance = field(default_factory=Acceptance)
-    keep: Callable[[Acceptance, Acceptance], None] | None = None
+    keep: Callable[[Acceptance, Acceptance, float], None] | None = None
     second: Drafting | None = None
     corpus: TextIndex | None = None
     answers: EarlierAnswers | None = None
     cache: PairCache | None = None
     adapter_acceptance: dict[str, tuple[Acceptance, Acceptance]] = field(default_factory=dict)  # of this process
+    gained_passes: float = 0.0  # by the drafts of earlier requests, in plain passes
     _costs: Costs | None = None
     _measuring: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def go_on_from(self, cache: PairCache) -> None:
         """Start from the costs and acceptance rates that earlier processes stored, and store this one's."""
-        self.cache = cache
+        self.cache, self.gained_passes = cache, cache.gained_passes
         self.model_acceptance, self.lookup_acceptance, self.keep = (
             cache.model_acceptance,
             cache.lookup_acceptance,
@@ -94,6 +91,7 @@ class Drafting:
             self._costs, self.cache = self.costs, None
         self.model_acceptance, self.lookup_acceptance, self.keep = Acceptance(), Acceptance(), None
         self.adapter_acceptance.clear()
+        self.gained_passes = 0.0
         if self.second is not None:
             self.second.forget()
 
@@ -201,62 +199,35 @@ class Drafting:
         of_model, of_lookup = (each.for_next_text(carried=UNTRUSTED_TOKENS) for each in without)
         return of_model, of_lookup
 
-    def schedule(
-        self,
-        options: DraftOptions,
-        limit: int,
-        shared: Callable[[], LiveCosts] | None = None,
-        adapter: str | None = None,
-    ) -> Schedule:
-        """Return the schedule of one request of at most `limit` output tokens, with an adapter of the target or none.
-
-        shared: returns the live costs of an engine whose passes several requests share.
-        """
+    def schedule(self, options: DraftOptions) -> Schedule | None:
+        """Return the schedule of one request that names its draft lengths itself; None: the planner's to choose."""
         number = options.num_assistant_tokens
         if options.kind == "constant":
             return ConstantSchedule(CONSTANT_TOKENS if number is None else number)
         if options.kind == "heuristic":
             return HeuristicSchedule(HEURISTIC_TOKENS if number is None else number)
-        longest = LONGEST_DRAFT if number is None else number
-        is_head = self.assistant is not None and self.assistant.spec.head is not None
-        self.model_acceptance.by_position = is_head
-        of_model, of_lookup = self.known_of(adapter)
-        known = of_model.for_next_text(), of_lookup.for_next_text()
-        costs, live, stake = self.costs, None if shared is None else shared(), HEAD_STAKE if is_head else STAKE
-        if self.second is None:
-            return AdaptiveSchedule(costs, limit, longest, *known, shared=live, adapter=adapter, stake=stake)
-        of_second, _ = self.second.known_of(adapter)
-        return TwoAssistantsSchedule(
-            *(costs, limit, longest, *known),
-            shared=live,
-            adapter=adapter,
-            stake=stake,
-            second_costs=self.second.costs,
-            second_acceptance=of_second.for_next_text(),
-        )
+        return None
 
-    def joint_schedule(self) -> JointSchedule:
-        """Return the schedule of requests that share passes."""
-        known = self.costs, self.model_acceptance, self.lookup_acceptance
-        if self.second is None:
-            return JointSchedule(*known, self.known_of)
-        second = self.second.costs, self.second.model_acceptance, self.second.known_of
-        return TwoAssistantsJointSchedule(*known, self.known_of, *second)
+    def planner(self) -> Planner:
+        """Return a planner for requests that run together, which begins with what earlier ones taught."""
+        self.model_acceptance.by_position = self.assistant is not None and self.assistant.spec.head is not None
+        known = [KnownAssistant(each.costs, each.model_acceptance, each.known_of) for each in self._each()]
+        return Planner(known, self.lookup_acceptance, self.gained_passes)
 
-    def learn(self, schedule: Schedule, adapter: str | None = None) -> None:
-        """Take over acceptance rates and costs from the schedule of a finished request, with its adapter."""
-        if not isinstance(schedule, AdaptiveSchedule):
-            return
-        if self.second is not None and isinstance(schedule, TwoAssistantsSchedule):
-            self.second.learn(schedule.second, adapter)
-        # Of concurrent requests the last one to finish wins.
-        if adapter is not None:
-            self.adapter_acceptance[adapter] = schedule.model_acceptance, schedule.lookup_acceptance
-            if self.cache is not None:
-                self.cache.correct_costs(schedule.findings())
-            return
-        self.model_acceptance, self.lookup_acceptance = schedule.model_acceptance, schedule.lookup_acceptance
-        if self.keep is not None:
-            self.keep(self.model_acceptance, self.lookup_acceptance)
-        if self.cache is not None:
-            self.cache.correct_costs(schedule.findings())
+    def _each(self) -> list[Drafting]:
+        return [self] if self.second is None else [self, self.second]
+
+    def learn(self, planner: Planner, request: PlannedRequest) -> None:
+        """Take over acceptance rates, costs and gains from the planner of a finished request."""
+        adapter = request.adapter
+        *of_models, of_lookup = planner.learnt(adapter)
+        self.gained_passes = planner.gained_passes
+        for each, of_model, findings in zip(self._each(), of_models, planner.findings(request), strict=True):
+            if adapter is not None:
+                each.adapter_acceptance[adapter] = of_model, of_lookup
+            else:
+                each.model_acceptance, each.lookup_acceptance = of_model, of_lookup
+                if each.keep is not None:
+                    each.keep(of_model, of_lookup, self.gained_passes)
+            if each.cache is not None:
+                each.cache.correct_costs(findings)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,6 +11,7 @@ from ipex_assist.models.spec import DecoderSpec
 CONSTANT_TOKENS = 3  # on every machine measured, a pass of four rows costs no more than one of one row
 HEURISTIC_TOKENS = 5  # initial value of transformers' heuristic
 LONGEST_DRAFT = 15
+ALL_UNREAD = 1 << 30  # as a plan's context: the source reads all unread tokens, however many
 
 
 def longest_draft(spec: DecoderSpec) -> int:
@@ -34,63 +34,37 @@ class DraftPlan:
     assistant: int = 0
 
 
+NOTHING = DraftPlan(0)
+
+
 @dataclass(frozen=True)
 class RoundState:
-    """A request's progress: its length in tokens, tokens that may still come, tokens unread by the draft source.
+    """A request's progress: its length in tokens, tokens that may still come, tokens unread by each of its assistants.
 
-    rereads: whether the source can read later what it skipped; a draft head cannot, whose target's hidden states are
-    gone by then. second: the same for the second of two assistants; None where there is none, or none of them would
-    draft.
+    unread: none where the next draft needs no model. rereads: whether each assistant can read later what it skipped; a
+    draft head cannot, whose target's hidden states are gone by then.
     """
 
     length: int
     remaining: int
-    unread: int
-    rereads: bool = True
-    second: RoundState | None = None
-
-
-@dataclass(frozen=True)
-class RoundResult:
-    """Outcome of a plan: drafted and accepted tokens, the draft's confidence in each, seconds of both models.
-
-    experts: distinct experts that the target's pass read, mean over the layers; None if unknown. overhead_s: seconds
-    that this round took beside both models' passes, and would not have taken if nothing could draft.
-    """
-
-    drafted: int
-    accepted: int
-    confidence: Sequence[float] = ()
-    draft_s: float = 0.0
-    target_s: float = 0.0
-    experts: float | None = None
-    overhead_s: float = 0.0
+    unread: tuple[int, ...] = ()
+    rereads: tuple[bool, ...] = (True,)
 
 
 class Schedule(Protocol):
-    """Plans drafts, and observes their outcome. One object per request.
-
-    plain_s: current seconds of a pass of one row; None if the schedule measures nothing.
-    """
-
-    @property
-    def plain_s(self) -> float | None:
-        """Seconds of a pass of one row, or None."""
-        ...
+    """Plans drafts of a fixed kind, and observes their outcome. One object per request."""
 
     def plan(self, now: RoundState) -> DraftPlan:
         """Return how to draft in the next round."""
         ...
 
-    def observe(self, outcome: RoundResult) -> None:
-        """Record the outcome of the round that was planned last."""
+    def observe(self, drafted: int, accepted: int) -> None:
+        """Record how many tokens of the round that was planned last were drafted, and accepted."""
         ...
 
 
 class ConstantSchedule:
     """Drafts the same number of tokens every round."""
-
-    plain_s = None
 
     def __init__(self, k: int = CONSTANT_TOKENS) -> None:
         self.k = k
@@ -99,14 +73,12 @@ class ConstantSchedule:
         """Return a plan of `k` tokens, always."""
         return DraftPlan(self.k)
 
-    def observe(self, outcome: RoundResult) -> None:
+    def observe(self, drafted: int, accepted: int) -> None:
         """Nothing to learn."""
 
 
 class HeuristicSchedule:
     """transformers' `num_assistant_tokens_schedule="heuristic"`: two more after a full hit, one less after a miss."""
-
-    plain_s = None
 
     def __init__(self, k: int = HEURISTIC_TOKENS) -> None:
         self.k = k
@@ -115,7 +87,7 @@ class HeuristicSchedule:
         """Return a plan of the current number of tokens."""
         return DraftPlan(self.k)
 
-    def observe(self, outcome: RoundResult) -> None:
+    def observe(self, drafted: int, accepted: int) -> None:
         """Adjust the number; a round without a draft changes nothing."""
-        if outcome.drafted:
-            self.k = self.k + 2 if outcome.accepted == outcome.drafted else max(1, self.k - 1)
+        if drafted:
+            self.k = self.k + 2 if accepted == drafted else max(1, self.k - 1)

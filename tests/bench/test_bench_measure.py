@@ -8,8 +8,9 @@ import pytest
 
 from ipex_assist.bench.measure import Case, Contender, Row, Sample, forget, measure
 from ipex_assist.generation.result import DraftResult, Identity, Result, Times
-from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
 from ipex_assist.speculative.costs.pair_costs import Costs
+from ipex_assist.speculative.planned_assistant import KnownAssistant
+from ipex_assist.speculative.planner import Planner
 
 pytestmark = pytest.mark.one_stack
 
@@ -158,7 +159,8 @@ def test_earlier_texts_are_forgotten() -> None:
         model.drafting.lookup_acceptance.observe([0.9], 1, 1)
         forget(model)
         assert model.drafting.model_acceptance.seen == model.drafting.lookup_acceptance.seen == 0
-    model.drafting.learn(AdaptiveSchedule(Costs((1.0,)), 8))
+    planner = Planner([KnownAssistant(Costs((1.0,)))])
+    model.drafting.learn(planner, planner.join(8))
     assert kept == []  # nor do texts of an experiment teach what users' texts are like
     assert model.drafting.costs == "costs"
     assert calls == [1]

@@ -17,8 +17,8 @@ from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.engine.chunk_sizes import EngineLimits
 from ipex_assist.executors.adapters import TakesAdapters, adapter_matrices
 from ipex_assist.executors.load_request import LoadRequest
-from ipex_assist.speculative.joint_schedule import KNOWN_TOKENS
 from ipex_assist.speculative.options import GenerationOptions
+from ipex_assist.speculative.planned_assistant import KNOWN_TOKENS
 
 CHOICES = ((None, 1.0), ("one", 1.0), ("two", 1.0), ("wide", 0.5))
 PRECISIONS = [*(("native", each) for each in ("int8", "int4", "bf16", "fp32") if HAS_NATIVE), ("torch", "fp32")]

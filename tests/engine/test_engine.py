@@ -18,6 +18,7 @@ import pytest
 import tiny_models
 import torch
 from conftest import HAS_NATIVE
+from still_clock import still
 
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.engine.chunk_sizes import EngineLimits
@@ -57,7 +58,7 @@ class Pair:
             self.assistant if draft in ("model", "both") else None,
             lookup=draft in ("lookup", "both"),
         )
-        return Engine(self.target, drafting, limits=limits or EngineLimits())
+        return Engine(self.target, drafting, limits=limits or EngineLimits(), clock=still)
 
     def alone(self, prompt: tuple[int, ...], options: GenerationOptions) -> list[int]:
         """The text of a request that nothing runs beside, decoded plainly."""

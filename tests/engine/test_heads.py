@@ -15,6 +15,7 @@ import pytest
 import tiny_models
 from conftest import HAS_NATIVE
 from fake_heads import BLOCK_SIZE, VOCAB, FakeHead, FakeTarget, SamplingTarget
+from still_clock import still
 from test_engine import (
     CHEAP,
     SAMPLED,
@@ -35,13 +36,12 @@ from ipex_assist.engine.engine import Engine
 from ipex_assist.engine.stats import EngineStats
 from ipex_assist.executors.interface import Model
 from ipex_assist.models.draft_head import HeadKind
-from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
+from ipex_assist.speculative.account import LOST_SHARE
 from ipex_assist.speculative.costs.acceptance import Acceptance
 from ipex_assist.speculative.costs.pair_costs import Costs
-from ipex_assist.speculative.draft_budget import HEAD_STAKE
 from ipex_assist.speculative.drafting import Drafting
-from ipex_assist.speculative.joint_schedule import JointSchedule
 from ipex_assist.speculative.options import GenerationOptions
+from ipex_assist.speculative.planner import Planner
 from ipex_assist.speculative.schedule import ConstantSchedule
 from ipex_assist.speculative.sources.head_assistant import HeadAssistant
 
@@ -63,7 +63,7 @@ def pair_of(kind: HeadKind, count: int = 4096, wrong: Any = sometimes, target: t
 
 def engine_of(target: Model, head: Model | None, limits: EngineLimits | None = None, lookup: bool = False) -> Engine:
     block = head is not None and head.spec.head is not None and head.spec.head.block_size
-    return Engine(target, Drafting(VOCAB, lambda: BLOCK if block else CHEAP, head, lookup), limits=limits)
+    return Engine(target, Drafting(VOCAB, lambda: BLOCK if block else CHEAP, head, lookup), limits=limits, clock=still)
 
 
 def plain(prompt: tuple[int, ...], options: GenerationOptions) -> list[int]:
@@ -218,10 +218,10 @@ def test_hidden_states_behind_the_last_layer_are_charged() -> None:
     engine = Engine(target, Drafting(VOCAB, lambda: dear, FakeHead()), clock=lambda: now[0])
     handle = engine.submit(prompt_of(random.Random(3), 20), GenerationOptions.of(max_new_tokens=4000, ignore_eos=True))
     next(handle)
-    schedule = handle._request.schedule
-    assert isinstance(schedule, AdaptiveSchedule)
-    beyond_stake = 0.9 * (1 / target.spec.num_hidden_layers - HEAD_STAKE)
-    assert schedule.budget.account.balance == pytest.approx(-beyond_stake)
+    planner = handle._request.planner
+    assert planner is not None
+    beyond_share = 0.9 * (1 / target.spec.num_hidden_layers - LOST_SHARE)
+    assert planner.account.earned_s == pytest.approx(-beyond_share)
     handle.cancel()
 
 
@@ -357,22 +357,22 @@ def test_a_head_that_is_never_right_is_left_alone(
 
 @pytest.mark.parametrize("kind", ["mtp", "dflash"])
 def test_several_texts_pause_together(kind: HeadKind, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the joint schedule drafts nothing for some passes, it is not asked; and a newcomer ends the pause."""
+    """Where the planner drafts nothing for some passes, it is not asked; and a newcomer ends the pause."""
     target, head, now, plans = SamplingTarget(), FakeHead(kind, lambda digest: True), [0.0], [0]
     block = (0.5,) * 8 if kind == "dflash" else ()
     believed = Costs(tuple(1 + 0.1 * i for i in range(16)), 0.0 if block else 0.5, (0.5,) * 16, 0.05, block=block)
-    sample, plan = target.sample, JointSchedule.plan
+    sample, plan = target.sample, Planner.plan
 
     def sampled(rows: Any, choices: Any, hidden: Any = None) -> Any:
         now[0] += believed.verifying(sum(len(each.tokens) for each in rows))
         return sample(rows, choices, hidden)
 
-    def planned(self: JointSchedule, *args: Any) -> None:
+    def planned(self: Planner, *args: Any) -> Any:
         plans[0] += 1
-        plan(self, *args)
+        return plan(self, *args)
 
     monkeypatch.setattr(target, "sample", sampled)
-    monkeypatch.setattr(JointSchedule, "plan", planned)
+    monkeypatch.setattr(Planner, "plan", planned)
     engine = Engine(target, Drafting(VOCAB, lambda: believed, head), clock=lambda: now[0])
     options = GenerationOptions.of(max_new_tokens=300, ignore_eos=True)
     prompts = [prompt_of(random.Random(seed), 20) for seed in range(4)]

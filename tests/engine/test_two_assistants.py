@@ -37,7 +37,7 @@ from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.engine.chunk_sizes import EngineLimits
 from ipex_assist.engine.engine import Engine
 from ipex_assist.engine.stats import EngineStats
-from ipex_assist.executors.interface import DraftInput, HiddenRows, Model
+from ipex_assist.executors.interface import HiddenRows, Model
 from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.load import load_head, load_model
 from ipex_assist.executors.load_request import LoadRequest
@@ -253,12 +253,6 @@ class HalfRightModel(simulated.SimulatedAssistant):
         super().__init__(clock, lambda rows: costs.draft * simulated.grown(costs, rows), costs.read)
         self.wrong = wrong
 
-    def _draft(self, request: DraftInput) -> tuple[list[int], list[float]]:
-        known = request.sequence.tokens + list(request.tokens)  # type: ignore[attr-defined]
-        if known[0] < 1000:
-            return super()._draft(request)
-        return self.recorded(simulated.FIRST, known[-1] - 999, request.count, request.min_confidence)
-
     def recorded(self, first: int, new: int, count: int, min_confidence: float) -> tuple[list[int], list[float]]:
         tokens, confidence = super().recorded(first, new, count, min_confidence)
         return ([simulated.WRONG] * len(tokens) if self.wrong(new) else tokens), confidence
@@ -340,5 +334,5 @@ def test_the_better_one_drafts(at_a_time: int) -> None:
     if at_a_time > 1:  # texts that share passes share what is known of acceptance, and are in either half
         return
     both, stats = speed(drafting_simulated(first_half, second_half))
-    assert both > 1.02 * max(speed(only(0, first_half))[0], speed(only(1, second_half))[0])
-    assert min(stats.accepted_by.values()) > 0.1 * stats.accepted
+    assert both > 1.1 * max(speed(only(0, first_half))[0], speed(only(1, second_half))[0])
+    assert min(stats.accepted_by.values()) > 0.2 * stats.accepted

@@ -15,8 +15,9 @@ from ipex_assist.executors import interface
 from ipex_assist.executors.interface import Model, Rows
 from ipex_assist.generation import stats as stats_module
 from ipex_assist.generation.stats import Statistics
-from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
 from ipex_assist.speculative.costs.calibration import calibrate
+from ipex_assist.speculative.planned_assistant import KnownAssistant
+from ipex_assist.speculative.planner import Planner
 from ipex_assist.speculative.round import Round
 from ipex_assist.speculative.schedule import ConstantSchedule, DraftPlan, Schedule
 from ipex_assist.speculative.sources.assistant_model import AssistantModel
@@ -83,7 +84,7 @@ def statistics(
     clock: Clock,
     target: Timed,
     draft: Timed | None,
-    schedule: Schedule | None,
+    schedule: Schedule | Planner | None,
     source_class: type[AssistantModel] = AssistantModel,
 ) -> Statistics:
     """Return the statistics of one text of NEW tokens, each of which costs half a millisecond outside of the passes."""
@@ -110,7 +111,7 @@ def test_it_is_what_a_plain_run_takes(pair: tuple[Clock, Timed, Timed], slower: 
     clock, target, draft = pair
     costs = calibrate(target, draft, clock=clock.perf_counter)
     clock.slower = slower
-    assisted = statistics(clock, target, draft, AdaptiveSchedule(costs, NEW))
+    assisted = statistics(clock, target, draft, Planner([KnownAssistant(costs)]))
     plain = statistics(clock, target, None, None)
     assert assisted.new_tokens == plain.new_tokens
     true = plain.decode_s / assisted.decode_s

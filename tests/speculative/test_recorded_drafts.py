@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from planned import PlannedText, RoundResult, record, state_of
 
-from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
-from ipex_assist.speculative.costs.acceptance import EDGES, Acceptance
+from ipex_assist.speculative.costs.acceptance import EDGES
 from ipex_assist.speculative.costs.pair_costs import Costs
-from ipex_assist.speculative.schedule import ConstantSchedule, RoundResult, RoundState, Schedule
+from ipex_assist.speculative.schedule import ConstantSchedule, Schedule
 
 pytestmark = pytest.mark.one_stack
 
@@ -43,7 +43,7 @@ def replay(
     new, read, seconds, total = 1, 0, 0.0, 0
     while new < end:
         remaining, drafted, accepted, draft_s = end - new, 0, 0, 0.0
-        now = RoundState(prompt + new, remaining, prompt + new - read)
+        now = state_of(prompt + new, remaining, prompt + new - read)
         confidence: list[float] = []
         plan = schedule.plan(now) if remaining > 1 else None
         if plan is not None and min(plan.k, remaining - 1) > 0:
@@ -53,13 +53,14 @@ def replay(
                     break
             drafted = len(confidence)
             accepted = min(int(text["right"][new - 1], 16), drafted)
-            unread = now.unread if plan.context is None else min(now.unread, plan.context)
+            behind = now.unread[0]
+            unread = behind if plan.context is None else min(behind, plan.context)
             draft_s = true.reading(unread) + drafted * true.draft
             read = now.length + min(accepted, drafted - 1)
         target_s = true.verifying(drafted + 1)
         seconds, total, new = seconds + draft_s + target_s, total + drafted, new + accepted + 1
         if plan is not None:
-            schedule.observe(RoundResult(drafted, accepted, confidence, draft_s * disturb(), target_s * disturb()))
+            record(schedule, RoundResult(drafted, accepted, confidence, draft_s * disturb(), target_s * disturb()))
     return (end - 1) / seconds, total
 
 
@@ -75,12 +76,11 @@ def test_adaptive_beside_the_best_fixed_length_of_each_text(precision: str, warm
 
     A draft from the end of the text is taken to be as good as one from all of it.
     """
-    true, known = costs(precision), Acceptance()
-    lengths, speeds = fixed(true), {}
+    true = costs(precision)
+    lengths, speeds, before = fixed(true), {}, None
     for name, text in TEXTS.items():
-        known = known if warm else Acceptance()
-        known = known.for_next_text()
-        speeds[name] = replay(AdaptiveSchedule(true, 128, model_acceptance=known), text, true)[0]
+        planned = before.next_text(128) if warm and before else PlannedText(true, 128)
+        speeds[name], before = replay(planned, text, true)[0], planned
     ratios = {name: round(speeds[name] / max(lengths[name]), 3) for name in TEXTS}
     assert min(ratios.values()) >= 0.9, ratios
     assert statistics.mean(ratios.values()) >= 1.0, ratios
@@ -97,8 +97,7 @@ def test_disturbed_measurements_cost_little(precision: str, seed: int) -> None:
     wrong = Costs(tuple(max(measured[: i + 1]) for i in range(16)), 1.2 * true.draft, true.rows, true.read)
     lengths = fixed(true)
     speeds = [
-        replay(AdaptiveSchedule(wrong, 128), text, true, lambda: 1 + generator.expovariate(10))[0]
-        for text in TEXTS.values()
+        replay(PlannedText(wrong, 128), text, true, lambda: 1 + generator.expovariate(10))[0] for text in TEXTS.values()
     ]
     single = max(statistics.mean(column) for column in zip(*lengths.values(), strict=True))
     assert statistics.mean(speeds) >= single
@@ -109,6 +108,6 @@ def test_the_draft_of_a_slow_assistant_is_left_alone() -> None:
     true = costs("int4")
     slow = Costs(true.verify, 1.2 * true.verify[0], tuple(1.2 * row for row in true.verify), true.verify[0] / 4)
     for name, text in TEXTS.items():
-        speed, drafted = replay(AdaptiveSchedule(slow, 128), text, slow)
+        speed, drafted = replay(PlannedText(slow, 128), text, slow)
         assert (text["new_tokens"] - 1) / speed <= (text["new_tokens"] - 1 + 0.03 * 128) * slow.verifying(1), name
         assert drafted <= 12

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -89,6 +89,14 @@ class ConfidenceBins:
             above_accepted / np.maximum(above_drafted, 1e-9),
             below_accepted / np.maximum(below_drafted, 1e-9),
         )
+
+
+class ExpectedTokens(Protocol):
+    """Acceptance rates of a request's drafts, or the mean of several requests' (adapter_acceptance.py)."""
+
+    def expected_tokens(self, longest: int) -> tuple[Array, Array]:
+        """See Acceptance."""
+        ...
 
 
 class Acceptance:

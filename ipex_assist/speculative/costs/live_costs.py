@@ -12,7 +12,6 @@ from ipex_assist.speculative.costs.acceptance import Array
 from ipex_assist.speculative.costs.draft_errors import DraftErrors
 from ipex_assist.speculative.costs.expert_costs import ExpertSpread
 from ipex_assist.speculative.costs.pair_costs import Costs
-from ipex_assist.speculative.schedule import RoundResult
 
 # Variances of logarithms: 0.01 is an error of about 10 %. The machine's speed is unknown at first and drifts with every
 # round. Calibration errors: common to all sizes above one row, correlated between neighbouring sizes, and independent
@@ -95,13 +94,6 @@ class LiveCosts:
         if self._beside is None or self._beside.calibrated != calibrated:
             self._beside = _CostsBeside(self, calibrated)
         return self._beside
-
-    def observe(self, outcome: RoundResult, read: int) -> None:
-        """Update by one request's round, before which `read` tokens were unread."""
-        expected = 0.0, 0.0
-        if outcome.drafted and read:
-            expected = self.calibrated.drafting(outcome.drafted), self.reading(read)
-        self.observe_pass(outcome.drafted + 1, outcome.target_s, expected, outcome.draft_s, outcome.experts)
 
     @property
     def reading_known(self) -> bool:

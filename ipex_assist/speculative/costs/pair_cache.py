@@ -80,6 +80,7 @@ class PairCache:
         self._costs = StoredCosts(costs_file, clock)
         counts = self._acceptance_file.read()
         self.model_acceptance, self.lookup_acceptance = _acceptance(counts, "models"), _acceptance(counts, "copies")
+        self.gained_passes = _gained(counts)
         self._clock, self._written = clock, -math.inf
 
     def costs(self, measure: Callable[[], Costs]) -> Costs:
@@ -90,11 +91,12 @@ class PairCache:
         """Apply a request's findings about the costs it started with."""
         self._costs.correct(findings)
 
-    def keep_acceptance(self, models: Acceptance, copies: Acceptance) -> None:
-        """Store the counts for later processes; written at most every WRITE_EVERY seconds."""
+    def keep_acceptance(self, models: Acceptance, copies: Acceptance, gained_passes: float = 0.0) -> None:
+        """Store the counts, and what drafts gained in plain passes; written at most every WRITE_EVERY seconds."""
         if self._clock() - self._written >= WRITE_EVERY:
             self._written = self._clock()
-            self._acceptance_file.write({"models": models.as_counts(), "copies": copies.as_counts()})
+            counts = {"models": models.as_counts(), "copies": copies.as_counts()}
+            self._acceptance_file.write({**counts, "gained_passes": gained_passes})
 
 
 class KeptFile:
@@ -148,6 +150,14 @@ def _temporary(path: Path) -> Iterator[Path]:
         yield Path(name)
     finally:
         Path(name).unlink(missing_ok=True)
+
+
+def _gained(content: Any) -> float:
+    try:
+        gained = float(content["gained_passes"])
+    except (ValueError, KeyError, TypeError, OverflowError):
+        return 0.0
+    return gained if abs(gained) < 1e6 else 0.0
 
 
 def _acceptance(content: Any, kind: str) -> Acceptance:

@@ -15,10 +15,11 @@ from decoding import GREEDY, NEW, PROMPT, run, tokens_of
 from drafts import SCRIPTS, ScriptedDraft
 
 from ipex_assist.executors.interface import Model, Rows, Sequence
-from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
 from ipex_assist.speculative.choosing.sampling import Sampling
 from ipex_assist.speculative.costs.calibration import calibrate
 from ipex_assist.speculative.costs.pair_costs import Costs
+from ipex_assist.speculative.planned_assistant import KnownAssistant
+from ipex_assist.speculative.planner import Planner
 from ipex_assist.speculative.schedule import HeuristicSchedule
 from ipex_assist.speculative.sources.assistant_model import AssistantModel
 from ipex_assist.speculative.sources.partial_vocabulary import PartialVocabularyAssistant
@@ -78,8 +79,8 @@ def test_every_source_and_schedule_equals_plain(variant: str, executor: str, pre
         "half right": lambda: ScriptedDraft(prompt + plain, lambda i: i % 4 == 0, tiny_models.VOCAB),
     }
     schedules = {
-        "cheap": lambda: AdaptiveSchedule(CHEAP, 60),
-        "dear": lambda: AdaptiveSchedule(DEAR, 60),
+        "cheap": lambda: Planner([KnownAssistant(CHEAP)]),
+        "dear": lambda: Planner([KnownAssistant(DEAR)]),
         "heuristic": lambda: HeuristicSchedule(1),
     }
     for source, make in sources.items():
@@ -244,7 +245,7 @@ def test_an_assistant_that_is_always_wrong_costs_three_percent(tmp_path: Path, s
     def seconds(assisted: bool) -> float:
         draft = AssistantModel(assistant, GREEDY, tiny_models.VOCAB) if assisted else None
         before = clock.undisturbed
-        schedule = AdaptiveSchedule(costs, 100) if assisted else None
+        schedule = Planner([KnownAssistant(costs)]) if assisted else None
         rounds = run(target, draft, new=100, schedule=schedule, clock=clock.perf_counter)
         assert any(round_.drafted for round_ in rounds) == assisted
         assert sum(round_.accepted for round_ in rounds) <= 5

@@ -28,7 +28,7 @@ from transformers import (
 from ipex_assist.executors.interface import Model
 from ipex_assist.speculative.choosing.sampling import Sampling, filtered_tokens
 from ipex_assist.speculative.options import GenerationOptions
-from ipex_assist.speculative.schedule import ConstantSchedule, DraftPlan, RoundResult, RoundState
+from ipex_assist.speculative.schedule import ConstantSchedule, DraftPlan, RoundState
 from ipex_assist.speculative.sources.assistant_model import AssistantModel
 from ipex_assist.speculative.sources.draft_source import DraftSource
 from ipex_assist.speculative.sources.partial_vocabulary import PartialVocabularyAssistant
@@ -171,8 +171,6 @@ def test_assisted_tokens_follow_the_targets_distribution(sampling: Sampling, tmp
 class Threshold:
     """Stops behind unsure tokens, and drafts from the text's end alone every other round."""
 
-    plain_s = None
-
     def __init__(self) -> None:
         self.rounds = 0
 
@@ -180,14 +178,12 @@ class Threshold:
         self.rounds += 1
         return DraftPlan(3, 0.25, 3 if self.rounds % 2 else None)
 
-    def observe(self, outcome: RoundResult) -> None:
+    def observe(self, drafted: int, accepted: int) -> None:
         pass
 
 
 class Dice:
     """Any number of tokens, any threshold, any context."""
-
-    plain_s = None
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -195,7 +191,7 @@ class Dice:
     def plan(self, now: RoundState) -> DraftPlan:
         return DraftPlan(self.random.randrange(6), self.random.choice((0, 0.4, 0.9)), self.random.choice((None, 4)))
 
-    def observe(self, outcome: RoundResult) -> None:
+    def observe(self, drafted: int, accepted: int) -> None:
         pass
 
 

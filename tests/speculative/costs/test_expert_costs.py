@@ -11,16 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from planned import PlannedText, RoundResult, observe, state_of
 
 from ipex_assist.executors.interface import Model, Rows
-from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule, best_draft
 from ipex_assist.speculative.costs.acceptance import Acceptance
+from ipex_assist.speculative.costs.batch_costs import BatchCosts
 from ipex_assist.speculative.costs.calibration import calibrate
 from ipex_assist.speculative.costs.expert_costs import ExpertCosts, ExpertSpread
 from ipex_assist.speculative.costs.live_costs import LiveCosts
 from ipex_assist.speculative.costs.pair_costs import Costs
 from ipex_assist.speculative.costs.stored_costs import StoredCosts
-from ipex_assist.speculative.schedule import RoundResult, RoundState
+from ipex_assist.speculative.draft_lengths import best_length
 
 pytestmark = pytest.mark.one_stack
 
@@ -50,7 +51,7 @@ def test_a_text_tells_how_many_experts_its_drafts_read(spread: float) -> None:
     """Rows of any number are then priced rightly, those that were never drafted, too."""
     live = LiveCosts(costs())
     for drafted in (1, 2, 3, 2, 1) * 8:
-        live.observe(round_of(drafted, spread), 1)
+        observe(live, round_of(drafted, spread), 1)
     for rows in (1, 3, 8, 12):
         assert live.costs.verifying(rows) == pytest.approx(FIXED + EACH * distinct(1 + spread * (rows - 1)), rel=0.15)
 
@@ -59,7 +60,7 @@ def test_other_experts_are_not_taken_for_a_slower_machine() -> None:
     """Passes of one row read what they always read: their price must not move where drafts read more or fewer."""
     live = LiveCosts(costs())
     for _ in range(20):
-        live.observe(round_of(6, 0.1), 1)
+        observe(live, round_of(6, 0.1), 1)
     assert live.costs.verifying(1) == pytest.approx(costs().verifying(1), rel=0.02)
 
 
@@ -98,18 +99,17 @@ def decode(spread: float, by_experts: bool, right: float, seed: int) -> float:
     acceptance, chance = Acceptance(), random.Random(seed)
     seconds = 0.0
     for _ in range(3):  # what a text taught is known to the next
-        acceptance = acceptance.for_next_text()
-        schedule = AdaptiveSchedule(known, 200, model_acceptance=acceptance)
+        schedule = PlannedText(known, 200, model_acceptance=acceptance)
         new = 1
         while new < 200:
-            plan = schedule.plan(RoundState(new, 200 - new, 1))
+            plan = schedule.plan(state_of(new, 200 - new, 1))
             drafted = max(0, min(plan.k, 199 - new))
             accepted = next((i for i in range(drafted) if chance.random() > right), drafted)
             outcome = round_of(drafted, spread, accepted)
             schedule.observe(outcome)
             seconds += outcome.draft_s + outcome.target_s
             new += accepted + 1
-        known = schedule.findings().costs
+        known, acceptance = schedule.findings().costs, schedule.acceptance
     return 3 * 199 / seconds
 
 
@@ -128,7 +128,8 @@ def test_choices_follow_the_spread() -> None:
     for _ in range(60):
         acceptance.observe([0.95] * 4, 4, 3)
     alike, apart = (LiveCosts(costs(spread)).costs for spread in (0.05, 1.0))
-    assert best_draft(acceptance, alike, 12).k > best_draft(acceptance, apart, 12).k
+    lengths = [best_length(acceptance, BatchCosts(each, 1), 1, 12).k for each in (alike, apart)]
+    assert lengths[0] > lengths[1]
 
 
 class Kept:
@@ -146,10 +147,10 @@ class Kept:
 
 def test_what_was_learnt_is_kept() -> None:
     """The next process begins with the last text's spread, and with calibration's own passes, not that text's."""
-    schedule = AdaptiveSchedule(costs(), 500)
+    schedule = PlannedText(costs(), 500)
     for _ in range(60):
-        schedule.plan(RoundState(9, 400, 1))
-        schedule._live.observe(round_of(4, 0.2), 1)
+        schedule.plan(state_of(9, 400, 1))
+        observe(schedule.planner.live, round_of(4, 0.2), 1)
     file = Kept({**asdict(costs()), "took_s": 1.0, "doubt_s": 0.0, "repeats": 0})
     kept = StoredCosts(file, lambda: 0.0)
     began = kept.costs(pytest.fail)

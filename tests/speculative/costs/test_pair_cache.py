@@ -9,15 +9,18 @@ from typing import Any
 
 import checkpoint_files
 import pytest
+from planned import PlannedText, state_of
 
 import ipex_assist
 from ipex_assist.checkpoints.open import open_checkpoint
-from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
+from ipex_assist.speculative.account import KEPT_PASSES
 from ipex_assist.speculative.costs import calibration, pair_cache, stored_costs
 from ipex_assist.speculative.costs.acceptance import EDGES, Acceptance
 from ipex_assist.speculative.costs.pair_cache import PairCache, pair_facts
 from ipex_assist.speculative.costs.pair_costs import Costs
-from ipex_assist.speculative.schedule import RoundState
+from ipex_assist.speculative.planned_assistant import KnownAssistant
+from ipex_assist.speculative.planner import Planner
+from ipex_assist.speculative.schedule import ALL_UNREAD, RoundState
 
 PAIR = {"target": "large", "assistant": "small"}
 COSTS = Costs((0.01, 0.011), 0.002, (0.002, 0.0021), 0.0005)
@@ -197,17 +200,17 @@ def test_a_known_pair_starts_trusted_and_one_that_was_wrong_does_not() -> None:
     plans = {}
     for right in (0, 2):
         known = Acceptance.from_counts(learnt(right).as_counts())
-        known = known.for_next_text()
-        plans[right] = AdaptiveSchedule(costs, 128, model_acceptance=known).plan(pair_situation())
-    assert plans[2].context is None
-    assert plans[2].k >= 3
+        planner = Planner([KnownAssistant(costs, known)], gained_passes=KEPT_PASSES if right else 0.0)
+        plans[right] = PlannedText(costs, 128, planner=planner).plan(pair_situation())
+    assert plans[2].context == ALL_UNREAD
+    assert plans[2].k >= 1
     assert plans[0].k <= 1
-    assert plans[0].context is not None
+    assert plans[0].context != ALL_UNREAD
 
 
 def pair_situation() -> RoundState:
     """Behind the first token of a text with a prompt of 250."""
-    return RoundState(251, 127, 251)
+    return state_of(251, 127, 251)
 
 
 @pytest.mark.parametrize("ended", ["at its limit", "by its reader", "interrupted"])

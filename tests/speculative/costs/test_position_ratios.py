@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from planned import PlannedText, RoundResult, state_of
 
-from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
 from ipex_assist.speculative.costs.acceptance import Acceptance
 from ipex_assist.speculative.costs.pair_costs import Costs
 from ipex_assist.speculative.costs.position_ratios import POSITIONS, PositionRatios
-from ipex_assist.speculative.schedule import LONGEST_DRAFT, RoundResult, RoundState
+from ipex_assist.speculative.schedule import LONGEST_DRAFT
 from ipex_assist.speculative.sources.proposal import Proposal
 
 pytestmark = pytest.mark.one_stack
@@ -100,9 +100,9 @@ def speed(seed: int, by_position: bool) -> float:
         drawn = np.random.default_rng((seed, text))
         sure = drawn.choice((0.75, 0.85, 0.92, 0.97, 0.99), size=(300, LONGEST_DRAFT))
         luck = drawn.random((300, LONGEST_DRAFT))
-        schedule, tokens = AdaptiveSchedule(BLOCK, 256, model_acceptance=known.for_next_text()), 0
+        schedule, tokens = PlannedText(BLOCK, 256, model_acceptance=known), 0
         while tokens < 256:
-            k = schedule.plan(RoundState(100 + tokens, 256 - tokens, 1, rereads=False)).k
+            k = schedule.plan(state_of(100 + tokens, 256 - tokens, 1, rereads=False)).k
             confidence = sure[tokens, :k].tolist()
             draft_s = BLOCK.drafting(k)
             kept = len(schedule.trim(Proposal([1] * k, confidence, 1)).tokens) if k else 0
@@ -111,7 +111,7 @@ def speed(seed: int, by_position: bool) -> float:
                 accepted += 1
             schedule.observe(RoundResult(kept, accepted, confidence, draft_s, BLOCK.verifying(kept + 1)))
             seconds, tokens = seconds + draft_s + BLOCK.verifying(kept + 1), tokens + accepted + 1
-        total, known = total + tokens, schedule.model_acceptance
+        total, known = total + tokens, schedule.acceptance
     return total / seconds
 
 

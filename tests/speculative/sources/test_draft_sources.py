@@ -11,13 +11,12 @@ import pytest
 import tiny_models
 import torch
 from conftest import HAS_NATIVE
+from still_clock import stop_clock
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 import ipex_assist
 from ipex_assist.checkpoints.open import open_checkpoint
-from ipex_assist.engine.draft_scheduler import DraftScheduler
-from ipex_assist.engine.scheduled_request import ScheduledRequest
 from ipex_assist.env.errors import UsageError
 from ipex_assist.executors.load import load_model
 from ipex_assist.executors.load_request import LoadRequest
@@ -228,15 +227,9 @@ def test_universal_drafts_the_text_that_the_assistant_would_write(folders: Path)
 
 @pytest.fixture(autouse=True)
 def _calibrated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Costs by which drafting pays, and rounds that take as long: what the machine does meanwhile decides nothing."""
-    costs, observe = Costs((1e-3,) * 16, 1e-6, (1e-6,) * 16, 1e-7), DraftScheduler.observe
-
-    def measured(self: DraftScheduler, scheduled: ScheduledRequest, accepted: int, *_: Any) -> None:
-        drafted = len(scheduled.proposal.tokens)
-        observe(self, scheduled, accepted, costs.drafting(drafted), costs.verifying(drafted + 1))
-
-    monkeypatch.setattr(PairCache, "costs", lambda *_: costs)
-    monkeypatch.setattr(DraftScheduler, "observe", measured)
+    """Costs by which drafting pays, whatever passes take: what the machine does meanwhile decides nothing."""
+    stop_clock(monkeypatch)
+    monkeypatch.setattr(PairCache, "costs", lambda *_: Costs((1e-3,) * 16, 1e-6, (1e-6,) * 16, 1e-7))
 
 
 NAMES = ["self", "lookup", "lookup+self", "lookup+{assistant}", "{assistant}", "{other}"]

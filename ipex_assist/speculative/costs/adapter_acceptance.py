@@ -7,21 +7,16 @@ rate over all of them would be wrong for each.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
-from ipex_assist.speculative.costs.acceptance import Acceptance, Array
-from ipex_assist.speculative.joint_draft_choice import BatchCosts, ExpectedTokens, JointDraftChoice, best_joint_draft
+from ipex_assist.speculative.costs.acceptance import Acceptance, Array, ExpectedTokens
 
 # What is known of the model and of copies for texts with an adapter, None being without; before its first text, what
 # an adapter begins with.
 KnownOf = Callable[[str | None], tuple[Acceptance, Acceptance]]
-MOST_TRIES = 6  # cuts of the adapters, the likeliest first, that are compared
-
-T = TypeVar("T")
 
 
 class AdapterAcceptance:
-    """The acceptance rates of one joint schedule's texts without an adapter and with each: of one source's drafts."""
+    """The acceptance rates of one planner's texts without an adapter and with each: of one source's drafts."""
 
     def __init__(self, without: Acceptance, known_of: KnownOf | None, memory: float, *, copies: bool = False) -> None:
         """Rates are from earlier requests, and copied. known_of: None has an adapter begin with those without one.
@@ -59,33 +54,3 @@ class MeanAcceptance:
 def mean_of(known: Sequence[Acceptance]) -> ExpectedTokens:
     """Of requests' rates, at least one."""
     return known[0] if all(each is known[0] for each in known) else MeanAcceptance(known)
-
-
-def best_group(
-    drafts: Sequence[T], known: Sequence[Acceptance], costs: BatchCosts, longest: int, *, free: bool = False
-) -> tuple[list[T], JointDraftChoice]:
-    """Return those of `drafts`, at least one, that maximise the tokens per second if they draft and the others do not.
-
-    known: the rates of each; requests with the same rates draft together or not at all. Adapters are taken in the order
-    in which their first tokens are likely to be right.
-    """
-    if all(each is known[0] for each in known):
-        return list(drafts), best_joint_draft(known[0], costs, len(drafts), longest, free=free)
-    groups: dict[int, list[int]] = {}
-    for place, each in enumerate(known):
-        groups.setdefault(id(each), []).append(place)
-    likeliest = sorted(groups.values(), key=lambda places: -_first_token(known[places[0]], longest))
-    step = -(-len(likeliest) // MOST_TRIES)
-    found: tuple[list[int], JointDraftChoice] | None = None
-    for end in sorted({*range(step, len(likeliest), step), len(likeliest)}):
-        places = [place for group in likeliest[:end] for place in group]
-        choice = best_joint_draft(mean_of([known[place] for place in places]), costs, len(places), longest, free=free)
-        if found is None or choice.rate > found[1].rate:
-            found = places, choice
-    assert found is not None, "best_group needs a draft"
-    return [drafts[place] for place in sorted(found[0])], found[1]
-
-
-def _first_token(acceptance: Acceptance, longest: int) -> float:
-    """The chance that a draft's first token is right, whatever its confidence."""
-    return float(acceptance.expected_tokens(longest)[1][0, 0])

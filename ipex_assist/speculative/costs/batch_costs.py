@@ -1,0 +1,55 @@
+"""Costs of a pass that several requests share. No torch here."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ipex_assist.speculative.costs.acceptance import Array
+from ipex_assist.speculative.costs.pair_costs import Costs
+
+
+class BatchCosts:
+    """Current costs of a pass in which `requests` requests decode beside `prefill_rows` prompt rows."""
+
+    def __init__(self, costs: Costs, requests: int, prefill_rows: int = 0) -> None:
+        self.requests, self.base = requests, requests + prefill_rows
+        self.now, self._verify = costs, np.array(costs.verify)
+        self._draft = np.array([0.0, *(_draft_pass(costs, count) for count in range(1, requests + 1))])
+        self._rows = np.arange(1, len(self._verify) + 1, dtype=np.float64)
+        self.plain_s = float(self.pass_s(requests))  # seconds of a pass without drafts and prompts
+        self.base_s = float(self.pass_s(self.base))  # seconds of a pass without drafts, with the prompt rows
+
+    def pass_s(self, rows: float | Array) -> Array:
+        """Return the target's seconds; extrapolated in proportion to the rows, which is an upper bound."""
+        known = len(self._verify)
+        if isinstance(rows, int) and 1 <= rows <= known:  # what is interpolated below, in a fraction of the time
+            one: Array = self._verify[rows - 1]
+            return one
+        seconds: Array = np.interp(rows, self._rows, self._verify) * np.maximum(1.0, np.asarray(rows) / known)
+        return seconds
+
+    def more_s(self, rows: float | Array) -> Array:
+        """Return the seconds that `rows` drafted rows add to the pass."""
+        return self.pass_s(self.base + rows) - self.base_s
+
+    def block_s(self, requests: float) -> float:
+        """Return the seconds of a pass that drafts a block for each of `requests`; 0 where drafts are made by steps."""
+        return self.now.blocks(requests)
+
+    def draft_s(self, requests: float | Array) -> Array:
+        """Return the seconds of a draft pass with a row for each of `requests`; below one, that share of it."""
+        if isinstance(requests, int) and 0 <= requests < len(self._draft):
+            one: Array = self._draft[requests]
+            return one
+        seconds: Array = np.interp(requests, np.arange(len(self._draft)), self._draft)
+        return seconds
+
+
+def _draft_pass(costs: Costs, requests: int) -> float:
+    if not costs.rows:
+        return costs.draft
+    known = len(costs.rows)
+    grown = costs.rows[min(requests, known) - 1] / costs.rows[0]
+    if requests > known:
+        grown += (requests - known) * max(0.0, costs.rows[-1] / costs.rows[0] - 1) / max(1, known - 1)
+    return costs.draft * grown

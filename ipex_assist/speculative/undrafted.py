@@ -1,0 +1,50 @@
+"""Passes without drafts: pauses, in which nothing is planned, and those that measure plain decoding. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ipex_assist.speculative.costs.live_costs import LiveCosts
+
+# Every so many passes with drafts, one without measures what plain decoding takes now: at least the first number, so
+# that the gain forgone is at most BASELINE_SHARE of the time, and at most the second.
+BASELINE_AFTER, BASELINE_SHARE = (8, 48), 0.01
+
+
+@dataclass
+class Baseline:
+    """When a pass without drafts is due, which measures what plain decoding takes now.
+
+    passes: with drafts since the last one without. gain: expected of the last drafts.
+    """
+
+    passes: int = 0
+    gain: float = 1.0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next pass should have no drafts."""
+        first, last = BASELINE_AFTER
+        return self.passes >= min(last, max(first, (self.gain - 1) / BASELINE_SHARE))
+
+    def count(self, gain: float) -> None:
+        """Count a pass. gain: expected of its drafts; 0 where there were none."""
+        self.passes, self.gain = (self.passes + 1, gain) if gain else (0, self.gain)
+
+
+@dataclass
+class DraftPause:
+    """Passes in which nothing will be planned, with the requests there are.
+
+    rested: seconds and experts of those that were, not learnt from yet.
+    """
+
+    passes: int = 0
+    rested: list[tuple[float, float | None]] = field(default_factory=list)
+
+    def end(self, live: LiveCosts, requests: int) -> None:
+        """End it, and let `live` learn from its passes, in each of which `requests` decoded."""
+        self.passes = 0
+        if self.rested:
+            live.observe_plain(self.rested, requests)
+            self.rested.clear()
