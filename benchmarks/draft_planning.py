@@ -1,6 +1,6 @@
 """What drafting costs where it never helps, and brings where it does, by a clock that only passes move.
 
-    python benchmarks/draft_planning.py [--random N] [--only PART] [--json]
+    python benchmarks/draft_planning.py [--random N] [--only PART] [--lines]
 
 An engine serves texts whose drafts were recorded from a real pair (tests/speculative/recorded_drafts.json), or are
 never right, on machines whose passes take what a table says: two cores that are soon bound by arithmetic, 256 threads
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import sys
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "engine"))
 
+import measure
 import simulated
 from simulated import VOCABULARY, WRONG, Clock, SimulatedAssistant, SimulatedHead, SimulatedTarget, grown
 
@@ -270,16 +272,15 @@ def cases(random_count: int) -> list[Case]:
             for n in (1, 4, 8, 16, 32, 64):
                 if n in (8, 64) and source not in ("good", "wrong"):
                     continue
-                part = "good" if source in GOOD else "wrong"
-                add(part, name, source, n, true, [128] * (n if part == "wrong" else 2 * n + 2))
+                add("short prompts", name, source, n, true, [128] * (n if source in BAD else 2 * n + 2))
         for n in (1, 4, 16, 32):
-            add("again", name, "wrong", n, true, [128] * (4 * n))
+            add("one after the other", name, "wrong", n, true, [128] * (4 * n))
             add("long prompts", name, "wrong", n, true, [128] * n, prompts=(1000, 300))
             add("long prompts", name, "good", n, true, [128] * (2 * n), prompts=(1000, 300))
         for length in (8, 16, 32, 64, 512):
             add("lengths", name, "wrong", 1, true, [length])
             add("lengths", name, "good", 1, true, [length])
-            add("lengths, many", name, "good", 1, true, [length] * 6)
+            add("lengths, six texts", name, "good", 1, true, [length] * 6)
         for n in (1, 4, 8):
             add("adapters", name, "good", n, true, [128] * (4 * n), adapters=(None, "changes"))
             add("adapters", name, "good", n, true, [128] * (4 * n), adapters=(*(None,) * 3, "changes"))
@@ -291,10 +292,29 @@ def cases(random_count: int) -> list[Case]:
         prompts = tuple(chance.choice((20, 100, 300, 1000)) for _ in range(3))
         beside = number % 2 == 1
         believed = disturbed(true, chance) if beside else replace(true, verify=true.verify[:MEASURED])
-        part = f"random{', disturbed' if beside else ''}, {'good' if source in GOOD else 'wrong'}"
+        part = "costs measured beside other work" if beside else "random costs"
         limits = [chance.choice((32, 128, 256)) for _ in range(n if source in BAD else 2 * n)]
         add(part, f"random {number}", source, n, true, limits, prompts=prompts, believed=believed)
     return made
+
+
+def summary(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The table's rows: each part's lines on each machine or on all random ones, by whether drafts are ever right."""
+    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for line in lines:
+        machine = "random ones" if line["machine"].startswith("random") else line["machine"]
+        kind = "never right" if line["source"] in BAD else "good"
+        groups.setdefault((line["part"], machine, kind), []).append(line)
+    return [
+        {
+            "texts": part, "machine": machine, "drafts": kind, "runs": len(of),
+            "gain, mean": f"{math.exp(sum(math.log(each['gain']) for each in of) / len(of)):.3f}",
+            "least": f"{min(each['gain'] for each in of):.3f}", "most": f"{max(each['gain'] for each in of):.3f}",
+            "loss at most, %": f"{max(each['loss_percent'] for each in of):.1f}",
+            "above 3.05 %": sum(each["loss_percent"] > 3.05 for each in of),
+        }
+        for (part, machine, kind), of in groups.items()
+    ]  # fmt: skip
 
 
 def main() -> None:
@@ -302,14 +322,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--random", type=int, default=120, help="random machines")
     parser.add_argument("--only", default="", help="parts whose names begin so")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--lines", action="store_true", help="each line as JSON, in place of the table")
     args = parser.parse_args()
     lines = [case.run() for case in cases(args.random) if case.part.startswith(args.only)]
-    if args.json:
+    if args.lines:
         print(json.dumps(lines))
-        return
-    for line in lines:
-        print(*line.values(), sep=" | ")
+    else:
+        measure.report(summary(lines), {})
 
 
 if __name__ == "__main__":

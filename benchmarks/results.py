@@ -117,6 +117,7 @@ QUESTIONS = {question: title for _, questions in PAGES.values() for question, ti
 COUNTED = {
     "instructions": "Counted in the compiled core, the same on every machine",
     "suffixes": "Counted on recorded texts, the same on every machine",
+    "planner": "By a clock that passes move, the same on every machine",
 }
 # What a run may be marked with, as `flaws`; a commit that ends in -dirty is "uncommitted" by itself.
 FLAWS = {"uncommitted": "the code had changes that were not committed", "disturbed": "other work ran on the machine"}
