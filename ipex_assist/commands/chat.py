@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ipex_assist.commands.shared import arguments
+from ipex_assist.commands.shared.demo_model import PLACED_BYTES
 from ipex_assist.commands.shared.messages import configure_messages
 from ipex_assist.commands.shared.relaunch import run_placed
 from ipex_assist.env.errors import IpexAssistError, UsageError
@@ -92,7 +93,7 @@ def main(argv: Sequence[str]) -> int:
 def _bytes(args: argparse.Namespace) -> int | None:
     load = arguments.load_options(args)
     if load.target is None:
-        return None
+        return PLACED_BYTES
     from ipex_assist.commands.shared.load import memory_need
 
     return memory_need(load, arguments.generation_options(args, chat=True).max_new_tokens).total

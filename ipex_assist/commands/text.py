@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ipex_assist.commands.shared.arguments import generation_options, load_options, parse
+from ipex_assist.commands.shared.demo_model import PLACED_BYTES
 from ipex_assist.commands.shared.relaunch import run_placed
 
 
@@ -23,7 +24,7 @@ def _generate(args: argparse.Namespace) -> int:
 def _model_bytes(args: argparse.Namespace) -> int | None:
     load = load_options(args)
     if load.target is None:
-        return None
+        return PLACED_BYTES
     from ipex_assist.commands.shared.load import memory_need
 
     return memory_need(load, generation_options(args, chat=args.chat is not False).max_new_tokens).total

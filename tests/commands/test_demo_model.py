@@ -13,8 +13,10 @@ import torch
 from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.checkpoints.short_name import EMBEDDED_PACKAGE
+from ipex_assist.commands import text as text_command
 from ipex_assist.commands.shared import arguments, demo_model
 from ipex_assist.commands.shared.demo_model import demo_model_path
+from ipex_assist.commands.shared.load import memory_need
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.native import library
 from ipex_assist.tokenization.tokenizer import encode_prompt, eos_token_ids, load_tokenizer
@@ -160,3 +162,13 @@ def test_what_drafts_for_it(flags, precision, draft, warns, tmp_path, monkeypatc
     assert (options.target, options.precision) == (str(tmp_path / "demo.gguf"), precision)
     assert (options.assistant, options.assistant_precision) == draft
     assert ("only in fp32 on the native core is its int8 copy any faster" in caplog.text) == warns
+
+
+@installed
+def test_it_is_placed_where_it_fits() -> None:
+    """A node of a gigabyte has no room for it, which was not asked."""
+    options = demo_model.demo_options(arguments.load_options(arguments.parse(["hello"])))
+    needed = memory_need(options, 256).total
+    assert needed is not None
+    assert 0.9 < demo_model.PLACED_BYTES / needed < 1.2
+    assert text_command._model_bytes(arguments.parse(["hello"])) == demo_model.PLACED_BYTES

