@@ -41,7 +41,7 @@ class RoundQueue:
 
     def put(self, round_: Round) -> None:
         """Queue a round."""
-        self.rounds.append(round_._replace(ended=time.perf_counter()))
+        self.rounds.append(Round(*round_[:-1], time.perf_counter()))
         self.notify()
 
     def notify(self) -> None:

@@ -24,6 +24,7 @@ from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.native import drafting
 from ipex_assist.executors.native.choices import CoreChoices, KeptLogits
 from ipex_assist.executors.native.hidden import TappedRows
+from ipex_assist.executors.native.kept_steps import KeptSteps
 from ipex_assist.executors.native.passes import NativePasses
 from ipex_assist.executors.native.prefixes import NativePrefixMemory
 from ipex_assist.executors.native.segments import TokenSegment, cut_into_passes
@@ -33,7 +34,7 @@ from ipex_assist.executors.rope import Floats
 from ipex_assist.executors.row_choice import RowChoice, SampledRows
 from ipex_assist.native.adapter import PackedAdapter
 from ipex_assist.native.model import PackedModel
-from ipex_assist.native.structures import TopTokens
+from ipex_assist.native.structures import Batch, TopTokens
 
 if TYPE_CHECKING:
     import torch
@@ -120,11 +121,19 @@ class NativeModel(NativePasses):
 
         meanwhile: called while the core works; before that where several passes do, or one gives no token.
         """
+        if not hasattr(self._kept, "logits"):
+            self._kept.logits, self._kept.steps = KeptLogits(), KeptSteps()
+        steps: KeptSteps = self._kept.steps
+        same = self._rotary_of_steps().fields, self.pass_threads
+        if hidden is None and (batch := steps.again(rows, self.reserve, same)) is not None:
+            assert len(choices) == len(rows), "a choice for each row of logits"
+            chosen = CoreChoices(choices, self.spec.lm_head_rows, self._kept.logits)
+            after = steps.lengthen
+            self.run("ia_sample", batch, *chosen.addresses(0), after=lambda _: after(), meanwhile=meanwhile)
+            return chosen.found()
         segments = self.segments(rows)
         taps = TappedRows.of(hidden, self.spec, segments)
         assert len(choices) == sum([each.last for each in segments]), "a choice for each row of logits"
-        if not hasattr(self._kept, "logits"):
-            self._kept.logits = KeptLogits()
         chosen = CoreChoices(choices, self.spec.lm_head_rows, self._kept.logits)
         first, groups = 0, list(cut_into_passes(segments))
         if meanwhile is not None and (len(groups) > 1 or not choices):
@@ -133,7 +142,8 @@ class NativeModel(NativePasses):
             meanwhile = None
         for group in groups:
             if count := sum([segment.last for segment in group]):
-                self._sample(group, chosen, first, taps, meanwhile)
+                described = self._sample(group, chosen, first, taps, meanwhile)
+                steps.keep(group if taps is None and len(groups) == 1 else (), *described, same)
             else:
                 self.append(group, taps=taps)
             first += count
@@ -190,9 +200,10 @@ class NativeModel(NativePasses):
         first: int,
         taps: TappedRows | None,
         meanwhile: Meanwhile | None,
-    ) -> None:
-        """Run a pass whose rows of logits have the choices from `first` on."""
-        batch, _keep = self.batch(segments, None)
+    ) -> tuple[Batch, object]:
+        """Run a pass whose rows of logits have the choices from `first` on; returns how the core was told of it."""
+        batch, keep = self.batch(segments, None)
         if taps is not None:
             taps.next_pass(batch)
         self.run("ia_sample", batch, *choices.addresses(first), appended=segments, meanwhile=meanwhile)
+        return batch, keep
