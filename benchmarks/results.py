@@ -90,6 +90,7 @@ PAGES = {
         "What do the engine and the server add, and who waits?",
         {
             "engine": "What the engine adds to its passes, and how long new requests and conversations wait",
+            "streams": "How long the core waits between two passes while texts are streamed",
             "between_passes": "Between two passes: plain and drafted, greedy and sampled, by requests",
             "serve_overhead": "What the server adds to the engine",
             "fairness": "Chats beside an agent's long prompts",
