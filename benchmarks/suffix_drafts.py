@@ -27,8 +27,9 @@ from tokenizers import Tokenizer
 
 from ipex_assist.native.token_index import TokenIndex
 from ipex_assist.speculative.costs.acceptance import Acceptance
+from ipex_assist.speculative.schedule import LONGEST_DRAFT
 from ipex_assist.speculative.sources.earlier_text import Caller, EarlierAnswers, EarlierText
-from ipex_assist.speculative.sources.suffix_lookup import LONGEST_COPY, SuffixLookup
+from ipex_assist.speculative.sources.suffix_lookup import SuffixLookup
 
 MEMORY = 0.995  # of acceptance counts, as where many requests are counted together
 # What a row of a pass takes, as a part of a pass of one: two cores without AMX, two with, and many.
@@ -147,7 +148,7 @@ def contenders(corpus: TokenIndex | None, answers: EarlierAnswers) -> Iterator[t
     yield "and earlier answers", lambda: Suffixes(EarlierText(earlier[:1]), LONGEST)
     if corpus is not None:
         yield "and a corpus", lambda: Suffixes(EarlierText(earlier), LONGEST)
-    yield "all, up to 63 tokens", lambda: Suffixes(EarlierText(earlier), LONGEST_COPY)
+    yield "all, up to 63 tokens", lambda: Suffixes(EarlierText(earlier), LONGEST_DRAFT)
 
 
 def read_corpus(tokenizer: Tokenizer, commit: str) -> TokenIndex:

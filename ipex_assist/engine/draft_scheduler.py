@@ -13,9 +13,11 @@ from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.speculative.head_reading import repays_reading
 from ipex_assist.speculative.pass_drafts import PassDrafts, RequestDraft
 from ipex_assist.speculative.planner import Planner
-from ipex_assist.speculative.schedule import ALL_UNREAD, LONGEST_DRAFT, DraftPlan
+from ipex_assist.speculative.schedule import ALL_UNREAD, DraftPlan
 from ipex_assist.speculative.sources.batched_proposals import propose_together
 from ipex_assist.speculative.sources.head_assistant import READY_ROWS
+
+FORCED_TOKENS = 15  # that a grammar forces, and a pass verifies at most whatever their rows cost
 
 Fail: TypeAlias = "Callable[[ScheduledRequest, IpexAssistError], None]"
 
@@ -70,7 +72,7 @@ class DraftScheduler:
         asked = []
         for scheduled in drafters:
             plan, request = plans.get(id(scheduled), DraftPlan(0)), scheduled.request
-            scheduled.forced_count = min(request.forced_count, LONGEST_DRAFT) if id(scheduled) in plans else 0
+            scheduled.forced_count = min(request.forced_count, FORCED_TOKENS) if id(scheduled) in plans else 0
             k = min(max(plan.k, scheduled.forced_count), scheduled.remaining - 1, self._longest)
             if k > 0 and request.draft is not None:
                 # A forced token is worth a row of the target, but not a pass of the draft to catch up for it.

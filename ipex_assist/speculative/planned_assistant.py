@@ -6,6 +6,8 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from ipex_assist.speculative.account import OUTLIER
 from ipex_assist.speculative.costs.acceptance import Acceptance
 from ipex_assist.speculative.costs.adapter_acceptance import AdapterAcceptance, KnownOf
@@ -91,12 +93,11 @@ class PlannedAssistant:
 
     def could_be_worthwhile(self, made: PassDrafts, requests: int) -> bool:
         """Whether drafts would be worthwhile if every token were accepted."""
-        costs = made.costs
+        costs, own, lengths = made.costs, made.costs_of(self.live), np.arange(1, LONGEST_DRAFT + 1)
+        drafting_s = lengths * float(own.draft_s(requests)) + own.block_s(requests)
+        seconds = costs.plain_s + self.doubt * drafting_s + own.more_s((requests * lengths).astype(np.float64))
         worth_s = WORTH * costs.requests / costs.plain_s
-        return any(
-            costs.requests + requests * k > worth_s * (costs.plain_s + self.loss_s(made, requests, k))
-            for k in range(1, LONGEST_DRAFT + 1)
-        )
+        return bool((costs.requests + requests * lengths > worth_s * seconds).any())
 
     def doubts(self, adapter: str | None) -> bool:
         """Whether first tokens, by counts alone, were right too seldom to pay."""

@@ -7,16 +7,18 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ipex_assist.models.spec import DecoderSpec
+from ipex_assist.native.rows import PENDING_ROWS
 
 CONSTANT_TOKENS = 3  # on every machine measured, a pass of four rows costs no more than one of one row
 HEURISTIC_TOKENS = 5  # initial value of transformers' heuristic
-LONGEST_DRAFT = 15
+# Tokens of a draft: with the one before it as many rows as calibration measures. Costs say how many of them pay.
+LONGEST_DRAFT = 63
 ALL_UNREAD = 1 << 30  # as a plan's context: the source reads all unread tokens, however many
 
 
 def longest_draft(spec: DecoderSpec) -> int:
     """The most tokens that may be drafted by or for a model: a recurrent state forgets no more rows."""
-    return LONGEST_DRAFT if spec.recurrents else sys.maxsize
+    return PENDING_ROWS - 1 if spec.recurrents else sys.maxsize
 
 
 @dataclass(frozen=True)

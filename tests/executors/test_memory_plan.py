@@ -98,7 +98,7 @@ def test_sizes_are_those_of_the_loaded_model(variant: str, precision: str, tmp_p
 def test_a_run_takes_what_was_planned() -> None:
     """Weights of both, a pool that texts fill, and the buffers, as memory of this process: hardly less, never more."""
     checkpoint = RandomCheckpoint("wide", WIDE)
-    texts = (256 * 3,) * 2
+    texts = (256 * 8,) * 2
     target_plan = native_bytes(checkpoint.spec, "int8", wanted=memory_need.wanted_rows(2))
     draft_plan = native_bytes(checkpoint.spec, "int4", wanted=2, group=DRAFT_INT4_GROUP)
     planned = need_of(target_plan, draft_plan, texts, copy=True)
@@ -116,7 +116,7 @@ def test_a_run_takes_what_was_planned() -> None:
     assert 0.96 < loaded / (planned.target + planned.assistant) < 1.15  # tables of rotations are there, too
     held = [model.new_sequence(length) for model in (target, assistant) for length in texts]
     for sequence in held:
-        sequence.model.forward([Rows(sequence, [7] * texts[0], 17)])  # type: ignore[attr-defined]
+        sequence.model.forward([Rows(sequence, [7] * texts[0], 64)])  # type: ignore[attr-defined]
     taken = resident_bytes(own=True) - before
     everything = planned.target + planned.assistant + planned.kv
     assert 0.96 * everything < taken < everything + planned.workspace

@@ -87,7 +87,7 @@ def decode(
             draft.accepted += 1
         if confidence:
             read[number] = length + (min(draft.accepted, k - 1) if number and k else 0)
-        target_s = VERIFY[k] * chance.uniform(0.98, 1.02)
+        target_s = true[0].verifying(1 + k) * chance.uniform(0.98, 1.02)
         planner.observe(made, 1 + k, 0, target_s, draft_s, overhead_s=charged)
         charged = overhead
         text.seconds += draft_s + target_s + overhead

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ipex_assist.speculative.schedule import DraftPlan
+from ipex_assist.speculative.schedule import LONGEST_DRAFT, DraftPlan
 from ipex_assist.speculative.sources.batched_proposals import Steps
 from ipex_assist.speculative.sources.draft_source import DraftSource
 from ipex_assist.speculative.sources.earlier_text import EarlierText
 from ipex_assist.speculative.sources.proposal import Proposal
 from ipex_assist.speculative.sources.text_index import copied_drafts, text_index
 
-LONGEST_COPY = 63  # tokens of a draft: with the one before it, as many rows as calibration measures
 # From this confidence on, that of one match of 8 tokens, a copied draft is better than a model's, and free.
 SURE = 4 * 8**3 / (4 * 8**3 + 1)
 
@@ -30,7 +29,7 @@ class SuffixLookup(DraftSource):
         """earlier: text of others that may be copied."""
         self._earlier = earlier or EarlierText()
         self._own = text_index()
-        self._drafts = copied_drafts([self._own, *self._earlier.indexes], LONGEST_COPY)
+        self._drafts = copied_drafts([self._own, *self._earlier.indexes], LONGEST_DRAFT)
         self._indexed = 0  # tokens of the text
         self._found = Proposal([])
 

@@ -12,6 +12,7 @@ from conftest import HAS_NATIVE
 
 from ipex_assist.env.errors import UsageError
 from ipex_assist.native.token_index import SEPARATOR
+from ipex_assist.speculative.schedule import LONGEST_DRAFT
 from ipex_assist.speculative.sources import text_index as indexes
 from ipex_assist.speculative.sources.earlier_text import (
     BYTES_A_TOKEN,
@@ -22,7 +23,7 @@ from ipex_assist.speculative.sources.earlier_text import (
     read_corpus,
 )
 from ipex_assist.speculative.sources.proposal import Proposal
-from ipex_assist.speculative.sources.suffix_lookup import LONGEST_COPY, SuffixLookup
+from ipex_assist.speculative.sources.suffix_lookup import SuffixLookup
 from ipex_assist.speculative.sources.text_index import TokenLists, VotedDrafts, copied_drafts, text_index
 
 pytestmark = pytest.mark.one_stack
@@ -64,7 +65,7 @@ def drafted(own: Sequence[int], *others: Sequence[int]) -> Proposal:
     ]
     tokens: list[int] = []
     confidence: list[float] = []
-    while voters and len(tokens) < LONGEST_COPY:
+    while voters and len(tokens) < LONGEST_DRAFT:
         votes: dict[int, float] = {}
         following = [
             (texts[0] + tokens)[position] if text is texts[0] else [*text, SEPARATOR][min(position, len(text))]
@@ -114,7 +115,7 @@ def test_python_drafts_as_the_core_does(where: None) -> None:
     generator = random.Random(3)
     for letters, most in ((2, 0), (3, 40), (40, 300), (40, 0)):
         texts = [text_index(), text_index(most)], [TokenLists(), TokenLists(most)]
-        drafts = copied_drafts(texts[0], LONGEST_COPY), VotedDrafts(texts[1], LONGEST_COPY)
+        drafts = copied_drafts(texts[0], LONGEST_DRAFT), VotedDrafts(texts[1], LONGEST_DRAFT)
         written = [generator.randrange(letters) for _ in range(50)]
         for _ in range(30):
             again = generator.randrange(len(written))
@@ -219,7 +220,7 @@ def test_a_corpus_is_read_as_text(tmp_path: Path) -> None:
     (tmp_path / "text").write_text(text)
     tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
     found = SuffixLookup(EarlierText([read_corpus(str(tmp_path / "text"), tokenizer)])).after(tokens[:9])
-    assert found.tokens == tokens[9 : 9 + LONGEST_COPY]
+    assert found.tokens == tokens[9 : 9 + LONGEST_DRAFT]
     (tmp_path / "empty").write_text("")
     (tmp_path / "image").write_bytes(b"text \xff\xfe")
     for name, said in (("empty", "is empty"), ("image", "not at byte 5"), ("none", "No such file"), (".", "directory")):
