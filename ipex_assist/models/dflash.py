@@ -1,4 +1,4 @@
-"""DFlash heads, which draft a block of tokens in one pass: as z-lab publishes them, and as `speculators` saves them."""
+"""DFlash and DSpark heads, which draft a block in one pass, as their makers and `speculators` publish them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ipex_assist.models.common import refuse
 from ipex_assist.models.config import Config, NotComputed
 from ipex_assist.models.dflash2 import dflash2_fields, dflash2_names
 from ipex_assist.models.draft_head import HeadSpec, Taps
+from ipex_assist.models.dspark import dspark_fields, dspark_names, is_dspark
 from ipex_assist.models.head_common import DraftHead
 from ipex_assist.models.head_layers import layers_of, named_head, vocabulary
 from ipex_assist.models.spec import DecoderSpec
@@ -19,7 +20,7 @@ from ipex_assist.models.weights import Source
 def is_dflash(config: Mapping[str, Any]) -> bool:
     """Whether a checkpoint with such a config is one."""
     if "speculators_model_type" in config:
-        return config["speculators_model_type"] in ("dflash", "dflash2")
+        return config["speculators_model_type"] in ("dflash", "dflash2", "dspark")
     return isinstance(config.get("dflash_config"), dict) or {"target_layer_ids", "mask_token_id"} <= config.keys()
 
 
@@ -29,14 +30,8 @@ def dflash_of(config: Config, names: Collection[str], target: DecoderSpec) -> Dr
     A layer of `dflash_config.target_layer_ids` is the one whose output is read.
     """
     flat = Config({**config.values, **config.part("dflash_config")})
-    refuse(
-        flat,
-        sample_from_anchor=False,
-        is_causal=False,
-        causal=False,
-        output_multiplier=1.0,
-        final_logit_softcapping=None,
-    )
+    refuse(flat, is_causal=False, causal=False, output_multiplier=1.0, final_logit_softcapping=None)
+    is_dspark(config.values)  # or refused, before its layers are taken for Qwen3's
     decoder, present = layers_of(config, "dflash", target), frozenset(names)
     windowed = any(layer.attention.window is not None for layer in decoder.layers)
     if windowed and "speculators_model_type" in config.values:
@@ -50,10 +45,9 @@ def dflash_of(config: Config, names: Collection[str], target: DecoderSpec) -> Dr
         "dflash",
         Taps(layers),
         target_hidden_size=decoder.hidden_size,
-        block_size=flat.integer("block_size"),
         mask_token=flat.integer("mask_token_id"),
         **vocabulary(config, present, decoder),
-        **dflash2_fields(config, flat, present, decoder),
+        **(dspark_fields(config, flat, present, decoder) | dflash2_fields(config, flat, present, decoder)),
     )
     if not 2 <= head.block_size <= _LONGEST or not 0 <= head.mask_token < decoder.vocab_size:
         raise NotComputed(f"DFlash with blocks of {head.block_size} tokens and mask_token_id {head.mask_token}")
@@ -61,7 +55,7 @@ def dflash_of(config: Config, names: Collection[str], target: DecoderSpec) -> Dr
     sources = named_head(spec)
     sources["fc.weight"] = Source("fc.weight", alternatives=("encoder.fc.weight",))
     sources["head_hidden_norm.weight"] = Source("hidden_norm.weight", alternatives=("encoder.output_norm_enc.weight",))
-    sources |= dflash2_names(spec)
+    sources |= dflash2_names(spec) | dspark_names(spec)
     return DraftHead(spec, sources, "d2t" if head.draft_vocab_size is not None else None)
 
 

@@ -35,8 +35,9 @@ class HeadSpec:
     - "eagle3" (arXiv:2503.01840): g = fc(h) of several taps, or its own hidden state; x = g, and the first layer's
       queries, keys and values are made of [norm(e), norm(g)]. norm_before_residual: x is that norm(g).
     - "dflash" (arXiv:2602.06036): g = norm(fc(h)) of several taps becomes keys and values of every layer, as they are
-      (no layer changes g); a block of the last token and `mask_token` block_size - 1 times passes through the layers at
-      once, each row seeing all of the block; row i of it predicts the i-th token after the last one.
+      (no layer changes g); a block of the last token and `mask_token` block_rows - 1 times passes through the layers at
+      once, each row seeing all of the block; row i of it predicts the i-th token after the last one, from row 1 on, or
+      with `from_anchor` from row 0 on the one after that.
     - "shared_kv" (Gemma 4's assistant): x = fc([e, h]) with the target's e; its layers have queries alone and attend to
       keys and values of the target's last layer of their kind, from one position on; the head's own hidden states pass
       through a projection (`fc_out`).
@@ -46,9 +47,11 @@ class HeadSpec:
     the model's `target_tokens` then says which those are. shared_embedding, shared_head: the target's. clusters: the
     vocabulary is in so many parts of equal size, of which a row scores the `clusters_read` best, by a linear of
     its own; `token_order` of the model has their tokens, part after part. All others have the least of these, - 1.
-    conv_kernel, conv_group, candidates, selector_rank: of a "dflash" of the second kind (torch/dynamic_conv.py of
-    executors/): rows of its convolutions, columns that are scaled together; tokens that each is
-    chosen among, columns of their tables.
+    conv_kernel, conv_group, candidates, selector_rank: of a "dflash" of the second kind (torch/dynamic_conv.py and
+    selector.py of executors/): rows of its convolutions, columns that are scaled together; tokens that each is
+    chosen among, columns of their tables. DSpark (arXiv:2607.05147) is a "dflash" with a selector_rank, its Markov
+    head's, and no number of candidates: all tokens are. confidence_size: columns that its confidence head reads, a
+    row's hidden_size and, where it reads the token before, the rank; 0: it has none.
     block_size: one more than the tokens that are drafted at the price of one draft, however few are asked: of a
     "dflash", or of an "mtp" whose tokens have a layer each (executors/layer_chain.py); 0: each token has its own.
     """
@@ -70,8 +73,15 @@ class HeadSpec:
     conv_group: int = 0
     candidates: int = 0
     selector_rank: int = 0
+    confidence_size: int = 0
+    from_anchor: bool = False
 
     @property
     def input_size(self) -> int:
         """Columns of a row of the target's hidden states."""
         return len(self.taps.layers) * self.target_hidden_size
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of a block of a "dflash"."""
+        return self.block_size - 1 if self.from_anchor else self.block_size

@@ -47,5 +47,5 @@ def published_head(config: Mapping[str, Any], names: Collection[str], target: De
     if is_eagle3(config, names):
         return eagle3_of(Config(config), names, target)
     kind = config.get("speculators_model_type")
-    known = "a kind we run (EAGLE-3, DFlash, Gemma 4's assistants)"
+    known = "a kind we run (EAGLE-3, DFlash, DSpark, Gemma 4's assistants)"
     raise NotComputed(f"it is no draft head of {known}{f', but {kind!r}' if kind else ''}")

@@ -124,6 +124,8 @@ def weight_shape(spec: DecoderSpec, name: str) -> tuple[int, ...]:
     if layer is not None and name.endswith("_conv.bias"):
         assert layer.recurrent is not None
         return (shape[0] // layer.recurrent.conv_kernel,)
+    if name == "confidence.bias":
+        return (1,)
     return shape[:1] if name.endswith(".bias") else shape
 
 
@@ -161,7 +163,9 @@ def _head_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
         "fc_out": (head.target_hidden_size, hidden),
         "clusters": (head.clusters, hidden),
         "selector_proj": (head.selector_rank, hidden),
-        **dict.fromkeys(("selector_before", "selector_after"), (spec.vocab_size, head.selector_rank)),
+        "selector_before": (spec.vocab_size, head.selector_rank),
+        "selector_after": (head.draft_vocab_size or spec.vocab_size, head.selector_rank),
+        "confidence": (head.confidence_size,),
         "head_embed_norm": (hidden,),
         "head_hidden_norm": (read if head.kind == "mtp" else hidden,),
         "input_norm": (read,),

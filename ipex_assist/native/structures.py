@@ -10,7 +10,7 @@ from ipex_assist.models.recurrent_spec import RecurrentSpec
 from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.quantization.precision import FORMATS, beside_experts
 
-ABI_VERSION = 30  # api.cpp: ia_abi. It changes with every function there and with the structures here.
+ABI_VERSION = 31  # api.cpp: ia_abi. It changes with every function there and with the structures here.
 PRECISIONS = {name: each.number for name, each in FORMATS.items()}
 NORM_PLACES = {"pre": 0, "post_residual": 1, "post": 2, "sandwich": 3}
 HEAD_NORMS = {None: 0, "head": 1, "each_head": 2, "all_heads": 3, "unweighted": 4}
@@ -39,7 +39,7 @@ _MLP_INTEGERS = (
 _MLP_FLOATS = "scaling added_to_sum least_sum jitter"
 _HEAD_INTEGERS = (
     "kind input_size taps input_norm norm_before_residual fed_back_normed lm_head_rows shared_embedding shared_head "
-    "clusters clusters_read conv_kernel conv_group candidates selector_rank"
+    "clusters clusters_read conv_kernel conv_group candidates selector_rank confidence_size"
 )
 _MODEL_INTEGERS = (
     "precision outer_precision group ordered layers vocab_size hidden_size embedding_size projected_embedding "
@@ -291,6 +291,7 @@ def _head_spec(spec: DecoderSpec) -> CHeadSpec:
         conv_group=head.conv_group,
         candidates=head.candidates,
         selector_rank=head.selector_rank,
+        confidence_size=head.confidence_size,
     )
 
 

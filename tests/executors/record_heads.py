@@ -24,6 +24,7 @@ from draft_heads import SIZES, hidden_numbers, numbers, text
 from speculators.config import SpeculatorsConfig, VerifierConfig
 from speculators.models.dflash import DFlashDraftModel, DFlashSpeculatorConfig
 from speculators.models.dflash2 import DFlash2DraftModel, DFlash2SpeculatorConfig
+from speculators.models.dspark import DSparkDraftModel, DSparkSpeculatorConfig
 from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
 from speculators.proposals.greedy import GreedyTokenProposalConfig
 from transformers import LlamaConfig, Qwen3Config
@@ -52,6 +53,16 @@ CASES["dflash2"] = (
     {"draft_vocab_size": SIZES["vocab_size"], "aux_hidden_state_layer_ids": [1, 3, 5], "conv_kernel_size": 3}
     | {"conv_group_size": 8, "selector_rank": 12, "selector_top_k": 5},
 )
+# Likewise: which follow from each other, and how sure the head is of each.
+CASES["dspark"] = (
+    *(Qwen3Config, 2),
+    {"draft_vocab_size": SIZES["vocab_size"], "aux_hidden_state_layer_ids": [1, 3, 5], "markov_rank": 12},
+)
+CASES["dspark-few-tokens"] = (
+    *(Qwen3Config, 1),
+    {"draft_vocab_size": 40, "aux_hidden_state_layer_ids": [2, 4], "markov_rank": 5}
+    | {"sample_from_anchor": False, "confidence_head_with_markov": False},
+)
 ROWS = (4, 9, 15)
 ANCHORS = 4
 STEPS = 3
@@ -65,6 +76,7 @@ def made(name: str) -> Any:
         "eagle3": (Eagle3DraftModel, Eagle3SpeculatorConfig),
         "dflash": (DFlashDraftModel, DFlashSpeculatorConfig),
         "dflash2": (DFlash2DraftModel, DFlash2SpeculatorConfig),
+        "dspark": (DSparkDraftModel, DSparkSpeculatorConfig),
     }[kind]
     layer_config = layer_class(**SIZES, num_hidden_layers=layers)
     layer_config._attn_implementation = "eager"
@@ -116,10 +128,12 @@ def dflash_logits(model: Any) -> list[Any]:
     found = model._backbone_forward(
         hidden, torch.tensor([tokens]), torch.ones(1, len(tokens)), zeros, documents, max_anchors=ANCHORS
     )
-    if hasattr(model, "candidate_selector"):
+    if hasattr(model, "candidate_selector") or hasattr(model, "markov_head"):
+        choose = selected if hasattr(model, "candidate_selector") else followed
+        first = 0 if model.config.sample_from_anchor else 1
         blocks = zip(found[4][::size].tolist(), found[0][0].split(size), found[1][0].split(size), strict=True)
         return [
-            {"row": place, "steps": selected(model, tokens[place], block[1:], rows[1:])}
+            {"row": place, "steps": choose(model, tokens[place], block[first:], rows[first:])}
             for place, block, rows in blocks
         ]
     logits, places = found[1][0].split(size), found[4][::size].tolist()
@@ -136,6 +150,20 @@ def selected(model: Any, last: int, hidden: torch.Tensor, logits: torch.Tensor) 
         ids, scores = model.candidate_selector.select(unary[None], row[None], torch.tensor([last]))
         last = int(ids[0, scores[0].argmax()])
         steps.append([last, round(float(scores[0].softmax(0).max()), 6)])
+    return steps
+
+
+def followed(model: Any, last: int, hidden: torch.Tensor, logits: torch.Tensor) -> list[list[float]]:
+    """Of each row of a DSpark: the token after that of the row before, and the probability that it is accepted."""
+    steps = []
+    for row, unary in zip(hidden, logits, strict=True):
+        before = torch.tensor([[last]])
+        scores = unary + model.markov_head.block_bias(prev_token_ids=before, hidden_states=row[None, None])[0, 0]
+        read = [row, *([model.markov_head.prev_embeddings(before)[0, 0]] * model.config.confidence_head_with_markov)]
+        sure = model.confidence_head(torch.cat(read)).sigmoid()
+        last = int(scores.argmax())
+        last += 0 if model.d2t is None else int(model.d2t[last])
+        steps.append([last, round(float(sure), 6)])
     return steps
 
 

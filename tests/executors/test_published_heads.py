@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,9 @@ def _saved(folder: Path, name: str, flat: bool) -> Path:
     aux = config.pop("aux_hidden_state_layer_ids", None)
     config = {key: value for key, value in config.items() if not key.startswith(("speculators", "architectures"))}
     tensors = safetensors.torch.load_file(folder / "model.safetensors")
-    if aux is None:
+    if "markov_rank" in config:
+        config |= {"architectures": ["Qwen3DSparkModel"], "target_layer_ids": [i - 1 for i in aux]}
+    elif aux is None:
         config |= {"eagle_config": {"eagle_aux_hidden_state_layer_ids": layers}} if layers else {}
         tensors = {key.replace("layers.0.", "midlayer."): tensor for key, tensor in tensors.items()}
     else:
@@ -122,6 +125,79 @@ def test_dflash_2(flat: bool, executor: str, tmp_path: Path) -> None:
             request = DraftInput(sequence, [TEXT[read]], 2)
 
 
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("flat", [False, True], ids=["speculators", "flat"])
+@pytest.mark.parametrize("name", ["dspark", "dspark-few-tokens"])
+def test_dspark(name: str, flat: bool, executor: str, tmp_path: Path) -> None:
+    """The tokens that follow from each other, and how sure the head is of each: drafts from another row on, another
+    token before, or logits that a part of the vocabulary alone was added to change them.
+    """
+    save_target(tmp_path / "target")
+    _, head = draft_heads.load(tmp_path / "target", _saved(tmp_path / "head", name, flat), executor)
+    assert head.spec.head is not None
+    hidden = hidden_numbers(len(TEXT), len(head.spec.head.taps.layers))
+    for case in recorded(name)["logits"]:
+        most, read, sequence = len(case["steps"]), case["row"], head.new_sequence(64)
+        assert most == head.spec.head.block_size - 1
+        head.forward([Rows(sequence, TEXT[: read // 2], 0, hidden[: read // 2])])
+        request = DraftInput(sequence, [TEXT[read]], most, 0, hidden[read // 2 : read])
+        for count in (most, 2):  # and again: nothing of a block is kept
+            [(drafted, confidences)] = _drafts(head, [request])
+            assert drafted == [token for token, _ in case["steps"][:count]]
+            assert confidences == pytest.approx([sure for _, sure in case["steps"][:count]], rel=1e-4)
+            request = DraftInput(sequence, [TEXT[read]], 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "missing", "said"),
+    [
+        ({"markov_head_type": "gated"}, "", "markov_head_type 'gated' is not supported, only 'vanilla'"),
+        ({"markov_rank": 0}, "", r"markov_rank 0"),
+        (
+            {"markov_rank": 9},
+            "",
+            r"selector_before.weight has the shape \(160, 12\) in the checkpoint and \(160, 9\) by config",
+        ),
+        (
+            {"confidence_head_with_markov": False},
+            "",
+            r"confidence.weight has the shape \(44,\) .* and \(32,\) by config",
+        ),
+        ({}, "markov_head.markov_w2.weight", "markov_head.markov_w2.weight"),
+        ({}, "confidence_head.proj.bias", "confidence_head.proj.bias"),
+        ({"architectures": ["Gemma4DSparkModel"], "model_type": "gemma4_text"}, "", "Gemma4DSparkModel"),
+        ({"architectures": ["DFlashDraftModel"], "markov_rank": None}, "", "DSpark without markov_rank"),
+    ],
+)
+def test_dspark_that_is_not_as_it_says(changes: dict[str, Any], missing: str, said: str, tmp_path: Path) -> None:
+    """Another kind of its heads, other sizes, and weights that are not there are refused; none drafts without them."""
+    save_target(tmp_path / "target")
+    folder = _saved(tmp_path / "head", "dspark", flat=True)
+    config = json.loads((folder / "config.json").read_text()) | changes
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    tensors.pop(missing, None)
+    draft_heads.write(folder, config, tensors)
+    with pytest.raises(IpexAssistError, match=said):
+        draft_heads.load(tmp_path / "target", folder)
+
+
+def test_deepspec_dflash_drafts_from_its_first_row(tmp_path: Path) -> None:
+    """A DSpark without its two heads is a DFlash whose last known token drafts, too."""
+    save_target(tmp_path / "target")
+    folder = _saved(tmp_path / "head", "dspark", flat=True)
+    config = json.loads((folder / "config.json").read_text())
+    draft_heads.write(
+        folder,
+        config | {"markov_rank": 0, "enable_confidence_head": False},
+        safetensors.torch.load_file(folder / "model.safetensors"),
+    )
+    found = head_of(open_checkpoint(str(tmp_path / "target")), open_checkpoint(str(folder)))
+    assert found is not None
+    head = found.spec.head
+    assert head is not None
+    assert (head.block_size, head.block_rows, head.selector_rank, head.confidence_size) == (7, 6, 0, 0)
+
+
 def test_dflash_2_by_another_config(tmp_path: Path) -> None:
     """What would draft as one of the first kind is refused."""
     save_target(tmp_path / "target")
@@ -162,9 +238,7 @@ def test_another_target(changes: dict[str, int], said: str, tmp_path: Path) -> N
         head_of(target, head)
 
 
-@pytest.mark.parametrize(
-    ("kind", "said"), [("peagle", "but 'peagle'"), ("dspark", "but 'dspark'"), ("mtp", "LlamaForCausalLM has no such")]
-)
+@pytest.mark.parametrize(("kind", "said"), [("peagle", "but 'peagle'"), ("mtp", "LlamaForCausalLM has no such")])
 def test_another_kind(kind: str, said: str, tmp_path: Path) -> None:
     """Heads of `speculators` that we do not run are refused by name, not read as one of another kind."""
     save_target(tmp_path / "target")

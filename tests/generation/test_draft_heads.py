@@ -19,15 +19,16 @@ from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.generation.resolved import resolve
 from ipex_assist.speculative.costs.pair_cache import PairCache
 from ipex_assist.speculative.costs.pair_costs import Costs
+from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.speculative.sources.assistant_name import AssistantName, parse_assistant
 from ipex_assist.speculative.sources.default_assistants import DEFAULT_HEADS, default_head
 
 pytestmark = pytest.mark.one_stack
 
 PROMPT = [3, 17, 150, 9, 9, 42, 77, 101, 5, 63, 12, 140, 8, 31] * 4
-NAMES = ["mtp", "lookup+mtp", "mtp-layers", "eagle3-llama", "dflash"]
+NAMES = ["mtp", "lookup+mtp", "mtp-layers", "eagle3-llama", "dflash", "dspark"]
 READING = ["shared_kv"] if tiny_models.known("gemma4") else []  # keys and values of its target
-AT_ONCE = ("dflash", "mtp-layers")  # all tokens of a draft at one price
+AT_ONCE = ("dflash", "dspark", "dspark-few-tokens", "mtp-layers")  # all tokens of a draft at one price
 BLOCK = Costs((1e-3,) * 16, 0.0, (1e-6,) * 16, 1e-7, block=(1e-6,) * 8)
 STEPS = Costs((1e-3,) * 16, 1e-6, (1e-6,) * 16, 1e-7)
 
@@ -60,7 +61,7 @@ def test_a_head_drafts_and_the_text_is_the_targets(
     """Greedy and sampled; the result names the head and its kind."""
     monkeypatch.setattr(PairCache, "costs", lambda *_: BLOCK if name in AT_ONCE else STEPS)
     model = load(tmp_path, save(tmp_path, name), executor)
-    kind = name.rpartition("+")[2].partition("-")[0]
+    kind = "dflash" if name == "dspark" else name.rpartition("+")[2].partition("-")[0]
     for how in ({"ignore_eos": True}, {"ignore_eos": True, "do_sample": True, "seed": 5}):
         plain = model.generate(PROMPT, max_new_tokens=30, assisted=False, **how)
         ours = model.generate(PROMPT, max_new_tokens=30, num_assistant_tokens=3, **how)
@@ -73,7 +74,7 @@ def test_a_head_drafts_and_the_text_is_the_targets(
 
 
 @pytest.mark.skipif(not HAS_NATIVE, reason="int8 and int4 are the native core's")
-@pytest.mark.parametrize("name", ["mtp", "mtp-layers", "eagle3-llama", "dflash", *READING])
+@pytest.mark.parametrize("name", ["mtp", "mtp-layers", "eagle3-llama", "dflash", "dspark", *READING])
 @pytest.mark.parametrize("precision", ["bf16", "int8", "int4"])
 def test_heads_in_every_precision_are_measured(name: str, precision: str, tmp_path: Path) -> None:
     """A real calibration, which must know a head's calls; then as many tokens as plainly, and the same."""
@@ -89,6 +90,27 @@ def test_heads_in_every_precision_are_measured(name: str, precision: str, tmp_pa
     assert costs.read <= costs.rows[-1]
     plain = model.generate(PROMPT, max_new_tokens=40, assisted=False, ignore_eos=True)
     assert model.generate(PROMPT, max_new_tokens=40, ignore_eos=True).tokens == plain.tokens
+
+
+@pytest.mark.parametrize("name", ["dspark", "dspark-few-tokens"])
+def test_texts_at_once_are_those_alone(name: str, tmp_path: Path, executor: str) -> None:
+    """Greedy and sampled ones, whose blocks share passes, and go on while others have ended."""
+    model = load(tmp_path, save(tmp_path, name), executor, calibrate=False)
+    prompts = [PROMPT[i:] + PROMPT[:i] for i in range(6)]
+    options = [
+        GenerationOptions(
+            max_new_tokens=12 + 3 * i, num_assistant_tokens=5, ignore_eos=True, do_sample=i % 2 > 0, seed=i
+        )
+        for i in range(len(prompts))
+    ]
+    plain = [model.generate(*each, assisted=False).tokens for each in zip(prompts, options, strict=True)]
+    engine = model.engine()
+    handles = [engine.submit(*each) for each in zip(prompts, options, strict=True)]
+    while not all(handle.ended for handle in handles):
+        engine.step()
+    rounds = [list(handle) for handle in handles]
+    assert [[token for each in made for token in each.tokens] for made in rounds] == plain
+    assert all(sum(each.drafted for each in made) for made in rounds)
 
 
 def test_the_checkpoints_own_head_is_the_default(tmp_path: Path) -> None:

@@ -18,6 +18,12 @@ void make_second(UniformSpec& s, int32_t kernel, int32_t group) {
     s.draft_head.candidates = 7, s.draft_head.selector_rank = 45;
 }
 
+// A DSpark: a Markov head, and a confidence head that reads the row, with the token before or without.
+void make_dspark(UniformSpec& s, int32_t rank, bool reads_token) {
+    make_head(s, DFLASH, 2);
+    s.draft_head.selector_rank = rank, s.draft_head.confidence_size = s.hidden_size + (reads_token ? rank : 0);
+}
+
 const Kind HEADS[] = {
     {"MTP", 0, [](UniformSpec& s) { make_head(s, MTP, 1), s.draft_head.fed_back_normed = 1; }},
     {"MTP with experts", 0, [](UniformSpec& s) { make_head(s, MTP, 1), s.experts = 5, s.experts_per_token = 2; }},
@@ -31,6 +37,9 @@ const Kind HEADS[] = {
     {"DFlash 2", 0, [](UniformSpec& s) { make_head(s, DFLASH, 2), make_second(s, 3, 20); }},
     {"DFlash 2, short groups and many candidates", 30,
      [](UniformSpec& s) { make_head(s, DFLASH, 1), make_second(s, 2, 5), s.draft_head.candidates = 60; }},
+    {"DSpark", 0, [](UniformSpec& s) { make_dspark(s, 21, true); }},
+    {"DSpark, wide tables and few tokens", 30,
+     [](UniformSpec& s) { make_dspark(s, 70, false), s.draft_head.lm_head_rows = 21; }},
 };
 
 template <class F>
@@ -151,6 +160,10 @@ std::vector<std::vector<float>> blocks_of(const KernelTable& k, const Format& f,
     Buffer<float> hidden(size_t(ROWS * columns));
     fill(hidden, 4);
     std::vector<std::vector<float>> all;
+    std::vector<int32_t> ids;
+    for (int32_t i = 0; i < x.model->spec.lm_head_rows(); i++) ids.push_back(i * 2 + 1);
+    const bool few = x.model->spec.lm_head_rows() < VOCAB;
+    const int32_t first_row = kind.window ? 1 : 0;  // from which on a DSpark's blocks draft
     std::vector<Table> tables;
     for (int i = 0; i < 2; i++) tables.emplace_back(x, ROWS + BLOCK);
     run_given(x, tables[0], {0, std::vector<int32_t>(ROWS, 1), hidden.data()}, {}, 0);
@@ -169,13 +182,14 @@ std::vector<std::vector<float>> blocks_of(const KernelTable& k, const Format& f,
         PassRequest pass = x.make_pass(tokens, positions, rows, logits.data());
         pass.logit_rows.clear();
         for (size_t i = 0; i < together.size(); i++) {
-            for (int32_t r = 1; r <= COUNT; r++) pass.logit_rows.push_back(int32_t(i) * BLOCK + r);
+            for (int32_t r = 0; r < COUNT; r++) pass.logit_rows.push_back(int32_t(i) * BLOCK + first_row + r);
         }
         pass.batch.logit_rows = pass.logit_rows.data(), pass.batch.logit_row_count = int32_t(pass.logit_rows.size());
         std::vector<int32_t> drafted(together.size() * COUNT);
         std::vector<float> likely(drafted.size());
         ipex_assist::Pass of_blocks(*x.program, x.pool, x.activations, pass.batch);
-        draft_blocks(of_blocks, {counts.data(), least.data(), COUNT, drafted.data(), likely.data(), numbers.data()});
+        draft_blocks(of_blocks, {counts.data(), least.data(), COUNT, drafted.data(), likely.data(), numbers.data(),
+                                 few ? ids.data() : nullptr});
         for (size_t i = 0; i < together.size(); i++) {
             CHECK(numbers[i] == COUNT, "%s, %s: %d tokens", f.name, kind.name, numbers[i]);
             all.emplace_back();
@@ -211,6 +225,8 @@ void check_second_kind(const KernelTable& k) {
     CHECK(!builds([](UniformSpec& s) { s.draft_head.conv_kernel = -1; }), "a kernel of fewer than no rows");
     CHECK(!builds([](UniformSpec& s) { s.draft_head.selector_rank = 0; }), "tables without columns");
     CHECK(!builds([](UniformSpec& s) { s.draft_head.lm_head_rows = 20; }), "tokens that the tables do not have");
+    CHECK(!builds([](UniformSpec& s) { s.draft_head.confidence_size = 40; }), "a confidence head beside candidates");
+    CHECK(!builds([](UniformSpec& s) { make_dspark(s, 9, true), s.draft_head.confidence_size++; }), "another width");
     CHECK(!builds([](UniformSpec& s) { s.norm_place = POST; }), "no norm before a convolution");
     CHECK(!builds([](UniformSpec& s) { s.draft_head.kind = EAGLE3; }), "convolutions of another kind");
 }

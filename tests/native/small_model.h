@@ -352,10 +352,14 @@ void list_head_shapes(const ModelSpec& s, std::vector<Shape>& all) {
         return;
     }
     all.push_back({"head_hidden_norm", false, hidden, 1});
-    if (head.candidates) {
-        all.push_back({"selector_proj", false, head.selector_rank, hidden});
-        for (const char* table : {"selector_before", "selector_after"})
-            all.push_back({table, false, s.vocab_size, head.selector_rank});
+    if (head.candidates) all.push_back({"selector_proj", false, head.selector_rank, hidden});
+    if (head.selector_rank) {
+        all.push_back({"selector_before", false, s.vocab_size, head.selector_rank});
+        all.push_back({"selector_after", false, s.lm_head_rows(), head.selector_rank});
+    }
+    if (head.confidence_size) {
+        all.push_back({"confidence", false, head.confidence_size, 1});
+        all.push_back({"confidence", true, 1, 1});
     }
     if (head.feeds_back()) all.push_back({"head_embed_norm", false, hidden, 1});
     for (int32_t i = 0; i < head.input_norms(); i++)

@@ -99,13 +99,13 @@ def _draft_blocks(
         if rows:
             own.begin(rows)
             context.append(TokenSegment(own, [head.mask_token] * rows, own.length, 0, each.hidden))
-        tokens = [*each.tokens, *[head.mask_token] * (head.block_size - 1)]
-        after = len(tokens) - 1 - each.count
+        tokens = [*each.tokens, *[head.mask_token] * (head.block_rows - 1)]
+        after = head.block_size - 1 - each.count
         blocks.append(TokenSegment(own, tokens, own.length + rows, each.count, None, after))
     for group in cut_into_passes(context):
         model.append(group)
     found: list[Draft] = []
-    together = PASS_ROWS // head.block_size
+    together = PASS_ROWS // head.block_rows
     for first in range(0, len(blocks), together):
         batch, _keep = model.batch(blocks[first : first + together], vocabulary or model.spec.vocab_size)
         drafts = CoreDrafts(requests[first : first + together], model.target_tokens)

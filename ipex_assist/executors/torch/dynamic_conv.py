@@ -1,7 +1,4 @@
-"""What DFlash 2 adds to a block of drafts: convolutions over its rows, and a choice by the token before.
-
-The arithmetic is that of speculators 0.9 (models/dflash2).
-"""
+"""What DFlash 2 adds to a layer: convolutions over the rows of a block. As in speculators 0.9 (models/dflash2)."""
 
 from __future__ import annotations
 
@@ -39,21 +36,3 @@ def convolved(x: torch.Tensor, scales: torch.Tensor, base: torch.Tensor) -> torc
     for tap in range(min(len(base), len(x))):
         made[tap:] += rows[: len(x) - tap] * (groups[tap] + scales[tap:, tap, :, None])
     return made.view_as(x)
-
-
-@dataclass
-class Selector:
-    """Chooses each token of a block among the likeliest ones, by the token before it."""
-
-    before: torch.Tensor  # (vocab, rank), of the token before
-    after: torch.Tensor  # (vocab, rank), of a candidate
-    projection: Linear  # (rows, hidden) → (rows, rank)
-    candidates: int
-
-    def choose(self, logits: torch.Tensor, hidden: torch.Tensor, last: int) -> tuple[int, float]:
-        """The best token after `last` by logits (vocab,) and a row (1, hidden); and its share among the candidates."""
-        found = logits.topk(min(self.candidates, len(logits)))
-        context = self.before[last] * self.projection(hidden)[0].to(self.before.dtype)
-        scores = found.values + (self.after[found.indices] * context).sum(1).to(found.values.dtype)
-        best = int(scores.argmax())
-        return int(found.indices[best]), float(torch.softmax(scores.float(), 0)[best])

@@ -149,15 +149,16 @@ class TorchHead(TorchModel):
         if request.hidden is not None and len(request.hidden):
             self.forward([Rows(sequence, [head.mask_token] * len(request.hidden), 0, request.hidden)])
         start = sequence.length
-        x = self.embed(torch.tensor([request.tokens[-1]] + [head.mask_token] * (head.block_size - 1)), start)
+        x = self.embed(torch.tensor([request.tokens[-1]] + [head.mask_token] * (head.block_rows - 1)), start)
         x = x.to(self.kernels.dtype)
         for index, layer in enumerate(self.spec.layers):
-            metadata = self._block_metadata(start, head.block_size, layer.attention)
+            metadata = self._block_metadata(start, head.block_rows, layer.attention)
             x = self.layer(x, index, sequence.cache, metadata)
         drafted: list[int] = []
         probabilities: list[float] = []
-        hidden = self.normed(x[1:])
-        for row, logits in enumerate(self.head(x[1:])[:, : self.columns(vocabulary)]):
+        x = x[0 if head.from_anchor else 1 :]
+        hidden = self.normed(x)
+        for row, logits in enumerate(self.head(x)[:, : self.columns(vocabulary)]):
             last = drafted[-1] if drafted else request.tokens[-1]
             token, probability = self.choose_after(last, logits, hidden[row : row + 1])
             drafted.append(token)
@@ -246,17 +247,28 @@ class TorchHead(TorchModel):
             tokens, hidden = [token], own.rows[-1:]
 
     def choose_after(self, last: int, logits: torch.Tensor, hidden: torch.Tensor) -> tuple[int, float]:
-        """`choose` in a block: of DFlash 2 by the token before, too. hidden: (1, hidden), which logits were made of."""
-        assert self.weights.head is not None
-        selector = self.weights.head.selector
-        if selector is None or not bool(torch.isfinite(logits).all()):
+        """`choose` in a block, where it may depend on the token before. hidden: (1, hidden), of which logits are."""
+        weights = self.weights.head
+        assert weights is not None
+        if not bool(torch.isfinite(logits).all()):
             return self.choose(logits)
-        return selector.choose(logits, hidden, last)
+        if weights.selector is None:
+            token, probability = self.choose(logits)
+        else:
+            row, probability = weights.selector.choose(logits, hidden, last)
+            token = self._token_of(row)
+        if weights.confidence is None:
+            return token, probability
+        before = None if weights.selector is None else weights.selector.before[last]
+        return token, weights.confidence.of(hidden, before)
 
     def choose(self, logits: torch.Tensor) -> tuple[int, float]:
         """The likeliest token of the target by logits (vocab,), and its probability; -1 and NaN where any is NaN."""
         if not bool(torch.isfinite(logits).all()):
             return -1, float("nan")
         row = int(logits.argmax())
-        probability = float(torch.softmax(logits.float(), 0)[row])
-        return (row if self.target_tokens is None else int(self.target_tokens[row])), probability
+        return self._token_of(row), float(torch.softmax(logits.float(), 0)[row])
+
+    def _token_of(self, row: int) -> int:
+        """The target's token that a row of the lm_head is of."""
+        return row if self.target_tokens is None else int(self.target_tokens[row])

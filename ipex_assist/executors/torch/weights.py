@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ipex_assist.executors.torch.dynamic_conv import DynamicConv, Selector
+from ipex_assist.executors.torch.dynamic_conv import DynamicConv
 from ipex_assist.executors.torch.experts import ExpertLayer, Mlp
 from ipex_assist.executors.torch.kernels import Kernels, Linear, TorchKernels
+from ipex_assist.executors.torch.selector import Confidence, Selector
 from ipex_assist.models import Source
 from ipex_assist.models.draft_head import HeadSpec
 from ipex_assist.models.mlp_spec import Experts
@@ -81,6 +82,7 @@ class HeadWeights:
     input_norms: list[Norm]  # of all that is read together, or of each tap
     clusters: Linear | None = None  # (rows, hidden) → (rows, clusters)
     selector: Selector | None = None
+    confidence: Confidence | None = None
 
 
 @dataclass
@@ -114,9 +116,9 @@ _FUSED = {
     "query": ("q_nope_proj", "q_rope_proj"),
 }
 _BY_HEAD = ("k_b", "v_b")  # each head has a linear of its own
-_FP32 = ("router", "shared_gate", "correction_bias", "expert_scales")
+_FP32 = ("router", "shared_gate", "correction_bias", "expert_scales", "confidence")
 _TABLES = ("embed_tokens", "embed_positions", "per_layer_embed", "selector_before", "selector_after")
-_VECTORS = ("sinks", "correction_bias", "expert_scales", "layer_scalar", *CONV_BASES)
+_VECTORS = ("sinks", "correction_bias", "expert_scales", "layer_scalar", "confidence", *CONV_BASES)
 
 
 def load_weights(
@@ -237,12 +239,16 @@ class _Packer:
             hidden_norm=self._norm("head_hidden_norm"),
             input_norms=[self._norm(name) for name in names],
             clusters=self.linears.get("clusters"),
-            selector=self._selector(self.spec.head) if self.spec.head.candidates else None,
+            selector=self._selector(self.spec.head) if self.spec.head.selector_rank else None,
+            confidence=self._confidence() if self.spec.head.confidence_size else None,
         )
 
     def _selector(self, head: HeadSpec) -> Selector:
         before, after = (self.tensors[f"selector_{which}.weight"] for which in ("before", "after"))
-        return Selector(before, after, self.linears["selector"], head.candidates)
+        return Selector(before, after, self.linears.get("selector"), head.candidates)
+
+    def _confidence(self) -> Confidence:
+        return Confidence(self.tensors["confidence.weight"], self.tensors["confidence.bias"])
 
     def _layer(self, prefix: str, spec: LayerSpec) -> Layer:
         return Layer(

@@ -170,13 +170,14 @@ void check_draft_blocks(const Batch& b, const int32_t* counts) {
     if (b.hidden) refuse("hidden states beside a block of tokens to draft");
     int32_t row = 0, logit_row = 0;
     for (int32_t i = 0; i < b.segment_count; row += b.segments[i++].rows) {
-        check_range("tokens of a block", counts[i], 1, int64_t(b.segments[i].rows) - 1);
-        for (int32_t r = 1; r <= counts[i]; r++) {
+        const int32_t first = logit_row < b.logit_row_count && b.logit_rows[logit_row] == row ? 0 : 1;
+        check_range("tokens of a block", counts[i], 1, int64_t(b.segments[i].rows) - first);
+        for (int32_t r = first; r < first + counts[i]; r++) {
             if (logit_row >= b.logit_row_count || b.logit_rows[logit_row++] != row + r)
-                refuse("a block drafts by its rows after the first");
+                refuse("a block drafts by rows that follow each other, from its first or second on");
         }
     }
-    if (logit_row != b.logit_row_count) refuse("a block drafts by its rows after the first");
+    if (logit_row != b.logit_row_count) refuse("rows with logits that no block drafts by");
 }
 
 void check_target_tokens(const ModelSpec& s, const int32_t* tokens) {

@@ -9,7 +9,7 @@ namespace ipex_assist {
 // given.
 const Batch& checked(const PackedModel& model, const Batch& batch, const int32_t* counts);
 
-// That of each segment the `counts` rows after the first have logits, and no other.
+// That of each segment `counts` rows from the first or the second on have logits, and no other.
 void check_draft_blocks(const Batch& batch, const int32_t* counts);
 
 // Which tokens of the vocabulary a draft head's are (lm_head_rows), or null.

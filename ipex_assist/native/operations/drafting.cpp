@@ -119,11 +119,24 @@ void note_block(const Pass& pass, const DraftRequest& d, int32_t which, int64_t 
     const bool chooses = pass.model.spec.draft_head.candidates > 0;
     int32_t last = pass.plan().tokens[size_t(pass.plan().first_row[size_t(which)])];
     ArgMax best;
-    d.drafted[which] = 0;
     do {
         best = chooses ? choose_candidate(pass, thread, row, last) : arg_max(pass, row);
         row++, last = best.index;
     } while (note(d, which, best));
+}
+
+// Notes the next token of each block, and leaves those that go on.
+void note_turns(const Pass& pass, const DraftRequest& d, std::vector<BlockTurn>& turns) {
+    const bool says = pass.model.spec.draft_head.confidence_size > 0;
+    size_t kept = 0;
+    for (const BlockTurn& turn : turns) {
+        const ArgMax best = arg_max(pass, turn.row);
+        const float sure = says ? turn.confidence : 1.0f / best.sum;
+        if (!note(d, turn.segment, is_finite(best) ? best.index : -1, sure)) continue;
+        const int32_t last = d.tokens[turn.segment * d.stride + d.drafted[turn.segment] - 1];
+        turns[kept++] = {turn.segment, last, turn.row + 1, NAN};
+    }
+    turns.resize(kept);
 }
 
 }  // namespace
@@ -154,11 +167,23 @@ void draft(Pass& pass, const DraftRequest& request) {
 
 void draft_blocks(Pass& pass, const DraftRequest& request) {
     const uint64_t started = __rdtsc();
+    const bool in_turn = pass.model.spec.draft_head.is_dspark();
     std::vector<int64_t> first{0};  // of each block's rows with logits
-    for (size_t i = 0; i < pass.plan().segments.size(); i++) first.push_back(first.back() + request.counts[i]);
+    std::vector<BlockTurn> turns;   // changed by thread 0, between two barriers
+    for (size_t i = 0; i < pass.plan().segments.size(); i++) {
+        first.push_back(first.back() + request.counts[i]);
+        request.drafted[i] = 0;
+        if (in_turn) turns.push_back({int32_t(i), pass.plan().tokens[size_t(pass.plan().first_row[i])], first[i], NAN});
+    }
     pass.pool.run(
         [&](int thread) {
             run_layers(pass, thread);
+            while (!turns.empty()) {
+                follow_last_tokens(pass, turns, thread);
+                if (thread == 0) note_turns(pass, request, turns);
+                pass.wait(thread);
+            }
+            if (in_turn) return;
             find_maxima(pass, thread);
             if (pass.model.spec.draft_head.candidates) find_candidates(pass, thread);
             const int64_t blocks = int64_t(pass.plan().segments.size()), threads = pass.plan().threads;

@@ -185,5 +185,15 @@ void find_candidates(Pass& pass, int thread);
 // The best of a row's after the token `last`, with the sum of exponentials over all of them; as arg_max where a logit
 // is not finite. Once for each row.
 ArgMax choose_candidate(const Pass& pass, int thread, int64_t row, int32_t last);
+// A block of a DSpark whose next token is chosen: the number of its segment, the row with its logits, the token before
+// it, and how sure the head is of what follows (NAN where it does not say).
+struct BlockTurn {
+    int32_t segment, last;
+    int64_t row;
+    float confidence;
+};
+// Adds what follows each block's last token to the logits of its row, and describes them for `arg_max`. Once for each
+// row; ends with a barrier.
+void follow_last_tokens(Pass& pass, std::vector<BlockTurn>& turns, int thread);
 
 }  // namespace ipex_assist

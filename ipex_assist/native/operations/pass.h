@@ -159,8 +159,8 @@ void sample(Pass& pass, const RowChoice* choices, int32_t* tokens);
 // count of them or one whose probability is below its minimum; that one is its last. The others go on. The last row of
 // each segment must have logits, and no other (drafting.cpp).
 void draft(Pass& pass, const DraftRequest& request);
-// DFLASH: one pass, whose segments are blocks, of which the `counts` rows after the first have logits: the arg-max of
-// each is a drafted token, up to one whose probability is below its minimum (drafting.cpp).
+// DFLASH: one pass, whose segments are blocks, of which `counts` rows from the first or the second on have logits: the
+// arg-max of each is a drafted token, up to one whose probability is below its minimum (drafting.cpp).
 void draft_blocks(Pass& pass, const DraftRequest& request);
 
 }  // namespace ipex_assist

@@ -1,12 +1,14 @@
-// DFlash 2's choice of a block's tokens, one after the other (ipex_assist/executors/torch/dynamic_conv.py: Selector;
-// arithmetic of speculators 0.9, models/dflash2): of the likeliest tokens c by a row's logits, the best is the one with
-// the largest
+// The choice of a block's tokens, one after the other (ipex_assist/executors/torch/selector.py): the best token c is the
+// one with the largest
 //
 //     logit[c] + Σ (before[last] · projection(row)) · after[c]
 //
-// where `last` is the token chosen before it. The likeliest ones of all rows are found by all threads together; a
-// block's tokens are then chosen by one of them.
+// where `last` is the token chosen before it. DFlash 2 (arithmetic of speculators 0.9, models/dflash2) chooses among the
+// likeliest by the row's logits: those of all rows are found by all threads together, and a block's tokens are then
+// chosen by one of them. DSpark (arXiv:2607.05147) has no projection and chooses among all tokens: its `after` is a
+// linear, which all threads multiply for one token of each block at a time. It may also say how likely a token is right.
 #include <algorithm>
+#include <cmath>
 
 #include "operations/operations.h"
 
@@ -20,7 +22,59 @@ void read_row(const PackedModel& model, const uint8_t* table, int32_t token, flo
     model.kernels->widen(wide ? SOURCE_F32 : SOURCE_BF16, table + first * (wide ? 4 : 2), rank, out);
 }
 
+// What the confidence head says of the token after the one whose row of `before` this is.
+float confidence_of(const Pass& pass, int thread, int64_t row, const float* of_token) {
+    const PackedModel& model = pass.model;
+    const SelectorWeights& selector = model.selector;
+    const int64_t size = model.spec.hidden_size, rest = model.spec.draft_head.confidence_size - size;
+    const float* x = pass.activations.shared.x.row(pass.plan().logit_rows[size_t(row)]);
+    float* normed = pass.activations.own(thread).row.data;
+    if (model.into_head.pre) normalize(pass, *model.into_head.pre, x, normed), x = normed;
+    const float logit = pass.kernels.dot(x, selector.confidence, size) +
+                        pass.kernels.dot(of_token, selector.confidence + size, rest) + *selector.confidence_bias;
+    return 1 / (1 + std::exp(-logit));
+}
+
+// This thread's columns of `markov`, of the tokens before, to the logits of the rows that they belong to.
+void add_markov(Pass& pass, const std::vector<BlockTurn>& turns, const Linear& markov, int thread) {
+    const Array<float>& room = pass.activations.own(thread).up;
+    const LinearRows in = pass.inputs(thread, markov.depth);
+    const auto [first, last] = slice(pass, markov, thread);
+    for (int64_t panel = first; panel < last; panel += UP_PANELS) {
+        const int64_t next = std::min(panel + UP_PANELS, last);
+        pass.model.multiply(markov, in, int64_t(turns.size()), panel, next, room.data, room.columns);
+        for (size_t i = 0; i < turns.size(); i++) {
+            float* logits = pass.batch.logits + turns[i].row * pass.batch.stride + panel * LANES;
+            pass.kernels.add(logits, room.row(int64_t(i)), (next - panel) * LANES);
+        }
+    }
+}
+
 }  // namespace
+
+void follow_last_tokens(Pass& pass, std::vector<BlockTurn>& turns, int thread) {
+    const PackedModel& model = pass.model;
+    const HeadSpec& head = model.spec.draft_head;
+    const int64_t count = int64_t(turns.size()), threads = pass.plan().threads, rank = head.selector_rank;
+    float* of_token = pass.activations.own(thread).of_token.data;
+    Linear markov = model.selector.markov;
+    markov.panels = std::min(markov.panels, pass.head.panels);  // of the vocabulary that is asked for
+    for (int64_t i = share(count, thread, int(threads)); i < share(count, thread + 1, int(threads)); i++) {
+        BlockTurn& turn = turns[size_t(i)];
+        if (rank) read_row(model, model.selector.before, turn.last, of_token);
+        if (head.confidence_size) turn.confidence = confidence_of(pass, thread, turn.row, of_token);
+        if (rank) prepare_row(pass, thread, of_token, rank, 0, markov.depth, i, markov, &NodeBuffers::inputs);
+    }
+    if (rank) {
+        pass.wait(thread);
+        add_markov(pass, turns, markov, thread);
+        pass.wait(thread);
+    }
+    const int64_t chunks = pass.activations.shared.maxima.columns, items = count * chunks;
+    for (int64_t u = share(items, thread, int(threads)); u < share(items, thread + 1, int(threads)); u++)
+        describe_chunk(pass, turns[size_t(u / chunks)].row, u % chunks);
+    pass.wait(thread);
+}
 
 void find_candidates(Pass& pass, int thread) {
     const PackedModel& model = pass.model;

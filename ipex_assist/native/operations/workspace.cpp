@@ -65,7 +65,7 @@ void size_layers(const SizedPass& pass, ActivationSizes& s) {
         s.queries = std::max<int64_t>(s.queries, each.most_queries());
     const int64_t fc = spec.draft_head.fc_width(spec.hidden_size);
     s.entering = fc ? std::max<int64_t>(fc, 2 * spec.hidden_size) : 0;
-    s.depth = std::max({s.width, s.between, s.entering});
+    s.depth = std::max<int64_t>({s.width, s.between, s.entering, spec.draft_head.selector_rank});
     if (spec.per_layer_size) {
         s.per_layer = round_up(spec.per_layer_width(), LANES);
         size_active(kernels, spec.per_layer_size, pass.model().layers[0].per_layer.out, s);

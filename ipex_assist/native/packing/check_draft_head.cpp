@@ -15,15 +15,20 @@ void check_reading_head(const ModelSpec& s) {
         refuse("%d tokens in %d clusters, or with a cap of their logits", s.vocab_size, h.clusters);
 }
 
-// What a DFlash of the second kind has; none of it elsewhere.
-void check_second_kind(const ModelSpec& s) {
+// What a DFlash of the second kind, or a DSpark, has; none of it elsewhere.
+void check_selector(const ModelSpec& s) {
     const HeadSpec& h = s.draft_head;
     const int64_t most = h.kind == DFLASH ? LARGEST : 0;
     check_range("rows of a draft head's convolutions", h.conv_kernel, 0, most);
     check_range("columns that a convolution scales together", h.conv_group, h.conv_kernel ? 1 : 0,
                 h.conv_kernel ? s.hidden_size : 0);
     check_range("tokens that one is chosen among", h.candidates, 0, most);
-    check_range("columns of a selector's tables", h.selector_rank, h.candidates ? 1 : 0, h.candidates ? most : 0);
+    check_range("columns of a selector's tables", h.selector_rank, h.candidates ? 1 : 0, most);
+    check_range("columns that a confidence head reads", h.confidence_size, 0, h.candidates ? 0 : most);
+    if (h.confidence_size && h.confidence_size != s.hidden_size &&
+        int64_t(h.confidence_size) != int64_t(s.hidden_size) + h.selector_rank)
+        refuse("a confidence head of %d columns, for rows of %d and tables of %d", h.confidence_size, s.hidden_size,
+               h.selector_rank);
     if (h.conv_kernel && s.hidden_size % h.conv_group)
         refuse("%d columns in groups of %d", s.hidden_size, h.conv_group);
     if (h.candidates && h.lm_head_rows) refuse("a choice among candidates by a head of its own vocabulary");
@@ -38,7 +43,7 @@ void check_draft_head(const ModelSpec& s) {
     check_range("taps of a draft head", h.taps, least, most);
     check_range("columns of a draft head's hidden states", h.input_size, least, most);
     check_range("the input norm of a draft head", h.input_norm, NO_INPUT_NORM, least ? NORM_OF_EACH : NO_INPUT_NORM);
-    check_second_kind(s);
+    check_selector(s);
     check_range("rows of a draft head's lm_head", h.lm_head_rows, 0, s.is_draft_head() ? s.vocab_size : 0);
     if (!s.is_draft_head()) {
         if (h.shared_embedding || h.shared_head) refuse("draft heads alone take a table or a head from another model");

@@ -200,10 +200,14 @@ struct HeadSpec {
     // tokens that each drafted one is chosen among, and columns of the tables that they are chosen by; 0 of the first.
     int32_t conv_kernel, conv_group;
     int32_t candidates, selector_rank;
+    // DSpark is a DFLASH with a rank and no candidates: each token is chosen among all. Columns that its confidence head
+    // reads: hidden_size, and selector_rank with the token before; 0: it has none.
+    int32_t confidence_size;
 
     int32_t input_norms() const { return input_norm == NORM_OF_EACH ? taps : input_norm == NORM_OF_ALL ? 1 : 0; }
     // Whether a row's hidden state enters it together with the token.
     bool feeds_back() const { return kind != NO_DRAFT_HEAD && kind != DFLASH; }
+    bool is_dspark() const { return !candidates && (selector_rank || confidence_size); }
     // Scales of a row of one of the convolutions, those of a row of the kernel after another's.
     int64_t conv_groups(int64_t hidden) const { return hidden / conv_group; }
     int64_t conv_scales(int64_t hidden) const { return conv_kernel * conv_groups(hidden); }

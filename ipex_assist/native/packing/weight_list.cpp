@@ -82,6 +82,19 @@ void list_layer(WeightList& list, const ModelSpec& spec, PackedLayer& layer) {
     list_dynamic_conv(list, spec, layer.mlp_conv, "mlp_conv_base", "mlp_conv_proj");
 }
 
+void list_selector(WeightList& list, const ModelSpec& spec, SelectorWeights& w) {
+    const HeadSpec& head = spec.draft_head;
+    const int64_t hidden = spec.hidden_size, rank = head.selector_rank, rows = spec.lm_head_rows();
+    if (head.candidates)
+        list.linear(w.projection, {packed(rank), hidden, false, spec.precision}, {{"selector_proj", 0, rank}});
+    if (rank) list.table(w.before, "selector_before", spec.vocab_size, rank);
+    if (head.candidates) list.table(w.after, "selector_after", spec.vocab_size, rank);
+    else if (rank) list.linear(w.markov, {packed(rows), rank, false, spec.precision}, {{"selector_after", 0, rows}});
+    if (!head.confidence_size) return;
+    list.vector(w.confidence, {"confidence", head.confidence_size});
+    list.vector(w.confidence_bias, {"confidence", 1}, true);
+}
+
 // What a draft head has beside a decoder.
 void list_draft_head(WeightList& list, ModelWeights& w) {
     const ModelSpec& spec = w.spec;
@@ -102,12 +115,7 @@ void list_draft_head(WeightList& list, ModelWeights& w) {
                         {{"clusters", 0, head.clusters}});
         return;
     }
-    if (head.candidates) {
-        const int64_t rank = head.selector_rank;
-        list.linear(w.selector.projection, {packed(rank), hidden, false, spec.precision}, {{"selector_proj", 0, rank}});
-        list.table(w.selector.before, "selector_before", spec.vocab_size, rank);
-        list.table(w.selector.after, "selector_after", spec.vocab_size, rank);
-    }
+    list_selector(list, spec, w.selector);
     if (head.feeds_back()) list.norm(w.head_embedding_norm, spec, {"head_embed_norm", hidden});
     list.norm(w.head_hidden_norm, spec, {"head_hidden_norm", hidden});
 }

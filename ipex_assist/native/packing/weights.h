@@ -27,6 +27,8 @@ struct ConvWeights {
 struct SelectorWeights {
     const uint8_t *before = nullptr, *after = nullptr;  // (vocab, selector_rank) bf16 or fp32
     Linear projection{};                                // of a row that logits are made of, to selector_rank columns
+    Linear markov{};                                    // of a DSpark, in place of `after`: to a column for each token
+    const float *confidence = nullptr, *confidence_bias = nullptr;  // (confidence_size), (1)
 };
 
 // What happens to a row x between two linears: it gets what the first gave (delta), times `multiplier`, and the second
@@ -188,7 +190,7 @@ struct ModelWeights {
     Linear fc{};               // of a draft head, as its norms
     Linear fc_out{};           // of one that reads its target: its own hidden state to the width of the target's
     Linear clusters{};         // of one with clusters: their scores, in the precision of attention
-    SelectorWeights selector;  // of one that chooses among candidates
+    SelectorWeights selector;  // of one whose tokens depend on the one before
     Norm input_norm, head_embedding_norm, head_hidden_norm;  // the first of input_size columns
     ResidualNorm into_head;
     Linear per_layer_in{};                     // of a token's embedding, to per_layer_width columns

@@ -98,6 +98,8 @@ DEFAULT_HEADS: dict[str, str] = {
     "google/gemma-4-31B-it": "z-lab/gemma-4-31B-it-DFlash",
     "google/gemma-4-26B-A4B-it": "z-lab/gemma-4-26B-A4B-it-DFlash",
     "MiniMaxAI/MiniMax-M2.5": "z-lab/MiniMax-M2.5-DFlash",
+    # DSpark, as its makers list it (github.com/deepseek-ai/DeepSpec, "Released Checkpoints").
+    "Qwen/Qwen3-14B": "deepseek-ai/dspark_qwen3_14b_block7",
     # EAGLE-3, by its page.
     "Qwen/Qwen3-32B": "RedHatAI/Qwen3-32B-speculator.eagle3",
 }

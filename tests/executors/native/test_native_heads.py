@@ -28,6 +28,7 @@ from ipex_assist.executors.registry import EXECUTORS
 from ipex_assist.models import Source, find
 from ipex_assist.models.dflash2 import dflash2_names
 from ipex_assist.models.draft_head import HeadSpec, Taps
+from ipex_assist.models.dspark import dspark_names
 from ipex_assist.models.head_common import DraftHead
 from ipex_assist.models.weights import weight_shape
 from ipex_assist.native.library import unavailable
@@ -69,6 +70,18 @@ DFLASH: dict[str, tuple[HeadSpec, dict[str, Any]]] = {
         replace(_FLASH, block_size=20, conv_kernel=2, conv_group=64, candidates=200, selector_rank=100),
         {"num_hidden_layers": 2},
     ),
+    # Tables that are narrower and wider than rows, heads by the row alone, and blocks that draft from their first row.
+    "dspark": (
+        replace(_FLASH, from_anchor=True, selector_rank=12, confidence_size=76),
+        {"num_hidden_layers": 2},
+    ),
+    "dspark-vocabulary": (
+        replace(_FLASH, block_size=20, draft_vocab_size=40, shared_head=False, selector_rank=100, confidence_size=64),
+        {"num_hidden_layers": 2},
+    ),
+    "dspark-no-confidence": (replace(_FLASH, from_anchor=True, selector_rank=64), {}),
+    "dspark-confidence": (replace(_FLASH, from_anchor=True, confidence_size=64), {}),
+    "dflash-anchor": (replace(_FLASH, from_anchor=True), {}),
 }
 FED_BACK = [*MTP, *EAGLE3]
 _folders: list[object] = []
@@ -100,14 +113,15 @@ def head_of(kind: str) -> tuple[DraftHead, Path]:
     names |= set() if given.shared_embedding else {"embed_tokens.weight"}
     norms = {"all": ["input_norm"], "each": ["fc_norm_0", "fc_norm_1", "fc_norm_2"], None: []}[given.input_norm]
     names |= {f"{name}.weight" for name in norms}
-    names |= set(dflash2_names(spec))
+    names |= set(dflash2_names(spec)) | set(dspark_names(spec))
     of_layers = {name for name in architecture.weights(spec) if name.startswith("layers.")}
     names |= of_layers - ({"layers.0.attention_norm.weight"} if given.kind == "eagle3" else set())
     random, tensors = torch.Generator().manual_seed(4), {}
     for name in sorted(names):
         shape = weight_shape(spec, name)
         values = torch.randn(shape, generator=random)
-        tensors[name] = 1 + values * 0.1 if len(shape) == 1 else values * 0.15
+        near_one = len(shape) == 1 and not name.startswith("confidence")
+        tensors[name] = 1 + values * 0.1 if near_one else values * 0.15
     made = tempfile.TemporaryDirectory()
     _folders.append(made)
     safetensors.torch.save_file(tensors, Path(made.name) / "model.safetensors", {"format": "pt"})
@@ -328,7 +342,7 @@ def test_a_table_and_head_of_the_target() -> None:
     assert head.packed.nbytes < target.packed.nbytes / 2
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "dflash", "dflash2"])
+@pytest.mark.parametrize("kind", ["eagle3", "dflash", "dflash2", "dspark"])
 def test_buffers_are_planned(kind: str) -> None:
     """Of a head with a wide target, whose hidden states take more than all else of a pass."""
     _, head = native(kind, "bf16")
