@@ -18,7 +18,6 @@ from ipex_assist.executors.blocks import BlockPool
 from ipex_assist.executors.interface import ANY_ROWS, HiddenRows, Model, Rows
 from ipex_assist.generation.result import Identity
 from ipex_assist.models.draft_head import Taps
-from ipex_assist.native.rows import PASS_ROWS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -144,8 +143,9 @@ class DecoderEmbedder(EmbeddingModel):
         if not self._chunks:
             return self._whole(jobs)
         ordered = sorted(jobs, key=lambda job: (job.rows_read, job.number))
-        room, parts = PASS_ROWS, dict[TextReading, tuple[EmbeddingJob, int]]()
-        for most in (max(FEWEST_ROWS, PASS_ROWS // len(jobs)), PASS_ROWS):
+        rows = self.model.pass_rows
+        room, parts = rows, dict[TextReading, tuple[EmbeddingJob, int]]()
+        for most in (max(FEWEST_ROWS, rows // len(jobs)), rows):
             for job in ordered:
                 room -= self._take(job, min(most, room), parts)
         return [(job, text, rows) for text, (job, rows) in parts.items()]

@@ -54,7 +54,7 @@ class PromptShares:
             taken[request] = rows
             most -= rows
             if seconds is not None:
-                seconds -= rows * self._chunks.row_s(request.position)
+                seconds -= rows * self._chunks.row_s(request.position, rows)
         return list(taken.items())
 
     def _length(self, request: Request) -> tuple[int, float, int]:

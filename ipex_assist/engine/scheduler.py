@@ -40,7 +40,7 @@ class Scheduler:
         self.running: list[Request] = []
         self.drafts = DraftScheduler(target.blocks is not None, clock, longest_draft(target.spec))
         self.block_budget = BlockBudget(target, prefixes)
-        self._chunks, self._heads = ChunkSizes(limits), HeadReading(clock)
+        self._chunks, self._heads = ChunkSizes(limits, target.pass_rows), HeadReading(clock)
         self._shares = PromptShares(self._chunks, clock)
 
     @property

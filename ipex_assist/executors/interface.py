@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeGuard, ru
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.models.draft_head import Taps
 from ipex_assist.models.spec import DecoderSpec
+from ipex_assist.native.rows import PASS_ROWS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -185,6 +186,7 @@ class Model(Protocol):
     # Of a draft head with a vocabulary of its own: which token of the target each row of its lm_head is, ascending.
     target_tokens: NDArray[np.int32] | None = None
     token_order: NDArray[np.int32] | None = None  # of a draft head with clusters: their tokens, cluster by cluster
+    pass_rows: int = PASS_ROWS  # rows of a pass at most; a call with more of them takes several passes
 
     @property
     def exact_rows(self) -> int:

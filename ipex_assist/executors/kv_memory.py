@@ -51,6 +51,15 @@ class KvMemory:
         self._workspace += workspace
         self._context = max(self._context, context)
 
+    def room_for_passes(self) -> int:
+        """Bytes that the buffers of a model's passes may have; 0 where nobody knows.
+
+        What stays free beside keys and values in any case, or, of much memory, an eighth of it.
+        """
+        share = _planned_share() if self._share is None else self._share
+        left = int(share * read_memory().available) - (self.limit or 0)
+        return max(0, left) // _MARGIN_SHARE
+
     def blocks(self) -> int:
         """How many blocks each model gets; the first call decides. Raises IpexAssistError where not even one fits."""
         return self._decided()[0]

@@ -22,13 +22,14 @@ class PlannedPasses:
     """The passes that a plan of memory is for.
 
     wanted: rows of a pass whose logits are wanted. context: tokens of a text. threads, nodes: who runs them, and on how
-    many memory nodes.
+    many memory nodes. rows: of a pass at most.
     """
 
     wanted: int
     context: int
     threads: int
     nodes: int = 1
+    rows: int = PASS_ROWS
 
 
 @dataclass(frozen=True)
@@ -89,8 +90,8 @@ def new_model(
 
 
 def buffer_bytes(handle: int, largest: PlannedPasses) -> int:
-    """Bytes of the core's buffers for passes of up to PASS_ROWS rows. Raises IpexAssistError where there are none."""
-    passes = PASS_ROWS, largest.wanted, largest.context, largest.threads, largest.nodes
+    """Bytes of the core's buffers for such passes. Raises IpexAssistError where there are none."""
+    passes = largest.rows, largest.wanted, largest.context, largest.threads, largest.nodes
     found = int(library().ia_workspace_bytes(handle, *passes))
     if found < 0:
         raise IpexAssistError(f"the native core failed: {last_error()}")
@@ -105,5 +106,5 @@ def workspace_bytes(handle: int, spec: DecoderSpec, largest: PlannedPasses) -> i
     """
     logits = 4 * largest.wanted * -(-spec.lm_head_rows // 16) * 16
     rotations = 4 * 2 * spec.rotary_width * max(largest.context, _ROTATION_ROWS)
-    hidden = 4 * PASS_ROWS * spec.head.input_size if spec.head is not None else 0
+    hidden = 4 * largest.rows * spec.head.input_size if spec.head is not None else 0
     return buffer_bytes(handle, largest) + 2 * logits + rotations + hidden

@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 from conftest import HAS_NATIVE
 
-from ipex_assist.embedding.decoder import PASS_ROWS, DecoderEmbedder
+from ipex_assist.embedding.decoder import DecoderEmbedder
 from ipex_assist.embedding.facts import EncodedText
 from ipex_assist.embedding.jobs import JOB_TEXTS, JOB_TOKENS, EmbeddingInputs, in_jobs
 from ipex_assist.embedding.loading import load_embedder
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.native.library import unavailable
-from ipex_assist.native.rows import PASS_ROWS as CORE_ROWS
 
 pytestmark = [pytest.mark.one_stack, pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")]
 
@@ -51,7 +50,7 @@ def test_bits_do_not_depend_on_company(pooling: str, precision: str, tmp_path: P
     texts = [text(seed, draw.choice((1, 2, 5, 17, 60, 255, 256, 257, 700))) for seed in range(40)]
     texts = [EncodedText(start + each.tokens) if i % 2 else each for i, each in enumerate(texts)]
     alone = [model.embed([each])[0].tobytes() for each in texts]
-    for seed in range(4):
+    for seed, model.model.pass_rows in enumerate((256, 256, 1000, 4096)):
         draw = random.Random(seed)
         order = draw.sample(range(len(texts)), len(texts))
         cuts = sorted(draw.sample(range(1, len(texts)), 6))
@@ -83,7 +82,6 @@ def test_a_common_beginning_is_read_once(tmp_path: Path) -> None:
     start = text(0, 200).tokens
     model.embed([EncodedText(start + text(seed, 10).tokens) for seed in range(1, 20)])
     assert model.engine_stats.prompt_tokens == 200 + 19 * 10
-    assert PASS_ROWS == CORE_ROWS
 
 
 def test_a_short_text_waits_for_no_long_ones(tmp_path: Path) -> None:

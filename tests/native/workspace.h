@@ -10,16 +10,20 @@
 namespace check {
 namespace {
 
-// What is planned for passes of up to 20 rows is what the largest of them take, to the byte.
-inline void check_workspace(Fixture& x, const char* name, const States* states) {
-    constexpr int32_t CONTEXT = 200, ROWS = 20;
+constexpr int32_t CONTEXT = 390;
+
+// What is planned for passes of up to `most` rows is what the largest of them take, to the byte.
+inline void check_workspace(Fixture& x, const char* name, int32_t most) {
     const std::unique_ptr<Program> program = std::make_unique<Program>(*x.model);
-    for (const int32_t wanted : {0, 5, ROWS}) {
+    const std::unique_ptr<const States> states =
+        x.model->is_recurrent() ? std::make_unique<const States>(x.model, most) : nullptr;
+    std::unique_ptr<Blocks> own = std::move(x.blocks);
+    x.blocks = std::make_unique<Blocks>(x.model, most + 1, own->precision());
+    for (const int32_t wanted : {0, 5, std::min(most, 256)}) {
         Activations activations;
         const auto place = [&](int32_t segments, int32_t rows, int32_t pending) {
-            x.taken = 0;
-            std::vector<Table> tables;
-            for (int32_t i = 0; i < segments; i++) tables.emplace_back(x, CONTEXT);
+            std::vector<Table> tables(size_t(segments), Table(x, 0));  // of two blocks, the first that of all
+            for (int32_t i = 0; i < segments; i++) tables[size_t(i)].ids = {0, i + 1};
             std::vector<int32_t> positions;
             std::vector<const Table*> of_rows;
             for (int32_t i = 0; i < segments * rows; i++) {
@@ -30,23 +34,30 @@ inline void check_workspace(Fixture& x, const char* name, const States* states) 
             PassRequest made = x.make_pass(some_tokens(segments * rows, 1), positions, of_rows, logits.data());
             const int32_t end = made.batch.rows, count = std::min(wanted, end);
             made.batch.logit_rows += end - count, made.batch.logit_row_count = count;
-            made.batch.states = states;
+            made.batch.states = states.get();
             for (int32_t i = 0; states && i < segments; i++) {
                 Segment& s = made.segments[size_t(i)];
                 s.state = i, s.settled = s.start - pending, s.settle = std::max(s.settled, CONTEXT - PENDING_ROWS);
             }
             ipex_assist::Pass(*program, x.pool, activations, made.batch);
         };
-        place(1, ROWS, PENDING_ROWS), place(ROWS / PENDING_ROWS, PENDING_ROWS, PENDING_ROWS);
-        place(ROWS, 1, 0), place(DECODE_ROWS, 1, PENDING_ROWS);
+        place(1, std::min(most, CONTEXT), states ? std::max(0, std::min(PENDING_ROWS, CONTEXT - most)) : 0);
+        place(most / PENDING_ROWS, PENDING_ROWS, PENDING_ROWS);
+        place(most, 1, 0), place(DECODE_ROWS, 1, PENDING_ROWS);
         const TeamNodes team = x.pool.team_nodes(x.pool.threads());
         const int64_t taken = activations.most().total(team.threads(), team.nodes());
-        const int64_t planned = workspace_bytes(*program, {ROWS, wanted, CONTEXT}, team);
-        CHECK(planned == taken, "%s, %d rows with logits: %ld bytes planned, %ld taken", name, wanted, long(planned),
-              long(taken));
-        const int64_t longer = workspace_bytes(*program, {ROWS, wanted, 1 << 20}, team);
+        const int64_t planned = workspace_bytes(*program, {most, wanted, CONTEXT}, team);
+        CHECK(planned == taken, "%s, %d of %d rows with logits: %ld bytes planned, %ld taken", name, wanted, most,
+              long(planned), long(taken));
+        const int64_t longer = workspace_bytes(*program, {most, wanted, 1 << 20}, team);
         CHECK(longer >= planned, "%s: %ld bytes after long texts", name, long(longer));
     }
+    x.blocks = std::move(own);
+}
+
+// Of few rows, and of as many as passes have on big machines.
+inline void check_workspace(Fixture& x, const char* name) {
+    for (const int32_t most : {20, 256, 1024, 4096}) check_workspace(x, name, most);
 }
 
 }  // namespace

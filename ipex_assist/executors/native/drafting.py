@@ -51,7 +51,7 @@ def _draft(model: NativePasses, requests: abc.Sequence[DraftInput], vocabulary: 
         if keep < count:
             before.append(TokenSegment(own, each.tokens[:-keep], own.length, 0, hidden[0]))
         segments.append(TokenSegment(own, each.tokens[-keep:], own.length + count - keep, 1, hidden[1]))
-    for group in cut_into_passes(before):
+    for group in cut_into_passes(before, model.pass_rows):
         model.append(group)
     batch, _keep = model.batch(segments, vocabulary or model.spec.vocab_size, [each.count for each in requests])
     drafts = CoreDrafts(requests, model.target_tokens, batch.vocabulary)
@@ -102,7 +102,7 @@ def _draft_blocks(
         tokens = [*each.tokens, *[head.mask_token] * (head.block_rows - 1)]
         after = head.block_size - 1 - each.count
         blocks.append(TokenSegment(own, tokens, own.length + rows, each.count, None, after))
-    for group in cut_into_passes(context):
+    for group in cut_into_passes(context, model.pass_rows):
         model.append(group)
     found: list[Draft] = []
     together = PASS_ROWS // head.block_rows

@@ -97,7 +97,7 @@ class NativeModel(NativePasses):
         taps = TappedRows.of(hidden, self.spec, segments)
         logits = torch_module().empty(sum(each.last for each in rows), self.width)
         first = 0
-        for group in cut_into_passes(segments):
+        for group in cut_into_passes(segments, self.pass_rows):
             count = sum(segment.last for segment in group)
             self.append(group, logits[first : first + count].data_ptr(), vocabulary, taps)
             first += count
@@ -106,7 +106,7 @@ class NativeModel(NativePasses):
     def choose(self, rows: abc.Sequence[Rows], top: int = 0, vocabulary: int | None = None) -> list[TokenLogprob]:
         """`forward`, and the likeliest token of each row of logits, found in the core."""
         choices: list[TokenLogprob] = []
-        for group in cut_into_passes(self.segments(rows)):
+        for group in cut_into_passes(self.segments(rows), self.pass_rows):
             choices += self._choose(group, top, vocabulary)
         return choices
 
@@ -135,7 +135,7 @@ class NativeModel(NativePasses):
         taps = TappedRows.of(hidden, self.spec, segments)
         assert len(choices) == sum([each.last for each in segments]), "a choice for each row of logits"
         chosen = CoreChoices(choices, self.spec.lm_head_rows, self._kept.logits)
-        first, groups = 0, list(cut_into_passes(segments))
+        first, groups = 0, list(cut_into_passes(segments, self.pass_rows))
         if meanwhile is not None and (len(groups) > 1 or not choices):
             while meanwhile():
                 pass

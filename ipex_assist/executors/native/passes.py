@@ -22,6 +22,7 @@ from ipex_assist.executors.interface import (
 )
 from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.native.hidden import TappedRows, check_hidden, check_logits, give_hidden
+from ipex_assist.executors.native.pass_rows import with_rows
 from ipex_assist.executors.native.segments import TokenSegment, lengthen, whole_states
 from ipex_assist.executors.native.sequence import NativeSequence, reserve
 from ipex_assist.executors.pass_lock import pass_lock
@@ -80,6 +81,8 @@ class NativePasses(Model):
         largest = PlannedPasses(
             PASS_ROWS, self.spec.context_length, packed.pool.threads, memory_nodes(packed.pool.cpus)
         )
+        largest = with_rows(packed, largest, self._kv_memory)
+        self.pass_rows = largest.rows
         workspace = workspace_bytes(packed.handle, self.spec, largest)
         # A mapped image counts as free memory now, and will be copied into memory later.
         self._kv_memory.join(

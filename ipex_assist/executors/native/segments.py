@@ -25,25 +25,27 @@ class TokenSegment(NamedTuple):
     after: int = 0  # tokens after those that get logits
 
 
-def cut_into_passes(segments: abc.Sequence[TokenSegment]) -> Iterator[list[TokenSegment]]:
-    """Segments grouped into passes, in order, cut where a pass has PASS_ROWS rows."""
-    if segments and sum([len(each.tokens) for each in segments]) <= PASS_ROWS:
+def cut_into_passes(segments: abc.Sequence[TokenSegment], most: int) -> Iterator[list[TokenSegment]]:
+    """Segments grouped into passes, in order, cut where a pass has `most` rows, or PASS_ROWS with logits."""
+    whole = sum([len(each.tokens) for each in segments])
+    if segments and whole <= most and (whole <= PASS_ROWS or sum([each.last for each in segments]) <= PASS_ROWS):
         yield list(segments)
         return
     group: list[TokenSegment] = []
-    room = PASS_ROWS
+    room, logits = most, PASS_ROWS
     for each in segments:
         done, count = 0, len(each.tokens)
         while done < count:
-            rows = min(count - done, room)
+            # Rows without logits come first.
+            rows = min(count - done, room, max(0, count - done - each.last) + logits)
             last = min(rows, max(0, each.last - (count - done - rows)))
             tokens, hidden = each.tokens[done : done + rows], each.hidden
             part = hidden if hidden is None else hidden[done : done + rows]
             group.append(TokenSegment(each.sequence, tokens, each.start + done, last, part))
-            done, room = done + rows, room - rows
-            if room == 0:
+            done, room, logits = done + rows, room - rows, logits - last
+            if room == 0 or logits == 0:
                 yield group
-                group, room = [], PASS_ROWS
+                group, room, logits = [], most, PASS_ROWS
     if group:
         yield group
 

@@ -73,7 +73,7 @@ void list_node(List& list, NodeBuffers& b, const ActivationSizes& s) {
     list("delta", b.delta, s.rows, s.width);
     list_prepared(list, b.inputs, values * 4, values / SCALE_COLUMNS, values / 32, s.tiles ? values : 0);
     list_prepared(list, b.down_inputs, s.down_values, s.down_columns / SCALE_COLUMNS, s.down_columns / 32, 0);
-    list_prepared(list, b.expert_inputs, s.slot_columns * 4, s.slot_columns / SCALE_COLUMNS, s.slot_columns / 32, 0);
+    list_prepared(list, b.expert_inputs, s.slot_values, s.slot_columns / SCALE_COLUMNS, s.slot_columns / 32, 0);
 }
 
 template <class List>
@@ -84,7 +84,7 @@ void list_thread(List& list, ThreadBuffers& b, const ActivationSizes& s) {
     list("entering", b.entering, 1, s.entering);
     list("of_token", b.of_token, 1, s.selector_rank);
     list("ordered", b.ordered, 1, s.ordered);
-    list("up", b.up, s.rows, UP_PANELS * LANES);
+    list("up", b.up, std::min(s.rows, ROW_BLOCK), UP_PANELS * LANES);
     list("state", b.state, 1, s.state);
     list("window_sums", b.window_sums, s.low_rows ? WINDOW_ROWS : 0, s.depth / SCALE_COLUMNS);
     list("head", b.head, 1, s.value_width);
@@ -109,7 +109,7 @@ void list_thread(List& list, ThreadBuffers& b, const ActivationSizes& s) {
     list_prepared(list, b.inputs, values * s.own_value, values / SCALE_COLUMNS, values / 32, 0);
     const int64_t of_slots = s.own_slot_columns;
     list_prepared(list, b.slot_inputs, s.own_slot_values, of_slots / SCALE_COLUMNS, of_slots / 32, 0);
-    const int64_t of_heads = round_up(s.rows, PADDED_ROWS) * s.head_depth;
+    const int64_t of_heads = round_up(std::min(s.rows, ROW_BLOCK), PADDED_ROWS) * s.head_depth;
     list_prepared(list, b.head_inputs, of_heads * s.own_value, of_heads / SCALE_COLUMNS, of_heads / 32, 0);
 }
 

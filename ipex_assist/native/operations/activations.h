@@ -92,11 +92,11 @@ struct ThreadBuffers {
     Array<float> entering;       // a draft head's token and hidden state side by side, or the latter alone
     Array<float> of_token;       // (selector_rank) a token's row of one of the selector's tables
     Array<float> ordered;        // a row in the order of a linear's input columns, where there is one
-    Array<float> up;             // (rows, columns of gate and up that are activated while they are in the cache)
+    Array<float> up;             // (ROW_BLOCK, columns of gate and up that are activated while they are in the cache)
     Array<float> x;              // (DECODE_ROWS, hidden): the residual stream where each thread prepares all rows
     PreparedRows inputs;         // and what the next linear gets of it
     PreparedRows slot_inputs;    // of an expert's up linear, of up to DECODE_ROWS slots
-    PreparedRows head_inputs;    // of latent attention: of all rows, what the linear of a head gets
+    PreparedRows head_inputs;    // of latent attention: of ROW_BLOCK rows, what the linear of a head gets
     Array<float> state;          // (key_depth, 16) of a recurrent state
     Array<int32_t> window_sums;  // of int8 rows that A is multiplied with: see adapters.cpp
     // Of attention, with a row for each query of a tile; see AttentionTile.
@@ -116,7 +116,8 @@ struct ActivationSizes {
     int64_t active;                               // floats of activated gate and up
     int64_t partials;                             // floats
     int64_t down_values, down_columns;            // bytes of all rows of `down_inputs`, and their input columns
-    int64_t router_columns, slots, slot_columns;  // of experts; input columns of all slots
+    int64_t router_columns, slots;                // of experts
+    int64_t slot_values, slot_columns;            // bytes of the inputs of all slots, and their columns
     int64_t own_slot_values, own_slot_columns;    // of `slot_inputs`: bytes, and input columns
     int64_t ordered;                              // columns, 0 where no linear has an order of input columns
     int64_t own_value;                            // bytes of a value that each thread prepares itself

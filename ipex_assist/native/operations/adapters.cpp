@@ -16,12 +16,9 @@ constexpr int64_t LATE_PANELS = 4;         // that are at least multiplied while
 // Rows from `first` on of a linear's inputs, as A takes them: sums of int8 rows are of 128 columns there.
 LinearRows window_inputs(const Pass& pass, int thread, const Linear& linear, LinearRows in, int64_t first,
                          int64_t rows) {
-    in.values += first * in.depth * value_bytes(linear.precision, pass.kernels);
-    if (row_type(linear.precision) != INT8_ROWS) return in;
-    const int64_t spans = in.depth / SCALE_COLUMNS, groups = SCALE_COLUMNS / linear.group;
-    in.scales += first * spans, in.negated_sums += first * spans * groups;
-    if (in.tiles) in.tiles += first * in.depth;
-    if (groups == 1) return in;
+    in = rows_from(linear, pass.kernels, in, first);
+    if (row_type(linear.precision) != INT8_ROWS || sums_of_span(linear) == 1) return in;
+    const int64_t spans = in.depth / SCALE_COLUMNS, groups = sums_of_span(linear);
     int32_t* sums = pass.activations.own(thread).window_sums.data;
     for (int64_t i = 0; i < rows * spans; i++) {
         sums[i] = 0;
@@ -112,31 +109,37 @@ void shrink(const Pass& pass, int thread, const AdapterTerm& term, const Linear&
     }
 }
 
-void expand(const Pass& pass, const AdapterTerm& term, int64_t first, int64_t last, float* out, int64_t stride) {
+void expand(const Pass& pass, const AdapterTerm& term, const LinearBlock& block, float* out, int64_t stride) {
     if (!term.rows) return;
+    const auto before = [](const LowRankRow& each, int64_t row) { return each.row < row; };
     const Array<float>& low = pass.activations.shared.low_rank;
     for (const AdapterRows::Group& group : term.rows->groups) {
+        const auto from = std::lower_bound(group.rows.begin(), group.rows.end(), block.row, before),
+                   to = std::lower_bound(from, group.rows.end(), block.end_row, before);
+        if (from == to) continue;
         for (const AdapterPart& part : group.adapter->parts(term.layer, term.role)) {
-            const auto [begin, end] = part.between(first, last);
+            const auto [begin, end] = part.between(block.first, block.last);
             if (begin >= end) continue;
             LowRankPanel panels = part.panel(begin);
             panels.count = end - begin, panels.step = part.to.step;
-            const int64_t at = part.to.first + begin * part.to.step - first;
-            pass.kernels.expand(panels, group.rows.data(), int64_t(group.rows.size()), low.data + part.first_low,
-                                low.columns, out + at * LANES, stride);
+            const int64_t at = part.to.first + begin * part.to.step - block.first;
+            pass.kernels.expand(panels, &*from, to - from, low.data + part.first_low, low.columns,
+                                out + at * LANES - block.row * stride, stride);
         }
     }
 }
 
 void multiply_before_expand(const Pass& pass, const AdapterTerm& term, const Linear& linear, const LinearRows& in,
-                            int64_t rows, int64_t first, int64_t last, float* out, int64_t stride) {
+                            const LinearBlock& block, float* out, int64_t stride) {
+    const auto [row, end_row, first, last] = block;
+    const LinearRows from = rows_from(linear, pass.kernels, in, row);
     int64_t late = first;
     if (term.rows && pass.plan().decode) {
         late = std::max(first, last - std::max(LATE_PANELS, (last - first) / 8));
-        if (late > first) pass.model.multiply(linear, in, rows, first, late, out, stride);
+        if (late > first) pass.model.multiply(linear, from, block.rows(), first, late, out, stride);
         prefetch_expand(term, first, last);
     }
-    pass.model.multiply(linear, in, rows, late, last, out + (late - first) * LANES, stride);
+    pass.model.multiply(linear, from, block.rows(), late, last, out + (late - first) * LANES, stride);
 }
 
 }  // namespace ipex_assist

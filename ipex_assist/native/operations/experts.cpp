@@ -62,7 +62,8 @@ void size_experts(const PackedLayer& layer, const KernelTable& kernels, int64_t 
         s.own_slot_values = std::max(s.own_slot_values, PADDED_ROWS * up_depth * each);
     }
     s.active = std::max(s.active, chosen * inner(layer, 0) + shared * inner(layer, last));
-    s.down_values = std::max(s.down_values, columns * 4);
+    s.slot_values = std::max(s.slot_values, s.slot_columns * value_bytes(spec.precision, kernels));
+    s.down_values = std::max(s.down_values, columns * value_bytes(spec.precision, kernels));
     s.down_columns = std::max(s.down_columns, columns);
 }
 
@@ -157,8 +158,8 @@ void share_experts(const Pass& pass, const Sharers& sharers, Counted&& items, Co
 // The rows of an expert in a buffer of slots, in which those of the first expert have `usual` columns.
 LinearRows slot_rows(const Pass& pass, const PreparedRows& slots, int32_t expert, const Linear& next, int64_t usual) {
     const int64_t start = pass.routes.first[size_t(expert)] * padded_depth(next.precision, usual);
-    return {slots.values.data + start * 4, slots.scales.data + start / SCALE_COLUMNS,
-            slots.negated_sums.data + start / 32, next.depth};
+    return {slots.values.data + start * value_bytes(next.precision, pass.kernels),
+            slots.scales.data + start / SCALE_COLUMNS, slots.negated_sums.data + start / 32, next.depth};
 }
 
 LinearRows up_rows(const Pass& pass, const PackedLayer& layer, int32_t expert, int node) {
@@ -323,8 +324,9 @@ void up_experts(Pass& pass, const LayerStep& step, int thread) {
     const auto items = [&](int32_t e) { return panels_of_node(pass, thread, layer.experts[size_t(e)].up, parts); };
     const auto cost = [&](int32_t e) { return READING_ROWS + pass.routes.count(e); };
     const auto up = [&](int32_t e, int64_t first, int64_t end) {
-        activate_panels(pass, thread, layer.mlp, layer.experts[size_t(e)].up, own_up_rows(pass, step, thread, e),
-                        pass.routes.count(e), first * parts, end * parts, active_rows(pass, layer, e), inner(layer, e));
+        activate_block(pass, thread, layer.mlp, layer.experts[size_t(e)].up, own_up_rows(pass, step, thread, e),
+                       {0, pass.routes.count(e), first * parts, end * parts}, active_rows(pass, layer, e),
+                       inner(layer, e));
         if (!in_place) return;
         const size_t counter = size_t(pass.routes.first[size_t(e)] * most_spans(layer));
         const auto prepare = [&](int64_t column) {

@@ -1,4 +1,4 @@
-// Linears of a pass: every thread computes its own panels of output columns.
+// Linears of a pass: every thread computes its own panels of output columns, or, of many rows, blocks of both.
 #include <x86intrin.h>
 
 #include <algorithm>
@@ -25,14 +25,19 @@ void prefetch(const Pass& pass, int thread, const Linear& next) {
 void linear(Pass& pass, int thread, LinearRows inputs, const Linear& linear, int64_t rows, float* out, int64_t stride,
             const Linear* next, const AdapterTerm& term) {
     const uint64_t started = __rdtsc();
-    const auto [first, last] = slice(pass, linear, thread);
+    const LinearBlocks blocks = blocks_of(pass, linear, inputs, rows, thread);
+    const auto at = [&](const LinearBlock& block) { return out + block.row * stride + block.first * LANES; };
     shrink(pass, thread, term, linear, inputs);
-    multiply_before_expand(pass, term, linear, inputs, rows, first, last, out + first * LANES, stride);
+    for (const LinearBlock& block : blocks)
+        multiply_before_expand(pass, term, linear, inputs, block, at(block), stride);
     if (term.rows) {
         pass.wait(thread);
-        expand(pass, term, first, last, out + first * LANES, stride);
+        for (const LinearBlock& block : blocks) expand(pass, term, block, at(block), stride);
     }
-    if (out == pass.delta(thread).data) share_delta(pass, thread, 0, rows, first * LANES, last * LANES);
+    for (const LinearBlock& block : blocks) {
+        if (out == pass.delta(thread).data)
+            share_delta(pass, thread, block.row, block.end_row, block.first * LANES, block.last * LANES);
+    }
     if (next) prefetch(pass, thread, *next);
     pass.wait(thread);
     if (thread == 0) pass.timing.linear += __rdtsc() - started;

@@ -28,7 +28,8 @@ void up_linear(Pass& pass, const LayerStep& step, int thread) {
     const AdapterTerm term = adapter_term(pass, step, UP);
     shrink(pass, thread, term, layer.up, in);
     if (term.rows) pass.wait(thread);
-    activate_panels(pass, thread, layer.mlp, layer.up, in, rows, first, last, active, inner, &xielu, term);
+    for (const LinearBlock& block : blocks_of(pass, layer.up, in, rows, thread))
+        activate_block(pass, thread, layer.mlp, layer.up, in, block, active, inner, &xielu, term);
     prepare_active(
         pass, thread,
         {active, rows, inner, layer.mlp.intermediate_size, layer.up.panels / parts, first / parts, last / parts},
@@ -66,19 +67,22 @@ LinearRows active_inputs(const Pass& pass, int thread, const Linear& down) {
     return rows.with_depth(down.depth);
 }
 
-void activate_panels(const Pass& pass, int thread, const MlpSpec& spec, const Linear& up, const LinearRows& in,
-                     int64_t rows, int64_t first, int64_t last, float* out, int64_t stride, const Xielu* xielu,
-                     const AdapterTerm& term) {
+void activate_block(const Pass& pass, int thread, const MlpSpec& spec, const Linear& up, const LinearRows& in,
+                    const LinearBlock& block, float* out, int64_t stride, const Xielu* xielu,
+                    const AdapterTerm& term) {
     const Array<float>& temporary = pass.activations.own(thread).up;
     const int64_t parts = spec.gated ? 2 : 1;
-    for (int64_t b = first; b < last; b += UP_PANELS) {
-        const int64_t end = std::min(b + UP_PANELS, last);
-        multiply_before_expand(pass, term, up, in, rows, b, end, temporary.data, temporary.columns);
-        expand(pass, term, b, end, temporary.data, temporary.columns);
-        for (int64_t r = 0; r < rows; r++) {
-            float* to = out + r * stride + b / parts * LANES;
-            if (spec.activation == XIELU) pass.kernels.xielu(*xielu, temporary.row(r), end - b, to);
-            else pass.kernels.activate(spec.activation, spec.gated, temporary.row(r), (end - b) / parts, to);
+    for (int64_t b = block.first; b < block.last; b += UP_PANELS) {
+        for (int64_t row = block.row; row < block.end_row; row += ROW_BLOCK) {
+            const LinearBlock some{row, std::min(row + ROW_BLOCK, block.end_row), b, std::min(b + UP_PANELS, block.last)};
+            const int64_t panels = some.last - b;
+            multiply_before_expand(pass, term, up, in, some, temporary.data, temporary.columns);
+            expand(pass, term, some, temporary.data, temporary.columns);
+            for (int64_t r = 0; r < some.rows(); r++) {
+                float* to = out + (row + r) * stride + b / parts * LANES;
+                if (spec.activation == XIELU) pass.kernels.xielu(*xielu, temporary.row(r), panels, to);
+                else pass.kernels.activate(spec.activation, spec.gated, temporary.row(r), panels / parts, to);
+            }
         }
     }
 }

@@ -72,12 +72,13 @@ struct AdapterTerm {
 AdapterTerm adapter_term(const Pass& pass, const LayerStep& step, LinearRole role);
 // This thread's share of A · x, of the linear's inputs x; ends without a barrier.
 void shrink(const Pass& pass, int thread, const AdapterTerm& term, const Linear& linear, const LinearRows& inputs);
-// After a barrier: adds B · (A · x) to panels first <= b < last of the linear, which begin at `out`.
-void expand(const Pass& pass, const AdapterTerm& term, int64_t first, int64_t last, float* out, int64_t stride);
-// A linear's panels first <= b < last, which begin at `out`. What `expand` will read for them is prefetched before the
-// last of them: it is little of several places in memory, and weights that stream by would push it out of the cache.
+// After a barrier: adds B · (A · x) to a block of the linear, which begins at `out`.
+void expand(const Pass& pass, const AdapterTerm& term, const LinearBlock& block, float* out, int64_t stride);
+// A block of a linear, which begins at `out`, of all rows of its inputs. What `expand` will read for it is prefetched
+// before the last of its panels: it is little of several places in memory, and weights that stream by would push it out
+// of the cache.
 void multiply_before_expand(const Pass& pass, const AdapterTerm& term, const Linear& linear, const LinearRows& in,
-                            int64_t rows, int64_t first, int64_t last, float* out, int64_t stride);
+                            const LinearBlock& block, float* out, int64_t stride);
 
 // linear.cpp
 // out (rows, stride) = linear(inputs (rows, …)); ends with a barrier. next: whose inputs these outputs become, if
@@ -90,7 +91,7 @@ void qkv_linear(Pass& pass, const LayerStep& step, int thread);
 void output_linear(Pass& pass, const LayerStep& step, int thread);
 
 // per_head_linear.cpp
-// This thread's panels of a linear that has `columns` of each head in turn. Head h's inputs are the `width` columns
+// This thread's blocks of a linear that has `columns` of each head in turn. Head h's inputs are the `width` columns
 // from h · step on of the rows `from`; its outputs go to the columns from out + h · out_width on.
 struct PerHeadRows {
     const float* from;
@@ -129,10 +130,10 @@ struct ActiveRows {
 // thread began to activate, for the timing.
 void prepare_active(Pass& pass, int thread, const ActiveRows& x, const Linear& down, uint64_t started);
 LinearRows active_inputs(const Pass& pass, int thread, const Linear& down);
-// Panels first <= b < last of gate and up, activated, to their columns of `out`. term: after `shrink` and a barrier.
-void activate_panels(const Pass& pass, int thread, const MlpSpec& spec, const Linear& up, const LinearRows& in,
-                     int64_t rows, int64_t first, int64_t last, float* out, int64_t stride,
-                     const Xielu* xielu = nullptr, const AdapterTerm& term = {});
+// A block of gate and up, activated, to its rows and columns of `out`. term: after `shrink` and a barrier.
+void activate_block(const Pass& pass, int thread, const MlpSpec& spec, const Linear& up, const LinearRows& in,
+                    const LinearBlock& block, float* out, int64_t stride, const Xielu* xielu = nullptr,
+                    const AdapterTerm& term = {});
 
 // experts.cpp
 void route(Pass& pass, const LayerStep& step, int thread);

@@ -8,6 +8,7 @@
 
 #include "operations/activations.h"
 #include "operations/batch.h"
+#include "operations/linear_blocks.h"
 #include "operations/operation.h"
 #include "operations/pass_plan.h"
 #include "packing/model.h"
@@ -122,7 +123,7 @@ public:
     int64_t experts_read = 0;  // of all layers, each once a pass
 };
 
-// The panels of a linear that a thread of the pass computes: [first, second).
+// The panels of a linear that a thread of the pass computes where rows are few: [first, second).
 inline std::pair<int64_t, int64_t> slice(const Pass& pass, const Linear& linear, int thread) {
     return slice(linear, thread, pass.plan().threads);
 }
@@ -145,6 +146,11 @@ void complete_spans(Pass& pass, size_t counter, const MadePanels& made, F&& f) {
         const int64_t all = std::min(made.panels, (s + 1) * each) - s * each;
         if (pass.completes(counter + size_t(s), done, all * made.times)) f(s * SCALE_COLUMNS);
     }
+}
+
+// The blocks of a linear, of so many rows of its inputs, that a thread of the pass computes.
+inline LinearBlocks blocks_of(const Pass& pass, const Linear& linear, const LinearRows& in, int64_t rows, int thread) {
+    return LinearBlocks(linear, rows, in.depth * value_bytes(linear.precision, pass.kernels), pass.plan().team, thread);
 }
 
 void run_layers(Pass& pass, int thread);  // and the head; by every thread of the pass

@@ -11,7 +11,8 @@
 namespace ipex_assist {
 namespace {
 
-constexpr int64_t TILE_QUERIES = 64;  // of a query tile, for all the query heads of a KV head together
+constexpr int64_t TILE_QUERIES = 64;   // of a query tile, for all the query heads of a KV head together …
+constexpr int64_t LEAST_QUERIES = 16;  // … and as few where there would be too few tiles for all threads
 // A partial costs another thread about a sixteenth of its block: a query's 600 bytes out of another core's cache, line
 // by line, for 130 KB of keys and values (head_dim 128, bf16) that are prefetched.
 constexpr int64_t PARTIALS_A_BLOCK = 16;
@@ -179,12 +180,25 @@ int32_t PassPlan::parts_of(const AttentionShape& shape) const {
     }
 }
 
-AttentionPlan PassPlan::plan_attention(const AttentionShape& shape) const {
+AttentionPlan PassPlan::plan_attention(const AttentionShape& shape_) const {
+    AttentionShape shape = shape_;
+    if (shape.shared) shape.kv_heads = parts_of(shape);
+    int32_t step = shape.tile_rows();
+    AttentionPlan plan = with_tiles(shape, step);
+    // Keys are read more often by smaller tiles; they are the better where threads would have nothing to do.
+    while (!decode && !is_even(plan) && (step /= 2) * shape.group() >= LEAST_QUERIES) {
+        AttentionPlan smaller = with_tiles(shape, step);
+        if (smaller.last_end >= plan.last_end) break;
+        plan = std::move(smaller);
+    }
+    return plan;
+}
+
+AttentionPlan PassPlan::with_tiles(const AttentionShape& shape, int32_t step) const {
     AttentionPlan plan;
     plan.shape = shape;
-    if (shape.shared) plan.shape.kv_heads = parts_of(shape);
     for (size_t i = 0; i < segments.size(); i++) {
-        const int32_t first = first_row[i], end = first + segments[i].rows, step = plan.shape.tile_rows();
+        const int32_t first = first_row[i], end = first + segments[i].rows;
         plan.first_tile.push_back(plan.tiles.size());
         for (int32_t r = first; r < end; r += step) plan.tiles.push_back({r, std::min(r + step, end), int32_t(i)});
         plan.first_block.push_back(first_block(first, shape));
@@ -287,35 +301,50 @@ void PassPlan::split_tile(AttentionPlan& plan, int32_t tile, int64_t runs) const
     plan.split_tiles++;
 }
 
+int64_t PassPlan::cost(const AttentionPlan& plan, const TileWork& work) const {
+    const RowRange& rows = plan.tiles[size_t(work.tile)];
+    return (work.end - work.first) * (BLOCK_QUERIES + int64_t(rows.end - rows.first) * plan.shape.group());
+}
+
+// The time of each thread, if all had the same.
+int64_t PassPlan::even_share(const AttentionPlan& plan) const {
+    int64_t total = 0;
+    for (const TileWork& u : plan.tile_work) total += cost(plan, u) * plan.shape.kv_heads;
+    return total / threads;
+}
+
+bool PassPlan::is_even(const AttentionPlan& plan) const {
+    return plan.last_end * UNEVEN <= even_share(plan) * (UNEVEN + 1);
+}
+
 // What threads of the prefill path take, and which tiles are split.
 void PassPlan::share_tiles(AttentionPlan& plan) const {
-    const auto each = [&](const TileWork& u) {  // the cost of a block
-        const RowRange& rows = plan.tiles[size_t(u.tile)];
-        return BLOCK_QUERIES + int64_t(rows.end - rows.first) * plan.shape.group();
-    };
-    const auto cost = [&](const TileWork& u) { return (u.end - u.first) * each(u); };
-    const auto sort = [&](std::vector<TileWork>& items) {
+    const auto sort = [&] {
+        std::vector<TileWork>& items = plan.tile_work;
         std::sort(items.begin(), items.end(), [&](const TileWork& a, const TileWork& b) {
-            return cost(a) != cost(b) ? cost(a) > cost(b) : std::tie(a.tile, a.first) < std::tie(b.tile, b.first);
+            const int64_t one = cost(plan, a), other = cost(plan, b);
+            return one != other ? one > other : std::tie(a.tile, a.first) < std::tie(b.tile, b.first);
         });
+        std::vector<int64_t> costs;
+        for (const TileWork& u : items) costs.push_back(cost(plan, u));
+        plan.last_end = taken_in_turns(costs, plan.shape.kv_heads, threads);
     };
-    std::vector<TileWork> tiles;
-    std::vector<int64_t> costs;
-    int64_t total = 0;
-    for (size_t i = 0; i < plan.tiles.size(); i++) tiles.push_back(whole(plan, int32_t(i)));
-    sort(tiles);
-    for (const TileWork& u : tiles) costs.push_back(cost(u)), total += costs.back() * plan.shape.kv_heads;
-    if (taken_in_turns(costs, plan.shape.kv_heads, threads) * threads * UNEVEN <= total * (UNEVEN + 1)) {
-        plan.tile_work = std::move(tiles);
-        return;
-    }
+    for (size_t i = 0; i < plan.tiles.size(); i++) plan.tile_work.push_back(whole(plan, int32_t(i)));
+    sort();
+    if (is_even(plan)) return;
     plan.partial_places.resize(size_t(rows()));
+    const int64_t share = even_share(plan);
+    int64_t left = SPLIT_ROWS;  // the costliest tiles come first
+    const std::vector<TileWork> tiles = std::exchange(plan.tile_work, {});
     for (const TileWork& u : tiles) {
-        const int64_t run = SPLIT_BLOCKS * each(u), most = std::max<int64_t>(1, total / threads / SHARE_PARTS / run);
-        if ((u.end - 1) / SPLIT_BLOCKS - u.first / SPLIT_BLOCKS < most) plan.tile_work.push_back(u);
+        const int64_t run = cost(plan, u) / (u.end - u.first) * SPLIT_BLOCKS;
+        const int64_t most = std::max<int64_t>(1, share / SHARE_PARTS / run);
+        const bool few = (u.end - 1) / SPLIT_BLOCKS - u.first / SPLIT_BLOCKS < most;
+        const RowRange& tile = plan.tiles[size_t(u.tile)];
+        if (few || (left -= tile.end - tile.first) < 0) plan.tile_work.push_back(u);
         else split_tile(plan, u.tile, most);
     }
-    sort(plan.tile_work);
+    sort();
 }
 
 // The node that has most of the keys and values of a work item.

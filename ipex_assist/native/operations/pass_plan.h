@@ -14,8 +14,8 @@
 //     splits   one partial for each run, or one for each block where threads would share runs unevenly
 //
 // In larger passes (the prefill path) a thread takes a query tile through all the blocks that it sees. Where tiles are
-// so few or so uneven that threads would wait for one of them (a long context among many rows), tiles are split into
-// ranges of runs, each run of them with its partial.
+// so few or so uneven that threads would wait for one of them (a long context among many rows), tiles of up to
+// SPLIT_ROWS rows are split into ranges of runs, each run of them with its partial.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -100,6 +100,7 @@ struct AttentionPlan {
     // of its threads, which no other takes, and the rest, with which others help.
     std::vector<int64_t> items;
     std::vector<WorkRange> queues;
+    int64_t last_end = 0;  // when the last thread ends, if they take these in turns, in units of PassPlan::cost
     // Of the decode path:
     bool merges_in_place = false;  // whether whoever ends a segment's blocks merges them, without a barrier before
     // Of work items, each a block of a segment for a KV head, counted by head, then segment, then block: what each
@@ -148,6 +149,8 @@ struct PassPlan {
     int64_t last_seen_block(int32_t row) const { return last_seen(row) / BLOCK_POSITIONS; }
     // The first block that a row of a layer of this shape sees.
     int64_t first_block(int32_t row, const AttentionShape& shape) const;
+    // Of the prefill path: the time that each of a tile's work items takes for one KV head, in that of a query's block.
+    int64_t cost(const AttentionPlan& plan, const TileWork& work) const;
     const AttentionPlan& attention_of(int32_t layer) const {
         return attention[size_t(attention_of_layer[size_t(layer)])];
     }
@@ -179,9 +182,12 @@ private:
     std::vector<AttentionPlan> plan_attention(const PassShape& shape) const;
     int32_t parts_of(const AttentionShape& shape) const;
     AttentionPlan plan_attention(const AttentionShape& shape) const;
+    AttentionPlan with_tiles(const AttentionShape& shape, int32_t rows) const;
     void share_blocks(AttentionPlan& plan) const;
     WorkRange work_of(const AttentionPlan& plan, int thread) const;
     void share_tiles(AttentionPlan& plan) const;
+    int64_t even_share(const AttentionPlan& plan) const;
+    bool is_even(const AttentionPlan& plan) const;
     void list_items(AttentionPlan& plan) const;
     int home_of(const AttentionPlan& plan, const TileWork& work, int32_t kv_head) const;
     void split_tile(AttentionPlan& plan, int32_t tile, int64_t runs) const;
@@ -192,6 +198,10 @@ private:
 
 // Rows that a thread would not have to prepare, if they were shared.
 inline int64_t rows_of_others(int64_t rows, int threads) { return rows - (rows + threads - 1) / threads; }
+
+// Rows of tiles that are split, at most: bounds the memory of their partials. Where many more rows see as much, there
+// are tiles enough.
+constexpr int64_t SPLIT_ROWS = 256;
 
 // The first block after those that share a partial, or, of size SPLIT_BLOCKS, a run.
 inline int64_t split_end(int64_t block, int64_t size) { return (block / size + 1) * size; }

@@ -6,19 +6,31 @@
 
 namespace ipex_assist {
 
-void per_head_linear(const Pass& pass, int thread, const Linear& linear, int64_t columns, const PerHeadRows& x) {
-    const auto [first, last] = slice(pass, linear, thread);
-    const int64_t each = columns / LANES;
-    const LinearRows inputs = pass.activations.own(thread).head_inputs.with_depth(linear.depth);
-    for (int64_t panel = first, end; panel < last; panel = end) {
+namespace {
+
+// A block of up to ROW_BLOCK rows. each: panels of a head. inputs: memory for them.
+void some_rows(const Pass& pass, int thread, const Linear& linear, int64_t each, const PerHeadRows& x,
+               const LinearRows& inputs, const LinearBlock& block) {
+    for (int64_t panel = block.first, end; panel < block.last; panel = end) {
         const int64_t head = panel / each;
-        end = std::min(last, (head + 1) * each);
-        for (int64_t r = 0; r < x.rows; r++) {
-            const float* row = x.from + r * x.from_stride + head * x.step;
+        end = std::min(block.last, (head + 1) * each);
+        for (int64_t r = 0; r < block.rows(); r++) {
+            const float* row = x.from + (block.row + r) * x.from_stride + head * x.step;
             prepare_row(pass, thread, row, x.width, 0, linear.depth, r, linear, inputs);
         }
-        float* out = x.out + head * x.out_width + (panel - head * each) * LANES;
-        pass.model.multiply(linear, inputs, x.rows, panel, end, out, x.stride);
+        float* out = x.out + block.row * x.stride + head * x.out_width + (panel - head * each) * LANES;
+        pass.model.multiply(linear, inputs, block.rows(), panel, end, out, x.stride);
+    }
+}
+
+}  // namespace
+
+void per_head_linear(const Pass& pass, int thread, const Linear& linear, int64_t columns, const PerHeadRows& x) {
+    const LinearRows inputs = pass.activations.own(thread).head_inputs.with_depth(linear.depth);
+    for (const LinearBlock& block : blocks_of(pass, linear, inputs, x.rows, thread)) {
+        for (int64_t row = block.row; row < block.end_row; row += ROW_BLOCK)
+            some_rows(pass, thread, linear, columns / LANES, x, inputs,
+                      {row, std::min(row + ROW_BLOCK, block.end_row), block.first, block.last});
     }
 }
 

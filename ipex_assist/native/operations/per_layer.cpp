@@ -63,14 +63,17 @@ void per_layer(Pass& pass, const LayerStep& step, int thread) {
     const Linear &gate = layer.per_layer.gate, &out = layer.per_layer.out;
     const int64_t size = pass.model.spec.per_layer_size, stride = round_up(size, LANES), rows = pass.plan().rows();
     const auto [first, last] = slice(pass, gate, thread);
+    const LinearRows in = pass.inputs(thread, gate.depth);
     float* active = pass.activations.shared.active.data;
     MlpSpec plain = layer.mlp;
     plain.gated = 0;
-    activate_panels(pass, thread, plain, gate, pass.inputs(thread, gate.depth), rows, first, last, active, stride);
-    const int64_t end = last * LANES < size ? last * LANES : size;
-    for (int64_t r = 0; r < rows; r++) {
-        const float* input = pass.activations.shared.per_layer.row(r) + step.index * size;
-        for (int64_t i = first * LANES; i < end; i++) active[r * stride + i] *= input[i];
+    for (const LinearBlock& block : blocks_of(pass, gate, in, rows, thread)) {
+        activate_block(pass, thread, plain, gate, in, block, active, stride);
+        const int64_t end = std::min(block.last * LANES, size);
+        for (int64_t r = block.row; r < block.end_row; r++) {
+            const float* input = pass.activations.shared.per_layer.row(r) + step.index * size;
+            for (int64_t i = block.first * LANES; i < end; i++) active[r * stride + i] *= input[i];
+        }
     }
     prepare_active(pass, thread, {active, rows, stride, size, gate.panels, first, last}, out, started);
     const Array<float>& delta = pass.delta(thread);

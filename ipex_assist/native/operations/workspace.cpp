@@ -12,16 +12,17 @@ namespace {
 // Split-KV partials of a head that a pass of these segments needs at most, with `counts` tokens drafted after each, or
 // null: on the decode path each block may come to be a split, on the prefill path each tile may come to be split.
 int64_t most_partials(const PassPlan& plan, const int32_t* counts) {
-    int64_t blocks = 0, runs = 0;
+    int64_t blocks = 0, runs = 0, split = 0;
     for (size_t i = 0; i < plan.segments.size(); i++) {
         const int64_t last = int64_t(plan.segments[i].start) + plan.segments[i].rows - 1 + (counts ? counts[i] : 0);
         blocks = std::max(blocks, last / BLOCK_POSITIONS + 1);
         const int64_t seen = last / BLOCK_POSITIONS / SPLIT_BLOCKS + 1;
-        if (seen > 1) runs += plan.segments[i].rows * seen;
+        if (seen <= 1) continue;
+        runs = std::max(runs, seen), split += plan.segments[i].rows;
     }
     if (plan.decode) return plan.rows() * blocks;
     const int64_t steps = counts ? std::min<int64_t>(DECODE_ROWS, int64_t(plan.segments.size())) : 0;  // of the draft
-    return std::max(steps * blocks, runs);
+    return std::max(steps * blocks, std::min(split, SPLIT_ROWS) * runs);
 }
 
 // Floats of split-KV partials.

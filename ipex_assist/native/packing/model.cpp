@@ -259,10 +259,32 @@ bool PackedModel::share_head(std::shared_ptr<const PackedModel> other) {
     return fits;
 }
 
+namespace {
+
+constexpr int64_t TILED_ROWS = 32;            // blocks of rows are of whole tiles of any kernel
+constexpr int64_t CACHED_PANELS = 512 << 10;  // bytes: half of a core's own cache, or less; rows have the rest
+constexpr int64_t LEAST_PANELS = 8;           // that kernels take together
+
+int64_t panels_in_cache(const Linear& linear) {
+    const int64_t some = CACHED_PANELS / panel_bytes(linear.precision, linear.group, linear.depth);
+    return std::max(LEAST_PANELS, some / LEAST_PANELS * LEAST_PANELS);
+}
+
+}  // namespace
+
 void PackedModel::multiply(const Linear& linear, const LinearRows& in, int64_t rows, int64_t first, int64_t last,
                            float* out, int64_t stride) const {
+    const int64_t tiles = (rows + TILED_ROWS - 1) / TILED_ROWS, blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
+    const int64_t panels = blocks == 1 ? last - first : panels_in_cache(linear);
     each_part(linear, first, last, [&](const Linear& part, int64_t from, int64_t end) {
-        kernels->linear(part, in, rows, from, end, out + (from - first) * LANES, stride);
+        for (int64_t b = from; b < end; b += panels) {
+            for (int64_t block = 0; block < blocks; block++) {
+                const int64_t row = tiles * block / blocks * TILED_ROWS,
+                              next = std::min(rows, tiles * (block + 1) / blocks * TILED_ROWS);
+                kernels->linear(part, rows_from(part, *kernels, in, row), next - row, b, std::min(b + panels, end),
+                                out + row * stride + (b - first) * LANES, stride);
+            }
+        }
     });
 }
 

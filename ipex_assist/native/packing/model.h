@@ -70,7 +70,8 @@ public:
     // The order of a linear's input columns (width), in which matrices are packed into it. False where it has none.
     bool set_order(std::string_view name, const int32_t* order, int64_t width);
 
-    // Panels first <= b < last of a linear: see KernelTable::linear.
+    // Panels first <= b < last of a linear: see KernelTable::linear. Many rows go block by block, of ROW_BLOCK rows and
+    // as many panels as stay in a core's cache meanwhile.
     void multiply(const Linear& linear, const LinearRows& in, int64_t rows, int64_t first, int64_t last, float* out,
                   int64_t stride) const;
     void embed(int32_t token, float* out) const;
