@@ -109,26 +109,26 @@ struct ThreadBuffers {
 // The sizes that the list takes: of a pass, and of the widest layer of the model.
 struct ActivationSizes {
     int64_t rows, logit_rows, vocabulary_chunks, threads, nodes;
-    int64_t width, qkv, attended, per_layer;      // columns of a row
-    int64_t between;                              // columns of rows between the linears of a mixer
-    int64_t scan_rows, scan_columns, state;       // of recurrent layers; floats of a part of their state
-    int64_t depth;                                // input columns of any linear that all rows enter
-    int64_t active;                               // floats of activated gate and up
-    int64_t partials;                             // floats
-    int64_t down_values, down_columns;            // bytes of all rows of `down_inputs`, and their input columns
-    int64_t router_columns, slots;                // of experts
-    int64_t slot_values, slot_columns;            // bytes of the inputs of all slots, and their columns
-    int64_t own_slot_values, own_slot_columns;    // of `slot_inputs`: bytes, and input columns
-    int64_t ordered;                              // columns, 0 where no linear has an order of input columns
-    int64_t own_value;                            // bytes of a value that each thread prepares itself
-    int64_t queries, key_depth, value_width;      // of a query tile; the latter of a head before it is one, too
-    int64_t fed_back_rows, entering;              // of draft heads; the latter columns
-    int64_t clusters, clusters_read;              // of draft heads
-    int64_t normed, conv_scales;                  // of convolutions: columns of a row
-    int64_t candidates, selector_rank;            // of draft heads
-    int64_t heads, head_depth;                    // of latent attention: columns of a row, input columns of a head
-    int64_t low_rows, low_columns;                // of A · x; 0 without adapters
-    int64_t tiles;                                // whether rows are kept as tiles, too
+    int64_t width, qkv, attended, per_layer;    // columns of a row
+    int64_t between;                            // columns of rows between the linears of a mixer
+    int64_t scan_rows, scan_columns, state;     // of recurrent layers; floats of a part of their state
+    int64_t depth;                              // input columns of any linear that all rows enter
+    int64_t active;                             // floats of activated gate and up
+    int64_t partials;                           // floats
+    int64_t down_values, down_columns;          // bytes of all rows of `down_inputs`, and their input columns
+    int64_t router_columns, slots;              // of experts
+    int64_t slot_values, slot_columns;          // bytes of the inputs of all slots, and their columns
+    int64_t own_slot_values, own_slot_columns;  // of `slot_inputs`: bytes, and input columns
+    int64_t ordered;                            // columns, 0 where no linear has an order of input columns
+    int64_t own_value;                          // bytes of a value that each thread prepares itself
+    int64_t queries, key_depth, value_width;    // of a query tile; the latter of a head before it is one, too
+    int64_t fed_back_rows, entering;            // of draft heads; the latter columns
+    int64_t clusters, clusters_read;            // of draft heads
+    int64_t normed, conv_scales;                // of convolutions: columns of a row
+    int64_t candidates, selector_rank;          // of draft heads
+    int64_t heads, head_depth;                  // of latent attention: columns of a row, input columns of a head
+    int64_t low_rows, low_columns;              // of A · x; 0 without adapters
+    int64_t tiles;                              // whether rows are kept as tiles, too
 };
 
 // Of each kind of memory: shared, of a node, of a thread.

@@ -7,8 +7,8 @@
 namespace ipex_assist {
 namespace {
 
-constexpr int64_t UNIT_ROWS = 32;   // that are not divided
-constexpr int64_t FEW_ROWS = 128;   // up to which threads share panels alone
+constexpr int64_t UNIT_ROWS = 32;  // that are not divided
+constexpr int64_t FEW_ROWS = 128;  // up to which threads share panels alone
 // Products that a core adds up in the time of reading a byte from a cache that it shares with others: about 40 of
 // AVX-512's in int8, 130 of AMX's.
 constexpr int64_t PRODUCTS_A_BYTE = 64;

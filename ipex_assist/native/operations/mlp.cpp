@@ -68,13 +68,13 @@ LinearRows active_inputs(const Pass& pass, int thread, const Linear& down) {
 }
 
 void activate_block(const Pass& pass, int thread, const MlpSpec& spec, const Linear& up, const LinearRows& in,
-                    const LinearBlock& block, float* out, int64_t stride, const Xielu* xielu,
-                    const AdapterTerm& term) {
+                    const LinearBlock& block, float* out, int64_t stride, const Xielu* xielu, const AdapterTerm& term) {
     const Array<float>& temporary = pass.activations.own(thread).up;
     const int64_t parts = spec.gated ? 2 : 1;
     for (int64_t b = block.first; b < block.last; b += UP_PANELS) {
         for (int64_t row = block.row; row < block.end_row; row += ROW_BLOCK) {
-            const LinearBlock some{row, std::min(row + ROW_BLOCK, block.end_row), b, std::min(b + UP_PANELS, block.last)};
+            const LinearBlock some{row, std::min(row + ROW_BLOCK, block.end_row), b,
+                                   std::min(b + UP_PANELS, block.last)};
             const int64_t panels = some.last - b;
             multiply_before_expand(pass, term, up, in, some, temporary.data, temporary.columns);
             expand(pass, term, some, temporary.data, temporary.columns);
