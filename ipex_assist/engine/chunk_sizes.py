@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 PASSES = 4.0  # a pass with a prompt chunk may take this many times as long as one without
-# And as long as a chunk whose rows are nearly as fast as those of the fastest, up to this many seconds: four passes of a
-# small model have room for few rows, each of which takes longer, and nobody reads more than 20 tokens a second.
+# And as long as a chunk whose rows are nearly as fast as those of the fastest, up to this many seconds: four passes of
+# a small model have room for few rows, each of which takes longer, and nobody reads more than 20 tokens a second.
 LEAST_S = 0.05
 # Where nobody has come for long, a pass of a dense model keeps to these seconds, or to a chunk whose rows are nearly as
 # fast as those of the fastest: the first who comes waits for no more.
@@ -36,8 +36,9 @@ class ChunkSizes:
     """Chooses chunk sizes from measured seconds: of a pass without a chunk, and of each prompt row on top of it.
 
     A row takes longer the fewer are in its chunk, most of all in a mixture, whose experts a chunk of few rows reads as
-    one of thousands does; so rows are told apart by the bit length of how many there were. And it takes longer the more
-    positions are before it, so that a chunk of a long prompt has fewer rows than one of a short prompt in the same time.
+    one of thousands does; so rows are told apart by the bit length of how many there were. And it takes longer the
+    more positions are before it, so that a chunk of a long prompt has fewer rows than one of a short prompt in the same
+    time.
     """
 
     def __init__(self, limits: EngineLimits, pass_rows: int = 0) -> None:
