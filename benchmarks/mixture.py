@@ -2,6 +2,7 @@
 
     ipex-launch -- python benchmarks/mixture.py --pair qwen3.5-9b | --model Qwen/Qwen3-30B-A3B [--layers N]
         [--precision int4] [--rows 1,5,8] [--requests 8] [--context 64] [--repeats 7] [--llama-cpp FOLDER]
+        [--prompt 4096 [--pass-rows 256,2048]]
 
 The model has its published shapes, or its first `--layers`; without that as many as fit this machine's memory, and the
 result says how many these are. It is packed tensor by tensor. Cases are N rows of one sequence, and a row each of N
@@ -10,6 +11,9 @@ them. Routing is what random routers give: rows of different requests draw their
 text share more of them. A trained one differs. "uniform" is what independent draws would read,
 count · (1 − (1 − used / count)^rows) a layer. Bytes are those of the weights outside of experts, of the experts that
 the core counted, of keys and values, and of the states of recurrent layers. Models without experts are measured too.
+
+--prompt N measures instead the first token after a prompt of so many tokens, which is read in passes of each of
+`--pass-rows` rows, in turns; without that, of 256 and of as many as the model has room for here.
 
 --llama-cpp FOLDER, where llama-batched-bench is, measures llama.cpp beside it: a GGUF file of the same shapes and as
 many layers (mixture_gguf.py) in Q4_0, before our turns and after them, with one request and with `--requests`, and the
@@ -42,6 +46,7 @@ from ipex_assist.executors.traffic import traffic_of
 from ipex_assist.models import find
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.native.library import instruction_set, read_bandwidth
+from ipex_assist.native.rows import PASS_ROWS
 from ipex_assist.quantization.precision import LINEAR_BYTES
 
 MODEL = "Qwen/Qwen3-30B-A3B"
@@ -139,6 +144,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=8)
     parser.add_argument("--context", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--prompt", type=int, metavar="N", help="tokens of a prompt, whose first token is measured")
+    parser.add_argument("--pass-rows", type=lambda text: [int(part) for part in text.split(",")], metavar="ROWS,…")
     parser.add_argument("--llama-cpp", type=Path, metavar="FOLDER", help="where llama-batched-bench is")
     parser.add_argument("--scratch", type=Path, help="a folder for the GGUF file, which is deleted again")
     args = parser.parse_args(argv)
@@ -150,6 +157,8 @@ def run(args: argparse.Namespace) -> int:
     """Measure, print a table and JSON."""
     leave_cores_to_native()
     config = config_of(args)
+    if args.prompt:
+        return _report(args, config, *prompt_measured(args, config), [])
     if args.llama_cpp is None:
         return _report(args, config, *measured(args, config), [])
     with tempfile.TemporaryDirectory(dir=args.scratch) as folder:
@@ -180,6 +189,52 @@ def measured(args: argparse.Namespace, config: dict[str, Any]) -> tuple[list[dic
         results.append({"case": name, **result})
     facts = {"instruction_set": instruction_set(), "threads": model.packed.pool.threads}
     return table, {**facts, "layers": model.spec.num_hidden_layers, "results": results}
+
+
+def prompt_measured(args: argparse.Namespace, config: dict[str, Any]) -> tuple[list[dict[str, str]], dict[str, Any]]:
+    """The table of first tokens by rows a pass, and what is kept of it."""
+    model, chance = load(args.model, config, args.precision), random.Random(0)
+    planned = model.pass_rows
+    choices = list(dict.fromkeys(args.pass_rows or [PASS_ROWS, planned]))
+    model.pass_rows = max(choices)
+    turns: dict[int, list[tuple[float, int]]] = {rows: [] for rows in choices}
+    for repeat in range(args.repeats + 1):  # the first is the warm-up
+        for rows in choices:
+            found = first_token(model, rows, tokens_of(model, args.prompt, chance))
+            turns[rows] += [found] if repeat else []
+    base = measure.summary([took for took, _ in turns[choices[0]]])["median"]
+    table, results = [], []
+    for rows, found in turns.items():
+        took, experts = (measure.summary(samples) for samples in zip(*found, strict=True))
+        table.append(
+            {
+                "rows a pass": str(rows),
+                "first token, s": f"{took['median']:.2f}",
+                "spread": f"{took['min']:.2f} to {took['max']:.2f}",
+                f"× earlier than {choices[0]}": f"{base / took['median']:.2f}",
+                "experts read": f"{experts['median']:.0f}",
+            }
+        )
+        results.append({"pass_rows": rows, "prompt": args.prompt, "seconds": took, "experts": experts})
+    facts = {"instruction_set": instruction_set(), "threads": model.packed.pool.threads}
+    return table, {
+        **facts,
+        "planned_pass_rows": planned,
+        "layers": model.spec.num_hidden_layers,
+        "results": results,
+    }
+
+
+def first_token(model: Any, rows: int, tokens: list[int]) -> tuple[float, int]:
+    """Seconds until the logits after a prompt that is read in passes of so many rows, and the experts these read."""
+    sequence, seconds, experts = model.new_sequence(len(tokens) + 16), 0.0, 0
+    for first in range(0, len(tokens), rows):
+        part = tokens[first : first + rows]
+        started = time.perf_counter()
+        model.forward([Rows(sequence, part, int(first + len(part) == len(tokens)))])
+        seconds += time.perf_counter() - started
+        experts += model.experts_read
+    return seconds, experts
 
 
 def _report(

@@ -3,10 +3,10 @@
     python benchmarks/prompt_sockets.py [--prompt 4096] [--cores 64,128] [--sockets 1,2] [--precisions int4,bf16]
         [--rows 512,1024,2048,4096] [--products 1.6 | here]
 
-A model, which nobody has measured on such machines, like sockets.py, whose machines and models it has. The core reads
-256 rows a pass, and its threads share columns alone ("today"). Beside it: the rows of a pass cut into parts, each of
-which a socket's threads share by columns as before ("parts"; the best number is shown); more rows a pass; and both.
-Sockets share columns. A thread's blocks are those of the core's own partition (native/shares.py).
+A model, which nobody has measured on such machines, like sockets.py, whose machines and models it has. "today" is 256
+rows a pass, whose threads share columns alone, as the core does on few cores. Beside it: the rows of a pass cut into
+parts, each of which a socket's threads share by columns as before ("parts"; the best number is shown); more rows a
+pass; and both. Sockets share columns. A thread's blocks are those of the core's own partition (native/shares.py).
 
 In a phase, products, memory, last-level cache and the link between sockets overlap, and the longest limits; then all
 wait at a barrier. A thread reads its rows from the last-level cache once, or for each panel of columns where its own
@@ -39,7 +39,7 @@ from sockets_shapes import SHAPES, Shape
 from ipex_assist.executors.native.loading import planned_pool
 from ipex_assist.native.library import peak
 
-TODAY = 256  # rows a pass: native/sizes.py, PASS_ROWS
+TODAY = 256  # rows a pass: native/rows.py, PASS_ROWS
 
 
 def candidates(paper: Paper, rows: Sequence[int]) -> list[Split]:

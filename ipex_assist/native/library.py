@@ -47,6 +47,11 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ia_shares_of_linear": (_i32, (_i64, _i64, _i32, ctypes.POINTER(_i64))),
     "ia_shares_of_experts": (_i32, (_i64, _i64, _i32, ctypes.POINTER(_i32), _i32, ctypes.POINTER(_i64))),
     "ia_shares_of_attention": (_i32, (*[_i32] * 5, ctypes.POINTER(_i32), _i32, ctypes.POINTER(_i64))),
+    "ia_shares_of_rows": (
+        _i32,
+        (*[_i64] * 3, _i32, _i32, _i64, _i64, ctypes.POINTER(_i32), _i32, ctypes.POINTER(_i64)),
+    ),
+    "ia_shares_of_tiles": (_i32, (*[_i32] * 6, ctypes.POINTER(_i32), _i32, ctypes.POINTER(_i64))),
     "ia_pool_statistics": (_i32, (_p, ctypes.POINTER(ctypes.c_uint64))),
     "ia_barrier_seconds": (ctypes.c_double, (_p, _i64)),
     "ia_checksum": (_i32, (_p, _p, ctypes.POINTER(ctypes.c_uint64))),

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.native.library import last_error, library
+from ipex_assist.native.structures import PRECISIONS
+from ipex_assist.quantization.precision import INT4_GROUP
 
 _i32, _i64 = ctypes.c_int32, ctypes.c_int64
 
@@ -39,6 +42,44 @@ def attention_shares(
     places = (_i32 * len(nodes))(*nodes)
     merged = library().ia_shares_of_attention(heads, kv_heads, head_dim, window, position, places, len(nodes), out)
     return list(out), bool(_check(merged))
+
+
+class LinearWork(NamedTuple):
+    """What a thread does of a linear in a pass: products, and bytes that it reads of weights and of rows."""
+
+    products: int
+    weight_bytes: int
+    row_bytes: int
+
+
+def row_shares(
+    columns: int,
+    depth: int,
+    precision: str,
+    rows: int,
+    nodes: Sequence[int],
+    granularity: int = 1,
+    group: int = INT4_GROUP,
+) -> list[LinearWork]:
+    """What each thread does of a linear of so many columns in a pass of many rows of `depth` values."""
+    out = (_i64 * (3 * len(nodes)))()
+    row_bytes = depth * {"fp32": 4, "bf16": 2}.get(precision, 1)
+    shape = columns // 16, granularity, depth, PRECISIONS[precision], group, rows, row_bytes
+    _check(library().ia_shares_of_rows(*shape, (_i32 * len(nodes))(*nodes), len(nodes), out))
+    return [LinearWork(*out[first : first + 3]) for first in range(0, len(out), 3)]
+
+
+def tile_shares(
+    heads: int, kv_heads: int, head_dim: int, position: int, rows: int, nodes: Sequence[int], window: int = 0
+) -> list[int]:
+    """When each thread ends that takes query tiles in turns, of `rows` rows of a prompt after `position` others.
+
+    In a unit of its own: the cost that the plan of a pass has for a query and a block of keys.
+    """
+    out = (_i64 * len(nodes))()
+    shape = heads, kv_heads, head_dim, window, position, rows
+    _check(library().ia_shares_of_tiles(*shape, (_i32 * len(nodes))(*nodes), len(nodes), out))
+    return list(out)
 
 
 def _check(result: int) -> int:

@@ -66,6 +66,36 @@ IPEX_ASSIST_API int32_t ia_shares_of_attention(int32_t heads, int32_t kv_heads, 
     });
 }
 
+// Of a linear in a pass of many rows, whose inputs have `row_bytes` each: (products, bytes of weights, bytes of rows) of
+// each thread.
+IPEX_ASSIST_API int32_t ia_shares_of_rows(int64_t panels, int64_t granularity, int64_t depth, int32_t precision,
+                                          int32_t group, int64_t rows, int64_t row_bytes, const int32_t* nodes,
+                                          int32_t threads, int64_t* out) {
+    return guarded(-1, [&] {
+        Linear linear{};
+        linear.precision = Precision(precision), linear.group = group_of(linear.precision, group);
+        linear.depth = padded_depth(linear.precision, depth);
+        linear.panels = panels, linear.granularity = granularity;
+        for (const LinearWork& each :
+             shares_of_rows(linear, rows, row_bytes, TeamNodes(threads, {nodes, nodes + threads}))) {
+            *out++ = each.products, *out++ = each.weight_bytes, *out++ = each.row_bytes;
+        }
+        return 0;
+    });
+}
+
+// When each thread ends that takes query tiles of a prompt in turns.
+IPEX_ASSIST_API int32_t ia_shares_of_tiles(int32_t heads, int32_t kv_heads, int32_t head_dim, int32_t window,
+                                           int32_t position, int32_t rows, const int32_t* nodes, int32_t threads,
+                                           int64_t* out) {
+    return guarded(-1, [&] {
+        const std::vector<int64_t> ends = shares_of_tiles(heads, kv_heads, head_dim, window, position, rows,
+                                                          TeamNodes(threads, {nodes, nodes + threads}));
+        std::copy(ends.begin(), ends.end(), out);
+        return 0;
+    });
+}
+
 // Runs, barriers, and what all threads waited and parked at them, since the pool was made.
 IPEX_ASSIST_API int32_t ia_pool_statistics(void* pool, uint64_t* out) {
     return guarded(-1, [&] {

@@ -36,19 +36,62 @@ std::vector<int64_t> shares_of_experts(int64_t panels, int64_t granularity, int3
     return shares;
 }
 
-AttentionShares shares_of_attention(int32_t heads, int32_t kv_heads, int32_t head_dim, int32_t window, int32_t position,
-                                    const TeamNodes& team) {
+namespace {
+
+// A model of one attention layer.
+PassShape one_layer(int32_t heads, int32_t kv_heads, int32_t head_dim, int32_t window) {
     const int64_t span_columns = std::max<int64_t>(SCALE_COLUMNS, head_dim), columns = int64_t(heads) * head_dim;
-    const PassShape shape{
-        columns,
-        false,
-        {{heads, kv_heads, head_dim, window, span_columns, (columns + span_columns - 1) / span_columns}},
-        {0}};
+    return {columns,
+            false,
+            {{heads, kv_heads, head_dim, window, span_columns, (columns + span_columns - 1) / span_columns}},
+            {0}};
+}
+
+// The first blocks, as many as there are up to a position.
+std::vector<int32_t> blocks_to(int32_t position) {
     std::vector<int32_t> ids(size_t(position / BLOCK_POSITIONS + 1));
     std::iota(ids.begin(), ids.end(), 0);
+    return ids;
+}
+
+}  // namespace
+
+std::vector<LinearWork> shares_of_rows(const Linear& linear, int64_t rows, int64_t row_bytes, const TeamNodes& team) {
+    const int64_t panel = panel_bytes(linear.precision, linear.group, linear.depth);
+    std::vector<LinearWork> works(size_t(team.threads()));
+    for (int t = 0; t < team.threads(); t++) {
+        for (const LinearBlock& block : LinearBlocks(linear, rows, row_bytes, team, t)) {
+            const int64_t panels = block.last - block.first;
+            LinearWork& work = works[size_t(t)];
+            work.products += block.rows() * panels * LANES * linear.depth;
+            work.weight_bytes += panels * panel;
+            work.row_bytes += panels ? block.rows() * row_bytes : 0;
+        }
+    }
+    return works;
+}
+
+std::vector<int64_t> shares_of_tiles(int32_t heads, int32_t kv_heads, int32_t head_dim, int32_t window,
+                                     int32_t position, int32_t rows, const TeamNodes& team) {
+    const std::vector<int32_t> ids = blocks_to(position + rows - 1);
+    Segment segment{};
+    segment.blocks = ids.data(), segment.start = position, segment.rows = rows;
+    const PassPlan plan(one_layer(heads, kv_heads, head_dim, window), team, {segment},
+                        std::vector<int32_t>(size_t(rows)), {rows - 1});
+    std::vector<int64_t> ends(size_t(team.threads()));
+    for (const TileWork& work : plan.attention[0].tile_work) {
+        for (int32_t h = 0; h < kv_heads; h++)
+            *std::min_element(ends.begin(), ends.end()) += plan.cost(plan.attention[0], work);
+    }
+    return ends;
+}
+
+AttentionShares shares_of_attention(int32_t heads, int32_t kv_heads, int32_t head_dim, int32_t window, int32_t position,
+                                    const TeamNodes& team) {
+    const std::vector<int32_t> ids = blocks_to(position);
     Segment segment{};
     segment.blocks = ids.data(), segment.start = position, segment.rows = 1;
-    const PassPlan plan(shape, team, {segment}, {0}, {0});
+    const PassPlan plan(one_layer(heads, kv_heads, head_dim, window), team, {segment}, {0}, {0});
     const AttentionPlan& splits = plan.attention[0];
     AttentionShares shares{std::vector<int64_t>(size_t(team.threads())), splits.merges_in_place};
     for (int t = 0; t < team.threads(); t++) {

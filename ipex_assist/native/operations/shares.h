@@ -2,6 +2,7 @@
 #pragma once
 #include <vector>
 
+#include "operations/linear_blocks.h"
 #include "operations/pass_plan.h"
 
 namespace ipex_assist {
@@ -20,5 +21,16 @@ struct AttentionShares {
 };
 AttentionShares shares_of_attention(int32_t heads, int32_t kv_heads, int32_t head_dim, int32_t window, int32_t position,
                                     const TeamNodes& team);
+
+// What each thread multiplies and reads of a linear in a pass of many rows, whose inputs have `row_bytes` each.
+struct LinearWork {
+    int64_t products, weight_bytes, row_bytes;
+};
+std::vector<LinearWork> shares_of_rows(const Linear& linear, int64_t rows, int64_t row_bytes, const TeamNodes& team);
+
+// When each thread ends that takes query tiles in turns, of `rows` rows of a prompt after `position` others, in units of
+// PassPlan::cost.
+std::vector<int64_t> shares_of_tiles(int32_t heads, int32_t kv_heads, int32_t head_dim, int32_t window,
+                                     int32_t position, int32_t rows, const TeamNodes& team);
 
 }  // namespace ipex_assist
