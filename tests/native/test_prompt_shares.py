@@ -1,4 +1,4 @@
-"""What threads of big machines get of a prompt's pass, by the core's own partition: counted, as nothing here has them."""
+"""What threads of big machines get of a prompt's pass, counted by the core's own partition."""
 
 from __future__ import annotations
 
@@ -45,18 +45,17 @@ def test_every_product_is_one_thread_s(threads: int, nodes: int, rows: int) -> N
 @pytest.mark.parametrize(("threads", "nodes"), [(56, 1), (112, 2), (256, 8)])
 def test_many_threads_share_rows_and_columns(threads: int, nodes: int, rows: int) -> None:
     """Every core streams all rows, and some have three panels where others have two."""
+    read_before = read_after = 0
     for columns, depth, unit in LINEARS:
         before = by_columns(columns, depth, unit, rows, threads)
         after = row_shares(columns, depth, "int8", rows, spread(threads, nodes), unit)
-
-        def read(works: list[LinearWork]) -> int:
-            return max(each.weight_bytes + each.row_bytes for each in works)
-
+        read_before += max(each.weight_bytes + each.row_bytes for each in before)
+        read_after += max(each.weight_bytes + each.row_bytes for each in after)
         assert max(each.products for each in after) <= max(each.products for each in before)
-        assert busy([each.products for each in after]) > 0.85
-        if rows > 256:
-            assert busy([each.products for each in after]) > 0.9
-            assert 2 * read(after) < read(before)
+        assert busy([each.products for each in after]) > (0.9 if rows == 256 else 0.95)
+    assert read_after <= read_before
+    if rows > 256:
+        assert (1.5 if threads == 56 else 2) * read_after < read_before
 
 
 @pytest.mark.parametrize("rows", [1, 16, 128, 256])
@@ -71,6 +70,6 @@ def test_two_threads_have_their_columns(rows: int) -> None:
 def test_query_tiles_are_enough_for_all_threads(threads: int, position: int) -> None:
     """128 tiles of 256 rows for 112 cores, of which the half waits for the last."""
     for heads, kv_heads in ((32, 8), (32, 4), (64, 8), (32, 32)):
-        for rows, least in ((256, 0.75), (1024, 0.9), (4096, 0.94)):
+        for rows, least in ((256, 0.75), (1024, 0.9), (4096, 0.95)):
             ends = tile_shares(heads, kv_heads, 128, position, rows, spread(threads, 1))
             assert busy(ends) > least, (heads, kv_heads, rows, busy(ends))

@@ -23,11 +23,12 @@ int64_t cost(const Linear& linear, int64_t pieces, int64_t groups, int64_t rows,
         const int64_t panels = (pieces + threads - 1) / threads * each;
         return panels * units * products + panels * panel + rows * row_bytes;
     }
-    // A thread's units follow each other in one group, or in two; their number is rounded up.
-    const int64_t panels = (pieces + groups - 1) / groups * each;
-    const int64_t own = (pieces * each * units + threads * panels - 1) / (threads * panels);
-    const int64_t parts = groups == threads || threads % groups ? 2 : 1;
-    return own * panels * products + parts * panels * panel + std::min(rows, own * UNIT_ROWS) * row_bytes;
+    const int64_t panels = (pieces + groups - 1) / groups * each, sharers = threads / groups;
+    // Where groups have the same number of threads, each thread is in one. Else its units are in two or three, and at
+    // both ends some are its neighbours'.
+    const bool even = threads % groups == 0;
+    const int64_t own = even ? (units + sharers - 1) / sharers : units * groups / threads + 2;
+    return own * panels * products + (even ? 1 : 2) * panels * panel + std::min(rows, own * UNIT_ROWS) * row_bytes;
 }
 
 // The number of groups with the least cost, 0 for none.
@@ -57,14 +58,19 @@ LinearBlocks::LinearBlocks(const Linear& linear, int64_t rows, int64_t row_bytes
         return Range{share(pieces, g, int(count)) * each, share(pieces, g + 1, int(count)) * each};
     };
     const Range units{0, (rows + UNIT_ROWS - 1) / UNIT_ROWS};
-    share_work(
-        int32_t(count), {thread - begin, threads}, [&](int32_t) { return units; },
-        [&](int32_t g) { return group(g).size(); },
-        [&](int32_t g, int64_t first, int64_t end) {
-            const Range panels = group(g);
-            add({first * UNIT_ROWS, std::min(rows, end * UNIT_ROWS), from * each + panels.first,
-                 from * each + panels.end});
-        });
+    const auto take = [&](int32_t g, int64_t first, int64_t end) {
+        const Range panels = group(g);
+        add({first * UNIT_ROWS, std::min(rows, end * UNIT_ROWS), from * each + panels.first, from * each + panels.end});
+    };
+    const int own = thread - begin, sharers = int(threads / count);
+    if (threads % count == 0) {
+        const int part = own % sharers;
+        take(own / sharers, share(units.end, part, sharers), share(units.end, part + 1, sharers));
+    } else {
+        share_work(
+            int32_t(count), {own, threads}, [&](int32_t) { return units; }, [&](int32_t g) { return group(g).size(); },
+            take);
+    }
 }
 
 }  // namespace ipex_assist
