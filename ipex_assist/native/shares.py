@@ -44,7 +44,7 @@ def attention_shares(
     return list(out), bool(_check(merged))
 
 
-class LinearWork(NamedTuple):
+class LinearShare(NamedTuple):
     """What a thread does of a linear in a pass: products, and bytes that it reads of weights and of rows."""
 
     products: int
@@ -60,13 +60,13 @@ def row_shares(
     nodes: Sequence[int],
     granularity: int = 1,
     group: int = INT4_GROUP,
-) -> list[LinearWork]:
+) -> list[LinearShare]:
     """What each thread does of a linear of so many columns in a pass of many rows of `depth` values."""
     out = (_i64 * (3 * len(nodes)))()
     row_bytes = depth * {"fp32": 4, "bf16": 2}.get(precision, 1)
     shape = columns // 16, granularity, depth, PRECISIONS[precision], group, rows, row_bytes
     _check(library().ia_shares_of_rows(*shape, (_i32 * len(nodes))(*nodes), len(nodes), out))
-    return [LinearWork(*out[first : first + 3]) for first in range(0, len(out), 3)]
+    return [LinearShare(*out[first : first + 3]) for first in range(0, len(out), 3)]
 
 
 def tile_shares(

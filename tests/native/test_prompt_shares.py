@@ -6,7 +6,7 @@ import pytest
 from conftest import HAS_NATIVE
 
 from ipex_assist.native.library import unavailable
-from ipex_assist.native.shares import LinearWork, linear_shares, row_shares, tile_shares
+from ipex_assist.native.shares import LinearShare, linear_shares, row_shares, tile_shares
 
 pytestmark = [pytest.mark.one_stack, pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")]
 
@@ -18,10 +18,10 @@ def spread(threads: int, nodes: int) -> list[int]:
     return [thread * nodes // threads for thread in range(threads)]
 
 
-def by_columns(columns: int, depth: int, unit: int, rows: int, threads: int) -> list[LinearWork]:
+def by_columns(columns: int, depth: int, unit: int, rows: int, threads: int) -> list[LinearShare]:
     """Panels of columns alone, int8: each thread reads all rows."""
     panels = linear_shares(columns // 16, threads, unit)
-    return [LinearWork(rows * 16 * each * depth, 16 * each * depth, rows * depth if each else 0) for each in panels]
+    return [LinearShare(rows * 16 * each * depth, 16 * each * depth, rows * depth if each else 0) for each in panels]
 
 
 def busy(ends: list[int]) -> float:
