@@ -6,13 +6,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
+from ipex_assist.models import gemma4_text
 from ipex_assist.models.common import refuse
 from ipex_assist.models.config import Config, NotComputed
 from ipex_assist.models.dflash2 import dflash2_fields, dflash2_names
 from ipex_assist.models.draft_head import HeadSpec, Taps
-from ipex_assist.models.dspark import dspark_fields, dspark_names, is_dspark
+from ipex_assist.models.dspark import GEMMA4, dspark_fields, dspark_names, is_dspark
 from ipex_assist.models.head_common import DraftHead
-from ipex_assist.models.head_layers import layers_of, named_head, vocabulary
+from ipex_assist.models.head_layers import gemma4_layers_of, layers_of, named_head, vocabulary
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import Source
 
@@ -30,9 +31,12 @@ def dflash_of(config: Config, names: Collection[str], target: DecoderSpec) -> Dr
     A layer of `dflash_config.target_layer_ids` is the one whose output is read.
     """
     flat = Config({**config.values, **config.part("dflash_config")})
-    refuse(flat, is_causal=False, causal=False, output_multiplier=1.0, final_logit_softcapping=None)
+    refuse(flat, is_causal=False, causal=False, output_multiplier=1.0)
     is_dspark(config.values)  # or refused, before its layers are taken for Qwen3's
-    decoder, present = layers_of(config, "dflash", target), frozenset(names)
+    gemma4, present = config.values.get("architectures") == [GEMMA4], frozenset(names)
+    if not gemma4:
+        refuse(flat, final_logit_softcapping=None)
+    decoder = gemma4_layers_of(config, target) if gemma4 else layers_of(config, "dflash", target)
     windowed = any(layer.attention.window is not None for layer in decoder.layers)
     if windowed and "speculators_model_type" in config.values:
         raise NotComputed("DFlash with windows that begin at a block's first token is not supported")
@@ -51,8 +55,9 @@ def dflash_of(config: Config, names: Collection[str], target: DecoderSpec) -> Dr
     )
     if not 2 <= head.block_size <= _LONGEST or not 0 <= head.mask_token < decoder.vocab_size:
         raise NotComputed(f"DFlash with blocks of {head.block_size} tokens and mask_token_id {head.mask_token}")
-    spec = replace(decoder, head=head, embedding_multiplier=target.embedding_multiplier if scaled else 1.0)
-    sources = named_head(spec)
+    multiplier = target.embedding_multiplier if scaled else 1.0
+    spec = replace(decoder, head=head, embedding_multiplier=decoder.embedding_multiplier if gemma4 else multiplier)
+    sources = named_head(spec, gemma4_text.weights(spec) if gemma4 else None)
     sources["fc.weight"] = Source("fc.weight", alternatives=("encoder.fc.weight",))
     sources["head_hidden_norm.weight"] = Source("hidden_norm.weight", alternatives=("encoder.output_norm_enc.weight",))
     sources |= dflash2_names(spec) | dspark_names(spec)

@@ -18,8 +18,9 @@ from ipex_assist.models.weights import Source
 _MARKOV, _CONFIDENCE = "markov_head.markov_w1.weight", "confidence_head.proj.weight"
 
 
-# Their layers are Qwen3's; the first is DeepSpec's name, the others are of `speculators` and SpecForge.
-_ARCHITECTURES = ("Qwen3DSparkModel", "DSparkSpeculator", "DSparkDraftModel")
+# DeepSpec's names, and those of `speculators` and SpecForge. Layers are Qwen3's, of the first Gemma 4's.
+GEMMA4 = "Gemma4DSparkModel"
+_ARCHITECTURES = (GEMMA4, "Qwen3DSparkModel", "DSparkSpeculator", "DSparkDraftModel")
 
 
 def is_dspark(config: Mapping[str, Any]) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from ipex_assist.models.common import SLIDING, layer_kinds, llama_like, windows
+from ipex_assist.models import gemma4_text
+from ipex_assist.models.common import FULL, SLIDING, layer_kinds, llama_like, refuse, windows
 from ipex_assist.models.config import Config, NotComputed
 from ipex_assist.models.names import HEAD_NORMS, LLAMA_NORMS, named
 from ipex_assist.models.spec import DecoderSpec
@@ -38,6 +40,20 @@ def layers_of(config: Config, kind: str, target: DecoderSpec) -> DecoderSpec:
     )
 
 
+def gemma4_layers_of(config: Config, target: DecoderSpec) -> DecoderSpec:
+    """The layers of a head's config that are Gemma 4's, of those that see everything; each has its own keys."""
+    own = {**config.values, "num_kv_shared_layers": 0}
+    own.pop("per_layer_config", None)  # of the target's layers
+    refuse(
+        Config(own),
+        **{"layer_types": [FULL] * config.integer("num_hidden_layers"), "hidden_size_per_layer_input": 0},
+        **{"enable_moe_block": False, "use_double_wide_mlp": False},
+    )
+    reach = max(config.integer("max_position_embeddings", 131072), target.max_position_embeddings)
+    decoder = gemma4_text.spec(Config(own, gemma4_text.NAMES))
+    return replace(decoder, model_type="dflash", max_position_embeddings=reach, tied_head=False)
+
+
 def vocabulary(config: Config, present: frozenset[str], decoder: DecoderSpec) -> dict[str, Any]:
     """Fields of a HeadSpec that say whose embedding and lm_head it has. Raises NotComputed."""
     rows = config.optional_integer("draft_vocab_size") or decoder.vocab_size
@@ -48,9 +64,13 @@ def vocabulary(config: Config, present: frozenset[str], decoder: DecoderSpec) ->
     return {"draft_vocab_size": fewer, "shared_embedding": shared[0], "shared_head": shared[1]}
 
 
-def named_head(spec: DecoderSpec) -> dict[str, Source]:
-    """Where a head's checkpoint keeps its layers, the final norm, and what it does not share with its target."""
+def named_head(spec: DecoderSpec, sources: dict[str, Source] | None = None) -> dict[str, Source]:
+    """Where a head's checkpoint keeps its layers, the final norm, and what it does not share with its target.
+
+    sources: of all these; None: by the names of Llama's and Qwen3's.
+    """
     assert spec.head is not None
-    sources = named(spec, prefix="", layers="layers.", norms={**LLAMA_NORMS, **HEAD_NORMS}, outside=_OUTSIDE)
+    if sources is None:
+        sources = named(spec, prefix="", layers="layers.", norms={**LLAMA_NORMS, **HEAD_NORMS}, outside=_OUTSIDE)
     shared = {"embed_tokens.weight": spec.head.shared_embedding, "lm_head.weight": spec.head.shared_head}
     return {ours: source for ours, source in sources.items() if not shared.get(ours, False)}

@@ -12,6 +12,7 @@ from ipex_assist.executors.interface import DraftInput, HiddenRows, LogitsError,
 from ipex_assist.executors.torch.attention import causal_mask
 from ipex_assist.executors.torch.kernels import norm_heads
 from ipex_assist.executors.torch.kv_cache import KVCache
+from ipex_assist.executors.torch.mixers.attention import normed_values
 from ipex_assist.executors.torch.mixers.layer_rows import AttentionMetadata
 from ipex_assist.executors.torch.mixers.states import RecurrentStates
 from ipex_assist.executors.torch.mlp import run_mlp
@@ -128,6 +129,7 @@ class TorchHead(TorchModel):
             parts = weights.qkv(g).view(len(g), -1, attention.head_dim)
             kv = attention.heads, attention.heads + attention.kv_heads
             _, key, value = parts.tensor_split(kv, 1)
+            value = normed_values(key if attention.values_are_keys else value, attention, self.kernels, self.spec)
             if weights.k_norm is not None:
                 key = norm_heads(self.kernels, attention.qk_norm, key, weights.k_norm, self.spec.norm_eps)
             if metadata.rotary is not None:

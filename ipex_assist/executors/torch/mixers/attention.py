@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 
 from ipex_assist.executors.torch.attention import alibi_mask, attend_prompt, attend_rows, causal_mask
-from ipex_assist.executors.torch.kernels import norm_heads
+from ipex_assist.executors.torch.kernels import Kernels, norm_heads
 from ipex_assist.executors.torch.mixers.layer_rows import LayerRows
 from ipex_assist.executors.torch.rope import rotate
 from ipex_assist.models.attention_spec import AttentionSpec
+from ipex_assist.models.spec import DecoderSpec
 
 
 def mix_by_attention(x: torch.Tensor, rows: LayerRows) -> torch.Tensor:
@@ -21,10 +22,7 @@ def mix_by_attention(x: torch.Tensor, rows: LayerRows) -> torch.Tensor:
     query_key, value, gate = projected.tensor_split((keys_end, values_end), 1)
     query, key = query_key.split((heads, kv_heads), 1)
     rows.see("qkv_linear", "qkv", *(part.flatten(1) for part in (query, key, value, gate)))
-    value = query_key[:, heads:] if spec.values_are_keys else value
-    if spec.value_norm:
-        ones = torch.ones(spec.head_dim, dtype=rows.kernels.dtype)
-        value = rows.kernels.rms_norm(value.contiguous(), ones, rows.spec.norm_eps)
+    value = normed_values(query_key[:, heads:] if spec.values_are_keys else value, spec, rows.kernels, rows.spec)
     if not spec.norm_after_rope:
         query_key = _norm_of_heads(query_key, spec, rows)
     if metadata.rotary is not None:
@@ -36,6 +34,13 @@ def mix_by_attention(x: torch.Tensor, rows: LayerRows) -> torch.Tensor:
         query = query * metadata.growth.to(query.dtype)
     attended = attend(query, key, value, rows)
     return attended * torch.sigmoid(gate.flatten(1)) if spec.output_gate else attended
+
+
+def normed_values(value: torch.Tensor, spec: AttentionSpec, kernels: Kernels, model: DecoderSpec) -> torch.Tensor:
+    """Values (rows, kv_heads, head_dim) through the norm without weights that they have, if any."""
+    if not spec.value_norm:
+        return value
+    return kernels.rms_norm(value.contiguous(), torch.ones(spec.head_dim, dtype=kernels.dtype), model.norm_eps)
 
 
 def _norm_of_heads(query_key: torch.Tensor, spec: AttentionSpec, rows: LayerRows) -> torch.Tensor:
