@@ -1,4 +1,4 @@
-"""DSpark heads with Gemma 4's layers, against their published description (DeepSpec, modeling/dspark/gemma4) in a page."""
+"""DSpark heads with Gemma 4's layers, against a page of their published description (DeepSpec, modeling/dspark)."""
 
 from __future__ import annotations
 
