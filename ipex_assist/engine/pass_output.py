@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -52,7 +52,7 @@ class PlannedPass:
     @classmethod
     def of(cls, target: Model, batch: Sequence[ScheduledRequest], rows: Sequence[Rows]) -> PlannedPass:
         """Plan a pass of `target` over the rows of each request of the batch."""
-        heads = (scheduled.head for scheduled in batch)
+        heads = (scheduled.head for scheduled in batch if scheduled.request.draft is not None)
         hidden = next((HiddenRows(head.spec.taps, head.reads_one) for head in heads if head is not None), None)
         if not samples_in_one_call(target):
             return cls(target, batch, rows, None, hidden)
@@ -85,6 +85,9 @@ class PlannedPass:
         if meanwhile is not None:
             taps["meanwhile"] = meanwhile
         found = self.target.sample(self.rows, [choice for planned in self.planned for choice in planned.rows], **taps)
+        if all(len(planned.rows) == 1 for planned in self.planned):  # steps, and ends of prompts
+            taken = zip(self.planned, found.tokens, found.logits, strict=True)
+            return [RequestOutput(planned.tokens((token,)), (row,)) for planned, token, row in taken]
         outputs, first = [], 0
         for scheduled, planned in zip(self.batch, self.planned, strict=True):
             end = first + len(planned.rows)
@@ -112,7 +115,7 @@ def _planned(scheduled: ScheduledRequest, rows: Rows, width: int) -> PlannedChoi
     )
     if rows.last > len(planned.rows):  # of prompt tokens, which are not asked for
         before = likeliest(rows.last - len(planned.rows), keep)
-        return replace(planned, rows=[*before.rows, *planned.rows])
+        return planned._replace(rows=[*before.rows, *planned.rows])
     return planned
 
 

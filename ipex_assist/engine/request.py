@@ -35,14 +35,20 @@ log = logging.getLogger("ipex_assist")
 class RoundQueue:
     """What a request's owner has not fetched yet, and how it is told that there is something."""
 
-    rounds: deque[Round] = field(default_factory=deque)
+    rounds: deque[tuple[Round, float]] = field(default_factory=deque)  # and when each has ended
     listener: Callable[[], object] | None = None
     unheard: bool = False  # the listener failed: whoever asked is gone
 
     def put(self, round_: Round) -> None:
         """Queue a round."""
-        self.rounds.append(Round(*round_[:-1], time.perf_counter()))
-        self.notify()
+        self.rounds.append((round_, time.perf_counter()))
+        if self.listener is not None:
+            self.notify()
+
+    def take(self) -> Round:
+        """The first round that was not fetched yet."""
+        round_, ended = self.rounds.popleft()
+        return round_._replace(ended=ended)
 
     def notify(self) -> None:
         """Tell the owner that there is something new. One that cannot be told any more ends this request, and no other.
@@ -106,7 +112,7 @@ class Request:
     finished: bool = False
     error: BaseException | None = None
 
-    @property
+    @cached_property
     def end(self) -> int:
         """Length of prompt and output at which the request is complete."""
         return self.prompt_length + self.limit
@@ -218,6 +224,12 @@ class Request:
             return RoundState(len(self.tokens), self.remaining, (unread, second), (False, True))
         return RoundState(len(self.tokens), self.remaining, (unread,), (self.head is None,))
 
+    def take_step(self, token: int, seconds: float) -> bool:
+        """Take the token of a plain step of `seconds`. Returns whether it is the last."""
+        self.tokens.append(token)
+        self.outbox.put(Round([token], target_s=seconds, choose_s=0.0))
+        return len(self.tokens) >= self.end or token in self.eos
+
     def roll_back(self) -> None:
         """Undo a pass that an error or a signal interrupted: draft, grammar and sequence again agree with `tokens`."""
         if self.draft is not None:
@@ -290,7 +302,7 @@ class RequestHandle(Iterator[Round]):
             if request.finished:
                 raise self._end()
             self._driver.advance(request)
-        return request.outbox.rounds.popleft()
+        return request.outbox.take()
 
     def _end(self) -> BaseException:
         error, self._request.error = self._request.error, None
@@ -312,7 +324,7 @@ class RequestHandle(Iterator[Round]):
                 raise StopAsyncIteration if isinstance(error, StopIteration) else error
             await arrived.wait()
             arrived.clear()
-        return request.outbox.rounds.popleft()
+        return request.outbox.take()
 
     @property
     def assisted(self) -> bool:

@@ -36,6 +36,12 @@ class ScheduledRequest:
         """The request's draft head, where it is to have the hidden states of this pass."""
         return self.request.head if self.keeps_hidden else None
 
+    @property
+    def is_plain_step(self) -> bool:
+        """Whether its only row is followed by a token of which nothing else is wanted."""
+        request = self.request
+        return not self.is_prefill and request.draft is None and request.logprobs is None and request.grammar is None
+
     @classmethod
     def prefill(cls, request: Request, pending: int) -> ScheduledRequest:
         """Have the pass read `pending` tokens of a prompt, or of a request that reads its own again."""

@@ -20,6 +20,7 @@ from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.interface import ANY_ROWS, LogitsError, Meanwhile, Model, Rows, experts_a_layer
 from ipex_assist.speculative.account import LOST_SHARE
 from ipex_assist.speculative.choosing.logprobs import of_rows
+from ipex_assist.speculative.choosing.sampling import INVALID_LOGITS
 from ipex_assist.speculative.choosing.verify import verify
 from ipex_assist.speculative.round import Round
 from ipex_assist.speculative.schedule import longest_draft
@@ -312,6 +313,9 @@ class Scheduler:
         self, scheduled: ScheduledRequest, output: RequestOutput, seconds: float, draft_s: float
     ) -> bool:
         """Choose and verify a request's tokens, and queue the round for its owner. True if these are the last."""
+        if scheduled.is_plain_step and type(output.tokens) is tuple and output.tokens[0] != INVALID_LOGITS:
+            self.stats.new_tokens += 1
+            return scheduled.request.take_step(output.tokens[0], seconds)
         request, proposal, started = scheduled.request, scheduled.proposal, self.clock()
         try:
             new, accepted = verify(output.tokens, proposal.tokens, len(request.tokens))

@@ -98,7 +98,9 @@ class RequestLoop:
         self._running: dict[int, RunningRequest] = {}
         self._paused: dict[int, RunningRequest] = {}
         self._streams: set[int] = set()
-        self._ready: deque[int] = deque()  # requests that have output which was not sent yet
+        self._alone: set[int] = set()  # requests that share no passes
+        # requests that have output which was not sent yet; None while that is not known of the last pass
+        self._ready: deque[int] | None = None
         self._open = True
 
     def run(self) -> None:
@@ -128,8 +130,8 @@ class RequestLoop:
 
     def _step(self) -> None:
         """Run a pass, and send meanwhile what each request has of the one before; then what could not be sent yet."""
-        in_hand = {number: each for number, each in self._running.items() if each.in_hand()}
-        self._ready = deque(number for number, each in in_hand.items() if each.shares_passes)
+        self._ready = None
+        alone = [number for number in self._alone if number in self._running and self._running[number].in_hand()]
         if self._running:
             try:
                 self._model.step(self._meanwhile)
@@ -137,28 +139,37 @@ class RequestLoop:
                 for number, generation in list(self._running.items()):
                     generation.interrupt()
                     self._reply(failure(number, error))
-        self._ready += [number for number, each in in_hand.items() if not each.shares_passes]
+        self._in_hand().extend(alone)
         while self._send_one():
             pass
 
+    def _in_hand(self) -> deque[int]:
+        """The requests that have output of an earlier pass and have not sent it: asked when the next pass has begun."""
+        if self._ready is None:
+            self._ready = deque(n for n, each in self._running.items() if each.in_hand() and n not in self._alone)
+        return self._ready
+
     def _meanwhile(self) -> bool:
         """`_send_one`, and the end of a step's replies after the last of them."""
-        sent, left = bool(self._ready), self._send_one()
+        sent, left = bool(self._in_hand()), self._send_one()
         if sent and not left:
             self._after_step(not self._running)
         return left
 
     def _send_one(self) -> bool:
         """Send what one request has; False where no other has anything."""
-        if self._ready:
-            number = self._ready.popleft()
+        ready = self._in_hand()
+        if ready:
+            number = ready.popleft()
             if (generation := self._running.get(number)) is not None:
                 self._advance(number, generation)
-        return bool(self._ready)
+        return bool(ready)
 
     def _begin(self, request: Request) -> None:
         try:
-            self._running[request.id] = begin(self._model, request)
+            begun = self._running[request.id] = begin(self._model, request)
+            if not begun.shares_passes:
+                self._alone.add(request.id)
             if isinstance(request, TextRequest) and request.stream:
                 self._streams.add(request.id)
         except Exception as error:
@@ -193,6 +204,7 @@ class RequestLoop:
     def _reply(self, answer: Answered) -> None:
         self._running.pop(answer.id, None)
         self._streams.discard(answer.id)
+        self._alone.discard(answer.id)
         self._send_reply(answer)
 
 

@@ -26,10 +26,11 @@ class KeptSteps:
 
     def __init__(self) -> None:
         self._batch: Batch | None = None
+        self._own: list[NativeSequence] = []  # while the pass runs
 
     def keep(self, segments: abc.Sequence[TokenSegment], batch: Batch, what_lives: object, shared: object) -> None:
         """After a pass of `segments`. what_lives: as long as it. shared: what must be the same the next time."""
-        self._batch = None
+        self._batch, self._own = None, []
         if not all(map(_is_step, segments)) or not segments:
             return
         self._batch, self._what_lives, self._shared = batch, what_lives, shared
@@ -44,7 +45,7 @@ class KeptSteps:
 
     def again(self, rows: abc.Sequence[Rows], reserve: Reserve, shared: object) -> Batch | None:
         """The pass of these rows; None where it is another than the last one. Blocks are reserved for it."""
-        batch = self._batch
+        batch, self._own = self._batch, []
         if batch is None or len(rows) != len(self._sequences) or shared != self._shared:
             return None
         tokens: list[int] = []
@@ -67,14 +68,14 @@ class KeptSteps:
         self._block_counts[:] = [each.count for each in own]
         self._tokens[:] = tokens
         self._start_fields[:] = starts
-        self._starts = starts
+        self._starts, self._own = starts, own
         return batch
 
     def lengthen(self) -> None:
         """After the pass: each row is its sequence's."""
-        for known in self._sequences:
-            if (own := known()) is not None:
-                own.length += 1
+        for own in self._own:
+            own.length += 1
+        self._own = []
 
 
 def _is_step(segment: TokenSegment) -> bool:

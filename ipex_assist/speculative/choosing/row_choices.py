@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ipex_assist.executors.row_choice import RowChoice
 from ipex_assist.speculative.choosing.grammar import Grammar, GrammarError, Mask
@@ -15,8 +15,7 @@ from ipex_assist.speculative.choosing.logit_edits import SeenTokens
 from ipex_assist.speculative.choosing.sampling import INVALID_LOGITS, Sampling
 
 
-@dataclass(frozen=True)
-class PlannedChoices:
+class PlannedChoices(NamedTuple):
     """How the tokens after a request's last row and its drafted tokens are chosen.
 
     grammar_error: why no mask could be made for the row after `rows`' last one that has its own.
