@@ -71,6 +71,7 @@ PAGES = {
             "prefetch": "Linears by how far ahead they ask for their weights: nanoseconds for 64 bytes and thread",
             "adapters": "What LoRA adapters add to a pass",
             "barriers": "How often threads wait for each other in a pass: counted, measured, and on paper for many",
+            "barriers_published": "The same of published models, counted",
             "company": "Passes with a busy loop on each CPU",
             "versions": "This version beside the one before",
         },
@@ -117,6 +118,7 @@ PAGES = {
 QUESTIONS = {question: title for _, questions in PAGES.values() for question, title in questions.items()}
 COUNTED = {
     "instructions": "Counted in the compiled core, the same on every machine",
+    "barriers_published": "Counted by the core, in passes of the first layers",
     "suffixes": "Counted on recorded texts, the same on every machine",
     "planner": "By a clock that passes move, the same on every machine",
 }
