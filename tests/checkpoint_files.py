@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -118,13 +118,14 @@ _GGUF_ARCH = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "
 def write_gguf(
     model: PreTrainedModel,
     path: Path,
-    kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+    kind: gguf.GGMLQuantizationType | Callable[[str], gguf.GGMLQuantizationType] = gguf.GGMLQuantizationType.F32,
     metadata: dict[str, float | str | bool] | None = None,
     extra: dict[str, numpy.ndarray] | None = None,
     tokenizer: PreTrainedTokenizerFast | None = None,
     split_max_tensors: int = 0,
+    blocks_of: Callable[[numpy.ndarray, gguf.GGMLQuantizationType], numpy.ndarray] = quantize,
 ) -> dict[str, numpy.ndarray]:
-    """Write a model as llama.cpp's converter does; matrices in `kind`, vectors in F32.
+    """Write a model as llama.cpp's converter does; matrices in `kind`, perhaps by Hugging Face's name, vectors in F32.
 
     metadata and extra tensors are added as given. Returns the values stored, dequantized, by Hugging Face name.
     """
@@ -161,12 +162,14 @@ def write_gguf(
         values = tensor.float().numpy()
         gguf_name = name_map.get_name(name, try_suffixes=(".weight", ".bias"))
         assert gguf_name, name
-        quantized = kind if values.ndim == 2 else gguf.GGMLQuantizationType.F32
-        stored[name] = gguf.dequantize(quantize(values, quantized), quantized)
+        quantized = gguf.GGMLQuantizationType.F32
+        if values.ndim == 2:
+            quantized = kind(name) if callable(kind) else kind
+        stored[name] = gguf.dequantize(blocks_of(values, quantized), quantized)
         if arch == "llama" and (".q_proj." in name or ".k_proj." in name):
             heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
             values = permute(values, heads)
-        writer.add_tensor(gguf_name, quantize(values, quantized), raw_dtype=quantized)
+        writer.add_tensor(gguf_name, blocks_of(values, quantized), raw_dtype=quantized)
     for name, values in (extra or {}).items():
         writer.add_tensor(name, values)
     finish(writer)

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ipex_assist.checkpoints import gguf_config, gguf_file
+from ipex_assist.checkpoints import gguf_blocks, gguf_config, gguf_file
 from ipex_assist.checkpoints.base import Checkpoint, RowReader
+from ipex_assist.checkpoints.gguf_blocks import RowsInFile
 from ipex_assist.checkpoints.gguf_file import GgufTensor
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.models import find
-from ipex_assist.models.weights import stored_form
+from ipex_assist.models.weights import Source, stored_form
+from ipex_assist.quantization.precision import BLOCK_TYPES
 
 if TYPE_CHECKING:
     import torch
+
+    from ipex_assist.models.spec import DecoderSpec
 
 
 class GgufCheckpoint(Checkpoint):
@@ -94,6 +98,19 @@ class GgufCheckpoint(Checkpoint):
     def dequantized_to(self, precision: str) -> str | None:
         quantized = any(gguf_file.is_quantized(part) for part in self._parts())
         return "float32" if quantized and precision == "fp32" else None
+
+    @property
+    def stored_precision(self) -> str | None:
+        kept = any(part.type in BLOCK_TYPES for part in self._parts())
+        return "stored" if kept else None
+
+    def block_formats(self, spec: DecoderSpec, sources: Mapping[str, Source]) -> dict[str, int]:
+        """Our weights that the file has in blocks which the native core multiplies, and their formats there."""
+        return gguf_blocks.block_formats(self._tensors, spec, sources)
+
+    def block_rows(self, spec: DecoderSpec, ours: str, source: Source) -> RowsInFile | None:
+        """Where the rows of one of them lie, None where it is not made of whole rows of the file."""
+        return gguf_blocks.block_rows(self._tensors, self.config, spec, ours, source)
 
     def _read(self, names: Iterable[str], *, fp32: bool) -> Iterator[tuple[str, torch.Tensor]]:
         wanted = list(names)

@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from ipex_assist.checkpoints import hub
 from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.checkpoints.gguf import GgufCheckpoint
+from ipex_assist.checkpoints.gguf_file import stored_bytes
 from ipex_assist.checkpoints.hub import canonical_id
 from ipex_assist.checkpoints.mxfp4 import Mxfp4Checkpoint
 from ipex_assist.checkpoints.open import OpenCheckpoints
 from ipex_assist.checkpoints.quantized import QuantizedCheckpoint
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.models.config import Config
-from ipex_assist.quantization.precision import LINEAR_BYTES, beside_experts, float_head_precision
+from ipex_assist.quantization.precision import BLOCK_TYPES, LINEAR_BYTES, beside_experts, float_head_precision
 
 
 def estimate_bytes(
@@ -73,6 +74,11 @@ def packed_bytes(shapes: Mapping[str, tuple[int, ...]], precision: str, tied_hea
 def _stored_bytes(checkpoint: Checkpoint, precision: str | None) -> int:
     if isinstance(checkpoint, GgufCheckpoint):
         tensors = checkpoint.header.tensors
+        if precision in (None, "stored") and checkpoint.stored_precision:
+            return sum(
+                stored_bytes(name, each) if each.type in BLOCK_TYPES else 2 * math.prod(each.shape)
+                for name, each in tensors.items()
+            )
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
         return packed_bytes(shapes, precision or "bf16", "output.weight" not in tensors)
     config = Config(checkpoint.config)

@@ -36,6 +36,10 @@ def load_model(request: LoadRequest) -> Model:
     checkpoint = request.checkpoint
     if request.precision == "mxfp4" and request.spec.experts is None:
         raise UsageError(f"{checkpoint.source} has no experts, and mxfp4 is theirs: choose another --precision")
+    if request.precision == "stored" and checkpoint.stored_precision != "stored":
+        raise UsageError(
+            f"{checkpoint.source} has no weights in blocks of GGUF, which --precision stored is for: leave it out"
+        )
     checkpoint.check_weights()  # before memory is taken for shapes that only the config has
     try:
         with phase(f"loading {short_name(checkpoint.source)}"):

@@ -6,14 +6,19 @@ Never imports torch.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
 
 from ipex_assist import launch
 from ipex_assist.checkpoints.base import Checkpoint
+from ipex_assist.checkpoints.gguf import GgufCheckpoint
 from ipex_assist.checkpoints.quantized import QuantizedCheckpoint
 from ipex_assist.executors.planned_bytes import ModelBytes
 from ipex_assist.executors.traffic import linear_bytes, per_layer_table_bytes, table_bytes
 from ipex_assist.models import Source, find
 from ipex_assist.models.spec import DecoderSpec
+from ipex_assist.models.weights import stored_form
 from ipex_assist.native.library import memory_nodes
 from ipex_assist.native.rows import BLOCK
 from ipex_assist.native.sizes import PlannedPasses, core_sizes
@@ -29,16 +34,20 @@ def native_bytes(
     group: int = INT4_GROUP,
     outer_precision: str | None = None,
     kv_precision: str | None = None,
+    formats: Mapping[str, int] = MappingProxyType({}),
 ) -> ModelBytes:
     """Of the native core, as it says itself. wanted: rows of a pass whose logits are wanted. longest: tokens of a text;
-    as many as the model reads where None. kv_precision: of keys and values, that of attention where None.
+    as many as the model reads where None. kv_precision: of keys and values, that of attention where None. formats: of
+    weights that have one of their own.
 
     Raises IpexAssistError where the core cannot run it.
     """
     context = spec.context_length
     length = context if longest is None else min(longest, context)
     largest = PlannedPasses(wanted, length, planned_threads(), planned_nodes())
-    sizes = core_sizes(spec, precision, group, largest, outer_precision=outer_precision, kv_precision=kv_precision)
+    sizes = core_sizes(
+        spec, precision, group, largest, outer_precision=outer_precision, kv_precision=kv_precision, formats=formats
+    )
     return ModelBytes(
         weights=sizes.image,
         table=0 if spec.learned_positions else table_bytes(spec, precision) - per_layer_table_bytes(spec, precision),
@@ -70,6 +79,12 @@ def checkpoint_bytes(
     """`native_bytes` of a checkpoint at the precision that it will have; what is stored so keeps its groups."""
     spec, architecture = checkpoint.config_spec(), find(checkpoint.architecture)
     assert architecture is not None, checkpoint.architecture
+    if isinstance(checkpoint, GgufCheckpoint) and precision == "stored":
+        formats = checkpoint.block_formats(spec, stored_form(architecture.weights(spec), checkpoint.names()))
+        sizes = native_bytes(
+            spec, precision, wanted=wanted, longest=longest, kv_precision=kv_precision, formats=formats
+        )
+        return replace(sizes, table=0)  # which is shared by nobody, or the head
     if not isinstance(checkpoint, QuantizedCheckpoint) or precision != checkpoint.stored_precision:
         return native_bytes(spec, precision, wanted=wanted, longest=longest, group=group, kv_precision=kv_precision)
     return native_bytes(

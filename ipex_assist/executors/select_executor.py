@@ -41,15 +41,20 @@ def stored_precision(checkpoint: Checkpoint, executor: str) -> str | None:
 
     Where the executor cannot keep it as it is stored, it is bf16, with a warning.
     """
+    from ipex_assist.checkpoints.gguf import GgufCheckpoint
     from ipex_assist.checkpoints.mxfp4 import Mxfp4Checkpoint
     from ipex_assist.checkpoints.quantized import QuantizedCheckpoint
 
-    quantized = isinstance(checkpoint, (QuantizedCheckpoint, Mxfp4Checkpoint))
+    if isinstance(checkpoint, GgufCheckpoint) and executor != "native":
+        return None
+    quantized = isinstance(checkpoint, (QuantizedCheckpoint, Mxfp4Checkpoint, GgufCheckpoint))
     if not quantized or checkpoint.why_not_ours():
         return None
     stored = checkpoint.stored_precision
     if stored is not None and stored in EXECUTORS[executor].precisions and executor == "native":
         return stored
+    if isinstance(checkpoint, GgufCheckpoint):
+        return None
     if isinstance(checkpoint, QuantizedCheckpoint) and stored is None:
         if not checkpoint.modules:
             return None

@@ -55,7 +55,7 @@ def table_bytes(spec: DecoderSpec, precision: str) -> int:
     learned = spec.max_position_embeddings + spec.position_offset if spec.learned_positions else 0
     positions = learned * spec.hidden_size
     wide = 4 if precision == "fp32" else 2
-    shared = spec.tied_head and precision in ("fp32", "bf16")
+    shared = spec.tied_head and precision in ("fp32", "bf16", "stored")
     tokens = 0 if shared else spec.vocab_size * (spec.embedding_size or spec.hidden_size)
     return positions * 4 + tokens * wide + per_layer_table_bytes(spec, precision)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ipex_assist.env.errors import IpexAssistError
@@ -30,16 +32,18 @@ class PackedModel:
         *,
         outer_precision: str | None = None,
         ordered: bool = False,
+        formats: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """outer_precision: of the head and the embedding's projections, `precision` where None.
 
-        ordered: linears have an order of input columns of their own (executors/native/stored.py).
+        ordered: linears have an order of input columns of their own (executors/native/stored.py). formats: of weights
+        that have one of their own, the core's numbers (executors/native/block_weights.py).
         """
         self.spec, self.precision, self.pool, self.group = spec, precision, pool, group
         self.library = library()
         self.settles = False  # whether `settle` has something to do
         self._checksum: int | None = None
-        self.handle = new_model(spec, precision, group, outer_precision, ordered)
+        self.handle = new_model(spec, precision, group, outer_precision, ordered, formats)
 
     def __del__(self) -> None:
         if getattr(self, "handle", None):
@@ -187,6 +191,23 @@ class PackedModel:
             columns,
         )
         self.check_packed(status, name, shape)
+
+    def format_of(self, name: str) -> int:
+        """The core's number of the format that one of our weights has as a part of a linear."""
+        found = int(self.library.ia_model_format(self.handle, name.encode()))
+        self.check(found)
+        return found
+
+    def pack_blocks(self, name: str, file: int, offsets: array[int], columns: int) -> None:
+        """Pack a weight whose rows lie in an open file, in blocks of its own format, row i from byte `offsets[i]` on.
+
+        Raises NotFiniteError where a scale is NaN or infinite, IpexAssistError where the file is too short.
+        """
+        rows = len(offsets)
+        status = self.library.ia_model_pack_blocks(
+            self.handle, self.pool.handle, name.encode(), file, offsets.buffer_info()[0], rows, columns
+        )
+        self.check_packed(status, name, (rows, columns))
 
     def check_packed(self, status: int, name: str, shape: tuple[int, ...]) -> None:
         """Raise where the core did not take a weight: see ia_model_pack in api.cpp."""

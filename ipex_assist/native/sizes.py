@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.models.spec import DecoderSpec
@@ -53,13 +54,14 @@ def core_sizes(
     *,
     outer_precision: str | None = None,
     kv_precision: str | None = None,
+    formats: Mapping[str, int] = MappingProxyType({}),
 ) -> CoreSizes:
     """What a PackedModel of these arguments takes, with keys and values in this precision (None: that of attention).
 
     Raises IpexAssistError where the core cannot run it.
     """
     core, kv = library(), PRECISIONS[kv_precision_of(precision, kv_precision)]
-    with _model(spec, precision, group, outer_precision) as handle:
+    with _model(spec, precision, group, outer_precision, formats) as handle:
         return CoreSizes(
             int(core.ia_model_bytes(handle)),
             int(core.ia_block_bytes(handle, kv)),
@@ -69,8 +71,10 @@ def core_sizes(
 
 
 @contextmanager
-def _model(spec: DecoderSpec, precision: str, group: int, outer_precision: str | None) -> Iterator[int]:
-    handle = new_model(spec, precision, group, outer_precision)
+def _model(
+    spec: DecoderSpec, precision: str, group: int, outer_precision: str | None, formats: Mapping[str, int]
+) -> Iterator[int]:
+    handle = new_model(spec, precision, group, outer_precision, formats=formats)
     try:
         yield handle
     finally:
@@ -78,12 +82,22 @@ def _model(spec: DecoderSpec, precision: str, group: int, outer_precision: str |
 
 
 def new_model(
-    spec: DecoderSpec, precision: str, group: int, outer_precision: str | None = None, ordered: bool = False
+    spec: DecoderSpec,
+    precision: str,
+    group: int,
+    outer_precision: str | None = None,
+    ordered: bool = False,
+    formats: Mapping[str, int] = MappingProxyType({}),
 ) -> int:
-    """A handle of the core's for a model without memory. Raises IpexAssistError where the core refuses it."""
+    """A handle of the core's for a model without memory. Raises IpexAssistError where the core refuses it.
+
+    formats: of our weights that have one of their own, such as "layers.3.q_proj.weight", the core's numbers.
+    """
     layers = layer_specs(spec, precision)
     model = model_spec(spec, precision, group, outer_precision, ordered)
-    handle = library().ia_model_new(kernels(), ctypes.byref(model), layers)
+    names = (ctypes.c_char_p * len(formats))(*(name.removesuffix(".weight").encode() for name in formats))
+    numbers = (ctypes.c_int32 * len(formats))(*formats.values())
+    handle = library().ia_model_new(kernels(), ctypes.byref(model), layers, names, numbers, len(formats))
     if not handle:
         raise IpexAssistError(f"the native core failed: {last_error()}")
     return int(handle)

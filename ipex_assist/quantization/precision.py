@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-Precision = Literal["bf16", "fp32", "int8", "int4", "fp8", "mxfp4"]
+Precision = Literal["bf16", "fp32", "int8", "int4", "fp8", "mxfp4", "stored"]
 KvPrecision = Literal["bf16", "int8"]
 
 # Input columns that share an int4 scale and zero point. Draft models have larger groups: that makes their passes 6 %
@@ -32,7 +32,17 @@ FORMATS = {
     "int4": NumberFormat(3, 0.5 + 4 / INT4_GROUP, 1),
     "fp8": NumberFormat(5, 1 + 4 / 2048, 2),
     "mxfp4": NumberFormat(4, 0.5 + 1 / 32, 1, experts_only=True),
+    # What a GGUF file has in blocks as it is, in as many bytes; of everything else bf16. weight_bytes: in Q4_K_M.
+    "stored": NumberFormat(1, 0.6, 1),
 }
+# Types of a GGUF file's tensors (GGMLQuantizationType) that the core multiplies as they are: bytes of a weight.
+BLOCK_TYPES = {
+    **{2: 18 / 32, 3: 20 / 32, 6: 22 / 32, 7: 24 / 32, 8: 34 / 32},  # Q4_0, Q4_1, Q5_0, Q5_1, Q8_0
+    **{10: 84 / 256, 11: 110 / 256, 12: 144 / 256, 13: 176 / 256, 14: 210 / 256},  # Q2_K, Q3_K, Q4_K, Q5_K, Q6_K
+    **{20: 18 / 32, 23: 136 / 256},  # IQ4_NL, IQ4_XS
+}
+BLOCK_FORMAT = 64  # native/formats/precision.h: the number of such a type in the core is this + the type
+
 LINEAR_BYTES = {name: each.weight_bytes for name, each in FORMATS.items()}
 PRECISIONS = tuple(FORMATS)
 
@@ -41,8 +51,11 @@ KV_PRECISIONS = ("bf16", "int8")
 
 
 def beside_experts(precision: str) -> str:
-    """The precision of linears other than experts'. With mxfp4 it is bf16, as in checkpoints with such experts."""
-    return "bf16" if FORMATS[precision].experts_only else precision
+    """The precision of linears other than experts', and of what is not in blocks beside those that are.
+
+    With mxfp4 it is bf16, as in checkpoints with such experts.
+    """
+    return "bf16" if FORMATS[precision].experts_only or precision == "stored" else precision
 
 
 def float_head_precision(stored: str | None) -> str:

@@ -23,7 +23,8 @@ const void* ia_kernels(const char* limit);
 void* ia_pool_new(int32_t threads, const int32_t* cpus);
 void ia_pool_delete(void* pool);
 int32_t ia_checksum(void* handle, void* pool, uint64_t* sum);
-void* ia_model_new(const void* kernels, const ipex_assist::ModelSpec* spec, const ipex_assist::LayerSpec* layers);
+void* ia_model_new(const void* kernels, const ipex_assist::ModelSpec* spec, const ipex_assist::LayerSpec* layers,
+                   const char* const* names, const int32_t* formats, int64_t count);
 void ia_model_delete(void* handle);
 int64_t ia_model_bytes(void* handle);
 const void* ia_model_image(void* handle, int64_t offset, int64_t bytes, void* buffer);
@@ -86,7 +87,7 @@ struct Loaded {
         }
         spec = base_spec(FORMATS[0]);
         spec.positions = ROOM + 20, spec.rotary_dim = spec.rotary_tables = 0;
-        handle = ia_model_new(&k, &spec, spec.layer_specs().data());
+        handle = ia_model_new(&k, &spec, spec.layer_specs().data(), nullptr, nullptr, 0);
         CHECK(pool && handle && ia_model_allocate(handle, pool) == 0, "%s", ia_last_error());
         Random random(1);
         for (const Shape& shape : shapes(spec, spec.layer_specs())) {
@@ -251,7 +252,8 @@ void test_memory(const KernelTable& k) {
         const int32_t none = 0;
         starve("ia_blocks_copy", [&] { return ia_blocks_copy(pair.blocks, x.pool, 0, 0) == 0; });
         starve("ia_blocks_discard", [&] { return ia_blocks_discard(pair.blocks, &none, 1) == 0; });
-        starve("ia_model_new", [&] { return made(ia_model_new(&k, &x.spec, layers.data()), ia_model_delete); });
+        starve("ia_model_new",
+               [&] { return made(ia_model_new(&k, &x.spec, layers.data(), nullptr, nullptr, 0), ia_model_delete); });
         starve("ia_pool_new", [&] { return made(ia_pool_new(threads, nullptr), ia_pool_delete); });
     }
     starve("a new model's first pass", [&] {

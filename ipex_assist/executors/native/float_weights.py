@@ -33,14 +33,20 @@ RowOrders = Mapping[str, "NDArray[np.int32]"]  # of our weights: which row of a 
 
 
 def pack_floats(
-    model: PackedModel, checkpoint: Checkpoint, sources: dict[str, Source], orders: RowOrders = MappingProxyType({})
+    model: PackedModel,
+    checkpoint: Checkpoint,
+    sources: dict[str, Source],
+    orders: RowOrders = MappingProxyType({}),
+    *,
+    allocated: bool = False,
 ) -> None:
-    """Fill a model's image from a checkpoint.
+    """Fill a model's image from a checkpoint, or what is left of one that is allocated.
 
     Raises NotFiniteError for a weight that holds NaN or infinity.
     """
     wanted = resolve(sources, checkpoint.names())
-    model.allocate()
+    if not allocated:
+        model.allocate()
     in_files = _in_files(checkpoint, sources, wanted, orders)
     with packing_phase(checkpoint, wanted, model.precision) as packed:
         _pack_files(model, sources, wanted, in_files, packed)

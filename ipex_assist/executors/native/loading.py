@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ipex_assist import launch
+from ipex_assist.checkpoints.gguf import GgufCheckpoint
 from ipex_assist.checkpoints.quantized import QuantizedCheckpoint
 from ipex_assist.checkpoints.short_name import short_name
 from ipex_assist.deferred_imports import one_torch_thread, torch_module, torch_threads
@@ -28,6 +29,8 @@ from ipex_assist.native.model import PackedModel
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from ipex_assist.executors.native.block_weights import BlockModel
 
 log = logging.getLogger("ipex_assist")
 
@@ -68,7 +71,8 @@ def load_native(request: LoadRequest) -> NativeModel:
     """
     checkpoint, pool = request.checkpoint, planned_pool()
     started = time.perf_counter()
-    model = _empty_model(request, pool)
+    blocks = _blocks(request, pool)
+    model = _empty_model(request, pool) if blocks is None else blocks.model
     _share_with_target(request, model)
     kept = packed_path(checkpoint, model) if _keeps(request, model) else None
     with phase(f"reading packed weights of {short_name(checkpoint.source)} ({request.precision})"):
@@ -78,7 +82,7 @@ def load_native(request: LoadRequest) -> NativeModel:
     if not from_cache:
         if request.before_packing is not None:
             request.before_packing()
-        _pack(request, model)
+        _pack(request, model) if blocks is None else blocks.pack()
         release_free_memory()
         if kept is not None:
             _save(request, functools.partial(save_packed, model, kept, checkpoint.source))
@@ -125,7 +129,12 @@ def _save(request: LoadRequest, save: Callable[..., object]) -> None:
 
 
 def _keeps(request: LoadRequest, model: PackedModel) -> bool:
-    """Whether a packed copy is kept. It is a whole image: even a model that shares a table needs memory for its own."""
+    """Whether a packed copy is kept: not of blocks, which pack as fast as they are read.
+
+    It is a whole image: even a model that shares a table needs memory for its own.
+    """
+    if request.precision == "stored":
+        return False
     if request.cache_packed is None and isinstance(request.table_of, NativeModel):
         available = read_memory().available
         return keeps_packed(None) and (not available or model.nbytes + _MARGIN <= available)
@@ -138,6 +147,15 @@ def _stored(request: LoadRequest) -> QuantizedCheckpoint | None:
     kept = isinstance(checkpoint, QuantizedCheckpoint) and request.precision == checkpoint.stored_precision
     kept = kept and _token_order(request) is None  # its lm_head's rows change places
     return checkpoint if kept and isinstance(checkpoint, QuantizedCheckpoint) else None
+
+
+def _blocks(request: LoadRequest, pool: Pool) -> BlockModel | None:
+    """A file's model whose weights stay as they are stored."""
+    if request.precision != "stored" or not isinstance(request.checkpoint, GgufCheckpoint):
+        return None
+    from ipex_assist.executors.native.block_weights import BlockModel
+
+    return BlockModel(request.checkpoint, request.spec, request.sources, pool)
 
 
 def _empty_model(request: LoadRequest, pool: Pool) -> PackedModel:

@@ -25,7 +25,7 @@ IPEX_ASSIST_API int32_t ia_abi(int32_t* sizes, int32_t* rows) {
     sizes[2] = int32_t(sizeof(Segment));
     sizes[3] = int32_t(sizeof(Batch));
     rows[0] = DECODE_ROWS, rows[1] = PENDING_ROWS, rows[2] = BLOCK_POSITIONS;
-    return 31;
+    return 32;
 }
 
 IPEX_ASSIST_API const char* ia_last_error() { return last_error; }
@@ -50,10 +50,17 @@ IPEX_ASSIST_API int32_t ia_checksum(void* handle, void* pool, uint64_t* sum) {
     return guarded(-1, [&] { return *sum = model_of(handle).checksum(*static_cast<Pool*>(pool)), 0; });
 }
 
-// See PackedModel: layers (spec->layers).
-IPEX_ASSIST_API void* ia_model_new(const void* kernels, const ModelSpec* spec, const LayerSpec* layers) {
+// See PackedModel: layers (spec->layers). names, formats: (count) of linears and tables that have a format of their own.
+IPEX_ASSIST_API void* ia_model_new(const void* kernels, const ModelSpec* spec, const LayerSpec* layers,
+                                   const char* const* names, const int32_t* formats, int64_t count) {
     return guarded<void*>(nullptr, [&] {
-        return new Handle{std::make_shared<PackedModel>(*spec, layers, static_cast<const KernelTable*>(kernels))};
+        WeightFormats named;
+        for (int64_t i = 0; i < count; i++) {
+            if (!is_precision(formats[i])) refuse("there is no format %d, of %s", formats[i], names[i]);
+            named[names[i]] = Precision(formats[i]);
+        }
+        const auto* table = static_cast<const KernelTable*>(kernels);
+        return new Handle{std::make_shared<PackedModel>(*spec, layers, table, std::move(named))};
     });
 }
 
@@ -149,6 +156,23 @@ IPEX_ASSIST_API int32_t ia_model_pack_stored(void* handle, void* pool, const cha
     return guarded_numbers(2, [&] {
         const StoredNumbers matrix{values, scales, zeros, groups, columns, width};
         return model_of(handle).pack_stored(*static_cast<Pool*>(pool), name, matrix) ? 0 : 1;
+    });
+}
+
+// The format (Precision) of a weight that is part of a linear; -2: it is none.
+IPEX_ASSIST_API int32_t ia_model_format(void* handle, const char* name) {
+    return guarded(-1, [&]() -> int32_t {
+        const Weight weight = model_of(handle).find(name);
+        return weight.is_matrix() && weight.part.linear ? panel_format(*weight.part.linear, weight.part.first) : -2;
+    });
+}
+
+// A matrix of blocks in an open file, see PackedModel::pack_blocks. Likewise 0, 1, 2 (a scale is no number) or -1.
+IPEX_ASSIST_API int32_t ia_model_pack_blocks(void* handle, void* pool, const char* name, int32_t file,
+                                             const int64_t* offsets, int64_t rows, int64_t columns) {
+    return guarded_numbers(2, [&] {
+        const BlockMatrix matrix{file, offsets, rows, columns};
+        return model_of(handle).pack_blocks(*static_cast<Pool*>(pool), name, matrix) ? 0 : 1;
     });
 }
 

@@ -1,6 +1,7 @@
 // What is asked of a number format: the only switch over them. A format without its case does not compile.
 #pragma once
 #include "formats/bf16/format.h"
+#include "formats/blocks/format.h"
 #include "formats/fp32/format.h"
 #include "formats/fp8/format.h"
 #include "formats/int4/format.h"
@@ -19,6 +20,18 @@ constexpr auto with_format(Precision precision, F&& f) {
         case INT4: return f(Int4Format());
         case MXFP4: return f(Mxfp4Format());
         case FP8: return f(Fp8Format());
+        case Q4_0: return f(Q4_0Format());
+        case Q4_1: return f(Q4_1Format());
+        case Q5_0: return f(Q5_0Format());
+        case Q5_1: return f(Q5_1Format());
+        case Q8_0: return f(Q8_0Format());
+        case Q2_K: return f(Q2KFormat());
+        case Q3_K: return f(Q3KFormat());
+        case Q4_K: return f(Q4KFormat());
+        case Q5_K: return f(Q5KFormat());
+        case Q6_K: return f(Q6KFormat());
+        case IQ4_NL: return f(Iq4NlFormat());
+        case IQ4_XS: return f(Iq4XsFormat());
     }
     __builtin_unreachable();
 }
@@ -30,7 +43,19 @@ constexpr bool is_precision(int32_t number) {
         case INT8:
         case INT4:
         case MXFP4:
-        case FP8: return true;
+        case FP8:
+        case Q4_0:
+        case Q4_1:
+        case Q5_0:
+        case Q5_1:
+        case Q8_0:
+        case Q2_K:
+        case Q3_K:
+        case Q4_K:
+        case Q5_K:
+        case Q6_K:
+        case IQ4_NL:
+        case IQ4_XS: return true;
     }
     return false;
 }

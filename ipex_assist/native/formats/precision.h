@@ -6,11 +6,31 @@
 
 namespace ipex_assist {
 
-enum Precision : int32_t { FP32, BF16, INT8, INT4, MXFP4, FP8 };
+enum Precision : int32_t {
+    FP32,
+    BF16,
+    INT8,
+    INT4,
+    MXFP4,
+    FP8,
+    // Those of GGUF files, kept as they are (blocks/): 64 and the number that the format has there.
+    Q4_0 = 66,
+    Q4_1,
+    Q5_0 = 70,
+    Q5_1,
+    Q8_0,
+    Q2_K = 74,
+    Q3_K,
+    Q4_K,
+    Q5_K,
+    Q6_K,
+    IQ4_NL = 84,
+    IQ4_XS = 87
+};
 
-// What the rows that a linear multiplies are made of; of several formats it is the same. INT8_ROWS have a scale for
-// each span of 128 columns.
-enum RowType : int32_t { FP32_ROWS, BF16_ROWS, INT8_ROWS };
+// What the rows that a linear multiplies are made of; of several formats it is the same. INT8_ROWS and BLOCK_ROWS have
+// a scale for each span of 128 columns; BLOCK_ROWS are int8 as well, and differ in their sums (LinearRows).
+enum RowType : int32_t { FP32_ROWS, BF16_ROWS, INT8_ROWS, BLOCK_ROWS };
 
 constexpr int LANES = 16;           // output columns of a panel
 constexpr int SCALE_COLUMNS = 128;  // input columns that share one scale of an int8 row: a span

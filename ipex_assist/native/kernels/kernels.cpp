@@ -29,7 +29,16 @@ bool pack(Precision precision, int32_t group, SourceType type, const void* sourc
           int64_t width, int64_t depth, uint8_t* panel, float* scales, float* scratch) {
     const PackRequest request{group,  type,   static_cast<const uint8_t*>(source), stride, columns, width, depth, panel,
                               scales, scratch};
-    return with_format(precision, [&](auto format) { return format_pack(format, request); });
+    return with_format(precision, [&](auto format) {
+        if constexpr (IS_BLOCKS<decltype(format)>) return false;  // only what a file has is packed into these
+        else return format_pack(format, request);
+    });
+}
+
+void look_up(const Linear& w, int64_t column, float* out) {
+    with_format(w.precision, [&](auto format) {
+        if constexpr (IS_BLOCKS<decltype(format)>) look_up_blocks<decltype(format)>(w, column, out);
+    });
 }
 
 }  // namespace
@@ -66,6 +75,7 @@ const KernelTable* IPEX_ASSIST_KERNELS() {
         .sum_weights = sum_weights,
         .find_noise = find_noise,
         .pack = pack,
+        .look_up = look_up,
         .widen = widen,
         .read = read,
         .narrow = narrow,

@@ -30,10 +30,16 @@ constexpr int SPLIT_BLOCKS = 8;
 // A pass of up to 16 rows takes the decode path: threads share its attention by blocks, not by rows. Changes no bits.
 constexpr int DECODE_ROWS = 16;
 
-// Panels of a linear on one memory node, from `first` on: panel b lies at weights + b · panel_bytes.
+// Panels of a linear on one memory node, from `first` on: panel b lies at weights + panel_offset(b).
 struct NodePanels {
     int64_t first;
     const uint8_t* weights;
+};
+
+// Of each panel of a linear whose parts differ in format, such as a query's and a value's.
+struct MixedPanels {
+    const Precision* formats;  // (panels)
+    const int64_t* offsets;    // (panels + 1) bytes of the panels before
 };
 
 struct Linear {
@@ -49,13 +55,15 @@ struct Linear {
     // The panels of each memory node, then {panels, null}. Null where all panels are contiguous: kernels take only such
     // linears (model.h splits the others).
     const NodePanels* nodes = nullptr;
+    const MixedPanels* mixed = nullptr;  // null where all have one format, likewise; `precision` is the first one's
 };
 
 // The input rows of a linear, in the form that its precision multiplies: fp32, bf16, or int8 for integer weights.
 struct LinearRows {
     uint8_t* values;  // (rows, depth)
     float* scales;    // int8: (rows, depth / 128)
-    // int8: (rows, depth / group), minus the sum of each group (128 columns for int8, 32 for mxfp4)
+    // int8: (rows, depth / group), minus the sum of each group (128 columns for int8, 32 for mxfp4). BLOCK_ROWS: (rows,
+    // depth / 32), two 16-bit numbers each, minus the sums of 16 columns and, in the upper half, of the next 16.
     int32_t* negated_sums;
     int64_t depth;
     // The int8 values again as AMX tiles, (rows / 16, depth / 64, 16, 64), for linears of more than 16 rows, with room
@@ -179,7 +187,8 @@ inline int64_t row_type_bytes(RowType rows) {
     switch (rows) {
         case FP32_ROWS: return 4;
         case BF16_ROWS: return 2;
-        case INT8_ROWS: return 1;
+        case INT8_ROWS:
+        case BLOCK_ROWS: return 1;
     }
     __builtin_unreachable();
 }
@@ -250,6 +259,8 @@ struct KernelTable {
     // `stride` elements apart. False where one is NaN or infinite: the panel is then invalid.
     bool (*pack)(Precision, int32_t group, SourceType, const void* source, int64_t stride, int64_t columns,
                  int64_t width, int64_t depth, uint8_t* panel, float* scales, float* scratch);
+    // Output column `column` of a linear in blocks, as fp32 (depth): a row of a table.
+    void (*look_up)(const Linear&, int64_t column, float* out);
     // To fp32. False where a value is NaN or infinite.
     bool (*widen)(SourceType, const void* source, int64_t size, float* out);
     // Reads every byte once, for measuring bandwidth; prefetches `ahead` bytes ahead, 0: not at all.

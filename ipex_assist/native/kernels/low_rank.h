@@ -73,7 +73,8 @@ void expand(const LowRankPanel& b, const LowRankRow* rows, int64_t count, const 
     switch (b.rows) {
         case FP32_ROWS: return expand_all<FP32_ROWS>(b, rows, count, low, low_stride, out, stride);
         case BF16_ROWS: return expand_all<BF16_ROWS>(b, rows, count, low, low_stride, out, stride);
-        case INT8_ROWS: return expand_all<INT8_ROWS>(b, rows, count, low, low_stride, out, stride);
+        case INT8_ROWS:
+        case BLOCK_ROWS: return expand_all<INT8_ROWS>(b, rows, count, low, low_stride, out, stride);
     }
 }
 

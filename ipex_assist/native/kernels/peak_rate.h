@@ -106,7 +106,8 @@ int64_t multiply(Precision precision, int64_t steps) {
     switch (row_type(precision)) {
         case FP32_ROWS: return multiply_floats<Fp32>(steps);
         case BF16_ROWS: return multiply_floats<Bf16>(steps);
-        case INT8_ROWS: return multiply_bytes(steps);
+        case INT8_ROWS:
+        case BLOCK_ROWS: return multiply_bytes(steps);
     }
     __builtin_unreachable();
 }

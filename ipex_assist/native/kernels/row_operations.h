@@ -182,8 +182,9 @@ void convert(Precision precision, const float* x, int64_t size, int64_t padded, 
 }
 
 // A span of 128 columns to int8 with scale max |x| / 127. With NaN or infinity in the span the scale is NaN, and so is
-// every output of the row.
-inline void quantize_span(const float* x, int64_t width, int32_t group, int8_t* values, float* scale, int32_t* sums) {
+// every output of the row. paired: sums are those of BLOCK_ROWS.
+inline void quantize_span(const float* x, int64_t width, int32_t group, bool paired, int8_t* values, float* scale,
+                          int32_t* sums) {
     constexpr int VECTORS = SCALE_COLUMNS / LANES;
     __m512 v[VECTORS];
     __m512i largest = _mm512_setzero_si512();
@@ -206,6 +207,11 @@ inline void quantize_span(const float* x, int64_t width, int32_t group, int8_t* 
     for (int i = 0; i < VECTORS; i++) {
         const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(v[i], factor));
         _mm_storeu_si128(reinterpret_cast<__m128i*>(values + i * LANES), _mm512_cvtsepi32_epi8(q));
+        if (paired) {
+            const uint32_t of_16 = uint32_t(-_mm512_reduce_add_epi32(q));
+            sums[i / 2] = i % 2 ? int32_t(uint32_t(sums[i / 2]) | of_16 << 16) : int32_t(of_16 & 0xffff);
+            continue;
+        }
         sum = _mm512_sub_epi32(sum, q);
         if ((i + 1) * LANES % group == 0) {
             *sums++ = _mm512_reduce_add_epi32(sum);
@@ -223,14 +229,16 @@ inline void copy_to_tiles(const uint8_t* values, int64_t row, int64_t depth, int
 
 void quantize(Precision precision, int32_t group, const float* x, int64_t width, int64_t first, int64_t last,
               int64_t row, const LinearRows& out) {
-    if (row_type(precision) != INT8_ROWS) {
-        const int64_t bytes = row_type(precision) == FP32_ROWS ? 4 : sizeof(Bf16::Row);
+    const RowType rows = row_type(precision);
+    if (rows != INT8_ROWS && rows != BLOCK_ROWS) {
+        const int64_t bytes = rows == FP32_ROWS ? 4 : sizeof(Bf16::Row);
         convert(precision, x + first, width - first, last - first, out.values + (row * out.depth + first) * bytes);
         return;
     }
     const int64_t spans = out.depth / SCALE_COLUMNS, groups = out.depth / group;
     for (int64_t k = first; k < last; k += SCALE_COLUMNS) {
-        quantize_span(x + k, width - k, group, reinterpret_cast<int8_t*>(out.values) + row * out.depth + k,
+        quantize_span(x + k, width - k, group, rows == BLOCK_ROWS,
+                      reinterpret_cast<int8_t*>(out.values) + row * out.depth + k,
                       out.scales + row * spans + k / SCALE_COLUMNS, out.negated_sums + row * groups + k / group);
     }
     if (out.tiles) copy_to_tiles(out.values + row * out.depth, row, out.depth, first, last, out.tiles);

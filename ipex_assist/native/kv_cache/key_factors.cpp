@@ -96,7 +96,8 @@ std::vector<float> layer_factors(const PackedModel& model, size_t index, const L
 
 std::vector<std::vector<float>> key_factors(const PackedModel& model) {
     if (!model.ready()) refuse("keys of int8 for a model without weights");
-    const int64_t depth = model.layers[0].qkv.depth;  // which is the widest
+    int64_t depth = 0;
+    for (const PackedLayer& layer : model.layers) depth = std::max(depth, layer.qkv.depth);
     const Memory values(size_t(2 * ROWS * depth * 4)), scales(size_t(2 * ROWS * depth / 32 * 4)), sums(scales.size());
     const LinearRows in{values.data(), scales.as<float>(), sums.as<int32_t>(), depth};
     std::vector<std::vector<float>> factors;

@@ -17,12 +17,16 @@ constexpr int64_t LATE_PANELS = 4;         // that are at least multiplied while
 LinearRows window_inputs(const Pass& pass, int thread, const Linear& linear, LinearRows in, int64_t first,
                          int64_t rows) {
     in = rows_from(linear, pass.kernels, in, first);
-    if (row_type(linear.precision) != INT8_ROWS || sums_of_span(linear) == 1) return in;
+    const RowType type = row_type(linear.precision);
+    if ((type != INT8_ROWS && type != BLOCK_ROWS) || sums_of_span(linear) == 1) return in;
     const int64_t spans = in.depth / SCALE_COLUMNS, groups = sums_of_span(linear);
     int32_t* sums = pass.activations.own(thread).window_sums.data;
     for (int64_t i = 0; i < rows * spans; i++) {
         sums[i] = 0;
-        for (int64_t g = 0; g < groups; g++) sums[i] += in.negated_sums[i * groups + g];
+        for (int64_t g = 0; g < groups; g++) {
+            const int32_t sum = in.negated_sums[i * groups + g];
+            sums[i] += type == BLOCK_ROWS ? int16_t(sum) + (sum >> 16) : sum;
+        }
     }
     in.negated_sums = sums;
     return in;

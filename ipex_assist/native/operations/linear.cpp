@@ -15,9 +15,9 @@ constexpr int64_t PREFETCHED = 4096;  // bytes of the next weights
 void prefetch(const Pass& pass, int thread, const Linear& next) {
     const auto [first, last] = slice(pass, next, thread);
     if (!pass.plan().decode || first == last) return;
-    const int64_t each = panel_bytes(next.precision, next.group, next.depth);
+    const int64_t bytes = panel_offset(next, last) - panel_offset(next, first);
     const uint8_t* start = weights_of(next, first);
-    for (int64_t i = 0; i < std::min(PREFETCHED, (last - first) * each); i += 64) {
+    for (int64_t i = 0; i < std::min(PREFETCHED, bytes); i += 64) {
         _mm_prefetch(reinterpret_cast<const char*>(start + i), _MM_HINT_T1);
     }
 }

@@ -48,7 +48,9 @@ void list_mlp(const PackedLayer& layer, LayerStep& step) {
     add(step.attend_operations, {ROUTE, FILL_SLOTS, UP_EXPERTS, PREPARE_SLOTS, DOWN_EXPERTS, ADD_EXPERTS});
 }
 
-bool same_kind(const MlpSpec& a, const MlpSpec& b) {
+bool same_kind(const PackedLayer& one, const PackedLayer& other) {
+    const MlpSpec &a = one.mlp, &b = other.mlp;
+    if (row_type(one.down.precision) != row_type(other.down.precision)) return false;
     return a.intermediate_size == b.intermediate_size && a.experts == b.experts && a.shared_size == b.shared_size &&
            a.scales_inputs == b.scales_inputs && a.experts_per_token == b.experts_per_token &&
            a.precision == b.precision;
@@ -70,7 +72,7 @@ Program::Program(const PackedModel& model_) : model(model_) {
         if (model.spec.per_layer_size) add(step.attend_operations, {PREPARE_PER_LAYER, PER_LAYER});
         if (layer.is_recurrent() || !layer.attention.shares_kv) last_filled = int32_t(i);
         layers.push_back(step);
-        const auto alike = [&](int32_t other) { return same_kind(model.layers[size_t(other)].mlp, layer.mlp); };
+        const auto alike = [&](int32_t other) { return same_kind(model.layers[size_t(other)], layer); };
         if (layer.has_mlp() && std::none_of(mlp_kinds.begin(), mlp_kinds.end(), alike)) mlp_kinds.push_back(int32_t(i));
         shape.recurrent |= layer.is_recurrent();
         if (layer.is_recurrent()) {

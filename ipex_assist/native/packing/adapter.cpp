@@ -17,7 +17,8 @@ Precision a_precision(Precision of) {
     switch (row_type(of)) {
         case FP32_ROWS: return FP32;
         case BF16_ROWS: return BF16;
-        case INT8_ROWS: return INT8;
+        case INT8_ROWS:
+        case BLOCK_ROWS: return INT8;
     }
     __builtin_unreachable();
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "formats/blocks/place.h"
 #include "refuse.h"
 #include "memory/round_up.h"
 
@@ -101,15 +102,15 @@ void ImageLayout::end_piece() {
 
 // Each node's threads' panels of a linear, after those of the linears before.
 void ImageLayout::place_on_nodes(Linear& linear) {
-    const int64_t each = panel_bytes(linear.precision, linear.group, linear.depth);
     const auto pointer = [](uintptr_t address) { return reinterpret_cast<uint8_t*>(address); };
     take(0, WEIGHTS_ALIGNMENT);
     end_piece();
     std::vector<NodePanels> parts;
     for (size_t node = 0; node < node_at_.size(); node++) {
         const int64_t first = slice(linear, node_threads_[node], node_threads_.back()).first;
-        const int64_t bytes = (slice(linear, node_threads_[node + 1], node_threads_.back()).first - first) * each;
-        parts.push_back({first, pointer(node_at_[node] - uintptr_t(first * each))});
+        const int64_t end = slice(linear, node_threads_[node + 1], node_threads_.back()).first;
+        const int64_t before = panel_offset(linear, first), bytes = panel_offset(linear, end) - before;
+        parts.push_back({first, pointer(node_at_[node] - uintptr_t(before))});
         if (bytes) pieces_.push_back({bytes_, bytes, pointer(node_at_[node]), int(node)});
         node_at_[node] += uintptr_t(bytes), bytes_ += bytes, elsewhere_ += bytes;
     }
@@ -119,27 +120,65 @@ void ImageLayout::place_on_nodes(Linear& linear) {
     linear.weights = linear.nodes->weights;
 }
 
-void ImageLayout::linear(Linear& to, const LinearShape& shape, std::initializer_list<LinearPart>) {
-    const Precision precision = shape.precision;
+bool ImageLayout::enter(const char* place, int32_t number) {
+    const std::string before = places_.empty() ? "" : places_.back();
+    places_.push_back(before + place + (number < 0 ? "." : "." + std::to_string(number) + "."));
+    return true;
+}
+
+// The format that each part's name has, or the usual one; this one for all parts where they take different rows.
+void ImageLayout::choose_formats(Linear& to, const LinearShape& shape, std::initializer_list<LinearPart> parts) {
+    auto list = std::make_unique<PanelList>();
+    const auto chosen = [&](const LinearPart& part) {
+        if (!part.name) return shape.precision;
+        const std::string before = places_.empty() ? "" : places_.back();
+        return weights_->format_of(before + part.name, shape.precision);
+    };
+    to.precision = parts.size() ? chosen(*parts.begin()) : shape.precision;
+    const auto differs = [&](const LinearPart& part) {
+        return part.name && row_type(chosen(part)) != row_type(to.precision);
+    };
+    const bool usual = std::any_of(parts.begin(), parts.end(), differs);
+    if (usual) to.precision = shape.precision;
+    list->formats.assign(size_t(to.panels), to.precision);
+    for (const LinearPart& part : parts) {
+        if (!part.name) continue;
+        const Precision format = usual ? shape.precision : chosen(part);
+        if (is_blocks(format) && !file_row_bytes(format, shape.width))
+            refuse("%s of %lld columns in blocks that do not divide them", part.name, (long long)shape.width);
+        for (int64_t i = 0; i * LANES < part.columns; i++) list->formats[size_t(part.first + i * part.step)] = format;
+    }
+    to.group = group_of(to.precision, weights_->spec.group);
+    to.depth = padded_depth(to.precision, shape.width);
+    const auto other = [&](Precision format) { return format != to.precision; };
+    if (std::none_of(list->formats.begin(), list->formats.end(), other)) return;
+    list->offsets.push_back(0);
+    for (const Precision format : list->formats)
+        list->offsets.push_back(list->offsets.back() + panel_bytes(format, to.group, to.depth));
+    list->panels = {list->formats.data(), list->offsets.data()};
+    to.mixed = &list->panels;
+    mixed_.push_back(std::move(list));
+}
+
+void ImageLayout::linear(Linear& to, const LinearShape& shape, std::initializer_list<LinearPart> parts) {
     to = Linear{};
     to.granularity = shape.granularity;
-    to.precision = precision;
-    to.group = group_of(precision, spec_->group);
-    to.depth = padded_depth(precision, shape.width);
     to.panels = shape.columns / LANES;
+    choose_formats(to, shape, parts);
     if (shape.bias) to.bias = floats(shape.columns);
-    if (has_column_scales(precision)) to.scales = floats(shape.columns);
-    if (spec_->ordered) to.order = reinterpret_cast<const int32_t*>(take(to.depth * 4, 64));
+    if (has_column_scales(to.precision)) to.scales = floats(shape.columns);
+    if (weights_->spec.ordered) to.order = reinterpret_cast<const int32_t*>(take(to.depth * 4, 64));
     if (divided()) return place_on_nodes(to);
-    to.weights = take(to.panels * panel_bytes(precision, to.group, to.depth), WEIGHTS_ALIGNMENT);
+    to.weights = take(panel_offset(to, to.panels), WEIGHTS_ALIGNMENT);
 }
 
 void ImageLayout::table(const uint8_t*& to, const char*, int64_t rows, int64_t columns) {
-    to = take(rows * columns * (spec_->precision == FP32 ? 4 : 2), 4096);
+    to = take(rows * columns * (weights_->spec.precision == FP32 ? 4 : 2), 4096);
 }
 
 void ImageLayout::place(ModelWeights& w, uint8_t* start) {
-    spec_ = &w.spec;
+    weights_ = &w;
+    mixed_.clear();
     bytes_ = elsewhere_ = 0;
     base_ = reinterpret_cast<uintptr_t>(start);
     node_at_ = node_offsets_;

@@ -5,6 +5,8 @@
 // everything else lies before them, in the order of the image.
 #pragma once
 #include <cstdint>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "packing/weight_list.h"
@@ -41,7 +43,17 @@ public:
     const std::vector<Piece>& pieces() const { return pieces_; }  // all of the image, in its order
 
 private:
+    // The formats of a linear's panels and where they begin.
+    struct PanelList {
+        std::vector<Precision> formats;
+        std::vector<int64_t> offsets;
+        MixedPanels panels;
+    };
+
     const uint8_t* take(int64_t bytes, int64_t alignment);
+    bool enter(const char* place, int32_t number) override;
+    void leave() override { places_.pop_back(); }
+    void choose_formats(Linear& to, const LinearShape& shape, std::initializer_list<LinearPart> parts);
     void end_piece();
     void place_on_nodes(Linear& linear);
     const float* floats(int64_t size) { return reinterpret_cast<const float*>(take(size * 4, 64)); }
@@ -49,7 +61,9 @@ private:
     void vector(const float*& to, const VectorShape& shape, bool /*bias*/) override { to = floats(shape.size); }
     void table(const uint8_t*& to, const char* name, int64_t rows, int64_t columns) override;
 
-    const ModelSpec* spec_ = nullptr;      // of the model that is laid out
+    const ModelWeights* weights_ = nullptr;  // that are laid out
+    std::vector<std::string> places_;        // that were entered, each the whole beginning of names
+    std::vector<std::unique_ptr<PanelList>> mixed_;
     int64_t bytes_ = 0, elsewhere_ = 0;    // and of these, panels on nodes
     uintptr_t base_ = 0;                   // of the image while it is laid out
     std::vector<int> node_threads_;        // each node's first thread, and the number of threads; empty: one node

@@ -10,12 +10,14 @@
 #include <string>
 #include <utility>
 
+#include "formats/blocks/place.h"
 #include "packing/checks.h"
 
 namespace ipex_assist {
 
-PackedModel::PackedModel(const ModelSpec& given, const LayerSpec* layers_, const KernelTable* kernels_)
-    : ModelWeights(checked(given, layers_), layers_),
+PackedModel::PackedModel(const ModelSpec& given, const LayerSpec* layers_, const KernelTable* kernels_,
+                         WeightFormats formats_)
+    : ModelWeights(checked(given, layers_), layers_, std::move(formats_)),
       kernels(kernels_) {
     for (PackedLayer& each : layers) {
         AttentionSpec& a = each.attention;
@@ -201,6 +203,8 @@ bool PackedModel::pack_rows(Pool& pool, std::string_view name, int64_t first, co
 
 // Rows from `first` on of a matrix. False where NaN or infinity is among the values.
 bool PackedModel::pack_matrix(Pool& pool, const Weight& weight, int64_t first, const StoredMatrix& matrix) {
+    const Linear* linear = weight.part.linear;
+    if (linear && is_blocks(linear->precision)) refuse("a matrix in floats where blocks of a file are expected");
     bool numbers = true;
     if (weight.table && !skips_table(weight)) numbers = pack_table(*this, pool, matrix, weight.table, first);
     const PackTarget& part = weight.part;
@@ -294,6 +298,13 @@ void PackedModel::embed(int32_t token, float* out) const {
         const int64_t bytes = spec.precision == FP32 ? 4 : 2;
         kernels->widen(spec.precision == FP32 ? SOURCE_F32 : SOURCE_BF16,
                        table + int64_t(token) * spec.embedding_size * bytes, spec.embedding_size, out);
+        return;
+    }
+    if (const Linear& from = table_is_linear() ? table_linear : head; is_blocks(from.precision)) {
+        std::vector<float> values(size_t(from.depth));
+        each_part(from, token / LANES, token / LANES + 1,
+                  [&](const Linear& part, int64_t, int64_t) { kernels->look_up(part, token, values.data()); });
+        std::copy_n(values.data(), spec.embedding_size, out);
         return;
     }
     // The head's column of this token: 4 bytes in each line of its panel.

@@ -20,10 +20,17 @@ struct NotFinite : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
+// A matrix that lies in an open file, from byte offsets[i] on row i, in blocks.
+struct BlockMatrix {
+    int file;
+    const int64_t* offsets;  // (rows)
+    int64_t rows, columns;
+};
+
 class PackedModel : public ModelWeights {
 public:
     // layers: (spec.layers). Throws std::invalid_argument for specs that no model can have.
-    PackedModel(const ModelSpec& spec, const LayerSpec* layers, const KernelTable* kernels);
+    PackedModel(const ModelSpec& spec, const LayerSpec* layers, const KernelTable* kernels, WeightFormats formats = {});
 
     // Bytes of the image; it is the same on every machine and for any number of threads.
     int64_t image_bytes() const { return layout_.bytes(); }
@@ -67,6 +74,9 @@ public:
     // column, or fp8 with one for each span of 128 input columns (formats/*/stored.h). False where there is no such
     // weight, or where within 16 columns of fp8 scales vary both by span and by column; NotFinite as above.
     bool pack_stored(Pool& pool, std::string_view name, const StoredNumbers& matrix);
+    // Packs a matrix of rows in blocks, in the format that the weight has. False where there is no such weight in blocks;
+    // NotFinite where a scale is NaN or infinite.
+    bool pack_blocks(Pool& pool, std::string_view name, const BlockMatrix& matrix);
     // The order of a linear's input columns (width), in which matrices are packed into it. False where it has none.
     bool set_order(std::string_view name, const int32_t* order, int64_t width);
 

@@ -145,6 +145,11 @@ void list_outside(WeightList& list, ModelWeights& w) {
     }
     if (spec.positions) list.vector(w.positions, {"embed_positions", int64_t(spec.positions) * hidden});
     if (own) list.table(w.per_layer_table, "per_layer_embed", spec.vocab_size, own);
+    if (w.table_is_linear()) {
+        list.linear(w.table_linear, {packed(spec.vocab_size), embedding, false, spec.precision},
+                    {{"embed_tokens", 0, spec.vocab_size}});
+        return;
+    }
     // The last, as a model that shares another one's gives its memory back.
     if (!w.head_is_table() && !spec.draft_head.shared_embedding)
         list.table(w.table, "embed_tokens", spec.vocab_size, embedding);

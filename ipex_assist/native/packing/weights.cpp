@@ -127,7 +127,9 @@ Visitor& visit(Visitor&& visitor, const ModelWeights& weights) {
 
 }  // namespace
 
-ModelWeights::ModelWeights(const ModelSpec& spec_, const LayerSpec* specs) : spec(spec_) {
+ModelWeights::ModelWeights(const ModelSpec& spec_, const LayerSpec* specs, WeightFormats formats_)
+    : spec(spec_),
+      formats(std::move(formats_)) {
     layers.resize(size_t(spec.layers));  // whose norms and linears are pointed to
     for (size_t i = 0; i < layers.size(); i++) {
         static_cast<LayerSpec&>(layers[i]) = specs[i];

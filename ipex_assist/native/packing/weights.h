@@ -2,6 +2,7 @@
 #pragma once
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -168,13 +169,21 @@ struct Weight {
     }
 };
 
+// The format of a linear's part, or of the table of embeddings, that is none of ModelSpec's and MlpSpec's.
+using WeightFormats = std::unordered_map<std::string, Precision>;
+
 // All weights of a model, as ImageLayout places them. Their names are those of ipex_assist/models/weights.py, such as
 // "layers.3.q_proj.weight", "layers.3.experts.7.up_proj.bias" and "lm_head.weight".
 struct ModelWeights {
-    ModelWeights(const ModelSpec& spec, const LayerSpec* layers);
+    ModelWeights(const ModelSpec& spec, const LayerSpec* layers, WeightFormats formats = {});
 
-    // Whether the head serves as the table of embeddings.
-    bool head_is_table() const { return spec.tied_head && is_looked_up(spec.precision); }
+    Precision format_of(const std::string& name, Precision usual) const {
+        const auto found = formats.find(name);
+        return found == formats.end() ? usual : found->second;
+    }
+    // Whether the head serves as the table of embeddings; and whether a linear does that has no other use.
+    bool head_is_table() const { return spec.tied_head && is_looked_up(format_of("embed_tokens", spec.precision)); }
+    bool table_is_linear() const { return !spec.tied_head && formats.count("embed_tokens"); }
     Weight find(std::string_view name) const;
     std::unordered_set<std::string> names() const;  // of all weights
     std::vector<const Linear*> linears() const;
@@ -183,7 +192,9 @@ struct ModelWeights {
     const Linear& lm_head() const { return target_head ? *target_head : head; }
 
     const ModelSpec spec;
+    const WeightFormats formats;  // by name, as "layers.3.q_proj"
     std::vector<PackedLayer> layers;
+    Linear table_linear{};  // of token embeddings, where table_is_linear
     Linear head{}, project_in{}, project_out{};
     const Linear* target_head = nullptr;  // of a draft head that has none of its own
     Norm final_norm, embedding_norm;
@@ -230,27 +241,51 @@ inline std::pair<int64_t, int64_t> slice(const Linear& linear, int thread, int t
             share(pieces, thread + 1, threads) * linear.granularity};
 }
 
+inline Precision panel_format(const Linear& linear, int64_t panel) {
+    return linear.mixed ? linear.mixed->formats[panel] : linear.precision;
+}
+
+// Bytes of the panels before one.
+inline int64_t panel_offset(const Linear& linear, int64_t panel) {
+    if (linear.mixed) return linear.mixed->offsets[panel];
+    return panel * panel_bytes(linear.precision, linear.group, linear.depth);
+}
+
 // Where a panel of a linear lies.
 inline const uint8_t* weights_of(const Linear& linear, int64_t panel) {
     const NodePanels* node = linear.nodes;
     while (node && node[1].first <= panel) node++;
-    return (node ? node->weights : linear.weights) + panel * panel_bytes(linear.precision, linear.group, linear.depth);
+    return (node ? node->weights : linear.weights) + panel_offset(linear, panel);
 }
 
-// f(part, from, end) for panels first <= b < last of a linear: for those of each memory node, as `part` has them.
+// f(part, from, end) for panels first <= b < last of a linear that lie side by side: for those of each format.
 template <class F>
-void each_part(const Linear& linear, int64_t first, int64_t last, F&& f) {
-    if (!linear.nodes) {
+void each_format(const Linear& linear, int64_t first, int64_t last, F&& f) {
+    if (!linear.mixed) {
         if (first < last) f(linear, first, last);
         return;
     }
+    Linear part = linear;
+    part.mixed = nullptr;
+    for (int64_t from = first, end = first; from < last; from = end) {
+        part.precision = panel_format(linear, from);
+        while (end < last && panel_format(linear, end) == part.precision) end++;
+        part.weights = linear.weights + panel_offset(linear, from) - panel_offset(part, from);
+        f(part, from, end);
+    }
+}
+
+// Likewise wherever they lie: for those of each memory node and format.
+template <class F>
+void each_part(const Linear& linear, int64_t first, int64_t last, F&& f) {
+    if (!linear.nodes) return each_format(linear, first, last, f);
     Linear part = linear;
     part.nodes = nullptr;
     for (const NodePanels* node = linear.nodes; node->first < last; node++) {
         const int64_t from = first > node->first ? first : node->first,
                       end = last < node[1].first ? last : node[1].first;
         part.weights = node->weights;
-        if (from < end) f(part, from, end);
+        if (from < end) each_format(part, from, end, f);
     }
 }
 

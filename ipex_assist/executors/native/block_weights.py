@@ -1,0 +1,81 @@
+"""Packs what a GGUF file has in blocks as it is: the core's threads read the rows that they pack from the file."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING
+
+from ipex_assist.checkpoints.short_name import short_name
+from ipex_assist.deferred_imports import one_torch_thread
+from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.executors.native.float_weights import pack_floats
+from ipex_assist.executors.tensor_stream import packing_phase
+from ipex_assist.models.weights import NotFiniteError, resolve
+from ipex_assist.native.model import PackedModel
+
+if TYPE_CHECKING:
+    from ipex_assist.checkpoints.gguf import GgufCheckpoint
+    from ipex_assist.checkpoints.gguf_blocks import RowsInFile
+    from ipex_assist.models import Source
+    from ipex_assist.models.spec import DecoderSpec
+    from ipex_assist.native.library import Pool
+
+log = logging.getLogger("ipex_assist")
+
+
+class BlockModel:
+    """A model of the core with the formats of a file, and where the rows lie that it keeps as they are."""
+
+    def __init__(self, checkpoint: GgufCheckpoint, spec: DecoderSpec, sources: dict[str, Source], pool: Pool) -> None:
+        self._checkpoint, self._sources = checkpoint, sources
+        with one_torch_thread():
+            formats = checkpoint.block_formats(spec, sources)
+            found = {ours: checkpoint.block_rows(spec, ours, sources[ours]) for ours in formats}
+        formats = {ours: formats[ours] for ours, rows in found.items() if rows is not None}
+        self.model = PackedModel(spec, "stored", pool, formats=formats)
+        # Parts of one linear take the same rows, so that one in floats makes all of them bf16.
+        kept = {ours for ours, number in formats.items() if self.model.format_of(ours) == number}
+        self._rows: dict[str, RowsInFile] = {
+            ours: rows for ours, rows in found.items() if rows is not None and ours in kept
+        }
+        if rounded := len(found) - len(self._rows):
+            log.warning(
+                "%s: %d matrices become bf16 here: they are not multiplied row by row as the file has them, or with "
+                "others that are in floats; the first is %s",
+                *(short_name(checkpoint.source), rounded, next(ours for ours in found if ours not in self._rows)),
+            )
+
+    def pack(self) -> None:
+        """Fill the model's image. Raises NotFiniteError for a weight or scale that is NaN or infinite."""
+        model, names = self.model, {ours: name for name, each in self._wanted().items() for ours in each}
+        model.allocate()
+        files: dict[str, int] = {}
+        try:
+            with packing_phase(self._checkpoint, {names[ours] for ours in self._rows}, model.precision) as packed:
+                for ours, rows in self._rows.items():
+                    path = str(rows.path)
+                    if path not in files:
+                        files[path] = _opened(path)
+                    try:
+                        model.pack_blocks(ours, files[path], rows.offsets, rows.columns)
+                    except NotFiniteError as error:
+                        raise NotFiniteError(names[ours], error.where) from None
+                    packed(names[ours])
+        finally:
+            for file in files.values():
+                os.close(file)
+        rest = {ours: source for ours, source in self._sources.items() if ours not in self._rows}
+        pack_floats(model, self._checkpoint, rest, allocated=True)
+
+    def _wanted(self) -> dict[str, list[str]]:
+        return resolve(self._sources, self._checkpoint.names())
+
+
+def _opened(path: str) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise IpexAssistError(
+            f"{path} cannot be read: {error.strerror}. Was it replaced meanwhile? Try again"
+        ) from None

@@ -1,0 +1,3 @@
+// Block formats for one instruction set.
+#pragma once
+#include "formats/blocks/linear.h"

@@ -1,0 +1,183 @@
+"""GGUF's block formats by their definition, in NumPy: a file's numbers, random blocks, and what a linear computes."""
+
+from __future__ import annotations
+
+import zlib
+from typing import NamedTuple
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType as Type
+from gguf.quants import quantize
+from numpy.typing import NDArray
+
+# The formats, and where in a block its fp16 scale and that of its minima lie.
+SCALES: dict[Type, tuple[int, ...]] = {
+    **{Type.Q4_0: (0,), Type.Q4_1: (0, 2), Type.Q5_0: (0,), Type.Q5_1: (0, 2), Type.Q8_0: (0,), Type.IQ4_NL: (0,)},
+    **{Type.Q2_K: (80, 82), Type.Q3_K: (108,), Type.Q4_K: (0, 2), Type.Q5_K: (0, 2), Type.Q6_K: (208,)},
+    Type.IQ4_XS: (0,),
+}
+KINDS = list(SCALES)
+SUPER = [kind for kind in KINDS if gguf.GGML_QUANT_SIZES[kind][0] == 256]
+_IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
+_EACH_TWO_BITS = 2 * np.arange(4)[:, None]
+
+Whole = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+
+class Numbers(NamedTuple):
+    """A matrix as stored: scale · factor · code, and minima that are subtracted, or added where they are no whole ones.
+
+    scales, minima: (rows, blocks); codes, factors, whole_minima: (rows, columns).
+    """
+
+    scales: Floats
+    codes: Whole
+    factors: Whole | None = None
+    minima: Floats | None = None
+    whole_minima: Whole | None = None
+
+
+def numbers(kind: Type, raw: NDArray[np.uint8]) -> Numbers:
+    """The numbers of rows in blocks (rows, bytes)."""
+    columns, size = gguf.GGML_QUANT_SIZES[kind]
+    blocks = raw.reshape(len(raw), -1, size)
+    d, *m = (np.ascontiguousarray(blocks[..., at : at + 2]).view(np.float16)[..., 0] for at in SCALES[kind])
+    scales, minima = d.astype(np.float32), m[0].astype(np.float32) if m else None
+    parts = (_superblocks if columns == 256 else _blocks)(kind, blocks.astype(np.int64))
+    codes, factors, whole = (None if each is None else _spread(each, columns) for each in parts)
+    assert codes is not None
+    return Numbers(scales, codes, factors, minima, whole)
+
+
+def floats(kind: Type, raw: NDArray[np.uint8]) -> Floats:
+    """The matrix in fp32."""
+    stored, columns = numbers(kind, raw), gguf.GGML_QUANT_SIZES[kind][0]
+    found = np.repeat(stored.scales, columns, 1)
+    if stored.factors is not None:
+        found = found * stored.factors.astype(np.float32)
+    found = found * stored.codes.astype(np.float32)
+    if stored.minima is None:
+        return found
+    minima = np.repeat(stored.minima, columns, 1)
+    return found + minima if stored.whole_minima is None else found - minima * stored.whole_minima.astype(np.float32)
+
+
+def linear(kind: Type, raw: NDArray[np.uint8], x: Floats) -> Floats:
+    """x (rows, columns) in int8 times the matrix, in the order of native/formats/blocks/linear.h.
+
+    A multiply-add is made of two operations in fp64, the first of which is exact.
+    """
+    stored, columns = numbers(kind, raw), gguf.GGML_QUANT_SIZES[kind][0]
+    values, row_scales = quantized_rows(x)
+    total = np.zeros((len(x), len(raw)), np.float32)
+    step = min(columns, 128)
+    for k in range(0, x.shape[1], step):
+        part, scale, block = slice(k, k + step), row_scales[:, k // 128, None], k // columns
+        if stored.minima is not None:
+            each = values[:, part].sum(1)[:, None]
+            if stored.whole_minima is not None:
+                each = -(values[:, part] @ stored.whole_minima[:, part].T)
+            total = _add(total, each, stored.minima[:, block] * scale)
+        weights = stored.codes[:, part] if stored.factors is None else (stored.codes * stored.factors)[:, part]
+        total = _add(total, values[:, part] @ weights.T, stored.scales[:, block] * scale)
+    return total
+
+
+def quantized_rows(x: Floats) -> tuple[Whole, Floats]:
+    """Rows as whole numbers from -127 to 127, and a scale for each 128 columns."""
+    spans = np.pad(x, ((0, 0), (0, -x.shape[1] % 128))).reshape(len(x), -1, 128)
+    most = np.abs(spans).max(2)
+    factor = np.divide(np.float32(127), most, out=np.zeros_like(most), where=most > 0)
+    values = np.rint(spans * factor[..., None]).astype(np.int64).reshape(len(x), -1)
+    return values[:, : x.shape[1]], most / np.float32(127)
+
+
+def blocks_of(values: Floats, kind: Type) -> NDArray[np.uint8]:
+    """Rows in blocks; of types that the gguf package cannot write random ones of about the same size."""
+    if kind not in SUPER and kind != Type.IQ4_NL:
+        return np.asarray(quantize(values, kind))
+    columns, size = gguf.GGML_QUANT_SIZES[kind]
+    rows = []
+    for row in np.atleast_2d(values):
+        rng = np.random.default_rng(zlib.crc32(row.tobytes()))
+        blocks = rng.integers(0, 256, (len(row) // columns, size), dtype=np.uint8)
+        set_scales(kind, blocks, [1.0] * len(SCALES[kind]))
+        plain = floats(kind, blocks.reshape(1, -1))
+        size_of = float(row.std() / (plain.std() or 1))
+        set_scales(kind, blocks, [size_of, size_of * 2][: len(SCALES[kind])])
+        rows.append(blocks.reshape(-1))
+    return np.stack(rows)
+
+
+def set_scales(kind: Type, blocks: NDArray[np.uint8], scales: list[float]) -> None:
+    """Give all blocks (…, bytes) these scales of codes and of minima."""
+    for at, scale in zip(SCALES[kind], scales, strict=True):
+        blocks[..., at : at + 2] = np.array([scale], np.float16).view(np.uint8)
+
+
+def random_blocks(kind: Type, rows: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
+    """Blocks with any bits and scales of any size, zero among them: (rows, bytes)."""
+    columns, size = gguf.GGML_QUANT_SIZES[kind]
+    rng = np.random.default_rng(seed)
+    raw = rng.integers(0, 256, (rows, width // columns, size), dtype=np.uint8)
+    for at in SCALES[kind]:
+        scales = rng.standard_normal(raw.shape[:2]) * rng.choice([0, 1e-6, 1e-3, 1, 300], raw.shape[:2])
+        raw[..., at : at + 2] = scales.astype(np.float16)[..., None].view(np.uint8)
+    return raw.reshape(rows, -1)
+
+
+def _add(total: Floats, whole: Whole, factor: Floats) -> Floats:
+    return (whole.astype(np.float32).astype(np.float64) * factor + total).astype(np.float32)
+
+
+def _spread(each: Whole, columns: int) -> Whole:
+    """Numbers of groups (rows, blocks, groups) as those of columns (rows, columns)."""
+    return np.repeat(each, columns // each.shape[2], 2).reshape(len(each), -1)
+
+
+def _nibbles(codes: Whole) -> Whole:
+    """Lower nibbles of each 16 bytes, then the upper ones."""
+    return np.concatenate((codes & 15, codes >> 4), -1)
+
+
+def _blocks(kind: Type, b: Whole) -> tuple[Whole, None, None]:
+    if kind == Type.Q8_0:
+        return (b[..., 2:] + 128) % 256 - 128, None, None
+    codes = _nibbles(b[..., -16:])
+    if kind == Type.IQ4_NL:
+        return _IQ4[codes], None, None
+    if kind in (Type.Q5_0, Type.Q5_1):
+        bits = b[..., -20:-16, None] >> np.arange(8) & 1
+        codes = codes + 16 * bits.reshape(codes.shape)
+    return codes - {Type.Q4_0: 8, Type.Q5_0: 16}.get(kind, 0), None, None
+
+
+def _superblocks(kind: Type, b: Whole) -> tuple[Whole, Whole, Whole | None]:
+    shape = (*b.shape[:2], 256)
+    if kind == Type.Q6_K:
+        low = b[..., :128].reshape(*b.shape[:2], 2, 2, 32)
+        low = np.stack((low & 15, low >> 4), 3).reshape(*b.shape[:2], 2, 4, 32)
+        high = b[..., 128:192].reshape(*b.shape[:2], 2, 1, 32) >> _EACH_TWO_BITS & 3
+        return (low + 16 * high - 32).reshape(shape), (b[..., 192:208] + 128) % 256 - 128, None
+    if kind in (Type.Q4_K, Type.Q5_K):
+        low = b[..., -128:].reshape(*b.shape[:2], 4, 1, 32) >> np.array([0, 4])[:, None] & 15
+        high = b[..., None, 16:48] >> np.arange(8)[:, None] & 1 if kind == Type.Q5_K else np.zeros(1, np.int64)
+        s = b[..., 4:16]
+        factors = np.concatenate((s[..., :4] & 63, s[..., 8:] & 15 | s[..., :4] >> 6 << 4), -1)
+        minima = np.concatenate((s[..., 4:8] & 63, s[..., 8:] >> 4 | s[..., 4:8] >> 6 << 4), -1)
+        return (low.reshape(*b.shape[:2], 8, 32) + 16 * high).reshape(shape), factors, minima
+    if kind == Type.IQ4_XS:
+        low = b[..., 4:8, None] >> np.array([0, 4]) & 15
+        high = (b[..., 2:3] | b[..., 3:4] << 8) >> 2 * np.arange(8) & 3
+        factors = (low.reshape(*b.shape[:2], 8) | high << 4) - 32
+        return _IQ4[_nibbles(b[..., 8:].reshape(*b.shape[:2], 8, 16))].reshape(shape), factors, None
+    first = {Type.Q2_K: 16, Type.Q3_K: 32}[kind]
+    codes = b[..., first : first + 64].reshape(*b.shape[:2], 2, 1, 32) >> _EACH_TWO_BITS & 3
+    if kind == Type.Q2_K:
+        return codes.reshape(shape), b[..., :16] & 15, b[..., :16] >> 4
+    high = b[..., None, :32] >> np.arange(8)[:, None] & 1
+    low = np.concatenate((b[..., 96:104] & 15, b[..., 96:104] >> 4), -1)
+    upper = (b[..., None, 104:108] >> _EACH_TWO_BITS & 3).reshape(low.shape)
+    return (codes.reshape(shape) + 4 * high.reshape(shape) - 4), (low | upper << 4) - 32, None
