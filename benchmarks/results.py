@@ -80,6 +80,7 @@ PAGES = {
         "How fast are mixtures, recurrent layers and latents?",
         {
             "mixture": "Mixtures of published shapes, random weights",
+            "mixture_prompts": "Prompts of 4,096 tokens: the first token by rows a pass",
             "recurrent": "A dense model with recurrent layers, random weights",
             "recurrent_mixture": "A mixture with recurrent layers, random weights: Granite 4 small",
             "shared_kv": "A dense model with shared keys and values, random weights: Gemma 4 E4B",
@@ -103,6 +104,7 @@ PAGES = {
         {
             "sockets": "One row on one and two big sockets",
             "prompt_sockets": "Prompts on one and two big sockets",
+            "prompt_shares": "What each thread of big machines gets of a prompt's pass",
             "multi_socket": "Several instances, measured here",
         },
     ),
@@ -117,6 +119,7 @@ PAGES = {
 }
 QUESTIONS = {question: title for _, questions in PAGES.values() for question, title in questions.items()}
 COUNTED = {
+    "prompt_shares": "Counted by the core's own partition, the same on every machine",
     "instructions": "Counted in the compiled core, the same on every machine",
     "barriers_published": "Counted by the core, in passes of the first layers",
     "suffixes": "Counted on recorded texts, the same on every machine",

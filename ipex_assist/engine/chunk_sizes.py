@@ -72,7 +72,7 @@ class ChunkSizes:
     def _efficient_s(self) -> float:
         """Seconds of the smallest chunk whose rows are nearly the fastest, as far as they were measured; or LEAST_S."""
         known = (size for size in sorted(self._row_s) if not self._is_slow(size))
-        return min((self._row_s[size] * (1 << size - 1) for size in known), default=LEAST_S)
+        return NEARLY * min((self._row_s[size] * (1 << size - 1) for size in known), default=LEAST_S)
 
     def seconds(self, decoding: int, company: bool = False) -> float | None:
         """Return the seconds of prompt rows in the next pass; 0 to time a pass without any, None if nobody waits.
@@ -86,7 +86,7 @@ class ChunkSizes:
                 return None
         elif plain is None or self._since_plain >= REMEMBERED:
             return 0.0
-        least = min(LEAST_S, self._efficient_s())
+        least = min(LEAST_S, plain + self._efficient_s())
         return max((self._limits.max_pass_s or max(PASSES * plain, least)) - plain, 1e-9)
 
     def rows_within(self, seconds: float, position: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ipex_assist.engine.chunk_sizes import ChunkSizes, EngineLimits
+from ipex_assist.engine.chunk_sizes import FEWEST_ROWS, ChunkSizes, EngineLimits
 
 pytestmark = pytest.mark.one_stack
 
@@ -74,3 +74,37 @@ def test_a_machine_that_became_slower_is_noticed() -> None:
         rows = rows_of(chunks)
         chunks.observe(rows, 4, 5 * (0.010 + rows * 0.001))
     assert 25 <= rows_of(chunks) <= 35 or chunks.seconds(4) == 0
+
+
+def test_a_chunk_that_nobody_measured_takes_no_longer_than_it_may() -> None:
+    """Rows of a mixture in passes of thousands: a chunk of 27 rows would fit by them, and reads nearly all experts."""
+
+    def seconds(rows: int) -> float:
+        return 0.8 * min(1.0, rows / 40) + 0.002 * rows
+
+    chunks = ChunkSizes(EngineLimits(), 4096)
+    assert chunks.rows_alone(0) == 4096
+    chunks.observe(4096, 0, seconds(4096), experts=128.0)
+    chunks.observe(0, 4, 0.020)
+    assert rows_of(chunks) < FEWEST_ROWS
+    chunks.observe(0, 4, 0.300)
+    for _ in range(30):
+        chunks.observe(0, 4, 0.300)
+        room = chunks.seconds(4)
+        assert room is not None
+        rows = max(FEWEST_ROWS, chunks.rows_within(room, 0))
+        assert seconds(rows) <= room
+        chunks.observe(rows, 4, 0.300 + seconds(rows), experts=100.0)
+    assert rows > 32, "what fits is found by larger and larger chunks"
+
+
+def test_streams_wait_for_no_longer_chunks_than_are_worth_it() -> None:
+    """A machine whose rows are as fast in chunks of 6 ms: 50 ms, which two cores need for as many, gain nothing."""
+    chunks = ChunkSizes(EngineLimits())
+    chunks.observe(0, 4, 0.002)
+    chunks.observe(500, 4, 0.002 + 500 * 0.0001)
+    for _ in range(20):
+        rows = rows_of(chunks)
+        chunks.observe(rows, 4, 0.002 + rows * (0.0001 if rows >= 64 else 0.0002))
+        chunks.observe(0, 4, 0.002)
+    assert 0.006 <= (chunks.seconds(4) or 0) <= 0.012
