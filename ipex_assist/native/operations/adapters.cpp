@@ -18,7 +18,7 @@ LinearRows window_inputs(const Pass& pass, int thread, const Linear& linear, Lin
                          int64_t rows) {
     in = rows_from(linear, pass.kernels, in, first);
     const RowType type = row_type(linear.precision);
-    if ((type != INT8_ROWS && type != BLOCK_ROWS) || sums_of_span(linear) == 1) return in;
+    if (!has_byte_rows(linear) || sums_of_span(linear) == 1) return in;
     const int64_t spans = in.depth / SCALE_COLUMNS, groups = sums_of_span(linear);
     int32_t* sums = pass.activations.own(thread).window_sums.data;
     for (int64_t i = 0; i < rows * spans; i++) {

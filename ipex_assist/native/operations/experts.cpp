@@ -155,21 +155,24 @@ void share_experts(const Pass& pass, const Sharers& sharers, Counted&& items, Co
         [&](int32_t i, int64_t first, int64_t end) { f(used[size_t(i)], first, end); });
 }
 
-// The rows of an expert in a buffer of slots, in which those of the first expert have `usual` columns.
-LinearRows slot_rows(const Pass& pass, const PreparedRows& slots, int32_t expert, const Linear& next, int64_t usual) {
+// The rows of an expert in a buffer of slots, in which those of the first expert have `usual` columns. Their bytes are
+// those of the layer's precision, as parts that are stored in blocks may differ in theirs.
+LinearRows slot_rows(const Pass& pass, const PackedLayer& layer, const PreparedRows& slots, int32_t expert,
+                     const Linear& next, int64_t usual) {
     const int64_t start = pass.routes.first[size_t(expert)] * padded_depth(next.precision, usual);
-    return {slots.values.data + start * value_bytes(next.precision, pass.kernels),
+    return {slots.values.data + start * value_bytes(layer.mlp.precision, pass.kernels),
             slots.scales.data + start / SCALE_COLUMNS, slots.negated_sums.data + start / 32, next.depth};
 }
 
 LinearRows up_rows(const Pass& pass, const PackedLayer& layer, int32_t expert, int node) {
     const Linear& up = layer.experts[size_t(expert)].up;
-    return slot_rows(pass, pass.activations.on(node).expert_inputs, expert, up, up.depth);
+    return slot_rows(pass, layer, pass.activations.on(node).expert_inputs, expert, up, up.depth);
 }
 
 LinearRows down_rows(const Pass& pass, const PackedLayer& layer, int32_t expert, int node) {
     const int64_t usual = layer.experts[0].down.depth;
-    return slot_rows(pass, pass.activations.on(node).down_inputs, expert, layer.experts[size_t(expert)].down, usual);
+    const Linear& down = layer.experts[size_t(expert)].down;
+    return slot_rows(pass, layer, pass.activations.on(node).down_inputs, expert, down, usual);
 }
 
 float* active_rows(const Pass& pass, const PackedLayer& layer, int32_t expert) {
@@ -250,7 +253,7 @@ void copy_row(const Pass& pass, const Linear& linear, const LinearRows& from, in
               int64_t row) {
     const int64_t bytes = linear.depth * value_bytes(linear.precision, pass.kernels);
     std::memcpy(to.values + row * bytes, from.values + from_row * bytes, size_t(bytes));
-    if (row_type(linear.precision) != INT8_ROWS) return;
+    if (!has_byte_rows(linear)) return;
     const int64_t spans = linear.depth / SCALE_COLUMNS, groups = linear.depth / linear.group;
     std::copy_n(from.scales + from_row * spans, spans, to.scales + row * spans);
     std::copy_n(from.negated_sums + from_row * groups, groups, to.negated_sums + row * groups);

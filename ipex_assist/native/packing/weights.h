@@ -221,13 +221,22 @@ inline int64_t value_bytes(Precision precision, const KernelTable& kernels) {
     return rows == BF16_ROWS ? kernels.bf16_row_bytes : row_type_bytes(rows);
 }
 
-// Sums that int8 rows of a linear have of each 128 columns.
+// Whether a linear's rows are bytes, with scales and sums, and how many sums of each 128 columns.
+inline bool has_byte_rows(const Linear& linear) {
+    switch (row_type(linear.precision)) {
+        case FP32_ROWS:
+        case BF16_ROWS: return false;
+        case INT8_ROWS:
+        case BLOCK_ROWS: return true;
+    }
+    __builtin_unreachable();
+}
 inline int64_t sums_of_span(const Linear& linear) { return SCALE_COLUMNS / linear.group; }
 
 // The rows of a linear's inputs from `first` on.
 inline LinearRows rows_from(const Linear& linear, const KernelTable& kernels, LinearRows in, int64_t first) {
     in.values += first * in.depth * value_bytes(linear.precision, kernels);
-    if (row_type(linear.precision) != INT8_ROWS) return in;
+    if (!has_byte_rows(linear)) return in;
     in.scales += first * (in.depth / SCALE_COLUMNS);
     in.negated_sums += first * (in.depth / SCALE_COLUMNS) * sums_of_span(linear);
     if (in.tiles) in.tiles += first * in.depth;
