@@ -70,9 +70,12 @@ class ChunkSizes:
         return self._row_s.get(size, 0.0) > NEARLY * min(self._row_s.values())
 
     def _efficient_s(self) -> float:
-        """Seconds of the smallest chunk whose rows are nearly the fastest, as far as they were measured; or LEAST_S."""
-        known = (size for size in sorted(self._row_s) if not self._is_slow(size))
-        return NEARLY * min((self._row_s[size] * (1 << size - 1) for size in known), default=LEAST_S)
+        """Seconds of the smallest chunk of nearly the fastest rows, or of a smaller one that was not measured."""
+        if not self._row_s:
+            return LEAST_S
+        size = min(size for size in self._row_s if not self._is_slow(size))
+        rows = 1 << size - 1
+        return self._row_s[size] * (NEARLY * rows if size - 1 in self._row_s else rows - 1)
 
     def seconds(self, decoding: int, company: bool = False) -> float | None:
         """Return the seconds of prompt rows in the next pass; 0 to time a pass without any, None if nobody waits.

@@ -85,11 +85,11 @@ def test_a_chunk_that_nobody_measured_takes_no_longer_than_it_may() -> None:
     chunks = ChunkSizes(EngineLimits(), 4096)
     assert chunks.rows_alone(0) == 4096
     chunks.observe(4096, 0, seconds(4096), experts=128.0)
-    chunks.observe(0, 4, 0.020)
+    chunks.observe(0, 4, 0.020, experts=8.0)
     assert rows_of(chunks) < FEWEST_ROWS
-    chunks.observe(0, 4, 0.300)
+    chunks.observe(0, 4, 0.300, experts=8.0)
     for _ in range(30):
-        chunks.observe(0, 4, 0.300)
+        chunks.observe(0, 4, 0.300, experts=8.0)
         room = chunks.seconds(4)
         assert room is not None
         rows = max(FEWEST_ROWS, chunks.rows_within(room, 0))
