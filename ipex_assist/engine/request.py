@@ -181,11 +181,6 @@ class Request:
         return None if self.draft is None else self.draft.find(TwoAssistants)
 
     @property
-    def drafted_by(self) -> str | None:
-        """Who made the last proposal; None where one source makes all of them."""
-        return None if self.draft is None else self.draft.drafted_by
-
-    @property
     def may_pause(self) -> bool:
         """Whether a pause of the planner means that it needs no draft of a model."""
         return self.draft is not None and self.draft.may_pause and self.planned is not None

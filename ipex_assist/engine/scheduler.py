@@ -351,7 +351,7 @@ class Scheduler:
                 self.drafts.observe(scheduled, accepted)
                 plain_s = self.drafts.plain_s(scheduled, len(new))
             took, by = (draft_s if drafted else 0.0, target_s, False, plain_s, choose_s), None
-            if drafted and (by := request.drafted_by) is not None:
+            if drafted and request.draft is not None and (by := request.draft.drafted_by) is not None:
                 self.stats.drafted_by[by] += drafted
                 self.stats.accepted_by[by] += accepted
             request.outbox.put(Round(new, drafted, accepted, *took, listed, drafted_by=by))
