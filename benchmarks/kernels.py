@@ -5,7 +5,7 @@
 Every layer has several copies of its weights, together over 1 GB, used in turn, so that each call reads them from
 memory. GB/s counts the weights as they are packed, with their scales. Contenders take turns; figures are medians.
 Shapes are input × output columns. Precisions are bf16, int8, fp8 (asked for) and int4, that in groups of 64 inputs or,
-as int4/128, of others.
+as int4/128, of others; and types of GGUF's blocks, such as Q4_K.
 
 "in cache" is what instructions alone take: of a layer of as many inputs and so few columns that its weights stay in the
 cores' second-level caches, less one of fewer still, which takes the same call; by column, times the columns. No kernel
@@ -15,23 +15,28 @@ can be faster than the longer of that and reading; "% of limit" is that longer o
 from __future__ import annotations
 
 import argparse
+import random
+import tempfile
 import time
+from array import array
 from collections.abc import Callable
 from typing import Any
 
 import measure
 import torch
+from gguf import GGMLQuantizationType
 
 from ipex_assist.executors.native.loading import planned_pool
 from ipex_assist.models.layers import uniform_decoder
 from ipex_assist.models.rope_spec import Rope
 from ipex_assist.native.library import instruction_set, read_bandwidth
 from ipex_assist.native.model import PackedModel
-from ipex_assist.quantization.precision import INT4_GROUP
+from ipex_assist.quantization.precision import BLOCK_FORMAT, BLOCK_TYPES, INT4_GROUP
 
 # 4096×4096 stands for the output projection, 4096×11008 and back for Llama-2-7B's MLP, 4096×16384 for OPT-6.7B's.
 SHAPES = ("4096x4096", "4096x11008", "11008x4096", "4096x16384", "16384x4096")
 PRECISIONS = ("bf16", "int8", "int4")
+BLOCKS = {GGMLQuantizationType(kind).name: kind for kind in BLOCK_TYPES}
 WORKING_SET = 1 << 30
 # Passes over more rows than this are long, and spread little.
 FEW = 64
@@ -62,13 +67,28 @@ def native(width: int, columns: int, precision: str, copies: int | None = None) 
         ropes=(Rope(),),
         gated=False,
     )
+    names = [f"layers.{copy}.up_proj.weight" for copy in range(copies)]
     name, group = split(precision)
+    if name in BLOCKS:
+        model = PackedModel(spec, "stored", planned_pool(), formats=dict.fromkeys(names, BLOCK_FORMAT + BLOCKS[name]))
+        pack_blocks(model, names, packed_bytes(width, 1, name), columns, width)
+        return lambda x: model.linears("up", x), copies, packed_bytes(width, columns, precision)
     model = PackedModel(spec, name, planned_pool(), group)
     model.allocate()
     weight = random_weight(columns, width)
-    for copy in range(copies):
-        model.pack(f"layers.{copy}.up_proj.weight", weight)
+    for each in names:
+        model.pack(each, weight)
     return lambda x: model.linears("up", x), copies, packed_bytes(width, columns, precision)
+
+
+def pack_blocks(model: PackedModel, names: list[str], row_bytes: int, columns: int, width: int) -> None:
+    """Fill the weights with blocks whose scales are numbers."""
+    model.allocate()
+    with tempfile.TemporaryFile() as file:
+        file.write(random.randbytes(row_bytes * columns).translate(bytes(i & 0x3B for i in range(256))))
+        file.flush()
+        for name in names:
+            model.pack_blocks(name, file.fileno(), array("q", range(0, row_bytes * columns, row_bytes)), width)
 
 
 def split(precision: str) -> tuple[str, int]:
@@ -104,6 +124,8 @@ def in_cache(width: int, columns: int, precision: str, all_rows: list[int], thre
 def packed_bytes(width: int, columns: int, precision: str) -> int:
     """Return the bytes of one matrix in our layout."""
     precision, group = split(precision)
+    if precision in BLOCKS:
+        return int(width * columns * BLOCK_TYPES[BLOCKS[precision]])
     each = {"bf16": 2.0, "int8": 1.0, "int4": 0.5 + 4 / group, "fp8": 1 + 4 / 2048}[precision]
     return int(width * columns * each) + (columns * 4 if precision in ("int8", "fp8") else 0)
 

@@ -108,6 +108,11 @@ class GgufCheckpoint(Checkpoint):
         """Our weights that the file has in blocks which the native core multiplies, and their formats there."""
         return gguf_blocks.block_formats(self._tensors, spec, sources)
 
+    def parts_of(self, source: Source) -> tuple[GgufTensor, ...]:
+        """The tensors that one of our weights is made of."""
+        found = (self._tensors[name] for name in (source.name, *source.alternatives) if name in self._tensors)
+        return next(found).parts
+
     def block_rows(self, spec: DecoderSpec, ours: str, source: Source) -> RowsInFile | None:
         """Where the rows of one of them lie, None where it is not made of whole rows of the file."""
         return gguf_blocks.block_rows(self._tensors, self.config, spec, ours, source)

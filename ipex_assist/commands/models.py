@@ -1,13 +1,19 @@
-"""`ipex-assist models`: the families that our own decoder runs. Never imports torch."""
+"""`ipex-assist models`: the families that our own decoder runs, or a GGUF file's formats. Never imports torch."""
 
 from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
 from typing import Any
 
+from ipex_assist.checkpoints.gguf import GgufCheckpoint
+from ipex_assist.checkpoints.open import open_checkpoint
+from ipex_assist.env.errors import UsageError
+from ipex_assist.env.memory import gib
 from ipex_assist.env.parser import ArgumentParser
 from ipex_assist.executors.registry import EXECUTORS
+from ipex_assist.executors.tensor_formats import tensor_formats
 from ipex_assist.models import ARCHITECTURES, Architecture
 from ipex_assist.speculative.sources.assistant_name import MTP
 from ipex_assist.speculative.sources.default_assistants import DEFAULT_ASSISTANTS, OWN_HEADS
@@ -58,11 +64,34 @@ def markdown() -> str:
     return "\n".join(rows) + "\n"
 
 
+def _print_formats(file: str, as_json: bool) -> int:
+    checkpoint = open_checkpoint(file, offline=True)
+    if not isinstance(checkpoint, GgufCheckpoint):
+        raise UsageError(f"{file} is no GGUF file: formats are listed of such")
+    if reason := checkpoint.why_not_ours():
+        raise UsageError(f"{file} is not of a family that our decoder runs: {reason}")
+    found = tensor_formats(checkpoint)
+    if as_json:
+        print(json.dumps([asdict(each) for each in found]))
+        return 0
+    from tabulate import tabulate
+
+    rows = [
+        (each.format, each.tensors, gib(each.bytes, 2), f"{8 * each.bytes / each.weights:.2f}", each.computed)
+        for each in found
+    ]
+    print(tabulate(rows, headers=("format", "tensors", "size", "bits", "computed"), tablefmt="plain"))
+    return 0
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all flags of `ipex-assist models`."""
     parser = ArgumentParser(
-        prog="ipex-assist models", description="List the families that our own decoder runs.", epilog=OTHERS
+        prog="ipex-assist models",
+        description="List the families that our own decoder runs, or a GGUF file's tensors by format.",
+        epilog=OTHERS,
     )
+    parser.add_argument("file", nargs="?", metavar="FILE", help="a .gguf file: list its formats")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print one JSON list on one line")
     form.add_argument("--markdown", action="store_true", help="print the table of docs/models.md")
@@ -71,7 +100,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str]) -> int:
     """Run `ipex-assist models` with the arguments after `models`; the result is the exit code."""
-    args = build_parser().parse_args(argv)
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    if args.file is not None:
+        if args.markdown:
+            parser.error("--markdown is the table of families: leave FILE out")
+        return _print_formats(args.file, args.json)
     if args.json:
         print(json.dumps(describe(), ensure_ascii=False))
     elif args.markdown:

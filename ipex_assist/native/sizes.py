@@ -13,7 +13,7 @@ from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.native.library import kernels, last_error, library
 from ipex_assist.native.rows import PASS_ROWS
 from ipex_assist.native.structures import PRECISIONS, layer_specs, model_spec
-from ipex_assist.quantization.precision import kv_precision_of
+from ipex_assist.quantization.precision import INT4_GROUP, kv_precision_of
 
 _ROTATION_ROWS = 1024  # that a table of rotations has at least
 
@@ -68,6 +68,15 @@ def core_sizes(
             int(core.ia_state_bytes(handle)),
             workspace_bytes(handle, spec, largest),
         )
+
+
+def weight_formats(spec: DecoderSpec, formats: Mapping[str, int]) -> dict[str, int]:
+    """The formats that weights have in the core where they are to have these: bf16 beside parts of a linear in floats.
+
+    Raises IpexAssistError where the core cannot run it.
+    """
+    with _model(spec, "stored", INT4_GROUP, None, formats) as handle:
+        return {name: int(library().ia_model_format(handle, name.encode())) for name in formats}
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import block_files
@@ -15,6 +17,7 @@ from conftest import HAS_NATIVE
 from gguf import GGMLQuantizationType as Type
 from native_models import relative
 
+from ipex_assist import cli
 from ipex_assist.checkpoints import gguf_file
 from ipex_assist.checkpoints.gguf import GgufCheckpoint
 from ipex_assist.checkpoints.open import open_checkpoint
@@ -115,6 +118,24 @@ def test_what_it_will_take(tmp_path: Path) -> None:
     other = estimate_bytes(str(path), "bf16")
     assert other is not None
     assert other > 2 * tensors
+
+
+def test_its_formats_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a file holds and what it is computed in; a linear with a part in floats is said to be bf16."""
+    path, _ = written(
+        tmp_path,
+        lambda name: Type.F16 if "layers.1.self_attn.k_proj" in name else q4_k_m(name),
+        tie_word_embeddings=True,
+    )
+    assert cli.main(["models", str(path), "--json"]) == 0
+    found = {(each["format"], each["computed"]): each for each in json.loads(capsys.readouterr().out)}
+    counts = {("F32", "fp32"): 5, ("F16", "bf16"): 1, ("Q4_K", "as stored"): 9, ("Q4_K", "bf16"): 2}
+    counts["Q6_K", "as stored"] = 3
+    assert {key: each["tensors"] for key, each in found.items()} == counts
+    assert found["Q6_K", "as stored"]["bytes"] * 256 == found["Q6_K", "as stored"]["weights"] * 210
+    assert cli.main(["models", str(path)]) == 0
+    assert re.search(r"\nQ4_K +9 +\S+ GiB +4.50 +as stored\n", capsys.readouterr().out)
+    assert cli.main(["models", str(tmp_path)]) == 2
 
 
 def test_other_precisions_convert(tmp_path: Path) -> None:
