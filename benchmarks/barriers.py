@@ -1,7 +1,7 @@
 """Barriers of a pass of the native core: how many there are, what they cost here, and on paper with many threads.
 
     ipex-launch -- python benchmarks/barriers.py [--models qwen2.5-0.5b] [--rows 1,5] [--threads 56] [--bandwidth 250]
-    python benchmarks/barriers.py --published [--rows 1,4] [--threads 56]
+    python benchmarks/barriers.py --published 2,56,112,256
 
 Counted: the core's own count of one pass, by rows and threads; a layer's is the difference between models of three
 layers and of two. Those for `--threads` are of a pool of that many threads, also of more than there are CPUs here.
@@ -15,8 +15,8 @@ after the other, which its threads read `--spread-ns` after each other. Beside i
 its root anyone may follow anyone, and all threads read one line, which those of other sockets fetch one after the
 other. That threads come at different times is in no figure.
 
---published: only counted, of models as they are published, but for the number of layers that are loaded and for widths
-on which no barrier depends.
+--published: counted by the phases of a pass of one row through models of published shapes, for these numbers of
+threads, and nothing else.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ import forward
 import measure
 import torch
 from sockets_model import add_line_options
+from sockets_shapes import SHAPES, decode_pass
 
-from ipex_assist.executors.interface import Rows
 from ipex_assist.executors.native.loading import planned_pool
 from ipex_assist.executors.native.model import NativeModel
 from ipex_assist.native.library import Pool, instruction_set
@@ -99,52 +99,17 @@ def counted(name: str, precision: str, rows: int, pool: Pool) -> tuple[int, int]
     return three - two, two + (layers - 2) * (three - two)
 
 
-# Their first layers are dense; narrow where no barrier depends on the width.
-_NARROW = {"max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "intermediate_size": 128, "vocab_size": 256}
-_LLAMA = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}
-_QWEN3_MOE = {
-    **{"hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128},
-    **{"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 128, "norm_topk_prob": True},
-}
-_DEEPSEEK = {
-    **{"hidden_size": 7168, "num_attention_heads": 128, "num_key_value_heads": 128, "q_lora_rank": 1536},
-    **{"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128},
-    **{"n_routed_experts": 32, "num_experts_per_tok": 8, "n_shared_experts": 1, "moe_intermediate_size": 128},
-    **{"n_group": 8, "topk_group": 4, "norm_topk_prob": True, "routed_scaling_factor": 2.5},
-}
-PUBLISHED: dict[str, tuple[str, dict[str, Any], int, int]] = {  # architecture, sizes, layers, dense ones before experts
-    "Llama 3.1 8B": ("LlamaForCausalLM", _LLAMA, 32, 0),
-    "Qwen3 30B-A3B": ("Qwen3MoeForCausalLM", _QWEN3_MOE, 48, 0),
-    "DeepSeek-V3": ("DeepseekV3ForCausalLM", _DEEPSEEK, 61, 3),
-}
-
-
-def published(name: str, rows: int, pool: Pool) -> int:
-    """Barriers of a pass of a whole model of PUBLISHED."""
-    architecture, sizes, layers, dense = PUBLISHED[name]
-
-    def of(count: int, dense_layers: int) -> int:
-        config = {**_NARROW, **sizes, "num_hidden_layers": count, "first_k_dense_replace": dense_layers}
-        model = NativeModel(forward.load_config(architecture, config, "int4", pool))
-        before = pool.statistics()
-        model.forward([Rows(model.new_sequence(rows), [1] * rows, rows)])
-        return (pool.statistics() - before).barriers
-
-    one, two = of(1, 0), of(2, 0)
-    of_dense = of(2, 1) - one if dense else 0
-    return one + (layers - dense - 1) * (two - one) + dense * of_dense
-
-
 def count_published(args: argparse.Namespace) -> None:
-    """Print the barriers of each published model."""
-    pool = Pool(args.threads)
-    rows = [int(text) for text in args.rows.split(",")]
-    table = [
-        {"model": name, "threads": str(args.threads), **{f"rows {n}": str(published(name, n, pool)) for n in rows}}
-        for name in PUBLISHED
-    ]
-    pool.close()
-    measure.report(table, {"instruction_set": instruction_set(), "rows": rows, "threads": args.threads})
+    """Print the barriers of a pass of one row, of published shapes; a test compares the phases with the core's."""
+    table = []
+    for shape in SHAPES:
+        row = {"model": shape.name}
+        for threads in map(int, args.published.split(",")):
+            nodes = [thread * args.sockets // threads for thread in range(threads)]
+            phases = decode_pass(shape, CONTEXT, nodes)
+            row[f"{threads} threads"] = str(round(sum(n * sum(each.barriers for each in parts) for n, parts in phases)))
+        table.append(row)
+    measure.report(table, {"sockets": args.sockets})
 
 
 def measured(
@@ -178,7 +143,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=56, help="of the machine on paper")
     parser.add_argument("--bandwidth", type=float, default=250, help="GB/s, of the machine on paper")
     parser.add_argument(
-        "--published", action="store_true", help="count barriers of published models, and measure nothing"
+        "--published", metavar="THREADS", help="count barriers of published models, and measure nothing"
     )
     parser.add_argument("--sockets", type=int, default=1, help="that these threads are on, as many on each")
     add_line_options(parser)

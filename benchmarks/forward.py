@@ -109,17 +109,12 @@ class RandomWeights:
 
 def load(name: str, precision: str, pool: Pool | None = None, **changes: Any) -> PackedModel:
     """Build a model of the named shapes, but for `changes` of its config, with random weights."""
-    architecture_name, config = CONFIGS[name]
-    return load_config(architecture_name, config | changes, precision, pool)
-
-
-def load_config(name: str, config: dict[str, Any], precision: str, pool: Pool | None = None) -> PackedModel:
-    """A model of an architecture with random weights."""
     from ipex_assist.models.weights import weight_shape
 
-    architecture = find(name)
+    architecture_name, config = CONFIGS[name]
+    architecture = find(architecture_name)
     assert architecture is not None
-    spec = architecture.spec(config)
+    spec = architecture.spec(config | changes)
     packed = PackedModel(spec, precision, pool or planned_pool())
     packed.allocate()
     random = RandomWeights()

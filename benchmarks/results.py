@@ -121,7 +121,7 @@ QUESTIONS = {question: title for _, questions in PAGES.values() for question, ti
 COUNTED = {
     "prompt_shares": "Counted by the core's own partition, the same on every machine",
     "instructions": "Counted in the compiled core, the same on every machine",
-    "barriers_published": "Counted by the core, in passes of the first layers",
+    "barriers_published": "Counted by the phases of a pass, the same on every machine",
     "suffixes": "Counted on recorded texts, the same on every machine",
     "planner": "By a clock that passes move, the same on every machine",
 }

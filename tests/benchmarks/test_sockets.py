@@ -107,23 +107,27 @@ def counted(phases: list[tuple[float, list[Phase]]]) -> float:
     return sum(count * phase.barriers for count, parts in phases for phase in parts)
 
 
-@pytest.mark.parametrize("variant", ["llama", "qwen3-moe"])
+@pytest.mark.parametrize("variant", ["llama", "qwen3-moe", "deepseek-v3"])
 def test_as_many_barriers_as_the_core_has(variant: str) -> None:
     """Catches a phase that the core has, or no longer has, and the paper does not."""
     model = loaded(variant, "int4", 2)
     spec = model.spec
-    attention, mlp = spec.layers[0].attention, spec.layers[0].mlp
-    sizes = (mlp.count, mlp.per_token, mlp.intermediate_size) if isinstance(mlp, Experts) else (0, 0, 0)
+    attention, mlps = spec.layers[0].attention, [layer.mlp for layer in spec.layers]
+    mixtures = [mlp for mlp in mlps if isinstance(mlp, Experts)]
+    latent = variant == "deepseek-v3"
     shape = Shape(
         variant,
         spec.hidden_size,
-        len(spec.layers),
+        len(mlps),
         attention.heads,
         attention.kv_heads,
         attention.head_dim,
-        mlp.intermediate_size,
+        mlps[0].intermediate_size,
         spec.vocab_size,
-        sizes,
+        *([(mixtures[0].count, mixtures[0].per_token, mixtures[0].intermediate_size)] if mixtures else [(0, 0, 0)]),
+        shared=int(latent),
+        dense=len(mlps) - len(mixtures),
+        latent=(40, 48) if latent else (0, 0),
     )
     assert counted(decode_pass(shape, company.CONTEXT, [0, 0])) == barriers.barriers_of(model, 1)
 
