@@ -39,9 +39,9 @@ class RoundQueue:
     listener: Callable[[], object] | None = None
     unheard: bool = False  # the listener failed: whoever asked is gone
 
-    def put(self, round_: Round) -> None:
-        """Queue a round."""
-        self.rounds.append((round_, time.perf_counter()))
+    def put(self, round_: Round, ended: float | None = None) -> None:
+        """Queue a round. ended: when its pass has ended, if that is not now."""
+        self.rounds.append((round_, time.perf_counter() if ended is None else ended))
         if self.listener is not None:
             self.notify()
 
@@ -218,12 +218,6 @@ class Request:
             second = assistants.model_unread(self.tokens)
             return RoundState(len(self.tokens), self.remaining, (unread, second), (False, True))
         return RoundState(len(self.tokens), self.remaining, (unread,), (self.head is None,))
-
-    def take_step(self, token: int, seconds: float) -> bool:
-        """Take the token of a plain step of `seconds`. Returns whether it is the last."""
-        self.tokens.append(token)
-        self.outbox.put(Round([token], target_s=seconds, choose_s=0.0))
-        return len(self.tokens) >= self.end or token in self.eos
 
     def roll_back(self) -> None:
         """Undo a pass that an error or a signal interrupted: draft, grammar and sequence again agree with `tokens`."""

@@ -10,6 +10,7 @@ from ipex_assist.engine.block_budget import BlockBudget
 from ipex_assist.engine.chunk_sizes import ChunkSizes, EngineLimits
 from ipex_assist.engine.draft_scheduler import DraftScheduler
 from ipex_assist.engine.head_reading import HeadReading
+from ipex_assist.engine.late_rounds import LateRounds
 from ipex_assist.engine.pass_output import PlannedPass, RequestOutput
 from ipex_assist.engine.prefix_cache import Prefixes
 from ipex_assist.engine.prompt_shares import PromptShares
@@ -42,7 +43,7 @@ class Scheduler:
         self.drafts = DraftScheduler(target.blocks is not None, clock, longest_draft(target.spec))
         self.block_budget = BlockBudget(target, prefixes)
         self._chunks, self._heads = ChunkSizes(limits, target.pass_rows), HeadReading(clock)
-        self._shares = PromptShares(self._chunks, clock)
+        self._shares, self._late = PromptShares(self._chunks, clock), LateRounds()
 
     @property
     def busy(self) -> bool:
@@ -57,6 +58,7 @@ class Scheduler:
         """Cancel a request, whether it waits, runs or has finished."""
         if request.finished:
             return
+        self._late.tell()
         if request in self.waiting:
             self.waiting.remove(request)
         if request in self.running:
@@ -90,7 +92,9 @@ class Scheduler:
         self._admit()
         self.stats.running, self.stats.waiting = len(self.running), len(self.waiting)
         self.stats.most_running = max(self.stats.most_running, len(self.running))
+        meanwhile = self._late.beside(meanwhile)
         if not self.running:
+            self._late.tell()
             return False
         retry = False
         try:
@@ -214,6 +218,7 @@ class Scheduler:
         request.release()
 
     def _fail(self, request: Request, error: Exception) -> None:
+        self._late.tell()
         if request in self.running:
             self.running.remove(request)
         self.stats.failed += 1
@@ -229,6 +234,7 @@ class Scheduler:
         self.stats.choose_s += started - planning
         outputs = plan.run(meanwhile)
         seconds = self.clock() - started
+        self._late.begin(seconds)
         experts = experts_a_layer(self.target)
         count = sum([len(each.tokens) for each in plan.rows])
         self.stats.count_pass(count, seconds)
@@ -252,6 +258,8 @@ class Scheduler:
                     self._keep_hidden(scheduled, request.sequence.length - length, output, length)
             self.drafts.observe_pass(count, read, seconds, draft_s, experts)
         finally:  # what their last pass says is known then
+            if ended:
+                self._late.tell()
             for request in ended:
                 self._leave(request)
                 self.stats.finished += 1
@@ -315,7 +323,7 @@ class Scheduler:
         """Choose and verify a request's tokens, and queue the round for its owner. True if these are the last."""
         if scheduled.is_plain_step and type(output.tokens) is tuple and output.tokens[0] != INVALID_LOGITS:
             self.stats.new_tokens += 1
-            return scheduled.request.take_step(output.tokens[0], seconds)
+            return self._late.take(scheduled.request, output.tokens[0])
         request, proposal, started = scheduled.request, scheduled.proposal, self.clock()
         try:
             new, accepted = verify(output.tokens, proposal.tokens, len(request.tokens))

@@ -1,0 +1,53 @@
+"""Rounds of plain steps, which reach their owners when the next pass has begun."""
+
+from __future__ import annotations
+
+import time
+
+from ipex_assist.engine.request import Request
+from ipex_assist.executors.interface import Meanwhile
+from ipex_assist.speculative.round import Round
+
+
+class LateRounds:
+    """The tokens of a pass whose rounds are made beside the next one, where something is done beside passes at all."""
+
+    def __init__(self) -> None:
+        self._late = False
+        self._steps: list[tuple[Request, int]] = []
+        self._seconds = self._ended = 0.0
+
+    def begin(self, seconds: float) -> None:
+        """A pass of `seconds` has ended, whose tokens are taken next."""
+        self.tell()
+        self._seconds, self._ended = seconds, time.perf_counter()
+
+    def take(self, request: Request, token: int) -> bool:
+        """Give a request the token of a step, of which its owner is told now or beside the next pass.
+
+        Returns whether it is the last.
+        """
+        request.tokens.append(token)
+        self._steps.append((request, token))
+        if not self._late:
+            self.tell()
+        return len(request.tokens) >= request.end or token in request.eos
+
+    def tell(self) -> None:
+        """Tell all owners of what was taken."""
+        if self._steps:
+            steps, self._steps = self._steps, []
+            for request, token in steps:
+                request.outbox.put(Round([token], target_s=self._seconds, choose_s=0.0), self._ended)
+
+    def beside(self, meanwhile: Meanwhile | None) -> Meanwhile | None:
+        """What is to be called while a pass runs, in place of `meanwhile`."""
+        self._late = meanwhile is not None
+        if meanwhile is None:
+            return None
+
+        def tell_and_go_on() -> bool:
+            self.tell()
+            return meanwhile()
+
+        return tell_and_go_on
