@@ -39,7 +39,7 @@ class LoadOptions(Options):
         "ID",
         flags=("--assistant-model",),
     )
-    precision: str | None = option(None, f"{_PRECISIONS} (default: bf16; embedded model fp32)", Choice(PRECISIONS), "P")
+    precision: str | None = option(None, f"{_PRECISIONS} (default: bf16, GGUF as stored)", Choice(PRECISIONS), "P")
     assistant_precision: str | None = option(
         None, "(default: the target's; of self int4, of a draft head bf16)", Choice(PRECISIONS), "P"
     )

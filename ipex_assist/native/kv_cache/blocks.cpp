@@ -86,7 +86,7 @@ Blocks::Blocks(std::shared_ptr<const PackedModel> model, int64_t count, Precisio
       attention_precision_(precision == INT8 ? ipex_assist::attention_precision(*model_) : precision),
       count_(checked_count(count)),
       layout_(*model_, precision),
-      regions_(layout_, model_->team(), count_),
+      regions_(layout_, model_->layout().team(), count_),
       key_factors_(precision == INT8 ? ipex_assist::key_factors(*model_) : std::vector<std::vector<float>>()),
       data_(checked_bytes(count_, layout_.bytes, regions_)),
       start_(data_.data() + round_up(int64_t(uintptr_t(data_.data())), HUGE_PAGE) - uintptr_t(data_.data())) {}

@@ -76,7 +76,7 @@ Pass::Pass(const Program& program_, Pool& pool_, Activations& activations_, cons
       head(vocabulary_head(model, batch.vocabulary)),
       counters(counters_of(*this, counts)),
       taken_tiles(2 * size_t(plan_->team.nodes())),
-      panels_by_node(plan_->threads == pool.threads() && model.follows(pool)),
+      panels_by_node(plan_->threads == pool.threads() && model.layout().follows(pool)),
       own_hidden(batch.own_hidden) {
     activations.place(activation_sizes({program, *plan_, pruned.get(), batch.vocabulary, counts}), pool);
     for (const int32_t index : program.mlp_kinds) reserve_routes(model.layers[size_t(index)], plan_->rows(), routes);

@@ -41,6 +41,29 @@ int64_t taken_in_turns(const std::vector<int64_t>& costs, int32_t times, int thr
     return *std::max_element(ends.begin(), ends.end());
 }
 
+// The time of each thread, if all had the same.
+int64_t even_share(const PassPlan& pass, const AttentionPlan& plan) {
+    int64_t total = 0;
+    for (const TileWork& u : plan.tile_work) total += pass.cost(plan, u) * plan.shape.kv_heads;
+    return total / pass.threads;
+}
+
+bool is_even(const PassPlan& pass, const AttentionPlan& plan) {
+    return plan.last_end * UNEVEN <= even_share(pass, plan) * (UNEVEN + 1);
+}
+
+// The border between two runs that is nearest to an item. Items are counted by KV head, then segment, then block.
+int64_t run_border(const AttentionPlan& plan, int64_t item) {
+    int64_t all = 0;
+    for (const int64_t blocks : plan.blocks) all += blocks;
+    int64_t within = item % all;
+    size_t i = 0;
+    for (; within >= plan.blocks[i]; i++) within -= plan.blocks[i];
+    const int64_t first = plan.first_block[i], block = first + within, run_end = split_end(block, SPLIT_BLOCKS);
+    const int64_t lower = std::max(first, run_end - SPLIT_BLOCKS), upper = std::min(first + plan.blocks[i], run_end);
+    return item - block + (block - lower < upper - block ? lower : upper);
+}
+
 // f(segment, row of it) for each row.
 template <class F>
 std::vector<int32_t> each_row(const std::vector<Segment>& segments, F&& f) {
@@ -186,7 +209,7 @@ AttentionPlan PassPlan::plan_attention(const AttentionShape& shape_) const {
     int32_t step = shape.tile_rows();
     AttentionPlan plan = with_tiles(shape, step);
     // Keys are read more often by smaller tiles; they are the better where threads would have nothing to do.
-    while (!decode && !is_even(plan) && (step /= 2) * shape.group() >= LEAST_QUERIES) {
+    while (!decode && !is_even(*this, plan) && (step /= 2) * shape.group() >= LEAST_QUERIES) {
         AttentionPlan smaller = with_tiles(shape, step);
         if (smaller.last_end >= plan.last_end) break;
         plan = std::move(smaller);
@@ -306,17 +329,6 @@ int64_t PassPlan::cost(const AttentionPlan& plan, const TileWork& work) const {
     return (work.end - work.first) * (BLOCK_QUERIES + int64_t(rows.end - rows.first) * plan.shape.group());
 }
 
-// The time of each thread, if all had the same.
-int64_t PassPlan::even_share(const AttentionPlan& plan) const {
-    int64_t total = 0;
-    for (const TileWork& u : plan.tile_work) total += cost(plan, u) * plan.shape.kv_heads;
-    return total / threads;
-}
-
-bool PassPlan::is_even(const AttentionPlan& plan) const {
-    return plan.last_end * UNEVEN <= even_share(plan) * (UNEVEN + 1);
-}
-
 // What threads of the prefill path take, and which tiles are split.
 void PassPlan::share_tiles(AttentionPlan& plan) const {
     const auto sort = [&] {
@@ -331,9 +343,9 @@ void PassPlan::share_tiles(AttentionPlan& plan) const {
     };
     for (size_t i = 0; i < plan.tiles.size(); i++) plan.tile_work.push_back(whole(plan, int32_t(i)));
     sort();
-    if (is_even(plan)) return;
+    if (is_even(*this, plan)) return;
     plan.partial_places.resize(size_t(rows()));
-    const int64_t share = even_share(plan);
+    const int64_t share = even_share(*this, plan);
     int64_t left = SPLIT_ROWS;  // the costliest tiles come first
     const std::vector<TileWork> tiles = std::exchange(plan.tile_work, {});
     for (const TileWork& u : tiles) {
@@ -372,18 +384,6 @@ void PassPlan::list_items(AttentionPlan& plan) const {
         plan.queues.push_back({first, border}), plan.queues.push_back({border, end});
         plan.items.insert(plan.items.end(), each.begin(), each.end());
     }
-}
-
-// The border between two runs that is nearest to an item. Items are counted by KV head, then segment, then block.
-int64_t PassPlan::run_border(const AttentionPlan& plan, int64_t item) const {
-    int64_t all = 0;
-    for (const int64_t blocks : plan.blocks) all += blocks;
-    int64_t within = item % all;
-    size_t i = 0;
-    for (; within >= plan.blocks[i]; i++) within -= plan.blocks[i];
-    const int64_t first = plan.first_block[i], block = first + within, run_end = split_end(block, SPLIT_BLOCKS);
-    const int64_t lower = std::max(first, run_end - SPLIT_BLOCKS), upper = std::min(first + plan.blocks[i], run_end);
-    return item - block + (block - lower < upper - block ? lower : upper);
 }
 
 }  // namespace ipex_assist

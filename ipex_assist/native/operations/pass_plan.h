@@ -186,13 +186,10 @@ private:
     void share_blocks(AttentionPlan& plan) const;
     WorkRange work_of(const AttentionPlan& plan, int thread) const;
     void share_tiles(AttentionPlan& plan) const;
-    int64_t even_share(const AttentionPlan& plan) const;
-    bool is_even(const AttentionPlan& plan) const;
     void list_items(AttentionPlan& plan) const;
     int home_of(const AttentionPlan& plan, const TileWork& work, int32_t kv_head) const;
     void split_tile(AttentionPlan& plan, int32_t tile, int64_t runs) const;
     TileWork whole(const AttentionPlan& plan, int32_t tile) const;
-    int64_t run_border(const AttentionPlan& plan, int64_t item) const;
     void share_homes(AttentionPlan& plan) const;
 };
 

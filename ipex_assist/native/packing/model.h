@@ -48,9 +48,8 @@ public:
     // Memory of our own follows the nodes of this pool, if it has several (layout.cpp). Another pool computes the same
     // with it, and reads more of other nodes.
     void allocate(const Pool& pool);
-    // Whether the panels of its slices lie on each thread's node, where there are several.
-    bool follows(const Pool& pool) const { return layout_.follows(pool); }
-    TeamNodes team() const { return layout_.team(); }  // the threads that memory follows
+    // Where everything lies, and which threads that follows.
+    const ImageLayout& layout() const { return layout_; }
     enum Adoption : int32_t { MAP, COPY, SETTLE };
     bool adopt(Pool& pool, int file, int64_t offset, Adoption how);
     // Copies the next `bytes` or so of a mapped image and puts the copy in its place, between two passes. True where
