@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
+import os
 import resource
 import signal
 import sys
@@ -120,7 +121,8 @@ class _Ending:
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         before, self._came[number] = self._came.get(number, -math.inf), time.monotonic()
-        if self._came[number] - before >= REPEAT_SECONDS:
+        typed = number == signal.SIGINT and os.isatty(0)  # Ctrl-C, which a terminal sends to each process once
+        if typed or self._came[number] - before >= REPEAT_SECONDS:
             raise KeyboardInterrupt if number == signal.SIGINT else Terminated
 
 
