@@ -8,10 +8,10 @@ PASSES = 4.0  # a pass with a prompt chunk may take this many times as long as o
 # And as long as a chunk whose rows are nearly as fast as those of the fastest, up to this many seconds: four passes of
 # a small model have room for few rows, each of which takes longer, and nobody reads more than 20 tokens a second.
 LEAST_S = 0.05
-# Where nobody has come for long, a pass of a dense model keeps to these seconds, or to a chunk whose rows are nearly as
-# fast as those of the fastest: the first who comes waits for no more.
+# Where nobody has come for long, a pass of a dense model keeps to these seconds, or to a chunk whose rows are as fast
+# as those of the fastest: the first who comes waits for no more, and whoever is alone for nobody.
 ALONE_S = 0.1
-NEARLY = 1.15  # times as long as a row of the fastest chunks
+NEARLY, ALONE_NEARLY = 1.15, 1.03  # times as long as a row of the fastest chunks: beside streams, and alone
 FEWEST_ROWS = 16  # of a chunk at least, so that every prompt makes progress
 ROWS = 512  # of a pass, where the model's passes have room for fewer: then it is several of them
 REMEMBERED = 16  # passes with chunks, after which a pass without one is timed again
@@ -61,13 +61,13 @@ class ChunkSizes:
         if not self._row_s or not self._dense:
             return most
         rows = max(FEWEST_ROWS, int(ALONE_S / max(self.row_s(position), 1e-9)))
-        while rows < most and self._is_slow(rows.bit_length()):
+        while rows < most and self._is_slow(rows.bit_length(), ALONE_NEARLY):
             rows = 1 << rows.bit_length()
         return min(most, rows)
 
-    def _is_slow(self, size: int) -> bool:
+    def _is_slow(self, size: int, nearly: float = NEARLY) -> bool:
         """Whether rows of chunks of this bit length are known to take longer than nearly the fastest."""
-        return self._row_s.get(size, 0.0) > NEARLY * min(self._row_s.values())
+        return self._row_s.get(size, 0.0) > nearly * min(self._row_s.values())
 
     def _efficient_s(self) -> float:
         """Seconds of the smallest chunk of nearly the fastest rows, or of a smaller one that was not measured."""

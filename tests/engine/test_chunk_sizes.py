@@ -41,11 +41,11 @@ def test_nobody_waits_for_a_pass_of_half_a_second() -> None:
     assert (chunks.rows_alone(0), chunks.rows_alone(100_000)) == (200, 200)
     slow = ChunkSizes(EngineLimits())
     slow.observe(512, 0, 5.12)
-    seconds_of_row = {4: 0.02, 5: 0.016, 6: 0.013, 7: 0.012, 8: 0.011}  # by the bit length of a chunk's rows
+    seconds_of_row = {4: 0.02, 5: 0.016, 6: 0.013, 7: 0.012, 8: 0.0102}  # by the bit length of a chunk's rows
     while (rows := slow.rows_alone(0)).bit_length() != 8:
         slow.observe(rows, 0, rows * seconds_of_row[rows.bit_length()])
         assert rows < 128, "it tries larger ones until their rows are nearly as fast"
-    slow.observe(rows, 0, rows * 0.011)
+    slow.observe(rows, 0, rows * 0.0102)
     assert slow.rows_alone(0) == 128
     chunks.observe(512, 0, 5.12, experts=100.0)
     assert chunks.rows_alone(0) == 512
