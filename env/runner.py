@@ -19,7 +19,8 @@ from ipex_assist.env.pipes import discard_output, reader_has_gone
 
 # Exit codes as shells report them: 128 + the signal's number.
 INTERRUPT_EXIT, TERMINATE_EXIT = 128 + signal.SIGINT, 128 + signal.SIGTERM
-# A signal to a whole process group, or to all processes of a job, also comes from our parent, which passes it on.
+# The same signal within this time is one: a scheduler signals a job and each of its processes, and what is sent to a
+# whole process group also comes from our parent, which passes it on. A person who insists presses Ctrl-C later.
 REPEAT_SECONDS = 0.5
 
 

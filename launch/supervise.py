@@ -20,6 +20,7 @@ from typing import Literal
 from ipex_assist.env.cpulist import format_cpulist
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.pipes import READER_HAS_GONE
+from ipex_assist.env.runner import REPEAT_SECONDS
 from ipex_assist.launch.command import LaunchCommand
 from ipex_assist.launch.endings import describe_kill, oom_kills
 from ipex_assist.launch.guard import FORWARDED, guarded
@@ -33,8 +34,6 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 TIMEOUT_EXIT = 124  # as timeout(1)
 # Processes that an instance leaves running may finish their output (`cmd > >(tee log)`) before they get SIGTERM.
 LINGER_SECONDS = 1.0
-# Ctrl-C reaches the launcher once; but a scheduler may signal every process of a job, and so send a signal twice.
-REPEAT_SECONDS = 0.5
 TICK_SECONDS = 0.05
 
 

@@ -8,7 +8,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ipex_assist.commands.shared.stop_signal import REPEAT_SECONDS, STOPPING
+from ipex_assist.commands.shared.stop_signal import STOPPING
+from ipex_assist.env.runner import REPEAT_SECONDS
 
 
 class StopSignals:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from ipex_assist.env.runner import REPEAT_SECONDS
+
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# A scheduler may send the same signal to a job and to each of its processes; a person presses Ctrl-C again.
-REPEAT_SECONDS = 0.5
 
 
 class StopSignal:
