@@ -5,6 +5,7 @@
 
 #include "formats/blocks/place.h"
 #include "packing/model.h"
+#include "packing/panels.h"
 #include "refuse.h"
 
 namespace ipex_assist {
@@ -53,13 +54,7 @@ int64_t pack_panels(Pool& pool, const PackTarget& where, Precision format, const
     std::atomic<int64_t> wrong{matrix.rows};
     pool.run([&](int thread) {
         BlockReader reader(matrix, file_row_bytes(format, matrix.columns));
-        // Whoever writes a panel has it on its own node; where there is one node, all have as much to do.
-        const bool owned = pool.several_nodes();
-        const auto [first, last] = slice(linear, thread, pool.threads());
-        const int64_t end = owned ? count : share(count, thread + 1, pool.threads());
-        for (int64_t i = owned ? 0 : share(count, thread, pool.threads()); i < end; i++) {
-            const int64_t panel = where.first + i * where.step;
-            if (owned && (panel < first || panel >= last)) continue;
+        each_panel(pool, thread, where, count, [&](int64_t i, int64_t panel) {
             const FileRows rows = reader.rows(i * LANES, std::min<int64_t>(LANES, matrix.rows - i * LANES));
             const int64_t lane =
                 place_blocks(format, rows, linear.depth, const_cast<uint8_t*>(weights_of(linear, panel)));
@@ -67,7 +62,7 @@ int64_t pack_panels(Pool& pool, const PackTarget& where, Precision format, const
             while (lane < LANES && i * LANES + lane < before &&
                    !wrong.compare_exchange_weak(before, i * LANES + lane)) {
             }
-        }
+        });
     });
     return wrong;
 }

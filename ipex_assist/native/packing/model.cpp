@@ -12,6 +12,7 @@
 
 #include "formats/blocks/place.h"
 #include "packing/checks.h"
+#include "packing/panels.h"
 
 namespace ipex_assist {
 
@@ -107,13 +108,7 @@ bool pack_linear(const KernelTable& kernels, Pool& pool, const PackTarget& targe
     pool.run([&](int thread) {
         std::vector<float> scratch(size_t(linear.depth * (LANES + 2)));
         RowReader reader(matrix);
-        // Whoever writes a panel has it on its own node; where there is one node, all have as much to do.
-        const bool owned = pool.several_nodes();
-        const auto [first, last] = slice(linear, thread, pool.threads());
-        const int64_t end = owned ? count : share(count, thread + 1, pool.threads());
-        for (int64_t i = owned ? 0 : share(count, thread, pool.threads()); i < end; i++) {
-            const int64_t panel = target.first + i * target.step;
-            if (owned && (panel < first || panel >= last)) continue;
+        each_panel(pool, thread, target, count, [&](int64_t i, int64_t panel) {
             float* scales = linear.scales ? const_cast<float*>(linear.scales) + panel * LANES : nullptr;
             const int64_t columns = columns_of_panel(target, i);
             const uint8_t* from = reader.rows(i * LANES, columns);
@@ -122,7 +117,7 @@ bool pack_linear(const KernelTable& kernels, Pool& pool, const PackTarget& targe
                               linear.depth, to, scales, scratch.data())) {
                 numbers = false;
             }
-        }
+        });
     });
     return numbers;
 }
