@@ -13,7 +13,7 @@ from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.speculative.head_reading import repays_reading
 from ipex_assist.speculative.pass_drafts import PassDrafts, RequestDraft
 from ipex_assist.speculative.planner import Planner
-from ipex_assist.speculative.schedule import ALL_UNREAD, DraftPlan
+from ipex_assist.speculative.schedule import ALL_UNREAD
 from ipex_assist.speculative.sources.batched_proposals import propose_together
 from ipex_assist.speculative.sources.head_assistant import READY_ROWS
 
@@ -50,7 +50,6 @@ class DraftScheduler:
         if not drafters:
             return 0.0
         started = self._clock()
-        plans: dict[int, DraftPlan] = {}
         for planner, group in self._groups(drafters):
             together = len(batch) if self._shares_passes else 1
             if self._rests(planner, group, together):
@@ -64,15 +63,17 @@ class DraftScheduler:
             self._planned.append((planner, made))
         if not self._planned and all(scheduled.request.planner is not None for scheduled in drafters):
             return 0.0  # all of them rest
-        for scheduled in drafters:
-            if scheduled.planned is not None:
-                plans[id(scheduled)] = scheduled.planned.plan
-            elif scheduled.request.schedule is not None:
-                plans[id(scheduled)] = scheduled.request.schedule.plan(scheduled.request.state())
         asked = []
         for scheduled in drafters:
-            plan, request = plans.get(id(scheduled), DraftPlan(0)), scheduled.request
-            scheduled.forced_count = min(request.forced_count, FORCED_TOKENS) if id(scheduled) in plans else 0
+            request = scheduled.request
+            if scheduled.planned is not None:
+                plan = scheduled.planned.plan
+            elif request.schedule is not None:
+                plan = request.schedule.plan(request.state())
+            else:  # its planner rests
+                scheduled.forced_count = 0
+                continue
+            scheduled.forced_count = min(request.forced_count, FORCED_TOKENS)
             k = min(max(plan.k, scheduled.forced_count), scheduled.remaining - 1, self._longest)
             if k > 0 and request.draft is not None:
                 # A forced token is worth a row of the target, but not a pass of the draft to catch up for it.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 LOST_SHARE = 0.03  # of plain decoding time is what drafting may cost where it never helps: the promise, and all of it
 # Tokens whose allowance a request is granted when it begins: two plain passes, one for a first draft with the prompt
-# that it needs, one for a second look. So the promise holds from so many tokens on, and a shorter answer loses two
+# that it needs, one for a second look. So the promise holds from that many tokens on, and a shorter answer loses two
 # passes at most. What it did not earn is taken back at its end: many short answers lose no more than a long one.
 FIRST_TOKENS = 67
 KEPT_PASSES = 8.0  # plain passes that earlier requests' gains cover at most when another begins

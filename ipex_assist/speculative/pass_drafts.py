@@ -78,16 +78,14 @@ class PassDrafts:
         return float(self.costs.pass_s(requests)) / requests
 
     def allowed_s(self, passes: float) -> float:
-        """Return what so many passes without drafts add to the balance, which has the first tokens' allowance."""
+        """Return what that many passes without drafts add to the balance, which has the first tokens' allowance."""
         beyond = sum(max(0.0, passes - draft.request.ahead) for draft in self.drafts)
         return LOST_SHARE * self.token_s * beyond
 
     def passes_until(self, missing_s: float) -> float:
-        """Return the passes without drafts that add so many seconds to the balance."""
-        tokens, aheads = (
-            max(0.0, missing_s) / (LOST_SHARE * self.token_s),
-            sorted(draft.request.ahead for draft in self.drafts),
-        )
+        """Return the passes without drafts that add `missing_s` seconds to the balance."""
+        tokens = max(0.0, missing_s) / (LOST_SHARE * self.token_s)
+        aheads = sorted(draft.request.ahead for draft in self.drafts)
         passes = math.inf
         for count in range(len(aheads), 0, -1):  # those who bring any by then: the others have more ahead
             passes = (tokens + sum(aheads[:count])) / count

@@ -19,7 +19,7 @@ from ipex_assist.speculative.schedule import LONGEST_DRAFT
 WORTH = 1.02  # a draft must promise this factor over plain decoding: costs are known to about as much
 KNOWN_TOKENS = 8  # verified before a source's counts are trusted more than the prior
 SEVERAL_MEMORY = 0.995  # decay of acceptance counts with each draft, where several requests are counted together
-MOST_ERRORS = 4  # of drafts from a part: so many do not pay, and so many right ones are set against later errors
+MOST_ERRORS = 4  # of drafts from a part: after these they do not pay; as many right ones are set against later errors
 MOST_DOUBT = 16.0  # calibration was wrong by this factor at most
 OVERHEAD_MEMORY = 0.9  # decay of the mean seconds beside passes, with each pass that has drafts
 
@@ -79,7 +79,7 @@ class PlannedAssistant:
         return draft.now.length if again else draft.now.unread[self.number]
 
     def reading_s(self, made: PassDrafts, tokens: int) -> float:
-        """Return the seconds in which it reads so many tokens."""
+        """Return the seconds in which it reads `tokens` tokens."""
         return self.doubt * made.costs_of(self.live).now.reading(tokens)
 
     def loss_s(self, made: PassDrafts, requests: int, k: int, *, free: bool = False) -> float:

@@ -16,24 +16,14 @@ from itertools import groupby
 
 from ipex_assist.speculative.account import FIRST_TOKENS, OUTLIER, Account
 from ipex_assist.speculative.arms import EXPLORED_SHARE, arm_of, next_arm
-from ipex_assist.speculative.contexts import (
-    PARTS,
-    SOON_PASSES,
-    Contexts,
-    ReadContext,
-)
+from ipex_assist.speculative.contexts import PARTS, SOON_PASSES, Contexts, ReadContext
 from ipex_assist.speculative.costs.acceptance import MEMORY, Acceptance
 from ipex_assist.speculative.costs.adapter_acceptance import AdapterAcceptance
 from ipex_assist.speculative.costs.batch_costs import BatchCosts
 from ipex_assist.speculative.costs.live_costs import CostFindings, LiveCosts
 from ipex_assist.speculative.draft_lengths import DraftLength, best_group, first_token, worth_verifying
 from ipex_assist.speculative.pass_drafts import PassDrafts, PlannedRequest, RequestDraft
-from ipex_assist.speculative.planned_assistant import (
-    SEVERAL_MEMORY,
-    WORTH,
-    KnownAssistant,
-    PlannedAssistant,
-)
+from ipex_assist.speculative.planned_assistant import SEVERAL_MEMORY, WORTH, KnownAssistant, PlannedAssistant
 from ipex_assist.speculative.schedule import ALL_UNREAD, LONGEST_DRAFT, DraftPlan
 from ipex_assist.speculative.undrafted import Baseline, DraftPause
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from ipex_assist.speculative.costs.live_costs import LiveCosts
 
-# Every so many passes with drafts, one without measures what plain decoding takes now: at least the first number, so
+# After some passes with drafts, one without measures what plain decoding takes now: at least the first number, so
 # that the gain forgone is at most BASELINE_SHARE of the time, and at most the second.
 BASELINE_AFTER, BASELINE_SHARE = (8, 48), 0.01
 
