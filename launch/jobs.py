@@ -188,7 +188,8 @@ def pbs_values(job: Job) -> dict[str, Value]:
 def _pbs_run(job: Job) -> list[str]:
     run = []
     if job.time is not None:
-        run += ["timeout", "--preserve-status", "--signal=TERM", str(job.time - job.grace)]
+        # In the background it would signal the command twice: alone, and with its group.
+        run += ["timeout", "--foreground", "--preserve-status", "--signal=TERM", str(job.time - job.grace)]
     if job.instances > 1:
         launcher = os.path.join(os.path.dirname(job.command.argv[0]), "ipex-launch")
         count = ["--instances", str(job.instances), "--cores-per-instance", str(job.cores)]

@@ -176,7 +176,8 @@ def test_pbs_warns_before_the_time_is_over(instances: int, job: Job, capfd: pyte
     """PBS itself gives a few seconds between SIGTERM and SIGKILL; --grace is kept by the script."""
     if len(os.sched_getaffinity(0)) < instances:
         pytest.skip("two instances need two CPUs")
-    job.write("ipex-assist", "trap 'echo SAVED; exit 143' TERM; for i in {1..300}; do sleep 0.1; done")
+    # What it does on a signal takes a while: a second one would come in between.
+    job.write("ipex-assist", "trap 'echo SAVED; sleep 0.3; exit 143' TERM; for i in {1..300}; do sleep 0.1; done")
     flags = ["--time", "0:01:00", "--grace", "58", "--instances", str(instances), "--cores-per-instance", "1"]
     started = time.monotonic()
     code, out = job.run(script_of(capfd, "pbs", *flags, "--", str(job.program), "-p", "x"))
