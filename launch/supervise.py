@@ -313,6 +313,7 @@ class _Supervisor:
         instance.terminate_at = time.monotonic() + LINGER_SECONDS
         if code == 0:
             return
+        told = self.ending
         if self.sinks[1].lost is not None and (self.ending or code == READER_HAS_GONE):
             self.ending = True  # we closed its pipe because our own output is lost; `_exit_code` reports the reason
         elif self.ending:
@@ -327,7 +328,7 @@ class _Supervisor:
                 self._say(f"{instance.describe()} ended with exit code {code}{why}{where}{rest}")
             self.code = self.code or code
             self.ending = stop
-        if self.ending:
+        if self.ending and not told:  # once: a second SIGTERM may end what still saves its work
             for other in self.instances:
                 self._terminate(other)
 
