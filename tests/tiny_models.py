@@ -219,6 +219,21 @@ _MAMBA1 = {
     **{"vocab_size": VOCAB, "hidden_size": 60, "num_hidden_layers": 3, "state_size": 12, "time_step_rank": 7},
     **{"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "tie_word_embeddings": False},
 }
+_MISTRAL4 = _DEEPSEEK | _LATENT | {"rope_parameters": _GROWTH, "first_k_dense_replace": 1}
+_AFMOE = {
+    **{"num_hidden_layers": 4, "head_dim": 32, "sliding_window": 8, **_MOE, "num_experts": 8, "num_shared_experts": 2},
+    **{"global_attn_every_n_layers": 2, "route_scale": 1.5},
+}
+# Layers with positions of two bases, and with none; windows, and sinks.
+_SWASH = {
+    **{"num_hidden_layers": 4, "sliding_window": 8, "layer_rope_theta": [0, 1e4, 1e5, 1e4], **_GRANITE},
+    **{"residual_multiplier": 0.22, "layer_types": ["full_attention", *["sliding_attention"] * 2, "full_attention"]},
+}
+_SIGLIP = {
+    **{"model_type": "siglip_vision_model", "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1},
+    **{"num_attention_heads": 2, "image_size": 28, "patch_size": 14, "vision_use_head": False},
+}
+_KIMI_VISION = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 _MAMBA1_BIASES = _MAMBA1 | {
     **{"use_bias": True, "use_conv_bias": False, "tie_word_embeddings": True, "conv_kernel": 3, "expand": 1},
     **{"hidden_size": 64, "state_size": 16, "time_step_rank": "auto", "layer_norm_epsilon": 1e-3},
@@ -422,6 +437,40 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **{"layer_types": ["full_attention", "linear_attention"] * 2},
         "mlp_layer_types": ["sparse", "dense", "dense", "sparse"],
     },
+    "exaone": _like_llama("exaone", tie_word_embeddings=True),
+    "olmo": _like_llama("olmo"),
+    "olmo-biases": _like_llama("olmo", attention_bias=True, tie_word_embeddings=True),
+    "nemotron": _like_llama("nemotron", attention_bias=True, mlp_bias=True),
+    "nemotron-whole": _like_llama("nemotron", head_dim=32, partial_rotary_factor=1.0, hidden_act="silu"),
+    "jais2": _like_llama("jais2"),
+    "jais2-no-biases": _like_llama("jais2", attention_bias=False, mlp_bias=False, head_dim=32),
+    "nanochat": _like_llama("nanochat", final_logit_softcapping=3.0),
+    "nanochat-biases": _like_llama("nanochat", attention_bias=True, final_logit_softcapping=None)
+    | _rope("yarn", original_max_position_embeddings=32),
+    "minicpm3": _like_llama("minicpm3", **_LATENT, scale_emb=3, scale_depth=1.2, dim_model_base=24),
+    "minicpm3-direct": _like_llama("minicpm3", **_LATENT | {"q_lora_rank": None}, attention_bias=True)
+    | {"scale_depth": None, "dim_model_base": None, "tie_word_embeddings": False},
+    "youtu": _like_llama("youtu", **_LATENT),
+    "solar-open": _like_llama("solar_open", **_DEEPSEEK, head_dim=32, attention_bias=True),
+    "sarvam-moe": _like_llama("sarvam_moe", **_DEEPSEEK, head_dim=32, attention_bias=True),
+    "afmoe": _like_llama("afmoe", **_AFMOE, mup_enabled=True),
+    "afmoe-all-experts": _like_llama("afmoe", **_AFMOE | {"num_experts": 3, "num_dense_layers": 0}),
+    "hy-v3": _like_llama("hy_v3", **_MOE, num_experts=9, head_dim=32, attention_bias=True, num_hidden_layers=3)
+    | {"num_shared_experts": 2, "mlp_layer_types": ["sparse", "dense", "sparse"]},
+    "mistral4": _like_llama("mistral4", **_MISTRAL4),
+    "mistral4-direct": _like_llama("mistral4", **_MISTRAL4 | {"q_lora_rank": None, "first_k_dense_replace": 0})
+    | {"attention_bias": True, "norm_topk_prob": False},
+    "mistral3-mistral4": _with_text("mistral3", _like_llama("mistral4", **_MISTRAL4), _PIXTRAL),
+    "granitemoeshared": _like_llama("granitemoeshared", **_GRANITE, num_local_experts=5)
+    | {"residual_multiplier": 0.22, "shared_intermediate_size": 80, "attention_bias": True},
+    "granite-swa": _like_llama("granite_swa", **_SWASH),
+    "granite-swa-biases": _like_llama("granite_swa", sliding_window=8, attention_bias=True, mlp_bias=True)
+    | {"tie_word_embeddings": False, "attention_multiplier": 0.3},
+    "granitemoe-swa": _like_llama("granitemoe_swa", **_SWASH, num_local_experts=5, shared_intermediate_size=80),
+    "gemma3-published": _with_text(
+        "gemma3", _like_llama("gemma3_text", **_GEMMA, layer_types=["sliding_attention", "full_attention"]), _SIGLIP
+    ),
+    "kimi-k25": _with_text("kimi_k25", _like_llama("deepseek_v3", **_LATENT, **_DEEPSEEK), _KIMI_VISION),
     "exaone4-full": _like_llama("exaone4", sliding_window=None, layer_types=["full_attention"] * 2),
 }
 
@@ -488,6 +537,8 @@ def save(folder: Path, variant: str, seed: int = 0, **changes: Any) -> Any:
 
 def from_config(config: Any) -> Any:
     """transformers' model of a config, eager; with its vision part where it has one."""
+    if config.model_type == "mistral4":  # which transformers has as a part of mistral3 alone
+        return transformers.Mistral4ForCausalLM._from_config(config, attn_implementation="eager").eval()
     kind = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
     model = kind.from_config(config, attn_implementation="eager").eval()
     if config.model_type == "llama4":  # transformers 5.24 asks its text for pictures, also where there were none

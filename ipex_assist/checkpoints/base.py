@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.models import ARCHITECTURES, find
+from ipex_assist.models import ARCHITECTURES, architecture_of, find
 from ipex_assist.models.config import ConfigError, NotComputed
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import Source, check_stored, resolve, stored_form
@@ -45,7 +45,7 @@ class Checkpoint(ABC):
 
     @property
     def architecture(self) -> str:
-        """`architectures[0]` of the config, or "" where it names none."""
+        """Its first in the config's `architectures`, or "" where it names none."""
         return architecture_of(self.config)
 
     def config_spec(self) -> DecoderSpec:
@@ -193,12 +193,6 @@ class Checkpoint(ABC):
     def dequantized_to(self, precision: str) -> str | None:
         """The dtype that `stream` dequantizes to, None for the usual bf16: a part of a packed copy's name."""
         return None
-
-
-def architecture_of(config: Mapping[str, Any]) -> str:
-    """`architectures[0]` of a config.json, or "" where it names none."""
-    named = config.get("architectures")
-    return named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -79,7 +79,7 @@ class RotaryTable:
             cos, sin = (table(exact).astype(np.float32) * factor for table in (np.cos, np.sin))
             # The sign of rotate_half sits in the table, so that a rotation is x·cos + roll(x)·sin.
             cosines += [cos, cos]
-            sines += [-sin, sin]
+            sines += [sin, -sin] if rule.rope.backwards else [-sin, sin]
         return np.concatenate(cosines, -1)[:, None, :], np.concatenate(sines, -1)[:, None, :]
 
 

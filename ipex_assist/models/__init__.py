@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from ipex_assist.models import (
+    afmoe,
     apertus,
     arcee,
     bamba,
@@ -26,6 +27,7 @@ from ipex_assist.models import (
     dots1,
     ernie4_5,
     ernie4_5_moe,
+    exaone,
     exaone4,
     exaone_moe,
     falcon,
@@ -33,6 +35,7 @@ from ipex_assist.models import (
     falcon_mamba,
     gemma,
     gemma2,
+    gemma3,
     gemma3_text,
     gemma4,
     gemma4_text,
@@ -46,11 +49,17 @@ from ipex_assist.models import (
     gpt_oss,
     gptj,
     granite,
+    granite_swa,
     granitemoe,
+    granitemoe_swa,
     granitemoehybrid,
+    granitemoeshared,
     hunyuan_v1_dense,
     hunyuan_v1_moe,
+    hy_v3,
+    jais2,
     jamba,
+    kimi_k25,
     kimi_linear,
     lfm2,
     lfm2_moe,
@@ -59,13 +68,18 @@ from ipex_assist.models import (
     llama4_text,
     mamba,
     mamba2,
+    minicpm3,
     minimax_m2,
     ministral3,
     mistral,
     mistral3,
+    mistral4,
     mixtral,
     mpt,
+    nanochat,
+    nemotron,
     nemotron_h,
+    olmo,
     olmo2,
     olmo3,
     olmo_hybrid,
@@ -83,16 +97,19 @@ from ipex_assist.models import (
     qwen3_5_text,
     qwen3_moe,
     qwen3_next,
+    sarvam_moe,
     seed_oss,
     smollm3,
+    solar_open,
     stablelm,
     starcoder2,
+    youtu,
 )
 from ipex_assist.models.config import Config, ConfigError, MissingError
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import Source
 
-__all__ = ["ARCHITECTURES", "Architecture", "find"]
+__all__ = ["ARCHITECTURES", "Architecture", "architecture_of", "find"]
 
 
 @dataclass(frozen=True)
@@ -137,11 +154,28 @@ _MODULES = (
     *(starcoder2, qwen3_next, qwen3_5_text, qwen3_5_moe_text, lfm2, lfm2_moe, granitemoehybrid, bamba, nemotron_h),
     *(apertus, arcee, exaone_moe, hunyuan_v1_dense, hunyuan_v1_moe, ministral3, mistral3, phimoe, qwen3_5, qwen3_5_moe),
     *(deepseek_v2, deepseek_v3, glm4_moe_lite, olmo_hybrid, mamba2, gemma4, gemma4_text, jamba, kimi_linear),
-    *(llama4, llama4_text, falcon_h1, mamba, falcon_mamba),
+    *(llama4, llama4_text, falcon_h1, mamba, falcon_mamba, afmoe, exaone, gemma3, granite_swa, granitemoe_swa),
+    *(granitemoeshared, hy_v3, jais2, kimi_k25, minicpm3, mistral4, nanochat, nemotron, olmo, sarvam_moe, solar_open),
+    youtu,
 )
 # Published configs have these names of their makers' own code, which is transformers' now.
-_FIRST_NAMES = {"ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM", "PhiMoEForCausalLM": "PhimoeForCausalLM"}
+_FIRST_NAMES = {
+    **{"ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM", "PhiMoEForCausalLM": "PhimoeForCausalLM"},
+    "KimiK25ForConditionalGeneration": "Kimi_K25ForConditionalGeneration",
+}
+# Of model_types that another family's class runs in transformers, which writes its name into their configs.
+_OWN_NAMES = {
+    ("exaone", "LlamaForCausalLM"): "ExaoneForCausalLM",
+    ("sarvam_moe", "Glm4MoeForCausalLM"): "SarvamMoEForCausalLM",
+}
 ARCHITECTURES: dict[str, Architecture] = {module.ARCHITECTURE: _architecture(module) for module in _MODULES}
+
+
+def architecture_of(config: Mapping[str, Any]) -> str:
+    """The architecture that a config.json names first in `architectures`, or "" where it names none."""
+    named = config.get("architectures")
+    name = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
+    return _OWN_NAMES.get((str(config.get("model_type")), name), name)
 
 
 def find(architecture: str | None) -> Architecture | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ipex_assist.models.common import alibi_slopes, even_head_dim, llama_like, refuse
+from ipex_assist.models.common import alibi_slopes, by_either_name, even_head_dim, llama_like, refuse
 from ipex_assist.models.config import Config
 from ipex_assist.models.names import interleaved_qkv, named
 from ipex_assist.models.spec import DecoderSpec
@@ -33,9 +33,7 @@ _OUTSIDE = {
 def spec(config: Config) -> DecoderSpec:
     """The first files say n_embed, and num_attention_heads for n_head."""
     refuse(config, apply_residual_connection_post_layernorm=False)
-    other = {"hidden_size": "n_embed", "num_attention_heads": "num_attention_heads"}
-    older = {name: key for name, key in other.items() if config.values.get(config.stored_name(name)) is None}
-    config = Config(config.values, {**config.other_names, **older})
+    config = by_either_name(config, hidden_size="n_embed", num_attention_heads="num_attention_heads")
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     return llama_like(
         "bloom",

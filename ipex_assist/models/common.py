@@ -105,9 +105,15 @@ def _says_tied(config: Config) -> bool:
     return config.values.get("tie_word_embeddings") is not None
 
 
+def by_either_name(config: Config, **other: str) -> Config:
+    """The config by these names of fields where it has no value by its family's usual ones."""
+    missing = {name: key for name, key in other.items() if config.values.get(config.stored_name(name)) is None}
+    return Config(config.values, {**config.other_names, **missing})
+
+
 def number_or_none(config: Config, name: str, default: float | None) -> float | None:
     """A number that may be null, which is not the same as the default of a config that lacks it."""
-    return config.optional_number(name) if name in config.values else default
+    return config.optional_number(name) if config.stored_name(name) in config.values else default
 
 
 def positive(config: Config, name: str, default: float) -> float:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ipex_assist.models.common import experts, layer_kinds, llama_like, refuse, rope, windows
 from ipex_assist.models.config import Config, NotComputed
 from ipex_assist.models.mlp_spec import CLAMP, SIGMOID_GAIN
-from ipex_assist.models.names import ExpertNames, Fields, named
+from ipex_assist.models.names import ExpertNames, Fields, named, sinks
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import Source
 
@@ -59,7 +59,4 @@ def weights(spec: DecoderSpec) -> dict[str, Source]:
             apart = replace(source, name=f"model.{ours.replace('.experts.', '.mlp.experts.')}", expert=None)  # GGUF
             apart = replace(apart, transposed=False, every=None, alternatives=(), otherwise=None)
             sources[ours] = replace(source, name=name, alternatives=(name.removeprefix("model."),), otherwise=apart)
-    for layer in range(spec.num_hidden_layers):
-        name = f"layers.{layer}.self_attn.sinks"
-        sources[f"layers.{layer}.sinks.weight"] = Source(f"model.{name}", alternatives=(name, f"model.{name}.weight"))
-    return sources
+    return sources | sinks(spec)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from ipex_assist.models import granite, granitemoe
+from ipex_assist.models import granite, granitemoeshared
 from ipex_assist.models.common import experts
 from ipex_assist.models.config import Config
 from ipex_assist.models.gated_delta import LINEAR
+from ipex_assist.models.granitemoeshared import EXPERT_NAMES, SHARED
 from ipex_assist.models.layers import with_mixers
 from ipex_assist.models.mamba_layers import BAMBA_NAMES, bamba_mixer, mamba_fields, mamba_kinds, mamba_names
 from ipex_assist.models.names import LLAMA_LINEARS, merged, named, stacked_gate_up
@@ -17,16 +17,7 @@ from ipex_assist.models.weights import Source
 
 ARCHITECTURE = "GraniteMoeHybridForCausalLM"
 EXAMPLES = ("ibm-granite/granite-4.0-h-tiny", "ibm-granite/granite-4.0-h-micro", "ibm-granite/granite-4.0-micro")
-NAMES = {
-    **granitemoe.NAMES,
-    **BAMBA_NAMES,
-    "shared_expert_intermediate_size": "shared_intermediate_size",
-}
-_SHARED = {
-    **dict.fromkeys(("gate_proj", "up_proj"), "shared_mlp.input_linear"),
-    "down_proj": "shared_mlp.output_linear",
-}
-_EXPERTS = replace(granitemoe.EXPERT_NAMES, shared=_SHARED)
+NAMES = {**granitemoeshared.NAMES, **BAMBA_NAMES}
 
 
 def spec(config: Config) -> DecoderSpec:
@@ -51,5 +42,5 @@ def weights(spec: DecoderSpec) -> dict[str, Source]:
         stacked_gate_up(spec),
         mamba_fields(spec.recurrents[0] if spec.recurrents else None),
     )
-    linears = {**LLAMA_LINEARS, **_SHARED}
-    return named(spec, fields=fields, linears=linears, experts=_EXPERTS, recurrent=mamba_names("mamba"))
+    linears = {**LLAMA_LINEARS, **SHARED}
+    return named(spec, fields=fields, linears=linears, experts=EXPERT_NAMES, recurrent=mamba_names("mamba"))

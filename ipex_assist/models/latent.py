@@ -27,15 +27,25 @@ _LANES = 16  # columns that the native core computes together
 LATENT_NORMS = {"q_a_norm": "self_attn.q_a_layernorm", "kv_a_norm": "self_attn.kv_a_layernorm"}
 
 
-def latent_decoder(model_type: str, config: Config, sizes: dict[str, int], **differences: Any) -> DecoderSpec:
+def latent_decoder(
+    model_type: str,
+    config: Config,
+    sizes: dict[str, int],
+    *,
+    pairs: bool = True,
+    positions: Rope | None = None,
+    **differences: Any,
+) -> DecoderSpec:
     """The spec of such a model. sizes: of a config without them. Raises NotComputed for other forms of attention.
 
-    `attention_bias` puts a bias on what reads the layer's input, and on the output; not on a query that is direct.
+    pairs: whether neighbouring values are rotated against each other. positions: where the config's are to be read
+    otherwise. `attention_bias` puts a bias on what reads the layer's input, and on the output; not on a query that is
+    direct.
     """
     latent = latent_spec(config, sizes)
     heads = config.integer("num_attention_heads")
-    refuse(config, num_key_value_heads=heads, head_dim=latent.rope_dim, rope_interleave=True)
-    positions = rope(config)
+    refuse(config, num_key_value_heads=heads, head_dim=latent.rope_dim, rope_interleave=pairs)
+    positions = positions or rope(config)
     return with_latents(
         model_type, config, latent, attention_scale=_scale(latent, positions), ropes=(positions,), **differences
     )
@@ -85,13 +95,14 @@ def _scale(latent: LatentSpec, positions: Rope) -> float:
     return scale * (0.1 * weight * math.log(factor) + 1) ** 2
 
 
-def latent_weights(spec: DecoderSpec) -> dict[str, Source]:
-    """Their weights. Each head's rows of a query are those that are not rotated, then pairs that are; each head's rows
-    of kv_b_proj are its keys', which are multiplied with queries and so transposed, then its values'.
+def latent_weights(spec: DecoderSpec, pairs: bool = True) -> dict[str, Source]:
+    """Their weights. Each head's rows of a query are those that are not rotated, then pairs that are (or halves); each
+    head's rows of kv_b_proj are its keys', which are multiplied with queries and so transposed, then its values'.
     """
     latent = spec.layers[0].attention.latent
     assert latent is not None
-    linears, fields = latent_parts(latent, {"pairs": latent.rope_dim})
+    linears, fields = latent_parts(latent, {"pairs": latent.rope_dim} if pairs else {})
+    fields["final_norm"] = {"factor": spec.logit_multiplier}
     norms, experts = {**LLAMA_NORMS, **LATENT_NORMS}, ExpertNames(shared=SHARED_EXPERTS)
     return named(spec, linears={**LLAMA_LINEARS, **linears}, norms=norms, fields=fields, experts=experts)
 

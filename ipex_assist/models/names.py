@@ -167,7 +167,8 @@ class _Sources:
         for part in self._norm_parts if norm else [".weight", ".bias"] if biased else [".weight"]:
             name = theirs if leaf in _TENSORS else theirs + part
             others = (name.removeprefix(self._prefix),) if self._prefix else ()
-            self.sources[ours + part] = Source(name, **{"alternatives": others, **own, **more})
+            fields = {"alternatives": others, **own, **more, **({"plus": 0.0} if part == ".bias" else {})}
+            self.sources[ours + part] = Source(name, **fields)
 
     def add_recurrent(self, mixer: RecurrentSpec, ours: str, theirs: Mapping[str, str], biased: Container[str]) -> None:
         """The weights of a recurrent mixer, whose whole names are `theirs`."""
@@ -291,6 +292,27 @@ def renamed(source: Source, names: Callable[[str], list[str]]) -> Source:
     found = list(dict.fromkeys(name for each in (source.name, *source.alternatives) for name in names(each)))
     otherwise = None if source.otherwise is None else renamed(source.otherwise, names)
     return replace(source, name=found[0], alternatives=tuple(found[1:]), otherwise=otherwise)
+
+
+def also_named(sources: Mapping[str, Source], parts: Mapping[str, str]) -> dict[str, Source]:
+    """The sources by names in which these parts are others, replaced in this order, and by their own."""
+
+    def names(name: str) -> list[str]:
+        other = name
+        for part, its_name in parts.items():
+            other = other.replace(part, its_name, 1)
+        return [other, name]
+
+    return {ours: renamed(source, names) for ours, source in sources.items()}
+
+
+def sinks(spec: DecoderSpec) -> dict[str, Source]:
+    """Those of query heads, which are tensors of their own: "….self_attn.sinks"."""
+    made = {}
+    for layer in range(spec.num_hidden_layers):
+        name = f"layers.{layer}.self_attn.sinks"
+        made[f"layers.{layer}.sinks.weight"] = Source(f"model.{name}", alternatives=(name, f"model.{name}.weight"))
+    return made
 
 
 def renumbered(sources: Mapping[str, Source], block: Callable[[int, str], int]) -> dict[str, Source]:

@@ -46,6 +46,7 @@ class Rope:
     theta: float = 10000.0
     kind: RopeKind = "default"
     scaling: dict[str, Any] = field(default_factory=dict)
+    backwards: bool = False  # by angles below zero
 
     def __post_init__(self) -> None:
         check_range("rope_theta", self.theta, ROPE_RANGES["rope_theta"])

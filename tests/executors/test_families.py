@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 
 import pytest
 import tiny_models
 import torch
-from conftest import HAS_NATIVE
+import transformers
+from conftest import HAS_NATIVE, some_quick
 from decoding import run, tokens_of
 from native_models import PRECISIONS, folder, loaded, relative, tokens
-from transformers import AutoModelForCausalLM
 
 from ipex_assist.executors.interface import Rows
 from ipex_assist.native.library import unavailable
@@ -42,7 +43,14 @@ VARIANTS = [
         "jamba-all-experts",
     ),
     *tiny_models.known("gemma4", "gemma4-one-kind", "gemma4-moe", "gemma4-everything"),
+    *tiny_models.known("nanochat", "mistral4", "granite-swa"),
 ]
+# Those that have other parts of these together.
+ALIKE = tiny_models.known(
+    *("nemotron", "olmo", "jais2", "exaone", "minicpm3", "youtu", "solar-open", "sarvam-moe", "hy-v3"),
+    *("afmoe-all-experts", "granitemoeshared", "granitemoe-swa"),
+)
+EACH = some_quick([*VARIANTS, *ALIKE], VARIANTS)
 LARGEST_ERROR = {"fp32": 1e-5, "bf16": 0.05, "int8": 0.1, "int4": 0.7}
 PROMPT = tokens(30, 1)
 
@@ -50,13 +58,14 @@ PROMPT = tokens(30, 1)
 @functools.cache
 def expected(variant: str) -> torch.Tensor:
     """transformers' logits of the prompt."""
-    model = AutoModelForCausalLM.from_pretrained(folder(variant), attn_implementation="eager").eval()
+    kind = getattr(transformers, json.loads((folder(variant) / "config.json").read_text())["architectures"][0])
+    model = kind.from_pretrained(folder(variant), attn_implementation="eager").eval()
     with torch.no_grad():
         return model(torch.tensor([PROMPT])).logits[0]
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", EACH)
 def test_every_precision(variant: str, precision: str) -> None:
     """As near to transformers as that precision is; a row has its bits alone, in a chunk, and among other texts."""
     model = loaded(variant, precision)
@@ -76,7 +85,7 @@ def test_every_precision(variant: str, precision: str) -> None:
         assert int(model.extend(second, [token]).argmax()) == right
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", EACH)
 def test_drafting_with_its_own_kind(variant: str) -> None:
     """The int4 form of a model drafts for it in the engine: the tokens are those it writes alone."""
     target, draft = loaded(variant, "bf16"), loaded(variant, "int4")

@@ -65,10 +65,18 @@ _VARIANTS = (
     *tiny_models.known("mistral3-ministral3", "olmo-hybrid-rope", "qwen3.5-published", "qwen3.5-moe-published"),
     *tiny_models.known("deepseek-v2", "deepseek-v3", "glm4-moe-lite", "gemma4-everything", "gemma4-published"),
     *tiny_models.known("kimi-linear", "llama4", "llama4-published", "falcon-h1", "jamba", "mamba", "falcon-mamba"),
+    *tiny_models.known("nanochat", "minicpm3", "mistral4", "afmoe", "granitemoe-swa"),
 )
-FAMILIES = {tiny_models.VARIANTS[variant]["model_type"]: variant for variant in _VARIANTS}
+# Of those that differ from these by names, or by which parts of theirs they have.
+_ALIKE = tiny_models.known(
+    *("exaone", "olmo", "nemotron", "jais2", "youtu", "solar-open", "sarvam-moe", "hy-v3", "granitemoeshared"),
+    *("granite-swa", "gemma3-published", "kimi-k25"),
+)
+_FIELDS = {variant: tiny_models.VARIANTS[variant] for variant in (*_VARIANTS, *_ALIKE)}
+FAMILIES = {fields["model_type"]: variant for variant, fields in _FIELDS.items()}
 # The fields that we read are the same on both stacks: IPEX's quick part has one family of each kind of layer.
-QUICK = FAMILIES if not HAS_IPEX else ("llama", "gemma2", "deepseek_v3", "qwen2_moe", "qwen3_5", "jamba", "lfm2")
+_ALL = {_FIELDS[variant]["model_type"] for variant in _VARIANTS}
+QUICK = _ALL if not HAS_IPEX else ("llama", "gemma2", "deepseek_v3", "qwen2_moe", "qwen3_5", "jamba", "lfm2")
 # Those of which every value that transformers takes is computed: they name no activation.
 ALL_COMPUTED = ("lfm2", "lfm2_moe")
 

@@ -16,7 +16,7 @@ import torch
 from conftest import EXECUTORS, HAS_NATIVE
 
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.models import ARCHITECTURES, find
+from ipex_assist.models import ARCHITECTURES, architecture_of, find
 from ipex_assist.models.common import rope
 from ipex_assist.models.config import Config, NotComputed
 
@@ -61,6 +61,7 @@ KINDS = [
     *tiny_models.known("deepseek-v2", "deepseek-v3-direct", "gemma4", "gemma4-moe", "gemma4-everything"),
     *tiny_models.known("kimi-linear", "llama4", "llama4-plain", "falcon-h1", "jamba", "jamba-biases"),
     *tiny_models.known("mamba", "mamba-biases", "falcon-mamba", "falcon-mamba-biases"),
+    *tiny_models.known("nanochat-biases", "mistral4", "granite-swa", "minicpm3", "nemotron"),
 ]
 
 
@@ -168,6 +169,14 @@ def test_first_names_of_architectures() -> None:
     """Phi-3.5-MoE and K-EXAONE were published with code of their own, whose class is named otherwise."""
     assert find("PhiMoEForCausalLM") is find("PhimoeForCausalLM") is not None
     assert find("ExaoneMoEForCausalLM") is find("ExaoneMoeForCausalLM") is not None
+    assert find("KimiK25ForConditionalGeneration") is find("Kimi_K25ForConditionalGeneration") is not None
+
+
+def test_names_of_classes_that_run_other_models() -> None:
+    """transformers writes the class that runs EXAONE 3 there, which is Llama's, whose tensors have other names."""
+    assert architecture_of({"architectures": ["LlamaForCausalLM"], "model_type": "exaone"}) == "ExaoneForCausalLM"
+    assert architecture_of({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}) == "LlamaForCausalLM"
+    assert architecture_of({"architectures": "LlamaForCausalLM"}) == architecture_of({}) == ""
 
 
 def test_missing_weight_is_named(tmp_path: Path) -> None:

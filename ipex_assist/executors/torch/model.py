@@ -414,8 +414,8 @@ class TorchModel(Model):
     def _norm(self, x: torch.Tensor, parts: Norm) -> torch.Tensor:
         weight, bias = parts
         if self.spec.norm == "rms":
-            assert weight is not None
-            return self.kernels.rms_norm(x, weight, self.spec.norm_eps)
+            scale = torch.ones(x.shape[-1], dtype=self.kernels.dtype) if weight is None else weight
+            return self.kernels.rms_norm(x, scale, self.spec.norm_eps)
         return self.kernels.layer_norm(x, weight, bias, self.spec.norm_eps)
 
     def normed(self, x: torch.Tensor) -> torch.Tensor:

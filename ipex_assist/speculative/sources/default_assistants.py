@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ipex_assist.checkpoints.base import architecture_of
+from ipex_assist.models import architecture_of
 
 # A draft of more than this share of the target's size is not worthwhile.
 LARGEST_SHARE = 0.5

@@ -30,8 +30,6 @@ def mix_by_attention(x: torch.Tensor, rows: LayerRows) -> torch.Tensor:
     if spec.norm_after_rope:
         query_key = _norm_of_heads(query_key, spec, rows)
     query, key = query_key.split((heads, kv_heads), 1)
-    if metadata.growth is not None:
-        query = query * metadata.growth.to(query.dtype)
     attended = attend(query, key, value, rows)
     return attended * torch.sigmoid(gate.flatten(1)) if spec.output_gate else attended
 
@@ -61,6 +59,8 @@ def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rows: La
     A layer that reads another one's keeps none.
     """
     spec, metadata = rows.spec.layers[rows.index].attention, rows.metadata
+    if metadata.growth is not None:
+        query = query * metadata.growth.to(query.dtype)
     if spec.kv_layer is None:
         rows.cache.write(rows.index, metadata.start, key, value)
     length = metadata.start + query.shape[0] if metadata.mask is None else metadata.mask.shape[-1]
