@@ -251,6 +251,18 @@ def _exaone(config: Config) -> Config:
     }
 
 
+def _afmoe(config: Config) -> Config:
+    return {
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "expert_shared_count": config["num_shared_experts"],
+        "leading_dense_block_count": config["num_dense_layers"],
+        "expert_weights_norm": True,
+        "expert_weights_scale": config["route_scale"],
+        "expert_gating_func": 2,
+        "attention.sliding_window": config["sliding_window"],
+    }
+
+
 def _gemma4(config: Config) -> Config:
     rope = config.get("rope_parameters") or {}
     return {
@@ -303,6 +315,7 @@ OWN: dict[str, Callable[[Config], Config]] = {
     "ernie4_5-moe": _ernie,
     "exaone-moe": _exaone,
     "hunyuan-moe": _hunyuan,
+    "afmoe": _afmoe,
     "apertus": lambda config: {},
 }
 

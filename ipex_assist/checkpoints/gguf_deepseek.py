@@ -1,4 +1,4 @@
-"""GGUF of DeepSeek's models, and of mixtures that route to experts as they do: GLM, dots, MiniMax, ERNIE, K-EXAONE.
+"""GGUF of DeepSeek's models, and of mixtures that route to experts as they do: GLM, dots, MiniMax, ERNIE, K-EXAONE…
 
 Source: conversion/{deepseek,glm,dots1,minimax,ernie,exaone,hunyuan}.py of llama.cpp, and src/models/*.cpp for routing.
 """
@@ -78,6 +78,16 @@ _MINIMAX = GgufTable(
 )
 _ERNIE = GgufTable(
     (*_layer(), ("mlp.moe_statics.e_score_correction_bias", Parts.of("exp_probs_b.bias", by=row))), OUTSIDE, EXPERTS
+)
+_AFMOE = GgufTable(
+    (
+        *same({"post_attention_layernorm": "post_attention_norm", "pre_mlp_layernorm": "ffn_norm"}),
+        *same({"post_mlp_layernorm": "post_ffw_norm", "self_attn.gate_proj": "attn_gate"}),
+        *(each for each in _layer(router="router.gate") if not each[0].startswith("post_attention_layernorm")),
+        ("mlp.expert_bias", Parts.of("exp_probs_b.bias")),
+    ),
+    OUTSIDE,
+    EXPERTS,
 )
 _HUNYUAN = GgufTable(
     (
@@ -196,6 +206,24 @@ def _exaone(header: GgufHeader, config: Config) -> Config:
     }
 
 
+def _afmoe(header: GgufHeader, config: Config) -> Config:
+    """What files do not say is as llama.cpp has it: the embedding is scaled, and each fourth layer sees everything."""
+    found = _routing(header)
+    return {
+        "num_experts": found["n_routed_experts"],
+        "num_experts_per_tok": found["num_experts_per_tok"],
+        "moe_intermediate_size": found["moe_intermediate_size"],
+        "num_shared_experts": found["n_shared_experts"],
+        "num_dense_layers": found["first_k_dense_replace"],
+        "route_scale": found["routed_scaling_factor"],
+        "route_norm": found["norm_topk_prob"],
+        "attention_bias": has(header, "attn_q.bias"),
+        "sliding_window": header.get("{arch}.attention.sliding_window"),
+        "global_attn_every_n_layers": 4,
+        "mup_enabled": True,
+    }
+
+
 def _hunyuan(header: GgufHeader, config: Config) -> Config:
     """A base that grows with alpha is stored as it is."""
     found = _routing(header, _SOFTMAX)
@@ -219,6 +247,7 @@ ARCHITECTURES = {
     "ernie4_5-moe": ("Ernie4_5_MoeForCausalLM", "ernie4_5_moe", _ERNIE),
     "exaone-moe": ("ExaoneMoeForCausalLM", "exaone_moe", _USUAL),
     "hunyuan-moe": ("HunYuanMoEV1ForCausalLM", "hunyuan_v1_moe", _HUNYUAN),
+    "afmoe": ("AfmoeForCausalLM", "afmoe", _AFMOE),
 }
 CONFIGS: dict[str, Callable[[GgufHeader, Config], Config]] = {
     "deepseek2": _v2,
@@ -230,4 +259,5 @@ CONFIGS: dict[str, Callable[[GgufHeader, Config], Config]] = {
     "ernie4_5-moe": _ernie,
     "exaone-moe": _exaone,
     "hunyuan-moe": _hunyuan,
+    "afmoe": _afmoe,
 }

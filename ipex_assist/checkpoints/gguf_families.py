@@ -29,7 +29,7 @@ def modules(*layer: str, norm: str = "model.norm") -> tuple[str, ...]:
 
 
 # Model types whose query and key rows the converter interleaves.
-PERMUTED = ("llama", "granite", "smollm3", "mixtral", "granitemoe", "arcee")
+PERMUTED = ("llama", "granite", "smollm3", "mixtral", "granitemoe", "arcee", "olmo")
 
 
 def _gemma(header: GgufHeader, config: Config) -> Config:
@@ -170,6 +170,21 @@ def _glm4(header: GgufHeader, config: Config) -> Config:
     return _biases(header) | {"partial_rotary_factor": _rotary_share(header, config)}
 
 
+def _nemotron(header: GgufHeader, config: Config) -> Config:
+    return _relu2(header, config) | {
+        "norm_eps": config.pop("layer_norm_eps"),
+        "partial_rotary_factor": _rotary_share(header, config),
+    }
+
+
+def _relu2(header: GgufHeader, config: Config) -> Config:
+    return _biases(header) | {"hidden_act": "relu2"}
+
+
+def _olmo(header: GgufHeader, config: Config) -> Config:
+    return _biases(header) | {"clip_qkv": header.get("{arch}.attention.clamp_kqv") or None}
+
+
 def _phi(header: GgufHeader, config: Config) -> Config:
     return {"hidden_act": "gelu_new", "partial_rotary_factor": _rotary_share(header, config)}
 
@@ -181,6 +196,11 @@ _PHI_LAYER = (*ATTENTION[:3], "self_attn.dense", "mlp.fc1", "mlp.fc2", "input_la
 _PHI3_LAYER = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj", *PRE_NORMS)
 _STARCODER2_LAYER = (*ATTENTION, "mlp.c_fc", "mlp.c_proj", *PRE_NORMS)
 _HUNYUAN_LAYER = (*ATTENTION, *_MLP, *PRE_NORMS, "self_attn.query_layernorm", "self_attn.key_layernorm")
+_EXAONE = (
+    *("transformer.wte", "transformer.ln_f", "lm_head", "transformer.h.{bid}.ln_1", "transformer.h.{bid}.ln_2"),
+    *(f"transformer.h.{{bid}}.attn.attention.{name}" for name in ("q_proj", "k_proj", "v_proj", "out_proj")),
+    *(f"transformer.h.{{bid}}.mlp.{name}" for name in ("c_fc_0", "c_fc_1", "c_proj")),
+)
 _COHERE_LAYER = (*ATTENTION, *_MLP, "input_layernorm")
 
 # general.architecture -> (architectures[0], model_type, Hugging Face modules).
@@ -205,6 +225,10 @@ ARCHITECTURES = {
     "ernie4_5": ("Ernie4_5ForCausalLM", "ernie4_5", modules(*ATTENTION, *_MLP, *PRE_NORMS)),
     "hunyuan-dense": ("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", modules(*_HUNYUAN_LAYER)),
     "arcee": ("ArceeForCausalLM", "arcee", modules(*ATTENTION, *_MLP[1:], *PRE_NORMS)),
+    "exaone": ("ExaoneForCausalLM", "exaone", _EXAONE),
+    "jais2": ("Jais2ForCausalLM", "jais2", modules(*ATTENTION, *_MLP[1:], *PRE_NORMS)),
+    "nemotron": ("NemotronForCausalLM", "nemotron", modules(*ATTENTION, *_MLP[1:], *PRE_NORMS)),
+    "olmo": ("OlmoForCausalLM", "olmo", modules(*ATTENTION, *_MLP)),
 }
 # The config keys of each family that differ from Llama's.
 CONFIGS: dict[str, Callable[[GgufHeader, Config], Config]] = {
@@ -217,7 +241,10 @@ CONFIGS: dict[str, Callable[[GgufHeader, Config], Config]] = {
     "seed_oss": _seed_oss,
     "ernie4_5": _ernie,
     "hunyuan-dense": lambda header, config: _biases(header),
-    "arcee": lambda header, config: _biases(header) | {"hidden_act": "relu2"},
+    "arcee": _relu2,
+    "jais2": _relu2,
+    "nemotron": _nemotron,
+    "olmo": _olmo,
     "smollm3": _smollm3,
     "starcoder2": _starcoder2,
     "stablelm": _stablelm,
@@ -229,10 +256,10 @@ CONFIGS: dict[str, Callable[[GgufHeader, Config], Config]] = {
     "chatglm": _glm4,
     "phi2": _phi,
 }
-LAYER_NORMS = ("starcoder2", "stablelm", "command-r", "cohere2", "phi2")
+LAYER_NORMS = ("starcoder2", "stablelm", "command-r", "cohere2", "phi2", "jais2", "nemotron", "olmo")
 
 
 def undo_norms(name: str, tensor: torch.Tensor, config: Config) -> torch.Tensor:
-    """Gemma's norms multiply by 1 + w. GGUF files store 1 + w, Hugging Face stores w."""
-    gemma = config["model_type"] in ("gemma", "gemma2", "gemma3_text")
-    return tensor.float() - 1 if gemma and name.endswith("norm.weight") else tensor
+    """Gemma's and Nemotron's norms multiply by 1 + w. GGUF files store 1 + w, Hugging Face stores w."""
+    plus_one = config["model_type"] in ("gemma", "gemma2", "gemma3_text", "nemotron")
+    return tensor.float() - 1 if plus_one and name.endswith("norm.weight") else tensor

@@ -74,6 +74,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "hunyuan-alpha": ("hunyuan-dense", {}),
     "arcee": ("arcee", {}),
     "arcee-biases": ("arcee", {}),
+    "exaone": ("exaone", {}),
+    "jais2": ("jais2", {}),
+    "jais2-no-biases": ("jais2", {}),
+    "nemotron": ("nemotron", {}),
+    "nemotron-whole": ("nemotron", {"hidden_act": "relu2"}),
+    "olmo": ("olmo", {}),
 }
 TRANSPOSED = (".c_attn.weight", ".c_proj.weight", ".c_fc.weight")
 
@@ -181,9 +187,9 @@ def add_tensors(writer: gguf.GGUFWriter, checkpoint: Checkpoint, model: Any, arc
     parts: dict[str, numpy.ndarray] = {}
     for name, tensor in stacked_experts(dict(checkpoint.tensors())).items():
         values = tensor.float().numpy()
-        if arch.startswith("gemma") and name.endswith("norm.weight"):
+        if arch.startswith(("gemma", "nemotron")) and name.endswith("norm.weight"):
             values = values + 1
-        if arch in ("llama", "granite", "granitemoe", "smollm3", "arcee") and (
+        if arch in ("llama", "granite", "granitemoe", "smollm3", "arcee", "olmo") and (
             ".q_proj." in name or ".k_proj." in name
         ):
             heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads

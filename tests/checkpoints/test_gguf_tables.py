@@ -63,6 +63,7 @@ FILES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "exaone-moe": ("exaone-moe", {}, {}),
     "exaone-moe-sparse-first": ("exaone-moe", {}, {}),
     "hunyuan-moe": ("hunyuan-moe", {}, {}),
+    "afmoe": ("afmoe", {"global_attn_every_n_layers": 4, "num_hidden_layers": 5}, {}),
     "hunyuan-moe-biases": ("hunyuan-moe", {}, {}),
 }
 KNOWN = tiny_models.known(*FILES)
