@@ -68,6 +68,7 @@ PAGES = {
             "kernels": "Single linear layers: ours, torch's and IPEX's, beside the memory's speed",
             "attention": "Attention to a block of keys and values by itself: microseconds, in cache and from memory",
             "instructions": "Instructions of the hot loops for each 64 bytes of weights",
+            "tile_ports": "Loops of prompts on AMX: cycles of each port, and the share of the tiles' peak, counted",
             "prefetch": "Linears by how far ahead they ask for their weights: nanoseconds for 64 bytes and thread",
             "adapters": "What LoRA adapters add to a pass",
             "barriers": "How often threads wait for each other in a pass: counted, measured, and on paper for many",
@@ -122,6 +123,7 @@ COUNTED = {
     "prompt_shares": "Counted by the core's own partition, the same on every machine",
     "instructions": "Counted in the compiled core, the same on every machine",
     "barriers_published": "Counted by the phases of a pass, the same on every machine",
+    "tile_ports": "Counted in the compiled core, the same on every machine",
     "suffixes": "Counted on recorded texts, the same on every machine",
     "planner": "By a clock that passes move, the same on every machine",
 }
