@@ -9,7 +9,10 @@ as int4/128, of others; and types of GGUF's blocks, such as Q4_K.
 
 "in cache" is what instructions alone take: of a layer of as many inputs and so few columns that its weights stay in the
 cores' second-level caches, less one of fewer still, which takes the same call; by column, times the columns. No kernel
-can be faster than the longer of that and reading; "% of limit" is that longer one ÷ what the layer took.
+can be faster than the longer of that and reading; "% of limit" is that longer one ÷ what the layer took. "% of peak",
+of more than 64 rows, is of what the cores multiply with nothing to read. There oneDNN's int8 stands beside ours, with
+rows that are quantized already and one scale each for rows and columns: less work than ours, which has a scale for each
+row and 128 columns.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from gguf import GGMLQuantizationType
 from ipex_assist.executors.native.loading import planned_pool
 from ipex_assist.models.layers import uniform_decoder
 from ipex_assist.models.rope_spec import Rope
-from ipex_assist.native.library import instruction_set, read_bandwidth
+from ipex_assist.native.library import instruction_set, peak, read_bandwidth
 from ipex_assist.native.model import PackedModel
 from ipex_assist.quantization.precision import BLOCK_FORMAT, BLOCK_TYPES, INT4_GROUP
 
@@ -38,8 +41,9 @@ SHAPES = ("4096x4096", "4096x11008", "11008x4096", "4096x16384", "16384x4096")
 PRECISIONS = ("bf16", "int8", "int4")
 BLOCKS = {GGMLQuantizationType(kind).name: kind for kind in BLOCK_TYPES}
 WORKING_SET = 1 << 30
-# Passes over more rows than this are long, and spread little.
+# Passes over more rows than this are long, and spread little; of rivals only these have kernels for them.
 FEW = 64
+MANY = {("torch", "bf16"), ("ipex", "bf16"), ("onednn", "int8")}
 REPEATS_OF_MANY = 2
 CACHED_BYTES, CACHED_CALLS = 400_000, 60  # of a layer in a core's cache, and how often it is called at least
 
@@ -126,7 +130,7 @@ def packed_bytes(width: int, columns: int, precision: str) -> int:
     precision, group = split(precision)
     if precision in BLOCKS:
         return int(width * columns * BLOCK_TYPES[BLOCKS[precision]])
-    each = {"bf16": 2.0, "int8": 1.0, "int4": 0.5 + 4 / group, "fp8": 1 + 4 / 2048}[precision]
+    each = {"bf16": 2.0, "int8": 1.0, "int4": 0.5 + 4 / group, "mxfp4": 0.5 + 1 / 32, "fp8": 1 + 4 / 2048}[precision]
     return int(width * columns * each) + (columns * 4 if precision in ("int8", "fp8") else 0)
 
 
@@ -140,6 +144,7 @@ def rival(name: str, width: int, columns: int, precision: str) -> tuple[Run, int
         ("torch", "bf16"): _torch_bf16,
         ("torch", "int8"): _torch_int8,
         ("torch", "int4"): _torch_int4,
+        ("onednn", "int8"): _onednn_int8,
         ("ipex", "bf16"): _ipex_bf16,
         ("ipex", "int8"): _ipex_woq,
         ("ipex", "int4"): _ipex_woq,
@@ -177,6 +182,19 @@ def _torch_int8(weight: torch.Tensor, precision: str) -> Run:
     return lambda x: torch._weight_int8pack_mm(x, values, scales)
 
 
+def _onednn_int8(weight: torch.Tensor, precision: str) -> Run:
+    columns, width = weight.shape
+    packed = torch.ops.onednn.qlinear_prepack(torch.ones(columns, width, dtype=torch.int8), None)
+    scales, zeros = torch.full((columns,), 1e-3), torch.zeros(columns, dtype=torch.int64)
+    last = (None, 1.0, 0, torch.float32, "none", [], "")  # no bias, and floats without a scale of their own
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        rows = torch.full(x.shape, 100, dtype=torch.uint8)
+        return torch.ops.onednn.qlinear_pointwise(rows, 0.01, 0, packed, scales, zeros, *last)
+
+    return run
+
+
 def _torch_int4(weight: torch.Tensor, precision: str) -> Run:
     columns, width = weight.shape
     packed = torch.full((columns, width // 2), 0x37, dtype=torch.uint8)  # the layout of _convert_weight_to_int4pack
@@ -212,6 +230,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     args = parser.parse_args()
     rivals = [name for name in args.rivals.split(",") if name]
+    rivals += ["onednn"] if "torch" in rivals else []
     all_rows = [int(rows) for rows in args.rows.split(",")]
     pool = planned_pool()
     torch.set_num_threads(pool.threads)
@@ -228,6 +247,7 @@ def main() -> None:
                 }
                 samples: dict[tuple[str, int], list[float]] = {}
                 bandwidths: list[float] = []
+                peaks = [peak(pool, "int8" if precision in BLOCKS else split(precision)[0]) for _ in range(2)]
                 for repeat in range(args.repeats + 1):
                     bandwidths.append(read_bandwidth(pool, repeats=2))
                     for rows in all_rows:
@@ -235,8 +255,8 @@ def main() -> None:
                             continue
                         x = torch.randn(rows, width)
                         for name, (run, copies, _) in contenders.items():
-                            if rows > FEW and name != "native" and precision != "bf16":
-                                continue  # minutes each; bf16 is what a prompt's speed is compared with
+                            if name != "native" and (rows > FEW) != ((name, precision) in MANY) and precision != "bf16":
+                                continue  # others take minutes for many rows
                             seconds = timed(run, x, copies)
                             if repeat:
                                 samples.setdefault((name, rows), []).append(seconds)
@@ -244,8 +264,9 @@ def main() -> None:
                 cached = in_cache(width, columns, precision, all_rows, pool.threads)
                 for (name, rows), seconds_of in sorted(samples.items()):
                     figures = measure.summary([1000 * s for s in seconds_of])
-                    one = measure.summary([1000 * s for s in samples[name, all_rows[0]]])["median"]
+                    first = [1000 * s for s in samples.get((name, all_rows[0]), [])]
                     speed = contenders[name][2] / figures["median"] / 1e6
+                    rate = rows * width * columns / figures["median"] / 1e6
                     ours = 1000 * cached[rows] if name == "native" and rows in cached else None
                     limit = None if ours is None else max(ours, contenders[name][2] / bandwidth / 1e6)
                     results.append(
@@ -258,6 +279,7 @@ def main() -> None:
                             "GB_per_s": speed,
                             "read_GB_per_s": bandwidth,
                             "in_cache_ms": ours,
+                            "peaks": peaks,
                         }
                     )
                     table.append(
@@ -272,8 +294,11 @@ def main() -> None:
                             "% of read": f"{100 * speed / bandwidth:.0f}",
                             "in cache, ms": "" if ours is None else f"{ours:.3f}",
                             "% of limit": "" if limit is None else f"{100 * limit / figures['median']:.0f}",
-                            "÷ first rows": f"{figures['median'] / one:.2f}",
-                            "GMAC/s": f"{rows * width * columns / figures['median'] / 1e6:.0f}",
+                            "÷ first rows": f"{figures['median'] / measure.summary(first)['median']:.2f}"
+                            if first
+                            else "",
+                            "GMAC/s": f"{rate:.0f}",
+                            "% of peak": f"{1e11 * rate / max(peaks):.0f}" if rows > FEW else "",
                         }
                     )
                 print(measure.table(table[-len(samples) :]), flush=True)

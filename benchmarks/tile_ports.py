@@ -47,12 +47,6 @@ class Ports:
     vectors: float = 0
     renamed: float = 0
 
-    def __add__(self, other: Ports) -> Ports:
-        return Ports(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
-
-    def __mul__(self, times: float) -> Ports:
-        return Ports(*(getattr(self, name) * times for name in self.__dataclass_fields__))
-
     @property
     def busiest(self) -> float:
         return max(getattr(self, name) for name in self.__dataclass_fields__)
@@ -191,6 +185,8 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true", help="the table alone: imports no torch")
     args = parser.parse_args()
     rows = table(loops(args.core))
+    if not rows:
+        parser.error(f"{args.core} was built by a compiler without AMX")
     if args.plain:
         print(tabulate([list(row.values()) for row in rows], headers=list(rows[0]), disable_numparse=True))
         return

@@ -195,7 +195,8 @@ struct Quantized {
     Buffer<uint8_t> values;
     Buffer<float> scales;
     Buffer<int32_t> sums;
-    LinearRows rows;
+    Buffer<uint8_t> tiles;
+    LinearRows rows, tiled;  // the latter with tiles, where these kernels use such
 };
 
 void test_cpu();

@@ -32,9 +32,18 @@ struct Case {
         const int64_t width = packed.linear.panels * LANES;
         constexpr int64_t gap = 5;  // a stride that is wider than what is written
         Buffer<float> out(size_t((count - 1) * (width + gap) + width), SENTINEL);
-        for (int p = 0; p < parts; p++) {
-            const int64_t from = packed.linear.panels * p / parts, to = packed.linear.panels * (p + 1) / parts;
-            if (from < to) k.linear(packed.linear, own.rows, count, from, to, out.data() + from * LANES, width + gap);
+        const auto multiply = [&](const LinearRows& rows, Buffer<float>& to) {
+            for (int p = 0; p < parts; p++) {
+                const int64_t from = packed.linear.panels * p / parts, end = packed.linear.panels * (p + 1) / parts;
+                if (from < end) k.linear(packed.linear, rows, count, from, end, to.data() + from * LANES, width + gap);
+            }
+        };
+        multiply(own.rows, out);
+        if (count > 16 && own.tiled.tiles) {
+            Buffer<float> of_tiles(out.size(), SENTINEL);
+            multiply(own.tiled, of_tiles);
+            CHECK(same_bits(out.data(), of_tiles.data(), out.size()), "%s, %ld rows as tiles", format.name,
+                  long(count));
         }
         std::vector<float> result;
         for (int64_t r = 0; r < count; r++) {

@@ -135,11 +135,14 @@ Quantized::Quantized(const KernelTable& k, const Linear& linear, const float* x,
       values(size_t((count + 31) / 32 * 32 * linear.depth * bytes_each), 0xff),
       scales(size_t(count * std::max<int64_t>(1, linear.depth / SCALE_COLUMNS)), NAN),
       sums(size_t(count * std::max<int64_t>(1, linear.depth / group)), 1 << 20),
-      rows{values.data(), scales.data(), sums.data(), linear.depth} {
+      tiles(k.tiled && bytes_each < 4 ? values.size() : 0, 0xff),
+      rows{values.data(), scales.data(), sums.data(), linear.depth},
+      tiled(rows) {
+    if (tiles.size()) tiled.tiles = tiles.data();
     Buffer<float> row(static_cast<size_t>(width));
     for (int64_t r = 0; r < count; r++) {
         std::copy(x + r * width, x + (r + 1) * width, row.data());
-        k.quantize(precision, group, row.data(), width, 0, linear.depth, r, rows);
+        k.quantize(precision, group, row.data(), width, 0, linear.depth, r, tiled);
     }
 }
 

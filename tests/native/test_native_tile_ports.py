@@ -91,7 +91,8 @@ def test_half_tiles() -> None:
 def test_the_loop_of_a_function() -> None:
     """The one with all products, not what is peeled off before it nor a short one within."""
     names = ("tdpbssd x", "push x", "tdpbssd x", "add x", "jne c <f>", "tdpbssd x", "jne 8 <f>", "ret ")
-    function = [(4 * i, *line.split(" ", 1)) for i, line in enumerate(names)]
+    parts = [line.partition(" ") for line in names]
+    function = [(4 * i, name, operands) for i, (name, _, operands) in enumerate(parts)]
     assert [name for name, _ in tile_ports.turn(function)] == ["tdpbssd", "add", "jne", "tdpbssd", "jne"]
     with pytest.raises(instructions.NotUnderstoodError, match="no loop of tile products"):
         tile_ports.turn(function[:2])

@@ -68,14 +68,14 @@ inline void tiles_configure(const F& shape) {
 }
 inline void tiles_end() {}
 
-inline void emulated_load(int tile, const void* from, int64_t stride) {
+__attribute__((noinline)) void emulated_load(int tile, const void* from, int64_t stride) {
     for (int64_t r = 0; r < emulated_shapes[tile].rows; r++) {
         std::memcpy(emulated_tiles[tile][r], static_cast<const uint8_t*>(from) + r * stride,
                     size_t(emulated_shapes[tile].bytes));
     }
 }
 
-inline void emulated_store(int tile, void* to, int64_t stride) {
+__attribute__((noinline)) void emulated_store(int tile, void* to, int64_t stride) {
     for (int64_t r = 0; r < emulated_shapes[tile].rows; r++) {
         std::memcpy(static_cast<uint8_t*>(to) + r * stride, emulated_tiles[tile][r],
                     size_t(emulated_shapes[tile].bytes));
@@ -91,7 +91,7 @@ inline float emulated_bf16(const uint8_t* from) {
     return value;
 }
 
-inline void emulated_dot_bf16(int c, int a, int b) {
+__attribute__((noinline)) void emulated_dot_bf16(int c, int a, int b) {
     for (int64_t m = 0; m < emulated_shapes[c].rows; m++) {
         for (int k = 0; k < 16; k++) {
             for (int n = 0; n < 16; n++) {
@@ -108,7 +108,7 @@ inline void emulated_dot_bf16(int c, int a, int b) {
 }
 
 template <class Row, class Weight>
-inline void emulated_dot_bytes(int c, int a, int b) {
+__attribute__((noinline)) void emulated_dot_bytes(int c, int a, int b) {
     for (int64_t m = 0; m < emulated_shapes[c].rows; m++) {
         for (int k = 0; k < emulated_shapes[a].bytes / 4; k++) {
             for (int n = 0; n < 16; n++) {

@@ -59,10 +59,14 @@ HOT_LOOP void amx_bf16_strip(const uint8_t* rows, int64_t row_bytes, const uint8
     }
 }
 
-// 17 to 32 rows times one panel or two. Tiles 0 and 1, 2 and 3: sums, 4 and 5: rows, 6 and 7: weights.
-template <bool RIGHT>
+// 17 to 32 rows times one panel or two. Tiles 0 and 1, 2 and 3: sums, 4 and 5: rows, 6 and 7: weights. TILED: rows are
+// LinearRows.tiles. Else those whose bytes are a power of two apart share few places of the first cache: at a depth of
+// 2048, all 16 of a tile one place, which holds 12.
+template <bool RIGHT, bool TILED>
 HOT_LOOP void amx_bf16_square(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int64_t bytes,
                               int64_t steps, Start start, float* out, int64_t stride) {
+    constexpr int64_t STEP = TILED ? TILE_BYTES : 64;
+    const int64_t row_stride = TILED ? 64 : row_bytes;
     const uint8_t* lower = rows + TILE * row_bytes;
     const float* lower_start = start.at + TILE * start.stride;
     float* lower_out = out + TILE * stride;
@@ -74,11 +78,11 @@ HOT_LOOP void amx_bf16_square(const uint8_t* rows, int64_t row_bytes, const uint
     }
     for (int64_t s = 0; s < steps; s++) {
         const uint8_t* weights = panel + s * TILE_BYTES;
-        TILE_LOAD(4, rows + s * 64, row_bytes);
+        TILE_LOAD(4, rows + s * STEP, row_stride);
         prefetch_lines(weights, TILE);
         TILE_LOAD(6, weights, 64);
         TILE_DOT_BF16(0, 4, 6);
-        TILE_LOAD(5, lower + s * 64, row_bytes);
+        TILE_LOAD(5, lower + s * STEP, row_stride);
         TILE_DOT_BF16(1, 5, 6);
         if (!RIGHT) continue;
         prefetch_lines(weights + bytes, TILE);
@@ -94,22 +98,22 @@ HOT_LOOP void amx_bf16_square(const uint8_t* rows, int64_t row_bytes, const uint
     }
 }
 
-// `count` rows (up to 32, as tiles_begin was told) times panels first <= b < last, `depth` input columns from k on.
-inline void amx_bf16_panels(const Linear& w, const uint8_t* rows, int64_t count, int64_t first, int64_t last, int64_t k,
-                            int64_t depth, float* out, int64_t stride) {
+// `count` rows (up to 32, as tiles_begin was told) from `first_row` on, times panels first <= b < last, `depth` input
+// columns from k on.
+inline void amx_bf16_panels(const Linear& w, const LinearRows& in, int64_t first_row, int64_t count, int64_t first,
+                            int64_t last, int64_t k, int64_t depth, float* out, int64_t stride) {
     const int64_t bytes = panel_bytes(BF16, 0, w.depth), row_bytes = w.depth * 2, steps = depth / 32;
+    const bool tiled = in.tiles && count > TILE;
+    const uint8_t* rows = (tiled ? in.tiles + k * 2 * TILE : in.values + k * 2) + first_row * row_bytes;
     for (int64_t b = first; b < last;) {
-        const uint8_t *from = rows + k * 2, *panel = w.weights + b * bytes + k * 32;
+        const uint8_t* panel = w.weights + b * bytes + k * 32;
         float* to = out + (b - first) * LANES;
         const Start start = k > 0 ? Start{to, stride} : Start{w.bias ? w.bias + b * LANES : NO_BIAS, 0};
         const int64_t part = count > TILE ? (b + 2 <= last ? 2 : 1) : (b + 4 <= last ? 4 : 1);
-        if (count > TILE) {
-            part == 2 ? amx_bf16_square<true>(from, row_bytes, panel, bytes, steps, start, to, stride)
-                      : amx_bf16_square<false>(from, row_bytes, panel, bytes, steps, start, to, stride);
-        } else {
-            part == 4 ? amx_bf16_strip<4>(from, row_bytes, panel, bytes, steps, start, to, stride)
-                      : amx_bf16_strip<1>(from, row_bytes, panel, bytes, steps, start, to, stride);
-        }
+        const auto multiply = count <= TILE ? (part == 4 ? amx_bf16_strip<4> : amx_bf16_strip<1>)
+                              : tiled ? (part == 2 ? amx_bf16_square<true, true> : amx_bf16_square<false, true>)
+                                      : (part == 2 ? amx_bf16_square<true, false> : amx_bf16_square<false, false>);
+        multiply(rows, row_bytes, panel, bytes, steps, start, to, stride);
         b += part;
     }
 }
@@ -119,10 +123,9 @@ inline void amx_bf16_panels(const Linear& w, const uint8_t* rows, int64_t count,
 inline void amx_bf16(const Linear& w, const LinearRows& in, int64_t count, int64_t first, int64_t last, float* out,
                      int64_t stride) {
     constexpr int64_t ROWS = 2 * TILE, GROUP = 8;
-    const int64_t row_bytes = w.depth * 2;
     tiles_begin(count);
     if (count <= ROWS) {
-        amx_bf16_panels(w, in.values, count, first, last, 0, w.depth, out, stride);
+        amx_bf16_panels(w, in, 0, count, first, last, 0, w.depth, out, stride);
         return tiles_end();
     }
     const int64_t rest = count % ROWS, full = count - rest;
@@ -132,13 +135,11 @@ inline void amx_bf16(const Linear& w, const LinearRows& in, int64_t count, int64
         for (int64_t k = 0; k < w.depth; k += DEPTH_CHUNK) {
             const int64_t depth = k + DEPTH_CHUNK < w.depth ? DEPTH_CHUNK : w.depth - k;
             for (int64_t r = 0; r < full; r += ROWS) {
-                amx_bf16_panels(w, in.values + r * row_bytes, ROWS, group, group_end, k, depth, to + r * stride,
-                                stride);
+                amx_bf16_panels(w, in, r, ROWS, group, group_end, k, depth, to + r * stride, stride);
             }
             if (!rest) continue;
             tiles_begin(rest);
-            amx_bf16_panels(w, in.values + full * row_bytes, rest, group, group_end, k, depth, to + full * stride,
-                            stride);
+            amx_bf16_panels(w, in, full, rest, group, group_end, k, depth, to + full * stride, stride);
             tiles_begin(ROWS);
         }
     }

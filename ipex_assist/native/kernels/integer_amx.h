@@ -4,7 +4,7 @@
 #pragma once
 #include "kernels/bf16_amx.h"
 #include "kernels/integer_linear.h"
-#include "memory/memory.h"
+#include "kernels/own_memory.h"
 
 namespace ipex_assist {
 namespace {
@@ -90,13 +90,6 @@ HOT_LOOP void amx_integer_panels(const Linear& w, const AmxRows& in, int64_t cou
              }));
 }
 
-// At least `bytes` of the calling thread's own memory.
-inline uint8_t* own_memory(size_t bytes) {
-    thread_local Memory memory;
-    memory.grow(bytes);
-    return memory.data();
-}
-
 // `count` rows (at most M) times panels [first, last), of which N at a time share the tiles of rows.
 template <class F, int M, int N, int64_t AHEAD = F::AHEAD / N>
 inline void amx_integer_strip(const Linear& w, const LinearRows& in, int64_t count, int64_t first, int64_t last,
@@ -124,11 +117,16 @@ inline void amx_integer_strip(const Linear& w, const LinearRows& in, int64_t cou
 template <class F, class MORE = F>
 inline void amx_integer_rows(const Linear& w, const LinearRows& in, int64_t count, int64_t first, int64_t last,
                              float* out, int64_t stride) {
-    if (count <= 4) return amx_integer_strip<F, 4, 2>(w, in, count, first, last, out, stride);
-    if (count <= 6)
-        return amx_integer_strip<F, 6, 2>(w, in, count, first, last, out, stride);  // 5: what drafts of 4 take
-    if (count <= 8) return amx_integer_strip<F, 8, 2>(w, in, count, first, last, out, stride);
-    amx_integer_strip<MORE, 16, 2>(w, in, count, first, last, out, stride);
+    if (count <= 4) {
+        amx_integer_strip<F, 4, 2>(w, in, count, first, last, out, stride);
+    } else if (count <= 6) {  // 5: what drafts of 4 take
+        amx_integer_strip<F, 6, 2>(w, in, count, first, last, out, stride);
+    } else if (count <= 8) {
+        amx_integer_strip<F, 8, 2>(w, in, count, first, last, out, stride);
+    } else {
+        amx_integer_strip<MORE, 16, 2>(w, in, count, first, last, out, stride);
+    }
+    tiles_end();
 }
 
 }  // namespace

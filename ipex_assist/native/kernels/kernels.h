@@ -66,8 +66,8 @@ struct LinearRows {
     // depth / 32), two 16-bit numbers each, minus the sums of 16 columns and, in the upper half, of the next 16.
     int32_t* negated_sums;
     int64_t depth;
-    // The int8 values again as AMX tiles, (rows / 16, depth / 64, 16, 64), for linears of more than 16 rows, with room
-    // up to a multiple of 32 rows. Null where the kernels use none, and where they are to make the tiles themselves.
+    // The values of int8 and bf16 again as AMX tiles, (rows / 16, bytes of a row / 64, 16, 64), for linears of more than
+    // 16 rows, with room up to a multiple of 32 rows. Null where the kernels use none, and where they are to do without.
     uint8_t* tiles = nullptr;
 };
 

@@ -220,19 +220,22 @@ inline void quantize_span(const float* x, int64_t width, int32_t group, bool pai
     }
 }
 
-// Columns [first, last) of row `row`, which has `depth` of them, to their places in the tiles.
-inline void copy_to_tiles(const uint8_t* values, int64_t row, int64_t depth, int64_t first, int64_t last,
+// Bytes [first, last) of row `row`, which has so many of them, to their places in the tiles.
+inline void copy_to_tiles(const uint8_t* values, int64_t row, int64_t row_bytes, int64_t first, int64_t last,
                           uint8_t* tiles) {
-    uint8_t* to = tiles + row / 16 * 16 * depth + row % 16 * 64;
-    for (int64_t i = first; i < last; i += 64) _mm512_store_si512(to + i * 16, _mm512_loadu_si512(values + i));
+    uint8_t* to = tiles + row / 16 * 16 * row_bytes + row % 16 * 64;
+    for (int64_t i = first; i < last; i += 64) _mm512_storeu_si512(to + i * 16, _mm512_loadu_si512(values + i));
 }
 
 void quantize(Precision precision, int32_t group, const float* x, int64_t width, int64_t first, int64_t last,
               int64_t row, const LinearRows& out) {
     const RowType rows = row_type(precision);
     if (rows != INT8_ROWS && rows != BLOCK_ROWS) {
-        const int64_t bytes = rows == FP32_ROWS ? 4 : sizeof(Bf16::Row);
-        convert(precision, x + first, width - first, last - first, out.values + (row * out.depth + first) * bytes);
+        const int64_t bytes = rows == FP32_ROWS ? 4 : sizeof(Bf16::Row), row_bytes = out.depth * bytes;
+        convert(precision, x + first, width - first, last - first, out.values + row * row_bytes + first * bytes);
+        if (out.tiles && rows == BF16_ROWS) {
+            copy_to_tiles(out.values + row * row_bytes, row, row_bytes, first * bytes, last * bytes, out.tiles);
+        }
         return;
     }
     const int64_t spans = out.depth / SCALE_COLUMNS, groups = out.depth / group;

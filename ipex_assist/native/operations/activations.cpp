@@ -69,9 +69,10 @@ void list_shared(List& list, SharedBuffers& b, const ActivationSizes& s) {
 
 template <class List>
 void list_node(List& list, NodeBuffers& b, const ActivationSizes& s) {
+    constexpr int64_t TILE_VALUE = 2;  // bytes: of bf16, or else int8
     const int64_t values = round_up(s.rows, PADDED_ROWS) * s.depth;
     list("delta", b.delta, s.rows, s.width);
-    list_prepared(list, b.inputs, values * 4, values / SCALE_COLUMNS, values / 32, s.tiles ? values : 0);
+    list_prepared(list, b.inputs, values * 4, values / SCALE_COLUMNS, values / 32, s.tiles ? values * TILE_VALUE : 0);
     list_prepared(list, b.down_inputs, s.down_values, s.down_columns / SCALE_COLUMNS, s.down_columns / 32, 0);
     list_prepared(list, b.expert_inputs, s.slot_values, s.slot_columns / SCALE_COLUMNS, s.slot_columns / 32, 0);
 }

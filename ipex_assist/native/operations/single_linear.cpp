@@ -32,7 +32,7 @@ void run_linears(const PackedModel& model, Pool& pool, LinearBuffers& buffers, L
     buffers.sums.grow(size_t(padded * depth / 32 * 4));
     LinearRows in{buffers.values.data(), buffers.scales.as<float>(), buffers.sums.as<int32_t>(), depth};
     if (model.kernels->tiled && rows > DECODE_ROWS) {
-        buffers.tiles.grow(size_t(padded * depth));
+        buffers.tiles.grow(size_t(padded * depth * 2));
         in.tiles = buffers.tiles.data();
     }
     pool.run([&](int thread) {

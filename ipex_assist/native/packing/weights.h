@@ -233,13 +233,14 @@ inline bool has_byte_rows(const Linear& linear) {
 }
 inline int64_t sums_of_span(const Linear& linear) { return SCALE_COLUMNS / linear.group; }
 
-// The rows of a linear's inputs from `first` on.
+// The rows of a linear's inputs from `first` on, a multiple of 16 where there are tiles.
 inline LinearRows rows_from(const Linear& linear, const KernelTable& kernels, LinearRows in, int64_t first) {
-    in.values += first * in.depth * value_bytes(linear.precision, kernels);
+    const int64_t before = first * in.depth * value_bytes(linear.precision, kernels);
+    in.values += before;
+    if (in.tiles && row_type(linear.precision) != FP32_ROWS) in.tiles += before;
     if (!has_byte_rows(linear)) return in;
     in.scales += first * (in.depth / SCALE_COLUMNS);
     in.negated_sums += first * (in.depth / SCALE_COLUMNS) * sums_of_span(linear);
-    if (in.tiles) in.tiles += first * in.depth;
     return in;
 }
 

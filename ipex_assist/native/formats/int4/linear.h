@@ -4,7 +4,8 @@
 #include "kernels/integer_linear.h"
 #include "kernels/integer_prefill.h"
 #ifdef IPEX_ASSIST_HAS_AMX
-#include "kernels/integer_amx_prefill.h"
+#include "kernels/amx_prefill.h"
+#include "kernels/integer_amx.h"
 #endif
 
 namespace ipex_assist {
@@ -104,7 +105,7 @@ struct Int4Tiles {
 };
 
 #ifdef IPEX_ASSIST_HAS_AMX
-// The groups of int4, 64 or 128 columns deep (32 do not fill a tile).
+// The groups of int4 of up to 16 rows, 64 or 128 columns deep (32 do not fill a tile).
 template <int GROUP>
 struct Int4Groups {
     static constexpr int COLUMNS = GROUP, BYTES = (GROUP / 8 + 1) * 64, UNPACKED = GROUP * LANES, AHEAD = 4096;
@@ -172,25 +173,30 @@ struct SignedInt4Groups : Int4Groups<GROUP> {
     }
 };
 
+// Those of many rows, in any groups.
 template <int GROUP>
-inline void to_signed(const Int4Groups<GROUP>&, const uint8_t* group, uint8_t* bytes) {
-    SignedInt4Groups<GROUP>::unpack(group, bytes);
-}
-
-template <int GROUP>
-inline __m512 add_sum(const Int4Groups<GROUP>&, __m512 sum, __m512 row_scale, __m512 scale, __m512 total) {
-    return _mm512_fmadd_ps(sum, _mm512_mul_ps(scale, row_scale), total);
-}
-template <int GROUP>
-inline __m512 group_scale(const Int4Groups<GROUP>&, const uint8_t* group) {
-    return _mm512_castsi512_ps(_mm512_andnot_si512(_mm512_set1_epi32(ZERO_BITS), _mm512_loadu_si512(group)));
-}
+struct Int4Squares {
+    static constexpr int COLUMNS = GROUP, VALUE_BYTES = 1, AHEAD = 4096, GROUP_BYTES = (GROUP / 8 + 1) * 64;
+    static constexpr int64_t SPAN_BYTES = SCALE_COLUMNS / GROUP * GROUP_BYTES;
+    static constexpr bool SCALES = true;
+    static int64_t head(int64_t) { return 0; }
+    static void tiles(const uint8_t*, int64_t, const uint8_t* lines, int g, uint8_t* to, float* scale) {
+        const __m512i head = _mm512_loadu_si512(lines + g * GROUP_BYTES);
+        _mm512_store_si512(scale, _mm512_andnot_si512(_mm512_set1_epi32(ZERO_BITS), head));
+        SignedInt4Groups<GROUP>::unpack(lines + g * GROUP_BYTES, to);
+    }
+    static __m512 begin(const Linear& w, int64_t b) { return Int4Groups<GROUP>::begin(w, b); }
+    static __m512 end(const Linear&, int64_t, __m512 total) { return total; }
+    static __m512 add(const int32_t* sums, __m512 row_scale, __m512 scale, __m512 total) {
+        const __m512 sum = _mm512_cvtepi32_ps(_mm512_load_si512(sums));
+        return _mm512_fmadd_ps(sum, _mm512_mul_ps(scale, row_scale), total);
+    }
+};
 
 #endif
 
 #ifdef IPEX_ASSIST_BYTE_PAIRS
-constexpr int64_t UNPACKED_ROWS = 33;  // from so many rows on: fewer do not pay for the bytes that are stored
-constexpr int LIFT = 32;               // what weights as bytes have above their values
+constexpr int LIFT = 32;  // what weights as bytes have above their values
 
 // Groups of int4 weights to bytes, in the order of their columns: nibble - zero + LIFT; and the groups' scales.
 HOT_LOOP void int4_to_bytes(const uint8_t* from, int64_t group, int64_t groups, uint8_t* to, float* scales) {
@@ -224,11 +230,16 @@ struct Int4Bytes {
 inline void format_linear(Int4Format, const Linear& w, const LinearRows& in, int64_t rows, int64_t first, int64_t last,
                           float* out, int64_t stride) {
 #ifdef IPEX_ASSIST_HAS_AMX
-    // Groups of 32 do not fill a tile.
+    if (rows > TILE) {
+        if (w.group == 32) return amx_many(Int4Squares<32>(), w, in, rows, first, last, out, stride);
+        if (w.group == 64) return amx_many(Int4Squares<64>(), w, in, rows, first, last, out, stride);
+        return amx_many(Int4Squares<128>(), w, in, rows, first, last, out, stride);
+    }
+    // Groups of 32 fill half a tile: few rows are faster by vectors.
     if (rows > VECTOR_ROWS && w.group == 64)
-        return amx_integer<Int4Groups<64>, SignedInt4Groups<64>>(w, in, rows, first, last, out, stride);
+        return amx_integer_rows<Int4Groups<64>, SignedInt4Groups<64>>(w, in, rows, first, last, out, stride);
     if (rows > VECTOR_ROWS && w.group == 128)
-        return amx_integer<Int4Groups<128>>(w, in, rows, first, last, out, stride);
+        return amx_integer_rows<Int4Groups<128>>(w, in, rows, first, last, out, stride);
 #endif
 #ifdef IPEX_ASSIST_BYTE_PAIRS
     if (rows >= UNPACKED_ROWS) return byte_pairs<Int4Bytes>(w, in, rows, first, last, out, stride);

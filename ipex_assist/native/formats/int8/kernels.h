@@ -5,7 +5,8 @@
 #include "kernels/integer_prefill.h"
 #include "kernels/pack_rows.h"
 #ifdef IPEX_ASSIST_HAS_AMX
-#include "kernels/integer_amx_prefill.h"
+#include "kernels/amx_prefill.h"
+#include "kernels/integer_amx.h"
 #endif
 
 namespace ipex_assist {
@@ -55,10 +56,7 @@ struct Int8Groups {
     static constexpr bool SIGNED = false;
     static int32_t start(int32_t negated_sum) { return negated_sum * 128; }
     static __m512 begin(const Linear&, int64_t) { return _mm512_setzero_ps(); }
-    static __m512 end(const Linear& w, int64_t b, __m512 total) {
-        const __m512 bias = w.bias ? _mm512_loadu_ps(w.bias + b * LANES) : _mm512_setzero_ps();
-        return _mm512_fmadd_ps(total, _mm512_loadu_ps(w.scales + b * LANES), bias);
-    }
+    static __m512 end(const Linear& w, int64_t b, __m512 total) { return scaled_column(w, b, total); }
     static const uint8_t* unpack(const uint8_t* group, uint8_t*) { return group; }
 
     template <int M>
@@ -70,18 +68,23 @@ struct Int8Groups {
     }
 };
 
-// A group of a panel as signed bytes, in tiles.
-inline void to_signed(const Int8Groups&, const uint8_t* group, uint8_t* bytes) {
-    const __m512i sign = _mm512_set1_epi8(-128);
-    FOR_EACH(s, Int8Groups::BYTES / 64,
-             { _mm512_store_si512(bytes + s * 64, _mm512_xor_si512(_mm512_loadu_si512(group + s * 64), sign)); });
-}
-
-// Adds a group's scaled sum to the total.
-inline __m512 add_sum(const Int8Groups&, __m512 sum, __m512 row_scale, __m512, __m512 total) {
-    return _mm512_fmadd_ps(sum, row_scale, total);
-}
-inline __m512 group_scale(const Int8Groups&, const uint8_t*) { return _mm512_setzero_ps(); }
+// And those of many rows, as signed bytes.
+struct Int8Squares {
+    static constexpr int COLUMNS = SCALE_COLUMNS, VALUE_BYTES = 1, AHEAD = 2048;
+    static constexpr int64_t SPAN_BYTES = SCALE_COLUMNS * LANES;
+    static constexpr bool SCALES = false;
+    static int64_t head(int64_t) { return 0; }
+    static void tiles(const uint8_t*, int64_t, const uint8_t* lines, int, uint8_t* to, float*) {
+        const __m512i sign = _mm512_set1_epi8(-128);
+        FOR_EACH(s, SPAN_BYTES / 64,
+                 { _mm512_store_si512(to + s * 64, _mm512_xor_si512(_mm512_loadu_si512(lines + s * 64), sign)); });
+    }
+    static __m512 begin(const Linear&, int64_t) { return _mm512_setzero_ps(); }
+    static __m512 end(const Linear& w, int64_t b, __m512 total) { return scaled_column(w, b, total); }
+    static __m512 add(const int32_t* sums, __m512 row_scale, __m512, __m512 total) {
+        return _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_load_si512(sums)), row_scale, total);
+    }
+};
 
 #endif
 
@@ -98,7 +101,8 @@ struct Int8Bytes {
 inline void format_linear(Int8Format, const Linear& w, const LinearRows& in, int64_t rows, int64_t first, int64_t last,
                           float* out, int64_t stride) {
 #ifdef IPEX_ASSIST_HAS_AMX
-    if (rows > VECTOR_ROWS) return amx_integer<Int8Groups>(w, in, rows, first, last, out, stride);
+    if (rows > TILE) return amx_many(Int8Squares(), w, in, rows, first, last, out, stride);
+    if (rows > VECTOR_ROWS) return amx_integer_rows<Int8Groups>(w, in, rows, first, last, out, stride);
 #endif
 #ifdef IPEX_ASSIST_BYTE_PAIRS
     if (rows > TILE_ROWS) return byte_pairs<Int8Bytes>(w, in, rows, first, last, out, stride);
