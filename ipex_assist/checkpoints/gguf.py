@@ -12,6 +12,7 @@ from ipex_assist.checkpoints import gguf_blocks, gguf_config, gguf_file
 from ipex_assist.checkpoints.base import Checkpoint, RowReader
 from ipex_assist.checkpoints.gguf_blocks import RowsInFile
 from ipex_assist.checkpoints.gguf_file import GgufTensor
+from ipex_assist.checkpoints.safetensors_file import StoredTensor
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.models import find
 from ipex_assist.models.weights import Source, stored_form
@@ -94,6 +95,17 @@ class GgufCheckpoint(Checkpoint):
             return next(gguf_file.read_tensors(stored, self._cpus, fp32=precision == "fp32"))[1]
 
         return rows
+
+    def stored_floats(self, name: str) -> StoredTensor | None:
+        each = self._tensors.get(name)
+        if each is None or len(each.parts) != 1 or not gguf_config.keeps_rows(name, each, self.config):
+            return None
+        [part], permuted = each.parts, gguf_config.is_permuted(name, self.config)
+        if part.type not in gguf_file.PLAIN or (each.restore is None and permuted):
+            return None
+        shape = part.shape if each.restore is not None else gguf_config.hf_shape(name, part.shape, self.config)
+        size = gguf_file.stored_bytes(name, part)
+        return StoredTensor(part.path, gguf_file.PLAIN[part.type], shape, part.offset, size)
 
     def dequantized_to(self, precision: str) -> str | None:
         quantized = any(gguf_file.is_quantized(part) for part in self._parts())

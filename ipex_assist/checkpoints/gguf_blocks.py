@@ -7,20 +7,20 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ipex_assist.checkpoints import gguf_config, gguf_file
-from ipex_assist.models.weights import Source, head_dim_of, part_of, weight_shape
+from ipex_assist.deferred_imports import one_torch_thread
+from ipex_assist.models.weights import Source, head_dim_of, may_be_linear, part_of, rows_of, weight_shape
 from ipex_assist.quantization.precision import BLOCK_FORMAT, BLOCK_TYPES
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
 
     from ipex_assist.checkpoints.gguf_tables import RestoredTensor
     from ipex_assist.models.spec import DecoderSpec
-
-# Matrices outside of layers that are linears, or that tokens are looked up in.
-_OUTER = ("lm_head", "embed_tokens", "project_in", "project_out")
 
 
 @dataclass(frozen=True)
@@ -38,52 +38,77 @@ def block_formats(
     """Our weights that are in blocks, by the headers, and the formats that these have in the core."""
     formats = {}
     for ours, source in sources.items():
-        stored = _stored(tensors, source)
-        kind = None if stored is None else _type(stored)
-        if kind is not None and _is_linear(ours) and _keeps_columns(stored, source, weight_shape(spec, ours)):
+        name = _name(tensors, source)
+        kind = None if name is None else _type(tensors[name])
+        if name is None or kind is None or not may_be_linear(ours):
+            continue
+        if _keeps_columns(tensors[name], source, weight_shape(spec, ours)):
             formats[ours] = BLOCK_FORMAT + kind
     return formats
 
 
 def block_rows(
-    tensors: Mapping[str, RestoredTensor], config: dict[str, object], spec: DecoderSpec, ours: str, source: Source
+    tensors: Mapping[str, RestoredTensor], config: dict[str, Any], spec: DecoderSpec, ours: str, source: Source
 ) -> RowsInFile | None:
-    """Where the rows of one of `block_formats` lie; None where it is made of a file's rows in another way.
+    """Where the rows of one of `block_formats` lie; None where it is made of a file's rows in another way."""
+    import numpy as np
 
-    Row numbers are sent through all that the rows of a tensor go through on their way to our weight.
-    """
-    stored = _stored(tensors, source)
-    assert stored is not None, ours
-    name = next(each for each in (source.name, *source.alternatives) if each in tensors)
-    probes, starts, total = [], [], 0
-    for part in stored.parts:
-        rows = math.prod(part.shape[:-1])
-        probes.append(_probe(total, rows).reshape(*part.shape[:-1], 3))
-        starts.append(total)
-        total += rows
-    try:
-        found = part_of(gguf_config.restored(name, stored, probes, config), source, head_dim_of(spec, ours))
-    except (RuntimeError, ValueError, IndexError):  # it looks at columns
+    name = _name(tensors, source)
+    assert name is not None, ours
+    stored, (rows, columns), head_dim = tensors[name], weight_shape(spec, ours), head_dim_of(spec, ours)
+    counts = [math.prod(part.shape[:-1]) for part in stored.parts]
+    numbers = _numbers_by_name(name, stored, config, source, head_dim)
+    if numbers is None:
+        numbers = _numbers_by_probe(name, stored, config, source, head_dim)
+    if numbers is None or numbers.shape != (rows,):
         return None
-    columns = weight_shape(spec, ours)[1]
-    rows = weight_shape(spec, ours)[0]
-    import torch
-
-    whole = found.dtype == torch.int64 and tuple(found.shape) == (rows, 3)
-    if not whole or not torch.equal(found, _probe_of(found[:, 0])):
-        return None
-    each = gguf_file.stored_bytes(name, stored.parts[0]) // math.prod(stored.parts[0].shape[:-1])
-    numbers = found[:, 0] - 1
-    part_of_row = torch.bucketize(numbers, torch.tensor(starts), right=True) - 1
-    before = torch.tensor([part.offset - start * each for start, part in zip(starts, stored.parts, strict=True)])
-    offsets = array("q", (before[part_of_row] + numbers * each).numpy().tobytes())
+    each = gguf_file.stored_bytes(name, stored.parts[0]) // counts[0]
+    starts = np.cumsum([0, *counts[:-1]])
+    part_of_row = np.searchsorted(starts, numbers, "right") - 1
+    before = np.array([part.offset for part in stored.parts]) - starts * each
+    offsets = array("q", (before[part_of_row] + numbers * each).tobytes())
     return RowsInFile(stored.parts[0].path, offsets, columns)
 
 
-def _probe(first: int, rows: int) -> torch.Tensor:
-    import torch
+def _numbers_by_name(
+    name: str, stored: RestoredTensor, config: dict[str, Any], source: Source, head_dim: int
+) -> NDArray[np.int64] | None:
+    """The file's row numbers of our rows, without torch: of tensors that are as stored, or q and k of Llama's files."""
+    import numpy as np
 
-    return _probe_of(torch.arange(first + 1, first + rows + 1))
+    moved = source.expert is not None or source.transposed or source.flat or source.pairs or source.heads_transposed
+    if moved or len(stored.parts) != 1 or not gguf_config.keeps_rows(name, stored, config):
+        return None
+    numbers: Any = np.arange(stored.parts[0].shape[0])
+    if stored.restore is None:
+        numbers = gguf_config.undo_permutation(name, numbers, config)
+    try:
+        return np.asarray(rows_of(numbers, source, head_dim))
+    except ValueError:  # rows that cannot be cut into heads
+        return None
+
+
+def _numbers_by_probe(
+    name: str, stored: RestoredTensor, config: dict[str, Any], source: Source, head_dim: int
+) -> NDArray[np.int64] | None:
+    """Of any tensor: row numbers are sent through all that its rows go through on their way to our weight."""
+    with one_torch_thread():
+        import torch
+
+        probes, total = [], 0
+        for part in stored.parts:
+            rows = math.prod(part.shape[:-1])
+            probes.append(_probe_of(torch.arange(total + 1, total + rows + 1)).reshape(*part.shape[:-1], 3))
+            total += rows
+        try:
+            found = part_of(gguf_config.restored(name, stored, probes, config), source, head_dim)
+        except (RuntimeError, ValueError, IndexError):  # it looks at columns
+            return None
+        whole = found.dtype == torch.int64 and found.dim() == 2 and found.shape[1] == 3
+        if not whole or not torch.equal(found, _probe_of(found[:, 0])):
+            return None
+        numbers: NDArray[np.int64] = (found[:, 0] - 1).numpy()
+        return numbers
 
 
 def _probe_of(numbers: torch.Tensor) -> torch.Tensor:
@@ -93,8 +118,9 @@ def _probe_of(numbers: torch.Tensor) -> torch.Tensor:
     return torch.stack((numbers, -numbers, torch.full_like(numbers, 7)), 1)
 
 
-def _stored(tensors: Mapping[str, RestoredTensor], source: Source) -> RestoredTensor | None:
-    return next((tensors[name] for name in (source.name, *source.alternatives) if name in tensors), None)
+def _name(tensors: Mapping[str, RestoredTensor], source: Source) -> str | None:
+    """The file's name of what one of our weights is taken from."""
+    return next((name for name in (source.name, *source.alternatives) if name in tensors), None)
 
 
 def _type(stored: RestoredTensor) -> int | None:
@@ -106,12 +132,6 @@ def _type(stored: RestoredTensor) -> int | None:
     return kind if kind in BLOCK_TYPES else None
 
 
-def _is_linear(ours: str) -> bool:
-    """Whether one of our weights may be a linear; a router is one in fp32."""
-    *_, leaf, kind = ours.split(".")
-    return kind == "weight" and (leaf.endswith("_proj") or ours.removesuffix(".weight") in _OUTER)
-
-
-def _keeps_columns(stored: RestoredTensor | None, source: Source, shape: tuple[int, ...]) -> bool:
+def _keeps_columns(stored: RestoredTensor, source: Source, shape: tuple[int, ...]) -> bool:
     whole = source.factor == 1 and source.plus == 0 and not source.heads_transposed
-    return stored is not None and whole and len(shape) == 2 and stored.parts[0].shape[-1] == shape[1]
+    return whole and len(shape) == 2 and stored.parts[0].shape[-1] == shape[1]

@@ -14,7 +14,7 @@ from ipex_assist.checkpoints import (
     gguf_recurrent,
 )
 from ipex_assist.checkpoints.gguf_ends import end_token_ids
-from ipex_assist.checkpoints.gguf_file import GgufHeader, read_tensors, rounded, rows_of
+from ipex_assist.checkpoints.gguf_file import GgufHeader, read_floats, rounded, rows_of
 from ipex_assist.checkpoints.gguf_tables import GgufTable, RestoredTensor, as_it_is, read_table
 from ipex_assist.env.errors import IpexAssistError
 
@@ -236,6 +236,13 @@ def is_as_stored(name: str, stored: RestoredTensor, config: dict[str, Any]) -> b
     return vocabulary and not is_permuted(name, config) and not gguf_gpt.is_rearranged(name, config)
 
 
+def keeps_rows(name: str, stored: RestoredTensor, config: dict[str, Any]) -> bool:
+    """Whether `restored` surely does no more to a matrix or vector than `undo_permutation`."""
+    if stored.restore is not None:
+        return stored.restore is as_it_is
+    return not gguf_gpt.is_rearranged(name, config) and not gguf_families.is_shifted(name, config)
+
+
 def hf_shape(name: str, shape: tuple[int, ...], config: dict[str, Any]) -> tuple[int, ...]:
     """The shape that a tensor of this shape gets in `as_hugging_face`."""
     if name.endswith(".shared_expert_gate.weight") and len(shape) == 1:
@@ -393,7 +400,7 @@ def _llama3_scaling(header: GgufHeader) -> dict[str, Any]:
     The divisors computed from them (Hugging Face's `_compute_llama3_parameters`) must agree with the stored ones.
     """
     tensor = header.tensors[ROPE_FACTORS]
-    stored = next(read_tensors([(ROPE_FACTORS, tensor)]))[1].float().reshape(-1).tolist()
+    stored = read_floats(ROPE_FACTORS, tensor)
     theta = float(header.get("{arch}.rope.freq_base", 10000.0))
     low, high, original, factor = 1.0, 4.0, 8192, max(stored)
     computed = []

@@ -260,6 +260,9 @@ LAYER_NORMS = ("starcoder2", "stablelm", "command-r", "cohere2", "phi2", "jais2"
 
 
 def undo_norms(name: str, tensor: torch.Tensor, config: Config) -> torch.Tensor:
-    """Gemma's and Nemotron's norms multiply by 1 + w. GGUF files store 1 + w, Hugging Face stores w."""
-    plus_one = config["model_type"] in ("gemma", "gemma2", "gemma3_text", "nemotron")
-    return tensor.float() - 1 if plus_one and name.endswith("norm.weight") else tensor
+    return tensor.float() - 1 if is_shifted(name, config) else tensor
+
+
+def is_shifted(name: str, config: Config) -> bool:
+    """Whether a norm multiplies by 1 + w, as Gemma's and Nemotron's: GGUF files store 1 + w, Hugging Face stores w."""
+    return name.endswith("norm.weight") and config["model_type"] in ("gemma", "gemma2", "gemma3_text", "nemotron")

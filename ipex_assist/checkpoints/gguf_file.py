@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ipex_assist.checkpoints.safetensors_file import fits_memory, read_into, refuse_lfs_pointer
+from ipex_assist.checkpoints.safetensors_file import DTYPES, fits_memory, read_into, refuse_lfs_pointer
 from ipex_assist.env.errors import IpexAssistError
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ _STRING, _ARRAY = 8, 9
 # GGUF value type → struct code; 8 and 9 are strings and arrays.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
-# Tensor types that are read as they are, by their torch dtypes: F32, F16 and BF16 of GGMLQuantizationType.
-_PLAIN = {0: "float32", 1: "float16", 30: "bfloat16"}
+# Tensor types that are read as they are, by safetensors' names: F32, F16 and BF16 of GGMLQuantizationType.
+PLAIN = {0: "F32", 1: "F16", 30: "BF16"}
 
 _MAX_DIMENSIONS = 4  # GGML_MAX_DIMS
 
@@ -123,6 +123,14 @@ def read_header(path: Path) -> GgufHeader:
     return header
 
 
+def metadata_entries(path: Path) -> dict[str, bytes]:
+    """The metadata of one file as they lie there, key, type and value, by key. Raises IpexAssistError as above."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        parser = _Parser(path, data)
+        parser.parse()
+        return {key: data[start:end] for key, (start, end) in parser.entries.items()}
+
+
 def check_sizes(header: GgufHeader) -> None:
     """Raise IpexAssistError where a file is too short for its tensors, or a tensor's type is unknown."""
     sizes: dict[Path, int] = {}
@@ -158,7 +166,7 @@ def stored_bytes(name: str, tensor: GgufTensor) -> int:
 
 def is_quantized(tensor: GgufTensor) -> bool:
     """Whether the tensor is stored in blocks that must be dequantized."""
-    return tensor.type not in _PLAIN
+    return tensor.type not in PLAIN
 
 
 def rows_of(name: str, tensor: GgufTensor, first: int, last: int) -> GgufTensor:
@@ -189,6 +197,19 @@ def read_tensors(
             yield name, _read_tensor(name, tensor, workers, fp32)
 
 
+def read_floats(name: str, tensor: GgufTensor) -> list[float]:
+    """The numbers of a small tensor in F32. Raises IpexAssistError for one of another type."""
+    import numpy
+
+    if tensor.type != 0:
+        raise IpexAssistError(f"{tensor.path}: tensor {name} is of type {tensor.type}, not F32. Convert it again.")
+    values = numpy.empty(_elements(tensor.shape), dtype=numpy.float32)
+    with open(tensor.path, "rb", buffering=0) as file:
+        read_into(file, tensor.offset, values.view(numpy.uint8))
+    found: list[float] = values.tolist()
+    return found
+
+
 def _read_tensor(name: str, tensor: GgufTensor, workers: ThreadPoolExecutor, fp32: bool) -> torch.Tensor:
     import numpy
     import torch
@@ -199,7 +220,7 @@ def _read_tensor(name: str, tensor: GgufTensor, workers: ThreadPoolExecutor, fp3
     with open(tensor.path, "rb", buffering=0) as file:
         read_into(file, tensor.offset, raw)
     if not is_quantized(tensor):
-        return torch.from_numpy(raw).view(getattr(torch, _PLAIN[tensor.type])).reshape(tensor.shape)
+        return torch.from_numpy(raw).view(getattr(torch, DTYPES[PLAIN[tensor.type]][0])).reshape(tensor.shape)
 
     kind = GGMLQuantizationType(tensor.type)
     block, block_bytes = GGML_QUANT_SIZES[kind]
@@ -263,6 +284,7 @@ class _Parser:
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self.path, self.data, self.position = path, data, 0
+        self.entries: dict[str, tuple[int, int]] = {}  # where the metadata of a key begin and end
 
     def parse(self) -> GgufHeader:
         if self.data[:4] != b"GGUF":
@@ -276,8 +298,9 @@ class _Parser:
             )
         header = GgufHeader(self.path)
         for _ in range(metadata_count):
-            key = self._string()
+            start, key = self.position, self._string()
             header.metadata[key] = self._value(self._u32())
+            self.entries[key] = start, self.position
         found: list[tuple[str, tuple[int, ...], int, int]] = []
         for _ in range(tensor_count):
             name, dimensions = self._string(), self._u32()

@@ -97,6 +97,16 @@ NORMS = (
 CONV_BASES = ("attention_conv_base", "mlp_conv_base")  # of a DFlash 2 head: (2 · conv_kernel · hidden,)
 
 
+# Matrices outside of layers that are linears, or that tokens are looked up in.
+_OUTER = ("lm_head", "embed_tokens", "project_in", "project_out")
+
+
+def may_be_linear(ours: str) -> bool:
+    """Whether one of our weights is a matrix that may have a format of its own; a router is one in fp32."""
+    *_, leaf, kind = ours.split(".")
+    return kind == "weight" and (leaf.endswith("_proj") or ours.removesuffix(".weight") in _OUTER)
+
+
 def layer_of(spec: DecoderSpec, name: str) -> LayerSpec | None:
     """The layer that one of our weights belongs to, such as "layers.0.q_proj.weight"; None outside of layers."""
     place, _, rest = name.partition(".")

@@ -7,7 +7,6 @@ import os
 from typing import TYPE_CHECKING
 
 from ipex_assist.checkpoints.short_name import short_name
-from ipex_assist.deferred_imports import one_torch_thread
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.native.float_weights import pack_floats
 from ipex_assist.executors.tensor_stream import packing_phase
@@ -29,9 +28,8 @@ class BlockModel:
 
     def __init__(self, checkpoint: GgufCheckpoint, spec: DecoderSpec, sources: dict[str, Source], pool: Pool) -> None:
         self._checkpoint, self._sources = checkpoint, sources
-        with one_torch_thread():
-            formats = checkpoint.block_formats(spec, sources)
-            found = {ours: checkpoint.block_rows(spec, ours, sources[ours]) for ours in formats}
+        formats = checkpoint.block_formats(spec, sources)
+        found = {ours: checkpoint.block_rows(spec, ours, sources[ours]) for ours in formats}
         formats = {ours: formats[ours] for ours, rows in found.items() if rows is not None}
         self.model = PackedModel(spec, "stored", pool, formats=formats)
         # Parts of one linear take the same rows, so that one in floats makes all of them bf16.
