@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,9 @@ class Quantized:
         return (self.q - self.zeros[:, self.index]).float() * self.scales.float()[:, self.index]
 
 
-def quantize(weight: torch.Tensor, group: int, *, sym: bool, order: torch.Tensor | None) -> Quantized:
-    """Round to 4 bits, min-max by group; in `order`, consecutive columns share a group (act-order)."""
+def quantize(weight: torch.Tensor, group: int, *, sym: bool, order: torch.Tensor | None, bits: int = 4) -> Quantized:
+    """Round to so many bits, min-max by group; in `order`, consecutive columns share a group (act-order)."""
+    most = 2**bits - 1
     out, width = weight.shape
     size = width if group == -1 else group
     order = torch.arange(width) if order is None else order
@@ -45,30 +47,43 @@ def quantize(weight: torch.Tensor, group: int, *, sym: bool, order: torch.Tensor
         low, high = part.amin(1).clamp(max=-1e-3), part.amax(1).clamp(min=1e-3)
         if sym:
             low, high = -torch.maximum(-low, high), torch.maximum(-low, high)
-        scales[:, g] = ((high - low) / 15).half()
-        zeros[:, g] = 8 if sym else torch.round(-low / scales[:, g].float()).clamp(1, 15).long()
+        scales[:, g] = ((high - low) / most).half()
+        zeros[:, g] = (most + 1) // 2 if sym else torch.round(-low / scales[:, g].float()).clamp(1, most).long()
     if sym:
         scales[1::2] *= -1  # as auto-round's symmetric scales may be
     q = torch.round(weight / scales.float()[:, index]).long() + zeros[:, index]
-    return Quantized(q.clamp(0, 15), scales, zeros, index)
+    return Quantized(q.clamp(0, most), scales, zeros, index)
 
 
-def gptq_tensors(w: Quantized, *, v2: bool) -> dict[str, torch.Tensor]:
-    """AutoGPTQ's QuantLinear.pack: 8 rows of the transposed matrix in a word; zeros less one, unless v2."""
-    out, width = w.q.shape
-    qweight = torch.zeros(width // 8, out, dtype=torch.int64)
-    for row in range(width):
-        qweight[row // 8] |= w.q[:, row] << (4 * (row % 8))
-    zeros = w.zeros.t() - (0 if v2 else 1)
-    qzeros = torch.zeros(zeros.shape[0], out // 8, dtype=torch.int64)
-    for column in range(out):
-        qzeros[:, column // 8] |= (zeros[:, column] & 15) << (4 * (column % 8))
+def gptq_tensors(w: Quantized, *, v2: bool, bits: int = 4, model_ones: bool = False) -> dict[str, torch.Tensor]:
+    """AutoGPTQ's QuantLinear.pack: values of a column one after the other in words; zeros less one, unless v2.
+
+    model_ones: of 3-bit zeros, as GPTQModel's convert_gptq_v2_to_v1_format subtracts one.
+    """
+    zeros = w.zeros.t().contiguous()
+    if model_ones:
+        words = gptq_words(zeros, bits)
+        for column in range(words.shape[1]):
+            words[:, column] -= (0x24924924, 0x92492492, 0x49249249)[column % 3]
+        qzeros = as_int32(words & 0xFFFFFFFF)
+    else:
+        qzeros = as_int32(gptq_words(zeros - (0 if v2 else 1) & 2**bits - 1, bits))
     return {
-        "qweight": as_int32(qweight),
-        "qzeros": as_int32(qzeros),
+        "qweight": as_int32(gptq_words(w.q, bits)).t().contiguous(),
+        "qzeros": qzeros,
         "scales": w.scales.t().contiguous(),
         "g_idx": w.index.int(),
     }
+
+
+def gptq_words(values: torch.Tensor, bits: int) -> torch.Tensor:
+    """Rows of values (rows, count) as words of 32 bits, int64; a 3-bit value may lie in two of them."""
+    words = torch.zeros(values.shape[0], values.shape[1] * bits // 32, dtype=torch.int64)
+    for column in range(values.shape[1]):
+        for bit in range(bits):
+            at = column * bits + bit
+            words[:, at // 32] |= (values[:, column] >> bit & 1) << at % 32
+    return words
 
 
 def awq_tensors(w: Quantized) -> dict[str, torch.Tensor]:
@@ -97,6 +112,8 @@ def save(
     group: int = 128,
     sym: bool = False,
     act_order: bool | str = False,
+    bits: int | Callable[[str], int] = 4,
+    model_ones: bool = False,
     config: dict[str, Any] | None = None,
     keep: tuple[str, ...] = (),
     **changes: Any,
@@ -104,7 +121,8 @@ def save(
     """Write a quantized tiny model; transformers' own model with the dequantized weights, and what was stored.
 
     kind: gptq, gptq_v2 or awq. act_order: True gives query, key and value one order and gate and up another, as GPTQ
-    does; "each" gives every matrix its own. keep: linears (ends of names) that stay floats.
+    does; "each" gives every matrix its own. bits: of a value, perhaps by name. model_ones: see gptq_tensors. keep:
+    linears (ends of names) that stay floats.
     """
     sizes = SIZES if variant.startswith(("llama", "qwen", "mistral")) else {}
     model = tiny_models.save(folder, variant, **(sizes | changes))
@@ -116,8 +134,10 @@ def save(
         if act_order:
             generator = torch.Generator().manual_seed(_order_seed(name) if act_order is True else len(stored))
             order = torch.randperm(weight.shape[1], generator=generator)
-        w = stored[name] = quantize(weight, group, sym=sym, order=order)
-        parts = awq_tensors(w) if kind == "awq" else gptq_tensors(w, v2=kind == "gptq_v2")
+        width = bits(name) if callable(bits) else bits
+        w = stored[name] = quantize(weight, group, sym=sym, order=order, bits=width)
+        v2 = kind == "gptq_v2"
+        parts = awq_tensors(w) if kind == "awq" else gptq_tensors(w, v2=v2, bits=width, model_ones=model_ones)
         tensors |= {f"{name.removesuffix('weight')}{part}": tensor for part, tensor in parts.items()}
     if model.config.model_type.endswith(
         ("moe", "mixtral")
@@ -129,7 +149,8 @@ def save(
         state = model.state_dict()
         model.load_state_dict({name: stored[name].weight if name in stored else state[name] for name in state})
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    declare(folder, config or declared(kind, group, sym, bool(act_order)))
+    named = declared(kind, group, sym, bool(act_order)) | ({} if callable(bits) else {"bits": bits})
+    declare(folder, config or named | ({"meta": {"quantizer": ["gptqmodel:5.2.0"]}} if model_ones else {}))
     return model, stored
 
 

@@ -1,4 +1,5 @@
-"""Checkpoints in compressed-tensors' layouts (integers of 4 or 8 bits, FP8), and those whose method is "fp8".
+"""Checkpoints in compressed-tensors' layouts (integers of 4 or 8 bits, FP8, 4-bit floats: float4.py) and modelopt's,
+and those whose method is "fp8".
 
 How a linear is stored shows in its tensors, by their names and types:
 
@@ -20,25 +21,30 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from ipex_assist.checkpoints import float4
 from ipex_assist.checkpoints.quantized import Kind, QuantizedCheckpoint, QuantizedLinear, Scheme
 from ipex_assist.env.errors import IpexAssistError
 
 if TYPE_CHECKING:
     import torch
 
-    from ipex_assist.quantization.int4_weight import Int4Weight
     from ipex_assist.quantization.scaled_weight import ScaledWeight
+    from ipex_assist.quantization.stored_blocks import StoredWeight
 
-METHODS = ("compressed-tensors", "fp8", "fbgemm_fp8")
+METHODS = ("compressed-tensors", "fp8", "fbgemm_fp8", "modelopt", "modelopt_fp4")
 FORMATS = (
     *("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision"),
-    *("dense", "fakequant"),
+    *("dense", "fakequant", "nvfp4-pack-quantized", "mxfp4-pack-quantized"),
 )
+MODELOPT = ("NVFP4", "FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "MIXED_PRECISION")
 FP8_SPAN = 128  # input columns that share a scale in the core's fp8
 _SCALES = ("weight_scale", "weight_scale_inv")
 _EXTRAS = ("weight_zero_point", "weight_g_idx", "weight_shape")
 # What such checkpoints also have beside a linear: scales of rows, which we do not use.
-_OF_ROWS = ("input_scale", "input_zero_point", "output_scale", "output_zero_point", "activation_scale")
+_OF_ROWS = (
+    *("input_scale", "input_zero_point", "output_scale", "output_zero_point", "activation_scale"),
+    *("input_global_scale", "k_scale", "v_scale"),
+)
 _KINDS: dict[str, Kind] = {"I8": "int8", "F8_E4M3": "fp8"}
 
 
@@ -61,10 +67,18 @@ class CompressedCheckpoint(QuantizedCheckpoint):
         found = {}
         for name, shape in shapes.items():
             prefix, _, leaf = name.rpartition(".")
-            if leaf == "weight_packed":
+            scaled = f"{prefix}.weight_scale" in shapes
+            if leaf in ("weight_packed", "weight") and types[name] == "U8" and (scaled or leaf == "weight_packed"):
+                try:
+                    found[f"{prefix}.weight"] = float4.linear_of(f"{prefix}.", leaf, shapes, types)
+                except ValueError as error:
+                    raise self._unsupported(str(error)) from error
+            elif leaf == "weight_packed":
                 found[f"{prefix}.weight"] = self._packed(f"{prefix}.", shape, shapes)
             elif leaf == "weight" and types[name] in _KINDS:
                 found[name] = self._plain(f"{prefix}.", shape, shapes, _KINDS[types[name]])
+            elif leaf in ("pre_quant_scale", "weight_quantizer._pre_quant_scale"):
+                raise self._unsupported(f"rows are scaled before they are multiplied ({name})")
             elif types[name].startswith("F8_") and leaf not in _SCALES:
                 raise self._unsupported(f"{name} is {types[name]}, and not a linear's weight in e4m3")
         return found
@@ -93,7 +107,7 @@ class CompressedCheckpoint(QuantizedCheckpoint):
         sizes = [size for declared, size in declared_groups(self._declared) if declared == bits]
         group = next((size for size in sizes if size > 0 and -(-width // size) == groups), width)
         kind: Kind = "int4" if bits == 4 else "int8"
-        return QuantizedLinear(shape[0], width, groups, group, parts, kind)
+        return QuantizedLinear(shape[0], width, groups, group, parts, kind, bits=bits)
 
     def _shape(self, prefix: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
         name = f"{prefix}weight_shape"
@@ -113,7 +127,7 @@ class CompressedCheckpoint(QuantizedCheckpoint):
         for rows, group in (*block_sizes(self._declared), (columns, width), (1, width), *self._groups(kind)):
             wanted = -(-columns // rows), -(-width // group)
             if scale == wanted or (wanted[1] == 1 and scale == wanted[:1]) or (wanted == (1, 1) and scale == ()):
-                return QuantizedLinear(columns, width, wanted[1], group, parts, kind, rows)
+                return QuantizedLinear(columns, width, wanted[1], group, parts, kind, rows, bits=8)
         raise self._unsupported(f"{prefix}weight is {columns} x {width}, and its {parts[1]} {list(scale)}")
 
     def _groups(self, kind: Kind) -> Iterator[tuple[int, int]]:
@@ -127,23 +141,39 @@ class CompressedCheckpoint(QuantizedCheckpoint):
             raise self._unsupported(f"{prefix}{values} is there, and {prefix}weight_scale is not")
         return (prefix + values, scale, *(prefix + name for name in _EXTRAS if prefix + name in shapes))
 
-    @property
-    def stored_precision(self) -> str | None:
-        kinds = {module.kind for module in self.modules.values()}
-        if len(kinds) != 1 or not all(map(_fits_core, self.modules.values())):
-            return None
-        return kinds.pop()
+    def _fits_core(self, name: str) -> bool:
+        module = self.modules[name]
+        if module.kind == "int8":
+            return module.groups == 1 and not any(part.endswith("weight_zero_point") for part in module.parts)
+        if module.kind == "fp8":
+            return module.groups == 1 or module.group % FP8_SPAN == 0
+        return super()._fits_core(name)
+
+    def _blocks_of(self, name: str, module: QuantizedLinear) -> int | None:
+        if module.kind in float4.GROUPS:
+            return float4.block_number(module)
+        return super()._blocks_of(name, module) if module.kind != "fp8" and module.rows == 1 else None
+
+    def _small_parts(self, name: str, module: QuantizedLinear) -> tuple[torch.Tensor, torch.Tensor | None]:
+        import torch
+
+        [(_, scales)] = self._stored.tensors([module.parts[1]])
+        plain = module.kind in ("int4", "int8") and not any(part.endswith("zero_point") for part in module.parts)
+        return scales.float(), torch.tensor([1 << (module.bits - 1)]) if plain else None
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         shapes = super().shapes()
         unused = {name.removesuffix("weight") + leaf for name in self.modules for leaf in _OF_ROWS}
         return {name: shape for name, shape in shapes.items() if name not in unused}
 
-    def _unpack(
-        self, name: str, module: QuantizedLinear, tensors: dict[str, torch.Tensor]
-    ) -> Int4Weight | ScaledWeight:
+    def _unpack(self, name: str, module: QuantizedLinear, tensors: dict[str, torch.Tensor]) -> StoredWeight:
         import torch
 
+        if module.kind in float4.GROUPS:
+            try:
+                return float4.unpack(module, tensors)
+            except ValueError as error:
+                raise IpexAssistError(f"{self.source}: {name}: {error}. Download it again") from error
         scale = next(tensors[part] for part in _SCALES if part in tensors)
         if not scale.dtype.is_floating_point:
             raise self._unsupported(f"the scales of {name} are {scale.dtype}")
@@ -201,26 +231,22 @@ class CompressedCheckpoint(QuantizedCheckpoint):
         return self.act_order.get(name) if "weight_g_idx" in tensors and module.groups > 1 else None
 
 
-def _fits_core(module: QuantizedLinear) -> bool:
-    """Whether the core's layout of this kind has place for a linear's scales and zero points."""
-    if module.kind == "int8":
-        return module.groups == 1 and not any(part.endswith("weight_zero_point") for part in module.parts)
-    if module.kind == "fp8":
-        return module.groups == 1 or module.group % FP8_SPAN == 0
-    return True  # core_group refuses group sizes that it lacks
-
-
 def check_declared(declared: Mapping[str, Any]) -> None:
     """Raise ValueError for a `quantization_config` with a method of METHODS that we cannot read, saying why."""
+    groups = declared.get("config_groups") or {}
+    if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
+        raise ValueError("its config_groups are not schemes by name")
+    if declared["quant_method"].startswith("modelopt"):
+        kind = str(declared.get("quant_algo")).upper()
+        if kind not in MODELOPT:
+            raise ValueError(f"its quant_algo is {kind}")
+        return
     if declared["quant_method"] != "compressed-tensors":
         kind = str(declared.get("fmt") or declared.get("activation_format") or "e4m3").lower()
         if not kind.startswith(("e4m3", "float8_e4m3")):
             raise ValueError(f"its weights are in {kind}")
         return
     formats = [declared.get("format")]
-    groups = declared.get("config_groups") or {}
-    if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
-        raise ValueError("its config_groups are not schemes by name")
     formats += [group.get("format") for group in groups.values()]
     for name in formats:
         if name is not None and name not in FORMATS:
@@ -233,7 +259,7 @@ def check_declared(declared: Mapping[str, Any]) -> None:
     for group in groups.values():
         weights = group.get("weights") or {}
         bits, kind = weights.get("num_bits", 8), weights.get("type", "int")
-        if (bits, kind) not in ((4, "int"), (8, "int"), (8, "float")):
+        if (bits, kind) not in ((4, "int"), (8, "int"), (8, "float"), (4, "float")):
             raise ValueError(f"it has weights of type {kind} with {bits} bits")
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ipex_assist.checkpoints import hub
 from ipex_assist.checkpoints.base import Checkpoint, read_json, require_file
@@ -73,15 +75,19 @@ def _open(source: str, path: Path, offline: bool) -> Checkpoint:
 
 def _presented(stored: FolderCheckpoint) -> Checkpoint:
     """The checkpoint itself, or, if its linears are quantized, a wrapper that presents float weights."""
+    from ipex_assist.checkpoints.bitnet import BitnetCheckpoint
+    from ipex_assist.checkpoints.bitsandbytes import BitsAndBytesCheckpoint
     from ipex_assist.checkpoints.compressed import METHODS, CompressedCheckpoint
     from ipex_assist.checkpoints.mxfp4 import Mxfp4Checkpoint
     from ipex_assist.checkpoints.quantized import QuantizedCheckpoint, quantization_of
 
-    declared = quantization_of(stored.config)
+    declared: Mapping[str, Any] | None = quantization_of(stored.config)
     if declared is not None and declared.get("quant_method") == "mxfp4":
         return Mxfp4Checkpoint(stored)
-    if declared is not None and declared.get("quant_method") in METHODS:
-        return CompressedCheckpoint(stored, declared)
+    if declared is None and (own := read_json(stored.path / "hf_quant_config.json")):
+        # modelopt's own file, which older versions do not repeat in config.json.
+        named = own.get("quantization")
+        declared = {"quant_method": "modelopt", **(named if isinstance(named, dict) else {})}
     if declared is None:
         # Older AutoGPTQ and AutoAWQ wrote files of their own instead of a quantization_config.
         for name, method in (("quantize_config.json", "gptq"), ("quant_config.json", "awq")):
@@ -89,4 +95,8 @@ def _presented(stored: FolderCheckpoint) -> Checkpoint:
             if own:
                 declared = {"quant_method": method, **own}
                 break
-    return stored if declared is None else QuantizedCheckpoint(stored, declared)
+    if declared is None:
+        return stored
+    of_methods = {"bitsandbytes": BitsAndBytesCheckpoint, "bitnet": BitnetCheckpoint}
+    kind = of_methods | dict.fromkeys(METHODS, CompressedCheckpoint)
+    return kind.get(str(declared.get("quant_method")), QuantizedCheckpoint)(stored, declared)

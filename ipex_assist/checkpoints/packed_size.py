@@ -16,7 +16,13 @@ from ipex_assist.checkpoints.open import OpenCheckpoints
 from ipex_assist.checkpoints.quantized import QuantizedCheckpoint
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.models.config import Config
-from ipex_assist.quantization.precision import BLOCK_TYPES, LINEAR_BYTES, beside_experts, float_head_precision
+from ipex_assist.quantization.precision import (
+    BLOCK_FORMAT,
+    BLOCK_TYPES,
+    LINEAR_BYTES,
+    beside_experts,
+    float_head_precision,
+)
 
 
 def estimate_bytes(
@@ -112,12 +118,17 @@ def _text_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
 
 def _quantized_bytes(checkpoint: QuantizedCheckpoint, tied_head: bool) -> int:
     """Bytes in the native core of a checkpoint whose linears are kept as they are stored; its head may be in floats."""
-    head_bytes = LINEAR_BYTES[float_head_precision(checkpoint.stored_precision)]
+    in_blocks = checkpoint.stored_precision == "stored"
+    head_bytes = 2 if in_blocks else LINEAR_BYTES[float_head_precision(checkpoint.stored_precision)]
     shapes = checkpoint.shapes()
     floats = {name: shape for name, shape in shapes.items() if name not in checkpoint.modules}
     stored = checkpoint.stored_precision or "bf16"
-    each = 0.5 + 4 / checkpoint.core_group() if stored == "int4" else LINEAR_BYTES[stored]
-    total = sum(m.columns * m.width for m in checkpoint.modules.values()) * each
+    total = 0.0
+    for name, module in checkpoint.modules.items():
+        each = 0.5 + 4 / checkpoint.core_group() if stored == "int4" else LINEAR_BYTES[stored]
+        if (number := checkpoint.block_number(name) if stored == "stored" else None) is not None:
+            each = BLOCK_TYPES[number - BLOCK_FORMAT]
+        total += module.columns * module.width * each
     for name, shape in floats.items():
         total += math.prod(shape) * (head_bytes if name == "lm_head.weight" else 2)
         if tied_head and "lm_head.weight" not in shapes and any(word in name for word in ("embed_tokens", "wte")):

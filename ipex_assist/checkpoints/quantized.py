@@ -1,7 +1,8 @@
 """Checkpoints with quantized linears: their matrices as stored, or dequantized. Here: GPTQ, AWQ and auto-round.
 
 `tensors` presents them like any checkpoint: names end in ".weight", and values are dequantized exactly. The native core
-takes `stored` instead, and keeps the bits. Layouts of compressed-tensors and FP8 are in compressed.py.
+takes `stored` instead, and keeps the bits. Layouts of compressed-tensors, FP8 and NVFP4 are in compressed.py, those of
+bitsandbytes and BitNet in files of their own.
 """
 
 from __future__ import annotations
@@ -16,22 +17,28 @@ from typing import TYPE_CHECKING, Any, Literal
 from ipex_assist.checkpoints.base import Checkpoint, RowReader
 from ipex_assist.checkpoints.folder import FolderCheckpoint
 from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.models.weights import may_be_linear
+from ipex_assist.quantization.precision import BLOCK_FORMAT, BLOCK_TYPES
 
 if TYPE_CHECKING:
     import torch
 
-    from ipex_assist.quantization.int4_weight import Int4Weight
-    from ipex_assist.quantization.scaled_weight import ScaledWeight
+    from ipex_assist.models.spec import DecoderSpec
+    from ipex_assist.models.weights import Source
+    from ipex_assist.quantization.stored_blocks import StoredWeight
 
-Layout = Literal["gptq", "gptq_v2", "awq", "compressed"]
-Kind = Literal["int4", "int8", "fp8"]
+Layout = Literal["gptq", "gptq_v2", "awq", "compressed", "bitsandbytes", "bitnet"]
+Kind = Literal["int4", "int8", "fp8", "nvfp4", "mxfp4", "nf4", "fp4"]
 KNOWN = (
-    "GPTQ (formats gptq and gptq_v2), AWQ (version gemm) and auto-round in either layout, all with 4 bits; "
-    "compressed-tensors with integers of 4 or 8 bits or FP8; FP8 (e4m3)"
+    "GPTQ (formats gptq and gptq_v2) and auto-round with 2, 3, 4 or 8 bits; AWQ (version gemm) with 4 bits; "
+    "compressed-tensors with integers of 4 or 8 bits, FP8, NVFP4 or MXFP4; FP8 (e4m3) and NVFP4 of modelopt; "
+    "bitsandbytes with NF4, FP4 or 8 bits; BitNet"
 )
 # Group sizes (input columns that share a scale) of the native core. Larger groups are split, with equal scales.
 CORE_GROUPS = (32, 64, 128)
 _PARTS = ("qweight", "qzeros", "scales")
+_BITS = (2, 3, 4, 8)
+_KIND_NAMES = {"fp8": "FP8", "nvfp4": "NVFP4", "mxfp4": "MXFP4", "nf4": "NF4", "fp4": "FP4"}
 
 
 @dataclass(frozen=True)
@@ -41,13 +48,16 @@ class Scheme:
     method: str
     layout: Layout
     group_size: int
+    maker: str = ""  # the program that wrote the files, where they say so
+    symmetric: bool = False
 
 
 @dataclass(frozen=True)
 class QuantizedLinear:
     """One quantized linear; its float matrix is (columns, width). parts: the names of its stored tensors.
 
-    rows: how many output columns share their scales.
+    kind: what the core can keep it as; integers of fewer than 4 bits are "int4". rows: how many output columns share
+    their scales. bits: of a value.
     """
 
     columns: int
@@ -57,6 +67,7 @@ class QuantizedLinear:
     parts: tuple[str, ...]
     kind: Kind = "int4"
     rows: int = 1
+    bits: int = 4
 
 
 def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -105,16 +116,16 @@ class QuantizedCheckpoint(Checkpoint):
         if len(weight) != 2 or len(zeros) != 2 or len(scales) != 2 or not scales[1] or not weight[0]:
             raise self._unsupported(f"{prefix}* have the shapes {weight}, {zeros} and {scales}")
         groups, columns = scales
-        width = weight[0] * (1 if awq else 8)
-        bits = zeros[1] * 32 / columns
-        if bits != 4:
-            raise self._unsupported(f"{prefix}qzeros has {bits:g} bits a value")
-        if zeros[0] != groups or weight[1] * (8 if awq else 1) != columns:
+        bits = zeros[1] * 32 // columns
+        if bits not in ((4,) if awq else _BITS) or zeros[1] * 32 != columns * bits:
+            raise self._unsupported(f"{prefix}qzeros has {zeros[1] * 32 / columns:g} bits a value")
+        width = weight[0] if awq else weight[0] * 32 // bits
+        if zeros[0] != groups or weight[1] * (8 if awq else 1) != columns or weight[0] * 32 % bits:
             raise self._unsupported(f"{prefix}* have the shapes {weight}, {zeros} and {scales}")
         group = group_size(width, groups, self.scheme.group_size)
         if group is None:
             raise self._unsupported(f"{prefix}scales has {groups} groups for {width} input columns")
-        return QuantizedLinear(columns, width, groups, group, parts)
+        return QuantizedLinear(columns, width, groups, group, parts, "int8" if bits == 8 else "int4", bits=bits)
 
     def _unsupported(self, what: str) -> IpexAssistError:
         return IpexAssistError(
@@ -124,14 +135,79 @@ class QuantizedCheckpoint(Checkpoint):
 
     @property
     def stored_precision(self) -> str | None:
-        return "int4" if self.modules else None
+        kinds = {module.kind for module in self.modules.values()}
+        if len(kinds) == 1 and all(self._fits_core(name) for name in self.modules):
+            return kinds.pop()
+        return "stored" if kinds and all(self.block_number(name) for name in self.modules) else None
+
+    def _fits_core(self, name: str) -> bool:
+        """Whether the core's layout of a linear's kind has place for its scales and zeros."""
+        return self.modules[name].kind == "int4"  # core_group refuses group sizes that it lacks
+
+    def block_number(self, name: str) -> int | None:
+        """The core's number of blocks that hold a linear as it is stored (quantization/stored_blocks.py), or None."""
+        number = self._blocks_of(name, self.modules[name])
+        return number if number is not None and number - BLOCK_FORMAT in BLOCK_TYPES else None
+
+    def _blocks_of(self, name: str, module: QuantizedLinear) -> int | None:
+        from ipex_assist.quantization.stored_blocks import COLUMNS, integers_in
+
+        if module.width % 32 or (module.groups > 1 and module.group % 32) or name in self.act_order:
+            return None
+        extent = self._extents.get(name)
+        number = None if extent is None else integers_in(*extent)
+        return number if number is not None and module.width % COLUMNS[number] == 0 else None
+
+    @cached_property
+    def _extents(self) -> dict[str, tuple[int, int]]:
+        """The least and the largest that integers less their zeros may be, by name, of linears whose scales are fp16's.
+
+        Reads scales and zeros, not values.
+        """
+        from ipex_assist.quantization.stored_blocks import fits_half
+
+        found = {}
+        for name, module in self.modules.items():
+            scales, zeros = self._small_parts(name, module)
+            if zeros is not None and fits_half(scales):
+                found[name] = -int(zeros.max()), (1 << module.bits) - 1 - int(zeros.min())
+        return found
+
+    def _small_parts(self, name: str, module: QuantizedLinear) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Scales in fp32 and unsigned zeros of a linear of integers; None where they have none of a known layout."""
+        import torch
+
+        from ipex_assist.quantization import awq, gptq
+
+        tensors = {part.rpartition(".")[2]: tensor for part, tensor in self._stored.tensors(module.parts[1:3])}
+        if tensors["qzeros"].dtype != torch.int32 or not tensors["scales"].is_floating_point():
+            return tensors["scales"].float(), None  # which is reported when the weight is read
+        scheme, qzeros = self.scheme, tensors["qzeros"]
+        if scheme.layout == "awq":
+            return tensors["scales"].float(), awq.columns(qzeros)
+        minus_one = scheme.layout == "gptq"
+        try:
+            zeros = gptq.zeros_of(qzeros, module.bits, minus_one, scheme.maker, scheme.symmetric)
+        except ValueError as error:
+            raise self._unsupported(f"{name}: {error}") from error
+        return tensors["scales"].float(), zeros
+
+    def block_formats(self, spec: DecoderSpec, sources: Mapping[str, Source]) -> dict[str, int]:
+        """Our weights that are kept in blocks, and the core's numbers of these."""
+        formats = {}
+        for ours, source in sources.items():
+            name = next((each for each in (source.name, *source.alternatives) if each in self.modules), None)
+            whole = source.factor == 1 and source.plus == 0 and not source.heads_transposed and source.expert is None
+            if name is not None and whole and may_be_linear(ours) and (number := self.block_number(name)):
+                formats[ours] = number
+        return formats
 
     @property
     def described(self) -> str:
         """How the linears are stored, in words, such as "8-bit integers in groups of 128"."""
-        kinds = {"int4": "4-bit integers", "int8": "8-bit integers", "fp8": "FP8"}
         found = {
-            f"{kinds[module.kind]} with {'a scale for each row' if module.groups == 1 else f'groups of {module.group}'}"
+            f"{_KIND_NAMES.get(module.kind, f'{module.bits}-bit integers')} with "
+            f"{'a scale for each row' if module.groups == 1 else f'groups of {module.group}'}"
             for module in self.modules.values()
         }
         return " and ".join(sorted(found))
@@ -192,7 +268,7 @@ class QuantizedCheckpoint(Checkpoint):
             yield name, weight if isinstance(weight, torch.Tensor) else weight.dequantized()
             del weight
 
-    def stored(self, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor | Int4Weight | ScaledWeight]]:
+    def stored(self, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor | StoredWeight]]:
         """As `tensors`, but quantized matrices are yielded as stored."""
         wanted = list(names)
         raw = [part for name in wanted for part in (self.modules[name].parts if name in self.modules else (name,))]
@@ -210,9 +286,7 @@ class QuantizedCheckpoint(Checkpoint):
     def row_reader(self, name: str, precision: str = "bf16") -> RowReader | None:
         return None if name in self.modules else self._stored.row_reader(name, precision)
 
-    def _unpack(
-        self, name: str, module: QuantizedLinear, tensors: dict[str, torch.Tensor]
-    ) -> Int4Weight | ScaledWeight:
+    def _unpack(self, name: str, module: QuantizedLinear, tensors: dict[str, torch.Tensor]) -> StoredWeight:
         import torch
 
         from ipex_assist.quantization import awq, gptq
@@ -222,9 +296,20 @@ class QuantizedCheckpoint(Checkpoint):
             raise self._unsupported(f"the parts of {name} are {', '.join(map(str, kinds))}")
         if not tensors["scales"].isfinite().all():
             raise IpexAssistError(f"{self.source}: the scales of {name} are not all finite. Download it again")
-        if self.scheme.layout == "awq":
+        scheme = self.scheme
+        if scheme.layout == "awq":
             return awq.unpack(tensors, module.group)
-        return gptq.unpack(tensors, module.group, minus_one=self.scheme.layout == "gptq")
+        minus_one = scheme.layout == "gptq"
+        try:
+            return gptq.unpack(
+                *(tensors, module.group),
+                minus_one=minus_one,
+                bits=module.bits,
+                maker=scheme.maker,
+                symmetric=scheme.symmetric,
+            )
+        except ValueError as error:
+            raise self._unsupported(f"{name}: {error}") from error
 
 
 def read_scheme(declared: Mapping[str, Any]) -> Scheme:
@@ -234,12 +319,14 @@ def read_scheme(declared: Mapping[str, Any]) -> Scheme:
     if method not in layouts:
         raise ValueError(f"its method is {method}")
     bits = declared.get("bits", declared.get("w_bit", 4))
-    if bits != 4:
+    if type(bits) is not int or bits not in ((4,) if method == "awq" else _BITS):
         raise ValueError(f"it has {bits} bits")
     size = declared.get("group_size", declared.get("q_group_size", 128))
     if type(size) is not int or (size < 1 and size != -1):
         raise ValueError(f"its group_size is {size}")
-    return Scheme(method, layouts[method](declared), size)
+    meta = declared.get("meta")
+    maker = str(meta.get("quantizer") or "") if isinstance(meta, dict) else ""
+    return Scheme(method, layouts[method](declared), size, maker, declared.get("sym") is True)
 
 
 def _gptq_layout(declared: Mapping[str, Any]) -> Layout:

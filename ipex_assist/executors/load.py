@@ -38,7 +38,7 @@ def load_model(request: LoadRequest) -> Model:
         raise UsageError(f"{checkpoint.source} has no experts, and mxfp4 is theirs: choose another --precision")
     if request.precision == "stored" and checkpoint.stored_precision != "stored":
         raise UsageError(
-            f"{checkpoint.source} has no weights in blocks of GGUF, which --precision stored is for: leave it out"
+            f"{checkpoint.source} has no weights in blocks, which --precision stored keeps as they are: leave it out"
         )
     checkpoint.check_weights()  # before memory is taken for shapes that only the config has
     try:

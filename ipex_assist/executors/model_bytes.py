@@ -79,7 +79,7 @@ def checkpoint_bytes(
     """`native_bytes` of a checkpoint at the precision that it will have; what is stored so keeps its groups."""
     spec, architecture = checkpoint.config_spec(), find(checkpoint.architecture)
     assert architecture is not None, checkpoint.architecture
-    if isinstance(checkpoint, GgufCheckpoint) and precision == "stored":
+    if isinstance(checkpoint, (GgufCheckpoint, QuantizedCheckpoint)) and precision == "stored":
         formats = checkpoint.block_formats(spec, stored_form(architecture.weights(spec), checkpoint.names()))
         sizes = native_bytes(
             spec, precision, wanted=wanted, longest=longest, kv_precision=kv_precision, formats=formats

@@ -19,14 +19,14 @@ ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 def unpack(tensors: dict[str, torch.Tensor], group: int) -> Int4Weight:
     """The matrix of a module's tensors, which are keyed by the last part of their names."""
     return Int4Weight(
-        values=_columns(tensors["qweight"]),
+        values=columns(tensors["qweight"]),
         scales=tensors["scales"].float().t().contiguous(),
-        zeros=_columns(tensors["qzeros"]),
+        zeros=columns(tensors["qzeros"]),
         group=group,
     )
 
 
-def _columns(packed: torch.Tensor) -> torch.Tensor:
+def columns(packed: torch.Tensor) -> torch.Tensor:
     """int32 (rows, out / 8) to uint8 (out, rows)."""
     field_of = [ORDER.index(column) for column in range(8)]
     fields = nibbles(packed).view(packed.shape[0], -1, 8)

@@ -1,4 +1,4 @@
-"""A matrix of 4-bit values in groups that share a scale and a zero point, independent of file formats."""
+"""A matrix of values of 4 bits or fewer in groups that share a scale and a zero, independent of file formats."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ class Int4Weight:
     """weight[n, k] = scales[n, g] · (values[n, k] - zeros[n, g]), where g is k // group, or group_index[k].
 
     values: uint8 (columns, width), 0 to 15. scales: float32 (columns, groups). zeros: uint8 (columns, groups), 0 to 15.
+    What has 2 or 3 bits in a file is the same with smaller values.
     group_index: int64 (width,), where input columns were quantized in another order than stored (act-order).
     The last group may be short.
     """
@@ -72,6 +73,22 @@ def nibbles(words: torch.Tensor) -> torch.Tensor:
     """Unpack int32 (rows, words) to uint8 (rows, 8 · words), the lowest 4 bits of each word first."""
     pairs = words.contiguous().view(torch.uint8)
     return torch.stack((pairs & 15, pairs >> 4), -1).flatten(1)
+
+
+def fields(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """Unpack int32 (rows, words) to uint8 (rows, 32 · words / bits); bits: 2, 3, 4 or 8.
+
+    A row is a stream of bits, of which the lowest of each word comes first. Values of 3 bits may begin in one word and
+    end in the next one; there are 3 words for 32 of them.
+    """
+    data = words.contiguous().view(torch.uint8)
+    if bits == 8:
+        return data
+    if bits == 3:
+        first, second, third = data.view(len(data), -1, 3).int().unbind(-1)
+        joined = first | second << 8 | third << 16
+        return torch.stack([(joined >> 3 * i & 7).to(torch.uint8) for i in range(8)], -1).flatten(1)
+    return torch.stack([data >> shift & (1 << bits) - 1 for shift in range(0, 8, bits)], -1).flatten(1)
 
 
 def words(values: torch.Tensor) -> torch.Tensor:

@@ -13,12 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import checkpoint_files
+import compressed_files
+import float4_files
 import pytest
+import quantized_files
 import tiny_models
+import torch
 from conftest import HAS_NATIVE
 from fuzzing import JUNK, changed, damaged_bytes, examples, watched
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 from ipex_assist import load
 from ipex_assist.checkpoints.base import Checkpoint
@@ -150,6 +155,67 @@ def test_bytes_of_configs(house: Path, data: st.DataObject) -> None:
     (folder / name).write_bytes(data.draw(damaged_bytes(whole, len(whole))))
     with watched(house / "outside"):
         use(folder, run=False)
+
+
+QUANTIZED = (*float4_files.LAYOUTS, "gptq", "awq", "int4", "int8", "fp8")
+
+
+@pytest.fixture(scope="module")
+def quantized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of one layer in every layout of quantized linears."""
+    folder = tmp_path_factory.mktemp("quantized")
+    for layout in QUANTIZED:
+        if layout in float4_files.LAYOUTS:
+            float4_files.save(folder / layout, layout, num_hidden_layers=1)
+        elif layout in ("gptq", "awq"):
+            quantized_files.save(folder / layout, kind=layout, group=32, num_hidden_layers=1)
+        else:
+            compressed_files.save(folder / layout, scheme=compressed_files.Scheme(layout), num_hidden_layers=1)
+    return folder
+
+
+@given(data=st.data())
+@examples(150)
+def test_parts_of_quantized_linears(house: Path, quantized: Path, data: st.DataObject) -> None:
+    """Any part of a linear gone, of another type, shape or content; and the config beside it."""
+    layout = data.draw(st.sampled_from(QUANTIZED))
+    shutil.rmtree(house / "m", ignore_errors=True)
+    folder = shutil.copytree(quantized / layout, house / "m")
+    tensors = load_file(folder / "model.safetensors")
+    parts = [name for name in tensors if "layers." in name and "norm" not in name]
+    for name in data.draw(st.lists(st.sampled_from(parts), min_size=1, max_size=2, unique=True)):
+        part = _changed_part(data, tensors.pop(name))
+        if part is not None:
+            tensors[name] = part.contiguous()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    if data.draw(st.integers(0, 3)) == 0:
+        config = json.loads((folder / "config.json").read_text())
+        config["quantization_config"] = data.draw(changed(config["quantization_config"]))
+        (folder / "config.json").write_text(json.dumps(config))
+    with watched(house / "outside"):
+        use(folder)
+
+
+def _changed_part(data: st.DataObject, tensor: torch.Tensor) -> torch.Tensor | None:
+    match data.draw(st.sampled_from(("gone", "type", "cut", "repeat", "flat", "bytes", "text"))):
+        case "type":
+            return tensor.to(data.draw(st.sampled_from((torch.float32, torch.bfloat16, torch.uint8, torch.int32))))
+        case "cut" if tensor.dim():
+            side = data.draw(st.integers(0, tensor.dim() - 1))
+            return tensor.narrow(side, 0, data.draw(st.integers(0, tensor.shape[side])))
+        case "repeat" if tensor.dim():
+            return tensor.repeat(data.draw(st.sampled_from((2, 3))), *([1] * (tensor.dim() - 1)))
+        case "flat":
+            return tensor.flatten()
+        case "bytes" if tensor.numel():
+            content = tensor.contiguous().flatten().clone()
+            raw = content.view(torch.uint8)
+            at = data.draw(st.integers(0, len(raw) - 1))
+            raw[at : at + data.draw(st.integers(1, 64))] = data.draw(st.sampled_from((0, 127, 128, 255)))
+            return content.view(tensor.shape)
+        case "text" if tensor.dtype == torch.uint8 and tensor.dim() == 1:  # where a state is JSON
+            return torch.tensor(list(json.dumps(data.draw(JUNK)).encode()) or [0], dtype=torch.uint8)
+    return None
 
 
 NAMES = st.sampled_from(

@@ -155,7 +155,7 @@ def test_stored_is_of_blocks(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(str(path))
     assert isinstance(checkpoint, GgufCheckpoint)
     assert checkpoint.stored_precision is None
-    with pytest.raises(UsageError, match="no weights in blocks of GGUF"):
+    with pytest.raises(UsageError, match="no weights in blocks"):
         load_model(LoadRequest(checkpoint, "stored", "native"))
 
 

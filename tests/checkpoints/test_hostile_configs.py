@@ -173,7 +173,7 @@ def test_an_unreadable_target_is_refused_before_its_assistant_is_fetched(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A layout we cannot read cost the download of the family's assistant first."""
-    quantization = {"quantization_config": {"quant_method": "gptq", "bits": 3, "group_size": 128}}
+    quantization = {"quantization_config": {"quant_method": "gptq", "bits": 5, "group_size": 128}}
     folder = changed(models, "llama", tmp_path / "m", quantization)
     opened: list[str] = []
 
@@ -187,7 +187,7 @@ def test_an_unreadable_target_is_refused_before_its_assistant_is_fetched(
     monkeypatch.setattr(
         "ipex_assist.generation.resolved.default_assistant", lambda *_: "HuggingFaceTB/SmolLM2-135M-Instruct"
     )
-    with pytest.raises(IpexAssistError, match="it has 3 bits"):
+    with pytest.raises(IpexAssistError, match="it has 5 bits"):
         load(str(folder))
     assert opened == [str(folder)]
 

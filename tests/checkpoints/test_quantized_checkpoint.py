@@ -51,6 +51,23 @@ CASES: dict[str, dict[str, Any]] = {
     "gptq-bigcode-mha": {"variant": "gpt-bigcode-mha", "group": 32},
     "gptq-qwen2-moe": {"variant": "qwen2-moe", "group": 32},
     "gptq-mixtral-act-order": {"variant": "mixtral", "group": 32, "act_order": True},
+    "gptq-2-bits": {"bits": 2, "group": 32},
+    "gptq-3-bits": {"bits": 3, "group": 64},
+    "gptq-3-bits-sym": {"bits": 3, "group": 32, "sym": True},
+    "gptq-3-bits-v2-act-order": {"bits": 3, "kind": "gptq_v2", "group": 32, "act_order": True},
+    "gptqmodel-3-bits": {"bits": 3, "group": 32, "model_ones": True},
+    "gptqmodel-3-bits-sym": {"bits": 3, "group": 32, "sym": True, "model_ones": True},
+}
+# What needs more than the core's int4: integers of 8 bits in groups, alone or beside others.
+IN_BLOCKS: dict[str, dict[str, Any]] = {
+    "gptq-8-bits-sym": {"bits": 8, "group": 64, "sym": True},
+    "gptq-8-bits-v2": {"bits": 8, "group": 32, "sym": True, "kind": "gptq_v2"},
+    "gptq-2-4-8-bits": {
+        "bits": lambda name: 8 if "down_proj" in name else 4 if "layers.0" in name else 2,
+        "group": 32,
+        "sym": True,
+    },
+    "gptq-8-bits-beside-4-with-zeros": {"bits": lambda name: 8 if "v_proj" in name else 4, "group": 32},
 }
 
 
@@ -66,6 +83,55 @@ def test_tensors_are_the_stored_numbers(case: str, tmp_path: Path) -> None:
         assert torch.equal(read[name], w.weight), name
     assert {name: tuple(tensor.shape) for name, tensor in read.items()} == checkpoint.shapes()
     assert not any(name.endswith(("qweight", "qzeros", "scales", "g_idx")) for name in read)
+
+
+@pytest.mark.parametrize("case", IN_BLOCKS)
+def test_integers_of_other_sizes_are_the_stored_numbers(case: str, tmp_path: Path) -> None:
+    """As above: 8 bits, and files whose linears differ in their bits, as auto-round's extra_config has them."""
+    _, stored = quantized_files.save(tmp_path, **IN_BLOCKS[case])
+    read = dict(open_checkpoint(str(tmp_path)).tensors())
+    assert all(torch.equal(read[name], w.weight) for name, w in stored.items())
+
+
+@needs_native
+@pytest.mark.parametrize("case", IN_BLOCKS)
+def test_integers_of_other_sizes_in_the_core(case: str, tmp_path: Path) -> None:
+    """Those whose values less their zeros fit are kept in blocks, to the last bit; others become bf16, rightly."""
+    model, stored = quantized_files.save(tmp_path, num_hidden_layers=1, **IN_BLOCKS[case])
+    checkpoint = open_checkpoint(str(tmp_path))
+    zeros = case == "gptq-8-bits-beside-4-with-zeros"  # from -255 to 255: no bytes
+    assert stored_precision(checkpoint, "native") == ("bf16" if zeros else "stored")
+    text = tiny_models.text(tmp_path, "native", "bf16" if zeros else "stored")
+    expected = reference_logits(model)
+    assert relative(text.forward(PROMPT, last=len(PROMPT)), expected) < 0.07
+    if zeros:
+        return
+    down = stored["model.layers.0.mlp.down_proj.weight"].weight
+    out = text.model.packed.linears("down", 127.0 * torch.eye(down.shape[1])) / 127.0
+    # 127 times a value of 8 bits and a scale of 11 is rounded to fp32's 24.
+    torch.testing.assert_close(out[:, : len(down)], down.t(), rtol=2e-7, atol=0)
+
+
+def test_eight_bits_with_zeros_are_the_stored_numbers(tmp_path: Path) -> None:
+    """Zeros that are not 128 are no part of the core's int8; the floats are right all the same, and it is said."""
+    _, stored = quantized_files.save(tmp_path, bits=8, group=32)
+    checkpoint = open_checkpoint(str(tmp_path))
+    assert isinstance(checkpoint, QuantizedCheckpoint)
+    assert checkpoint.stored_precision is None
+    assert checkpoint.described == "8-bit integers with groups of 32"
+    read = dict(checkpoint.tensors())
+    assert all(torch.equal(read[name], w.weight) for name, w in stored.items())
+
+
+def test_three_bits_that_fit_no_program(tmp_path: Path) -> None:
+    """Symmetric by the config, with other zeros by either reading of them: refused rather than guessed."""
+    quantized_files.save(tmp_path, bits=3, group=32)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"]["sym"] = True
+    path.write_text(json.dumps(config))
+    with pytest.raises(IpexAssistError, match="its zeros are not 4"):
+        list(open_checkpoint(str(tmp_path)).tensors())
 
 
 @needs_native
@@ -266,8 +332,8 @@ def test_schemes(name: str) -> None:
 
 
 UNREADABLE: dict[str, tuple[dict[str, Any], str]] = {
-    "another method": ({"quant_method": "bitsandbytes"}, "its method is bitsandbytes"),
-    "3 bits": ({"quant_method": "gptq", "bits": 3}, "it has 3 bits"),
+    "another method": ({"quant_method": "hqq"}, "its method is hqq"),
+    "5 bits": ({"quant_method": "gptq", "bits": 5}, "it has 5 bits"),
     "8 bits": ({"quant_method": "awq", "bits": 8}, "it has 8 bits"),
     "marlin": ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "its checkpoint_format is marlin"),
     "gemv": ({"quant_method": "awq", "version": "gemv"}, "its version is gemv"),
@@ -312,7 +378,7 @@ def test_the_command_ends_with_the_reason(tmp_path: Path, capsys: pytest.Capture
 Q = "model.layers.1.self_attn.q_proj."
 DAMAGES: dict[str, tuple[str, Any, str]] = {
     "no scales": ("scales", lambda t: None, "scales is not"),
-    "8-bit module": ("qzeros", lambda t: torch.cat((t, t), 1), "has 8 bits a value"),
+    "6-bit zeros": ("qzeros", lambda t: t[:, :1].expand(-1, t.shape[1] * 3 // 2), "has 6 bits a value"),
     "too few columns": ("qweight", lambda t: t[:, :-1], "have the shapes"),
     "groups that do not fit": ("scales", lambda t: t.repeat(10, 1), "have the shapes"),
     "flat": ("scales", lambda t: t.flatten(), "have the shapes"),

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
+from array import array
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -27,11 +29,22 @@ from ipex_assist.executors.model_bytes import stored_group, stored_outer_precisi
 from ipex_assist.executors.native.matrix_rows import MatrixRows, matrix_rows, pack_matrix_rows
 from ipex_assist.models import Source
 from ipex_assist.models.spec import DecoderSpec
-from ipex_assist.models.weights import NotFiniteError, check_shape, head_dim_of, part_of, resolve, weight_shape
+from ipex_assist.models.weights import (
+    NotFiniteError,
+    check_shape,
+    head_dim_of,
+    may_be_linear,
+    part_of,
+    resolve,
+    weight_shape,
+)
 from ipex_assist.native.library import Pool
 from ipex_assist.native.model import PackedModel
 from ipex_assist.quantization.int4_weight import Int4Weight
+from ipex_assist.quantization.precision import BLOCK_FORMAT, beside_experts
 from ipex_assist.quantization.scaled_weight import ScaledWeight
+from ipex_assist.quantization.stored_blocks import StoredWeight, to_blocks
+from ipex_assist.quantization.table_weight import TableWeight
 
 log = logging.getLogger("ipex_assist")
 
@@ -52,6 +65,8 @@ def stored_model(
             f"{short_name(checkpoint.source)} has act-order (desc_act), which the core does not keep with "
             f"{'latent attention' if latent else 'recurrent layers'}: --precision int8 or bf16 reads it"
         )
+    if checkpoint.stored_precision == "stored":
+        return PackedModel(spec, "stored", pool, formats=checkpoint.block_formats(spec, sources))
     return PackedModel(
         spec,
         checkpoint.stored_precision or "bf16",
@@ -66,7 +81,7 @@ def pack_stored(
     model: PackedModel,
     checkpoint: QuantizedCheckpoint,
     sources: dict[str, Source],
-    weights: Iterable[tuple[str, torch.Tensor | Int4Weight | ScaledWeight | MatrixRows]],
+    weights: Iterable[tuple[str, torch.Tensor | StoredWeight | MatrixRows]],
 ) -> None:
     """Fill a model's image from `checkpoint.stored` and `large_floats`; floats are quantized as their linear is.
 
@@ -100,7 +115,7 @@ def pack_stored(
             "order of columns than the ones they are multiplied with; the first is %s",
             short_name(checkpoint.source),
             len(rounded),
-            f"4 bits in groups of {model.group}" if model.precision == "int4" else model.precision,
+            f"4 bits in groups of {model.group}" if model.precision == "int4" else beside_experts(model.precision),
             rounded[0],
         )
 
@@ -122,7 +137,7 @@ def _pack(
     model: PackedModel,
     ours: str,
     source: Source,
-    weight: torch.Tensor | Int4Weight | ScaledWeight,
+    weight: torch.Tensor | StoredWeight,
     order: torch.Tensor | None,
 ) -> bool:
     """Pack one weight. False where a layer's matrix had to be rounded, from floats or from other groups."""
@@ -131,21 +146,21 @@ def _pack(
         part = part_of(weight, source, dim)
         check_shape(model.spec, ours, tuple(part.shape))
         model.pack(ours, part if order is None else part[:, order])
-        return not (ours.startswith("layers.") and ours.endswith("_proj.weight"))
+        return model.precision == "stored" or not (ours.startswith("layers.") and ours.endswith("_proj.weight"))
     if ours.endswith((".router.weight", ".shared_gate.weight")):  # fp32 in the core
         model.pack(ours, part_of(weight.dequantized(), source, dim))
         return True
+    if model.precision == "stored":
+        return _pack_blocks(model, ours, _upright(source), weight)
+    assert not isinstance(weight, TableWeight)
     if source.factor != 1:
-        model.pack(ours, part_of(weight.dequantized(), replace(source, transposed=False), dim))
+        model.pack(ours, part_of(weight.dequantized(), _upright(source), dim))
         return False
     if source.heads_transposed:
         return _pack_transposed(model, ours, source, weight)
     if isinstance(weight, ScaledWeight):
-        return _pack_scaled(
-            model, ours, weight.rows(lambda matrix: part_of(matrix, replace(source, transposed=False), dim))
-        )
-    # Quantizers always store (out, in), even where the float checkpoint stores (in, out).
-    stored = weight.rows(lambda matrix: part_of(matrix, replace(source, transposed=False), dim))
+        return _pack_scaled(model, ours, weight.rows(lambda matrix: part_of(matrix, _upright(source), dim)))
+    stored = weight.rows(lambda matrix: part_of(matrix, _upright(source), dim))
     check_shape(model.spec, ours, stored.shape)
     exact = stored if order is None and stored.group_index is None else None
     if order is not None:
@@ -157,6 +172,31 @@ def _pack(
     stored = exact.in_groups_of(model.group)
     _pack_numbers(model, ours, stored.values, stored.scales, stored.zeros)
     return True
+
+
+def _pack_blocks(model: PackedModel, ours: str, source: Source, weight: StoredWeight) -> bool:
+    """Pack a matrix in the blocks that it has in the core. False where it has none, as when it is one with floats."""
+    dim, number = head_dim_of(model.spec, ours), model.format_of(ours) if may_be_linear(ours) else 0
+    if number < BLOCK_FORMAT:
+        model.pack(ours, part_of(weight.dequantized(), source, dim))
+        return False
+    part = weight.rows(lambda matrix: part_of(matrix, source, dim))
+    check_shape(model.spec, ours, part.shape)
+    blocks = to_blocks(part, number).contiguous()
+    file = os.memfd_create("blocks")
+    try:
+        with open(file, "wb", closefd=False) as memory:
+            memory.write(blocks.numpy().data)
+        offsets = array("q", range(0, blocks.numel(), blocks.shape[1]))
+        model.pack_blocks(ours, file, offsets, part.shape[1])
+    finally:
+        os.close(file)
+    return True
+
+
+def _upright(source: Source) -> Source:
+    """Quantizers always store (out, in), even where the float checkpoint stores (in, out)."""
+    return replace(source, transposed=False)
 
 
 def _pack_transposed(model: PackedModel, ours: str, source: Source, weight: Int4Weight | ScaledWeight) -> bool:

@@ -1,0 +1,119 @@
+"""Matrices that checkpoints store in other ways as blocks that the native core multiplies: bits are moved, no more.
+
+Blocks are those of GGUF, but for bitsandbytes' (native/formats/blocks/format.h). Rows are blocks one after the other.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ipex_assist.quantization.int4_weight import Int4Weight
+from ipex_assist.quantization.scaled_weight import ScaledWeight
+from ipex_assist.quantization.table_weight import TableWeight
+
+if TYPE_CHECKING:
+    import torch
+
+StoredWeight = Int4Weight | ScaledWeight | TableWeight
+
+# The core's numbers: BLOCK_FORMAT and GGMLQuantizationType.
+Q4_0, Q5_0, Q8_0, TQ2_0, MXFP4, NVFP4 = 66, 70, 72, 99, 103, 104
+NF4, FP4 = 264, 265  # bitsandbytes': 64 values, an fp32 scale, two codes in a byte and the first in the upper bits
+COLUMNS = {Q4_0: 32, Q5_0: 32, Q8_0: 32, TQ2_0: 256, MXFP4: 32, NVFP4: 64, NF4: 64, FP4: 64}  # of a block
+_RANGES = {Q4_0: (-8, 7), Q5_0: (-16, 15), Q8_0: (-128, 127)}
+# What the core takes a code of bitsandbytes for, of FP4 without the sign.
+NF4_VALUES = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635),
+    *(-0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725),
+    *(0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
+FP4_VALUES = tuple(value / 192 for value in (0, 1, 128, 192, 64, 96, 32, 48))
+
+
+def integers_in(least: int, most: int) -> int | None:
+    """The smallest of the formats that hold whole numbers from `least` to `most`; None: there is none."""
+    return next((kind for kind, (low, high) in _RANGES.items() if low <= least and most <= high), None)
+
+
+def fits_half(scales: torch.Tensor) -> bool:
+    """Whether scales are the same in fp16, which blocks have."""
+    import torch
+
+    return bool(torch.equal(scales.to(torch.float16).to(scales.dtype), scales))
+
+
+def to_blocks(weight: StoredWeight, kind: int) -> torch.Tensor:
+    """The rows of a matrix (columns, width) as uint8 (columns, bytes). The width is a multiple of a block's."""
+    import torch
+
+    each = COLUMNS[kind]
+    assert weight.shape[1] % each == 0, (weight.shape, kind)
+    if isinstance(weight, TableWeight):
+        parts = _tables(weight, kind)
+    elif kind == TQ2_0:
+        assert isinstance(weight, ScaledWeight)
+        codes = (weight.values + 1).view(torch.uint8).unflatten(1, (-1, 2, 4, 32))
+        packed = codes[:, :, :, 0] | codes[:, :, :, 1] << 2 | codes[:, :, :, 2] << 4 | codes[:, :, :, 3] << 6
+        one = torch.ones((), dtype=torch.float16).view(1).view(torch.uint8)  # the scale of all is kept by rows
+        parts = [packed.flatten(2), one.expand(*packed.shape[:2], 2)]
+    else:
+        parts = _integers(weight, kind)
+    return torch.cat(parts, -1).flatten(1)
+
+
+def row_scales(weight: StoredWeight, kind: int) -> torch.Tensor | None:
+    """What the products with the blocks of a row are multiplied by, float32 (columns,); None where that is 1."""
+    import torch
+
+    if kind == NVFP4:
+        assert isinstance(weight, TableWeight)
+        return torch.full((weight.shape[0],), weight.factor)
+    if kind == TQ2_0:
+        return weight.scales.expand(weight.shape[0], 1)[:, 0].contiguous()
+    return None
+
+
+def _integers(weight: Int4Weight | ScaledWeight, kind: int) -> list[torch.Tensor]:
+    """Values less their zeros, with a scale for each 32."""
+    import torch
+
+    assert weight.group_index is None
+    count, groups = weight.shape[1] // 32, weight.scales.shape[1]
+    repeats = count if groups == 1 else weight.group // 32
+    scales = weight.scales.to(torch.float16).repeat_interleave(repeats, 1)[:, :count]
+    values = weight.values.to(torch.int16)
+    if weight.zeros is not None:
+        size = weight.shape[1] if groups == 1 else weight.group
+        values = values - weight.zeros.to(torch.int16).repeat_interleave(size, 1)[:, : values.shape[1]]
+    low, high = _RANGES[kind]
+    assert not bool(((values < low) | (values > high)).any()), "values do not fit"
+    head = scales.contiguous().view(torch.uint8).unflatten(1, (-1, 2))
+    if kind == Q8_0:
+        return [head, values.to(torch.int8).view(torch.uint8).unflatten(1, (-1, 32))]
+    codes = (values - low).to(torch.uint8).unflatten(1, (-1, 32))
+    parts = [head, (codes[..., :16] & 15) | codes[..., 16:] << 4]
+    if kind == Q5_0:
+        bits = (codes >> 4).unflatten(-1, (4, 8)) << torch.arange(8, dtype=torch.uint8)
+        parts.insert(1, bits.sum(-1).to(torch.uint8))
+    return parts
+
+
+def _tables(weight: TableWeight, kind: int) -> list[torch.Tensor]:
+    import torch
+
+    each, codes = COLUMNS[kind], weight.codes
+    if kind in (NF4, FP4):
+        known = torch.tensor(NF4_VALUES if kind == NF4 else (*FP4_VALUES, *(-value for value in FP4_VALUES)))
+        assert torch.allclose(weight.table, known, atol=1e-6), "another table"
+        scales = weight.scales.repeat_interleave(weight.group // each, 1)
+        pairs = codes.unflatten(1, (-1, 32, 2))
+        return [scales.contiguous().view(torch.uint8).unflatten(1, (-1, 4)), pairs[..., 0] << 4 | pairs[..., 1]]
+    if kind == MXFP4:
+        exponents = (torch.log2(weight.scales).round() + 127).to(torch.uint8)
+        halves = codes.unflatten(1, (-1, 2, 16))
+        return [exponents[..., None], halves[:, :, 0] | halves[:, :, 1] << 4]
+    scales = weight.scales.to(torch.float8_e4m3fn).view(torch.uint8)
+    # Blocks have no negative scales: their sign is that of their values.
+    codes = codes ^ (scales >> 7 << 3).repeat_interleave(weight.group, 1)
+    halves = codes.unflatten(1, (-1, 4, 2, 8))
+    return [(scales & 127).unflatten(1, (-1, 4)), (halves[:, :, :, 0] | halves[:, :, :, 1] << 4).flatten(2)]
