@@ -2,6 +2,7 @@
 
     python benchmarks/peers.py --target FOLDER --assistant FOLDER [--peers ipex-assist,openvino,llama.cpp,…]
     python benchmarks/peers.py --target FOLDER --assistant FOLDER --throughput [--requests 16]
+    python benchmarks/peers.py --target FILE.gguf --assistant FILE.gguf [--throughput]
     python benchmarks/peers.py --target FOLDER --assistant FOLDER --install-only
 
 Each peer gets its own environment under --envs, installed and its models converted at the first run, reused later. Each
@@ -12,6 +13,8 @@ Speed is tokens after the first ÷ seconds after the first. What fails has a row
 With --throughput many prompts of 30 to 300 tokens go in at once, the same ones for all, and speed is all their tokens ÷
 all seconds: vLLM, OpenVINO's continuous batching, llama.cpp's server with a slot for each prompt (and, beside it, its
 llama-batched-bench), and our engine.
+
+A pair of GGUF files is measured as it is stored, by our native core and by llama.cpp, which read the same files.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ import measure
 import peers_known as known
 import peers_throughput as throughput
 from peers_recipes import MakingFailed, clean_environment, last_lines
-from peers_table import RATIOS, Outcome, markdown, ratio, ratio_line, row
+from peers_table import FILE_RATIOS, RATIOS, Outcome, markdown, ratio, ratio_line, row
 
 from ipex_assist.env.cache import cache_folder
 from ipex_assist.env.errors import IpexAssistError, UsageError
@@ -156,7 +159,9 @@ def default_envs() -> Path:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse the flags. Raises UsageError."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", required=True, metavar="FOLDER", help="a Hugging Face folder, which all can read")
+    parser.add_argument(
+        "--target", required=True, metavar="FOLDER", help="a Hugging Face folder, which all can read, or a .gguf file"
+    )
     parser.add_argument("--assistant", required=True, metavar="FOLDER")
     parser.add_argument("--peers", help=f"default: {','.join(known.ENVIRONMENTS)}")
     help_ = "only cases whose name contains one of these, such as 'bf16' or 'int8, draft' (default: all)"
@@ -181,15 +186,19 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
             raise UsageError(f"--{name.replace('_', '-')} {getattr(args, name)}: at least {least} is needed.")
     if not args.timeout > 0:
         raise UsageError(f"--timeout {args.timeout:g}: a positive number of seconds is needed.")
-    possible = [known.OURS, "llama.cpp"] if args.isa else list(known.ENVIRONMENTS)
+    files = [known.is_file(source) for source in (args.target, args.assistant)]
+    if files[0] != files[1]:
+        raise UsageError("--target and --assistant: both are .gguf files, or both folders.")
+    possible = [known.OURS, "llama.cpp"] if args.isa or files[0] else list(known.ENVIRONMENTS)
     args.peers = possible if args.peers is None else list(dict.fromkeys(args.peers.split(",")))
     if unknown := [each for each in args.peers if each not in possible]:
         raise UsageError(f"--peers: {', '.join(unknown)} is none of {', '.join(possible)}.")
     for flag in ("target", "assistant"):
-        folder = Path(getattr(args, flag))
-        if not (folder / "config.json").is_file():
-            raise UsageError(f"--{flag} {folder}: no config.json there; a Hugging Face folder is needed.")
-        setattr(args, flag, str(folder.resolve()))
+        source = Path(getattr(args, flag))
+        if not (source if files[0] else source / "config.json").is_file():
+            kind = "no such file" if files[0] else "no config.json there; a Hugging Face folder is needed"
+            raise UsageError(f"--{flag} {source}: {kind}.")
+        setattr(args, flag, str(source.resolve()))
     args.envs = args.envs.expanduser().resolve()
     return args
 
@@ -217,10 +226,14 @@ def run(argv: Sequence[str] | None) -> int:
     if args.throughput:
         settings["prompts"] = throughput.prompts_of(args.target, args.requests)
         all_cases, wanted_ratios, row_of = throughput.CASES, throughput.RATIOS, throughput.row
+        if known.is_file(args.target):
+            all_cases, wanted_ratios = throughput.FILE_CASES, throughput.FILE_RATIOS
         prompt_tokens: Any = [len(prompt) for prompt in settings["prompts"]]
     else:
         settings |= prompt_of(args.target, args.prompt)
         all_cases, wanted_ratios, row_of = known.CASES, RATIOS, row
+        if known.is_file(args.target):
+            all_cases, wanted_ratios = known.FILE_CASES, FILE_RATIOS
         prompt_tokens = len(settings["prompt"])
 
     def child_of(case: known.Case) -> known.Child:

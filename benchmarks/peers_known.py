@@ -123,9 +123,20 @@ CASES = tuple(
     for draft in (None, a_draft)
 )
 
+# Of a pair of GGUF files, as they are: who else reads them.
+STORED = "stored"
+FILE_CASES = tuple(Case(peer, STORED, draft) for peer in (OURS, "llama.cpp") for draft in (None, STORED))
+
+
+def is_file(source: str) -> bool:
+    """Whether a model is a GGUF file, and not a Hugging Face folder."""
+    return source.endswith(".gguf")
+
 
 def converted(peer: str, home: Path, source: str, precision: str) -> Recipe | None:
     """Return what turns a checkpoint into the peer's own format; None where it reads the checkpoint itself."""
+    if is_file(source):
+        return None
     python, facts = str(home / "bin" / "python"), {"source": state_of(source)}
     if peer == "openvino":
         export = (python, "-m", "optimum.commands.optimum_cli", "export", "openvino", "--model", source)

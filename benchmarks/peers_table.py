@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import measure
-from peers_known import OURS, Case
+from peers_known import OURS, STORED, Case
 from tabulate import tabulate
 
 
@@ -73,6 +73,17 @@ RATIOS = (
         lambda case: case.peer == "transformers" and case.draft is not None,
         4.0,
     ),
+)
+
+# Of a pair of GGUF files: beside llama.cpp on the same ones, in the same run.
+FILE_RATIOS = tuple(
+    Ratio(
+        f"GGUF file as stored, {name} ÷ llama.cpp",
+        Case(OURS, STORED, draft),
+        lambda case, draft=draft: case.peer == "llama.cpp" and case.draft == draft,  # type: ignore[misc]
+        asked,
+    )
+    for name, draft, asked in (("plain", None, 1.3), ("with its assistant", STORED, 2.0))
 )
 
 

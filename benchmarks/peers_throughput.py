@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from peers_known import BATCHED_BENCH, OURS, Case
+from peers_known import BATCHED_BENCH, FILE_CASES, OURS, STORED, Case
 from peers_table import Outcome, Ratio, reads, speed_cells
 
 PROMPT_TOKENS = (30, 300)
@@ -45,6 +45,12 @@ RATIOS = tuple(
     Ratio(f"{precision}, {name} ÷ best peer", Case(OURS, precision, draft), _rivals(precision), 2.0)
     for precision in CLASSES
     for name, draft in (("plain", None), ("assisted", "int4"))
+)
+
+FILE_CASES = (*FILE_CASES, Case("llama.cpp", STORED, program=BATCHED_BENCH))
+FILE_RATIOS = tuple(
+    Ratio(f"GGUF file as stored, {name} ÷ llama.cpp", Case(OURS, STORED, draft), lambda case: case.peer != OURS, 2.0)
+    for name, draft in (("plain", None), ("assisted", STORED))
 )
 
 

@@ -47,6 +47,26 @@ def test_turns_are_interleaved() -> None:
     assert not interrupted
 
 
+def test_a_pair_of_files_is_read_as_it_is(tmp_path: Path) -> None:
+    """Nothing is converted: both get the very file, and ours the precision that keeps it."""
+    files = [tmp_path / f"{name}.gguf" for name in ("target", "assistant")]
+    for file in files:
+        file.touch()
+    args = peers.parse(["--target", str(files[0]), "--assistant", str(files[1])])
+    assert args.peers == [known.OURS, "llama.cpp"]
+    assert known.converted("llama.cpp", tmp_path, args.target, known.STORED) is None
+    for case in (known.Case(known.OURS, known.STORED, known.STORED), known.Case(known.OURS, known.STORED)):
+        assert case in known.FILE_CASES
+        assert case in throughput.FILE_CASES
+        child = known.child_of(case, tmp_path, (args.target, args.assistant), {"prompt": [1]}, [0, 1])
+        told = json.loads(child.argv[-1])
+        assert told["target"] == str(files[0])
+        assert told["assistant"] == (str(files[1]) if case.draft else None)
+        assert (told["precision"], told["draft_precision"]) == ("stored", case.draft)
+    rivals = [[case.name for case in known.FILE_CASES if ratio.rival(case)] for ratio in table.FILE_RATIOS]
+    assert rivals == [["llama.cpp stored"], ["llama.cpp stored, draft stored"]]
+
+
 def test_what_fails_stops_nobody_else_and_keeps_its_reason() -> None:
     """One broken peer must neither end the run nor vanish from the table; what it reached before stays."""
     runs: list[str] = []
@@ -146,6 +166,9 @@ def folder(tmp_path: Path) -> str:
         (["--timeout", "0"], "--timeout 0"),
         (["--timeout", "nan"], "--timeout nan"),
         (["--assistant", "/nowhere"], "no config.json there"),
+        (["--assistant", "/nowhere.gguf"], "both are .gguf files, or both folders"),
+        (["--target", "/no.gguf", "--assistant", "/no.gguf"], "--target /no.gguf: no such file"),
+        (["--target", "/no.gguf", "--assistant", "/no.gguf", "--peers", "vllm"], "vllm is none of ipex-assist, llama"),
     ],
 )
 def test_wrong_arguments_are_named(folder: str, flags: list[str], message: str) -> None:
