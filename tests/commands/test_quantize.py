@@ -168,7 +168,7 @@ def test_gguf_and_sharded_input_sharded_output(tmp_path: Path, monkeypatch: pyte
     checkpoint_files.save_shards(model, tmp_path / "m", count=3)
     monkeypatch.setattr(writer, "SHARD_BYTES", 20_000)
     for source in ("m.gguf", "m"):
-        output = tmp_path / f"q-{source}"
+        output = tmp_path / f"q-{source.replace('.', '-')}"
         assert run("-m", str(tmp_path / source), "-o", str(output), "--group-size", "32") == 0
         index = json.loads((output / "model.safetensors.index.json").read_text())
         files = sorted(path.name for path in output.glob("*.safetensors"))
@@ -179,7 +179,7 @@ def test_gguf_and_sharded_input_sharded_output(tmp_path: Path, monkeypatch: pyte
         read = dict(checkpoint.tensors())
         assert read.keys() == original.keys()
         assert all(relative(read[name].float(), original[name].float()) < 0.15 for name in read)
-    assert (tmp_path / "q-m.gguf" / "tokenizer.json").is_file()
+    assert (tmp_path / "q-m-gguf" / "tokenizer.json").is_file()
 
 
 def test_files_are_readable_as_the_umask_says(tmp_path: Path) -> None:
