@@ -82,6 +82,7 @@ PAGES = {
         {
             "mixture": "Mixtures of published shapes, random weights",
             "mixture_prompts": "Prompts of 4,096 tokens: the first token by rows a pass",
+            "mixture_operations": "What a prompt of 4,096 tokens spends its time on",
             "recurrent": "A dense model with recurrent layers, random weights",
             "recurrent_mixture": "A mixture with recurrent layers, random weights: Granite 4 small",
             "shared_kv": "A dense model with shared keys and values, random weights: Gemma 4 E4B",
@@ -106,6 +107,7 @@ PAGES = {
             "sockets": "One row on one and two big sockets",
             "prompt_sockets": "Prompts on one and two big sockets",
             "prompt_shares": "What each thread of big machines gets of a prompt's pass",
+            "text_shares": "Attention of a few texts with drafts on big machines: by query tiles, and by blocks",
             "multi_socket": "Several instances, measured here",
         },
     ),
@@ -121,6 +123,7 @@ PAGES = {
 QUESTIONS = {question: title for _, questions in PAGES.values() for question, title in questions.items()}
 COUNTED = {
     "prompt_shares": "Counted by the core's own partition, the same on every machine",
+    "text_shares": "Counted by the core's own partition, the same on every machine",
     "instructions": "Counted in the compiled core, the same on every machine",
     "barriers_published": "Counted by the phases of a pass, the same on every machine",
     "tile_ports": "Counted in the compiled core, the same on every machine",

@@ -6,8 +6,12 @@ CPUs are always the kernel's CPU ids. A core is a set of sibling CPUs, a socket 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+
+# Of an engine, from which on a whole core is spared where cores have no siblings: a 32nd of a prompt's arithmetic, and
+# hardly anything of steps, which wait for memory. Python beside the passes of eight streams takes as much of each.
+MANY_CORES = 32
 
 
 @dataclass(frozen=True)
@@ -139,6 +143,18 @@ class Machine:
         """`cores` split by shared L3 cache; those without an L3 are left out."""
         home = {cpu: index for index, cpus in enumerate(self.l3) for cpu in cpus}
         return _split((core for core in cores if core.cpus[0] in home), lambda core: home[core.cpus[0]])
+
+    def spare_cpu(self, cpus: Sequence[int], *, whole_core: bool = True) -> int | None:
+        """The CPU of an engine on `cpus` that its threads which do not compute have for themselves; None where none is.
+
+        Any of them on a core that computes keeps all others waiting. It is an allowed SMT sibling of the first of
+        `cpus`; without one the first CPU itself, if `whole_core` may be taken and there are MANY_CORES.
+        """
+        siblings = next((core.cpus for core in self.allowed_cores() if cpus[0] in core.cpus), ())
+        idle = [cpu for cpu in siblings if cpu not in cpus]
+        if idle:
+            return idle[0]
+        return cpus[0] if whole_core and len(cpus) >= MANY_CORES else None
 
     def threads_within_quota(self, threads: int) -> int:
         """`threads`, or fewer where the CPU quota lets fewer run at full speed; at least 1."""

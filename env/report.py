@@ -14,7 +14,7 @@ from ipex_assist.env.cpulist import format_cpulist
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.isa import processor_facts, read_isa
 from ipex_assist.env.libraries import Libraries, find_libraries
-from ipex_assist.env.machine import Machine
+from ipex_assist.env.machine import MANY_CORES, Machine
 from ipex_assist.env.memory import HUGE_PAGES, gib, huge_pages, read_memory
 from ipex_assist.env.parser import ArgumentParser
 from ipex_assist.env.runner import run_command
@@ -99,6 +99,7 @@ def format_report(
     ]
     if efficiency := [core for core in machine.cores if core.efficiency]:
         rows.insert(4, ("E-cores", f"CPUs {format_cpulist(cpu for core in efficiency for cpu in core.cpus)}"))
+    rows.append(("CPU for others", _spare(machine)))
     if machine.cpu_quota is not None:
         rows.append(("CPU quota", f"{machine.cpu_quota:g} CPUs"))
     for node in machine.nodes:
@@ -115,6 +116,17 @@ def format_report(
     rows += [(name, value) for name, value in report["variables"].items()]
     table = tabulate(rows, tablefmt="plain", disable_numparse=True)
     return "\n".join([table, *(f"note: {warning}" for warning in report["warnings"])])
+
+
+def _spare(machine: Machine) -> str:
+    """What an engine of `serve` or `batch` on all cores leaves to its threads that do not compute."""
+    cores = machine.cores_with_memory([core for core in machine.allowed_cores() if not core.efficiency])
+    cpus = sorted(core.cpus[0] for core in cores or machine.allowed_cores())
+    spare = machine.spare_cpu(cpus) if cpus else None
+    if spare is None:
+        return f"none: {len(cpus)} core{'s' * (len(cpus) != 1)} without SMT, fewer than {MANY_CORES}, all compute"
+    kind = f"a core of {len(cpus)}" if spare in cpus else f"SMT sibling of CPU {cpus[0]}"
+    return f"CPU {spare}, {kind}: Python and other helpers of serve and batch"
 
 
 def _size(size: int | None) -> str:

@@ -1,6 +1,6 @@
 """Starts processes on chosen cores and memory: placement, numactl, and a check after the start. Never imports torch."""
 
-from ipex_assist.launch.check import check_start, restore_affinity
+from ipex_assist.launch.check import check_start, keep_to_spare_cpu, restore_affinity
 from ipex_assist.launch.command import LaunchCommand, format_command
 from ipex_assist.launch.flags import add_placement_arguments, request_from
 from ipex_assist.launch.instances import InstanceRequest, place_instances
@@ -19,6 +19,7 @@ __all__ = [
     "check_start",
     "format_command",
     "inherited_plan",
+    "keep_to_spare_cpu",
     "place",
     "place_instances",
     "prepare",

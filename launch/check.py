@@ -39,9 +39,20 @@ def restore_affinity(plan: LaunchPlan | None) -> None:
     """
     if plan is None:
         return
-    present = os.sched_getaffinity(0)
-    if present < set(plan.cpus):
-        os.sched_setaffinity(0, plan.cpus)
+    if os.sched_getaffinity(0) < plan.mask:
+        os.sched_setaffinity(0, plan.mask)
+
+
+def keep_to_spare_cpu(plan: LaunchPlan | None) -> bool:
+    """Keep the calling thread, and those that it starts, to the plan's spare CPU, if there is one: whether there is.
+
+    The kernel would not find that CPU by itself: where nearly all are busy it hardly looks for one that is idle, and a
+    thread which is woken on a core that computes keeps all others waiting.
+    """
+    if plan is None or plan.spare is None:
+        return False
+    os.sched_setaffinity(0, {plan.spare})
+    return True
 
 
 def read_process_state() -> ProcessState:
@@ -81,7 +92,7 @@ def compare(
 def _affinity_deviations(plan: LaunchPlan, state: ProcessState, own: Sequence[str]) -> list[str]:
     """own: variables of the user that bind OpenMP's threads."""
     planned = frozenset(plan.cpus)
-    reached = frozenset().union(*state.masks)
+    reached = frozenset().union(*state.masks) - (plan.mask - planned)
     lines = []
     kept = f"your {' and '.join(own)} {'were' if len(own) > 1 else 'was'} kept, and binds threads elsewhere"
     if outside := reached - planned:

@@ -57,6 +57,7 @@ class LaunchCommand:
             "kept": self.kept,
             "cpus": format_cpulist(self.placement.cpus),
             "threads": self.placement.threads,
+            "spare_cpu": self.placement.spare,
             "memory": self.placement.memory,
             "memory_nodes": list(self.placement.nodes),
             "sched_setaffinity": format_cpulist(self.affinity) if self.affinity else None,
@@ -88,6 +89,7 @@ def build_command(
         variables.preload,
         {name: value for name, value in variables.set.items() if name != "LD_PRELOAD"},
         placement.count,
+        spare=placement.spare,
     )
     chosen = {**variables.set, **(extra or {}), PLAN_VARIABLE: plan.to_json()}
     return LaunchCommand(
@@ -109,7 +111,7 @@ def _pinning(
     placement: Placement, abilities: Abilities
 ) -> tuple[tuple[str, ...], tuple[int, ...] | None, tuple[str, ...]]:
     """The argv prefix, the CPUs to set by sched_setaffinity (None: a tool does it), and warnings of what is lost."""
-    cpus, nodes = format_cpulist(placement.cpus), format_cpulist(placement.nodes)
+    cpus, nodes = format_cpulist(placement.mask), format_cpulist(placement.nodes)
     policy: tuple[str, ...] = {
         "bind": ("-m", nodes),
         "preferred": ("-p", nodes),
@@ -141,7 +143,7 @@ def _pinning(
     loss = (f"{reason}: CPUs {cpus} are set with {tool}; {lost}",)
     if abilities.taskset:
         return ("taskset", "-c", cpus), None, loss
-    return (), placement.cpus, loss
+    return (), placement.mask, loss
 
 
 def format_command(command: LaunchCommand) -> str:

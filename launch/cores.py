@@ -19,7 +19,8 @@ class PlacementRequest:
     may be given. `model_bytes` is the memory that the process will fill. `smt` puts a thread on every sibling of a
     core, `e_cores` also uses efficiency cores. `memory` replaces our choice of a memory policy; `memory_nodes` are its
     nodes, a list or `hbm`. `first_touch`: the program's threads write a page first that they will read, as those of the
-    native core do. `all_sockets`: by default it gets the cores of every socket.
+    native core do. `all_sockets`: by default it gets the cores of every socket. `spares_cpu`: its threads for
+    computing bind themselves, so that its others may have a CPU more than these (Machine.spare_cpu).
     """
 
     threads: int | None = None
@@ -34,6 +35,7 @@ class PlacementRequest:
     memory_nodes: str | None = None
     first_touch: bool = False
     all_sockets: bool = False
+    spares_cpu: bool = False
 
     @property
     def names_a_place(self) -> bool:

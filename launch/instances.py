@@ -11,7 +11,7 @@ from ipex_assist.env.cpulist import format_cpulist
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.machine import Core, Machine
 from ipex_assist.launch.cores import PlacementRequest, fast_cores, usable_cores
-from ipex_assist.launch.placement import Placement, place, place_memory
+from ipex_assist.launch.placement import Placement, place, place_memory, with_spare
 
 Unit = Literal["per-node", "per-socket", "per-l3"]
 Group = tuple[Core, ...]
@@ -250,7 +250,8 @@ def _placements(
         size = None if size is None else size * homes.count(homes[index])
         memory, nodes = place_memory(request, machine, cpus, own_warnings, own_notes, model_bytes=size)
         said = tuple(own_warnings), tuple(own_notes)
-        placements.append(Placement(cpus, len(cpus), memory, nodes, *said, index=index, count=len(chunks)))
+        cpus, spare = with_spare(request, machine, cpus, whole_core=request.cores_per_instance is None)
+        placements.append(Placement(cpus, len(cpus), memory, nodes, *said, index=index, count=len(chunks), spare=spare))
     return tuple(placements)
 
 

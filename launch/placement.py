@@ -21,7 +21,7 @@ class Placement:
     `memory` is `bind` (only `nodes`), `preferred` (the one in `nodes` first), `interleave` (page by page over `nodes`),
     `local` (on the node of the thread that first writes a page) or `none` (left to the kernel, on machines without
     NUMA). `warnings` say what could be better, `notes` which settings of the user were kept. It is instance `index` of
-    `count`.
+    `count`. `spare` is a CPU for the threads that do not compute, none of `cpus`.
     """
 
     cpus: tuple[int, ...]
@@ -32,6 +32,12 @@ class Placement:
     notes: tuple[str, ...] = ()
     index: int = 0
     count: int = 1
+    spare: int | None = None
+
+    @property
+    def mask(self) -> tuple[int, ...]:
+        """All CPUs that its threads may use, ascending."""
+        return self.cpus if self.spare is None else tuple(sorted({*self.cpus, self.spare}))
 
     def describe(self) -> str:
         """The placement as one line for people."""
@@ -39,7 +45,8 @@ class Placement:
 
     def describe_cpus(self) -> str:
         threads = f"{self.threads} thread{'s' * (self.threads != 1)}"
-        return f"{threads} on CPU{'s' * (len(self.cpus) != 1)} {format_cpulist(self.cpus)}"
+        others = "" if self.spare is None else f" and CPU {self.spare} for others"
+        return f"{threads} on CPU{'s' * (len(self.cpus) != 1)} {format_cpulist(self.cpus)}{others}"
 
     def describe_memory(self) -> str:
         nodes = f"node{'s' * (len(self.nodes) != 1)} {format_cpulist(self.nodes)}"
@@ -69,7 +76,25 @@ def place(request: PlacementRequest, machine: Machine) -> Placement:
     cpus = _choose_cpus(request, machine, pool, warnings)
     _tell_idle_sockets(request, machine, pool, cpus, warnings)
     memory, nodes = place_memory(request, machine, cpus, warnings, notes, model_bytes=request.model_bytes)
-    return Placement(cpus, len(cpus), memory, nodes, tuple(warnings), tuple(notes))
+    cpus, spare = with_spare(request, machine, cpus)
+    return Placement(cpus, len(cpus), memory, nodes, tuple(warnings), tuple(notes), spare=spare)
+
+
+def with_spare(
+    request: PlacementRequest, machine: Machine, cpus: tuple[int, ...], *, whole_core: bool = True
+) -> tuple[tuple[int, ...], int | None]:
+    """The CPUs that an engine which got `cpus` computes on, and the one that its other threads have for themselves.
+
+    whole_core: its number of cores was left to us, unless the request says it.
+    """
+    if not request.spares_cpu or not cpus:
+        return cpus, None
+    free = whole_core and request.threads is None and request.cpus is None
+    named = None if request.cpus is None else {cpu for core in usable_cores(request, machine) for cpu in core.cpus}
+    spare = machine.spare_cpu(cpus, whole_core=free)
+    if named is not None and spare not in named:
+        return cpus, None
+    return tuple(cpu for cpu in cpus if cpu != spare), spare
 
 
 def _tell_idle_sockets(

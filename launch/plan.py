@@ -19,6 +19,7 @@ MASK_AT_START = frozenset(os.sched_getaffinity(0))
 class LaunchPlan:
     """What the launcher set up: CPUs, threads, memory policy and nodes, additions to LD_PRELOAD, and other variables.
 
+    spare: the CPU of the threads that do not compute, beside `cpus`; None: they have those.
     instances: how many share the machine, this one among them.
     pid: the process that it was made for; parent: that process's parent, where the process did not exist yet. Both are
     None in a dry run.
@@ -33,6 +34,12 @@ class LaunchPlan:
     instances: int = 1
     pid: int | None = None
     parent: int | None = None
+    spare: int | None = None
+
+    @property
+    def mask(self) -> frozenset[int]:
+        """All CPUs that its threads may use."""
+        return frozenset(self.cpus) if self.spare is None else frozenset({*self.cpus, self.spare})
 
     def to_json(self) -> str:
         fields = {
@@ -45,6 +52,7 @@ class LaunchPlan:
             "instances": self.instances,
             "pid": self.pid,
             "parent": self.parent,
+            "spare": self.spare,
         }
         return json.dumps(fields, separators=(",", ":"))
 
@@ -68,7 +76,7 @@ def inherited_plan(
         return None
     if plan.parent not in (None, os.getppid() if parent is None else parent):
         return None
-    return plan if set(plan.cpus) <= set(mask) else None
+    return plan if plan.mask <= set(mask) else None
 
 
 def for_this_process(environ: Mapping[str, str]) -> dict[str, str]:
@@ -102,6 +110,7 @@ def read_plan(environ: Mapping[str, str]) -> LaunchPlan | None:
             instances=int(fields.get("instances", 1)),
             pid=None if fields.get("pid") is None else int(fields["pid"]),
             parent=None if fields.get("parent") is None else int(fields["parent"]),
+            spare=None if fields.get("spare") is None else int(fields["spare"]),
         )
     except (ValueError, TypeError, KeyError, AttributeError):
         return None

@@ -55,7 +55,7 @@ def spawn_command(
             preexec_fn=_in_the_child(os.getpid(), command.affinity),
         )
     except subprocess.SubprocessError:  # in preexec_fn, whose own message is lost
-        cpus = format_cpulist(command.affinity or command.placement.cpus)
+        cpus = format_cpulist(command.affinity or command.placement.mask)
         raise IpexAssistError(f"the kernel refuses CPUs {cpus} for a child of this process") from None
     except OSError as error:
         raise CommandNotExecutable(f"{command.argv[0]} cannot be run: {error.strerror}") from None

@@ -27,21 +27,21 @@ ENDED = "exit-code"
 
 INIT = """#!/bin/busybox sh
 /bin/busybox --install -s /bin
-mkdir -p /proc /sys /dev /host /ram /root
+mkdir -p /proc /sys /dev /host /ram /tree
 mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev
 for turn in 1 2 3 4; do for module in {modules}; do insmod /modules/$module; done; done 2> /dev/null # some need others
 mount -t 9p -o ro,cache=loose,trans=virtio,version=9p2000.L,msize=1048576 host /host
 mount -t tmpfs -o size=80% ram /ram
 mkdir /ram/upper /ram/work
-mount -t overlay -o lowerdir=/host,upperdir=/ram/upper,workdir=/ram/work root /root
-for each in proc sys dev; do mount --bind /$each /root/$each; done
-mkdir -p /root/dev/shm /root/dev/pts
-mount -t tmpfs shm /root/dev/shm; mount -t devpts pts /root/dev/pts
-mount -t cgroup2 cgroup /root/sys/fs/cgroup
-mount -t 9p -o cache=none,trans=virtio,version=9p2000.L,msize=1048576 shared /root{folder}
+mount -t overlay -o lowerdir=/host,upperdir=/ram/upper,workdir=/ram/work root /tree
+for each in proc sys dev; do mount --bind /$each /tree/$each; done
+mkdir -p /tree/dev/shm /tree/dev/pts
+mount -t tmpfs shm /tree/dev/shm; mount -t devpts pts /tree/dev/pts
+mount -t cgroup2 cgroup /tree/sys/fs/cgroup
+mount -t 9p -o cache=none,trans=virtio,version=9p2000.L,msize=1048576 shared /tree{folder}
 ifconfig lo 127.0.0.1 up
-chroot /root /bin/bash {folder}/commands > /root{folder}/output 2>&1 < /dev/null
-echo $? > /root{folder}/{ended}
+chroot /tree /bin/bash {folder}/commands > /tree{folder}/output 2>&1 < /dev/null
+echo $? > /tree{folder}/{ended}
 sync
 poweroff -f
 """
@@ -72,7 +72,7 @@ class EmulatedMachine:
 
         AssertionError with the end of the output where the script fails, or has not ended after so many seconds.
         """
-        exports = {"PATH": os.environ["PATH"], "HOME": "/root", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+        exports = {"PATH": os.environ["PATH"], "HOME": str(folder), "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
         lines = [f"export {name}={shlex.quote(value)}" for name, value in exports.items()]
         (folder / "commands").write_text("\n".join([*lines, f"cd {shlex.quote(str(folder))}", commands, ""]))
         kernel, initrd = _image(folder)

@@ -183,7 +183,7 @@ def share_of_memory(plan: launch.LaunchPlan, machine: Machine) -> float:
     Cores and not CPUs, since SMT siblings stay idle in most plans; and of a process by itself, whose memory may be that
     of all nodes, cores of its own nodes.
     """
-    cpus = set(plan.cpus)
+    cpus = set(plan.mask)
     nodes = [node for node in machine.nodes if node.id in machine.allowed_nodes]
     if plan.instances == 1:
         nodes = [node for node in nodes if not cpus.isdisjoint(node.cpus)]

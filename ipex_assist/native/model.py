@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 from array import array
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -18,6 +19,8 @@ from ipex_assist.quantization.precision import INT4_GROUP
 
 if TYPE_CHECKING:
     import torch
+
+log = logging.getLogger("ipex_assist")
 
 
 class PackedModel:
@@ -96,6 +99,7 @@ class PackedModel:
     def allocate(self) -> None:
         """Reserve empty memory for `pack`, each thread's slice on its own node."""
         self.check(self.library.ia_model_allocate(self.handle, self.pool.handle))
+        self._tell_refused()
 
     def adopt(self, file: int, offset: int, copy: bool, *, settle: bool = False) -> None:
         """Take the image from an open file: mapped, or copied so that each thread has its slice on its own node.
@@ -105,6 +109,14 @@ class PackedModel:
         status = self.library.ia_model_adopt(self.handle, self.pool.handle, file, offset, 2 if settle else int(copy))
         self.check(status)
         self.settles = status == 1
+        self._tell_refused()
+
+    def _tell_refused(self) -> None:
+        if self.library.ia_nodes_refused(self.handle):
+            log.info(
+                "the kernel refuses memory policies (mbind): weights lie where they are written first, mostly on the "
+                "node that reads them; in a container, --cap-add SYS_NICE"
+            )
 
     def settle(self, size: int) -> None:
         """Copy the next `size` bytes or so of an image that is still mapped; no pass may run meanwhile.

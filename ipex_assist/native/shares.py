@@ -82,6 +82,30 @@ def tile_shares(
     return list(out)
 
 
+class TextShares(NamedTuple):
+    """When threads end that attend to texts, in tile_shares' unit.
+
+    even: all, if they had the same; tiles: the last one, if they took query tiles in turns; chosen: the last one as the
+    plan of a pass has it, by tiles or, if splits_kv, by blocks of keys and values.
+    """
+
+    even: int
+    tiles: int
+    chosen: int
+    splits_kv: bool
+
+
+def text_shares(
+    heads: int, kv_heads: int, head_dim: int, position: int, rows: int, texts: int, nodes: Sequence[int]
+) -> TextShares:
+    """Of a pass of more than 16 rows: so many texts, each with `rows` rows after `position` others."""
+    out = (_i64 * 3)()
+    shape = heads, kv_heads, head_dim, position, rows, texts
+    splits = _check(library().ia_shares_of_texts(*shape, (_i32 * len(nodes))(*nodes), len(nodes), out))
+    even, tiles, chosen = out
+    return TextShares(even, tiles, chosen, bool(splits))
+
+
 def _check(result: int) -> int:
     if result < 0:
         raise IpexAssistError(f"the native core failed: {last_error()}")

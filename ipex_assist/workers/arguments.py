@@ -22,7 +22,9 @@ def instance_request(args: argparse.Namespace, model_bytes: int | None) -> Insta
     """Return the instances that the flags ask for: one per NUMA node, unless something else is said."""
     fields = asdict(request_from(args, model_bytes))
     instances = "per-node" if leaves_division(args) else args.instances
-    fields.update(instances=instances, cores_per_instance=args.cores_per_instance, first_touch=flags_run_native(args))
+    native = flags_run_native(args)
+    fields.update(instances=instances, cores_per_instance=args.cores_per_instance)
+    fields.update(first_touch=native, spares_cpu=native)
     return InstanceRequest(**fields)
 
 

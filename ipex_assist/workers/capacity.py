@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections import Counter
 from collections.abc import Sequence
@@ -15,15 +16,16 @@ from ipex_assist.commands.shared.load import memory_need
 from ipex_assist.commands.shared.native_runs import runs_native
 from ipex_assist.env.cpulist import format_cpulist
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.env.isa import read_isa
 from ipex_assist.env.memory import gib, read_memory
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.launch.placement import Placement
+from ipex_assist.native import library
 from ipex_assist.workers.division import (
     LEAST_ROWS,
     MOST_ROWS,
     CoreSpeed,
     PassWork,
+    arithmetic_of,
     by_rows,
     estimated_speed,
     rows_at_a_time,
@@ -40,6 +42,7 @@ log = logging.getLogger("ipex_assist")
 
 DEFAULT_CONCURRENCY = LEAST_ROWS  # requests that are expected where nobody says how many
 MOST_CONCURRENCY = MOST_ROWS  # that an engine takes where passes of so many rows cost little more
+_PEAK_SECONDS, _REPEATS = 0.005, 3
 
 
 def fitting(sizes: Sequence[int], room: int) -> int:
@@ -96,8 +99,19 @@ def _passes_of(load: LoadOptions, need: MemoryNeed) -> ModelPasses | None:
         spec, precision = checkpoint.config_spec(), load.precision or checkpoint.stored_precision or "bf16"
     except IpexAssistError:
         return None
-    speed = estimated_speed(precision, amx="amx_int8" in read_isa().features)
-    return ModelPasses(load, work_of(spec, need.target, need.total or 0), speed)
+    return ModelPasses(load, work_of(spec, need.target, need.total or 0), core_speed(precision))
+
+
+@functools.cache
+def core_speed(precision: str) -> CoreSpeed:
+    """Of a model that has not been measured here; without AMX one thread multiplies for some hundredths of a second."""
+    if library.instruction_set() == "amx":
+        return estimated_speed(precision)
+    pool = library.Pool(1)
+    try:
+        return estimated_speed(precision, library.peak(pool, arithmetic_of(precision), _PEAK_SECONDS, _REPEATS))
+    finally:
+        pool.close()
 
 
 def check_memory_of_placements(need: InstanceNeed, placements: Sequence[Placement]) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import IO, TYPE_CHECKING, NoReturn
 
+from ipex_assist import launch
 from ipex_assist.checkpoints.short_name import short_name
 from ipex_assist.commands.shared.messages import configure_messages
 from ipex_assist.env.errors import IpexAssistError, UsageError
@@ -89,6 +90,8 @@ def _serve(requests: IO[bytes], replies: IO[bytes]) -> None:
         _send(replies, Refused(f"{describe(error)} while loading", 1))
         return
     _send(replies, _ready(model, concurrency, time.perf_counter() - started))
+    if model.identity.executor == "native":  # others compute in threads that this one starts
+        launch.keep_to_spare_cpu(launch.inherited_plan(os.environ))
     outbox = Outbox(model, lambda lines: _write(replies, lines))
     loop = RequestLoop(model, outbox.put, outbox.flush)
     threading.Thread(target=_read, args=(requests, loop), name="requests", daemon=True).start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +94,36 @@ def test_default_placement_is_sound(machines: list[tuple[Path, dict[str, Any]]])
         for node in placement.nodes:
             cpus = parse_cpulist(expected["numa_nodes"][str(node)]["cpus"])
             assert set(cpus) & set(parse_cpulist(homes[0])), (root.name, node)
+
+
+# The CPU of an engine's threads that do not compute, over all cores, by what expected.json says of cores and siblings.
+SPARE = {
+    "xeon-4108-2s8c2t": 16,
+    "xeon-e5-2680-2s8c1t": None,
+    "core-i7-1370p-hybrid": 1,
+    "xeon-mp-4s2c2t-offline": 8,
+    "opteron-6134-cgroup2": None,
+    "opteron-48c-sparse-nodes": 0,
+    "knl-snc4-hbm-nodes": 16,
+    "xeon-5130-no-numa-dir": None,
+    "qemu-4p-multidie-16nodes": 1,
+}
+
+
+def test_engines_spare_a_sibling_or_one_core_of_many(
+    machines: list[tuple[Path, dict[str, Any]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And compute on all other cores; the report says it, and where there is none, why."""
+    request = PlacementRequest(first_touch=True, all_sockets=True)
+    found = {}
+    for root, _ in machines:
+        machine, plain = read_topology(root), place(request, read_topology(root))
+        engine = place(replace(request, spares_cpu=True), machine)
+        found[root.name] = engine.spare
+        assert set(plain.cpus) - set(engine.cpus) <= {engine.spare}
+        assert set(engine.mask) <= set(machine.allowed)
+        assert main(["--root", str(root)]) == 0
+        (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("CPU for others"))
+        said = line.removeprefix("CPU for others").strip()
+        assert said.startswith("none: " if engine.spare is None else f"CPU {engine.spare}, ")
+    assert found == SPARE

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 
 import pytest
+import tiny_models
 import torch
 from conftest import HAS_NATIVE
-from native_models import pool
+from native_models import loaded, pool
 from test_rows import random_model, some_tokens
 
 from ipex_assist.executors.interface import DraftInput, Rows
@@ -16,6 +17,7 @@ from ipex_assist.models.layers import uniform_decoder
 from ipex_assist.models.rope_spec import Rope
 from ipex_assist.native.library import unavailable
 from ipex_assist.native.rows import DECODE_ROWS
+from ipex_assist.native.shares import text_shares
 
 pytestmark = [
     pytest.mark.one_stack,  # the core is the same C++ on both; torch holds the numbers
@@ -126,6 +128,43 @@ def test_a_long_text_among_many_rows(case: str, precision: str) -> None:
                 part = TEXT[end - STEPS + first : end - STEPS + last]
                 found = own.forward([*parts[:5], Rows(sequence, part, len(part)), *parts[5:]])
                 assert torch.equal(found[5 : 5 + len(part)], rows[first:last]), (threads, end)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("case", CASES)
+def test_texts_with_drafts_share_blocks(case: str, precision: str) -> None:
+    """More rows than a step has and fewer tiles than threads: blocks are shared, and those appended by who reads them.
+
+    Rows of other counts, and without logits, which end before attention and whose keys are kept all the same.
+    """
+    expected = alone(case, precision)
+    for threads in (11, 40):
+        assert text_shares(4, 2, 16, 4000, STEPS, 4, [0] * threads).splits_kv
+        own = model(case, precision, threads)
+        for first, last in ((0, STEPS), (STEPS - 1, STEPS), (5, STEPS)):  # rows that have logits
+            made = [own.new_sequence(end) for end in ENDS]
+            for sequence, end in zip(made, ENDS, strict=True):
+                own.extend(sequence, TEXT[: end - STEPS])
+            parts = [Rows(s, TEXT[s.length : end], last - first) for s, end in zip(made, ENDS, strict=True)]
+            assert torch.equal(own.forward(parts), torch.cat([rows[first:last] for rows in expected])), threads
+            for sequence in made:
+                sequence.truncate(sequence.length - 1)
+            again = [Rows(s, TEXT[end - 1 : end], 1) for s, end in zip(made, ENDS, strict=True)]
+            assert torch.equal(own.forward(again), torch.cat([rows[-1:] for rows in expected])), threads
+
+
+@pytest.mark.parametrize("variant", tiny_models.known("deepseek-v3-dense"))
+def test_latents_of_texts_with_drafts_share_blocks(variant: str) -> None:
+    """Parts of the query heads are other ones where blocks are shared; their latents are appended before."""
+    one, many = (loaded(variant, "fp32", threads) for threads in (1, 24))
+    texts = [some_tokens(690, seed) for seed in range(3)]
+    found = []
+    for own in (one, many):
+        made = [own.new_sequence(700) for _ in texts]
+        for sequence, tokens in zip(made, texts, strict=True):
+            own.extend(sequence, tokens[:681])
+        found.append(own.forward([Rows(s, tokens[681:], 9) for s, tokens in zip(made, texts, strict=True)]))
+    assert torch.equal(*found)
 
 
 def test_drafts_after_a_long_text_among_many() -> None:

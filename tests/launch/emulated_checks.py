@@ -5,6 +5,7 @@ python emulated_checks.py below REQUEST COMMAND…    the same, but stays as its
 python emulated_checks.py report                    prints the machine
 python emulated_checks.py text MODEL                prints a greedy text, threads' CPUs and nodes of memory, as JSON
 python emulated_checks.py fill MODEL                plans keys and values by default, and writes all of them
+python emulated_checks.py touch MODEL               writes keys and values in one thread, and prints their nodes
 """
 
 from __future__ import annotations
@@ -45,11 +46,14 @@ def report() -> dict[str, Any]:
 
 def text(folder: str) -> dict[str, Any]:
     """Of 300 tokens and 24 more, with two blocks of keys and values."""
+    from ipex_assist import launch
     from ipex_assist.env.memory import huge_pages
     from ipex_assist.env.tree import Tree
     from ipex_assist.executors.interface import Rows
 
     model = _loaded(folder, 24 << 20)  # unlike the stack of a thread
+    plan = launch.inherited_plan(os.environ)
+    launch.keep_to_spare_cpu(plan)  # as a worker does
     sequence = model.new_sequence(400)
     tokens = list(range(3, 303))
     made: list[int] = []
@@ -60,6 +64,8 @@ def text(folder: str) -> dict[str, Any]:
         "huge_pages": huge_pages(Tree("/")),
         "tokens": made,
         "cpus": sorted(_thread_cpus()),
+        "own_cpus": sorted(os.sched_getaffinity(0)),
+        "warnings": launch.check_start(plan),
         "image": _nodes_of(*_mapping(model.packed.nbytes)),
         "anonymous": dict(_anonymous()),
         "blocks": _block_nodes(model),
@@ -80,6 +86,14 @@ def _block_nodes(model: Any) -> list[int]:
         if node >= 0 and ctypes.string_at(place, 64) == mark:
             found.append(node)
     return found
+
+
+def touch(folder: str) -> dict[str, Any]:
+    """The nodes of keys and values that one thread has written first, whose own node is that of a part only."""
+    model = _loaded(folder, 24 << 20)
+    first, length = _mapping(model.memory.count * model.memory.bytes_each)
+    ctypes.memset(first, 1, length)
+    return {"nodes": _nodes_of(first, length)}
 
 
 def fill(folder: str) -> dict[str, Any]:
@@ -118,14 +132,22 @@ def _thread_cpus() -> list[str]:
 
 
 def _mapping(size: int) -> tuple[int, int]:
-    """The anonymous mapping that holds `size` bytes: the smallest that is large enough."""
-    found = []
+    """The anonymous memory that holds `size` bytes: the smallest run of mappings side by side that is large enough.
+
+    A mapping ends where another node is preferred.
+    """
+    runs: list[list[tuple[int, int]]] = [[]]
     for line in Path("/proc/self/maps").read_text().splitlines():
         words = line.split()
         first, last = (int(word, 16) for word in words[0].split("-"))
-        if len(words) == 5 and last - first >= size:
-            found.append((last - first, first))
-    length, first = min(found)
+        if len(words) != 5:
+            runs.append([])
+            continue
+        if runs[-1] and runs[-1][-1][1] != first:
+            runs.append([])
+        runs[-1].append((first, last))
+    pieces = [(run[j][1] - run[i][0], run[i][0]) for run in runs for i in range(len(run)) for j in range(i, len(run))]
+    length, first = min(piece for piece in pieces if piece[0] >= size)
     return first, length
 
 
@@ -158,7 +180,7 @@ def _anonymous() -> Counter[str]:
 def main() -> None:
     command, *arguments = sys.argv[1:]
     os.environ["IPEX_ASSIST_PACKED"] = "no"
-    result = {"start": start, "below": below, "report": report, "text": text, "fill": fill}[command](*arguments)
+    result = {each.__name__: each for each in (start, below, report, text, touch, fill)}[command](*arguments)
     print(json.dumps(result), flush=True)
 
 

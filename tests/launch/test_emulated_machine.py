@@ -89,6 +89,7 @@ def two_sockets(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Found:
         report=checks("report"),
         all=placed(model, **ALL),
         slices=placed(model, socket="all", first_touch=True),
+        touch=placed(model, check="touch", **ALL),
         replicas=f"{launcher} --instances per-node --log-dir replicas -- {checks('text', str(model))}",
     )
     EmulatedMachine(memory=(1100, 1100)).run(folder, script, SECONDS)
@@ -199,6 +200,13 @@ def test_keys_and_values_are_on_their_heads_nodes(name: str, two_sockets: Found)
     assert found["blocks"] == sorted(found["blocks"])
 
 
+def test_memory_prefers_the_node_that_reads_it(two_sockets: Found) -> None:
+    """Catches keys and values on the node of a thread that happened to write them first, for as long as they live."""
+    nodes = two_sockets.json("touch")["nodes"]
+    assert share_of(nodes, 0) == pytest.approx(1 / 2, abs=0.1)
+    assert changes(nodes) <= 3
+
+
 @pytest.mark.parametrize(
     ("name", "node"),
     [("replica0", "0"), ("replica1", "1"), ("second", "1"), ("cpuset", "1"), ("bound", "1")],
@@ -230,6 +238,7 @@ def odd(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Found:
     script = named(
         fill=placed(model, check="fill", numa_node=0, first_touch=True),
         socket=placed(model, **ALL),
+        spare=placed(model, spares_cpu=True, **ALL),
         env=shlex.join([sys.executable, "-m", "ipex_assist", "env"]),
         killed=shlex.join([*launcher, "--nodes", "0-1", "--instances", "2", "--", *eat]),
         alone=checks("below", json.dumps({"numa_node": 0}), *eat),
@@ -253,6 +262,14 @@ def test_clusters_with_memory_are_used_and_memory_alone_is_not(odd: Found) -> No
     assert {cpu for mask in found["cpus"] for cpu in parse_cpulist(mask)} == {0, 2}
     assert set(found["anonymous"]) == {"0", "1"}
     assert share_of(found["image"], 0) == pytest.approx(1 / 2, abs=0.1)
+
+
+def test_threads_that_do_not_compute_have_a_sibling(odd: Found) -> None:
+    """And those that compute have their cores, as without it; the check after the start is content."""
+    found = odd.json("spare")
+    assert (found["own_cpus"], found["warnings"]) == ([1], [])
+    assert {(2,)} <= {parse_cpulist(mask) for mask in found["cpus"]}
+    assert found["tokens"] == odd.json("socket")["tokens"]
 
 
 def test_the_report_names_what_costs_speed(odd: Found) -> None:

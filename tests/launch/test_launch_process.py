@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +20,9 @@ from ipex_assist.env.cpulist import format_cpulist
 from ipex_assist.env.libraries import find_libraries
 from ipex_assist.env.topology import read_topology
 from ipex_assist.launch.abilities import mempolicy_allowed
-from ipex_assist.launch.check import ProcessState, compare
+from ipex_assist.launch.check import ProcessState, compare, keep_to_spare_cpu
 from ipex_assist.launch.placement import PlacementRequest
-from ipex_assist.launch.plan import PLAN_VARIABLE, LaunchPlan
+from ipex_assist.launch.plan import PLAN_VARIABLE, LaunchPlan, inherited_plan
 from ipex_assist.launch.process import prepare
 
 pytestmark = pytest.mark.one_stack
@@ -353,6 +354,35 @@ def test_what_was_planned_gives_no_warning() -> None:
 def test_each_deviation_is_named_with_its_remedy(found: ProcessState, threads: int, says: list[str]) -> None:
     (line,) = compare(PLAN, found, threads)
     assert all(part in line for part in says), line
+
+
+def test_a_spare_cpu_is_part_of_the_plan() -> None:
+    """Catches a warning about threads that were put beside those that compute, and a plan of a narrower process."""
+    spare = replace(PLAN, spare=9)
+    assert compare(spare, state(one(9), *map(one, PLAN.cpus)), 4) == []
+    assert compare(spare, state(EVERYWHERE | {9}), 4) == []
+    assert "CPUs 8" in compare(spare, state(EVERYWHERE | {8, 9}), 4)[0]
+    written = {PLAN_VARIABLE: spare.to_json()}
+    assert inherited_plan(written, mask={0, 1, 2, 3, 9}) == spare
+    assert inherited_plan(written, mask={0, 1, 2, 3}) is None
+
+
+@needs_two_cpus
+def test_helpers_stay_on_the_spare_cpu() -> None:
+    """With the threads that they start; and where there is none they stay as they are."""
+    seen = []
+
+    def helper(plan: LaunchPlan) -> None:
+        kept = keep_to_spare_cpu(plan)
+        other = threading.Thread(target=lambda: seen.append((kept, os.sched_getaffinity(0))))
+        other.start()
+        other.join()
+
+    for spare in (CPUS[1], None):
+        thread = threading.Thread(target=helper, args=(replace(PLAN, cpus=(CPUS[0],), spare=spare),))
+        thread.start()
+        thread.join()
+    assert seen == [(True, {CPUS[1]}), (False, os.sched_getaffinity(0))]
 
 
 def test_a_binding_of_the_users_own_is_named() -> None:

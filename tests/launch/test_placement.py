@@ -11,6 +11,7 @@ from machines import GIB, PLAIN, XEON, Cgroup, MachineSpec, machine
 
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.machine import Machine
+from ipex_assist.launch.instances import InstanceRequest, place_instances
 from ipex_assist.launch.placement import Placement, PlacementRequest, place
 
 pytestmark = pytest.mark.one_stack
@@ -291,3 +292,46 @@ def test_refusals_name_the_flag_and_the_numbers(request_: PlacementRequest, part
     with pytest.raises(UsageError) as caught:
         place(request_, where)
     assert all(part in str(caught.value) for part in parts), str(caught.value)
+
+
+ENGINE = PlacementRequest(first_touch=True, all_sockets=True, spares_cpu=True)
+
+
+def test_an_engine_has_a_sibling_for_threads_that_do_not_compute() -> None:
+    """Catches Python on a core that computes, for which all others wait; and a core given away for it."""
+    for where, sibling in ((PLAIN, 16), (machine(MachineSpec(cores_per_socket=2, threads_per_core=2)), 2)):
+        placement = place(ENGINE, where)
+        assert placement.cpus == place(replace(ENGINE, spares_cpu=False), where).cpus
+        assert (placement.spare, placement.mask) == (sibling, (*placement.cpus, sibling))
+        assert placement.describe_cpus().endswith(f"and CPU {sibling} for others")
+    assert place(replace(ENGINE, spares_cpu=False), PLAIN).spare is None
+    assert place(ENGINE, replace(PLAIN, allowed=tuple(range(16)))).spare is None
+    assert place(replace(ENGINE, cpus="0-3"), PLAIN).spare is None
+    assert place(replace(ENGINE, cpus="0-3,16-19"), PLAIN).spare == 16
+    assert place(replace(ENGINE, threads=4), PLAIN).spare == 16
+
+
+@pytest.mark.parametrize("cores", [2, 16, 31, 32, 64, 128])
+def test_many_cores_without_siblings_spare_one(cores: int) -> None:
+    """Catches a core lost where each counts, or none spared where one is a 32nd."""
+    where = machine(MachineSpec(cores_per_socket=cores))
+    placement, many = place(ENGINE, where), cores >= 32
+    assert (placement.spare, placement.threads) == ((0, cores - 1) if many else (None, cores))
+    assert placement.mask == tuple(range(cores))
+    assert len(placement.cpus) == placement.threads
+    assert place(replace(ENGINE, threads=cores), where).threads == cores
+    assert place(replace(ENGINE, cpus=f"0-{cores - 1}"), where).threads == cores
+
+
+def test_every_engine_spares_its_own() -> None:
+    """Catches one CPU for the helpers of all engines, one of another engine, and fewer cores than were asked for."""
+    for threads_per_core in (1, 2):
+        where = machine(MachineSpec(sockets=2, cores_per_socket=64, threads_per_core=threads_per_core))
+        engine = InstanceRequest(first_touch=True, spares_cpu=True)
+        first, second = place_instances(replace(engine, instances="per-socket"), where)
+        spare = (0, 64) if threads_per_core == 1 else (128, 192)
+        assert (first.spare, second.spare) == spare
+        assert not set(first.mask) & set(second.mask)
+        assert first.threads == (63 if threads_per_core == 1 else 64)
+        sized = place_instances(replace(engine, cores_per_instance=32), where)
+        assert {(each.threads, each.spare is None) for each in sized} == {(32, threads_per_core == 1)}

@@ -1,9 +1,13 @@
 // Which kernels a processor gets, and which memory nodes its threads are on.
+#include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -12,7 +16,7 @@
 #include "memory/numa_nodes.h"
 
 // guard.cpp's, where that is linked.
-extern std::atomic<bool> arch_prctl_refused __attribute__((weak));
+extern std::atomic<long> refused_call __attribute__((weak));
 
 namespace check {
 namespace {
@@ -35,13 +39,62 @@ void test_nodes() {
     check("processors that are numbered by turns", {12, 2, 13, 7}, {0, 0, 1, 1}, {12, 13, 2, 7});
     check("one processor", {12}, {}, {12});
     check("nodes that the system does not tell", {12, 2, 5}, {}, {12, 2, 5});
+    CHECK(node_of_cpu(7, folder) == 1 && node_of_cpu(12, folder) == 3 && node_of_cpu(5, folder) == -1, "nodes of CPUs");
     std::filesystem::remove_all(folder);
+}
+
+// What the system says of the memory at an address: its policy and where its pages are; empty where it does not say.
+std::string policy_at(const void* address) {
+    char start[32];
+    std::snprintf(start, sizeof start, "%lx ", (unsigned long)(uintptr_t(address)));
+    std::ifstream maps("/proc/self/numa_maps");
+    for (std::string line; std::getline(maps, line);) {
+        if (line.rfind(start, 0) == 0) return line;
+    }
+    return "";
+}
+
+// Memory prefers a node unless the process was told something else, or the system refuses.
+void test_preferred_nodes() {
+    constexpr int64_t BYTES = 1 << 16;
+    const auto map = [] {
+        void* got = mmap(nullptr, size_t(BYTES), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        return static_cast<uint8_t*>(got);
+    };
+    const int node = node_of_cpu(sched_getcpu());
+    uint8_t* const memory = map();
+    CHECK(prefer_node(memory, BYTES, -1) && prefer_node(memory, 0, 0), "nothing to prefer");
+    const long policies = syscall(SYS_get_mempolicy, nullptr, nullptr, 0, nullptr, 0);
+    if (policies == 0 && node >= 0) {
+        CHECK(prefer_node(memory, BYTES, node), "node %d", node);
+        memory[0] = 1;
+        const std::string said = policy_at(memory), wanted = "prefer:" + std::to_string(node);
+        CHECK(said.empty() || said.find(wanted) != std::string::npos, "%s", said.c_str());
+        CHECK(!prefer_node(memory, BYTES, 1000), "a node that there is not");
+        unsigned long all = 1ul << node;
+        constexpr int INTERLEAVED = 3;
+        syscall(SYS_set_mempolicy, INTERLEAVED, &all, 65);
+        uint8_t* const other = map();
+        CHECK(prefer_node(other, BYTES, node), "a process that interleaves");
+        other[0] = 1;
+        CHECK(policy_at(other).find("prefer") == std::string::npos, "%s", policy_at(other).c_str());
+        syscall(SYS_set_mempolicy, 0, nullptr, 0);
+        munmap(other, size_t(BYTES));
+    }
+    for (const long call : {long(SYS_get_mempolicy), long(SYS_mbind)}) {
+        if (!&refused_call || node < 0) break;
+        refused_call = call;
+        CHECK(!prefer_node(memory, BYTES, node), "call %ld is refused", call);
+        refused_call = -1;
+    }
+    munmap(memory, size_t(BYTES));
 }
 
 }  // namespace
 
 void test_cpu() {
     test_nodes();
+    test_preferred_nodes();
     const char* names[] = {"none", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx"};
     constexpr int best = 6;
     int before = 0;
@@ -58,8 +111,8 @@ void test_cpu() {
         before = level;
     }
     std::string remark, other;
-    if (&arch_prctl_refused && before == best) {
-        arch_prctl_refused = true;  // as an old kernel or a filter of system calls does
+    if (&refused_call && before == best) {
+        refused_call = SYS_arch_prctl;  // as an old kernel or a filter of system calls does
         for (const char* limit : {"", "amx"}) {
             const KernelTable* kernels = choose_kernels(limit, remark);
             CHECK(kernels && std::string(kernels->name) == "avx512_bf16", "AMX without permission");
@@ -69,7 +122,7 @@ void test_cpu() {
                   "%s", remark.c_str());
         }
         CHECK(choose_kernels("avx512_vnni", remark) && remark.empty(), "AMX was not asked for: %s", remark.c_str());
-        arch_prctl_refused = false;
+        refused_call = -1;
     }
     CHECK(choose_kernels(nullptr, remark) == choose_kernels("amx", other), "no limit is the best");
     CHECK(choose_kernels("", remark) == choose_kernels("amx", other), "an empty limit is none");

@@ -1,6 +1,6 @@
 // Linked with --wrap=mmap and --wrap=munmap: each of the core's own buffers (class Memory) then ends at a page that
 // cannot be touched, so that a pass that reads or writes behind its rows, cache or weights ends at once. With
-// --wrap=syscall the system can refuse AMX.
+// --wrap=syscall the system can refuse a call: for AMX, or for the place of memory.
 #include <sys/mman.h>
 #include <sys/syscall.h>
 
@@ -16,10 +16,10 @@ extern "C" int __real_munmap(void*, size_t);
 
 extern "C" long __real_syscall(long, ...);
 
-std::atomic<bool> arch_prctl_refused{false};
+std::atomic<long> refused_call{-1};  // the number of one that the system refuses
 
 extern "C" long __wrap_syscall(long number, long a, long b, long c, long d, long e, long f) {
-    if (number != SYS_arch_prctl || !arch_prctl_refused) return __real_syscall(number, a, b, c, d, e, f);
+    if (number != refused_call) return __real_syscall(number, a, b, c, d, e, f);
     errno = EPERM;
     return -1;
 }

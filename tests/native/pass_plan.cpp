@@ -248,21 +248,23 @@ int64_t most_blocks(const PassPlan& plan) {
 
 void check_split_tiles() {
     const PassShape one_head = model_of(shape_of(4, 1, 64, 0));
-    std::vector<SequenceRows> sequences(16, {20, 1});
+    const int64_t others = SPLIT_ROWS + 4;  // so many that threads share tiles
+    std::vector<SequenceRows> sequences(size_t(others), {20, 1});
     sequences.push_back({131000, 1});  // 512 blocks, 64 runs
     for (const int threads : {2, 7, 100}) {
         const PassPlan plan = plan_of(one_head, threads, sequences);
         check_units(plan);
-        const int64_t fair = std::max<int64_t>((512 + 16) / threads, SPLIT_BLOCKS);
-        CHECK(most_blocks(plan) <= fair + fair / 4, "%d threads: %lld of %d blocks", threads,
-              (long long)most_blocks(plan), 512 + 16);
+        const int64_t fair = std::max<int64_t>((512 + others) / threads, SPLIT_BLOCKS);
+        CHECK(most_blocks(plan) <= fair + fair / 4, "%d threads: %lld of %lld blocks", threads,
+              (long long)most_blocks(plan), (long long)(512 + others));
         CHECK(plan.attention[0].split_tiles == 1 && plan.attention[0].partial_rows == 64, "%lld partials",
               (long long)plan.attention[0].partial_rows);
     }
     const PassPlan alone = plan_of(one_head, 1, sequences),
                    heads = plan_of(model_of(shape_of(4, 4, 64, 0)), 4, sequences);
     CHECK(alone.attention[0].split_tiles == 0, "one thread takes whole tiles");
-    CHECK(heads.attention[0].split_tiles == 0, "each thread has a head of the long context");
+    CHECK(heads.attention[0].split_tiles == 0 && !heads.attention[0].splits_kv,
+          "each thread has a head of the context");
     const PassPlan prompt = plan_of(one_head, 2, {{4000, 256}});
     CHECK(prompt.attention[0].split_tiles == 0 && prompt.attention[0].partial_rows == 0, "16 equal tiles of 2 threads");
 }
@@ -277,6 +279,11 @@ struct Reads {
 // queries attend to them. Every item is taken once.
 Reads read_in_turns(const PassPlan& plan) {
     const AttentionPlan& a = plan.attention[0];
+    if (a.splits_kv) {
+        check_splits(plan);  // each block is read by a thread of its node
+        const int64_t all = int64_t(homes_of(plan).size());
+        return {all, all};
+    }
     const int32_t heads = a.shape.kv_heads;
     std::vector<int64_t> busy(size_t(plan.threads)), taken(a.queues.size());
     std::vector<int> times(a.tile_work.size() * size_t(heads));
@@ -323,6 +330,39 @@ void check_tiles_at_home() {
     }
 }
 
+// Passes of a few texts with drafts: threads share blocks where tiles are fewer than they, and within what is planned.
+void check_shared_blocks() {
+    const auto plan = [](int threads, int nodes, int32_t texts, int32_t rows, int32_t position) {
+        const TeamNodes team(threads, nodes_of(std::vector<int>(size_t(nodes), threads / nodes)));
+        return plan_of(model_of(shape_of(32, 8, 128, 0)), team,
+                       std::vector<SequenceRows>(size_t(texts), {position, rows}));
+    };
+    for (const int nodes : {1, 2, 4}) {
+        for (const int threads : {56, 112, 256}) {
+            for (const int32_t texts : {4, 8, 20}) {
+                const PassPlan pass = plan(threads, nodes, texts, 5, 4000);
+                const AttentionPlan& a = pass.attention[0];
+                const AttentionPlan tiles = pass.tiled(shape_of(32, 8, 128, 0));
+                const int64_t even = even_share(pass, tiles);
+                const int64_t most = texts < 20 ? 5 : 7;  // blocks of so many rows would be too many partials: runs
+                const bool are_even = tiles.last_end * 16 <= even * 17;
+                CHECK(a.splits_kv ? a.last_end < tiles.last_end : are_even || a.last_end * 4 <= even * most,
+                      "%d texts by %d threads: %lld for %lld", texts, threads, (long long)a.last_end, (long long)even);
+                if (!a.splits_kv) continue;
+                check_splits(pass);
+                CHECK(a.partial_rows <= most_partials(pass.rows(), 16), "%lld partials", (long long)a.partial_rows);
+                CHECK(a.last_end * 4 <= even * most, "%d texts by %d threads: %lld for %lld", texts, threads,
+                      (long long)a.last_end, (long long)even);
+            }
+        }
+    }
+    CHECK(plan(112, 2, 4, 5, 8000).attention[0].splits_kv, "four texts with four drafts each");
+    CHECK(!plan(112, 2, 4, 5, 200).attention[0].splits_kv, "one block each");
+    CHECK(!plan(1, 1, 4, 5, 8000).attention[0].splits_kv, "one thread");
+    CHECK(!plan(112, 1, 80, 5, 8000).attention[0].splits_kv, "more rows than partials are planned for");
+    CHECK(plan(112, 1, 16, 1, 200).attention[0].splits_kv, "few rows always");
+}
+
 // The plan of some rows of another one: each has its position, its blocks, and sees what it saw; none is appended.
 void check_pruned(const PassShape& shape, const PassPlan& plan, Random& random) {
     std::vector<int32_t> chosen;
@@ -346,12 +386,13 @@ void check_pruned(const PassShape& shape, const PassPlan& plan, Random& random) 
               "what row %d sees", r);
     }
     check_blocks(some);
-    if (some.decode) check_splits(some);
+    if (some.attention[0].splits_kv) check_splits(some);
     else check_units(some);
 }
 
 void check_random_plans() {
     Random random(7);
+    int shared = 0;  // plans of more rows of which threads share blocks
     for (int turn = 0; turn < 400; turn++) {
         const int32_t kv_heads = 1 + random.below(4), window = random.below(3) ? 0 : 1 + random.below(700);
         PassShape shape = model_of(turn % 5 ? shape_of(kv_heads * (1 + random.below(3)), kv_heads, 64, window)
@@ -361,15 +402,18 @@ void check_random_plans() {
         const int32_t most = turn % 2 ? 4 : 90;
         for (int32_t i = 0; i < 1 + random.below(4); i++)
             sequences.push_back({random.below(9000), 1 + random.below(most)});
-        const std::vector<std::vector<int>> teams = {{1}, {2}, {3}, {5}, {1, 1}, {2, 2}, {3, 1}, {1, 1, 1}, {2, 2, 2}};
+        const std::vector<std::vector<int>> teams = {{1},    {2},  {3},      {5},       {1, 1},    {2, 2},
+                                                     {3, 1}, {40}, {20, 20}, {1, 1, 1}, {2, 2, 2}, {13, 13, 13}};
         const std::vector<int32_t> nodes = nodes_of(teams[size_t(random.below(int32_t(teams.size())))]);
         const PassPlan plan = plan_of(shape, TeamNodes(int(nodes.size()), nodes), sequences);
         check_ranges(plan);
         check_blocks(plan);
-        if (plan.decode) check_splits(plan);
+        if (plan.attention[0].splits_kv) check_splits(plan);
         else check_units(plan);
+        shared += !plan.decode && plan.attention[0].splits_kv;
         check_pruned(shape, plan, random);
     }
+    CHECK(shared > 4, "of %d plans of more rows threads share blocks", shared);
 }
 
 // Query heads that share one KV head are cut into parts where threads would have nothing to do.
@@ -468,6 +512,7 @@ void test_pass_plan() {
     check_known_plans();
     check_parts();
     check_split_tiles();
+    check_shared_blocks();
     check_tiles_at_home();
     check_random_plans();
     check_activations();

@@ -6,7 +6,7 @@ import pytest
 from conftest import HAS_NATIVE
 
 from ipex_assist.native.library import unavailable
-from ipex_assist.native.shares import LinearShare, linear_shares, row_shares, tile_shares
+from ipex_assist.native.shares import LinearShare, linear_shares, row_shares, text_shares, tile_shares
 
 pytestmark = [pytest.mark.one_stack, pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")]
 
@@ -73,3 +73,15 @@ def test_query_tiles_are_enough_for_all_threads(threads: int, position: int) -> 
         for rows, least in ((256, 0.75), (1024, 0.9), (4096, 0.95)):
             ends = tile_shares(heads, kv_heads, 128, position, rows, spread(threads, 1))
             assert busy(ends) > least, (heads, kv_heads, rows, busy(ends))
+
+
+@pytest.mark.parametrize(("threads", "nodes"), [(56, 1), (112, 2), (256, 8)])
+def test_texts_with_drafts_keep_threads_busy(threads: int, nodes: int) -> None:
+    """Four texts with four drafts each, 32 query tiles: most of the threads of a big machine had nothing to do."""
+    found = text_shares(32, 8, 128, 8000, 5, 4, spread(threads, nodes))
+    assert found.splits_kv
+    assert found.even / found.chosen > 0.7
+    assert found.tiles > 1.1 * found.chosen
+    single = text_shares(32, 8, 128, 8000, 5, 4, [0])
+    assert not single.splits_kv
+    assert single.even == single.tiles == single.chosen

@@ -9,14 +9,16 @@ from unittest.mock import Mock
 
 import pytest
 import tiny_models
+from conftest import HAS_NATIVE
 from machines import GIB, MachineSpec, machine
 
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.env.machine import Machine
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.launch import InstanceRequest, LaunchCommand, place_instances
+from ipex_assist.native import library
 from ipex_assist.workers import local_machine
-from ipex_assist.workers.capacity import InstanceNeed, ModelPasses
+from ipex_assist.workers.capacity import InstanceNeed, ModelPasses, core_speed
 from ipex_assist.workers.division import (
     LEAST_ROWS,
     MOST_BALANCE,
@@ -39,7 +41,7 @@ pytestmark = pytest.mark.one_stack
 # Shapes of benchmarks/sockets.py, in int4, on cores with AMX.
 DENSE = PassWork(4.4e9, barriers=162, memory=20 * GIB)
 MIXTURE = PassWork(0.9e9, 16e9, 8, 128, barriers=482, memory=30 * GIB)
-SPEED = estimated_speed("int4", amx=True)
+SPEED = estimated_speed("int4")
 SOCKETS = machine(MachineSpec(sockets=2, cores_per_socket=56, threads_per_core=2))
 CLUSTERS = machine(MachineSpec(sockets=2, cores_per_socket=126, threads_per_core=2, nodes_per_socket=3))
 FOUR = machine(MachineSpec(sockets=4, cores_per_socket=64, nodes_per_socket=2))
@@ -86,14 +88,32 @@ def test_the_model_agrees_with_the_paper() -> None:
 
 
 @pytest.mark.parametrize(
-    ("precision", "amx", "balance"),
-    [("int4", True, 49), ("int8", True, 112), ("bf16", True, 192), ("mxfp4", True, 49), ("int8", False, 28)],
+    ("precision", "products", "balance"),
+    [
+        *(("int4", None, 49), ("int8", None, 112), ("bf16", None, 192), ("mxfp4", None, 49)),
+        *(("int8", 320e9, 56), ("bf16", 80e9, 28), ("int8", 160e9, 28)),  # VNNI, AVX-512 and AVX2 at 2.5 GHz
+    ],
 )
-def test_estimates_by_instruction_set(precision: str, amx: bool, balance: float) -> None:
+def test_estimates_by_instruction_set(precision: str, products: float | None, balance: float) -> None:
     """And they say that nobody has measured them."""
-    found = estimated_speed(precision, amx=amx)
-    assert found.balance == balance
+    found = estimated_speed(precision, products)
+    assert found.balance == pytest.approx(balance)
     assert found.source.startswith("estimated")
+
+
+@pytest.mark.skipif(not HAS_NATIVE, reason="the core multiplies")
+@pytest.mark.parametrize("precision", ["int4", "int8", "bf16"])
+def test_a_core_without_amx_is_asked(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a fraction of AMX's rows, which nobody had measured: any core multiplies more than a row in that time."""
+    core_speed.cache_clear()
+    with_amx = library.instruction_set() == "amx"
+    found = core_speed(precision)
+    assert ("AMX" in found.source) == with_amx
+    assert 1 < found.balance < 1000
+    monkeypatch.setattr(library, "instruction_set", lambda: "amx")
+    core_speed.cache_clear()
+    assert core_speed(precision) == estimated_speed(precision)
+    core_speed.cache_clear()
 
 
 @pytest.mark.parametrize("work", [DENSE, MIXTURE])
@@ -135,7 +155,7 @@ def test_ways_that_are_the_same_are_one() -> None:
 @pytest.mark.parametrize(("precision", "rows"), [("int4", 49), ("int8", 112), ("bf16", 192)])
 def test_requests_at_a_time_by_costs(precision: str, rows: int) -> None:
     """16 whatever the machine: with AMX a pass of 192 bf16 rows takes twice as long as one."""
-    speed, work = estimated_speed(precision, amx=True), replace(DENSE, barriers=0)
+    speed, work = estimated_speed(precision), replace(DENSE, barriers=0)
     passes = [work.seconds(each, 56, 2, speed) for each in range(1, 65)]
     assert abs(rows_at_a_time(by_rows(passes)) - rows) <= 2
     assert rows_at_a_time(by_rows([1.0])) == LEAST_ROWS, "nothing is known of more rows"

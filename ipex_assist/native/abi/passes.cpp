@@ -74,6 +74,7 @@ IPEX_ASSIST_API int32_t ia_begin_sample(void* handle, void* pool, const Batch* b
     return guarded(-1, [&] {
         Handle& model = *static_cast<Handle*>(handle);
         model.background.start([=, &model] {
+            static_cast<const Pool*>(pool)->bind_caller();  // its caller's CPU may be another one for good
             model.status = ia_sample(handle, pool, batch, choices, tokens);
             if (model.status < 0) model.status = guarded(-1, [&] { return model.message = ia_last_error(), -1; });
         });

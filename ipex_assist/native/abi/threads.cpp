@@ -36,6 +36,18 @@ IPEX_ASSIST_API int32_t ia_group_by_node(int32_t* cpus, int32_t count, const cha
     });
 }
 
+// Of attention of `texts` texts with `rows` rows each: out has TextEnds' three times. Returns whether blocks are shared.
+IPEX_ASSIST_API int32_t ia_shares_of_texts(int32_t heads, int32_t kv_heads, int32_t head_dim, int32_t position,
+                                           int32_t rows, int32_t texts, const int32_t* nodes, int32_t threads,
+                                           int64_t* out) {
+    return guarded(-1, [&] {
+        const TextEnds found = shares_of_texts(heads, kv_heads, head_dim, position, rows, texts,
+                                               TeamNodes(threads, {nodes, nodes + threads}));
+        out[0] = found.even, out[1] = found.tiles, out[2] = found.chosen;
+        return int32_t(found.splits_kv);
+    });
+}
+
 // What each thread of a pass on paper gets (operations/shares.h). nodes: the memory node of each, ascending from 0 on.
 IPEX_ASSIST_API int32_t ia_shares_of_linear(int64_t panels, int64_t granularity, int32_t threads, int64_t* out) {
     return guarded(-1, [&] {

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "memory/numa_nodes.h"
 #include "refuse.h"
 
 namespace ipex_assist {
@@ -89,7 +90,10 @@ Blocks::Blocks(std::shared_ptr<const PackedModel> model, int64_t count, Precisio
       regions_(layout_, model_->layout().team(), count_),
       key_factors_(precision == INT8 ? ipex_assist::key_factors(*model_) : std::vector<std::vector<float>>()),
       data_(checked_bytes(count_, layout_.bytes, regions_)),
-      start_(data_.data() + round_up(int64_t(uintptr_t(data_.data())), HUGE_PAGE) - uintptr_t(data_.data())) {}
+      start_(data_.data() + round_up(int64_t(uintptr_t(data_.data())), HUGE_PAGE) - uintptr_t(data_.data())) {
+    for (int32_t node = 0; node < regions_.regions; node++)
+        prefer_node(start_ + node * regions_.bytes, regions_.bytes, model_->layout().node_number(node));
+}
 
 int64_t Blocks::bytes_each(const PackedModel& model, Precision precision) {
     return BlockLayout(model, checked_precision(model, precision)).bytes;

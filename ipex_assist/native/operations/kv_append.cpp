@@ -42,9 +42,10 @@ void append_share(const AttentionView& v) {
     }
 }
 
-// Of the prefill path; on the decode path attention appends, as it is who reads a block that also writes it.
+// Where threads share blocks attention appends, as it is who reads a block that also writes it; but not where rows end
+// before attention.
 void append_keys_values(Pass& pass, const LayerStep& step, int thread) {
-    if (pass.plan().decode) return;
+    if (pass.plan().attention_of(step.index).splits_kv && step.index != pass.pruning_layer) return;
     const uint64_t started = __rdtsc();
     append_share(AttentionView(pass, step, thread));
     if (thread == 0) pass.begin_tiles();

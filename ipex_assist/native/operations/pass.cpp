@@ -32,11 +32,14 @@ std::unique_ptr<const PassPlan> pruned_plan(const Pass& pass) {
     return pass.plan().of_logit_rows(pass.program.shape);
 }
 
-// Of the tiles of a plan that are split, for each head: later passes of a draft have no more tiles than its first one.
-int64_t split_counters(const PassPlan& plan, bool drafts) {
+// Of the attended spans of segments where blocks are shared, else of tiles that are split, for each head: later passes
+// of a draft may be shared in either way, and have no more segments and tiles than its first one.
+int64_t attention_counters(const PassPlan& plan, bool drafts) {
     int64_t most = 0;
+    const int64_t segments = std::min(int64_t(plan.segments.size()), SPLIT_ROWS);
     for (const AttentionPlan& each : plan.attention) {
         const int64_t tiles = drafts ? int64_t(each.tiles.size()) : each.split_tiles;
+        if (each.splits_kv || drafts) most = std::max(most, segments * each.shape.spans);
         if (!plan.decode) most = std::max(most, tiles * (each.shape.shared ? each.shape.heads : each.shape.kv_heads));
     }
     return most;
@@ -44,7 +47,7 @@ int64_t split_counters(const PassPlan& plan, bool drafts) {
 
 // Of spans of activated columns, of those of attended ones, and of tiles that are split.
 size_t counters_of(const Pass& pass, bool drafts) {
-    int64_t spans = (pass.model.spec.per_layer_size + SCALE_COLUMNS - 1) / SCALE_COLUMNS + 1, attended = 0;
+    int64_t spans = (pass.model.spec.per_layer_size + SCALE_COLUMNS - 1) / SCALE_COLUMNS + 1;
     for (const int32_t index : pass.program.mlp_kinds) {
         const int64_t inner = round_up(pass.model.layers[size_t(index)].mlp.intermediate_size, LANES);
         spans = std::max(spans, (inner + SCALE_COLUMNS - 1) / SCALE_COLUMNS);
@@ -52,13 +55,9 @@ size_t counters_of(const Pass& pass, bool drafts) {
         if (layer.mlp.experts) spans = std::max(spans, counters_of_experts(layer, pass.plan().rows()));
     }
     for (const PackedLayer& layer : pass.model.layers) spans = std::max(spans, spans_of(layer.latent.values.panels));
-    for (const AttentionShape& shape : pass.program.shape.attention) attended = std::max(attended, shape.spans);
-    int64_t segments = pass.batch.segment_count, split = split_counters(pass.plan(), drafts);
-    if (pass.pruned) {
-        segments = std::max(segments, int64_t(pass.pruned->segments.size()));
-        split = std::max(split, split_counters(*pass.pruned, drafts));
-    }
-    return size_t(std::max({spans, std::min<int64_t>(DECODE_ROWS, segments) * attended, split}));
+    int64_t attended = attention_counters(pass.plan(), drafts);
+    if (pass.pruned) attended = std::max(attended, attention_counters(*pass.pruned, drafts));
+    return size_t(std::max(spans, attended));
 }
 
 }  // namespace

@@ -41,11 +41,37 @@ int64_t taken_in_turns(const std::vector<int64_t>& costs, int32_t times, int thr
     return *std::max_element(ends.begin(), ends.end());
 }
 
-// The time of each thread, if all had the same.
-int64_t even_share(const PassPlan& pass, const AttentionPlan& plan) {
-    int64_t total = 0;
-    for (const TileWork& u : plan.tile_work) total += pass.cost(plan, u) * plan.shape.kv_heads;
-    return total / pass.threads;
+// What a block of each segment takes for one KV head, in units of PassPlan::cost: of all tiles, with merging.
+std::vector<int64_t> block_costs(const PassPlan& pass, const AttentionPlan& plan) {
+    std::vector<int64_t> costs;
+    for (size_t i = 0; i < pass.segments.size(); i++) {
+        const int64_t rows = pass.segments[i].rows, group = plan.shape.group();
+        const int64_t tiles = int64_t(plan.first_tile[i + 1] - plan.first_tile[i]);
+        const int64_t merging = rows * (BLOCK_QUERIES + group) / PARTIALS_A_BLOCK / plan.split_blocks;
+        costs.push_back(tiles * BLOCK_QUERIES + rows * group + merging);
+    }
+    return costs;
+}
+
+// And some work items, which are counted by KV head, then segment, then block.
+int64_t range_cost(const AttentionPlan& plan, const std::vector<int64_t>& costs, const WorkRange& items) {
+    int64_t sum = 0, item = 0;
+    for (int32_t h = 0; h < plan.shape.kv_heads; h++) {
+        for (size_t i = 0; i < plan.blocks.size(); item += plan.blocks[i++]) {
+            const int64_t first = std::max(item, items.first), end = std::min(item + plan.blocks[i], items.end);
+            if (first < end) sum += (end - first) * costs[i];
+        }
+    }
+    return sum;
+}
+
+// Whether so many partials of each row are planned for.
+bool fits(const PassPlan& pass, const AttentionPlan& plan) {
+    int64_t most = 0;
+    for (size_t i = 0; i < plan.blocks.size(); i++) most = std::max(most, plan.first_block[i] + plan.blocks[i]);
+    int64_t partials = 0;
+    for (size_t i = 0; i < plan.blocks.size(); i++) partials = std::max(partials, plan.partials(i));
+    return pass.decode || partials * pass.rows() <= most_partials(pass.rows(), most);
 }
 
 bool is_even(const PassPlan& pass, const AttentionPlan& plan) {
@@ -108,6 +134,12 @@ std::vector<size_t> first_ranges(const std::vector<RowRange>& ranges, size_t seg
 }
 
 }  // namespace
+
+int64_t even_share(const PassPlan& pass, const AttentionPlan& tiles) {
+    int64_t total = 0;
+    for (const TileWork& u : tiles.tile_work) total += pass.cost(tiles, u) * tiles.shape.kv_heads;
+    return total / pass.threads;
+}
 
 bool AttentionShape::operator==(const AttentionShape& other) const {
     return heads == other.heads && kv_heads == other.kv_heads && value_dim == other.value_dim &&
@@ -185,41 +217,63 @@ int64_t PassPlan::last_seen(int32_t row) const {
     return int64_t(s.start) + s.rows - 1;
 }
 
-// As few parts of the query heads as give each thread its share of blocks, or of query tiles. Their number changes no
-// bit: queries of a tile do not meet.
-int32_t PassPlan::parts_of(const AttentionShape& shape) const {
+// As few parts of the query heads that share a KV head as give each thread its share of blocks, or of query tiles. Their
+// number changes no bit: queries of a tile do not meet.
+AttentionShape PassPlan::in_parts(AttentionShape shape, bool splits_kv) const {
+    if (!shape.shared) return shape;
     for (int32_t parts = 1;; parts++) {
         if (shape.heads % parts) continue;
-        AttentionShape each = shape;
-        each.kv_heads = parts;
+        shape.kv_heads = parts;
         int64_t items = 0;
         for (size_t i = 0; i < segments.size(); i++) {
-            const int32_t first = first_row[i], last = first + segments[i].rows - 1, step = each.tile_rows();
-            items += decode ? last_block(last) + 1 - first_block(first, shape) : (segments[i].rows + step - 1) / step;
+            const int32_t first = first_row[i], last = first + segments[i].rows - 1, step = shape.tile_rows();
+            items +=
+                splits_kv ? last_block(last) + 1 - first_block(first, shape) : (segments[i].rows + step - 1) / step;
         }
         // More parts than fill a query tile give no more of them.
-        const int32_t least = decode ? PART_HEADS : int32_t(TILE_QUERIES);
-        if (parts * items >= PARTS_A_THREAD * threads || shape.heads / parts <= least) return parts;
+        const int32_t least = splits_kv ? PART_HEADS : int32_t(TILE_QUERIES);
+        if (parts * items >= PARTS_A_THREAD * threads || shape.heads / parts <= least) return shape;
     }
 }
 
-AttentionPlan PassPlan::plan_attention(const AttentionShape& shape_) const {
-    AttentionShape shape = shape_;
-    if (shape.shared) shape.kv_heads = parts_of(shape);
-    int32_t step = shape.tile_rows();
-    AttentionPlan plan = with_tiles(shape, step);
-    // Keys are read more often by smaller tiles; they are the better where threads would have nothing to do.
-    while (!decode && !is_even(*this, plan) && (step /= 2) * shape.group() >= LEAST_QUERIES) {
-        AttentionPlan smaller = with_tiles(shape, step);
-        if (smaller.last_end >= plan.last_end) break;
-        plan = std::move(smaller);
-    }
+AttentionPlan PassPlan::plan_attention(const AttentionShape& shape) const {
+    if (decode) return split(shape);
+    AttentionPlan tiles = tiled(shape);
+    if (rows() > SPLIT_ROWS || is_even(*this, tiles)) return tiles;
+    AttentionPlan blocks = split(shape);
+    return fits(*this, blocks) && blocks.last_end < tiles.last_end ? blocks : tiles;
+}
+
+AttentionPlan PassPlan::split(const AttentionShape& shape_) const {
+    const AttentionShape shape = in_parts(shape_, true);
+    AttentionPlan plan = cut(shape, shape.tile_rows(), true);
+    share_blocks(plan);
     return plan;
 }
 
-AttentionPlan PassPlan::with_tiles(const AttentionShape& shape, int32_t step) const {
+AttentionPlan PassPlan::tiled(const AttentionShape& shape_) const {
+    const AttentionShape shape = in_parts(shape_, false);
+    const auto with_tiles = [&](int32_t step) {
+        AttentionPlan plan = cut(shape, step, false);
+        share_tiles(plan);
+        return plan;
+    };
+    int32_t step = shape.tile_rows();
+    AttentionPlan plan = with_tiles(step);
+    // Keys are read more often by smaller tiles; they are the better where threads would have nothing to do.
+    while (!is_even(*this, plan) && (step /= 2) * shape.group() >= LEAST_QUERIES) {
+        AttentionPlan smaller = with_tiles(step);
+        if (smaller.last_end >= plan.last_end) break;
+        plan = std::move(smaller);
+    }
+    list_items(plan);
+    return plan;
+}
+
+// Query tiles of so many rows, and the blocks that segments see.
+AttentionPlan PassPlan::cut(const AttentionShape& shape, int32_t step, bool splits_kv) const {
     AttentionPlan plan;
-    plan.shape = shape;
+    plan.shape = shape, plan.splits_kv = splits_kv;
     for (size_t i = 0; i < segments.size(); i++) {
         const int32_t first = first_row[i], end = first + segments[i].rows;
         plan.first_tile.push_back(plan.tiles.size());
@@ -228,9 +282,6 @@ AttentionPlan PassPlan::with_tiles(const AttentionShape& shape, int32_t step) co
         plan.blocks.push_back(last_seen_block(end - 1) + 1 - plan.first_block.back());
     }
     plan.first_tile.push_back(plan.tiles.size());
-    if (decode) return share_blocks(plan), plan;
-    share_tiles(plan);
-    list_items(plan);
     return plan;
 }
 
@@ -252,8 +303,12 @@ void PassPlan::share_blocks(AttentionPlan& plan) const {
         }
         if (most * threads * PARTIALS_A_BLOCK > items * (PARTIALS_A_BLOCK + 1)) {
             plan.split_blocks = 1;
+            if (!fits(*this, plan)) plan.split_blocks = SPLIT_BLOCKS;
             for (int t = 0; t < threads; t++) plan.thread_work[size_t(t)] = work_of(plan, t);
         }
+        const std::vector<int64_t> costs = block_costs(*this, plan);
+        for (int t = 0; t < threads && !decode; t++)  // few rows are not asked
+            plan.last_end = std::max(plan.last_end, range_cost(plan, costs, plan.thread_work[size_t(t)]));
     }
     for (int32_t r = 0; r < rows(); r++) {
         const size_t segment = size_t(segment_of[size_t(r)]);
@@ -282,15 +337,17 @@ WorkRange PassPlan::work_of(const AttentionPlan& plan, int thread) const {
 
 // Where the blocks of a head are on several nodes: an even share of those of its node, for each thread.
 void PassPlan::share_homes(AttentionPlan& plan) const {
-    std::vector<std::vector<int64_t>> items(size_t(team.nodes()));
+    std::vector<std::vector<int64_t>> items(size_t(team.nodes())), costs(items);
+    const std::vector<int64_t> block = block_costs(*this, plan);
     const int32_t heads = plan.shape.kv_heads;
     int64_t item = 0;
     for (int32_t h = 0; h < heads; h++) {
         for (size_t i = 0; i < segments.size(); i++) {
             const int32_t* ids = segments[i].blocks + plan.first_block[i];
-            for (int64_t b = 0; b < plan.blocks[i]; b++)
-                items[size_t(team.home(ids[b], plan.shape.stored_head(h), plan.shape.shared ? 1 : heads))].push_back(
-                    item++);
+            for (int64_t b = 0; b < plan.blocks[i]; b++) {
+                const int node = team.home(ids[b], plan.shape.stored_head(h), plan.shape.shared ? 1 : heads);
+                items[size_t(node)].push_back(item++), costs[size_t(node)].push_back(block[i]);
+            }
         }
     }
     for (int t = 0; t < threads; t++) {
@@ -300,6 +357,9 @@ void PassPlan::share_homes(AttentionPlan& plan) const {
                      end = size_t(share(int64_t(all.size()), own + 1, sharers));
         if (first == end) plan.thread_work.push_back({0, 0});
         else plan.thread_work.push_back({all[first], all[end - 1] + 1});
+        const auto from = costs[size_t(node)].begin();
+        plan.last_end =
+            std::max(plan.last_end, std::accumulate(from + int64_t(first), from + int64_t(end), int64_t(0)));
     }
 }
 
@@ -329,7 +389,7 @@ int64_t PassPlan::cost(const AttentionPlan& plan, const TileWork& work) const {
     return (work.end - work.first) * (BLOCK_QUERIES + int64_t(rows.end - rows.first) * plan.shape.group());
 }
 
-// What threads of the prefill path take, and which tiles are split.
+// What threads take that share tiles, and which tiles are split.
 void PassPlan::share_tiles(AttentionPlan& plan) const {
     const auto sort = [&] {
         std::vector<TileWork>& items = plan.tile_work;

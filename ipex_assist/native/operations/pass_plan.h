@@ -3,20 +3,24 @@
 // A segment's rows are cut in two ways. A *query tile* is a few rows that attend together, so that a block of keys is
 // read once for all of them. An *append range* is the rows whose keys go into the same 16 positions of a block.
 //
-// In passes of up to DECODE_ROWS rows (the decode path) threads share the blocks of keys and values ("split KV"), and
-// what a thread finds for some blocks is a *partial*, which is merged with the others later. Partials are merged in the
-// order of their blocks within *runs* of SPLIT_BLOCKS blocks, then the runs in their order: which run a block belongs
-// to follows from its position alone. So it changes no bit whether a split covers one block or a whole run, nor who
-// merges.
+// Attention is shared in one of two ways (AttentionPlan::splits_kv). Where there are few rows threads share the blocks of
+// keys and values ("split KV"), and what a thread finds for some blocks is a *partial*, which is merged with the others
+// later. Partials are merged in the order of their blocks within *runs* of SPLIT_BLOCKS blocks, then the runs in their
+// order: which run a block belongs to follows from its position alone. So it changes no bit whether a split covers one
+// block or a whole run, nor who merges.
 //
 //     blocks   0  1  2  3  4  5  6  7 | 8  9 10 11 12 …       a segment of a sequence, one KV head
 //     runs     └────────── 0 ───────┘   └────── 1 ──── …
 //     splits   one partial for each run, or one for each block where threads would share runs unevenly
 //
-// In larger passes (the prefill path) a thread takes a query tile through all the blocks that it sees. Where tiles are
-// so few or so uneven that threads would wait for one of them (a long context among many rows), tiles of up to
-// SPLIT_ROWS rows are split into ranges of runs, each run of them with its partial.
+// Where there are many, a thread takes a query tile through all the blocks that it sees. Where tiles are so few or so
+// uneven that threads would wait for one of them (a long context among many rows), tiles of up to SPLIT_ROWS rows are
+// split into ranges of runs, each run of them with its partial.
+//
+// Passes of up to DECODE_ROWS rows always split; of larger ones those in which the last thread ends earlier by it: texts
+// with a few drafts each, whose tiles are fewer than the threads.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -85,14 +89,17 @@ struct PartialPlace {
 // How a kind of attention layer goes through a pass.
 struct AttentionPlan {
     AttentionShape shape;
+    bool splits_kv = false;          // whether threads share blocks of keys and values; else query tiles
     std::vector<RowRange> tiles;     // query tiles
     std::vector<size_t> first_tile;  // of each segment, and the number of tiles
     // Of each segment: the first block that one of its rows sees, and how many from it on.
     std::vector<int64_t> first_block, blocks;
     int32_t split_blocks = SPLIT_BLOCKS;       // blocks of a partial: SPLIT_BLOCKS or 1
-    std::vector<PartialPlace> partial_places;  // of each row; of the prefill path only where its tile is split
+    std::vector<PartialPlace> partial_places;  // of each row; where tiles are shared, only where its tile is split
     int64_t partial_rows = 0;                  // partials of each head, of all rows
-    // Of the prefill path: the costliest first, so that none of them is left over at the end.
+    // When the last thread ends, in units of PassPlan::cost; of blocks in passes of up to DECODE_ROWS rows it may not be known.
+    int64_t last_end = 0;
+    // Where query tiles are shared: the costliest first, so that none of them is left over at the end.
     std::vector<TileWork> tile_work;
     int32_t split_tiles = 0;
     // Its work items, each the place of one of tile_work · kv_heads + KV head: in the order of tile_work, first those
@@ -100,8 +107,7 @@ struct AttentionPlan {
     // of its threads, which no other takes, and the rest, with which others help.
     std::vector<int64_t> items;
     std::vector<WorkRange> queues;
-    int64_t last_end = 0;  // when the last thread ends, if they take these in turns, in units of PassPlan::cost
-    // Of the decode path:
+    // Where blocks are shared:
     bool merges_in_place = false;  // whether whoever ends a segment's blocks merges them, without a barrier before
     // Of work items, each a block of a segment for a KV head, counted by head, then segment, then block: what each
     // thread takes, of one node's or, where `by_block`, those among these that its node has (TeamNodes::home).
@@ -149,16 +155,16 @@ struct PassPlan {
     int64_t last_seen_block(int32_t row) const { return last_seen(row) / BLOCK_POSITIONS; }
     // The first block that a row of a layer of this shape sees.
     int64_t first_block(int32_t row, const AttentionShape& shape) const;
-    // Of the prefill path: the time that each of a tile's work items takes for one KV head, in that of a query's block.
+    // The time that each of a tile's work items takes for one KV head, in that of a query's block.
     int64_t cost(const AttentionPlan& plan, const TileWork& work) const;
     const AttentionPlan& attention_of(int32_t layer) const {
         return attention[size_t(attention_of_layer[size_t(layer)])];
     }
 
     // In the order in which they are made, each of those before it.
-    const TeamNodes team;                     // the threads that run the pass
-    const int threads;                        // how many they are
-    const bool decode;                        // up to DECODE_ROWS rows
+    const TeamNodes team;  // the threads that run the pass
+    const int threads;     // how many they are
+    const bool decode;     // up to DECODE_ROWS rows: prepared where they are made, and multiplied as a linear reads
     const bool whole_segments, reads_before;  // as PassShape has them
     const std::vector<Segment> segments;
     const std::vector<int32_t> tokens;  // of each row
@@ -178,11 +184,15 @@ struct PassPlan {
     // Whether a thread prepares so many values in the time of a barrier.
     bool in_time_of_barrier(int64_t values) const;
 
+    // Attention as it is where threads share blocks, or query tiles; of each kind of layer the plan has one of the two.
+    AttentionPlan split(const AttentionShape& shape) const;
+    AttentionPlan tiled(const AttentionShape& shape) const;
+
 private:
     std::vector<AttentionPlan> plan_attention(const PassShape& shape) const;
-    int32_t parts_of(const AttentionShape& shape) const;
+    AttentionShape in_parts(AttentionShape shape, bool splits_kv) const;
     AttentionPlan plan_attention(const AttentionShape& shape) const;
-    AttentionPlan with_tiles(const AttentionShape& shape, int32_t rows) const;
+    AttentionPlan cut(const AttentionShape& shape, int32_t rows, bool splits_kv) const;
     void share_blocks(AttentionPlan& plan) const;
     WorkRange work_of(const AttentionPlan& plan, int thread) const;
     void share_tiles(AttentionPlan& plan) const;
@@ -193,12 +203,22 @@ private:
     void share_homes(AttentionPlan& plan) const;
 };
 
+// The time of each thread that takes query tiles, if all had the same.
+int64_t even_share(const PassPlan& pass, const AttentionPlan& tiles);
+
 // Rows that a thread would not have to prepare, if they were shared.
 inline int64_t rows_of_others(int64_t rows, int threads) { return rows - (rows + threads - 1) / threads; }
 
 // Rows of tiles that are split, at most: bounds the memory of their partials. Where many more rows see as much, there
 // are tiles enough.
 constexpr int64_t SPLIT_ROWS = 256;
+
+// Partials of a head that a pass of more than DECODE_ROWS rows has at most, where no sequence has more blocks.
+inline int64_t most_partials(int64_t rows, int64_t blocks) {
+    if (blocks < 2) return 0;
+    const int64_t runs = (blocks - 1) / SPLIT_BLOCKS + 1;
+    return rows < SPLIT_ROWS ? std::min(rows * blocks, SPLIT_ROWS * (runs + 1)) : SPLIT_ROWS * (runs + 1);
+}
 
 // The first block after those that share a partial, or, of size SPLIT_BLOCKS, a run.
 inline int64_t split_end(int64_t block, int64_t size) { return (block / size + 1) * size; }

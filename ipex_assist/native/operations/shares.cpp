@@ -86,6 +86,19 @@ std::vector<int64_t> shares_of_tiles(int32_t heads, int32_t kv_heads, int32_t he
     return ends;
 }
 
+TextEnds shares_of_texts(int32_t heads, int32_t kv_heads, int32_t head_dim, int32_t position, int32_t rows,
+                         int32_t texts, const TeamNodes& team) {
+    const std::vector<int32_t> ids = blocks_to(position + rows - 1);
+    Segment segment{};
+    segment.blocks = ids.data(), segment.start = position, segment.rows = rows;
+    const PassShape shape = one_layer(heads, kv_heads, head_dim, 0);
+    const PassPlan plan(shape, team, std::vector<Segment>(size_t(texts), segment),
+                        std::vector<int32_t>(size_t(texts * rows)), {0});
+    const AttentionPlan tiles = plan.tiled(shape.attention[0]);
+    const AttentionPlan& chosen = plan.attention[0];
+    return {even_share(plan, tiles), tiles.last_end, chosen.last_end, chosen.splits_kv};
+}
+
 AttentionShares shares_of_attention(int32_t heads, int32_t kv_heads, int32_t head_dim, int32_t window, int32_t position,
                                     const TeamNodes& team) {
     const std::vector<int32_t> ids = blocks_to(position);

@@ -33,4 +33,13 @@ std::vector<LinearWork> shares_of_rows(const Linear& linear, int64_t rows, int64
 std::vector<int64_t> shares_of_tiles(int32_t heads, int32_t kv_heads, int32_t head_dim, int32_t window,
                                      int32_t position, int32_t rows, const TeamNodes& team);
 
+// The same of a pass of `texts` texts that have `rows` rows each, as a step with drafts has: when a thread would end if
+// all had the same, when the last one ends where threads share query tiles, and when it ends in the way that is chosen.
+struct TextEnds {
+    int64_t even, tiles, chosen;
+    bool splits_kv;
+};
+TextEnds shares_of_texts(int32_t heads, int32_t kv_heads, int32_t head_dim, int32_t position, int32_t rows,
+                         int32_t texts, const TeamNodes& team);
+
 }  // namespace ipex_assist

@@ -10,19 +10,16 @@ namespace ipex_assist {
 namespace {
 
 // Split-KV partials of a head that a pass of these segments needs at most, with `counts` tokens drafted after each, or
-// null: on the decode path each block may come to be a split, on the prefill path each tile may come to be split.
-int64_t most_partials(const PassPlan& plan, const int32_t* counts) {
-    int64_t blocks = 0, runs = 0, split = 0;
+// null: of few rows each block may come to be a split, of more some blocks or tiles.
+int64_t partials_at_most(const PassPlan& plan, const int32_t* counts) {
+    int64_t blocks = 0;
     for (size_t i = 0; i < plan.segments.size(); i++) {
         const int64_t last = int64_t(plan.segments[i].start) + plan.segments[i].rows - 1 + (counts ? counts[i] : 0);
         blocks = std::max(blocks, last / BLOCK_POSITIONS + 1);
-        const int64_t seen = last / BLOCK_POSITIONS / SPLIT_BLOCKS + 1;
-        if (seen <= 1) continue;
-        runs = std::max(runs, seen), split += plan.segments[i].rows;
     }
     if (plan.decode) return plan.rows() * blocks;
     const int64_t steps = counts ? std::min<int64_t>(DECODE_ROWS, int64_t(plan.segments.size())) : 0;  // of the draft
-    return std::max(steps * blocks, std::min(split, SPLIT_ROWS) * runs);
+    return std::max(steps * blocks, most_partials(plan.rows(), blocks));
 }
 
 // Floats of split-KV partials.
@@ -30,10 +27,10 @@ int64_t partial_floats(const SizedPass& pass) {
     int64_t floats = 0;
     for (size_t i = 0; i < pass.plan.attention.size(); i++) {
         const AttentionPlan& each = pass.plan.attention[i];
-        int64_t partials = pass.counts || pass.any_split ? most_partials(pass.plan, pass.counts) : each.partial_rows;
+        int64_t partials = pass.counts || pass.any_split ? partials_at_most(pass.plan, pass.counts) : each.partial_rows;
         if (const PassPlan* pruned = pass.pruned) {
             const int64_t further =
-                pass.any_split ? most_partials(*pruned, nullptr) : pruned->attention[i].partial_rows;
+                pass.any_split ? partials_at_most(*pruned, nullptr) : pruned->attention[i].partial_rows;
             partials = std::max(partials, further);
         }
         const int64_t width = round_up(each.shape.value_dim, LANES) + LANES;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "formats/blocks/place.h"
+#include "memory/numa_nodes.h"
 #include "refuse.h"
 #include "memory/round_up.h"
 
@@ -54,10 +55,12 @@ void place_residual_norms(ModelWeights& w) {
 }  // namespace
 
 void ImageLayout::divide(const Pool* pool) {
-    node_threads_.clear(), node_offsets_.clear();
+    node_threads_.clear(), node_offsets_.clear(), node_numbers_.clear();
     if (!pool) return;
     node_offsets_.assign(size_t(pool->nodes()), 0);
     for (int node = 0; node <= pool->nodes(); node++) node_threads_.push_back(pool->first_thread(node));
+    for (int node = 0; node < pool->nodes(); node++)
+        node_numbers_.push_back(node_of_cpu(pool->cpu(pool->first_thread(node))));
 }
 
 TeamNodes ImageLayout::team() const {
@@ -84,6 +87,16 @@ int64_t ImageLayout::reserve_nodes() {
         bytes += round_up(of_node, HUGE_PAGE);
     }
     return bytes;
+}
+
+bool ImageLayout::prefer_nodes(uint8_t* start, int64_t bytes) const {
+    bool granted = true;
+    for (size_t node = 0; node < node_offsets_.size(); node++) {
+        const int64_t from = int64_t(node_offsets_[node]);
+        const int64_t end = node + 1 < node_offsets_.size() ? int64_t(node_offsets_[node + 1]) : bytes;
+        granted &= prefer_node(start + from, end - from, node_number(int(node)));
+    }
+    return granted;
 }
 
 const uint8_t* ImageLayout::take(int64_t bytes, int64_t alignment) {

@@ -37,6 +37,9 @@ public:
     // Of divided memory, after a `place` from null: bytes of all nodes, each from a huge-page boundary on, which the
     // next `place` takes.
     int64_t reserve_nodes();
+    // Lets that memory come from these nodes (prefer_node). False where the system refuses.
+    bool prefer_nodes(uint8_t* start, int64_t bytes) const;
+    int32_t node_number(int node) const { return node_numbers_[size_t(node)]; }  // the system's, -1: not known
 
     int64_t bytes() const { return bytes_; }                      // of the image
     int64_t common_bytes() const { return bytes_ - elsewhere_; }  // of these, what is not panels on nodes
@@ -67,6 +70,7 @@ private:
     int64_t bytes_ = 0, elsewhere_ = 0;    // and of these, panels on nodes
     uintptr_t base_ = 0;                   // of the image while it is laid out
     std::vector<int> node_threads_;        // each node's first thread, and the number of threads; empty: one node
+    std::vector<int32_t> node_numbers_;    // the system's
     std::vector<uintptr_t> node_offsets_;  // of each node's panels from the start
     std::vector<uintptr_t> node_at_;       // where the next panels of each node go while it is laid out
     std::vector<std::vector<NodePanels>> node_panels_;  // Linear::nodes

@@ -62,6 +62,10 @@ Pool::Pool(int threads, const int32_t* cpus, std::vector<int32_t> nodes)
 
 Pool::~Pool() { end(); }
 
+void Pool::bind_caller() const {
+    if (!cpus_.empty()) bind_this_thread(cpus_[0]);
+}
+
 void Pool::start() {
     forks_at_start_ = forks();
     workers_ = std::make_unique<std::vector<std::thread>>();

@@ -29,6 +29,7 @@ public:
     int nodes() const { return node_of_.empty() ? 1 : node_of_.back() + 1; }
     int node(int thread) const { return node_of_.empty() ? 0 : node_of_[size_t(thread)]; }
     bool several_nodes() const { return nodes() > 1; }
+    int32_t cpu(int thread) const { return cpus_.empty() ? -1 : cpus_[size_t(thread)]; }
     // A node's first thread; for the node after the last one, the number of threads.
     int first_thread(int node) const {
         if (node_of_.empty()) return node > 0 ? threads_ : 0;
@@ -37,6 +38,8 @@ public:
     TeamNodes team_nodes(int threads) const { return {threads, node_of_}; }  // of the first threads
     // Within a run: returns when all its threads are here. Throws where one of them has failed.
     void wait(int thread) { team_->barrier.wait(thread); }
+    // Binds the calling thread to the CPU of thread 0 for good: one that does nothing but run this pool.
+    void bind_caller() const;
     // Of all runs so far; waits for the end of a run.
     PoolStatistics statistics();
 

@@ -1,10 +1,10 @@
 // Attention over the blocks of a pass's sequences (pass_plan.h says how its rows and blocks are cut).
 //
-// Decode path: threads share the blocks that rows see evenly; on several memory nodes, those of a node share what it
+// Split KV: threads share the blocks that rows see evenly; on several memory nodes, those of a node share what it
 // has (TeamNodes::home). A thread appends the rows that lie in its blocks, which needs no barrier as it is who reads
 // them (latents, which several threads may read, are appended before), and computes its blocks' partials of every row.
-// The partials of a head are merged a barrier later, or, where that is little work, by whoever comes last. Prefill
-// path: threads take query tiles in turn, each through all the blocks that its rows see, or through a range of them,
+// The partials of a head are merged a barrier later, or, where that is little work, by whoever comes last. Else
+// threads take query tiles in turn, each through all the blocks that its rows see, or through a range of them,
 // first what their own memory node has; whoever ends the last range of a tile merges its partials.
 #include "operations/attention.h"
 
@@ -182,7 +182,7 @@ int64_t attend_blocks(const AttentionView& v, int32_t kv_head, size_t segment, i
     return number;
 }
 
-// The decode path: this thread's work items, which are counted by KV head, then segment, then block.
+// Split KV: this thread's work items, which are counted by KV head, then segment, then block.
 void attend_split(const AttentionView& v) {
     const auto [from, to] = v.splits.thread_work[size_t(v.thread)];
     int64_t item = 0;
@@ -242,7 +242,7 @@ void attend_range(const AttentionView& v, int32_t kv_head, const TileWork& work)
     }
 }
 
-// The prefill path.
+// Query tiles in turn.
 void attend_tiles(const AttentionView& v) {
     const auto take = [&](size_t queue) {
         std::atomic<int64_t>& taken = v.pass.taken_tiles[queue].done;
@@ -273,7 +273,7 @@ void begin_tiles(Pass& pass, const LayerStep&, int thread) {
 void attention(Pass& pass, const LayerStep& step, int thread) {
     const uint64_t started = __rdtsc();
     const AttentionView v(pass, step, thread);
-    if (pass.plan().decode) {
+    if (v.splits.splits_kv) {
         attend_split(v);
         if (!v.splits.merges_in_place) {
             pass.wait(thread);
