@@ -128,12 +128,12 @@ def record_importance(
     request = LoadRequest(checkpoint, "bf16", "torch", exact=False)
     length = min(length, request.spec.context_length)
     tokens = tokenizer(content)["input_ids"][: samples * length]
-    if len(tokens) < length:
+    if len(tokens) < max(length, 2):
         raise UsageError(f"--calibration {text}: {len(tokens)} tokens, fewer than one sequence of --seqlen {length}")
     model = load_model(request)
     assert isinstance(model, TorchModel)
     recorder = InputRecorder(model)
-    perplexity(model, tokens, length, length)
+    perplexity(model, tokens, length, length - 1)  # whose windows have a token before those that they score
     architecture = find(checkpoint.architecture)
     assert architecture is not None
     sources = stored_form(architecture.weights(request.spec), checkpoint.names())

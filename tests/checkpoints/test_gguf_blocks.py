@@ -169,3 +169,18 @@ def test_a_damaged_scale_is_named(tmp_path: Path) -> None:
     path.write_bytes(damaged)
     with pytest.raises(IpexAssistError, match=r"layers\.1\.mlp\.down_proj\.weight holds a scale that is NaN.* row 5"):
         loaded(path)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_packs_without_torch(family: str, tmp_path: Path) -> None:
+    """Importing it takes longer than reading a small file: rows of blocks, and vectors, are found by their names."""
+    path, _ = written(tmp_path, q4_k_m, family)
+    code = (
+        "import sys\n"
+        "from ipex_assist.checkpoints.open import open_checkpoint\n"
+        "from ipex_assist.executors.load import load_model\n"
+        "from ipex_assist.executors.load_request import LoadRequest\n"
+        "load_model(LoadRequest(open_checkpoint(sys.argv[1]), 'stored', 'native'))\n"
+        "print('torch' in sys.modules)"
+    )
+    assert checkpoint_files.run_python(code, str(path)).split() == ["False"]

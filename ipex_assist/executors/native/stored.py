@@ -18,6 +18,7 @@ import os
 from array import array
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -43,7 +44,7 @@ from ipex_assist.native.model import PackedModel
 from ipex_assist.quantization.int4_weight import Int4Weight
 from ipex_assist.quantization.precision import BLOCK_FORMAT, beside_experts
 from ipex_assist.quantization.scaled_weight import ScaledWeight
-from ipex_assist.quantization.stored_blocks import StoredWeight, to_blocks
+from ipex_assist.quantization.stored_blocks import StoredWeight, row_scales, to_blocks
 from ipex_assist.quantization.table_weight import TableWeight
 
 log = logging.getLogger("ipex_assist")
@@ -188,7 +189,9 @@ def _pack_blocks(model: PackedModel, ours: str, source: Source, weight: StoredWe
         with open(file, "wb", closefd=False) as memory:
             memory.write(blocks.numpy().data)
         offsets = array("q", range(0, blocks.numel(), blocks.shape[1]))
-        model.pack_blocks(ours, file, offsets, part.shape[1])
+        scales = row_scales(part, number)
+        more: dict[str, Any] = {} if scales is None else {"row_scales": array("f", scales.numpy().tobytes())}
+        model.pack_blocks(ours, file, offsets, part.shape[1], **more)
     finally:
         os.close(file)
     return True
