@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ipex_assist.speculative.costs.acceptance import Acceptance
 from ipex_assist.speculative.costs.live_costs import CostFindings, LiveCosts
 from ipex_assist.speculative.costs.pair_costs import Costs
+from ipex_assist.speculative.costs.pass_times import PassTimes
 from ipex_assist.speculative.pass_drafts import RequestDraft
 from ipex_assist.speculative.planned_assistant import KnownAssistant
 from ipex_assist.speculative.planner import Planner
@@ -26,6 +27,12 @@ class RoundResult:
     target_s: float = 0.0
     experts: float | None = None
     overhead_s: float = 0.0
+
+    @property
+    def took(self) -> PassTimes:
+        """Of the pass, in which everything that was drafted was verified."""
+        rows = self.drafted + 1
+        return PassTimes(rows, self.target_s, self.draft_s, experts=self.experts, overhead_s=self.overhead_s)
 
 
 def state_of(length: int, remaining: int, unread: int, *, rereads: bool = True) -> RoundState:
@@ -67,20 +74,12 @@ class PlannedText:
     def observe(self, outcome: RoundResult) -> None:
         """Record the pass, of which everything that was drafted was verified."""
         if self.rests:
-            self.planner.rest(0, outcome.target_s, outcome.experts)
+            self.planner.rest(PassTimes(1, outcome.target_s, experts=outcome.experts))
             return
         self.draft.proposal = Proposal([1] * outcome.drafted, list(outcome.confidence), self._read(outcome))
         self.draft.accepted = outcome.accepted
         self.made.expect(self.planner.live)
-        self.planner.observe(
-            self.made,
-            outcome.drafted + 1,
-            0,
-            outcome.target_s,
-            outcome.draft_s,
-            outcome.experts,
-            outcome.overhead_s,
-        )
+        self.planner.observe(self.made, outcome.took)
 
     def _read(self, outcome: RoundResult) -> int:
         now, context = self.draft.now, self.draft.plan.context
@@ -111,7 +110,7 @@ def observe(live: LiveCosts, outcome: RoundResult, read: int) -> None:
     expected = 0.0, 0.0
     if outcome.drafted and read:
         expected = live.calibrated.drafting(outcome.drafted), live.reading(read)
-    live.observe_pass(outcome.drafted + 1, outcome.target_s, expected, outcome.draft_s, outcome.experts)
+    live.observe_pass(outcome.took, expected)
 
 
 def record(schedule: PlannedText | Schedule, outcome: RoundResult) -> None:

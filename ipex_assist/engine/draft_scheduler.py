@@ -10,6 +10,7 @@ from typing import TypeAlias
 from ipex_assist.engine.request import Request
 from ipex_assist.engine.scheduled_request import ScheduledRequest
 from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.speculative.costs.pass_times import PassTimes
 from ipex_assist.speculative.head_reading import repays_reading
 from ipex_assist.speculative.pass_drafts import PassDrafts, RequestDraft
 from ipex_assist.speculative.planner import Planner
@@ -106,7 +107,7 @@ class DraftScheduler:
         if not pause or not all(request.may_pause and not request.copies for request in requests):
             return False
         for scheduled in group:
-            scheduled.keeps_hidden = pause <= READY_ROWS
+            scheduled.keeps_hidden, scheduled.rests = pause <= READY_ROWS, True
         return True
 
     def _trim(self, batch: Sequence[ScheduledRequest]) -> None:
@@ -131,21 +132,22 @@ class DraftScheduler:
         """Charge what draft heads took beside passes; the next pass that is planned bears it."""
         self._overhead_s += seconds
 
-    def observe_pass(self, rows: int, read: int, seconds: float, draft_s: float, experts: float | None = None) -> None:
-        """Record the whole pass: its rows, `read` of them of prompts, seconds of pass and drafts, experts a layer."""
+    def observe_pass(self, took: PassTimes) -> None:
+        """Record the whole pass."""
         alone = 1 if self._shares_passes else self._requests
+        if alone > 1:
+            took = replace(took, seconds=took.seconds / alone, draft_s=took.draft_s / alone, experts=None)
         for planner in self._resting:
-            planner.rest(read, seconds / alone, experts if alone == 1 else None)
+            planner.rest(took)
         started = self._clock()
         for planner, made in self._planned:
-            drafted = sum(len(draft.proposal.tokens) for draft in made.drafts)
-            asked = any(draft.plan.k for draft in made.drafts)
-            overhead_s = (self._overhead_s + (0.0 if asked else draft_s)) / alone
-            count = rows if self._shares_passes else 1 + drafted
-            planner.observe(
-                made, count, read, seconds / alone, draft_s / alone if asked else 0.0,
-                experts if alone == 1 else None, overhead_s,
-            )  # fmt: skip
+            rows = took.rows if self._shares_passes else 1 + made.drafted
+            overhead_s = self._overhead_s / alone
+            if any(draft.plan.k for draft in made.drafts):
+                planner.observe(made, replace(took, rows=rows, overhead_s=overhead_s))
+            else:
+                overhead_s += took.draft_s
+                planner.observe(made, replace(took, rows=rows, draft_s=0.0, overhead_s=overhead_s))
         if self._planned:
             self._overhead_s = self._clock() - started
 

@@ -14,7 +14,7 @@ class LateRounds:
 
     def __init__(self) -> None:
         self._late = False
-        self._steps: list[tuple[Request, int]] = []
+        self._steps: list[tuple[Request, int, float | None]] = []
         self._seconds = self._ended = 0.0
 
     def begin(self, seconds: float) -> None:
@@ -22,13 +22,13 @@ class LateRounds:
         self.tell()
         self._seconds, self._ended = seconds, time.perf_counter()
 
-    def take(self, request: Request, token: int) -> bool:
+    def take(self, request: Request, token: int, plain_s: float | None) -> bool:
         """Give a request the token of a step, of which its owner is told now or beside the next pass.
 
-        Returns whether it is the last.
+        plain_s: as of a round. Returns whether it is the last token.
         """
         request.tokens.append(token)
-        self._steps.append((request, token))
+        self._steps.append((request, token, plain_s))
         if not self._late:
             self.tell()
         return len(request.tokens) >= request.end or token in request.eos
@@ -37,8 +37,9 @@ class LateRounds:
         """Tell all owners of what was taken."""
         if self._steps:
             steps, self._steps = self._steps, []
-            for request, token in steps:
-                request.outbox.put(Round([token], target_s=self._seconds, choose_s=0.0), self._ended)
+            for request, token, plain_s in steps:
+                made = Round([token], target_s=self._seconds, plain_s=plain_s, choose_s=0.0)
+                request.outbox.put(made, self._ended)
 
     def beside(self, meanwhile: Meanwhile | None) -> Meanwhile | None:
         """What is to be called while a pass runs, in place of `meanwhile`."""

@@ -18,7 +18,8 @@ class ScheduledRequest:
     reads_all_pending: the pass reads all pending tokens, so that the request gets new ones. is_prefill: it reads a
     prompt, or reads a preempted request again; nothing is drafted then. forced_count: drafted tokens that the grammar
     forces, and that are verified whatever they cost. planned: its draft, where the planner
-    chooses. keeps_hidden: the pass gives its draft head the hidden states of its rows.
+    chooses. keeps_hidden: the pass gives its draft head the hidden states of its rows. rests: its planner plans nothing
+    in this pass.
     """
 
     request: Request
@@ -30,6 +31,7 @@ class ScheduledRequest:
     proposal: Proposal = NO_PROPOSAL
     planned: RequestDraft | None = None
     keeps_hidden: bool = True
+    rests: bool = False
 
     @property
     def head(self) -> HeadAssistant | None:
@@ -40,7 +42,8 @@ class ScheduledRequest:
     def is_plain_step(self) -> bool:
         """Whether its only row is followed by a token of which nothing else is wanted."""
         request = self.request
-        return not self.is_prefill and request.draft is None and request.logprobs is None and request.grammar is None
+        undrafted = request.draft is None or (self.rests and self.head is None)
+        return undrafted and not self.is_prefill and request.logprobs is None and request.grammar is None
 
     @classmethod
     def prefill(cls, request: Request, pending: int) -> ScheduledRequest:

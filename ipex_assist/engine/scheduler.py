@@ -23,6 +23,7 @@ from ipex_assist.speculative.account import LOST_SHARE
 from ipex_assist.speculative.choosing.logprobs import of_rows
 from ipex_assist.speculative.choosing.sampling import INVALID_LOGITS
 from ipex_assist.speculative.choosing.verify import verify
+from ipex_assist.speculative.costs.pass_times import PassTimes
 from ipex_assist.speculative.round import Round
 from ipex_assist.speculative.schedule import longest_draft
 
@@ -256,7 +257,7 @@ class Scheduler:
                         ended.append(request)
                 elif listed and request.sequence is not None:
                     self._keep_hidden(scheduled, request.sequence.length - length, output, length)
-            self.drafts.observe_pass(count, read, seconds, draft_s, experts)
+            self.drafts.observe_pass(PassTimes(count, seconds, draft_s, read, experts))
         finally:  # what their last pass says is known then
             if ended:
                 self._late.tell()
@@ -323,7 +324,8 @@ class Scheduler:
         """Choose and verify a request's tokens, and queue the round for its owner. True if these are the last."""
         if scheduled.is_plain_step and type(output.tokens) is tuple and output.tokens[0] != INVALID_LOGITS:
             self.stats.new_tokens += 1
-            return self._late.take(scheduled.request, output.tokens[0])
+            plain_s = self.drafts.plain_s(scheduled, 1) if scheduled.rests else None
+            return self._late.take(scheduled.request, output.tokens[0], plain_s)
         request, proposal, started = scheduled.request, scheduled.proposal, self.clock()
         try:
             new, accepted = verify(output.tokens, proposal.tokens, len(request.tokens))

@@ -72,6 +72,11 @@ class PassDrafts:
     others: dict[int, BatchCosts] = field(default_factory=dict)
 
     @property
+    def drafted(self) -> int:
+        """Tokens that are verified."""
+        return sum(len(draft.proposal.tokens) for draft in self.drafts)
+
+    @property
     def token_s(self) -> float:
         """Seconds of plain decoding for each token of all requests, once those whose prompts are being read decode."""
         requests = self.costs.requests + self.prefilling

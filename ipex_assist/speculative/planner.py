@@ -21,6 +21,7 @@ from ipex_assist.speculative.costs.acceptance import MEMORY, Acceptance
 from ipex_assist.speculative.costs.adapter_acceptance import AdapterAcceptance
 from ipex_assist.speculative.costs.batch_costs import BatchCosts
 from ipex_assist.speculative.costs.live_costs import CostFindings, LiveCosts
+from ipex_assist.speculative.costs.pass_times import PassTimes
 from ipex_assist.speculative.draft_lengths import DraftLength, best_group, first_token, worth_verifying
 from ipex_assist.speculative.pass_drafts import PassDrafts, PlannedRequest, RequestDraft
 from ipex_assist.speculative.planned_assistant import SEVERAL_MEMORY, WORTH, KnownAssistant, PlannedAssistant
@@ -256,13 +257,13 @@ class Planner:
         same = decoding == self._last.costs.requests and all(request.joined for request in requests)
         return self._pause.passes if same else 0
 
-    def rest(self, read: int, seconds: float, experts: float | None = None) -> None:
-        """Count a pass of a pause; its arguments are those of `observe`. What it says is learnt after the last."""
+    def rest(self, took: PassTimes) -> None:
+        """Count a pass of a pause. What it says is learnt after the last."""
         self._pause.passes -= 1
         self._baseline.passes = 0
         self._count()
-        if not read:
-            self._pause.rested.append((seconds, experts))
+        if not took.read:
+            self._pause.rested.append(took)
 
     # ---- after drafting, and after the pass
 
@@ -286,34 +287,23 @@ class Planner:
         for draft, kept in zip(drafted, worth_verifying(chances, made.costs, made.rate, made.covered_s), strict=True):
             draft.proposal = replace(draft.proposal, tokens=draft.proposal.tokens[:kept])
 
-    def observe(
-        self,
-        made: PassDrafts,
-        rows: int,
-        read: int,
-        seconds: float,
-        draft_s: float,
-        experts: float | None = None,
-        overhead_s: float = 0.0,
-    ) -> None:
-        """Record the outcome of the pass; every `accepted` was set before.
-
-        rows: of the pass, `read` of them of prompts. seconds, draft_s: of the pass, and of drafting before it.
-        experts: distinct experts it read, mean over the layers. overhead_s: what drafting took beside both.
-        """
-        each, costs, took_s = self.assistants[made.assistant], made.costs, draft_s
-        drafted = accepted = 0
+    def observe(self, made: PassDrafts, took: PassTimes) -> None:
+        """Record the outcome of the pass; every `accepted` was set before."""
+        each, costs, draft_s, overhead_s = self.assistants[made.assistant], made.costs, took.draft_s, took.overhead_s
+        drafted, accepted = made.drafted, sum(draft.accepted for draft in made.drafts)
         for draft in made.drafts:
             count = len(draft.proposal.tokens)
             if count or draft.proposal.confidence:
                 if not draft.copies:
                     each.note_reading(draft)
                 self._rates(made, draft).observe(draft.proposal.confidence, count, draft.accepted)
-            drafted, accepted = drafted + count, accepted + draft.accepted
-        if not read:  # prompt rows need no logits, so such a pass says little about others
-            each.live.observe_pass(rows, seconds, made.expected_s, draft_s, experts, rows - drafted)
+        if not took.read:  # prompt rows need no logits, so such a pass says little about others
+            each.live.observe_pass(took, made.expected_s, took.rows - drafted)
             costs = made.costs = BatchCosts(self.live.costs_from(costs.requests), costs.requests)
             self._baseline.count(made.rate * costs.plain_s / costs.requests if drafted else 0.0)
+        else:
+            each.live.observe_draft(took.draft_s, made.expected_s)
+        made.expect(each.live)
         self.account.charge(overhead_s, (OUTLIER - 1) * costs.plain_s)  # where passes are tiny, a plan takes longer
         if any(draft.plan.k for draft in made.drafts):
             # Far more time than expected was taken by other processes; and half of what else is unexpected, by chance.
@@ -322,8 +312,9 @@ class Planner:
             if drafted:
                 likely_s = OUTLIER * each.doubt * made.likely_s
                 draft_s = min(draft_s, max(likely_s, 0.0 if each.measured else self.account.balance_s))
-            took = likely if read else (likely + min(max(seconds, likely / OUTLIER), likely * OUTLIER)) / 2
-            self.account.book(accepted * self.token_s, draft_s + took - costs.base_s)
+            measured = min(max(took.seconds, likely / OUTLIER), likely * OUTLIER)
+            pass_s = likely if took.read else (likely + measured) / 2
+            self.account.book(accepted * self.token_s, draft_s + pass_s - costs.base_s)
             each.note_overhead(min(overhead_s, costs.plain_s))
         if overhead_s:
             self._asking_s = min(overhead_s, (OUTLIER - 1) * costs.plain_s)
@@ -333,7 +324,7 @@ class Planner:
             each.untried_s[made.trial.request.adapter] = math.inf
         if models and drafted:
             each.measured = True
-            each.note_draft(made, took_s)
+            each.note_draft(made, took.draft_s)
 
     def _count(self, drafter: PlannedAssistant | None = None, adapters: Collection[str | None] = ()) -> None:
         """Count plain decoding since each assistant's last draft, and the allowance of the tokens that came."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ipex_assist.speculative.costs.live_costs import LiveCosts
+from ipex_assist.speculative.costs.pass_times import PassTimes
 
 # After some passes with drafts, one without measures what plain decoding takes now: at least the first number, so
 # that the gain forgone is at most BASELINE_SHARE of the time, and at most the second.
@@ -36,11 +37,11 @@ class Baseline:
 class DraftPause:
     """Passes in which nothing will be planned, with the requests there are.
 
-    rested: seconds and experts of those that were, not learnt from yet.
+    rested: those that were, not learnt from yet.
     """
 
     passes: int = 0
-    rested: list[tuple[float, float | None]] = field(default_factory=list)
+    rested: list[PassTimes] = field(default_factory=list)
 
     def end(self, live: LiveCosts, requests: int) -> None:
         """End it, and let `live` learn from its passes, in each of which `requests` decoded."""

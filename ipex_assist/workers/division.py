@@ -10,11 +10,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from ipex_assist.env.machine import Core, Machine
 from ipex_assist.executors.traffic import expert_bytes, linear_bytes
 from ipex_assist.quantization.precision import FORMATS
+from ipex_assist.speculative.costs.by_rows import seconds_of
 
 if TYPE_CHECKING:
     from ipex_assist.models.spec import DecoderSpec
@@ -142,20 +144,6 @@ def barrier_seconds(cores: int, sockets: int) -> float:
     return counting + crossing + LINE_SECONDS + (cores - 1) * SPREAD_SECONDS
 
 
-def by_rows(passes: Sequence[float]) -> Seconds:
-    """Seconds of a pass by measured ones of 1, 2, … rows; between them, and beyond by their mean slope, on a line."""
-    known = len(passes)
-    slope = (passes[-1] - passes[0]) / (known - 1) if known > 1 else passes[0]
-
-    def seconds(rows: float) -> float:
-        if rows >= known:
-            return passes[-1] + slope * (rows - known)
-        lower = max(1, int(rows))
-        return passes[lower - 1] + (max(1.0, rows) - lower) * (passes[lower] - passes[lower - 1])
-
-    return seconds
-
-
 def rows_at_a_time(seconds: Seconds) -> int:
     """How many requests share passes well: see LEAST_ROWS."""
     alone = seconds(1)
@@ -219,7 +207,7 @@ def choose_division(
     for division, groups in possible.items():
         if division != 1 and not all(_fits(work.memory, group, machine) for group in groups):
             continue
-        seconds = by_rows(known[division]) if division in known else _modelled(work, groups[0], speed)
+        seconds = partial(seconds_of, known[division]) if division in known else _modelled(work, groups[0], speed)
         rates[division] = _tokens_per_second(seconds, requests, len(groups), at_a_time)
         if rates[division] > rates[best] * GAIN:
             best = division

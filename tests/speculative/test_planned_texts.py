@@ -12,6 +12,7 @@ from ipex_assist.speculative.account import LOST_SHARE
 from ipex_assist.speculative.costs.acceptance import Acceptance
 from ipex_assist.speculative.costs.batch_costs import BatchCosts
 from ipex_assist.speculative.costs.pair_costs import Costs
+from ipex_assist.speculative.costs.pass_times import PassTimes
 from ipex_assist.speculative.draft_lengths import best_length
 from ipex_assist.speculative.pass_drafts import PlannedRequest, RequestDraft
 from ipex_assist.speculative.planned_assistant import KnownAssistant
@@ -57,13 +58,14 @@ class Texts:
         self.seconds, self.tokens, self.drafted = 0.0, 0, 0
         self.unread, self.length = [prompt] * count, prompt
         self.partial: set[int] = set()  # texts whose source started from a part
+        self.from_parts = 0  # drafts of these, of which every other one is right as often as the others
 
     def round(self, sure: float = 0.5) -> list[int]:
         """Run a pass in which every draft is right with the given share; returns what was drafted."""
         costs, count = BatchCosts(self.true, len(self.requests)), len(self.requests)
         self.length += 1
         if self.planner.rests(self.requests, count):
-            self.planner.rest(0, costs.plain_s)
+            self.planner.rest(PassTimes(count, costs.plain_s))
             self.seconds, self.tokens = self.seconds + costs.plain_s, self.tokens + count
             self.unread = [unread + 1 for unread in self.unread]
             return [0] * count
@@ -82,18 +84,21 @@ class Texts:
         self.planner.trim(made)
         for i, draft in enumerate(drafts):
             self.drafted += len(draft.proposal.tokens)
-            right = 0.0 if i in self.partial or draft.request.adapter in self.wrong else self.right
+            right = 0.0 if draft.request.adapter in self.wrong else self.right
+            if i in self.partial and draft.proposal.tokens:
+                self.from_parts += 1
+                right *= self.from_parts % 2
             draft.accepted = int(len(draft.proposal.tokens) * right)
             self.tokens += 1 + draft.accepted
             self.unread[i] = 1 if draft.plan.k else self.unread[i] + 1
         rows = count + sum(len(draft.proposal.tokens) for draft in drafts)
         target_s = float(costs.pass_s(rows))
-        self.planner.observe(made, rows, 0, target_s, draft_s)
+        self.planner.observe(made, PassTimes(rows, target_s, draft_s))
         self.seconds += target_s + draft_s
         return [len(draft.proposal.tokens) for draft in drafts]
 
     def _read(self, i: int, context: int | None) -> int:
-        """Return the tokens that text i's source reads; one that has started from a part is always wrong."""
+        """Return the tokens that text i's source reads, which may be a part of its context."""
         if context is None:
             read = self.length if i in self.partial else self.unread[i]
             self.partial.discard(i)
@@ -209,7 +214,7 @@ def passes(texts: Texts, read: int, count: int, target_s: float, draft_s: float)
     for draft in drafts:
         draft.proposal = Proposal([1] * count, [0.9] * count, read)
     made.expect(texts.planner.live)
-    texts.planner.observe(made, len(drafts) * (1 + count), 0, target_s, draft_s)
+    texts.planner.observe(made, PassTimes(len(drafts) * (1 + count), target_s, draft_s))
 
 
 def test_what_passes_take_is_learnt() -> None:

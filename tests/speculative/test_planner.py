@@ -12,6 +12,7 @@ from ipex_assist.speculative.account import FIRST_TOKENS, KEPT_PASSES, LOST_SHAR
 from ipex_assist.speculative.costs.acceptance import Acceptance
 from ipex_assist.speculative.costs.batch_costs import BatchCosts
 from ipex_assist.speculative.costs.pair_costs import Costs
+from ipex_assist.speculative.costs.pass_times import PassTimes
 from ipex_assist.speculative.draft_lengths import best_length, worth_verifying
 from ipex_assist.speculative.pass_drafts import RequestDraft
 from ipex_assist.speculative.planned_assistant import KnownAssistant
@@ -120,7 +121,7 @@ def test_of_two_assistants_the_better_one_drafts(better: int) -> None:
         planner.trim(made)
         count = len(draft.proposal.tokens)
         draft.accepted = count if assistant == better else 0
-        planner.observe(made, 1 + count, 0, true.verifying(1 + count), 0.1 * k)
+        planner.observe(made, PassTimes(1 + count, true.verifying(1 + count), 0.1 * k))
     assert counts[better] > 200
     assert 0 < counts[1 - better] < 30
 

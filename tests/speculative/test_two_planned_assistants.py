@@ -15,6 +15,7 @@ from drafted_texts import known
 from ipex_assist.speculative.account import KEPT_PASSES, LOST_SHARE
 from ipex_assist.speculative.costs.acceptance import Acceptance
 from ipex_assist.speculative.costs.pair_costs import Costs
+from ipex_assist.speculative.costs.pass_times import PassTimes
 from ipex_assist.speculative.pass_drafts import RequestDraft
 from ipex_assist.speculative.planned_assistant import KnownAssistant
 from ipex_assist.speculative.planner import Planner
@@ -64,7 +65,7 @@ def decode(
         length, remaining = prompt + text.tokens, tokens - text.tokens
         if planner.rests([request], 1):
             target_s = VERIFY[0] * chance.uniform(0.98, 1.02)
-            planner.rest(0, target_s)
+            planner.rest(PassTimes(1, target_s))
             text.seconds, text.tokens = text.seconds + target_s, text.tokens + 1
             continue
         unread = (max(1, length - 1 - read[0]), *(length - each for each in read[1:]))
@@ -88,7 +89,7 @@ def decode(
         if confidence:
             read[number] = length + (min(draft.accepted, k - 1) if number and k else 0)
         target_s = true[0].verifying(1 + k) * chance.uniform(0.98, 1.02)
-        planner.observe(made, 1 + k, 0, target_s, draft_s, overhead_s=charged)
+        planner.observe(made, PassTimes(1 + k, target_s, draft_s, overhead_s=charged))
         charged = overhead
         text.seconds += draft_s + target_s + overhead
         text.tokens += draft.accepted + 1
@@ -190,7 +191,7 @@ def test_both_learn_what_a_pass_of_the_target_takes() -> None:
         made = planner.plan([draft], 1)
         made.assistant, draft.proposal, draft.accepted = 0, Proposal([7], [0.99], 1), 1
         made.expect(planner.live)
-        planner.observe(made, 2, 0, 2 * VERIFY[1], 0.16)
+        planner.observe(made, PassTimes(2, 2 * VERIFY[1], 0.16))
     head, model = (each.live for each in planner.assistants)
     assert planner.token_s == pytest.approx(2.0, rel=0.1)
     assert model.costs_from(1).verify == head.costs_from(1).verify
@@ -206,7 +207,7 @@ def test_copies_are_of_neither() -> None:
     k = draft.plan.k
     assert k > 0
     draft.proposal, draft.accepted = Proposal([7] * k, [0.99] * k, 0), k
-    planner.observe(made, 1 + k, 0, VERIFY[k], 0.0)
+    planner.observe(made, PassTimes(1 + k, VERIFY[k]))
     *of_models, of_lookup = planner.learnt()
     assert of_lookup.seen == k
     assert [each.seen for each in of_models] == [0, 0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from unittest.mock import Mock
 
 import pytest
@@ -17,6 +18,7 @@ from ipex_assist.env.machine import Machine
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.launch import InstanceRequest, LaunchCommand, place_instances
 from ipex_assist.native import library
+from ipex_assist.speculative.costs.by_rows import seconds_of
 from ipex_assist.workers import local_machine
 from ipex_assist.workers.capacity import InstanceNeed, ModelPasses, core_speed
 from ipex_assist.workers.division import (
@@ -26,7 +28,6 @@ from ipex_assist.workers.division import (
     Division,
     DivisionChoice,
     PassWork,
-    by_rows,
     choose_division,
     estimated_speed,
     rows_at_a_time,
@@ -157,15 +158,10 @@ def test_requests_at_a_time_by_costs(precision: str, rows: int) -> None:
     """16 whatever the machine: with AMX a pass of 192 bf16 rows takes twice as long as one."""
     speed, work = estimated_speed(precision), replace(DENSE, barriers=0)
     passes = [work.seconds(each, 56, 2, speed) for each in range(1, 65)]
-    assert abs(rows_at_a_time(by_rows(passes)) - rows) <= 2
-    assert rows_at_a_time(by_rows([1.0])) == LEAST_ROWS, "nothing is known of more rows"
-    assert rows_at_a_time(by_rows([1.0, 1.5])) == LEAST_ROWS
-    assert rows_at_a_time(by_rows([1.0] * 64)) == MOST_ROWS
-
-
-def test_seconds_between_and_beyond_measured_rows() -> None:
-    seconds = by_rows([1.0, 2.0, 4.0])
-    assert [seconds(rows) for rows in (0.5, 1, 1.5, 2.5, 3, 5)] == [1.0, 1.0, 1.5, 3.0, 4.0, 7.0]
+    assert abs(rows_at_a_time(partial(seconds_of, passes)) - rows) <= 2
+    assert rows_at_a_time(partial(seconds_of, [1.0])) == LEAST_ROWS, "nothing is known of more rows"
+    assert rows_at_a_time(partial(seconds_of, [1.0, 1.5])) == LEAST_ROWS
+    assert rows_at_a_time(partial(seconds_of, [1.0] * 64)) == MOST_ROWS
 
 
 def test_work_of_a_model(tmp_path: object) -> None:

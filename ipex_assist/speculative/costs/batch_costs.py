@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ipex_assist.speculative.costs.acceptance import Array
+from ipex_assist.speculative.costs.by_rows import seconds_at_most, seconds_of
 from ipex_assist.speculative.costs.pair_costs import Costs
 
 
@@ -15,18 +16,12 @@ class BatchCosts:
         self.requests, self.base = requests, requests + prefill_rows
         self.now, self._verify = costs, np.array(costs.verify)
         self._draft = np.array([0.0, *(_draft_pass(costs, count) for count in range(1, requests + 1))])
-        self._rows = np.arange(1, len(self._verify) + 1, dtype=np.float64)
         self.plain_s = float(self.pass_s(requests))  # seconds of a pass without drafts and prompts
         self.base_s = float(self.pass_s(self.base))  # seconds of a pass without drafts, with the prompt rows
 
     def pass_s(self, rows: float | Array) -> Array:
-        """Return the target's seconds; extrapolated in proportion to the rows, which is an upper bound."""
-        known = len(self._verify)
-        if isinstance(rows, int) and 1 <= rows <= known:  # what is interpolated below, in a fraction of the time
-            one: Array = self._verify[rows - 1]
-            return one
-        seconds: Array = np.interp(rows, self._rows, self._verify) * np.maximum(1.0, np.asarray(rows) / known)
-        return seconds
+        """Return the target's seconds."""
+        return seconds_at_most(self._verify, rows)
 
     def more_s(self, rows: float | Array) -> Array:
         """Return the seconds that `rows` drafted rows add to the pass."""
@@ -48,8 +43,4 @@ class BatchCosts:
 def _draft_pass(costs: Costs, requests: int) -> float:
     if not costs.rows:
         return costs.draft
-    known = len(costs.rows)
-    grown = costs.rows[min(requests, known) - 1] / costs.rows[0]
-    if requests > known:
-        grown += (requests - known) * max(0.0, costs.rows[-1] / costs.rows[0] - 1) / max(1, known - 1)
-    return costs.draft * grown
+    return costs.draft * seconds_of(costs.rows, requests) / costs.rows[0]

@@ -12,6 +12,7 @@ from ipex_assist.speculative.costs.acceptance import Array
 from ipex_assist.speculative.costs.draft_errors import DraftErrors
 from ipex_assist.speculative.costs.expert_costs import ExpertSpread
 from ipex_assist.speculative.costs.pair_costs import Costs
+from ipex_assist.speculative.costs.pass_times import PassTimes
 
 # Variances of logarithms: 0.01 is an error of about 10 %. The machine's speed is unknown at first and drifts with every
 # round. Calibration errors: common to all sizes above one row, correlated between neighbouring sizes, and independent
@@ -105,36 +106,35 @@ class LiveCosts:
         return self._plausible.reading(unread)
 
     def observe_pass(
-        self,
-        rows: int,
-        target_s: float,
-        expected_draft_s: tuple[float, float],
-        draft_s: float,
-        experts: float | None = None,
-        requests: int = 1,
+        self, took: PassTimes, expected_draft_s: tuple[float, float] = (0.0, 0.0), requests: int = 1
     ) -> None:
-        """Update by a pass of `rows` rows, and the drafting before it.
+        """Update by a pass, and the drafting before it.
 
         expected_draft_s: of the draft's steps and of its reading, by the calibrated costs; 0 if no model drafted.
-        experts: distinct experts it read, mean over the layers. requests: how many shared the pass.
+        requests: how many shared the pass.
         """
-        self._seconds += draft_s + target_s
+        self._seconds += took.draft_s + took.seconds
         self._passes += 1
         self._covariance[0, 0] += _DRIFT
         self._covariance[1:, 1:] += self._errors_drift
-        self._compare(min(rows, len(self._verify)), target_s, self._expected(rows, experts, requests))
-        steps, reading = (seconds * math.exp(self._state[0]) for seconds in expected_draft_s)
-        if draft_s > 0 and steps > 0:
-            self._draft_errors.observe(draft_s, steps, reading, _NOISE, _PAUSE)
+        expected_s = self._expected(took.rows, took.experts, requests)
+        self._compare(min(took.rows, len(self._verify)), took.seconds, expected_s)
+        self.observe_draft(took.draft_s, expected_draft_s)
+
+    def observe_draft(self, draft_s: float, expected_s: tuple[float, float]) -> None:
+        """Update by the drafting before a pass; expected_s: as of `observe_pass`."""
+        self._compare_draft(draft_s, expected_s, self._state[0])
         self._update_costs()
 
-    def observe_plain(self, passes: Sequence[tuple[float, float | None]], requests: int = 1) -> None:
-        """Update by passes of a row for each of `requests`, without drafts, all at once: their median counts as one.
+    def _compare_draft(self, draft_s: float, expected_s: tuple[float, float], speed: float) -> None:
+        steps, reading = (seconds * math.exp(speed) for seconds in expected_s)
+        if draft_s > 0 and steps > 0:
+            self._draft_errors.observe(draft_s, steps, reading, _NOISE, _PAUSE)
 
-        passes: seconds and experts of each, as of `observe_pass`.
-        """
-        seconds = [each for each, _ in passes]
-        counted = [each for _, each in passes if each is not None]
+    def observe_plain(self, passes: Sequence[PassTimes], requests: int = 1) -> None:
+        """Update by passes of a row for each of `requests`, without drafts, all at once: their median counts as one."""
+        seconds = [each.seconds for each in passes]
+        counted = [each.experts for each in passes if each.experts is not None]
         experts = float(np.mean(counted)) if counted else None
         self._seconds += sum(seconds)
         self._passes += len(seconds)
@@ -235,20 +235,16 @@ class _CostsBeside(LiveCosts):
         return self._first
 
     def observe_pass(
-        self,
-        rows: int,
-        target_s: float,
-        expected_draft_s: tuple[float, float],
-        draft_s: float,
-        experts: float | None = None,
-        requests: int = 1,
+        self, took: PassTimes, expected_draft_s: tuple[float, float] = (0.0, 0.0), requests: int = 1
     ) -> None:
-        self._first.observe_pass(rows, target_s, (0.0, 0.0), draft_s, experts, requests)
-        steps, reading = (seconds * math.exp(float(self._first._state[0])) for seconds in expected_draft_s)
-        if draft_s > 0 and steps > 0:
-            self._draft_errors.observe(draft_s, steps, reading, _NOISE, _PAUSE)
+        self._first.observe_pass(took, requests=requests)
+        self.observe_draft(took.draft_s, expected_draft_s)
 
-    def observe_plain(self, passes: Sequence[tuple[float, float | None]], requests: int = 1) -> None:
+    def observe_draft(self, draft_s: float, expected_s: tuple[float, float]) -> None:
+        self._compare_draft(draft_s, expected_s, float(self._first._state[0]))
+        self._of = None
+
+    def observe_plain(self, passes: Sequence[PassTimes], requests: int = 1) -> None:
         self._first.observe_plain(passes, requests)
 
     def costs_from(self, rows: int) -> Costs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ipex_assist.executors.interface import ALL_THREADS, PassThreads
+from ipex_assist.speculative.costs.by_rows import seconds_of
 from ipex_assist.speculative.costs.expert_costs import ExpertCosts
 
 
@@ -32,15 +33,8 @@ class Costs:
         return tokens * self.draft + (self.block[0] if self.block and tokens else 0.0)
 
     def blocks(self, requests: float) -> float:
-        """Return the seconds of a pass that drafts a block for each of `requests`; extrapolated by the mean slope."""
-        if not self.block or requests <= 0:
-            return 0.0
-        known = len(self.block)
-        slope = (self.block[-1] - self.block[0]) / (known - 1) if known > 1 else self.block[0]
-        if requests >= known:
-            return self.block[-1] + slope * (requests - known)
-        lower = max(1, int(requests))
-        return self.block[lower - 1] + (max(1.0, requests) - lower) * (self.block[lower] - self.block[lower - 1])
+        """Return the seconds of a pass that drafts a block for each of `requests`."""
+        return seconds_of(self.block, requests) if self.block and requests > 0 else 0.0
 
     def reading(self, unread: int) -> float:
         """Return the seconds to read `unread` tokens, beyond the one row that the first draft step reads anyway."""
@@ -60,12 +54,8 @@ class Costs:
         return replace(self, rows=rows, read=min(self.read, self.draft))
 
     def verifying(self, rows: int) -> float:
-        """Return the seconds of the target's pass over `rows` rows; extrapolated by the mean slope."""
-        known = len(self.verify)
-        if rows <= known:
-            return self.verify[rows - 1]
-        slope = (self.verify[-1] - self.verify[0]) / (known - 1) if known > 1 else self.verify[0]
-        return self.verify[-1] + slope * (rows - known)
+        """Return the seconds of the target's pass over `rows` rows."""
+        return seconds_of(self.verify, rows)
 
     def loss(self, tokens: int, reading_s: float = 0.0) -> float:
         """Return the extra seconds of a round over a plain one, if all of its `tokens` drafted tokens are rejected."""

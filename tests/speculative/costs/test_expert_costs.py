@@ -20,6 +20,7 @@ from ipex_assist.speculative.costs.calibration import calibrate
 from ipex_assist.speculative.costs.expert_costs import ExpertCosts, ExpertSpread
 from ipex_assist.speculative.costs.live_costs import LiveCosts
 from ipex_assist.speculative.costs.pair_costs import Costs
+from ipex_assist.speculative.costs.pass_times import PassTimes
 from ipex_assist.speculative.costs.stored_costs import StoredCosts
 from ipex_assist.speculative.draft_lengths import best_length
 
@@ -69,7 +70,7 @@ def test_texts_that_share_a_pass_choose_independently() -> None:
     live = LiveCosts(costs())
     for _ in range(30):
         read = distinct(4 + 0.25 * 4)
-        live.observe_pass(8, FIXED + EACH * read, (0.0, 0.0), 0.0, read, requests=4)
+        live.observe_pass(PassTimes(8, FIXED + EACH * read, experts=read), requests=4)
     assert live.costs_from(8).verifying(8) == pytest.approx(FIXED + EACH * distinct(8), rel=0.05)
     assert live.costs_from(4).verifying(12) == pytest.approx(FIXED + EACH * distinct(4 + 0.25 * 8), rel=0.06)
 
