@@ -8,8 +8,9 @@ on which 64 rows are nearly free, and random ones. Each line is one machine and 
 
 A pass with drafts costs what drafting took, and what its drafted rows add to it; it brings, for each accepted token,
 what a token takes in a pass of as many requests without drafts. Loss is the most that all passes together had cost at
-any moment, in percent of plain decoding of the tokens that had come, and of those that running requests lacked to 67
-(or to their limit): short answers are granted no more than that. Gain is assisted ÷ plain tokens/s of all texts
+any moment, in percent of plain decoding of the tokens that had come, and of those that running requests lacked to 33
+(or to their limit); and in plain passes of as many requests as there are at a time. Short answers may have 512 tokens,
+and end after 8, 16 or 32. Gain is assisted ÷ plain tokens/s of all texts
 together, prompts and the last texts' passes of few rows included.
 """
 
@@ -40,7 +41,7 @@ from ipex_assist.speculative.drafting import Drafting
 from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.speculative.round import Round
 
-FIRST_TOKENS = 67  # tokens of a request from which on the loss is bounded by a share of its time
+FIRST_TOKENS = 33  # tokens of a request from which on the loss is bounded by a share of its time
 MEASURED = 64  # rows that calibration measures
 
 # Milliseconds of the target's pass by rows; of a draft pass by requests; of reading a token.
@@ -59,6 +60,16 @@ MACHINES: dict[str, tuple[dict[int, float], dict[int, float], float]] = {
         {1: 24, 2: 27, 4: 33, 8: 52, 16: 96, 24: 140, 32: 170, 64: 320, 256: 1200, 512: 2400},
         {1: 9, 4: 12, 8: 19, 16: 34},
         1.3,
+    ),
+    "Qwen 1.5B, int4, 2 cores": (
+        {1: 19.5, 2: 20, 4: 22, 8: 24, 12: 30, 16: 39, 20: 48, 24: 58, 28: 68, 32: 78, 64: 145, 256: 530, 512: 1040},
+        {1: 6.5, 4: 7, 16: 12},
+        0.5,
+    ),
+    "Qwen 1.5B, bf16, 2 cores": (
+        {1: 64, 4: 69, 8: 72, 12: 82, 16: 83, 20: 100, 24: 106, 28: 123, 32: 135, 64: 245, 256: 930, 512: 1850},
+        {1: 6.5, 4: 7, 16: 12},
+        0.5,
     ),
     "256 threads, bf16": (
         {1: 30, 16: 30.5, 32: 32, 64: 36, 128: 50, 256: 80, 512: 150, 1024: 300},
@@ -184,8 +195,12 @@ def serve(
     limits: Sequence[int],
     prompts: Sequence[int],
     adapters: Sequence[str | None] = (None,),
+    ends: int | None = None,
 ) -> Serving:
-    """Serve texts of these limits and prompts, `at_a_time` at once; without drafts where drafting_of is None."""
+    """Serve texts of these limits and prompts, `at_a_time` at once; without drafts where drafting_of is None.
+
+    ends: tokens after which each text ends.
+    """
     clock = Clock()
     target = CountedTarget(clock, true.verifying)
     drafting = drafting_of(clock) if drafting_of else Drafting(VOCABULARY, lambda: Costs(true.verify[:MEASURED]), None)
@@ -200,12 +215,12 @@ def serve(
         for i in range(len(limits))
     ]
     flying: list[Any] = []
-    found, lacks = Serving(), dict[Any, int]()
+    found, lacks, came = Serving(), dict[Any, int](), dict[Any, int]()
     while waiting or flying:
         while waiting and len(flying) < at_a_time:
             tokens, options = waiting.pop(0)
             flying.append(engine.submit(tokens, options))
-            lacks[flying[-1]] = min(FIRST_TOKENS, options.max_new_tokens)
+            lacks[flying[-1]], came[flying[-1]] = min(FIRST_TOKENS, options.max_new_tokens), 0
         before, target.rows = clock.now, 0
         engine.step()
         rounds: list[Round] = []
@@ -213,7 +228,11 @@ def serve(
             while handle.has_round:
                 rounds.append(next(handle))
                 lacks[handle] -= len(rounds[-1].tokens)
-            if handle.ended:
+                came[handle] += len(rounds[-1].tokens)
+            if ends is not None and came[handle] >= ends:
+                handle.cancel()
+                flying.remove(handle)
+            elif handle.ended:
                 flying.remove(handle)
         if target.rows and rounds:
             lacking = sum(max(0, lacks[handle]) for handle in flying)
@@ -235,21 +254,25 @@ class Case:
     limits: tuple[int, ...]
     prompts: tuple[int, ...] = (100,)
     adapters: tuple[str | None, ...] = (None,)
+    ends: int | None = None
 
     def run(self) -> dict[str, Any]:
         """Assisted and plain."""
-        plain = serve(self.true, None, self.at_a_time, self.limits, self.prompts, self.adapters)
+        plain = serve(self.true, None, self.at_a_time, self.limits, self.prompts, self.adapters, self.ends)
         assisted = serve(
             self.true,
             lambda clock: drafting_for(self.source, self.true, self.believed, clock),
-            self.at_a_time, self.limits, self.prompts, self.adapters,
+            self.at_a_time, self.limits, self.prompts, self.adapters, self.ends,
         )  # fmt: skip
         loss = max(lost_s / plain_s for plain_s, lost_s, _ in assisted.lost if plain_s)
         _, lost_s, plain_s = assisted.lost[-1]
+        passes = max(each for _, each, _ in assisted.lost) / self.true.verifying(self.at_a_time)
         return {
             "part": self.part, "machine": self.machine, "source": self.source, "at_a_time": self.at_a_time,
-            "tokens": sum(self.limits), "gain": round(plain.seconds / assisted.seconds, 4),
+            "tokens": sum(min(limit, self.ends or limit) for limit in self.limits),
+            "gain": round(plain.seconds / assisted.seconds, 4),
             "loss_percent": round(100 * loss, 2), "end_loss_percent": round(100 * lost_s / plain_s, 2),
+            "loss_passes": round(passes, 2),
             "drafted": assisted.drafted, "accepted": assisted.accepted,
         }  # fmt: skip
 
@@ -281,6 +304,11 @@ def cases(random_count: int) -> list[Case]:
             add("lengths", name, "wrong", 1, true, [length])
             add("lengths", name, "good", 1, true, [length])
             add("lengths, six texts", name, "good", 1, true, [length] * 6)
+        for end in (8, 16, 32):
+            for source in ("good", "wrong", "head", "wrong head"):
+                for n in (1, 8):
+                    add("short answers", name, source, n, true, [512] * n, ends=end)
+                add("short answers, six texts", name, source, 1, true, [512] * 6, ends=end)
         for n in (1, 4, 8):
             add("adapters", name, "good", n, true, [128] * (4 * n), adapters=(None, "changes"))
             add("adapters", name, "good", n, true, [128] * (4 * n), adapters=(*(None,) * 3, "changes"))
@@ -310,6 +338,7 @@ def summary(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             "texts": part, "machine": machine, "drafts": kind, "runs": len(of),
             "gain, mean": f"{math.exp(sum(math.log(each['gain']) for each in of) / len(of)):.3f}",
             "least": f"{min(each['gain'] for each in of):.3f}", "most": f"{max(each['gain'] for each in of):.3f}",
+            "passes": f"{max(each['loss_passes'] for each in of):.1f}",
             "loss at most, %": f"{max(each['loss_percent'] for each in of):.1f}",
             "above 3.05 %": sum(each["loss_percent"] > 3.05 for each in of),
         }

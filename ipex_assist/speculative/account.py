@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 LOST_SHARE = 0.03  # of plain decoding time is what drafting may cost where it never helps: the promise, and all of it
-# Tokens whose allowance a request is granted when it begins: two plain passes, one for a first draft with the prompt
-# that it needs, one for a second look. So the promise holds from that many tokens on, and a shorter answer loses two
-# passes at most. What it did not earn is taken back at its end: many short answers lose no more than a long one.
-FIRST_TOKENS = 67
+# Tokens whose allowance a request is granted when it begins: one plain pass, for a first draft. So the promise holds
+# from that many tokens on, and a shorter answer loses one pass at most. What it did not earn is taken back at its end:
+# many short answers lose no more than a long one.
+FIRST_TOKENS = int(1 / LOST_SHARE)
 KEPT_PASSES = 8.0  # plain passes that earlier requests' gains cover at most when another begins
 OUTLIER = 1.5  # measured ÷ expected seconds are clipped at this ratio: the rest was taken by other processes
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import simulated
 
+from ipex_assist.engine.scheduled_request import ScheduledRequest
 from ipex_assist.speculative.costs.calibration import interpolate
 from ipex_assist.speculative.costs.pair_costs import Costs
 
@@ -135,3 +137,20 @@ def test_a_head_as_good_as_an_assistant_pays_more(kind: str, at_a_time: int) -> 
     with_head = ratio(true, believed, 4 * max(4, at_a_time), at_a_time, head="recorded")
     true = true_costs("int8")
     assert with_head > max(1.2, ratio(true, replace(true, verify=true.verify[:MEASURED]), 16, at_a_time))
+
+
+@pytest.mark.parametrize(
+    ("drafts", "rests", "head", "grammar", "plain"),
+    [
+        (False, False, False, False, True),
+        (True, False, False, False, False),
+        (True, True, False, False, True),
+        (True, True, True, False, False),
+        (True, True, False, True, False),
+    ],
+)
+def test_a_round_of_a_pause_is_a_plain_step(drafts: bool, rests: bool, head: bool, grammar: bool, plain: bool) -> None:
+    """Otherwise each round of an assistant that never helps is made between two passes. A head wants hidden states."""
+    draft, known = (Mock() if each else None for each in (drafts, head))
+    request = Mock(draft=draft, head=known, logprobs=None, grammar=Mock() if grammar else None)
+    assert ScheduledRequest(request, 1, 9, rests=rests).is_plain_step == plain

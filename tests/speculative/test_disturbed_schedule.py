@@ -1,7 +1,8 @@
 """A calibration beside other work, or a bad first round, must not end drafting for the whole text.
 
 Bounds are of the gain that the same text has after a quiet calibration, and of the 3 % that drafting may cost where it
-never helps. Here a draft from a part of the context is always wrong, unless a test says otherwise.
+never helps. Here a draft from a part of the context is always wrong, unless a test says otherwise: of a real pair about
+half of such drafts were right.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.one_stack
 
 TOKENS, SEEDS = 128, 6
 # (a draft step, each token that is read as a share of it, tokens of the prompt): reading all takes 0.4 to 0.7 passes,
-# of the two that the account has at first.
+# of the one that the account has at first.
 PAIRS = [(0.2, 0.1, 20), (0.1, 0.1, 60), (0.27, 0.1, 24)]
 WRONG: Draft = lambda _: (False, 0.99)  # noqa: E731
 
@@ -59,11 +60,13 @@ def passes(calibrated: Costs, true: Costs, prompt: int, draft: Draft, part: Draf
 def test_a_disturbed_calibration_keeps_most_of_the_gain(
     draft: float, reading: float, prompt: int, factors: dict[str, float]
 ) -> None:
-    """Reading looks expensive, so the first draft reads a part and is wrong; its time tells what reading takes."""
-    true = costs(draft, reading=reading)
-    quiet = passes(true, true, prompt, steady(0.9))
-    disturbed = passes(measured(true, **factors), true, prompt, steady(0.9))
-    assert TOKENS - disturbed >= 0.75 * (TOKENS - quiet)
+    """Reading looks expensive, so the first draft reads a part, and half of such drafts are right; its time tells what
+    reading takes. The third pair's drafts from a part hardly pay, and all of a context is not covered soon.
+    """
+    true, half = costs(draft, reading=reading), steady(0.5)
+    quiet = passes(true, true, prompt, steady(0.9), half)
+    disturbed = passes(measured(true, **factors), true, prompt, steady(0.9), half)
+    assert TOKENS - disturbed >= (0.9 if draft < 0.25 else 0.5) * (TOKENS - quiet)
 
 
 @pytest.mark.parametrize(("draft", "reading", "prompt"), [*PAIRS, (0.2, 0.1, 80), (0.2, 0.1, 2000), (0.1, 0.02, 400)])
@@ -87,13 +90,12 @@ def test_always_wrong_costs_three_percent_after_any_calibration(
 
 @pytest.mark.parametrize("factor", [1, 10])
 @pytest.mark.parametrize(
-    ("draft", "reading", "prompt", "wrong"), [*((*pair, 3) for pair in PAIRS), *((*pair, 6) for pair in PAIRS[:2])]
+    ("draft", "reading", "prompt", "wrong", "most"), [*((*pair, 3, 0.91) for pair in PAIRS), (*PAIRS[1], 6, 0.8)]
 )
-def test_a_bad_beginning(draft: float, reading: float, prompt: int, wrong: int, factor: float) -> None:
+def test_a_bad_beginning(draft: float, reading: float, prompt: int, wrong: int, most: float, factor: float) -> None:
     """The first tokens that it drafts are wrong, then 90 % are right: within 128 tokens it must find that out.
 
-    Six drafts of the third pair cost more than the account covers in time; of the first, after a disturbed calibration,
-    just about so much.
+    Six drafts of the others cost more than the account covers in time.
     """
     true = costs(draft, reading=reading)
 
@@ -111,7 +113,7 @@ def test_a_bad_beginning(draft: float, reading: float, prompt: int, wrong: int, 
     for seed in range(SEEDS):
         schedule, draft_of = PlannedText(measured(true, reading=factor), TOKENS), late()
         runs.append(simulate(schedule, draft_of, true, prompt=prompt, seed=seed, part=draft_of))
-    assert sum(run.seconds * TOKENS / run.tokens for run in runs) / SEEDS <= (0.85 if factor == 1 else 0.88) * TOKENS
+    assert sum(run.seconds * TOKENS / run.tokens for run in runs) / SEEDS <= most * TOKENS
 
 
 def test_a_part_that_is_wrong_says_nothing_about_the_whole() -> None:

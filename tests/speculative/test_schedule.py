@@ -113,7 +113,7 @@ def test_calibration_that_was_wrong_about_the_draft() -> None:
 @pytest.mark.parametrize("rate", [0.1, 0.4, 0.6, 0.8, 0.9, 0.97])
 @pytest.mark.parametrize("draft", [0.05, 0.15, 0.3])
 def test_within_five_percent_of_the_best_fixed_length(rate: float, draft: float) -> None:
-    """And within one pass more, for the first drafts: two passes of allowance cover short ones alone.
+    """And within two passes more, for the first drafts: a pass of allowance covers short ones alone.
 
     Mean over seeds, as one text's luck is not the planner's.
     """
@@ -123,7 +123,7 @@ def test_within_five_percent_of_the_best_fixed_length(rate: float, draft: float)
         return sum(simulate(make(), steady(rate), true, tokens=200, seed=seed).seconds for seed in range(20)) / 20
 
     best = min(mean(lambda k=k: ConstantSchedule(k)) for k in range(9))  # type: ignore[misc]
-    assert mean(lambda: PlannedText(true, 200)) <= 1.05 * best + 1
+    assert mean(lambda: PlannedText(true, 200)) <= 1.05 * best + 2
 
 
 def test_confidence_beats_every_fixed_length() -> None:

@@ -209,8 +209,8 @@ def test_a_known_pair_starts_trusted_and_one_that_was_wrong_does_not() -> None:
 
 
 def pair_situation() -> RoundState:
-    """Behind the first token of a text with a prompt of 250."""
-    return state_of(251, 127, 251)
+    """Behind the first token of a text with a prompt of 200."""
+    return state_of(201, 127, 201)
 
 
 @pytest.mark.parametrize("ended", ["at its limit", "by its reader", "interrupted"])
