@@ -16,6 +16,7 @@ import os
 import re
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +67,20 @@ def text(folder: str) -> dict[str, Any]:
         "cpus": sorted(_thread_cpus()),
         "own_cpus": sorted(os.sched_getaffinity(0)),
         "warnings": launch.check_start(plan),
-        "image": _nodes_of(*_mapping(model.packed.nbytes)),
+        "image": _image_nodes(model.packed),
         "anonymous": dict(_anonymous()),
         "blocks": _block_nodes(model),
     }
+
+
+def _image_nodes(packed: Any) -> list[int]:
+    """The node of each page of the weights, in order of addresses."""
+    buffer = (ctypes.c_uint8 * 1)()
+    places = (
+        packed.library.ia_model_image(packed.handle, offset, 1, buffer) for offset in range(0, packed.nbytes, PAGE)
+    )
+    found = _nodes(sorted({place // PAGE * PAGE for place in places}))
+    return [node for node in found if node >= 0]
 
 
 def _block_nodes(model: Any) -> list[int]:
@@ -82,7 +93,8 @@ def _block_nodes(model: Any) -> list[int]:
     for block in range(model.memory.count):
         model.memory.write(block, bytearray(mark * (model.memory.bytes_each // 64)))
     found = []
-    for place, node in zip(range(first, first + length, PAGE), _nodes(first, length), strict=True):
+    pages = range(first, first + length, PAGE)
+    for place, node in zip(pages, _nodes(pages), strict=True):
         if node >= 0 and ctypes.string_at(place, 64) == mark:
             found.append(node)
     return found
@@ -91,6 +103,7 @@ def _block_nodes(model: Any) -> list[int]:
 def touch(folder: str) -> dict[str, Any]:
     """The nodes of keys and values that one thread has written first, whose own node is that of a part only."""
     model = _loaded(folder, 24 << 20)
+    assert model.blocks is not None
     first, length = _mapping(model.memory.count * model.memory.bytes_each)
     ctypes.memset(first, 1, length)
     return {"nodes": _nodes_of(first, length)}
@@ -140,7 +153,7 @@ def _mapping(size: int) -> tuple[int, int]:
     for line in Path("/proc/self/maps").read_text().splitlines():
         words = line.split()
         first, last = (int(word, 16) for word in words[0].split("-"))
-        if len(words) != 5:
+        if len(words) != 5 or words[1] != "rw-p":  # a file, or the guard of a stack
             runs.append([])
             continue
         if runs[-1] and runs[-1][-1][1] != first:
@@ -153,13 +166,13 @@ def _mapping(size: int) -> tuple[int, int]:
 
 def _nodes_of(first: int, length: int) -> list[int]:
     """The node of each page that is there, in order of addresses."""
-    return [node for node in _nodes(first, length) if node >= 0]
+    return [node for node in _nodes(range(first, first + length, PAGE)) if node >= 0]
 
 
-def _nodes(first: int, length: int) -> list[int]:
+def _nodes(places: Sequence[int]) -> list[int]:
     """The node of each page; below 0 where there is none."""
-    count = length // PAGE
-    pages = (ctypes.c_void_p * count)(*range(first, first + count * PAGE, PAGE))
+    count = len(places)
+    pages = (ctypes.c_void_p * count)(*places)
     status = (ctypes.c_int * count)()
     failed = ctypes.CDLL(None).syscall(MOVE_PAGES, 0, ctypes.c_ulong(count), pages, None, status, 0)
     assert not failed
