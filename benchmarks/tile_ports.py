@@ -123,9 +123,10 @@ def turn(function: instructions.Instructions) -> list[tuple[str, str]]:
     return [(name, operands) for _, name, operands in function[best[1] : best[2] + 1]]
 
 
-SQUARE = re.compile(r"amx_square<.*::(Int8|Int4|Mx|Fp8)Squares(?:<(\d+)>|<.*::Fp8Lookup>)?, 2, false>")
+SQUARE = re.compile(r"amx_square<.*::(Int8|Int4|Mx|MxGroup|Fp8)Squares(?:<(\d+)>|<.*::Fp8Lookup>)?, 2, false>")
 BF16 = re.compile(r"amx_bf16_square<true, true>")
-DOTS = {"bf16": 4, "int8": 16, "fp8": 32, "int4/128": 16, "int4/64": 8, "int4/32": 16, "mxfp4": 16}
+# Exponents of mxfp4 that lie too far apart for one scale a span are the last.
+DOTS = {"bf16": 4, "int8": 16, "fp8": 32, "int4/128": 16, "int4/64": 16, "int4/32": 16, "mxfp4": 16, "mxfp4/32": 16}
 
 
 def format_of(function: str) -> tuple[str, int] | None:
@@ -137,8 +138,9 @@ def format_of(function: str) -> tuple[str, int] | None:
         return None
     if found[1] == "Fp8" and "Fp8Lookup" not in function:
         return None  # of processors without VBMI, none of which has AMX
-    group = int(found[2]) if found[2] else 32 if found[1] == "Mx" else 128
-    return {"Int8": "int8", "Mx": "mxfp4", "Fp8": "fp8"}.get(found[1], f"int4/{group}"), group
+    group = int(found[2]) if found[2] else 32 if found[1] == "MxGroup" else 128
+    names = {"Int8": "int8", "Mx": "mxfp4", "MxGroup": "mxfp4/32", "Fp8": "fp8"}
+    return names.get(found[1], f"int4/{group}"), group
 
 
 def loops(core: Path) -> list[Loop]:

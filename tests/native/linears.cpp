@@ -10,11 +10,11 @@ namespace {
 
 struct Case {
     Case(const KernelTable& kernels, const Format& f, int64_t columns, int64_t width, int64_t count, bool bias,
-         uint32_t seed)
+         uint32_t seed, bool apart = false)
         : k(kernels),
           format(f),
           random(seed),
-          weights(values(columns * width, 0.05f)),
+          weights(apart ? groups_apart(columns, width) : values(columns * width, 0.05f)),
           x(values(count * width, 1.0f)),
           packed(k, f, weights, columns, width, bias ? values(columns, 1.0f) : std::vector<float>()),
           quantized(k, packed.linear, x.data(), count, width) {}
@@ -22,6 +22,18 @@ struct Case {
     std::vector<float> values(int64_t size, float scale) {
         std::vector<float> made(static_cast<size_t>(size));
         for (float& value : made) value = random.normal() * scale;
+        return made;
+    }
+
+    // Weights whose groups of 32 in every other span are up to 16 times as large as others, or zero.
+    std::vector<float> groups_apart(int64_t columns, int64_t width) {
+        std::vector<float> made = values(columns * width, 0.05f);
+        for (int64_t i = 0; i < columns * width; i += 32) {
+            const int size = random.below(6);
+            for (int64_t k = i; k < std::min(i + 32, columns * width); k++) {
+                if (k % width / SCALE_COLUMNS % 2) made[size_t(k)] *= size < 5 ? float(1 << size) : 0.0f;
+            }
+        }
         return made;
     }
 
@@ -163,6 +175,24 @@ void test_panels(const KernelTable& k) {
     }
 }
 
+// Groups of weights whose scales are far apart: where mxfp4 has one scale for a span, and where it cannot. And so many
+// rows and panels that AMX goes through them in slabs.
+void test_groups_apart(const KernelTable& k) {
+    for (const Format& f : FORMATS) {
+        if (!integers(f.precision)) continue;
+        constexpr int64_t ROWS = 400;
+        const Case c(k, f, 300, 47 * 32, ROWS, true, 13, true);
+        const int64_t stride = c.packed.linear.panels * LANES;
+        const std::vector<float> all = c.run(0, ROWS);
+        c.check_values(all, 0, 4);
+        for (const int64_t count : {1, 2, 5, 8, 12, 16, 17, 32, 33, 40}) {
+            const std::vector<float> got = c.run(ROWS - count, count);
+            CHECK(same_bits(got.data(), all.data() + (ROWS - count) * stride, got.size()),
+                  "%s: the last %ld rows of many", f.name, long(count));
+        }
+    }
+}
+
 // Rows of the largest int8 values with weights of the largest: where 16-bit sums would saturate.
 void test_extremes(const KernelTable& k) {
     for (const Format& f : FORMATS) {
@@ -245,6 +275,7 @@ void test_linears(const KernelTable& k) {
     test_rows_alone(k);
     test_prompt(k);
     test_panels(k);
+    test_groups_apart(k);
     test_extremes(k);
     test_rows_that_are_no_numbers(k);
 }

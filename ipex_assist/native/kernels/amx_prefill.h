@@ -10,15 +10,20 @@
 //   COLUMNS        of a group: 128, 64, or 32, which fill half a tile
 //   VALUE_BYTES    of a row's value and a weight's in tiles: 1, or 2 where they are bf16
 //   SPAN_BYTES     of 128 columns of a panel as it is packed; AHEAD: how far they are prefetched
-//   SCALES         whether groups have a scale for each column
+//   SCALES         how many scales a column has in a span, at most
 //   head(depth)    bytes before a panel's first span
 //   tiles(panel, span, lines, g, to, scale)
-//                  unpacks group g of a span, whose lines are given; `scale` (16) where there are such
+//                  unpacks group g of a span, whose lines are given; `scale` (16) where there are such. False: it
+//                  cannot, and Other must
+//   Other          another F that can take all weights, with the same bits where both can; void: tiles() always can
 //   begin(w, b), end(w, b, total)
 //                  what a panel's totals start from, and what becomes of them
-//   add(sums, row_scale, scale, total)
-//                  the total with a row's sums of a group, 16 numbers of 32 bits
+//   add(sums, row_scale, scales, total)
+//                  the total with a row's sums of a span: sums(g) are 16 numbers of 32 bits, scales[g] those of the columns
 #pragma once
+#include <cstring>
+#include <type_traits>
+
 #include "kernels/bf16_amx.h"
 #include "kernels/own_memory.h"
 #include "kernels/row_operations.h"
@@ -41,7 +46,7 @@ struct SquareSizes {
     static constexpr int64_t SPAN = 2 * GROUPS * PANEL_GROUP;                 // and of a span of two panels
     // Spans whose sums are added to the totals together, so that these are loaded and stored less often. Not where a
     // span has many sums: the first cache has room for those of two such turns.
-    static constexpr int SPANS = GROUPS == 1 ? 2 : 1;
+    static constexpr int SPANS = GROUPS <= 2 ? 2 : 1;
 };
 
 // Some columns of up to 32 rows (HALVES of 16).
@@ -123,6 +128,15 @@ inline void store_sums(SquareSums& sums) {
     if (HALVES > 1) TILE_STORE(3, sums[3], 64);
 }
 
+// What F::add does where it is GROUPS sums of integers.
+template <int GROUPS, class S>
+inline __attribute__((always_inline)) __m512 add_groups(const S& sums, __m512 row_scale, const __m512* scales,
+                                                        __m512 total) {
+    __m512 sum = _mm512_setzero_ps();
+    FOR_EACH(g, GROUPS, sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_load_si512(sums(g))), scales[g], sum));
+    return _mm512_fmadd_ps(sum, row_scale, total);
+}
+
 // Adds the sums of COUNT spans to the totals of rows FIRST … FIRST + ROWS of two panels. A row's scales are loaded once
 // for both. `sums` (COUNT, groups); `scales` as in SquareWeights, from the first of the spans on.
 template <class F, int HALVES, int COUNT, int FIRST, int ROWS>
@@ -144,8 +158,12 @@ inline __attribute__((always_inline)) void add_sums(const SquareSums* sums, cons
         FOR_EACH(p, 2, {
             float* to = totals[p * 2 + half] + at;
             __m512 total = _mm512_load_ps(to);
-            FOR_EACH(i, COUNT * GROUPS,
-                     { total = F::add(sums[i][p * 2 + half] + at, row_scale[i / GROUPS], scale[p][i], total); });
+            FOR_EACH(s, COUNT, {
+                const auto of_group = [&](int g) __attribute__((always_inline)) {
+                    return sums[s * GROUPS + g][p * 2 + half] + at;
+                };
+                total = F::add(of_group, row_scale[s], scale[p] + s * GROUPS, total);
+            });
             _mm512_store_ps(to, total);
         });
     });
@@ -162,33 +180,37 @@ class Square {
     static constexpr bool IN_PARTS = GROUPS == 1;
 
 public:
-    Square(const F& f, const SquareRows& in, const SquareWeights& w, Totals* totals)
-        : f_(f),
-          in_(in),
-          w_(w),
-          totals_(totals) {}
+    Square(const SquareRows& in, const SquareWeights& w, Totals* totals) : in_(in), w_(w), totals_(totals) {}
 
-    __attribute__((always_inline)) void run() {
+    // False: F::Other must do it.
+    __attribute__((always_inline)) bool run() {
         for (int64_t s = 0; NEW && s < SPANS && s < in_.spans; s++) {
             for (int i = 0; i < 2 * GROUPS; i++) prepare(s, i);
         }
         if (in_.spans < SPANS) {
             turn<1, false>(0);
-            return add<1, 0, ROWS>(0);
+            add<1, 0, ROWS>(0);
+            return fits_;
         }
         turn<SPANS, false>(0);
         int64_t first = SPANS;
         for (; first + SPANS <= in_.spans; first += SPANS) turn<SPANS, true>(first);
-        if (SPANS == 1 || first == in_.spans) return add<SPANS, 0, ROWS>(first - SPANS);
-        turn<1, true>(first);
-        add<1, 0, ROWS>(first);
+        if (SPANS == 1 || first == in_.spans) {
+            add<SPANS, 0, ROWS>(first - SPANS);
+        } else {
+            turn<1, true>(first);
+            add<1, 0, ROWS>(first);
+        }
+        return fits_;
     }
 
 private:
     // COUNT spans from `first` on. AFTER: others, whose sums are added.
     template <int COUNT, bool AFTER>
     __attribute__((always_inline)) void turn(int64_t first) {
-        for (int i = 0; NEW && !IN_PARTS && i < 2 * GROUPS; i++) prepare(first + SPANS, i);
+        for (int i = 0; NEW && !IN_PARTS && i < SPANS * 2 * GROUPS; i++) {
+            prepare(first + SPANS + i / (2 * GROUPS), i % (2 * GROUPS));
+        }
         FOR_EACH_CONSTANT(s, COUNT, {
             constexpr int before = decltype(s)::value * PARTS / SPANS;
             const int64_t span = first + s;
@@ -207,7 +229,7 @@ private:
             });
         });
         if (!AFTER) return;
-        if (!IN_PARTS) add<SPANS, 0, ROWS>(first - SPANS);
+        if (!IN_PARTS) return add<SPANS, 0, ROWS>(first - SPANS);
         if (COUNT < SPANS) add<SPANS, ROWS * COUNT / SPANS, ROWS - ROWS * COUNT / SPANS>(first - SPANS);
     }
 
@@ -228,21 +250,21 @@ private:
         for (int64_t line = g * lines / GROUPS; line < (g + 1) * lines / GROUPS; line++) {
             _mm_prefetch(reinterpret_cast<const char*>(next + line * 64), _MM_HINT_T0);
         }
-        f_.tiles(w_.panels[p], w_.first + span, w_.packed[p] + at, g,
-                 w_.tiles + (span & w_.mask) * S::SPAN + i * S::PANEL_GROUP,
-                 w_.scales + ((span * 2 + p) * GROUPS + g) * LANES);
+        fits_ &= F::tiles(w_.panels[p], w_.first + span, w_.packed[p] + at, g,
+                          w_.tiles + (span & w_.mask) * S::SPAN + i * S::PANEL_GROUP,
+                          w_.scales + ((span * 2 + p) * GROUPS + g) * LANES);
     }
 
-    const F& f_;
     const SquareRows& in_;
     const SquareWeights& w_;
     Totals* const totals_;
+    bool fits_ = true;
     alignas(64) SquareSums sums_[2][SPANS * GROUPS];  // of a turn and the one before
 };
 
 template <class F, int HALVES, bool NEW>
-HOT_LOOP void amx_square(const F& f, const SquareRows& in, const SquareWeights& w, Totals* totals) {
-    Square<F, HALVES, NEW>(f, in, w, totals).run();
+HOT_LOOP bool amx_square(const SquareRows& in, const SquareWeights& w, Totals* totals) {
+    return Square<F, HALVES, NEW>(in, w, totals).run();
 }
 
 // Part of a linear: rows r …, `count` of them, and input columns k … k + columns.
@@ -253,11 +275,11 @@ struct Part {
 template <class F>
 class AmxMany {
     using S = SquareSizes<F>;
+    using Other = typename F::Other;
 
 public:
-    AmxMany(const F& f, const Linear& w, const LinearRows& in, int64_t count, int64_t first, float* out, int64_t stride)
-        : f_(f),
-          w_(w),
+    AmxMany(const Linear& w, const LinearRows& in, int64_t count, int64_t first, float* out, int64_t stride)
+        : w_(w),
           first_(first),
           out_(out),
           stride_(stride),
@@ -268,7 +290,7 @@ public:
           panels_(whole_ ? 2 : SLAB_PANELS) {
         const int64_t padded = (count + SQUARE_ROWS - 1) / SQUARE_ROWS * SQUARE_ROWS, spans = columns_ / SCALE_COLUMNS;
         const int64_t weights = panels_ / 2 * (ring_ ? 2 * S::SPANS : spans) * S::SPAN;
-        const int64_t scales = F::SCALES ? panels_ * spans * S::GROUPS * LANES * 4 : 0;
+        const int64_t scales = panels_ * spans * F::SCALES * LANES * 4;
         const int64_t row_scales = F::VALUE_BYTES == 1 ? padded * w.depth / SCALE_COLUMNS * 4 : 0;
         const int64_t totals = (whole_ ? SQUARE_ROWS : padded) * panels_ * LANES * 4;
         weights_ = own_memory(size_t(weights + scales + row_scales + totals + (in.tiles ? 0 : padded * row_bytes_)));
@@ -284,7 +306,7 @@ public:
 
     // Rows 0 … count times panels b … end.
     void run(int64_t count, int64_t b, int64_t end) {
-        tiles_begin_squares(S::TILE_COLUMNS);
+        tiles_begin_squares(tile_columns_ = S::TILE_COLUMNS);
         for (; b < end; b += panels_) {
             const int64_t slab_end = b + panels_ < end ? b + panels_ : end;
             for (int64_t k = 0; k < w_.depth; k += columns_) {
@@ -324,17 +346,46 @@ private:
                                         {left + at, right + at},
                                         span,
                                         weights_ + pair * spans * S::SPAN,
-                                        scales_ + (F::SCALES ? pair * spans * 2 * S::GROUPS * LANES : 0),
+                                        scales_ + pair * spans * 2 * F::SCALES * LANES,
                                         ring_ ? 2 * S::SPANS - 1 : -1,
                                         whole_ ? F::AHEAD / 2 : 2 * bytes,
                                         whole_ ? bytes : 0};
             Totals* totals = totals_ + (whole_ ? 0 : (part.r / SQUARE_ROWS * SLAB_PANELS + n - b) * 2);
             const int64_t panels = n + 1 < end ? 2 : 1;
             if (part.k == 0) start<HALVES>(n, panels, totals);
-            part.r == 0 ? amx_square<F, HALVES, true>(f_, rows, weights, totals)
-                        : amx_square<F, HALVES, false>(f_, rows, weights, totals);
+            multiply<HALVES>(part.r == 0, rows, weights, totals, unfit_[pair]);
             if (part.k + part.columns == w_.depth) finish(part, n, panels, totals);
         }
+    }
+
+    // `fresh`: the first rows, which unpack the weights; `unfit` is whether those are F::Other's.
+    template <int HALVES>
+    void multiply(bool fresh, const SquareRows& rows, const SquareWeights& weights, Totals* totals, bool& unfit) {
+        if constexpr (!std::is_void_v<Other>) {
+            if (fresh) {
+                alignas(64) Totals before[4];
+                std::memcpy(before, totals, sizeof before);
+                unfit = !square<F, HALVES>(true, rows, weights, totals);
+                if (unfit) std::memcpy(totals, before, sizeof before);
+            }
+            if (unfit) {
+                SquareWeights others = weights;
+                if (ring_) others.mask = 2 * SquareSizes<Other>::SPANS - 1;
+                square<Other, HALVES>(fresh, rows, others, totals);
+            } else if (!fresh) {
+                square<F, HALVES>(false, rows, weights, totals);
+            }
+        } else {
+            square<F, HALVES>(fresh, rows, weights, totals);
+        }
+    }
+
+    template <class G, int HALVES>
+    bool square(bool fresh, const SquareRows& rows, const SquareWeights& weights, Totals* totals) {
+        constexpr int64_t columns = SquareSizes<G>::TILE_COLUMNS;
+        if (tile_columns_ != columns) tiles_begin_squares(tile_columns_ = columns);
+        return fresh ? amx_square<G, HALVES, true>(rows, weights, totals)
+                     : amx_square<G, HALVES, false>(rows, weights, totals);
     }
 
     template <int HALVES>
@@ -357,13 +408,14 @@ private:
         }
     }
 
-    const F& f_;
     const Linear& w_;
     const int64_t first_;
     float* out_;
     const int64_t stride_, row_bytes_;
     const bool ring_, whole_;  // weights are used once; two panels go by all columns
     const int64_t columns_, panels_;
+    int64_t tile_columns_ = 0;       // bytes of a row in the tiles as they are now
+    bool unfit_[SLAB_PANELS / 2]{};  // of each two panels of a slab
     uint8_t *weights_, *tiles_;
     float *scales_, *row_scales_;
     Totals* totals_;  // of the rows and panels of a slab: (rows / 32, pairs, 2 panels, 2 halves)
@@ -371,9 +423,9 @@ private:
 
 // More than 16 rows.
 template <class F>
-inline void amx_many(const F& f, const Linear& w, const LinearRows& in, int64_t count, int64_t first, int64_t last,
-                     float* out, int64_t stride) {
-    AmxMany<F>(f, w, in, count, first, out, stride).run(count, first, last);
+inline void amx_many(const Linear& w, const LinearRows& in, int64_t count, int64_t first, int64_t last, float* out,
+                     int64_t stride) {
+    AmxMany<F>(w, in, count, first, out, stride).run(count, first, last);
 }
 
 // What totals become where each column has a scale.

@@ -1,6 +1,5 @@
 // Linears of integer weights on AMX for up to 16 rows, with the bits of integer_linear.h. F is how a format's groups of
-// columns become tiles. LinearRows.values must have
-// room for 16 rows or a multiple of 32.
+// columns become tiles. LinearRows.values must have room for 16 rows or a multiple of 32.
 #pragma once
 #include "kernels/bf16_amx.h"
 #include "kernels/integer_linear.h"
@@ -11,10 +10,10 @@ namespace {
 
 constexpr int64_t VECTOR_ROWS = 1;  // one is as fast without tiles, and faster where its weights are in a cache
 
-// int8 rows as the tiles take them, with the scales and start values of a group side by side.
+// int8 rows as the tiles take them, with the scales and start values of a span or group side by side.
 struct AmxRows {
     const uint8_t* values;
-    const float* scales;    // (groups, M)
+    const float* scales;    // (spans, M)
     const int32_t* starts;  // (groups, M)
 };
 
@@ -52,39 +51,45 @@ inline void amx_group_of_16(const uint8_t* rows, int64_t depth, const uint8_t* l
 #undef INTEGER_DOT
 
 // `count` rows (at most M) times N panels. Weights and sums go through memory on their way to and from the tiles:
-// weights are unpacked one group before the tiles need them, and sums are used one group later.
+// weights are unpacked one span before the tiles need them, and sums are used one span later.
 template <class F, int M, int N, int64_t AHEAD>
 HOT_LOOP void amx_integer_panels(const Linear& w, const AmxRows& in, int64_t count, int64_t b, float* out,
                                  int64_t stride) {
-    const int64_t groups = w.depth / F::COLUMNS, bytes = groups * F::BYTES;
+    constexpr int GROUPS = F::GROUPS;
+    constexpr int64_t SPAN_BYTES = GROUPS * F::BYTES;
+    const int64_t spans = w.depth / SCALE_COLUMNS, bytes = spans * SPAN_BYTES;
     const uint8_t* panel = w.weights + b * bytes;
-    alignas(64) int32_t sums[2][N][M * LANES];
-    alignas(64) uint8_t unpacked[2][N][F::UNPACKED];
-    const uint8_t* weights[2][N];
+    alignas(64) int32_t sums[2][GROUPS][N][M * LANES];
+    alignas(64) uint8_t unpacked[2][GROUPS][N][F::UNPACKED];
+    const uint8_t* weights[2][GROUPS][N];
     __m512 total[N][M];
+    const auto unpack = [&](int64_t s, int g, int n) __attribute__((always_inline)) {
+        weights[s & 1][g][n] = F::unpack(panel + n * bytes + s * SPAN_BYTES + g * F::BYTES, unpacked[s & 1][g][n]);
+    };
     FOR_EACH(n, N, {
         const __m512 start = F::begin(w, b + n);
         FOR_EACH(m, M, total[n][m] = start);
-        weights[0][n] = F::unpack(panel + n * bytes, unpacked[0][n]);
+        for (int g = 0; g < GROUPS; g++) unpack(0, g, n);
     });
-    const auto add = [&](int64_t g) __attribute__((always_inline)) {
+    const auto add = [&](int64_t s) __attribute__((always_inline)) {
         FOR_EACH(n, N, {
-            F::template add<M>(panel + n * bytes + g * F::BYTES, sums[g & 1][n], in.scales + g * M, in.starts + g * M,
-                               total[n]);
+            F::template add<M>(panel + n * bytes + s * SPAN_BYTES, sums[s & 1][0][n], N * M * LANES, in.scales + s * M,
+                               in.starts + s * GROUPS * M, total[n]);
         });
     };
-    for (int64_t g = 0; g < groups; g++) {
-        const uint8_t* next = panel + (g + 1) * F::BYTES;
-        const uint8_t* rows = in.values + g * F::COLUMNS;
-        for (int n = 0; n < N; n++) {
-            prefetch_lines<AHEAD>(next - F::BYTES + n * bytes, F::BYTES / 64);
-            if (g + 1 < groups) weights[(g + 1) & 1][n] = F::unpack(next + n * bytes, unpacked[(g + 1) & 1][n]);
+    for (int64_t s = 0; s < spans; s++) {
+        const uint8_t* rows = in.values + s * SCALE_COLUMNS;
+        for (int g = 0; g < GROUPS; g++) {
+            for (int n = 0; n < N; n++) {
+                prefetch_lines<AHEAD>(panel + n * bytes + s * SPAN_BYTES + g * F::BYTES, F::BYTES / 64);
+                if (s + 1 < spans) unpack(s + 1, g, n);
+            }
+            amx_group_of_16<F, N>(rows + g * F::COLUMNS, w.depth, weights[s & 1][g][0], weights[s & 1][g][N - 1],
+                                  sums[s & 1][g][0], sums[s & 1][g][N - 1]);
         }
-        amx_group_of_16<F, N>(rows, w.depth, weights[g & 1][0], weights[g & 1][N - 1], sums[g & 1][0],
-                              sums[g & 1][N - 1]);
-        if (g > 0) add(g - 1);
+        if (s > 0) add(s - 1);
     }
-    add(groups - 1);
+    add(spans - 1);
     FOR_EACH(n, N, FOR_EACH(m, M, {
                  if (m < count) _mm512_storeu_ps(out + m * stride + n * LANES, F::end(w, b + n, total[n][m]));
              }));
@@ -95,13 +100,13 @@ template <class F, int M, int N, int64_t AHEAD = F::AHEAD / N>
 inline void amx_integer_strip(const Linear& w, const LinearRows& in, int64_t count, int64_t first, int64_t last,
                               float* out, int64_t stride) {
     const int64_t groups = w.depth / F::COLUMNS, spans = w.depth / SCALE_COLUMNS;
-    float* scales = reinterpret_cast<float*>(own_memory(size_t(groups * M * 8)));
-    int32_t* starts = reinterpret_cast<int32_t*>(scales + groups * M);
+    float* scales = reinterpret_cast<float*>(own_memory(size_t((spans + groups) * M * 4)));
+    int32_t* starts = reinterpret_cast<int32_t*>(scales + spans * M);
     // Rows from `count` on are computed, too: with a scale of 0, because a random one may make denormal numbers,
     // each of which costs a hundred cycles.
     for (int64_t m = 0; m < M; m++) {
+        for (int64_t s = 0; s < spans; s++) scales[s * M + m] = m < count ? in.scales[m * spans + s] : 0;
         for (int64_t g = 0; g < groups; g++) {
-            scales[g * M + m] = m < count ? in.scales[m * spans + g * F::COLUMNS / SCALE_COLUMNS] : 0;
             starts[g * M + m] = m < count ? F::start(in.negated_sums[m * groups + g]) : 0;
         }
     }

@@ -1,6 +1,7 @@
-// Linears of integer weights with int8 rows: what int8 and int4 share. The sums of 128 products are integers, so exact;
-// they are scaled and added in the order of the input columns, on every instruction set and whatever other rows are
-// computed with them.
+// Linears of integer weights with int8 rows: what int8, int4 and mxfp4 share. The sums of a group's products are integers,
+// so exact. Those of a span of 128 columns are scaled by the weights' scales and added from zero, in the order of the
+// input columns; what comes of it, times the row's scale of the span, is added to the total. That is so on every
+// instruction set and whatever other rows are computed with them.
 #pragma once
 #include "kernels/multiply_add.h"
 #include "kernels/float_linear.h"

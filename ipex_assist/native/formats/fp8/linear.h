@@ -202,10 +202,11 @@ HOT_LOOP void fp8_amx_spans(const uint8_t* rows, int64_t row_bytes, int64_t coun
 template <class W>
 struct Fp8Squares {
     static constexpr int COLUMNS = SCALE_COLUMNS, VALUE_BYTES = 2, AHEAD = 2048;
+    using Other = void;
+    static constexpr int SCALES = 1;
     static constexpr int64_t SPAN_BYTES = FP8_SPAN_BYTES;
-    static constexpr bool SCALES = true;
     static int64_t head(int64_t depth) { return fp8_head_bytes(depth); }
-    static void tiles(const uint8_t* panel, int64_t span, const uint8_t* lines, int, uint8_t* to, float* scale) {
+    static bool tiles(const uint8_t* panel, int64_t span, const uint8_t* lines, int, uint8_t* to, float* scale) {
         const W widen;
         _mm512_store_ps(scale, _mm512_set1_ps(reinterpret_cast<const float*>(panel)[span]));
         FOR_EACH(s, SPAN_BYTES / 64, {
@@ -213,18 +214,20 @@ struct Fp8Squares {
             _mm512_store_si512(to + s * 128, pairs.first);
             _mm512_store_si512(to + s * 128 + 64, pairs.second);
         });
+        return true;
     }
     static __m512 begin(const Linear&, int64_t) { return _mm512_setzero_ps(); }
     static __m512 end(const Linear& w, int64_t b, __m512 total) { return scaled_column(w, b, total); }
-    static __m512 add(const int32_t* sums, __m512, __m512 scale, __m512 total) {
-        return _mm512_fmadd_ps(_mm512_load_ps(sums), scale, total);
+    template <class S>
+    static __m512 add(const S& sums, __m512, const __m512* scales, __m512 total) {
+        return _mm512_fmadd_ps(_mm512_load_ps(sums(0)), scales[0], total);
     }
 };
 
 template <class W>
 void fp8_by(const Linear& w, const LinearRows& in, int64_t rows, int64_t first, int64_t last, float* out,
             int64_t stride) {
-    if (rows > TILE) return amx_many(Fp8Squares<W>(), w, in, rows, first, last, out, stride);
+    if (rows > TILE) return amx_many<Fp8Squares<W>>(w, in, rows, first, last, out, stride);
     const auto add = [&](int64_t, int64_t k, int64_t, const uint8_t* wide, int64_t spans, const float* scales,
                          float* to) {
         fp8_amx_spans(in.values + k * 2, w.depth * 2, rows, wide, spans, scales, k == 0, to, stride);

@@ -76,6 +76,8 @@ HOT_LOOP void int4_tile(const Linear& w, const LinearRows& in, const IntegerTile
     __m512 total[M];
     FOR_EACH(m, M, total[m] = t.first ? _mm512_loadu_ps(t.out + m * t.stride) : bias);
     for (const uint8_t* end = panel + (t.last - t.first) * GROUPS * BYTES; panel < end; panel += GROUPS * BYTES) {
+        __m512 span[M];
+        FOR_EACH(m, M, span[m] = _mm512_setzero_ps());
         FOR_EACH(g, GROUPS, {
             const uint8_t* group = panel + g * BYTES;
             const __m512i head = _mm512_loadu_si512(group);
@@ -86,11 +88,9 @@ HOT_LOOP void int4_tile(const Linear& w, const LinearRows& in, const IntegerTile
             // - zero · Σ row: both fit in 16 bits, and the upper halves of `zero` are 0.
             FOR_EACH(m, M, acc.start(m, _mm512_madd_epi16(zero, _mm512_set1_epi32(sums.at(m)[g]))));
             FOR_EACH(part, GROUP / 32, acc.add(group + 64 + part * 256, rows, g * GROUP + part * 32));
-            FOR_EACH(m, M, {
-                const __m512 factor = _mm512_mul_ps(scale, _mm512_set1_ps(*scales.at(m)));
-                total[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(acc.end(m)), factor, total[m]);
-            });
+            FOR_EACH(m, M, span[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(acc.end(m)), scale, span[m]));
         });
+        FOR_EACH(m, M, total[m] = _mm512_fmadd_ps(span[m], _mm512_set1_ps(*scales.at(m)), total[m]));
         rows.move(SCALE_COLUMNS), scales.move(1), sums.move(GROUPS);
     }
     FOR_EACH(m, M, _mm512_storeu_ps(t.out + m * t.stride, total[m]));
@@ -109,6 +109,7 @@ struct Int4Tiles {
 template <int GROUP>
 struct Int4Groups {
     static constexpr int COLUMNS = GROUP, BYTES = (GROUP / 8 + 1) * 64, UNPACKED = GROUP * LANES, AHEAD = 4096;
+    static constexpr int GROUPS = SCALE_COLUMNS / GROUP;
     static constexpr bool SIGNED = false;
     static int32_t start(int32_t negated_sum) { return negated_sum; }
     static __m512 begin(const Linear& w, int64_t b) {
@@ -128,16 +129,25 @@ struct Int4Groups {
         return bytes;
     }
 
-    template <int M>
-    static void add(const uint8_t* group, const int32_t* sums, const float* scales, const int32_t* starts,
+    template <int M, bool ZEROS = true>
+    static void add(const uint8_t* span, const int32_t* sums, int64_t step, const float* scales, const int32_t* starts,
                     __m512* total) {
-        const __m512i zero_bits = _mm512_set1_epi32(ZERO_BITS), head = _mm512_loadu_si512(group);
-        const __m512i zero = _mm512_and_si512(head, zero_bits);
-        const __m512 scale = _mm512_castsi512_ps(_mm512_andnot_si512(zero_bits, head));
+        const __m512i zero_bits = _mm512_set1_epi32(ZERO_BITS);
+        __m512i zero[GROUPS];
+        __m512 scale[GROUPS];
+        FOR_EACH(g, GROUPS, {
+            const __m512i head = _mm512_loadu_si512(span + g * BYTES);
+            zero[g] = _mm512_and_si512(head, zero_bits);
+            scale[g] = _mm512_castsi512_ps(_mm512_andnot_si512(zero_bits, head));
+        });
         FOR_EACH(m, M, {
-            const __m512i sum = dot_words(_mm512_load_si512(sums + m * LANES), zero, starts + m);
-            const __m512 factor = _mm512_mul_ps(scale, _mm512_set1_ps(scales[m]));
-            total[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), factor, total[m]);
+            __m512 sum = _mm512_setzero_ps();
+            FOR_EACH(g, GROUPS, {
+                __m512i of_group = _mm512_load_si512(sums + g * step + m * LANES);
+                if (ZEROS) of_group = dot_words(of_group, zero[g], starts + g * M + m);
+                sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(of_group), scale[g], sum);
+            });
+            total[m] = _mm512_fmadd_ps(sum, _mm512_set1_ps(scales[m]), total[m]);
         });
     }
 };
@@ -163,33 +173,31 @@ struct SignedInt4Groups : Int4Groups<GROUP> {
     }
 
     template <int M>
-    static void add(const uint8_t* group, const int32_t* sums, const float* scales, const int32_t*, __m512* total) {
-        const __m512i head = _mm512_loadu_si512(group);
-        const __m512 scale = _mm512_castsi512_ps(_mm512_andnot_si512(_mm512_set1_epi32(ZERO_BITS), head));
-        FOR_EACH(m, M, {
-            const __m512 factor = _mm512_mul_ps(scale, _mm512_set1_ps(scales[m]));
-            total[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_load_si512(sums + m * LANES)), factor, total[m]);
-        });
+    static void add(const uint8_t* span, const int32_t* sums, int64_t step, const float* scales, const int32_t* starts,
+                    __m512* total) {
+        Int4Groups<GROUP>::template add<M, false>(span, sums, step, scales, starts, total);
     }
 };
 
 // Those of many rows, in any groups.
 template <int GROUP>
 struct Int4Squares {
+    using Other = void;
     static constexpr int COLUMNS = GROUP, VALUE_BYTES = 1, AHEAD = 4096, GROUP_BYTES = (GROUP / 8 + 1) * 64;
-    static constexpr int64_t SPAN_BYTES = SCALE_COLUMNS / GROUP * GROUP_BYTES;
-    static constexpr bool SCALES = true;
+    static constexpr int GROUPS = SCALE_COLUMNS / GROUP, SCALES = GROUPS;
+    static constexpr int64_t SPAN_BYTES = GROUPS * GROUP_BYTES;
     static int64_t head(int64_t) { return 0; }
-    static void tiles(const uint8_t*, int64_t, const uint8_t* lines, int g, uint8_t* to, float* scale) {
+    static bool tiles(const uint8_t*, int64_t, const uint8_t* lines, int g, uint8_t* to, float* scale) {
         const __m512i head = _mm512_loadu_si512(lines + g * GROUP_BYTES);
         _mm512_store_si512(scale, _mm512_andnot_si512(_mm512_set1_epi32(ZERO_BITS), head));
         SignedInt4Groups<GROUP>::unpack(lines + g * GROUP_BYTES, to);
+        return true;
     }
     static __m512 begin(const Linear& w, int64_t b) { return Int4Groups<GROUP>::begin(w, b); }
     static __m512 end(const Linear&, int64_t, __m512 total) { return total; }
-    static __m512 add(const int32_t* sums, __m512 row_scale, __m512 scale, __m512 total) {
-        const __m512 sum = _mm512_cvtepi32_ps(_mm512_load_si512(sums));
-        return _mm512_fmadd_ps(sum, _mm512_mul_ps(scale, row_scale), total);
+    template <class S>
+    static __m512 add(const S& sums, __m512 row_scale, const __m512* scales, __m512 total) {
+        return add_groups<GROUPS>(sums, row_scale, scales, total);
     }
 };
 
@@ -219,10 +227,10 @@ HOT_LOOP void int4_to_bytes(const uint8_t* from, int64_t group, int64_t groups, 
 
 struct Int4Bytes {
     static constexpr int ZERO = LIFT;
-    static constexpr bool SCALED_AT_END = false, UNPACKED = true;
+    static constexpr bool SCALED_AT_END = false, UNPACKED = true, FOLDS = false;
     static int64_t groups(const Linear& w) { return SCALE_COLUMNS / w.group; }
-    static void unpack(const Linear& w, const uint8_t* from, int64_t groups, uint8_t* to, float* scales) {
-        int4_to_bytes(from, w.group, groups, to, scales);
+    static void unpack(const Linear& w, const uint8_t* from, int64_t spans, uint32_t, uint8_t* to, float* scales) {
+        int4_to_bytes(from, w.group, spans * groups(w), to, scales);
     }
 };
 #endif
@@ -231,9 +239,9 @@ inline void format_linear(Int4Format, const Linear& w, const LinearRows& in, int
                           float* out, int64_t stride) {
 #ifdef IPEX_ASSIST_HAS_AMX
     if (rows > TILE) {
-        if (w.group == 32) return amx_many(Int4Squares<32>(), w, in, rows, first, last, out, stride);
-        if (w.group == 64) return amx_many(Int4Squares<64>(), w, in, rows, first, last, out, stride);
-        return amx_many(Int4Squares<128>(), w, in, rows, first, last, out, stride);
+        if (w.group == 32) return amx_many<Int4Squares<32>>(w, in, rows, first, last, out, stride);
+        if (w.group == 64) return amx_many<Int4Squares<64>>(w, in, rows, first, last, out, stride);
+        return amx_many<Int4Squares<128>>(w, in, rows, first, last, out, stride);
     }
     // Groups of 32 fill half a tile: few rows are faster by vectors.
     if (rows > VECTOR_ROWS && w.group == 64)

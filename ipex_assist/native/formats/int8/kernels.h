@@ -53,6 +53,7 @@ struct Int8Tiles {
 // row.
 struct Int8Groups {
     static constexpr int COLUMNS = SCALE_COLUMNS, BYTES = SCALE_COLUMNS * LANES, UNPACKED = 64, AHEAD = 2048;
+    static constexpr int GROUPS = 1;
     static constexpr bool SIGNED = false;
     static int32_t start(int32_t negated_sum) { return negated_sum * 128; }
     static __m512 begin(const Linear&, int64_t) { return _mm512_setzero_ps(); }
@@ -60,7 +61,8 @@ struct Int8Groups {
     static const uint8_t* unpack(const uint8_t* group, uint8_t*) { return group; }
 
     template <int M>
-    static void add(const uint8_t*, const int32_t* sums, const float* scales, const int32_t* starts, __m512* total) {
+    static void add(const uint8_t*, const int32_t* sums, int64_t, const float* scales, const int32_t* starts,
+                    __m512* total) {
         FOR_EACH(m, M, {
             const __m512i sum = _mm512_add_epi32(_mm512_set1_epi32(starts[m]), _mm512_load_si512(sums + m * LANES));
             total[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(scales[m]), total[m]);
@@ -71,18 +73,21 @@ struct Int8Groups {
 // And those of many rows, as signed bytes.
 struct Int8Squares {
     static constexpr int COLUMNS = SCALE_COLUMNS, VALUE_BYTES = 1, AHEAD = 2048;
+    using Other = void;
+    static constexpr int SCALES = 0;
     static constexpr int64_t SPAN_BYTES = SCALE_COLUMNS * LANES;
-    static constexpr bool SCALES = false;
     static int64_t head(int64_t) { return 0; }
-    static void tiles(const uint8_t*, int64_t, const uint8_t* lines, int, uint8_t* to, float*) {
+    static bool tiles(const uint8_t*, int64_t, const uint8_t* lines, int, uint8_t* to, float*) {
         const __m512i sign = _mm512_set1_epi8(-128);
         FOR_EACH(s, SPAN_BYTES / 64,
                  { _mm512_store_si512(to + s * 64, _mm512_xor_si512(_mm512_loadu_si512(lines + s * 64), sign)); });
+        return true;
     }
     static __m512 begin(const Linear&, int64_t) { return _mm512_setzero_ps(); }
     static __m512 end(const Linear& w, int64_t b, __m512 total) { return scaled_column(w, b, total); }
-    static __m512 add(const int32_t* sums, __m512 row_scale, __m512, __m512 total) {
-        return _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_load_si512(sums)), row_scale, total);
+    template <class S>
+    static __m512 add(const S& sums, __m512 row_scale, const __m512*, __m512 total) {
+        return _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_load_si512(sums(0))), row_scale, total);
     }
 };
 
@@ -92,16 +97,16 @@ struct Int8Squares {
 // Bytes are where they were; the sums of a column are scaled at its end.
 struct Int8Bytes {
     static constexpr int ZERO = 128;
-    static constexpr bool SCALED_AT_END = true, UNPACKED = false;
+    static constexpr bool SCALED_AT_END = true, UNPACKED = false, FOLDS = false;
     static int64_t groups(const Linear&) { return 1; }
-    static void unpack(const Linear&, const uint8_t*, int64_t, uint8_t*, float*) {}
+    static void unpack(const Linear&, const uint8_t*, int64_t, uint32_t, uint8_t*, float*) {}
 };
 #endif
 
 inline void format_linear(Int8Format, const Linear& w, const LinearRows& in, int64_t rows, int64_t first, int64_t last,
                           float* out, int64_t stride) {
 #ifdef IPEX_ASSIST_HAS_AMX
-    if (rows > TILE) return amx_many(Int8Squares(), w, in, rows, first, last, out, stride);
+    if (rows > TILE) return amx_many<Int8Squares>(w, in, rows, first, last, out, stride);
     if (rows > VECTOR_ROWS) return amx_integer_rows<Int8Groups>(w, in, rows, first, last, out, stride);
 #endif
 #ifdef IPEX_ASSIST_BYTE_PAIRS
