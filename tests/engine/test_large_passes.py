@@ -92,7 +92,7 @@ def test_texts_of_large_passes_are_those_of_small_ones_alone(tmp_path: Path, fam
         target.packed.library = watched = Watched(target.packed.library)
         chance = random.Random(f"{seed} {family} {precision}")
         clients = clients_of(chance)
-        engine = Pair(target, target).engine("none", EngineLimits(requests=8, rows=ROWS))
+        engine = Pair(target, target).engine("none", EngineLimits(8, ROWS, max_pass_s=1e9))
         play(engine, clients)
         check(small, clients)
         found.preempted += engine.stats.preempted
