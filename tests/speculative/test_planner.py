@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from drafted_texts import costs, known, simulate, steady
 from planned import PlannedText, RoundResult, state_of
@@ -153,6 +154,14 @@ def test_prices_of_a_pass() -> None:
     for rows in (*range(1, 80), 200):  # whole numbers are looked up, others interpolated
         assert float(batch_costs.pass_s(rows)) == float(batch_costs.pass_s(float(rows)))
         assert float(batch_costs.draft_s(rows)) == float(batch_costs.draft_s(float(rows)))
+
+
+def test_rows_beside_a_prompt_are_not_free() -> None:
+    """Steps of eight rows: finds drafts that fill a step by what calibration says, and begin the next one in truth."""
+    steps = Costs(tuple(float(-(-rows // 8)) for rows in range(1, 65)), 0.1)
+    assert float(BatchCosts(steps, 4).more_s(4)) == 0.0
+    assert float(BatchCosts(steps, 4, 8).more_s(4)) == pytest.approx(4 / 11), "of 1 to 12 rows"
+    assert BatchCosts(steps, 4, 8).more_s(np.array([4.0, 8.0])).tolist() == pytest.approx([4 / 11, 1.0])
 
 
 def test_the_likeliest_tokens_are_verified() -> None:

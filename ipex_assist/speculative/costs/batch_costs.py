@@ -18,14 +18,20 @@ class BatchCosts:
         self._draft = np.array([0.0, *(_draft_pass(costs, count) for count in range(1, requests + 1))])
         self.plain_s = float(self.pass_s(requests))  # seconds of a pass without drafts and prompts
         self.base_s = float(self.pass_s(self.base))  # seconds of a pass without drafts, with the prompt rows
+        self._mean_row_s = (self.base_s - float(self._verify[0])) / max(1, self.base - 1)
 
     def pass_s(self, rows: float | Array) -> Array:
         """Return the target's seconds."""
         return seconds_at_most(self._verify, rows)
 
     def more_s(self, rows: float | Array) -> Array:
-        """Return the seconds that `rows` drafted rows add to the pass."""
-        return self.pass_s(self.base + rows) - self.base_s
+        """Return the seconds that `rows` drafted rows add to the pass.
+
+        Beside prompt rows no less than as many rows add on average: chunks have any number of rows, so that steps of
+        the cost are met as often as not, and such passes do not correct what calibration says.
+        """
+        more = self.pass_s(self.base + rows) - self.base_s
+        return more if self.base == self.requests else np.maximum(more, self._mean_row_s * rows)
 
     def block_s(self, requests: float) -> float:
         """Return the seconds of a pass that drafts a block for each of `requests`; 0 where drafts are made by steps."""
