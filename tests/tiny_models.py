@@ -229,6 +229,23 @@ _SWASH = {
     **{"num_hidden_layers": 4, "sliding_window": 8, "layer_rope_theta": [0, 1e4, 1e5, 1e4], **_GRANITE},
     **{"residual_multiplier": 0.22, "layer_types": ["full_attention", *["sliding_attention"] * 2, "full_attention"]},
 }
+_COHERE_MOE = {
+    **{"num_hidden_layers": 4, "head_dim": 16, "num_experts": 6, "num_experts_per_tok": 2, "logit_scale": 0.3},
+    **{"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"], "prefix_dense_intermediate_size": 112},
+    **{
+        "sliding_window": 8,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    },
+}
+_LFM3 = {
+    **{"num_hidden_layers": 4, "head_dim": 32, "sliding_window": 8},
+    **{"layer_types": ["conv", "sliding_attention", "full_attention", "conv"]},
+}
+_LAGUNA = {
+    **{"num_hidden_layers": 3, "head_dim": 32, "sliding_window": 8, **_MOE, "num_experts": 8},
+    **{"shared_expert_intermediate_size": 80, "moe_routed_scaling_factor": 1.5},
+    **{"layer_types": ["full_attention", "sliding_attention", "sliding_attention"]},
+}
 _SIGLIP = {
     **{"model_type": "siglip_vision_model", "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1},
     **{"num_attention_heads": 2, "image_size": 28, "patch_size": 14, "vision_use_head": False},
@@ -471,6 +488,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "gemma3", _like_llama("gemma3_text", **_GEMMA, layer_types=["sliding_attention", "full_attention"]), _SIGLIP
     ),
     "kimi-k25": _with_text("kimi_k25", _like_llama("deepseek_v3", **_LATENT, **_DEEPSEEK), _KIMI_VISION),
+    "cohere2-moe": _like_llama("cohere2_moe", **_COHERE_MOE, num_shared_experts=2),
+    "cohere2-moe-sigmoid": _like_llama("cohere2_moe", **_COHERE_MOE, num_shared_experts=1, rms_norm_eps=1e-5)
+    | {
+        **{"expert_selection_fn": "sigmoid", "shared_expert_combination_strategy": "sum", "attention_bias": True},
+        **{"prefix_dense_sliding_window_pattern": 2, "tie_word_embeddings": False},
+    },
+    "lfm3": _like_llama("lfm3", **_LFM3),
+    "lfm3-plain": _like_llama("lfm3", **_LFM3, use_attention_gate=False, use_sandwich_norm=False, conv_bias=True)
+    | {"attention_bias": True, "conv_L_cache": 3, "tie_word_embeddings": False},
+    "laguna": _like_llama("laguna", **_LAGUNA, num_attention_heads_per_layer=[4, 2, 6]),
+    "laguna-values": _like_llama("laguna", **_LAGUNA | {"num_experts": 3}, gating="per-element"),
     "exaone4-full": _like_llama("exaone4", sliding_window=None, layer_types=["full_attention"] * 2),
 }
 

@@ -22,6 +22,7 @@ from ipex_assist.models import (
     bloom,
     cohere,
     cohere2,
+    cohere2_moe,
     deepseek_v2,
     deepseek_v3,
     dots1,
@@ -61,8 +62,10 @@ from ipex_assist.models import (
     jamba,
     kimi_k25,
     kimi_linear,
+    laguna,
     lfm2,
     lfm2_moe,
+    lfm3,
     llama,
     llama4,
     llama4_text,
@@ -156,7 +159,7 @@ _MODULES = (
     *(deepseek_v2, deepseek_v3, glm4_moe_lite, olmo_hybrid, mamba2, gemma4, gemma4_text, jamba, kimi_linear),
     *(llama4, llama4_text, falcon_h1, mamba, falcon_mamba, afmoe, exaone, gemma3, granite_swa, granitemoe_swa),
     *(granitemoeshared, hy_v3, jais2, kimi_k25, minicpm3, mistral4, nanochat, nemotron, olmo, sarvam_moe, solar_open),
-    youtu,
+    *(youtu, cohere2_moe, lfm3, laguna),
 )
 # Published configs have these names of their makers' own code, which is transformers' now.
 _FIRST_NAMES = {

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ipex_assist.models.config import ConfigError
-from ipex_assist.models.ranges import check_ranges
+from ipex_assist.models.ranges import check_kind, check_ranges
 
+GateActivation = Literal["sigmoid", "softplus"]
 HeadNorm = Literal["head", "each_head", "all_heads", "unweighted"]
 
 # The least and the largest that each number may be, by Hugging Face's names, and our shorter ones.
@@ -96,7 +97,9 @@ class AttentionSpec:
     qkv_bias: bool = False
     output_bias: bool = False
     sinks: bool = False  # a logit a query head beside the scores of its softmax
-    output_gate: bool = False  # attended values are multiplied with the sigmoid of a linear of the layer's input
+    output_gate: bool = False  # attended values are multiplied with a function of a linear of the layer's input
+    gate_activation: GateActivation = "sigmoid"
+    gate_per_head: bool = False  # of which each head has one value, for all of its own
     scale: float | None = None  # of query · key; head_dim ** -0.5 where None
     cap: float | None = None  # scores x become cap · tanh(x / cap)
     # Queries at position p are multiplied with 1 + growth · log(1 + ⌊(p + growth_shift) / growth_step⌋).
@@ -117,6 +120,7 @@ class AttentionSpec:
             assert (self.kv_heads, self.head_dim, self.rotary_dim) == (1, self.latent.head_dim, self.latent.rope_dim)
             assert not any((self.sinks, self.output_gate, self.qk_norm, self.alibi_slopes)), "beside latents"
             assert not any((self.shares_kv, self.values_are_keys, self.value_norm)), "beside latents"
+        check_kind("gate_activation", self.gate_activation, GateActivation)
         assert not self.shares_kv or not any((self.values_are_keys, self.value_norm)), "values of another layer"
         assert not self.values_are_keys or self.qk_norm != "all_heads", "values before a norm of all keys"
         if self.heads % self.kv_heads:
@@ -170,12 +174,17 @@ class AttentionSpec:
         return self.kv_heads * self.head_dim
 
     @property
+    def gate_size(self) -> int:
+        """Columns of the linear of the output gate; 0 where there is none."""
+        return 0 if not self.output_gate else self.heads if self.gate_per_head else self.query_size
+
+    @property
     def qkv_size(self) -> int:
         """Columns of the projections of query, key, value and output gate; or of the query's row and the latent."""
         if self.latent is not None:
             return (self.latent.query_rank or 0) + self.latent.head_dim
         parts = 0 if self.shares_kv else 1 if self.values_are_keys else 2
-        return (2 if self.output_gate else 1) * self.query_size + parts * self.key_value_size
+        return self.query_size + parts * self.key_value_size + self.gate_size
 
     def shapes(self, hidden: int) -> dict[str, tuple[int, ...]]:
         """Of its weights by our names, in a layer of rows of `hidden` columns."""
@@ -191,7 +200,7 @@ class AttentionSpec:
             "k_proj": (key_value, hidden),
             "v_proj": (key_value, hidden),
             "o_proj": (hidden, query),
-            "g_proj": (query, hidden),
+            "g_proj": (self.gate_size, hidden),
         }
 
     def weights(self, hidden: int) -> int:

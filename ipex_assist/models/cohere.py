@@ -6,7 +6,7 @@ from typing import Any
 
 from ipex_assist.models.common import llama_like, rope
 from ipex_assist.models.config import Config
-from ipex_assist.models.names import HEAD_NORMS, named, rotated_by_pairs
+from ipex_assist.models.names import HEAD_NORMS, ExpertNames, named, rotated_by_pairs
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import Source
 
@@ -42,8 +42,8 @@ def shared(config: Config) -> dict[str, Any]:
     }
 
 
-def weights(spec: DecoderSpec) -> dict[str, Source]:
+def weights(spec: DecoderSpec, experts: ExpertNames | None = None) -> dict[str, Source]:
     """Query, key and their norms in the order that is rotated by halves; the logits' factor goes to the final norm."""
     fields = rotated_by_pairs(spec) | {"final_norm": {"factor": spec.logit_multiplier}}
     fields |= {name: {"flat": True, **fields["q_proj"]} for name in HEAD_NORMS}
-    return named(spec, norms={"attention_norm": "input_layernorm", **HEAD_NORMS}, fields=fields)
+    return named(spec, norms={"attention_norm": "input_layernorm", **HEAD_NORMS}, fields=fields, experts=experts)

@@ -230,12 +230,12 @@ def dense_first(config: Config, dense: int, experts: Experts) -> dict[str, Any]:
     return {"experts": experts, "sparse": sparse} if any(sparse) else {}
 
 
-def sparse_kinds(config: Config) -> list[bool]:
+def sparse_kinds(config: Config, first: int = 1) -> list[bool]:
     """Which layers have experts: as `mlp_layer_types` says, or all but the first `first_k_dense_replace`.
 
-    Raises NotComputed for other kinds than the two.
+    first: how many those are in a config without it. Raises NotComputed for other kinds than the two.
     """
-    count, dense = layer_count(config), config.integer("first_k_dense_replace", 1)
+    count, dense = layer_count(config), config.integer("first_k_dense_replace", first)
     kinds = config.optional_texts("mlp_layer_types")
     if kinds is None:
         return [layer >= dense for layer in range(count)]

@@ -27,6 +27,8 @@ _ATTENTION = {
     "output_bias": "output_bias",
     "attention_sinks": "sinks",
     "output_gate": "output_gate",
+    "gate_activation": "gate_activation",
+    "gate_per_head": "gate_per_head",
     "attention_scale": "scale",
     "attention_cap": "cap",
     "query_growth": "growth",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from ipex_assist.models.common import FULL, check_kinds, layer_count, llama_like, number_or_none, rope
+from ipex_assist.models.common import FULL, SLIDING, check_kinds, layer_count, llama_like, number_or_none, rope
 from ipex_assist.models.config import Config, ConfigError
 from ipex_assist.models.layers import with_mixers
 from ipex_assist.models.names import ExpertNames, named, stacked
@@ -40,21 +41,20 @@ def spec(config: Config) -> DecoderSpec:
     return convolved("lfm2", config, config.optional_texts("layer_types") or kinds, intermediate_size=size)
 
 
-def convolved(model_type: str, config: Config, kinds: list[str], **differences: Any) -> DecoderSpec:
-    """The spec of a model with layers of these kinds. Raises NotComputed for others than the two."""
-    check_kinds(kinds, FULL, CONV)
-    alike = llama_like(
-        model_type,
-        config,
-        activation="silu",
-        norm_eps=config.number("norm_eps", 1e-5),
-        ropes=(rope(config, 1e6),),
-        qk_norm="head",
-        tied_head=config.flag("tie_embedding", config.flag("tie_word_embeddings", True)),
-        **differences,
-    )
+def convolved(model_type: str, config: Config, kinds: list[str], *, kernel: int = 3, **differences: Any) -> DecoderSpec:
+    """The spec of a model with layers of these kinds. kernel: of a config without one. NotComputed for other kinds."""
+    check_kinds(kinds, FULL, CONV, *((SLIDING,) if "sliding_windows" in differences else ()))
+    fields: dict[str, Any] = {
+        "activation": "silu",
+        "norm_eps": config.number("norm_eps", 1e-5),
+        "qk_norm": "head",
+        "tied_head": config.flag("tie_embedding", config.flag("tie_word_embeddings", True)),
+    }
+    if "ropes" not in differences:
+        fields["ropes"] = (rope(config, 1e6),)
+    alike = llama_like(model_type, config, **fields, **differences)
     bias, width = config.flag("conv_bias", False), alike.hidden_size
-    kernel = config.integer("linear_conv_kernel_dim", 3)
+    kernel = config.integer("linear_conv_kernel_dim", kernel)
     mixer = RecurrentSpec("short_conv", 1, 1, width, width, kernel, conv_bias=bias, input_bias=bias, output_bias=bias)
     return with_mixers(alike, [mixer if kind == CONV else None for kind in kinds])
 
@@ -72,8 +72,13 @@ def _adjusted(config: Config, size: int) -> int:
     return -(-int(factor * size) // step) * step
 
 
-def weights(spec: DecoderSpec, experts: ExpertNames | None = None) -> dict[str, Source]:
-    """The three inputs of a convolution lie in one tensor."""
+def weights(
+    spec: DecoderSpec,
+    experts: ExpertNames | None = None,
+    linears: Mapping[str, str] | None = None,
+    norms: Mapping[str, str] | None = None,
+) -> dict[str, Source]:
+    """The three inputs of a convolution lie in one tensor. linears, norms: names of a relative's that differ."""
     fields = {**stacked(dict.fromkeys(_PARTS, spec.hidden_size)), "v_conv": {"flat": True}}
-    names: dict[str, Any] = {"linears": _LINEARS, "norms": _NORMS, "outside": _OUTSIDE, "recurrent": _RECURRENT}
-    return named(spec, fields=fields, experts=experts, **names)
+    names: dict[str, Any] = {"linears": {**_LINEARS, **(linears or {})}, "norms": {**_NORMS, **(norms or {})}}
+    return named(spec, fields=fields, experts=experts, outside=_OUTSIDE, recurrent=_RECURRENT, **names)

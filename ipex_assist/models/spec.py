@@ -19,8 +19,8 @@ once (layers.py). What a layer may have:
   (GPT-J, GLM-4, Cohere) is that of halves with the rows of query and key in another order (`Source.pairs`).
 - **Attention** sees everything, a window, or the chunk of positions that a row is in (Llama 4); its scores may have a
   soft cap, and so may logits. Each query head may have a sink: a learned logit that takes part in the sum of its
-  softmax, and has no value (gpt-oss). Attended values may be multiplied with the sigmoid of a gate (Qwen3-Next), before
-  the output projection.
+  softmax, and has no value (gpt-oss). Attended values may be multiplied with the sigmoid of a gate (Qwen3-Next), or its
+  softplus (Laguna), of each value or one for a head (LFM3), before the output projection.
 - **The MLP** is plain or gated, with one of ACTIVATIONS, or gpt-oss's clamped_swiglu of gate and up together, or xIELU,
   which has learned numbers and no gate (Apertus); or a row passes through some of many such, the layer's `Experts`.
 - **Keys and values** may be another layer's: then the layer has queries alone (Gemma 4). Values may be what the key
@@ -87,8 +87,6 @@ class LayerSpec:
         check_ranges(self, LAYER_RANGES)
         assert not self.beside or self.norm_place == "pre", "norms of a mixer beside another are before both"
         check_kind("norm_place", self.norm_place, NormPlace)
-        if self.experts is not None and self.parallel:
-            raise ConfigError("num_experts", self.experts.count, "none in a layer whose MLP is parallel to attention")
         assert self.norm_place == "sandwich" or self.experts is None or not self.experts.own_norms, "norms of experts"
         if self.mlp is None and self.parallel:
             raise ConfigError("parallel", True, "false in a layer without an MLP")

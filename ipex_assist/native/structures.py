@@ -24,7 +24,8 @@ SOURCE_TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
 
 _ATTENTION_INTEGERS = (
     "heads kv_heads head_dim window chunk rotary_dim rope_column paired_dim qk_norm norm_after_rope qkv_bias "
-    "output_bias sinks output_gate growth_step growth_shift shares_kv kv_layer values_are_keys value_norm"
+    "output_bias sinks output_gate gate_per_head gate_softplus growth_step growth_shift shares_kv kv_layer "
+    "values_are_keys value_norm"
 )
 _LATENT_INTEGERS = "rank rope_dim nope_dim value_dim query_rank"
 _RECURRENT_INTEGERS = (
@@ -337,6 +338,8 @@ def _attention_spec(spec: DecoderSpec, attention: AttentionSpec) -> CAttentionSp
         output_bias=attention.output_bias,
         sinks=attention.sinks,
         output_gate=attention.output_gate,
+        gate_per_head=attention.gate_per_head,
+        gate_softplus=attention.gate_activation == "softplus",
         growth_step=attention.growth_step or 1,
         growth_shift=attention.growth_shift,
         shares_kv=attention.shares_kv,

@@ -43,12 +43,12 @@ VARIANTS = [
         "jamba-all-experts",
     ),
     *tiny_models.known("gemma4", "gemma4-one-kind", "gemma4-moe", "gemma4-everything"),
-    *tiny_models.known("nanochat", "mistral4", "granite-swa"),
+    *tiny_models.known("nanochat", "mistral4", "granite-swa", "cohere2-moe", "lfm3", "laguna-values"),
 ]
 # Those that have other parts of these together.
 ALIKE = tiny_models.known(
     *("nemotron", "olmo", "jais2", "exaone", "minicpm3", "youtu", "solar-open", "sarvam-moe", "hy-v3"),
-    *("afmoe-all-experts", "granitemoeshared", "granitemoe-swa"),
+    *("afmoe-all-experts", "granitemoeshared", "granitemoe-swa", "cohere2-moe-sigmoid", "laguna"),
 )
 EACH = some_quick([*VARIANTS, *ALIKE], VARIANTS)
 LARGEST_ERROR = {"fp32": 1e-5, "bf16": 0.05, "int8": 0.1, "int4": 0.7}

@@ -101,6 +101,7 @@ def attentions(draw: st.DrawFn) -> AttentionSpec:
     kv_heads = draw(st.integers(1, 3))
     heads = kv_heads * draw(st.sampled_from([1, 2, 3, 8]))
     qk_norm: HeadNorm | None = draw(st.sampled_from([None, "head", "each_head", "all_heads"]))
+    gate = draw(st.sampled_from([None, "value", "head"]))
     return AttentionSpec(
         heads,
         kv_heads,
@@ -113,7 +114,9 @@ def attentions(draw: st.DrawFn) -> AttentionSpec:
         norm_after_rope=qk_norm != "all_heads" and draw(st.booleans()),
         growth=draw(st.sampled_from([0.0, 0.1])),
         growth_step=7,
-        output_gate=draw(st.booleans()),
+        output_gate=gate is not None,
+        gate_per_head=gate == "head",
+        gate_activation=draw(st.sampled_from(["sigmoid", "softplus"])) if gate else "sigmoid",
         cap=draw(st.sampled_from([None, 2.0])),
     )
 
@@ -121,7 +124,7 @@ def attentions(draw: st.DrawFn) -> AttentionSpec:
 @st.composite
 def one_layer(draw: st.DrawFn, experts: bool) -> LayerSpec:
     """What a family may ask of a layer."""
-    parallel = not experts and draw(st.booleans())
+    parallel = draw(st.booleans())
     mlp = MlpSpec(draw(INNER), draw(ACTIVATION), gated=draw(st.booleans()), bias=draw(st.booleans()))
     return LayerSpec(
         draw(attentions()),

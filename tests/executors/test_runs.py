@@ -35,6 +35,7 @@ CASES = {
     "slopes": {"ropes": (), "alibi": (0.5, 0.01, 0.002, 0.001)},
     "sinks and a cap": {"attention_sinks": True, "attention_cap": 2.0},
     "gates": {"output_gate": True},
+    "gates of heads": {"output_gate": True, "gate_per_head": True, "gate_activation": "softplus"},
 }
 
 

@@ -65,12 +65,12 @@ _VARIANTS = (
     *tiny_models.known("mistral3-ministral3", "olmo-hybrid-rope", "qwen3.5-published", "qwen3.5-moe-published"),
     *tiny_models.known("deepseek-v2", "deepseek-v3", "glm4-moe-lite", "gemma4-everything", "gemma4-published"),
     *tiny_models.known("kimi-linear", "llama4", "llama4-published", "falcon-h1", "jamba", "mamba", "falcon-mamba"),
-    *tiny_models.known("nanochat", "minicpm3", "mistral4", "afmoe", "granitemoe-swa"),
+    *tiny_models.known("nanochat", "minicpm3", "mistral4", "afmoe", "granitemoe-swa", "laguna", "cohere2-moe"),
 )
 # Of those that differ from these by names, or by which parts of theirs they have.
 _ALIKE = tiny_models.known(
     *("exaone", "olmo", "nemotron", "jais2", "youtu", "solar-open", "sarvam-moe", "hy-v3", "granitemoeshared"),
-    *("granite-swa", "gemma3-published", "kimi-k25"),
+    *("granite-swa", "gemma3-published", "kimi-k25", "lfm3"),
 )
 _FIELDS = {variant: tiny_models.VARIANTS[variant] for variant in (*_VARIANTS, *_ALIKE)}
 FAMILIES = {fields["model_type"]: variant for variant, fields in _FIELDS.items()}

@@ -61,7 +61,17 @@ KINDS = [
     *tiny_models.known("deepseek-v2", "deepseek-v3-direct", "gemma4", "gemma4-moe", "gemma4-everything"),
     *tiny_models.known("kimi-linear", "llama4", "llama4-plain", "falcon-h1", "jamba", "jamba-biases"),
     *tiny_models.known("mamba", "mamba-biases", "falcon-mamba", "falcon-mamba-biases"),
-    *tiny_models.known("nanochat-biases", "mistral4", "granite-swa", "minicpm3", "nemotron"),
+    *tiny_models.known(
+        "laguna-values",
+        "nanochat-biases",
+        "mistral4",
+        "granite-swa",
+        "minicpm3",
+        "nemotron",
+        "lfm3",
+        "laguna",
+        "cohere2-moe",
+    ),
 ]
 
 

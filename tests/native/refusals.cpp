@@ -186,8 +186,9 @@ void check_specs(const KernelTable& k) {
     CHECK_REFUSED("number of the routing is nan",
                   make([](UniformSpec& s) { s.experts = s.experts_per_token = 1, s.least_sum = NAN; }));
     CHECK_REFUSED("multiplier is 0", make([](UniformSpec& s) { s.experts = s.experts_per_token = 1, s.scaling = 0; }));
-    CHECK_REFUSED("experts, or nothing, parallel",
-                  make([](UniformSpec& s) { s.experts = s.experts_per_token = s.parallel = 1; }));
+    CHECK_REFUSED("nothing parallel to attention",
+                  make([](UniformSpec& s) { s.intermediate_size = 0, s.parallel = 1; }));
+    CHECK_REFUSED("gate that is not there", make([](UniformSpec& s) { s.gate_per_head = 1; }));
     check_kv_layers(k);
     CHECK_REFUSED("per-layer embeddings follow an MLP",
                   make([](UniformSpec& s) { s.per_layer_size = 8, s.parallel = 1; }));

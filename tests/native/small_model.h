@@ -20,7 +20,7 @@ struct UniformSpec : ModelSpec {
     int32_t gated, qkv_bias, output_bias, mlp_bias, parallel, shared_norm;
     HeadNorm qk_norm;
     float attention_scale, attention_cap, residual_multiplier;
-    int32_t attention_sinks, output_gate;
+    int32_t attention_sinks, output_gate, gate_per_head;
     int32_t rotary_dim, rotary_tables;  // the last layer is rotated by the last table
     int32_t experts, experts_per_token, experts_normalised, router_bias, shared_size, shared_gate;
     Scores scores;
@@ -35,7 +35,8 @@ struct UniformSpec : ModelSpec {
         a.heads = heads, a.kv_heads = kv_heads, a.head_dim = head_dim, a.window = window;
         a.rotary_dim = a.paired_dim = rotary_dim;
         a.qk_norm = qk_norm, a.qkv_bias = qkv_bias, a.output_bias = output_bias, a.sinks = attention_sinks;
-        a.output_gate = output_gate, a.values_are_keys = values_are_keys, a.value_norm = value_norm;
+        a.output_gate = output_gate, a.gate_per_head = gate_per_head;
+        a.values_are_keys = values_are_keys, a.value_norm = value_norm;
         a.scale = attention_scale, a.cap = attention_cap, a.alibi_slopes = slopes;
         MlpSpec& m = each.mlp;
         m.intermediate_size = intermediate_size, m.activation = activation, m.gated = gated, m.bias = mlp_bias;
@@ -165,6 +166,7 @@ const Kind KINDS[] = {
          AttentionSpec& a = layer.attention;
          a.heads = 3, a.kv_heads = 3, a.head_dim = 17, a.window = 0, a.rotary_dim = a.paired_dim = 8;
          a.rope_column = 10, a.qk_norm = ONE_FOR_HEADS, a.sinks = a.output_bias = a.output_gate = 1, a.scale = 0.2f;
+         a.gate_per_head = a.gate_softplus = 1;
          MlpSpec& m = layer.mlp;
          m.experts = 5, m.experts_per_token = 2, m.intermediate_size = 33, m.correction_bias = 1, m.shared_size = 20,
          m.router_bias = 1;

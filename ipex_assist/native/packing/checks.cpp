@@ -63,7 +63,7 @@ void check_layer(const ModelSpec& s, const LayerSpec& layer) {
     check_multiplier(layer.residual_multiplier);
     if (layer.parallel && layer.norm_place != PRE) refuse("norms of parallel layers are before them");
     if (layer.shared_norm && !layer.parallel) refuse("attention and MLP share a norm in parallel layers only");
-    if ((layer.mlp.experts || !layer.has_mlp()) && layer.parallel) refuse("experts, or nothing, parallel to attention");
+    if (!layer.has_mlp() && layer.parallel) refuse("nothing parallel to attention");
     if (layer.mlp.own_norms && layer.norm_place != SANDWICH) refuse("norms of experts are within those around them");
     const bool plain = layer.mlp.activation != XIELU && layer.mlp.activation != CLAMPED_SWIGLU;
     if (s.per_layer_size && (!layer.has_mlp() || layer.parallel || !plain))

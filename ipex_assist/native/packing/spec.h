@@ -32,8 +32,9 @@ struct AttentionSpec {
     HeadNorm qk_norm;
     int32_t norm_after_rope;  // whether that norm is of rotated heads
     int32_t qkv_bias, output_bias;
-    int32_t sinks;        // whether each query head has a logit beside the scores of its softmax
-    int32_t output_gate;  // whether attended values are multiplied with the sigmoid of a gate each
+    int32_t sinks;                         // whether each query head has a logit beside the scores of its softmax
+    int32_t output_gate;                   // whether attended values are multiplied with the sigmoid of a gate each
+    int32_t gate_per_head, gate_softplus;  // or all of a head with that of one gate, or with its softplus
     // Queries at position p are multiplied with 1 + growth · log(1 + ⌊(p + growth_shift) / growth_step⌋).
     int32_t growth_step, growth_shift;
     int32_t shares_kv;  // whether it has no keys and values but reads those of the layer `kv_layer`
@@ -59,9 +60,9 @@ struct AttentionSpec {
         return key_column() + (is_latent() ? latent.rope_dim : round_up(kv_width(), LANES));
     }
     int64_t gate_column() const { return value_column() + (shares_kv ? 0 : round_up(kv_width(), LANES)); }
+    int64_t gate_width() const { return !output_gate ? 0 : gate_per_head ? heads : query_width(); }
     int64_t qkv_width() const {
-        if (is_latent()) return key_column() + latent_width();
-        return gate_column() + (output_gate ? round_up(query_width(), LANES) : 0);
+        return is_latent() ? key_column() + latent_width() : gate_column() + round_up(gate_width(), LANES);
     }
     bool is_latent() const { return latent.rank > 0; }
     // Over latents the first linear gives the columns from the key's on: the key, then the row of the queries. Those

@@ -16,12 +16,11 @@ def mix_by_attention(x: torch.Tensor, rows: LayerRows) -> torch.Tensor:
     """Rows x (rows, hidden) → (rows, heads · value width)."""
     spec, layer, metadata = rows.spec.layers[rows.index].attention, rows.weights, rows.metadata
     heads, kv_heads = spec.heads, 0 if spec.shares_kv else spec.kv_heads
-    projected = layer.qkv(x).view(x.shape[0], -1, spec.head_dim)
-    keys_end = heads + kv_heads
-    values_end = keys_end if spec.values_are_keys else keys_end + kv_heads
-    query_key, value, gate = projected.tensor_split((keys_end, values_end), 1)
+    projected = layer.qkv(x)
+    projected, gate = projected.tensor_split((projected.shape[1] - spec.gate_size,), 1)
+    query_key, value = projected.reshape(x.shape[0], -1, spec.head_dim).tensor_split((heads + kv_heads,), 1)
     query, key = query_key.split((heads, kv_heads), 1)
-    rows.see("qkv_linear", "qkv", *(part.flatten(1) for part in (query, key, value, gate)))
+    rows.see("qkv_linear", "qkv", *(part.flatten(1) for part in (query, key, value)), gate)
     value = normed_values(query_key[:, heads:] if spec.values_are_keys else value, spec, rows.kernels, rows.spec)
     if not spec.norm_after_rope:
         query_key = _norm_of_heads(query_key, spec, rows)
@@ -31,7 +30,16 @@ def mix_by_attention(x: torch.Tensor, rows: LayerRows) -> torch.Tensor:
         query_key = _norm_of_heads(query_key, spec, rows)
     query, key = query_key.split((heads, kv_heads), 1)
     attended = attend(query, key, value, rows)
-    return attended * torch.sigmoid(gate.flatten(1)) if spec.output_gate else attended
+    return gated(attended, gate, spec) if spec.output_gate else attended
+
+
+def gated(attended: torch.Tensor, gate: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
+    """Attended values (rows, heads · head_dim) times what their gates (rows, gate_size) say."""
+    if spec.gate_activation == "sigmoid":
+        gate = torch.sigmoid(gate)
+    else:
+        gate = torch.nn.functional.softplus(gate.float()).to(attended.dtype)
+    return attended * (gate.repeat_interleave(spec.head_dim, 1) if spec.gate_per_head else gate)
 
 
 def normed_values(value: torch.Tensor, spec: AttentionSpec, kernels: Kernels, model: DecoderSpec) -> torch.Tensor:

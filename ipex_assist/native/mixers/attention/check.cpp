@@ -26,6 +26,7 @@ void check_attention(const ModelSpec& s, const AttentionSpec& a) {
     check_range("the first column of a rotary table", a.rope_column, 0, int64_t(s.rope_width) - a.rotary_dim);
     check_range("qk_norm", a.qk_norm, NO_NORM, UNWEIGHTED);
     if (a.norm_after_rope && a.qk_norm == ALL_HEADS) refuse("a norm of all heads together is before their rotation");
+    if ((a.gate_per_head || a.gate_softplus) && !a.output_gate) refuse("the form of a gate that is not there");
     check_range("positions over which queries grow", a.growth_step, a.growth == 0 ? 0 : 1, INT32_MAX);
     if (!std::isfinite(a.growth) || a.growth < 0)
         refuse("queries grow by %g, which must be from 0 on", double(a.growth));

@@ -1,8 +1,10 @@
 // Merging what threads found for different blocks of keys and values (pass_plan.h has the picture).
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "operations/attention.h"
+#include "operations/routing.h"
 
 namespace ipex_assist {
 namespace {
@@ -48,11 +50,30 @@ void add_sink(const AttentionView& v, int32_t head, AttentionPartial& sum) {
     v.k.merge(sum, {sinks[head] / v.spec.scale, 1, zeros}, v.spec.scale, v.spec.head_dim);
 }
 
+namespace {
+
+float softplus(float x) { return x > 20 ? x : std::log1p(std::exp(x)); }
+
+// The attended values of a head times the sigmoid of their gates, or what the spec has in its place.
+void gate_head(const AttentionView& v, int64_t row, int32_t head, float* out) {
+    const AttentionSpec& a = v.spec;
+    const int64_t dim = a.value_dim();
+    const float* gates = v.qkv(row) + a.gate_column() + (a.gate_per_head ? head : head * dim);
+    if (!a.gate_per_head && !a.gate_softplus) return v.k.multiply_sigmoid(out, gates, dim);
+    float gate = 0;
+    for (int64_t d = 0; d < dim; d++) {
+        if (d == 0 || !a.gate_per_head) gate = a.gate_softplus ? softplus(gates[d]) : sigmoid(gates[d]);
+        out[d] *= gate;
+    }
+}
+
+}  // namespace
+
 void finish_head(const AttentionView& v, const AttentionPartial& sum, int64_t row, int32_t head) {
     float* out = v.attended(row, head);
     const int64_t dim = v.spec.value_dim();
     for (int64_t d = 0; d < dim; d++) out[d] = sum.output[d] / sum.sum;
-    if (v.spec.output_gate) v.k.multiply_sigmoid(out, v.qkv(row) + v.spec.gate_column() + head * dim, dim);
+    if (v.spec.output_gate) gate_head(v, row, head, out);
 }
 
 void merge_span(const AttentionView& v, int64_t row, int64_t span) {
