@@ -136,6 +136,13 @@ _PIXTRAL = {
     **{"num_attention_heads": 2, "image_size": 28, "patch_size": 14},
 }
 _SEEING = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
+# Patches of 4 x 4 pixels, of which 2 x 2 are a row of the text.
+_PATCHES = {"patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2, "in_channels": 3}
+_SEEING2 = _PATCHES | {"depth": 2, "embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2, "num_heads": 2}
+_SEEING25 = _SEEING | _PATCHES | {"depth": 2, "window_size": 16, "fullatt_block_indexes": [1]}
+_SEEING3 = _SEEING | _PATCHES | {"depth": 3, "num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1]}
+_SECTIONS = {"rope_scaling": {"rope_type": "default", "type": "default", "mrope_section": [2, 3, 3]}}
+_INTERLEAVED = {"rope_scaling": {"rope_type": "default", "mrope_section": [4, 2, 2], "mrope_interleaved": True}}
 # Layers that see everything have wider heads, and keys and values of an earlier one; rows of odd sizes.
 _GEMMA4 = {
     **{"num_hidden_layers": 6, "head_dim": 16, "global_head_dim": 32, "sliding_window": 8, "rms_norm_eps": 1e-5},
@@ -418,6 +425,29 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "qwen3_5", _like_llama("qwen3_5_text", **_DELTA, tie_word_embeddings=True), _SEEING, tie_word_embeddings=True
     ),
     "qwen3.5-moe-published": _with_text("qwen3_5_moe", _like_llama("qwen3_5_moe_text", **_DELTA_MOE), _SEEING),
+    "qwen3.5-seeing": _with_text(
+        "qwen3_5",
+        _like_llama("qwen3_5_text", **_DELTA, rope_parameters=_MROPE),
+        _SEEING3 | {"deepstack_visual_indexes": []},
+    ),
+    "qwen3.5-moe-seeing": _with_text(
+        "qwen3_5_moe",
+        _like_llama("qwen3_5_moe_text", **_DELTA_MOE, rope_parameters=_MROPE),
+        _SEEING3 | {"deepstack_visual_indexes": []},
+    ),
+    "qwen2-vl": _with_text("qwen2_vl", _like_llama("qwen2_vl_text", **_SECTIONS, rope_theta=1e4), _SEEING2),
+    "qwen2.5-vl": _with_text("qwen2_5_vl", _like_llama("qwen2_5_vl_text", **_SECTIONS, rope_theta=1e4), _SEEING25),
+    "qwen3-vl": _with_text(
+        "qwen3_vl",
+        _like_llama("qwen3_vl_text", **_INTERLEAVED, rope_theta=1e4, num_hidden_layers=3, head_dim=16),
+        _SEEING3,
+        tie_word_embeddings=True,
+    ),
+    "qwen3-vl-moe": _with_text(
+        "qwen3_vl_moe",
+        _like_llama("qwen3_vl_moe_text", **_MOE, **_INTERLEAVED, rope_theta=1e4, num_experts=8, num_hidden_layers=3),
+        _SEEING3,
+    ),
     "deepseek-v2": _like_llama("deepseek_v2", **_LATENT, **_DEEPSEEK_V2, topk_method="group_limited_greedy"),
     "deepseek-v2-direct": _like_llama("deepseek_v2", **_LATENT, **_DEEPSEEK_V2)
     | {"q_lora_rank": None, "attention_bias": True, "first_k_dense_replace": 0},

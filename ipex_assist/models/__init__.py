@@ -92,7 +92,9 @@ from ipex_assist.models import (
     phi3,
     phimoe,
     qwen2,
+    qwen2_5_vl,
     qwen2_moe,
+    qwen2_vl,
     qwen3,
     qwen3_5,
     qwen3_5_moe,
@@ -100,6 +102,8 @@ from ipex_assist.models import (
     qwen3_5_text,
     qwen3_moe,
     qwen3_next,
+    qwen3_vl,
+    qwen3_vl_moe,
     sarvam_moe,
     seed_oss,
     smollm3,
@@ -160,6 +164,7 @@ _MODULES = (
     *(llama4, llama4_text, falcon_h1, mamba, falcon_mamba, afmoe, exaone, gemma3, granite_swa, granitemoe_swa),
     *(granitemoeshared, hy_v3, jais2, kimi_k25, minicpm3, mistral4, nanochat, nemotron, olmo, sarvam_moe, solar_open),
     *(youtu, cohere2_moe, lfm3, laguna),
+    *(qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe),
 )
 # Published configs have these names of their makers' own code, which is transformers' now.
 _FIRST_NAMES = {

@@ -44,6 +44,8 @@ def rope(config: Config, default_theta: float = 10000.0, *, kind: str | None = N
     rule = part.text("rope_type", part.text("type", "default"))
     if rule == "su" or (rule == "yarn" and "short_factor" in part.values):  # Phi-3's first names of it
         rule = "longrope"
+    if rule == "mrope":  # Qwen2-VL's name of sections, whose positions are alike in text
+        rule = "default"
     if rule not in ROPE_KINDS:
         raise NotComputed(f"rope type {rule!r} is not supported; known: {', '.join(ROPE_KINDS)}")
     if any(isinstance(value, dict) for value in part.values.values()):
@@ -58,6 +60,9 @@ def rope(config: Config, default_theta: float = 10000.0, *, kind: str | None = N
     for name in ROPE_RANGES:
         if name not in ("rope_theta", "partial_rotary_factor") and (value := part.optional_number(name)) is not None:
             scaling[name] = value
+    if "mrope_section" in part.values:
+        scaling["mrope_section"] = part.integers("mrope_section")
+        scaling["mrope_interleaved"] = part.flag("mrope_interleaved", False)
     if rule == "yarn":
         scaling["truncate"] = part.flag("truncate", True)
         trained = part.optional_number("original_max_position_embeddings")
@@ -91,12 +96,12 @@ def rotary_part(config: Config, head_dim: int, default: float) -> int:
 
 
 def text_part(config: Config) -> Config:
-    """The part of a config that is the text model's, where the whole takes images, too.
+    """The part of a config that is the text model's, where the whole takes images, too; all of it without such parts.
 
     Its head is the embedding where both parts say so, or one of them and the other nothing: where they differ, the
     tensors decide (`names.inside`).
     """
-    text = config.part("text_config")
+    text = config.part("text_config") or dict(config.values)
     said = [part.flag("tie_word_embeddings", False) for part in (config, Config(text)) if _says_tied(part)]
     return Config({**text, "tie_word_embeddings": bool(said) and all(said)}, config.other_names)
 

@@ -8,7 +8,7 @@ from typing import Any
 from ipex_assist.models.common import layer_count, llama_like, rope
 from ipex_assist.models.config import Config
 from ipex_assist.models.llama4_layers import head_dim, routed, sparse_layers, with_positions
-from ipex_assist.models.names import LLAMA_LINEARS, MLP, ExpertNames, named, rotated_by_pairs
+from ipex_assist.models.names import LLAMA_LINEARS, MLP, ExpertNames, named, rotated_by_pairs, transposed_experts
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import Source
 
@@ -56,10 +56,4 @@ def spec(config: Config) -> DecoderSpec:
 def weights(spec: DecoderSpec) -> dict[str, Source]:
     """All experts' matrices lie in two tensors, (in, out), gate before up; some checkpoints have each by itself."""
     linears = {**LLAMA_LINEARS, **{leaf: f"{_PLACE}.{leaf}" for leaf in MLP}}
-    made = named(spec, linears=linears, fields=rotated_by_pairs(spec), experts=_EXPERTS)
-    for ours, source in made.items():
-        if source.expert is not None:
-            size = spec.layers[int(ours.split(".")[1])].inner_size
-            rows = {"gate_proj": (0, size), "up_proj": (size, 2 * size)}.get(ours.split(".")[-2])
-            made[ours] = replace(source, transposed=True, rows=rows)
-    return made
+    return transposed_experts(spec, named(spec, linears=linears, fields=rotated_by_pairs(spec), experts=_EXPERTS))

@@ -230,7 +230,9 @@ def llama_weights(spec: DecoderSpec) -> dict[str, Source]:
 
 
 def inside(sources: Mapping[str, Source]) -> dict[str, Source]:
-    """The sources of a text model that is a part of a larger one, by both names that transformers has for that part.
+    """The sources of a text model that is a part of a larger one, by all names that there are for that part.
+
+    transformers has two; some checkpoints call it as if it were the whole.
 
     Where the head is no tensor of its own, whatever the config says, it is the embedding.
     """
@@ -243,9 +245,9 @@ def inside(sources: Mapping[str, Source]) -> dict[str, Source]:
 def _inside(source: Source) -> Source:
     known = [name for name in (source.name, *source.alternatives) if name.startswith(("model.", "lm_head"))]
     names = [f"model.language_{name}" if name.startswith("model.") else name for name in known]
-    names += [f"language_model.{name}" for name in known]
+    names += [f"language_model.{name}" for name in known] + known
     otherwise = None if source.otherwise is None else _inside(source.otherwise)
-    return replace(source, name=names[0], alternatives=tuple(names[1:]), otherwise=otherwise)
+    return replace(source, name=names[0], alternatives=tuple(dict.fromkeys(names[1:])), otherwise=otherwise)
 
 
 def stacked(sizes: Mapping[str, int]) -> dict[str, dict[str, Any]]:
@@ -255,6 +257,24 @@ def stacked(sizes: Mapping[str, int]) -> dict[str, dict[str, Any]]:
         found[leaf] = {"rows": (start, start + size)}
         start += size
     return found
+
+
+def transposed_experts(
+    spec: DecoderSpec, sources: Mapping[str, Source], *, by_shape: bool = False
+) -> dict[str, Source]:
+    """These sources, where all experts' matrices of a layer lie in two tensors (experts, in, out), gate before up.
+
+    by_shape: or (experts, out, in), where they have that shape, as transformers 5 writes them.
+    """
+    made = dict(sources)
+    for ours, source in sources.items():
+        if source.expert is not None:
+            size = spec.layers[int(ours.split(".")[1])].inner_size
+            rows = {"gate_proj": (0, size), "up_proj": (size, 2 * size)}.get(ours.split(".")[-2])
+            shape = (spec.hidden_size, size) if rows is None else (2 * size, spec.hidden_size)
+            straight = shape if by_shape and shape[0] != shape[1] else None
+            made[ours] = replace(source, transposed=True, straight=straight, rows=rows)
+    return made
 
 
 def stacked_qkv(spec: DecoderSpec) -> dict[str, dict[str, Any]]:

@@ -35,7 +35,7 @@ once (layers.py). What a layer may have:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -166,6 +166,8 @@ class DecoderSpec:
     tied_head: bool = False
     embedding_size: int | None = None  # where the token embedding is narrower or wider than hidden_size (OPT-350m)
     per_layer_size: int = 0  # values of a token for each layer in the table of per-layer embeddings; 0: there is none
+    # How many layers after the first get something of images as well (Qwen3-VL's DeepStack); no weight depends on it.
+    embedding_layers: int = field(default=0, repr=False)
     head: HeadSpec | None = None  # of a draft head: it reads hidden states of its target beside tokens
 
     def __post_init__(self) -> None:
@@ -180,6 +182,10 @@ class DecoderSpec:
             assert not layer.beside or (before is not None and before.mlp is None), "a mixer beside none"
         for attention in self.attentions:
             self._check_rotary(attention)
+        if not 0 <= self.embedding_layers < len(self.layers):
+            raise ConfigError(
+                "deepstack_visual_indexes", f"a list of {self.embedding_layers}", "shorter than the layers"
+            )
         for number, layer in enumerate(self.layers if self.head is None else ()):
             if isinstance(layer.mixer, AttentionSpec) and layer.mixer.kv_layer is not None:
                 self._check_kv_layer(number, layer.mixer, layer.mixer.kv_layer)

@@ -28,7 +28,7 @@ def _part_shape(shape: tuple[int, ...], source: Source, head_dim: int) -> tuple[
         if len(shape) < 2 or source.expert >= shape[0]:
             return shape
         shape = shape[1:]
-    part = shape[::-1] if source.transposed and len(shape) == 2 else shape
+    part = shape[::-1] if source.is_transposed(shape) else shape
     if part and source.rows is not None:
         part = len(range(part[0])[slice(*source.rows)]), *part[1:]
     elif part and source.every is not None:
@@ -249,7 +249,7 @@ def part_of(tensor: torch.Tensor, source: Source, head_dim: int) -> torch.Tensor
     """One of our weights out of the checkpoint's tensor that holds it. RuntimeError where it cannot be cut so."""
     if source.expert is not None:
         tensor = tensor[source.expert]
-    if source.transposed and tensor.dim() == 2:
+    if source.is_transposed(tuple(tensor.shape)):
         tensor = tensor.t()
     tensor = rows_of(tensor, source, head_dim)
     if source.flat:
@@ -276,7 +276,7 @@ def run_of(shape: tuple[int, ...], source: Source) -> tuple[int, tuple[int, ...]
         if len(shape) < 2 or source.expert >= shape[0]:
             return None
         first, shape = source.expert * math.prod(shape[1:]), shape[1:]
-    if changed or not shape or (source.transposed and len(shape) == 2):
+    if changed or not shape or source.is_transposed(shape):
         return None
     if source.rows is not None:
         rows = range(shape[0])[slice(*source.rows)]
@@ -313,7 +313,8 @@ class Source:
 
     name: str
     expert: int | None = None  # of a tensor that holds all experts' (count, …)
-    transposed: bool = False  # stored (in, out), as GPT-2's linears are
+    transposed: bool = False  # stored (in, out), as GPT-2's linears are …
+    straight: tuple[int, int] | None = None  # … but for a matrix of this shape, as other programs write the same
     rows: tuple[int, int] | None = None
     every: tuple[int, int] | None = None  # row `first` and each `step`-th after it: parts that alternate (gpt-oss)
     # Heads first … last of every `parts` of them (GPTBigCode with multi_query=False, GPT-NeoX: (1, 2, 3) are keys).
@@ -325,3 +326,7 @@ class Source:
     factor: float = 1.0
     alternatives: tuple[str, ...] = ()
     otherwise: Source | None = None  # where a checkpoint without these names has it
+
+    def is_transposed(self, shape: tuple[int, ...]) -> bool:
+        """Whether a matrix that is stored in this shape has the columns of ours as its rows."""
+        return self.transposed and len(shape) == 2 and shape != self.straight

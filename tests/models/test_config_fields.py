@@ -63,6 +63,7 @@ _VARIANTS = (
     *tiny_models.known("lfm2", "lfm2-moe", "granite-hybrid-moe", "bamba", "nemotron-h-moe", "mamba2"),
     *tiny_models.known("apertus", "arcee", "exaone-moe", "hunyuan-alpha", "hunyuan-moe", "ministral3", "phimoe"),
     *tiny_models.known("mistral3-ministral3", "olmo-hybrid-rope", "qwen3.5-published", "qwen3.5-moe-published"),
+    *tiny_models.known("qwen2-vl", "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe"),
     *tiny_models.known("deepseek-v2", "deepseek-v3", "glm4-moe-lite", "gemma4-everything", "gemma4-published"),
     *tiny_models.known("kimi-linear", "llama4", "llama4-published", "falcon-h1", "jamba", "mamba", "falcon-mamba"),
     *tiny_models.known("nanochat", "minicpm3", "mistral4", "afmoe", "granitemoe-swa", "laguna", "cohere2-moe"),

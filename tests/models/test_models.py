@@ -58,6 +58,7 @@ KINDS = [
     *tiny_models.known("granite-hybrid-moe", "bamba", "nemotron-h", "nemotron-h-moe", "mamba2-biases"),
     *tiny_models.known("apertus", "arcee", "exaone-moe", "hunyuan", "hunyuan-moe", "ministral3", "phimoe"),
     *tiny_models.known("mistral3", "olmo-hybrid", "olmo-hybrid-rope", "qwen3.5-published"),
+    *tiny_models.known("qwen3-vl", "qwen3-vl-moe"),
     *tiny_models.known("deepseek-v2", "deepseek-v3-direct", "gemma4", "gemma4-moe", "gemma4-everything"),
     *tiny_models.known("kimi-linear", "llama4", "llama4-plain", "falcon-h1", "jamba", "jamba-biases"),
     *tiny_models.known("mamba", "mamba-biases", "falcon-mamba", "falcon-mamba-biases"),
