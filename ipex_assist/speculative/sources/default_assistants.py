@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ipex_assist.models import architecture_of
+from ipex_assist.models import architecture_of, gemma3
 
 # A draft of more than this share of the target's size is not worthwhile.
 LARGEST_SHARE = 0.5
@@ -52,6 +52,7 @@ DEFAULT_ASSISTANTS: dict[str, tuple[DefaultAssistant, ...]] = {
     "GemmaForCausalLM": (DefaultAssistant("google/gemma-2b", (256000,), 2048, 18),),
     "Gemma2ForCausalLM": (DefaultAssistant("google/gemma-2-2b-it", (256000,), 2304, 26),),
     "Gemma3ForCausalLM": (DefaultAssistant("google/gemma-3-270m-it", (262144,), 640, 18),),
+    "Gemma3ForConditionalGeneration": (DefaultAssistant("google/gemma-3-270m-it", (262208, 262144), 640, 18),),
     "GPTNeoXForCausalLM": (DefaultAssistant("EleutherAI/pythia-70m", (50304, 50432, 50688), 512, 6),),
     "BloomForCausalLM": (DefaultAssistant("bigscience/bloom-560m", (250880,), 1024, 24),),
     "GPT2LMHeadModel": (DefaultAssistant("distilbert/distilgpt2", (50257,), 768, 6),),
@@ -141,7 +142,8 @@ def why_none(config: Mapping[str, Any]) -> str:
 def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """A config with the fields of its text model as its own, where it takes images, too."""
     text = config.get("text_config")
-    return {**config, **text} if isinstance(text, dict) else config
+    usual = gemma3.USUAL if architecture_of(config) == gemma3.ARCHITECTURE else {}
+    return {**config, **usual, **text} if isinstance(text, dict) else config
 
 
 def _large_enough(config: Mapping[str, Any], assistant: DefaultAssistant) -> bool:

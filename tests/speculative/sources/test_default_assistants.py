@@ -53,6 +53,13 @@ def _config(architecture: str, vocab_size: int, hidden_size: int, layers: int) -
         (_config("Gemma4ForConditionalGeneration", 262144, 5376, 60), "google/gemma-4-E2B-it"),  # gemma-4-31B
         (_config("Gemma4ForConditionalGeneration", 262144, 2816, 30), None),  # 26B-A4B: as many layers, few are read
         (_config("Gemma4ForConditionalGeneration", 262144, 2560, 42), None),  # E4B
+        (
+            {
+                "architectures": ["Gemma3ForConditionalGeneration"],
+                "text_config": {"hidden_size": 5376, "num_hidden_layers": 62},
+            },
+            "google/gemma-3-270m-it",
+        ),  # gemma-3-27b, whose config leaves its vocabulary to its family
         (_config("MambaForCausalLM", 50280, 2560, 64), "state-spaces/mamba-130m-hf"),  # mamba-2.8b-hf
         (_config("MambaForCausalLM", 50280, 768, 24), None),  # mamba-130m-hf itself
         (_config("FalconMambaForCausalLM", 65024, 4096, 64), None),
