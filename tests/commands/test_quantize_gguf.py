@@ -307,14 +307,14 @@ def test_a_real_model(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(str(demo_model_path()))
     assert isinstance(checkpoint, GgufCheckpoint)
     data = Path(cli.__file__).parent / "data"
-    tokens = load_tokenizer(checkpoint)((data / "evaluation.txt").read_text())["input_ids"][:2048]
+    tokens = load_tokenizer(checkpoint)((data / "evaluation.txt").read_text())["input_ids"][:1024]
 
     def score(path: Path) -> float:
         model = load_model(LoadRequest(open_checkpoint(str(path)), "fp32", "torch", exact=False))
         return perplexity(model, tokens, 512, 448).perplexity
 
     source = source_of(checkpoint)
-    importance = record_importance(checkpoint, source, data / "text.txt", samples=8, length=512)
+    importance = record_importance(checkpoint, source, data / "text.txt", samples=4, length=512)
     found: dict[str, Any] = {"stored": score(demo_model_path())}
     for name, of_inputs in (("plain", "plain"), ("searched", None), ("weighted", importance)):
         path = tmp_path / f"{name}.gguf"
