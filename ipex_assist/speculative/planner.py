@@ -76,8 +76,14 @@ class Planner:
 
     @property
     def token_s(self) -> float:
-        """Seconds of plain decoding for each token of all requests together."""
-        return self._last.costs.plain_s / self._last.costs.requests
+        """Seconds of plain decoding for each token of all requests together.
+
+        Before such a pass was seen, no more than one request's takes: beside other programs calibration may have found
+        twice as much for many.
+        """
+        costs = self._last.costs
+        seen = costs.requests.bit_length() in self._baseline.seen
+        return (costs.plain_s if seen else min(costs.plain_s, self.live.costs.verifying(1))) / costs.requests
 
     @property
     def gained_passes(self) -> float:
@@ -123,7 +129,7 @@ class Planner:
 
     def _count_in(self, drafts: Sequence[RequestDraft]) -> None:
         """Note who decodes, and what a token takes."""
-        memory, self.account.token_s = MEMORY if len(drafts) == 1 else SEVERAL_MEMORY, self._last.token_s
+        memory, self.account.token_s = MEMORY if len(drafts) == 1 else SEVERAL_MEMORY, self.token_s
         for draft in drafts:
             self.grant(draft.request)
             draft.request.joined = True
@@ -263,6 +269,7 @@ class Planner:
         self._baseline.passes = 0
         self._count()
         if not took.read:
+            self._baseline.count(self._last.costs.requests)
             self._pause.rested.append(took)
 
     # ---- after drafting, and after the pass
@@ -300,7 +307,8 @@ class Planner:
         if not took.read:  # prompt rows need no logits, so such a pass says little about others
             each.live.observe_pass(took, made.expected_s, took.rows - drafted)
             costs = made.costs = BatchCosts(self.live.costs_from(costs.requests), costs.requests)
-            self._baseline.count(made.rate * costs.plain_s / costs.requests if drafted else 0.0)
+            gain = made.rate * costs.plain_s / costs.requests if drafted else 0.0
+            self._baseline.count(costs.requests, gain)
         else:
             each.live.observe_draft(took.draft_s, made.expected_s)
         made.expect(each.live)

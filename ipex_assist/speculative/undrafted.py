@@ -16,11 +16,13 @@ BASELINE_AFTER, BASELINE_SHARE = (8, 48), 0.01
 class Baseline:
     """When a pass without drafts is due, which measures what plain decoding takes now.
 
-    passes: with drafts since the last one without. gain: expected of the last drafts.
+    passes: with drafts since the last one without. gain: expected of the last drafts. seen: bit lengths of the numbers
+    of requests that decoded in passes without drafts and prompts, and those below 8, which calibration times with care.
     """
 
     passes: int = 0
     gain: float = 1.0
+    seen: set[int] = field(default_factory=lambda: {1, 2, 3})
 
     @property
     def is_due(self) -> bool:
@@ -28,9 +30,11 @@ class Baseline:
         first, last = BASELINE_AFTER
         return self.passes >= min(last, max(first, (self.gain - 1) / BASELINE_SHARE))
 
-    def count(self, gain: float) -> None:
-        """Count a pass. gain: expected of its drafts; 0 where there were none."""
+    def count(self, requests: int, gain: float = 0.0) -> None:
+        """Count a pass in which `requests` decoded. gain: expected of its drafts; 0 where there were none."""
         self.passes, self.gain = (self.passes + 1, gain) if gain else (0, self.gain)
+        if not gain:
+            self.seen.add(requests.bit_length())
 
 
 @dataclass
