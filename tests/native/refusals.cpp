@@ -111,7 +111,8 @@ void check_specs(const KernelTable& k) {
     CHECK_REFUSED("intermediate_size is -1", make_last([](LayerSpec& layer) { layer.mlp.intermediate_size = -1; }));
     CHECK_REFUSED("intermediate_size is 0",
                   make([](UniformSpec& s) { s.experts = s.experts_per_token = 1, s.intermediate_size = 0; }));
-    CHECK_REFUSED("nothing, parallel", make([](UniformSpec& s) { s.parallel = 1, s.intermediate_size = 0; }));
+    CHECK_REFUSED("nothing parallel to attention",
+                  make([](UniformSpec& s) { s.parallel = 1, s.intermediate_size = 0; }));
     CHECK_REFUSED("norm_place is -1", make_last([](LayerSpec& layer) { layer.norm_place = NormPlace(-1); }));
     CHECK_REFUSED("column of a rotary table is 1 and",
                   make_last([](LayerSpec& layer) { layer.attention.rope_column = 1; }));
@@ -186,8 +187,6 @@ void check_specs(const KernelTable& k) {
     CHECK_REFUSED("number of the routing is nan",
                   make([](UniformSpec& s) { s.experts = s.experts_per_token = 1, s.least_sum = NAN; }));
     CHECK_REFUSED("multiplier is 0", make([](UniformSpec& s) { s.experts = s.experts_per_token = 1, s.scaling = 0; }));
-    CHECK_REFUSED("nothing parallel to attention",
-                  make([](UniformSpec& s) { s.intermediate_size = 0, s.parallel = 1; }));
     CHECK_REFUSED("gate that is not there", make([](UniformSpec& s) { s.gate_per_head = 1; }));
     check_kv_layers(k);
     CHECK_REFUSED("per-layer embeddings follow an MLP",

@@ -313,7 +313,7 @@ void list_layer_shapes(const ModelSpec& model, const LayerSpec& layer, int32_t n
         if (!a.shares_kv && !a.values_are_keys) linear("v_proj", a.qkv_bias, a.kv_width(), input);
     }
     if (!layer.is_recurrent()) linear("o_proj", a.output_bias, hidden, a.output_width());
-    if (a.output_gate) linear("g_proj", a.qkv_bias, a.query_width(), hidden);
+    if (a.output_gate) linear("g_proj", a.qkv_bias, a.gate_width(), hidden);
     for (int32_t e = m.experts ? 0 : -1; layer.has_mlp() && e < m.count(); e++) {
         const int64_t size = m.experts && e == m.experts ? m.shared_size : m.intermediate_size;
         if (m.gated) linear("gate_proj", m.bias, size, hidden, e);
