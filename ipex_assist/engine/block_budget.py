@@ -11,9 +11,10 @@ from ipex_assist.executors.interface import ANY_ROWS, HasBlocks, HasSlot, Model,
 from ipex_assist.executors.recurrent_states import RecurrentState
 
 
-def _adapter_of(request: Request) -> dict[str, Any]:
-    """The argument of `new_sequence`, for models that know of adapters."""
-    return {} if request.adapter is None else {"adapter": request.adapter}
+def _given(request: Request) -> dict[str, Any]:
+    """Arguments of `new_sequence`, for models that know of them."""
+    given = {"adapter": request.adapter, "images": request.images}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 class BlockBudget:
@@ -50,12 +51,12 @@ class BlockBudget:
         Raises IpexAssistError if there is not enough memory.
         """
         if self._blocks is None:
-            request.sequence = self._target.new_sequence(request.end, **_adapter_of(request))
+            request.sequence = self._target.new_sequence(request.end, **_given(request))
         else:
             self._free_state()
             found = self._cached_prefix(request)
             request.sequence = self._target.new_sequence(
-                request.end, request.prompt_length, found.blocks, found.state, **_adapter_of(request)
+                request.end, request.prompt_length, found.blocks, found.state, **_given(request)
             )
             if self._states is not None:
                 cast(HasSlot, request.sequence).take_state()
@@ -66,7 +67,7 @@ class BlockBudget:
     def _cached_prefix(self, request: Request) -> CachedPrefix:
         if self._prefixes is None or request.needs_prompt_logits:
             return CachedPrefix([], 0)
-        return self._prefixes.find(request.tokens[:-1], request.adapter)
+        return self._prefixes.find(request.prefix_keys(len(request.tokens) - 1), request.adapter)
 
     def keep(self, request: Request, *, goes_on: bool = False) -> None:
         """Add what a request has read to the prefix cache.
@@ -78,14 +79,14 @@ class BlockBudget:
             return
         size, length, state = self._blocks.size, request.sequence.length, None
         if self._states is not None:
-            if not self._prefixes.wants(request.tokens[:length], request.adapter):
+            if not self._prefixes.wants(request.prefix_keys(length), request.adapter):
                 return
             sequence = cast(HasSlot, request.sequence)
             state = self._copied_state(sequence) if goes_on else sequence.give_state()
         elif goes_on:
             length -= length % size
         held = cast(HasBlocks, request.sequence).blocks
-        self._prefixes.keep(request.tokens[:length], held[: -(-length // size)], state, request.adapter)
+        self._prefixes.keep(request.prefix_keys(length), held[: -(-length // size)], state, request.adapter)
 
     def _copied_state(self, sequence: HasSlot) -> RecurrentState | None:
         return sequence.state.copy() if sequence.state is not None and self._free_state() else None

@@ -19,6 +19,7 @@ from ipex_assist.engine.stats import EngineStats
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.executors.adapters import AdapterChoice
 from ipex_assist.executors.blocks import NoBlocksError
+from ipex_assist.executors.image_rows import PromptImages
 from ipex_assist.executors.interface import Meanwhile, Model
 from ipex_assist.speculative.choosing.grammar import Grammar
 from ipex_assist.speculative.choosing.sampling import Sampling
@@ -77,19 +78,21 @@ class Engine:
         draft: DraftSource | None = None,
         schedule: Schedule | Planner | None = None,
         grammar: Grammar | None = None,
+        images: PromptImages | None = None,
     ) -> RequestHandle:
         """Submit a request for at most `limit` tokens (default: options.max_new_tokens) following the prompt `tokens`.
 
         draft, schedule: replace the pair's own, for experiments; the pair then learns nothing from the request.
         grammar: constrains the output; in its initial state, and owned by this request from now on. Under a grammar an
-        end-of-text token ends the output, whatever `options.ignore_eos` says.
+        end-of-text token ends the output, whatever `options.ignore_eos` says. images: what stands in the place of some
+        of the prompt's tokens.
         Raises IpexAssistError if the keys and values could never fit into the block pool.
         """
         self._check_process()
         limit = options.max_new_tokens if limit is None else limit
         self._check_fits(len(tokens) + limit - 1)  # the last token is never read
         request = self._request(list(tokens), options, limit, draft, schedule, grammar)
-        request.number = next(self._numbers)
+        request.number, request.images = next(self._numbers), images
         self._arrived.append(request)
         with self._changed:
             self._changed.notify_all()

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Protocol
 
 from ipex_assist.executors.adapters import AdapterChoice
+from ipex_assist.executors.image_rows import PromptImages
 from ipex_assist.executors.interface import Sequence, TokenLogprob
 from ipex_assist.speculative.choosing.grammar import Grammar, GrammarError, follow
 from ipex_assist.speculative.choosing.logit_edits import SeenTokens
@@ -77,8 +78,9 @@ class Request:
     planner, planned: who chooses draft lengths, and its place there. schedule: where the request names them itself.
     logprobs: how many top log-probabilities come with each token; None for none at all. prompt_logprobs: the same for
     the prompt's tokens but the first, gathered in prompt_choices. grammar: between passes, in the state after the
-    output tokens. adapter: of all its rows. number: order of arrival. priority: lower ones come first. share: who
-    asked, of whom there may be many requests. paused: holds no memory and is not resumed before its owner says so.
+    output tokens. adapter: of all its rows. images: of the prompt. number: order of arrival. priority: lower ones come
+    first. share: who asked, of whom there may be many requests. paused: holds no memory and is not resumed before its
+    owner says so.
     """
 
     tokens: list[int]
@@ -96,6 +98,7 @@ class Request:
     grammar: Grammar | None = None
     prompt_logprobs: int | None = None
     adapter: AdapterChoice | None = None
+    images: PromptImages | None = None
     prompt_choices: list[TokenLogprob] = field(default_factory=list)
     number: int = 0
     priority: int = 0
@@ -204,6 +207,11 @@ class Request:
         """Return the first `count` of the pending tokens."""
         assert self.sequence is not None
         return self.tokens[self.sequence.length : self.sequence.length + count]
+
+    def prefix_keys(self, count: int) -> Tokens[int]:
+        """Return what its first `count` tokens are to the prefix cache."""
+        tokens = self.tokens[:count]
+        return tokens if self.images is None else self.images.keys(tokens)
 
     def state(self) -> RoundState:
         """Return the request's progress, for the planner."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from ipex_assist.executors.adapters import AdapterChoice
     from ipex_assist.executors.blocks import BlockPool
+    from ipex_assist.executors.image_rows import PromptImages
     from ipex_assist.executors.recurrent_states import RecurrentState, StatePool
     from ipex_assist.executors.row_choice import RowChoice, SampledRows
 
@@ -215,6 +216,7 @@ class Model(Protocol):
         blocks: abc.Sequence[int] = (),
         state: RecurrentState | None = None,
         adapter: AdapterChoice | None = None,
+        images: PromptImages | None = None,
     ) -> Sequence:
         """A sequence that may hold up to `capacity` tokens. Raises IpexAssistError where there is no memory.
 
@@ -223,7 +225,8 @@ class Model(Protocol):
         longrope). blocks: cached blocks of the pool that hold the sequence's first tokens; the sequence takes
         references of its own, and the caller truncates it to the tokens that are right. Without them it is empty.
         state: of recurrent layers, after those tokens or some fewer; it is copied. adapter: of all its rows, one that
-        the model has (executors/adapters.py: TakesAdapters).
+        the model has (executors/adapters.py: TakesAdapters). images: rows at these positions are theirs, whatever the
+        tokens there. Raises IpexAssistError for a model that cannot take them.
         """
         ...
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from ipex_assist.executors.adapters import AdapterChoice
 from ipex_assist.executors.blocks import BlockPool
+from ipex_assist.executors.image_rows import PromptImages
 from ipex_assist.executors.interface import (
     ALL_THREADS,
     DraftInput,
@@ -204,11 +205,13 @@ class LayerChain(Model):
         blocks: abc.Sequence[int] = (),
         state: RecurrentState | None = None,
         adapter: AdapterChoice | None = None,
+        images: PromptImages | None = None,
     ) -> ChainSequence:
         """A sequence that may hold up to `capacity` tokens."""
         assert not blocks
         assert state is None
         assert adapter is None, "drafts are the base model's"
+        assert images is None, "and of tokens"
         return ChainSequence([layer.new_sequence(capacity, prompt_length) for layer in self.layers])
 
     def forward(

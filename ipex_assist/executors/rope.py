@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import threading
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.models.rope_spec import Rope
 from ipex_assist.models.spec import DecoderSpec
 
@@ -72,6 +74,17 @@ class RotaryTable:
         after = slice(end, start + count)
         return np.concatenate((prompt_cos, cos[after])), np.concatenate((prompt_sin, sin[after]))
 
+    def at(self, positions: NDArray[np.int64]) -> tuple[Floats, Floats]:
+        """(cos, sin) of rows at positions (rows, 3) on three axes: each column by that of its section (M-RoPE)."""
+        tables, columns = self.tables, np.arange(len(self._axes))
+        rows = positions[:, self._axes]
+        cos, sin = (np.ascontiguousarray(table[rows, 0, columns])[:, None, :] for table in tables)
+        return cos, sin
+
+    @cached_property
+    def _axes(self) -> NDArray[np.int64]:
+        return np.concatenate([rule.axes() for rule in self.rules])
+
     def _tables(self, angles: list[Floats]) -> tuple[Floats, Floats]:
         cosines, sines = [], []
         for rule, angle in zip(self.rules, angles, strict=True):
@@ -91,6 +104,20 @@ class _Rule:
         self.trained_length = rope.scaling["original_max_position_embeddings"] if rope.kind == "longrope" else context
         self.attention_factor = 1.0
         self._inv_freq = self._inverse_frequencies()
+
+    def axes(self) -> NDArray[np.int64]:
+        """By which of three positions each of `dim` columns rotates; without sections by the first. IpexAssistError."""
+        sections, pairs = self.rope.scaling.get("mrope_section"), self.dim // 2
+        axes = np.zeros(pairs, np.int64)
+        if sections is not None:
+            if len(sections) != 3 or sum(sections) != pairs or min(sections) < 0:
+                raise IpexAssistError(f"mrope_section {list(sections)} of {pairs} pairs that rotate")
+            if self.rope.scaling["mrope_interleaved"]:
+                for axis in (1, 2):
+                    axes[axis : 3 * sections[axis] : 3] = axis
+            else:
+                axes = np.repeat(np.arange(3), sections)
+        return np.concatenate((axes, axes))
 
     def stretches(self, prompt_length: int) -> bool:
         return self.rope.by_length and prompt_length > self.trained_length

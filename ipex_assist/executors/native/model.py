@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ipex_assist.deferred_imports import torch_module
 from ipex_assist.executors.adapters import AdapterChoice, AdapterMatrices
+from ipex_assist.executors.image_rows import PromptImages, check_images
 from ipex_assist.executors.interface import (
     DraftInput,
     HiddenRows,
@@ -74,6 +75,7 @@ class NativeModel(NativePasses):
         blocks: abc.Sequence[int] = (),
         state: RecurrentState | None = None,
         adapter: AdapterChoice | None = None,
+        images: PromptImages | None = None,
     ) -> NativeSequence:
         """A sequence that may hold up to `capacity` tokens. Raises IpexAssistError where there is no memory.
 
@@ -84,6 +86,9 @@ class NativeModel(NativePasses):
         made = NativeSequence(self, self.blocks, capacity, prompt_length, blocks, self.states, state, self.spare)
         if adapter is not None:
             made.adapter = self.adapters[adapter.name], adapter.scale
+        if images is not None:
+            check_images(self.spec, images)
+            made.images = images
         return made
 
     def forward(

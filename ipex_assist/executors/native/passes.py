@@ -22,6 +22,7 @@ from ipex_assist.executors.interface import (
 )
 from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.native.hidden import TappedRows, check_hidden, check_logits, give_hidden
+from ipex_assist.executors.native.images import give_embeddings
 from ipex_assist.executors.native.pass_rows import with_rows
 from ipex_assist.executors.native.segments import TokenSegment, lengthen, whole_states
 from ipex_assist.executors.native.sequence import NativeSequence, reserve
@@ -189,11 +190,19 @@ class NativePasses(Model):
             self._shared_rotary = RotaryRows.of(0, self.rotary.tables)
         return self._shared_rotary
 
-    def _rotary_of_prompt(self, prompt_length: int, start: int, rows: int) -> RotaryRows | None:
-        """The rotary embeddings of a prompt's rows; None where they are those of decode steps."""
-        if self.rotary is None or not self.rotary.stretches(prompt_length):
+    def _rotary_of(self, sequence: NativeSequence, start: int, rows: int) -> RotaryRows | None:
+        """The rotary embeddings of rows of a prompt, or after images; None where they are those of decode steps."""
+        images, of_steps = sequence.images, self._rotary_of_steps()
+        if self.rotary is None or of_steps.tables is None:
             return None
-        return RotaryRows.of(start, self.rotary.rows(start, rows, prompt_length))
+        if images is None:
+            if not self.rotary.stretches(sequence.rope_prompt_length):
+                return None
+            return RotaryRows.of(start, self.rotary.rows(start, rows, sequence.rope_prompt_length))
+        if images.within(start, start + rows):
+            return RotaryRows.of(start, self.rotary.at(images.positions(start, rows)))
+        _, count, cosine, sine = of_steps.fields  # tokens: those of other positions
+        return RotaryRows((-images.shift(start), count, cosine, sine), of_steps.tables)
 
     def batch(
         self,
@@ -221,8 +230,8 @@ class NativePasses(Model):
             tokens += segment.tokens
             logit_rows += range(len(tokens) - last - segment.after, len(tokens) - segment.after)
             rotary, state = of_steps, NO_STATE
-            if start < own.rope_prompt_length:
-                rotary = self._rotary_of_prompt(own.rope_prompt_length, start, rows + more) or of_steps
+            if start < own.rope_prompt_length or own.images is not None:
+                rotary = self._rotary_of(own, start, rows + more) or of_steps
                 keep.append(rotary)
             if own.state is not None:
                 settle = own.state.after(start, end, end + (more - 1 if further else 0))
@@ -248,6 +257,8 @@ class NativePasses(Model):
             states=self.states_memory.handle if self.states_memory is not None else None,
             threads=self.pass_threads.of(len(tokens)),
         )
+        if len(keep) > 1:
+            keep.append(give_embeddings(batch, self.spec, segments))
         if self.spec.head is not None:
             keep.append(give_hidden(batch, self.spec, [segment.hidden for segment in segments]))
         return batch, keep

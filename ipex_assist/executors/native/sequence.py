@@ -7,6 +7,7 @@ from collections import abc
 
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.blocks import BlockPool
+from ipex_assist.executors.image_rows import PromptImages
 from ipex_assist.executors.interface import Model, check_length, check_rollback
 from ipex_assist.executors.recurrent_states import RecurrentState, StatePool
 from ipex_assist.native.adapter import PackedAdapter
@@ -51,6 +52,7 @@ class NativeSequence:
         )()  # the core reads it; the first `count` are blocks
         self.count = 0
         self.adapter: tuple[PackedAdapter, float] | None = None  # of all its rows, and its scale
+        self.images: PromptImages | None = None
         self._pool = pool
         self._states = states
         self.state = state.copy() if state is not None else None
@@ -119,7 +121,8 @@ class NativeSequence:
         for block in self.table[: -(-length // BLOCK)]:
             self._pool.share(block)
             made.append(block)
-        made.length, made.rope_prompt_length, made.adapter = length, self.rope_prompt_length, self.adapter
+        made.length, made.rope_prompt_length = length, self.rope_prompt_length
+        made.adapter, made.images = self.adapter, self.images
         if made.state is not None:
             made.state.truncate(length)
         return made

@@ -15,10 +15,12 @@ from torch.nn import functional
 
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.adapters import AdapterChoice, AdapterMatrices
+from ipex_assist.executors.image_rows import PromptImages, check_images
 from ipex_assist.executors.interface import HiddenRows, Model, Rows, check_length, check_rows
 from ipex_assist.executors.pass_lock import pass_lock
 from ipex_assist.executors.recurrent_states import RecurrentState
 from ipex_assist.executors.torch.adapters import adapted_layers
+from ipex_assist.executors.torch.images import with_images
 from ipex_assist.executors.torch.kernels import Kernels
 from ipex_assist.executors.torch.key_factors import key_factors
 from ipex_assist.executors.torch.kv_cache import KVCache
@@ -47,6 +49,7 @@ class TorchSequence:
         # The length by which by-length rope (dynamic, longrope) rotates the rows of the prompt; 0 where it is unknown.
         self.rope_prompt_length = prompt_length or 0
         self.adapter: AdapterChoice | None = None
+        self.images: PromptImages | None = None
         self.cache = model.new_cache(model.rows_of(capacity))
         self.states = RecurrentStates(model.spec)
 
@@ -71,7 +74,8 @@ class TorchSequence:
         made.cache.copy_from(self.cache)
         made.states.copy_from(self.states)
         made.states.truncate(length)
-        made.length, made.rope_prompt_length, made.adapter = length, self.rope_prompt_length, self.adapter
+        made.length, made.rope_prompt_length = length, self.rope_prompt_length
+        made.adapter, made.images = self.adapter, self.images
         return made
 
 
@@ -166,15 +170,18 @@ class TorchModel(Model):
         blocks: abc.Sequence[int] = (),
         state: RecurrentState | None = None,
         adapter: AdapterChoice | None = None,
+        images: PromptImages | None = None,
     ) -> TorchSequence:
         """Return an empty sequence with room for `capacity` tokens. Raises IpexAssistError where memory lacks it."""
         assert not blocks, "this executor has no blocks"
         assert state is None, "and no slots"
+        if images is not None:
+            check_images(self.spec, images)
         if self.rotary is not None:
             self.rotary.reach(self.rows_of(capacity))
         try:
             made = TorchSequence(self, capacity, prompt_length)
-            made.adapter = adapter
+            made.adapter, made.images = adapter, images
             return made
         except RuntimeError as error:
             raise IpexAssistError(f"no memory for a sequence of {capacity} tokens: {error}") from error
@@ -250,17 +257,20 @@ class TorchModel(Model):
         if given is not None and padded:
             given = torch.cat((given, given[-1:].expand(padded - count, -1)))
         ids = torch.tensor(tokens)
-        x = self.enter(ids, start, given)
+        images = sequence.images
+        x = with_images(self.enter(ids, start, given), images, start, count, 0)
         self.see(-1, "embed", "residual stream", x)
         inputs = self.per_layer_inputs(ids, x)
         metadata: dict[AttentionSpec | RecurrentSpec, AttentionMetadata] = {}
         prompt_length = sequence.rope_prompt_length
         before = x
         for index, layer in enumerate(self.spec.layers):
+            x = with_images(x, images, start, count, index) if index else x
             if tapped is not None:
                 tapped.take(index, x[:count])
             if layer.mixer not in metadata:
-                metadata[layer.mixer] = self.metadata(start, count, len(tokens), layer.mixer, padded > 0, prompt_length)
+                place = start, count, len(tokens)
+                metadata[layer.mixer] = self.metadata(*place, layer.mixer, padded > 0, prompt_length, images)
             read = before if layer.beside else x
             before = x
             x = self.layer(x, index, sequence.cache, metadata[layer.mixer], sequence.states, inputs, read)
@@ -298,19 +308,26 @@ class TorchModel(Model):
         mixer: AttentionSpec | RecurrentSpec,
         step: bool,
         prompt_length: int | None = None,
+        images: PromptImages | None = None,
     ) -> AttentionMetadata:
         """What layers with such a mixer need to know of `rows` rows from `start` on, `count` of them the sequence's."""
         if isinstance(mixer, AttentionSpec):
-            return replace(self.attention_metadata(start, rows, mixer, step, prompt_length), count=count)
+            return replace(self.attention_metadata(start, rows, mixer, step, prompt_length, images), count=count)
         return AttentionMetadata(start, None, None, step, count)
 
     def attention_metadata(
-        self, start: int, rows: int, attention: AttentionSpec, step: bool, prompt_length: int | None = None
+        self,
+        start: int,
+        rows: int,
+        attention: AttentionSpec,
+        step: bool,
+        prompt_length: int | None = None,
+        images: PromptImages | None = None,
     ) -> AttentionMetadata:
         """Return what layers with such attention need to know about `rows` rows from position `start` on."""
         angles, columns = None, self.spec.rotary_columns(attention)
         if self.rotary is not None and columns is not None:
-            cos, sin = self.rotary.rows(start, rows, prompt_length)
+            cos, sin = self.rotary.rows(start, rows, prompt_length, images)
             angles = cos[..., columns], sin[..., columns]
         length = self.plan.key_length(start + rows) if step else start + rows
         mask = attention_mask(attention, start, rows, length, self.kernels.dtype, step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ipex_assist.executors.image_rows import PromptImages
 from ipex_assist.executors.rope import RotaryTable
 from ipex_assist.models.spec import DecoderSpec
 
@@ -18,9 +19,14 @@ class TorchRotary:
         """Compute the tables of at least the first `length` positions."""
         self._table.reach(length)
 
-    def rows(self, start: int, count: int, prompt_length: int | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """`RotaryTable.rows` as tensors, for `rotate`."""
-        cos, sin = self._table.rows(start, count, prompt_length)
+    def rows(
+        self, start: int, count: int, prompt_length: int | None, images: PromptImages | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`RotaryTable.rows`, or those of a prompt with images, as tensors, for `rotate`."""
+        if images is None:
+            cos, sin = self._table.rows(start, count, prompt_length)
+        else:
+            cos, sin = self._table.at(images.positions(start, count))
         return torch.from_numpy(cos).to(self._dtype), torch.from_numpy(sin).to(self._dtype)
 
 

@@ -53,6 +53,10 @@ struct Batch {
     int32_t own_hidden;   // whether `hidden` has states that the draft head itself computed, of hidden_size columns
     const float* hidden;  // of a draft head: (rows, input_size) of its target's
     Taps taps;
+    // (rows) where a row is no token's but was made of an image: what enters the first layer, hidden_size numbers, and
+    // as many after them for each of `embedding_layers`, which are added before the layers from 1 on; null in others.
+    const float* const* embeddings;  // null: every row is a token's
+    int32_t embedding_layers;
 };
 
 // The most likely tokens after each row with logits, and the logarithms of their probabilities; a row whose logits hold

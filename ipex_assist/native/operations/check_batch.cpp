@@ -23,6 +23,14 @@ void check_hidden(const ModelSpec& s, const Batch& b) {
     for (int32_t i = 0; i < b.taps.count; i++) check_range("the layer of a tap", b.taps.layers[i], 0, s.layers);
 }
 
+// Rows that are no tokens' enter where the embedding of tokens is all that enters.
+void check_embeddings(const ModelSpec& s, const Batch& b) {
+    check_range("layers that embeddings are for", b.embedding_layers, 0, b.embeddings ? s.layers - 1 : 0);
+    if (!b.embeddings) return;
+    if (s.is_draft_head() || s.projected_embedding || s.positions || s.embedding_norm)
+        refuse("embeddings of rows for a model that does more than begin with them");
+}
+
 void check_sizes(const PackedModel& model, const Batch& b) {
     const int32_t vocabulary = model.spec.lm_head_rows();
     check_range("rows of a pass", b.rows, 1, LARGEST);
@@ -31,6 +39,7 @@ void check_sizes(const PackedModel& model, const Batch& b) {
     check_range("the vocabulary of logits", b.vocabulary, 0, vocabulary);
     check_range("threads of a pass", b.threads, 0, LARGEST);
     check_hidden(model.spec, b);
+    check_embeddings(model.spec, b);
     if (!b.tokens || !b.segments || !b.blocks || (b.logit_row_count && !b.logit_rows))
         refuse("a pass needs tokens, segments and blocks");
     if (!b.blocks->fits(model)) refuse("a pass with the blocks of another model");

@@ -1,8 +1,16 @@
 // The embedding of a pass's tokens, which begins the residual stream.
+#include <algorithm>
+
 #include "operations/operations.h"
 
 namespace ipex_assist {
 namespace {
+
+// The rows of the residual stream that a thread begins: its share, or, of its own stream, all.
+WorkRange stream_rows(const PassPlan& plan, int thread) {
+    if (plan.each_thread_prepares) return {0, plan.rows()};
+    return {share(plan.rows(), thread, plan.threads), share(plan.rows(), thread + 1, plan.threads)};
+}
 
 // A narrower or wider embedding (OPT-350m), projected to the hidden size.
 void project(Pass& pass, int thread, int64_t first, int64_t end, const Array<float>& x) {
@@ -33,13 +41,24 @@ void embed_token(const Pass& pass, int32_t token, int32_t position, float* row) 
 
 void embed(Pass& pass, int thread) {
     const PassPlan& plan = pass.plan();
-    const bool all = plan.each_thread_prepares;
-    const int64_t first = all ? 0 : share(plan.rows(), thread, plan.threads);
-    const int64_t end = all ? plan.rows() : share(plan.rows(), thread + 1, plan.threads);
-    const Array<float>& x = all ? pass.activations.own(thread).x : pass.activations.shared.x;
+    const auto [first, end] = stream_rows(plan, thread);
+    const Array<float>& x = pass.stream(thread);
     if (pass.model.spec.projected_embedding) project(pass, thread, first, end, x);
     for (int64_t r = first; r < end; r++) {
-        embed_token(pass, plan.tokens[size_t(r)], plan.positions[size_t(r)], x.row(r));
+        const float* given = pass.embeddings ? pass.embeddings[r] : nullptr;
+        if (given) std::copy(given, given + pass.model.spec.hidden_size, x.row(r));
+        else embed_token(pass, plan.tokens[size_t(r)], plan.positions[size_t(r)], x.row(r));
+    }
+}
+
+// DeepStack (Meng et al. 2024, arXiv:2406.04334).
+void add_embeddings(Pass& pass, int32_t layer, int thread) {
+    if (!pass.embeddings || layer < 1 || layer > pass.batch.embedding_layers) return;
+    const auto [first, end] = stream_rows(pass.plan(), thread);
+    const Array<float>& x = pass.stream(thread);
+    const int64_t size = pass.model.spec.hidden_size;
+    for (int64_t r = first; r < end; r++) {
+        if (pass.embeddings[r]) pass.kernels.add(x.row(r), pass.embeddings[r] + layer * size, size);
     }
 }
 

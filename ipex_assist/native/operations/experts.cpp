@@ -235,7 +235,7 @@ const float* slot_input(const Pass& pass, const LayerStep& step, int thread, int
         return layer.mlp.scales_inputs ? scaled(pass, thread, x, pass.routes.factors[slot]) : x;
     }
     const ThreadBuffers& own = pass.activations.own(thread);
-    const Array<float>& stream = pass.plan().each_thread_prepares ? own.x : pass.activations.shared.x;
+    const Array<float>& stream = pass.stream(thread);
     const Norm& norm = expert == layer.mlp.experts ? layer.mlp_norm : layer.expert_norms.experts;
     normalize(pass, norm, stream.row(row), own.row.data);
     return layer.mlp.scales_inputs ? scaled(pass, thread, own.row.data, pass.routes.factors[slot]) : own.row.data;

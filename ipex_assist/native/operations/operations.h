@@ -6,6 +6,8 @@ namespace ipex_assist {
 
 // embedding.cpp
 void embed(Pass& pass, int thread);
+// What rows that are no tokens' add to the residual stream before a layer, by whoever normalises them next.
+void add_embeddings(Pass& pass, int32_t layer, int thread);
 // The embedding of a token at a position, where it enters the residual stream, to `row` (hidden).
 void embed_token(const Pass& pass, int32_t token, int32_t position, float* row);
 

@@ -70,13 +70,14 @@ Pass::Pass(const Program& program_, Pool& pool_, Activations& activations_, cons
       activations(activations_),
       batch(checked(model, batch_, counts)),
       plan_(plan_of(program, pool, batch)),
-      pruning_layer(program.pruning_layer(*plan_, batch.taps)),
+      pruning_layer(program.pruning_layer(*plan_, batch)),
       pruned(pruned_plan(*this)),
       head(vocabulary_head(model, batch.vocabulary)),
       counters(counters_of(*this, counts)),
       taken_tiles(2 * size_t(plan_->team.nodes())),
       panels_by_node(plan_->threads == pool.threads() && model.layout().follows(pool)),
-      own_hidden(batch.own_hidden) {
+      own_hidden(batch.own_hidden),
+      embeddings(batch.embeddings) {
     activations.place(activation_sizes({program, *plan_, pruned.get(), batch.vocabulary, counts}), pool);
     for (const int32_t index : program.mlp_kinds) reserve_routes(model.layers[size_t(index)], plan_->rows(), routes);
     const HeadSpec& of = model.spec.draft_head;

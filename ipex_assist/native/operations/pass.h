@@ -36,8 +36,8 @@ struct Program {
     OperationWatch watch;            // called after each operation, if it is set
     int32_t last_filled = 0;         // the last layer that keeps anything of a row: keys and values, or a state
     // The layer after whose keys and values, or states, rows without logits end, as neither later passes nor the
-    // batch's taps read more of them; -1: all rows go on to the end.
-    int32_t pruning_layer(const PassPlan& plan, const Taps& taps) const;
+    // batch's taps read more of them, nor do its embeddings add to them; -1: all rows go on to the end.
+    int32_t pruning_layer(const PassPlan& plan, const Batch& batch) const;
 };
 
 // Which experts the rows of a layer pass through; a slot is one row of one expert, see experts.cpp.
@@ -81,6 +81,10 @@ struct Pass {
     }
     // Whether a hidden state that leaves the last layer is asked for, of all rows.
     bool taps_end() const;
+    // The residual stream: a thread's own where each prepares all rows.
+    const Array<float>& stream(int thread) const {
+        return plan().each_thread_prepares ? activations.own(thread).x : activations.shared.x;
+    }
     // Where threads read rows that each of them made a part of, their own node's; else there is one.
     const Array<float>& delta(int thread) const {
         return activations.on(plan().each_thread_prepares ? node(thread) : 0).delta;
@@ -93,7 +97,7 @@ struct Pass {
     }
     // Goes on by another plan: by thread 0, between two barriers. After a layer that prunes rows, and between the
     // passes of a draft.
-    void continue_with(std::unique_ptr<const PassPlan> next) { plan_ = std::move(next); }
+    void continue_with(std::unique_ptr<const PassPlan> next) { plan_ = std::move(next), embeddings = nullptr; }
     // Prefill attention begins a barrier later: by thread 0.
     void begin_tiles();
     // Adds to what is done of something; whether that is all of it, and this thread the one to go on.
@@ -118,6 +122,7 @@ public:
     const bool panels_by_node;         // whether memory follows the nodes of all of the pool's threads, which all run
     std::vector<const float*> hidden;  // of a draft head: of each row
     bool own_hidden;                   // whether these are states of its own
+    const float* const* embeddings;    // as the batch has them; null in plans after the first one
     Routes routes;
     Timing timing;
     int64_t experts_read = 0;  // of all layers, each once a pass

@@ -87,10 +87,11 @@ Program::Program(const PackedModel& model_) : model(model_) {
 }
 
 // Not where a row sees rows of its segment after it, or is told by its segment what it sees.
-int32_t Program::pruning_layer(const PassPlan& plan, const Taps& taps) const {
+int32_t Program::pruning_layer(const PassPlan& plan, const Batch& batch) const {
     if (plan.decode || plan.logit_rows.size() == plan.tokens.size()) return -1;
     if (plan.whole_segments || plan.reads_before) return -1;
-    int32_t layer = last_filled;
+    const Taps& taps = batch.taps;
+    int32_t layer = std::max(last_filled, batch.embedding_layers);
     for (int32_t i = 0; i < taps.count && !taps.of_logit_rows; i++) layer = std::max(layer, taps.layers[i]);
     return layer < int32_t(layers.size()) ? layer : -1;
 }

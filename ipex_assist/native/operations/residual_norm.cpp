@@ -40,7 +40,7 @@ void residual_norm(Pass& pass, int thread, const ResidualNorm& residual, const s
     const ThreadBuffers& own = pass.activations.own(thread);
     const int64_t count = kept ? int64_t(kept->size()) : plan.rows(), size = pass.model.spec.hidden_size;
     const bool all = plan.each_thread_prepares;
-    const Array<float>& stream = all ? own.x : pass.activations.shared.x;
+    const Array<float>& stream = pass.stream(thread);
     const int64_t first = all ? 0 : share(count, thread, plan.threads);
     const int64_t end = all ? count : share(count, thread + 1, plan.threads);
     const int64_t start = all ? share(size / LANES, thread, plan.threads) * LANES : 0;
@@ -62,6 +62,7 @@ void residual_norm(Pass& pass, int thread, const ResidualNorm& residual, const s
 
 void prepare_attention(Pass& pass, const LayerStep& step, int thread) {
     const PackedLayer& layer = pass.layer(step);
+    add_embeddings(pass, step.index, thread);
     residual_norm(pass, thread, layer.into_attention, nullptr, layer.first_linear());
     if (pass.batch.taps.count) tap_layer(pass, step.index, thread);
 }

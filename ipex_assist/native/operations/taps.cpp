@@ -25,17 +25,13 @@ void each_tapped(const Pass& pass, int32_t layer, int thread, F&& f) {
     }
 }
 
-const Array<float>& stream(const Pass& pass, int thread) {
-    return pass.plan().each_thread_prepares ? pass.activations.own(thread).x : pass.activations.shared.x;
-}
-
 }  // namespace
 
 // Each thread's rows are those that it has just added to itself, or all threads have all of them.
 void tap_layer(const Pass& pass, int32_t layer, int thread) {
     const int64_t size = pass.model.spec.hidden_size;
     each_tapped(pass, layer, thread, [&](int64_t r, float* to) {
-        const float* x = stream(pass, thread).row(r);
+        const float* x = pass.stream(thread).row(r);
         std::copy(x, x + size, to);
     });
 }
@@ -45,7 +41,7 @@ void tap_end(Pass& pass, int thread) {
     const ResidualNorm& end = pass.model.into_head;
     const int64_t size = pass.model.spec.hidden_size;
     each_tapped(pass, pass.model.spec.layers, thread, [&](int64_t r, float* to) {
-        const float* x = stream(pass, thread).row(r);
+        const float* x = pass.stream(thread).row(r);
         std::copy(x, x + size, to);
         const float* delta = end.left ? convolved_delta(pass, thread, *end.left, r) : pass.delta(thread).row(r);
         add_delta(pass, end, to, delta, pass.activations.own(thread).row.data, 0);

@@ -52,7 +52,7 @@ public:
 
     void show(Written buffer) {
         const int64_t hidden = pass_.model.spec.hidden_size;
-        const Array<float>& stream = pass_.plan().each_thread_prepares ? pass_.activations.own(0).x : shared_.x;
+        const Array<float>& stream = pass_.stream(0);
         if (buffer == RESIDUAL_STREAM) return give("residual stream", stream.data, hidden, stream.columns, rows_);
         if (buffer == LOGITS) return show_logits();
         const PackedLayer& layer = pass_.layer(*step_);
