@@ -112,6 +112,7 @@ setup(
         "plot": ["matplotlib>=3.8"],
         "quantize": ["auto-round>=0.5"],
         "ray": ["ray[serve]>=2.30"],
+        "vision": ["pillow>=10"],
         "serve": [
             "fastapi>=0.115",
             "pydantic>=2.10",

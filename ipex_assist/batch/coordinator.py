@@ -116,7 +116,7 @@ class Coordinator:
     def _submit(self, number: int, task: Task) -> None:
         task.sent_at, task.cancelled = time.time(), False
         try:
-            request = self._prompts.read(task.entry).request(task.number)
+            request = self._prompts.read(task.entry).request(task.number, self._prompts.folder)
         except LineError as error:
             self._finish(number, task, {"error": str(error)})
             return

@@ -9,7 +9,7 @@ from ipex_assist.env import options as tables
 from ipex_assist.env.errors import UsageError
 from ipex_assist.speculative.options import GenerationOptions
 
-ROLES_NEED = "messages must be a list of objects with the texts role and content"
+ROLES_NEED = "messages must be a list of objects with the texts role and content, which may be a list of parts"
 
 
 class LineError(ValueError):
@@ -17,7 +17,7 @@ class LineError(ValueError):
 
 
 OPTIONS = tuple(tables.options_of(GenerationOptions))
-FIELDS = ("id", "prompt", "messages", "chat", "model", *OPTIONS)
+FIELDS = ("id", "prompt", "messages", "chat", "images", "model", *OPTIONS)
 
 
 def check_options(fields: Mapping[str, Any], defaults: GenerationOptions) -> GenerationOptions:
@@ -42,7 +42,9 @@ def check_messages(value: Any) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not value:
         raise LineError(ROLES_NEED)
     for message in value:
-        if not isinstance(message, dict) or any(not isinstance(message.get(name), str) for name in ("role", "content")):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise LineError(ROLES_NEED)
+        if not isinstance(message.get("content"), (str, list)):
             raise LineError(ROLES_NEED)
     return value
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
+from ipex_assist.batch.images import contents, line_images, placed_images
 from ipex_assist.batch.line_models import LineModels
 from ipex_assist.batch.options import FIELDS, LineError, check_messages, check_options
 from ipex_assist.env.errors import UsageError
@@ -28,6 +29,7 @@ SPEED_ONLY = tuple(options_of(DraftOptions))
 class Prompt:
     """One line: a text or a conversation, and how to continue it.
 
+    images: names of files, or data: URLs, for placeholders in messages, or before a text.
     undecided: nobody has said whether the text is a user's message; it is continued as it is. model: as the line says;
     no_model: why that is none that runs, which is the prompt's result.
     """
@@ -37,23 +39,29 @@ class Prompt:
     messages: list[dict[str, Any]] | None
     chat: bool
     options: GenerationOptions
+    images: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     undecided: bool = False
     model: str | None = None
     no_model: str | None = None
 
-    def request(self, number: int) -> TextRequest:
-        """What an instance is sent. Raises LineError where the line names a model that does not run."""
+    def request(self, number: int, folder: Path = Path()) -> TextRequest:
+        """What an instance is sent. folder: of the file, for names of images.
+
+        Raises LineError where the line names a model that does not run, or an image that cannot be read.
+        """
         if self.no_model is not None:
             raise LineError(self.no_model)
-        return TextRequest(number, self.prompt, self.messages, self.chat, self.options)
+        images = contents(self.images, folder)
+        return TextRequest(number, self.prompt, self.messages, self.chat, self.options, images=images)
 
     def digest(self) -> str:
         """A hash of all that decides the text but the model: whether a result belongs to this very prompt."""
         # Those as by default are left out: an option that is new in a later version changes no digest.
         decisive = {name: value for name, value in self.options.changed().items() if name not in SPEED_ONLY}
         unknown = [] if self.no_model is None else [self.model]
-        text = json.dumps([self.prompt, self.messages, self.chat, decisive, *unknown], sort_keys=True)
+        images = [{"images": self.images}] if self.images else []
+        text = json.dumps([self.prompt, self.messages, self.chat, decisive, *images, *unknown], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_LENGTH]
 
 
@@ -121,13 +129,21 @@ def parse_line(raw: bytes, number: int, defaults: Defaults) -> Prompt:
     chat = defaults.chat if fields.get("chat") is None else fields["chat"]
     if chat is not None and not isinstance(chat, bool):
         raise LineError(f"chat {chat!r}: must be true or false")
+    images = line_images(fields)
+    messages = None if conversation is None else check_messages(conversation)
+    if messages is not None:
+        messages, placed = placed_images(messages)
+        images = placed + images
+    elif images and chat is None:
+        chat = True  # who shows something asks about it
     options, no_model = _with_model(fields, check_options(fields, defaults.options), defaults.models)
     return Prompt(
         id=own_id,
         prompt=text,
-        messages=None if conversation is None else check_messages(conversation),
+        messages=messages,
         chat=bool(chat),
         options=options,
+        images=images,
         unknown=tuple(name for name in fields if name not in FIELDS),
         undecided=text is not None and chat is None,
         model=fields.get("model"),
@@ -168,6 +184,7 @@ class PromptFile:
         self.unknown: dict[str, tuple[int, int]] = {}
         self.undecided = 0
         self._file = _open(path)
+        self.folder = Path(path).parent if path != "-" else Path()
         self._index(*shard)
 
     def _index(self, shard: int, shards: int) -> None:

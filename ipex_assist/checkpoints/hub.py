@@ -22,6 +22,8 @@ _SMALL_FILES = [
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template*",
+    "preprocessor_config.json",
+    "processor_config.json",
     "*.model",
     "*.tiktoken",
     # What sentence-transformers writes beside a model.

@@ -44,7 +44,8 @@ def generate(args: argparse.Namespace) -> int:
     if load.target is None:
         load = demo_options(load)
     later: list[Callable[[], object]] = []
-    most_tokens = len(prompt.encode(errors="replace")) + TEMPLATE_TOKENS + room  # a token has a byte at least
+    # A token has a byte at least; how many rows images have is not known yet.
+    most_tokens = None if args.image else len(prompt.encode(errors="replace")) + TEMPLATE_TOKENS + room
     model, start_warnings = load_models(
         load, room, args.threads, verbose=args.verbose, torch_late=True, later=later, most_tokens=most_tokens
     )
@@ -55,7 +56,7 @@ def generate(args: argparse.Namespace) -> int:
     if idle := idle_flags(args, options):
         why = "at --temperature 0" if options.do_sample else "without --do-sample"
         log.warning("%s: no effect %s", ", ".join(idle), why)
-    generation = model.stream(prompt, options, chat=chat)
+    generation = model.stream(prompt, options, chat=chat, images=args.image)
     code = 0
     try:
         code = _generate(model, generation, args, start_warnings)

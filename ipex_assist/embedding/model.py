@@ -37,6 +37,7 @@ class EmbeddingModel(ABC):
     pass_seconds: None = None  # its passes are of prompts
     adapters: Mapping[str, str] = {}
     sampling_defaults: Mapping[str, Any] = {}
+    images: None = None
 
     def __init__(self, finish: Finisher) -> None:
         self.engine_stats = EngineStats()

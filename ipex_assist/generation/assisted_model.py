@@ -16,6 +16,7 @@ from ipex_assist.engine.stats import EngineStats
 from ipex_assist.engine.stored_prefixes import HasPrefixMemory, StoredPrefixes
 from ipex_assist.env.errors import UsageError
 from ipex_assist.executors.blocks import BlockPool
+from ipex_assist.executors.image_rows import PromptImages
 from ipex_assist.executors.interface import FewerThreads, Meanwhile, Model
 from ipex_assist.executors.traffic import Traffic, traffic_of
 from ipex_assist.generation.prefix_options import PrefixOptions
@@ -75,8 +76,10 @@ class AssistedModel(TextModel):
         self._engine.start()
 
     def close(self) -> None:
-        """End the background thread, and all running streams."""
+        """End the background thread, all running streams, and the process that reads images."""
         self._engine.close()
+        if self.images is not None:
+            self.images.close()
 
     @property
     def context_length(self) -> int:
@@ -188,6 +191,7 @@ class AssistedModel(TextModel):
         draft: DraftSource | None,
         schedule: Schedule | None,
         grammar: GrammarSpec | None,
+        images: PromptImages | None,
     ) -> tuple[RoundStream, bool]:
         if options.may_draft and (draft is not None or self.drafting.possible) and self.target.exact_rows == 1:
             log.warning(
@@ -195,5 +199,7 @@ class AssistedModel(TextModel):
                 "a token, so that assisted generation is no faster than plain (--no-assisted)"
             )
         state = None if grammar is None else self.grammar(grammar)
-        handle = self._engine.submit(tokens, options, limit=limit, draft=draft, schedule=schedule, grammar=state)
+        handle = self._engine.submit(
+            tokens, options, limit=limit, draft=draft, schedule=schedule, grammar=state, images=images
+        )
         return handle, handle.assisted

@@ -27,6 +27,7 @@ from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.executors.select_executor import compute_threads, library_executor
 from ipex_assist.generation.assisted_model import AssistedModel
 from ipex_assist.generation.load_options import LoadOptions
+from ipex_assist.generation.pictured import image_reader
 from ipex_assist.generation.resolved import ResolvedOptions, compare_vocabularies, resolve
 from ipex_assist.generation.sampling_defaults import sampling_defaults
 from ipex_assist.generation.stats import Loading
@@ -129,7 +130,7 @@ def _build(request: ResolvedOptions, later: list[Callable[[], object]] | None, m
     eos = frozenset(eos_token_ids(checkpoint, tokenizer))
     identity = request.identity(assistant_tokenizer is not None)
     model = AssistedModel(target, tokenizer, eos, identity, assistant_model, drafting=drafting)
-    model.loading = loading
+    model.loading, model.images = loading, image_reader(checkpoint, target.spec, request.precision)
     model.adapters = options.adapters
     if options.lora_by_default and model.adapters:
         model.default_adapter = list(model.adapters)[-1]

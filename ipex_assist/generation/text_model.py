@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 from ipex_assist.engine.stats import EngineStats
 from ipex_assist.env.errors import UsageError
 from ipex_assist.executors.blocks import BlockPool
+from ipex_assist.executors.image_rows import PromptImages
 from ipex_assist.executors.interface import Meanwhile
 from ipex_assist.executors.traffic import Traffic
 from ipex_assist.generation.conversation import as_lists, check_kind, is_one, messages_of
+from ipex_assist.generation.pictured import PicturedPrompt, placed, seen
 from ipex_assist.generation.prefix_options import PrefixOptions
 from ipex_assist.generation.result import Identity, Result
 from ipex_assist.generation.stats import Loading
@@ -24,6 +27,8 @@ from ipex_assist.speculative.schedule import Schedule
 from ipex_assist.speculative.sources.draft_source import DraftSource
 from ipex_assist.tokenization.thinking import conversation_reader
 from ipex_assist.tokenization.tokenizer import checked_ids, encode_messages, encode_prompt
+from ipex_assist.vision.images import ImageSource
+from ipex_assist.vision.reader import ImageReader
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -33,7 +38,7 @@ Messages: TypeAlias = "Sequence[Mapping[str, Any]]"  # role and content each
 log = logging.getLogger("ipex_assist")
 
 
-class TextModel(ABC):
+class TextModel(AbstractContextManager["TextModel"]):
     """A loaded target with its tokenizer and, where there is one, its assistant."""
 
     tokenizer: PreTrainedTokenizerBase
@@ -45,10 +50,8 @@ class TextModel(ABC):
     default_adapter: str | None = None  # of texts that name none
     sampling_defaults: Mapping[str, Any] = {}  # of texts that say nothing themselves
     facts: None = None  # of an embedding model
+    images: ImageReader | None = None  # reads images, where the model takes any
     one_at_a_time = False  # whether a stream must have ended before the next one begins
-
-    def __enter__(self) -> TextModel:
-        return self
 
     def __exit__(self, *raised: object) -> None:
         self.close()
@@ -127,10 +130,12 @@ class TextModel(ABC):
         draft: DraftSource | None,
         schedule: Schedule | None,
         grammar: GrammarSpec | None,
+        images: PromptImages | None,
     ) -> tuple[RoundStream, bool]:
         """The rounds of one generation of at most `limit` tokens, and whether a draft takes part.
 
-        draft, schedule: in place of the model's own. grammar: what the text must be.
+        draft, schedule: in place of the model's own. grammar: what the text must be. images: of the prompt; None
+        where `self.images` is.
         """
 
     def keep_prefixes(self, options: PrefixOptions) -> None:
@@ -138,10 +143,10 @@ class TextModel(ABC):
         if options.prefix_store is not None:
             log.warning("--prefix-store: no effect here: prefixes are kept of models that the native core runs")
 
-    def close_prefixes(self, seconds: float) -> None:  # noqa: B027 - most models have none
+    def close_prefixes(self, seconds: float) -> None:
         """Write what is to be kept, within `seconds`."""
 
-    def prepare_grammars(self) -> None:  # noqa: B027 - most models have none
+    def prepare_grammars(self) -> None:
         """Do now what the first grammar would have to wait for."""
 
     @overload
@@ -174,13 +179,14 @@ class TextModel(ABC):
 
     def stream(
         self,
-        prompt: str | Sequence[int] | Messages,
+        prompt: str | Sequence[int] | Messages | PicturedPrompt,
         options: GenerationOptions | None = None,
         *,
         chat: bool = False,
         draft: DraftSource | None = None,
         schedule: Schedule | None = None,
         grammar: GrammarSpec | None = None,
+        images: Sequence[ImageSource] = (),
         **changes: Any,
     ) -> Generation:
         """Generate from a text, token ids or messages; yields `Chunk`s as tokens are accepted.
@@ -193,6 +199,9 @@ class TextModel(ABC):
         model's own (AssistedModel.draft_source gives the one it would take); what then happens teaches the model
         nothing about its pair. grammar: what the text must
         be, from its first token to the end-of-text token, after which it ends whatever `ignore_eos` says.
+        images: paths, contents of files, PIL images or arrays (height, width, 3) of uint8. In messages an image is a
+        part {"type": "image", "image": …} of the content, and one without "image" is the next of `images`, which stand
+        before a text of a chat; any other prompt has the model's own placeholders for them.
         Raises UsageError for a wrong option, an empty prompt, token ids that the model does not have, and a prompt that
         leaves no room in the model's context; GrammarError for a grammar that is none. Its iteration raises LogitsError
         where the model computes no numbers, and GrammarError where the grammar becomes too complex on the way.
@@ -204,9 +213,12 @@ class TextModel(ABC):
             log.warning("%s: no effect without %s=True; the likeliest token is taken", name, switch)
         rows = as_lists(prompt)
         prompt = rows[0] if rows is not prompt and len(rows) == 1 else prompt
-        tokens = self.encode(prompt, chat=chat)
+        pictured = prompt if isinstance(prompt, PicturedPrompt) else self.see(prompt, images, chat=chat)
+        tokens = pictured.tokens
         limit = self.limit_of(len(tokens), options)
-        rounds, drafting = self._rounds(tokens, limit, options, draft, schedule, grammar)
+        if pictured.images is not None and self.kv_blocks is not None:  # whoever asked did not know how long it is
+            limit = max(1, min(limit, self.kv_blocks.count * self.kv_blocks.size - len(tokens)))
+        rounds, drafting = self._rounds(tokens, limit, options, draft, schedule, grammar, pictured.images)
         talks = chat or messages_of(prompt) is not None
         return Generation(
             rounds,
@@ -224,6 +236,13 @@ class TextModel(ABC):
             seed=options.seed if options.draws else None,
             thoughts=conversation_reader(self.tokenizer, tokens) if talks else None,
         )
+
+    def see(
+        self, prompt: str | Sequence[int] | Messages, images: Sequence[ImageSource] = (), *, chat: bool = False
+    ) -> PicturedPrompt:
+        """Read the images of a prompt, as `stream` takes it, which then takes what is returned. Raises what it does."""
+        prompt, pictures = placed(prompt, images, chat)
+        return seen(self.images, self.identity.target, self.encode(prompt, chat=chat), pictures)
 
     def encode(self, prompt: str | Sequence[int] | Messages, *, chat: bool = False) -> list[int]:
         """Return the token ids of a prompt, as `stream` takes it. UsageError for none, and for ids there are not."""

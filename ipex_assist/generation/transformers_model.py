@@ -25,6 +25,7 @@ from ipex_assist.checkpoints.quantized import quantization_of
 from ipex_assist.checkpoints.short_name import short_name
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.phases import phase
+from ipex_assist.executors.image_rows import PromptImages
 from ipex_assist.executors.interface import LogitsError
 from ipex_assist.generation.result import Identity
 from ipex_assist.generation.seeded_draws import draws_of
@@ -145,7 +146,9 @@ class TransformersModel(TextModel):
         draft: DraftSource | None,
         schedule: Schedule | None,
         grammar: GrammarSpec | None,
+        images: PromptImages | None,
     ) -> tuple[RoundStream, bool]:
+        assert images is None, "no reader of images"
         if grammar is not None:
             raise UsageError(
                 f"{self.identity.target} runs through transformers, where texts cannot be held to a grammar here: "

@@ -1,4 +1,4 @@
-"""Qwen2.5-VL, for text alone: Qwen2.5 beside a vision model."""
+"""Qwen2.5-VL: Qwen2.5 beside a vision model."""
 
 from __future__ import annotations
 

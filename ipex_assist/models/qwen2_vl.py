@@ -1,4 +1,4 @@
-"""Qwen2-VL, for text alone: Qwen2 beside a vision model."""
+"""Qwen2-VL: Qwen2 beside a vision model."""
 
 from __future__ import annotations
 

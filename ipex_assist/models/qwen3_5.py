@@ -1,4 +1,4 @@
-"""Qwen3.5 as it is published, for text alone: the text part beside a vision model."""
+"""Qwen3.5 as it is published: the text part beside a vision model."""
 
 from __future__ import annotations
 

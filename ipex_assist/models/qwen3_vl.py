@@ -1,4 +1,4 @@
-"""Qwen3-VL, for text alone: Qwen3 beside a vision model."""
+"""Qwen3-VL: Qwen3 beside a vision model."""
 
 from __future__ import annotations
 

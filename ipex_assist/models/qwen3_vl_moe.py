@@ -1,4 +1,4 @@
-"""Qwen3-VL-MoE, for text alone: Qwen3-MoE beside a vision model."""
+"""Qwen3-VL-MoE: Qwen3-MoE beside a vision model."""
 
 from __future__ import annotations
 

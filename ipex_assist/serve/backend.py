@@ -38,7 +38,8 @@ class GenerationRequest:
     """One generation. tokens: ids of the whole prompt, including special tokens. share: compared by identity alone.
 
     inputs: of an embedding model, how the tokens are cut into texts; nothing is written then. continues: whether the
-    text goes on after the tokens, and is no answer in a conversation.
+    text goes on after the tokens, and is no answer in a conversation. images: contents of files, for the placeholders
+    among the tokens.
     """
 
     tokens: list[int]
@@ -47,6 +48,7 @@ class GenerationRequest:
     share: RequestShare = field(default_factory=RequestShare, compare=False)
     inputs: EmbeddingInputs | None = None
     continues: bool = False
+    images: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,13 @@ class ActiveRequest:
             return EmbedRequest(self.number, asked.tokens, asked.inputs)
         chat = not asked.continues
         return TextRequest(
-            self.number, asked.tokens, chat=chat, options=self.options, stream=True, grammar=asked.grammar
+            self.number,
+            asked.tokens,
+            chat=chat,
+            options=self.options,
+            stream=True,
+            grammar=asked.grammar,
+            images=list(asked.images),
         )
 
 

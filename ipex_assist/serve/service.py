@@ -18,6 +18,7 @@ from ipex_assist.serve.grammar_checker import GrammarChecker
 from ipex_assist.serve.metrics import ServerMetrics
 from ipex_assist.serve.observed_backend import ObservedBackend, Observer
 from ipex_assist.serve.options import ServeOptions
+from ipex_assist.serve.protocol.images import text_of
 from ipex_assist.serve.requested_adapters import RequestedAdapters
 from ipex_assist.serve.token_bytes import TokenBytes
 from ipex_assist.speculative.choosing.grammar import GrammarSpec
@@ -143,7 +144,7 @@ class Service:
         variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Encode a conversation by the chat template, within the template's time limit. variables: of the template."""
-        self.check_characters(sum(len(message["content"]) for message in messages))
+        self.check_characters(sum(len(text_of(message["content"])) for message in messages))
         allow = self.options.allow_special_tokens
         return await self.in_thread(
             encode_messages, self.tokenizer, messages, tools, allow_special_tokens=allow, variables=variables

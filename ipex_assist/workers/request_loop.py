@@ -7,7 +7,8 @@ import queue
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, NamedTuple
 
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.runner import out_of_memory
@@ -27,15 +28,23 @@ from ipex_assist.workers.wire import (
     ToWorker,
     encoded,
 )
-from ipex_assist.workers.worker_model import begin
+from ipex_assist.workers.worker_model import begin, has_images, look
 
 if TYPE_CHECKING:
+    from ipex_assist.generation.pictured import PicturedPrompt
     from ipex_assist.generation.result import Chunk
     from ipex_assist.workers.worker_model import RunningRequest, WorkerModel
 
 log = logging.getLogger("ipex_assist")
 
 STATS_SECONDS = 1.0  # between two reports of the engine's counts while it works
+
+
+class Looked(NamedTuple):
+    """A request whose images were read, or why they cannot be."""
+
+    request: Request
+    prompt: PicturedPrompt | Exception
 
 
 class Outbox:
@@ -93,19 +102,21 @@ class RequestLoop:
         after_step: Callable[[bool], None] = lambda idle: None,
     ) -> None:
         """after_step: called after the replies of each step, with whether no request is running."""
-        self.inbox: queue.SimpleQueue[ToWorker | None] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[ToWorker | Looked | None] = queue.SimpleQueue()
         self._model, self._send_reply, self._after_step = model, send, after_step
         self._running: dict[int, RunningRequest] = {}
         self._paused: dict[int, RunningRequest] = {}
         self._streams: set[int] = set()
         self._alone: set[int] = set()  # requests that share no passes
+        self._looking: set[int] = set()  # requests whose images are being read, by a thread of its own
+        self._looks = ThreadPoolExecutor(1, thread_name_prefix="images")
         # requests that have output which was not sent yet; None while that is not known of the last pass
         self._ready: deque[int] | None = None
         self._open = True
 
     def run(self) -> None:
         """Serve until `inbox` has brought None and every request is answered that is not paused."""
-        while self._open or self._running:
+        while self._open or self._running or self._looking:
             self._receive()
             self._step()
             if self._running or not self._open:
@@ -113,7 +124,7 @@ class RequestLoop:
 
     def _receive(self) -> None:
         """Start and cancel what has arrived; wait for a request where none is running."""
-        while self._open and not (self._running and self.inbox.empty()):
+        while (self._open or self._looking) and not (self._running and self.inbox.empty()):
             if not self._running:  # about to wait
                 self._after_step(True)
             request = self.inbox.get()
@@ -125,6 +136,11 @@ class RequestLoop:
                 self._pause(request.id)
             elif isinstance(request, Resume):
                 self._resume(request.id)
+            elif isinstance(request, Looked):
+                self._begin_looked(request)
+            elif has_images(request):
+                self._looking.add(request.id)
+                self._looks.submit(self._look, request)
             else:
                 self._begin(request)
 
@@ -165,9 +181,25 @@ class RequestLoop:
                 self._advance(number, generation)
         return bool(ready)
 
-    def _begin(self, request: Request) -> None:
+    def _look(self, request: Request) -> None:
         try:
-            begun = self._running[request.id] = begin(self._model, request)
+            self.inbox.put(Looked(request, look(self._model, request)))
+        except Exception as error:
+            self.inbox.put(Looked(request, error))
+
+    def _begin_looked(self, looked: Looked) -> None:
+        number = looked.request.id
+        if number not in self._looking:  # it was cancelled
+            return
+        self._looking.discard(number)
+        if isinstance(looked.prompt, Exception):
+            self._reply(failure(number, looked.prompt))
+        else:
+            self._begin(looked.request, looked.prompt)
+
+    def _begin(self, request: Request, pictured: PicturedPrompt | None = None) -> None:
+        try:
+            begun = self._running[request.id] = begin(self._model, request, pictured)
             if not begun.shares_passes:
                 self._alone.add(request.id)
             if isinstance(request, TextRequest) and request.stream:
@@ -179,6 +211,8 @@ class RequestLoop:
         generation = self._running.get(number) or self._paused.pop(number, None)
         if generation is not None:  # None: it is answered already
             generation.interrupt()
+        if generation is not None or number in self._looking:
+            self._looking.discard(number)
             self._reply(Answered(number, error="cancelled"))
 
     def _pause(self, number: int) -> None:

@@ -27,7 +27,7 @@ class TextRequest(Struct, frozen=True, tag="text"):
 
     id: of the request, in whatever is said of it. chat: put a text into the chat template, as a user's message; of
     token ids, that they are those of a conversation. stream: send each chunk as it comes. grammar: what the text must
-    be.
+    be. images: contents of files, for the placeholders of the prompt or messages.
     """
 
     id: int
@@ -37,6 +37,7 @@ class TextRequest(Struct, frozen=True, tag="text"):
     options: GenerationOptions = msgspec.field(default_factory=GenerationOptions)
     stream: bool = False
     grammar: GrammarSpec | None = None
+    images: list[bytes] = []
 
 
 class EmbedRequest(Struct, frozen=True, tag="embed"):
@@ -80,7 +81,7 @@ class ModelDescription(Struct, kw_only=True, omit_defaults=True):
 
     adapters: folders by their names. sampling: defaults of options, by the model's files. embedding: of a model that
     gives vectors or scores, and writes no text.
-    vocab_size: 0 where it is not known.
+    vocab_size: 0 where it is not known. images: whether it takes any.
     """
 
     target: str
@@ -93,6 +94,7 @@ class ModelDescription(Struct, kw_only=True, omit_defaults=True):
     adapters: dict[str, str] = {}
     sampling: dict[str, Any] = {}
     embedding: EmbeddingFacts | None = None
+    images: bool = False
 
 
 class Ready(WorkerEvent, tag="ready"):

@@ -132,6 +132,7 @@ def _ready(model: WorkerModel, concurrency: int, load_s: float) -> Ready:
         adapters=dict(model.adapters),
         sampling=dict(model.sampling_defaults),
         embedding=model.facts,
+        images=model.images is not None,
     )
     template = bool(model.tokenizer.chat_template)
     return Ready(description, load_s, chat_template=template, concurrency=concurrency, pauses=model.pauses)

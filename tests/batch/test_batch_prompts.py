@@ -62,7 +62,7 @@ WRONG = {
     b'{"prompt": 5}': "must be a text",
     b'{"messages": []}': "messages must be a list",
     b'{"messages": [{"role": "user"}]}': "role and content",
-    b'{"messages": [{"role": "user", "content": [{"type": "image"}]}]}': "role and content",
+    b'{"messages": [{"role": "user", "content": [{"type": "image"}]}]}': "a part of a message must be",
     b'{"prompt": "a", "id": true}': "id true",
     b'{"prompt": "a", "id": 1.5}': "id 1.5",
     b'{"prompt": "a", "id": ["x"]}': 'id ["x"]',

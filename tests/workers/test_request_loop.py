@@ -313,7 +313,7 @@ def test_a_round_goes_out_before_the_next_pass_ends(endless_model: TextModel, mo
         late.extend(passes - round_ for round_ in taken)
         taken.clear()
 
-    monkeypatch.setattr(request_loop, "begin", lambda model, request: Text(request.id))
+    monkeypatch.setattr(request_loop, "begin", lambda model, request, _prompt: Text(request.id))
     replies: list[Any] = []
     loop = RequestLoop(endless_model, replies.append, after_step)
     for number in range(1, 9):

@@ -92,6 +92,7 @@ def build_parser() -> ArgumentParser:
     prompt = parser.add_argument_group("prompt (default: standard input; a lone - after a prompt appends it)")
     prompt.add_argument("-p", "--prompt", metavar="TEXT", help="the same as PROMPT")
     prompt.add_argument("--prompt-file", metavar="FILE", help="- is standard input")
+    prompt.add_argument("--image", metavar="FILE", action="append", default=[], help="before the prompt; several times")
     prompt.add_argument(
         "--chat", action="store_true", default=None, help="as a message in the model's chat template (default: if any)"
     )

@@ -91,6 +91,7 @@ class ChoiceTexts:
         """prompt_tokens: a prompt of several choices counts once. token_texts: set if log-probabilities are requested.
         shows_end: list the end-of-text token, too."""
         self.prompt_tokens, self.new_tokens = prompt_tokens, 0
+        self.pictured = any(each.images for each in requests)  # the prompt has more tokens, which its result says
         self.cached_tokens = self.reasoning_tokens = 0
         self.all = [
             ChoiceText(

@@ -75,6 +75,8 @@ class Writer(AnswerWriter):
         before = text.new_tokens
         text_delta = text.end(output) if isinstance(output, Finished) else text.take(output)
         self.texts.new_tokens += text.new_tokens - before
+        if self.texts.pictured and isinstance(output, Finished):
+            self.texts.prompt_tokens = output.result["prompt_tokens"]
         if text.index == 0 and isinstance(output, OutputChunk):
             self.texts.cached_tokens += output.cached
         yield from (self.ended if isinstance(output, Finished) else self.grown)(text, text_delta)

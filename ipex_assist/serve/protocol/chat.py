@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from ipex_assist.serve.protocol.common import (
     BoundedList,
@@ -22,6 +22,7 @@ from ipex_assist.serve.protocol.common import (
     Usage,
     text_of_parts,
 )
+from ipex_assist.serve.protocol.images import ImageUrlPart, for_template, is_here
 from ipex_assist.serve.protocol.structured import GenerationFields
 from ipex_assist.serve.protocol.thinking import ThinkingFields
 from ipex_assist.serve.protocol.tools import AnswerToolCall, Tool, ToolCall, ToolChoice
@@ -37,6 +38,17 @@ class ContentPart(TextPart):
     text: str
 
 
+def _kind(part: Any) -> str:
+    """Of a part of a message; all that is no image is read as text, which says what is wrong."""
+    kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
+    return "[image]" if kind == "image_url" else "[text]"
+
+
+AnyPart = Annotated[
+    Annotated[ContentPart, Tag("[text]")] | Annotated[ImageUrlPart, Tag("[image]")], Discriminator(_kind)
+]
+
+
 def _said(part: Any) -> Any:
     """A part of a turn; what an assistant refused to do it said as a text."""
     refused = part.get("refusal") if isinstance(part, dict) and part.get("type") == "refusal" else None
@@ -47,7 +59,7 @@ class Message(RequestBody):
     """A turn of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: TextOrList[ContentPart] | None = None
+    content: TextOrList[AnyPart] | None = None
     name: str | None = None
     tool_calls: ToolList[ToolCall] | None = None
     tool_call_id: str | None = None
@@ -58,18 +70,15 @@ class Message(RequestBody):
     @classmethod
     def _results_are_text(cls, value: Any) -> Any:
         if isinstance(value, dict) and value.get("role") == "tool":
-            return {**value, "content": text_of_parts(value.get("content"))}
+            return {**value, "content": text_of_parts(value.get("content"), is_here)}
         if isinstance(value, dict) and isinstance(value.get("content"), list):
             return {**value, "content": [_said(part) for part in value["content"]]}
         return value
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates read it: parts joined by line ends; a developer is to templates what a system is."""
-        content = self.content
-        if isinstance(content, list):
-            content = "\n".join(part.text for part in content)
+        """As chat templates read it: texts joined by line ends; a developer is to templates what a system is."""
         role = "system" if self.role == "developer" else self.role
-        message: dict[str, Any] = {"role": role, "content": content or ""}
+        message: dict[str, Any] = {"role": role, "content": for_template(self.content)}
         if self.tool_calls:
             message["tool_calls"] = [call.model_dump(exclude_none=True) for call in self.tool_calls]
         if self.name is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, GetJsonSchemaHandler, Tag, model_validator
@@ -307,12 +307,12 @@ class TextPart(RequestBody):
 _TEXTS = ("text", "input_text", "output_text")
 
 
-def text_of_parts(parts: str | list[Any] | None) -> Any:
+def text_of_parts(parts: str | list[Any] | None, keeps: Callable[[Any], bool] = lambda part: False) -> Any:
     """What came of a call as text alone: its parts that are no text become sentences, so that an agent that looked at
-    an image can go on."""
+    a file can go on. keeps: of which parts that is not so."""
     if not isinstance(parts, list):
         return parts
-    return [part if _is_text(part) else {"type": "text", "text": _left_out(part)} for part in parts]
+    return [part if keeps(part) or _is_text(part) else {"type": "text", "text": left_out(part)} for part in parts]
 
 
 def _is_text(part: Any) -> bool:
@@ -322,7 +322,8 @@ def _is_text(part: Any) -> bool:
     return part["type"] in _TEXTS or isinstance(part.get("text"), str)
 
 
-def _left_out(part: dict[str, Any]) -> str:
+def left_out(part: dict[str, Any]) -> str:
+    """What stands in the place of a part that is no text."""
     kind = part["type"]
     medium = next((each for each in _MEDIA if each in kind), kind.replace("_", " ")[:60])
     name = next((str(part[key])[:200] for key in ("tool_name", "title", "name", "filename") if part.get(key)), "")

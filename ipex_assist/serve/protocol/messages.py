@@ -24,6 +24,8 @@ from ipex_assist.serve.protocol.common import (
     text_or_list,
     with_one_system,
 )
+from ipex_assist.serve.protocol.images import ImageBlock, for_template, is_here
+from ipex_assist.serve.protocol.images import joined as both
 from ipex_assist.serve.protocol.thinking import thinking_variables
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
@@ -82,20 +84,34 @@ class ToolUse(RequestBody):
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": arguments}}
 
 
+def _of_result(content: Any) -> Any:
+    return text_of_parts(content, is_here)
+
+
+def _kind_of_result(block: Any) -> str:
+    kind = block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
+    return "[image]" if kind == "image" else "[text]"
+
+
+ResultBlock = Annotated[
+    Annotated[TextBlock, Tag("[text]")] | Annotated[ImageBlock, Tag("[image]")], Discriminator(_kind_of_result)
+]
+
+
 class ToolResult(RequestBody):
     """What came of a call."""
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: Annotated[TextOrBlocks[TextBlock] | None, BeforeValidator(text_of_parts)] = None
+    content: Annotated[TextOrBlocks[ResultBlock] | None, BeforeValidator(_of_result)] = None
     is_error: bool | None = None
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates read it."""
-        return {"role": "tool", "content": joined(self.content), "tool_call_id": self.tool_use_id}
+        return {"role": "tool", "content": for_template(self.content), "tool_call_id": self.tool_use_id}
 
 
-_BLOCKS = ("thinking", "redacted_thinking", "tool_use", "tool_result")
+_BLOCKS = ("image", "thinking", "redacted_thinking", "tool_use", "tool_result")
 
 
 def _kind(block: Any) -> str:
@@ -106,6 +122,7 @@ def _kind(block: Any) -> str:
 
 Block = Annotated[
     Annotated[TextBlock, Tag("text")]
+    | Annotated[ImageBlock, Tag("image")]
     | Annotated[ThinkingBlock, Tag("thinking")]
     | Annotated[RedactedThinking, Tag("redacted_thinking")]
     | Annotated[ToolUse, Tag("tool_use")]
@@ -141,11 +158,12 @@ class InputTurn(RequestBody):
         calls = [block.for_template() for block in self.blocks if isinstance(block, ToolUse)]
         thoughts = "".join(block.thinking for block in self.blocks if isinstance(block, ThinkingBlock))
         texts = self.texts
+        said = [block for block in self.blocks if isinstance(block, (TextBlock, ImageBlock))]
         if self.role == "assistant":
             message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
             more = {"reasoning_content": thoughts, "tool_calls": calls}
             return [*results, message | {name: value for name, value in more.items() if value}]
-        return [*results, {"role": "user", "content": "\n".join(texts)}] if texts or not results else results
+        return [*results, {"role": "user", "content": for_template(said)}] if said or not results else results
 
 
 class MessageTool(RequestBody):
@@ -253,7 +271,7 @@ class CountTokens(RequestBody):
                 continue
             for message in turn.for_template():
                 if made and message.keys() == made[-1].keys() == {"role", "content"} and _same_side(message, made[-1]):
-                    made[-1] = {**made[-1], "content": f"{made[-1]['content']}\n{message['content']}"}
+                    made[-1] = {**made[-1], "content": both(made[-1]["content"], message["content"])}
                 else:
                     made.append(message)
         return made

@@ -23,6 +23,7 @@ from ipex_assist.serve.protocol.common import (
     text_of_parts,
     text_or_list,
 )
+from ipex_assist.serve.protocol.images import InputImage, for_template, is_here
 from ipex_assist.serve.protocol.structured import JsonObject, TextFormat
 from ipex_assist.serve.protocol.thinking import ThinkingFields
 from ipex_assist.serve.protocol.tools import STRICT, Name
@@ -48,19 +49,27 @@ class InputText(TextPart):
     text: str
 
 
+def _kind_of_part(part: Any) -> str:
+    kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
+    return "[image]" if kind == "input_image" else "[text]"
+
+
+InputPart = Annotated[
+    Annotated[InputText, Tag("[text]")] | Annotated[InputImage, Tag("[image]")], Discriminator(_kind_of_part)
+]
+
+
 class InputMessage(RequestBody):
     """A turn of the conversation, or an answer's output item as it came."""
 
     type: Literal["message"] | None = None
     role: Literal["system", "developer", "user", "assistant"]
-    content: TextOrList[InputText]
+    content: TextOrList[InputPart]
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates read it."""
-        content = self.content
-        if isinstance(content, list):
-            content = "\n".join(part.text for part in content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": content}
+        role = "system" if self.role == "developer" else self.role
+        return {"role": role, "content": for_template(self.content)}
 
 
 class InputCall(RequestBody):
@@ -112,17 +121,20 @@ class InputReasoning(RequestBody):
         return {"role": "assistant", "content": "", "reasoning_content": thought}
 
 
+def _of_call(output: Any) -> Any:
+    return text_of_parts(output, is_here)
+
+
 class InputCallOutput(RequestBody):
     """What came of a call."""
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
-    output: Annotated[TextOrList[InputText], BeforeValidator(text_of_parts)]
+    output: Annotated[TextOrList[InputPart], BeforeValidator(_of_call)]
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates read it."""
-        output = self.output if isinstance(self.output, str) else "\n".join(part.text for part in self.output)
-        return {"role": "tool", "content": output, "tool_call_id": self.call_id}
+        return {"role": "tool", "content": for_template(self.output), "tool_call_id": self.call_id}
 
 
 def _kind(item: Any) -> str:

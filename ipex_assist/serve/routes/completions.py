@@ -104,11 +104,14 @@ def router(models: ServedModels) -> APIRouter:
         check_biases(service, body, body.n or 1)
         deadline = service.deadline()
         begun = await service.in_thread(_begun, body)
-        turn, tokens = await prepare_conversation(service, lambda: _asked(body, begun), deadline, begun or "")
+        turn, tokens, images = await prepare_conversation(service, lambda: _asked(body, begun), deadline, begun or "")
         room = service.most_new_tokens(len(tokens), body.wanted_tokens)
         options = body.generation_options(room, service.facts.sampling, body.wanted_logprobs)
         options = service.adapters.apply(options, body)
-        requests = [GenerationRequest(tokens, each, turn.grammar) for each in options_per_choice(options, body.n or 1)]
+        requests = [
+            GenerationRequest(tokens, each, turn.grammar, images=tuple(images))
+            for each in options_per_choice(options, body.n or 1)
+        ]
         named = None if options.logprobs is None else service.token_texts
         form = await service.in_thread(output_form, service.tokenizer, turn, tokens)
         writer = ChatWriter(service, ChoiceTexts(requests, len(tokens), named), body, form)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ipex_assist.serve.pictured_messages import pictured
 from ipex_assist.serve.protocol.common import with_one_system
 from ipex_assist.serve.service import Service
 from ipex_assist.serve.tools import SCHEMA_FIELDS, OutputForm, PreparedConversation, prepare, special_words
@@ -32,31 +33,35 @@ class AskedConversation:
     schema_fields: str = SCHEMA_FIELDS
     variables: Mapping[str, Any] | None = None  # of the chat template
     thinking_budget: int | None = None  # tokens of a thought
+    field: str = "messages"  # of the body, that has them
 
 
 async def prepare_conversation(
     service: Service, read: Callable[[], AskedConversation], deadline: float, begun: str = ""
-) -> tuple[PreparedConversation, list[int]]:
+) -> tuple[PreparedConversation, list[int], list[bytes]]:
     """Run `read` and `tools.prepare` in a thread, check the grammars and encode the prompt; returns both results.
+
+    And its images, for each of which the prompt has a placeholder.
 
     read: of the body, which may have thousands of messages. begun: the beginning of the answer, after which the prompt
     ends. deadline: see `Service.deadline`.
     """
 
-    def work() -> tuple[PreparedConversation, AskedConversation]:
+    def work() -> tuple[PreparedConversation, AskedConversation, list[bytes]]:
         asked = read()
+        messages, images = pictured(asked.messages, service.facts.images, asked.field)
         made = prepare(
             service.tokenizer,
-            with_one_system(list(asked.messages)),
+            with_one_system(messages),
             asked.tools,
             asked.tool_choice,
             parallel=asked.parallel is not False,
             response=asked.response,
             schema_fields=asked.schema_fields,
         )
-        return made, asked
+        return made, asked, images
 
-    turn, asked = await service.in_thread(work)
+    turn, asked, images = await service.in_thread(work)
     tokens = await service.encode_chat(turn.messages, turn.tools, asked.variables)
     if begun:
         tokens += await service.encode(begun, False)
@@ -66,7 +71,7 @@ async def prepare_conversation(
     if turn.grammar is not None or asked.thinking_budget is not None:
         grammar = await service.in_thread(_after_thought, service.tokenizer, turn, tokens, asked.thinking_budget)
         turn = replace(turn, grammar=grammar)
-    return turn, tokens
+    return turn, tokens, images
 
 
 def _after_thought(

@@ -41,8 +41,10 @@ async def _opened(models: ServedModels, name: str | None) -> Service:
     return await models.open(None if (name or "").startswith(ANY_MODEL) else name)
 
 
-async def _prepared(service: Service, body: CountTokens, deadline: float) -> tuple[PreparedConversation, list[int]]:
-    """The conversation and its prompt's tokens. An assistant's turn at the end is the beginning of the answer."""
+async def _prepared(
+    service: Service, body: CountTokens, deadline: float
+) -> tuple[PreparedConversation, list[int], list[bytes]]:
+    """The conversation, its prompt's tokens and images. An assistant's turn at the end begins the answer."""
     service.check_task()
     if body.messages[-1].role != "assistant":
         return await prepare_conversation(service, lambda: _asked(body), deadline)
@@ -62,11 +64,11 @@ def router(models: ServedModels) -> APIRouter:
         """Answer a conversation."""
         service = await _opened(models, body.model)
         deadline = service.deadline()
-        turn, tokens = await _prepared(service, body, deadline)
+        turn, tokens, images = await _prepared(service, body, deadline)
         room = service.most_new_tokens(len(tokens), body.max_tokens)
         options = service.adapters.apply(body.sampling().generation_options(room, service.facts.sampling), body)
         begun = body.messages[-1].role == "assistant"
-        requests = [GenerationRequest(tokens, options, turn.grammar, continues=begun)]
+        requests = [GenerationRequest(tokens, options, turn.grammar, continues=begun, images=tuple(images))]
         form = await service.in_thread(output_form, service.tokenizer, turn, tokens)
         texts = ChoiceTexts(requests, len(tokens), None)
         writer = MessagesWriter(service, texts, form, shows_thoughts=body.shows_thoughts)
@@ -76,7 +78,9 @@ def router(models: ServedModels) -> APIRouter:
     async def count_tokens(body: CountTokens) -> CountedTokens:
         """How many tokens the prompt of a conversation has."""
         service = await _opened(models, body.model)
-        _, tokens = await _prepared(service, body, service.deadline())
+        _, tokens, images = await _prepared(service, body, service.deadline())
+        if images:
+            raise ApiError(400, "messages: the tokens of images are known when they are read: count without them")
         return CountedTokens(input_tokens=len(tokens))
 
     return routes

@@ -36,6 +36,7 @@ def _asked(body: ResponsesRequest, messages: list[dict[str, Any]]) -> AskedConve
         "tools[{}].parameters",
         body.template_variables,
         body.budget,
+        "input",
     )
 
 
@@ -63,7 +64,7 @@ def router(models: ServedModels) -> APIRouter:
         if body.previous_response_id is not None:
             before = kept.find(body.previous_response_id, "previous_response_id").messages
         new = await service.in_thread(body.messages)
-        turn, tokens = await prepare_conversation(service, lambda: _asked(body, [*before, *new]), deadline)
+        turn, tokens, images = await prepare_conversation(service, lambda: _asked(body, [*before, *new]), deadline)
         room = service.most_new_tokens(len(tokens), body.max_output_tokens)
         options = body.generation_options(room, service.facts.sampling, body.wanted_logprobs)
         options = service.adapters.apply(options, body)
@@ -72,7 +73,7 @@ def router(models: ServedModels) -> APIRouter:
             if body.store is not False:
                 kept.keep(StoredResponse(response, [*before, *new, answer]))
 
-        requests = [GenerationRequest(tokens, options, turn.grammar)]
+        requests = [GenerationRequest(tokens, options, turn.grammar, images=tuple(images))]
         texts = ChoiceTexts(requests, len(tokens), None if options.logprobs is None else service.token_texts)
         form = await service.in_thread(output_form, service.tokenizer, turn, tokens)
         writer = ResponseWriter(service, texts, body, options, keep, form)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from ipex_assist.serve.errors import responses
+from ipex_assist.serve.errors import ApiError, responses
+from ipex_assist.serve.pictured_messages import pictured
 from ipex_assist.serve.protocol.common import with_one_system
 from ipex_assist.serve.protocol.tokenize import (
     DetokenizeRequest,
@@ -22,7 +23,10 @@ from ipex_assist.tokenization.tokenizer import checked_ids
 
 
 def _prepared(service: Service, body: TokenizeMessages) -> PreparedConversation:
-    messages = with_one_system([message.for_template() for message in body.messages])
+    messages, images = pictured((message.for_template() for message in body.messages), service.facts.images)
+    if images:
+        raise ApiError(400, "messages: the tokens of images are known when they are read: leave them out")
+    messages = with_one_system(messages)
     return prepare(service.tokenizer, messages, [tool.model_dump(exclude_none=True) for tool in body.tools or ()])
 
 

@@ -1,0 +1,141 @@
+"""The process that reads images: its refusals, its end, and what is kept."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import seeing_models
+from conftest import HAS_NATIVE
+from seeing_models import content, picture
+
+from ipex_assist.api import load
+from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.speculative.options import GenerationOptions
+from ipex_assist.vision.reader import ImageReader
+from ipex_assist.vision.seen import SeenImage
+from ipex_assist.vision.wire import TowerSettings
+from ipex_assist.workers.request_loop import RequestLoop
+from ipex_assist.workers.wire import Answered, Cancel, TextRequest
+
+pytestmark = pytest.mark.one_stack
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return seeing_models.talking(tmp_path_factory.mktemp("talking"))
+
+
+@pytest.fixture(scope="module")
+def reader(folder: Path) -> Iterator[ImageReader]:
+    settings = TowerSettings(str(folder), "qwen2_5_vl", "fp32", 1, sorted(os.sched_getaffinity(0)))
+    reader = ImageReader(settings, 3)
+    yield reader
+    reader.close()
+
+
+def test_rows_do_not_depend_on_company_or_form(reader: ImageReader) -> None:
+    """The same pixels as a file, an image and an array; before other images and after them."""
+    page = picture(24, 16, 3)
+    alone = reader.see([page])[0]
+    others = reader.see([picture(40, 40, 1), content(page), np.asarray(page), picture(8, 8, 2)])
+    assert np.array_equal(others[1].rows, alone.rows)
+    assert np.array_equal(others[2].rows, alone.rows)
+    assert alone.rows.shape == (6, 64)
+    assert alone.axes is not None
+    assert alone.axes.tolist() == [[0, y, x] for y in range(2) for x in range(3)]
+
+
+def test_an_image_is_read_once(reader: ImageReader) -> None:
+    """A conversation sends it with every message."""
+    page = content(picture(24, 16, 9))
+    assert reader.see([page])[0] is reader.see([page])[0]
+
+
+def test_the_process_may_die(reader: ImageReader) -> None:
+    """Whoever's image it was is told so, and the next one is read by a new process."""
+    reader.see([picture(8, 8, 5)])
+    process = reader._process
+    assert process is not None
+    process.send_signal(signal.SIGSTOP)
+    threading.Timer(0.5, process.kill).start()
+    with pytest.raises(UsageError, match="died of this one"):
+        reader.see([picture(8, 8, 6)])
+    assert reader.see([picture(8, 8, 6)])[0].rows.shape == (1, 64)
+    assert reader._process is not process
+
+
+def test_refusals_leave_the_process_alive(reader: ImageReader) -> None:
+    """Nothing that is sent ends it."""
+    reader.see([picture(8, 8, 5)])
+    process = reader._process
+    for wrong in (b"", b"GIF89a", content(picture(900, 3))):
+        with pytest.raises(UsageError):
+            reader.see([wrong])
+    with pytest.raises(UsageError, match="65 images are given"):
+        reader.see([b""] * 65)
+    assert reader._process is process
+
+
+def test_a_checkpoint_without_a_vision_part(folder: Path, tmp_path: Path) -> None:
+    """The error of loading comes to whoever sent the first image."""
+    settings = TowerSettings(str(tmp_path), "qwen2_5_vl", "fp32", 1, [0])
+    reader = ImageReader(settings, 3)
+    with pytest.raises(IpexAssistError):
+        reader.see([picture(8, 8)])
+    reader.close()
+
+
+@pytest.mark.skipif(not HAS_NATIVE, reason="texts share passes on the native core alone")
+def test_texts_go_on_while_an_image_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that waited for the tower would stall all streams; and a request can be given up meanwhile."""
+    with load(folder, None, precision="fp32", executor="native", kv_memory="8M") as model:
+        looks = threading.Event()
+        assert model.images is not None
+        see = model.images.see
+
+        def slow(sources: Any) -> list[SeenImage]:
+            assert looks.wait(600)
+            return see(sources)
+
+        monkeypatch.setattr(model.images, "see", slow)
+        replies: list[Any] = []
+        loop = RequestLoop(model, replies.append)
+        page = content(picture(24, 16, 3))
+        options = GenerationOptions(max_new_tokens=6)
+        asked = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What?"}]}]
+        loop.inbox.put(TextRequest(1, messages=asked, options=options, images=[page]))
+        loop.inbox.put(TextRequest(2, messages=asked, options=options, images=[page]))
+        loop.inbox.put(TextRequest(3, "the fox", options=GenerationOptions(max_new_tokens=20, ignore_eos=True)))
+        thread = threading.Thread(target=loop.run, daemon=True)
+        thread.start()
+        wait_until(lambda: any(isinstance(each, Answered) and each.id == 3 for each in replies))
+        assert [each.id for each in replies if isinstance(each, Answered)] == [3]
+        loop.inbox.put(Cancel(2))
+        wait_until(lambda: any(each.id == 2 for each in replies))
+        loop.inbox.put(None)
+        looks.set()
+        thread.join(300)
+        answers = {each.id: each for each in replies if isinstance(each, Answered)}
+        assert answers[2].error == "cancelled"
+        monkeypatch.undo()
+        assert answers[1].result is not None
+        expected = model.generate(
+            [{"role": "user", "content": [{"type": "image", "image": page}, asked[0]["content"][1]]}], max_new_tokens=6
+        )
+        assert answers[1].result["text"] == expected.text
+
+
+def wait_until(condition: Any, seconds: float = 300.0) -> None:
+    """Poll, with a limit far from what is expected."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
