@@ -39,7 +39,7 @@ from ipex_assist.quantization.precision import BLOCK_FORMAT, BLOCK_TYPES, INT4_G
 # 4096×4096 stands for the output projection, 4096×11008 and back for Llama-2-7B's MLP, 4096×16384 for OPT-6.7B's.
 SHAPES = ("4096x4096", "4096x11008", "11008x4096", "4096x16384", "16384x4096")
 PRECISIONS = ("bf16", "int8", "int4")
-BLOCKS = {GGMLQuantizationType(kind).name: kind for kind in BLOCK_TYPES}
+BLOCKS = {GGMLQuantizationType(kind).name: kind for kind in BLOCK_TYPES if kind < 200} | {"NF4": 200, "FP4": 201}
 WORKING_SET = 1 << 30
 # Passes over more rows than this are long, and spread little; of rivals only these have kernels for them.
 FEW = 64

@@ -72,7 +72,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ia_model_pack_file": (_i32, (_p, _p, _name, _i32, _i32, _i64, _i64, _i64)),
     "ia_model_pack_stored": (_i32, (_p, _p, _name, _p, _p, _p, _i64, _i64, _i64)),
     "ia_model_format": (_i32, (_p, _name)),
-    "ia_model_pack_blocks": (_i32, (_p, _p, _name, _i32, _p, _i64, _i64)),
+    "ia_model_pack_blocks": (_i32, (_p, _p, _name, _i32, _p, _i64, _i64, _p)),
     "ia_model_set_order": (_i32, (_p, _name, _p, _i64)),
     "ia_adapter_new": (_p, (_p,)),
     "ia_adapter_delete": (None, (_p,)),

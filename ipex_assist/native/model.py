@@ -210,14 +210,20 @@ class PackedModel:
         self.check(found)
         return found
 
-    def pack_blocks(self, name: str, file: int, offsets: array[int], columns: int) -> None:
+    def pack_blocks(
+        self, name: str, file: int, offsets: array[int], columns: int, row_scales: array[float] | None = None
+    ) -> None:
         """Pack a weight whose rows lie in an open file, in blocks of its own format, row i from byte `offsets[i]` on.
 
+        file: -1: they lie in memory, at these addresses. row_scales: a float for each row, of formats that have such.
         Raises NotFiniteError where a scale is NaN or infinite, IpexAssistError where the file is too short.
         """
         rows = len(offsets)
+        if row_scales is not None and (row_scales.typecode, len(row_scales)) != ("f", rows):
+            raise ValueError(f"{len(row_scales)} scales of type {row_scales.typecode} for {rows} rows")
+        scales = None if row_scales is None else row_scales.buffer_info()[0]
         status = self.library.ia_model_pack_blocks(
-            self.handle, self.pool.handle, name.encode(), file, offsets.buffer_info()[0], rows, columns
+            self.handle, self.pool.handle, name.encode(), file, offsets.buffer_info()[0], rows, columns, scales
         )
         self.check_packed(status, name, (rows, columns))
 

@@ -8,6 +8,8 @@
 #include <map>
 #include <set>
 
+#include "formats/blocks/place.h"
+#include "operations/single_linear.h"
 #include "small_model.h"
 
 namespace check {
@@ -98,7 +100,7 @@ std::map<uintptr_t, int> check_pages(const Fixture& x, int nodes) {
     };
     for (const Linear* linear : linears_of(model)) {
         for (int t = 0; t < x.pool.threads(); t++) {
-            const auto [first, last] = ipex_assist::slice(*linear, t, x.pool.threads());
+            const auto [first, last] = slice(*linear, t, x.pool.threads());
             for (int64_t b = first; b < last; b++) {
                 const uint8_t* block = weights_of(*linear, b);
                 CHECK(blocks.insert(block).second, "two blocks in one place");
@@ -283,6 +285,53 @@ void check_blocks_on_nodes(const KernelTable& k, const Format& f, const Kind& ki
     CHECK(zeros * 2 > int64_t(read.size()), "%s: %ld bytes of a discarded block are gone", kind.name, long(zeros));
 }
 
+// Linears of blocks, whose parts differ in format and some of which have scales of columns, wherever they lie.
+std::vector<float> blocks_by(const KernelTable& k, int nodes) {
+    const Kind kind = {"blocks", 0, [](UniformSpec& s) {
+                           s.hidden_size = s.embedding_size = 256, s.intermediate_size = 512;
+                           s.heads = 8, s.kv_heads = 2, s.head_dim = s.rotary_dim = 32;
+                       }};
+    const KindSpec spec(FORMATS[1], kind);
+    WeightFormats formats;
+    const std::pair<const char*, Precision> parts[] = {{"q", Q4_K},    {"k", NVFP4},    {"v", Q6_K},    {"o", IQ3_S},
+                                                       {"gate", Q8_0}, {"up", IQ2_XXS}, {"down", TQ2_0}};
+    const auto name_of = [](const char* part) { return std::string("layers.1.") + part + "_proj.weight"; };
+    for (const auto& [part, format] : parts) formats[name_of(part)] = format;
+    Pool pool(3, nullptr, spread(3, nodes));
+    PackedModel model(spec.model, spec.layers.data(), &k, formats);
+    model.allocate(pool);
+    Random random(7);
+    for (const Shape& shape : shapes(spec.model, spec.layers)) {
+        const auto found = formats.find(shape.name);
+        if (found == formats.end()) continue;
+        const int64_t bytes = file_row_bytes(found->second, shape.columns);
+        std::vector<uint8_t> file(size_t(shape.rows * bytes));
+        for (uint8_t& byte : file) byte = uint8_t(random.below(256) & 0x3b);  // scales are numbers
+        std::vector<int64_t> rows;
+        std::vector<float> scales;
+        for (int64_t i = 0; i < shape.rows; i++) {
+            rows.push_back(int64_t(uintptr_t(file.data())) + i * bytes);
+            scales.push_back(random.normal());
+        }
+        const bool scaled = has_column_scales(found->second);
+        CHECK(model.pack_blocks(pool, shape.name,
+                                {-1, rows.data(), shape.rows, shape.columns, scaled ? scales.data() : nullptr}),
+              "%s", shape.name.c_str());
+    }
+    std::vector<float> all;
+    LinearBuffers buffers;
+    for (const auto role : {QKV, OUTPUT, UP, DOWN}) {
+        for (const int64_t rows : {1, 5, 40}) {
+            const int64_t width = role == DOWN ? 512 : 256, stride = 1024;
+            const std::vector<float> x = normal_row(random, rows * width);
+            std::vector<float> out(size_t(rows * stride));
+            run_linears(model, pool, buffers, role, x.data(), rows, out.data(), stride);
+            all.insert(all.end(), out.begin(), out.end());
+        }
+    }
+    return all;
+}
+
 }  // namespace
 
 void test_nodes(const KernelTable& k) {
@@ -302,6 +351,8 @@ void test_nodes(const KernelTable& k) {
         for (const int kind : {0, 1, 3, 6}) check_copies(k, f, KINDS[kind]);
     }
     check_shared_table(k);
+    const std::vector<float> expected = blocks_by(k, 1);
+    for (const int nodes : {2, 3}) CHECK(blocks_by(k, nodes) == expected, "blocks of files on %d nodes", nodes);
 }
 
 }  // namespace check

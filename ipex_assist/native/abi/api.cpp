@@ -170,11 +170,12 @@ IPEX_ASSIST_API int32_t ia_model_format(void* handle, const char* name) {
     });
 }
 
-// A matrix of blocks in an open file, see PackedModel::pack_blocks. Likewise 0, 1, 2 (a scale is no number) or -1.
+// A matrix of blocks in an open file or in memory, see BlockMatrix. Likewise 0, 1, 2 (a scale is no number) or -1.
 IPEX_ASSIST_API int32_t ia_model_pack_blocks(void* handle, void* pool, const char* name, int32_t file,
-                                             const int64_t* offsets, int64_t rows, int64_t columns) {
+                                             const int64_t* offsets, int64_t rows, int64_t columns,
+                                             const float* row_scales) {
     return guarded_numbers(2, [&] {
-        const BlockMatrix matrix{file, offsets, rows, columns};
+        const BlockMatrix matrix{file, offsets, rows, columns, row_scales};
         return model_of(handle).pack_blocks(*static_cast<Pool*>(pool), name, matrix) ? 0 : 1;
     });
 }

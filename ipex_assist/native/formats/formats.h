@@ -30,8 +30,21 @@ constexpr auto with_format(Precision precision, F&& f) {
         case Q4_K: return f(Q4KFormat());
         case Q5_K: return f(Q5KFormat());
         case Q6_K: return f(Q6KFormat());
+        case IQ2_XXS: return f(Iq2XxsFormat());
+        case IQ2_XS: return f(Iq2XsFormat());
+        case IQ3_XXS: return f(Iq3XxsFormat());
+        case IQ1_S: return f(Iq1SFormat());
         case IQ4_NL: return f(Iq4NlFormat());
+        case IQ3_S: return f(Iq3SFormat());
+        case IQ2_S: return f(Iq2SFormat());
         case IQ4_XS: return f(Iq4XsFormat());
+        case IQ1_M: return f(Iq1MFormat());
+        case TQ1_0: return f(Tq1_0Format());
+        case TQ2_0: return f(Tq2_0Format());
+        case GGUF_MXFP4: return f(GgufMxfp4Format());
+        case NVFP4: return f(Nvfp4Format());
+        case NF4: return f(Nf4Format());
+        case FP4: return f(Fp4Format());
     }
     __builtin_unreachable();
 }
@@ -54,8 +67,21 @@ constexpr bool is_precision(int32_t number) {
         case Q4_K:
         case Q5_K:
         case Q6_K:
+        case IQ2_XXS:
+        case IQ2_XS:
+        case IQ3_XXS:
+        case IQ1_S:
         case IQ4_NL:
-        case IQ4_XS: return true;
+        case IQ3_S:
+        case IQ2_S:
+        case IQ4_XS:
+        case IQ1_M:
+        case TQ1_0:
+        case TQ2_0:
+        case GGUF_MXFP4:
+        case NVFP4:
+        case NF4:
+        case FP4: return true;
     }
     return false;
 }

@@ -13,7 +13,8 @@ enum Precision : int32_t {
     INT4,
     MXFP4,
     FP8,
-    // Those of GGUF files, kept as they are (blocks/): 64 and the number that the format has there.
+    // Those of GGUF files, kept as they are (blocks/): 64 and the number that the format has there. NF4 and FP4 of
+    // bitsandbytes are such blocks as well.
     Q4_0 = 66,
     Q4_1,
     Q5_0 = 70,
@@ -24,8 +25,21 @@ enum Precision : int32_t {
     Q4_K,
     Q5_K,
     Q6_K,
-    IQ4_NL = 84,
-    IQ4_XS = 87
+    IQ2_XXS = 80,
+    IQ2_XS,
+    IQ3_XXS,
+    IQ1_S,
+    IQ4_NL,
+    IQ3_S,
+    IQ2_S,
+    IQ4_XS,
+    IQ1_M = 93,
+    TQ1_0 = 98,
+    TQ2_0,
+    GGUF_MXFP4 = 103,
+    NVFP4,
+    NF4 = 264,
+    FP4
 };
 
 // What the rows that a linear multiplies are made of; of several formats it is the same. INT8_ROWS and BLOCK_ROWS have

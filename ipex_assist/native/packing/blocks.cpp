@@ -1,6 +1,8 @@
 // Matrices in blocks, from a file into the image as they are.
 #include <algorithm>
 #include <atomic>
+#include <cmath>
+#include <cstring>
 #include <string>
 
 #include "formats/blocks/place.h"
@@ -27,6 +29,8 @@ public:
     }
 
 private:
+    static const void* address(int64_t offset) { return reinterpret_cast<const void*>(intptr_t(offset)); }
+
     void read(int64_t first, int64_t count) {
         const auto follows = [&](int64_t row) { return matrix_.offsets[row] == matrix_.offsets[row - 1] + row_bytes_; };
         first_ = first, end_ = first + count;
@@ -36,8 +40,9 @@ private:
         for (int64_t row = first_, end; row < end_; row = end) {
             end = row + 1;
             while (end < end_ && follows(end)) end++;
-            read_file(matrix_.file, matrix_.offsets[row], buffer_.data() + (row - first_) * row_bytes_,
-                      (end - row) * row_bytes_);
+            uint8_t* to = buffer_.data() + (row - first_) * row_bytes_;
+            if (matrix_.file < 0) std::memcpy(to, address(matrix_.offsets[row]), size_t((end - row) * row_bytes_));
+            else read_file(matrix_.file, matrix_.offsets[row], to, (end - row) * row_bytes_);
         }
     }
 
@@ -47,6 +52,12 @@ private:
     std::vector<uint8_t> buffer_;
 };
 
+// Of the i-th 16 rows.
+void place_row_scales(const BlockMatrix& matrix, int64_t i, float* to) {
+    for (int64_t row = i * LANES; row < (i + 1) * LANES; row++)
+        *to++ = matrix.row_scales && row < matrix.rows ? matrix.row_scales[row] : 1.0f;
+}
+
 // The first row with a scale that is no number, or `rows`.
 int64_t pack_panels(Pool& pool, const PackTarget& where, Precision format, const BlockMatrix& matrix) {
     const Linear& linear = *where.linear;
@@ -55,6 +66,8 @@ int64_t pack_panels(Pool& pool, const PackTarget& where, Precision format, const
     pool.run([&](int thread) {
         BlockReader reader(matrix, file_row_bytes(format, matrix.columns));
         each_panel(pool, thread, where, count, [&](int64_t i, int64_t panel) {
+            if (has_column_scales(format))
+                place_row_scales(matrix, i, const_cast<float*>(linear.scales) + panel * LANES);
             const FileRows rows = reader.rows(i * LANES, std::min<int64_t>(LANES, matrix.rows - i * LANES));
             const int64_t lane =
                 place_blocks(format, rows, linear.depth, const_cast<uint8_t*>(weights_of(linear, panel)));
@@ -76,6 +89,11 @@ bool PackedModel::pack_blocks(Pool& pool, std::string_view name, const BlockMatr
     if (!weight.is_matrix() || !where.linear || !weight.takes(matrix.rows, matrix.columns)) return false;
     const Precision format = panel_format(*where.linear, where.first);
     if (!is_blocks(format)) return false;
+    if (matrix.row_scales && !has_column_scales(format)) refuse("scales of rows, which this format does not have");
+    for (int64_t row = 0; matrix.row_scales && row < matrix.rows; row++) {
+        if (!std::isfinite(matrix.row_scales[row]))
+            throw NotFinite("a scale that is NaN or infinity in row " + std::to_string(row));
+    }
     const int64_t row = pack_panels(pool, where, format, matrix);
     if (row < matrix.rows) throw NotFinite("a scale that is NaN or infinity in row " + std::to_string(row));
     if (!weight.table || skips_table(weight)) arrived(name);  // else the table is still to come

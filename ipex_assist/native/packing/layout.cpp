@@ -52,6 +52,12 @@ void place_residual_norms(ModelWeights& w) {
     if (w.spec.final_norm) w.into_head.pre = &w.final_norm;
 }
 
+// Whether a panel of a linear has scales of its columns.
+bool scales_columns(const Linear& linear) {
+    if (!linear.mixed) return has_column_scales(linear.precision);
+    return std::any_of(linear.mixed->formats, linear.mixed->formats + linear.panels, has_column_scales);
+}
+
 }  // namespace
 
 void ImageLayout::divide(const Pool* pool) {
@@ -179,7 +185,7 @@ void ImageLayout::linear(Linear& to, const LinearShape& shape, std::initializer_
     to.panels = shape.columns / LANES;
     choose_formats(to, shape, parts);
     if (shape.bias) to.bias = floats(shape.columns);
-    if (has_column_scales(to.precision)) to.scales = floats(shape.columns);
+    if (scales_columns(to)) to.scales = floats(shape.columns);
     if (weights_->spec.ordered) to.order = reinterpret_cast<const int32_t*>(take(to.depth * 4, 64));
     if (divided()) return place_on_nodes(to);
     to.weights = take(panel_offset(to, to.panels), WEIGHTS_ALIGNMENT);

@@ -22,9 +22,10 @@ struct NotFinite : std::runtime_error {
 
 // A matrix that lies in an open file, from byte offsets[i] on row i, in blocks.
 struct BlockMatrix {
-    int file;
+    int file;                // -1: it lies in memory, and offsets are addresses
     const int64_t* offsets;  // (rows)
     int64_t rows, columns;
+    const float* row_scales = nullptr;  // (rows), of formats whose columns have scales of their own; null: all are 1
 };
 
 class PackedModel : public ModelWeights {
@@ -75,7 +76,7 @@ public:
     // weight, or where within 16 columns of fp8 scales vary both by span and by column; NotFinite as above.
     bool pack_stored(Pool& pool, std::string_view name, const StoredNumbers& matrix);
     // Packs a matrix of rows in blocks, in the format that the weight has. False where there is no such weight in blocks;
-    // NotFinite where a scale is NaN or infinite.
+    // NotFinite where a scale is NaN or infinite; throws where the format has no scales of rows and there are some.
     bool pack_blocks(Pool& pool, std::string_view name, const BlockMatrix& matrix);
     // The order of a linear's input columns (width), in which matrices are packed into it. False where it has none.
     bool set_order(std::string_view name, const int32_t* order, int64_t width);
