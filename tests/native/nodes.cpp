@@ -295,14 +295,14 @@ std::vector<float> blocks_by(const KernelTable& k, int nodes) {
     WeightFormats formats;
     const std::pair<const char*, Precision> parts[] = {{"q", Q4_K},    {"k", NVFP4},    {"v", Q6_K},    {"o", IQ3_S},
                                                        {"gate", Q8_0}, {"up", IQ2_XXS}, {"down", TQ2_0}};
-    const auto name_of = [](const char* part) { return std::string("layers.1.") + part + "_proj.weight"; };
+    const auto name_of = [](const char* part) { return std::string("layers.1.") + part + "_proj"; };
     for (const auto& [part, format] : parts) formats[name_of(part)] = format;
     Pool pool(3, nullptr, spread(3, nodes));
     PackedModel model(spec.model, spec.layers.data(), &k, formats);
     model.allocate(pool);
     Random random(7);
     for (const Shape& shape : shapes(spec.model, spec.layers)) {
-        const auto found = formats.find(shape.name);
+        const auto found = formats.find(shape.name.substr(0, shape.name.rfind('.')));
         if (found == formats.end()) continue;
         const int64_t bytes = file_row_bytes(found->second, shape.columns);
         std::vector<uint8_t> file(size_t(shape.rows * bytes));
