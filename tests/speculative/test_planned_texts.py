@@ -17,7 +17,7 @@ from ipex_assist.speculative.draft_lengths import best_length
 from ipex_assist.speculative.pass_drafts import PlannedRequest, RequestDraft
 from ipex_assist.speculative.planned_assistant import KnownAssistant
 from ipex_assist.speculative.planner import Planner
-from ipex_assist.speculative.schedule import RoundState
+from ipex_assist.speculative.schedule import NOTHING, RoundState
 from ipex_assist.speculative.sources.proposal import Proposal
 
 pytestmark = pytest.mark.one_stack
@@ -143,6 +143,26 @@ def test_a_calibration_in_which_reading_was_disturbed(count: int, prompt: int, f
     quiet, found, wrong = seconds
     assert 128 - found >= 0.7 * (128 - quiet)
     assert wrong <= (1 + LOST_SHARE) * 128 + 0.4, "what reading takes is known roughly"
+
+
+def test_a_token_of_many_is_worth_what_was_measured() -> None:
+    """Finds gains and allowances by a calibration that took passes of many for three times as slow as they are.
+
+    While prompts are read no pass corrects it: a token counts as no more than its share of one request's pass.
+    """
+    dear = replace(CHEAP, verify=(*CHEAP.verify[:7], *(3.0,) * (ROWS - 7)))
+    texts = Texts(dear, 8, true=CHEAP)
+    drafts = [RequestDraft(request, RoundState(100, 100, (100,))) for request in texts.requests]
+    made = texts.planner.plan(drafts, 8, prefill_rows=100, prefilling=1)
+    texts.planner.observe(made, PassTimes(108, 5.0, read=100))
+    assert made.costs.plain_s / 8 == 3 / 8
+    assert texts.planner.token_s == 1 / 8
+    for _ in range(20):
+        made = texts.planner.plan(drafts, 8)
+        for draft in drafts:
+            draft.plan = NOTHING
+        texts.planner.observe(made, PassTimes(8, 2.0))
+    assert texts.planner.token_s == pytest.approx(2 / 8, rel=0.1), "as measured"
 
 
 def test_what_would_not_pay_if_all_of_it_were_right_is_not_tried() -> None:
