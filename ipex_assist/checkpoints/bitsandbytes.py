@@ -7,8 +7,8 @@ weight.quant_map                         fp32 (16)                 the values th
 weight.quant_state.bitsandbytes__nf4     JSON in bytes: shape, blocksize, nested_blocksize, nested_offset, quant_type
 weight, SCB                              int8 (out, in), fp32 (out): LLM.int8, whose weights are weight · SCB / 127
 
-A block is 64 (or another power of two) values of the matrix read row by row. bitsandbytes itself computes with the
-products rounded to bf16 or fp16: NF4's values are not multiples of one number, so that no sum of integers has them.
+A block is 64 (or another power of two) values of the matrix read row by row. NF4's values are multiples of no number:
+the core keeps them to 16 bits, where bitsandbytes computes with products rounded to bf16 or fp16.
 Source: bitsandbytes.functional (QuantState, dequantize_4bit).
 """
 

@@ -14,11 +14,9 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import os
 from array import array
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -48,6 +46,8 @@ from ipex_assist.quantization.stored_blocks import StoredWeight, row_scales, to_
 from ipex_assist.quantization.table_weight import TableWeight
 
 log = logging.getLogger("ipex_assist")
+
+IN_MEMORY = -1  # in place of a file
 
 # Weights that the core computes as one linear, so that they share a permutation of input columns.
 _TOGETHER = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "g_proj": "qkv", "gate_proj": "up", "up_proj": "up"}
@@ -184,16 +184,10 @@ def _pack_blocks(model: PackedModel, ours: str, source: Source, weight: StoredWe
     part = weight.rows(lambda matrix: part_of(matrix, source, dim))
     check_shape(model.spec, ours, part.shape)
     blocks = to_blocks(part, number).contiguous()
-    file = os.memfd_create("blocks")
-    try:
-        with open(file, "wb", closefd=False) as memory:
-            memory.write(blocks.numpy().data)
-        offsets = array("q", range(0, blocks.numel(), blocks.shape[1]))
-        scales = row_scales(part, number)
-        more: dict[str, Any] = {} if scales is None else {"row_scales": array("f", scales.numpy().tobytes())}
-        model.pack_blocks(ours, file, offsets, part.shape[1], **more)
-    finally:
-        os.close(file)
+    first, scales = blocks.data_ptr(), row_scales(part, number)
+    rows = array("q", range(first, first + blocks.numel(), blocks.shape[1]))
+    factors = None if scales is None else array("f", scales.numpy().tobytes())
+    model.pack_blocks(ours, IN_MEMORY, rows, part.shape[1], factors)
     return True
 
 
