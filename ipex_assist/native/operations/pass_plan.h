@@ -73,7 +73,7 @@ struct RowRange {  // rows first <= r < end of one segment
     int32_t first, end, segment;
 };
 
-// What a thread of the prefill path takes at a time, for one KV head: blocks first <= b < end of a query tile.
+// What a thread that shares query tiles takes at a time, for one KV head: blocks first <= b < end of a tile.
 struct TileWork {
     int32_t tile;
     int32_t split;  // the number of the tile among those that are split; -1 where these are all of its blocks
