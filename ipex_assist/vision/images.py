@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ipex_assist.env.errors import UsageError
+from ipex_assist.env.versions import install_command
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -42,7 +43,7 @@ def read_image(source: ImageSource, limits: ImageLimits = LIMITS) -> Image:
     try:
         from PIL import Image
     except ImportError:
-        raise UsageError("images need Pillow: pip install 'ipex-assist[vision]'") from None
+        raise UsageError(f"images need Pillow: type {install_command('vision')}") from None
 
     if isinstance(source, Image.Image):
         return _upright(_checked(source, limits))
