@@ -156,9 +156,10 @@ def test_as_many_barriers_a_layer_as_the_core_has(variant: str) -> None:
     sizes = (attention.heads, attention.kv_heads, 16, 64, 256)
     shape = Shape(variant, 64, len(kinds), *sizes, experts, dense=kinds.count(False), latent=latent)
     paper = machine(2, line_ns=1000, spread_ns=0)
-    found = prompt(shape, paper).spent(40).ns["barriers"] / paper.barrier_ns()
+    rows = 48  # tiles enough: with fewer, blocks of keys may be shared, which takes one more
+    found = prompt(shape, paper).spent(rows).ns["barriers"] / paper.barrier_ns()
     # Beside the layers: the embedding, the rows that the head reads, and the head.
-    assert found + 3 == barriers.barriers_of(model, 40)
+    assert found + 3 == barriers.barriers_of(model, rows)
 
 
 def test_the_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

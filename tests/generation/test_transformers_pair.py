@@ -109,6 +109,7 @@ def gemma3(folder: Path, wrapped: bool, seed: int = 0) -> None:
         "intermediate_size": 96,
         "max_position_embeddings": 96,
         "sliding_window": 32,
+        "attn_logit_softcapping": 50.0,  # which our decoder leaves to transformers
     }
     vision = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     vision |= {"image_size": 28, "patch_size": 14}
