@@ -79,7 +79,8 @@ class PassDrafts:
     @property
     def token_s(self) -> float:
         """Seconds of plain decoding for each token of all requests, once those whose prompts are being read decode."""
-        return self.costs.plain_s / self.costs.requests
+        requests = self.costs.requests + self.prefilling
+        return float(self.costs.pass_s(requests)) / requests
 
     def allowed_s(self, passes: float) -> float:
         """Return what that many passes without drafts add to the balance, which has the first tokens' allowance."""
@@ -103,8 +104,9 @@ class PassDrafts:
             return self.costs
         if id(live) not in self.others:
             known = self.costs
-            own, prompts = live.costs_from(known.requests), known.base - known.requests
-            self.others[id(live)] = BatchCosts(own, known.requests, prompts, self.prefilling)
+            self.others[id(live)] = BatchCosts(
+                live.costs_from(known.requests), known.requests, known.base - known.requests
+            )
         return self.others[id(live)]
 
     def expect(self, live: LiveCosts) -> None:

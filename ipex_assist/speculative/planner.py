@@ -116,7 +116,7 @@ class Planner:
         whose prompts are being read, which will share later passes.
         """
         self._pause.end(self.live, self._last.costs.requests)
-        costs = BatchCosts(self.live.costs_from(requests), requests, prefill_rows, prefilling)
+        costs = BatchCosts(self.live.costs_from(requests), requests, prefill_rows)
         made = self._last = PassDrafts(drafts, self.live, costs, prefilling, rate=requests / costs.plain_s)
         self._count_in(drafts)
         if not prefill_rows and self._baseline.is_due:
@@ -306,8 +306,7 @@ class Planner:
                 self._rates(made, draft).observe(draft.proposal.confidence, count, draft.accepted)
         if not took.read:  # prompt rows need no logits, so such a pass says little about others
             each.live.observe_pass(took, made.expected_s, took.rows - drafted)
-            known = self.live.costs_from(costs.requests)
-            costs = made.costs = BatchCosts(known, costs.requests, prefilling=made.prefilling)
+            costs = made.costs = BatchCosts(self.live.costs_from(costs.requests), costs.requests)
             gain = made.rate * costs.plain_s / costs.requests if drafted else 0.0
             self._baseline.count(costs.requests, gain)
         else:

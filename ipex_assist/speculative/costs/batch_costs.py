@@ -10,18 +10,13 @@ from ipex_assist.speculative.costs.pair_costs import Costs
 
 
 class BatchCosts:
-    """Current costs of a pass in which `requests` requests decode beside `prefill_rows` prompt rows.
+    """Current costs of a pass in which `requests` requests decode beside `prefill_rows` prompt rows."""
 
-    prefilling: requests whose prompts are being read. What a pass without drafts takes, plain_s, is these requests'
-    part of one that they all share: tokens that are drafted now would have been decoded together with theirs.
-    """
-
-    def __init__(self, costs: Costs, requests: int, prefill_rows: int = 0, prefilling: int = 0) -> None:
+    def __init__(self, costs: Costs, requests: int, prefill_rows: int = 0) -> None:
         self.requests, self.base = requests, requests + prefill_rows
         self.now, self._verify = costs, np.array(costs.verify)
         self._draft = np.array([0.0, *(_draft_pass(costs, count) for count in range(1, requests + 1))])
-        together = requests + prefilling
-        self.plain_s = float(self.pass_s(together)) * requests / together  # seconds, without drafts and prompts
+        self.plain_s = float(self.pass_s(requests))  # seconds of a pass without drafts and prompts
         self.base_s = float(self.pass_s(self.base))  # seconds of a pass without drafts, with the prompt rows
         self._mean_row_s = (self.base_s - float(self._verify[0])) / max(1, self.base - 1)
 
