@@ -61,7 +61,7 @@ def quantize(weights: Floats, kind: int, importance: Floats | None = None, threa
 def _error_weights(x: Floats, importance: Floats | None, block: int) -> Floats:
     blocks = x.reshape(-1, block)
     variance = np.einsum("ij,ij->i", blocks, blocks)[:, None] / np.float32(block)
-    if importance is None:
+    if importance is None or not importance.any():
         return (np.sqrt(variance) + np.abs(blocks) + _TINY).reshape(x.shape)
     shape = np.sqrt(variance + blocks * blocks).reshape(x.shape) + _TINY
     # No input is so small that the weights it multiplies may be anything.

@@ -113,7 +113,8 @@ def test_any_matrix(kind: Type, shape: str, size: float, weighted: bool) -> None
     assert np.isfinite(found).all()
     if size >= 1e-3:
         largest = np.abs(x.reshape(-1, 256)).max(1)[:, None]
-        assert (np.abs(found - x).reshape(-1, 256) <= 0.16 * largest + 1e-7).all()
+        # A superblock's scale is a whole number of fp16's smallest steps, and at most 32 · 127 times that is a value.
+        assert (np.abs(found - x).reshape(-1, 256) <= 0.16 * largest + 32 * 127 * 2.0**-25).all()
     if shape == "zeros":
         assert not found.any()
 

@@ -25,7 +25,9 @@ ANSWER_TOKENS = 1024  # of an answer in a chat, where no flag says another limit
 RAW = ("--raw", "--no-chat")
 RAW_OPTIONS: dict[str, Any] = {"dest": "chat", "action": "store_false", "default": argparse.SUPPRESS}
 USAGE = f"%(prog)s [options] [PROMPT] [-]\n       %(prog)s {'|'.join(COMMANDS)} [options]"
-EPILOG = "`ipex-assist help` says what the commands do, `ipex-assist help COMMAND` lists the options of one.\n"
+DESCRIPTION = """\
+Generate text with an LLM and a small assistant model, pinned to this machine's cores.
+`ipex-assist help` says what the commands do, `ipex-assist help COMMAND` lists the options of one."""
 
 
 class Formatter(argparse.RawDescriptionHelpFormatter):
@@ -81,8 +83,7 @@ def build_parser() -> ArgumentParser:
         prog="ipex-assist",
         usage=USAGE,
         add_help=False,  # stands at the end
-        description="Generate text with an LLM and a small assistant model, pinned to this machine's cores.",
-        epilog=EPILOG,
+        description=DESCRIPTION,
         formatter_class=Formatter,
         allow_abbrev=False,  # `--dry` would not be recognised as the flag to leave out of the command that is printed
     )
