@@ -52,7 +52,7 @@ class BitnetCheckpoint(QuantizedCheckpoint):
         return "stored" if in_blocks else "int8" if self.modules else None
 
     def _blocks_of(self, name: str, module: QuantizedLinear) -> int | None:
-        from ipex_assist.quantization.stored_blocks import COLUMNS, TQ2_0
+        from ipex_assist.quantization.block_numbers import COLUMNS, TQ2_0
 
         return TQ2_0 if module.width % COLUMNS[TQ2_0] == 0 else None
 

@@ -18,6 +18,7 @@ import json
 import math
 from collections.abc import Mapping
 from functools import cached_property
+from struct import unpack
 from typing import TYPE_CHECKING, Any
 
 from ipex_assist.checkpoints.quantized import Kind, QuantizedCheckpoint, QuantizedLinear, Scheme
@@ -70,17 +71,23 @@ class BitsAndBytesCheckpoint(QuantizedCheckpoint):
         """The JSON of each linear. Small tensors, all of which are read."""
         names = [name for name, shape in self._stored.shapes().items() if _STATE in name]
         states = {}
-        for name, tensor in self._stored.tensors(names):
+        for name in names:
             try:
-                if tensor.numel() > _LARGEST_STATE:
-                    raise ValueError(f"it has {tensor.numel():,} bytes")
-                state = json.loads(bytes(tensor.flatten().tolist()))
+                if math.prod(self._stored.shapes()[name]) > _LARGEST_STATE:
+                    raise ValueError(f"its shape is {self._stored.shapes()[name]}")
+                state = json.loads(self._bytes(name))
                 if not isinstance(state, dict):
                     raise ValueError("it is no object")
             except (ValueError, TypeError, RecursionError) as error:
                 raise self._unsupported(f"{name} cannot be read: {error}") from error
             states[name] = state
         return states
+
+    def _bytes(self, name: str) -> bytes:
+        if (stored := self._stored.raw(name)) is not None:
+            return stored[1]
+        [(_, tensor)] = self._stored.tensors([name])
+        return bytes(tensor.flatten().tolist())
 
     def _of_state(
         self, weight: str, shapes: Mapping[str, tuple[int, ...]], kind: Kind, state: Mapping[str, Any]
@@ -114,7 +121,7 @@ class BitsAndBytesCheckpoint(QuantizedCheckpoint):
         return self.modules[name].kind == "int8"
 
     def _blocks_of(self, name: str, module: QuantizedLinear) -> int | None:
-        from ipex_assist.quantization.stored_blocks import COLUMNS, FP4, NF4
+        from ipex_assist.quantization.block_numbers import COLUMNS, FP4, NF4
 
         number = {"nf4": NF4, "fp4": FP4}.get(module.kind)
         return number if number is not None and module.group % COLUMNS[number] == 0 and self._usual_tables else None
@@ -122,16 +129,16 @@ class BitsAndBytesCheckpoint(QuantizedCheckpoint):
     @cached_property
     def _usual_tables(self) -> bool:
         """Whether codes stand for what the core takes them for."""
-        import torch
-
-        from ipex_assist.quantization.stored_blocks import FP4_VALUES, NF4_VALUES
+        from ipex_assist.quantization.block_numbers import FP4_VALUES, NF4_VALUES
 
         usual = {"nf4": NF4_VALUES, "fp4": (*FP4_VALUES, *(-value for value in FP4_VALUES))}
-        maps = {f"{name}.quant_map": usual.get(module.kind) for name, module in self.modules.items()}
-        return all(
-            torch.allclose(table.float().flatten(), torch.tensor(maps[name]), atol=1e-6)
-            for name, table in self._stored.tensors([name for name, values in maps.items() if values])
-        )
+        for name, module in self.modules.items():
+            if (values := usual.get(module.kind)) is not None:
+                kind, content = self._stored.raw(f"{name}.quant_map") or ("", b"")
+                stored = unpack("<16f", content) if kind == "F32" else (math.nan,) * 16
+                if not all(abs(a - b) <= 1e-6 for a, b in zip(values, stored, strict=True)):
+                    return False
+        return True
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         shapes = super().shapes()

@@ -152,14 +152,11 @@ class CompressedCheckpoint(QuantizedCheckpoint):
     def _blocks_of(self, name: str, module: QuantizedLinear) -> int | None:
         if module.kind in float4.GROUPS:
             return float4.block_number(module)
-        return super()._blocks_of(name, module) if module.kind != "fp8" and module.rows == 1 else None
+        packed = module.kind != "fp8" and module.rows == 1
+        return super()._blocks_of(name, module) if packed else None
 
-    def _small_parts(self, name: str, module: QuantizedLinear) -> tuple[torch.Tensor, torch.Tensor | None]:
-        import torch
-
-        [(_, scales)] = self._stored.tensors([module.parts[1]])
-        plain = module.kind in ("int4", "int8") and not any(part.endswith("zero_point") for part in module.parts)
-        return scales.float(), torch.tensor([1 << (module.bits - 1)]) if plain else None
+    def _is_symmetric(self, module: QuantizedLinear) -> bool:
+        return not any(part.endswith("weight_zero_point") for part in module.parts)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         shapes = super().shapes()

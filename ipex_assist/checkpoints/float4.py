@@ -52,7 +52,7 @@ def linear_of(
 
 def block_number(module: QuantizedLinear) -> int | None:
     """The core's number of blocks that hold such a linear; None where its width is no multiple of a block's."""
-    from ipex_assist.quantization.stored_blocks import COLUMNS, MXFP4, NVFP4
+    from ipex_assist.quantization.block_numbers import COLUMNS, MXFP4, NVFP4
 
     number = NVFP4 if module.kind == "nvfp4" else MXFP4
     return number if module.width % COLUMNS[number] == 0 else None

@@ -106,6 +106,16 @@ class FolderCheckpoint(Checkpoint):
         tensor = self._safetensors.get(name)
         return tensor if tensor is not None and tensor.dtype in ("F32", "F16", "BF16") else None
 
+    def raw(self, name: str) -> tuple[str, bytes] | None:
+        """The type and the bytes of a small tensor, read without torch; None for .bin files."""
+        tensor = self._safetensors.get(name)
+        if tensor is None:
+            return None
+        content = bytearray(tensor.nbytes)
+        with open(tensor.path, "rb", buffering=0) as file:
+            safetensors_file.read_into(file, tensor.offset, content)
+        return tensor.dtype, bytes(content)
+
     def bare_type(self, name: str) -> str | None:
         kind = self._safetensors[name].dtype if self._safetensors else self._bin_types[name]
         scaled = any(name + end in self.shapes() for end in _SCALE_ENDS)

@@ -21,7 +21,9 @@ from ipex_assist.models.weights import may_be_linear
 from ipex_assist.quantization.precision import BLOCK_FORMAT, BLOCK_TYPES
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
 
     from ipex_assist.models.spec import DecoderSpec
     from ipex_assist.models.weights import Source
@@ -146,51 +148,52 @@ class QuantizedCheckpoint(Checkpoint):
 
     def block_number(self, name: str) -> int | None:
         """The core's number of blocks that hold a linear as it is stored (quantization/stored_blocks.py), or None."""
-        number = self._blocks_of(name, self.modules[name])
-        return number if number is not None and number - BLOCK_FORMAT in BLOCK_TYPES else None
-
-    def _blocks_of(self, name: str, module: QuantizedLinear) -> int | None:
-        from ipex_assist.quantization.stored_blocks import COLUMNS, integers_in
-
-        if module.width % 32 or (module.groups > 1 and module.group % 32) or name in self.act_order:
-            return None
-        extent = self._extents.get(name)
-        number = None if extent is None else integers_in(*extent)
-        return number if number is not None and module.width % COLUMNS[number] == 0 else None
+        return self._block_numbers[name]
 
     @cached_property
-    def _extents(self) -> dict[str, tuple[int, int]]:
-        """The least and the largest that integers less their zeros may be, by name, of linears whose scales are fp16's.
+    def _block_numbers(self) -> dict[str, int | None]:
+        found = {name: self._blocks_of(name, module) or 0 for name, module in self.modules.items()}
+        return {name: each if each - BLOCK_FORMAT in BLOCK_TYPES else None for name, each in found.items()}
 
-        Reads scales and zeros, not values.
-        """
-        from ipex_assist.quantization.stored_blocks import fits_half
+    def _blocks_of(self, name: str, module: QuantizedLinear) -> int | None:
+        """By headers and small tensors, without torch."""
+        from ipex_assist.quantization.block_numbers import COLUMNS, integers_in
 
-        found = {}
-        for name, module in self.modules.items():
-            scales, zeros = self._small_parts(name, module)
-            if zeros is not None and fits_half(scales):
-                found[name] = -int(zeros.max()), (1 << module.bits) - 1 - int(zeros.min())
-        return found
+        if module.width % 32 or (module.groups > 1 and module.group % 32):
+            return None
+        half, values = 1 << (module.bits - 1), 1 << module.bits
+        # Zeros may be anything in a file that does not say that it is symmetric.
+        number = integers_in(-half, half - 1) if self._is_symmetric(module) else integers_in(-values, values - 1)
+        if number is None or module.width % COLUMNS[number] or not self._has_plain_parts(module):
+            return None
+        return number
 
-    def _small_parts(self, name: str, module: QuantizedLinear) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Scales in fp32 and unsigned zeros of a linear of integers; None where they have none of a known layout."""
-        import torch
+    def _is_symmetric(self, module: QuantizedLinear) -> bool:
+        """Whether all zeros are half the range, by the config; that is checked when the matrix is packed."""
+        return self.scheme.symmetric
 
-        from ipex_assist.quantization import awq, gptq
+    def _has_plain_parts(self, module: QuantizedLinear) -> bool:
+        """Whether a linear's scales are numbers of fp16 and its input columns in order."""
+        import numpy as np
 
-        tensors = {part.rpartition(".")[2]: tensor for part, tensor in self._stored.tensors(module.parts[1:3])}
-        if tensors["qzeros"].dtype != torch.int32 or not tensors["scales"].is_floating_point():
-            return tensors["scales"].float(), None  # which is reported when the weight is read
-        scheme, qzeros = self.scheme, tensors["qzeros"]
-        if scheme.layout == "awq":
-            return tensors["scales"].float(), awq.columns(qzeros)
-        minus_one = scheme.layout == "gptq"
-        try:
-            zeros = gptq.zeros_of(qzeros, module.bits, minus_one, scheme.maker, scheme.symmetric)
-        except ValueError as error:
-            raise self._unsupported(f"{name}: {error}") from error
-        return tensors["scales"].float(), zeros
+        for part in module.parts:
+            leaf = part.rpartition(".")[2]
+            if leaf in ("scales", "weight_scale", "weight_scale_inv", "g_idx", "weight_g_idx"):
+                stored = self._stored.raw(part)
+                if stored is None:  # of a .bin file
+                    return False
+                kind, content = stored
+                if leaf.endswith("g_idx"):
+                    index = np.frombuffer(content, {"I32": np.int32, "I64": np.int64}.get(kind, np.uint8))
+                    if not (index == -1).all() and not np.array_equal(index, np.arange(module.width) // module.group):
+                        return False
+                elif kind != "F16":
+                    scales = _floats(kind, content)
+                    with np.errstate(over="ignore"):
+                        halves = None if scales is None else scales.astype(np.float16)
+                    if halves is None or not np.array_equal(halves.astype(np.float32), scales):
+                        return False
+        return True
 
     def block_formats(self, spec: DecoderSpec, sources: Mapping[str, Source]) -> dict[str, int]:
         """Our weights that are kept in blocks, and the core's numbers of these."""
@@ -310,6 +313,15 @@ class QuantizedCheckpoint(Checkpoint):
             )
         except ValueError as error:
             raise self._unsupported(f"{name}: {error}") from error
+
+
+def _floats(kind: str, content: bytes) -> NDArray[np.float32] | None:
+    """Numbers in BF16 or F32; None for other types."""
+    import numpy as np
+
+    if kind == "BF16":
+        return (np.frombuffer(content, np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return np.frombuffer(content, np.float32) if kind == "F32" else None
 
 
 def read_scheme(declared: Mapping[str, Any]) -> Scheme:

@@ -7,6 +7,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ipex_assist.quantization.block_numbers import (
+    COLUMNS,
+    FP4,
+    FP4_VALUES,
+    MXFP4,
+    NF4,
+    NF4_VALUES,
+    NVFP4,
+    Q5_0,
+    Q8_0,
+    RANGES,
+    TQ2_0,
+)
 from ipex_assist.quantization.int4_weight import Int4Weight
 from ipex_assist.quantization.scaled_weight import ScaledWeight
 from ipex_assist.quantization.table_weight import TableWeight
@@ -16,34 +29,12 @@ if TYPE_CHECKING:
 
 StoredWeight = Int4Weight | ScaledWeight | TableWeight
 
-# The core's numbers: BLOCK_FORMAT and GGMLQuantizationType.
-Q4_0, Q5_0, Q8_0, TQ2_0, MXFP4, NVFP4 = 66, 70, 72, 99, 103, 104
-NF4, FP4 = 264, 265  # bitsandbytes': 64 values, an fp32 scale, two codes in a byte and the first in the upper bits
-COLUMNS = {Q4_0: 32, Q5_0: 32, Q8_0: 32, TQ2_0: 256, MXFP4: 32, NVFP4: 64, NF4: 64, FP4: 64}  # of a block
-_RANGES = {Q4_0: (-8, 7), Q5_0: (-16, 15), Q8_0: (-128, 127)}
-# What the core takes a code of bitsandbytes for, of FP4 without the sign.
-NF4_VALUES = (
-    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635),
-    *(-0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725),
-    *(0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
-)
-FP4_VALUES = tuple(value / 192 for value in (0, 1, 128, 192, 64, 96, 32, 48))
-
-
-def integers_in(least: int, most: int) -> int | None:
-    """The smallest of the formats that hold whole numbers from `least` to `most`; None: there is none."""
-    return next((kind for kind, (low, high) in _RANGES.items() if low <= least and most <= high), None)
-
-
-def fits_half(scales: torch.Tensor) -> bool:
-    """Whether scales are the same in fp16, which blocks have."""
-    import torch
-
-    return bool(torch.equal(scales.to(torch.float16).to(scales.dtype), scales))
-
 
 def to_blocks(weight: StoredWeight, kind: int) -> torch.Tensor:
-    """The rows of a matrix (columns, width) as uint8 (columns, bytes). The width is a multiple of a block's."""
+    """The rows of a matrix (columns, width) as uint8 (columns, bytes). The width is a multiple of a block's.
+
+    ValueError where integers do not fit, as in a checkpoint that is symmetric by its config alone.
+    """
     import torch
 
     each = COLUMNS[kind]
@@ -85,8 +76,9 @@ def _integers(weight: Int4Weight | ScaledWeight, kind: int) -> list[torch.Tensor
     if weight.zeros is not None:
         size = weight.shape[1] if groups == 1 else weight.group
         values = values - weight.zeros.to(torch.int16).repeat_interleave(size, 1)[:, : values.shape[1]]
-    low, high = _RANGES[kind]
-    assert not bool(((values < low) | (values > high)).any()), "values do not fit"
+    low, high = RANGES[kind]
+    if bool(((values < low) | (values > high)).any()):
+        raise ValueError(f"values less their zeros are not all from {low} to {high}")
     head = scales.contiguous().view(torch.uint8).unflatten(1, (-1, 2))
     if kind == Q8_0:
         return [head, values.to(torch.int8).view(torch.uint8).unflatten(1, (-1, 32))]

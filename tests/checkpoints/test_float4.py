@@ -7,8 +7,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+import checkpoint_files
+import compressed_files
 import float4_files
 import pytest
+import quantized_files
 import tiny_models
 import torch
 from conftest import HAS_NATIVE
@@ -72,6 +75,27 @@ def test_logits_of_the_core(layout: str, tmp_path: Path, caplog: pytest.LogCaptu
     assert relative(prompt, expected) < 0.07
     if precision != "bf16":
         assert estimate_bytes(str(tmp_path), None) == pytest.approx(text.model.packed.nbytes, rel=0.1)
+
+
+@pytest.mark.parametrize("layout", [*float4_files.LAYOUTS, "gptq", "int8"])
+def test_memory_is_planned_without_torch(layout: str, tmp_path: Path) -> None:
+    """A server's first process has no torch, and asks what precision a checkpoint will have."""
+    if layout == "gptq":
+        quantized_files.save(tmp_path, bits=8, group=32, sym=True)
+    elif layout == "int8":
+        compressed_files.save(tmp_path, scheme=compressed_files.Scheme("int8", group=32))
+    else:
+        float4_files.save(tmp_path, layout)
+    code = (
+        "import sys\n"
+        "sys.modules['torch'] = None\n"
+        "from ipex_assist.checkpoints.open import open_checkpoint\n"
+        "from ipex_assist.checkpoints.packed_size import estimate_bytes\n"
+        "print(open_checkpoint(sys.argv[1]).stored_precision, estimate_bytes(sys.argv[1], None))"
+    )
+    precision, size = checkpoint_files.run_python(code, str(tmp_path)).split()
+    assert precision == str(open_checkpoint(str(tmp_path)).stored_precision)
+    assert int(size) == estimate_bytes(str(tmp_path), None)
 
 
 @needs_native

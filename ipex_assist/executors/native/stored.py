@@ -183,7 +183,10 @@ def _pack_blocks(model: PackedModel, ours: str, source: Source, weight: StoredWe
         return False
     part = weight.rows(lambda matrix: part_of(matrix, source, dim))
     check_shape(model.spec, ours, part.shape)
-    blocks = to_blocks(part, number).contiguous()
+    try:
+        blocks = to_blocks(part, number).contiguous()
+    except ValueError as error:
+        raise IpexAssistError(f"{ours}: {error}; is it symmetric, as config.json says? Use --precision bf16") from error
     first, scales = blocks.data_ptr(), row_scales(part, number)
     rows = array("q", range(first, first + blocks.numel(), blocks.shape[1]))
     factors = None if scales is None else array("f", scales.numpy().tobytes())
