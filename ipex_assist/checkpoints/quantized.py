@@ -189,9 +189,11 @@ class QuantizedCheckpoint(Checkpoint):
                         return False
                 elif kind != "F16":
                     scales = _floats(kind, content)
+                    if scales is None:
+                        return False
                     with np.errstate(over="ignore"):
-                        halves = None if scales is None else scales.astype(np.float16)
-                    if halves is None or not np.array_equal(halves.astype(np.float32), scales):
+                        halves = scales.astype(np.float16)
+                    if not np.array_equal(halves.astype(np.float32), scales):
                         return False
         return True
 

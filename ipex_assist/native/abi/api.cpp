@@ -97,7 +97,7 @@ IPEX_ASSIST_API int32_t ia_model_allocate(void* handle, void* pool) {
 }
 
 // Whether the system refuses to put its memory on the nodes of the pool: then pages lie where they are written first.
-IPEX_ASSIST_API int32_t ia_nodes_refused(void* handle) { return model_of(handle).nodes_refused(); }
+IPEX_ASSIST_API int32_t ia_nodes_refused(void* handle) { return model_of(handle).nodes_refused; }
 
 // how: 0 maps, 1 copies, 2 maps what ia_model_settle is to copy, where that makes sense. 0 done, 1 it is to settle,
 // -1 failed.

@@ -363,14 +363,14 @@ void PassPlan::share_homes(AttentionPlan& plan) const {
     }
 }
 
-TileWork PassPlan::whole(const AttentionPlan& plan, int32_t tile) const {
+static TileWork whole_tile(const PassPlan& pass, const AttentionPlan& plan, int32_t tile) {
     const RowRange& rows = plan.tiles[size_t(tile)];
-    return {tile, -1, first_block(rows.first, plan.shape), last_seen_block(rows.end - 1) + 1};
+    return {tile, -1, pass.first_block(rows.first, plan.shape), pass.last_seen_block(rows.end - 1) + 1};
 }
 
 // The ranges of a tile, of so many runs each, and places for a partial of each run.
 void PassPlan::split_tile(AttentionPlan& plan, int32_t tile, int64_t runs) const {
-    const TileWork all = whole(plan, tile);
+    const TileWork all = whole_tile(*this, plan, tile);
     const RowRange& rows = plan.tiles[size_t(tile)];
     const int64_t count = rows.end - rows.first, first_run = all.first / SPLIT_BLOCKS;
     for (int64_t b = all.first, next; b < all.end; b = next) {
@@ -401,7 +401,7 @@ void PassPlan::share_tiles(AttentionPlan& plan) const {
         for (const TileWork& u : items) costs.push_back(cost(plan, u));
         plan.last_end = taken_in_turns(costs, plan.shape.kv_heads, threads);
     };
-    for (size_t i = 0; i < plan.tiles.size(); i++) plan.tile_work.push_back(whole(plan, int32_t(i)));
+    for (size_t i = 0; i < plan.tiles.size(); i++) plan.tile_work.push_back(whole_tile(*this, plan, int32_t(i)));
     sort();
     if (is_even(*this, plan)) return;
     plan.partial_places.resize(size_t(rows()));
@@ -420,10 +420,11 @@ void PassPlan::share_tiles(AttentionPlan& plan) const {
 }
 
 // The node that has most of the keys and values of a work item.
-int PassPlan::home_of(const AttentionPlan& plan, const TileWork& work, int32_t kv_head) const {
+static int home_of(const PassPlan& pass, const AttentionPlan& plan, const TileWork& work, int32_t kv_head) {
+    const TeamNodes& team = pass.team;
     const int32_t head = plan.shape.stored_head(kv_head), heads = plan.shape.shared ? 1 : plan.shape.kv_heads;
     if (team.has_whole_heads(heads)) return team.home(0, head, heads);
-    const int32_t* blocks = segments[size_t(plan.tiles[size_t(work.tile)].segment)].blocks;
+    const int32_t* blocks = pass.segments[size_t(plan.tiles[size_t(work.tile)].segment)].blocks;
     std::vector<int64_t> counts(size_t(team.nodes()));
     for (int64_t b = work.first; b < work.end; b++) counts[size_t(team.home(blocks[b], head, heads))]++;
     return int(std::max_element(counts.begin(), counts.end()) - counts.begin());
@@ -433,7 +434,7 @@ void PassPlan::list_items(AttentionPlan& plan) const {
     std::vector<std::vector<int64_t>> of_node(size_t(team.nodes()));
     for (size_t i = 0; i < plan.tile_work.size(); i++) {
         for (int32_t h = 0; h < plan.shape.kv_heads; h++) {
-            const int node = team.several() ? home_of(plan, plan.tile_work[i], h) : 0;
+            const int node = team.several() ? home_of(*this, plan, plan.tile_work[i], h) : 0;
             of_node[size_t(node)].push_back(int64_t(i) * plan.shape.kv_heads + h);
         }
     }

@@ -197,9 +197,7 @@ private:
     WorkRange work_of(const AttentionPlan& plan, int thread) const;
     void share_tiles(AttentionPlan& plan) const;
     void list_items(AttentionPlan& plan) const;
-    int home_of(const AttentionPlan& plan, const TileWork& work, int32_t kv_head) const;
     void split_tile(AttentionPlan& plan, int32_t tile, int64_t runs) const;
-    TileWork whole(const AttentionPlan& plan, int32_t tile) const;
     void share_homes(AttentionPlan& plan) const;
 };
 

@@ -37,7 +37,7 @@ void PackedModel::allocate(const Pool& pool) {
         image_ = Memory();
         layout_.place(*this, nullptr);  // to count the bytes of each node
         image_ = Memory::at_border(size_t(layout_.reserve_nodes()));
-        nodes_refused_ = !layout_.prefer_nodes(image_.data(), int64_t(image_.size()));
+        nodes_refused = !layout_.prefer_nodes(image_.data(), int64_t(image_.size()));
     }
     layout_.place(*this, image_.data());
     writable_ = true;

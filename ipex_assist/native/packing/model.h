@@ -49,7 +49,6 @@ public:
     // Memory of our own follows the nodes of this pool, if it has several (layout.cpp). Another pool computes the same
     // with it, and reads more of other nodes.
     void allocate(const Pool& pool);
-    bool nodes_refused() const { return nodes_refused_; }  // prefer_node, when memory was allocated
     // Where everything lies, and which threads that follows.
     const ImageLayout& layout() const { return layout_; }
     enum Adoption : int32_t { MAP, COPY, SETTLE };
@@ -90,6 +89,7 @@ public:
     void embed_for_layer(int32_t token, int64_t layer, float* out) const;
 
     const KernelTable* const kernels;
+    bool nodes_refused = false;  // prefer_node, when memory was allocated
 
 private:
     void require_memory() const;
@@ -102,7 +102,6 @@ private:
     ImageLayout layout_;
     std::unordered_set<std::string> missing_;  // weights that are expected
     Memory image_;
-    bool nodes_refused_ = false;
     bool writable_ = false;  // image_ is memory of our own, not a file's
     int64_t settled_ = 0;    // of a mapped image, bytes that are memory of our own by now
     std::shared_ptr<const PackedModel> table_of_, head_of_;

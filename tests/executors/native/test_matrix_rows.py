@@ -44,7 +44,7 @@ def random_model(source: str, layers: int, **changes: object) -> RandomCheckpoin
 
 def gguf_file(folder: Path) -> Checkpoint:
     tiny_models.save(folder, "qwen3.5")
-    return open_checkpoint(str(gguf_converter.convert(folder, "qwen35")))
+    return open_checkpoint(str(gguf_converter.convert(folder, "qwen35", q8=True)))  # floats are read from the file
 
 
 def gptq(folder: Path) -> Checkpoint:
