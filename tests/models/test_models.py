@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import tiny_models
 import torch
+import transformers
 from conftest import EXECUTORS, HAS_NATIVE
 
 from ipex_assist.env.errors import IpexAssistError
@@ -86,6 +87,8 @@ CASES = [
 @functools.cache
 def saved(variant: str) -> tuple[Path, Any]:
     """A tiny model of this variant and its folder, for all tests of this file."""
+    if variant in ("qwen2-vl", "qwen2.5-vl") and transformers.__version__ < "5":
+        pytest.skip("transformers 4 looks for the start of images in every prompt, by an id that this config lacks")
     folder = tempfile.TemporaryDirectory()
     _folders.append(folder)  # it is removed with its owner
     return Path(folder.name), tiny_models.save(Path(folder.name), variant)

@@ -304,6 +304,12 @@ class TextPart(RequestBody):
         return value
 
 
+class OtherPart(RequestBody):
+    """Of what came of a call: neither text nor an image. A sentence takes its place (`text_of_parts`)."""
+
+    type: str
+
+
 _TEXTS = ("text", "input_text", "output_text")
 
 

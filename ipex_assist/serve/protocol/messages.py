@@ -13,6 +13,7 @@ from ipex_assist.serve.protocol.common import (
     BoundedList,
     MaxTokens,
     OptionField,
+    OtherPart,
     RequestBody,
     ResponseBody,
     SamplingFields,
@@ -94,7 +95,8 @@ def _kind_of_result(block: Any) -> str:
 
 
 ResultBlock = Annotated[
-    Annotated[TextBlock, Tag("[text]")] | Annotated[ImageBlock, Tag("[image]")], Discriminator(_kind_of_result)
+    Annotated[TextBlock, Tag("[text]")] | Annotated[ImageBlock, Tag("[image]")] | Annotated[OtherPart, Tag("[other]")],
+    Discriminator(_kind_of_result),
 ]
 
 

@@ -12,6 +12,7 @@ from ipex_assist.serve.protocol.common import (
     BoundedList,
     MaxTokens,
     OptionField,
+    OtherPart,
     RequestBody,
     ResponseBody,
     SamplingFields,
@@ -56,6 +57,12 @@ def _kind_of_part(part: Any) -> str:
 
 InputPart = Annotated[
     Annotated[InputText, Tag("[text]")] | Annotated[InputImage, Tag("[image]")], Discriminator(_kind_of_part)
+]
+
+
+ResultPart = Annotated[
+    Annotated[InputText, Tag("[text]")] | Annotated[InputImage, Tag("[image]")] | Annotated[OtherPart, Tag("[other]")],
+    Discriminator(_kind_of_part),
 ]
 
 
@@ -130,7 +137,7 @@ class InputCallOutput(RequestBody):
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
-    output: Annotated[TextOrList[InputPart], BeforeValidator(_of_call)]
+    output: Annotated[TextOrList[ResultPart], BeforeValidator(_of_call)]
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates read it."""
