@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Field, Tag, model_validator
 
 from ipex_assist.serve.protocol.common import (
     BoundedList,
@@ -20,9 +20,8 @@ from ipex_assist.serve.protocol.common import (
     ToolList,
     Unsupported,
     Usage,
-    text_of_parts,
 )
-from ipex_assist.serve.protocol.images import ImageUrlPart, for_template, is_here
+from ipex_assist.serve.protocol.images import ImageUrlPart, for_template, text_or_image, texts_and_images
 from ipex_assist.serve.protocol.structured import GenerationFields
 from ipex_assist.serve.protocol.thinking import ThinkingFields
 from ipex_assist.serve.protocol.tools import AnswerToolCall, Tool, ToolCall, ToolChoice
@@ -38,14 +37,8 @@ class ContentPart(TextPart):
     text: str
 
 
-def _kind(part: Any) -> str:
-    """Of a part of a message; all that is no image is read as text, which says what is wrong."""
-    kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
-    return "[image]" if kind == "image_url" else "[text]"
-
-
 AnyPart = Annotated[
-    Annotated[ContentPart, Tag("[text]")] | Annotated[ImageUrlPart, Tag("[image]")], Discriminator(_kind)
+    Annotated[ContentPart, Tag("[text]")] | Annotated[ImageUrlPart, Tag("[image]")], text_or_image("image_url")
 ]
 
 
@@ -70,7 +63,7 @@ class Message(RequestBody):
     @classmethod
     def _results_are_text(cls, value: Any) -> Any:
         if isinstance(value, dict) and value.get("role") == "tool":
-            return {**value, "content": text_of_parts(value.get("content"), is_here)}
+            return {**value, "content": texts_and_images(value.get("content"))}
         if isinstance(value, dict) and isinstance(value.get("content"), list):
             return {**value, "content": [_said(part) for part in value["content"]]}
         return value

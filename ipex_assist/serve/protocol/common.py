@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, GetJsonSchemaHandler, Tag, model_validator
@@ -305,27 +305,9 @@ class TextPart(RequestBody):
 
 
 class OtherPart(RequestBody):
-    """Of what came of a call: neither text nor an image. A sentence takes its place (`text_of_parts`)."""
+    """Of what came of a call: neither text nor an image. A sentence takes its place (`texts_and_images`)."""
 
     type: str
-
-
-_TEXTS = ("text", "input_text", "output_text")
-
-
-def text_of_parts(parts: str | list[Any] | None, keeps: Callable[[Any], bool] = lambda part: False) -> Any:
-    """What came of a call as text alone: its parts that are no text become sentences, so that an agent that looked at
-    a file can go on. keeps: of which parts that is not so."""
-    if not isinstance(parts, list):
-        return parts
-    return [part if keeps(part) or _is_text(part) else {"type": "text", "text": left_out(part)} for part in parts]
-
-
-def _is_text(part: Any) -> bool:
-    """Whether it is a text, or so wrong that the error of one is to be said."""
-    if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-        return True
-    return part["type"] in _TEXTS or isinstance(part.get("text"), str)
 
 
 def left_out(part: dict[str, Any]) -> str:

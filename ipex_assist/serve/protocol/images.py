@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field
 
-from ipex_assist.serve.protocol.common import RequestBody
+from ipex_assist.serve.protocol.common import RequestBody, left_out
 
 KINDS = ("image_url", "input_image", "image")
+TEXTS = ("text", "input_text", "output_text")
 
 
 class ImageUrlPart(RequestBody):
@@ -51,6 +52,31 @@ def url_of(part: Any) -> str | None:
 def is_here(part: Any) -> bool:
     """Whether a part is an image whose content is in the request."""
     return isinstance(part, dict) and (url_of(part) or "").startswith("data:")
+
+
+def texts_and_images(parts: str | list[Any] | None) -> Any:
+    """What came of a call: its parts that are neither texts nor images in the request become sentences, so that an
+    agent that looked at a file can go on."""
+    if not isinstance(parts, list):
+        return parts
+    return [part if is_here(part) or _is_text(part) else {"type": "text", "text": left_out(part)} for part in parts]
+
+
+def _is_text(part: Any) -> bool:
+    """Whether it is a text, or so wrong that the error of one is to be said."""
+    if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+        return True
+    return part["type"] in TEXTS or isinstance(part.get("text"), str)
+
+
+def text_or_image(image: str) -> Discriminator:
+    """Tags the parts whose type is `image` as "[image]"; all others are read as "[text]", which says what is wrong."""
+
+    def tag(part: Any) -> str:
+        kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
+        return "[image]" if kind == image else "[text]"
+
+    return Discriminator(tag)
 
 
 def for_template(parts: str | Sequence[Any] | None) -> Any:

@@ -21,11 +21,10 @@ from ipex_assist.serve.protocol.common import (
     TimedResponse,
     ToolList,
     Unsupported,
-    text_of_parts,
     text_or_list,
     with_one_system,
 )
-from ipex_assist.serve.protocol.images import ImageBlock, for_template, is_here
+from ipex_assist.serve.protocol.images import ImageBlock, for_template, text_or_image, texts_and_images
 from ipex_assist.serve.protocol.images import joined as both
 from ipex_assist.serve.protocol.thinking import thinking_variables
 
@@ -85,18 +84,9 @@ class ToolUse(RequestBody):
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": arguments}}
 
 
-def _of_result(content: Any) -> Any:
-    return text_of_parts(content, is_here)
-
-
-def _kind_of_result(block: Any) -> str:
-    kind = block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
-    return "[image]" if kind == "image" else "[text]"
-
-
 ResultBlock = Annotated[
     Annotated[TextBlock, Tag("[text]")] | Annotated[ImageBlock, Tag("[image]")] | Annotated[OtherPart, Tag("[other]")],
-    Discriminator(_kind_of_result),
+    text_or_image("image"),
 ]
 
 
@@ -105,7 +95,7 @@ class ToolResult(RequestBody):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: Annotated[TextOrBlocks[ResultBlock] | None, BeforeValidator(_of_result)] = None
+    content: Annotated[TextOrBlocks[ResultBlock] | None, BeforeValidator(texts_and_images)] = None
     is_error: bool | None = None
 
     def for_template(self) -> dict[str, Any]:

@@ -21,10 +21,9 @@ from ipex_assist.serve.protocol.common import (
     TimedResponse,
     ToolList,
     Unsupported,
-    text_of_parts,
     text_or_list,
 )
-from ipex_assist.serve.protocol.images import InputImage, for_template, is_here
+from ipex_assist.serve.protocol.images import InputImage, for_template, text_or_image, texts_and_images
 from ipex_assist.serve.protocol.structured import JsonObject, TextFormat
 from ipex_assist.serve.protocol.thinking import ThinkingFields
 from ipex_assist.serve.protocol.tools import STRICT, Name
@@ -50,19 +49,14 @@ class InputText(TextPart):
     text: str
 
 
-def _kind_of_part(part: Any) -> str:
-    kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
-    return "[image]" if kind == "input_image" else "[text]"
-
-
 InputPart = Annotated[
-    Annotated[InputText, Tag("[text]")] | Annotated[InputImage, Tag("[image]")], Discriminator(_kind_of_part)
+    Annotated[InputText, Tag("[text]")] | Annotated[InputImage, Tag("[image]")], text_or_image("input_image")
 ]
 
 
 ResultPart = Annotated[
     Annotated[InputText, Tag("[text]")] | Annotated[InputImage, Tag("[image]")] | Annotated[OtherPart, Tag("[other]")],
-    Discriminator(_kind_of_part),
+    text_or_image("input_image"),
 ]
 
 
@@ -128,16 +122,12 @@ class InputReasoning(RequestBody):
         return {"role": "assistant", "content": "", "reasoning_content": thought}
 
 
-def _of_call(output: Any) -> Any:
-    return text_of_parts(output, is_here)
-
-
 class InputCallOutput(RequestBody):
     """What came of a call."""
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
-    output: Annotated[TextOrList[ResultPart], BeforeValidator(_of_call)]
+    output: Annotated[TextOrList[ResultPart], BeforeValidator(texts_and_images)]
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates read it."""
