@@ -85,6 +85,16 @@ def adopt_orphans() -> None:
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
+def kill_child(process: subprocess.Popen[bytes]) -> None:
+    """Kill a child, wait for its end, and close our ends of its pipes."""
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(BrokenPipeError):
+                pipe.close()
+
+
 def signal_group(pid: int, number: int) -> bool:
     """Send the signal `number` to the process group of the child `pid`. False where no process is left in it."""
     with suppress(ProcessLookupError, PermissionError):

@@ -16,6 +16,7 @@ import psutil
 
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.versions import install_command
+from ipex_assist.launch.spawn import kill_child
 from ipex_assist.serve.backend import Failed, NotReady
 from ipex_assist.speculative.choosing.grammar import GrammarSpec
 
@@ -117,11 +118,7 @@ class CheckerProcess:
     def _end(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()  # type: ignore[union-attr]
+            kill_child(process)
 
 
 def _spent(pid: int) -> float:

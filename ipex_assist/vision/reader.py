@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.launch.spawn import kill_child
 from ipex_assist.vision.images import LIMITS, ImageLimits, ImageSource, file_content
 from ipex_assist.vision.seen import SeenImage
 from ipex_assist.vision.wire import (
@@ -122,11 +123,7 @@ class ImageReader:
     def _end(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()  # type: ignore[union-attr]
+            kill_child(process)
 
     def __del__(self) -> None:
         if getattr(self, "_process", None) is not None:
