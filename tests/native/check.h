@@ -201,6 +201,7 @@ struct Quantized {
 
 void test_cpu();
 void test_pass_plan();
+void test_attention_work();
 void test_threads();
 void test_waiting();
 void test_locks_and_forks();

@@ -41,6 +41,7 @@ int main(int count, char** arguments) {
         test_threads();
     } else if (part == "plan") {
         test_pass_plan();
+        test_attention_work();
     } else if (part == "thread-limit") {
         test_thread_limit();
     } else if (part == "levels") {
