@@ -1,11 +1,15 @@
 """First start and second start of `ipex-assist`: seconds from the process to its first token, and to its end.
 
     python benchmarks/starting.py MODEL [--repeats 5] [--prompt TEXT] [--cache FOLDER] [-- --precision int4 …]
+    python benchmarks/starting.py FILE.gguf --stored [--repeats 5] …
 
 Each turn is three processes: Python that does nothing, a start that packs the weights and keeps them, and one that
 takes that packed copy. What follows -- goes to ipex-assist. Every turn packs into a new folder within --cache, which
 needs as much room as the packed weights, and is emptied. A first turn, which is not counted, reads the model's files
 into memory.
+
+With --stored, of a file that is computed as it is stored, of which no copy is kept: a process that reads the file and
+does nothing else, and a start, once with the file in the system's memory and once from the disk.
 """
 
 from __future__ import annotations
@@ -21,11 +25,21 @@ from pathlib import Path
 
 import measure
 
+from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.env.errors import IpexAssistError
 
 NOTHING = [sys.executable, "-c", "pass"]
 IPEX_ASSIST = [sys.executable, "-m", "ipex_assist"]
 FIRST, SECOND, PYTHON = "first start", "second start", "python -c pass"
+MEMORY, DISK = "from memory", "from disk"
+READ = """
+import sys
+buffer = bytearray(8 << 20)
+for path in sys.argv[1:]:
+    with open(path, "rb", buffering=0) as file:
+        while file.readinto(buffer):
+            pass
+"""
 
 
 def timed(argv: Sequence[str], cache: Path) -> tuple[float, float]:
@@ -53,13 +67,37 @@ def turn(args: argparse.Namespace) -> dict[str, tuple[float, float]]:
     """What each of the three took."""
     with tempfile.TemporaryDirectory(dir=args.cache) as folder:
         cache = Path(folder)
-        model = [*IPEX_ASSIST, "-m", args.model, "-p", args.prompt, "--raw", "--max-new-tokens", "1", "--cache-packed"]
+        model = [*IPEX_ASSIST, "-m", args.model, "-p", args.prompt, "--raw", "--max-new-tokens", "1"]
         found = {PYTHON: timed(NOTHING, cache)}
+        if args.stored:
+            return found | stored_starts([*model, *args.flags], args.model, cache)
+        model.append("--cache-packed")
         for name in (FIRST, SECOND):
             found[name] = timed([*model, *args.flags], cache)
             if not list(cache.rglob("*.packed")):
                 raise IpexAssistError(f"{args.model}: no packed copy is kept under {args.cache}. Is there room?")
     return found
+
+
+def stored_starts(model: Sequence[str], source: str, cache: Path) -> dict[str, tuple[float, float]]:
+    """What reading the files takes, and a start that keeps nothing. Raises IpexAssistError where it keeps something."""
+    files = open_checkpoint(source, offline=True).weight_files()
+    reading, found = [sys.executable, "-c", READ, *map(str, files)], {}
+    for where in (MEMORY, DISK):
+        for name, argv in ((f"reading {where}", reading), (f"{FIRST} {where}", model)):
+            if where == DISK:
+                for path in files:
+                    forget(path)
+            found[name] = timed(argv, cache)
+    if kept := list(cache.rglob("*.packed")):
+        raise IpexAssistError(f"{source}: it is not computed as it is stored, {kept[0].name} was written")
+    return found
+
+
+def forget(path: Path) -> None:
+    """Let the system drop a file from its memory."""
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -68,6 +106,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("model")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--prompt", default="The capital of France is")
+    parser.add_argument("--stored", action="store_true", help="of a file whose weights stay as they are")
     parser.add_argument("--cache", default=tempfile.gettempdir())
     given = sys.argv[1:] if argv is None else argv
     cut = given.index("--") if "--" in given else len(given)
@@ -81,12 +120,13 @@ def run(args: argparse.Namespace) -> int:
     turn(args)
     turns = [turn(args) for _ in range(args.repeats)]
     rows, results = [], []
-    for name in (FIRST, SECOND, PYTHON):
+    for name in turns[0]:
         first, whole = (measure.summary([each[name][part] for each in turns]) for part in (0, 1))
         results.append({"start": name, "first_token_s": first, "whole_s": whole})
         token = {"first token s": f"{first['median']:.2f}", "spread": f"{first['min']:.2f} to {first['max']:.2f}"}
-        none = dict.fromkeys(token, "")  # Python's first byte is none
-        rows.append({"start": name, **(none if name == PYTHON else token), "to its end s": f"{whole['median']:.2f}"})
+        none = dict.fromkeys(token, "")  # these write nothing
+        starts = name.startswith((FIRST, SECOND))
+        rows.append({"start": name, **(token if starts else none), "to its end s": f"{whole['median']:.2f}"})
     measure.report(rows, {"model": args.model, "results": results})
     return 0
 

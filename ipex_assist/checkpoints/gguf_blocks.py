@@ -25,10 +25,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RowsInFile:
-    """A matrix in blocks: row i from byte `offsets[i]` of the file on."""
+    """A matrix in blocks: row i from byte `rows[i]` of the file on, all within [offset, offset + nbytes)."""
 
     path: Path
-    offsets: array[int]
+    offset: int
+    nbytes: int
+    rows: array[int]
     columns: int
 
 
@@ -66,8 +68,9 @@ def block_rows(
     starts = np.cumsum([0, *counts[:-1]])
     part_of_row = np.searchsorted(starts, numbers, "right") - 1
     before = np.array([part.offset for part in stored.parts]) - starts * each
-    offsets = array("q", (before[part_of_row] + numbers * each).tobytes())
-    return RowsInFile(stored.parts[0].path, offsets, columns)
+    found = before[part_of_row] + numbers * each
+    first, last = int(found.min()), int(found.max())
+    return RowsInFile(stored.parts[0].path, first, last + each - first, array("q", found.tobytes()), columns)
 
 
 def _numbers_by_name(

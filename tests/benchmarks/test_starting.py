@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+import checkpoint_files
 import pytest
 import starting
 
@@ -36,7 +37,7 @@ def test_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert [line.split()[0] for line in called] == ["False", "True"] * 3  # one of them the warm-up
     assert all("-m some/model" in line and line.endswith("--precision int4") for line in called)
     assert list(tmp_path.rglob("*.packed")) == []
-    first, second, python = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
+    python, first, second = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
     assert len(first["first_token_s"]["samples"]) == len(python["whole_s"]["samples"]) == 2
     for each in (first, second):
         assert each["whole_s"]["median"] > each["first_token_s"]["median"] + 0.1
@@ -52,3 +53,23 @@ def test_no_copy_and_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(starting, "IPEX_ASSIST", [sys.executable, "-S", "-c", "raise SystemExit('nothing there')"])
     with pytest.raises(IpexAssistError, match="ended with 1: nothing there"):
         starting.run(args)
+
+
+def test_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Beside each start the file is read from where the start reads it; a copy that is kept would be another start."""
+    file = tmp_path / "m.gguf"
+    checkpoint_files.write_gguf(checkpoint_files.tiny_model("llama"), file)
+    log, forgotten = tmp_path / "log", []
+    monkeypatch.setattr(starting, "forget", forgotten.append)
+    monkeypatch.setattr(starting, "IPEX_ASSIST", [sys.executable, "-S", "-c", "print('token')", str(log)])
+    argv = [str(file), "--stored", "--repeats", "2", "--cache", str(tmp_path)]
+    assert starting.run(starting.parse(argv)) == 0
+    assert forgotten == [file] * 6  # before reading and before the start, in three turns
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    names = ["reading from memory", "first start from memory", "reading from disk", "first start from disk"]
+    assert [each["start"] for each in found["results"]] == [starting.PYTHON, *names]
+    assert found["table"][1]["first token s"] == ""
+    assert float(found["table"][2]["first token s"]) > 0
+    monkeypatch.setattr(starting, "IPEX_ASSIST", [sys.executable, "-S", "-c", PROGRAM, str(log)])
+    with pytest.raises(IpexAssistError, match=r"m\.packed was written"):
+        starting.run(starting.parse(argv))

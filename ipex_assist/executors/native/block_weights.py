@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
 from typing import TYPE_CHECKING
 
 from ipex_assist.checkpoints.short_name import short_name
-from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.executors.native.files_ahead import FilesAhead
 from ipex_assist.executors.native.float_weights import pack_floats
 from ipex_assist.executors.tensor_stream import packing_phase
 from ipex_assist.models.weights import NotFiniteError, resolve
@@ -48,32 +47,19 @@ class BlockModel:
         """Fill the model's image. Raises NotFiniteError for a weight or scale that is NaN or infinite."""
         model, names = self.model, {ours: name for name, each in self._wanted().items() for ours in each}
         model.allocate()
-        files: dict[str, int] = {}
-        try:
-            with packing_phase(self._checkpoint, {names[ours] for ours in self._rows}, model.precision) as packed:
-                for ours, rows in self._rows.items():
-                    path = str(rows.path)
-                    if path not in files:
-                        files[path] = _opened(path)
-                    try:
-                        model.pack_blocks(ours, files[path], rows.offsets, rows.columns)
-                    except NotFiniteError as error:
-                        raise NotFiniteError(names[ours], error.where) from None
-                    packed(names[ours])
-        finally:
-            for file in files.values():
-                os.close(file)
+        parts = dict(sorted(self._rows.items(), key=lambda item: (item[1].path, item[1].offset)))
+        with (
+            packing_phase(self._checkpoint, {names[ours] for ours in parts}, model.precision) as packed,
+            FilesAhead(parts.values()) as files,
+        ):
+            for ours, rows in parts.items():
+                try:
+                    model.pack_blocks(ours, files.begin(rows), rows.rows, rows.columns)
+                except NotFiniteError as error:
+                    raise NotFiniteError(names[ours], error.where) from None
+                packed(names[ours])
         rest = {ours: source for ours, source in self._sources.items() if ours not in self._rows}
         pack_floats(model, self._checkpoint, rest, allocated=True)
 
     def _wanted(self) -> dict[str, list[str]]:
         return resolve(self._sources, self._checkpoint.names())
-
-
-def _opened(path: str) -> int:
-    try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise IpexAssistError(
-            f"{path} cannot be read: {error.strerror}. Was it replaced meanwhile? Try again"
-        ) from None

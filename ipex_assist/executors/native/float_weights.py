@@ -6,15 +6,13 @@ transposed or dequantized before comes as tensors, one at a time, and large ones
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from ipex_assist.checkpoints.safetensors_file import DTYPES, StoredTensor
 from ipex_assist.deferred_imports import one_torch_thread, torch_module
-from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.executors.native.files_ahead import FilesAhead
 from ipex_assist.executors.native.matrix_rows import matrix_rows, pack_matrix_rows
 from ipex_assist.executors.tensor_stream import packing_phase
 from ipex_assist.models import Source
@@ -85,35 +83,10 @@ def _pack_files(
     tensors: Mapping[str, StoredTensor],
     packed: Callable[[str], None],
 ) -> None:
-    files: dict[Path, BinaryIO] = {}
-    try:
-        for stored in tensors.values():
-            if stored.path not in files:
-                files[stored.path] = _opened(stored.path)
-        ahead = iter(tensors.values())
-        _will_need(files, next(ahead, None))
+    with FilesAhead(tensors.values()) as files:
         for name, stored in tensors.items():
-            _will_need(files, next(ahead, None))  # disks read the next tensor while this one is packed
-            _pack_stored(model, sources, wanted[name], name, stored, files[stored.path])
+            _pack_stored(model, sources, wanted[name], name, stored, files.begin(stored))
             packed(name)
-    finally:
-        for file in files.values():
-            file.close()
-
-
-def _will_need(files: Mapping[Path, BinaryIO], stored: StoredTensor | None) -> None:
-    """Ask the system to read a tensor from its file."""
-    if stored is not None:
-        os.posix_fadvise(files[stored.path].fileno(), stored.offset, stored.nbytes, os.POSIX_FADV_WILLNEED)
-
-
-def _opened(path: Path) -> BinaryIO:
-    try:
-        return path.open("rb", buffering=0)
-    except OSError as error:
-        raise IpexAssistError(
-            f"{path} cannot be read: {error.strerror}. Was it replaced meanwhile? Try again"
-        ) from None
 
 
 def _pack_stored(
@@ -122,14 +95,8 @@ def _pack_stored(
     ours: Iterable[str],
     name: str,
     stored: StoredTensor,
-    file: BinaryIO,
+    file: int,
 ) -> None:
-    end = stored.offset + stored.nbytes
-    if (size := os.fstat(file.fileno()).st_size) < end:
-        raise IpexAssistError(
-            f"{stored.path}: the file ended at byte {size:,} while it was read; expected at least {end:,} bytes. Was "
-            "it replaced meanwhile? Try again."
-        )
     dtype, element = DTYPES[stored.dtype]
     for weight in ours:
         run = run_of(stored.shape, sources[weight])
@@ -137,7 +104,7 @@ def _pack_stored(
         first, shape = run
         check_shape(model.spec, weight, shape)
         try:
-            model.pack_file(weight, file.fileno(), stored.offset + first * element, dtype, shape)
+            model.pack_file(weight, file, stored.offset + first * element, dtype, shape)
         except NotFiniteError as error:
             raise NotFiniteError(name, error.where) from None
 
