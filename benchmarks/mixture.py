@@ -162,7 +162,8 @@ def run(args: argparse.Namespace) -> int:
     if args.llama_cpp is None:
         return _report(args, config, *measured(args, config), [])
     with tempfile.TemporaryDirectory(dir=args.scratch) as folder:
-        peer = mixture_llama.Peer(args.llama_cpp, Path(folder) / "model.gguf", args.context, args.requests)
+        counts = sorted({1, max(1, args.requests)})
+        peer = mixture_llama.Peer(args.llama_cpp, Path(folder) / "model.gguf", args.context, counts)
         peer.write(config)
         turns = [peer.turn()]
         table, result = measured(args, config)

@@ -1,4 +1,4 @@
-"""llama.cpp beside mixture.py: a GGUF file of the same shapes, and turns of llama-batched-bench."""
+"""llama.cpp beside mixture.py and formats.py: a GGUF file of the same shapes, and turns of llama-batched-bench."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class PeerTurn:
 
 @dataclass(frozen=True)
 class Peer:
-    """llama-batched-bench in `programs` on a file. context: tokens before those that are timed."""
+    """llama-batched-bench in `programs` on a file. context: tokens before those that are timed; counts: requests."""
 
     programs: Path
     file: Path
     context: int
-    requests: int
+    counts: Sequence[int]
 
     def write(self, config: dict[str, Any]) -> None:
         """The file of these shapes. Raises UsageError for a model that llama.cpp has no file of."""
@@ -52,16 +52,12 @@ class Peer:
     def command(self) -> list[str]:
         """The program and its arguments, with as many threads as we have."""
         threads, longest = str(planned_pool().threads), -(-(self.context + NEW_TOKENS) // BLOCK) * BLOCK
-        counts = ",".join(map(str, self.counts()))
+        counts = ",".join(map(str, self.counts))
         return [
-            *(str(self.programs / PROGRAM), "-m", str(self.file), "-c", str(longest * self.requests)),
+            *(str(self.programs / PROGRAM), "-m", str(self.file), "-c", str(longest * max(self.counts))),
             *("-npp", str(self.context), "-ntg", str(NEW_TOKENS), "-npl", counts, "-t", threads, "-tb", threads),
             *("--output-format", "jsonl"),
         ]
-
-    def counts(self) -> list[int]:
-        """Requests at once in a turn."""
-        return sorted({1, max(1, self.requests)})
 
     def turn(self) -> PeerTurn:
         """One run of the program. Raises IpexAssistError where it fails or says no speed."""
@@ -71,7 +67,7 @@ class Peer:
             self.command(), stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
         )
         found = speeds(done.stdout)
-        if done.returncode or sorted(found) != self.counts():
+        if done.returncode or sorted(found) != sorted(self.counts):
             raise IpexAssistError(
                 f"{PROGRAM} ended with {done.returncode}: {(done.stderr or done.stdout).strip()[-300:]}"
             )

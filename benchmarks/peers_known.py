@@ -35,7 +35,7 @@ LLAMA_CPP_VERSION = "0.3.36"  # of llama-cpp-python, whose source distribution h
 LLAMA_CPP_TREE = f"{{folder}}/llama_cpp_python-{LLAMA_CPP_VERSION}/vendor/llama.cpp"
 LLAMA_CPP_PROGRAMS = (
     *("llama-quantize", "llama-completion", "llama-speculative-simple"),
-    *("llama-batched-bench", "llama-server"),
+    *("llama-batched-bench", "llama-server", "llama-perplexity"),
 )
 LLAMA_CPP_OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release",

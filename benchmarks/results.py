@@ -116,6 +116,7 @@ PAGES = {
             "starting": "Starting",
             "load_memory": "Memory of loading",
             "eval": "Fewer bits: perplexity",
+            "formats": "Types of GGUF files: bits, perplexity, distance from bf16 and speed, beside llama.cpp",
         },
     ),
 }

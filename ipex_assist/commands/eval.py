@@ -158,6 +158,7 @@ def _run(args: argparse.Namespace) -> int:
         if each is not None:
             checked_ids(tokens, each.spec.vocab_size, tokenizer, source)
     length, stride = _window(args, model, reference)
+    parts = perplexity.windows(len(tokens), length, stride)
     started = time.perf_counter()
     facts: dict[str, Any] = {
         "model": checkpoint.source,
@@ -171,10 +172,10 @@ def _run(args: argparse.Namespace) -> int:
     }
     with _progress(len(tokens), shown=not args.quiet and sys.stderr.isatty()) as progress:
         if reference is None:
-            score = perplexity.perplexity(model, tokens, length, stride, progress, adapter)
+            score = perplexity.perplexity(model, tokens, parts, progress, adapter)
             facts |= _of(score)
         else:
-            result = perplexity.compare(model, reference, tokens, length, stride, progress, adapter)
+            result = perplexity.compare(model, reference, tokens, parts, progress, adapter)
             facts |= {**_of(result.model), "against": _against(other, against, result)}
     facts["seconds"] = round(time.perf_counter() - started, 3)
     print(json.dumps(facts, ensure_ascii=False) if args.json else "\n".join(_lines(facts)), flush=True)

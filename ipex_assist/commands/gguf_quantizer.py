@@ -114,7 +114,7 @@ def record_importance(
 
     Raises UsageError for a text that cannot be read, or is shorter than one sequence.
     """
-    from ipex_assist.commands.perplexity import perplexity
+    from ipex_assist.commands.perplexity import perplexity, windows
     from ipex_assist.executors.load import load_model
     from ipex_assist.executors.load_request import LoadRequest
     from ipex_assist.executors.torch.model import TorchModel
@@ -133,7 +133,8 @@ def record_importance(
     model = load_model(request)
     assert isinstance(model, TorchModel)
     recorder = InputRecorder(model)
-    perplexity(model, tokens, length, length - 1)  # whose windows have a token before those that they score
+    # Each has a token before those that it scores.
+    perplexity(model, tokens, windows(len(tokens), length, length - 1))
     architecture = find(checkpoint.architecture)
     assert architecture is not None
     sources = stored_form(architecture.weights(request.spec), checkpoint.names())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import torch
@@ -79,33 +79,41 @@ class ModelComparison:
     agreement: Agreement
 
 
-def windows(tokens: int, length: int, stride: int) -> Iterator[Window]:
+def windows(tokens: int, length: int, stride: int) -> list[Window]:
     """Windows of `length` tokens, each `stride` further, of which each scores what none before it has.
 
     So every token but the first counts once, and beyond the first window has at least length - stride tokens before it.
     """
-    scored = 1
+    found, scored = [], 1
     for start in range(0, tokens, stride):
         end = min(start + length, tokens)
         if scored < end:
-            yield Window(start, scored, end)
+            found.append(Window(start, scored, end))
         scored = end
         if end == tokens:
-            return
+            break
+    return found
+
+
+def halves(tokens: int, length: int) -> list[Window]:
+    """The windows of llama.cpp's `llama-perplexity -c length`: one behind the other, and the second half of each counts.
+
+    The last one, which is not full, is left out.
+    """
+    return [Window(end - length, end - length + length // 2 + 1, end) for end in range(length, tokens + 1, length)]
 
 
 def perplexity(
     model: Model,
     tokens: Tokens,
-    length: int,
-    stride: int,
+    parts: Collection[Window],
     progress: Callable[[Window], None] | None = None,
     adapter: AdapterChoice | None = None,
 ) -> Score:
-    """The score of a text's tokens (at least 2). adapter: one that the model has."""
+    """The score of a text's tokens in windows of it. adapter: one that the model has."""
     score = Score()
-    sequence = _new_sequence(model, min(length, len(tokens)), adapter)
-    for window in windows(len(tokens), length, stride):
+    sequence = _new_sequence(model, _longest(parts), adapter)
+    for window in parts:
         logits = window_logits(model, sequence, tokens, window)
         for first in range(0, len(logits), _ROWS):
             score.add(_losses(logits[first : first + _ROWS], tokens, window, first)[0])
@@ -118,19 +126,17 @@ def compare(
     model: Model,
     reference: Model,
     tokens: Tokens,
-    length: int,
-    stride: int,
+    parts: Collection[Window],
     progress: Callable[[Window], None] | None = None,
     adapter: AdapterChoice | None = None,
 ) -> ModelComparison:
-    """Score a text's tokens by both models, which share a vocabulary, and count how far they agree.
+    """Score windows of a text by both models, which share a vocabulary, and count how far they agree.
 
     adapter: one that `model` has; the reference is without any.
     """
     result = ModelComparison(Score(), Score(), Agreement())
-    capacity = min(length, len(tokens))
-    pair = [(each, _new_sequence(each, capacity, own)) for each, own in ((model, adapter), (reference, None))]
-    for window in windows(len(tokens), length, stride):
+    pair = [(each, _new_sequence(each, _longest(parts), own)) for each, own in ((model, adapter), (reference, None))]
+    for window in parts:
         logits, expected = (window_logits(each, sequence, tokens, window) for each, sequence in pair)
         for first in range(0, len(logits), _ROWS):
             losses, own = _losses(logits[first : first + _ROWS], tokens, window, first)
@@ -141,6 +147,10 @@ def compare(
         if progress is not None:
             progress(window)
     return result
+
+
+def _longest(parts: Collection[Window]) -> int:
+    return max(window.end - window.start for window in parts)
 
 
 def _new_sequence(model: Model, capacity: int, adapter: AdapterChoice | None) -> Sequence:

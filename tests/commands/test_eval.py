@@ -62,7 +62,7 @@ def loss_of_transformers(model: Any, tokens: list[int], length: int, stride: int
 def test_perplexity_is_transformers(variant: str, length: int, stride: int, tmp_path: Path) -> None:
     """Windows, the shift by one, and the mean over tokens instead of over windows."""
     model = tiny_models.save(tmp_path, variant)
-    score = perplexity(tiny_models.model(tmp_path), TOKENS, length, stride)
+    score = perplexity(tiny_models.model(tmp_path), TOKENS, windows(len(TOKENS), length, stride))
     total, count = loss_of_transformers(model, TOKENS, length, stride)
     assert score.tokens == count == len(TOKENS) - 1
     assert score.loss == pytest.approx(total, rel=1e-5)
@@ -72,7 +72,7 @@ def test_perplexity_is_transformers(variant: str, length: int, stride: int, tmp_
 def test_standard_error(tmp_path: Path) -> None:
     """It is what the definition gives from all tokens' losses in one window."""
     model = tiny_models.save(tmp_path, "llama")
-    score = perplexity(tiny_models.model(tmp_path), TOKENS, 128, 64)
+    score = perplexity(tiny_models.model(tmp_path), TOKENS, windows(len(TOKENS), 128, 64))
     with torch.inference_mode():
         logits = model(torch.tensor([TOKENS])).logits[0, :-1]
     losses = functional.cross_entropy(logits, torch.tensor(TOKENS[1:]), reduction="none").double()
@@ -84,11 +84,11 @@ def test_a_model_agrees_with_itself_and_less_with_another(tmp_path: Path) -> Non
     """Agreement and divergence against values computed straight from transformers' logits."""
     models = [tiny_models.save(tmp_path / str(seed), "llama", seed=seed) for seed in (0, 1)]
     ours = [tiny_models.model(tmp_path / str(seed)) for seed in (0, 1)]
-    same = compare(ours[0], tiny_models.model(tmp_path / "0"), TOKENS, 128, 64)
+    same = compare(ours[0], tiny_models.model(tmp_path / "0"), TOKENS, windows(len(TOKENS), 128, 64))
     assert same.agreement.share == 1.0
     assert same.agreement.mean_divergence < 1e-6
     assert same.model.loss == same.reference.loss
-    other = compare(ours[0], ours[1], TOKENS, 128, 64)
+    other = compare(ours[0], ours[1], TOKENS, windows(len(TOKENS), 128, 64))
     with torch.inference_mode():
         logs = [torch.log_softmax(model(torch.tensor([TOKENS])).logits[0, :-1], -1) for model in models]
     equal = (logs[0].argmax(-1) == logs[1].argmax(-1)).float().mean()
@@ -96,7 +96,7 @@ def test_a_model_agrees_with_itself_and_less_with_another(tmp_path: Path) -> Non
     assert other.agreement.share == pytest.approx(float(equal))
     assert other.agreement.mean_divergence == pytest.approx(float(divergence.mean()), rel=1e-4)
     assert other.agreement.largest == pytest.approx(float(divergence.max()), rel=1e-4)
-    assert other.reference.loss == pytest.approx(perplexity(ours[1], TOKENS, 128, 64).loss)
+    assert other.reference.loss == pytest.approx(perplexity(ours[1], TOKENS, windows(len(TOKENS), 128, 64)).loss)
 
 
 def evaluate(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:

@@ -300,7 +300,7 @@ def test_no_number_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 @pytest.mark.full
 def test_a_real_model(tmp_path: Path) -> None:
     """SmolLM2-135M: less perplexity lost than by plain rounding of the same matrices, and less with a text beside."""
-    from ipex_assist.commands.perplexity import perplexity
+    from ipex_assist.commands.perplexity import perplexity, windows
     from ipex_assist.commands.shared.demo_model import demo_model_path
     from ipex_assist.executors.load import load_model
     from ipex_assist.executors.load_request import LoadRequest
@@ -312,7 +312,7 @@ def test_a_real_model(tmp_path: Path) -> None:
 
     def score(path: Path) -> float:
         model = load_model(LoadRequest(open_checkpoint(str(path)), "fp32", "torch", exact=False))
-        return perplexity(model, tokens, 512, 448).perplexity
+        return perplexity(model, tokens, windows(len(tokens), 512, 448)).perplexity
 
     source = source_of(checkpoint)
     importance = record_importance(checkpoint, source, data / "text.txt", samples=4, length=512)

@@ -13,7 +13,7 @@ from drafts import ScriptedDraft
 from safetensors.torch import load_file, save_file
 
 from ipex_assist.checkpoints.open import open_checkpoint
-from ipex_assist.commands.perplexity import compare, perplexity
+from ipex_assist.commands.perplexity import compare, perplexity, windows
 from ipex_assist.commands.quantized_writer import write_rtn
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.interface import LogitsError, Model, Rows
@@ -201,7 +201,7 @@ def test_no_perplexity_of_nan(executor: str, precision: str, tmp_path: Path) -> 
     # In PyTorch's attention a row of NaN is in the sums of all rows that pass with it.
     place = 41 if executor == "native" else 1
     with pytest.raises(LogitsError, match=f"the model computed NaN or infinity .* after {place} tokens"):
-        perplexity(model, text, 96, 48)
+        perplexity(model, text, windows(len(text), 96, 48))
     with pytest.raises(LogitsError, match=f"after {place} tokens"):
-        compare(model, model, text, 96, 48)
-    assert perplexity(model, PROMPT, 96, 48).perplexity > 1
+        compare(model, model, text, windows(len(text), 96, 48))
+    assert perplexity(model, PROMPT, windows(len(PROMPT), 96, 48)).perplexity > 1

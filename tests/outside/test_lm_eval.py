@@ -16,7 +16,7 @@ import pytest
 from fake_backend import FakeBackend, serving
 
 import ipex_assist
-from ipex_assist.commands.perplexity import perplexity
+from ipex_assist.commands.perplexity import perplexity, windows
 from ipex_assist.serve.backend import Finished, GenerationRequest, OutputChunk, TokenDelta
 
 pytest.importorskip("lm_eval", reason="lm-eval is not installed: pip install lm_eval brings 40 packages, 380 MB")
@@ -71,5 +71,6 @@ def test_perplexity_of_a_text(tmp_path: Path) -> None:
     results = json.loads(next((tmp_path / "out").rglob("results*.json")).read_text())["results"]["own_text"]
     loss = math.log(results["byte_perplexity,none"]) * len(TEXT.encode())
     end = engine.model.tokenizer.eos_token_id  # before the first token, as lm-eval puts it
-    ours = perplexity(engine.model.target, [end, *engine.model.encode(TEXT)], 500, 500)
+    tokens = [end, *engine.model.encode(TEXT)]
+    ours = perplexity(engine.model.target, tokens, windows(len(tokens), 500, 500))
     assert ours.loss == pytest.approx(loss, rel=1e-5)
