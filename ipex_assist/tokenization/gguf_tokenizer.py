@@ -6,11 +6,13 @@ models) is BPE whose merges follow from the token scores. Only what the metadata
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ipex_assist.checkpoints.gguf_ends import end_token_ids
 from ipex_assist.checkpoints.gguf_file import GgufHeader
 from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.tokenization.fast_tokenizer import FastTokenizer
 from ipex_assist.tokenization.gguf_pre_tokenizers import BEGINS, COMPOSED, RULES, WHOLE_WORDS
 
 if TYPE_CHECKING:
@@ -27,8 +29,8 @@ _RAW = ("gemma4", "granite-embed-multi-311m", "sarvam-moe")
 _LINES = r"[^\n]+|\n+"
 
 
-def tokenizer_from(header: GgufHeader) -> PreTrainedTokenizerFast:
-    """The file's tokenizer with its special tokens and chat template.
+def tokenizer_from(header: GgufHeader) -> FastTokenizer:
+    """The file's tokenizer with its special tokens and chat template; transformers is imported when it is needed.
 
     Raises:
         IpexAssistError: the file holds no tokenizer, a damaged one, or one of an unknown kind.
@@ -46,9 +48,7 @@ def tokenizer_from(header: GgufHeader) -> PreTrainedTokenizerFast:
         ) from error
 
 
-def _build(header: GgufHeader) -> PreTrainedTokenizerFast:
-    from transformers import PreTrainedTokenizerFast
-
+def _build(header: GgufHeader) -> FastTokenizer:
     tokens = header.strings("tokenizer.ggml.tokens")
     model = header.get("tokenizer.ggml.model")
     builders = {"gpt2": _bpe, "llama": _sentencepiece, "gemma4": _bpe}
@@ -61,8 +61,8 @@ def _build(header: GgufHeader) -> PreTrainedTokenizerFast:
     # Unused tokens only pad the embedding.
     vocabulary = {token: index for index, token in enumerate(tokens) if kinds[index] != _UNUSED}
     tokenizer = builders[model](header, tokens, vocabulary)
-    _add_special_tokens(tokenizer, tokens, kinds, _strips_right(header))
     special = _special_tokens(header, tokens)
+    _add_special_tokens(tokenizer, tokens, kinds, _strips_right(header), special.values())
     rule = _rule(header)
     begins = header.get("tokenizer.ggml.add_bos_token", model == "llama" or rule in BEGINS) or rule == "gemma4"
     # Of a vector the end is a part; a prompt must not have one, whatever the file says.
@@ -70,9 +70,13 @@ def _build(header: GgufHeader) -> PreTrainedTokenizerFast:
     first, last = special.get("bos_token") if begins else None, special.get("eos_token") if ends else None
     if first or last:
         _surround(tokenizer, first, last, vocabulary)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, chat_template=_templates(header), **special
-    )
+    return FastTokenizer(tokenizer, special, _templates(header), lambda: _full(tokenizer, special))
+
+
+def _full(tokenizer: tokenizers.Tokenizer, special: dict[str, str]) -> PreTrainedTokenizerFast:
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **special)
 
 
 def _templates(header: GgufHeader) -> str | dict[str, str] | None:
@@ -191,7 +195,10 @@ def _merges(vocabulary: dict[str, int], scores: list[float]) -> list[tuple[str, 
     return [(left, right) for _, _, left, right in ranked]
 
 
-def _add_special_tokens(tokenizer: tokenizers.Tokenizer, tokens: list[str], kinds: list[int], rstrip: bool) -> None:
+def _add_special_tokens(
+    tokenizer: tokenizers.Tokenizer, tokens: list[str], kinds: list[int], rstrip: bool, named: Iterable[str]
+) -> None:
+    """Add control tokens, and what a user has defined; `named`, the ends of texts and the like, are special as well."""
     from tokenizers import AddedToken
 
     def added(wanted: int, special: bool) -> list[AddedToken]:
@@ -203,6 +210,8 @@ def _add_special_tokens(tokenizer: tokenizers.Tokenizer, tokens: list[str], kind
 
     tokenizer.add_special_tokens(added(_CONTROL, special=True))
     tokenizer.add_tokens(added(_USER_DEFINED, special=False))
+    there = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in named if token not in there])
 
 
 def _special_tokens(header: GgufHeader, tokens: list[str]) -> dict[str, str]:

@@ -74,7 +74,7 @@ def _load(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     if isinstance(checkpoint, GgufCheckpoint):
         from ipex_assist.tokenization.gguf_tokenizer import tokenizer_from
 
-        return tokenizer_from(checkpoint.header)
+        return cast("PreTrainedTokenizerBase", tokenizer_from(checkpoint.header))
     _refuse_outside(checkpoint.path)
     if (plain := _plain_tokenizer(checkpoint.path)) is not None:
         return plain

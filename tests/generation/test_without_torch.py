@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import checkpoint_files
+import gguf
 import pytest
 
 import ipex_assist
@@ -85,6 +86,17 @@ loading.save_packed = lambda *given, **more: print("|saves") or save(*given, **m
     output = "\n".join(started([flags], before=told))
     assert output == f"{text.text}\n|saves\n[]", output
     assert list(tmp_path.rglob("*.packed"))
+
+
+def test_a_stored_file_needs_neither(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing them takes longer than reading a file of a gigabyte."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    file = tmp_path / "m.gguf"
+    checkpoint_files.write_gguf(checkpoint_files.tiny_model("qwen2"), file, gguf.GGMLQuantizationType.Q4_0)
+    flags = ["-m", str(file), "--no-assisted", "--no-launch", "-p", "Hello", "--max-new-tokens", "8", "--ignore-eos"]
+    texts = [ipex_assist.load(str(file), None).generate("Hello", max_new_tokens=8, ignore_eos=True, chat=chat).text
+             for chat in (False, True)]  # fmt: skip
+    assert "\n".join(started([[*flags, "--raw"], flags])) == "\n".join([*texts, "[]"])
 
 
 def test_a_quick_start_says_what_is_wrong_with_the_tokenizer_before_it_packs(
