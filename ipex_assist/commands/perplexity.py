@@ -96,7 +96,7 @@ def windows(tokens: int, length: int, stride: int) -> list[Window]:
 
 
 def halves(tokens: int, length: int) -> list[Window]:
-    """The windows of llama.cpp's `llama-perplexity -c length`: one behind the other, and the second half of each counts.
+    """The windows of `llama-perplexity -c length`: one behind the other, of each the second half counts.
 
     The last one, which is not full, is left out.
     """

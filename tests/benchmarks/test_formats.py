@@ -57,7 +57,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_beside_llama_cpp(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The file's own type is itself; another is written by who writes it; the text is scored as llama-perplexity does."""
+    """The file's own type is itself; another is written by who writes it; windows are llama-perplexity's."""
     there = programs(tmp_path / "bin", batched_bench=BENCH, perplexity=PERPLEXITY, quantize=QUANTIZE)
     argv = [str(file), "--scratch", str(tmp_path / "s"), "--types", "Q8_0,Q6_K,Q4_0", "--llama-cpp", str(there)]
     argv += ["--max-tokens", "1100", "--requests", "1,3", "--repeats", "1"]

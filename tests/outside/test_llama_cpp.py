@@ -40,7 +40,8 @@ def test_the_same_perplexity(family: str, sizes: dict[str, int], kind: str, tmp_
     model.lm_head.weight.data *= 10  # so that tokens differ by far
     checkpoint_files.save(model, tmp_path / "model")
     path = tmp_path / "model.gguf"
-    assert cli.main(["quantize", "-q", "-m", str(tmp_path / "model"), "-o", str(path), "--type", kind, "--no-launch"]) == 0
+    flags = ["-q", "-m", str(tmp_path / "model"), "-o", str(path), "--type", kind, "--no-launch"]
+    assert cli.main(["quantize", *flags]) == 0
     argv = [str(PROGRAM), "-m", str(path), "-f", str(TEXT), "-c", str(WINDOW), "--chunks", str(CHUNKS), "-t", "1"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
