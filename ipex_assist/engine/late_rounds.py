@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
+from ipex_assist.engine.next_steps import PreparedPass
 from ipex_assist.engine.request import Request
 from ipex_assist.executors.interface import Meanwhile
 from ipex_assist.speculative.round import Round
@@ -32,6 +34,19 @@ class LateRounds:
         if not self._late:
             self.tell()
         return len(request.tokens) >= request.end or token in request.eos
+
+    def take_all(self, made: PreparedPass, plain_s: Iterable[float | None]) -> list[Request]:
+        """`take` for all requests of a pass; returns those of which it is the last token."""
+        requests, tokens = made.requests, made.tokens
+        for take, token in zip(made.takes, tokens, strict=True):
+            take(token)
+        self._steps += zip(requests, tokens, plain_s, strict=False)
+        if not self._late:
+            self.tell()
+        if made.ends_nothing:
+            return []
+        of_each = zip(requests, tokens, strict=True)
+        return [request for request, token in of_each if request.remaining <= 0 or token in request.eos]
 
     def tell(self) -> None:
         """Tell all owners of what was taken."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ipex_assist.engine.request import Request
 from ipex_assist.engine.scheduled_request import ScheduledRequest
-from ipex_assist.executors.interface import HiddenRows, Meanwhile, Model, Rows, samples_in_one_call
+from ipex_assist.executors.interface import HiddenRows, LogitsError, Meanwhile, Model, Rows, samples_in_one_call
+from ipex_assist.speculative.choosing.logprobs import of_rows
 from ipex_assist.speculative.choosing.row_choices import PlannedChoices, likeliest, plan_choices
 from ipex_assist.speculative.choosing.sampling import Row
 from ipex_assist.speculative.choosing.verify import choices
@@ -125,3 +128,19 @@ def _of_logits(scheduled: ScheduledRequest, logits: torch.Tensor) -> RequestOutp
     keep = request.needs_prompt_logits or request.logprobs is not None
     listed = [row.float().numpy() for row in logits] if keep else []
     return RequestOutput(choices(deciding, request.sampling, request.tokens, drafted, request.grammar), listed)
+
+
+def add_prompt_logprobs(request: Request, count: int, output: RequestOutput) -> None:
+    """Add the log-probabilities of the prompt tokens that follow the last `count` rows. Raises LogitsError.
+
+    Rows that a preempted request reads again are not added twice.
+    """
+    assert request.sequence is not None
+    first = request.sequence.length - count  # the position of the first row
+    known = len(request.prompt_choices) - first
+    following = request.tokens[first + 1 : min(request.prompt_length, first + count + 1)]
+    found = of_rows(output.logits[known:], following[known:], request.prompt_logprobs) or []
+    wrong = next((place for place, each in enumerate(found) if math.isnan(each.log_probability)), None)
+    if wrong is not None:
+        raise LogitsError("the target", first + known + wrong + 1)
+    request.prompt_choices += found

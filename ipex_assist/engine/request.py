@@ -107,6 +107,7 @@ class Request:
     sequence: Sequence | None = None
     draft: DraftSource | None = None
     seen: SeenTokens | None = None
+    seen_before: SeenTokens | None = None  # whose edits the running pass may read
     proposal: Proposal | None = None  # to be verified in the current pass
     prompt_s: float = 0.0  # seconds of the passes that read this prompt
     cached_tokens: int = 0  # of the prompt, that the prefix cache had when the request began

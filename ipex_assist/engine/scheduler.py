@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import repeat
 
 from ipex_assist.engine.block_budget import BlockBudget
 from ipex_assist.engine.chunk_sizes import ChunkSizes, EngineLimits
 from ipex_assist.engine.draft_scheduler import DraftScheduler
 from ipex_assist.engine.head_reading import HeadReading
 from ipex_assist.engine.late_rounds import LateRounds
-from ipex_assist.engine.pass_output import PlannedPass, RequestOutput
+from ipex_assist.engine.next_steps import NextSteps
+from ipex_assist.engine.pass_output import PlannedPass, RequestOutput, add_prompt_logprobs
 from ipex_assist.engine.prefix_cache import Prefixes
 from ipex_assist.engine.prompt_shares import PromptShares
 from ipex_assist.engine.request import Request
@@ -44,7 +46,7 @@ class Scheduler:
         self.drafts = DraftScheduler(target.blocks is not None, clock, longest_draft(target.spec))
         self.block_budget = BlockBudget(target, prefixes)
         self._chunks, self._heads = ChunkSizes(limits, target.pass_rows), HeadReading(clock)
-        self._shares, self._late = PromptShares(self._chunks, clock), LateRounds()
+        self._shares, self._late, self._next = PromptShares(self._chunks, clock), LateRounds(), NextSteps(target)
 
     @property
     def busy(self) -> bool:
@@ -86,16 +88,19 @@ class Scheduler:
         A request that fails ends with its error. If a pass of several requests fails, each is run alone, so that only
         the one at fault fails.
         """
-        for request in [request for request in (*self.running, *self.waiting) if request.outbox.unheard]:
-            self.cancel(request)
-        for request in [request for request in self.running if request.paused]:
-            self._preempt(request)
+        gone = [each for each in (*self.running, *self.waiting) if each.outbox.unheard or each.paused]
+        for request in gone:
+            if request.outbox.unheard:
+                self.cancel(request)
+            elif request in self.running:
+                self._preempt(request)
         self._admit()
         self.stats.running, self.stats.waiting = len(self.running), len(self.waiting)
         self.stats.most_running = max(self.stats.most_running, len(self.running))
         meanwhile = self._late.beside(meanwhile)
         if not self.running:
             self._late.tell()
+            self._next.drop()
             return False
         retry = False
         try:
@@ -151,9 +156,9 @@ class Scheduler:
         return min((each for each in self.waiting if not each.paused), key=lambda each: each.rank, default=None)
 
     def _run(self, requests: list[Request], meanwhile: Meanwhile | None = None) -> None:
-        decoding: list[ScheduledRequest] = []
+        decoding = self._next.prepared(requests)
         prefilling: list[Request] = []
-        for request in requests:
+        for request in () if decoding else requests:
             if request.decodes:
                 decoding.append(ScheduledRequest(request, 1, request.remaining))
             else:
@@ -163,13 +168,15 @@ class Scheduler:
         draft_s = self.drafts.draft(
             decoding, prompt_rows, len(prefilling), lambda scheduled, error: self._fail(scheduled.request, error)
         )
+        if self._run_prepared(decoding, draft_s, meanwhile):
+            return
         batch, rows = self._fit_in_memory(decoding + chunks)
         if batch:
             self._run_pass(batch, rows, draft_s, meanwhile)
 
     def _prompt_chunks(self, prefilling: list[Request], decoding: int) -> list[ScheduledRequest]:
         """What a pass reads of these prompts beside `decoding` requests."""
-        if not self._chunks_prompts:
+        if self.target.exact_rows < ANY_ROWS:  # each must be read in one pass
             return [ScheduledRequest.prefill(request, request.unbranched) for request in prefilling]
         chunks: list[ScheduledRequest] = []
         for request, room in self._shares.divide(prefilling, decoding):
@@ -177,11 +184,6 @@ class Scheduler:
             chunks.append(ScheduledRequest.prefill(request, min(room, most, request.unbranched)))
             self._shares.count(request, chunks[-1].pending)
         return chunks
-
-    @property
-    def _chunks_prompts(self) -> bool:
-        """Whether a prompt may be read in chunks; otherwise it must be read in one pass."""
-        return self.target.exact_rows >= ANY_ROWS
 
     def _fit_in_memory(self, batch: list[ScheduledRequest]) -> tuple[list[ScheduledRequest], list[Rows]]:
         """Return the requests for which there are blocks: drafts are dropped first, then the youngest is preempted.
@@ -233,31 +235,47 @@ class Scheduler:
         plan = PlannedPass.of(self.target, batch, rows)
         started = self.clock()
         self.stats.choose_s += started - planning
-        outputs = plan.run(meanwhile)
+        outputs = plan.run(None if meanwhile is None else self._next.beside(batch, meanwhile))
         seconds = self.clock() - started
         self._late.begin(seconds)
-        experts = experts_a_layer(self.target)
         count = sum([len(each.tokens) for each in plan.rows])
-        self.stats.count_pass(count, seconds)
-        self.stats.draft_s += draft_s
         prefills = [scheduled.pending for scheduled in batch if scheduled.is_prefill]
-        read = sum(prefills)
         positions = sum(each.pending * (each.request.position - each.pending // 2) for each in batch if each.is_prefill)
-        self._chunks.observe(read, len(batch) - len(prefills), seconds, positions, experts=experts)
-        self.stats.prompt_tokens += read
+        took = PassTimes(count, seconds, draft_s, sum(prefills), experts_a_layer(self.target))
+        self._end_pass(took, len(batch) - len(prefills), positions, self._accept(batch, plan.rows, outputs, took))
+
+    def _run_prepared(self, batch: list[ScheduledRequest], draft_s: float, meanwhile: Meanwhile | None) -> bool:
+        """Run a pass that was put together beside the one before. False where that is not what comes next."""
+        started = self.clock()
+        made = self._next.run(batch, meanwhile)
+        if made is None:
+            return False
+        seconds = self.clock() - started
+        self._late.begin(seconds)
+        took = PassTimes(len(batch), seconds, draft_s, experts=experts_a_layer(self.target))
+        if INVALID_LOGITS in made.tokens:
+            rows = [each.rows() for each in batch]
+            outputs = [RequestOutput((token,), (None,)) for token in made.tokens]
+            self._end_pass(took, len(batch), 0, self._accept(batch, rows, outputs, took))
+            return True
+        self.stats.new_tokens += len(batch)
+        plain_s: Iterable[float | None] = repeat(None)
+        if made.drafting:
+            plain_s = [self.drafts.plain_s(each, 1) if each.rests else None for each in batch]
+        self._end_pass(took, len(batch), 0, self._late.take_all(made, plain_s))
+        return True
+
+    def _end_pass(self, took: PassTimes, decoding: int, positions: int, ending: Iterable[Request]) -> None:
+        """Count a pass, and end what ends with it. positions: the tokens before each of a prompt's rows, added up."""
+        self.stats.count_pass(took.rows, took.seconds)
+        self.stats.draft_s += took.draft_s
+        self._chunks.observe(took.read, decoding, took.seconds, positions, experts=took.experts)
+        self.stats.prompt_tokens += took.read
         ended: list[Request] = []
         try:
-            for scheduled, each, output in zip(batch, plan.rows, outputs, strict=True):
-                request, length = scheduled.request, len(each.tokens)
-                if scheduled.is_prefill and output.hidden is not None:
-                    self._charge_taps(scheduled, seconds * length / count)
-                listed = not scheduled.is_prefill or self._note_prompt(request, length, output, seconds)
-                if listed and scheduled.reads_all_pending:
-                    if self._accept_tokens(scheduled, output, seconds, draft_s):
-                        ended.append(request)
-                elif listed and request.sequence is not None:
-                    self._keep_hidden(scheduled, request.sequence.length - length, output, length)
-            self.drafts.observe_pass(PassTimes(count, seconds, draft_s, read, experts))
+            for request in ending:
+                ended.append(request)
+            self.drafts.observe_pass(took)
         finally:  # what their last pass says is known then
             if ended:
                 self._late.tell()
@@ -266,9 +284,25 @@ class Scheduler:
                 self.stats.finished += 1
                 request.on_finish(request)
                 request.finish()
-        for request, took_s in self._heads.read(self._repays_reading):
+        running = len(self.running)
+        for request, took_s in self._heads.read(partial(self.drafts.repays_reading, running=running)):
             self.drafts.charge(request, took_s)
             self.stats.draft_s += took_s
+
+    def _accept(
+        self, batch: list[ScheduledRequest], rows: Sequence[Rows], outputs: list[RequestOutput], took: PassTimes
+    ) -> Iterator[Request]:
+        """Give each request what the pass brought it; those of which it is the end."""
+        for scheduled, each, output in zip(batch, rows, outputs, strict=True):
+            request, length = scheduled.request, len(each.tokens)
+            if scheduled.is_prefill and output.hidden is not None:
+                self._charge_taps(scheduled, took.seconds * length / took.rows)
+            listed = not scheduled.is_prefill or self._note_prompt(request, length, output, took.seconds)
+            if listed and scheduled.reads_all_pending:
+                if self._accept_tokens(scheduled, output, took.seconds, took.draft_s):
+                    yield request
+            elif listed and request.sequence is not None:
+                self._keep_hidden(scheduled, request.sequence.length - length, output, length)
 
     def _keep_hidden(self, scheduled: ScheduledRequest, first: int, output: RequestOutput, count: int) -> None:
         """Give a request's head the hidden states of its first `count` rows, and charge what that takes.
@@ -290,32 +324,17 @@ class Scheduler:
         if head is not None and layers in head.spec.taps.layers:
             self.drafts.charge(scheduled.request, seconds * max(0.0, 1 / layers - LOST_SHARE))
 
-    def _repays_reading(self, request: Request, unread: int) -> bool:
-        return self.drafts.repays_reading(request, unread, len(self.running))
-
     def _note_prompt(self, request: Request, count: int, output: RequestOutput, seconds: float) -> bool:
         """Note that a pass of `seconds` read `count` tokens. False if the request has failed."""
         request.prompt_s += 0.0 if request.has_output else seconds
-        listed = not request.needs_prompt_logits or self._add_prompt_logprobs(request, count, output)
+        if request.needs_prompt_logits:
+            try:
+                add_prompt_logprobs(request, count, output)
+            except LogitsError as error:
+                self._fail(request, error)
+                return False
         if request.at_branch:
             self.block_budget.keep(request, goes_on=True)
-        return listed
-
-    def _add_prompt_logprobs(self, request: Request, count: int, output: RequestOutput) -> bool:
-        """Add the log-probabilities of the prompt tokens that follow the last `count` rows. False if one is NaN.
-
-        Rows that a preempted request reads again are not added twice.
-        """
-        assert request.sequence is not None
-        first = request.sequence.length - count  # the position of the first row
-        known = len(request.prompt_choices) - first
-        following = request.tokens[first + 1 : min(request.prompt_length, first + count + 1)]
-        found = of_rows(output.logits[known:], following[known:], request.prompt_logprobs) or []
-        wrong = next((place for place, each in enumerate(found) if math.isnan(each.log_probability)), None)
-        if wrong is not None:
-            self._fail(request, LogitsError("the target", first + known + wrong + 1))
-            return False
-        request.prompt_choices += found
         return True
 
     def _accept_tokens(

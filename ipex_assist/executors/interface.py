@@ -264,6 +264,22 @@ class SamplesInOneCall(Model, Protocol):
         ...
 
 
+# Runs a pass whose rows are these tokens, a step of each sequence; None where it is no longer what comes next.
+RunSteps: TypeAlias = "abc.Callable[[Tokens, Meanwhile], SampledRows | None]"
+
+
+@runtime_checkable
+class PreparesSteps(Protocol):
+    """A model that puts the next step of the same sequences together while this one runs: only its tokens are open."""
+
+    def prepare_steps(self, choices: abc.Sequence[RowChoice]) -> RunSteps | None:
+        """While `sample` runs a step of each sequence: what runs the step after it. None where none can be prepared.
+
+        choices: how its tokens are chosen. One with `following` counts its row's own token in the place of that.
+        """
+        ...
+
+
 def samples_in_one_call(model: object) -> TypeGuard[SamplesInOneCall]:
     """Whether a model is one; checking the protocol itself takes a tenth of a millisecond."""
     return hasattr(model, "sample")

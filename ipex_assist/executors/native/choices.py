@@ -84,6 +84,15 @@ class CoreChoices:
             fields.append((pointer, position, at, count, allowed, logits, tokens, counted))
         return (CRowChoice * len(fields))(*fields)
 
+    def count_own_tokens(self, tokens: int) -> None:
+        """Have each row's own token, as they lie from address `tokens` on, in place of the one drafted before it."""
+        if not self._drafted:
+            return
+        size = ctypes.sizeof(ctypes.c_int32)
+        for place, row in enumerate(self.rows):
+            if row.following_count:
+                row.following = tokens + place * size
+
     def addresses(self, first: int) -> tuple[int, int]:
         """Of the choice of row `first`, and of its token."""
         return (

@@ -16,6 +16,7 @@ from ipex_assist.executors.interface import (
     LogitsError,
     Meanwhile,
     Rows,
+    RunSteps,
     Sequence,
     TokenLogprob,
     Tokens,
@@ -28,14 +29,14 @@ from ipex_assist.executors.native.hidden import TappedRows
 from ipex_assist.executors.native.kept_steps import KeptSteps
 from ipex_assist.executors.native.passes import NativePasses
 from ipex_assist.executors.native.prefixes import NativePrefixMemory
-from ipex_assist.executors.native.segments import TokenSegment, cut_into_passes
+from ipex_assist.executors.native.segments import TokenSegment, cut_into_passes, lengthen
 from ipex_assist.executors.native.sequence import NativeSequence
 from ipex_assist.executors.recurrent_states import RecurrentState
 from ipex_assist.executors.rope import Floats
 from ipex_assist.executors.row_choice import RowChoice, SampledRows
 from ipex_assist.native.adapter import PackedAdapter
 from ipex_assist.native.model import PackedModel
-from ipex_assist.native.structures import Batch, TopTokens
+from ipex_assist.native.structures import TopTokens
 
 if TYPE_CHECKING:
     import torch
@@ -133,8 +134,7 @@ class NativeModel(NativePasses):
         if hidden is None and (batch := steps.again(rows, self.reserve, same)) is not None:
             assert len(choices) == len(rows), "a choice for each row of logits"
             chosen = CoreChoices(choices, self.spec.lm_head_rows, self._kept.logits)
-            after = steps.lengthen
-            self.run("ia_sample", batch, *chosen.addresses(0), after=lambda _: after(), meanwhile=meanwhile)
+            self.run("ia_sample", batch, *chosen.addresses(0), after=lambda _: steps.lengthen(), meanwhile=meanwhile)
             return chosen.found()
         segments = self.segments(rows)
         taps = TappedRows.of(hidden, self.spec, segments)
@@ -147,12 +147,34 @@ class NativeModel(NativePasses):
             meanwhile = None
         for group in groups:
             if count := sum([segment.last for segment in group]):
-                described = self._sample(group, chosen, first, taps, meanwhile)
-                steps.keep(group if taps is None and len(groups) == 1 else (), *described, same)
+                batch, living = self.batch(group, None)
+                if taps is not None:
+                    taps.next_pass(batch)
+                kept = steps.keep(group if taps is None and len(groups) == 1 else (), batch, living, same)
+                after = (lambda _: steps.lengthen()) if kept else lengthen
+                given = chosen.addresses(first)
+                self.run("ia_sample", batch, *given, appended=group, after=after, meanwhile=meanwhile)
             else:
                 self.append(group, taps=taps)
             first += count
         return chosen.found()
+
+    def prepare_steps(self, choices: abc.Sequence[RowChoice]) -> RunSteps | None:
+        """While `sample` runs a pass of steps: what runs the step after it; see executors/interface.py."""
+        steps: KeptSteps = self._kept.steps
+        if (step := steps.prepare(self.reserve)) is None:
+            return None
+        chosen = CoreChoices(choices, self.spec.lm_head_rows, self._kept.logits)
+        chosen.count_own_tokens(steps.token_address)
+
+        def run(tokens: Tokens, meanwhile: Meanwhile) -> SampledRows | None:
+            batch = steps.after(step, tokens, (self._rotary_of_steps().fields, self.pass_threads))
+            if batch is None:
+                return None
+            self.run("ia_sample", batch, *chosen.addresses(0), after=lambda _: steps.lengthen(), meanwhile=meanwhile)
+            return chosen.found()
+
+        return run
 
     def draft(
         self,
@@ -197,18 +219,3 @@ class NativeModel(NativePasses):
             for at in range(0, rows * top, top or 1)
         ] or [[] for _ in range(rows)]
         return [TokenLogprob(*each) for each in zip(tokens, logs, ranked, strict=True)]
-
-    def _sample(
-        self,
-        segments: abc.Sequence[TokenSegment],
-        choices: CoreChoices,
-        first: int,
-        taps: TappedRows | None,
-        meanwhile: Meanwhile | None,
-    ) -> tuple[Batch, object]:
-        """Run a pass whose rows of logits have the choices from `first` on; returns how the core was told of it."""
-        batch, keep = self.batch(segments, None)
-        if taps is not None:
-            taps.next_pass(batch)
-        self.run("ia_sample", batch, *choices.addresses(first), appended=segments, meanwhile=meanwhile)
-        return batch, keep
