@@ -7,9 +7,10 @@
 // whose weights do; rows that fit go through two panels and all columns at a time.
 //
 // F says how a format's groups become tiles:
-//   COLUMNS        of a group: 128, 64, or 32, which fill half a tile
+//   COLUMNS        of a group: 128, 64, or 32, which fill half a tile, or 16
+//   PLANES         of a group's tiles, each of which all its rows' values are multiplied with
 //   VALUE_BYTES    of a row's value and a weight's in tiles: 1, or 2 where they are bf16
-//   SPAN_BYTES     of 128 columns of a panel as it is packed; AHEAD: how far they are prefetched
+//   AHEAD          how far packed panels are prefetched
 //   SCALES         how many scales a column has in a span, at most
 //   head(depth)    bytes before a panel's first span
 //   tiles(panel, span, lines, g, to, scale)
@@ -38,7 +39,8 @@ using Totals = float[TILE * LANES];  // of 16 rows and a panel
 
 template <class F>
 struct SquareSizes {
-    static constexpr int GROUPS = SCALE_COLUMNS / F::COLUMNS;                 // of a span
+    static constexpr int PLANE = SCALE_COLUMNS / F::COLUMNS;                  // groups of a span
+    static constexpr int GROUPS = PLANE * F::PLANES;                          // and sums
     static constexpr int GROUP_BYTES = F::COLUMNS * F::VALUE_BYTES;           // of a row
     static constexpr int TILE_COLUMNS = GROUP_BYTES < 64 ? GROUP_BYTES : 64;  // bytes of a row in a tile
     static constexpr int STEPS = GROUP_BYTES / TILE_COLUMNS;                  // tiles of rows in a group
@@ -47,6 +49,7 @@ struct SquareSizes {
     // Spans whose sums are added to the totals together, so that these are loaded and stored less often. Not where a
     // span has many sums: the first cache has room for those of two such turns.
     static constexpr int SPANS = GROUPS <= 2 ? 2 : 1;
+    static constexpr int RING = 4;  // spans: those of a turn, and the next, which may be two that are unpacked together
 };
 
 // Some columns of up to 32 rows (HALVES of 16).
@@ -57,11 +60,15 @@ struct SquareRows {
     int64_t spans;
 };
 
+using UnpackTiles = bool(const uint8_t* panel, int64_t span, const uint8_t* lines, int g, uint8_t* to, float* scale);
+
 // Two panels of weights (or one, twice) from the same span on.
 struct SquareWeights {
+    UnpackTiles* unpack;  // F::tiles, or of the formats that share F
     const uint8_t* panels[2];
     const uint8_t* packed[2];  // of the first span
     int64_t first;             // which span of the panels that is
+    int64_t span_bytes;        // of a panel
     uint8_t* tiles;            // (spans, groups, 2 panels, PANEL_GROUP), or a ring of some spans
     float* scales;             // (spans, 2 panels, groups, 16) where there are such
     int64_t mask;              // of a span's place in the ring, else -1
@@ -99,7 +106,7 @@ inline __attribute__((always_inline)) void square_dots(const uint8_t* span_rows,
         TILE_ZERO(3);
     }
     FOR_EACH_CONSTANT(t, S::STEPS, {
-        constexpr int at = G * S::GROUP_BYTES + t * 64;  // of the span's bytes
+        constexpr int at = G % S::PLANE * S::GROUP_BYTES + t * 64;  // of the span's bytes
         const uint8_t *from = span_rows + at / 64 * TILE_BYTES + at % 64,
                       *left = weights + G * 2 * S::PANEL_GROUP + t * TILE_BYTES;
         TILE_LOAD(4, from, 64);
@@ -244,15 +251,15 @@ private:
     __attribute__((noinline)) void prepare(int64_t span, int i) {
         if (span >= in_.spans) return;
         const int p = i % 2, g = i / 2;
-        const int64_t at = span * F::SPAN_BYTES, lines = F::SPAN_BYTES / 64;
+        const int64_t at = span * w_.span_bytes, lines = w_.span_bytes / 64;
         const uint8_t* next = w_.packed[p] + at + w_.ahead;
-        if (at + w_.ahead >= in_.spans * F::SPAN_BYTES) next += w_.jump;
+        if (at + w_.ahead >= in_.spans * w_.span_bytes) next += w_.jump;
         for (int64_t line = g * lines / GROUPS; line < (g + 1) * lines / GROUPS; line++) {
             _mm_prefetch(reinterpret_cast<const char*>(next + line * 64), _MM_HINT_T0);
         }
-        fits_ &= F::tiles(w_.panels[p], w_.first + span, w_.packed[p] + at, g,
-                          w_.tiles + (span & w_.mask) * S::SPAN + i * S::PANEL_GROUP,
-                          w_.scales + ((span * 2 + p) * GROUPS + g) * LANES);
+        fits_ &= w_.unpack(w_.panels[p], w_.first + span, w_.packed[p] + at, g,
+                           w_.tiles + (span & w_.mask) * S::SPAN + i * S::PANEL_GROUP,
+                           w_.scales + ((span * 2 + p) * GROUPS + g) * LANES);
     }
 
     const SquareRows& in_;
@@ -278,8 +285,10 @@ class AmxMany {
     using Other = typename F::Other;
 
 public:
-    AmxMany(const Linear& w, const LinearRows& in, int64_t count, int64_t first, float* out, int64_t stride)
+    AmxMany(const Linear& w, const LinearRows& in, int64_t count, int64_t first, float* out, int64_t stride,
+            UnpackTiles* unpack)
         : w_(w),
+          unpack_(unpack),
           first_(first),
           out_(out),
           stride_(stride),
@@ -289,7 +298,7 @@ public:
           columns_(whole_ ? w.depth : SLAB_BYTES / F::VALUE_BYTES),
           panels_(whole_ ? 2 : SLAB_PANELS) {
         const int64_t padded = (count + SQUARE_ROWS - 1) / SQUARE_ROWS * SQUARE_ROWS, spans = columns_ / SCALE_COLUMNS;
-        const int64_t weights = panels_ / 2 * (ring_ ? 2 * S::SPANS : spans) * S::SPAN;
+        const int64_t weights = panels_ / 2 * (ring_ ? S::RING : spans) * S::SPAN;
         const int64_t scales = panels_ * spans * F::SCALES * LANES * 4;
         const int64_t row_scales = F::VALUE_BYTES == 1 ? padded * w.depth / SCALE_COLUMNS * 4 : 0;
         const int64_t totals = (whole_ ? SQUARE_ROWS : padded) * panels_ * LANES * 4;
@@ -333,21 +342,23 @@ private:
     template <int HALVES>
     void squares(const Part& part, int64_t b, int64_t end) {
         const int64_t bytes = panel_bytes(w_.precision, w_.group, w_.depth), spans = part.columns / SCALE_COLUMNS;
+        const int64_t span_bytes = (bytes - F::head(w_.depth)) / (w_.depth / SCALE_COLUMNS);
         const int64_t row_scales =
             F::VALUE_BYTES == 1 ? (part.r * w_.depth + part.k * HALVES * TILE) / SCALE_COLUMNS : 0;
         const SquareRows rows{tiles_ + part.r * row_bytes_ + part.k * F::VALUE_BYTES * TILE, TILE * row_bytes_,
                               row_scales_ + row_scales, spans};
         for (int64_t n = b; n < end; n += 2) {
             const uint8_t *left = w_.weights + n * bytes, *right = left + (n + 1 < end ? bytes : 0);
-            const int64_t pair = (n - b) / 2, span = part.k / SCALE_COLUMNS,
-                          at = F::head(w_.depth) + span * F::SPAN_BYTES;
+            const int64_t pair = (n - b) / 2, span = part.k / SCALE_COLUMNS, at = F::head(w_.depth) + span * span_bytes;
             // Ahead in the same panels, and then in the next two; or in the next two's same columns.
-            const SquareWeights weights{{left, right},
+            const SquareWeights weights{unpack_,
+                                        {left, right},
                                         {left + at, right + at},
                                         span,
+                                        span_bytes,
                                         weights_ + pair * spans * S::SPAN,
                                         scales_ + pair * spans * 2 * F::SCALES * LANES,
-                                        ring_ ? 2 * S::SPANS - 1 : -1,
+                                        ring_ ? S::RING - 1 : -1,
                                         whole_ ? F::AHEAD / 2 : 2 * bytes,
                                         whole_ ? bytes : 0};
             Totals* totals = totals_ + (whole_ ? 0 : (part.r / SQUARE_ROWS * SLAB_PANELS + n - b) * 2);
@@ -370,7 +381,7 @@ private:
             }
             if (unfit) {
                 SquareWeights others = weights;
-                if (ring_) others.mask = 2 * SquareSizes<Other>::SPANS - 1;
+                others.unpack = Other::tiles;
                 square<Other, HALVES>(fresh, rows, others, totals);
             } else if (!fresh) {
                 square<F, HALVES>(false, rows, weights, totals);
@@ -409,6 +420,7 @@ private:
     }
 
     const Linear& w_;
+    UnpackTiles* const unpack_;
     const int64_t first_;
     float* out_;
     const int64_t stride_, row_bytes_;
@@ -424,8 +436,8 @@ private:
 // More than 16 rows.
 template <class F>
 inline void amx_many(const Linear& w, const LinearRows& in, int64_t count, int64_t first, int64_t last, float* out,
-                     int64_t stride) {
-    AmxMany<F>(w, in, count, first, out, stride).run(count, first, last);
+                     int64_t stride, UnpackTiles* unpack = F::tiles) {
+    AmxMany<F>(w, in, count, first, out, stride, unpack).run(count, first, last);
 }
 
 // What totals become where each column has a scale.

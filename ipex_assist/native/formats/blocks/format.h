@@ -38,6 +38,7 @@ struct FileBlocks : AnyBlocks {
     static constexpr bool WORDS = false;                 // values of 16 bits
     static constexpr bool PLAIN = false;                 // codes lie as they are multiplied
     static constexpr bool BY_ITSELF = true;              // each code has bits of its own
+    static constexpr bool WEIGHED = false;               // times its factor a code is a byte still, and is unpacked so
     static constexpr int64_t DEPTH = SUPER ? 256 : 128;  // of a unit, which input columns are padded to a multiple of
     static constexpr int64_t panel_bytes([[maybe_unused]] int64_t group, int64_t depth) { return depth / DEPTH * UNIT; }
 };
@@ -68,7 +69,9 @@ struct BitsFormat
     // Where the parts of a unit begin.
     static constexpr int FACTORS_AT = HEAD, HIGH_AT = HEAD + FACTOR_LINES * 64, LOW_AT = HIGH_AT + DEPTH_ * HIGH * 2;
 
-    // Of columns 32 k + 4 i to 32 k + 4 i + 3 of a unit.
+    // Of columns 32 k + 4 i to 32 k + 4 i + 3 of a unit, k < PERIOD; then again in the lines after these.
+    static constexpr int PERIOD = 1;
+    static constexpr bool HIGH_ACROSS = false;  // or high bits of both halves lie in the same lines, four bits apart
     static constexpr BitPlace low(int k, int i) { return {4 * k + i % 4, i / 4 * 4}; }
     static constexpr BitPlace high(int k, int i) { return {k, i}; }
 };
@@ -105,25 +108,33 @@ struct Iq4XsFormat : BitsFormat<256, 136, 32, 2, 4, 0, false, 128>, Iq4Values {
 };
 
 struct Q2KFormat : BitsFormat<256, 84, 16, 4, 2, 0, true, 0> {
+    static constexpr bool WEIGHED = true;  // at most 15 · 3
     static constexpr BlockPlaces FILE{80, 82, 0, -1, 16};
+    static constexpr int PERIOD = 4;
     static constexpr BitPlace low(int k, int i) { return {k / 4 * 8 + i, k % 4 * 2}; }
 };
 struct Q3KFormat : BitsFormat<256, 110, 16, 3, 2, 1, false, 4> {
     static constexpr BlockPlaces FILE{108, -1, 96, 0, 32};
+    static constexpr int PERIOD = 4;
+    static constexpr bool HIGH_ACROSS = true;
     static constexpr BitPlace low(int k, int i) { return {k / 4 * 8 + i, k % 4 * 2}; }
     static constexpr BitPlace high(int k, int i) { return {i, k}; }
 };
 struct Q4KFormat : BitsFormat<256, 144, 32, 3, 4, 0, true, 0> {
     static constexpr BlockPlaces FILE{0, 2, 4, -1, 16};
+    static constexpr int PERIOD = 2;
     static constexpr BitPlace low(int k, int i) { return {k / 2 * 8 + i, k % 2 * 4}; }
 };
 struct Q5KFormat : BitsFormat<256, 176, 32, 3, 4, 1, true, 0> {
     static constexpr BlockPlaces FILE{0, 2, 4, 16, 48};
+    static constexpr int PERIOD = 4;
+    static constexpr bool HIGH_ACROSS = true;
     static constexpr BitPlace low(int k, int i) { return {k / 2 * 8 + i, k % 2 * 4}; }
     static constexpr BitPlace high(int k, int i) { return {i, k}; }
 };
 struct Q6KFormat : BitsFormat<256, 210, 16, 4, 4, 2, false, 32> {
     static constexpr BlockPlaces FILE{208, -1, 192, 128, 0};
+    static constexpr int PERIOD = 4;
     static constexpr BitPlace low(int k, int i) { return {k / 4 * 16 + k % 2 * 8 + i, k % 4 / 2 * 4}; }
     static constexpr BitPlace high(int k, int i) { return {k / 4 * 8 + i, k % 4 * 2}; }
 };
@@ -131,6 +142,7 @@ struct Q6KFormat : BitsFormat<256, 210, 16, 4, 4, 2, false, 32> {
 struct Tq2_0Format : BitsFormat<256, 66, 128, 0, 2, 0, false, 1> {
     static constexpr bool COLUMN_SCALES = true;
     static constexpr BlockPlaces FILE{64, -1, -1, -1, 0};
+    static constexpr int PERIOD = 4;
     static constexpr BitPlace low(int k, int i) { return {k / 4 * 8 + i, k % 4 * 2}; }
 };
 
@@ -144,8 +156,8 @@ struct Tq1_0Format : FileBlocks<256, 54, 128, 1, 32 + 13 * 64> {
 // Nibbles that are E2M1, and scales that are not fp16. Twice a value is whole.
 template <int COLUMNS_, int BYTES_, int GROUP_, int SCALE_BYTES>
 struct E2m1Format : FileBlocks<COLUMNS_, BYTES_, GROUP_, 12, SCALE_BYTES * 128 * 16 / GROUP_ + 16 * 64> {
-    static constexpr int LOW = 4, HIGH = 0;
-    static constexpr bool TABLE = true;
+    static constexpr int LOW = 4, HIGH = 0, PERIOD = 1;
+    static constexpr bool TABLE = true, HIGH_ACROSS = false;
     static constexpr int HIGH_AT = 0, LOW_AT = SCALE_BYTES * 128 * 16 / GROUP_;
     static constexpr uint8_t VALUES[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
     static constexpr BitPlace high(int k, int i) { return {k, i}; }

@@ -123,7 +123,8 @@ inline __attribute__((always_inline)) void unpack_factors(const uint8_t* unit, i
                                                           int32_t (*pairs)[LANES]) {
     constexpr int EACH = 32 / F::GROUP;  // groups of a pair
     const FactorBytes bytes = factor_bytes(F(), unit + F::FACTORS_AT);
-    FOR_EACH_CONSTANT(g, 8 * EACH, { _mm512_store_si512(factors[g], byte_of<g % 4>(bytes.factors[g / 4])); });
+    if constexpr (!F::WEIGHED)
+        FOR_EACH_CONSTANT(g, 8 * EACH, { _mm512_store_si512(factors[g], byte_of<g % 4>(bytes.factors[g / 4])); });
     FOR_EACH_CONSTANT(k, 8, {
         constexpr int first = k * EACH, next = first + EACH - 1;
         __m512i pair;

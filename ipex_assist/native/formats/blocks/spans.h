@@ -1,30 +1,40 @@
 // Rows times 128 columns of a panel: what all block formats share.
 #pragma once
 #include "formats/blocks/unpack.h"
-#include "kernels/integer_linear.h"
+#include "kernels/integer_prefill.h"
 
 namespace ipex_assist {
 namespace {
 
-// Columns of a panel as they are multiplied.
+// Codes of one panel or two in memory, 8 lines for 32 columns.
+struct UnpackedCodes {
+    static constexpr int PERIOD = 1;
+    const uint8_t* lines;
+    int64_t second = sizeof(UnpackedBlocks);  // bytes from the first panel's to the second's
+
+    void next() { lines += 8 * 64; }
+    template <int QUAD>
+    __attribute__((always_inline)) __m512i at(int panel = 0) const {
+        return _mm512_loadu_si512(lines + QUAD * 64 + panel * second);
+    }
+};
+
+// What is beside the codes of one panel or two as they are multiplied; of two it lies as in UnpackedBlocks.
 struct BlockColumns {
-    const uint8_t *codes = nullptr, *upper = nullptr;  // 8 lines for 32 columns
-    int64_t stride = SCALE_COLUMNS * LANES;            // bytes from 128 columns of codes to the next
     const float *scales, *minima;
     const int32_t *factors, *pairs;  // of superblocks
-    int64_t first, spans;            // of 128 columns: before these, and these
+    int64_t first;                   // spans of 128 columns before these
     int zero;                        // of blocks, what codes have above their values
-    const float* start;              // of the panel's totals: the bias, or null for zero
-    BlockColumns(const BlockScales& from, int64_t first_, int64_t spans_, int zero_, const float* start_)
+    BlockColumns(const BlockScales& from, int64_t first_, int zero_)
         : scales(from.scales[0]),
           minima(from.minima[0]),
           factors(from.factors[0]),
           pairs(from.pairs[0]),
           first(first_),
-          spans(spans_),
-          zero(zero_),
-          start(start_) {}
+          zero(zero_) {}
 };
+
+constexpr int64_t NEXT_PANEL = sizeof(UnpackedBlocks) / 4;  // numbers from those of the first panel to the second's
 
 // Where totals of a panel start.
 template <class F>
@@ -41,34 +51,45 @@ inline __m512i add_pairs(__m512i acc, __m512i pair, const int32_t* sums) {
 #endif
 }
 
-// Adds the products of M rows with COUNT lines of codes. Without VNNI those of up to 6 bits, unless
-// they are WIDE: two lines' pairs of products are at most 4 · 63 · 128 = 32256, below the limit of 16 bits.
-template <int COUNT, bool WIDE, int M>
-inline __attribute__((always_inline)) void add_codes(const uint8_t* lines, const RowPointers<int8_t, M>& rows,
-                                                     __m512i (&acc)[M]) {
+// Adds the products of M rows with COUNT lines of codes of each panel, from the FIRST on. Without VNNI those of up to 6
+// bits, unless they are WIDE: two lines' pairs of products are at most 4 · 63 · 128 = 32256, below the limit of 16 bits.
+template <int FIRST, int COUNT, bool WIDE, class C, int M, int N>
+inline __attribute__((always_inline)) void add_codes(const C& from, const RowPointers<int8_t, M>& rows,
+                                                     __m512i (&acc)[N][M]) {
 #ifdef IPEX_ASSIST_VNNI
-    FOR_EACH(s, COUNT, {
-        const __m512i codes = _mm512_loadu_si512(lines + s * 64);
-        FOR_EACH(m, M, acc[m] = dot_bytes(acc[m], codes, rows.at[m] + s * 4));
+    FOR_EACH_CONSTANT(s, COUNT, {
+        const __m512i codes = from.template at<FIRST + s>();
+        if constexpr (N == 1) {
+            FOR_EACH(m, M, acc[0][m] = dot_bytes(acc[0][m], codes, rows.at[m] + s * 4));
+        } else {
+            const __m512i more = from.template at<FIRST + s>(1);
+            FOR_EACH(m, M, {
+                const __m512i value = broadcast4(rows.at[m] + s * 4);
+                add_products(acc[0][m], codes, value);
+                add_products(acc[1][m], more, value);
+            });
+        }
     });
 #else
+    static_assert(N == 1);
     __m512i low[M], high[M];
-    FOR_EACH(s, COUNT, {
-        const __m512i codes = _mm512_loadu_si512(lines + s * 64);
-        const Nibbles<false> halves(lines + s * 64);
+    FOR_EACH_CONSTANT(s, COUNT, {
+        const __m512i codes = from.template at<FIRST + s>(), low_halves = bytes_of(codes, 15);
+        const __m512i high_halves = bytes_of(shifted<4>(codes), 15);
         const bool starts = WIDE ? s == 0 : s % 2 == 0, ends = WIDE ? s == COUNT - 1 : s % 2 == 1;
         FOR_EACH(m, M, {
             const __m512i row = broadcast4(rows.at[m] + s * 4);
-            const __m512i l = _mm512_maddubs_epi16(WIDE ? halves.low : codes, row);
+            const __m512i l = _mm512_maddubs_epi16(WIDE ? low_halves : codes, row);
             low[m] = starts ? l : _mm512_add_epi16(low[m], l);
             KEEP_VECTOR(low[m]);
             if (WIDE) {
-                const __m512i h = _mm512_maddubs_epi16(halves.high, row);
+                const __m512i h = _mm512_maddubs_epi16(high_halves, row);
                 high[m] = starts ? h : _mm512_add_epi16(high[m], h);
                 KEEP_VECTOR(high[m]);
             }
-            if (ends) acc[m] = _mm512_add_epi32(acc[m], _mm512_madd_epi16(low[m], _mm512_set1_epi16(1)));
-            if (ends && WIDE) acc[m] = _mm512_add_epi32(acc[m], _mm512_madd_epi16(high[m], _mm512_set1_epi16(16)));
+            __m512i& sum = acc[0][m];
+            if (ends) sum = _mm512_add_epi32(sum, _mm512_madd_epi16(low[m], _mm512_set1_epi16(1)));
+            if (ends && WIDE) sum = _mm512_add_epi32(sum, _mm512_madd_epi16(high[m], _mm512_set1_epi16(16)));
         });
     });
 #endif
@@ -91,95 +112,136 @@ private:
           sums(in.negated_sums + before * 4, spans * 4) {}
 };
 
+// Totals of M rows and N panels: in registers, or, where sums take those, in memory.
+template <int M, int N, bool IN_MEMORY>
+struct BlockTotals {
+    __m512 (&held)[N][M];
+    float* memory;
+    __attribute__((always_inline)) __m512 at(int n, int m) const {
+        return IN_MEMORY ? _mm512_load_ps(memory + (n * M + m) * LANES) : held[n][m];
+    }
+    __attribute__((always_inline)) void put(int n, int m, __m512 total) const {
+        if (IN_MEMORY) _mm512_store_ps(memory + (n * M + m) * LANES, total);
+        else held[n][m] = total;
+    }
+};
+
 // total += sum · scale · row scale
-template <int M>
+template <int M, int N, bool IN_MEMORY>
 inline __attribute__((always_inline)) void add_scaled(const BlockTileRows<M>& rows, const float* scales,
-                                                      const __m512i (&sums)[M], __m512 (&total)[M]) {
-    const __m512 scale = _mm512_loadu_ps(scales);
-    FOR_EACH(m, M, {
-        const __m512 factor = _mm512_mul_ps(scale, _mm512_set1_ps(*rows.scales.at(m)));
-        total[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[m]), factor, total[m]);
+                                                      const __m512i (&sums)[N][M],
+                                                      const BlockTotals<M, N, IN_MEMORY>& total) {
+    FOR_EACH(n, N, {
+        const __m512 scale = _mm512_loadu_ps(scales + n * NEXT_PANEL);
+        FOR_EACH(m, M, {
+            const __m512 factor = _mm512_mul_ps(scale, _mm512_set1_ps(*rows.scales.at(m)));
+            total.put(n, m, _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[n][m]), factor, total.at(n, m)));
+        });
     });
+}
+
+template <int M, int N>
+inline __attribute__((always_inline)) void set_zero(__m512i (&sums)[N][M]) {
+    FOR_EACH(n, N, FOR_EACH(m, M, sums[n][m] = _mm512_setzero_si512()));
 }
 
 // How units are multiplied: blocks, with a zero or with minima, and a scale for GROUP columns.
 template <bool MINIMA, int GROUP, bool WIDE, bool WORDS>
 struct BlockSpans {
-    template <int M>
-    static __attribute__((always_inline)) void add_span(BlockColumns& c, BlockTileRows<M>& rows, Ahead& ahead,
-                                                        __m512 (&total)[M]) {
-        const uint8_t *lines = c.codes, *upper_lines = c.upper;
-        for (int k = 0; k < 4; k++) {
+    static constexpr bool MORE_SUMS = WORDS;  // than one for each output
+
+    template <class C, int M, int N, bool IN_MEMORY>
+    static __attribute__((always_inline)) void add_span(C& codes, UnpackedCodes upper_codes, BlockColumns& c,
+                                                        BlockTileRows<M>& rows, Ahead& ahead,
+                                                        const BlockTotals<M, N, IN_MEMORY>& total) {
+        static_assert(C::PERIOD == 1);
+        for (int k = 0; k < 4; k++, codes.next(), upper_codes.next()) {
             ahead.go_on();
+            __m512i acc[N][M];
             if (MINIMA) {
-                __m512i sums[M];
-                start(k, rows, _mm512_set1_epi32(-1), sums);
-                add_scaled(rows, c.minima, sums, total);
+                start(k, rows, _mm512_set1_epi32(-1), acc);
+                add_scaled(rows, c.minima, acc, total);
                 c.minima += LANES;
             }
             FOR_EACH_CONSTANT(g, 32 / GROUP, {
                 const int zero = GROUP == 32 ? c.zero << 16 | c.zero : c.zero << 16 * g;
-                __m512i acc[M];
-                FOR_EACH(m, M, acc[m] = _mm512_setzero_si512());
                 if (WORDS) {
-                    __m512i upper[M];
+                    __m512i upper[N][M];
                     start(k, rows, _mm512_set1_epi32(zero), upper);
-                    add_codes<GROUP / 4, WIDE>(upper_lines, rows.values, upper);
-                    add_codes<GROUP / 4, WIDE>(lines, rows.values, acc);
-                    FOR_EACH(m, M, acc[m] = _mm512_add_epi32(acc[m], _mm512_slli_epi32(upper[m], 8)));
-                    upper_lines += GROUP / 4 * 64;
+                    add_codes<g * GROUP / 4, GROUP / 4, WIDE>(upper_codes, rows.values, upper);
+                    FOR_EACH(n, N, FOR_EACH(m, M, acc[n][m] = _mm512_slli_epi32(upper[n][m], 8)));
+                } else if (MINIMA) {
+                    set_zero(acc);
                 } else {
-                    if (!MINIMA) start(k, rows, _mm512_set1_epi32(zero), acc);
-                    add_codes<GROUP / 4, WIDE>(lines, rows.values, acc);
+                    start(k, rows, _mm512_set1_epi32(zero), acc);
                 }
+                add_codes<g * GROUP / 4, GROUP / 4, WIDE>(codes, rows.values, acc);
                 add_scaled(rows, c.scales, acc, total);
-                lines += GROUP / 4 * 64, c.scales += LANES, rows.values.move(GROUP);
+                c.scales += LANES, rows.values.move(GROUP);
             });
         }
     }
 
 private:
-    template <int M>
+    template <int M, int N>
     static __attribute__((always_inline)) void start(int k, const BlockTileRows<M>& rows, __m512i zero,
-                                                     __m512i (&acc)[M]) {
-        FOR_EACH(m, M, acc[m] = add_pairs(_mm512_setzero_si512(), zero, rows.sums.at(m) + k));
+                                                     __m512i (&acc)[N][M]) {
+        FOR_EACH(m, M, {
+            acc[0][m] = add_pairs(_mm512_setzero_si512(), zero, rows.sums.at(m) + k);
+            if (N > 1) acc[N - 1][m] = acc[0][m];
+        });
     }
 };
 
 // Superblocks, of which `add_span` adds a half. GROUP 128: they have no factors.
 template <bool MINIMA, int GROUP, bool WIDE>
 struct SuperblockSpans {
-    template <int M>
-    static __attribute__((always_inline)) void add_span(BlockColumns& c, BlockTileRows<M>& rows, Ahead& ahead,
-                                                        __m512 (&total)[M]) {
-        __m512i sums[M];
-        FOR_EACH(m, M, sums[m] = _mm512_setzero_si512());
-        FOR_EACH(p, 4, {
-            const __m512i pair = _mm512_loadu_si512(c.pairs + p * LANES);
-            FOR_EACH(m, M, sums[m] = add_pairs(sums[m], pair, rows.sums.at(m) + p));
-        });
+    static constexpr bool MORE_SUMS = GROUP <= 32;
+
+    template <class C, int M, int N, bool IN_MEMORY>
+    static __attribute__((always_inline)) void add_span(C& codes, UnpackedCodes, BlockColumns& c,
+                                                        BlockTileRows<M>& rows, Ahead& ahead,
+                                                        const BlockTotals<M, N, IN_MEMORY>& total) {
+        __m512i sums[N][M];
+        set_zero(sums);
+        FOR_EACH(p, 4, FOR_EACH(n, N, {
+                     const __m512i pair = _mm512_loadu_si512(c.pairs + n * NEXT_PANEL + p * LANES);
+                     FOR_EACH(m, M, sums[n][m] = add_pairs(sums[n][m], pair, rows.sums.at(m) + p));
+                 }));
         if (MINIMA) {
             add_scaled(rows, c.minima, sums, total);
-            FOR_EACH(m, M, sums[m] = _mm512_setzero_si512());
+            set_zero(sums);
         }
-        const uint8_t* lines = c.codes;
-        for (int k = 0; k < 4; k++) {
-            ahead.go_on();
-            if (GROUP > 32) add_codes<8, WIDE>(lines, rows.values, sums), lines += 8 * 64, rows.values.move(32);
-            for (int g = 0; g < 32 / GROUP; g++) {
-                constexpr int LINES = GROUP > 32 ? 8 : GROUP / 4;
-                __m512i acc[M];
-                FOR_EACH(m, M, acc[m] = _mm512_setzero_si512());
-                add_codes<LINES, WIDE>(lines, rows.values, acc);
-                rows.values.move(GROUP);
-                const __m512i factor = _mm512_loadu_si512(c.factors);
-                FOR_EACH(m, M, sums[m] = _mm512_add_epi32(sums[m], _mm512_mullo_epi32(acc[m], factor)));
-                lines += LINES * 64, c.factors += LANES;
-            }
+        for (int k = 0; k < 4; k += C::PERIOD, codes.next()) {
+            FOR_EACH_CONSTANT(j, C::PERIOD, {
+                ahead.go_on();
+                if constexpr (GROUP > 32) add_codes<j * 8, 8, WIDE>(codes, rows.values, sums);
+                else
+                    FOR_EACH_CONSTANT(g, 32 / GROUP, {
+                        constexpr int LINES = GROUP / 4;
+                        __m512i acc[N][M];
+                        set_zero(acc);
+                        add_codes<j * 8 + g * LINES, LINES, WIDE>(codes, rows.values, acc);
+                        add_weighed(acc, c.factors, sums);
+                        if (g + 1 < 32 / GROUP) rows.values.move(GROUP);
+                        c.factors += LANES;
+                    });
+                rows.values.move(GROUP > 32 ? 32 : GROUP);
+            });
         }
         add_scaled(rows, c.scales, sums, total);
         c.pairs += 4 * LANES;
         if ((c.first++) % 2) c.scales += LANES, c.minima += LANES;
+    }
+
+private:
+    template <int M, int N>
+    static __attribute__((always_inline)) void add_weighed(const __m512i (&acc)[N][M], const int32_t* factors,
+                                                           __m512i (&sums)[N][M]) {
+        FOR_EACH(n, N, {
+            const __m512i factor = _mm512_loadu_si512(factors + n * NEXT_PANEL);
+            FOR_EACH(m, M, sums[n][m] = _mm512_add_epi32(sums[n][m], _mm512_mullo_epi32(acc[n][m], factor)));
+        });
     }
 };
 
@@ -190,7 +252,7 @@ struct KindOf {
 #else
     static constexpr bool WIDE = F::WIDE;
 #endif
-    using Kind = std::conditional_t<F::SUPER, SuperblockSpans<F::MINIMA, F::GROUP, WIDE>,
+    using Kind = std::conditional_t<F::SUPER, SuperblockSpans<F::MINIMA, F::WEIGHED ? 128 : F::GROUP, WIDE>,
                                     BlockSpans<F::MINIMA, F::SUPER ? 32 : F::GROUP, WIDE, F::WORDS>>;
 };
 

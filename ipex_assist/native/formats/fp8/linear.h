@@ -201,15 +201,14 @@ HOT_LOOP void fp8_amx_spans(const uint8_t* rows, int64_t row_bytes, int64_t coun
 // Many rows: a span is one group, whose scale is the same for all columns.
 template <class W>
 struct Fp8Squares {
-    static constexpr int COLUMNS = SCALE_COLUMNS, VALUE_BYTES = 2, AHEAD = 2048;
+    static constexpr int COLUMNS = SCALE_COLUMNS, PLANES = 1, VALUE_BYTES = 2, AHEAD = 2048;
     using Other = void;
     static constexpr int SCALES = 1;
-    static constexpr int64_t SPAN_BYTES = FP8_SPAN_BYTES;
     static int64_t head(int64_t depth) { return fp8_head_bytes(depth); }
     static bool tiles(const uint8_t* panel, int64_t span, const uint8_t* lines, int, uint8_t* to, float* scale) {
         const W widen;
         _mm512_store_ps(scale, _mm512_set1_ps(reinterpret_cast<const float*>(panel)[span]));
-        FOR_EACH(s, SPAN_BYTES / 64, {
+        FOR_EACH(s, FP8_SPAN_BYTES / 64, {
             const Fp8Pairs pairs = widen(lines + s * 64);
             _mm512_store_si512(to + s * 128, pairs.first);
             _mm512_store_si512(to + s * 128 + 64, pairs.second);

@@ -183,9 +183,8 @@ struct SignedInt4Groups : Int4Groups<GROUP> {
 template <int GROUP>
 struct Int4Squares {
     using Other = void;
-    static constexpr int COLUMNS = GROUP, VALUE_BYTES = 1, AHEAD = 4096, GROUP_BYTES = (GROUP / 8 + 1) * 64;
+    static constexpr int COLUMNS = GROUP, PLANES = 1, VALUE_BYTES = 1, AHEAD = 4096, GROUP_BYTES = (GROUP / 8 + 1) * 64;
     static constexpr int GROUPS = SCALE_COLUMNS / GROUP, SCALES = GROUPS;
-    static constexpr int64_t SPAN_BYTES = GROUPS * GROUP_BYTES;
     static int64_t head(int64_t) { return 0; }
     static bool tiles(const uint8_t*, int64_t, const uint8_t* lines, int g, uint8_t* to, float* scale) {
         const __m512i head = _mm512_loadu_si512(lines + g * GROUP_BYTES);

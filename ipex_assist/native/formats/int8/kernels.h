@@ -72,14 +72,13 @@ struct Int8Groups {
 
 // And those of many rows, as signed bytes.
 struct Int8Squares {
-    static constexpr int COLUMNS = SCALE_COLUMNS, VALUE_BYTES = 1, AHEAD = 2048;
+    static constexpr int COLUMNS = SCALE_COLUMNS, PLANES = 1, VALUE_BYTES = 1, AHEAD = 2048;
     using Other = void;
     static constexpr int SCALES = 0;
-    static constexpr int64_t SPAN_BYTES = SCALE_COLUMNS * LANES;
     static int64_t head(int64_t) { return 0; }
     static bool tiles(const uint8_t*, int64_t, const uint8_t* lines, int, uint8_t* to, float*) {
         const __m512i sign = _mm512_set1_epi8(-128);
-        FOR_EACH(s, SPAN_BYTES / 64,
+        FOR_EACH(s, SCALE_COLUMNS / 4,
                  { _mm512_store_si512(to + s * 64, _mm512_xor_si512(_mm512_loadu_si512(lines + s * 64), sign)); });
         return true;
     }

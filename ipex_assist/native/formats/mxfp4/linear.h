@@ -161,8 +161,7 @@ HOT_LOOP void mxfp4_tile(const Linear& w, const LinearRows& in, int64_t row, con
 // Many rows, group by group.
 struct MxGroupSquares {
     using Other = void;
-    static constexpr int COLUMNS = MX_GROUP, VALUE_BYTES = 1, SCALES = MX_GROUPS, AHEAD = 4096;
-    static constexpr int64_t SPAN_BYTES = MX_BYTES;
+    static constexpr int COLUMNS = MX_GROUP, PLANES = 1, VALUE_BYTES = 1, SCALES = MX_GROUPS, AHEAD = 4096;
     static int64_t head(int64_t) { return 0; }
     static bool tiles(const uint8_t*, int64_t, const uint8_t* lines, int g, uint8_t* to, float* scale) {
         const __m512i values = _mm512_sub_epi8(_mm512_loadu_si512(MX_VALUES), _mm512_set1_epi8(MX_ZERO));
@@ -187,8 +186,7 @@ struct MxGroupSquares {
 // And span by span.
 struct MxSquares {
     using Other = MxGroupSquares;
-    static constexpr int COLUMNS = SCALE_COLUMNS, VALUE_BYTES = 1, SCALES = MX_GROUPS, AHEAD = 4096;
-    static constexpr int64_t SPAN_BYTES = MX_BYTES;
+    static constexpr int COLUMNS = SCALE_COLUMNS, PLANES = 1, VALUE_BYTES = 1, SCALES = MX_GROUPS, AHEAD = 4096;
     static int64_t head(int64_t) { return 0; }
     static bool tiles(const uint8_t*, int64_t, const uint8_t* lines, int, uint8_t* to, float* scale) {
         const MxFolded folded(_mm512_loadu_si512(lines));
