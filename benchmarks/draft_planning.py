@@ -177,7 +177,7 @@ class Serving:
     accepted: int = 0
 
     def note(self, true: Costs, took_s: float, rows: int, lacking: int, rounds: Sequence[Round]) -> None:
-        """Note a pass of so many rows that brought these rounds. lacking: tokens of running requests to 67 each."""
+        """Note a pass of so many rows that brought these rounds. lacking: tokens of running requests to 33 each."""
         drafted, accepted = (sum(each) for each in zip(*((of.drafted, of.accepted) for of in rounds), strict=True))
         decoding = [each for each in rounds if not each.prompt]
         token_s = true.verifying(len(decoding)) / len(decoding) if decoding else 0.0

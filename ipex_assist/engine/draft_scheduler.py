@@ -63,7 +63,7 @@ class DraftScheduler:
             made = planner.plan(planned, together, prefill_rows, prefilling)
             self._planned.append((planner, made))
         if not self._planned and all(scheduled.request.planner is not None for scheduled in drafters):
-            return 0.0  # all of them rest
+            return self._clock() - started  # all of them rest
         asked = []
         for scheduled in drafters:
             request = scheduled.request
@@ -129,26 +129,22 @@ class DraftScheduler:
             scheduled.request.schedule.observe(len(scheduled.proposal.tokens), accepted)
 
     def book_overhead(self, seconds: float) -> None:
-        """Charge what draft heads took beside passes; the next pass that is planned bears it."""
+        """Charge what draft heads took beside passes; the next pass beside a planner bears it."""
         self._overhead_s += seconds
 
     def observe_pass(self, took: PassTimes) -> None:
         """Record the whole pass."""
-        alone = 1 if self._shares_passes else self._requests
-        if alone > 1:
-            took = replace(took, seconds=took.seconds / alone, draft_s=took.draft_s / alone, experts=None)
-        for planner in self._resting:
-            planner.rest(took)
+        took = replace(took, overhead_s=self._overhead_s)
+        if not self._shares_passes:
+            took = took.of_one(self._requests)
         started = self._clock()
+        for planner in self._resting:
+            planner.rest(took.without_drafts())
         for planner, made in self._planned:
             rows = took.rows if self._shares_passes else 1 + made.drafted
-            overhead_s = self._overhead_s / alone
-            if any(draft.plan.k for draft in made.drafts):
-                planner.observe(made, replace(took, rows=rows, overhead_s=overhead_s))
-            else:
-                overhead_s += took.draft_s
-                planner.observe(made, replace(took, rows=rows, draft_s=0.0, overhead_s=overhead_s))
-        if self._planned:
+            of_drafts = took if any(draft.plan.k for draft in made.drafts) else took.without_drafts()
+            planner.observe(made, replace(of_drafts, rows=rows))
+        if self._planned or self._resting:
             self._overhead_s = self._clock() - started
 
     def repays_reading(self, request: Request, unread: int, running: int) -> bool:

@@ -56,7 +56,7 @@ class PassDrafts:
     """The drafts of a pass, all of one assistant, and what was expected of them.
 
     rate: tokens per second that a verified row must bring. covered_s: seconds of verified rows that the account covers.
-    trial: one of the drafts is one, and is not trimmed.
+    trial: one of the drafts is one, and is not trimmed. resting_s: what a pass without a plan takes beside the target.
     """
 
     drafts: Sequence[RequestDraft]
@@ -69,6 +69,7 @@ class PassDrafts:
     trial: RequestDraft | None = None
     expected_s: tuple[float, float] = (0.0, 0.0)  # of drafting, and of reading before it, by calibration
     likely_s: float = 0.0  # of both, by what is known now
+    resting_s: float = 0.0
     others: dict[int, BatchCosts] = field(default_factory=dict)
 
     @property
@@ -82,14 +83,19 @@ class PassDrafts:
         requests = self.costs.requests + self.prefilling
         return float(self.costs.pass_s(requests)) / requests
 
+    @property
+    def _allowance_s(self) -> float:
+        """What a token that comes without a plan adds to the balance."""
+        allowance_s = LOST_SHARE * self.token_s
+        return max(allowance_s / 2, allowance_s - self.resting_s / self.costs.requests)
+
     def allowed_s(self, passes: float) -> float:
-        """Return what that many passes without drafts add to the balance, which has the first tokens' allowance."""
-        beyond = sum(max(0.0, passes - draft.request.ahead) for draft in self.drafts)
-        return LOST_SHARE * self.token_s * beyond
+        """Return what that many passes without plans add to the balance, which has the first tokens' allowance."""
+        return self._allowance_s * sum(max(0.0, passes - draft.request.ahead) for draft in self.drafts)
 
     def passes_until(self, missing_s: float) -> float:
-        """Return the passes without drafts that add `missing_s` seconds to the balance."""
-        tokens = max(0.0, missing_s) / (LOST_SHARE * self.token_s)
+        """Return the passes without plans that add `missing_s` seconds to the balance."""
+        tokens = max(0.0, missing_s) / self._allowance_s
         aheads = sorted(draft.request.ahead for draft in self.drafts)
         passes = math.inf
         for count in range(len(aheads), 0, -1):  # those who bring any by then: the others have more ahead

@@ -92,7 +92,9 @@ class PlannedAssistant:
         return self.doubt * drafting + float(costs.more_s(requests * k))
 
     def could_be_worthwhile(self, made: PassDrafts, requests: int) -> bool:
-        """Whether drafts would be worthwhile if every token were accepted."""
+        """Whether drafts would be worthwhile if every token were accepted; yes where their costs are not known."""
+        if not self.measured:
+            return True
         costs, own, lengths = made.costs, made.costs_of(self.live), np.arange(1, LONGEST_DRAFT + 1)
         drafting_s = lengths * float(own.draft_s(requests)) + own.block_s(requests)
         seconds = costs.plain_s + self.doubt * drafting_s + own.more_s((requests * lengths).astype(np.float64))

@@ -32,6 +32,7 @@ from ipex_assist.speculative.undrafted import Baseline, DraftPause
 SHARE = 0.3
 PREPARING_SHARE = 0.5  # of the balance that a head's reading of a prompt, or its hidden states, are charged at most
 PROBES = (4, 2)  # tokens that an assistant reads whose costs are not known, where the balance covers no part
+ASKING_SHARE = 0.1  # of the allowance that planning takes where no draft could be worthwhile, as among many requests
 LONGEST_PAUSE = 64  # passes without a plan: longer ones would notice too late that others share the passes
 
 
@@ -44,7 +45,7 @@ class Planner:
         """known: of each assistant, at least one. gained_passes: by earlier requests, in plain passes."""
         self.live = LiveCosts(known[0].costs)
         self.assistants = [
-            PlannedAssistant.of(number, each, self.live.beside(each.costs) if number else self.live)
+            PlannedAssistant.of(number, each, LiveCosts(each.costs, self.live.target) if number else self.live)
             for number, each in enumerate(known)
         ]
         self._lookup = AdapterAcceptance(lookup or Acceptance(), known[0].known_of, SEVERAL_MEMORY, copies=True)
@@ -63,14 +64,15 @@ class Planner:
     def grant(self, request: PlannedRequest) -> None:
         """Grant a request the allowance of its first tokens, once it runs: not while it waits for a place."""
         if request.ahead < 0:
+            self._count_rested()
             request.ahead = float(min(FIRST_TOKENS, request.limit))
             self.account.begin(request.ahead, self._last.costs.plain_s)
 
     def leave(self, request: PlannedRequest) -> None:
         """A request has ended, perhaps before its first pass."""
+        self._end_pause()
         self.account.ahead -= max(0.0, request.ahead)
         request.ahead = 0.0
-        self._pause.passes = 0
         for each in self.assistants:
             each.part_errors = 0  # parts of other texts may do
 
@@ -88,6 +90,7 @@ class Planner:
     @property
     def gained_passes(self) -> float:
         """What drafts have gained, in plain passes."""
+        self._count_rested()
         return self.account.earned_s / self.live.costs.verifying(1)
 
     def plain_s(self, tokens: int) -> float:
@@ -101,7 +104,7 @@ class Planner:
 
     def findings(self, request: PlannedRequest) -> list[CostFindings]:
         """Return what the passes say of each assistant's costs, after this request."""
-        self._pause.end(self.live, self._last.costs.requests)
+        self._end_pause()
         untried = request.joined and not request.allowed
         return [each.live.findings(untried) for each in self.assistants]
 
@@ -115,9 +118,10 @@ class Planner:
         requests: that decode in it, whether they draft or not. prefill_rows: prompt rows in it. prefilling: requests
         whose prompts are being read, which will share later passes.
         """
-        self._pause.end(self.live, self._last.costs.requests)
+        self._end_pause()
         costs = BatchCosts(self.live.costs_from(requests), requests, prefill_rows)
         made = self._last = PassDrafts(drafts, self.live, costs, prefilling, rate=requests / costs.plain_s)
+        made.resting_s = self._pause.resting_s
         self._count_in(drafts)
         if not prefill_rows and self._baseline.is_due:
             return made
@@ -156,7 +160,9 @@ class Planner:
         for arm in sorted(arms, key=lambda arm: (arm is not first, arm.token_s)):
             if arm.contexts.reads and self._plan_length(made, arm.each, arm.length, arm.contexts):
                 drafting = {id(read.draft) for read in arm.contexts.reads}
-                self._plan_trial(made, arm.each, [draft for draft in drafts if id(draft) not in drafting])
+                others = [draft for draft in drafts if id(draft) not in drafting]
+                if arm.each.could_be_worthwhile(made, len(others)):
+                    self._plan_trial(made, arm.each, others)
                 return
         plain_s = made.costs.plain_s
         waits = []
@@ -165,12 +171,14 @@ class Planner:
             if arm.each.measured and 0 < missing <= LONGEST_PAUSE:
                 waits.append(missing)  # a trial would put off the drafts that are worthwhile
                 continue
-            if self._plan_trial(made, arm.each, drafts, promised=arm.promised):
+            possible = arm.each.could_be_worthwhile(made, len(drafts))
+            if possible and self._plan_trial(made, arm.each, drafts, promised=arm.promised):
                 return
             draft, _, cost = self._next_to_try(made, arm.each, drafts, promised=arm.promised)
             covered = made.passes_until(cost + self._asking_s - self.account.balance_s)
             waited_s = math.inf if arm.promised else arm.each.waited_s(draft.request.adapter)
-            waits.append(max(covered, (cost / EXPLORED_SHARE - waited_s) / plain_s))
+            asked = 0.0 if possible else made.passes_until(self._asking_s / ASKING_SHARE)
+            waits.append(max(covered, (cost / EXPLORED_SHARE - waited_s) / plain_s, asked))
         if not any(draft.plan.k for draft in made.drafts):
             self._pause.passes = math.ceil(max(0.0, min(LONGEST_PAUSE, *waits)))
 
@@ -209,8 +217,6 @@ class Planner:
         draft, context, cost = self._next_to_try(made, each, drafts, promised=promised)
         due = promised or each.waited_s(draft.request.adapter) * EXPLORED_SHARE >= cost
         if not due or cost > self.account.balance_s:
-            return False
-        if each.measured and not each.could_be_worthwhile(made, len(drafts)):
             return False
         draft.plan, made.trial, made.assistant = DraftPlan(1, 0.0, context, each.number), draft, each.number
         draft.request.allowed = True
@@ -264,13 +270,27 @@ class Planner:
         return self._pause.passes if same else 0
 
     def rest(self, took: PassTimes) -> None:
-        """Count a pass of a pause. What it says is learnt after the last."""
-        self._pause.passes -= 1
+        """Take note of a pass of a pause. All are counted after the last: little is done between plain passes."""
+        self._pause.rest(took)
+
+    def _end_pause(self) -> None:
+        self._pause.passes = 0
+        self._count_rested()
+
+    def _count_rested(self) -> None:
+        """Count the passes of a pause so far, and learn from those without prompt rows, at once."""
+        rested = self._pause.take_rested()
+        if not rested:
+            return
+        requests, plain_s = self._last.costs.requests, self._last.costs.plain_s
+        self._pause.resting_s = min(sum(took.overhead_s for took in rested) / len(rested), (OUTLIER - 1) * plain_s)
+        self.account.charge(len(rested) * self._pause.resting_s, math.inf)
+        for _ in rested:
+            self._count()
         self._baseline.passes = 0
-        self._count()
-        if not took.read:
-            self._baseline.count(self._last.costs.requests)
-            self._pause.rested.append(took)
+        if plain := [took for took in rested if not took.read]:
+            self._baseline.count(requests)
+            self.live.target.observe_plain(plain, requests)
 
     # ---- after drafting, and after the pass
 
@@ -353,4 +373,5 @@ class Planner:
         Far more than may be spent on that was taken by other processes.
         """
         self.grant(request)
+        self._count_rested()
         self.account.charge(seconds, PREPARING_SHARE * max(0.0, self.account.balance_s))

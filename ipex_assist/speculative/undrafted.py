@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ipex_assist.speculative.costs.live_costs import LiveCosts
 from ipex_assist.speculative.costs.pass_times import PassTimes
 
 # After some passes with drafts, one without measures what plain decoding takes now: at least the first number, so
@@ -41,15 +40,19 @@ class Baseline:
 class DraftPause:
     """Passes in which nothing will be planned, with the requests there are.
 
-    rested: those that were, not learnt from yet.
+    rested: those that were, not counted yet. resting_s: what each took beside the target's pass, in the last pause.
     """
 
     passes: int = 0
     rested: list[PassTimes] = field(default_factory=list)
+    resting_s: float = 0.0
 
-    def end(self, live: LiveCosts, requests: int) -> None:
-        """End it, and let `live` learn from its passes, in each of which `requests` decoded."""
-        self.passes = 0
-        if self.rested:
-            live.observe_plain(self.rested, requests)
-            self.rested.clear()
+    def rest(self, took: PassTimes) -> None:
+        """Take note of one of its passes."""
+        self.passes -= 1
+        self.rested.append(took)
+
+    def take_rested(self) -> list[PassTimes]:
+        """Return its passes so far, to be counted."""
+        rested, self.rested = self.rested, []
+        return rested

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
@@ -9,9 +10,11 @@ from unittest.mock import Mock
 import pytest
 import simulated
 
+from ipex_assist.engine.draft_scheduler import DraftScheduler
 from ipex_assist.engine.scheduled_request import ScheduledRequest
 from ipex_assist.speculative.costs.calibration import interpolate
 from ipex_assist.speculative.costs.pair_costs import Costs
+from ipex_assist.speculative.costs.pass_times import PassTimes
 
 pytestmark = pytest.mark.one_stack
 
@@ -154,3 +157,24 @@ def test_a_round_of_a_pause_is_a_plain_step(drafts: bool, rests: bool, head: boo
     draft, known = (Mock() if each else None for each in (drafts, head))
     request = Mock(draft=draft, head=known, logprobs=None, grammar=Mock() if grammar else None)
     assert ScheduledRequest(request, 1, 9, rests=rests).is_plain_step == plain
+
+
+def test_what_is_done_in_a_pause_is_charged() -> None:
+    """Milliseconds of Python around passes of a few: charged to nobody they come on top of what drafts may cost."""
+    ticks = itertools.count()
+    planner = Mock(**{"rests.return_value": 5})
+    scheduled = Mock(remaining=9, request=Mock(planner=planner, may_pause=True, copies=False))
+    scheduler = DraftScheduler(True, lambda: float(next(ticks)))
+    for _ in range(2):
+        took = PassTimes(1, 10.0, scheduler.draft([scheduled], 0, 0, Mock()))
+        scheduler.observe_pass(took)
+    first, second = (call.args[0] for call in planner.rest.call_args_list)
+    assert (first.seconds, first.draft_s, first.overhead_s) == (10.0, 0.0, 1.0)
+    assert second.overhead_s == 2.0, "and what the pass before took afterwards"
+
+
+def test_passes_of_one_request_each_are_shared_out() -> None:
+    """Where a pass holds one request, three of them are planned by a third of what all took; experts are not known."""
+    took = PassTimes(6, 9.0, 6.0, experts=4.0, overhead_s=3.0).of_one(3)
+    assert took == PassTimes(6, 3.0, 2.0, overhead_s=1.0)
+    assert took.without_drafts() == PassTimes(6, 3.0, overhead_s=3.0)

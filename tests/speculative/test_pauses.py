@@ -25,6 +25,7 @@ ROUGHLY = (
     0.2  # of a pass: what passes take is known as roughly, and what the last plan took is charged in the next pass
 )
 OVERHEAD = 0.07  # of a plain pass: Python's share where passes take 4 ms
+RESTING = 0.06  # of that: in a pass of a pause nothing is planned, but more is done than without an assistant
 
 
 def costs(draft: float = 0.5, row: float = 0.06) -> Costs:
@@ -50,14 +51,18 @@ def decode(
     rests: bool = True,
     request: PlannedRequest | None = None,
 ) -> Text:
-    """Every draft is wrong before the token `easy_from`, and right behind it. A pass with a plan takes `overhead`."""
+    """Every draft is wrong before the token `easy_from`, and right behind it.
+
+    A pass with a plan takes `overhead`, one of a pause RESTING of that.
+    """
     text, chance, charged = Text([], [], 0.0, 0), random.Random(1), 0.0
     request = request or planner.join(TOKENS)
     while text.tokens < TOKENS:
         if rests and planner.rests([request], 1):
             target_s = true.verifying(1) * chance.uniform(0.98, 1.02)
-            planner.rest(PassTimes(1, target_s))
-            text.seconds, text.tokens = text.seconds + target_s, text.tokens + 1
+            planner.rest(PassTimes(1, target_s, overhead_s=charged))
+            charged = RESTING * overhead
+            text.seconds, text.tokens = text.seconds + target_s + charged, text.tokens + 1
             continue
         text.asked.append(text.tokens)
         draft = RequestDraft(request, RoundState(50 + text.tokens, TOKENS - text.tokens, (1,), (False,)))
@@ -102,6 +107,28 @@ def test_a_pause_skips_no_draft() -> None:
     paused, asked = (decode(planner_of(costs()), costs(), overhead=0.0, rests=rests) for rests in (True, False))
     assert len(asked.asked) > 5 * len(paused.asked)
     assert abs(len(paused.drafted) - len(asked.drafted)) <= 1
+
+
+def test_where_nothing_could_be_worthwhile_it_is_asked_seldom() -> None:
+    """Eight texts whose passes are long by their rows: to plan before each of them alone would cost what drafts may."""
+    true = Costs(tuple(1 + 0.9 * i for i in range(16)), 0.5, (0.5,) * 16, 0.03)
+    known, count, overhead_s = Acceptance(), 8, 0.1
+    for _ in range(20):
+        known.observe([0.9], 1, 1)
+    planner = planner_of(true, known)
+    requests = [planner.join(TOKENS) for _ in range(count)]
+    asked = 0
+    for at in range(1, TOKENS - 1):
+        if planner.rests(requests, count):
+            planner.rest(PassTimes(count, true.verifying(count)))
+            continue
+        drafts = [RequestDraft(each, RoundState(50 + at, TOKENS - at, (50 + at,), (True,))) for each in requests]
+        made = planner.plan(drafts, count)
+        assert not any(draft.plan.k for draft in drafts)
+        planner.observe(made, PassTimes(count, true.verifying(count), overhead_s=overhead_s if asked else 0.0))
+        asked += 1
+    assert 2 < asked < TOKENS / 4
+    assert asked * overhead_s < 0.2 * LOST_SHARE * TOKENS * true.verifying(count)
 
 
 def test_a_text_that_becomes_easy_is_noticed() -> None:

@@ -18,14 +18,10 @@ _ITERATIONS = 5  # by which one time is divided between steps and reading
 
 
 class DraftErrors:
-    """An iterated extended Kalman filter of two logarithms: drafting takes e^a (steps + e^b reading).
-
-    reading_known: whether a time that included reading was observed.
-    """
+    """An iterated extended Kalman filter of two logarithms: drafting takes e^a (steps + e^b reading)."""
 
     def __init__(self) -> None:
         self._state, self._covariance = np.zeros(2), np.diag([_DRAFT, _TOO_EXPENSIVE])
-        self.reading_known = False
 
     def corrected(self, costs: Costs, speed: float) -> Costs:
         """Return the costs with those of the draft corrected, at this speed of the machine (a logarithm)."""
@@ -42,7 +38,6 @@ class DraftErrors:
         `seconds`. clip: of surprises. Other processes make passes slower, never faster, so reading that took a tenth of
         its expected time is believed at once.
         """
-        self.reading_known |= reading > 0
         self._covariance = self._covariance + np.diag([_DRIFT, _DRIFT])
         before = self._state
         expected, _ = self._log_seconds(before, steps, reading)

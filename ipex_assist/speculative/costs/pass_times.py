@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -19,3 +19,14 @@ class PassTimes:
     read: int = 0
     experts: float | None = None
     overhead_s: float = 0.0
+
+    def without_drafts(self) -> PassTimes:
+        """The same pass, if all that was done before it was to find that nothing should be drafted."""
+        return replace(self, draft_s=0.0, overhead_s=self.overhead_s + self.draft_s)
+
+    def of_one(self, requests: int) -> PassTimes:
+        """What it took for one of `requests`, where each had a pass of its own."""
+        if requests == 1:
+            return self
+        seconds, draft_s, overhead_s = (each / requests for each in (self.seconds, self.draft_s, self.overhead_s))
+        return replace(self, seconds=seconds, draft_s=draft_s, overhead_s=overhead_s, experts=None)
