@@ -1,0 +1,185 @@
+"""What a step asks of each port where weights are GGUF's blocks: counted in the core's hot loops.
+
+    python benchmarks/block_ports.py [--core ipex_assist/native/_core.so] | tee out.txt
+    python benchmarks/results.py keep out.txt
+
+Needs objdump and nothing of the processor. Of each format it is the loop of one row, and of five, over a unit of a
+panel: 16 output columns and 256 inputs, or 128 of blocks. Cycles are those of tile_ports.py: of a core that in a cycle
+loads two vectors of 64 bytes, stores one, computes with two and renames six operations. A gather is 16 loads. They are
+given for each 64 bytes of weights: a core that gets such a line in fewer cycles waits for its ports, not for memory.
+
+Lattices (IQ1 to IQ3) are unpacked to the cache before they are multiplied; of them it is the unpacking alone (0 rows).
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import instructions
+import tile_ports
+from tabulate import tabulate
+
+from ipex_assist.native import library
+
+LEVEL = "avx512_bf16"
+ROWS = (1, 5)
+FEW = re.compile(r"::few_rows<ipex_assist::(\w+)Format, (\d+)>")
+UNPACK = re.compile(r"::unpack_lattice<ipex_assist::(\w+)Format>")
+DOT = "vpdpbusd"
+GATHER_LOADS = 16
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What a unit of a format takes: lines of 64 bytes, and columns."""
+
+    name: str
+    lines: float
+    columns: int = 256
+
+
+# By the names of formats/blocks/format.h.
+UNITS = {
+    "Q4_0": Unit("Q4_0", 18, 128),
+    "Q4_1": Unit("Q4_1", 20, 128),
+    "Q5_0": Unit("Q5_0", 22, 128),
+    "Q5_1": Unit("Q5_1", 24, 128),
+    "Iq4Nl": Unit("IQ4_NL", 18, 128),
+    "GgufMxfp4": Unit("MXFP4", 17, 128),
+    "Nvfp4": Unit("NVFP4", 18, 128),
+    "Iq4Xs": Unit("IQ4_XS", 35),
+    "Q6K": Unit("Q6_K", 53),
+    "Q5K": Unit("Q5_K", 45),
+    "Q4K": Unit("Q4_K", 37),
+    "Q3K": Unit("Q3_K", 28),
+    "Q2K": Unit("Q2_K", 21),
+    "Tq2_0": Unit("TQ2_0", 16.5),
+    "Iq3S": Unit("IQ3_S", 27.5),
+    "Iq3Xxs": Unit("IQ3_XXS", 24.5),
+    "Iq2S": Unit("IQ2_S", 20.5),
+    "Iq2Xs": Unit("IQ2_XS", 18.5),
+    "Iq2Xxs": Unit("IQ2_XXS", 16.5),
+    "Iq1M": Unit("IQ1_M", 14),
+    "Iq1S": Unit("IQ1_S", 12.5),
+}
+
+
+@dataclass(frozen=True)
+class Count:
+    """Instructions of a unit of a format for some rows, gathers among them, and what they ask of the ports."""
+
+    unit: Unit
+    rows: int
+    instructions: float
+    gathers: float
+    ports: tile_ports.Ports
+
+
+def times(ports: tile_ports.Ports, by: float) -> tile_ports.Ports:
+    return tile_ports.Ports(*(getattr(ports, each.name) * by for each in fields(ports)))
+
+
+def total(*parts: tile_ports.Ports) -> tile_ports.Ports:
+    return tile_ports.Ports(*(sum(getattr(part, each.name) for part in parts) for each in fields(tile_ports.Ports)))
+
+
+def counted(unit: Unit, rows: int, lines: instructions.Instructions, by: float = 1) -> Count:
+    """Instructions that a unit has so many times."""
+    gathers = sum("gather" in name for _, name, _ in lines)
+    ports = tile_ports.ports([(name, operands) for _, name, operands in lines])
+    more = tile_ports.Ports(loads=(GATHER_LOADS - 1) * gathers / 2, renamed=(GATHER_LOADS - 1) * gathers / 6)
+    return Count(unit, rows, len(lines) * by, gathers * by, times(total(ports, more), by))
+
+
+def added(*parts: Count) -> Count:
+    first = parts[0]
+    instructions_, gathers = sum(each.instructions for each in parts), sum(each.gathers for each in parts)
+    return Count(first.unit, first.rows, instructions_, gathers, total(*(each.ports for each in parts)))
+
+
+def loops(unit: Unit, rows: int, function: instructions.Instructions) -> Count:
+    """A function whose outermost loop turns once for a unit.
+
+    The loop within it that multiplies turns as often as its multiplications say; one between them does for each 128
+    columns. Raises NotUnderstoodError where there is no such loop.
+    """
+    place = {address: index for index, (address, _, _) in enumerate(function)}
+    dots = [index for index, (_, name, _) in enumerate(function) if DOT in name]
+    found = []
+    for index, (_, name, operands) in enumerate(function):
+        target = re.match(r"([0-9a-f]+)\b", operands)
+        first = place.get(int(target[1], 16), index + 1) if name.startswith("j") and target else index + 1
+        if dots and first <= dots[0] and dots[-1] <= index:
+            found.append((first, index))
+    if not found:
+        raise instructions.NotUnderstoodError(f"{unit.name}, {rows} rows: no loop that multiplies")
+    nest = sorted(found, key=lambda loop: loop[1] - loop[0])
+    inner, outer = nest[0], nest[-1]
+    turns = unit.columns / 4 * rows / len(dots)
+    if turns != int(turns):
+        raise instructions.NotUnderstoodError(f"{unit.name}, {rows} rows: {len(dots)} multiplications in a loop")
+    between = nest[-2] if len(nest) > 2 else inner
+
+    def part(loop: tuple[int, int], but: tuple[int, int] | None, by: float) -> Count:
+        kept = [i for i in range(loop[0], loop[1] + 1) if but is None or not but[0] <= i <= but[1]]
+        return counted(unit, rows, [function[i] for i in kept], by)
+
+    return added(part(inner, None, turns), part(between, inner, unit.columns / 128), part(outer, between, 1))
+
+
+def counts(core: Path) -> Iterator[Count]:
+    """Each format's units, by rows. Raises as instructions.functions, and where a loop is not understood."""
+    for level, name, function in instructions.functions(core):
+        if level != LEVEL:
+            continue
+        if (found := FEW.search(name)) and int(found[2]) in ROWS:
+            yield loops(UNITS[found[1]], int(found[2]), function)
+        elif found := UNPACK.search(name):
+            yield counted(UNITS[found[1]], 0, function)
+
+
+def table(found: list[Count]) -> list[dict[str, Any]]:
+    """Return a row for each format and number of rows."""
+    order = [unit.name for unit in UNITS.values()]
+    rows = []
+    for each in sorted(found, key=lambda count: (order.index(count.unit.name), count.rows)):
+        by_line = times(each.ports, 1 / each.unit.lines)
+        rows.append(
+            {
+                "format": each.unit.name,
+                "bytes for 256": f"{each.unit.lines * 64 / 16 * 256 / each.unit.columns:.0f}",
+                "rows": each.rows,
+                "instructions for 256": f"{each.instructions * 256 / each.unit.columns:.0f}",
+                "gathers": f"{each.gathers * 256 / each.unit.columns:.0f}",
+                "cycles a line: loads": f"{by_line.loads:.1f}",
+                "stores": f"{by_line.stores:.1f}",
+                "vectors": f"{by_line.vectors:.1f}",
+                "renamed": f"{by_line.renamed:.1f}",
+                "busiest": f"{by_line.busiest:.1f}",
+                "cycles for 256": f"{each.ports.busiest * 256 / each.unit.columns:.0f}",
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--core", type=Path, default=library.PATH, help="the library (default: this package's own)")
+    parser.add_argument("--plain", action="store_true", help="the table alone: imports no torch")
+    args = parser.parse_args()
+    rows = table(list(counts(args.core)))
+    if args.plain:
+        print(tabulate([list(row.values()) for row in rows], headers=list(rows[0]), disable_numparse=True))
+        return
+    import measure
+
+    measure.report(rows, {})
+
+
+if __name__ == "__main__":
+    main()
