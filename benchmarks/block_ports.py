@@ -35,7 +35,7 @@ GATHER_LOADS = 16
 
 
 @dataclass(frozen=True)
-class Unit:
+class BlockUnit:
     """What a unit of a format takes: lines of 64 bytes, and columns."""
 
     name: str
@@ -45,35 +45,35 @@ class Unit:
 
 # By the names of formats/blocks/format.h.
 UNITS = {
-    "Q4_0": Unit("Q4_0", 18, 128),
-    "Q4_1": Unit("Q4_1", 20, 128),
-    "Q5_0": Unit("Q5_0", 22, 128),
-    "Q5_1": Unit("Q5_1", 24, 128),
-    "Iq4Nl": Unit("IQ4_NL", 18, 128),
-    "GgufMxfp4": Unit("MXFP4", 17, 128),
-    "Nvfp4": Unit("NVFP4", 18, 128),
-    "Iq4Xs": Unit("IQ4_XS", 35),
-    "Q6K": Unit("Q6_K", 53),
-    "Q5K": Unit("Q5_K", 45),
-    "Q4K": Unit("Q4_K", 37),
-    "Q3K": Unit("Q3_K", 28),
-    "Q2K": Unit("Q2_K", 21),
-    "Tq2_0": Unit("TQ2_0", 16.5),
-    "Iq3S": Unit("IQ3_S", 27.5),
-    "Iq3Xxs": Unit("IQ3_XXS", 24.5),
-    "Iq2S": Unit("IQ2_S", 20.5),
-    "Iq2Xs": Unit("IQ2_XS", 18.5),
-    "Iq2Xxs": Unit("IQ2_XXS", 16.5),
-    "Iq1M": Unit("IQ1_M", 14),
-    "Iq1S": Unit("IQ1_S", 12.5),
+    "Q4_0": BlockUnit("Q4_0", 18, 128),
+    "Q4_1": BlockUnit("Q4_1", 20, 128),
+    "Q5_0": BlockUnit("Q5_0", 22, 128),
+    "Q5_1": BlockUnit("Q5_1", 24, 128),
+    "Iq4Nl": BlockUnit("IQ4_NL", 18, 128),
+    "GgufMxfp4": BlockUnit("MXFP4", 17, 128),
+    "Nvfp4": BlockUnit("NVFP4", 18, 128),
+    "Iq4Xs": BlockUnit("IQ4_XS", 35),
+    "Q6K": BlockUnit("Q6_K", 53),
+    "Q5K": BlockUnit("Q5_K", 45),
+    "Q4K": BlockUnit("Q4_K", 37),
+    "Q3K": BlockUnit("Q3_K", 28),
+    "Q2K": BlockUnit("Q2_K", 21),
+    "Tq2_0": BlockUnit("TQ2_0", 16.5),
+    "Iq3S": BlockUnit("IQ3_S", 27.5),
+    "Iq3Xxs": BlockUnit("IQ3_XXS", 24.5),
+    "Iq2S": BlockUnit("IQ2_S", 20.5),
+    "Iq2Xs": BlockUnit("IQ2_XS", 18.5),
+    "Iq2Xxs": BlockUnit("IQ2_XXS", 16.5),
+    "Iq1M": BlockUnit("IQ1_M", 14),
+    "Iq1S": BlockUnit("IQ1_S", 12.5),
 }
 
 
 @dataclass(frozen=True)
-class Count:
+class BlockCount:
     """Instructions of a unit of a format for some rows, gathers among them, and what they ask of the ports."""
 
-    unit: Unit
+    unit: BlockUnit
     rows: int
     instructions: float
     gathers: float
@@ -88,21 +88,21 @@ def total(*parts: tile_ports.Ports) -> tile_ports.Ports:
     return tile_ports.Ports(*(sum(getattr(part, each.name) for part in parts) for each in fields(tile_ports.Ports)))
 
 
-def counted(unit: Unit, rows: int, lines: instructions.Instructions, by: float = 1) -> Count:
+def counted(unit: BlockUnit, rows: int, lines: instructions.Instructions, by: float = 1) -> BlockCount:
     """Instructions that a unit has so many times."""
     gathers = sum("gather" in name for _, name, _ in lines)
     ports = tile_ports.ports([(name, operands) for _, name, operands in lines])
     more = tile_ports.Ports(loads=(GATHER_LOADS - 1) * gathers / 2, renamed=(GATHER_LOADS - 1) * gathers / 6)
-    return Count(unit, rows, len(lines) * by, gathers * by, times(total(ports, more), by))
+    return BlockCount(unit, rows, len(lines) * by, gathers * by, times(total(ports, more), by))
 
 
-def added(*parts: Count) -> Count:
+def added(*parts: BlockCount) -> BlockCount:
     first = parts[0]
     instructions_, gathers = sum(each.instructions for each in parts), sum(each.gathers for each in parts)
-    return Count(first.unit, first.rows, instructions_, gathers, total(*(each.ports for each in parts)))
+    return BlockCount(first.unit, first.rows, instructions_, gathers, total(*(each.ports for each in parts)))
 
 
-def loops(unit: Unit, rows: int, function: instructions.Instructions) -> Count:
+def loops(unit: BlockUnit, rows: int, function: instructions.Instructions) -> BlockCount:
     """A function whose outermost loop turns once for a unit.
 
     The loop within it that multiplies turns as often as its multiplications say; one between them does for each 128
@@ -125,14 +125,14 @@ def loops(unit: Unit, rows: int, function: instructions.Instructions) -> Count:
         raise instructions.NotUnderstoodError(f"{unit.name}, {rows} rows: {len(dots)} multiplications in a loop")
     between = nest[-2] if len(nest) > 2 else inner
 
-    def part(loop: tuple[int, int], but: tuple[int, int] | None, by: float) -> Count:
+    def part(loop: tuple[int, int], but: tuple[int, int] | None, by: float) -> BlockCount:
         kept = [i for i in range(loop[0], loop[1] + 1) if but is None or not but[0] <= i <= but[1]]
         return counted(unit, rows, [function[i] for i in kept], by)
 
     return added(part(inner, None, turns), part(between, inner, unit.columns / 128), part(outer, between, 1))
 
 
-def counts(core: Path) -> Iterator[Count]:
+def counts(core: Path) -> Iterator[BlockCount]:
     """Each format's units, by rows. Raises as instructions.functions, and where a loop is not understood."""
     for level, name, function in instructions.functions(core):
         if level != LEVEL:
@@ -143,7 +143,7 @@ def counts(core: Path) -> Iterator[Count]:
             yield counted(UNITS[found[1]], 0, function)
 
 
-def table(found: list[Count]) -> list[dict[str, Any]]:
+def table(found: list[BlockCount]) -> list[dict[str, Any]]:
     """Return a row for each format and number of rows."""
     order = [unit.name for unit in UNITS.values()]
     rows = []

@@ -20,7 +20,7 @@ MOST = {1: 6, 5: 14}
 
 
 @pytest.fixture(scope="module")
-def counts() -> list[block_ports.Count]:
+def counts() -> list[block_ports.BlockCount]:
     """Return the counts of the core that is installed."""
     found = list(block_ports.counts(library.PATH))
     if not found:
@@ -28,14 +28,14 @@ def counts() -> list[block_ports.Count]:
     return found
 
 
-def test_every_format_is_counted(counts: list[block_ports.Count]) -> None:
+def test_every_format_is_counted(counts: list[block_ports.BlockCount]) -> None:
     """A loop that is inlined, or that loses its name, would be watched by nobody."""
     found = {(each.unit.name, each.rows) for each in counts}
     for unit in block_ports.UNITS.values():
         assert (unit.name, 0) in found or {(unit.name, rows) for rows in block_ports.ROWS} <= found, unit.name
 
 
-def test_blocks_of_four_bits_wait_for_memory(counts: list[block_ports.Count]) -> None:
+def test_blocks_of_four_bits_wait_for_memory(counts: list[block_ports.BlockCount]) -> None:
     """A table that is made anew in the loop, totals that are spilled, codes that go through memory."""
     for each in counts:
         if each.rows and each.unit.lines * 64 / 16 / each.unit.columns >= 0.5:
