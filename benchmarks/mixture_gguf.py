@@ -62,9 +62,10 @@ def is_float(name: str, shape: tuple[int, ...]) -> bool:
 
 
 def blocks(seed: int) -> np.ndarray[Any, Any]:
-    """PART random values in Q4_0, as bytes; weights of about 0.02."""
+    """PART random values in Q4_0, as bytes; weights of about 0.02, whose mean is 0: else rows become alike."""
     generator = np.random.default_rng(seed)
-    found = generator.integers(0, 256, (PART // BLOCK, BLOCK_BYTES), dtype=np.uint8)
+    found = generator.integers(1, 16, (PART // BLOCK, BLOCK_BYTES), dtype=np.uint8)
+    found += generator.integers(1, 16, found.shape, dtype=np.uint8) << 4
     found[:, :2] = np.full(PART // BLOCK, 0.004, np.float16)[:, None].view(np.uint8)
     return found.reshape(-1)
 
@@ -107,8 +108,12 @@ def write(config: dict[str, Any], output: Path) -> None:
     for name, shape in tensors:
         size = int(np.prod(shape))
         floating = is_float(name, shape)
+        # Gate and up begin at different places, and what layers add does not hide which token a row is of.
+        drawn = np.roll(random, BLOCK_BYTES * int(generator.integers(PART // BLOCK)))
+        if name == "token_embd.weight":
+            drawn.reshape(-1, BLOCK_BYTES)[:, :2] = np.array([0.2], np.float16).view(np.uint8)
         writer.write_tensor_data(
-            floats(name, size, generator) if floating else np.resize(random, size // BLOCK * BLOCK_BYTES)
+            floats(name, size, generator) if floating else np.resize(drawn, size // BLOCK * BLOCK_BYTES)
         )
     writer.close()
 

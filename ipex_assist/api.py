@@ -29,6 +29,7 @@ def load(
     executor: ExecutorName = "auto",
     kv_memory: int | str | None = None,
     kv_precision: KvPrecision | None = None,
+    resident: int | str | None = None,
     lora: Mapping[str, str | os.PathLike[str]] | Sequence[str] = (),
     lora_by_default: bool = False,
     kv_share: float | None = None,
@@ -44,9 +45,8 @@ def load(
     """Load a target and its assistant; `generate` and `stream` of what is returned make texts.
 
     target: hub id, folder or .gguf file. An architecture we have no spec for runs through transformers.
-    assistant: likewise; "auto" is the family's default, or "lookup" where there is none; None drafts nothing; "self" is
-        the target's own int4 copy; "lookup" copies from the text so far; "lookup+MODEL" does both ("auto-lookup" is
-        "lookup+auto"); "mtp+MODEL" drafts by the target's own head or by a small model, whichever promises more.
+    assistant: likewise; None drafts nothing; "auto": the family's default, or "lookup", which copies from the text so
+        far; "self": the target's int4 copy; "lookup+MODEL": both; "mtp+MODEL": the target's own head, or a small model.
     precision: of the weights; None is bf16, or a quantized checkpoint's own 4 bits.
     assistant_precision: likewise; None is the target's, or int4 for "self".
     universal: allow an assistant with another tokenizer, whose drafts are encoded again, as text.
@@ -58,6 +58,7 @@ def load(
     executor: "auto" is the first of the others that works here.
     kv_memory: for keys and values, in bytes or as "8G"; None: what the weights leave.
     kv_precision: of keys and values; None: attention's.
+    resident: for weights of a mixture in a GGUF file, as kv_memory; other experts are read as needed; None: all.
     lora: LoRA adapters in PEFT's format, folders by their names; `generate(…, lora="name")` takes one.
     lora_by_default: texts that name none get the last one, unless they say lora="none".
     kv_share: part of the memory that is left which may become keys and values; None: by the launcher's plan.
@@ -70,8 +71,7 @@ def load(
     quick_start: where nothing drafts, return before a packed copy is all in memory.
     calibrate: measure now what passes cost, or read it from the cache folder, and not when it is needed.
 
-    These are the fields of LoadOptions. torch's number of threads is the caller's: 1 leaves cores to the native core's.
-    Raises UsageError for a wrong value or combination, IpexAssistError where a model cannot be loaded.
+    Fields of LoadOptions; torch's threads are the caller's. Raises UsageError for wrong values, else IpexAssistError.
     """
     return load_by(_load_options(**locals()))
 

@@ -197,6 +197,7 @@ def pair_options(args: argparse.Namespace) -> PairOptions:
         "recalibrate",
         "executor",
         "kv_memory",
+        "resident",
         "revision",
         "offline",
         "lora",

@@ -40,6 +40,10 @@ def load_model(request: LoadRequest) -> Model:
         raise UsageError(
             f"{checkpoint.source} has no weights in blocks, which --precision stored keeps as they are: leave it out"
         )
+    if request.resident is not None:
+        from ipex_assist.executors.native.resident import check_resident
+
+        check_resident(request)
     checkpoint.check_weights()  # before memory is taken for shapes that only the config has
     try:
         with phase(f"loading {short_name(checkpoint.source)}"):

@@ -31,10 +31,11 @@ class LoadRequest:
     checkpoint, whose embedding is shared where possible. group: input columns that share an int4 scale, unless the
     checkpoint comes in groups of its own.
     kv_memory: limit of its keys and values, together with those of the models it works with. kv_precision: theirs, one
-    of KV_PRECISIONS; None: that of attention. quick: be ready as soon as a first pass can run, even if the passes after
-    it take a little longer at first. aside: called when the core is about to check a packed copy, to start what this
-    process can do meanwhile. before_packing: called before weights are read and packed, which takes long; an exception
-    in it ends the loading. later: gets what a first token need not wait for, to be called by whoever gave the
+    of KV_PRECISIONS; None: that of attention. resident: bytes of its weights in memory at most, where experts are read
+    as they are needed; None: all are in memory. quick: be ready as soon as a first pass can run, even if the passes
+    after it take a little longer at first. aside: called when the core is about to check a packed copy, to start what
+    this process can do meanwhile. before_packing: called before weights are read and packed, which takes long; an
+    exception in it ends the loading. later: gets what a first token need not wait for, to be called by whoever gave the
     list; None: all is done at once.
     """
 
@@ -47,6 +48,7 @@ class LoadRequest:
     group: int = INT4_GROUP
     kv_memory: KvMemory | None = None
     kv_precision: str | None = None
+    resident: int | None = None
     quick: bool = False
     aside: Callable[[], object] | None = None
     before_packing: Callable[[], object] | None = None

@@ -35,10 +35,11 @@ def native_bytes(
     outer_precision: str | None = None,
     kv_precision: str | None = None,
     formats: Mapping[str, int] = MappingProxyType({}),
+    resident: int | None = None,
 ) -> ModelBytes:
     """Of the native core, as it says itself. wanted: rows of a pass whose logits are wanted. longest: tokens of a text;
     as many as the model reads where None. kv_precision: of keys and values, that of attention where None. formats: of
-    weights that have one of their own.
+    weights that have one of their own. resident: bytes of weights that are in memory, as far as these are experts.
 
     Raises IpexAssistError where the core cannot run it.
     """
@@ -46,7 +47,11 @@ def native_bytes(
     length = context if longest is None else min(longest, context)
     largest = PlannedPasses(wanted, length, planned_threads(), planned_nodes())
     sizes = core_sizes(
-        spec, precision, group, largest, outer_precision=outer_precision, kv_precision=kv_precision, formats=formats
+        *(spec, precision, group, largest),
+        outer_precision=outer_precision,
+        kv_precision=kv_precision,
+        formats=formats,
+        resident=resident or 0,
     )
     return ModelBytes(
         weights=sizes.image,
@@ -75,6 +80,7 @@ def checkpoint_bytes(
     longest: int | None = None,
     group: int = INT4_GROUP,
     kv_precision: str | None = None,
+    resident: int | None = None,
 ) -> ModelBytes:
     """`native_bytes` of a checkpoint at the precision that it will have; what is stored so keeps its groups."""
     spec, architecture = checkpoint.config_spec(), find(checkpoint.architecture)
@@ -82,7 +88,12 @@ def checkpoint_bytes(
     if isinstance(checkpoint, (GgufCheckpoint, QuantizedCheckpoint)) and precision == "stored":
         formats = checkpoint.block_formats(spec, stored_form(architecture.weights(spec), checkpoint.names()))
         sizes = native_bytes(
-            spec, precision, wanted=wanted, longest=longest, kv_precision=kv_precision, formats=formats
+            *(spec, precision),
+            wanted=wanted,
+            longest=longest,
+            kv_precision=kv_precision,
+            formats=formats,
+            resident=resident if spec.experts is not None else None,
         )
         return replace(sizes, table=0)  # which is shared by nobody, or the head
     if not isinstance(checkpoint, QuantizedCheckpoint) or precision != checkpoint.stored_precision:

@@ -40,7 +40,9 @@ def traffic_of(model: Model, precision: str) -> Traffic:
     packed = getattr(model, "packed", None)  # the native core's
     if packed is None:
         return Traffic(linear_bytes(model.spec, precision) - idle_bytes(model.spec, precision), kv, states)
-    return Traffic(packed.nbytes - table_bytes(model.spec, precision) - idle_bytes(model.spec, precision), kv, states)
+    experts = expert_bytes(model.spec, precision) if packed.reads_experts else 0  # which are no part of the image
+    weights = packed.nbytes + experts - table_bytes(model.spec, precision) - idle_bytes(model.spec, precision)
+    return Traffic(weights, kv, states)
 
 
 def _recurrents(spec: DecoderSpec) -> list[RecurrentSpec]:

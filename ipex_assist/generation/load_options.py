@@ -67,6 +67,9 @@ class LoadOptions(Options):
     kv_precision: str | None = option(
         None, "of keys and values: bf16 or int8, half as large (default: attention's)", Choice(KV_PRECISIONS), "P"
     )
+    resident: int | None = option(
+        None, "memory for a GGUF mixture's weights, as 200G; others are read as needed", Size(), "SIZE"
+    )
     lora: tuple[str, ...] = option((), "a LoRA adapter in PEFT's format; repeatable", Texts(), "NAME=FOLDER")
     lora_by_default: bool = option(False, "whether texts that name no adapter get the last one", Switch(), flags=())
     kv_share: float | None = option(

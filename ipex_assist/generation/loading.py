@@ -191,6 +191,7 @@ def _models(
         cache_packed=options.cache_packed,
         kv_memory=kv_memory,
         kv_precision=options.kv_precision,
+        resident=options.resident,
         quick=request.quick,
         aside=read_tokenizer.begin,
         before_packing=read_tokenizer,
@@ -251,6 +252,7 @@ def _small_model(asked: LoadRequest, checkpoint: Checkpoint, precision: str, tab
             exact=False,
             table_of=table_of,
             group=DRAFT_INT4_GROUP,
+            resident=None,
             quick=False,
             aside=None,
             before_packing=None,
@@ -293,6 +295,7 @@ def _by_transformers(request: ResolvedOptions) -> TextModel:
         "--draft-vocabulary": options.draft_vocabulary is not None,
         "--kv-memory": options.kv_memory is not None,
         "--kv-precision": options.kv_precision is not None,
+        "--resident": options.resident is not None,
     }
     for flag in (flag for flag, given in idle.items() if given):
         log.warning("%s: no effect, since %s runs through transformers", flag, short_name(request.checkpoint.source))
@@ -348,6 +351,7 @@ def _cache(request: ResolvedOptions, drafts: bool) -> PairCache:
         kv_precision=request.options.kv_precision,
         int4_groups=(INT4_GROUP, DRAFT_INT4_GROUP),
         head=None if request.head is None else request.head.kind,
+        **({} if request.options.resident is None else {"resident": request.options.resident}),
     )
     return PairCache(pair, _machine_facts(request), refresh=request.options.recalibrate)
 

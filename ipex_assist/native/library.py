@@ -56,9 +56,10 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ia_pool_statistics": (_i32, (_p, ctypes.POINTER(ctypes.c_uint64))),
     "ia_barrier_seconds": (ctypes.c_double, (_p, _i64)),
     "ia_checksum": (_i32, (_p, _p, ctypes.POINTER(ctypes.c_uint64))),
-    "ia_model_new": (_p, (_p, ctypes.POINTER(CModelSpec), ctypes.POINTER(CLayerSpec), _p, _p, _i64)),
+    "ia_model_new": (_p, (_p, ctypes.POINTER(CModelSpec), ctypes.POINTER(CLayerSpec), _p, _p, _i64, _i64)),
     "ia_model_delete": (None, (_p,)),
     "ia_model_bytes": (_i64, (_p,)),
+    "ia_model_resident_bytes": (_i64, (_p,)),
     "ia_workspace_bytes": (_i64, (_p, *[_i32] * 5)),
     "ia_model_image": (_p, (_p, _i64, _i64, _p)),
     "ia_model_allocate": (_i32, (_p, _p)),
@@ -110,6 +111,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ia_peak": (ctypes.c_double, (_p, _p, _i32, _i64, _i32)),
     "ia_watch": (None, (_p, _p)),  # native/watch.py: COperationWatch
     "ia_experts_read": (ctypes.c_int64, (_p,)),
+    "ia_expert_reads": (None, (_p, ctypes.POINTER(ctypes.c_int64))),
     "ia_timing": (None, (_p, ctypes.POINTER(ctypes.c_uint64))),
 }
 

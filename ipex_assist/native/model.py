@@ -36,17 +36,20 @@ class PackedModel:
         outer_precision: str | None = None,
         ordered: bool = False,
         formats: Mapping[str, int] = MappingProxyType({}),
+        resident: int = 0,
     ) -> None:
         """outer_precision: of the head and the embedding's projections, `precision` where None.
 
         ordered: linears have an order of input columns of their own (executors/native/stored.py). formats: of weights
-        that have one of their own, the core's numbers (executors/native/block_weights.py).
+        that have one of their own, the core's numbers (executors/native/block_weights.py). resident: bytes of weights
+        in memory at most, where routed experts are read as they are needed; 0: all are in memory.
         """
         self.spec, self.precision, self.pool, self.group = spec, precision, pool, group
         self.library = library()
         self.settles = False  # whether `settle` has something to do
         self._checksum: int | None = None
-        self.handle = new_model(spec, precision, group, outer_precision, ordered, formats)
+        self.reads_experts = resident > 0
+        self.handle = new_model(spec, precision, group, outer_precision, ordered, formats, resident)
 
     def __del__(self) -> None:
         if getattr(self, "handle", None):
@@ -54,8 +57,13 @@ class PackedModel:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the packed image."""
+        """Bytes of the packed image; without experts that are read as they are needed."""
         return int(self.library.ia_model_bytes(self.handle))
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of weights in memory; of experts that are read as they are needed, those of the places for them."""
+        return int(self.library.ia_model_resident_bytes(self.handle))
 
     @property
     def state_bytes(self) -> int:

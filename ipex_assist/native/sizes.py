@@ -35,7 +35,7 @@ class PlannedPasses:
 
 @dataclass(frozen=True)
 class CoreSizes:
-    """image: packed weights. block: the keys and values of 256 positions. state: of a text's recurrent layers.
+    """image: packed weights in memory. block: keys and values of 256 positions. state: of a text's recurrent layers.
 
     workspace: buffers, logits and tables of passes, without what adapters need.
     """
@@ -55,15 +55,16 @@ def core_sizes(
     outer_precision: str | None = None,
     kv_precision: str | None = None,
     formats: Mapping[str, int] = MappingProxyType({}),
+    resident: int = 0,
 ) -> CoreSizes:
     """What a PackedModel of these arguments takes, with keys and values in this precision (None: that of attention).
 
     Raises IpexAssistError where the core cannot run it.
     """
     core, kv = library(), PRECISIONS[kv_precision_of(precision, kv_precision)]
-    with _model(spec, precision, group, outer_precision, formats) as handle:
+    with _model(spec, precision, group, outer_precision, formats, resident) as handle:
         return CoreSizes(
-            int(core.ia_model_bytes(handle)),
+            int(core.ia_model_resident_bytes(handle)),
             int(core.ia_block_bytes(handle, kv)),
             int(core.ia_state_bytes(handle)),
             workspace_bytes(handle, spec, largest),
@@ -81,9 +82,14 @@ def weight_formats(spec: DecoderSpec, formats: Mapping[str, int]) -> dict[str, i
 
 @contextmanager
 def _model(
-    spec: DecoderSpec, precision: str, group: int, outer_precision: str | None, formats: Mapping[str, int]
+    spec: DecoderSpec,
+    precision: str,
+    group: int,
+    outer_precision: str | None,
+    formats: Mapping[str, int],
+    resident: int = 0,
 ) -> Iterator[int]:
-    handle = new_model(spec, precision, group, outer_precision, formats=formats)
+    handle = new_model(spec, precision, group, outer_precision, formats=formats, resident=resident)
     try:
         yield handle
     finally:
@@ -97,16 +103,18 @@ def new_model(
     outer_precision: str | None = None,
     ordered: bool = False,
     formats: Mapping[str, int] = MappingProxyType({}),
+    resident: int = 0,
 ) -> int:
     """A handle of the core's for a model without memory. Raises IpexAssistError where the core refuses it.
 
-    formats: of our weights that have one of their own, such as "layers.3.q_proj.weight", the core's numbers.
+    formats: of our weights that have one of their own, such as "layers.3.q_proj.weight", the core's numbers. resident:
+    bytes of weights in memory at most, where routed experts are read as they are needed; 0: all are in memory.
     """
     layers = layer_specs(spec, precision)
     model = model_spec(spec, precision, group, outer_precision, ordered)
     names = (ctypes.c_char_p * len(formats))(*(name.removesuffix(".weight").encode() for name in formats))
     numbers = (ctypes.c_int32 * len(formats))(*formats.values())
-    handle = library().ia_model_new(kernels(), ctypes.byref(model), layers, names, numbers, len(formats))
+    handle = library().ia_model_new(kernels(), ctypes.byref(model), layers, names, numbers, len(formats), resident)
     if not handle:
         raise IpexAssistError(f"the native core failed: {last_error()}")
     return int(handle)

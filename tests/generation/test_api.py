@@ -60,6 +60,7 @@ def test_all_fields_reach_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
         executor="torch",
         kv_memory=1 << 30,
         kv_precision="int8",
+        resident=1 << 40,
         lora=("sql=adapters/sql",),
         lora_by_default=True,
         kv_share=0.5,

@@ -25,9 +25,9 @@ ANSWER_TOKENS = 1024  # of an answer in a chat, where no flag says another limit
 RAW = ("--raw", "--no-chat")
 RAW_OPTIONS: dict[str, Any] = {"dest": "chat", "action": "store_false", "default": argparse.SUPPRESS}
 USAGE = f"%(prog)s [options] [PROMPT] [-]\n       %(prog)s {'|'.join(COMMANDS)} [options]"
-DESCRIPTION = """\
-Generate text with an LLM and a small assistant model, pinned to this machine's cores.
-`ipex-assist help` says what the commands do, `ipex-assist help COMMAND` lists the options of one."""
+DESCRIPTION = (
+    "Generate text with an LLM and a small assistant model, on this machine's cores; `ipex-assist help` lists commands."
+)
 
 
 class Formatter(argparse.RawDescriptionHelpFormatter):

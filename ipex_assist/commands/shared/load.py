@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ipex_assist import launch
@@ -15,6 +16,7 @@ from ipex_assist.commands.shared.memory_need import MemoryNeed, check_memory, es
 from ipex_assist.commands.shared.messages import quiet_stderr
 from ipex_assist.commands.shared.native_runs import runs_native
 from ipex_assist.commands.shared.relaunch import set_threads
+from ipex_assist.commands.shared.resident_size import with_resident
 from ipex_assist.env.phases import phase
 from ipex_assist.generation.load_options import LoadOptions
 
@@ -47,9 +49,11 @@ def load_models(
     options = replace(options, executor=resolve_executor(options.executor, *precisions))
     checkpoints = OpenCheckpoints() if checkpoints is None else checkpoints
     # Before the download, too: hours of it are a high price for learning that the model does not fit.
-    check_memory(
-        memory_need(options, max_new_tokens, offline=options.offline, checkpoints=checkpoints, lengths=lengths)
+    need_of = partial(
+        memory_need, max_new_tokens=max_new_tokens, offline=options.offline, checkpoints=checkpoints, lengths=lengths
     )
+    options, need = with_resident(options, need_of, checkpoints)
+    check_memory(need)
     if options.executor != "native" or not torch_late:
         with phase("importing torch"), quiet_stderr(not verbose):
             import torch  # noqa: F401
@@ -112,6 +116,7 @@ def memory_need(
         lengths=lengths,
         kv_precision=options.kv_precision,
         native=native,
+        resident=options.resident,
     )
     need = with_adapters(
         *(need, options.target, options.adapters.values(), precision, options.revision),

@@ -89,6 +89,7 @@ def estimate_need(
     kv_precision: str | None = None,
     native: bool = False,
     wanted: int | None = None,
+    resident: int | None = None,
 ) -> MemoryNeed:
     """Estimate the bytes that `load(model, assistant)` and a generation will take, without downloading anything.
 
@@ -97,11 +98,14 @@ def estimate_need(
     joins them. lengths: in tokens, of each sequence that runs at a time; none: one, of usual length.
     kv_precision: of keys and values; None: that of attention.
     native: they run on the native core, which says itself what it takes. wanted: rows of a pass of the target whose
-    logits are wanted; as many as drafts may have where None.
+    logits are wanted; as many as drafts may have where None. resident: bytes of the target's weights in memory, where
+    its experts are read as they are needed.
     Raises UsageError for a path to nothing, so that nobody plans with it.
     """
     lengths = lengths or (max_new_tokens + PROMPT_TOKENS,)
-    plan = _Plan(OpenCheckpoints() if checkpoints is None else checkpoints, offline, native, max(lengths), kv_precision)
+    plan = _Plan(
+        OpenCheckpoints() if checkpoints is None else checkpoints, offline, native, max(lengths), kv_precision, resident
+    )
     name = parse_assistant(assistant)
     drafts = name.model  # lookup takes next to nothing
     if name.second is not None:
@@ -111,7 +115,7 @@ def estimate_need(
         drafts, assistant_precision = model, assistant_precision or "int4"
     for source in (model, *([drafts] if drafts and drafts != MTP else [])):
         _check(source)
-    target = plan.model_bytes(model, precision, revision, wanted=wanted or wanted_rows(len(lengths)))
+    target = plan.target_bytes(model, precision, revision, wanted=wanted or wanted_rows(len(lengths)))
     if drafts in (AUTO, MTP):
         whole = plan.precision(model, precision, revision)
         head = plan.own_head(model, whole, assistant_precision, revision, wanted=min(len(lengths), PASS_ROWS))
@@ -141,9 +145,21 @@ class _Plan:
     native: bool
     longest: int
     kv_precision: str | None
+    resident: int | None = None  # bytes of the target's weights in memory
+
+    def target_bytes(self, source: str, precision: str | None, revision: str | None, *, wanted: int) -> ModelBytes:
+        """The bytes of the target."""
+        return self.model_bytes(source, precision, revision, wanted=wanted, resident=self.resident)
 
     def model_bytes(
-        self, source: str, precision: str | None, revision: str | None, *, wanted: int, group: int = INT4_GROUP
+        self,
+        source: str,
+        precision: str | None,
+        revision: str | None,
+        *,
+        wanted: int,
+        group: int = INT4_GROUP,
+        resident: int | None = None,
     ) -> ModelBytes:
         """The bytes of one model; those of texts are 0 where our decoder does not run it, or it is not here."""
         try:
@@ -160,6 +176,7 @@ class _Plan:
                     longest=self.longest,
                     group=group,
                     kv_precision=self.kv_precision,
+                    resident=resident,
                 )
             weights = self._weights(source, precision, revision)
             return replace(library_bytes(spec, chosen, kv_precision=self.kv_precision), weights=weights)
@@ -248,7 +265,7 @@ class _Plan:
                 chosen = assistant_precision or self.stored(source) or beside_experts(whole)
                 parts.append(self.model_bytes(source, chosen, None, wanted=rows, group=DRAFT_INT4_GROUP))
         _check(model)
-        of_target = self.model_bytes(model, precision, revision, wanted=wanted or wanted_rows(len(lengths)))
+        of_target = self.target_bytes(model, precision, revision, wanted=wanted or wanted_rows(len(lengths)))
         need = need_of(of_target, total_bytes(parts) if parts else None, lengths)
         return need if need.assistant is None else replace(need, assistant=need.assistant - copied)
 
@@ -302,15 +319,24 @@ def with_adapters(
         return need
 
 
-def check_memory(need: MemoryNeed) -> None:
-    """IpexAssistError with the numbers where a run cannot fit; better than being killed half way."""
+def missing_bytes(need: MemoryNeed) -> int:
+    """The bytes that a run needs beyond those that are available; at most 0 where it fits, or nobody knows."""
     available = read_memory().available
     if need.total is None or not available:
+        return 0
+    return need.total - _loaded_before() - available
+
+
+def _loaded_before() -> int:
+    """What this process has loaded of what every run loads, which is not needed again."""
+    return min(RUNTIME_BYTES, resident_bytes())
+
+
+def check_memory(need: MemoryNeed) -> None:
+    """IpexAssistError with the numbers where a run cannot fit; better than being killed half way."""
+    if need.total is None or missing_bytes(need) <= 0:
         return
-    # What this process has loaded before of what every run loads is not needed again.
-    here = min(RUNTIME_BYTES, resident_bytes())
-    if need.total - here <= available:
-        return
+    available, here = read_memory().available, _loaded_before()
     parts = [f"{gib(need.target or 0)} for the target"]
     if need.assistant:
         parts.append(f"{gib(need.assistant)} for the assistant")

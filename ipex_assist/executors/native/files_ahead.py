@@ -44,10 +44,10 @@ class FilesAhead:
         """The open file of the next part. Raises IpexAssistError for a file that is gone, or shorter than the part."""
         while self._asked < part.nbytes + AHEAD and (request := next(self._requests, None)) is not None:
             path, offset, nbytes = request
-            os.posix_fadvise(self._file(path), offset, nbytes, os.POSIX_FADV_WILLNEED)
+            os.posix_fadvise(self.file(path), offset, nbytes, os.POSIX_FADV_WILLNEED)
             self._asked += nbytes
         self._asked -= part.nbytes
-        file, end = self._file(part.path), part.offset + part.nbytes
+        file, end = self.file(part.path), part.offset + part.nbytes
         if (size := os.fstat(file).st_size) < end:
             raise IpexAssistError(
                 f"{part.path}: the file ended at byte {size:,} while it was read; expected at least {end:,} bytes. Was "
@@ -55,7 +55,8 @@ class FilesAhead:
             )
         return file
 
-    def _file(self, path: Path) -> int:
+    def file(self, path: Path) -> int:
+        """An open file. Raises IpexAssistError where it is gone."""
         if path not in self._files:
             try:
                 self._files[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -94,7 +94,7 @@ def load_native(request: LoadRequest) -> NativeModel:
         short_name(checkpoint.source),
         request.precision,
         f"from {kept}" if from_cache else "packed",
-        gib(model.nbytes, 2),
+        gib(model.resident_bytes, 2),
         time.perf_counter() - started,
         instruction_set(),
         pool.threads,
@@ -155,7 +155,7 @@ def _blocks(request: LoadRequest, pool: Pool) -> BlockModel | None:
         return None
     from ipex_assist.executors.native.block_weights import BlockModel
 
-    return BlockModel(request.checkpoint, request.spec, request.sources, pool)
+    return BlockModel(request.checkpoint, request.spec, request.sources, pool, request.resident)
 
 
 def _empty_model(request: LoadRequest, pool: Pool) -> PackedModel:

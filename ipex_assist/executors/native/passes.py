@@ -85,11 +85,11 @@ class NativePasses(Model):
         largest = with_rows(packed, largest, self._kv_memory)
         self.pass_rows = largest.rows
         workspace = workspace_bytes(packed.handle, self.spec, largest)
-        # A mapped image counts as free memory now, and will be copied into memory later.
+        # A mapped image counts as free memory now, and will be copied into memory later; experts are read later, too.
         self._kv_memory.join(
             self.block_bytes,
             self.spec.context_length,
-            workspace + (packed.nbytes if packed.settles else 0),
+            workspace + (packed.nbytes if packed.settles else 0) + packed.resident_bytes - packed.nbytes,
             packed.state_bytes,
         )
         # Of a draft head with a vocabulary of its own: the target's token of each row of its lm_head, ascending.

@@ -25,7 +25,7 @@ IPEX_ASSIST_API int32_t ia_abi(int32_t* sizes, int32_t* rows) {
     sizes[2] = int32_t(sizeof(Segment));
     sizes[3] = int32_t(sizeof(Batch));
     rows[0] = DECODE_ROWS, rows[1] = PENDING_ROWS, rows[2] = BLOCK_POSITIONS;
-    return 33;
+    return 34;
 }
 
 IPEX_ASSIST_API const char* ia_last_error() { return last_error; }
@@ -51,8 +51,10 @@ IPEX_ASSIST_API int32_t ia_checksum(void* handle, void* pool, uint64_t* sum) {
 }
 
 // See PackedModel: layers (spec->layers). names, formats: (count) of linears and tables that have a format of their own.
+// most_bytes: of weights in memory, 0: all of them.
 IPEX_ASSIST_API void* ia_model_new(const void* kernels, const ModelSpec* spec, const LayerSpec* layers,
-                                   const char* const* names, const int32_t* formats, int64_t count) {
+                                   const char* const* names, const int32_t* formats, int64_t count,
+                                   int64_t most_bytes) {
     return guarded<void*>(nullptr, [&] {
         WeightFormats named;
         for (int64_t i = 0; i < count; i++) {
@@ -60,12 +62,14 @@ IPEX_ASSIST_API void* ia_model_new(const void* kernels, const ModelSpec* spec, c
             named[names[i]] = Precision(formats[i]);
         }
         const auto* table = static_cast<const KernelTable*>(kernels);
-        return new Handle{std::make_shared<PackedModel>(*spec, layers, table, std::move(named))};
+        return new Handle{std::make_shared<PackedModel>(*spec, layers, table, std::move(named), most_bytes)};
     });
 }
 
 IPEX_ASSIST_API void ia_model_delete(void* handle) { delete static_cast<Handle*>(handle); }
 IPEX_ASSIST_API int64_t ia_model_bytes(void* handle) { return model_of(handle).image_bytes(); }
+// Bytes of its weights in memory: more, or fewer where experts are read as they are needed.
+IPEX_ASSIST_API int64_t ia_model_resident_bytes(void* handle) { return resident_bytes(model_of(handle)); }
 
 // Bytes of the buffers that passes of this model take at most (LargestPass), by so many threads on as many nodes.
 IPEX_ASSIST_API int64_t ia_workspace_bytes(void* handle, int32_t rows, int32_t logit_rows, int32_t context,

@@ -141,6 +141,15 @@ IPEX_ASSIST_API int64_t ia_experts_read(void* handle) {
     return lease.buffers().experts_read;
 }
 
+// What passes so far found of experts that are read as they are needed (ExpertReads): five numbers, 0 where all are in
+// memory.
+IPEX_ASSIST_API void ia_expert_reads(void* handle, int64_t* counts) {
+    ExpertCache* cache = model_of(handle).expert_cache.get();
+    const ExpertReads reads = cache ? cache->reads() : ExpertReads{};
+    counts[0] = reads.wanted, counts[1] = reads.found, counts[2] = reads.ahead;
+    counts[3] = reads.read_bytes, counts[4] = reads.waited_nanoseconds;
+}
+
 // Cycles of linears, of attention, and of all passes since the last call.
 IPEX_ASSIST_API void ia_timing(void* handle, uint64_t* cycles) {
     const BufferLease lease(handle);

@@ -101,8 +101,9 @@ void route_row(Pass& pass, const PackedLayer& layer, int64_t row, RouterScratch&
     weights[spec.experts_per_token] = spec.shared_gate ? sigmoid(logits[(layer.router.panels - 1) * LANES]) : 1;
 }
 
-// The slots of all experts, each one's in the order of the rows.
-void place_slots(Pass& pass, const PackedLayer& layer, int64_t rows) {
+// The slots of all experts, each one's in the order of the rows. Those that are not in memory are read from now on.
+void place_slots(Pass& pass, const LayerStep& step, int64_t rows) {
+    const PackedLayer& layer = pass.layer(step);
     Routes& routes = pass.routes;
     const int64_t each = experts_of_row(layer.mlp);
     const auto end = routes.first.begin() + int64_t(layer.experts.size()) + 1;
@@ -125,6 +126,7 @@ void place_slots(Pass& pass, const PackedLayer& layer, int64_t rows) {
         const bool scaled = routes.chosen[i] < layer.mlp.experts;  // the shared one's is not
         routes.factors[size_t(slot)] = scaled ? std::exchange(routes.weights[i], 1.0f) : 1;
     }
+    if (ExpertCache* cache = pass.model.expert_cache.get()) cache->begin(step.index, routes.used);
 }
 
 Sharers all_threads(const Pass& pass, int thread) { return {thread, pass.plan().threads}; }
@@ -204,14 +206,14 @@ void route(Pass& pass, const LayerStep& step, int thread) {
     const bool alone = routes_alone(pass.plan(), layer.mlp);
     if (alone && begin < last && pass.completes(0, last - begin, router.panels)) {
         route_rows(pass, layer, 0, rows);
-        place_slots(pass, layer, rows);
+        place_slots(pass, step, rows);
     }
     pass.wait(thread);
     if (thread == 0) pass.timing.linear += __rdtsc() - started;
     if (alone) return;
     const int64_t first = share(rows, thread, pass.plan().threads), end = share(rows, thread + 1, pass.plan().threads);
     route_rows(pass, layer, first, end);
-    if (first < end && pass.completes(0, end - first, rows)) place_slots(pass, layer, rows);
+    if (first < end && pass.completes(0, end - first, rows)) place_slots(pass, step, rows);
     pass.wait(thread);
 }
 
@@ -393,7 +395,7 @@ void add_span(const Pass& pass, const PackedLayer& layer, int thread, int64_t ro
 // the spans of its share.
 bool adds_in_place(const Pass& pass, const PackedLayer& layer) {
     const PassPlan& plan = pass.plan();
-    if (!plan.decode || layer.mlp.own_norms) return false;
+    if (!plan.decode || layer.mlp.own_norms || pass.model.expert_cache) return false;
     const int64_t panels = layer.experts[0].down.panels, all = panels * int64_t(pass.routes.used.size());
     const int64_t spans = std::min(spans_of(panels), spans_of((all + plan.threads - 1) / plan.threads) + 1);
     return plan.in_time_of_barrier(spans * SCALE_COLUMNS * plan.rows() * experts_of_row(layer.mlp));

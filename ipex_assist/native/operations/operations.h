@@ -144,6 +144,8 @@ void up_experts(Pass& pass, const LayerStep& step, int thread);
 void prepare_slots(Pass& pass, const LayerStep& step, int thread);
 void down_experts(Pass& pass, const LayerStep& step, int thread);
 void add_experts(Pass& pass, const LayerStep& step, int thread);
+// cached_experts.cpp: the three between, where experts are read as they are needed.
+void cached_experts(Pass& pass, const LayerStep& step, int thread);
 // The largest buffers of the experts of a pass.
 void size_experts(const PackedLayer& layer, const KernelTable& kernels, int64_t rows, ActivationSizes& sizes);
 void reserve_routes(const PackedLayer& layer, int64_t rows, Routes& routes);

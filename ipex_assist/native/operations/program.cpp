@@ -33,6 +33,7 @@ constexpr Operation FILL_SLOTS{"fill_slots", fill_slots};
 constexpr Operation UP_EXPERTS{"up_experts", up_experts, ACTIVE};
 constexpr Operation PREPARE_SLOTS{"prepare_slots", prepare_slots};
 constexpr Operation DOWN_EXPERTS{"down_experts", down_experts, EXPERT_OUTPUTS};
+constexpr Operation CACHED_EXPERTS{"cached_experts", cached_experts, ACTIVE | EXPERT_OUTPUTS};
 constexpr Operation ADD_EXPERTS{"add_experts", add_experts, DELTA};
 constexpr Operation PREPARE_PER_LAYER{"prepare_per_layer", prepare_per_layer, RESIDUAL_STREAM};
 constexpr Operation PER_LAYER{"per_layer", per_layer, DELTA};
@@ -40,12 +41,15 @@ constexpr Operation PER_LAYER{"per_layer", per_layer, DELTA};
 // Appends operations to a list.
 void add(std::vector<Operation>& to, std::initializer_list<Operation> more) { to.insert(to.end(), more); }
 
-void list_mlp(const PackedLayer& layer, LayerStep& step) {
+void list_mlp(const PackedLayer& layer, LayerStep& step, bool cached) {
     if (!layer.has_mlp()) return;
     add(step.attend_operations, {PREPARE_MLP});
     if (layer.mlp_conv.base) add(step.attend_operations, {CONVOLVE_MLP});
     if (!layer.mlp.experts) return add(step.attend_operations, {MLP});
-    add(step.attend_operations, {ROUTE, FILL_SLOTS, UP_EXPERTS, PREPARE_SLOTS, DOWN_EXPERTS, ADD_EXPERTS});
+    add(step.attend_operations, {ROUTE, FILL_SLOTS});
+    if (cached) add(step.attend_operations, {CACHED_EXPERTS});
+    else add(step.attend_operations, {UP_EXPERTS, PREPARE_SLOTS, DOWN_EXPERTS});
+    add(step.attend_operations, {ADD_EXPERTS});
 }
 
 bool same_kind(const PackedLayer& one, const PackedLayer& other) {
@@ -68,7 +72,7 @@ Program::Program(const PackedModel& model_) : model(model_) {
         LayerStep step{int32_t(i), i + 1 == model.layers.size(), {}, {}};
         const bool token_and_hidden = model.spec.draft_head.kind == EAGLE3 && i == 0;
         list_mixer_operations(layer, step, token_and_hidden ? PREPARE_TOKEN_AND_HIDDEN : PREPARE_ATTENTION);
-        list_mlp(layer, step);
+        list_mlp(layer, step, model.expert_cache != nullptr);
         if (model.spec.per_layer_size) add(step.attend_operations, {PREPARE_PER_LAYER, PER_LAYER});
         if (layer.is_recurrent() || !layer.attention.shares_kv) last_filled = int32_t(i);
         layers.push_back(step);

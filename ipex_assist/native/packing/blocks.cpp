@@ -94,6 +94,11 @@ bool PackedModel::pack_blocks(Pool& pool, std::string_view name, const BlockMatr
         if (!std::isfinite(matrix.row_scales[row]))
             throw NotFinite("a scale that is NaN or infinity in row " + std::to_string(row));
     }
+    if (is_cached(*this, weight)) {
+        if (has_column_scales(format)) refuse("an expert in a format that has scales of rows");
+        expert_cache->add(weight.layer, where, format, matrix);
+        return arrived(name), true;
+    }
     const int64_t row = pack_panels(pool, where, format, matrix);
     if (row < matrix.rows) throw NotFinite("a scale that is NaN or infinity in row " + std::to_string(row));
     if (!weight.table || skips_table(weight)) arrived(name);  // else the table is still to come

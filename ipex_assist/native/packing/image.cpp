@@ -15,6 +15,7 @@ constexpr int64_t PAGE = 4096;
 }  // namespace
 
 bool PackedModel::adopt(Pool& pool, int file, int64_t offset, Adoption how) {
+    if (expert_cache) refuse("an image without experts");
     if (how == MAP || (how == SETTLE && !pool.several_nodes())) {
         Memory mapped(file, offset, size_t(image_bytes()));
         // What a mapping lacks in huge pages it makes up by being there at once, and shared by all that map it.

@@ -179,6 +179,11 @@ void ImageLayout::choose_formats(Linear& to, const LinearShape& shape, std::init
     mixed_.push_back(std::move(list));
 }
 
+// Whether what is placed is a routed expert's, and these are in a cache.
+bool ImageLayout::is_cached() const {
+    return weights_->caches_experts && !places_.empty() && places_.back().find(".experts.") != std::string::npos;
+}
+
 void ImageLayout::linear(Linear& to, const LinearShape& shape, std::initializer_list<LinearPart> parts) {
     to = Linear{};
     to.granularity = shape.granularity;
@@ -187,6 +192,7 @@ void ImageLayout::linear(Linear& to, const LinearShape& shape, std::initializer_
     if (shape.bias) to.bias = floats(shape.columns);
     if (scales_columns(to)) to.scales = floats(shape.columns);
     if (weights_->spec.ordered) to.order = reinterpret_cast<const int32_t*>(take(to.depth * 4, 64));
+    if (is_cached()) return;
     if (divided()) return place_on_nodes(to);
     to.weights = take(panel_offset(to, to.panels), WEIGHTS_ALIGNMENT);
 }

@@ -56,6 +56,7 @@ private:
     const uint8_t* take(int64_t bytes, int64_t alignment);
     bool enter(const char* place, int32_t number) override;
     void leave() override { places_.pop_back(); }
+    bool is_cached() const;
     void choose_formats(Linear& to, const LinearShape& shape, std::initializer_list<LinearPart> parts);
     void end_piece();
     void place_on_nodes(Linear& linear);

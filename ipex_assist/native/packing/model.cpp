@@ -17,7 +17,7 @@
 namespace ipex_assist {
 
 PackedModel::PackedModel(const ModelSpec& given, const LayerSpec* layers_, const KernelTable* kernels_,
-                         WeightFormats formats_)
+                         WeightFormats formats_, int64_t most_bytes)
     : ModelWeights(checked(given, layers_), layers_, std::move(formats_)),
       kernels(kernels_) {
     for (PackedLayer& each : layers) {
@@ -26,10 +26,13 @@ PackedModel::PackedModel(const ModelSpec& given, const LayerSpec* layers_, const
         for (int32_t h = 0; a.alibi_slopes && h < a.heads; h++) slopes_.back().push_back(a.alibi_slopes[h] / a.scale);
         a.alibi_slopes = slopes_.back().empty() ? nullptr : slopes_.back().data();
     }
+    caches_experts = most_bytes > 0;
     layout_.place(*this, nullptr);  // to count its bytes
+    if (caches_experts) expert_cache = std::make_unique<ExpertCache>(layers, most_bytes - image_bytes());
 }
 
 void PackedModel::allocate(const Pool& pool) {
+    if (expert_cache && pool.several_nodes()) refuse("experts are read as they are needed on one memory node only");
     layout_.divide(pool.several_nodes() ? &pool : nullptr);
     if (!layout_.divided()) {
         image_ = Memory(size_t(image_bytes()));
@@ -40,6 +43,7 @@ void PackedModel::allocate(const Pool& pool) {
         nodes_refused = !layout_.prefer_nodes(image_.data(), int64_t(image_.size()));
     }
     layout_.place(*this, image_.data());
+    if (expert_cache) expert_cache->allocate();
     writable_ = true;
     missing_ = names();
     if (table_of_ && !spec.tied_head) arrived("embed_tokens.weight");
@@ -200,7 +204,8 @@ bool PackedModel::pack_rows(Pool& pool, std::string_view name, int64_t first, co
 // Rows from `first` on of a matrix. False where NaN or infinity is among the values.
 bool PackedModel::pack_matrix(Pool& pool, const Weight& weight, int64_t first, const StoredMatrix& matrix) {
     const Linear* linear = weight.part.linear;
-    if (linear && is_blocks(linear->precision)) refuse("a matrix in floats where blocks of a file are expected");
+    if (linear && (is_blocks(linear->precision) || is_cached(*this, weight)))
+        refuse("a matrix in floats where blocks of a file are expected");
     bool numbers = true;
     if (weight.table && !skips_table(weight)) numbers = pack_table(*this, pool, matrix, weight.table, first);
     const PackTarget& part = weight.part;

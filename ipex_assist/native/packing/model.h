@@ -9,6 +9,7 @@
 
 #include "formats/stored_numbers.h"
 #include "memory/memory.h"
+#include "packing/expert_cache.h"
 #include "packing/layout.h"
 #include "packing/stored_matrix.h"
 #include "packing/weights.h"
@@ -20,20 +21,15 @@ struct NotFinite : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// A matrix that lies in an open file, from byte offsets[i] on row i, in blocks.
-struct BlockMatrix {
-    int file;                // -1: it lies in memory, and offsets are addresses
-    const int64_t* offsets;  // (rows)
-    int64_t rows, columns;
-    const float* row_scales = nullptr;  // (rows), of formats whose columns have scales of their own; null: all are 1
-};
-
 class PackedModel : public ModelWeights {
 public:
-    // layers: (spec.layers). Throws std::invalid_argument for specs that no model can have.
-    PackedModel(const ModelSpec& spec, const LayerSpec* layers, const KernelTable* kernels, WeightFormats formats = {});
+    // layers: (spec.layers). most_bytes: of weights in memory, of routed experts as many as there is room for, or as a
+    // token needs; 0: all. Throws std::invalid_argument for specs that no model can have.
+    PackedModel(const ModelSpec& spec, const LayerSpec* layers, const KernelTable* kernels, WeightFormats formats = {},
+                int64_t most_bytes = 0);
 
-    // Bytes of the image; it is the same on every machine and for any number of threads.
+    // Bytes of the image; it is the same on every machine and for any number of threads. It is without the experts that
+    // a cache has.
     int64_t image_bytes() const { return layout_.bytes(); }
     // Bytes of the image from `offset` on: where they are, or copied to `buffer` where memory has them elsewhere.
     const uint8_t* image(int64_t offset, int64_t bytes, uint8_t* buffer) const;
@@ -105,7 +101,21 @@ private:
     bool writable_ = false;  // image_ is memory of our own, not a file's
     int64_t settled_ = 0;    // of a mapped image, bytes that are memory of our own by now
     std::shared_ptr<const PackedModel> table_of_, head_of_;
+
+public:
+    // Of routed experts, where not all are in memory; else null. The last member: its threads use the others.
+    std::unique_ptr<ExpertCache> expert_cache;
 };
+
+// Bytes of weights in memory.
+inline int64_t resident_bytes(const PackedModel& model) {
+    return model.image_bytes() + (model.expert_cache ? model.expert_cache->bytes() : 0);
+}
+
+// Whether a weight is an expert's that is not always in memory.
+inline bool is_cached(const PackedModel& model, const Weight& weight) {
+    return model.expert_cache && model.expert_cache->has(weight.layer, weight.part.linear);
+}
 
 // Of a model's queries and probabilities, and, unless fewer bits are asked for, of its keys and values.
 inline Precision attention_precision(const PackedModel& model) { return model.spec.precision == FP32 ? FP32 : BF16; }

@@ -22,6 +22,14 @@ struct StoredMatrix {
     int64_t row_bytes() const { return columns * element_bytes(); }
 };
 
+// A matrix that lies in an open file, from byte offsets[i] on row i, in blocks.
+struct BlockMatrix {
+    int file;                // -1: it lies in memory, and offsets are addresses
+    const int64_t* offsets;  // (rows)
+    int64_t rows, columns;
+    const float* row_scales = nullptr;  // (rows), of formats whose columns have scales of their own; null: all are 1
+};
+
 // Rows for one thread, which asks for them in ascending order. What it reads stays in its own cache until it is packed:
 // the file's bytes pass memory once, and all threads read at a time.
 class RowReader {

@@ -47,6 +47,7 @@ bool PackedModel::pack_stored(Pool& pool, std::string_view name, const StoredNum
     const Weight weight = find(name);
     const PackTarget& where = weight.part;
     if (!weight.is_matrix() || !where.linear || !weight.takes(matrix.columns, matrix.width)) return false;
+    if (is_cached(*this, weight)) return false;
     const Linear& linear = *where.linear;
     if (!is_stored_as(linear.precision, matrix, linear.group)) return false;
     check_scales(matrix);

@@ -193,6 +193,7 @@ struct ModelWeights {
 
     const ModelSpec spec;
     const WeightFormats formats;  // by name, as "layers.3.q_proj"
+    bool caches_experts = false;  // the weights of routed ones lie in an ExpertCache
     std::vector<PackedLayer> layers;
     Linear table_linear{};  // of token embeddings, where table_is_linear
     Linear head{}, project_in{}, project_out{};
