@@ -141,7 +141,21 @@ _PATCHES = {"patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2, 
 _SEEING2 = _PATCHES | {"depth": 2, "embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2, "num_heads": 2}
 _SEEING25 = _SEEING | _PATCHES | {"depth": 2, "window_size": 16, "fullatt_block_indexes": [1]}
 _SEEING3 = _SEEING | _PATCHES | {"depth": 3, "num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1]}
+_GLM4V = _SEEING | _PATCHES | {"depth": 2, "num_position_embeddings": 16, "image_size": 16, "num_heads": 2}
+_IDEFICS3 = {
+    **{"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2},
+    **{"image_size": 32, "patch_size": 4},
+}
+_INTERNVL = {
+    **{"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2},
+    **{"image_size": [16, 16], "patch_size": [4, 4]},
+}
+_PADDLE = _IDEFICS3 | {"image_size": 16, "spatial_merge_size": 2}
 _SECTIONS = {"rope_scaling": {"rope_type": "default", "type": "default", "mrope_section": [2, 3, 3]}}
+_SECTIONS_OF_HALF = {
+    "rope_scaling": {"rope_type": "default", "mrope_section": [2, 1, 1]},
+    "partial_rotary_factor": 0.5,
+}
 _INTERLEAVED = {"rope_scaling": {"rope_type": "default", "mrope_section": [4, 2, 2], "mrope_interleaved": True}}
 # Layers that see everything have wider heads, and keys and values of an earlier one; rows of odd sizes.
 _GEMMA4 = {
@@ -178,7 +192,7 @@ _LLAMA4 = {
     **{"floor_scale": 6, "attn_scale": 0.3},
 }
 _LLAMA4_VISION = {
-    **{"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28},
+    **{"hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28},
     **{"patch_size": 14, "vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32},
 }
 _KIMI = {
@@ -448,6 +462,22 @@ FAMILIES: dict[str, dict[str, Any]] = {
         _like_llama("qwen3_vl_moe_text", **_MOE, **_INTERLEAVED, rope_theta=1e4, num_experts=8, num_hidden_layers=3),
         _SEEING3,
     ),
+    "glm4v": _with_text("glm4v", _like_llama("glm4v_text", **_SECTIONS), _GLM4V),
+    "glm46v": _with_text(
+        "glm46v", _like_llama("glm4v_text", **_SECTIONS_OF_HALF), {"model_type": "glm4v_vision"} | _GLM4V
+    ),
+    "idefics3": _with_text("idefics3", _LLAMA, _IDEFICS3, scale_factor=2),
+    "smolvlm": _with_text("smolvlm", _LLAMA | {"tie_word_embeddings": True}, _IDEFICS3, scale_factor=2),
+    "internvl": _with_text("internvl", _like_llama("qwen2"), _INTERNVL, tie_word_embeddings=False),
+    "internvl-qwen3": _with_text("internvl", _like_llama("qwen3", head_dim=32), _INTERNVL),
+    "internvl-qwen3-moe": _with_text("internvl", _like_llama("qwen3_moe", **_MOE, num_experts=8), _INTERNVL),
+    "paddleocr-vl": _with_text("paddleocr_vl", _like_llama("paddleocr_vl_text", **_SECTIONS, head_dim=16), _PADDLE),
+    "paddleocr-vl-biases": _with_text(
+        "paddleocr_vl",
+        _like_llama("paddleocr_vl_text", **_SECTIONS, head_dim=16, use_bias=True),
+        _PADDLE,
+        tie_word_embeddings=False,
+    ),
     "deepseek-v2": _like_llama("deepseek_v2", **_LATENT, **_DEEPSEEK_V2, topk_method="group_limited_greedy"),
     "deepseek-v2-direct": _like_llama("deepseek_v2", **_LATENT, **_DEEPSEEK_V2)
     | {"q_lora_rank": None, "attention_bias": True, "first_k_dense_replace": 0},
@@ -466,6 +496,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"] * 2},
     "gemma4-published": _with_text("gemma4", _like_llama("gemma4_text", **_GEMMA4_SHARED), _VISION4),
     "gemma4-moe-published": _with_text("gemma4", _like_llama("gemma4_text", **_GEMMA4_MOE), _VISION4),
+    "gemma4-vision": _with_text(
+        "gemma4", _like_llama("gemma4_text", **_GEMMA4_SHARED, use_bidirectional_attention="vision"), _VISION4
+    ),
     "falcon-h1": _like_llama("falcon_h1", **_FALCON_H1, attention_bias=True, mlp_bias=True, projectors_bias=True)
     | {"mamba_proj_bias": True, "tie_word_embeddings": True},
     "falcon-h1-norm": _like_llama("falcon_h1", **_FALCON_H1 | {"mamba_n_groups": 1, "mamba_rms_norm": True})
@@ -517,7 +550,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3-published": _with_text(
         "gemma3", _like_llama("gemma3_text", **_GEMMA, layer_types=["sliding_attention", "full_attention"]), _SIGLIP
     ),
-    "kimi-k25": _with_text("kimi_k25", _like_llama("deepseek_v3", **_LATENT, **_DEEPSEEK), _KIMI_VISION),
+    "gemma3-seeing": _with_text(
+        "gemma3",
+        _like_llama("gemma3_text", **_GEMMA, layer_types=["sliding_attention", "full_attention"]),
+        _SIGLIP | {"image_size": 112},
+        mm_tokens_per_image=16,
+    ),
+    "kimi-k25": _with_text(
+        "kimi_k25", _like_llama("deepseek_v3", **_LATENT, **_DEEPSEEK), _KIMI_VISION, projection_hidden_size=32
+    ),
     "cohere2-moe": _like_llama("cohere2_moe", **_COHERE_MOE, num_shared_experts=2),
     "cohere2-moe-sigmoid": _like_llama("cohere2_moe", **_COHERE_MOE, num_shared_experts=1, rms_norm_eps=1e-5)
     | {

@@ -17,6 +17,7 @@ from ipex_assist.executors.tensor_formats import tensor_formats
 from ipex_assist.models import ARCHITECTURES, Architecture
 from ipex_assist.speculative.sources.assistant_name import MTP
 from ipex_assist.speculative.sources.default_assistants import DEFAULT_ASSISTANTS, OWN_HEADS
+from ipex_assist.vision.families import FAMILIES
 
 LOOKUP = "lookup"  # what drafts where there is no default assistant
 DEFAULTS = (
@@ -43,6 +44,7 @@ def _describe(architecture: Architecture) -> dict[str, Any]:
         "precisions": list(EXECUTORS["native"].precisions),
         "default_assistants": [each.id for each in DEFAULT_ASSISTANTS.get(architecture.name, ())],
         "own_head": architecture.model_type in OWN_HEADS,
+        "images": architecture.model_type in FAMILIES,
     }
 
 
@@ -55,12 +57,13 @@ def _default(family: dict[str, Any]) -> str:
 
 def markdown() -> str:
     """The table of docs/models.md."""
-    rows = ["| model_type | | for example | default assistants |", "|---|---|---|---|"]
+    rows = ["| model_type | | images | for example | default assistants |", "|---|---|---|---|---|"]
     for family in describe():
         examples = "<br>".join(family["examples"])
         own: list[str] = [f"`{MTP}`"] if family["own_head"] else []
         assistants = "<br>".join(own + (family["default_assistants"] or [f"`{LOOKUP}`"]))
-        rows.append(f"| `{family['model_type']}` | {family['about']} | {examples} | {assistants} |")
+        images = "yes" if family["images"] else ""
+        rows.append(f"| `{family['model_type']}` | {family['about']} | {images} | {examples} | {assistants} |")
     return "\n".join(rows) + "\n"
 
 

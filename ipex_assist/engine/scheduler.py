@@ -181,7 +181,10 @@ class Scheduler:
         chunks: list[ScheduledRequest] = []
         for request, room in self._shares.divide(prefilling, decoding):
             most = PROMPT_LOGIT_ROWS if request.needs_prompt_logits else room
-            chunks.append(ScheduledRequest.prefill(request, min(room, most, request.unbranched)))
+            rows = min(room, most, request.unbranched)
+            if request.images is not None:
+                rows = request.images.whole_rows(request.position, rows)
+            chunks.append(ScheduledRequest.prefill(request, rows))
             self._shares.count(request, chunks[-1].pending)
         return chunks
 

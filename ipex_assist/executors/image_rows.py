@@ -52,11 +52,11 @@ class ImageRows:
 
 
 class PromptImages:
-    """The images of a prompt, by their positions."""
+    """The images of a prompt, by their positions. whole: whether rows of an image see each other."""
 
-    def __init__(self, images: Sequence[ImageRows]) -> None:
+    def __init__(self, images: Sequence[ImageRows], whole: bool = False) -> None:
         """Raises IpexAssistError for images that are not one after the other."""
-        self.images = tuple(images)
+        self.images, self.whole = tuple(images), whole
         self._shifts = [0]  # of tokens before the first image, before the second, …: how much further they rotate
         end = 0
         for each in self.images:
@@ -84,6 +84,26 @@ class PromptImages:
                 found[first - start : end - start] += each.axes[first - each.first : end - each.first]
         return found
 
+    def whole_rows(self, start: int, count: int) -> int:
+        """How many rows from `start` on a pass may read that would read `count`: it ends in no image that is whole."""
+        end = start + count
+        for each in self.within(start, end) if self.whole else ():
+            if each.end > end:
+                end = each.first if each.first > start else each.end
+        return end - start
+
+    def last_seen(self, start: int, count: int) -> NDArray[np.int32]:
+        """The last position that each of `count` rows from `start` on sees: of an image that is whole, its last one.
+
+        Raises IpexAssistError where that is not among them.
+        """
+        found = np.arange(start, start + count, dtype=np.int32)
+        for each in self.within(start, start + count) if self.whole else ():
+            if each.end > start + count:
+                raise IpexAssistError(f"a pass ends at {start + count}, within an image up to position {each.end}")
+            found[max(0, each.first - start) : each.end - start] = each.end - 1
+        return found
+
     def keys(self, tokens: Sequence[int]) -> list[int]:
         """Tokens from the prompt's first one on, as prefixes are compared: images by what they are."""
         found = list(tokens)
@@ -92,12 +112,25 @@ class PromptImages:
         return found
 
 
-def check_images(spec: DecoderSpec, images: PromptImages) -> None:
-    """Raise IpexAssistError where a model cannot take these rows, or rotate them."""
+def check_images(spec: DecoderSpec, images: PromptImages, pass_rows: int = 0) -> None:
+    """Raise IpexAssistError where a model cannot take these rows, or rotate them.
+
+    pass_rows: that a pass has room for, where rows of an image can see each other in one; else 0.
+    """
     if spec.head is not None or spec.projected_embedding or spec.learned_positions or spec.embedding_norm:
         raise IpexAssistError(f"{spec.model_type} takes no images: more than a row enters its first layer")
     if any(rope.by_length for rope in spec.ropes):
         raise IpexAssistError(f"{spec.model_type} takes no images: it rotates rows by the length of their prompt")
+    if images.whole != (spec.whole_images is not None):
+        raise IpexAssistError(f"images of {spec.model_type}, and rows that do not see what its images' rows see")
+    if images.whole and not pass_rows:
+        raise IpexAssistError(f"images of {spec.model_type} need the native executor (--executor native)")
+    most = max((len(each.rows) for each in images.images), default=0)
+    if images.whole and most > pass_rows:
+        raise IpexAssistError(
+            f"an image of {most} rows, which are read in one pass, and a pass has room for {pass_rows}: give the model "
+            "more memory"
+        )
     width = (1 + spec.embedding_layers) * spec.hidden_size
     for each in images.images:
         if each.rows.ndim != 2 or each.rows.shape[1] != width:

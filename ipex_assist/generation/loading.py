@@ -130,7 +130,7 @@ def _build(request: ResolvedOptions, later: list[Callable[[], object]] | None, m
     eos = frozenset(eos_token_ids(checkpoint, tokenizer))
     identity = request.identity(assistant_tokenizer is not None)
     model = AssistedModel(target, tokenizer, eos, identity, assistant_model, drafting=drafting)
-    model.loading, model.images = loading, image_reader(checkpoint, target.spec, request.precision)
+    model.loading, model.images = loading, image_reader(checkpoint, target.spec, request.precision, tokenizer)
     model.adapters = options.adapters
     if options.lora_by_default and model.adapters:
         model.default_adapter = list(model.adapters)[-1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.env.errors import UsageError
@@ -12,28 +12,35 @@ from ipex_assist.executors.image_rows import PromptImages
 from ipex_assist.generation.conversation import messages_of
 from ipex_assist.launch.plan import MASK_AT_START
 from ipex_assist.models.spec import DecoderSpec
+from ipex_assist.tokenization.tokenizer import encode
 from ipex_assist.vision.families import FAMILIES
 from ipex_assist.vision.images import ImageSource
-from ipex_assist.vision.messages import PART, has_images, take_images, with_images
+from ipex_assist.vision.messages import PART, ImageTokens, has_images, take_images, with_images
 from ipex_assist.vision.reader import ImageReader
 from ipex_assist.vision.wire import TowerSettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 MOST_THREADS = 16  # of a tower: its matrices give more of them little to do
 
 
-def image_reader(checkpoint: Checkpoint, spec: DecoderSpec, precision: str) -> ImageReader | None:
+def image_reader(
+    checkpoint: Checkpoint, spec: DecoderSpec, precision: str, tokenizer: PreTrainedTokenizerBase
+) -> ImageReader | None:
     """What reads images for a model of this checkpoint; None where it takes none, or its vision part is left out."""
     family = FAMILIES.get(spec.model_type)
-    placeholder = None if family is None else family.placeholder(checkpoint.config)
-    if (
-        family is None
-        or placeholder is None
-        or not any(each.startswith(family.prefixes) for each in checkpoint.names())
-    ):
+    row = None if family is None else family.row_token(checkpoint.config)
+    if family is None or row is None or not any(each.startswith(family.prefixes) for each in checkpoint.names()):
         return None
+    place: Any = None if family.place is None else tokenizer.convert_tokens_to_ids(family.place)
+    fed = family.fed_token(checkpoint.config)
     cpus = sorted(MASK_AT_START)
     threads = max(1, min(MOST_THREADS, len(cpus) // 2))
-    return ImageReader(TowerSettings(str(checkpoint.path), spec.model_type, precision, threads, cpus), placeholder)
+    return ImageReader(
+        TowerSettings(str(checkpoint.path), spec.model_type, precision, threads, cpus),
+        ImageTokens(row if place is None else int(place), row if fed is None else fed, spec.whole_images is not None),
+    )
 
 
 def placed(prompt: Any, images: Sequence[ImageSource], chat: bool) -> tuple[Any, list[ImageSource]]:
@@ -61,10 +68,20 @@ class PicturedPrompt:
     images: PromptImages | None
 
 
-def seen(reader: ImageReader | None, model: str, tokens: list[int], images: Sequence[ImageSource]) -> PicturedPrompt:
+def seen(
+    reader: ImageReader | None,
+    model: str,
+    tokens: list[int],
+    images: Sequence[ImageSource],
+    tokenizer: PreTrainedTokenizerBase,
+) -> PicturedPrompt:
     """The prompt of tokens with a placeholder for each image. UsageError where they cannot be read."""
     if not images:
         return PicturedPrompt(tokens, None)
     if reader is None:
         raise UsageError(f"{model} takes no images here: leave them out, or use a model that sees (docs/images.md)")
-    return PicturedPrompt(*with_images(tokens, reader.placeholder, reader.see(images)))
+
+    def encoded(text: str) -> list[int]:
+        return encode(tokenizer, text, add_special_tokens=False)
+
+    return PicturedPrompt(*with_images(tokens, reader.tokens, reader.see(images), encoded))

@@ -242,7 +242,7 @@ class TextModel(AbstractContextManager["TextModel"]):
     ) -> PicturedPrompt:
         """Read the images of a prompt, as `stream` takes it, which then takes what is returned. Raises what it does."""
         prompt, pictures = placed(prompt, images, chat)
-        return seen(self.images, self.identity.target, self.encode(prompt, chat=chat), pictures)
+        return seen(self.images, self.identity.target, self.encode(prompt, chat=chat), pictures, self.tokenizer)
 
     def encode(self, prompt: str | Sequence[int] | Messages, *, chat: bool = False) -> list[int]:
         """Return the token ids of a prompt, as `stream` takes it. UsageError for none, and for ids there are not."""

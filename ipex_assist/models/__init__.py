@@ -44,6 +44,8 @@ from ipex_assist.models import (
     glm4,
     glm4_moe,
     glm4_moe_lite,
+    glm4v,
+    glm46v,
     gpt2,
     gpt_bigcode,
     gpt_neox,
@@ -58,6 +60,8 @@ from ipex_assist.models import (
     hunyuan_v1_dense,
     hunyuan_v1_moe,
     hy_v3,
+    idefics3,
+    internvl,
     jais2,
     jamba,
     kimi_k25,
@@ -88,6 +92,7 @@ from ipex_assist.models import (
     olmo_hybrid,
     olmoe,
     opt,
+    paddleocr_vl,
     phi,
     phi3,
     phimoe,
@@ -107,6 +112,7 @@ from ipex_assist.models import (
     sarvam_moe,
     seed_oss,
     smollm3,
+    smolvlm,
     solar_open,
     stablelm,
     starcoder2,
@@ -164,7 +170,7 @@ _MODULES = (
     *(llama4, llama4_text, falcon_h1, mamba, falcon_mamba, afmoe, exaone, gemma3, granite_swa, granitemoe_swa),
     *(granitemoeshared, hy_v3, jais2, kimi_k25, minicpm3, mistral4, nanochat, nemotron, olmo, sarvam_moe, solar_open),
     *(youtu, cohere2_moe, lfm3, laguna),
-    *(qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe),
+    *(qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, glm4v, glm46v, idefics3, internvl, paddleocr_vl, smolvlm),
 )
 # Published configs have these names of their makers' own code, which is transformers' now.
 _FIRST_NAMES = {

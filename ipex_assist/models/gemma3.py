@@ -1,4 +1,4 @@
-"""Gemma 3 as it is published (4B to 27B), for text alone: the text part beside a vision model."""
+"""Gemma 3 as it is published (4B to 27B): the text part beside a vision model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def spec(config: Config) -> DecoderSpec:
     """That of the text part, whose head is the embedding unless a part says otherwise."""
     text = text_part(Config({"tie_word_embeddings": True, **config.values}, config.other_names))
     given = {name: value for name, value in text.values.items() if value is not None}
-    return replace(gemma3_text.spec(Config({**USUAL, **given}, config.other_names)), model_type="gemma3")
+    return replace(
+        gemma3_text.spec(Config({**USUAL, **given}, config.other_names)), model_type="gemma3", whole_images="all"
+    )
 
 
 def weights(spec: DecoderSpec) -> dict[str, Source]:

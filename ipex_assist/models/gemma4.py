@@ -1,4 +1,4 @@
-"""Gemma 4 as it is published, for text alone: the text part beside models of images and sound."""
+"""Gemma 4 as it is published: the text part beside models of images and sound."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ NAMES = gemma4_text.NAMES
 def spec(config: Config) -> DecoderSpec:
     """That of the text part, whose head is the embedding unless a part says otherwise."""
     text = text_part(Config({"tie_word_embeddings": True, **config.values}, config.other_names))
-    return replace(gemma4_text.spec(text), model_type="gemma4")
+    made = replace(gemma4_text.spec(text), model_type="gemma4")
+    sees_ahead = text.values.get("use_bidirectional_attention") == "vision"
+    return replace(made, whole_images="windows") if sees_ahead else made
 
 
 def weights(spec: DecoderSpec) -> dict[str, Source]:

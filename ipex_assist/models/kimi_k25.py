@@ -1,4 +1,4 @@
-"""Kimi K2.5 and K2.6, for text alone: DeepSeek-V3 beside a vision model."""
+"""Kimi K2.5 and K2.6: DeepSeek-V3 beside a vision model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Llama 4 as it is published, for text alone: the text part beside a vision model."""
+"""Llama 4 as it is published: the text part beside a vision model."""
 
 from __future__ import annotations
 

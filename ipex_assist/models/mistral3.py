@@ -1,4 +1,4 @@
-"""Mistral Small 3.1 to 4, and Ministral 3, for text alone: Mistral, Ministral 3 or Mistral 4 beside a vision model."""
+"""Mistral Small 3.1 to 4, and Ministral 3: Mistral, Ministral 3 or Mistral 4 beside a vision model."""
 
 from __future__ import annotations
 

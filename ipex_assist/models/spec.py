@@ -168,6 +168,8 @@ class DecoderSpec:
     per_layer_size: int = 0  # values of a token for each layer in the table of per-layer embeddings; 0: there is none
     # How many layers after the first get something of images as well (Qwen3-VL's DeepStack); no weight depends on it.
     embedding_layers: int = field(default=0, repr=False)
+    # In which layers rows of an image see each other, those behind them included; None: in none.
+    whole_images: Literal["all", "windows"] | None = field(default=None, repr=False)
     head: HeadSpec | None = None  # of a draft head: it reads hidden states of its target beside tokens
 
     def __post_init__(self) -> None:

@@ -176,6 +176,8 @@ class Batch(ctypes.Structure):
         ("taps", CTaps),
         ("embeddings", ctypes.c_void_p),
         ("embedding_layers", ctypes.c_int32),
+        ("ahead_in_windows", ctypes.c_int32),
+        ("last_seen", ctypes.c_void_p),
     ]
 
 

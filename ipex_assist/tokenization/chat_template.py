@@ -15,6 +15,17 @@ SAFE_JINJA = (3, 1, 6)  # older versions have known sandbox escapes
 # By these names a message may have what its model thought; the first that is there counts.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
+# Gemma 3's place for an image.
+_GEMMA_IMAGE = "<start_of_image>"
+
+
+def with_lines_around_images(template: str) -> str:
+    """The template with the empty lines around Gemma 3's images, which merge with those of the text beside them.
+
+    transformers' processor puts them there before tokens are made.
+    """
+    return template.replace(_GEMMA_IMAGE, f"\\n\\n{_GEMMA_IMAGE}\\n\\n")
+
 
 def apply_template(
     tokenizer: Any,

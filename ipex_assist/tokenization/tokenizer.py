@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ipex_assist.checkpoints.base import Checkpoint, read_json
 from ipex_assist.checkpoints.gguf import GgufCheckpoint
 from ipex_assist.env.errors import IpexAssistError, UsageError
-from ipex_assist.tokenization.chat_template import apply_template
+from ipex_assist.tokenization.chat_template import apply_template, with_lines_around_images
 from ipex_assist.tokenization.message_content import encoder_of
 from ipex_assist.tokenization.time_limit import run_within
 
@@ -216,6 +216,7 @@ def _chat_template(folder: Path, config: dict[str, Any]) -> Any:
     templates = {} if files["default"].is_file() else templates
     files |= {file.stem: file for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     templates |= {name: file.read_text(encoding="utf-8") for name, file in files.items() if file.is_file()}
+    templates = {name: with_lines_around_images(str(template)) for name, template in templates.items()}
     return templates.get("default") if templates.keys() <= {"default"} else templates
 
 

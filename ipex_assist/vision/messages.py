@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ipex_assist.env.errors import UsageError
 from ipex_assist.executors.image_rows import ImageRows, PromptImages
+from ipex_assist.executors.rope import Floats
 from ipex_assist.vision.images import ImageSource
 from ipex_assist.vision.seen import SeenImage
 
@@ -54,30 +59,52 @@ def take_images(
     return made, found
 
 
+@dataclass(frozen=True)
+class ImageTokens:
+    """placeholder: what stands for an image in a prompt. fed: what enters the text model with each of its rows.
+
+    whole: whether rows of an image see each other.
+    """
+
+    placeholder: int
+    fed: int
+    whole: bool = False
+
+
 def with_images(
-    tokens: Sequence[int], placeholder: int, seen: Sequence[SeenImage]
+    tokens: Sequence[int], of: ImageTokens, seen: Sequence[SeenImage], encode: Callable[[str], list[int]]
 ) -> tuple[list[int], PromptImages | None]:
-    """The tokens with as many placeholders as images have rows, and those rows. UsageError for another number."""
-    count = tokens.count(placeholder)
-    if count != len(seen):
+    """The tokens with what images are in their places, and the rows. UsageError for another number of places.
+
+    encode: the tokens of a text of a layout.
+    """
+    places = tokens.count(of.placeholder)
+    if places != len(seen):
         raise UsageError(
-            f"the prompt has {count} places for images (token {placeholder}), and {len(seen)} images are given"
+            f"the prompt has {places} places for images (token {of.placeholder}), and {len(seen)} images are given"
         )
     made: list[int] = []
     images: list[ImageRows] = []
     left = iter(seen)
     for token in tokens:
-        if token != placeholder:
+        if token != of.placeholder:
             made.append(token)
             continue
-        image = next(left)
-        images.append(ImageRows(len(made), image.rows, digest(image), image.axes))
-        made += [placeholder] * len(image.rows)
-    return made, PromptImages(images) if images else None
+        image, start = next(left), 0
+        for before, count in image.pieces:
+            made += [before] if isinstance(before, int) else encode(before) if before else []
+            end = start + count
+            if not count:
+                continue
+            rows, axes = image.rows[start:end], None if image.axes is None else image.axes[start:end]
+            images.append(ImageRows(len(made), rows, digest(rows, axes), axes))
+            made += [of.fed] * count
+            start = end
+    return made, PromptImages(images, of.whole) if images else None
 
 
-def digest(image: SeenImage) -> bytes:
-    """A hash of an image as the text model gets it."""
-    made = hashlib.sha256(image.rows.tobytes())
-    made.update(b"" if image.axes is None else image.axes.tobytes())
+def digest(rows: Floats, axes: NDArray[np.int32] | None) -> bytes:
+    """A hash of rows as the text model gets them."""
+    made = hashlib.sha256(rows.tobytes())
+    made.update(b"" if axes is None else axes.tobytes())
     return made.digest()

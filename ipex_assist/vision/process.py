@@ -79,7 +79,8 @@ def _answer(tower: Tower, image: Asked) -> Reply:
         message = "there is no memory for an image of this size" if isinstance(error, MemoryError) else str(error)
         return ImageRefused(message, wrong=isinstance(error, UsageError))
     rows, columns = seen.rows.shape
-    return SeenRows(seen.rows.tobytes(), (rows, columns), None if seen.axes is None else seen.axes.tobytes())
+    axes = None if seen.axes is None else seen.axes.tobytes()
+    return SeenRows(seen.rows.tobytes(), (rows, columns), axes, seen.layout)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import numpy as np
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.launch.spawn import kill_child
 from ipex_assist.vision.images import LIMITS, ImageLimits, ImageSource, file_content
+from ipex_assist.vision.messages import ImageTokens
 from ipex_assist.vision.seen import SeenImage
 from ipex_assist.vision.wire import (
     Asked,
@@ -38,9 +39,9 @@ KEPT_BYTES = 512 << 20  # of rows of images that were read before: a conversatio
 class ImageReader:
     """Reads the images of one model. Thread-safe: one image at a time, as each takes all of the tower's threads."""
 
-    def __init__(self, settings: TowerSettings, placeholder: int, limits: ImageLimits = LIMITS) -> None:
-        """placeholder: the token that stands for an image in a prompt."""
-        self.placeholder, self._settings, self._limits = placeholder, settings, limits
+    def __init__(self, settings: TowerSettings, tokens: ImageTokens, limits: ImageLimits = LIMITS) -> None:
+        """tokens: of images in prompts."""
+        self.tokens, self._settings, self._limits = tokens, settings, limits
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
         self._kept: OrderedDict[bytes, SeenImage] = OrderedDict()
@@ -69,7 +70,7 @@ class ImageReader:
             assert isinstance(reply, SeenRows)
             rows = np.frombuffer(reply.content, np.float32).reshape(reply.shape)
             axes = None if reply.axes is None else np.frombuffer(reply.axes, np.int32).reshape(-1, 3)
-            self._keep(key, SeenImage(rows, axes))
+            self._keep(key, SeenImage(rows, axes, reply.layout))
             return self._kept[key]
 
     def _keep(self, key: bytes, seen: SeenImage) -> None:

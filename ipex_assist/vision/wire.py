@@ -37,11 +37,12 @@ class Pixels(Struct, frozen=True, tag="pixels"):
 
 
 class SeenRows(Struct, frozen=True, tag="rows"):
-    """What was made of an image: float32 (shape), and int32 (rows, 3) of axes where the family has them."""
+    """What was made of an image: float32 (shape), int32 (rows, 3) of axes where the family has them, and its layout."""
 
     content: bytes
     shape: tuple[int, int]
     axes: bytes | None
+    layout: tuple[tuple[str | int, int], ...]
 
 
 class TowerReady(Struct, frozen=True, tag="loaded"):

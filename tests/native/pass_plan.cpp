@@ -38,8 +38,8 @@ void check_blocks(const PassPlan& plan) {
         int64_t oldest = a.shape.window ? std::max(0, s.start - a.shape.window + 1) : 0;
         if (a.shape.chunk) oldest = std::max<int64_t>(oldest, s.start / a.shape.chunk * a.shape.chunk);
         CHECK(a.first_block[i] == oldest / BLOCK_POSITIONS, "first block %lld", (long long)a.first_block[i]);
-        CHECK(a.first_block[i] + a.blocks[i] == (s.start + s.rows - 1) / BLOCK_POSITIONS + 1, "blocks %lld",
-              (long long)a.blocks[i]);
+        const int64_t last = plan.last_seen(plan.first_row[i] + s.rows - 1, a.shape);
+        CHECK(a.first_block[i] + a.blocks[i] == last / BLOCK_POSITIONS + 1, "blocks %lld", (long long)a.blocks[i]);
     }
 }
 
@@ -50,7 +50,7 @@ void check_pruned(const PassShape& shape, const PassPlan& plan, Random& random) 
         if (random.below(3) == 0) chosen.push_back(r);
     }
     if (chosen.empty()) return;
-    const PassPlan all(shape, plan.team, plan.segments, plan.tokens, chosen);
+    const PassPlan all(shape, plan.team, plan.segments, plan.tokens, chosen, true, plan.ahead);
     const std::unique_ptr<const PassPlan> of_logit_rows = all.of_logit_rows(shape);
     const PassPlan& some = *of_logit_rows;
     CHECK(some.rows() == int32_t(chosen.size()) && some.logit_rows.size() == chosen.size(), "%d rows", some.rows());
@@ -62,12 +62,36 @@ void check_pruned(const PassShape& shape, const PassPlan& plan, Random& random) 
                   plan.segments[size_t(plan.segment_of[size_t(r)])].blocks,
               "blocks of row %d", r);
         const AttentionShape& each = shape.attention[0];
-        CHECK(some.first_seen(i, each) == plan.first_seen(r, each) && some.last_seen(i) == plan.last_seen(r),
-              "what row %d sees", r);
+        CHECK(some.first_seen(i, each) == plan.first_seen(r, each), "what row %d sees", r);
+        CHECK(some.last_seen(i, each) == plan.last_seen(r, each), "what row %d sees ahead", r);
     }
     check_blocks(some);
     if (some.attention[0].splits_kv) check_splits(some);
     else check_units(some);
+}
+
+// Images anywhere in these rows, up to the ends of their segments.
+SeenAhead images_in(const std::vector<SequenceRows>& sequences, Random& random) {
+    SeenAhead ahead{{}, random.below(2) == 0};
+    for (const SequenceRows& each : sequences) {
+        for (int32_t r = 0; r < each.count;) {
+            const int32_t size = std::min(each.count - r, 1 + random.below(3) * random.below(80));
+            for (int32_t i = 0; i < size; i++) ahead.last.push_back(each.start + r + size - 1);
+            r += size;
+        }
+    }
+    return ahead;
+}
+
+// What rows see ahead of them: in windows alone, or in all layers.
+void check_seen_ahead(const PassPlan& plan, const SeenAhead& ahead) {
+    for (int32_t r = 0; r < plan.rows() && !ahead.last.empty(); r++) {
+        const AttentionShape whole = shape_of(4, 2, 64, 0), window = shape_of(4, 2, 64, 30);
+        const int64_t own = plan.positions[size_t(r)], last = ahead.last[size_t(r)];
+        CHECK(plan.last_seen(r, window) == last && plan.last_seen(r, whole) == (ahead.in_windows_only ? own : last),
+              "row %d sees up to %lld", r, (long long)plan.last_seen(r, whole));
+        CHECK(plan.first_seen(r, window) == std::max<int64_t>(0, own - 29), "a window ends where it did");
+    }
 }
 
 void check_random_plans() {
@@ -85,7 +109,9 @@ void check_random_plans() {
         const std::vector<std::vector<int>> teams = {{1},    {2},  {3},      {5},       {1, 1},    {2, 2},
                                                      {3, 1}, {40}, {20, 20}, {1, 1, 1}, {2, 2, 2}, {13, 13, 13}};
         const std::vector<int32_t> nodes = nodes_of(teams[size_t(random.below(int32_t(teams.size())))]);
-        const PassPlan plan = plan_of(shape, TeamNodes(int(nodes.size()), nodes), sequences);
+        const SeenAhead ahead = turn % 3 ? SeenAhead{} : images_in(sequences, random);
+        const PassPlan plan = plan_of(shape, TeamNodes(int(nodes.size()), nodes), sequences, {}, ahead);
+        check_seen_ahead(plan, ahead);
         check_ranges(plan);
         check_blocks(plan);
         if (plan.attention[0].splits_kv) check_splits(plan);

@@ -34,7 +34,7 @@ inline const std::vector<int32_t>& block_ids() {
 }
 
 inline PassPlan plan_of(const PassShape& shape, const TeamNodes& team, const std::vector<SequenceRows>& sequences,
-                        std::vector<int32_t> logit_rows = {}) {
+                        std::vector<int32_t> logit_rows = {}, SeenAhead ahead = {}) {
     std::vector<Segment> segments;
     size_t rows = 0;
     for (const SequenceRows& each : sequences) {
@@ -42,7 +42,7 @@ inline PassPlan plan_of(const PassShape& shape, const TeamNodes& team, const std
         s.start = each.start, s.rows = each.count, s.blocks = block_ids().data() + 300 * segments.size();
         segments.push_back(s), rows += size_t(each.count);
     }
-    return {shape, team, segments, std::vector<int32_t>(rows), std::move(logit_rows)};
+    return {shape, team, segments, std::vector<int32_t>(rows), std::move(logit_rows), true, std::move(ahead)};
 }
 
 inline PassPlan plan_of(const PassShape& shape, int threads, const std::vector<SequenceRows>& sequences,
@@ -106,7 +106,8 @@ inline void check_units(const PassPlan& plan) {
     std::vector<int> used(size_t(a.partial_rows * kv_heads));
     for (const TileWork& u : a.tile_work) {
         const RowRange& tile = a.tiles[size_t(u.tile)];
-        const int64_t first = plan.first_block(tile.first, a.shape), end = plan.last_block(tile.end - 1) + 1;
+        const int64_t first = plan.first_block(tile.first, a.shape);
+        const int64_t end = plan.last_seen_block(tile.end - 1, a.shape) + 1;
         CHECK(u.first < u.end && (u.first == first || u.first % SPLIT_BLOCKS == 0), "begins with %lld",
               (long long)u.first);
         CHECK(u.end == end || u.end % SPLIT_BLOCKS == 0, "ends before %lld", (long long)u.end);
@@ -123,7 +124,7 @@ inline void check_units(const PassPlan& plan) {
     }
     for (size_t i = 0; i < a.tiles.size(); i++) {
         const RowRange& tile = a.tiles[i];
-        CHECK(seen[i] == plan.last_block(tile.end - 1) + 1 - plan.first_block(tile.first, a.shape),
+        CHECK(seen[i] == plan.last_seen_block(tile.end - 1, a.shape) + 1 - plan.first_block(tile.first, a.shape),
               "%lld blocks of tile %zu", (long long)seen[i], i);
     }
     for (const int times : used) CHECK(times == 1, "a partial is written %d times", times);

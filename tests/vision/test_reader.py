@@ -19,6 +19,7 @@ from seeing_models import content, picture
 from ipex_assist.api import load
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.speculative.options import GenerationOptions
+from ipex_assist.vision.messages import ImageTokens
 from ipex_assist.vision.reader import ImageReader
 from ipex_assist.vision.seen import SeenImage
 from ipex_assist.vision.wire import TowerSettings
@@ -36,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def reader(folder: Path) -> Iterator[ImageReader]:
     settings = TowerSettings(str(folder), "qwen2_5_vl", "fp32", 1, sorted(os.sched_getaffinity(0)))
-    reader = ImageReader(settings, 3)
+    reader = ImageReader(settings, ImageTokens(3, 3))
     yield reader
     reader.close()
 
@@ -87,7 +88,7 @@ def test_refusals_leave_the_process_alive(reader: ImageReader) -> None:
 def test_a_checkpoint_without_a_vision_part(folder: Path, tmp_path: Path) -> None:
     """The error of loading comes to whoever sent the first image."""
     settings = TowerSettings(str(tmp_path), "qwen2_5_vl", "fp32", 1, [0])
-    reader = ImageReader(settings, 3)
+    reader = ImageReader(settings, ImageTokens(3, 3))
     with pytest.raises(IpexAssistError):
         reader.see([picture(8, 8)])
     reader.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import abc
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ipex_assist.executors.native.segments import TokenSegment
 from ipex_assist.models.spec import DecoderSpec
@@ -28,4 +29,15 @@ def give_embeddings(batch: Batch, spec: DecoderSpec, segments: abc.Sequence[Toke
     if not keep:
         return None
     batch.embeddings, batch.embedding_layers = addresses.ctypes.data, spec.embedding_layers
+    if spec.whole_images is not None:
+        seen = np.concatenate([_last_seen(segment) for segment in segments])
+        batch.last_seen, batch.ahead_in_windows = seen.ctypes.data, int(spec.whole_images == "windows")
+        keep.append(seen)
     return addresses, keep
+
+
+def _last_seen(segment: TokenSegment) -> NDArray[np.int32]:
+    images, start, count = segment.sequence.images, segment.start, len(segment.tokens)
+    if images is None:
+        return np.arange(start, start + count, dtype=np.int32)
+    return images.last_seen(start, count)

@@ -88,7 +88,7 @@ class NativeModel(NativePasses):
         if adapter is not None:
             made.adapter = self.adapters[adapter.name], adapter.scale
         if images is not None:
-            check_images(self.spec, images)
+            check_images(self.spec, images, self.pass_rows)
             made.images = images
         return made
 

@@ -38,6 +38,15 @@ def cut_into_passes(segments: abc.Sequence[TokenSegment], most: int) -> Iterator
         while done < count:
             # Rows without logits come first.
             rows = min(count - done, room, max(0, count - done - each.last) + logits)
+            if (images := each.sequence.images) is not None and rows < count - done:
+                fitting = images.whole_rows(each.start + done, rows)
+                if fitting > rows:  # an image that is read in one pass, the next one
+                    if not group:
+                        raise IpexAssistError(f"an image of {fitting} rows, and a pass has room for {rows}")
+                    yield group
+                    group, room, logits = [], most, PASS_ROWS
+                    continue
+                rows = fitting
             last = min(rows, max(0, each.last - (count - done - rows)))
             tokens, hidden = each.tokens[done : done + rows], each.hidden
             part = hidden if hidden is None else hidden[done : done + rows]

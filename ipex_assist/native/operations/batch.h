@@ -57,6 +57,11 @@ struct Batch {
     // as many after them for each of `embedding_layers`, which are added before the layers from 1 on; null in others.
     const float* const* embeddings;  // null: every row is a token's
     int32_t embedding_layers;
+    // Whether rows see further ones only in layers with a window.
+    int32_t ahead_in_windows;
+    // (rows) the last position that a row sees: at least its own, at most the last of its segment, and no lower than
+    // that of the row before it there. Null: its own. Images whose rows see each other.
+    const int32_t* last_seen;
 };
 
 // The most likely tokens after each row with logits, and the logarithms of their probabilities; a row whose logits hold

@@ -31,6 +31,23 @@ void check_embeddings(const ModelSpec& s, const Batch& b) {
         refuse("embeddings of rows for a model that does more than begin with them");
 }
 
+// What rows see ahead of them is in the same pass, and where their segment's tiles and splits look for it.
+void check_seen_ahead(const ModelSpec& s, const Batch& b) {
+    check_range("whether rows see further ones in windows alone", b.ahead_in_windows, 0, b.last_seen ? 1 : 0);
+    if (!b.last_seen) return;
+    if (s.is_draft_head()) refuse("rows of a draft head that see further ones");
+    int32_t row = 0;
+    for (int32_t i = 0; i < b.segment_count; i++) {
+        const int64_t end = int64_t(b.segments[i].start) + b.segments[i].rows;
+        int64_t least = 0;
+        for (int32_t r = 0; r < b.segments[i].rows; r++, row++) {
+            least = std::max<int64_t>(least, int64_t(b.segments[i].start) + r);
+            check_range("the last position that a row sees", b.last_seen[row], least, end - 1);
+            least = b.last_seen[row];
+        }
+    }
+}
+
 void check_sizes(const PackedModel& model, const Batch& b) {
     const int32_t vocabulary = model.spec.lm_head_rows();
     check_range("rows of a pass", b.rows, 1, LARGEST);
@@ -170,6 +187,7 @@ const Batch& checked(const PackedModel& model, const Batch& b, const int32_t* co
             refuse("token id %d of a vocabulary of %d", b.tokens[r], model.spec.vocab_size);
         }
     }
+    check_seen_ahead(model.spec, b);
     if (!reads) check_written(b, lasts);
     if (model.is_recurrent()) check_states(b);
     return b;

@@ -21,10 +21,12 @@ bool taps_end(const PackedModel& model, const Batch& b) {
 }
 
 std::unique_ptr<const PassPlan> plan_of(const Program& program, const Pool& pool, const Batch& b) {
-    return std::make_unique<PassPlan>(program.shape, pass_team(pool, b),
-                                      std::vector<Segment>(b.segments, b.segments + b.segment_count),
-                                      std::vector<int32_t>(b.tokens, b.tokens + b.rows),
-                                      std::vector<int32_t>(b.logit_rows, b.logit_rows + b.logit_row_count));
+    SeenAhead ahead{{}, b.ahead_in_windows != 0};
+    if (b.last_seen) ahead.last.assign(b.last_seen, b.last_seen + b.rows);
+    return std::make_unique<PassPlan>(
+        program.shape, pass_team(pool, b), std::vector<Segment>(b.segments, b.segments + b.segment_count),
+        std::vector<int32_t>(b.tokens, b.tokens + b.rows),
+        std::vector<int32_t>(b.logit_rows, b.logit_rows + b.logit_row_count), true, std::move(ahead));
 }
 
 std::unique_ptr<const PassPlan> pruned_plan(const Pass& pass) {

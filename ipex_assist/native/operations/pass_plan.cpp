@@ -25,8 +25,6 @@ constexpr int64_t SHARE_PARTS = 4;  // … into ranges that are at most 1/4 of a
 // to multiply at full speed.
 constexpr int64_t PARTS_A_THREAD = 2;
 constexpr int32_t PART_HEADS = 8;
-// Values, times threads, that are prepared in the time of a barrier of as many threads.
-constexpr int64_t PREPARED = 128;
 
 // The time of the last thread, where threads take items of these costs in their order, `times` of each.
 int64_t taken_in_turns(const std::vector<int64_t>& costs, int32_t times, int threads) {
@@ -154,7 +152,7 @@ int32_t AttentionShape::most_queries() const {
 }
 
 PassPlan::PassPlan(const PassShape& shape, const TeamNodes& team_, std::vector<Segment> segments_,
-                   std::vector<int32_t> tokens_, std::vector<int32_t> logit_rows_, bool appends)
+                   std::vector<int32_t> tokens_, std::vector<int32_t> logit_rows_, bool appends, SeenAhead ahead_)
     : team(team_),
       threads(team.threads()),
       decode(tokens_.size() <= DECODE_ROWS),
@@ -163,6 +161,7 @@ PassPlan::PassPlan(const PassShape& shape, const TeamNodes& team_, std::vector<S
       segments(std::move(segments_)),
       tokens(std::move(tokens_)),
       logit_rows(std::move(logit_rows_)),
+      ahead(std::move(ahead_)),
       each_thread_prepares(decode && !shape.begins_with_linear &&
                            in_time_of_barrier(rows_of_others(rows(), threads) * shape.hidden_size)),
       positions(each_row(segments, [&](size_t i, int32_t r) { return segments[i].start + r; })),
@@ -175,8 +174,6 @@ PassPlan::PassPlan(const PassShape& shape, const TeamNodes& team_, std::vector<S
       attention_of_layer(shape.attention_of_layer),
       attention(plan_attention(shape)) {}
 
-bool PassPlan::in_time_of_barrier(int64_t values) const { return values <= PREPARED * threads; }
-
 std::vector<AttentionPlan> PassPlan::plan_attention(const PassShape& shape) const {
     std::vector<AttentionPlan> plans;
     for (const AttentionShape& each : shape.attention) plans.push_back(plan_attention(each));
@@ -186,6 +183,7 @@ std::vector<AttentionPlan> PassPlan::plan_attention(const PassShape& shape) cons
 std::unique_ptr<const PassPlan> PassPlan::of_logit_rows(const PassShape& shape) const {
     std::vector<Segment> parts;
     std::vector<int32_t> of_rows, all(logit_rows.size());
+    SeenAhead seen{{}, ahead.in_windows_only};
     std::iota(all.begin(), all.end(), 0);
     int32_t before = -1;
     for (const int32_t row : logit_rows) {
@@ -197,12 +195,10 @@ std::unique_ptr<const PassPlan> PassPlan::of_logit_rows(const PassShape& shape) 
             parts.back().start = positions[size_t(row)], parts.back().rows = 1;
         }
         of_rows.push_back(tokens[size_t(row)]), before = row;
+        if (!ahead.last.empty()) seen.last.push_back(ahead.last[size_t(row)]);
     }
-    return std::make_unique<PassPlan>(shape, team, std::move(parts), std::move(of_rows), std::move(all), false);
-}
-
-int64_t PassPlan::first_block(int32_t row, const AttentionShape& shape) const {
-    return first_seen(row, shape) / BLOCK_POSITIONS;
+    return std::make_unique<PassPlan>(shape, team, std::move(parts), std::move(of_rows), std::move(all), false,
+                                      std::move(seen));
 }
 
 int64_t PassPlan::first_seen(int32_t row, const AttentionShape& shape) const {
@@ -210,7 +206,8 @@ int64_t PassPlan::first_seen(int32_t row, const AttentionShape& shape) const {
     return whole_segments ? std::min<int64_t>(first, segments[size_t(segment_of[size_t(row)])].start) : first;
 }
 
-int64_t PassPlan::last_seen(int32_t row) const {
+int64_t PassPlan::last_seen(int32_t row, const AttentionShape& shape) const {
+    if (!ahead.last.empty() && (shape.window > 0 || !ahead.in_windows_only)) return ahead.last[size_t(row)];
     if (!whole_segments && !reads_before) return positions[size_t(row)];
     const Segment& s = segments[size_t(segment_of[size_t(row)])];
     if (reads_before) return int64_t(s.start) - 1;
@@ -279,7 +276,7 @@ AttentionPlan PassPlan::cut(const AttentionShape& shape, int32_t step, bool spli
         plan.first_tile.push_back(plan.tiles.size());
         for (int32_t r = first; r < end; r += step) plan.tiles.push_back({r, std::min(r + step, end), int32_t(i)});
         plan.first_block.push_back(first_block(first, shape));
-        plan.blocks.push_back(last_seen_block(end - 1) + 1 - plan.first_block.back());
+        plan.blocks.push_back(last_seen_block(end - 1, shape) + 1 - plan.first_block.back());
     }
     plan.first_tile.push_back(plan.tiles.size());
     return plan;
@@ -365,7 +362,7 @@ void PassPlan::share_homes(AttentionPlan& plan) const {
 
 static TileWork whole_tile(const PassPlan& pass, const AttentionPlan& plan, int32_t tile) {
     const RowRange& rows = plan.tiles[size_t(tile)];
-    return {tile, -1, pass.first_block(rows.first, plan.shape), pass.last_seen_block(rows.end - 1) + 1};
+    return {tile, -1, pass.first_block(rows.first, plan.shape), pass.last_seen_block(rows.end - 1, plan.shape) + 1};
 }
 
 // The ranges of a tile, of so many runs each, and places for a partial of each run.

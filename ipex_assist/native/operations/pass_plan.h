@@ -86,6 +86,12 @@ struct PartialPlace {
     int64_t first, stride, first_split;
 };
 
+// The last position that each row sees, where that is not its own (Batch::last_seen).
+struct SeenAhead {
+    std::vector<int32_t> last;     // (rows), or none
+    bool in_windows_only = false;  // in layers without a window it is
+};
+
 // How a kind of attention layer goes through a pass.
 struct AttentionPlan {
     AttentionShape shape;
@@ -133,11 +139,14 @@ struct AttentionPlan {
     }
 };
 
+// Values, times threads, that are prepared in the time of a barrier of as many threads.
+constexpr int64_t PREPARED = 128;
+
 // Complete when it is made: rows that go on, and the next pass of a draft, have a plan of their own.
 struct PassPlan {
     // appends: whether rows append keys and values, or have them there already.
     PassPlan(const PassShape& shape, const TeamNodes& team, std::vector<Segment> segments, std::vector<int32_t> tokens,
-             std::vector<int32_t> logit_rows, bool appends = true);
+             std::vector<int32_t> logit_rows, bool appends = true, SeenAhead ahead = {});
     PassPlan(const PassPlan&) = delete;
     PassPlan& operator=(const PassPlan&) = delete;
 
@@ -148,13 +157,17 @@ struct PassPlan {
     int32_t rows() const { return int32_t(tokens.size()); }
     // Where a row's keys and values go.
     int64_t last_block(int32_t row) const { return positions[size_t(row)] / BLOCK_POSITIONS; }
-    // The positions that a row of a layer of this shape sees: up to its own, or, of whole segments, also all of its
-    // segment; or what is before it.
+    // The positions that a row of a layer of this shape sees: up to its own, or as `ahead` says, or, of whole segments,
+    // also all of its segment; or what is before it.
     int64_t first_seen(int32_t row, const AttentionShape& shape) const;
-    int64_t last_seen(int32_t row) const;
-    int64_t last_seen_block(int32_t row) const { return last_seen(row) / BLOCK_POSITIONS; }
+    int64_t last_seen(int32_t row, const AttentionShape& shape) const;
+    int64_t last_seen_block(int32_t row, const AttentionShape& shape) const {
+        return last_seen(row, shape) / BLOCK_POSITIONS;
+    }
     // The first block that a row of a layer of this shape sees.
-    int64_t first_block(int32_t row, const AttentionShape& shape) const;
+    int64_t first_block(int32_t row, const AttentionShape& shape) const {
+        return first_seen(row, shape) / BLOCK_POSITIONS;
+    }
     // The time that each of a tile's work items takes for one KV head, in that of a query's block.
     int64_t cost(const AttentionPlan& plan, const TileWork& work) const;
     const AttentionPlan& attention_of(int32_t layer) const {
@@ -169,6 +182,7 @@ struct PassPlan {
     const std::vector<Segment> segments;
     const std::vector<int32_t> tokens;  // of each row
     const std::vector<int32_t> logit_rows;
+    const SeenAhead ahead;
     const bool each_thread_prepares;  // all rows by itself, in memory of its own: that takes less time than a barrier
     const std::vector<int32_t> positions, segment_of;  // of each row
     const std::vector<int32_t> first_row;              // of each segment
@@ -182,7 +196,7 @@ struct PassPlan {
     const std::vector<AttentionPlan> attention;  // as PassShape has them
 
     // Whether a thread prepares so many values in the time of a barrier.
-    bool in_time_of_barrier(int64_t values) const;
+    bool in_time_of_barrier(int64_t values) const { return values <= PREPARED * threads; }
 
     // Attention as it is where threads share blocks, or query tiles; of each kind of layer the plan has one of the two.
     AttentionPlan split(const AttentionShape& shape) const;

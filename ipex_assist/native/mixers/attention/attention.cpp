@@ -119,7 +119,8 @@ void limit_tile(const AttentionView& v, const RowRange& rows, int64_t block) {
         const int32_t row = rows.first + q / v.group();
         const int64_t position = v.plan.positions[size_t(row)], first = v.plan.first_seen(row, v.splits.shape);
         v.own.first.data[q] = int32_t(std::clamp<int64_t>(first - start, 0, BLOCK_POSITIONS));
-        v.own.end.data[q] = int32_t(std::clamp<int64_t>(v.plan.last_seen(row) + 1 - start, 0, BLOCK_POSITIONS));
+        const int64_t end = v.plan.last_seen(row, v.splits.shape) + 1;
+        v.own.end.data[q] = int32_t(std::clamp<int64_t>(end - start, 0, BLOCK_POSITIONS));
         v.own.distances.data[q] = float(start - position);
     }
 }
@@ -135,7 +136,7 @@ void attend_run(const AttentionView& v, const AttentionTile& t, int32_t kv_head,
         limit_tile(v, rows, b);
         float* results = b == first ? to : own.results.data;
         for (int32_t q = 0; q < t.queries; q++) own.partials.data[q] = {0, 0, results + q * width};
-        const bool more = b < v.plan.last_seen_block(rows.end - 1);
+        const bool more = b < v.plan.last_seen_block(rows.end - 1, v.splits.shape);
         const KeyValueBlock next = v.block(rows, kv_head, more ? b + 1 : b);
         v.k.attend(t, v.block(rows, kv_head, b), more ? &next : nullptr, own.partials.data);
         for (int32_t q = 0; q < t.queries; q++) {
@@ -167,7 +168,7 @@ int64_t attend_blocks(const AttentionView& v, int32_t kv_head, size_t segment, i
     }
     for (size_t i = v.splits.first_tile[segment]; i < v.splits.first_tile[segment + 1]; i++) {
         const RowRange& tile = v.splits.tiles[i];
-        const int64_t seen_end = std::min(end, v.plan.last_seen_block(tile.end - 1) + 1);
+        const int64_t seen_end = std::min(end, v.plan.last_seen_block(tile.end - 1, v.splits.shape) + 1);
         AttentionTile t{};
         for (int64_t b = std::max(first, v.plan.first_block(tile.first, v.splits.shape)), next; b < seen_end;
              b = next) {
@@ -235,7 +236,8 @@ void attend_range(const AttentionView& v, int32_t kv_head, const TileWork& work)
         next = std::min(work.end, split_end(b, SPLIT_BLOCKS));
         keep_run(v, t, kv_head, tile, b, next);
     }
-    const int64_t seen = v.plan.last_seen_block(tile.end - 1) + 1 - v.plan.first_block(tile.first, v.splits.shape);
+    const AttentionShape& shape = v.splits.shape;
+    const int64_t seen = v.plan.last_seen_block(tile.end - 1, shape) + 1 - v.plan.first_block(tile.first, shape);
     if (!v.pass.completes(size_t(work.split * v.kv_heads() + kv_head), work.end - work.first, seen)) return;
     for (int32_t q = 0; q < t.queries; q++) {
         merge_head(v, tile.first + q / v.group(), kv_head * v.group() + q % v.group());

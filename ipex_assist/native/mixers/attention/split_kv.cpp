@@ -15,7 +15,7 @@ AttentionPartial partial_at(float* row, int64_t width) { return {row[width - LAN
 
 void merge_head(const AttentionView& v, int64_t row, int32_t head) {
     const int32_t kv_head = head / v.group();
-    const int64_t end = v.plan.last_seen_block(int32_t(row)) + 1;
+    const int64_t end = v.plan.last_seen_block(int32_t(row), v.splits.shape) + 1;
     const auto at = [&](int64_t block) {
         return partial_at(v.partial(block, kv_head, row) + head % v.group() * v.partial_width(), v.partial_width());
     };
