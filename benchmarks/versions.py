@@ -5,7 +5,8 @@
 PYTHON is the interpreter of an environment with an editable install of a version. Passes: both versions hold the same
 model (version_passes.py) and are asked for some passes in turn, old, new, new, old, so that both meet the same memory
 speed. Where memory lies differs from process to process and may be worth 10 %, so both start again several times
-(--starts). A pair is run as a command, in turns. The ratio is the median of the turns' ratios, new ÷ old: of speeds,
+(--starts), the one and the other first. A pair is run as a command, in turns. The ratio is the median of the turns'
+ratios, new ÷ old: of speeds,
 so that less than 1 is a loss.
 """
 
@@ -70,8 +71,9 @@ def passes(old: str, new: str, model: str, precision: str, args: argparse.Namesp
     """Passes a second of both versions, by turns: of several processes each."""
     before: Turns = []
     after: Turns = []
-    for _ in range(args.starts):
-        processes = [PassProcess(python, model, precision) for python in (old, new)]
+    for start in range(args.starts):
+        started = {python: PassProcess(python, model, precision) for python in ((old, new), (new, old))[start % 2]}
+        processes = [started[python] for python in (old, new)]
         for number in range(args.turns):
             figures: list[Figures] = [{}, {}]
             for rows in args.rows.split(","):

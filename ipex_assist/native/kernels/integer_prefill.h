@@ -26,6 +26,8 @@ namespace {
 
 constexpr int64_t UNPACKED_ROWS = 33;  // from so many rows on: fewer do not pay for the bytes that are stored
 constexpr int64_t CHUNK_SPANS = 8;  // of two panels: 1024 columns, 32 KB of bytes, which L1 holds beside a tile's rows
+constexpr int64_t PREFETCHING = 4;  // tiles
+constexpr int64_t KEPT_BYTES = 256 << 10;                                   // of rows, beside weights
 constexpr int64_t CHUNK_SCALES = CHUNK_SPANS * SCALE_COLUMNS / 32 * LANES;  // of a panel
 
 // Spans of one or two panels, as bytes.
@@ -50,11 +52,12 @@ inline __attribute__((always_inline)) void add_products(__m512i& acc, __m512i un
     __asm__("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(unsigned_bytes), "v"(signed_bytes));
 }
 
-// Adds the products of 32 columns, which M rows are moved by. `second`: bytes to the lines of the second panel.
+// Adds the products of 32 columns, which M rows are moved by. `second`: bytes to the lines of the second panel; further:
+// to what is prefetched of it, 0 where there is none.
 template <int M, int N>
 inline __attribute__((always_inline)) void byte_turn(RowPointers<int8_t, M>& rows, const uint8_t* lines, int64_t second,
-                                                     Ahead& next, __m512i (&acc)[N][M]) {
-    next.go_on();
+                                                     Ahead& next, int64_t further, __m512i (&acc)[N][M]) {
+    next.go_on(further);
     FOR_EACH(s, 8, {
         const __m512i weights = _mm512_loadu_si512(lines + s * 64), more = _mm512_loadu_si512(lines + second + s * 64);
         FOR_EACH(m, M, {
@@ -85,7 +88,7 @@ inline __attribute__((always_inline)) void byte_end(const ByteChunk& c, __m512 (
 // scales than one.
 template <class T, bool GROUPED, int M, int N>
 HOT_LOOP void byte_tile(const LinearRows& in, const int32_t* starts, int64_t row, const ByteChunk& c, Ahead next,
-                        float* out, int64_t stride) {
+                        int64_t further, float* out, int64_t stride) {
     const int64_t before = row * c.all + c.first;
     RowPointers<int8_t, M> rows(reinterpret_cast<const int8_t*>(in.values) + before * SCALE_COLUMNS, in.depth);
     RowStrides<float, M> scales(in.scales + before, c.all);
@@ -116,7 +119,7 @@ HOT_LOOP void byte_tile(const LinearRows& in, const int32_t* starts, int64_t row
         for (int64_t g = 0; g < groups; g++) {
             __m512i acc[N][M];
             FOR_EACH(m, M, FOR_EACH(n, N, acc[n][m] = _mm512_set1_epi32(*sums.at(m))));
-            for (int64_t i = 0; i < turns; i++, lines += 8 * 64) byte_turn(rows, lines, second, next, acc);
+            for (int64_t i = 0; i < turns; i++, lines += 8 * 64) byte_turn(rows, lines, second, next, further, acc);
             FOR_EACH(n, N, {
                 const __m512 scale =
                     T::SCALED_AT_END ? _mm512_setzero_ps() : _mm512_loadu_ps(group_scales + n * CHUNK_SCALES);
@@ -149,9 +152,9 @@ struct alignas(64) ByteBuffers {
 
 // Spans of N panels from `panel` on, as bytes by T.
 template <class T, int N>
-ByteChunk byte_chunk(const Linear& w, int64_t panel, int64_t first, ByteBuffers& buffers) {
+ByteChunk byte_chunk(const Linear& w, int64_t panel, int64_t first, int64_t spans, ByteBuffers& buffers) {
     ByteChunk c{};
-    c.first = first, c.all = w.depth / SCALE_COLUMNS, c.spans = std::min(CHUNK_SPANS, c.all - first);
+    c.first = first, c.all = w.depth / SCALE_COLUMNS, c.spans = std::min(spans, c.all - first);
     c.groups = T::groups(w), c.folded = T::FOLDS ? ~uint32_t(0) : 0;
     c.bias = w.bias ? w.bias + panel * LANES : nullptr;
     c.columns = T::SCALED_AT_END ? w.scales + panel * LANES : nullptr;
@@ -173,23 +176,25 @@ ByteChunk byte_chunk(const Linear& w, int64_t panel, int64_t first, ByteBuffers&
     return c;
 }
 
-// All rows times a chunk of N panels. The first tiles ask for what comes after it in the same panels.
+// All rows times a chunk of N panels. The first tiles, a share each, ask for what comes after it in the same panels.
 template <class T, int N>
 void byte_panels(const Linear& w, const LinearRows& in, const int32_t* starts, int64_t count, int64_t panel,
-                 int64_t first, ByteBuffers& buffers, int64_t distance, float* out, int64_t stride) {
+                 int64_t first, int64_t spans, ByteBuffers& buffers, int64_t distance, float* out, int64_t stride) {
     const int64_t bytes = panel_bytes(w.precision, w.group, w.depth), tile = even_tile(count, PAIR_ROWS);
     const int64_t span_bytes = panel_bytes(w.precision, w.group, SCALE_COLUMNS);
-    const ByteChunk c = byte_chunk<T, N>(w, panel, first, buffers);
+    const ByteChunk c = byte_chunk<T, N>(w, panel, first, spans, buffers);
     const bool grouped = c.groups > 1 && ~c.folded << (32 - c.spans);
+    const uint8_t* lines = w.weights + panel * bytes + first * span_bytes;
+    const int64_t parts = std::min((count + tile - 1) / tile, PREFETCHING), turns = c.spans * SCALE_COLUMNS / 32;
     for (int64_t r = 0, n = 0; r < count; r += tile, n++) {
-        const uint8_t* ahead = w.weights + (panel + n) * bytes + first * span_bytes + distance;
-        const Ahead next{ahead, n < N ? (span_bytes + 255) / 256 : 0};
+        const Ahead next = Ahead::of(lines, n < parts ? distance : 0, turns, (span_bytes + 255) / 256, n, parts);
+        const int64_t further = N > 1 ? bytes : 0;
         const auto multiply = [&](auto m) {
             constexpr int M = m <= PAIR_ROWS ? m : 1;
             if constexpr (!T::SCALED_AT_END) {
-                if (grouped) return byte_tile<T, true, M, N>(in, starts, r, c, next, out + r * stride, stride);
+                if (grouped) return byte_tile<T, true, M, N>(in, starts, r, c, next, further, out + r * stride, stride);
             }
-            byte_tile<T, false, M, N>(in, starts, r, c, next, out + r * stride, stride);
+            byte_tile<T, false, M, N>(in, starts, r, c, next, further, out + r * stride, stride);
         };
 #define CALL(M) multiply(std::integral_constant<int, M>())
         IPEX_ASSIST_BY_ROWS(std::min(tile, count - r), CALL)
@@ -208,27 +213,28 @@ void fill_starts(const int32_t* negated_sums, int64_t spans, int64_t groups, int
     }
 }
 
-// Chunk after chunk of some panels, so that the rows are still in L2 for the next panels, and the weights in L1 for the
-// next rows.
+// Chunk after chunk of two panels, or of more where the rows of all columns would not stay in L2 for the next panels;
+// the weights are in L1 for the next rows. Chunks are as equal as can be, since each asks for as many lines as it has,
+// and few are multiplied before any was asked for.
 template <class T>
 inline void byte_pairs(const Linear& w, const LinearRows& in, int64_t count, int64_t first, int64_t last, float* out,
                        int64_t stride) {
-    constexpr int64_t GROUP = 8;  // panels
     ByteBuffers buffers;
-    const int64_t spans = w.depth / SCALE_COLUMNS, groups = T::groups(w), all = count * spans;
+    const int64_t panels = count * w.depth <= KEPT_BYTES ? PAIR : 8, spans = w.depth / SCALE_COLUMNS;
+    const int64_t groups = T::groups(w), all = count * spans, chunk = even_tile(spans, CHUNK_SPANS);
     auto* starts = reinterpret_cast<int32_t*>(own_memory(size_t(all * (groups + T::FOLDS)) * sizeof(int32_t)));
     fill_starts<T>(in.negated_sums, all, groups, starts);
-    for (int64_t group = first; group < last; group += GROUP) {
-        const int64_t end = std::min(group + GROUP, last);
-        for (int64_t s = 0; s < spans; s += CHUNK_SPANS) {
-            const bool ends = s + CHUNK_SPANS >= spans;
+    for (int64_t group = first; group < last; group += panels) {
+        const int64_t end = std::min(group + panels, last);
+        for (int64_t s = 0; s < spans; s += chunk) {
+            const bool ends = s + chunk >= spans;
             const int64_t distance = ends ? (end - group) * panel_bytes(w.precision, w.group, w.depth) -
                                                 panel_bytes(w.precision, w.group, s * SCALE_COLUMNS)
-                                          : panel_bytes(w.precision, w.group, CHUNK_SPANS * SCALE_COLUMNS);
+                                          : panel_bytes(w.precision, w.group, chunk * SCALE_COLUMNS);
             for (int64_t b = group; b < end; b += PAIR) {
                 float* to = out + (b - first) * LANES;
-                end - b < PAIR ? byte_panels<T, 1>(w, in, starts, count, b, s, buffers, distance, to, stride)
-                               : byte_panels<T, PAIR>(w, in, starts, count, b, s, buffers, distance, to, stride);
+                end - b < PAIR ? byte_panels<T, 1>(w, in, starts, count, b, s, chunk, buffers, distance, to, stride)
+                               : byte_panels<T, PAIR>(w, in, starts, count, b, s, chunk, buffers, distance, to, stride);
             }
         }
     }
