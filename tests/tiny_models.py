@@ -574,8 +574,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 # Those of them that the installed transformers has. Before 5 it normalised all groups of Mamba-2 layers together, and
-# weighted rows of Llama 4's experts by scores of other rows.
-_OTHERWISE_BEFORE_5 = ("bamba", "granitemoehybrid", "mamba2", "llama4", "llama4_text")
+# weighted rows of Llama 4's experts by scores of other rows; steps of GLM-4.1V after a prompt it placed elsewhere.
+_OTHERWISE_BEFORE_5 = ("bamba", "granitemoehybrid", "mamba2", "llama4", "llama4_text", "glm4v")
 _SINCE_5 = _OTHERWISE_BEFORE_5 if int(transformers.__version__.split(".")[0]) < 5 else ()
 FAMILIES = {
     name: fields
