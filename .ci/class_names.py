@@ -18,6 +18,7 @@ MIRRORS = {"Batch", "DraftRequest", "PackedModel", "Pool", "PoolStatistics", "Se
 _SPECS = {
     "AttentionSpec": "attention_spec",
     "LatentSpec": "attention_spec",
+    "IndexerSpec": "attention_spec",
     "LayerSpec": "spec",
     "MlpSpec": "mlp_spec",
     "RecurrentSpec": "recurrent_spec",

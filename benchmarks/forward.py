@@ -18,6 +18,7 @@ import time
 from typing import Any
 
 import measure
+import numpy as np
 import torch
 
 from ipex_assist.executors.interface import Rows
@@ -88,6 +89,27 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+# A layer of DeepSeek-V3.2, and of V3, which attends to all. It has an MLP that reads as much as a row's nine experts.
+_V3 = {
+    "vocab_size": 1024,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "num_hidden_layers": 1,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 8,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "max_position_embeddings": 163840,
+    "rms_norm_eps": 1e-6,
+}
+CONFIGS |= {
+    "deepseek-v3-layer": ("DeepseekV3ForCausalLM", _V3),
+    "deepseek-v3.2-layer": ("DeepseekV32ForCausalLM", _V3),
+}
+# Measured unless others are named: these are what a server's processors are compared by.
+USUAL = [name for name in CONFIGS if not name.endswith("-layer")]
 PRECISIONS = ("bf16", "int8", "int4")
 
 
@@ -133,18 +155,23 @@ def read_per_pass(packed: PackedModel, spec: DecoderSpec, context: int, kv_preci
 
 
 def filled(model: NativeModel, context: int) -> NativeSequence:
-    """A sequence of `context` tokens on real pages: a position in every 16 touches each page of it."""
+    """A sequence of `context` tokens on real pages, of random numbers: int8, or halves of fp32 between 2^-5 and 2."""
     sequence = model.new_sequence(context + 64)
-    for position in range(0, context, 16):
+    assert model.memory is not None
+    random = np.random.default_rng(0)
+    for position in range(0, context, 256):
         sequence.length = position
         model.extend(sequence, [1])
+        halves = random.integers(0x3D00, 0x4000, model.memory.bytes_each // 2, np.uint16)
+        halves ^= random.integers(0, 2, len(halves), np.uint16) << 15
+        model.memory.write(sequence.blocks[-1], bytearray(halves.tobytes()))
     sequence.length = context
     return sequence
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default=",".join(CONFIGS))
+    parser.add_argument("--models", default=",".join(USUAL))
     parser.add_argument("--precisions", default=",".join(PRECISIONS))
     parser.add_argument("--rows", default="1,5")
     parser.add_argument("--contexts", default="256,2048")

@@ -105,6 +105,9 @@ _LATENT = {
     **{"num_key_value_heads": 4, "q_lora_rank": 40, "kv_lora_rank": 48},
     **{"qk_nope_head_dim": 24, "qk_rope_head_dim": 16, "v_head_dim": 32},
 }
+# Rows attend to few positions, which each layer chooses; or the last layers to what an earlier one has chosen.
+_INDEXER = {"index_topk": 6, "index_n_heads": 8, "index_head_dim": 32}
+_SHARED_CHOICES = {**_INDEXER, "num_hidden_layers": 5, "indexer_types": ["full", "shared", "full", "shared", "shared"]}
 _DEEPSEEK_V2 = _DEEPSEEK | {"norm_topk_prob": False}
 _YARN_MSCALE = {
     "rope_scaling": {
@@ -485,6 +488,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "deepseek-v3-direct": _like_llama("deepseek_v3", **_LATENT, **_DEEPSEEK, **_YARN_MSCALE, attention_bias=True)
     | {"q_lora_rank": None, "norm_topk_prob": False, "tie_word_embeddings": True},
     "deepseek-v3-dense": _like_llama("deepseek_v3", **_LATENT, **_DEEPSEEK) | {"first_k_dense_replace": 3},
+    "deepseek-v32": _like_llama("deepseek_v32", **_LATENT, **_DEEPSEEK, **_INDEXER),
+    "deepseek-v32-many": _like_llama("deepseek_v32", **_LATENT, **_DEEPSEEK, **_INDEXER | {"index_topk": 24}),
+    "glm-moe-dsa": _like_llama("glm_moe_dsa", **_LATENT, **_DEEPSEEK | _SHARED_CHOICES),
+    "glm-moe-dsa-many": _like_llama("glm_moe_dsa", **_LATENT, **_DEEPSEEK | _SHARED_CHOICES | {"index_topk": 24}),
     "glm4-moe-lite": _like_llama("glm4_moe_lite", **_LATENT, **_MOE, n_routed_experts=9, num_hidden_layers=3)
     | {"qk_nope_head_dim": 40, "v_head_dim": 16, "rms_norm_eps": 1e-3},
     "gemma4": _like_llama("gemma4_text", **_GEMMA4_SHARED),

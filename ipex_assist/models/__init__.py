@@ -25,6 +25,7 @@ from ipex_assist.models import (
     cohere2_moe,
     deepseek_v2,
     deepseek_v3,
+    deepseek_v32,
     dots1,
     ernie4_5,
     ernie4_5_moe,
@@ -46,6 +47,7 @@ from ipex_assist.models import (
     glm4_moe_lite,
     glm4v,
     glm46v,
+    glm_moe_dsa,
     gpt2,
     gpt_bigcode,
     gpt_neox,
@@ -169,7 +171,7 @@ _MODULES = (
     *(deepseek_v2, deepseek_v3, glm4_moe_lite, olmo_hybrid, mamba2, gemma4, gemma4_text, jamba, kimi_linear),
     *(llama4, llama4_text, falcon_h1, mamba, falcon_mamba, afmoe, exaone, gemma3, granite_swa, granitemoe_swa),
     *(granitemoeshared, hy_v3, jais2, kimi_k25, minicpm3, mistral4, nanochat, nemotron, olmo, sarvam_moe, solar_open),
-    *(youtu, cohere2_moe, lfm3, laguna),
+    *(youtu, cohere2_moe, lfm3, laguna, deepseek_v32, glm_moe_dsa),
     *(qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, glm4v, glm46v, idefics3, internvl, paddleocr_vl, smolvlm),
 )
 # Published configs have these names of their makers' own code, which is transformers' now.

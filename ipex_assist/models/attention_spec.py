@@ -31,6 +31,44 @@ LATENT_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
     "v_head_dim": ("value_dim", (1, 1 << 12)),
     "q_lora_rank": ("query_rank", (1, 1 << 20)),
 }
+# Without heads a layer has no indexer of its own.
+INDEXER_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
+    "index_topk": ("top_k", (1, 1 << 24)),
+    "index_n_heads": ("heads", (0, 1 << 12)),
+    "index_head_dim": ("dim", (0, 1 << 12)),
+}
+
+
+@dataclass(frozen=True)
+class IndexerSpec:
+    """Sparse attention (DeepSeek-V3.2, arXiv:2512.02556, section 2.1): a row attends to `top_k` positions at most.
+
+    They are those up to its own with the highest scores; of equal ones the lower positions. A position has the score
+    Σ w_h · relu(q_h · k) over the indexer's heads, where k (dim) is the position's key, the same for all heads, which
+    passes a layer norm; and of the row that scores, w (heads) is made of the layer's input, and each q_h (dim) of the
+    normalised row that its queries are made of. The first values of k and q_h are rotated as the latent's key is.
+
+    heads: 0 where a layer attends to what the last layer before it with an indexer has chosen.
+    Raises ConfigError for a value out of INDEXER_RANGES.
+    """
+
+    top_k: int
+    heads: int = 0
+    dim: int = 0
+
+    def __post_init__(self) -> None:
+        check_ranges(self, INDEXER_RANGES)
+        if bool(self.heads) != bool(self.dim):
+            raise ConfigError("index_head_dim", self.dim, f"a width of {self.heads} heads")
+
+    def shapes(self, hidden: int, query_rank: int) -> dict[str, tuple[int, ...]]:
+        """Of its weights by our names."""
+        return {
+            "index_q_proj": (self.heads * self.dim, query_rank),
+            "index_k_proj": (self.dim, hidden),
+            "index_weights_proj": (self.heads, hidden),
+            "index_k_norm": (self.dim,),
+        }
 
 
 @dataclass(frozen=True)
@@ -51,9 +89,24 @@ class LatentSpec:
     value_dim: int  # of each head
     query_rank: int | None = None
     norm_eps: float = 1e-6  # of the norms of the latent and of the query's row, whatever the model's other norms have
+    indexer: IndexerSpec | None = None  # of sparse attention; None: rows attend to all that they see
 
     def __post_init__(self) -> None:
         check_ranges(self, LATENT_RANGES)
+        if self.index_dim and self.query_rank is None:
+            raise ConfigError("q_lora_rank", None, "given: the indexer's queries are made of that row")
+        if self.index_dim and self.index_dim < self.rope_dim:
+            raise ConfigError("index_head_dim", self.index_dim, f"at least qk_rope_head_dim, {self.rope_dim}")
+
+    @property
+    def index_dim(self) -> int:
+        """Values of the indexer's key that is kept of a position; 0 where there is none."""
+        return 0 if self.indexer is None else self.indexer.dim
+
+    @property
+    def shares_choice(self) -> bool:
+        """Whether rows attend to what a layer before has chosen."""
+        return self.indexer is not None and not self.indexer.heads
 
     @property
     def head_dim(self) -> int:
@@ -74,6 +127,7 @@ class LatentSpec:
             "k_b_proj": (heads * self.rank, self.nope_dim),
             "v_b_proj": (heads * self.value_dim, self.rank),
             "o_proj": (hidden, heads * self.value_dim),
+            **({} if self.indexer is None else self.indexer.shapes(hidden, query)),
         }
 
 
@@ -182,7 +236,9 @@ class AttentionSpec:
     def qkv_size(self) -> int:
         """Columns of the projections of query, key, value and output gate; or of the query's row and the latent."""
         if self.latent is not None:
-            return (self.latent.query_rank or 0) + self.latent.head_dim
+            indexer = self.latent.indexer
+            columns = (self.latent.query_rank or 0) + self.latent.head_dim
+            return columns if indexer is None else columns + indexer.dim + indexer.heads
         parts = 0 if self.shares_kv else 1 if self.values_are_keys else 2
         return self.query_size + parts * self.key_value_size + self.gate_size
 
@@ -209,5 +265,7 @@ class AttentionSpec:
         latent = self.latent
         if latent is None:
             return count
-        query = (latent.query_rank or hidden) * (latent.nope_dim + latent.rope_dim)
+        rank, indexer = latent.query_rank or hidden, latent.indexer
+        count += 0 if indexer is None else rank * indexer.heads * indexer.dim
+        query = rank * (latent.nope_dim + latent.rope_dim)
         return count + self.heads * (query + latent.rank * (latent.nope_dim + latent.value_dim))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from ipex_assist.models.attention_spec import LatentSpec
-from ipex_assist.models.common import llama_like, refuse, rope
-from ipex_assist.models.config import Config, NotComputed
+from ipex_assist.models.attention_spec import IndexerSpec, LatentSpec
+from ipex_assist.models.common import check_kinds, llama_like, refuse, rope
+from ipex_assist.models.config import Config, ConfigError, NotComputed
+from ipex_assist.models.layers import with_attention
 from ipex_assist.models.names import LLAMA_LINEARS, LLAMA_NORMS, SHARED_EXPERTS, ExpertNames, named
 from ipex_assist.models.rope_spec import Rope
 from ipex_assist.models.spec import DecoderSpec
@@ -22,9 +25,16 @@ _LINEARS = {
     "kv_a_proj": "kv_a_proj_with_mqa",
     "k_b_proj": "kv_b_proj",
     "v_b_proj": "kv_b_proj",
+    "index_q_proj": "indexer.wq_b",
+    "index_k_proj": "indexer.wk",
+    "index_weights_proj": "indexer.weights_proj",
 }
 _LANES = 16  # columns that the native core computes together
-LATENT_NORMS = {"q_a_norm": "self_attn.q_a_layernorm", "kv_a_norm": "self_attn.kv_a_layernorm"}
+LATENT_NORMS = {
+    "q_a_norm": "self_attn.q_a_layernorm",
+    "kv_a_norm": "self_attn.kv_a_layernorm",
+    "index_k_norm": "self_attn.indexer.k_norm",
+}
 
 
 def latent_decoder(
@@ -86,6 +96,31 @@ def with_latents(model_type: str, config: Config, latent: LatentSpec, **differen
     )
 
 
+def with_indexers(spec: DecoderSpec, config: Config, shared: Sequence[bool], *, heads: int) -> DecoderSpec:
+    """Such a model whose layers attend sparsely. heads: of the indexers of a config without their number.
+
+    shared: which layers attend to what the last one before them that is not has chosen; False where all have an
+    indexer. Raises ConfigError and NotComputed as `latent_spec` does.
+    """
+    sizes = (("index_topk", 2048), ("index_n_heads", heads), ("index_head_dim", 128))
+    indexer = IndexerSpec(*(config.integer(name, usual) for name, usual in sizes))
+    if not indexer.heads:
+        raise ConfigError("index_n_heads", 0, "at least 1")
+    if indexer.dim % _LANES:
+        raise NotComputed(f"index_head_dim {indexer.dim} is not supported, only multiples of {_LANES}")
+    if shared and shared[0]:
+        raise ConfigError("indexer_types", "shared in the first layer", "full there: it has nothing to share")
+    latent = spec.layers[0].attention.latent
+    assert latent is not None
+    own, none = (replace(latent, indexer=each) for each in (indexer, IndexerSpec(indexer.top_k)))
+    return replace(spec, layers=with_attention(spec.layers, "latent", [none if each else own for each in shared]))
+
+
+def check_layer_types(config: Config) -> None:
+    """Raise NotComputed where a config lists layers that do not attend sparsely."""
+    check_kinds(config.optional_texts("layer_types") or [], "indexed_attention")
+
+
 def _scale(latent: LatentSpec, positions: Rope) -> float:
     """Of scores: by the width of a head, and by the square of yarn's mscale for all dimensions."""
     scale = (latent.nope_dim + latent.rope_dim) ** -0.5
@@ -95,13 +130,17 @@ def _scale(latent: LatentSpec, positions: Rope) -> float:
     return scale * (0.1 * weight * math.log(factor) + 1) ** 2
 
 
-def latent_weights(spec: DecoderSpec, pairs: bool = True) -> dict[str, Source]:
+def latent_weights(spec: DecoderSpec, pairs: bool = True, index_pairs: bool = False) -> dict[str, Source]:
     """Their weights. Each head's rows of a query are those that are not rotated, then pairs that are (or halves); each
     head's rows of kv_b_proj are its keys', which are multiplied with queries and so transposed, then its values'.
+
+    index_pairs: whether the first values of an indexer's keys and queries are rotated by pairs.
     """
     latent = spec.layers[0].attention.latent
     assert latent is not None
     linears, fields = latent_parts(latent, {"pairs": latent.rope_dim} if pairs else {})
+    if index_pairs:
+        fields |= {leaf: {"pairs": latent.rope_dim} for leaf in ("index_q_proj", "index_k_proj", "index_k_norm")}
     fields["final_norm"] = {"factor": spec.logit_multiplier}
     norms, experts = {**LLAMA_NORMS, **LATENT_NORMS}, ExpertNames(shared=SHARED_EXPERTS)
     return named(spec, linears={**LLAMA_LINEARS, **linears}, norms=norms, fields=fields, experts=experts)

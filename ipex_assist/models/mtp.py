@@ -69,4 +69,6 @@ def _layer(architecture: Architecture, config: Mapping[str, Any], target: Decode
         each = Config(config).optional_texts("mtp_layer_types") or ["full_attention"]
         changes = {"num_hidden_layers": 1, "layer_types": each[:1], "mlp_layer_types": ["dense"]}
         return architecture.spec({**config, **changes}).layers[0]
-    return [layer for layer in target.layers if layer.recurrent is None][-1]
+    layers = [layer for layer in target.layers if layer.recurrent is None]
+    own = [each.attention for each in layers if not (each.attention.latent and each.attention.latent.shares_choice)]
+    return replace(layers[-1], mixer=own[-1])

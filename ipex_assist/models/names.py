@@ -35,6 +35,9 @@ VECTORS = ("q_conv", "k_conv", "v_conv", "a_log", "dt_bias", "skip", "gated_norm
 LATENT_INPUTS = ("q_a_proj", "k_rope_proj", "kv_a_proj")
 # All that latent attention has in the place of queries, keys and values.
 LATENT = (*LATENT_INPUTS, "q_nope_proj", "q_rope_proj", "k_b_proj", "v_b_proj", "q_a_norm", "kv_a_norm")
+# An indexer beside them; its norm is a layer norm.
+INDEXER_INPUTS = ("index_k_proj", "index_weights_proj")
+INDEXER = (*INDEXER_INPUTS, "index_q_proj", "index_k_norm")
 
 # What a layer has for the embeddings of its own, what is outside of layers for those of all of them, and the norms and
 # factors of experts that have some of their own.
@@ -163,7 +166,7 @@ class _Sources:
         if leaf in VECTORS:
             self.sources[ours + ".weight"] = Source(theirs, **own)
             return
-        norm = leaf.endswith("norm") and leaf not in HEAD_NORMS
+        norm = leaf.endswith("norm") and leaf not in (*HEAD_NORMS, *INDEXER)
         for part in self._norm_parts if norm else [".weight", ".bias"] if biased else [".weight"]:
             name = theirs if leaf in _TENSORS else theirs + part
             others = (name.removeprefix(self._prefix),) if self._prefix else ()
@@ -194,10 +197,11 @@ def _absent(layer: LayerSpec) -> set[str]:
     if layer.norm_place != "sandwich":
         absent |= set(_FIRST_NORMS if layer.norm_place == "post" else _LAST_NORMS)
     if layer.recurrent is not None:
-        absent |= {"q_proj", "k_proj", "v_proj", "g_proj", "o_proj", "sinks", *HEAD_NORMS, *LATENT}
+        absent |= {"q_proj", "k_proj", "v_proj", "g_proj", "o_proj", "sinks", *HEAD_NORMS, *LATENT, *INDEXER}
     elif (latent := layer.attention.latent) is not None:
         absent |= {"q_proj", "k_proj", "v_proj", "g_proj", *HEAD_NORMS}
         absent |= set() if latent.query_rank else {"q_a_proj", "q_a_norm"}
+        absent |= set() if latent.index_dim else set(INDEXER)
     else:
         absent |= set(HEAD_NORMS) if layer.attention.qk_norm in (None, "unweighted") else set()
         absent |= set() if layer.attention.output_gate else {"g_proj"}
@@ -215,7 +219,7 @@ def _biased(layer: LayerSpec) -> set[str]:
     mixer, experts = layer.mixer, layer.experts
     if isinstance(mixer, AttentionSpec):
         inputs = {"q_proj", "k_proj", "v_proj", "g_proj"} if mixer.latent is None else set(LATENT_INPUTS)
-        biased = inputs if mixer.qkv_bias else set()
+        biased = {"index_k_norm"} | (inputs if mixer.qkv_bias else set())
         biased |= {"o_proj"} if mixer.output_bias else set()
     else:
         biased = set(mixer.input_parts) if mixer.input_bias else set()

@@ -300,8 +300,11 @@ class DecoderSpec:
     def kv_bytes_per_token(self, element_size: int, scale_size: int = 0) -> int:
         """Bytes of keys and values that one token adds to the cache, with a scale for each head's key and value.
 
-        Layers that read those of another one add none.
+        Layers that read those of another one add none. An indexer's keys are never in fewer than 16 bits.
         """
-        attentions = (each.mixer for each in self.layers if isinstance(each.mixer, AttentionSpec))
+        attentions = [each.mixer for each in self.layers if isinstance(each.mixer, AttentionSpec)]
         heads = ((each.kv_heads, each.head_dim + each.value_width) for each in attentions if not each.shares_kv)
-        return sum(count * (width * element_size + 2 * scale_size) for count, width in heads)
+        index = sum(each.latent.index_dim for each in attentions if each.latent is not None)
+        return index * max(element_size, 2) + sum(
+            count * (width * element_size + 2 * scale_size) for count, width in heads
+        )

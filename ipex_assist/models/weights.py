@@ -116,8 +116,10 @@ def layer_of(spec: DecoderSpec, name: str) -> LayerSpec | None:
 def head_dim_of(spec: DecoderSpec, name: str) -> int:
     """The width of a head in the layer of one of our weights; 1 where heads have none that all matrices share."""
     layer = layer_of(spec, name)
-    if layer is None or not isinstance(layer.mixer, AttentionSpec) or layer.mixer.latent is not None:
+    if layer is None or not isinstance(layer.mixer, AttentionSpec):
         return 1
+    if layer.mixer.latent is not None:
+        return layer.mixer.latent.index_dim if ".index_" in name else 1
     return layer.mixer.head_dim
 
 

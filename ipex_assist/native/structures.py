@@ -49,10 +49,20 @@ _MODEL_INTEGERS = (
 )
 
 
+class CIndexerSpec(ctypes.Structure):
+    """Mirrors `IndexerSpec` of spec.h."""
+
+    _fields_ = [(name, ctypes.c_int32) for name in ("top_k", "heads", "dim")]
+
+
 class CLatentSpec(ctypes.Structure):
     """Mirrors `LatentSpec` of spec.h."""
 
-    _fields_ = [*((name, ctypes.c_int32) for name in _LATENT_INTEGERS.split()), ("norm_eps", ctypes.c_float)]
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in _LATENT_INTEGERS.split()),
+        ("norm_eps", ctypes.c_float),
+        ("indexer", CIndexerSpec),
+    ]
 
 
 class CAttentionSpec(ctypes.Structure):
@@ -357,6 +367,8 @@ def _attention_spec(spec: DecoderSpec, attention: AttentionSpec) -> CAttentionSp
     if (latent := attention.latent) is not None:
         sizes = (latent.rank, latent.rope_dim, latent.nope_dim, latent.value_dim, latent.query_rank or 0)
         made.latent = CLatentSpec(*sizes, latent.norm_eps)
+        if (indexer := latent.indexer) is not None:
+            made.latent.indexer = CIndexerSpec(indexer.top_k, indexer.heads, indexer.dim)
     if attention.alibi_slopes:
         made.alibi_slopes = (ctypes.c_float * attention.heads)(*attention.alibi_slopes)
     return made

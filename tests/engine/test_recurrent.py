@@ -91,6 +91,7 @@ OTHERS = [
     *(f"{variant}+int8" for variant in tiny_models.known("glm4-moe-lite")),
     *tiny_models.known("falcon-h1", "llama4", "bamba", "kimi-linear", "deepseek-v3", "gemma4"),
     *tiny_models.known("mamba", "falcon-mamba"),
+    *(f"{variant}{kv}" for variant in tiny_models.known("deepseek-v32", "glm-moe-dsa") for kv in ("", "+int8")),
 ]
 
 

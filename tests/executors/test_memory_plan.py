@@ -37,7 +37,7 @@ from ipex_assist.workers.capacity import InstanceNeed
 
 pytestmark = pytest.mark.one_stack
 
-PER_LAYER = tiny_models.known("gemma4-everything")
+PER_LAYER = tiny_models.known("gemma4-everything", "deepseek-v32", "glm-moe-dsa")
 RECURRENT = tiny_models.known("lfm2-moe", "granite-hybrid", "nemotron-h-moe", "mamba2", "kimi-linear", "jamba")
 RECURRENT += tiny_models.known("mamba", "falcon-mamba")
 
@@ -63,6 +63,12 @@ LATENT = WIDE | {
     **{"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "n_group": 1, "topk_group": 1},
     **{"q_lora_rank": 384},
     **{"kv_lora_rank": 128, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128},
+}
+
+# Texts of 2,048 tokens attend to 256 of them: scores and chosen positions are buffers, too.
+SPARSE = LATENT | {
+    **{"architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32"},
+    **{"index_topk": 256, "index_n_heads": 8, "index_head_dim": 64},
 }
 
 EMBEDDED = WIDE | {
@@ -124,7 +130,7 @@ def test_a_run_takes_what_was_planned() -> None:
 
 
 @native
-@pytest.mark.parametrize("config", [WIDE, LATENT, EMBEDDED], ids=["wide", "latents", "per-layer embeddings"])
+@pytest.mark.parametrize("config", [WIDE, LATENT, SPARSE, EMBEDDED], ids=["wide", "latents", "sparse", "embeddings"])
 def test_buffers_are_no_larger_than_planned(config: dict[str, Any]) -> None:
     """Of the largest possible pass, after a long text, with logits of all rows."""
     checkpoint = RandomCheckpoint("wide", config)

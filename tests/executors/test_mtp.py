@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -133,7 +134,9 @@ def test_a_layer_for_each_token(variant: str, number: int, executor: str, tmp_pa
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("variant", ["ernie4-5-moe", "nemotron-h-moe"])
+@pytest.mark.parametrize(
+    "variant", ["ernie4-5-moe", "nemotron-h-moe", *tiny_models.known("deepseek-v32", "glm-moe-dsa")]
+)
 def test_families_that_transformers_drafts_none_with(variant: str, executor: str, tmp_path: Path) -> None:
     """Their layers, run by transformers' own modules between what stands around them."""
     model = _SAVED[variant](tmp_path)
@@ -185,7 +188,19 @@ def _saved_nemotron(folder: Path) -> Any:
     return model
 
 
-_SAVED = {"ernie4-5-moe": _saved_ernie, "nemotron-h-moe": _saved_nemotron}
+def _saved_sparse(variant: str, folder: Path) -> Any:
+    """With an indexer of its own, whatever the layer before it has."""
+    kinds = tiny_models.VARIANTS[variant].get("indexer_types")
+    model = draft_heads.save_mtp(folder, variant, {}, **({"indexer_types": [*kinds, "full"]} if kinds else {}))
+    model.model.layers, model.model.norm = model.model.layers[-1:], torch.nn.Identity()
+    model.config.num_hidden_layers = 1
+    return model
+
+
+_SAVED = {
+    **{"ernie4-5-moe": _saved_ernie, "nemotron-h-moe": _saved_nemotron},
+    **{variant: partial(_saved_sparse, variant) for variant in ("deepseek-v32", "glm-moe-dsa")},
+}
 
 
 @pytest.mark.parametrize(("executor", "precision", "error"), [("torch", "fp32", 0.0), ("native", "fp8", 0.1)])

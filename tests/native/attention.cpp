@@ -127,6 +127,46 @@ void test_merge(const KernelTable& k) {
     }
 }
 
+// Scores of an indexer against a plain loop, and the same bits whatever the number of positions that are asked for.
+void test_index_scores(const KernelTable& k) {
+    for (const Form& form : {FORMS[0], FORMS[1]}) {
+        for (const auto& [dim, heads] : {std::pair{32, 1}, {64, 5}, {128, 64}}) {
+            const Head keys(k, form, dim, 256, 21);
+            const std::vector<Query> queries = make_queries(keys, 1, heads, 0, 22);
+            const int64_t bytes = form.precision == FP32 ? 4 : k.bf16_row_bytes, stride = keys.key_depth * bytes;
+            Buffer<uint8_t> query(size_t(heads * stride)), widened(size_t(widened_bytes(keys.key_depth)));
+            Buffer<float> scores(size_t(heads * BLOCK_POSITIONS), NAN), weights(static_cast<size_t>(heads));
+            for (int64_t h = 0; h < heads; h++) {
+                weights[size_t(h)] = float(h % 3) - 0.75f;
+                k.convert(form.precision, queries[size_t(h)].values.data(), dim, keys.key_depth,
+                          query.data() + h * stride);
+            }
+            AttentionTile t{};
+            t.precision = form.precision, t.queries = heads, t.key_depth = keys.key_depth;
+            t.query = query.data(), t.scores = scores.data(), t.widened = widened.data();
+            const KeyValueBlock block = keys.block(0);
+            Buffer<float> all(BLOCK_POSITIONS), some(BLOCK_POSITIONS);
+            k.score_index(t, block, &block, weights.data(), BLOCK_POSITIONS, all.data());
+            for (int32_t i = 0; i < BLOCK_POSITIONS; i++) {
+                double expected = 0, size = 0;
+                for (int32_t h = 0; h < heads; h++) {
+                    double product = 0;
+                    for (int32_t d = 0; d < dim; d++)
+                        product +=
+                            double(rounded(form.precision, queries[size_t(h)].values[size_t(d)])) * keys.key(i, d);
+                    expected += double(weights[size_t(h)]) * std::max(0.0, product), size += std::abs(product);
+                }
+                CHECK(std::abs(double(all[size_t(i)]) - expected) <= 1e-6 * size + 1e-5, "position %d: %g != %g", i,
+                      double(all[size_t(i)]), expected);
+            }
+            for (const int64_t count : {1, 16, 17, 48, 250}) {
+                k.score_index(t, block, nullptr, weights.data(), count, some.data());
+                CHECK(std::memcmp(some.data(), all.data(), size_t(count) * 4) == 0, "%lld positions", (long long)count);
+            }
+        }
+    }
+}
+
 }  // namespace
 
 // Rows of int8 whose values are all alike, zero, too small for their reciprocals, or half way between two
@@ -155,6 +195,7 @@ void test_attention(const KernelTable& k) {
     test_values(k);
     test_adjusted_scores(k);
     test_merge(k);
+    test_index_scores(k);
     test_attention_bits(k);
 }
 

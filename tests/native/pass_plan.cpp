@@ -16,6 +16,8 @@ void check_ranges(const PassPlan& plan) {
     for (const RowRange& t : a.tiles) {
         CHECK(t.end - t.first >= 1 && t.end - t.first <= a.shape.tile_rows(), "a tile of %d rows", t.end - t.first);
         for (int32_t r = t.first; r < t.end; r++) tiled[size_t(r)]++;
+        CHECK(t.end - t.first == 1 || !a.shape.chooses(plan.positions[size_t(t.end) - 1]),
+              "a row that chooses positions, beside others");
         CHECK(plan.segment_of[size_t(t.first)] == t.segment && plan.segment_of[size_t(t.end) - 1] == t.segment,
               "a tile");
     }
@@ -102,6 +104,7 @@ void check_random_plans() {
         PassShape shape = model_of(turn % 5 ? shape_of(kv_heads * (1 + random.below(3)), kv_heads, 64, window)
                                             : shape_of_latents(4 << random.below(6)));
         if (random.below(4) == 0) shape.attention[0].chunk = 1 + random.below(2000);
+        else if (shape.attention[0].shared && random.below(2)) shape.attention[0].top_k = 1 + random.below(5000);
         std::vector<SequenceRows> sequences;
         const int32_t most = turn % 2 ? 4 : 90;
         for (int32_t i = 0; i < 1 + random.below(4); i++)

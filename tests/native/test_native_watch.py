@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tiny_models
 import torch
 from conftest import HAS_NATIVE
 from native_models import loaded, text, tokens
@@ -13,6 +14,7 @@ from ipex_assist.native.watch import OperationOutput, watched
 
 pytestmark = [pytest.mark.one_stack, pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")]
 MIXERS = ["llama", "opt-350m", "deepseek-v3-dense", "qwen3-next", "mamba", "lfm2", "gpt-oss"]
+MIXERS += tiny_models.known("glm-moe-dsa")
 
 
 def watched_pass(variant: str, count: int, precision: str = "fp32") -> tuple[list[OperationOutput], torch.Tensor]:

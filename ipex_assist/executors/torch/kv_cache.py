@@ -40,19 +40,25 @@ class KVCache:
         ]
         self._keys = [_Rows((heads, rows, width), dtype, kv_precision) for heads, width, _ in widths]
         self._values = [_Rows((heads, rows, width), dtype, kv_precision) for heads, _, width in widths]
+        # The keys of indexers, which int8 does not narrow.
+        index = [each.latent.index_dim if each and each.latent else 0 for each in mixers]
+        stored = {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype] if kv_precision == "int8" else kv_precision
+        self._index = [_Rows((1, rows, width), dtype, stored) for width in index]
+        self.chosen: torch.Tensor | None = None  # (rows, positions) by the last layer of this pass that chose any
         self._factors = factors
         self._written = 0  # rows that hold anything but zeros
 
     def clear(self) -> None:
         """Zeros again, as for a new text."""
-        for rows in (*self._keys, *self._values):
+        for rows in (*self._keys, *self._values, *self._index):
             rows.clear(self._written)
         self._written = 0
 
     def copy_from(self, other: KVCache) -> None:
         """Hold what `other` holds, which has the same shape, where this one is new."""
         self._written = other._written
-        for own, theirs in zip((*self._keys, *self._values), (*other._keys, *other._values), strict=True):
+        parts = ((*each._keys, *each._values, *each._index) for each in (self, other))
+        for own, theirs in zip(*parts, strict=True):
             own.copy_from(theirs, self._written)
 
     def write(self, layer: int, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -66,6 +72,14 @@ class KVCache:
         """Keys and values of the first `length` positions: (kv_heads, length, width) each."""
         keys = self._keys[layer].read(length)
         return keys * self._factors[layer].to(keys.dtype) if self._factors else keys, self._values[layer].read(length)
+
+    def write_index(self, layer: int, start: int, keys: torch.Tensor) -> None:
+        """Put an indexer's keys (rows, dim) at positions from `start` on."""
+        self._index[layer].write(start, keys[None])
+
+    def read_index(self, layer: int, length: int) -> torch.Tensor:
+        """Those of the first `length` positions: (length, dim)."""
+        return self._index[layer].read(length)[0]
 
 
 class _Rows:

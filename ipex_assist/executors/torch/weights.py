@@ -14,11 +14,20 @@ from ipex_assist.executors.torch.selector import Confidence, Selector
 from ipex_assist.models import Source
 from ipex_assist.models.draft_head import HeadSpec
 from ipex_assist.models.mlp_spec import Experts
-from ipex_assist.models.names import EXPERT_NORMS, LATENT_INPUTS, VECTORS, XIELU
+from ipex_assist.models.names import EXPERT_NORMS, INDEXER_INPUTS, LATENT_INPUTS, VECTORS, XIELU
 from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.models.weights import CONV_BASES, check_numbers, check_shape, head_dim_of, layer_of, part_of, resolve
 
 Norm = tuple[torch.Tensor | None, torch.Tensor | None]  # weight and bias, each (hidden,)
+
+
+@dataclass
+class IndexerLayer:
+    """What an indexer of sparse attention has."""
+
+    inputs: Linear  # (rows, hidden) → its key and the weights of its heads
+    query: Linear  # (rows, query_rank) → (rows, heads · dim)
+    norm: Norm  # a layer norm, of the key
 
 
 @dataclass
@@ -30,6 +39,7 @@ class LatentLayer:
     values: list[Linear]  # of each head: (rows, rank) → (rows, value_dim)
     norm: torch.Tensor  # of the latent
     query_norm: torch.Tensor | None = None
+    indexer: IndexerLayer | None = None
 
 
 @dataclass
@@ -114,6 +124,7 @@ _FUSED = {
     "mixer_low": MIXER_LOW,
     "latent_in": LATENT_INPUTS,
     "query": ("q_nope_proj", "q_rope_proj"),
+    "index_in": INDEXER_INPUTS,
 }
 _BY_HEAD = ("k_b", "v_b")  # each head has a linear of its own
 _FP32 = ("router", "shared_gate", "correction_bias", "expert_scales", "confidence")
@@ -298,6 +309,12 @@ class _Packer:
             values=self.by_head[prefix + "v_b"],
             norm=self.tensors[prefix + "kv_a_norm.weight"],
             query_norm=self.tensors.get(prefix + "q_a_norm.weight"),
+            indexer=self._indexer(prefix) if prefix + "index_q" in self.linears else None,
+        )
+
+    def _indexer(self, prefix: str) -> IndexerLayer:
+        return IndexerLayer(
+            self.linears[prefix + "index_in"], self.linears[prefix + "index_q"], self._norm(prefix + "index_k_norm")
         )
 
     def _mlp_of(self, prefix: str, spec: LayerSpec) -> Mlp | ExpertLayer | None:

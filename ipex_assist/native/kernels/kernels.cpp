@@ -68,6 +68,7 @@ const KernelTable* IPEX_ASSIST_KERNELS() {
         .store_key = store_key,
         .store_value = store_value,
         .attend = attend,
+        .score_index = score_index,
         .merge = merge,
         .argmax = argmax,
         .group_maxima = group_maxima,

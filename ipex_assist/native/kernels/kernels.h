@@ -243,6 +243,10 @@ struct KernelTable {
     // A partial of each query of the tile; sum 0 where a query sees no position of the block. `next`, or null: the
     // block that the caller attends to next, which is read from memory meanwhile.
     void (*attend)(const AttentionTile&, const KeyValueBlock&, const KeyValueBlock* next, AttentionPartial* partials);
+    // Scores of the first `count` positions of a block of index keys, rounded up to a multiple of 16: the sum over the
+    // tile's queries, in their order, of weight · relu(query · key). No partials; `next` as above.
+    void (*score_index)(const AttentionTile&, const KeyValueBlock&, const KeyValueBlock* next, const float* weights,
+                        int64_t count, float* out);
     void (*merge)(AttentionPartial& into, const AttentionPartial& next, float scale, int32_t head_dim);
     ArgMax (*argmax)(const float* x, int64_t size);
     // The largest of each NOISE_GROUP of x (size), NaN where one of them is.

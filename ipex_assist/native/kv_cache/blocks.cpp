@@ -44,6 +44,7 @@ size_t checked_bytes(int64_t count, int64_t each, const NodeRegions& regions) {
 }  // namespace
 
 BlockLayout::BlockLayout(const PackedModel& model, Precision precision) {
+    const Precision index = precision == INT8 ? ipex_assist::attention_precision(model) : precision;
     int32_t most = 0, count = 0;
     for (const PackedLayer& layer : model.layers) {
         first.push_back(count);
@@ -60,7 +61,8 @@ BlockLayout::BlockLayout(const PackedModel& model, Precision precision) {
             part.offset = bytes;
             part.key_bytes = BLOCK_POSITIONS * a.key_depth() * element(precision);
             part.value_bytes = BLOCK_POSITIONS * a.value_width() * element(precision);
-            part.bytes = part.key_bytes + part.value_bytes + scales(precision);
+            part.index_bytes = BLOCK_POSITIONS * a.index_depth() * element(index);
+            part.bytes = part.key_bytes + part.value_bytes + scales(precision) + part.index_bytes;
             bytes += part.bytes;
         }
     }

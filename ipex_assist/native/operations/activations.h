@@ -72,6 +72,8 @@ struct SharedBuffers {
     Array<float> router_logits;   // (rows, experts)
     Array<float> expert_outputs;  // (slots, hidden)
     Array<int32_t> clusters;      // (rows with logits, clusters read) ascending
+    Array<float> index_scores;    // (scored_rows, positions) of sparse attention
+    Array<int32_t> chosen;        // (rows, top_k): positions, ascending; of rows that have more before them
     Array<ArgMax> maxima;         // (rows with logits, chunks of the vocabulary)
     // Of sampling: (rows with logits, groups, chunks or 1)
     Array<float> group_maxima;
@@ -104,6 +106,9 @@ struct ThreadBuffers {
     Array<int32_t> query_offsets, first, end;
     Array<uint8_t> query, probabilities, widened;
     Array<AttentionPartial> partials, runs, sums;
+    // Of sparse attention: a block of chosen positions; scores with their positions, twice.
+    Array<uint8_t> gathered;
+    Array<uint64_t> index_keys;
 };
 
 // The sizes that the list takes: of a pass, and of the widest layer of the model.
@@ -127,6 +132,8 @@ struct ActivationSizes {
     int64_t normed, conv_scales;                // of convolutions: columns of a row
     int64_t candidates, selector_rank;          // of draft heads
     int64_t heads, head_depth;                  // of latent attention: columns of a row, input columns of a head
+    int64_t scored_rows, positions, top_k;      // of sparse attention: rows that are scored together
+    int64_t gathered;                           // of its gathered blocks: bytes
     int64_t low_rows, low_columns;              // of A · x; 0 without adapters
     int64_t tiles;                              // whether rows are kept as tiles, too
 };

@@ -39,6 +39,11 @@ struct AttentionView {
 // kv_append.cpp: rotates and stores the keys and values of a range of rows for one KV head.
 void append_rows(const AttentionView& v, const RowRange& range, int32_t kv_head);
 
+// mixers/latent/indexer.cpp: the key of the indexer, likewise; and a block of the positions that the one row of a query
+// tile has chosen, in memory of this thread.
+void append_index_keys(const AttentionView& v, const RowRange& range);
+KeyValueBlock gather_block(const AttentionView& v, const RowRange& tile, int64_t block);
+
 // This thread's share of all of a pass's rows.
 void append_share(const AttentionView& v);
 

@@ -27,6 +27,7 @@ void append_rows(const AttentionView& v, const RowRange& range, int32_t kv_head)
         }
         v.k.store_value(precision, value, a.value_dim(), within, block);
     }
+    if (a.latent.indexer.heads) append_index_keys(v, range);
 }
 
 void append_share(const AttentionView& v) {

@@ -141,8 +141,8 @@ int64_t even_share(const PassPlan& pass, const AttentionPlan& tiles) {
 
 bool AttentionShape::operator==(const AttentionShape& other) const {
     return heads == other.heads && kv_heads == other.kv_heads && value_dim == other.value_dim &&
-           window == other.window && chunk == other.chunk && span_columns == other.span_columns &&
-           spans == other.spans && shared == other.shared;
+           window == other.window && chunk == other.chunk && top_k == other.top_k &&
+           span_columns == other.span_columns && spans == other.spans && shared == other.shared;
 }
 
 int32_t AttentionShape::tile_rows() const { return int32_t(std::max<int64_t>(1, TILE_QUERIES / group())); }
@@ -207,11 +207,11 @@ int64_t PassPlan::first_seen(int32_t row, const AttentionShape& shape) const {
 }
 
 int64_t PassPlan::last_seen(int32_t row, const AttentionShape& shape) const {
+    if (shape.chooses(positions[size_t(row)])) return int64_t(shape.top_k) - 1;
     if (!ahead.last.empty() && (shape.window > 0 || !ahead.in_windows_only)) return ahead.last[size_t(row)];
     if (!whole_segments && !reads_before) return positions[size_t(row)];
     const Segment& s = segments[size_t(segment_of[size_t(row)])];
-    if (reads_before) return int64_t(s.start) - 1;
-    return int64_t(s.start) + s.rows - 1;
+    return int64_t(s.start) + (reads_before ? 0 : s.rows) - 1;
 }
 
 // As few parts of the query heads that share a KV head as give each thread its share of blocks, or of query tiles. Their
@@ -224,8 +224,8 @@ AttentionShape PassPlan::in_parts(AttentionShape shape, bool splits_kv) const {
         int64_t items = 0;
         for (size_t i = 0; i < segments.size(); i++) {
             const int32_t first = first_row[i], last = first + segments[i].rows - 1, step = shape.tile_rows();
-            items +=
-                splits_kv ? last_block(last) + 1 - first_block(first, shape) : (segments[i].rows + step - 1) / step;
+            items += splits_kv ? last_seen_block(last, shape) + 1 - first_block(first, shape)
+                               : (segments[i].rows + step - 1) / step;
         }
         // More parts than fill a query tile give no more of them.
         const int32_t least = splits_kv ? PART_HEADS : int32_t(TILE_QUERIES);
@@ -274,7 +274,10 @@ AttentionPlan PassPlan::cut(const AttentionShape& shape, int32_t step, bool spli
     for (size_t i = 0; i < segments.size(); i++) {
         const int32_t first = first_row[i], end = first + segments[i].rows;
         plan.first_tile.push_back(plan.tiles.size());
-        for (int32_t r = first; r < end; r += step) plan.tiles.push_back({r, std::min(r + step, end), int32_t(i)});
+        for (int32_t r = first, next; r < end; r = next) {
+            for (next = std::min(r + step, end); next > r + 1 && shape.chooses(positions[size_t(next - 1)]);) next--;
+            plan.tiles.push_back({r, next, int32_t(i)});
+        }
         plan.first_block.push_back(first_block(first, shape));
         plan.blocks.push_back(last_seen_block(end - 1, shape) + 1 - plan.first_block.back());
     }

@@ -41,12 +41,16 @@ struct AttentionShape {
     // that there is work for all threads: each reads the same keys and values.
     bool shared = false;
     int32_t chunk = 0;  // positions are in chunks of so many, and a row sees none before its own; 0: all
+    // A row that would see more positions attends to so many of them, which are chosen by their scores, as if they were
+    // its sequence; 0: to all. It is a query tile by itself.
+    int32_t top_k = 0;
     bool operator==(const AttentionShape& other) const;
     // The first position that a row at this one sees.
     int64_t first_seen(int64_t position) const {
         const int64_t in_window = window > 0 && position >= window ? position - window + 1 : 0;
         return chunk > 0 && position - position % chunk > in_window ? position - position % chunk : in_window;
     }
+    bool chooses(int64_t position) const { return top_k > 0 && position >= top_k; }
     int32_t group() const { return heads / kv_heads; }
     int32_t tile_rows() const;     // of a query tile
     int32_t most_queries() const;  // of a query tile, whatever the parts
@@ -158,7 +162,7 @@ struct PassPlan {
     // Where a row's keys and values go.
     int64_t last_block(int32_t row) const { return positions[size_t(row)] / BLOCK_POSITIONS; }
     // The positions that a row of a layer of this shape sees: up to its own, or as `ahead` says, or, of whole segments,
-    // also all of its segment; or what is before it.
+    // also all of its segment; or what is before it; or, where positions are chosen, their numbers among these.
     int64_t first_seen(int32_t row, const AttentionShape& shape) const;
     int64_t last_seen(int32_t row, const AttentionShape& shape) const;
     int64_t last_seen_block(int32_t row, const AttentionShape& shape) const {

@@ -18,7 +18,7 @@ void set_units(AttentionShape& shape, const Linear& output) {
 AttentionShape attention_shape(const PackedLayer& layer) {
     const AttentionSpec& a = layer.attention;
     AttentionShape shape{a.heads, a.kv_heads, a.value_dim(), a.window, a.value_dim(), a.heads, a.is_latent()};
-    shape.chunk = a.chunk;
+    shape.chunk = a.chunk, shape.top_k = a.latent.indexer.top_k;
     if (!a.is_latent()) set_units(shape, layer.output);
     return shape;
 }

@@ -11,13 +11,14 @@ namespace {
 
 // The rows that `kept` names, ascending, to the first rows of a buffer; of columns first <= c < end this thread's
 // share.
-void close_up(const Pass& pass, int thread, const std::vector<int32_t>& kept, const Array<float>& rows, int64_t first,
+template <class T>
+void close_up(const Pass& pass, int thread, const std::vector<int32_t>& kept, const Array<T>& rows, int64_t first,
               int64_t end) {
     const int64_t lines = (end - first + LANES - 1) / LANES, threads = pass.plan().threads;
     const int64_t begin = first + share(lines, thread, int(threads)) * LANES;
     end = std::min(end, first + share(lines, thread + 1, int(threads)) * LANES);
     for (size_t i = 0; begin < end && i < kept.size(); i++) {
-        const float* from = rows.row(kept[i]);
+        const T* from = rows.row(kept[i]);
         if (kept[i] != int32_t(i)) std::copy(from + begin, from + end, rows.row(int64_t(i)) + begin);
     }
 }
@@ -39,6 +40,7 @@ void prune_rows(Pass& pass, const LayerStep& step, int thread) {
     }
     close_up(pass, thread, kept, rows.qkv, 0, layer.columns.width);
     if (layer.is_recurrent()) close_up(pass, thread, kept, rows.attended, 0, layer.columns.out_width);
+    close_up(pass, thread, kept, rows.chosen, 0, rows.chosen.columns);
     if (per_layer)
         close_up(pass, thread, kept, rows.per_layer, step.index * per_layer, pass.model.spec.layers * per_layer);
     pass.wait(thread);

@@ -48,6 +48,19 @@ void size_active(const KernelTable& kernels, int64_t width, const Linear& down, 
     s.down_columns = std::max(s.down_columns, columns);
 }
 
+// Of sparse attention; nothing where no row has more positions before it than it chooses.
+void size_index(const SizedPass& pass, ActivationSizes& s) {
+    int64_t positions = 0;
+    for (size_t i = 0; i < pass.plan.segments.size(); i++) {
+        const Segment& each = pass.plan.segments[i];
+        positions = std::max(positions, int64_t(each.start) + each.rows + (pass.counts ? pass.counts[i] : 0));
+    }
+    if (positions <= s.top_k) s.top_k = 0;
+    s.positions = s.top_k ? round_up(positions, BLOCK_POSITIONS) : 0;
+    s.scored_rows = s.top_k ? std::min(s.rows, std::max<int64_t>(DECODE_ROWS, s.threads)) : 0;
+    if (!s.top_k) s.gathered = 0;
+}
+
 // What the widest attention and MLP of the model need.
 void size_layers(const SizedPass& pass, ActivationSizes& s) {
     const ModelSpec& spec = pass.model().spec;
@@ -125,6 +138,7 @@ ActivationSizes activation_sizes(const SizedPass& pass) {
     size_low_rank(pass, s);
     size_layers(pass, s);
     s.partials = partial_floats(pass);
+    size_index(pass, s);
     return s;
 }
 

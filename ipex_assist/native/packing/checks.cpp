@@ -89,6 +89,19 @@ void check_kv_layer(const ModelSpec& s, const LayerSpec* layers, int32_t number)
     }
 }
 
+// Layers that choose positions choose as many, and what one attends to that has no indexer an earlier one has chosen.
+void check_chosen(const LayerSpec* layers, int32_t number) {
+    const IndexerSpec& indexer = layers[number].attention.latent.indexer;
+    bool known = indexer.heads > 0;
+    for (int32_t i = 0; i < number && indexer.top_k; i++) {
+        const IndexerSpec& other = layers[i].attention.latent.indexer;
+        known |= other.heads > 0;
+        if (other.top_k && other.top_k != indexer.top_k)
+            refuse("layers %d and %d attend to %d and %d positions", i, number, other.top_k, indexer.top_k);
+    }
+    if (indexer.top_k && !known) refuse("layer %d attends to what no layer before it has chosen", number);
+}
+
 // A mixer beside that of the layer before, which ends with it.
 void check_beside(const LayerSpec* layers, int32_t number) {
     if (!layers[number].beside) return;
@@ -129,6 +142,7 @@ const ModelSpec& checked(const ModelSpec& s, const LayerSpec* layers) {
     for (int32_t i = 0; i < s.layers; i++) {
         check_layer(s, layers[i]);
         check_kv_layer(s, layers, i);
+        check_chosen(layers, i);
         check_beside(layers, i);
     }
     check_draft_head_layers(s, layers);

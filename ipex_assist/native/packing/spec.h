@@ -12,6 +12,15 @@ enum HeadNorm : int32_t { NO_NORM, ONE_FOR_HEADS, EACH_HEAD, ALL_HEADS, UNWEIGHT
 // Latent attention (DeepSeek-V2, 2405.04434) in its absorbed form: what is kept of a token is one key, first rope_dim
 // values that are rotated, then the latent, which is the value as well. Each head's query comes into the space of the
 // latent by a matrix of its own, and what the head attended to leaves it by another.
+// Sparse attention over latents (DeepSeek-V3.2, arXiv:2512.02556): a row attends to the `top_k` positions up to its own
+// with the highest scores, of equal ones to the lower; to all of them where they are no more. A score is the sum over the
+// indexer's heads of weight · relu(query · key), in the order of heads; the one key of a position is kept beside its
+// latent, and its first values are rotated as the latent's key is.
+struct IndexerSpec {
+    int32_t top_k;       // 0: there is none
+    int32_t heads, dim;  // no heads: what the last layer before it with an indexer has chosen
+};
+
 struct LatentSpec {
     int32_t rank;        // of the latent; 0: there is none
     int32_t rope_dim;    // head_dim is the sum of the two
@@ -19,6 +28,7 @@ struct LatentSpec {
     int32_t value_dim;   // of a head
     int32_t query_rank;  // of a row between the layer's input and its queries; 0: there is none
     float norm_eps;      // of the norms of that row and of the latent
+    IndexerSpec indexer;
 };
 
 // Softmax attention with grouped keys and values, or over latents.
@@ -67,15 +77,24 @@ struct AttentionSpec {
     bool is_latent() const { return latent.rank > 0; }
     // Over latents the first linear gives the columns from the key's on: the key, then the row of the queries. Those
     // that it makes of that row, or of the layer's input, are of all heads, then what is rotated of all heads.
-    int64_t latent_width() const { return head_dim + round_up(latent.query_rank, LANES); }
+    // Behind that row are the indexer's key and its weights of heads; behind the queries are the indexer's.
+    int64_t index_key_column() const { return key_column() + head_dim + round_up(latent.query_rank, LANES); }
+    int64_t index_weight_column() const { return index_key_column() + latent.indexer.dim; }
+    int64_t index_query_column() const { return rotated_column() + int64_t(heads) * latent.rope_dim; }
+    int64_t latent_width() const {
+        return index_weight_column() + round_up(latent.indexer.heads, LANES) - key_column();
+    }
     int64_t rotated_column() const { return round_up(int64_t(heads) * latent.nope_dim, LANES); }
-    int64_t latent_query_width() const { return rotated_column() + int64_t(heads) * latent.rope_dim; }
+    int64_t latent_query_width() const {
+        return index_query_column() + int64_t(latent.indexer.heads) * latent.indexer.dim;
+    }
     // Of a KV head; what all heads attend to; and what the output linear takes.
     int32_t value_dim() const { return is_latent() ? latent.rank : head_dim; }
     int64_t attended_width() const { return int64_t(heads) * value_dim(); }
     int64_t output_width() const { return int64_t(heads) * (is_latent() ? latent.value_dim : head_dim); }
     // Of a head in keys as they are packed, and in values.
     int64_t key_depth() const { return padded_depth(FP32, head_dim); }
+    int64_t index_depth() const { return latent.indexer.heads ? padded_depth(FP32, latent.indexer.dim) : 0; }
     int64_t value_width() const { return round_up(value_dim(), LANES); }
     bool has_norm_weights() const { return qk_norm != NO_NORM && qk_norm != UNWEIGHTED; }
     // The weights of a norm of queries or keys for one head, null where heads have no norm of their own.

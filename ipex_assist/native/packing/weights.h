@@ -69,6 +69,7 @@ struct LatentWeights {
     Linear query;                                        // latent_query_width columns
     Linear keys, values;                                 // rank, and value_dim, columns of each head in turn
     const float *norm = nullptr, *query_norm = nullptr;  // of the latent, and of the queries' row
+    Norm index_norm;                                     // of the indexer's key
 };
 
 // What a layer makes of its own embedding of each token: the residual stream through `gate`, activated and multiplied

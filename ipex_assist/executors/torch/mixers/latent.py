@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from ipex_assist.executors.torch.mixers.attention import attend
+from ipex_assist.executors.torch.mixers.indexer import choose, chosen_mask, index_parts
 from ipex_assist.executors.torch.mixers.layer_rows import LayerRows
 from ipex_assist.executors.torch.rope import rotate
 
@@ -15,22 +18,28 @@ def mix_by_latents(x: torch.Tensor, rows: LayerRows) -> torch.Tensor:
     spec, heads, metadata = attention.latent, attention.heads, rows.metadata
     assert spec is not None
     assert layer is not None
-    inputs = rows.weights.qkv(x)
+    inputs, inputs_of = rows.weights.qkv(x), x
     row, key, latent = inputs.split((spec.query_rank or 0, spec.rope_dim, spec.rank), 1)
-    # The core keeps room for absorbed queries before it.
-    rows.see("latent_linear", "qkv", torch.cat((key, latent), 1), row, column=heads * attention.head_dim)
-    latent = norm(latent, layer.norm, spec.norm_eps)
+    projected, latent = torch.cat((key, latent), 1), norm(latent, layer.norm, spec.norm_eps)
     if layer.query_norm is not None:
         x = norm(row, layer.query_norm, spec.norm_eps)
+    made = index_parts(inputs_of, x, rows)
     queries = layer.query(x)
     plain, rotated = queries.split((heads * spec.nope_dim, heads * spec.rope_dim), 1)
-    rows.see("query_linear", "queries", plain, rotated)
+    # The core keeps room for absorbed queries before it.
+    rows.see("latent_linear", "qkv", projected, row, *made[:2], column=heads * attention.head_dim)
+    rows.see("query_linear", "queries", plain, rotated, *made[2:])
     absorbed = [run(part.contiguous()) for run, part in zip(layer.keys, plain.chunk(heads, 1), strict=True)]
     query = torch.cat((rotated.reshape(-1, heads, spec.rope_dim), torch.stack(absorbed, 1)), -1)
     query_key = torch.cat((query, torch.cat((key, latent), 1)[:, None]), 1)
     if metadata.rotary is not None:
         query_key = rotate(query_key, *metadata.rotary)
     query, key = query_key.split((heads, 1), 1)
+    if made:
+        rows.cache.chosen = choose(rows, *made)
+    if spec.indexer is not None:
+        assert rows.cache.chosen is not None, "no layer has chosen"
+        rows = replace(rows, metadata=replace(metadata, mask=chosen_mask(rows.cache.chosen, rows)))
     attended = attend(query, key, latent[:, None], rows)
     rows.see("attention", "attended", attended)
     parts = zip(layer.values, attended.chunk(heads, 1), strict=True)

@@ -117,10 +117,10 @@ void limit_tile(const AttentionView& v, const RowRange& rows, int64_t block) {
     const int64_t start = block * BLOCK_POSITIONS;
     for (int32_t q = 0; q < (rows.end - rows.first) * v.group(); q++) {
         const int32_t row = rows.first + q / v.group();
-        const int64_t position = v.plan.positions[size_t(row)], first = v.plan.first_seen(row, v.splits.shape);
+        const int64_t position = v.plan.positions[size_t(row)], first = v.plan.first_seen(row, v.splits.shape),
+                      last = v.plan.last_seen(row, v.splits.shape);
         v.own.first.data[q] = int32_t(std::clamp<int64_t>(first - start, 0, BLOCK_POSITIONS));
-        const int64_t end = v.plan.last_seen(row, v.splits.shape) + 1;
-        v.own.end.data[q] = int32_t(std::clamp<int64_t>(end - start, 0, BLOCK_POSITIONS));
+        v.own.end.data[q] = int32_t(std::clamp<int64_t>(last + 1 - start, 0, BLOCK_POSITIONS));
         v.own.distances.data[q] = float(start - position);
     }
 }
@@ -136,9 +136,11 @@ void attend_run(const AttentionView& v, const AttentionTile& t, int32_t kv_head,
         limit_tile(v, rows, b);
         float* results = b == first ? to : own.results.data;
         for (int32_t q = 0; q < t.queries; q++) own.partials.data[q] = {0, 0, results + q * width};
-        const bool more = b < v.plan.last_seen_block(rows.end - 1, v.splits.shape);
-        const KeyValueBlock next = v.block(rows, kv_head, more ? b + 1 : b);
-        v.k.attend(t, v.block(rows, kv_head, b), more ? &next : nullptr, own.partials.data);
+        const bool chosen = v.splits.shape.chooses(v.plan.positions[size_t(rows.first)]);
+        const bool more = !chosen && b < v.plan.last_seen_block(rows.end - 1, v.splits.shape);
+        const KeyValueBlock block = chosen ? gather_block(v, rows, b) : v.block(rows, kv_head, b);
+        const KeyValueBlock next = more ? v.block(rows, kv_head, b + 1) : block;
+        v.k.attend(t, block, more ? &next : nullptr, own.partials.data);
         for (int32_t q = 0; q < t.queries; q++) {
             if (own.first.data[q] >= own.end.data[q]) continue;
             merge_partial(v, own.runs.data[q], own.partials.data[q], to + q * width);

@@ -79,6 +79,11 @@ void absorb_queries(Pass& pass, const LayerStep& step, int thread) {
         const float* rotated = heads.row(r) + a.rotated_column();
         for (int32_t h = 0; h < a.heads; h++)
             std::memcpy(qkv.row(r) + int64_t(h) * a.head_dim, rotated + h * spec.rope_dim, size_t(spec.rope_dim) * 4);
+        for (int32_t h = 0; h < spec.indexer.heads; h++) {
+            const Segment& segment = pass.plan().segments[size_t(pass.plan().segment_of[size_t(r)])];
+            rotate_head(pass, layer, nullptr, segment, pass.plan().positions[size_t(r)],
+                        heads.row(r) + a.index_query_column() + h * int64_t(spec.indexer.dim));
+        }
     }
     per_head_linear(pass, thread, layer.latent.keys, spec.rank,
                     {heads.data, heads.columns, spec.nope_dim, spec.nope_dim, rows, qkv.data + spec.rope_dim,

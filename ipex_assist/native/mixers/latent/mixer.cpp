@@ -9,6 +9,16 @@
 namespace ipex_assist {
 namespace {
 
+void check_indexer(const AttentionSpec& a) {
+    const IndexerSpec& index = a.latent.indexer;
+    check_range("index_topk", index.top_k, 0, LARGEST);
+    check_range("index_n_heads", index.heads, 0, index.top_k ? 4096 : 0);
+    check_range("index_head_dim", index.dim, index.heads ? std::max(1, a.rotary_dim) : 0, index.heads ? 4096 : 0);
+    if (index.dim % LANES) refuse("an indexer of index_head_dim %d: multiples of %d are computed", index.dim, LANES);
+    if (index.heads && !a.latent.query_rank) refuse("an indexer without a row of queries, whose q_lora_rank is 0");
+    if (index.top_k && (a.window || a.chunk)) refuse("positions that are chosen of a window or a chunk");
+}
+
 void check(const ModelSpec& spec, const LayerSpec& layer) {
     const AttentionSpec& a = layer.attention;
     const LatentSpec& l = a.latent;
@@ -30,6 +40,7 @@ void check(const ModelSpec& spec, const LayerSpec& layer) {
         a.output_gate || a.alibi_slopes) {
         refuse("latent attention has one key/value head of its own width, and no norms, sinks, gates or slopes");
     }
+    check_indexer(a);
     if (!(l.norm_eps > 0)) refuse("the epsilon of a latent's norm is %g", double(l.norm_eps));
 }
 
@@ -44,17 +55,28 @@ MixerColumns columns(const LayerSpec& layer) {
 void list_weights(WeightList& list, const ModelSpec& spec, PackedLayer& layer) {
     const AttentionSpec& a = layer.attention;
     const LatentSpec& l = a.latent;
+    const IndexerSpec& index = l.indexer;
     LatentWeights& w = layer.latent;
+    const auto index_part = [&](const char* name, int64_t column, int64_t columns) {
+        return index.heads ? LinearPart{name, column / LANES, columns, 1, false} : LinearPart{};
+    };
     const int64_t row = l.query_rank ? l.query_rank : layer.input_width;  // that queries are made of
     list.linear(layer.qkv, {a.latent_width(), layer.input_width, a.qkv_bias != 0, spec.precision},
                 {{"k_rope_proj", 0, l.rope_dim},
                  {"kv_a_proj", l.rope_dim / LANES, l.rank},
-                 l.query_rank ? LinearPart{"q_a_proj", a.head_dim / LANES, l.query_rank} : LinearPart{}});
+                 l.query_rank ? LinearPart{"q_a_proj", a.head_dim / LANES, l.query_rank} : LinearPart{},
+                 index_part("index_k_proj", a.index_key_column() - a.key_column(), index.dim),
+                 index_part("index_weights_proj", a.index_weight_column() - a.key_column(), index.heads)});
     list.vector(w.norm, {"kv_a_norm", l.rank});
     if (l.query_rank) list.vector(w.query_norm, {"q_a_norm", l.query_rank});
     list.linear(w.query, {a.latent_query_width(), row, false, spec.precision},
                 {{"q_nope_proj", 0, int64_t(a.heads) * l.nope_dim},
-                 {"q_rope_proj", a.rotated_column() / LANES, int64_t(a.heads) * l.rope_dim}});
+                 {"q_rope_proj", a.rotated_column() / LANES, int64_t(a.heads) * l.rope_dim},
+                 index_part("index_q_proj", a.index_query_column(), int64_t(index.heads) * index.dim)});
+    if (index.heads) {
+        list.vector(w.index_norm.weight, {"index_k_norm", index.dim});
+        list.vector(w.index_norm.bias, {"index_k_norm", index.dim}, true);
+    }
     list.linear(w.keys, {a.attended_width(), l.nope_dim, false, spec.precision}, {{"k_b_proj", 0, a.attended_width()}});
     list.linear(w.values, {a.output_width(), l.rank, false, spec.precision}, {{"v_b_proj", 0, a.output_width()}});
     list_output(list, spec, layer, "o_proj", a.output_width(), a.output_bias != 0);
@@ -62,8 +84,12 @@ void list_weights(WeightList& list, const ModelSpec& spec, PackedLayer& layer) {
 
 void size(const PackedLayer& layer, ActivationSizes& s) {
     const AttentionSpec& a = layer.attention;
-    s.key_depth = std::max(s.key_depth, a.key_depth());
-    s.value_width = std::max({s.value_width, a.value_width(), round_up(a.head_dim, LANES)});
+    const IndexerSpec& index = a.latent.indexer;
+    s.key_depth = std::max({s.key_depth, a.key_depth(), a.index_depth()});
+    s.value_width = std::max({s.value_width, a.value_width(), round_up(a.head_dim, LANES), int64_t(index.dim)});
+    s.queries = std::max<int64_t>(s.queries, index.heads);
+    s.top_k = std::max<int64_t>(s.top_k, index.top_k);
+    if (index.top_k) s.gathered = std::max(s.gathered, BLOCK_POSITIONS * (a.key_depth() + a.value_width() + 2) * 4);
     s.attended = std::max(s.attended, a.attended_width());
     s.heads = std::max({s.heads, a.latent_query_width(), a.output_width()});
     s.head_depth = std::max({s.head_depth, layer.latent.keys.depth, layer.latent.values.depth});
@@ -74,11 +100,13 @@ constexpr Operation LATENT_LINEAR{"latent_linear", latent_linear, PROJECTED};
 constexpr Operation NORMALIZE_LATENTS{"normalize_latents", normalize_latents, PROJECTED};
 constexpr Operation QUERY_LINEAR{"query_linear", query_linear, QUERIES};
 constexpr Operation ABSORB_QUERIES{"absorb_queries", absorb_queries, PROJECTED};
+constexpr Operation CHOOSE_POSITIONS{"choose_positions", choose_positions};
 constexpr Operation ATTENTION{"attention", attention, ATTENDED};
 constexpr Operation EXPAND_VALUES{"expand_values", expand_values, VALUES};
 
-void list_operations(const PackedLayer&, LayerStep& step, const Operation& prepare) {
+void list_operations(const PackedLayer& layer, LayerStep& step, const Operation& prepare) {
     add(step.append_operations, {prepare, LATENT_LINEAR, NORMALIZE_LATENTS, QUERY_LINEAR, ABSORB_QUERIES});
+    if (layer.attention.latent.indexer.heads) add(step.append_operations, {CHOOSE_POSITIONS});
     add(step.attend_operations, {ATTENTION, EXPAND_VALUES, OUTPUT_LINEAR});
 }
 

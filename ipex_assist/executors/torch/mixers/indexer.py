@@ -1,0 +1,57 @@
+"""Which positions rows attend to where an indexer chooses them: see IndexerSpec."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from ipex_assist.executors.torch.mixers.layer_rows import LayerRows
+from ipex_assist.executors.torch.rope import rotate
+
+_EPSILON = 1e-6  # of the layer norm of keys
+
+
+def index_parts(x: torch.Tensor, row: torch.Tensor, rows: LayerRows) -> tuple[torch.Tensor, ...]:
+    """Key and weights of rows x (rows, hidden), and queries of the normalised rows that theirs are made of."""
+    latent, spec = rows.weights.latent, rows.spec.layers[rows.index].attention.latent
+    if latent is None or latent.indexer is None or spec is None or spec.indexer is None:
+        return ()
+    key, weights = latent.indexer.inputs(x).split((spec.indexer.dim, spec.indexer.heads), 1)
+    return key, weights, latent.indexer.query(row)
+
+
+def choose(rows: LayerRows, key: torch.Tensor, weights: torch.Tensor, queries: torch.Tensor) -> torch.Tensor:
+    """Keep the rows' keys; which positions each of them attends to: (rows, positions).
+
+    In fp64, so that the order of sums, which depends on the number of rows, decides nothing.
+    """
+    latent, spec = rows.weights.latent, rows.spec.layers[rows.index].attention.latent
+    assert latent is not None
+    assert latent.indexer is not None
+    assert spec is not None
+    assert spec.indexer is not None
+    start, count = rows.metadata.start, len(key)
+    key = functional.layer_norm(key, (spec.indexer.dim,), *latent.indexer.norm, _EPSILON)
+    both = torch.cat((queries.view(count, -1, spec.indexer.dim), key[:, None]), 1)
+    if rows.metadata.rotary is not None:
+        both = rotate(both, *rows.metadata.rotary)
+    rows.cache.write_index(rows.index, start, both[:, -1])
+    keys = rows.cache.read_index(rows.index, start + count).double()
+    products = functional.relu(both[:, :-1].double() @ keys.T)  # (rows, heads, positions)
+    scores = (weights.double()[..., None] * products).sum(1).float()
+    after = torch.arange(start + count) > torch.arange(start, start + count)[:, None]
+    # Of equal scores the lower positions are before the others.
+    order = scores.masked_fill(after, -torch.inf).sort(dim=1, descending=True, stable=True).indices
+    chosen = torch.zeros_like(after).scatter_(1, order[:, : spec.indexer.top_k], True)
+    return chosen & ~after
+
+
+def chosen_mask(chosen: torch.Tensor, rows: LayerRows) -> torch.Tensor:
+    """The mask of attention (`attention_mask`) of one KV head, without what was not chosen."""
+    mask, group = rows.metadata.mask, rows.spec.layers[rows.index].attention.group
+    if mask is None:
+        mask = torch.zeros(chosen.shape, dtype=rows.kernels.dtype)
+    hidden = functional.pad(~chosen, (0, mask.shape[-1] - chosen.shape[1]), value=True)
+    if rows.metadata.step:
+        hidden = hidden.repeat_interleave(group, 0)[None, None]
+    return mask.masked_fill(hidden, torch.finfo(mask.dtype).min)

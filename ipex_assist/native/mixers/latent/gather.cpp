@@ -1,0 +1,75 @@
+// Chosen positions, put side by side as if they were a sequence: what attention then does with them is what it does
+// with any.
+#include <algorithm>
+#include <cstring>
+
+#include "operations/attention.h"
+
+namespace ipex_assist {
+namespace {
+
+// How wide keys and values are, and where the latent begins in the key: after what is rotated.
+struct Widths {
+    int64_t key_depth, head_dim, rope_dim, rank;
+};
+
+// A position of a block, from here to there. BYTES: of an element. In a key's panel of 16 positions it has a lane of each
+// line; of values it has, in each panel of 16 columns, one place in the lanes of a line. But for int8, where both have a
+// scale of their own, the latent is the same in both, and is read where it lies closer together: in the value.
+template <int64_t BYTES>
+void copy_position(const KeyValueBlock& from, int64_t here, const KeyValueBlock& to, int64_t there, const Widths& w) {
+    constexpr int64_t EACH = 4 / BYTES;  // elements of a lane
+    constexpr int BITS = 8 * BYTES;
+    constexpr uint32_t MASK = 0xffffffffu >> (32 - BITS);
+    const int64_t lines = w.key_depth / EACH;
+    const auto lanes = [](uint8_t* panels, int64_t line) { return reinterpret_cast<uint32_t*>(panels) + line * LANES; };
+    const uint32_t* key_from = lanes(from.keys, here / LANES * lines) + here % LANES;
+    uint32_t* key_to = lanes(to.keys, there / LANES * lines) + there % LANES;
+    for (int64_t i = 0; i < (BYTES == 1 ? lines : w.rope_dim / EACH); i++) key_to[i * LANES] = key_from[i * LANES];
+    for (int64_t i = w.head_dim / EACH; i < lines; i++) key_to[i * LANES] = 0;
+    const int from_bits = int(here % EACH) * BITS, to_bits = int(there % EACH) * BITS;
+    for (int64_t d = 0; d < w.rank; d += LANES) {
+        const int64_t panel = d / LANES * (BLOCK_POSITIONS / EACH);
+        const uint32_t* value_from = lanes(from.values, panel + here / EACH);
+        uint32_t* value_to = lanes(to.values, panel + there / EACH);
+        uint32_t values[LANES];
+        for (int64_t i = 0; i < LANES; i++) {
+            values[i] = value_from[i] >> from_bits & MASK;
+            value_to[i] = (value_to[i] & ~(MASK << to_bits)) | values[i] << to_bits;
+        }
+        for (int64_t i = 0; BYTES > 1 && i < LANES; i += EACH)
+            key_to[(w.rope_dim + d + i) / EACH * LANES] =
+                EACH == 1 ? values[i] : values[i] | values[i + 1] << BITS % 32;
+    }
+}
+
+}  // namespace
+
+KeyValueBlock gather_block(const AttentionView& v, const RowRange& tile, int64_t block) {
+    const Widths widths{v.spec.key_depth(), v.spec.head_dim, v.spec.latent.rope_dim, v.spec.latent.rank};
+    const int64_t first = block * BLOCK_POSITIONS,
+                  count = std::min<int64_t>(v.splits.shape.top_k - first, BLOCK_POSITIONS);
+    const int32_t* chosen = v.pass.activations.shared.chosen.row(tile.first) + first;
+    const Precision precision = v.blocks.precision();
+    const int64_t bytes = row_type_bytes(row_type(precision));
+    KeyValueBlock to{v.own.gathered.data, v.own.gathered.data + BLOCK_POSITIONS * widths.key_depth * bytes, nullptr,
+                     nullptr};
+    if (precision == INT8) {
+        to.key_scales = reinterpret_cast<float*>(to.values + BLOCK_POSITIONS * widths.rank);
+        to.value_scales = to.key_scales + BLOCK_POSITIONS;
+    }
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t here = chosen[i] % BLOCK_POSITIONS;
+        const KeyValueBlock from = v.block(tile, 0, chosen[i] / BLOCK_POSITIONS);
+        switch (bytes) {
+            case 4: copy_position<4>(from, here, to, i, widths); break;
+            case 2: copy_position<2>(from, here, to, i, widths); break;
+            default: copy_position<1>(from, here, to, i, widths);
+        }
+        if (precision != INT8) continue;
+        to.key_scales[i] = from.key_scales[here], to.value_scales[i] = from.value_scales[here];
+    }
+    return to;
+}
+
+}  // namespace ipex_assist
