@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -66,7 +67,7 @@ def test_rows_fit_the_text_and_the_memory() -> None:
 
 def test_passes_are_cut_where_rows_or_logits_end() -> None:
     """A pass whose logits have no room, one that is empty, rows that are lost at the border."""
-    sequences: list[Any] = [object() for _ in range(4)]
+    sequences: list[Any] = [SimpleNamespace(images=None) for _ in range(4)]
     segments = [
         TokenSegment(sequences[0], [*range(1000)], 0, 1),
         TokenSegment(sequences[1], [*range(700)], 5, 700),
