@@ -38,6 +38,8 @@ PAGES = {
         {
             "peers": "A real pair, one prompt",
             "peers_throughput": "Many prompts at once",
+            "stored_peers": "A pair of GGUF files as they are stored, one prompt, beside llama.cpp",
+            "stored_peers_throughput": "GGUF files as they are stored, many prompts at once, beside llama.cpp",
             "assisted": "Plain and assisted on the IPEX stack, beside transformers",
             "embeddings": "Embeddings, beside transformers",
         },
@@ -117,6 +119,7 @@ PAGES = {
         {
             "starting": "Starting",
             "load_memory": "Memory of loading",
+            "resident": "A mixture that is larger than memory",
             "eval": "Fewer bits: perplexity",
             "formats": "Types of GGUF files: bits, perplexity, distance from bf16 and speed, beside llama.cpp",
         },

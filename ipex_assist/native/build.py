@@ -112,7 +112,7 @@ def build(
 
 
 def compilers_at_once() -> int:
-    """As many as this process has CPUs, by its affinity and its cgroup's quota, and about 1 GB of memory for each."""
+    """As many as this process has CPUs, by its affinity and quota, and 3 GB of memory for each, which kernels take."""
     cpus, memory = float(len(os.sched_getaffinity(0))), float("inf")
     with contextlib.suppress(OSError, ValueError, IndexError):
         available = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
@@ -124,7 +124,7 @@ def compilers_at_once() -> int:
         with contextlib.suppress(OSError, ValueError):
             used = int((group / "memory.current").read_text())
             memory = min(memory, int((group / "memory.max").read_text()) - used)
-    return max(1, int(min(cpus, memory / 1e9)))
+    return max(1, int(min(cpus, memory / 3e9)))
 
 
 def _cgroups() -> list[Path]:

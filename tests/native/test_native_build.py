@@ -456,7 +456,7 @@ def test_the_state_of_the_core_needs_no_torch() -> None:
 
 
 def test_as_many_compilers_as_there_are_cpus_and_memory_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """os.cpu_count() of them, of a gigabyte each, were killed in a job's cgroup, and the core was missing."""
+    """os.cpu_count() of them, of some gigabytes each, were killed in a job's cgroup, and the core was missing."""
     job = tmp_path / "job"
     job.mkdir()
     monkeypatch.setattr(build, "_cgroups", lambda: [job, tmp_path])
@@ -466,10 +466,10 @@ def test_as_many_compilers_as_there_are_cpus_and_memory_for(tmp_path: Path, monk
     (job / "cpu.max").write_text("200000 100000\n")
     assert build.compilers_at_once() == min(2, free)
     (job / "cpu.max").write_text("max 100000\n")
-    (tmp_path / "memory.max").write_text(f"{5 * 10**9}\n")
+    (tmp_path / "memory.max").write_text(f"{13 * 10**9}\n")
     (tmp_path / "memory.current").write_text(f"{10**9}\n")
     assert build.compilers_at_once() == min(4, free)
-    (tmp_path / "memory.current").write_text(f"{5 * 10**9}\n")
+    (tmp_path / "memory.current").write_text(f"{13 * 10**9}\n")
     assert build.compilers_at_once() == 1
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3})
     (tmp_path / "memory.max").unlink()
