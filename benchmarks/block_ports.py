@@ -13,7 +13,6 @@ Lattices (IQ1 to IQ3) are unpacked to the cache before they are multiplied; of t
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -22,9 +21,6 @@ from typing import Any
 
 import instructions
 import tile_ports
-from tabulate import tabulate
-
-from ipex_assist.native import library
 
 LEVEL = "avx512_bf16"
 ROWS = (1, 5)
@@ -168,17 +164,7 @@ def table(found: list[BlockCount]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--core", type=Path, default=library.PATH, help="the library (default: this package's own)")
-    parser.add_argument("--plain", action="store_true", help="the table alone: imports no torch")
-    args = parser.parse_args()
-    rows = table(list(counts(args.core)))
-    if args.plain:
-        print(tabulate([list(row.values()) for row in rows], headers=list(rows[0]), disable_numparse=True))
-        return
-    import measure
-
-    measure.report(rows, {})
+    instructions.report_counts(__doc__, lambda core: table(list(counts(core))))
 
 
 if __name__ == "__main__":

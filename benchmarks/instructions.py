@@ -25,9 +25,10 @@ from __future__ import annotations
 import argparse
 import re
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tabulate import tabulate
@@ -280,18 +281,34 @@ def table(found: list[Count], compiler: str) -> list[dict[str, Any]]:
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def report_counts(
+    description: str | None,
+    table_of: Callable[[Path], list[dict[str, Any]]],
+    options: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    missing: str = "has no kernels",
+) -> None:
+    """The command of a benchmark that counts in a compiled core, whose rows are `table_of`.
+
+    options: reported beside them. missing: what is said of a core without rows.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--core", type=Path, default=library.PATH, help="the library (default: this package's own)")
     parser.add_argument("--plain", action="store_true", help="the table alone: imports no torch")
     args = parser.parse_args()
-    rows = table(counts(args.core), compiler_of(args.core))
+    rows = table_of(args.core)
+    if not rows:
+        parser.error(f"{args.core} {missing}")
     if args.plain:
         print(tabulate([list(row.values()) for row in rows], headers=list(rows[0]), disable_numparse=True))
         return
     import measure
 
-    measure.report(rows, {})
+    measure.report(rows, dict(options))
+
+
+def main() -> None:
+    report_counts(__doc__, lambda core: table(counts(core), compiler_of(core)))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ Caches are not in it, but for one thing: where the 16 lines of a tile of rows li
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -27,9 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import instructions
-from tabulate import tabulate
-
-from ipex_assist.native import library
 
 TILE_ROWS, LINE, L1_SETS = 16, 64, 64
 DOT = re.compile(r"^tdp")
@@ -182,19 +178,9 @@ def table(found: Sequence[Loop]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--core", type=Path, default=library.PATH, help="the library (default: this package's own)")
-    parser.add_argument("--plain", action="store_true", help="the table alone: imports no torch")
-    args = parser.parse_args()
-    rows = table(loops(args.core))
-    if not rows:
-        parser.error(f"{args.core} was built by a compiler without AMX")
-    if args.plain:
-        print(tabulate([list(row.values()) for row in rows], headers=list(rows[0]), disable_numparse=True))
-        return
-    import measure
-
-    measure.report(rows, {"l1_sets": {depth: l1_sets(2 * depth) for depth in (2048, 4096, 8192, 14336)}})
+    sets = {depth: l1_sets(2 * depth) for depth in (2048, 4096, 8192, 14336)}
+    missing = "was built by a compiler without AMX"
+    instructions.report_counts(__doc__, lambda core: table(loops(core)), {"l1_sets": sets}, missing=missing)
 
 
 if __name__ == "__main__":
