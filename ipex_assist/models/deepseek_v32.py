@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ipex_assist.models.common import deepseek_experts, layer_count, refuse, sparse_kinds
+from ipex_assist.models import deepseek_v3
+from ipex_assist.models.common import layer_count, refuse, sparse_kinds
 from ipex_assist.models.config import Config
 from ipex_assist.models.latent import check_layer_types, latent_decoder, latent_weights, with_indexers
 from ipex_assist.models.spec import DecoderSpec
@@ -10,22 +11,18 @@ from ipex_assist.models.weights import Source
 
 ARCHITECTURE = "DeepseekV32ForCausalLM"
 EXAMPLES = ("deepseek-ai/DeepSeek-V3.2", "deepseek-ai/DeepSeek-V3.2-Exp")
-NAMES = {"norm_eps": "rms_norm_eps", "num_experts": "n_routed_experts"}
-SIZES = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "q_lora_rank": 1536}
+NAMES = deepseek_v3.NAMES
 
 
 def spec(config: Config) -> DecoderSpec:
     """Layers that predict further tokens: mtp.py."""
     refuse(config, scoring_func="sigmoid", topk_method="noaux_tc", moe_layer_freq=1, mlp_bias=False)
     check_layer_types(config)
-    routed = deepseek_experts(
-        config,
-        shared=config.integer("n_shared_experts", 1),
-        groups=config.integer("n_group", 8),
-        groups_per_token=config.integer("topk_group", 4),
-        scaling=config.number("routed_scaling_factor", 2.5),
+    made = latent_decoder(
+        *("deepseek_v32", config, deepseek_v3.SIZES),
+        experts=deepseek_v3.routed_experts(config),
+        sparse=sparse_kinds(config, 3),
     )
-    made = latent_decoder("deepseek_v32", config, SIZES, experts=routed, sparse=sparse_kinds(config, 3))
     return with_indexers(made, config, [False] * layer_count(config), heads=64)
 
 
