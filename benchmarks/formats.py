@@ -1,28 +1,36 @@
 """Types of GGUF files: bits, bytes, perplexity, distance from bf16, and tokens/s, beside llama.cpp on the same files.
 
     ipex-launch -- python benchmarks/formats.py FILE.gguf --scratch FOLDER [--types Q8_0,Q4_K_M,…] [--llama-cpp FOLDER]
-        [--text FILE] [--max-tokens 4096] [--requests 1,5,16] [--repeats 2]
+        [--text FILE] [--max-tokens 2048] [--requests 1,5,16] [--repeats 2]
 
 FILE is written in each type that it does not have itself: by `ipex-assist quantize` where that writes it, else by
-llama.cpp's llama-quantize, and what comes of it is kept in --scratch with what it scored. Its own numbers are the best
-that there are: a FILE in 4 bits shows nothing of what 8 lose, but what each type adds.
+llama.cpp's llama-quantize. Its own numbers are the best that there are: a FILE in 4 bits shows nothing of what 8 lose,
+but what each type adds. One type is done after the other, and what comes of each is kept in --scratch: the file, its
+scores and its speeds, each as soon as it is there, so that the same command goes on where one was interrupted. Speeds
+are measured again where the core, the requests or the repeats are others.
 
 Perplexity is that of `llama-perplexity -c 512`: the text (the pages in docs/, if none is given) in windows of 512
 tokens, of which the second half counts. "KL" is the Kullback-Leibler divergence from FILE in bf16, nats a token, "same"
 the share of tokens that both find likeliest. Tokens/s are those of passes with a row of each of so many requests, which
-have 16 tokens before them, and of llama-batched-bench with as many; turns alternate, and the medians are shown.
+have 16 tokens before them, and of llama-batched-bench with as many; turns of a file alternate, and the medians are
+shown.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import hashlib
 import json
 import math
 import random
 import re
+import signal
 import statistics
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +47,12 @@ from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.executors.load import load_model
 from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.executors.native.loading import planned_pool
+from ipex_assist.native.library import PATH as CORE
 from ipex_assist.quantization.gguf_mix import FILE_TYPES
 from ipex_assist.tokenization.tokenizer import load_tokenizer
 
 DOCS = Path(__file__).parents[1] / "docs"
-TYPES = "Q8_0,Q6_K,Q5_K_M,Q4_K_M,IQ4_XS,Q4_0,Q3_K_M,IQ3_S,Q2_K"
+TYPES = "Q8_0,Q6_K,Q5_K_M,Q4_K_M,IQ4_XS,IQ4_NL,Q4_1,Q4_0,Q3_K_M,IQ3_S,IQ3_XXS,Q2_K"
 WINDOW, CONTEXT, PASSES = 512, 16, 16
 QUANTIZE, PERPLEXITY = "llama-quantize", "llama-perplexity"
 
@@ -72,16 +81,41 @@ def file_of(args: argparse.Namespace, kind: str) -> Path | None:
     path = Path(args.scratch) / f"{args.file.stem}-{kind}.gguf"
     if path.exists():
         return path
+    part = path.with_suffix(".part.gguf")
     if kind in FILE_TYPES:
-        ours = [sys.executable, "-m", "ipex_assist", "quantize", "-q", "-m", str(args.file), "-o", str(path)]
-        said_by([*ours, "--type", kind])
+        ours = [sys.executable, "-m", "ipex_assist", "quantize", "-q", "-m", str(args.file), "-o", str(part)]
+        argv = [*ours, "--type", kind]
     elif args.llama_cpp is None:
         return None
     else:
-        part, threads = path.with_suffix(".part"), str(planned_pool().threads)
-        said_by([str(args.llama_cpp / QUANTIZE), "--allow-requantize", str(args.file), str(part), kind, threads])
-        part.rename(path)
+        source, threads = str(args.file), str(planned_pool().threads)
+        argv = [str(args.llama_cpp / QUANTIZE), "--allow-requantize", source, str(part), kind, threads]
+    part.unlink(missing_ok=True)
+    said_by(argv)
+    part.rename(path)
     return path
+
+
+class Kept:
+    """What is known of a file: parts of its JSON in --scratch, each good as long as its key is the same."""
+
+    def __init__(self, scratch: Path, path: Path) -> None:
+        self._file, state = scratch / f"{path.stem}.json", path.stat()
+        self._of = [state.st_size, state.st_mtime_ns]
+
+    def get(self, part: str, key: Any) -> Any:
+        """A part, None where it is not there or of another file or key."""
+        found = json.loads(self._file.read_text()) if self._file.exists() else {}
+        return found[part]["found"] if part in found and found[part]["key"] == [*self._of, key] else None
+
+    def put(self, part: str, key: Any, found: Any) -> Any:
+        """Keep a part, and return it as `get` will."""
+        known = json.loads(self._file.read_text()) if self._file.exists() else {}
+        text = json.dumps({**known, part: {"key": [*self._of, key], "found": found}})
+        aside = self._file.with_suffix(".part")
+        aside.write_text(text)
+        aside.replace(self._file)
+        return json.loads(text)[part]["found"]
 
 
 class Quality:
@@ -97,13 +131,11 @@ class Quality:
         if len(self._tokens) < WINDOW:
             raise UsageError(f"--text: {len(self._tokens)} tokens, fewer than the {WINDOW} of a window")
 
-    def of(self, path: Path) -> dict[str, float]:
-        """A file's figures: as kept beside it, if they are of the same file, text and programs."""
-        kept = Path(self._args.scratch) / f"{path.stem}.json"
-        state = path.stat()
-        key = [state.st_size, state.st_mtime_ns, self._tokens, str(self._args.llama_cpp)]
-        if kept.exists() and (found := json.loads(kept.read_text()))["key"] == key:
-            return dict(found["figures"])
+    def of(self, path: Path, kept: Kept) -> dict[str, float]:
+        """A file's figures: as kept, if they are of the same text and programs."""
+        key = [self._tokens, str(self._args.llama_cpp)]
+        if (found := kept.get("scores", key)) is not None:
+            return dict(found)
         if self._reference is None:
             self._reference = load_model(LoadRequest(opened(self._args.file), "bf16", "native"))
         result = compare(loaded(path), self._reference, self._tokens, halves(len(self._tokens), WINDOW))
@@ -116,8 +148,7 @@ class Quality:
         }
         if self._args.llama_cpp is not None:
             figures["llama_cpp"] = self._theirs(path)
-        kept.write_text(json.dumps({"key": key, "figures": figures}))
-        return figures
+        return dict(kept.put("scores", key, figures))
 
     def _theirs(self, path: Path) -> float:
         threads, chunks = str(planned_pool().threads), str(len(self._tokens) // WINDOW)
@@ -134,7 +165,7 @@ def loaded(path: Path) -> Any:
     return load_model(LoadRequest(checkpoint, checkpoint.stored_precision or "bf16", "native"))
 
 
-def turn(path: Path, counts: list[int]) -> tuple[dict[int, float], int]:
+def turn(path: Path, counts: list[int]) -> dict[str, Any]:
     """Tokens/s by requests, and the bytes that the weights take in memory."""
     model, chance, found = loaded(path), random.Random(0), {}
     sequences = [model.new_sequence(CONTEXT + PASSES) for _ in range(max(counts))]
@@ -143,11 +174,26 @@ def turn(path: Path, counts: list[int]) -> tuple[dict[int, float], int]:
     for count in counts:
         seconds = [mixture.one_pass(model, sequences[:count], 1, chance)[0] for _ in range(PASSES + 1)]
         found[count] = count / statistics.median(seconds[1:])  # the first warms up
-    return found, model.packed.nbytes
+    return {"speeds": found, "bytes": model.packed.nbytes}
 
 
-def row_of(kind: str, path: Path, quality: dict[str, float], ours: list[Any], theirs: list[Any]) -> dict[str, str]:
-    """A type's line of the table. ours, theirs: tokens/s by requests, of each turn."""
+def turns(args: argparse.Namespace, path: Path, kept: Kept) -> dict[str, Any]:
+    """Turns of us and of llama.cpp on a file, when they were and at which commit: as kept, if it is the same core."""
+    key = [hashlib.sha256(CORE.read_bytes()).hexdigest(), str(args.llama_cpp), args.requests, args.repeats]
+    if (found := kept.get("turns", key)) is not None:
+        return dict(found)
+    ours, theirs = [], []
+    for _ in range(args.repeats):
+        ours.append(turn(path, args.requests))
+        if args.llama_cpp is not None:
+            theirs.append(dict(Peer(args.llama_cpp, path, CONTEXT, args.requests).turn().speeds))
+    facts = {"time": measure.now(), "commit": measure.machine()["commit"]}
+    return dict(kept.put("turns", key, {**facts, "ours": ours, "llama_cpp": theirs}))
+
+
+def row_of(kind: str, path: Path, quality: dict[str, float], speeds: dict[str, Any]) -> dict[str, str]:
+    """A type's line of the table. speeds: those of each turn, as `turns` returns them."""
+    ours, theirs = speeds["ours"], speeds["llama_cpp"]
     checkpoint = opened(path)
     tensors = checkpoint.header.tensors
     size = sum(stored_bytes(name, each) for name, each in tensors.items())
@@ -156,15 +202,15 @@ def row_of(kind: str, path: Path, quality: dict[str, float], ours: list[Any], th
         "type": kind,
         "bits": f"{8 * size / weights:.2f}",
         "file GB": f"{size / 1e9:.3f}",
-        "memory ÷ file": f"{ours[0][1] / size:.3f}",
+        "memory ÷ file": f"{ours[0]['bytes'] / size:.3f}",
         "perplexity": f"{quality['perplexity']:.3f} ± {quality['standard_error']:.2f}",
         "÷ bf16": f"{quality['perplexity'] / quality['reference']:.4f}",
         "KL": f"{quality['divergence']:.4f}",
         "same": f"{quality['same']:.1%}",
         "÷ llama.cpp's": f"{quality['perplexity'] / quality['llama_cpp']:.4f}" if "llama_cpp" in quality else "",
     }
-    for count in ours[0][0]:
-        speed = statistics.median(found[count] for found, _ in ours)
+    for count in ours[0]["speeds"]:
+        speed = statistics.median(each["speeds"][count] for each in ours)
         row[f"tokens/s, {count}"] = f"{speed:.1f}"
         peer = statistics.median(each[count] for each in theirs) if theirs else 0
         row[f"÷ llama.cpp, {count}"] = f"{speed / peer:.2f}" if theirs else ""
@@ -179,39 +225,50 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--types", type=lambda text: text.split(","), default=TYPES.split(","))
     parser.add_argument("--llama-cpp", type=Path, metavar="FOLDER", help="where llama.cpp's programs are")
     parser.add_argument("--text", metavar="FILE")
-    parser.add_argument("--max-tokens", type=int, default=4096)
+    parser.add_argument("--max-tokens", type=int, default=2048)
     parser.add_argument("--requests", type=lambda text: [int(part) for part in text.split(",")], default=[1, 5, 16])
     parser.add_argument("--repeats", type=int, default=2, help="turns of each; 0: only write and score files")
     return parser.parse_args(argv)
 
 
+def one_type(args: argparse.Namespace, kind: str, quality: Quality) -> tuple[dict[str, str], dict[str, Any]] | None:
+    """A type's line of the table, and its scores and turns; None where the file cannot be written here."""
+    started, parts = time.perf_counter(), []
+
+    @contextlib.contextmanager
+    def part(name: str) -> Iterator[None]:
+        since = time.perf_counter()
+        yield
+        parts.append(f"{name} {time.perf_counter() - since:.0f} s")
+
+    with part("file"):
+        path = file_of(args, kind)
+    if path is None:
+        print(f"{kind}: left out, because --llama-cpp names no {QUANTIZE}", file=sys.stderr)
+        return None
+    kept = Kept(args.scratch, path)
+    with part("scores"):
+        scores = quality.of(path, kept)
+    with part("turns"):
+        speeds = turns(args, path, kept) if args.repeats else {}
+    print(f"{kind}: {time.perf_counter() - started:.0f} s ({', '.join(parts)})", file=sys.stderr, flush=True)
+    return (row_of(kind, path, scores, speeds) if speeds else {}), {"type": kind, **scores, **speeds}
+
+
 def run(args: argparse.Namespace) -> int:
-    """Write files, score them, measure, and print a table and JSON."""
+    """For each type write a file, score it and measure it, unless that is kept; then print a table and JSON."""
     args.scratch.mkdir(parents=True, exist_ok=True)
-    found = {kind: file_of(args, kind) for kind in args.types}
-    files = {kind: path for kind, path in found.items() if path is not None}
-    if left_out := found.keys() - files.keys():
-        print(f"left out, because --llama-cpp names no {QUANTIZE}: {', '.join(sorted(left_out))}", file=sys.stderr)
     leave_cores_to_native()
     quality = Quality(args)
-    scores = {kind: quality.of(path) for kind, path in files.items()}
-    del quality  # and the bf16 model with it
-    ours: dict[str, list[Any]] = {kind: [] for kind in files}
-    theirs: dict[str, list[Any]] = {kind: [] for kind in files}
-    for _ in range(args.repeats):
-        for kind, path in files.items():
-            ours[kind].append(turn(path, args.requests))
-            if args.llama_cpp is not None:
-                theirs[kind].append(Peer(args.llama_cpp, path, CONTEXT, args.requests).turn().speeds)
-    if args.repeats:
-        table = [row_of(kind, path, scores[kind], ours[kind], theirs[kind]) for kind, path in files.items()]
-        results = [
-            {"type": kind, **scores[kind], "ours": [speeds for speeds, _ in ours[kind]], "llama_cpp": theirs[kind]}
-            for kind in files
-        ]
-        measure.report(table, {"file": args.file.name, "tokens": args.max_tokens, "results": results})
+    done = [found for kind in args.types if (found := one_type(args, kind, quality)) is not None]
+    if args.repeats and done:
+        results = [result for _, result in done]
+        measure.report(
+            [row for row, _ in done], {"file": args.file.name, "tokens": args.max_tokens, "results": results}
+        )
     return 0
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the program that runs, too
     raise SystemExit(measure.exit_code(lambda: run(parse()), print))

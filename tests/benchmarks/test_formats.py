@@ -69,10 +69,37 @@ def test_beside_llama_cpp(file: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert first["divergence"] < second["divergence"]
     assert copy["perplexity"] == first["perplexity"]
     row = found["table"][0]
-    assert row["÷ llama.cpp, 3"] == f"{first['ours'][0]['3'] / 30:.2f}"
+    assert row["÷ llama.cpp, 3"] == f"{first['ours'][0]['speeds']['3'] / 30:.2f}"
     assert row["÷ llama.cpp's"] == f"{first['perplexity'] / 100:.4f}"
     assert 8.5 < float(row["bits"]) < 9
     assert float(row["memory ÷ file"]) >= 1
+
+
+def test_goes_on_where_it_was_interrupted(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A type that is done is not done again, one that is half done keeps its file and scores; another core measures."""
+    argv = [str(file), "--scratch", str(tmp_path), "--types", "Q8_0,Q6_K", "--max-tokens", "600", "--repeats", "1"]
+    args, turn = formats.parse([*argv, "--requests", "1"]), formats.turn
+    measured: list[str] = []
+
+    def interrupted(path: Path, counts: list[int]) -> dict[str, object]:
+        measured.append(path.name)
+        if measured == ["tiny.gguf", "tiny-Q6_K.gguf"]:
+            raise KeyboardInterrupt
+        return turn(path, counts)
+
+    monkeypatch.setattr(formats, "turn", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        formats.run(args)
+    monkeypatch.setattr(formats, "compare", lambda *_: pytest.fail("scored again"))
+    assert formats.run(args) == 0
+    assert measured == ["tiny.gguf", "tiny-Q6_K.gguf", "tiny-Q6_K.gguf"]
+    table = json.loads(capsys.readouterr().out.splitlines()[-1])["table"]
+    assert [row["type"] for row in table] == ["Q8_0", "Q6_K"]
+    monkeypatch.setattr(formats, "CORE", file)
+    assert formats.run(args) == 0
+    assert measured[3:] == ["tiny.gguf", "tiny-Q6_K.gguf"]
 
 
 def test_scores_are_kept(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,14 +107,14 @@ def test_scores_are_kept(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     args = formats.parse([str(file), "--scratch", str(tmp_path), "--types", "Q8_0", "--max-tokens", "1100"])
     args.repeats = 0
     assert formats.run(args) == 0
-    kept = json.loads((tmp_path / "tiny.json").read_text())
-    tokens, model = kept["key"][2], formats.loaded(file)
+    kept = json.loads((tmp_path / "tiny.json").read_text())["scores"]
+    tokens, model = kept["key"][2][0], formats.loaded(file)
     losses = []
     for start in (0, 512):
         sequence = model.new_sequence(512)
         logs = model.extend(sequence, tokens[start : start + 511], last=255).log_softmax(-1)
         losses += [-float(line[token]) for line, token in zip(logs, tokens[start + 257 : start + 512], strict=True)]
-    assert kept["figures"]["perplexity"] == pytest.approx(math.exp(sum(losses) / len(losses)))
+    assert kept["found"]["perplexity"] == pytest.approx(math.exp(sum(losses) / len(losses)))
     monkeypatch.setattr(formats, "compare", lambda *_: pytest.fail("scored again"))
     assert formats.run(args) == 0
     args.max_tokens = 600
@@ -99,7 +126,7 @@ def test_what_cannot_be_made_is_left_out(file: Path, tmp_path: Path, capsys: pyt
     """A type that only llama.cpp writes needs llama.cpp, and a program that fails says why."""
     argv = [str(file), "--scratch", str(tmp_path), "--types", "Q8_0,Q2_K", "--max-tokens", "600", "--repeats", "0"]
     assert formats.run(formats.parse(argv)) == 0
-    assert "names no llama-quantize: Q2_K" in capsys.readouterr().err
+    assert "Q2_K: left out, because --llama-cpp names no llama-quantize" in capsys.readouterr().err
     there = programs(tmp_path / "bin", quantize="#!/bin/sh\necho no such type >&2\nexit 1\n")
     with pytest.raises(IpexAssistError, match="llama-quantize ended with 1: no such type"):
-        formats.run(formats.parse([*argv, "--llama-cpp", str(there)]))
+        formats.run(formats.parse([*argv, "--types", "Q2_K", "--llama-cpp", str(there)]))
