@@ -1,13 +1,13 @@
 """Types of GGUF files: bits, bytes, perplexity, distance from bf16, and tokens/s, beside llama.cpp on the same files.
 
     ipex-launch -- python benchmarks/formats.py FILE.gguf --scratch FOLDER [--types Q8_0,Q4_K_M,…] [--llama-cpp FOLDER]
-        [--text FILE] [--max-tokens 2048] [--requests 1,5,16] [--repeats 2]
+        [--text FILE] [--max-tokens 2048] [--requests 1,5,16] [--repeats 2] [--keep-files]
 
 FILE is written in each type that it does not have itself: by `ipex-assist quantize` where that writes it, else by
 llama.cpp's llama-quantize. Its own numbers are the best that there are: a FILE in 4 bits shows nothing of what 8 lose,
-but what each type adds. One type is done after the other, and what comes of each is kept in --scratch: the file, its
-scores and its speeds, each as soon as it is there, so that the same command goes on where one was interrupted. Speeds
-are measured again where the core, the requests or the repeats are others.
+but what each type adds. One type is done after the other, and what comes of each is kept in --scratch: the file until
+it is done, its scores and its speeds, each as soon as it is there, so that the same command goes on where one was
+interrupted. Speeds are measured again where the core, the requests or the repeats are others.
 
 Perplexity is that of `llama-perplexity -c 512`: the text (the pages in docs/, if none is given) in windows of 512
 tokens, of which the second half counts. "KL" is the Kullback-Leibler divergence from FILE in bf16, nats a token, "same"
@@ -30,7 +30,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,12 +73,25 @@ def opened(path: Path) -> GgufCheckpoint:
     return checkpoint
 
 
+@contextlib.contextmanager
+def taking(what: str) -> Iterator[None]:
+    """Say afterwards how long something took."""
+    started = time.perf_counter()
+    yield
+    print(f"{what}: {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
+
+
+def written(args: argparse.Namespace, kind: str) -> Path:
+    """Where FILE in this type is."""
+    return Path(args.scratch) / f"{args.file.stem}-{kind}.gguf"
+
+
 def file_of(args: argparse.Namespace, kind: str) -> Path | None:
     """The file in this type, written unless it is there; None where only llama-quantize writes it, and is not here."""
     own = opened(args.file).header.get("general.file_type")
     if kind in FILE_TYPES and own == FILE_TYPES[kind][0]:
         return Path(args.file)
-    path = Path(args.scratch) / f"{args.file.stem}-{kind}.gguf"
+    path = written(args, kind)
     if path.exists():
         return path
     part = path.with_suffix(".part.gguf")
@@ -91,16 +104,17 @@ def file_of(args: argparse.Namespace, kind: str) -> Path | None:
         source, threads = str(args.file), str(planned_pool().threads)
         argv = [str(args.llama_cpp / QUANTIZE), "--allow-requantize", source, str(part), kind, threads]
     part.unlink(missing_ok=True)
-    said_by(argv)
+    with taking(f"{kind}: file"):
+        said_by(argv)
     part.rename(path)
     return path
 
 
 class Kept:
-    """What is known of a file: parts of its JSON in --scratch, each good as long as its key is the same."""
+    """What is known of FILE in a type: parts of a JSON in --scratch, each good as long as its key is the same."""
 
-    def __init__(self, scratch: Path, path: Path) -> None:
-        self._file, state = scratch / f"{path.stem}.json", path.stat()
+    def __init__(self, scratch: Path, file: Path, kind: str) -> None:
+        self._file, state = scratch / f"{file.stem}-{kind}.json", file.stat()
         self._of = [state.st_size, state.st_mtime_ns]
 
     def get(self, part: str, key: Any) -> Any:
@@ -131,11 +145,12 @@ class Quality:
         if len(self._tokens) < WINDOW:
             raise UsageError(f"--text: {len(self._tokens)} tokens, fewer than the {WINDOW} of a window")
 
-    def of(self, path: Path, kept: Kept) -> dict[str, float]:
-        """A file's figures: as kept, if they are of the same text and programs."""
-        key = [self._tokens, str(self._args.llama_cpp)]
-        if (found := kept.get("scores", key)) is not None:
-            return dict(found)
+    def key(self) -> list[Any]:
+        """What scores depend on beside the file."""
+        return [self._tokens, str(self._args.llama_cpp)]
+
+    def of(self, path: Path) -> dict[str, float]:
+        """A file's figures."""
         if self._reference is None:
             self._reference = load_model(LoadRequest(opened(self._args.file), "bf16", "native"))
         result = compare(loaded(path), self._reference, self._tokens, halves(len(self._tokens), WINDOW))
@@ -148,7 +163,10 @@ class Quality:
         }
         if self._args.llama_cpp is not None:
             figures["llama_cpp"] = self._theirs(path)
-        return dict(kept.put("scores", key, figures))
+        tensors = opened(path).header.tensors
+        figures["bytes"] = sum(stored_bytes(name, each) for name, each in tensors.items())
+        figures["weights"] = sum(math.prod(each.shape) for each in tensors.values())
+        return figures
 
     def _theirs(self, path: Path) -> float:
         threads, chunks = str(planned_pool().threads), str(len(self._tokens) // WINDOW)
@@ -177,30 +195,29 @@ def turn(path: Path, counts: list[int]) -> dict[str, Any]:
     return {"speeds": found, "bytes": model.packed.nbytes}
 
 
-def turns(args: argparse.Namespace, path: Path, kept: Kept) -> dict[str, Any]:
-    """Turns of us and of llama.cpp on a file, when they were and at which commit: as kept, if it is the same core."""
-    key = [hashlib.sha256(CORE.read_bytes()).hexdigest(), str(args.llama_cpp), args.requests, args.repeats]
-    if (found := kept.get("turns", key)) is not None:
-        return dict(found)
+def turns_key(args: argparse.Namespace) -> list[Any]:
+    """What speeds depend on beside the file."""
+    return [hashlib.sha256(CORE.read_bytes()).hexdigest(), str(args.llama_cpp), args.requests, args.repeats]
+
+
+def turns(args: argparse.Namespace, path: Path) -> dict[str, Any]:
+    """Turns of us and of llama.cpp on a file, when they were and at which commit."""
     ours, theirs = [], []
     for _ in range(args.repeats):
         ours.append(turn(path, args.requests))
         if args.llama_cpp is not None:
             theirs.append(dict(Peer(args.llama_cpp, path, CONTEXT, args.requests).turn().speeds))
     facts = {"time": measure.now(), "commit": measure.machine()["commit"]}
-    return dict(kept.put("turns", key, {**facts, "ours": ours, "llama_cpp": theirs}))
+    return {**facts, "ours": ours, "llama_cpp": theirs}
 
 
-def row_of(kind: str, path: Path, quality: dict[str, float], speeds: dict[str, Any]) -> dict[str, str]:
+def row_of(kind: str, quality: dict[str, float], speeds: dict[str, Any]) -> dict[str, str]:
     """A type's line of the table. speeds: those of each turn, as `turns` returns them."""
     ours, theirs = speeds["ours"], speeds["llama_cpp"]
-    checkpoint = opened(path)
-    tensors = checkpoint.header.tensors
-    size = sum(stored_bytes(name, each) for name, each in tensors.items())
-    weights = sum(math.prod(each.shape) for each in tensors.values())
+    size = quality["bytes"]
     row = {
         "type": kind,
-        "bits": f"{8 * size / weights:.2f}",
+        "bits": f"{8 * size / quality['weights']:.2f}",
         "file GB": f"{size / 1e9:.3f}",
         "memory ÷ file": f"{ours[0]['bytes'] / size:.3f}",
         "perplexity": f"{quality['perplexity']:.3f} ± {quality['standard_error']:.2f}",
@@ -228,31 +245,30 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--max-tokens", type=int, default=2048)
     parser.add_argument("--requests", type=lambda text: [int(part) for part in text.split(",")], default=[1, 5, 16])
     parser.add_argument("--repeats", type=int, default=2, help="turns of each; 0: only write and score files")
+    parser.add_argument("--keep-files", action="store_true", help="also those of types that are done")
     return parser.parse_args(argv)
 
 
 def one_type(args: argparse.Namespace, kind: str, quality: Quality) -> tuple[dict[str, str], dict[str, Any]] | None:
     """A type's line of the table, and its scores and turns; None where the file cannot be written here."""
-    started, parts = time.perf_counter(), []
+    kept = Kept(args.scratch, args.file, kind)
 
-    @contextlib.contextmanager
-    def part(name: str) -> Iterator[None]:
-        since = time.perf_counter()
-        yield
-        parts.append(f"{name} {time.perf_counter() - since:.0f} s")
+    def part(name: str, key: list[Any], make: Callable[[Path], dict[str, Any]]) -> dict[str, Any] | None:
+        if (found := kept.get(name, key)) is not None:
+            return dict(found)
+        if (path := file_of(args, kind)) is None:
+            print(f"{kind}: left out, because --llama-cpp names no {QUANTIZE}", file=sys.stderr)
+            return None
+        with taking(f"{kind}: {name}"):
+            return dict(kept.put(name, key, make(path)))
 
-    with part("file"):
-        path = file_of(args, kind)
-    if path is None:
-        print(f"{kind}: left out, because --llama-cpp names no {QUANTIZE}", file=sys.stderr)
+    scores = part("scores", quality.key(), quality.of)
+    speeds = part("turns", turns_key(args), lambda path: turns(args, path)) if scores and args.repeats else None
+    if scores is None:
         return None
-    kept = Kept(args.scratch, path)
-    with part("scores"):
-        scores = quality.of(path, kept)
-    with part("turns"):
-        speeds = turns(args, path, kept) if args.repeats else {}
-    print(f"{kind}: {time.perf_counter() - started:.0f} s ({', '.join(parts)})", file=sys.stderr, flush=True)
-    return (row_of(kind, path, scores, speeds) if speeds else {}), {"type": kind, **scores, **speeds}
+    if speeds and not args.keep_files:
+        written(args, kind).unlink(missing_ok=True)
+    return (row_of(kind, scores, speeds) if speeds else {}), {"type": kind, **scores, **(speeds or {})}
 
 
 def run(args: argparse.Namespace) -> int:

@@ -60,7 +60,7 @@ def test_beside_llama_cpp(file: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     """The file's own type is itself; another is written by who writes it; windows are llama-perplexity's."""
     there = programs(tmp_path / "bin", batched_bench=BENCH, perplexity=PERPLEXITY, quantize=QUANTIZE)
     argv = [str(file), "--scratch", str(tmp_path / "s"), "--types", "Q8_0,Q6_K,Q4_0", "--llama-cpp", str(there)]
-    argv += ["--max-tokens", "1100", "--requests", "1,3", "--repeats", "1"]
+    argv += ["--max-tokens", "1100", "--requests", "1,3", "--repeats", "1", "--keep-files"]
     assert formats.run(formats.parse(argv)) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert sorted(path.name for path in (tmp_path / "s").glob("*.gguf")) == ["tiny-Q4_0.gguf", "tiny-Q6_K.gguf"]
@@ -95,6 +95,7 @@ def test_goes_on_where_it_was_interrupted(
     monkeypatch.setattr(formats, "compare", lambda *_: pytest.fail("scored again"))
     assert formats.run(args) == 0
     assert measured == ["tiny.gguf", "tiny-Q6_K.gguf", "tiny-Q6_K.gguf"]
+    assert [path.name for path in tmp_path.glob("*.gguf")] == ["tiny.gguf"]
     table = json.loads(capsys.readouterr().out.splitlines()[-1])["table"]
     assert [row["type"] for row in table] == ["Q8_0", "Q6_K"]
     monkeypatch.setattr(formats, "CORE", file)
@@ -107,7 +108,7 @@ def test_scores_are_kept(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     args = formats.parse([str(file), "--scratch", str(tmp_path), "--types", "Q8_0", "--max-tokens", "1100"])
     args.repeats = 0
     assert formats.run(args) == 0
-    kept = json.loads((tmp_path / "tiny.json").read_text())["scores"]
+    kept = json.loads((tmp_path / "tiny-Q8_0.json").read_text())["scores"]
     tokens, model = kept["key"][2][0], formats.loaded(file)
     losses = []
     for start in (0, 512):
