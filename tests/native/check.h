@@ -209,6 +209,7 @@ void test_thread_limit();
 void test_packing(const KernelTable& k);
 void test_int4_bits(const KernelTable& k);  // a part of it
 void test_linears(const KernelTable& k);
+void test_blocks(const KernelTable& k);  // a part of it
 void test_rows(const KernelTable& k);
 void test_quantization(const KernelTable& k);  // a part of it
 void test_attention(const KernelTable& k);

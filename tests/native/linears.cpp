@@ -278,6 +278,7 @@ void test_linears(const KernelTable& k) {
     test_groups_apart(k);
     test_extremes(k);
     test_rows_that_are_no_numbers(k);
+    test_blocks(k);
 }
 
 // A packed image serves every machine, so all levels pack the same bytes; and linears give the same bits on all of
