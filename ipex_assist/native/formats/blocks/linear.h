@@ -168,7 +168,7 @@ template <class F>
 void block_rows(const Linear& w, const LinearRows& in, int64_t count, int64_t first, int64_t last, float* out,
                 int64_t stride) {
 #ifdef IPEX_ASSIST_HAS_AMX
-    if constexpr (!F::WORDS) {
+    if constexpr (SquaresOf<F>::PAYS) {
         using Squares = typename SquaresOf<F>::Squares;
         if (count > TILE) return amx_many<Squares>(w, in, count, first, last, out, stride, block_tiles<F>);
     }

@@ -42,12 +42,14 @@ struct BlockSquares {
 };
 
 // Those of a format: one plane where a product is at most 15 · 3 (Q2_K), 128 as -4 · -32 (Q3_K, whose sign is turned:
-// then it is -128) or 2 (trits).
+// then it is -128) or 2 (trits, whose sign is turned as well). PAYS: not where scaling eight sums a span takes longer than
+// vectors take for all.
 template <class F>
 struct SquaresOf {
-    static constexpr bool NEGATED = std::is_same_v<F, Q3KFormat>;
-    static constexpr int PRODUCTS = !F::SUPER || F::WEIGHED || NEGATED || F::GROUP == 128 ? 1 : 2;
+    static constexpr bool NEGATED = std::is_same_v<F, Q3KFormat> || (F::SUPER && F::GROUP == 128);
+    static constexpr int PRODUCTS = !F::SUPER || F::WEIGHED || NEGATED ? 1 : 2;
     using Squares = BlockSquares<F::SUPER ? 128 : F::GROUP, PRODUCTS, F::MINIMA, NEGATED ? -1 : 1>;
+    static constexpr bool PAYS = !F::WORDS && Squares::SCALES < 8;
 };
 
 // The same byte of each lane in all its four.
@@ -83,7 +85,8 @@ HOT_LOOP void superblock_tiles(const uint8_t* codes, const int32_t (*factors)[LA
                 _mm512_store_si512(to + PLANE, _mm512_or_si512(upper, next));
             }
         } else {
-            _mm512_store_si512(to, _mm512_sub_epi8(code, _mm512_set1_epi8(F::ZERO)));
+            const __m512i zeros = _mm512_set1_epi8(F::ZERO);
+            _mm512_store_si512(to, Of::NEGATED ? _mm512_sub_epi8(zeros, code) : _mm512_sub_epi8(code, zeros));
         }
         if constexpr (F::MINIMA) {
             const __m512i pair = _mm512_loadu_si512(pairs[s / 8]);
