@@ -26,6 +26,16 @@ constexpr Grid<N> of_four(const uint16_t (&points)[N]) {
     return grid;
 }
 
+template <size_t N>
+constexpr WordGrid<N> with_words(const Grid<N>& grid) {
+    WordGrid<N> found{grid, {}};
+    for (size_t i = 0; i < N; i++) {
+        for (int p = 0; p < 8; p++)
+            found.words[p / 4][i] |= uint16_t((grid.points[i] >> (p % 4 * 8 + p / 4 * 4) & 15) << p % 4 * 4);
+    }
+    return found;
+}
+
 constexpr uint16_t IQ2_XXS_POINTS[] = {
     0x0000, 0x0002, 0x0005, 0x0008, 0x000a, 0x0011, 0x0014, 0x0020, 0x0022, 0x0028, 0x002a, 0x0041, 0x0044, 0x0050,
     0x0058, 0x0061, 0x0064, 0x0080, 0x0082, 0x008a, 0x00a2, 0x0101, 0x0104, 0x0110, 0x0115, 0x0140, 0x0184, 0x0198,
@@ -368,11 +378,11 @@ constexpr uint16_t IQ1_POINTS[] = {
 
 }  // namespace
 
-constexpr Grid<256> IQ2_XXS_GRID = of_eight(IQ2_XXS_POINTS);
-constexpr Grid<512> IQ2_XS_GRID = of_eight(IQ2_XS_POINTS);
-constexpr Grid<1024> IQ2_S_GRID = of_eight(IQ2_S_POINTS);
-constexpr Grid<256> IQ3_XXS_GRID = of_four(IQ3_XXS_POINTS);
-constexpr Grid<512> IQ3_S_GRID = of_four(IQ3_S_POINTS);
+constexpr WordGrid<256> IQ2_XXS_GRID = with_words(of_eight(IQ2_XXS_POINTS));
+constexpr WordGrid<512> IQ2_XS_GRID = with_words(of_eight(IQ2_XS_POINTS));
+constexpr WordGrid<1024> IQ2_S_GRID = with_words(of_eight(IQ2_S_POINTS));
+constexpr WordGrid<256> IQ3_XXS_GRID = with_words(of_four(IQ3_XXS_POINTS));
+constexpr WordGrid<512> IQ3_S_GRID = with_words(of_four(IQ3_S_POINTS));
 constexpr Grid<2048> IQ1_GRID = of_eight(IQ1_POINTS);
 
 }  // namespace ipex_assist
