@@ -9,13 +9,15 @@ needs as much room as the packed weights, and is emptied. A first turn, which is
 into memory.
 
 With --stored, of a file that is computed as it is stored, of which no copy is kept: a process that reads the file and
-does nothing else, and a start, once with the file in the system's memory and once from the disk.
+does nothing else, one that loads the model, of which what comes before (Python, imports, threads) does not count, and a
+start; once with the file in the system's memory and once from the disk.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -34,11 +36,24 @@ FIRST, SECOND, PYTHON = "first start", "second start", "python -c pass"
 MEMORY, DISK = "from memory", "from disk"
 READ = """
 import sys
+print("begins", flush=True)
 buffer = bytearray(8 << 20)
 for path in sys.argv[1:]:
     with open(path, "rb", buffering=0) as file:
         while file.readinto(buffer):
             pass
+"""
+LOAD = """
+import os, sys
+from ipex_assist.checkpoints.open import open_checkpoint
+from ipex_assist.executors.load import load_model
+from ipex_assist.executors.load_request import LoadRequest
+from ipex_assist.executors.native.loading import planned_pool
+planned_pool()
+print("begins", flush=True)
+checkpoint = open_checkpoint(sys.argv[1], offline=True)
+load_model(LoadRequest(checkpoint, checkpoint.stored_precision or "bf16", "native"))
+os._exit(0)
 """
 
 
@@ -80,15 +95,17 @@ def turn(args: argparse.Namespace) -> dict[str, tuple[float, float]]:
 
 
 def stored_starts(model: Sequence[str], source: str, cache: Path) -> dict[str, tuple[float, float]]:
-    """What reading the files takes, and a start that keeps nothing. Raises IpexAssistError where it keeps something."""
+    """What reading the files takes, loading them and a start; IpexAssistError where one of these keeps something."""
     files = open_checkpoint(source, offline=True).weight_files()
-    reading, found = [sys.executable, "-c", READ, *map(str, files)], {}
+    reading, loading = [sys.executable, "-c", READ, *map(str, files)], [sys.executable, "-c", LOAD, source]
+    found = {}
     for where in (MEMORY, DISK):
-        for name, argv in ((f"reading {where}", reading), (f"{FIRST} {where}", model)):
+        for name, argv in (("reading", reading), ("loading", loading), (FIRST, model)):
             if where == DISK:
                 for path in files:
                     forget(path)
-            found[name] = timed(argv, cache)
+            begun, ended = timed(argv, cache)
+            found[f"{name} {where}"] = (begun, ended) if name == FIRST else (0.0, ended - begun)
     if kept := list(cache.rglob("*.packed")):
         raise IpexAssistError(f"{source}: it is not computed as it is stored, {kept[0].name} was written")
     return found
@@ -98,6 +115,15 @@ def forget(path: Path) -> None:
     """Let the system drop a file from its memory."""
     with path.open("rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def against_reading(name: str, turns: Sequence[dict[str, tuple[float, float]]]) -> str:
+    """How many times as long as reading from the same place something takes: the median of turns, and the extremes."""
+    reading = next((f"reading {where}" for where in (MEMORY, DISK) if name.endswith(where)), None)
+    if reading is None:
+        return ""
+    ratios = [each[name][1] / each[reading][1] for each in turns]
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -127,6 +153,8 @@ def run(args: argparse.Namespace) -> int:
         none = dict.fromkeys(token, "")  # these write nothing
         starts = name.startswith((FIRST, SECOND))
         rows.append({"start": name, **(token if starts else none), "to its end s": f"{whole['median']:.2f}"})
+        if args.stored:
+            rows[-1]["÷ reading"] = against_reading(name, turns)
     measure.report(rows, {"model": args.model, "results": results})
     return 0
 

@@ -64,12 +64,15 @@ def test_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     monkeypatch.setattr(starting, "IPEX_ASSIST", [sys.executable, "-S", "-c", "print('token')", str(log)])
     argv = [str(file), "--stored", "--repeats", "2", "--cache", str(tmp_path)]
     assert starting.run(starting.parse(argv)) == 0
-    assert forgotten == [file] * 6  # before reading and before the start, in three turns
+    assert forgotten == [file] * 9  # before reading, loading and the start, in three turns
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    names = ["reading from memory", "first start from memory", "reading from disk", "first start from disk"]
+    names = [f"{what} from {where}" for where in ("memory", "disk") for what in ("reading", "loading", "first start")]
     assert [each["start"] for each in found["results"]] == [starting.PYTHON, *names]
-    assert found["table"][1]["first token s"] == ""
-    assert float(found["table"][2]["first token s"]) > 0
+    _, reading, loading, first = found["table"][:4]
+    assert reading["first token s"] == loading["first token s"] == ""
+    assert float(first["first token s"]) > 0
+    assert reading["÷ reading"].startswith("1.00 ")
+    assert float(loading["÷ reading"].split()[0]) > 1
     monkeypatch.setattr(starting, "IPEX_ASSIST", [sys.executable, "-S", "-c", PROGRAM, str(log)])
     with pytest.raises(IpexAssistError, match=r"m\.packed was written"):
         starting.run(starting.parse(argv))
