@@ -55,9 +55,8 @@ def random_weight(columns: int, width: int) -> torch.Tensor:
     return (torch.randint(-128, 128, (columns, width), dtype=torch.int16) / 4000).bfloat16()
 
 
-def native(width: int, columns: int, precision: str, copies: int | None = None) -> tuple[Run, int, int]:
-    """A call that runs all copies once, how many there are (WORKING_SET's where None), and bytes of one."""
-    copies = copies or -(-WORKING_SET // packed_bytes(width, columns, precision))
+def native_model(width: int, columns: int, precision: str, copies: int) -> PackedModel:
+    """A model whose layers' up_proj are the copies."""
     spec = uniform_decoder(
         model_type="llama",
         vocab_size=16,
@@ -76,12 +75,19 @@ def native(width: int, columns: int, precision: str, copies: int | None = None) 
     if name in BLOCKS:
         model = PackedModel(spec, "stored", planned_pool(), formats=dict.fromkeys(names, BLOCK_FORMAT + BLOCKS[name]))
         pack_blocks(model, names, packed_bytes(width, 1, name), columns, width)
-        return lambda x: model.linears("up", x), copies, packed_bytes(width, columns, precision)
+        return model
     model = PackedModel(spec, name, planned_pool(), group)
     model.allocate()
     weight = random_weight(columns, width)
     for each in names:
         model.pack(each, weight)
+    return model
+
+
+def native(width: int, columns: int, precision: str, copies: int | None = None) -> tuple[Run, int, int]:
+    """A call that runs all copies once, how many there are (WORKING_SET's where None), and bytes of one."""
+    copies = copies or -(-WORKING_SET // packed_bytes(width, columns, precision))
+    model = native_model(width, columns, precision, copies)
     return lambda x: model.linears("up", x), copies, packed_bytes(width, columns, precision)
 
 

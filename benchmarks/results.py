@@ -69,6 +69,7 @@ PAGES = {
             "prompts": "Prompts, and what the cores multiply at most",
             "kernels": "Single linear layers: ours, torch's and IPEX's, beside the memory's speed",
             "blocks": "Single linear layers in GGUF's blocks, beside int4 and the memory's speed",
+            "read_share": "Single linear layers of few rows, in turns with reading the same weights",
             "attention": "Attention to a block of keys and values by itself: microseconds, in cache and from memory",
             "instructions": "Instructions of the hot loops for each 64 bytes of weights",
             "tile_ports": "Loops of prompts on AMX: cycles of each port, and the share of the tiles' peak, counted",

@@ -106,6 +106,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ia_end_sample": (_i32, (_p,)),
     "ia_draft": (_i32, (_p, _p, ctypes.POINTER(Batch), ctypes.POINTER(DraftRequest))),
     "ia_linears": (_i32, (_p, _p, _i32, _p, _i64, _p, _i64)),
+    "ia_read_linears": (_i64, (_p, _p, _i32, _i64)),
     "ia_row_seconds": (ctypes.c_double, (_p, _i64, _i64)),
     "ia_read_bandwidth": (ctypes.c_double, (_p, _p, _i64, _i32)),
     "ia_peak": (ctypes.c_double, (_p, _p, _i32, _i64, _i32)),

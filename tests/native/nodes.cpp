@@ -321,6 +321,13 @@ std::vector<float> blocks_by(const KernelTable& k, int nodes) {
     std::vector<float> all;
     LinearBuffers buffers;
     for (const auto role : {QKV, OUTPUT, UP, DOWN}) {
+        int64_t bytes = 0;
+        for (const PackedLayer& layer : model.layers) {
+            const Linear& linear = layer.linear(role);
+            for (int64_t b = 0; b < linear.panels; b++)
+                bytes += panel_bytes(panel_format(linear, b), linear.group, linear.depth);
+        }
+        CHECK(read_linears(model, pool, role, 0) == bytes, "linear %d", role);
         for (const int64_t rows : {1, 5, 40}) {
             const int64_t width = role == DOWN ? 512 : 256, stride = 1024;
             const std::vector<float> x = normal_row(random, rows * width);

@@ -128,6 +128,14 @@ IPEX_ASSIST_API int32_t ia_linears(void* handle, void* pool, int32_t role, const
     });
 }
 
+// Bytes of the weights that ia_linears reads, which are only read here; negative where it fails.
+IPEX_ASSIST_API int64_t ia_read_linears(void* handle, void* pool, int32_t role, int64_t ahead) {
+    return guarded<int64_t>(-1, [&] {
+        const BufferLease lease(handle);
+        return read_linears(lease.model(), *static_cast<Pool*>(pool), LinearRole(role), ahead);
+    });
+}
+
 // Who is called after each operation of this model's passes from now on; null: nobody.
 IPEX_ASSIST_API void ia_watch(void* handle, const OperationWatch* watch) {
     const BufferLease lease(handle);  // no pass runs meanwhile

@@ -2,15 +2,28 @@
 #include "operations/single_linear.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "refuse.h"
 
 namespace ipex_assist {
 
-void run_linears(const PackedModel& model, Pool& pool, LinearBuffers& buffers, LinearRole role, const float* x,
-                 int64_t rows, float* out, int64_t stride) {
+// Raises Refusal unless the layers have such a linear, and all of one shape.
+static void check_linears(const PackedModel& model, LinearRole role) {
     if (!model.has_memory()) refuse("the model has no weights yet");
     if (role < QKV || role > DOWN) refuse("there is no linear %d", role);
+    const Linear& first = model.layers[0].linear(role);
+    for (const PackedLayer& layer : model.layers) {
+        if (!layer.has_mlp() && role >= UP) refuse("linear %d of a layer without an MLP", role);
+        if (layer.mlp.experts && role >= UP) refuse("linear %d is one of each expert's", role);
+        if (layer.linear(role).panels != first.panels || layer.linear(role).depth != first.depth)
+            refuse("linear %d differs in shape between layers", role);
+    }
+}
+
+void run_linears(const PackedModel& model, Pool& pool, LinearBuffers& buffers, LinearRole role, const float* x,
+                 int64_t rows, float* out, int64_t stride) {
+    check_linears(model, role);
     if (!x || !out || rows < 1 || rows > INT32_MAX) refuse("%lld rows through a linear", static_cast<long long>(rows));
     const auto choose = [&](const PackedLayer& layer) -> const Linear& { return layer.linear(role); };
     const PackedLayer& first_layer = model.layers[0];
@@ -18,12 +31,6 @@ void run_linears(const PackedModel& model, Pool& pool, LinearBuffers& buffers, L
                           : role == DOWN ? first_layer.mlp.intermediate_size
                                          : model.spec.hidden_size;
     const int64_t columns = choose(first_layer).panels * LANES;
-    for (const PackedLayer& layer : model.layers) {
-        if (!layer.has_mlp() && role >= UP) refuse("linear %d of a layer without an MLP", role);
-        if (layer.mlp.experts && role >= UP) refuse("linear %d is one of each expert's", role);
-        if (choose(layer).panels * LANES != columns || choose(layer).depth != choose(first_layer).depth)
-            refuse("linear %d differs in shape between layers", role);
-    }
     if (stride < columns)
         refuse("%lld columns for the results of a linear of %lld", (long long)stride, (long long)columns);
     const int64_t depth = choose(first_layer).depth, padded = round_up(rows, 32);
@@ -49,6 +56,23 @@ void run_linears(const PackedModel& model, Pool& pool, LinearBuffers& buffers, L
             pool.wait(thread);
         }
     });
+}
+
+int64_t read_linears(const PackedModel& model, Pool& pool, LinearRole role, int64_t ahead) {
+    check_linears(model, role);
+    std::vector<int64_t> bytes(size_t(pool.threads()));
+    std::vector<uint64_t> found(bytes.size());  // kept, so that reading is not left out
+    pool.run([&](int thread) {
+        for (const PackedLayer& layer : model.layers) {
+            const auto [first, last] = slice(layer.linear(role), thread, pool.threads());
+            each_part(layer.linear(role), first, last, [&](const Linear& part, int64_t from, int64_t end) {
+                const int64_t each = panel_bytes(part.precision, part.group, part.depth);
+                found[size_t(thread)] ^= model.kernels->read(part.weights + from * each, (end - from) * each, ahead);
+                bytes[size_t(thread)] += (end - from) * each;
+            });
+        }
+    });
+    return std::accumulate(bytes.begin(), bytes.end(), int64_t(0));
 }
 
 }  // namespace ipex_assist

@@ -14,4 +14,8 @@ struct LinearBuffers {
 void run_linears(const PackedModel& model, Pool& pool, LinearBuffers& buffers, LinearRole role, const float* x,
                  int64_t rows, float* out, int64_t stride);
 
+// Read what run_linears reads of the weights, by the same threads and with nothing to multiply, and return its bytes: how
+// fast that could be. ahead: bytes that are prefetched, or 0.
+int64_t read_linears(const PackedModel& model, Pool& pool, LinearRole role, int64_t ahead);
+
 }  // namespace ipex_assist
