@@ -112,6 +112,7 @@ PAGES = {
             "prompt_sockets": "Prompts on one and two big sockets",
             "prompt_shares": "What each thread of big machines gets of a prompt's pass",
             "text_shares": "Attention of a few texts with drafts on big machines: by query tiles, and by blocks",
+            "divisions": "Which engines share a machine, by requests, and which CPU they leave to others",
             "multi_socket": "Several instances, measured here",
         },
     ),
@@ -130,6 +131,7 @@ QUESTIONS = {question: title for _, questions in PAGES.values() for question, ti
 COUNTED = {
     "prompt_shares": "Counted by the core's own partition, the same on every machine",
     "text_shares": "Counted by the core's own partition, the same on every machine",
+    "divisions": "Modelled by the costs on paper that the engines are divided by, the same on every machine",
     "instructions": "Counted in the compiled core, the same on every machine",
     "barriers_published": "Counted by the phases of a pass, the same on every machine",
     "tile_ports": "Counted in the compiled core, the same on every machine",
