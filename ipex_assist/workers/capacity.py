@@ -21,7 +21,7 @@ from ipex_assist.env.memory import gib, read_memory
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.launch.placement import Placement
 from ipex_assist.native import library
-from ipex_assist.speculative.costs.by_rows import seconds_of
+from ipex_assist.speculative.costs.by_rows import seconds_of_many
 from ipex_assist.workers.division import (
     LEAST_ROWS,
     MOST_ROWS,
@@ -169,7 +169,7 @@ def concurrency_of(model: WorkerModel, settings: WorkerSettings) -> int:
     passes = measured_passes(model, settings.load)
     if settings.concurrency is not None:
         return settings.concurrency
-    rows = DEFAULT_CONCURRENCY if passes is None else rows_at_a_time(partial(seconds_of, passes))
+    rows = DEFAULT_CONCURRENCY if passes is None else rows_at_a_time(partial(seconds_of_many, passes))
     lengths = settings.lengths[:rows]
     blocks = model.kv_blocks
     if blocks is not None:  # all models of it have as many
@@ -182,8 +182,8 @@ def concurrency_of(model: WorkerModel, settings: WorkerSettings) -> int:
         # What is not known to be too much is tried.
         chosen = max(1, fitting(sizes, room) if room else len(sizes))
         how = f"{gib(sum(sizes[:chosen]))} of {gib(room)} for keys and values"
-    why = (
-        "" if passes is None else f"; a pass of {rows} rows takes {seconds_of(passes, rows) / passes[0]:.1f} × one of 1"
-    )
+    why = ""
+    if passes is not None:
+        why = f"; a pass of {rows} rows takes {seconds_of_many(passes, rows) / passes[0]:.1f} × one of 1"
     log.info("prompts in flight: %d (%s, by the longest prompts%s; --concurrency says otherwise)", chosen, how, why)
     return chosen

@@ -7,7 +7,6 @@ there are.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from ipex_assist.env.machine import Core, Machine
 from ipex_assist.executors.traffic import expert_bytes, linear_bytes
 from ipex_assist.quantization.precision import FORMATS
-from ipex_assist.speculative.costs.by_rows import seconds_of
+from ipex_assist.speculative.costs.by_rows import seconds_of_many
 
 if TYPE_CHECKING:
     from ipex_assist.models.spec import DecoderSpec
@@ -31,18 +30,21 @@ Seconds = Callable[[float], float]  # of a pass, by its rows
 CORE_BYTES_PER_SECOND = 4e9
 BALANCE_AMX = {"int4": 49.0, "int8": 112.0, "bf16": 192.0}
 REACHED = 0.7
-# Seconds of Python for each request in a pass; and of a cache line to another core, between two cores that read the
-# same, and to another socket (benchmarks/barriers.py).
-PYTHON_SECONDS = 50e-6
+# Seconds that the core waits for Python for each request in a pass (benchmarks/streams.py: 0.3 ms of 64); and of a
+# cache line to another core, between two cores that read the same, and to another socket (benchmarks/barriers.py).
+PYTHON_SECONDS = 5e-6
 LINE_SECONDS, SPREAD_SECONDS, SOCKET_SECONDS = 70e-9, 15e-9, 150e-9
 CORES_AT_A_LINE = 8  # of a barrier
 BARRIERS, BARRIERS_MIXTURE = 5, 6  # of a layer: 162 a pass of Llama 3.1 8B, 290 of Qwen3 30B-A3B
-GAIN = 1.05  # more engines must make this many times the tokens: a request alone is slower on each
+# More engines must make this many times the tokens, unless all are full: a request alone is slower on each.
+GAIN = 1.05
 MOST_BALANCE = 1024.0  # where arithmetic was not seen to take any time
-# Rows of a pass, and so requests, that an engine takes at a time: until a pass takes twice as long as that of one row,
-# but never fewer than 16, since waiting for others to end is slower than sharing passes with them.
+# Rows of a pass, and so requests, that an engine takes at a time, and how many times as long twice the rows may take:
+# with more, 2n requests that share passes end later on average (each after s(2n) a token) than if n of them waited for
+# the others (the first half after s(n), the second after twice that: 1.5 s(n)). Of a dense model the border is where
+# arithmetic takes as long as reading; of a mixture, whose first rows read more experts each, it is far behind that.
 LEAST_ROWS, MOST_ROWS = 16, 256
-TWICE = 2.0
+TWO_TURNS = 1.5
 
 
 @dataclass(frozen=True)
@@ -146,9 +148,8 @@ def barrier_seconds(cores: int, sockets: int) -> float:
 
 def rows_at_a_time(seconds: Seconds) -> int:
     """How many requests share passes well: see LEAST_ROWS."""
-    alone = seconds(1)
-    shared = itertools.takewhile(lambda rows: seconds(rows) <= TWICE * alone, range(LEAST_ROWS, MOST_ROWS + 1))
-    return max(shared, default=LEAST_ROWS)
+    every = range(LEAST_ROWS, MOST_ROWS + 1)
+    return max((rows for rows in every if seconds(2 * rows) <= TWO_TURNS * seconds(rows)), default=LEAST_ROWS)
 
 
 @dataclass(frozen=True)
@@ -207,9 +208,10 @@ def choose_division(
     for division, groups in possible.items():
         if division != 1 and not all(_fits(work.memory, group, machine) for group in groups):
             continue
-        seconds = partial(seconds_of, known[division]) if division in known else _modelled(work, groups[0], speed)
-        rates[division] = _tokens_per_second(seconds, requests, len(groups), at_a_time)
-        if rates[division] > rates[best] * GAIN:
+        seconds = partial(seconds_of_many, known[division]) if division in known else _modelled(work, groups[0], speed)
+        most = rows_at_a_time(seconds) if at_a_time is None else at_a_time
+        rates[division] = _tokens_per_second(seconds, requests, len(groups), most)
+        if rates[division] > rates[best] * (1 if requests >= most * len(groups) else GAIN):
             best = division
     return DivisionChoice(best, rates, {each: "measured" if each in known else speed.source for each in rates})
 
@@ -225,10 +227,10 @@ def _modelled(work: PassWork, group: Sequence[Core], speed: CoreSpeed) -> Second
     return lambda rows: work.seconds(rows, cores, sockets, speed)
 
 
-def _tokens_per_second(seconds: Seconds, requests: int, count: int, at_a_time: int | None) -> float:
-    """Of `count` engines with such passes, among which requests are dealt out evenly."""
+def _tokens_per_second(seconds: Seconds, requests: int, count: int, most: int) -> float:
+    """Of `count` engines with such passes, among which requests are dealt out evenly, at most so many at a time."""
     engines = min(requests, count)
-    rows = min(requests / engines, rows_at_a_time(seconds) if at_a_time is None else at_a_time)
+    rows = min(requests / engines, most)
     return engines * rows / (seconds(rows) + rows * PYTHON_SECONDS)
 
 

@@ -18,13 +18,14 @@ from ipex_assist.env.machine import Machine
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.launch import InstanceRequest, LaunchCommand, place_instances
 from ipex_assist.native import library
-from ipex_assist.speculative.costs.by_rows import seconds_of
+from ipex_assist.speculative.costs.by_rows import seconds_of_many
 from ipex_assist.workers import local_machine
 from ipex_assist.workers.capacity import InstanceNeed, ModelPasses, core_speed
 from ipex_assist.workers.division import (
     LEAST_ROWS,
     MOST_BALANCE,
     MOST_ROWS,
+    PYTHON_SECONDS,
     Division,
     DivisionChoice,
     PassWork,
@@ -62,11 +63,12 @@ def test_few_requests_have_all_nodes(work: PassWork, where: Machine) -> None:
 
 
 def test_many_requests_have_replicas() -> None:
-    """From some hundred requests on a pass is bound by arithmetic, and Python prepares the rows of each."""
+    """From some hundred requests on engines are full, and threads of few cores wait less for each other."""
     assert chosen(DENSE, 10_000, SOCKETS).division == "per-socket"
     assert chosen(DENSE, 10_000, CLUSTERS).division == "per-node"
     small = replace(DENSE, shared=0.3e9)
-    assert chosen(small, 64, CLUSTERS).division == "per-node"
+    assert chosen(small, 64, CLUSTERS).division == 1
+    assert chosen(small, 1024, CLUSTERS).division == "per-node"
     found = [chosen(DENSE, requests, CLUSTERS).division for requests in (1, 64, 256, 1024, 10_000)]
     order = [ORDER.index(each) for each in found]
     assert order == sorted(order)
@@ -158,10 +160,25 @@ def test_requests_at_a_time_by_costs(precision: str, rows: int) -> None:
     """16 whatever the machine: with AMX a pass of 192 bf16 rows takes twice as long as one."""
     speed, work = estimated_speed(precision), replace(DENSE, barriers=0)
     passes = [work.seconds(each, 56, 2, speed) for each in range(1, 65)]
-    assert abs(rows_at_a_time(partial(seconds_of, passes)) - rows) <= 2
-    assert rows_at_a_time(partial(seconds_of, [1.0])) == LEAST_ROWS, "nothing is known of more rows"
-    assert rows_at_a_time(partial(seconds_of, [1.0, 1.5])) == LEAST_ROWS
-    assert rows_at_a_time(partial(seconds_of, [1.0] * 64)) == MOST_ROWS
+    assert abs(rows_at_a_time(partial(seconds_of_many, passes)) - rows) <= 2
+    assert rows_at_a_time(partial(seconds_of_many, [1.0])) == LEAST_ROWS, "nothing is known of more rows"
+    assert rows_at_a_time(partial(seconds_of_many, [1.0, 1.5])) == LEAST_ROWS
+    assert rows_at_a_time(partial(seconds_of_many, [1.0] * 64)) == MOST_ROWS
+
+
+@pytest.mark.parametrize(("balance", "rows"), [(12, 109), (25, 229)])
+def test_a_mixture_shares_passes_with_more(balance: float, rows: int) -> None:
+    """Catches 16 at a time because the second row of a mixture already takes nearly twice as long as the first."""
+    speed = replace(SPEED, balance=balance)
+    seconds = partial(MIXTURE.seconds, cores=56, sockets=2, speed=speed)
+    assert rows_at_a_time(seconds) == rows
+    # Of twice as many that come at once, those of one half and then of the other wait as long as all together.
+    assert seconds(2 * rows) == pytest.approx(1.5 * seconds(rows), rel=0.01)
+    # Passes that are measured, of up to 64 rows, still read more experts with each row: what is beyond seems dearer.
+    measured = [seconds(each) for each in range(1, 65)]
+    assert 0.4 * rows < rows_at_a_time(partial(seconds_of_many, measured)) <= rows
+    rate = chosen(MIXTURE, 64, SOCKETS).rates[1]
+    assert rate == pytest.approx(64 / (MIXTURE.seconds(64, 56, 2, SPEED) + 64 * PYTHON_SECONDS), rel=1e-6)
 
 
 def test_work_of_a_model(tmp_path: object) -> None:

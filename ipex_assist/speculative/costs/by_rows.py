@@ -20,6 +20,18 @@ def seconds_of(measured: Sequence[float], rows: float) -> float:
     return first + (max(1.0, rows) - lower) * (measured[lower] - first)
 
 
+def seconds_of_many(measured: Sequence[float], rows: float) -> float:
+    """The same, but beyond those measured by the mean slope of their second half.
+
+    The first rows of a mixture read most of its experts, and those of a dense model wait for its weights: neither says
+    what the hundredth row costs.
+    """
+    known = len(measured)
+    if rows <= known or known < 4:
+        return seconds_of(measured, rows)
+    return measured[-1] + (measured[-1] - measured[known // 2 - 1]) / (known - known // 2) * (rows - known)
+
+
 def seconds_at_most(measured: Array, rows: float | Array) -> Array:
     """Return no less than the seconds of passes of `rows` rows: beyond those measured in proportion to the rows.
 
