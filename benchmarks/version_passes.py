@@ -9,11 +9,29 @@ which also says where that version has its NativeModel).
 
 from __future__ import annotations
 
+import ctypes
 import json
+import re
 import sys
 import time
+from pathlib import Path
 
 CONTEXT, MOST_ROWS = 256, 256
+COLLAPSE, HUGE_PAGE = 25, 1 << 21  # madvise's number, Linux 6.1
+
+
+def join_pages() -> None:
+    """Have the memory of this process in huge pages, where the kernel can: who starts later often gets small ones.
+
+    Of the same code a pass of 16 rows then took 10 % longer.
+    """
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        found = re.match(r"([0-9a-f]+)-([0-9a-f]+) rw-p \S+ \S+ 0\b", line)
+        if found and int(found[2], 16) - int(found[1], 16) >= HUGE_PAGE:
+            first = -(-int(found[1], 16) // HUGE_PAGE) * HUGE_PAGE
+            madvise(first, int(found[2], 16) // HUGE_PAGE * HUGE_PAGE - first, COLLAPSE)
 
 
 def main(root: str, name: str, precision: str) -> None:
@@ -31,6 +49,7 @@ def main(root: str, name: str, precision: str) -> None:
     for position in range(0, CONTEXT, 16):  # touches each page of it
         sequence.length = position
         model.extend(sequence, [1])
+    join_pages()
     print("ready", flush=True)
     for line in sys.stdin:
         rows, count = map(int, line.split())

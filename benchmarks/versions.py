@@ -4,7 +4,7 @@
 
 PYTHON is the interpreter of an environment with an editable install of a version. Passes: both versions hold the same
 model (version_passes.py) and are asked for some passes in turn, old, new, new, old, so that both meet the same memory
-speed. Where memory lies differs from process to process and may be worth 10 %, so both start again several times
+speed. Both have their memory in huge pages; where it lies differs all the same, so both start again several times
 (--starts), the one and the other first. A pair is run as a command, in turns. The ratio is the median of the turns'
 ratios, new ÷ old: of speeds,
 so that less than 1 is a loss.

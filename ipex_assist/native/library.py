@@ -64,6 +64,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ia_model_image": (_p, (_p, _i64, _i64, _p)),
     "ia_model_allocate": (_i32, (_p, _p)),
     "ia_nodes_refused": (_i32, (_p,)),
+    "ia_model_join_pages": (_i32, (_p, ctypes.c_double)),
     "ia_model_share_table": (_i32, (_p, _p)),
     "ia_model_share_head": (_i32, (_p, _p)),
     "ia_model_adopt": (_i32, (_p, _p, _i32, _i64, _i32)),

@@ -107,7 +107,7 @@ class PackedModel:
     def allocate(self) -> None:
         """Reserve empty memory for `pack`, each thread's slice on its own node."""
         self.check(self.library.ia_model_allocate(self.handle, self.pool.handle))
-        self._tell_refused()
+        _tell_refused(self)
 
     def adopt(self, file: int, offset: int, copy: bool, *, settle: bool = False) -> None:
         """Take the image from an open file: mapped, or copied so that each thread has its slice on its own node.
@@ -117,14 +117,13 @@ class PackedModel:
         status = self.library.ia_model_adopt(self.handle, self.pool.handle, file, offset, 2 if settle else int(copy))
         self.check(status)
         self.settles = status == 1
-        self._tell_refused()
+        _tell_refused(self)
 
-    def _tell_refused(self) -> None:
-        if self.library.ia_nodes_refused(self.handle):
-            log.info(
-                "the kernel refuses memory policies (mbind): weights lie where they are written first, mostly on the "
-                "node that reads them; in a container, --cap-add SYS_NICE"
-            )
+    def join_pages(self, seconds: float) -> bool:
+        """Make huge pages of small ones in about so many seconds; False where some stay, or the kernel cannot."""
+        done = self.library.ia_model_join_pages(self.handle, seconds)
+        self.check(done)
+        return bool(done)
 
     def settle(self, size: int) -> None:
         """Copy the next `size` bytes or so of an image that is still mapped; no pass may run meanwhile.
@@ -293,3 +292,11 @@ def _readable(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor in memory as the core reads it."""
     known = str(tensor.dtype).removeprefix("torch.") in SOURCE_TYPES
     return (tensor if known else tensor.float()).contiguous()
+
+
+def _tell_refused(model: PackedModel) -> None:
+    if model.library.ia_nodes_refused(model.handle):
+        log.info(
+            "the kernel refuses memory policies (mbind): weights lie where they are written first, mostly on the "
+            "node that reads them; in a container, --cap-add SYS_NICE"
+        )

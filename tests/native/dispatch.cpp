@@ -1,5 +1,6 @@
-// Which kernels a processor gets, and which memory nodes its threads are on.
+// Which kernels a processor gets, which memory nodes its threads are on, and which pages its memory has.
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -13,6 +14,8 @@
 
 #include "check.h"
 #include "kernels/dispatch.h"
+#include "memory/huge_pages.h"
+#include "memory/memory.h"
 #include "memory/numa_nodes.h"
 
 // guard.cpp's, where that is linked.
@@ -90,11 +93,41 @@ void test_preferred_nodes() {
     munmap(memory, size_t(BYTES));
 }
 
+// KiB of the process that lie in huge pages; -1 where the system does not say.
+long huge_kib() {
+    std::ifstream file("/proc/self/smaps_rollup");
+    for (std::string line; std::getline(file, line);) {
+        if (line.rfind("AnonHugePages:", 0) == 0) return std::strtol(line.c_str() + 14, nullptr, 10);
+    }
+    return -1;
+}
+
+// Memory that was written while no huge page was to be had lies in some afterwards, with what was written.
+void test_huge_pages() {
+    constexpr size_t BYTES = size_t(9) << 20, PAGE = 4096;
+    const Memory memory = Memory::at_border(BYTES);
+    if (prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)) return;
+    for (size_t i = 0; i < BYTES; i += PAGE) memory.data()[i] = uint8_t(i / PAGE % 251);
+    prctl(PR_SET_THP_DISABLE, 0, 0, 0, 0);
+    char never[] = "/tmp/never-XXXXXX";
+    close(mkstemp(never));
+    std::ofstream(never) << "always madvise [never]\n";
+    const long before = huge_kib();
+    CHECK(!join_pages(memory.data(), BYTES, 9, never) && huge_kib() == before, "where they are switched off");
+    CHECK(join_pages(memory.data(), PAGE, 9, never), "less than a huge page");
+    std::remove(never);
+    const bool joined = join_pages(memory.data(), BYTES, 9);
+    std::printf("huge pages: %s, %ld KiB before, %ld after\n", joined ? "joined" : "none", before, huge_kib());
+    CHECK(!joined || before < 0 || huge_kib() - before == 8192, "%ld KiB after %ld", huge_kib(), before);
+    for (size_t i = 0; i < BYTES; i += PAGE) CHECK(memory.data()[i] == uint8_t(i / PAGE % 251), "at %zu", i);
+}
+
 }  // namespace
 
 void test_cpu() {
     test_nodes();
     test_preferred_nodes();
+    test_huge_pages();
     const char* names[] = {"none", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx"};
     constexpr int best = 6;
     int before = 0;

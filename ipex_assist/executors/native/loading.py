@@ -89,6 +89,8 @@ def load_native(request: LoadRequest) -> NativeModel:
     # The copy on disk is a whole image, so the embedding table is shared, and its memory freed, only after saving.
     if kept is not None and isinstance(request.table_of, NativeModel):
         model.share_table(request.table_of.packed)
+    if request.later is None:  # not for one text, which would wait longer than it gains
+        model.join_pages(time.perf_counter() - started)
     log.info(
         "%s: %s %s (%s) in %.1f s; native core with %s, %d threads",
         short_name(checkpoint.source),

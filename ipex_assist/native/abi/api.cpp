@@ -103,6 +103,11 @@ IPEX_ASSIST_API int32_t ia_model_allocate(void* handle, void* pool) {
 // Whether the system refuses to put its memory on the nodes of the pool: then pages lie where they are written first.
 IPEX_ASSIST_API int32_t ia_nodes_refused(void* handle) { return model_of(handle).nodes_refused; }
 
+// Small pages of its memory joined: 1 where none is left.
+IPEX_ASSIST_API int32_t ia_model_join_pages(void* handle, double seconds) {
+    return guarded(-1, [&] { return join_pages(model_of(handle), seconds) ? 1 : 0; });
+}
+
 // how: 0 maps, 1 copies, 2 maps what ia_model_settle is to copy, where that makes sense. 0 done, 1 it is to settle,
 // -1 failed.
 IPEX_ASSIST_API int32_t ia_model_adopt(void* handle, void* pool, int32_t file, int64_t offset, int32_t how) {

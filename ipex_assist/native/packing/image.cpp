@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "refuse.h"
+#include "memory/huge_pages.h"
 #include "memory/read_file.h"
 #include "packing/model.h"
 
@@ -43,6 +44,10 @@ bool PackedModel::adopt(Pool& pool, int file, int64_t offset, Adoption how) {
     });
     missing_.clear();
     return true;
+}
+
+bool join_pages(const PackedModel& model, double seconds) {
+    return !model.writable_ || join_pages(model.image_.data(), model.image_.size(), seconds);
 }
 
 const uint8_t* PackedModel::image(int64_t offset, int64_t bytes, uint8_t* buffer) const {

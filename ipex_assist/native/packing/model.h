@@ -52,6 +52,8 @@ public:
     // Copies the next `bytes` or so of a mapped image and puts the copy in its place, between two passes. True where
     // there is nothing left to copy.
     bool settle(Pool& pool, int64_t bytes);
+    // Small pages of memory of its own joined (memory/huge_pages.h): true where none is left.
+    friend bool join_pages(const PackedModel& model, double seconds);
     // Look tokens up in another model's table, which stays as long as this model does. Before `pack`, which then leaves
     // ours empty, or when the image is there: its own table's memory is given back. False where the tables differ in
     // shape.
