@@ -98,8 +98,9 @@ def choose_contexts(
     likely = [first_token(each.rates(of[0].draft, part=False)) for of in options]
     dearest = [(-of[0].seconds, likely[place], place, 0) for place, of in enumerate(options)]
     heapify(dearest)
-    first = len(options) > 1 and each.rates(drafts[0], part=False).seen < KNOWN_TOKENS
-    total, room_s = sum(of[0].seconds for of in options), (PART_SHARE if first else 1.0) * balance_s - draft_s
+    first = len(options) > 1 and each.rates(drafts[0], part=parts_pay).seen < KNOWN_TOKENS
+    share = PART_SHARE if first else 1.0
+    total, room_s = sum(of[0].seconds for of in options), share * balance_s - draft_s
     while dearest and total > room_s and dearest[0][0] < 0:
         seconds, _, place, at = heappop(dearest)
         total += seconds
@@ -107,7 +108,9 @@ def choose_contexts(
             total += options[place][at + 1].seconds
             heappush(dearest, (-options[place][at + 1].seconds, likely[place], place, at + 1))
     reads = [options[place][at] for *_, place, at in sorted(dearest, key=lambda each: each[2])]
-    return Contexts(reads, sum(each.seconds for each in reads), draft_s + sum(of[-1].seconds for of in options))
+    return Contexts(
+        reads, sum(each.seconds for each in reads), (draft_s + sum(of[-1].seconds for of in options)) / share
+    )
 
 
 def _options(

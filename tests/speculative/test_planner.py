@@ -91,6 +91,38 @@ def test_a_good_assistant_is_at_work_whatever_calibration_said(factor: float) ->
     assert run.seconds < 0.75 * 128
 
 
+def test_texts_draft_together_after_a_few_right_drafts_from_parts() -> None:
+    """One text's drafts never pay beside three plain ones, so that balance is saved for drafts of all four."""
+    rows = np.interp(range(1, 65), [1, 4, 8, 16, 64], [19.5, 22, 24, 39, 145]) / 1e3
+    true = Costs(tuple(rows), 0.0065, (0.0065, 0.0067, 0.0068, 0.007), 0.0005)
+    planner = Planner([KnownAssistant(true)])
+    requests = [planner.join(400) for _ in range(4)]
+    lengths, unread, together, chance = [160] * 4, [160] * 4, 0, np.random.default_rng(2)
+    for _ in range(200):
+        drafts = [
+            RequestDraft(request, RoundState(length, 560 - length, (left,)))
+            for request, length, left in zip(requests, lengths, unread, strict=True)
+        ]
+        made = planner.plan(drafts, 4)
+        took_s, drafting = 0.0, sum(draft.plan.k > 0 for draft in drafts)
+        for place, draft in enumerate(drafts):
+            if draft.plan.k:
+                read = min(unread[place], draft.plan.context or unread[place])
+                took_s += read * true.read
+                draft.proposal, unread[place] = Proposal([1], [0.9], read), 0
+                draft.accepted = int(chance.random() < 0.8)
+        took_s += true.rows[drafting - 1] if drafting else 0.0
+        planner.trim(made)
+        for place, draft in enumerate(drafts):
+            draft.accepted = min(draft.accepted, len(draft.proposal.tokens))
+            lengths[place] += 1 + draft.accepted
+            unread[place] += 1 + draft.accepted
+        together += drafting == 4
+        count = sum(len(draft.proposal.tokens) for draft in drafts)
+        planner.observe(made, PassTimes(4 + count, true.verifying(4 + count), took_s))
+    assert together > 10
+
+
 def test_a_pause_is_bounded_and_ends_with_a_newcomer() -> None:
     """Nothing is asked while nothing could be planned."""
     text = PlannedText(costs(0.5), 600, model_acceptance=known(0.0))
