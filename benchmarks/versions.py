@@ -144,8 +144,9 @@ def main() -> None:
     for model in args.models.split(","):
         for precision in args.precisions.split(","):
             samples.append(passes(args.old, args.new, model, precision, args))
-            rows += compared(*samples[-1])
-            print(json.dumps(rows[-1], ensure_ascii=False), flush=True)
+            found = compared(*samples[-1])
+            print(*(json.dumps(row, ensure_ascii=False) for row in found), sep="\n", flush=True)
+            rows += found
     if args.target:
         for precision in args.precisions.split(","):
             turns: dict[str, Turns] = {args.old: [], args.new: []}
