@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -17,11 +19,15 @@ import torch
 from conftest import HAS_NATIVE
 from native_models import PRECISIONS, folder, loaded, relative, text, tokens
 
+from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.env.errors import UsageError
+from ipex_assist.executors.load import load_model
+from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.executors.native.model import NativeModel
 from ipex_assist.executors.select_executor import resolve_executor
 from ipex_assist.native import library
 from ipex_assist.native.library import ISA_VARIABLE, PATH, Pool, instruction_set, peak, read_bandwidth, unavailable
+from ipex_assist.native.model import PackedModel
 
 pytestmark = [pytest.mark.one_stack, pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")]
 
@@ -43,6 +49,38 @@ def test_threads_that_share_a_model(precision: str) -> None:
             for seed, (logits, *drafted) in enumerate(callers.map(generated, [model] * 4, range(4))):
                 assert torch.equal(logits, alone[seed][0])
                 assert drafted == list(alone[seed][1:])
+
+
+def huge_pages() -> int:
+    """Bytes of this process that lie in some."""
+    found = re.search(r"AnonHugePages:\s+(\d+)", Path("/proc/self/smaps_rollup").read_text())
+    return int(found[1]) << 10 if found else 0
+
+
+def test_small_pages_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches weights that lie in small pages for ever because no huge one was free while they were loaded."""
+    sizes = {"hidden_size": 512, "intermediate_size": 1536, "vocab_size": 4000}
+    tiny_models.save(tmp_path, "llama", **sizes)
+    really, disable = PackedModel.join_pages, 41  # PR_SET_THP_DISABLE
+    prctl = ctypes.CDLL(None).prctl
+    seen: list[tuple[bool, int]] = []
+
+    def join(model: PackedModel, seconds: float) -> bool:
+        prctl(disable, 0, 0, 0, 0)
+        before = huge_pages()
+        seen.append((really(model, seconds + 5), huge_pages() - before))
+        return seen[-1][0]
+
+    monkeypatch.setattr(PackedModel, "join_pages", join)
+    for later in (None, []):  # the second as for a single text
+        prctl(disable, 1, 0, 0, 0)
+        try:
+            model = load_model(LoadRequest(open_checkpoint(str(tmp_path)), "fp32", "native", later=later))
+        finally:
+            prctl(disable, 0, 0, 0, 0)
+        assert isinstance(model, NativeModel)
+    ((all_of_them, bytes_),) = seen
+    assert not all_of_them or bytes_ > 0.5 * model.packed.nbytes > 1 << 22
 
 
 def test_a_caller_that_flushes_denormals() -> None:
@@ -149,6 +187,7 @@ from pathlib import Path
 import torch
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.executors.native import loading as native_loading
+from ipex_assist.executors.load import load_model
 from ipex_assist.executors.load import load_model
 from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.native.library import shared_pool
