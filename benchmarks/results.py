@@ -48,6 +48,7 @@ PAGES = {
         "What do drafts gain, and what do they cost at most?",
         {
             "planner": "The planner in simulation: gains and losses by length, requests and machine",
+            "draft_loss": "A real pair, plain and assisted passes of the same requests taking turns",
             "throughput": "Many requests: tokens/s by how many are in flight",
             "short_answers": "Answers of a few tokens",
             "draft_length": "Draft lengths: adaptive beside each fixed length",
