@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from ipex_assist.commands.chat_options import set_option, settable
 from ipex_assist.commands.chat_partner import Message, Partner
@@ -13,8 +14,10 @@ from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.runner import Terminated
 from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.tokenization.tokenizer import check_text
+from ipex_assist.vision.images import file_content
 
 HELP = """\
+/image FILE    an image for the next message; several times for several
 /retry         answer the last message again
 /thought       what the model thought before its last answer
 /set NAME X    another value of an option, such as temperature; /set lists them, /set NAME is its default
@@ -34,9 +37,11 @@ class ChatLoop:
         """statistics: tell those of each answer."""
         self.partner, self.screen, self.system, self._statistics = partner, screen, system, statistics
         self.messages: list[Message] = []
+        self._images: list[str] = []  # of the next message
         self._saved: Path | None = None
         self._words = {
             "help": self._help,
+            "image": self._image,
             "load": self._load,
             "reset": self._reset,
             "retry": self._retry,
@@ -58,7 +63,7 @@ class ChatLoop:
                 if word.startswith("/") and not word.startswith("//"):
                     self._command(word, rest.strip())
                 elif line.strip():
-                    self._answer(line.strip()[1:] if word.startswith("//") else line)
+                    self._answer(self._pictured(line.strip()[1:] if word.startswith("//") else line))
             except IpexAssistError as error:
                 failed = True
                 self.screen.error(str(error))
@@ -74,8 +79,23 @@ class ChatLoop:
                     raise
                 self.screen.tell("\n(Ctrl-D or /exit ends the conversation)")
 
-    def _answer(self, question: str) -> None:
+    def _pictured(self, question: str) -> Any:
+        """The content of a message: a question, after its images."""
         check_text(question)
+        if not self._images:
+            return question
+        images, self._images = self._images, []
+        return [*({"type": "image", "image": each} for each in images), {"type": "text", "text": question}]
+
+    def _image(self, name: str) -> None:
+        if not name:
+            raise IpexAssistError("/image: which? Type /image FILE")
+        path = Path(name).expanduser()
+        file_content(path)
+        self._images.append(str(path))
+        self.screen.tell(f"({path.name} goes with your next message)")
+
+    def _answer(self, question: Any) -> None:
         asked = [*self.messages, {"role": "user", "content": question}]
         spans: list[str] = []
         stopped = False
@@ -136,7 +156,9 @@ class ChatLoop:
             raise IpexAssistError("/load: what? Type /load FILE")
         try:
             read = json.loads(Path(name).expanduser().read_text(encoding="utf-8"))
-            messages = [{"role": str(each["role"]), "content": each["content"]} for each in read["messages"]]
+            messages: list[Message] = [
+                {"role": str(each["role"]), "content": each["content"]} for each in read["messages"]
+            ]
         except OSError as error:
             raise IpexAssistError(f"/load {name}: {error.strerror}") from None
         except (ValueError, KeyError, TypeError, RecursionError):
@@ -146,7 +168,7 @@ class ChatLoop:
         first = messages[:1] if messages and messages[0]["role"] == "system" else []
         rest = messages[len(first) :]
         turns = ["user", "assistant"] * (len(rest) // 2)
-        if [each["role"] for each in rest] != turns or not all(isinstance(each["content"], str) for each in messages):
+        if [each["role"] for each in rest] != turns or not all(_is_content(each["content"]) for each in messages):
             raise IpexAssistError(
                 f"/load {name}: texts of user and assistant must take turns, after one of system or none"
             )
@@ -157,7 +179,7 @@ class ChatLoop:
         self.screen.tell(self.partner.thought or "(the last answer came without a thought)")
 
     def _reset(self, rest: str) -> None:
-        self.messages = []
+        self.messages, self._images = [], []
         self.screen.tell("(a new conversation)")
 
     def _set_system(self, rest: str) -> None:
@@ -185,7 +207,20 @@ class ChatLoop:
         messages = [*self._first(), *self.messages]
         if as_json:
             return json.dumps({"messages": messages}, ensure_ascii=False, indent=1) + "\n"
-        return "\n".join(f"## {each['role']}\n\n{each['content']}\n" for each in messages)
+        return "\n".join(f"## {each['role']}\n\n{_text(each['content'])}\n" for each in messages)
+
+
+def _is_content(content: Any) -> bool:
+    """Whether it is a text, or parts as `ChatLoop._pictured` makes them."""
+    if not isinstance(content, list):
+        return isinstance(content, str)
+    return all(isinstance(part, dict) and isinstance(part.get(part.get("type")), str) for part in content)
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(part.get("text") or f"![]({part['image']})" for part in content)
 
 
 def _shown(options: GenerationOptions, name: str) -> str:

@@ -38,8 +38,8 @@ class LoadedModel:
         be, and the next answer needs it.
         """
         self._result, self.thought = None, ""
-        prompt = self._model.encode_messages(messages)
-        reader = conversation_reader(self._model.tokenizer, prompt)
+        prompt = self._model.see(messages)
+        reader = conversation_reader(self._model.tokenizer, prompt.tokens)
         parts = None if reader is None else ThoughtAndAnswer(reader)
         generation = self._model.stream(prompt, self.options)
         with noted_interrupt() as interrupted:

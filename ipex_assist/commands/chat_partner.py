@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Protocol
+from typing import Any, Protocol
 
 from ipex_assist.speculative.options import GenerationOptions
 
-Message = dict[str, str]  # role and content
+# role and content: a text, or parts of which images have the names of their files
+Message = dict[str, Any]
 Span = tuple[str, bool]  # some text, and whether it was drafted
 
 

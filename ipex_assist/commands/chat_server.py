@@ -7,6 +7,7 @@ import http.client
 import json
 import time
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -14,6 +15,7 @@ from ipex_assist.commands.chat_partner import Message, Span
 from ipex_assist.commands.shared.output import speed_line
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.speculative.options import GenerationOptions
+from ipex_assist.vision.images import data_url, file_content
 
 CONNECT_S = 10.0
 # Our names of options, where OpenAI's API has another one.
@@ -58,7 +60,7 @@ class Server:
         started = time.perf_counter()
         body = {
             "model": self._model,
-            "messages": messages,
+            "messages": [{**each, "content": _content(each["content"])} for each in messages],
             "stream": True,
             "stream_options": {"include_usage": True},
             "draft_details": True,
@@ -161,6 +163,18 @@ def _spans(event: dict[str, Any]) -> list[Span]:
         if text := (choice.get("delta") or {}).get("content"):
             return [(str(text), False)]
     return []
+
+
+def _content(content: Any) -> Any:
+    """A message's content in OpenAI's form: images as data: URLs. Raises UsageError for a file that cannot be read."""
+    if isinstance(content, str):
+        return content
+    return [
+        {"type": "image_url", "image_url": {"url": data_url(file_content(Path(part["image"])))}}
+        if part["type"] == "image"
+        else part
+        for part in content
+    ]
 
 
 def _reason(error: Any) -> str:

@@ -83,6 +83,12 @@ class ServeOptions(Options):
         HostNames(),
         "NAME,...",
     )
+    allow_image_hosts: tuple[str, ...] = option(
+        (),
+        "hosts that images in requests are fetched from; addresses that are not public by number",
+        HostNames(),
+        "NAME,...",
+    )
     served_model_name: tuple[str, ...] = option(
         (), "the model's name in requests, the first also in answers; repeatable (default: from -m)", Texts(), "NAME"
     )

@@ -15,9 +15,11 @@ from ipex_assist.serve.backend import Backend, Busy, ModelFacts
 from ipex_assist.serve.choice_runner import seconds_left
 from ipex_assist.serve.errors import ApiError, prompt_too_long
 from ipex_assist.serve.grammar_checker import GrammarChecker
+from ipex_assist.serve.image_hosts import ImageHosts
 from ipex_assist.serve.metrics import ServerMetrics
 from ipex_assist.serve.observed_backend import ObservedBackend, Observer
 from ipex_assist.serve.options import ServeOptions
+from ipex_assist.serve.pictured_messages import Address
 from ipex_assist.serve.protocol.images import text_of
 from ipex_assist.serve.requested_adapters import RequestedAdapters
 from ipex_assist.serve.token_bytes import TokenBytes
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MOST_NAMES = 20  # of models in a message
+DOWNLOADS = 8  # images that are fetched at a time
 THREADS = 4  # for tokenizers and chat templates, outside the event loop
 
 T = TypeVar("T")
@@ -51,6 +54,7 @@ class Service:
         self.adapters = RequestedAdapters(lambda: self.facts.adapters, self.names)
         self._grammars = GrammarChecker(most=options.max_queue)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenizer")
+        self._downloads = ThreadPoolExecutor(DOWNLOADS, thread_name_prefix="images")
 
     @property
     def facts(self) -> ModelFacts:
@@ -77,7 +81,8 @@ class Service:
     def close(self) -> None:
         """Stop the threads and the grammar process."""
         self._grammars.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._downloads):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     async def in_thread(self, work: Callable[..., T], *arguments: Any, **more: Any) -> T:
         """Run `work` in a thread."""
@@ -148,6 +153,16 @@ class Service:
         allow = self.options.allow_special_tokens
         return await self.in_thread(
             encode_messages, self.tokenizer, messages, tools, allow_special_tokens=allow, variables=variables
+        )
+
+    async def contents(self, images: Sequence[Address]) -> list[bytes]:
+        """What images of a request hold; those elsewhere are fetched, several at a time. ApiError where that fails."""
+        loop, hosts = asyncio.get_running_loop(), ImageHosts(self.options.allow_image_hosts)
+        return await asyncio.gather(
+            *(
+                loop.run_in_executor(self._threads if each.is_here else self._downloads, each.content, hosts)
+                for each in images
+            )
         )
 
     def deadline(self) -> float:

@@ -25,10 +25,11 @@ _DEEP = 257  # 16 bits to 8
 
 @dataclass(frozen=True)
 class ImageLimits:
-    """What an image may be: bytes of its file, its pixels, and the images of a prompt."""
+    """What an image may be: bytes of its file, its pixels, the seconds that reading it takes, and those of a prompt."""
 
     bytes: int = 32 << 20
     pixels: int = 64 << 20
+    seconds: float = 300.0
     images: int = 64
 
 
@@ -84,6 +85,11 @@ def data_url_content(url: str) -> bytes:
         return base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError):
         raise UsageError("the base64 of an image is damaged") from None
+
+
+def data_url(content: bytes) -> str:
+    """An image as requests have it; its type is looked up in the content."""
+    return f"data:image/*;base64,{base64.b64encode(content).decode()}"
 
 
 def file_content(path: Path, limits: ImageLimits = LIMITS) -> bytes:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import selectors
 import subprocess
 import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -86,6 +87,11 @@ class ImageReader:
         reply: Reply | None = None
         try:
             write(process.stdin, image)
+            if not _answers(process.stdout, self._limits.seconds):
+                self._end()
+                return ImageRefused(
+                    f"an image takes more than {self._limits.seconds:g} seconds: make it smaller", wrong=True
+                )
             reply = read(process.stdout, Reply)
         except BrokenPipeError:
             pass
@@ -129,6 +135,13 @@ class ImageReader:
     def __del__(self) -> None:
         if getattr(self, "_process", None) is not None:
             self._end()
+
+
+def _answers(stream: IO[bytes], seconds: float) -> bool:
+    """Whether an answer begins in time: before it was asked for, none is in the stream."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(stream, selectors.EVENT_READ)
+        return bool(selector.select(seconds))
 
 
 def asked(source: ImageSource, limits: ImageLimits = LIMITS) -> Asked:

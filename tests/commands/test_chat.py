@@ -282,6 +282,24 @@ def test_a_server_gets_the_flags_and_its_figures_are_shown(
     assert (server.bodies[-1]["temperature"], server.bodies[-1]["top_k"]) == (0.5, 50)
 
 
+def test_images_go_with_the_next_message(
+    server: Heard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As data: URLs, again with what follows; a file that is not there goes with none."""
+    (tmp_path / "one.png").write_bytes(b"one")
+    lines = [f"/image {tmp_path}/one.png", "what is it?", "/image nowhere.png", "and now?"]
+    lines.append(f"/save {tmp_path}/said.json")
+    assert piped("\n".join([*lines, ""]), "--url", server.url, "--api-key", KEY, monkeypatch=monkeypatch) == 1
+    assert "nowhere.png cannot be read" in capsys.readouterr().err
+    shown = {"type": "image_url", "image_url": {"url": "data:image/*;base64,b25l"}}
+    asked = [shown, {"type": "text", "text": "what is it?"}]
+    assert [each["content"] for each in server.bodies[-1]["messages"]] == [asked, TEXT, "and now?"]
+    said = json.loads((tmp_path / "said.json").read_text())["messages"]
+    assert said[0]["content"][0] == {"type": "image", "image": f"{tmp_path}/one.png"}
+    piped(f"/load {tmp_path}/said.json\nhello\n", "--url", server.url, "--api-key", KEY, monkeypatch=monkeypatch)
+    assert server.bodies[-1]["messages"][0]["content"] == asked
+
+
 @pytest.mark.parametrize(
     ("word", "reason"),
     [

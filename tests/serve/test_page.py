@@ -514,3 +514,57 @@ def test_what_goes_wrong_is_said(opened: Opened) -> None:
     page.get_by_role("button", name="Answer again").click()
     page.locator(".sum").wait_for()
     assert page.locator(".note.wrong").count() == 0
+
+
+PIXEL = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+# A file that is pasted, or dropped: (which, base64).
+GIVE = """([kind, data]) => {
+  const bytes = Uint8Array.from(atob(data), (each) => each.charCodeAt(0)), transfer = new DataTransfer();
+  transfer.items.add(new File([bytes], "one.png", { type: "image/png" }));
+  transfer.items.add(new File(["text"], "notes.txt", { type: "text/plain" }));
+  const told = { bubbles: true, cancelable: true };
+  const event = kind === "paste" ? new ClipboardEvent("paste", { clipboardData: transfer, ...told })
+    : new DragEvent("drop", { dataTransfer: transfer, ...told });
+  document.getElementById("input").dispatchEvent(event);
+}"""
+
+
+@in_browser
+@pytest.mark.parametrize("size", [(360, 700), (820, 1180), (1280, 800)])
+def test_images_are_pasted_dropped_and_chosen(size: tuple[int, int], opened: Opened) -> None:
+    """Seen before they are sent and after, taken away by a click, and sent again with what follows."""
+    page = opened(viewport={"width": size[0], "height": size[1]})
+    bodies: list[Any] = []
+    made = {"choices": [{"delta": {"content": "a dot"}}]}
+
+    def answer(route: Any) -> None:
+        bodies.append(route.request.post_data_json)
+        route.fulfill(body=f"data: {json.dumps(made)}\n\ndata: [DONE]\n\n")
+
+    page.route("**/v1/chat/completions", answer)
+    data = base64.b64encode(PIXEL).decode()
+    page.evaluate(GIVE, ["paste", data])
+    page.locator("#images img").wait_for()
+    page.evaluate(GIVE, ["drop", data])
+    page.set_input_files("#files", {"name": "two.png", "mimeType": "image/png", "buffer": PIXEL})
+    page.locator("#images img").nth(2).wait_for()
+    page.get_by_role("button", name="Remove image 2").click()
+    assert page.locator("#images img").count() == 2, "three were given, and no text file"
+    assert page.evaluate("document.scrollingElement.scrollWidth") == size[0]
+    page.get_by_label("Message", exact=True).fill("What is it?")
+    page.get_by_role("button", name="Send").click()
+    page.get_by_role("article", name="Answer").get_by_text("a dot").wait_for()
+    shown = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+    asked = [shown, shown, {"type": "text", "text": "What is it?"}]
+    assert bodies[0]["messages"][-1]["content"] == asked
+    assert page.locator("#images").is_hidden()
+    assert page.locator(".message.user img").count() == 2
+    page.reload()
+    page.locator(".message.user img").nth(1).wait_for()
+    page.get_by_label("Message", exact=True).fill("And now?")
+    page.get_by_role("button", name="Send").click()
+    page.get_by_role("article", name="Answer").nth(1).get_by_text("a dot").wait_for()
+    assert [each["content"] for each in bodies[1]["messages"]] == [asked, "a dot", "And now?"]
+    assert page.evaluate("document.scrollingElement.scrollWidth") == size[0]

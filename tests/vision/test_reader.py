@@ -19,6 +19,7 @@ from seeing_models import content, picture
 from ipex_assist.api import load
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.speculative.options import GenerationOptions
+from ipex_assist.vision.images import ImageLimits
 from ipex_assist.vision.messages import ImageTokens
 from ipex_assist.vision.reader import ImageReader
 from ipex_assist.vision.seen import SeenImage
@@ -71,6 +72,21 @@ def test_the_process_may_die(reader: ImageReader) -> None:
         reader.see([picture(8, 8, 6)])
     assert reader.see([picture(8, 8, 6)])[0].rows.shape == (1, 64)
     assert reader._process is not process
+
+
+def test_an_image_may_not_take_for_ever(folder: Path) -> None:
+    """Its process is ended, and the next image has one of its own."""
+    settings = TowerSettings(str(folder), "qwen2_5_vl", "fp32", 1, sorted(os.sched_getaffinity(0)))
+    reader = ImageReader(settings, ImageTokens(3, 3), ImageLimits(seconds=30))
+    reader.see([picture(8, 8, 5)])
+    reader._limits = ImageLimits(seconds=0.2)
+    assert reader._process is not None
+    reader._process.send_signal(signal.SIGSTOP)
+    with pytest.raises(UsageError, match=r"takes more than 0.2 seconds"):
+        reader.see([picture(8, 8, 6)])
+    reader._limits = ImageLimits()
+    assert reader.see([picture(8, 8, 6)])[0].rows.shape == (1, 64)
+    reader.close()
 
 
 def test_refusals_leave_the_process_alive(reader: ImageReader) -> None:

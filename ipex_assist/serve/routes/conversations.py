@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ipex_assist.serve.pictured_messages import pictured
+from ipex_assist.serve.pictured_messages import Address, pictured
 from ipex_assist.serve.protocol.common import with_one_system
 from ipex_assist.serve.service import Service
 from ipex_assist.serve.tools import SCHEMA_FIELDS, OutputForm, PreparedConversation, prepare, special_words
@@ -47,7 +47,7 @@ async def prepare_conversation(
     ends. deadline: see `Service.deadline`.
     """
 
-    def work() -> tuple[PreparedConversation, AskedConversation, list[bytes]]:
+    def work() -> tuple[PreparedConversation, AskedConversation, list[Address]]:
         asked = read()
         messages, images = pictured(asked.messages, service.facts.images, asked.field)
         made = prepare(
@@ -61,7 +61,8 @@ async def prepare_conversation(
         )
         return made, asked, images
 
-    turn, asked, images = await service.in_thread(work)
+    turn, asked, addresses = await service.in_thread(work)
+    images = await service.contents(addresses)
     tokens = await service.encode_chat(turn.messages, turn.tools, asked.variables)
     if begun:
         tokens += await service.encode(begun, False)
