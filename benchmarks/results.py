@@ -68,6 +68,7 @@ PAGES = {
         {
             "forward": "Whole passes of the native core",
             "prompts": "Prompts, and what the cores multiply at most",
+            "prompt_kernels": "Single linear layers of 256 rows: the share of what the cores multiply at most",
             "kernels": "Single linear layers: ours, torch's and IPEX's, beside the memory's speed",
             "blocks": "Single linear layers in GGUF's blocks, beside int4 and the memory's speed",
             "read_share": "Single linear layers of few rows, in turns with reading the same weights",
