@@ -89,6 +89,7 @@ PAGES = {
         {
             "mixture": "Mixtures of published shapes, random weights",
             "mixture_prompts": "Prompts of 4,096 tokens: the first token by rows a pass",
+            "dense_prompts": "The same of four layers of a dense model: Llama 2 7B",
             "recurrent": "A dense model with recurrent layers, random weights",
             "recurrent_mixture": "A mixture with recurrent layers, random weights: Granite 4 small",
             "shared_kv": "A dense model with shared keys and values, random weights: Gemma 4 E4B",
