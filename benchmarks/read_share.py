@@ -8,8 +8,8 @@ A layer has copies, together of so many megabytes, which is more than caches hol
 them are read, without prefetches and with them, and multiplied by each number of rows: so memory is as fast in the one
 as in the other, also where others use it and it changes from second to second. Each turn's share is the time of the
 faster way of reading, by medians over the run, in this turn and the next, whose mean it is, ÷ the time of the linear
-between them. The table has the median of these shares and between what the middle half of them lies, and GB/s of packed
-bytes with scales. "÷ 1 row" is the median of times in a turn.
+between them. The table has the median of these shares and between what the middle half of them lies, the time of a layer
+in µs, and GB/s of packed bytes with scales. "÷ 1 row" is the median of times in a turn.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ def shares(found: dict[str, list[float]], name: str) -> list[float]:
     return [(reads[i] + reads[i + 1]) / 2 / found[name][i] for i in range(len(reads) - 1)]
 
 
-def rows_of(precision: str, size: int, found: dict[str, list[float]], rows: list[int]) -> list[dict[str, str]]:
+def rows_of(
+    precision: str, size: int, copies: int, found: dict[str, list[float]], rows: list[int]
+) -> list[dict[str, str]]:
     """The lines of a precision. size: bytes of all copies."""
     lines = []
     best = min(statistics.median(found[f"read {ahead}"]) for ahead in AHEAD)
@@ -75,6 +77,7 @@ def rows_of(precision: str, size: int, found: dict[str, list[float]], rows: list
             {
                 "precision": precision,
                 "rows": str(n),
+                "µs": f"{1e6 * statistics.median(found[str(n)]) / copies:.0f}",
                 "GB/s": f"{size / statistics.median(found[str(n)]) / 1e9:.1f}",
                 "read GB/s": f"{size / best / 1e9:.1f}",
                 "share": f"{middle:.3f}",
@@ -103,11 +106,11 @@ def main() -> None:
     table, results = [], []
     with torch.inference_mode():
         for precision in args.precisions.split(","):
-            each = kernels.packed_bytes(width, columns, precision)
-            model = kernels.native_model(width, columns, precision, -(-args.megabytes * 1_000_000 // each))
+            copies = -(-args.megabytes * 1_000_000 // kernels.packed_bytes(width, columns, precision))
+            model = kernels.native_model(width, columns, precision, copies)
             size = library().ia_read_linears(model.handle, pool.handle, UP, 0)
             found = turns(model, width, args.rows, args.turns)
-            table += rows_of(precision, size, found, args.rows)
+            table += rows_of(precision, size, copies, found, args.rows)
             samples = {name: [round(1000 * took, 4) for took in each] for name, each in found.items()}
             results.append({"precision": precision, "bytes": size, "ms": samples})
             print(measure.table(table[-len(args.rows) :]), flush=True)

@@ -21,7 +21,7 @@ def test_shares_do_not_depend_on_the_memory_of_the_moment() -> None:
     found["1"] = [1.25 * (now + after) / 2 for now, after in zip(slower, [*slower[1:], slower[-1]], strict=True)]
     assert read_share.shares(found, "1") == pytest.approx([0.8] * 39)
     found["5"] = [1.5 * by for by in slower]
-    first, second = read_share.rows_of("Q4_K", 10**9, found, [1, 5])
+    first, second = read_share.rows_of("Q4_K", 10**9, 10, found, [1, 5])
     assert (first["share"], first["middle half"]) == ("0.800", "0.800 to 0.800")
     assert 1.15 < float(second["÷ 1 row"]) < 1.25
 
