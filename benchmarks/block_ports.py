@@ -8,7 +8,8 @@ panel: 16 output columns and 256 inputs, or 128 of blocks. Cycles are those of t
 loads two vectors of 64 bytes, stores one, computes with two and renames six operations. A gather is 16 loads. They are
 given for each 64 bytes of weights: a core that gets such a line in fewer cycles waits for its ports, not for memory.
 
-Lattices (IQ1 to IQ3) are unpacked to the cache before they are multiplied; of them it is the unpacking alone (0 rows).
+Lattices (IQ1 to IQ3) and TQ1_0 are unpacked to the cache before they are multiplied; of them it is the unpacking alone
+(0 rows). Unpacked codes are then multiplied as those of Q8_0 are.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ import tile_ports
 LEVEL = "avx512_bf16"
 ROWS = (1, 5)
 FEW = re.compile(r"::few_rows<ipex_assist::(\w+)Format, (\d+)>")
-UNPACK = re.compile(r"::unpack_lattice<ipex_assist::(\w+)Format>")
+UNPACK = re.compile(r"::unpack_(?:lattice<ipex_assist::(\w+)Format>|trits)\(")
+TRITS = "Tq1_0"
+STORE = re.compile(r"%zmm\d+,[^%]*\(")
 DOT = "vpdpbusd"
 GATHER_LOADS = 16
 
@@ -62,6 +65,7 @@ UNITS = {
     "Iq2Xxs": BlockUnit("IQ2_XXS", 16.5),
     "Iq1M": BlockUnit("IQ1_M", 14),
     "Iq1S": BlockUnit("IQ1_S", 12.5),
+    TRITS: BlockUnit("TQ1_0", 13.5),
 }
 
 
@@ -96,6 +100,25 @@ def added(*parts: BlockCount) -> BlockCount:
     first = parts[0]
     instructions_, gathers = sum(each.instructions for each in parts), sum(each.gathers for each in parts)
     return BlockCount(first.unit, first.rows, instructions_, gathers, total(*(each.ports for each in parts)))
+
+
+def unpacking(unit: BlockUnit, function: instructions.Instructions) -> BlockCount:
+    """A function that makes each line of codes once, some in a loop, if it has one.
+
+    Raises NotUnderstoodError where the loop cannot make what the rest does not.
+    """
+    place = {address: index for index, (address, _, _) in enumerate(function)}
+    targets = [re.match(r"([0-9a-f]+)\b", operands) if name[0] == "j" else None for _, name, operands in function]
+    back = [(first, i) for i, to in enumerate(targets) if to and (first := place.get(int(to[1], 16), i)) < i]
+    if not back:
+        return counted(unit, 0, function)
+    first, last = max(back, key=lambda loop: loop[1] - loop[0])
+    within, rest = function[first : last + 1], function[:first] + function[last + 1 :]
+    made, others = (sum(bool(STORE.search(operands)) for _, _, operands in part) for part in (within, rest))
+    turns = (unit.columns / 4 - others) / made if made else 0.5
+    if turns != int(turns):
+        raise instructions.NotUnderstoodError(f"{unit.name}: {made} lines in a loop and {others} beside it")
+    return added(counted(unit, 0, within, turns), counted(unit, 0, rest))
 
 
 def loops(unit: BlockUnit, rows: int, function: instructions.Instructions) -> BlockCount:
@@ -136,7 +159,7 @@ def counts(core: Path) -> Iterator[BlockCount]:
         if (found := FEW.search(name)) and int(found[2]) in ROWS:
             yield loops(UNITS[found[1]], int(found[2]), function)
         elif found := UNPACK.search(name):
-            yield counted(UNITS[found[1]], 0, function)
+            yield unpacking(UNITS[found[1] or TRITS], function)
 
 
 def table(found: list[BlockCount]) -> list[dict[str, Any]]:

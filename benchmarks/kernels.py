@@ -74,7 +74,7 @@ def native_model(width: int, columns: int, precision: str, copies: int) -> Packe
     name, group = split(precision)
     if name in BLOCKS:
         model = PackedModel(spec, "stored", planned_pool(), formats=dict.fromkeys(names, BLOCK_FORMAT + BLOCKS[name]))
-        pack_blocks(model, names, packed_bytes(width, 1, name), columns, width)
+        pack_blocks(model, names, name, columns, width)
         return model
     model = PackedModel(spec, name, planned_pool(), group)
     model.allocate()
@@ -91,11 +91,13 @@ def native(width: int, columns: int, precision: str, copies: int | None = None) 
     return lambda x: model.linears("up", x), copies, packed_bytes(width, columns, precision)
 
 
-def pack_blocks(model: PackedModel, names: list[str], row_bytes: int, columns: int, width: int) -> None:
-    """Fill the weights with blocks whose scales are numbers."""
+def pack_blocks(model: PackedModel, names: list[str], kind: str, columns: int, width: int) -> None:
+    """Fill the weights with blocks whose scales are numbers, and none below 2^-126, which is slow to multiply."""
     model.allocate()
+    row_bytes = packed_bytes(width, 1, kind)
+    powers = 0x40 if kind == "MXFP4" else 0
     with tempfile.TemporaryFile() as file:
-        file.write(random.randbytes(row_bytes * columns).translate(bytes(i & 0x3B for i in range(256))))
+        file.write(random.randbytes(row_bytes * columns).translate(bytes(i & 0x3B | powers for i in range(256))))
         file.flush()
         for name in names:
             model.pack_blocks(name, file.fileno(), array("q", range(0, row_bytes * columns, row_bytes)), width)

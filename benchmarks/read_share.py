@@ -8,8 +8,8 @@ A layer has copies, together of so many megabytes, which is more than caches hol
 them are read, without prefetches and with them, and multiplied by each number of rows: so memory is as fast in the one
 as in the other, also where others use it and it changes from second to second. Each turn's share is the time of the
 faster way of reading, by medians over the run, in this turn and the next, whose mean it is, ÷ the time of the linear
-between them. The table has the median of these shares and between what the middle half of them lies, the time of a layer
-in µs, and GB/s of packed bytes with scales. "÷ 1 row" is the median of times in a turn.
+between them. The table has the median of these shares and between what the middle half of them lies, a layer's time in
+µs, and GB/s of packed bytes with scales. "÷ 1 row" is the median of times in a turn.
 """
 
 from __future__ import annotations
