@@ -380,7 +380,7 @@ constexpr uint16_t IQ1_POINTS[] = {
 
 constexpr WordGrid<256> IQ2_XXS_GRID = with_words(of_eight(IQ2_XXS_POINTS));
 constexpr WordGrid<512> IQ2_XS_GRID = with_words(of_eight(IQ2_XS_POINTS));
-constexpr WordGrid<1024> IQ2_S_GRID = with_words(of_eight(IQ2_S_POINTS));
+constexpr Grid<1024> IQ2_S_GRID = of_eight(IQ2_S_POINTS);
 constexpr WordGrid<256> IQ3_XXS_GRID = with_words(of_four(IQ3_XXS_POINTS));
 constexpr WordGrid<512> IQ3_S_GRID = with_words(of_four(IQ3_S_POINTS));
 constexpr Grid<2048> IQ1_GRID = of_eight(IQ1_POINTS);

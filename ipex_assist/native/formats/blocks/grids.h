@@ -18,7 +18,7 @@ struct WordGrid : Grid<N> {
 
 extern const WordGrid<256> IQ2_XXS_GRID, IQ3_XXS_GRID;
 extern const WordGrid<512> IQ2_XS_GRID, IQ3_S_GRID;
-extern const WordGrid<1024> IQ2_S_GRID;
+extern const Grid<1024> IQ2_S_GRID;
 extern const Grid<2048> IQ1_GRID;
 
 }  // namespace ipex_assist

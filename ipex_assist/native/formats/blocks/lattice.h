@@ -138,9 +138,8 @@ inline const uint32_t* grid_of(const Iq1SFormat&) { return IQ1_GRID.points; }
 inline const uint32_t* grid_of(const Iq1MFormat&) { return IQ1_GRID.points; }
 
 template <class F>
-constexpr bool FEW_POINTS =
-    std::is_same_v<F, Iq2XxsFormat> || std::is_same_v<F, Iq2XsFormat> || std::is_same_v<F, Iq2SFormat> ||
-    std::is_same_v<F, Iq3XxsFormat> || std::is_same_v<F, Iq3SFormat>;
+constexpr bool FEW_POINTS = std::is_same_v<F, Iq2XxsFormat> || std::is_same_v<F, Iq2XsFormat> ||
+                            std::is_same_v<F, Iq3XxsFormat> || std::is_same_v<F, Iq3SFormat>;
 
 // 8 more where a column's bit is set.
 inline __m512i with_signs(__m512i numbers, __m512i signs, __m512i bits) {
@@ -178,8 +177,8 @@ inline __attribute__((always_inline)) void unpack_lattice_points(const LatticeGr
 
 // Gathers are made of 16 loads. They are slow on AMD's processors (15 cycles on Zen 5) and, since microcode guards against
 // Downfall, on Intel's before Sapphire Rapids: there permutations look up as many points in registers. On Zen 5 IQ3_XXS
-// takes 0.26 of the time so, IQ2_XXS 0.40, IQ3_S 0.34, IQ2_XS 0.51 and IQ2_S 0.80. Where there is AMX, gathers keep two
-// ports for loads as busy as these permutations the one that shuffles.
+// takes 0.26 of the time so, IQ2_XXS 0.40, IQ3_S 0.34 and IQ2_XS 0.51; a thousand points (IQ2_S) would take longer. Where
+// there is AMX, gathers keep two ports for loads as busy as these permutations the one that shuffles.
 #if defined(__AVX512F__) && !defined(__AMX_TILE__)
 #define IPEX_ASSIST_LATTICE_WORDS
 
@@ -198,11 +197,6 @@ inline __m512i words_at(const uint16_t* table, __m512i index) {
 // In one of 512 words, the last half of which are for those in `last`.
 inline __m512i words_at(const uint16_t* table, __m512i index, __mmask32 last) {
     return _mm512_mask_mov_epi16(words_at(table, index), last, words_at(table + 256, index));
-}
-
-// In one of 1024 words.
-inline __m512i words_at(const uint16_t* table, __m512i index, __mmask32 odd, __mmask32 last) {
-    return _mm512_mask_mov_epi16(words_at(table, index, odd), last, words_at(table + 512, index, odd));
 }
 
 // 32 columns as words: of each half (of a point of eight columns, or of eight points), those of two vectors of indices.
@@ -235,21 +229,6 @@ inline __attribute__((always_inline)) auto lattice_words(const Iq2XsFormat&, con
         const __m512i index = line_at(lines, 2 * K + v);
         const __mmask32 last = _mm512_test_epi16_mask(index, _mm512_set1_epi16(256));
         for (int half = 0; half < 2; half++) found.at[half][v] = words_at(IQ2_XS_GRID.words[half], index, last);
-    });
-    return found;
-}
-
-template <int K>
-inline __attribute__((always_inline)) auto lattice_words(const Iq2SFormat&, const uint8_t* lines) {
-    LatticeWords<false> found;
-    const __m512i index = line_at(lines, K);
-    const __m512i high = moved_bytes<K % 4 * 0x1111>(line_at(lines, 16 + K / 4));  // two bits for each point
-    FOR_EACH_CONSTANT(v, 2, {
-        constexpr int BITS = 1 << 2 * v | 1 << (20 + 2 * v);
-        const __mmask32 odd = _mm512_test_epi16_mask(high, _mm512_set1_epi32(BITS)),
-                        last = _mm512_test_epi16_mask(high, _mm512_set1_epi32(2 * BITS));
-        const __m512i own = v ? shifted<8>(index) : index;
-        for (int half = 0; half < 2; half++) found.at[half][v] = words_at(IQ2_S_GRID.words[half], own, odd, last);
     });
     return found;
 }
