@@ -1,12 +1,17 @@
 // The indexer of sparse attention (IndexerSpec): the scores of all positions that a row sees, and the choice among them.
 // A score depends on its row and its position alone, and the choice on the row's own scores: so on its past, whatever
 // runs beside it and whoever computes it.
+#include <x86intrin.h>
+
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <functional>
+#include <vector>
 
 #include "mixers/latent/latent.h"
 #include "operations/attention.h"
+#include "operations/share_work.h"
 
 namespace ipex_assist {
 
@@ -85,48 +90,142 @@ uint64_t choice_key(const float* scores, int64_t position) {
     return uint64_t(ordered) << 32 | (0xffffffffu - uint32_t(position));
 }
 
-// The keys from `least` on, in the order of their positions: how many.
-int64_t collect_keys(const float* scores, int64_t count, uint64_t least, uint64_t* to) {
-    int64_t found = 0;
-    for (int64_t i = 0; i < count; i++) {
-        to[found] = choice_key(scores, i);
-        found += to[found] >= least;
-    }
-    return found;
-}
-
 constexpr int64_t SAMPLED = 2048;  // positions by which the least score is guessed
 
-// A key below that of most positions, and most likely not above the k-th largest.
-uint64_t guess_least(const float* scores, int64_t count, int64_t k, uint64_t* sample) {
+// A score below that of most positions, and most likely not above the k-th largest. sample: (SAMPLED).
+float guess_least(const float* scores, int64_t count, int64_t k, float* sample) {
     const int64_t step = count / SAMPLED, wanted = k * SAMPLED / count;
     const int64_t place = wanted + wanted / 4 + 32;
-    if (step < 2 || place >= SAMPLED) return 0;
-    for (int64_t i = 0; i < SAMPLED; i++) sample[i] = choice_key(scores, i * step);
+    if (step < 2 || place >= SAMPLED) return -INFINITY;
+    // What is no number is found whatever the guess is.
+    for (int64_t i = 0; i < SAMPLED; i++) sample[i] = std::isnan(scores[i * step]) ? INFINITY : scores[i * step];
     std::nth_element(sample, sample + place, sample + SAMPLED, std::greater<>());
     return sample[place];
 }
 
-// The k positions of the largest of `count` > k scores, ascending. keys: room for twice as many.
-void choose(const float* scores, int64_t count, int64_t k, uint64_t* keys, int32_t* chosen) {
-    uint64_t* sorted = keys + count;
-    int64_t found = collect_keys(scores, count, guess_least(scores, count, k, keys), keys);
-    if (found < k) found = collect_keys(scores, count, 0, keys);
-    std::copy(keys, keys + found, sorted);
-    std::nth_element(sorted, sorted + k - 1, sorted + found, std::greater<>());
-    const uint64_t least = sorted[k - 1];
-    for (int64_t i = 0; i < found; i++) {
-        if (keys[i] >= least) *chosen++ = int32_t(0xffffffffu - uint32_t(keys[i]));
+// The positions first <= i < end, ascending, whose scores are not below `least`: how many.
+int64_t find_positions(const float* scores, int64_t first, int64_t end, float least, int32_t* found) {
+    int64_t count = 0;
+    for (int64_t i = first; i < end; i++) {
+        found[count] = int32_t(i);
+        count += !(scores[i] < least);
     }
+    return count;
 }
+
+// Ascending positions that a thread has found.
+struct FoundPositions {
+    const int32_t* positions;
+    int64_t count;
+};
+
+// The choices of rows that were scored together, each made by one thread: of the positions that are not below a guess.
+// Where rows are few and positions many, all threads look for those, each in its part of the positions.
+class PositionChoices {
+public:
+    PositionChoices(Pass& pass, const AttentionView& v, int32_t first, int32_t end)
+        : pass_(pass),
+          v_(v),
+          threads_(pass.plan().threads),
+          first_(first) {
+        for (int32_t r = first; r < end; r++) {
+            if (v.splits.shape.chooses(pass.plan().positions[size_t(r)])) rows_.push_back(r);
+        }
+    }
+    void make() {
+        // Then what a thread finds takes half of its room at most, and the other half is its own.
+        const bool together = 2 * int64_t(rows_.size()) <= threads_ && count(rows_[0]) >= EACH * threads_;
+        if (together) find_together();
+        for (size_t i = size_t(v_.thread); i < rows_.size(); i += size_t(threads_)) {
+            const Parts candidates = together ? found_by_all(i) : find_alone(rows_[i], guess(rows_[i]));
+            int64_t found = 0;
+            for (const FoundPositions& each : candidates) found += each.count;
+            choose(rows_[i], found < k() ? find_alone(rows_[i], -INFINITY) : candidates);
+        }
+        pass_.wait(v_.thread);
+    }
+
+private:
+    using Parts = std::vector<FoundPositions>;
+    static constexpr int64_t EACH = 128;  // positions that a thread looks at in about the time of two barriers
+
+    int64_t k() const { return v_.splits.shape.top_k; }
+    int64_t count(int32_t row) const { return int64_t(pass_.plan().positions[size_t(row)]) + 1; }
+    const float* scores(int32_t row) const { return pass_.activations.shared.index_scores.row(row - first_); }
+    // Of a thread's own room, half is for positions that it has found: as many as there are, twice. At its end is a
+    // guess. The other half is for keys.
+    const Array<uint64_t>& room(int thread) const { return pass_.activations.own(thread).index_keys; }
+    int32_t* found(int thread) const { return reinterpret_cast<int32_t*>(room(thread).data); }
+    float& guess_of(int thread) const { return reinterpret_cast<float*>(room(thread).row(1))[-1]; }
+    uint64_t* keys() const { return room(v_.thread).row(1); }
+
+    float guess(int32_t row) const {
+        return guess_least(scores(row), count(row), k(), reinterpret_cast<float*>(keys()));
+    }
+    Range part(int32_t row, int thread) const {
+        const int64_t panels = (count(row) + LANES - 1) / LANES;
+        return {share(panels, thread, threads_) * LANES,
+                std::min(share(panels, thread + 1, threads_) * LANES, count(row))};
+    }
+    // Where a thread has the positions of the i-th row that it has found, after their number.
+    int32_t* place(size_t i, int thread) const {
+        int32_t* at = found(thread);
+        for (size_t before = 0; before < i; before++) {
+            const Range of = part(rows_[before], thread);
+            at += of.end - of.first + 1;
+        }
+        return at;
+    }
+    void find_together() const {
+        if (size_t(v_.thread) < rows_.size()) guess_of(v_.thread) = guess(rows_[size_t(v_.thread)]);
+        pass_.wait(v_.thread);
+        for (size_t i = 0; i < rows_.size(); i++) {
+            const Range of = part(rows_[i], v_.thread);
+            int32_t* to = place(i, v_.thread);
+            *to = int32_t(find_positions(scores(rows_[i]), of.first, of.end, guess_of(int(i)), to + 1));
+        }
+        pass_.wait(v_.thread);
+    }
+    Parts found_by_all(size_t i) const {
+        Parts all;
+        for (int t = 0; t < threads_; t++) all.push_back({place(i, t) + 1, *place(i, t)});
+        return all;
+    }
+    Parts find_alone(int32_t row, float least) const {
+        int32_t* to = found(v_.thread) + room(v_.thread).columns;
+        return {{to, find_positions(scores(row), 0, count(row), least, to)}};
+    }
+    // The k positions of the largest scores, ascending, of candidates among which they are.
+    void choose(int32_t row, const Parts& candidates) const {
+        const float* of = scores(row);
+        int32_t* chosen = pass_.activations.shared.chosen.row(row);
+        uint64_t* end = keys();
+        for (const FoundPositions& each : candidates) {
+            for (int64_t i = 0; i < each.count; i++) *end++ = choice_key(of, each.positions[i]);
+        }
+        std::nth_element(keys(), keys() + k() - 1, end, std::greater<>());
+        const uint64_t least = keys()[k() - 1];
+        for (const FoundPositions& each : candidates) {
+            for (int64_t i = 0; i < each.count; i++) {
+                if (choice_key(of, each.positions[i]) >= least) *chosen++ = each.positions[i];
+            }
+        }
+    }
+
+    Pass& pass_;
+    const AttentionView& v_;
+    const int threads_;
+    const int32_t first_;
+    std::vector<int32_t> rows_;
+};
 
 }  // namespace
 
 // As many rows at a time as there is room for scores.
 void choose_positions(Pass& pass, const LayerStep& step, int thread) {
+    const uint64_t started = __rdtsc();
     const AttentionView v(pass, step, thread);
-    const SharedBuffers& shared = pass.activations.shared;
-    const int32_t rows = pass.plan().rows(), most = int32_t(shared.index_scores.rows);
+    const int32_t rows = pass.plan().rows(), most = int32_t(pass.activations.shared.index_scores.rows);
     const auto chooses = [&](int32_t r) { return v.splits.shape.chooses(pass.plan().positions[size_t(r)]); };
     for (int32_t first = 0, end; first < rows; first = end) {
         if (!chooses(first)) {
@@ -136,13 +235,9 @@ void choose_positions(Pass& pass, const LayerStep& step, int thread) {
         end = std::min(first + most, rows);
         score_share(v, first, end);
         pass.wait(thread);
-        for (int32_t r = first + thread; r < end; r += pass.plan().threads) {
-            if (!chooses(r)) continue;
-            choose(shared.index_scores.row(r - first), int64_t(pass.plan().positions[size_t(r)]) + 1,
-                   v.splits.shape.top_k, v.own.index_keys.data, shared.chosen.row(r));
-        }
-        pass.wait(thread);
+        PositionChoices(pass, v, first, end).make();
     }
+    if (thread == 0) pass.timing.attention += __rdtsc() - started;
 }
 
 }  // namespace ipex_assist
