@@ -281,6 +281,29 @@ _MAMBA1_BIASES = _MAMBA1 | {
 }
 
 
+# Values narrower than keys; layers with windows have twice the key/value heads, and sinks.
+_MIMO = {
+    **{"num_hidden_layers": 4, "head_dim": 32, "v_head_dim": 16, "num_key_value_heads": 1, "sliding_window": 8},
+    **{"layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]},
+    **{**_MOE, "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5},
+}
+_STEP = {
+    **{"num_hidden_layers": 4, "head_dim": 32, "sliding_window": 8, "num_sliding_attention_heads": 6, **_MOE},
+    **{"n_routed_experts": 8, "share_expert_dim": 80, "moe_router_scaling_factor": 1.5},
+    **{"layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]},
+    **{"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]},
+    **{"swiglu_limits": [0.0, 0.2, 0.0, 0.3], "swiglu_limits_shared": [0.4, 0.0, 0.1, 0.3]},
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
+    },
+}
+_STEP_VISION = {
+    **{"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 56, "patch_size": 14},
+    "mlp_ratio": 2.0,
+}
+
+
 def _model_types(fields: dict[str, Any]) -> list[str]:
     """Of a variant, and of its text part where it has one."""
     return [fields["model_type"], *(_model_types(fields["text_config"]) if "text_config" in fields else [])]
@@ -577,6 +600,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
     | {"attention_bias": True, "conv_L_cache": 3, "tie_word_embeddings": False},
     "laguna": _like_llama("laguna", **_LAGUNA, num_attention_heads_per_layer=[4, 2, 6]),
     "laguna-values": _like_llama("laguna", **_LAGUNA | {"num_experts": 3}, gating="per-element"),
+    "axk1": _like_llama("axk1", **_LATENT, **_DEEPSEEK),
+    "axk1-biases": _like_llama("axk1", **_LATENT, **_DEEPSEEK, **_YARN_MSCALE, attention_bias=True)
+    | {"norm_topk_prob": False, "mlp_layer_types": ["sparse", "dense", "sparse"]},
+    "mimo-v2-flash": _like_llama("mimo_v2_flash", **_MIMO),
+    "mimo-v2-flash-biases": _like_llama("mimo_v2_flash", **_MIMO | {"v_head_dim": 40, "attention_bias": True})
+    | {"attention_value_scale": None, "mlp_layer_types": ["sparse", "dense", "sparse", "dense"]},
+    "step3p7": _with_text("step3p7", _like_llama("step3p5", **_STEP), _STEP_VISION),
+    "step3p7-unlimited": _with_text(
+        "step3p7",
+        _like_llama("step3p5", **_STEP | {"swiglu_limits": None, "swiglu_limits_shared": None})
+        | {"mlp_layer_types": ["sparse"] * 4, "query_pre_attn_scalar": 24},
+        _STEP_VISION,
+    ),
     "exaone4-full": _like_llama("exaone4", sliding_window=None, layer_types=["full_attention"] * 2),
 }
 

@@ -65,11 +65,13 @@ class Checkpoint(ABC):
             raise IpexAssistError(f"{self.source}: {error}. Download it again, or mend its config.json") from error
 
     def decoder_spec(self) -> DecoderSpec:
-        """The DecoderSpec of this model, which our executors run: as `config_spec`, but with the head that is stored.
+        """The DecoderSpec of this model, which our executors run: as `config_spec`, but with the parts that are stored.
 
         For .bin files that needs torch.
         """
         spec, architecture = self.config_spec(), find(self.architecture)
+        if architecture is not None and architecture.stored is not None:
+            spec = architecture.stored(spec, self.names())
         if not spec.tied_head:
             return spec
         assert architecture is not None

@@ -8,7 +8,7 @@ A checkpoint tensor that holds several weights is named with a slice of its rows
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +18,7 @@ from ipex_assist.models import (
     afmoe,
     apertus,
     arcee,
+    axk1,
     bamba,
     bloom,
     cohere,
@@ -77,6 +78,7 @@ from ipex_assist.models import (
     llama4_text,
     mamba,
     mamba2,
+    mimo_v2_flash,
     minicpm3,
     minimax_m2,
     ministral3,
@@ -118,6 +120,7 @@ from ipex_assist.models import (
     solar_open,
     stablelm,
     starcoder2,
+    step3p7,
     youtu,
 )
 from ipex_assist.models.config import Config, ConfigError, MissingError
@@ -138,6 +141,8 @@ class Architecture:
     names: Mapping[str, str]
     read: Callable[[Config], DecoderSpec]
     weights: Callable[[DecoderSpec], dict[str, Source]]
+    # What its checkpoints may lack, whatever their configs say: the spec of one whose tensors have these names.
+    stored: Callable[[DecoderSpec, Collection[str]], DecoderSpec] | None = None
 
     def spec(self, config: Mapping[str, Any]) -> DecoderSpec:
         """Return the spec of a config.json.
@@ -157,9 +162,8 @@ def _architecture(module: ModuleType) -> Architecture:
     model_type = module.__name__.rpartition(".")[2]
     document = module.__doc__ or Path(str(module.__file__)).read_text(encoding="utf-8").split('"""')[1]  # of python -OO
     about = document.strip().splitlines()[0]
-    return Architecture(
-        module.ARCHITECTURE, model_type, about, module.EXAMPLES, module.NAMES, module.spec, module.weights
-    )
+    parts = module.NAMES, module.spec, module.weights, getattr(module, "stored", None)
+    return Architecture(module.ARCHITECTURE, model_type, about, module.EXAMPLES, *parts)
 
 
 _MODULES = (
@@ -171,7 +175,7 @@ _MODULES = (
     *(deepseek_v2, deepseek_v3, glm4_moe_lite, olmo_hybrid, mamba2, gemma4, gemma4_text, jamba, kimi_linear),
     *(llama4, llama4_text, falcon_h1, mamba, falcon_mamba, afmoe, exaone, gemma3, granite_swa, granitemoe_swa),
     *(granitemoeshared, hy_v3, jais2, kimi_k25, minicpm3, mistral4, nanochat, nemotron, olmo, sarvam_moe, solar_open),
-    *(youtu, cohere2_moe, lfm3, laguna, deepseek_v32, glm_moe_dsa),
+    *(youtu, cohere2_moe, lfm3, laguna, deepseek_v32, glm_moe_dsa, axk1, mimo_v2_flash, step3p7),
     *(qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, glm4v, glm46v, idefics3, internvl, paddleocr_vl, smolvlm),
 )
 # Published configs have these names of their makers' own code, which is transformers' now.

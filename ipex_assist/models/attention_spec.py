@@ -16,9 +16,11 @@ ATTENTION_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
     "num_attention_heads": ("heads", (1, 4096)),
     "num_key_value_heads": ("kv_heads", (1, 4096)),
     "head_dim": ("head_dim", (1, 4096)),
+    "v_head_dim": ("value_dim", (1, 4096)),
     "attention_scale": ("scale", (1e-6, 1e6)),
     "rotary_dim": ("rotary_dim", (2, 4096)),
     "attention_cap": ("cap", (1e-3, 1e6)),
+    "attention_value_scale": ("value_scale", (1e-6, 1e6)),
     "sliding_window": ("window", (1, 1 << 30)),
     "attention_chunk_size": ("chunk", (1, 1 << 30)),
     "llama_4_scaling_beta": ("growth", (0, 1e3)),
@@ -141,6 +143,7 @@ class AttentionSpec:
     heads: int
     kv_heads: int
     head_dim: int
+    value_dim: int | None = None  # of a KV head's value; head_dim where None
     window: int | None = None  # how many of the latest positions a row may see; None is all of them
     chunk: int | None = None  # positions are in chunks of so many, and a row sees none before its own; None: all
     rope: int | None = None  # which of the model's `ropes` rotates query and key; None: none does
@@ -165,6 +168,7 @@ class AttentionSpec:
     kv_layer: int | None = None
     values_are_keys: bool = False  # values are what the key projection gives, before its norm and rotation
     value_norm: bool = False  # each head's value passes an RMS norm without a weight
+    value_scale: float = 1.0  # of attended values
     # Keys and queries are then of one KV head, head_dim and rotary_dim those of the latent and its rotary key.
     latent: LatentSpec | None = None
 
@@ -173,10 +177,12 @@ class AttentionSpec:
         if self.latent is not None:
             assert (self.kv_heads, self.head_dim, self.rotary_dim) == (1, self.latent.head_dim, self.latent.rope_dim)
             assert not any((self.sinks, self.output_gate, self.qk_norm, self.alibi_slopes)), "beside latents"
-            assert not any((self.shares_kv, self.values_are_keys, self.value_norm)), "beside latents"
+            assert not any((self.shares_kv, self.values_are_keys, self.value_norm, self.value_dim)), "beside latents"
+            assert self.value_scale == 1, "beside latents"
         check_kind("gate_activation", self.gate_activation, GateActivation)
         assert not self.shares_kv or not any((self.values_are_keys, self.value_norm)), "values of another layer"
         assert not self.values_are_keys or self.qk_norm != "all_heads", "values before a norm of all keys"
+        assert not self.values_are_keys or self.value_dim in (None, self.head_dim), "values narrower than keys"
         if self.heads % self.kv_heads:
             raise ConfigError("num_key_value_heads", self.kv_heads, f"a divisor of the {self.heads} heads")
         if self.rotary_size > self.head_dim:
@@ -205,12 +211,12 @@ class AttentionSpec:
     @property
     def value_width(self) -> int:
         """Values of a KV head that are kept beside its key."""
-        return self.head_dim if self.latent is None else self.latent.rank
+        return (self.value_dim or self.head_dim) if self.latent is None else self.latent.rank
 
     @property
     def output_size(self) -> int:
         """Columns of what the output projection takes."""
-        return self.heads * (self.head_dim if self.latent is None else self.latent.value_dim)
+        return self.heads * (self.value_width if self.latent is None else self.latent.value_dim)
 
     @property
     def group(self) -> int:
@@ -223,14 +229,19 @@ class AttentionSpec:
         return self.heads * self.head_dim
 
     @property
-    def key_value_size(self) -> int:
-        """Columns of the key projection, and of the value projection."""
+    def key_size(self) -> int:
+        """Columns of the key projection."""
         return self.kv_heads * self.head_dim
+
+    @property
+    def value_size(self) -> int:
+        """Columns of the value projection."""
+        return self.kv_heads * self.value_width
 
     @property
     def gate_size(self) -> int:
         """Columns of the linear of the output gate; 0 where there is none."""
-        return 0 if not self.output_gate else self.heads if self.gate_per_head else self.query_size
+        return 0 if not self.output_gate else self.heads if self.gate_per_head else self.output_size
 
     @property
     def qkv_size(self) -> int:
@@ -239,23 +250,24 @@ class AttentionSpec:
             indexer = self.latent.indexer
             columns = (self.latent.query_rank or 0) + self.latent.head_dim
             return columns if indexer is None else columns + indexer.dim + indexer.heads
-        parts = 0 if self.shares_kv else 1 if self.values_are_keys else 2
-        return self.query_size + parts * self.key_value_size + self.gate_size
+        keys = 0 if self.shares_kv else self.key_size
+        values = 0 if self.shares_kv or self.values_are_keys else self.value_size
+        return self.query_size + keys + values + self.gate_size
 
     def shapes(self, hidden: int) -> dict[str, tuple[int, ...]]:
         """Of its weights by our names, in a layer of rows of `hidden` columns."""
         if self.latent is not None:
             return self.latent.shapes(self.heads, hidden)
-        query, key_value = self.query_size, self.key_value_size
+        query, key = self.query_size, self.key_size
         one = self.qk_norm == "head"
         return {
             "q_norm": (self.head_dim if one else query,),
-            "k_norm": (self.head_dim if one else key_value,),
+            "k_norm": (self.head_dim if one else key,),
             "sinks": (self.heads,),
             "q_proj": (query, hidden),
-            "k_proj": (key_value, hidden),
-            "v_proj": (key_value, hidden),
-            "o_proj": (hidden, query),
+            "k_proj": (key, hidden),
+            "v_proj": (self.value_size, hidden),
+            "o_proj": (hidden, self.output_size),
             "g_proj": (self.gate_size, hidden),
         }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -130,11 +130,13 @@ def _scale(latent: LatentSpec, positions: Rope) -> float:
     return scale * (0.1 * weight * math.log(factor) + 1) ** 2
 
 
-def latent_weights(spec: DecoderSpec, pairs: bool = True, index_pairs: bool = False) -> dict[str, Source]:
+def latent_weights(
+    spec: DecoderSpec, pairs: bool = True, index_pairs: bool = False, norms: Mapping[str, str] | None = None
+) -> dict[str, Source]:
     """Their weights. Each head's rows of a query are those that are not rotated, then pairs that are (or halves); each
     head's rows of kv_b_proj are its keys', which are multiplied with queries and so transposed, then its values'.
 
-    index_pairs: whether the first values of an indexer's keys and queries are rotated by pairs.
+    index_pairs: whether the first values of an indexer's keys and queries are rotated by pairs. norms: further ones.
     """
     latent = spec.layers[0].attention.latent
     assert latent is not None
@@ -142,8 +144,13 @@ def latent_weights(spec: DecoderSpec, pairs: bool = True, index_pairs: bool = Fa
     if index_pairs:
         fields |= {leaf: {"pairs": latent.rope_dim} for leaf in ("index_q_proj", "index_k_proj", "index_k_norm")}
     fields["final_norm"] = {"factor": spec.logit_multiplier}
-    norms, experts = {**LLAMA_NORMS, **LATENT_NORMS}, ExpertNames(shared=SHARED_EXPERTS)
-    return named(spec, linears={**LLAMA_LINEARS, **linears}, norms=norms, fields=fields, experts=experts)
+    return named(
+        spec,
+        linears={**LLAMA_LINEARS, **linears},
+        norms={**LLAMA_NORMS, **LATENT_NORMS, **(norms or {})},
+        fields=fields,
+        experts=ExpertNames(shared=SHARED_EXPERTS),
+    )
 
 
 def latent_parts(latent: LatentSpec, rotated: dict[str, Any]) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:

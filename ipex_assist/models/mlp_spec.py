@@ -30,7 +30,10 @@ NOT_ELEMENTWISE = ("xielu", "clamped_swiglu")
 CLAMP, SIGMOID_GAIN = 7.0, 1.702
 
 # The least and the largest that each number may be, by Hugging Face's names, and our shorter ones.
-MLP_RANGES: dict[str, tuple[str, tuple[float, float]]] = {"intermediate_size": ("intermediate_size", (1, 1 << 22))}
+MLP_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
+    "intermediate_size": ("intermediate_size", (1, 1 << 22)),
+    "swiglu_limits": ("limit", (1e-6, 1e6)),
+}
 EXPERT_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
     "num_experts": ("count", (1, 1 << 10)),
     "num_experts_per_tok": ("per_token", (1, 1 << 8)),
@@ -41,6 +44,8 @@ EXPERT_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
     "routed_scaling_factor": ("scaling", (1e-6, 1e6)),
     "moe_norm_min": ("least_sum", (0, 1)),
     "router_jitter_noise": ("jitter", (0, 1)),
+    "swiglu_limits": ("limit", (1e-6, 1e6)),
+    "swiglu_limits_shared": ("shared_limit", (1e-6, 1e6)),
 }
 
 
@@ -48,6 +53,7 @@ EXPERT_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
 class MlpSpec:
     """A gated MLP, down(activation(gate(x)) · up(x)), or a plain one, down(activation(up(x))).
 
+    limit: what activation(gate(x)) is at most, and up(x) within ± of it (Step 3.7).
     Raises ConfigError for a value out of MLP_RANGES, and for an activation that it cannot have.
     """
 
@@ -55,9 +61,11 @@ class MlpSpec:
     activation: Activation = "silu"
     gated: bool = True
     bias: bool = False
+    limit: float | None = None
 
     def __post_init__(self) -> None:
         check_ranges(self, MLP_RANGES)
+        assert self.limit is None or (self.gated and self.activation not in NOT_ELEMENTWISE), "a limit of no gate"
         check_kind("activation", self.activation, Activation)
         if self.activation == "clamped_swiglu" and not self.gated:
             raise ConfigError("activation", self.activation, "another one in an MLP without a gate")
@@ -110,6 +118,8 @@ class Experts:
     expert_scales: bool = False
     own_norms: bool = False
     scales_inputs: bool = False  # weights are of what experts read, not of what they give (Llama 4)
+    limit: float | None = None  # as of an MLP: of each, and of the shared expert
+    shared_limit: float | None = None
 
     def __post_init__(self) -> None:
         check_ranges(self, EXPERT_RANGES)
@@ -137,4 +147,9 @@ class Experts:
     @property
     def each(self) -> MlpSpec:
         """One of them."""
-        return MlpSpec(self.intermediate_size, self.activation, self.gated, self.bias)
+        return MlpSpec(self.intermediate_size, self.activation, self.gated, self.bias, self.limit)
+
+    @property
+    def shared(self) -> MlpSpec:
+        """The shared one."""
+        return MlpSpec(self.shared_size, self.activation, self.gated, self.bias, self.shared_limit)

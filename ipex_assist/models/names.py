@@ -46,7 +46,6 @@ PER_LAYER_OUTSIDE = ("per_layer_embed", "per_layer_in_proj", "per_layer_norm")
 EXPERT_NORMS = ("router_norm", "experts_norm", "experts_out_norm", "shared_out_norm")
 
 _FIRST_NORMS = ("attention_norm", "mlp_norm")
-_LAST_NORMS = ("attention_out_norm", "mlp_out_norm")
 MLP = ("gate_proj", "up_proj", "down_proj")
 # Ours that are no linears or norms but tensors of their own: a checkpoint's names of them do not end in ".weight".
 # Those of XIELU are single numbers.
@@ -194,8 +193,9 @@ def _absent(layer: LayerSpec) -> set[str]:
     absent |= set() if layer.scaled else {"layer_scalar"}
     absent |= set() if layer.experts is not None and layer.experts.own_norms else set(EXPERT_NORMS)
     absent |= set() if layer.experts is not None and layer.experts.expert_scales else {"expert_scales"}
-    if layer.norm_place != "sandwich":
-        absent |= set(_FIRST_NORMS if layer.norm_place == "post" else _LAST_NORMS)
+    absent |= set(_FIRST_NORMS) if layer.norm_place == "post" else set()
+    absent |= set() if layer.has_mixer_out_norm else {"attention_out_norm"}
+    absent |= set() if layer.has_mlp_out_norm else {"mlp_out_norm"}
     if layer.recurrent is not None:
         absent |= {"q_proj", "k_proj", "v_proj", "g_proj", "o_proj", "sinks", *HEAD_NORMS, *LATENT, *INDEXER}
     elif (latent := layer.attention.latent) is not None:
@@ -208,7 +208,7 @@ def _absent(layer: LayerSpec) -> set[str]:
         absent |= {"k_proj", "v_proj", "k_norm"} if layer.attention.shares_kv else set()
         absent |= {"v_proj"} if layer.attention.values_are_keys else set()
     if layer.mlp is None:
-        return absent | {"mlp_norm", "mlp_out_norm", *MLP}
+        return absent | {"mlp_norm", *MLP}
     if isinstance(layer.mlp, Experts):
         return absent | set(MLP)
     return absent if layer.mlp.gated else absent | {"gate_proj"}
@@ -284,8 +284,7 @@ def transposed_experts(
 def stacked_qkv(spec: DecoderSpec) -> dict[str, dict[str, Any]]:
     """Query, key and value in one tensor, in this order, of layers that are alike."""
     attention = spec.layers[0].attention
-    key_value = attention.key_value_size
-    return stacked({"q_proj": attention.query_size, "k_proj": key_value, "v_proj": key_value})
+    return stacked({"q_proj": attention.query_size, "k_proj": attention.key_size, "v_proj": attention.value_size})
 
 
 def stacked_gate_up(spec: DecoderSpec) -> dict[str, dict[str, Any]]:
@@ -333,9 +332,10 @@ def also_named(sources: Mapping[str, Source], parts: Mapping[str, str]) -> dict[
 def sinks(spec: DecoderSpec) -> dict[str, Source]:
     """Those of query heads, which are tensors of their own: "….self_attn.sinks"."""
     made = {}
-    for layer in range(spec.num_hidden_layers):
-        name = f"layers.{layer}.self_attn.sinks"
-        made[f"layers.{layer}.sinks.weight"] = Source(f"model.{name}", alternatives=(name, f"model.{name}.weight"))
+    for number, layer in enumerate(spec.layers):
+        if layer.recurrent is None and layer.attention.sinks:
+            name = f"layers.{number}.self_attn.sinks"
+            made[f"layers.{number}.sinks.weight"] = Source(f"model.{name}", alternatives=(name, f"model.{name}.weight"))
     return made
 
 

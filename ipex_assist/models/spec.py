@@ -7,10 +7,11 @@ heads, head_dim, window, rope (rope_spec.py), and in whether they have experts. 
 once (layers.py). What a layer may have:
 
 - **Norms** (RMS, or layer norm with or without a bias) stand before attention and MLP ("pre", Llama), after the
-  residual addition ("post_residual", OPT-350m), after attention and MLP before they are added ("post", OLMo 2), or
-  before and after ("sandwich", Gemma 2); with parallel residuals both read the same rows, through a norm each or one
-  for both. The model may have a norm of the embedding and a final one. A norm that weights by 1 + w is folded when
-  weights are packed (`Source.plus`), and so is a factor of the logits (`logit_multiplier`, into the final norm).
+  residual addition ("post_residual", OPT-350m), after attention and MLP before they are added ("post", OLMo 2), before
+  and after ("sandwich", Gemma 2), or before both and after the MLP alone ("pre_and_mlp_out", A.X K1); with parallel
+  residuals both read the same rows, through a norm each or one for both. The model may have a norm of the embedding and
+  a final one. A norm that weights by 1 + w is folded when weights are packed (`Source.plus`), and so is a factor of the
+  logits (`logit_multiplier`, into the final norm).
 - **Queries and keys** may be normalised: each head by one weight (Qwen3), each by its own (Command R+), or all heads
   together (OLMo 2), or each head without a weight (Llama 4); before rotation, or each head after it (Hunyuan). Queries
   far into a text may grow (Ministral 3).
@@ -48,7 +49,7 @@ from ipex_assist.models.recurrent_spec import RecurrentSpec
 from ipex_assist.models.rope_spec import Rope
 
 Norm = Literal["rms", "layer"]
-NormPlace = Literal["pre", "post_residual", "post", "sandwich"]
+NormPlace = Literal["pre", "post_residual", "post", "sandwich", "pre_and_mlp_out"]
 
 # The least and the largest that each number may be, by Hugging Face's names. The upper ends are far beyond any model: a
 # damaged config shall not ask for all memory.
@@ -90,6 +91,21 @@ class LayerSpec:
         assert self.norm_place == "sandwich" or self.experts is None or not self.experts.own_norms, "norms of experts"
         if self.mlp is None and self.parallel:
             raise ConfigError("parallel", True, "false in a layer without an MLP")
+
+    @property
+    def has_pre_norms(self) -> bool:
+        """Whether its mixer and its MLP read rows after a norm."""
+        return self.norm_place not in ("post_residual", "post")
+
+    @property
+    def has_mixer_out_norm(self) -> bool:
+        """Whether what its mixer gives passes a norm before it is added."""
+        return self.norm_place in ("post", "sandwich")
+
+    @property
+    def has_mlp_out_norm(self) -> bool:
+        """Whether what its MLP gives passes one."""
+        return self.mlp is not None and self.norm_place in ("post", "sandwich", "pre_and_mlp_out")
 
     @property
     def attention(self) -> AttentionSpec:
@@ -200,7 +216,8 @@ class DecoderSpec:
         found = self.layers[kv_layer].mixer if 0 <= kv_layer < number else None
         if not isinstance(found, AttentionSpec) or found.shares_kv or found.latent is not None:
             raise ConfigError("kv_layer", kv_layer, f"a layer before {number} with keys and values of its own")
-        if (found.kv_heads, found.head_dim) != (attention.kv_heads, attention.head_dim):
+        widths = [(each.kv_heads, each.head_dim, each.value_width) for each in (found, attention)]
+        if widths[0] != widths[1]:
             raise ConfigError(
                 "kv_layer", kv_layer, f"a layer with {attention.kv_heads} KV heads of {attention.head_dim}, as {number}"
             )

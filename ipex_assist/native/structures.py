@@ -10,9 +10,9 @@ from ipex_assist.models.recurrent_spec import RecurrentSpec
 from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.quantization.precision import FORMATS, beside_experts
 
-ABI_VERSION = 35  # api.cpp: ia_abi. It changes with every function there and with the structures here.
+ABI_VERSION = 36  # api.cpp: ia_abi. It changes with every function there and with the structures here.
 PRECISIONS = {name: each.number for name, each in FORMATS.items()}
-NORM_PLACES = {"pre": 0, "post_residual": 1, "post": 2, "sandwich": 3}
+NORM_PLACES = {"pre": 0, "post_residual": 1, "post": 2, "sandwich": 3, "pre_and_mlp_out": 4}
 HEAD_NORMS = {None: 0, "head": 1, "each_head": 2, "all_heads": 3, "unweighted": 4}
 SCORES = {"softmax": 0, "sigmoid": 1, "sparsemixer": 2}
 ACTIVATIONS = {"silu": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "relu2": 4, "xielu": 5, "clamped_swiglu": 6}
@@ -23,8 +23,8 @@ INPUT_NORMS = {None: 0, "all": 1, "each": 2}
 SOURCE_TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
 
 _ATTENTION_INTEGERS = (
-    "heads kv_heads head_dim window chunk rotary_dim rope_column paired_dim qk_norm norm_after_rope qkv_bias "
-    "output_bias sinks output_gate gate_per_head gate_softplus growth_step growth_shift shares_kv kv_layer "
+    "heads kv_heads head_dim v_head_dim window chunk rotary_dim rope_column paired_dim qk_norm norm_after_rope "
+    "qkv_bias output_bias sinks output_gate gate_per_head gate_softplus growth_step growth_shift shares_kv kv_layer "
     "values_are_keys value_norm"
 )
 _LATENT_INTEGERS = "rank rope_dim nope_dim value_dim query_rank"
@@ -37,7 +37,7 @@ _MLP_INTEGERS = (
     "shared_size shared_gate scores correction_bias groups groups_per_token best_of_group scales_inputs expert_scales "
     "own_norms"
 )
-_MLP_FLOATS = "scaling added_to_sum least_sum jitter"
+_MLP_FLOATS = "scaling added_to_sum least_sum jitter limit shared_limit"
 _HEAD_INTEGERS = (
     "kind input_size taps input_norm norm_before_residual fed_back_normed lm_head_rows shared_embedding shared_head "
     "clusters clusters_read conv_kernel conv_group candidates selector_rank confidence_size"
@@ -73,6 +73,7 @@ class CAttentionSpec(ctypes.Structure):
         ("scale", ctypes.c_float),
         ("cap", ctypes.c_float),
         ("growth", ctypes.c_float),
+        ("value_scale", ctypes.c_float),
         ("alibi_slopes", ctypes.POINTER(ctypes.c_float)),
         ("latent", CLatentSpec),
     ]
@@ -341,6 +342,7 @@ def _attention_spec(spec: DecoderSpec, attention: AttentionSpec) -> CAttentionSp
         heads=attention.heads,
         kv_heads=attention.kv_heads,
         head_dim=attention.head_dim,
+        v_head_dim=attention.value_dim or 0,
         window=attention.window or 0,
         chunk=attention.chunk or 0,
         rotary_dim=0 if columns is None else attention.rotary_size,
@@ -363,6 +365,7 @@ def _attention_spec(spec: DecoderSpec, attention: AttentionSpec) -> CAttentionSp
         scale=attention.score_scale,
         cap=attention.cap or 0.0,
         growth=attention.growth,
+        value_scale=0.0 if attention.value_scale == 1 else attention.value_scale,
     )
     if (latent := attention.latent) is not None:
         sizes = (latent.rank, latent.rope_dim, latent.nope_dim, latent.value_dim, latent.query_rank or 0)
@@ -404,6 +407,7 @@ def _mlp_spec(layer: LayerSpec, precision: str) -> CMlpSpec:
         activation=ACTIVATIONS[each.activation],
         gated=each.gated,
         bias=each.bias,
+        limit=each.limit or 0.0,
         precision=PRECISIONS[precision if experts is not None else beside_experts(precision)],
     )
     if experts is not None:
@@ -414,6 +418,6 @@ def _mlp_spec(layer: LayerSpec, precision: str) -> CMlpSpec:
         made.groups, made.groups_per_token = experts.groups, experts.groups_per_token
         made.best_of_group, made.scaling = experts.best_of_group, experts.scaling
         made.expert_scales, made.own_norms = experts.expert_scales, experts.own_norms
-        made.scales_inputs = experts.scales_inputs
+        made.scales_inputs, made.shared_limit = experts.scales_inputs, experts.shared_limit or 0.0
         made.added_to_sum, made.least_sum, made.jitter = experts.added_to_sum, experts.least_sum, experts.jitter
     return made

@@ -92,6 +92,7 @@ OTHERS = [
     *tiny_models.known("falcon-h1", "llama4", "bamba", "kimi-linear", "deepseek-v3", "gemma4"),
     *tiny_models.known("mamba", "falcon-mamba"),
     *(f"{variant}{kv}" for variant in tiny_models.known("deepseek-v32", "glm-moe-dsa") for kv in ("", "+int8")),
+    *(f"{variant}{kv}" for variant in tiny_models.known("mimo-v2-flash") for kv in ("", "+int8")),
 ]
 
 

@@ -73,6 +73,9 @@ KINDS = [
         "lfm3",
         "laguna",
         "cohere2-moe",
+        "axk1",
+        "mimo-v2-flash",
+        "step3p7",
     ),
 ]
 

@@ -145,7 +145,7 @@ void check_specs(const KernelTable& k) {
     CHECK_REFUSED("9 values of a head are rotated", make([](UniformSpec& s) { s.head_dim = s.rotary_dim = 9; }));
     CHECK_REFUSED("rotary_dim is 10 and must be from 0 to 8", make([](UniformSpec& s) { s.head_dim = 8; }));
     CHECK_REFUSED("rotary_dim is 10 and must be from 0 to 0", make([](UniformSpec& s) { s.rotary_tables = 0; }));
-    CHECK_REFUSED("norm_place is 4", make([](UniformSpec& s) { s.norm_place = NormPlace(4); }));
+    CHECK_REFUSED("norm_place is 5", make([](UniformSpec& s) { s.norm_place = NormPlace(5); }));
     CHECK_REFUSED("qk_norm is -1", make([](UniformSpec& s) { s.qk_norm = HeadNorm(-1); }));
     CHECK_REFUSED("multiplier is 0", make([](UniformSpec& s) { s.residual_multiplier = 0; }));
     CHECK_REFUSED("soft cap is nan", make([](UniformSpec& s) { s.logit_cap = NAN; }));

@@ -280,12 +280,12 @@ void list_layer_shapes(const ModelSpec& model, const LayerSpec& layer, int32_t n
         if (bias && !model.norm_bias) continue;
         if (layer.norm_place != POST && input == hidden) add("attention_norm", bias, hidden, 1);
         if (layer.norm_place != POST && !layer.shared_norm && layer.has_mlp()) add("mlp_norm", bias, hidden, 1);
-        if (layer.has_post_norms()) add("attention_out_norm", bias, hidden, 1);
-        if (layer.has_post_norms() && layer.has_mlp()) add("mlp_out_norm", bias, hidden, 1);
+        if (layer.has_attention_out_norm()) add("attention_out_norm", bias, hidden, 1);
+        if (layer.has_mlp_out_norm()) add("mlp_out_norm", bias, hidden, 1);
     }
     const bool one = a.qk_norm == ONE_FOR_HEADS;
     if (a.has_norm_weights()) add("q_norm", false, one ? a.head_dim : a.query_width(), 1);
-    if (a.has_norm_weights() && !a.shares_kv) add("k_norm", false, one ? a.head_dim : a.kv_width(), 1);
+    if (a.has_norm_weights() && !a.shares_kv) add("k_norm", false, one ? a.head_dim : a.key_width(), 1);
     if (a.sinks) add("sinks", false, a.heads, 1);
     const auto linear = [&](const char* leaf, int32_t bias, int64_t rows, int64_t columns, int32_t expert = -1) {
         add(leaf, false, rows, columns, expert);
@@ -309,8 +309,8 @@ void list_layer_shapes(const ModelSpec& model, const LayerSpec& layer, int32_t n
         linear("v_b_proj", false, a.output_width(), l.rank);
     } else {
         linear("q_proj", a.qkv_bias, a.query_width(), input);
-        if (!a.shares_kv) linear("k_proj", a.qkv_bias, a.kv_width(), input);
-        if (!a.shares_kv && !a.values_are_keys) linear("v_proj", a.qkv_bias, a.kv_width(), input);
+        if (!a.shares_kv) linear("k_proj", a.qkv_bias, a.key_width(), input);
+        if (!a.shares_kv && !a.values_are_keys) linear("v_proj", a.qkv_bias, a.values_width(), input);
     }
     if (!layer.is_recurrent()) linear("o_proj", a.output_bias, hidden, a.output_width());
     if (a.output_gate) linear("g_proj", a.qkv_bias, a.gate_width(), hidden);

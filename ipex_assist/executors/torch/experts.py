@@ -89,21 +89,23 @@ def run_experts(
     layer: ExpertLayer,
     x: torch.Tensor,
     mlp: Callable[[torch.Tensor, Linear, Linear], torch.Tensor],
+    shared_mlp: Callable[[torch.Tensor, Linear, Linear], torch.Tensor] | None = None,
     norm: Callable[[torch.Tensor, str], torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """What a layer's experts make of rows x (rows, hidden). What a row gets is summed in the order of the experts.
 
-    mlp: rows through one of them. norm: rows through the layer's norm of this name, where experts have some of their
-    own: then x is the residual stream.
+    mlp: rows through one of them; shared_mlp: through the shared one, if there is one. norm: rows through the layer's
+    norm of this name, where experts have some of their own: then x is the residual stream.
     """
     if norm is not None:
         assert layer.shared is not None, "norms of their own without an MLP beside them"
+        assert shared_mlp is not None
         routed = _run_routed(experts, layer, norm(x, "router_norm"), norm(x, "experts_norm"), mlp).to(x.dtype)
-        shared = mlp(norm(x, "mlp_norm"), *layer.shared)
+        shared = shared_mlp(norm(x, "mlp_norm"), *layer.shared)
         return norm(shared, "shared_out_norm") + norm(routed, "experts_out_norm")
     y = _run_routed(experts, layer, x, x, mlp)
-    if layer.shared is not None:
-        made = mlp(x, *layer.shared).float()
+    if layer.shared is not None and shared_mlp is not None:
+        made = shared_mlp(x, *layer.shared).float()
         y += made if layer.shared_gate is None else made * _sigmoid(layer.shared_gate(x.float()))
     return y.to(x.dtype)
 

@@ -126,6 +126,7 @@ class TorchHead(TorchModel):
         g = self._norm(self.combined(given.to(self.kernels.dtype)), self.weights.head.hidden_norm)
         for index, (layer, weights) in enumerate(zip(self.spec.layers, self.weights.layers, strict=True)):
             attention, metadata = layer.attention, self._block_metadata(sequence.length, len(g), layer.attention)
+            assert attention.value_width == attention.head_dim, "values narrower than keys"
             parts = weights.qkv(g).view(len(g), -1, attention.head_dim)
             kv = attention.heads, attention.heads + attention.kv_heads
             _, key, value = parts.tensor_split(kv, 1)

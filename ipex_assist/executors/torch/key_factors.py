@@ -37,7 +37,7 @@ def _layer_factors(spec: DecoderSpec, weights: Weights, kernels: Kernels, index:
     rows = rows if bias is None else rows + bias.float()
     latent, made = attention.latent, layer.qkv(rows.to(kernels.dtype))
     first = attention.query_size if latent is None else latent.query_rank or 0
-    keys = made[:, first : first + attention.key_value_size]
+    keys = made[:, first : first + attention.key_size]
     if latent is not None and layer.latent is not None:
         normalised = kernels.rms_norm(keys[:, latent.rope_dim :], layer.latent.norm, latent.norm_eps)
         keys = torch.cat((keys[:, : latent.rope_dim], normalised), 1)
@@ -61,7 +61,7 @@ def _norm_before(spec: DecoderSpec, weights: Weights, index: int) -> Norm:
         assert of_token is not None, "a draft head without norms"
         assert of_hidden is not None, "a draft head without norms"
         return torch.cat((of_token, of_hidden)), None
-    if spec.layers[index].norm_place in ("pre", "sandwich"):
+    if spec.layers[index].has_pre_norms:
         return weights.layers[index].attention_norm
     last = spec.layers[index - 1] if index else None
     if last is None or last.norm_place != "post_residual":

@@ -37,7 +37,8 @@ def run_mlp(
     if isinstance(layer.mlp, ExpertLayer):
         assert spec.experts is not None
         seen = replace(layer.mlp, router=partial(_seen_router, layer.mlp.router, see))
-        made = run_experts(spec.experts, seen, x, partial(_up_down, spec.each_mlp), norm)
+        shared = partial(_up_down, spec.experts.shared) if spec.experts.shared_size else None
+        made = run_experts(spec.experts, seen, x, partial(_up_down, spec.each_mlp), shared, norm)
         see("add_experts", "delta", made)
         return made
     up, down = layer.mlp
@@ -80,4 +81,7 @@ def activate_gated(spec: MlpSpec, gate: torch.Tensor, up: torch.Tensor) -> torch
     if spec.activation == "clamped_swiglu":
         gate, up = gate.clamp(max=CLAMP), up.clamp(-CLAMP, CLAMP)
         return gate * torch.sigmoid(SIGMOID_GAIN * gate) * (up + 1)
-    return ACTIVATION_FUNCTIONS[spec.activation](gate) * up
+    active = ACTIVATION_FUNCTIONS[spec.activation](gate)
+    if spec.limit is None:
+        return active * up
+    return active.clamp(max=spec.limit) * up.clamp(-spec.limit, spec.limit)

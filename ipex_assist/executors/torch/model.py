@@ -35,7 +35,7 @@ from ipex_assist.executors.torch.weights import Norm, Weights
 from ipex_assist.models.attention_spec import AttentionSpec
 from ipex_assist.models.draft_head import Taps
 from ipex_assist.models.recurrent_spec import RecurrentSpec
-from ipex_assist.models.spec import DecoderSpec, LayerSpec, NormPlace
+from ipex_assist.models.spec import DecoderSpec, LayerSpec
 
 PROMPT_CHUNK = 512  # rows of a prompt that pass at once: bounds the activations, and is many enough for full speed
 
@@ -364,7 +364,7 @@ class TorchModel(Model):
         them. per_layer: `per_layer_inputs` of the rows; read: the rows that its mixer reads, x where None.
         """
         read = x if read is None else read
-        rows = self._norm_at("pre", self.spec.layers[index], read, self.weights.layers[index].attention_norm)
+        rows = self._norm_if(self.spec.layers[index].has_pre_norms, read, self.weights.layers[index].attention_norm)
         self.see(index, "prepare_attention", "residual stream", x)
         self.see(index, "prepare_attention", "mixer inputs", rows)
         return self.after_mixer(x, rows, index, self._mixed(rows, index, cache, metadata, states), per_layer)
@@ -389,11 +389,12 @@ class TorchModel(Model):
     def _after_mlp(self, x: torch.Tensor, rows: torch.Tensor, index: int, mixed: torch.Tensor) -> torch.Tensor:
         """The residual stream after a layer's MLP, or after its mixer where it has none."""
         spec, layer = self.spec.layers[index], self.weights.layers[index]
-        attended, see = self._delta(spec, mixed, layer.attention_out_norm), partial(self.see, index)
+        see, after = partial(self.see, index), spec.norm_place == "post_residual"
+        attended = self._delta(spec, self._norm_if(spec.has_mixer_out_norm, mixed, layer.attention_out_norm))
         if spec.parallel:
-            rows = rows if spec.shared_norm else self._norm_at("pre", spec, x, layer.mlp_norm)
-            return x + attended + self._delta(spec, run_mlp(spec, layer, rows, see), layer.mlp_out_norm)
-        x = self._norm_at("post_residual", spec, x + attended, layer.attention_norm)
+            rows = rows if spec.shared_norm else self._norm_if(spec.has_pre_norms, x, layer.mlp_norm)
+            return x + attended + self._delta(spec, run_mlp(spec, layer, rows, see))
+        x = self._norm_if(after, x + attended, layer.attention_norm)
         if spec.mlp is None:
             return x
         see("prepare_mlp", "residual stream", x)
@@ -401,19 +402,18 @@ class TorchModel(Model):
             norms = layer.mlp_norms
             made = run_mlp(spec, layer, x, see, lambda rows, name: self._norm(rows, norms[name]))
         else:
-            rows = self._norm_at("pre", spec, x, layer.mlp_norm)
+            rows = self._norm_if(spec.has_pre_norms, x, layer.mlp_norm)
             see("prepare_mlp", "mlp inputs", rows)
             made = run_mlp(spec, layer, rows, see)
-        return self._norm_at("post_residual", spec, x + self._delta(spec, made, layer.mlp_out_norm), layer.mlp_norm)
+        made = self._norm_if(spec.has_mlp_out_norm, made, layer.mlp_out_norm)
+        return self._norm_if(after, x + self._delta(spec, made), layer.mlp_norm)
 
-    def _norm_at(self, place: NormPlace, layer: LayerSpec, x: torch.Tensor, norm: Norm) -> torch.Tensor:
-        """The norm that a layer has at this place, if it has one there."""
-        here = layer.norm_place == place or (layer.norm_place == "sandwich" and place != "post_residual")
+    def _norm_if(self, here: bool, x: torch.Tensor, norm: Norm) -> torch.Tensor:
+        """Rows x through the norm that a layer has here, if it has one."""
         return self._norm(x, norm) if here else x
 
-    def _delta(self, layer: LayerSpec, x: torch.Tensor, norm: Norm) -> torch.Tensor:
+    def _delta(self, layer: LayerSpec, x: torch.Tensor) -> torch.Tensor:
         """What is added to the residual stream for the output x of attention or MLP."""
-        x = self._norm_at("post", layer, x, norm)
         return x if layer.residual_multiplier == 1 else x * layer.residual_multiplier
 
     def _mixed(

@@ -116,7 +116,7 @@ bool Blocks::has_layers_of(const PackedModel& head) const {
                const AttentionSpec& a = layer.attention;
                if (a.kv_layer >= layout_.layers() || layout_.kv_heads(a.kv_layer) != a.kv_heads) return false;
                const AttentionSpec& of = model_->layers[size_t(a.kv_layer)].attention;
-               return !of.is_latent() && of.head_dim == a.head_dim;
+               return !of.is_latent() && of.head_dim == a.head_dim && of.value_dim() == a.value_dim();
            });
 }
 

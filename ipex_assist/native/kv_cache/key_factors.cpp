@@ -67,13 +67,13 @@ std::vector<float> layer_factors(const PackedModel& model, size_t index, const L
     if (layer.is_recurrent() || layer.attention.shares_kv) return {};
     const AttentionSpec& a = layer.attention;
     const int32_t dim = a.head_dim, half = a.paired_dim / 2;
-    const int64_t stride = round_up(a.kv_width(), LANES);
+    const int64_t stride = round_up(a.key_width(), LANES);
     std::vector<float> keys(size_t(ROWS * stride)), factors;
     probe(model, index, in, keys.data(), stride);
     const float epsilon = model.spec.norm_eps;
     for (int32_t r = 0; a.qk_norm == ALL_HEADS && r < ROWS; r++) {
         float* row = keys.data() + r * stride;
-        model.kernels->normalize(true, row, layer.k_norm, nullptr, epsilon, a.kv_width(), row);
+        model.kernels->normalize(true, row, layer.k_norm, nullptr, epsilon, a.key_width(), row);
     }
     for (int32_t h = 0; h < a.kv_heads; h++) {
         std::vector<double> squares(static_cast<size_t>(dim));

@@ -329,9 +329,9 @@ void up_experts(Pass& pass, const LayerStep& step, int thread) {
     const auto items = [&](int32_t e) { return panels_of_node(pass, thread, layer.experts[size_t(e)].up, parts); };
     const auto cost = [&](int32_t e) { return READING_ROWS + pass.routes.count(e); };
     const auto up = [&](int32_t e, int64_t first, int64_t end) {
-        activate_block(pass, thread, layer.mlp, layer.experts[size_t(e)].up, own_up_rows(pass, step, thread, e),
-                       {0, pass.routes.count(e), first * parts, end * parts}, active_rows(pass, layer, e),
-                       inner(layer, e));
+        activate_block(pass, thread, layer.mlp.of_expert(e), layer.experts[size_t(e)].up,
+                       own_up_rows(pass, step, thread, e), {0, pass.routes.count(e), first * parts, end * parts},
+                       active_rows(pass, layer, e), inner(layer, e));
         if (!in_place) return;
         const size_t counter = size_t(pass.routes.first[size_t(e)] * most_spans(layer));
         const auto prepare = [&](int64_t column) {

@@ -16,13 +16,13 @@ void append_rows(const AttentionView& v, const RowRange& range, int32_t kv_head)
     for (int32_t r = range.first; r < range.end; r++) {
         const int32_t position = v.plan.positions[size_t(r)], within = position % BLOCK_POSITIONS;
         const float *key = v.qkv(r) + a.key_column() + int64_t(kv_head) * a.head_dim,
-                    *value = v.qkv(r) + a.value_column() + int64_t(kv_head) * a.head_dim;
+                    *value = v.qkv(r) + a.value_column() + int64_t(kv_head) * a.value_dim();
         std::memcpy(head, key, size_t(a.head_dim) * 4);
         rotate_head(v.pass, v.layer, v.spec.head_norm(v.layer.k_norm, kv_head), v.segment(range), position, head);
         for (int32_t d = 0; factors && d < a.head_dim; d++) head[d] /= factors[d];
         v.k.store_key(precision, head, a.head_dim, a.key_depth(), within, block);
         if (a.value_norm) {
-            v.k.normalize(true, value, nullptr, nullptr, v.pass.model.spec.norm_eps, a.head_dim, head);
+            v.k.normalize(true, value, nullptr, nullptr, v.pass.model.spec.norm_eps, a.value_dim(), head);
             value = head;
         }
         v.k.store_value(precision, value, a.value_dim(), within, block);

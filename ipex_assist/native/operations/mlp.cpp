@@ -36,6 +36,18 @@ void up_linear(Pass& pass, const LayerStep& step, int thread) {
         layer.down, started);
 }
 
+// Of panels of gates and up, which alternate. NaN stays.
+void activate_limited(const Pass& pass, const MlpSpec& spec, const float* in, int64_t panels, float* out) {
+    for (int64_t b = 0; b < panels; b++, in += 2 * LANES, out += LANES) {
+        pass.kernels.activate(spec.activation, false, in, 1, out);
+        for (int64_t i = 0; i < LANES; i++) {
+            const float active = out[i] > spec.limit ? spec.limit : out[i];
+            const float up = in[LANES + i];
+            out[i] = active * (up > spec.limit ? spec.limit : up < -spec.limit ? -spec.limit : up);
+        }
+    }
+}
+
 // The spans of columns that this thread has activated, or of which it has activated the last columns.
 void prepare_spans(Pass& pass, int thread, const ActiveRows& x, const Linear& down) {
     complete_spans(pass, 0, {x.first, x.end, x.panels, 1}, [&](int64_t column) {
@@ -81,6 +93,7 @@ void activate_block(const Pass& pass, int thread, const MlpSpec& spec, const Lin
             for (int64_t r = 0; r < some.rows(); r++) {
                 float* to = out + (row + r) * stride + b / parts * LANES;
                 if (spec.activation == XIELU) pass.kernels.xielu(*xielu, temporary.row(r), panels, to);
+                else if (spec.limit > 0) activate_limited(pass, spec, temporary.row(r), panels / parts, to);
                 else pass.kernels.activate(spec.activation, spec.gated, temporary.row(r), panels / parts, to);
             }
         }

@@ -11,7 +11,7 @@ void normalize_queries_and_keys(Pass& pass, const LayerStep& step, int thread) {
     for (int64_t r = share(rows, thread, pass.plan().threads); r < end; r++) {
         float *query = pass.activations.shared.qkv.row(r), *key = query + a.key_column();
         pass.kernels.normalize(true, query, layer.q_norm, nullptr, epsilon, a.query_width(), query);
-        pass.kernels.normalize(true, key, layer.k_norm, nullptr, epsilon, a.kv_width(), key);
+        pass.kernels.normalize(true, key, layer.k_norm, nullptr, epsilon, a.key_width(), key);
     }
     pass.wait(thread);
 }

@@ -49,6 +49,12 @@ void check_mlp(const ModelSpec& s, const MlpSpec& m) {
     check_range("experts of a token", m.experts_per_token, m.experts ? 1 : 0, m.experts);
     check_range("the shared expert's intermediate_size", m.shared_size, 0, m.experts ? LARGEST : 0);
     if (m.shared_gate && !m.shared_size) refuse("a gate of a shared expert that is not there");
+    for (const float limit : {m.limit, m.shared_limit}) {
+        if (!std::isfinite(limit) || limit < 0)
+            refuse("a limit of activations is %g and must be from 0 on", double(limit));
+        const bool alone = m.gated && m.activation != CLAMPED_SWIGLU && m.activation != XIELU;
+        if (limit > 0 && !alone) refuse("a limit of activations without gates, or that have their own");
+    }
     if (m.own_norms && (!m.shared_size || m.shared_gate)) refuse("norms of experts, and no shared one without a gate");
     if (m.expert_scales && !m.experts) refuse("scales of experts that are not there");
     if (m.experts) check_routing(m);
@@ -59,13 +65,13 @@ void check_layer(const ModelSpec& s, const LayerSpec& layer) {
     if (layer.is_recurrent() && layer.attention.kv_heads)
         refuse("a layer with a recurrent mixer and %d key/value heads", layer.attention.kv_heads);
     check_mlp(s, layer.mlp);
-    check_range("norm_place", layer.norm_place, PRE, SANDWICH);
+    check_range("norm_place", layer.norm_place, PRE, PRE_AND_MLP_OUT);
     check_multiplier(layer.residual_multiplier);
     if (layer.parallel && layer.norm_place != PRE) refuse("norms of parallel layers are before them");
     if (layer.shared_norm && !layer.parallel) refuse("attention and MLP share a norm in parallel layers only");
     if (!layer.has_mlp() && layer.parallel) refuse("nothing parallel to attention");
     if (layer.mlp.own_norms && layer.norm_place != SANDWICH) refuse("norms of experts are within those around them");
-    const bool plain = layer.mlp.activation != XIELU && layer.mlp.activation != CLAMPED_SWIGLU;
+    const bool plain = layer.mlp.activation != XIELU && layer.mlp.activation != CLAMPED_SWIGLU && layer.mlp.limit == 0;
     if (s.per_layer_size && (!layer.has_mlp() || layer.parallel || !plain))
         refuse("per-layer embeddings follow an MLP that is not parallel, and have its activation of one number");
 }
@@ -83,7 +89,8 @@ void check_kv_layer(const ModelSpec& s, const LayerSpec* layers, int32_t number)
     const LayerSpec& other = layers[a.kv_layer];
     if (other.is_recurrent() || other.attention.shares_kv || other.attention.is_latent())
         refuse("layer %d reads the keys and values of layer %d, which has none of its own", number, a.kv_layer);
-    if (other.attention.kv_heads != a.kv_heads || other.attention.head_dim != a.head_dim) {
+    if (other.attention.kv_heads != a.kv_heads || other.attention.head_dim != a.head_dim ||
+        other.attention.value_dim() != a.value_dim()) {
         refuse("layer %d reads %d key/value heads of %d, and layer %d has %d of %d", number, a.kv_heads, a.head_dim,
                a.kv_layer, other.attention.kv_heads, other.attention.head_dim);
     }

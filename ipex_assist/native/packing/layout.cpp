@@ -22,7 +22,8 @@ void place_residual_norms(ModelWeights& w) {
         join.multiplier = layer.residual_multiplier;
         const bool mlp = layer.has_mlp();
         if (layer.mlp_conv.base) join.left = &layer.mlp_conv;
-        if (layer.has_post_norms()) join.post = mlp ? &layer.mlp_out_norm : &layer.attention_out_norm;
+        if (layer.has_mlp_out_norm()) join.post = &layer.mlp_out_norm;
+        if (!mlp && layer.has_attention_out_norm()) join.post = &layer.attention_out_norm;
         if (layer.norm_place == POST_RESIDUAL) join.post_residual = mlp ? &layer.mlp_norm : &layer.attention_norm;
     };
     const auto after_last = [&](ResidualNorm& join) {
@@ -38,7 +39,7 @@ void place_residual_norms(ModelWeights& w) {
         if (w.spec.per_layer_size) after_mlp(layer.per_layer.into_gate, layer);
         layer.into_mlp.late = layer.parallel;
         layer.into_mlp.multiplier = layer.residual_multiplier;
-        if (layer.has_post_norms()) layer.into_mlp.post = &layer.attention_out_norm;
+        if (layer.has_attention_out_norm()) layer.into_mlp.post = &layer.attention_out_norm;
         if (layer.norm_place == POST_RESIDUAL) layer.into_mlp.post_residual = &layer.attention_norm;
         if (layer.has_pre_norms()) layer.into_attention.pre = &layer.attention_norm;
         if (layer.has_pre_norms()) layer.into_mlp.pre = layer.shared_norm ? &layer.attention_norm : &layer.mlp_norm;

@@ -34,6 +34,7 @@ struct LatentSpec {
 // Softmax attention with grouped keys and values, or over latents.
 struct AttentionSpec {
     int32_t heads, kv_heads, head_dim;
+    int32_t v_head_dim;   // of a KV head's value, 0: head_dim
     int32_t window;       // positions a row may see, 0: all
     int32_t chunk;        // positions of a chunk, of which a row may see its own, 0: all
     int32_t rotary_dim;   // how many values of each head are rotated, 0: none
@@ -54,12 +55,14 @@ struct AttentionSpec {
     float scale;                // of query · key
     float cap;                  // scores x become cap · tanh(x / cap); 0: they stay
     float growth;               // 0: queries stay
+    float value_scale;          // of attended values; 0: they stay
     const float* alibi_slopes;  // (heads), or null; those of a PackedModel's layers are ÷ scale
     LatentSpec latent;
 
     int32_t group() const { return heads / kv_heads; }  // query heads that share a KV head
     int64_t query_width() const { return int64_t(heads) * head_dim; }
-    int64_t kv_width() const { return int64_t(kv_heads) * head_dim; }
+    int64_t key_width() const { return int64_t(kv_heads) * head_dim; }
+    int64_t values_width() const { return int64_t(kv_heads) * value_dim(); }
     // KV heads whose keys and values it keeps.
     int32_t kept_heads() const { return shares_kv ? 0 : kv_heads; }
     // Columns of the rows that the QKV linear gives: queries from 0 on, keys, values, gates, each from a multiple of 16
@@ -67,10 +70,10 @@ struct AttentionSpec {
     int64_t key_column() const { return round_up(query_width(), LANES); }
     int64_t value_column() const {
         if (shares_kv || values_are_keys) return key_column();
-        return key_column() + (is_latent() ? latent.rope_dim : round_up(kv_width(), LANES));
+        return key_column() + (is_latent() ? latent.rope_dim : round_up(key_width(), LANES));
     }
-    int64_t gate_column() const { return value_column() + (shares_kv ? 0 : round_up(kv_width(), LANES)); }
-    int64_t gate_width() const { return !output_gate ? 0 : gate_per_head ? heads : query_width(); }
+    int64_t gate_column() const { return value_column() + (shares_kv ? 0 : round_up(values_width(), LANES)); }
+    int64_t gate_width() const { return !output_gate ? 0 : gate_per_head ? heads : attended_width(); }
     int64_t qkv_width() const {
         return is_latent() ? key_column() + latent_width() : gate_column() + round_up(gate_width(), LANES);
     }
@@ -89,9 +92,9 @@ struct AttentionSpec {
         return index_query_column() + int64_t(latent.indexer.heads) * latent.indexer.dim;
     }
     // Of a KV head; what all heads attend to; and what the output linear takes.
-    int32_t value_dim() const { return is_latent() ? latent.rank : head_dim; }
+    int32_t value_dim() const { return is_latent() ? latent.rank : v_head_dim ? v_head_dim : head_dim; }
     int64_t attended_width() const { return int64_t(heads) * value_dim(); }
-    int64_t output_width() const { return int64_t(heads) * (is_latent() ? latent.value_dim : head_dim); }
+    int64_t output_width() const { return int64_t(heads) * (is_latent() ? latent.value_dim : value_dim()); }
     // Of a head in keys as they are packed, and in values.
     int64_t key_depth() const { return padded_depth(FP32, head_dim); }
     int64_t index_depth() const { return latent.indexer.heads ? padded_depth(FP32, latent.indexer.dim) : 0; }
@@ -174,13 +177,21 @@ struct MlpSpec {
     float added_to_sum;  // that weights are divided by, and `least_sum` is the least of it
     float least_sum;
     float jitter;  // SPARSEMIXER: logits are near each other up to twice this share of them
+    // What activated gates are at most, and what is multiplied with them within ± of it; the
+    // second is the shared expert's. 0: none.
+    float limit, shared_limit;
 
     int32_t count() const { return experts + (shared_size ? 1 : 0); }  // experts, the shared one included
+    MlpSpec of_expert(int32_t expert) const {
+        MlpSpec made = *this;
+        if (expert == experts) made.limit = shared_limit;
+        return made;
+    }
 };
 
 // Where a layer's norms are: before attention and MLP (Llama), of the sum after each (OPT-350m), of what each of them
-// gives, before it is added (OLMo 2), or both before and after (Gemma 2).
-enum NormPlace : int32_t { PRE, POST_RESIDUAL, POST, SANDWICH };
+// gives, before it is added (OLMo 2), both before and after (Gemma 2), or before each and after the MLP (A.X K1).
+enum NormPlace : int32_t { PRE, POST_RESIDUAL, POST, SANDWICH, PRE_AND_MLP_OUT };
 
 struct LayerSpec {
     AttentionSpec attention;  // without heads where there is a recurrent mixer
@@ -195,8 +206,9 @@ struct LayerSpec {
 
     bool has_mlp() const { return mlp.intermediate_size != 0; }
     bool is_recurrent() const { return recurrent.kind != NO_RECURRENCE; }
-    bool has_pre_norms() const { return norm_place == PRE || norm_place == SANDWICH; }
-    bool has_post_norms() const { return norm_place == POST || norm_place == SANDWICH; }
+    bool has_pre_norms() const { return norm_place != POST_RESIDUAL && norm_place != POST; }
+    bool has_attention_out_norm() const { return norm_place == POST || norm_place == SANDWICH; }
+    bool has_mlp_out_norm() const { return has_mlp() && (has_attention_out_norm() || norm_place == PRE_AND_MLP_OUT); }
 };
 
 // Draft heads, which read hidden states of a target: see ipex_assist/models/draft_head.py, which has their arithmetic.

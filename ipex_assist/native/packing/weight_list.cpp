@@ -64,11 +64,11 @@ void list_layer(WeightList& list, const ModelSpec& spec, PackedLayer& layer) {
     // That of a token beside a hidden state is the draft head's.
     if (first_norms && layer.input_width == hidden) list.norm(layer.attention_norm, spec, {"attention_norm", hidden});
     list_mixer_weights(list, spec, layer);
-    if (layer.has_post_norms()) list.norm(layer.attention_out_norm, spec, {"attention_out_norm", hidden});
+    if (layer.has_attention_out_norm()) list.norm(layer.attention_out_norm, spec, {"attention_out_norm", hidden});
     if (layer.has_mlp()) {
         if (first_norms && !layer.shared_norm) list.norm(layer.mlp_norm, spec, {"mlp_norm", hidden});
         list_mlp_or_experts(list, spec, layer);
-        if (layer.has_post_norms()) list.norm(layer.mlp_out_norm, spec, {"mlp_out_norm", hidden});
+        if (layer.has_mlp_out_norm()) list.norm(layer.mlp_out_norm, spec, {"mlp_out_norm", hidden});
     }
     if (own) {
         PerLayerWeights& w = layer.per_layer;

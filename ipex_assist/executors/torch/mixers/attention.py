@@ -18,7 +18,9 @@ def mix_by_attention(x: torch.Tensor, rows: LayerRows) -> torch.Tensor:
     heads, kv_heads = spec.heads, 0 if spec.shares_kv else spec.kv_heads
     projected = layer.qkv(x)
     projected, gate = projected.tensor_split((projected.shape[1] - spec.gate_size,), 1)
-    query_key, value = projected.reshape(x.shape[0], -1, spec.head_dim).tensor_split((heads + kv_heads,), 1)
+    projected, value = projected.tensor_split((spec.query_size + kv_heads * spec.head_dim,), 1)
+    query_key = projected.unflatten(1, (-1, spec.head_dim))
+    value = value.unflatten(1, (-1, spec.value_width)) if value.shape[1] else value[..., None]
     query, key = query_key.split((heads, kv_heads), 1)
     rows.see("qkv_linear", "qkv", *(part.flatten(1) for part in (query, key, value)), gate)
     value = normed_values(query_key[:, heads:] if spec.values_are_keys else value, spec, rows.kernels, rows.spec)
@@ -30,23 +32,24 @@ def mix_by_attention(x: torch.Tensor, rows: LayerRows) -> torch.Tensor:
         query_key = _norm_of_heads(query_key, spec, rows)
     query, key = query_key.split((heads, kv_heads), 1)
     attended = attend(query, key, value, rows)
+    attended = attended if spec.value_scale == 1 else attended * spec.value_scale
     return gated(attended, gate, spec) if spec.output_gate else attended
 
 
 def gated(attended: torch.Tensor, gate: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
-    """Attended values (rows, heads · head_dim) times what their gates (rows, gate_size) say."""
+    """Attended values (rows, heads · value_width) times what their gates (rows, gate_size) say."""
     if spec.gate_activation == "sigmoid":
         gate = torch.sigmoid(gate)
     else:
         gate = torch.nn.functional.softplus(gate.float()).to(attended.dtype)
-    return attended * (gate.repeat_interleave(spec.head_dim, 1) if spec.gate_per_head else gate)
+    return attended * (gate.repeat_interleave(spec.value_width, 1) if spec.gate_per_head else gate)
 
 
 def normed_values(value: torch.Tensor, spec: AttentionSpec, kernels: Kernels, model: DecoderSpec) -> torch.Tensor:
-    """Values (rows, kv_heads, head_dim) through the norm without weights that they have, if any."""
+    """Values (rows, kv_heads, value_width) through the norm without weights that they have, if any."""
     if not spec.value_norm:
         return value
-    return kernels.rms_norm(value.contiguous(), torch.ones(spec.head_dim, dtype=kernels.dtype), model.norm_eps)
+    return kernels.rms_norm(value.contiguous(), torch.ones(spec.value_width, dtype=kernels.dtype), model.norm_eps)
 
 
 def _norm_of_heads(query_key: torch.Tensor, spec: AttentionSpec, rows: LayerRows) -> torch.Tensor:

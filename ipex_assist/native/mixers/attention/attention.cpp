@@ -288,7 +288,7 @@ void attention(Pass& pass, const LayerStep& step, int thread) {
         if (v.spec.is_latent()) return end_attention(pass, thread, started);
         pass.wait(thread);
         const Array<float>& attended = pass.activations.shared.attended;
-        prepare_rows(pass, thread, attended.data, attended.columns, v.spec.query_width(), v.plan.rows(),
+        prepare_rows(pass, thread, attended.data, attended.columns, v.spec.attended_width(), v.plan.rows(),
                      v.layer.output);
     }
     end_attention(pass, thread, started);

@@ -10,7 +10,9 @@ void check_attention(const ModelSpec& s, const AttentionSpec& a) {
     check_range("num_attention_heads", a.heads, 1, LARGEST);
     check_range("num_key_value_heads", a.kv_heads, 1, LARGEST);
     check_range("head_dim", a.head_dim, 1, LARGEST);
+    check_range("v_head_dim", a.v_head_dim, 0, a.is_latent() ? 0 : LARGEST);
     check_range("num_attention_heads x head_dim", a.query_width(), 1, LARGEST);
+    check_range("num_attention_heads x v_head_dim", a.attended_width(), 1, LARGEST);
     if (a.heads % a.kv_heads) {
         refuse("%d attention heads cannot share %d key/value heads evenly", a.heads, a.kv_heads);
     }
@@ -32,9 +34,13 @@ void check_attention(const ModelSpec& s, const AttentionSpec& a) {
         refuse("queries grow by %g, which must be from 0 on", double(a.growth));
     if (!std::isfinite(a.scale)) refuse("the attention scale is %g and must be a number", double(a.scale));
     check_cap(a.cap);
+    if (!std::isfinite(a.value_scale) || (a.is_latent() && a.value_scale != 0))
+        refuse("values are scaled by %g, which must be a number, and 0 over latents", double(a.value_scale));
     check_range("kv_lora_rank", a.latent.rank, 0, LARGEST);
     if (a.shares_kv && (a.is_latent() || a.values_are_keys || a.value_norm || a.qk_norm == ALL_HEADS))
         refuse("keys and values of another layer, and what is done to values or to all keys");
+    if (a.values_are_keys && !a.is_latent() && a.value_dim() != a.head_dim)
+        refuse("values of %d that are keys of %d", a.value_dim(), a.head_dim);
     if (a.values_are_keys && (a.is_latent() || a.qk_norm == ALL_HEADS))
         refuse("values that are keys, beside latents or a norm of all keys together");
     for (int32_t i = 0; a.alibi_slopes && i < a.heads; i++) {

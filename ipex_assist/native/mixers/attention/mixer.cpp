@@ -26,14 +26,14 @@ void list_weights(WeightList& list, const ModelSpec& spec, PackedLayer& layer) {
     };
     list.linear(layer.qkv, {a.qkv_width(), layer.input_width, a.qkv_bias != 0, spec.precision},
                 {{"q_proj", 0, a.query_width()},
-                 part("k_proj", a.key_column(), a.kv_width(), !a.shares_kv),
-                 part("v_proj", a.value_column(), a.kv_width(), values),
+                 part("k_proj", a.key_column(), a.key_width(), !a.shares_kv),
+                 part("v_proj", a.value_column(), a.values_width(), values),
                  part("g_proj", a.gate_column(), a.gate_width(), a.output_gate != 0)});
     const bool one = a.qk_norm == ONE_FOR_HEADS;
     if (a.has_norm_weights()) list.vector(layer.q_norm, {"q_norm", one ? a.head_dim : a.query_width()});
-    if (a.has_norm_weights() && !a.shares_kv) list.vector(layer.k_norm, {"k_norm", one ? a.head_dim : a.kv_width()});
+    if (a.has_norm_weights() && !a.shares_kv) list.vector(layer.k_norm, {"k_norm", one ? a.head_dim : a.key_width()});
     if (a.sinks) list.vector(layer.sinks, {"sinks", a.heads});
-    list_output(list, spec, layer, "o_proj", a.query_width(), a.output_bias != 0);
+    list_output(list, spec, layer, "o_proj", a.output_width(), a.output_bias != 0);
 }
 
 void size(const PackedLayer& layer, ActivationSizes& s) {

@@ -47,7 +47,7 @@ void add_sink(const AttentionView& v, int32_t head, AttentionPartial& sum) {
     if (!sinks) return;
     float* zeros = v.own.head.data;
     std::fill_n(zeros, v.spec.value_width(), 0.0f);
-    v.k.merge(sum, {sinks[head] / v.spec.scale, 1, zeros}, v.spec.scale, v.spec.head_dim);
+    v.k.merge(sum, {sinks[head] / v.spec.scale, 1, zeros}, v.spec.scale, v.spec.value_dim());
 }
 
 namespace {
@@ -73,6 +73,7 @@ void finish_head(const AttentionView& v, const AttentionPartial& sum, int64_t ro
     float* out = v.attended(row, head);
     const int64_t dim = v.spec.value_dim();
     for (int64_t d = 0; d < dim; d++) out[d] = sum.output[d] / sum.sum;
+    for (int64_t d = 0; v.spec.value_scale != 0 && d < dim; d++) out[d] *= v.spec.value_scale;
     if (v.spec.output_gate) gate_head(v, row, head, out);
 }
 
