@@ -44,6 +44,7 @@ from ipex_assist.speculative.sources.assistant_name import AUTO, MTP, SELF
 from ipex_assist.speculative.sources.earlier_text import EarlierAnswers, read_corpus
 from ipex_assist.tokenization.tokenizer import eos_token_ids, load_tokenizer
 from ipex_assist.tokenization.vocabulary import SharedVocabulary
+from ipex_assist.vision.memory import vision_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -183,7 +184,8 @@ def _models(
             "--kv-memory: no effect with --executor %s, where each text has memory of its own", request.executor
         )
     kv_memory = KvMemory(options.kv_memory, options.kv_share, most_tokens)
-    kv_memory.join(0, 0, workspace=options.draft_history or 0)  # which fills up later
+    seeing = vision_bytes(request.checkpoint, request.checkpoint.config_spec().model_type, request.precision)
+    kv_memory.join(0, 0, workspace=(options.draft_history or 0) + seeing)  # which fill up later
     asked = LoadRequest(
         request.checkpoint,
         request.precision,

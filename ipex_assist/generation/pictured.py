@@ -13,7 +13,7 @@ from ipex_assist.generation.conversation import messages_of
 from ipex_assist.launch.plan import MASK_AT_START
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.tokenization.tokenizer import encode
-from ipex_assist.vision.families import FAMILIES
+from ipex_assist.vision.families import family_of
 from ipex_assist.vision.images import ImageSource
 from ipex_assist.vision.messages import PART, ImageTokens, has_images, take_images, with_images
 from ipex_assist.vision.reader import ImageReader
@@ -29,10 +29,11 @@ def image_reader(
     checkpoint: Checkpoint, spec: DecoderSpec, precision: str, tokenizer: PreTrainedTokenizerBase
 ) -> ImageReader | None:
     """What reads images for a model of this checkpoint; None where it takes none, or its vision part is left out."""
-    family = FAMILIES.get(spec.model_type)
-    row = None if family is None else family.row_token(checkpoint.config)
-    if family is None or row is None or not any(each.startswith(family.prefixes) for each in checkpoint.names()):
+    family = family_of(checkpoint, spec.model_type)
+    if family is None:
         return None
+    row = family.row_token(checkpoint.config)
+    assert row is not None
     place: Any = None if family.place is None else tokenizer.convert_tokens_to_ids(family.place)
     fed = family.fed_token(checkpoint.config)
     cpus = sorted(MASK_AT_START)

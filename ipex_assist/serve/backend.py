@@ -39,7 +39,8 @@ class GenerationRequest:
 
     inputs: of an embedding model, how the tokens are cut into texts; nothing is written then. continues: whether the
     text goes on after the tokens, and is no answer in a conversation. images: contents of files, for the placeholders
-    among the tokens.
+    among the tokens. tokens_only: nothing is written, and the result's "prompt" has the tokens with those of
+    images.
     """
 
     tokens: list[int]
@@ -49,6 +50,7 @@ class GenerationRequest:
     inputs: EmbeddingInputs | None = None
     continues: bool = False
     images: tuple[bytes, ...] = ()
+    tokens_only: bool = False
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,7 @@ class ActiveRequest:
             stream=True,
             grammar=asked.grammar,
             images=list(asked.images),
+            tokens_only=asked.tokens_only,
         )
 
 

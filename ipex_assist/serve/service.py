@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ipex_assist.embedding.task import EMBED
 from ipex_assist.native.rows import BLOCK
-from ipex_assist.serve.backend import Backend, Busy, ModelFacts
-from ipex_assist.serve.choice_runner import seconds_left
+from ipex_assist.serve.backend import Backend, Busy, Finished, GenerationRequest, ModelFacts
+from ipex_assist.serve.choice_runner import ChoiceRunner, seconds_left
 from ipex_assist.serve.errors import ApiError, prompt_too_long
 from ipex_assist.serve.grammar_checker import GrammarChecker
 from ipex_assist.serve.image_hosts import ImageHosts
@@ -24,6 +24,7 @@ from ipex_assist.serve.protocol.images import text_of
 from ipex_assist.serve.requested_adapters import RequestedAdapters
 from ipex_assist.serve.token_bytes import TokenBytes
 from ipex_assist.speculative.choosing.grammar import GrammarSpec
+from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.tokenization.tokenizer import check_text, checked_ids, encode, encode_messages
 from ipex_assist.version import __version__
 
@@ -164,6 +165,20 @@ class Service:
                 for each in images
             )
         )
+
+    async def image_tokens(self, tokens: list[int], images: Sequence[bytes], deadline: float) -> list[int]:
+        """The tokens with those of images in their places, which an engine reads; it keeps their rows for the answer.
+
+        Raises what `Backend.generate` does.
+        """
+        if not images:
+            return tokens
+        asked = GenerationRequest(tokens, GenerationOptions(), images=tuple(images), tokens_only=True)
+        async with ChoiceRunner(self.backend.generate, [asked], deadline) as choices:
+            event = await choices.next()
+        assert event is not None
+        assert isinstance(event.output, Finished)
+        return [*event.output.result["prompt"]]
 
     def deadline(self) -> float:
         """When a request that arrives now must have been answered, by the clock of the event loop."""

@@ -25,10 +25,14 @@ _DEEP = 257  # 16 bits to 8
 
 @dataclass(frozen=True)
 class ImageLimits:
-    """What an image may be: bytes of its file, its pixels, the seconds that reading it takes, and those of a prompt."""
+    """What an image may be: bytes of its file, its pixels, the seconds that reading it takes, and those of a prompt.
+
+    opening_seconds: until its pixels are there.
+    """
 
     bytes: int = 32 << 20
     pixels: int = 64 << 20
+    opening_seconds: float = 60.0
     seconds: float = 300.0
     images: int = 64
 

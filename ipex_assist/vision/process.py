@@ -6,7 +6,9 @@ import contextlib
 import os
 import signal
 import sys
-from typing import IO, TYPE_CHECKING
+from collections.abc import Callable
+from functools import partial
+from typing import IO, TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -17,8 +19,9 @@ from ipex_assist.vision.images import read_image
 from ipex_assist.vision.wire import (
     Asked,
     ImageFile,
+    ImageOpened,
     ImageRefused,
-    Reply,
+    MakeRows,
     SeenRows,
     TowerReady,
     TowerSettings,
@@ -27,8 +30,11 @@ from ipex_assist.vision.wire import (
 )
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from ipex_assist.vision.tower import Tower
 
+T = TypeVar("T")
 NICENESS = 10  # passes of the text model come first, where cores are short
 
 
@@ -57,7 +63,14 @@ def _serve(settings: TowerSettings, asked: IO[bytes], replies: IO[bytes]) -> Non
         return
     write(replies, TowerReady())
     while (image := read(asked, Asked)) is not None:
-        write(replies, _answer(tower, image))
+        opened = _or_refused(partial(_opened, image))
+        if isinstance(opened, ImageRefused):
+            write(replies, opened)
+            continue
+        write(replies, ImageOpened())
+        if read(asked, MakeRows) is None:
+            break
+        write(replies, _or_refused(partial(_seen, tower, opened)))
 
 
 def _tower(settings: TowerSettings) -> Tower:
@@ -70,14 +83,21 @@ def _tower(settings: TowerSettings) -> Tower:
     return Tower(checkpoint, FAMILIES[settings.model_type], settings.precision)
 
 
-def _answer(tower: Tower, image: Asked) -> Reply:
+def _or_refused(work: Callable[[], T]) -> T | ImageRefused:
     try:
-        shape = None if isinstance(image, ImageFile) else image.shape
-        source = image.content if shape is None else np.frombuffer(image.content, np.uint8).reshape(shape)
-        seen = tower.see(read_image(source))
+        return work()
     except (IpexAssistError, MemoryError) as error:
         message = "there is no memory for an image of this size" if isinstance(error, MemoryError) else str(error)
         return ImageRefused(message, wrong=isinstance(error, UsageError))
+
+
+def _opened(image: Asked) -> Image:
+    shape = None if isinstance(image, ImageFile) else image.shape
+    return read_image(image.content if shape is None else np.frombuffer(image.content, np.uint8).reshape(shape))
+
+
+def _seen(tower: Tower, image: Image) -> SeenRows:
+    seen = tower.see(image)
     rows, columns = seen.rows.shape
     axes = None if seen.axes is None else seen.axes.tobytes()
     return SeenRows(seen.rows.tobytes(), (rows, columns), axes, seen.layout)

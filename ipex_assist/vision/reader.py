@@ -19,12 +19,15 @@ import numpy as np
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.launch.spawn import kill_child
 from ipex_assist.vision.images import LIMITS, ImageLimits, ImageSource, file_content
+from ipex_assist.vision.memory import KEPT_BYTES
 from ipex_assist.vision.messages import ImageTokens
 from ipex_assist.vision.seen import SeenImage
 from ipex_assist.vision.wire import (
     Asked,
     ImageFile,
+    ImageOpened,
     ImageRefused,
+    MakeRows,
     Pixels,
     Reply,
     SeenRows,
@@ -33,8 +36,6 @@ from ipex_assist.vision.wire import (
     read,
     write,
 )
-
-KEPT_BYTES = 512 << 20  # of rows of images that were read before: a conversation sends its image with every message
 
 
 class ImageReader:
@@ -81,17 +82,20 @@ class ImageReader:
             self._kept_bytes -= self._kept.popitem(last=False)[1].rows.nbytes
 
     def _ask(self, image: Asked) -> Reply:
+        """The answer for an image. Opening one takes no time: what does is made to keep others waiting."""
         process = self._running()
+        reply = self._exchange(process, image, self._limits.opening_seconds)
+        return self._exchange(process, MakeRows(), self._limits.seconds) if isinstance(reply, ImageOpened) else reply
+
+    def _exchange(self, process: subprocess.Popen[bytes], message: Asked | MakeRows, seconds: float) -> Reply:
         assert process.stdin is not None
         assert process.stdout is not None
         reply: Reply | None = None
         try:
-            write(process.stdin, image)
-            if not _answers(process.stdout, self._limits.seconds):
+            write(process.stdin, message)
+            if not _answers(process.stdout, seconds):
                 self._end()
-                return ImageRefused(
-                    f"an image takes more than {self._limits.seconds:g} seconds: make it smaller", wrong=True
-                )
+                return ImageRefused(f"an image takes more than {seconds:g} seconds: make it smaller", wrong=True)
             reply = read(process.stdout, Reply)
         except BrokenPipeError:
             pass

@@ -36,6 +36,14 @@ class Pixels(Struct, frozen=True, tag="pixels"):
     shape: tuple[int, ...]
 
 
+class ImageOpened(Struct, frozen=True, tag="opened"):
+    """It is an image, and its pixels are there: the process waits for `MakeRows`."""
+
+
+class MakeRows(Struct, frozen=True, tag="see"):
+    """Make rows of the image that was opened."""
+
+
 class SeenRows(Struct, frozen=True, tag="rows"):
     """What was made of an image: float32 (shape), int32 (rows, 3) of axes where the family has them, and its layout."""
 
@@ -57,7 +65,7 @@ class ImageRefused(Struct, frozen=True, tag="refused"):
 
 
 Asked: TypeAlias = ImageFile | Pixels
-Reply: TypeAlias = TowerReady | SeenRows | ImageRefused
+Reply: TypeAlias = TowerReady | ImageOpened | SeenRows | ImageRefused
 
 
 def write(stream: IO[bytes], message: Struct) -> None:

@@ -108,7 +108,7 @@ class RequestLoop:
         self._paused: dict[int, RunningRequest] = {}
         self._streams: set[int] = set()
         self._alone: set[int] = set()  # requests that share no passes
-        self._looking: set[int] = set()  # requests whose images are being read, by a thread of its own
+        self._looking: dict[int, bool] = {}  # requests whose images are being read, and whether they are paused
         self._looks = ThreadPoolExecutor(1, thread_name_prefix="images")
         # requests that have output which was not sent yet; None while that is not known of the last pass
         self._ready: deque[int] | None = None
@@ -139,7 +139,7 @@ class RequestLoop:
             elif isinstance(request, Looked):
                 self._begin_looked(request)
             elif has_images(request):
-                self._looking.add(request.id)
+                self._looking[request.id] = False
                 self._looks.submit(self._look, request)
             else:
                 self._begin(request)
@@ -191,11 +191,15 @@ class RequestLoop:
         number = looked.request.id
         if number not in self._looking:  # it was cancelled
             return
-        self._looking.discard(number)
+        paused = self._looking.pop(number)
         if isinstance(looked.prompt, Exception):
             self._reply(failure(number, looked.prompt))
+        elif isinstance(looked.request, TextRequest) and looked.request.tokens_only:
+            self._reply(Answered(number, {"prompt": looked.prompt.tokens, "tokens": [], "stop_reason": "stop"}))
         else:
             self._begin(looked.request, looked.prompt)
+            if paused:
+                self._pause(number)
 
     def _begin(self, request: Request, pictured: PicturedPrompt | None = None) -> None:
         try:
@@ -212,16 +216,20 @@ class RequestLoop:
         if generation is not None:  # None: it is answered already
             generation.interrupt()
         if generation is not None or number in self._looking:
-            self._looking.discard(number)
+            self._looking.pop(number, None)
             self._reply(Answered(number, error="cancelled"))
 
     def _pause(self, number: int) -> None:
-        if number in self._running:
+        if number in self._looking:
+            self._looking[number] = True
+        elif number in self._running:
             self._paused[number] = self._running.pop(number)
             self._paused[number].pause()
 
     def _resume(self, number: int) -> None:
-        if number in self._paused:
+        if number in self._looking:
+            self._looking[number] = False
+        elif number in self._paused:
             self._running[number] = self._paused.pop(number)
             self._running[number].resume()
 

@@ -27,7 +27,8 @@ class TextRequest(Struct, frozen=True, tag="text"):
 
     id: of the request, in whatever is said of it. chat: put a text into the chat template, as a user's message; of
     token ids, that they are those of a conversation. stream: send each chunk as it comes. grammar: what the text must
-    be. images: contents of files, for the placeholders of the prompt or messages.
+    be. images: contents of files, for the placeholders of the prompt or messages. tokens_only: of a request with
+    images, to write nothing, and answer with the ids of the prompt, those of images among them.
     """
 
     id: int
@@ -38,6 +39,7 @@ class TextRequest(Struct, frozen=True, tag="text"):
     stream: bool = False
     grammar: GrammarSpec | None = None
     images: list[bytes] = []
+    tokens_only: bool = False
 
 
 class EmbedRequest(Struct, frozen=True, tag="embed"):

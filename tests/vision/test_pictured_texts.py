@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import draft_heads
 import numpy as np
 import pytest
 import seeing_models
+import tiny_models
 import torch
 from conftest import HAS_NATIVE
 from seeing_models import END, PLACE, START, Seeing, picture
@@ -58,6 +61,37 @@ def test_greedy_tokens_equal_transformers(model: Any) -> None:
     assert ids(several[1].result()) != expected, "another image, the same text"
 
 
+@pytest.mark.parametrize("kind", ["mtp", "model", "lookup"])
+def test_drafts_behind_images(kind: str, tmp_path: Path) -> None:
+    """Whoever drafts sees placeholders; the text is the plain one, greedy and drawn, alone and beside others."""
+    if "qwen3.5-seeing" not in seeing_models.VARIANTS:
+        pytest.skip("this release of transformers does not have the family")
+    kinds = [*["linear_attention"] * 3, *["full_attention"] * 2]
+    draft_heads.save_mtp(tmp_path / "target", "qwen3.5-seeing", {"mtp_num_hidden_layers": 1}, layer_types=kinds)
+    config = tmp_path / "target" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | seeing_models.TOKENS))
+    tiny_models.save(tmp_path / "small", "llama")
+    for name in ("target", "small"):
+        tiny_tokenizer().save_pretrained(tmp_path / name)
+    (tmp_path / "target" / "preprocessor_config.json").write_text(json.dumps(seeing_models.PROCESSOR))
+    assistant = {"model": str(tmp_path / "small")}.get(kind, kind)
+    asked = [*ASKED[:5], 9, *ASKED[2:5], *[7, 8, 9] * 6]
+    with load(tmp_path / "target", assistant, precision="fp32", executor="native", kv_memory="64M") as model:
+        for how in ({"do_sample": False}, {"do_sample": True, "seed": 5}):
+            options = {"max_new_tokens": 24, "ignore_eos": True, "images": [picture(40, 24), OTHER], **how}
+            plain = model.generate(asked, assisted=False, logprobs=0, **options)
+            for count in (1, 3):
+                drafted = model.generate(asked, num_assistant_tokens=count, logprobs=0, **options)
+                assert drafted.draft.drafted, "nothing was drafted"
+                assert drafted.tokens == plain.tokens
+                assert drafted.logprobs == plain.logprobs
+            several = [model.stream(asked, num_assistant_tokens=2, **options) for _ in range(3)]
+            for each in several:
+                for _ in each:
+                    pass
+                assert each.result().tokens == plain.tokens
+
+
 def test_prefixes_know_images(model: Any) -> None:
     """An image is read again from the cache, and never another one for it."""
     loaded, _ = model
@@ -90,8 +124,6 @@ def test_places_and_images_must_agree(model: Any) -> None:
 
 def test_a_model_without_eyes_says_so(tmp_path: Path) -> None:
     """Before anything is read."""
-    import tiny_models
-
     tiny_models.save(tmp_path, "llama")
     tiny_tokenizer().save_pretrained(tmp_path)
     loaded = load(tmp_path, None, precision="fp32", executor="native", kv_memory="64M")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -17,15 +18,18 @@ from conftest import HAS_NATIVE
 from seeing_models import content, picture
 
 from ipex_assist.api import load
+from ipex_assist.checkpoints.open import open_checkpoint
+from ipex_assist.commands.shared.memory_need import estimate_need
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.vision.images import ImageLimits
+from ipex_assist.vision.memory import KEPT_BYTES, PROCESS_BYTES, vision_bytes
 from ipex_assist.vision.messages import ImageTokens
 from ipex_assist.vision.reader import ImageReader
 from ipex_assist.vision.seen import SeenImage
 from ipex_assist.vision.wire import TowerSettings
 from ipex_assist.workers.request_loop import RequestLoop
-from ipex_assist.workers.wire import Answered, Cancel, TextRequest
+from ipex_assist.workers.wire import Answered, Cancel, Pause, Resume, TextRequest
 
 pytestmark = pytest.mark.one_stack
 
@@ -77,9 +81,9 @@ def test_the_process_may_die(reader: ImageReader) -> None:
 def test_an_image_may_not_take_for_ever(folder: Path) -> None:
     """Its process is ended, and the next image has one of its own."""
     settings = TowerSettings(str(folder), "qwen2_5_vl", "fp32", 1, sorted(os.sched_getaffinity(0)))
-    reader = ImageReader(settings, ImageTokens(3, 3), ImageLimits(seconds=30))
+    reader = ImageReader(settings, ImageTokens(3, 3))
     reader.see([picture(8, 8, 5)])
-    reader._limits = ImageLimits(seconds=0.2)
+    reader._limits = ImageLimits(opening_seconds=0.2)
     assert reader._process is not None
     reader._process.send_signal(signal.SIGSTOP)
     with pytest.raises(UsageError, match=r"takes more than 0.2 seconds"):
@@ -110,9 +114,22 @@ def test_a_checkpoint_without_a_vision_part(folder: Path, tmp_path: Path) -> Non
     reader.close()
 
 
+def test_memory_is_planned(folder: Path, tmp_path: Path) -> None:
+    """Weights of the vision part, its process and what is kept: a machine that is full of keys and values has none."""
+    need = estimate_need(str(folder), None, "fp32", None, 100)
+    seeing = vision_bytes(open_checkpoint(str(folder)), "qwen2_5_vl", "fp32")
+    weights = sum(
+        math.prod(shape) for name, shape in open_checkpoint(str(folder)).shapes().items() if ".visual." in f".{name}"
+    )
+    assert seeing == 4 * weights + PROCESS_BYTES + KEPT_BYTES
+    assert weights > 10_000
+    assert need.workspace >= seeing
+    assert vision_bytes(open_checkpoint(str(folder)), "qwen2", "fp32") == 0
+
+
 @pytest.mark.skipif(not HAS_NATIVE, reason="texts share passes on the native core alone")
 def test_texts_go_on_while_an_image_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that waited for the tower would stall all streams; and a request can be given up meanwhile."""
+    """A worker that waited for the tower would stall all streams; and requests are given up and paused meanwhile."""
     with load(folder, None, precision="fp32", executor="native", kv_memory="8M") as model:
         looks = threading.Event()
         assert model.images is not None
@@ -128,8 +145,8 @@ def test_texts_go_on_while_an_image_is_read(folder: Path, monkeypatch: pytest.Mo
         page = content(picture(24, 16, 3))
         options = GenerationOptions(max_new_tokens=6)
         asked = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What?"}]}]
-        loop.inbox.put(TextRequest(1, messages=asked, options=options, images=[page]))
-        loop.inbox.put(TextRequest(2, messages=asked, options=options, images=[page]))
+        for number in (1, 2, 4, 5):
+            loop.inbox.put(TextRequest(number, messages=asked, options=options, images=[page]))
         loop.inbox.put(TextRequest(3, "the fox", options=GenerationOptions(max_new_tokens=20, ignore_eos=True)))
         thread = threading.Thread(target=loop.run, daemon=True)
         thread.start()
@@ -137,13 +154,20 @@ def test_texts_go_on_while_an_image_is_read(folder: Path, monkeypatch: pytest.Mo
         assert [each.id for each in replies if isinstance(each, Answered)] == [3]
         loop.inbox.put(Cancel(2))
         wait_until(lambda: any(each.id == 2 for each in replies))
-        loop.inbox.put(None)
+        for message in (Pause(4), Pause(5), Resume(5)):
+            loop.inbox.put(message)
         looks.set()
+        wait_until(lambda: {1, 5} <= {each.id for each in replies})
+        assert 4 not in loop._running
+        loop.inbox.put(Resume(4))
+        loop.inbox.put(None)
         thread.join(300)
         answers = {each.id: each for each in replies if isinstance(each, Answered)}
         assert answers[2].error == "cancelled"
         monkeypatch.undo()
         assert answers[1].result is not None
+        assert answers[4].result is not None
+        assert answers[4].result["text"] == answers[1].result["text"]
         expected = model.generate(
             [{"role": "user", "content": [{"type": "image", "image": page}, asked[0]["content"][1]]}], max_new_tokens=6
         )

@@ -88,7 +88,9 @@ def test_messages(client: httpx.Client, texts: dict[str, Any]) -> None:
     answer = client.post("/v1/messages", json=body).json()
     assert answer["content"] == [{"type": "text", "text": texts["other"].text}]
     assert answer["usage"]["input_tokens"] + answer["usage"]["cache_read_input_tokens"] == texts["other"].prompt_tokens
-    assert client.post("/v1/messages/count_tokens", json=body).status_code == 400
+    asked_only = {"model": "claude-x", "messages": [asked]}
+    counted = client.post("/v1/messages/count_tokens", json=asked_only).json()
+    assert counted == {"input_tokens": texts["other"].prompt_tokens}
     call = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}}
     result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [block]}
     turns = [
@@ -107,6 +109,19 @@ def test_messages(client: httpx.Client, texts: dict[str, Any]) -> None:
         each["usage"]["input_tokens"] + each["usage"]["cache_read_input_tokens"] for each in (found, without)
     )
     assert seen - unseen >= rows
+
+
+def test_tokenize(client: httpx.Client, texts: dict[str, Any]) -> None:
+    """The ids of the prompt as it is read, with a placeholder for each row."""
+    parts = [{"type": "image_url", "image_url": {"url": data_url(PAGE)}}, {"type": "text", "text": ASKED}]
+    found = client.post("/tokenize", json={"messages": [{"role": "user", "content": parts}]}).json()
+    assert found["count"] == len(found["tokens"]) == texts["page"].prompt_tokens
+    place = max(found["tokens"], key=found["tokens"].count)
+    assert found["tokens"].count(place) == 6
+    parts[0]["image_url"] = {"url": "data:image/png;base64,AAAA"}
+    refused = client.post("/tokenize", json={"messages": [{"role": "user", "content": parts}]})
+    assert refused.status_code == 400
+    assert "no image" in refused.json()["error"]["message"]
 
 
 def test_responses(client: httpx.Client, texts: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ from ipex_assist.quantization.precision import DRAFT_INT4_GROUP, INT4_GROUP, bes
 from ipex_assist.speculative.schedule import LONGEST_DRAFT
 from ipex_assist.speculative.sources.assistant_name import AUTO, MTP, SELF, AssistantName, parse_assistant
 from ipex_assist.speculative.sources.default_assistants import default_assistant, default_head
+from ipex_assist.vision.memory import vision_bytes
 
 RUNTIME_BYTES = 700 << 20  # Python, torch and IPEX with a tokenizer, as measured after start
 PROMPT_TOKENS = 512  # room assumed for a prompt that has not been read yet
@@ -148,8 +149,15 @@ class _Plan:
     resident: int | None = None  # bytes of the target's weights in memory
 
     def target_bytes(self, source: str, precision: str | None, revision: str | None, *, wanted: int) -> ModelBytes:
-        """The bytes of the target."""
-        return self.model_bytes(source, precision, revision, wanted=wanted, resident=self.resident)
+        """The bytes of the target, and of reading images where it takes any."""
+        found = self.model_bytes(source, precision, revision, wanted=wanted, resident=self.resident)
+        try:
+            checkpoint = self.checkpoints.open(source, revision=revision, offline=True)
+            model_type = checkpoint.config_spec().model_type
+            seeing = vision_bytes(checkpoint, model_type, self.precision(source, precision, revision))
+        except IpexAssistError:  # loading reports it
+            return found
+        return replace(found, workspace=found.workspace + seeing)
 
     def model_bytes(
         self,

@@ -78,9 +78,8 @@ def router(models: ServedModels) -> APIRouter:
     async def count_tokens(body: CountTokens) -> CountedTokens:
         """How many tokens the prompt of a conversation has."""
         service = await _opened(models, body.model)
-        _, tokens, images = await _prepared(service, body, service.deadline())
-        if images:
-            raise ApiError(400, "messages: the tokens of images are known when they are read: count without them")
-        return CountedTokens(input_tokens=len(tokens))
+        deadline = service.deadline()
+        _, tokens, images = await _prepared(service, body, deadline)
+        return CountedTokens(input_tokens=len(await service.image_tokens(tokens, images, deadline)))
 
     return routes

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from ipex_assist.serve.errors import ApiError, responses
-from ipex_assist.serve.pictured_messages import pictured
+from ipex_assist.serve.errors import responses
+from ipex_assist.serve.pictured_messages import Address, pictured
 from ipex_assist.serve.protocol.common import with_one_system
 from ipex_assist.serve.protocol.tokenize import (
     DetokenizeRequest,
@@ -22,12 +22,10 @@ from ipex_assist.serve.tools import PreparedConversation, prepare
 from ipex_assist.tokenization.tokenizer import checked_ids
 
 
-def _prepared(service: Service, body: TokenizeMessages) -> PreparedConversation:
+def _prepared(service: Service, body: TokenizeMessages) -> tuple[PreparedConversation, list[Address]]:
     messages, images = pictured((message.for_template() for message in body.messages), service.facts.images)
-    if images:
-        raise ApiError(400, "messages: the tokens of images are known when they are read: leave them out")
-    messages = with_one_system(messages)
-    return prepare(service.tokenizer, messages, [tool.model_dump(exclude_none=True) for tool in body.tools or ()])
+    tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
+    return prepare(service.tokenizer, with_one_system(messages), tools), images
 
 
 def router(models: ServedModels) -> APIRouter:
@@ -41,8 +39,9 @@ def router(models: ServedModels) -> APIRouter:
         if isinstance(body, TokenizeText):
             tokens = await service.encode(body.prompt, body.add_special_tokens is not False)
         else:
-            turn = await service.in_thread(_prepared, service, body)
+            turn, images = await service.in_thread(_prepared, service, body)
             tokens = await service.encode_chat(turn.messages, turn.tools)
+            tokens = await service.image_tokens(tokens, await service.contents(images), service.deadline())
         texts = None
         if body.return_token_strs:
             texts = await service.in_thread(lambda: [service.token_texts.text_of(token) for token in tokens])
