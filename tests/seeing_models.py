@@ -39,6 +39,9 @@ _PROCESSORS = {
     "glm46v": _GLM | {"image_processor_type": "Glm46VImageProcessor"},
     "idefics3": _TILES | {"image_processor_type": "Idefics3ImageProcessor"},
     "smolvlm": _TILES | {"image_processor_type": "SmolVLMImageProcessor"},
+    "granite_docling": _PLAIN
+    | {"image_processor_type": "GraniteDoclingImageProcessor", "size": {"height": 32, "width": 32}}
+    | {"max_patches": 4, "fine_route": True},
     "internvl": _PLAIN | {"image_processor_type": "GotOcr2ImageProcessor", "size": {"height": 16, "width": 16}},
     "paddleocr_vl": _PLAIN
     | {"image_processor_type": "PaddleOCRVLImageProcessor", "patch_size": 4, "merge_size": 2}
@@ -53,7 +56,17 @@ _PROCESSORS = {
 }
 _SINCE_5 = (
     *("gemma3-seeing", "gemma4-vision", "gemma4-published", "gemma4-moe-published"),
-    *("glm4v", "glm46v", "idefics3", "smolvlm", "internvl", "internvl-qwen3", "internvl-qwen3-moe", "paddleocr-vl"),
+    *(
+        "granite-docling",
+        "glm4v",
+        "glm46v",
+        "idefics3",
+        "smolvlm",
+        "internvl",
+        "internvl-qwen3",
+        "internvl-qwen3-moe",
+        "paddleocr-vl",
+    ),
     *("mistral3", "mistral3-ministral3", "mistral3-mistral4", "llama4-published", "kimi-k25"),
 )
 # Whose image processors are torchvision's alone.
@@ -164,6 +177,7 @@ class Seeing:
             images=self.sized(images), return_tensors="pt", **tower._family.options(tower._config)
         )
         given = {"input_ids": ids, **{name: pixels[name] for name in tower._family.given if name in pixels}}
+        given["pixel_values"] = given["pixel_values"].float()  # Llama 4's processor gives bf16
         if self.reference.config.model_type == "gemma3":
             given["token_type_ids"] = (ids == PLACE).int()
         elif self.fed != PLACE or hasattr(self.inner, "get_vision_position_ids"):  # transformers 5

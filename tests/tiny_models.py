@@ -493,6 +493,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "glm46v", _like_llama("glm4v_text", **_SECTIONS_OF_HALF), {"model_type": "glm4v_vision"} | _GLM4V
     ),
     "idefics3": _with_text("idefics3", _LLAMA, _IDEFICS3, scale_factor=2),
+    "granite-docling": _with_text(
+        "granite_docling",
+        _like_llama(
+            "granite_docling_text",
+            num_hidden_layers=3,
+            embedding_multiplier=12.0,
+            residual_multiplier=0.22,
+            logits_scaling=8.0,
+        )
+        | {"attention_multiplier": 0.1},
+        _IDEFICS3 | {"scale_factor": 4, "out_hidden_size": 64, "deepstack_visual_indexes": [0, 1]},
+    ),
     "smolvlm": _with_text("smolvlm", _LLAMA | {"tie_word_embeddings": True}, _IDEFICS3, scale_factor=2),
     "internvl": _with_text("internvl", _like_llama("qwen2"), _INTERNVL, tie_word_embeddings=False),
     "internvl-qwen3": _with_text("internvl", _like_llama("qwen3", head_dim=32), _INTERNVL),

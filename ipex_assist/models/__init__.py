@@ -55,6 +55,7 @@ from ipex_assist.models import (
     gpt_oss,
     gptj,
     granite,
+    granite_docling,
     granite_swa,
     granitemoe,
     granitemoe_swa,
@@ -177,6 +178,7 @@ _MODULES = (
     *(granitemoeshared, hy_v3, jais2, kimi_k25, minicpm3, mistral4, nanochat, nemotron, olmo, sarvam_moe, solar_open),
     *(youtu, cohere2_moe, lfm3, laguna, deepseek_v32, glm_moe_dsa, axk1, mimo_v2_flash, step3p7),
     *(qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, glm4v, glm46v, idefics3, internvl, paddleocr_vl, smolvlm),
+    granite_docling,
 )
 # Published configs have these names of their makers' own code, which is transformers' now.
 _FIRST_NAMES = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ipex_assist.models import llama
@@ -33,7 +34,12 @@ def of_llama(model_type: str, config: Config) -> DecoderSpec:
 
 def weights(spec: DecoderSpec) -> dict[str, Source]:
     """Llama's names, in the place of a part."""
-    return {ours: renamed(source, _names) for ours, source in inside(llama_weights(spec)).items()}
+    return in_text_model(llama_weights(spec))
+
+
+def in_text_model(sources: Mapping[str, Source]) -> dict[str, Source]:
+    """The sources of a text model that is the part `text_model` of a larger one."""
+    return {ours: renamed(source, _names) for ours, source in inside(sources).items()}
 
 
 def _names(name: str) -> list[str]:

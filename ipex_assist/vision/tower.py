@@ -58,7 +58,8 @@ class Tower:
             out, further = pooled, list(getattr(out, "deepstack_features", None) or ())
         elif isinstance(out, tuple) and isinstance(out[0], tuple):  # 4.57
             out, further = out
-        return [_flat(out), *(_flat(each) for each in further)]
+        factor = 1.0 if self._family.factor is None else float(getattr(self._config.text_config, self._family.factor))
+        return [_flat(out).float() * factor, *(_flat(each) for each in further)]
 
 
 def _flat(rows: Any) -> torch.Tensor:
@@ -157,6 +158,8 @@ def _with_parts(family: Family) -> Any:
             else:
                 made = kind._from_config(*configs) if issubclass(kind, PreTrainedModel) else kind(*configs)
             setattr(self, name, made)
+        for name, value in family.fields(config).items():
+            setattr(self, name, value)
         self.post_init()
 
     fields = {"__init__": begin, "__module__": whole.__module__, "can_generate": classmethod(lambda cls: False)}

@@ -6,6 +6,7 @@ from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.vision.families import (
     gemma,
     glm,
+    granite_docling,
     idefics3,
     internvl,
     kimi_k25,
@@ -18,7 +19,7 @@ from ipex_assist.vision.families.family import Family
 
 __all__ = ["FAMILIES", "Family", "family_of"]
 
-_PAGES = (qwen, gemma, glm, idefics3, internvl, kimi_k25, llama4, mistral3, paddleocr_vl)
+_PAGES = (qwen, gemma, glm, granite_docling, idefics3, internvl, kimi_k25, llama4, mistral3, paddleocr_vl)
 FAMILIES = {family.module: family for page in _PAGES for family in page.FAMILIES}
 
 

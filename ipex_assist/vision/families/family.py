@@ -32,7 +32,8 @@ class Family:
     rotate on three axes (M-RoPE). layout: of an image, by transformers' config, the image processor's output and the
     number of rows. tokens: keys of config.json, of which one has the id of the token that stands for each row.
     place: what stands for an image in a prompt, where that is another token. fed: the key of text_config that has the
-    id that enters with rows, where that is another one.
+    id that enters with rows, where that is another one. factor: the key of text_config that has a factor of what enters
+    the first layer, rows among it. fields: of the model, by transformers' config, which its parts do not make.
     """
 
     module: str
@@ -46,6 +47,8 @@ class Family:
     tokens: tuple[str, ...] = ("image_token_id", "image_token_index")
     place: str | None = None
     fed: str | None = None
+    factor: str | None = None
+    fields: Callable[[Any], Mapping[str, Any]] = field(default=lambda config: {})
 
     @property
     def prefixes(self) -> tuple[str, ...]:

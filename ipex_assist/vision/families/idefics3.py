@@ -9,7 +9,8 @@ from ipex_assist.vision.families.family import Family, Layout, VisionPart, tiles
 _MARK = "<fake_token_around_image>"
 
 
-def _layout(config: Any, given: Any, rows: int) -> Layout:
+def in_tiles(config: Any, given: Any, rows: int) -> Layout:
+    """The layout of an image that was cut into so many tiles."""
     down, across = int(given["rows"][0][0]), int(given["cols"][0][0])
     return tiles(rows, down, across, _MARK, lambda y, x: f"<row_{y + 1}_col_{x + 1}>", "<global-img>", _MARK)
 
@@ -24,7 +25,7 @@ def _family(module: str, name: str) -> Family:
         },
         given=("pixel_values", "pixel_attention_mask"),
         options=lambda config: {"return_row_col_info": True},
-        layout=_layout,
+        layout=in_tiles,
     )
 
 
