@@ -27,6 +27,7 @@ from ipex_assist.commands.chat_loop import ChatLoop
 from ipex_assist.commands.chat_model import LoadedModel
 from ipex_assist.commands.chat_partner import Span
 from ipex_assist.env.errors import UsageError
+from ipex_assist.generation.pictured import PicturedPrompt
 from ipex_assist.generation.stream import Generation, OwnRounds
 from ipex_assist.generation.text_model import TextModel
 from ipex_assist.speculative.options import GenerationOptions
@@ -177,10 +178,10 @@ def test_a_thought_is_folded(model: TextModel, server: Heard, monkeypatch: pytes
     tokens = tokenizer("It is so.\n</think>\n\nRome it is.")["input_ids"]
     asked: list[list[int]] = []
 
-    def stream(prompt: list[int], options: GenerationOptions) -> Generation:
-        asked.append(prompt)
+    def stream(prompt: PicturedPrompt, options: GenerationOptions) -> Generation:
+        asked.append(prompt.tokens)
         rounds = OwnRounds(Round([token], 0, 0, draft_s=0.0, target_s=0.0) for token in tokens)
-        return Generation(rounds, tokenizer, model.identity, prompt_tokens=len(prompt), max_new_tokens=len(tokens))
+        return Generation(rounds, tokenizer, model.identity, prompt_tokens=len(asked[-1]), max_new_tokens=len(tokens))
 
     monkeypatch.setattr(model, "stream", stream)
     loaded = LoadedModel(model, GenerationOptions())

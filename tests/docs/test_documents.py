@@ -35,6 +35,7 @@ ELSEWHERE = {
     "ipex-assist bench --pair opt-6.7b": "tests/bench/test_bench_command.py, with a small pair: this one takes minutes",
     "ipex-assist batch prompts.jsonl -o results.jsonl -m facebook/opt-13b --ray": "tests/batch/test_batch_ray.py",
     "ipex-assist -m Qwen/Qwen2.5-VL-7B-Instruct --image": "tests/vision/test_serve_images.py",
+    "ipex-assist chat -m Qwen/Qwen2.5-VL-7B-Instruct": "tests/commands/test_chat.py",
     "ipex-assist batch scans.jsonl": "tests/docs/test_scans_example.py",
     "ipex-assist -m Qwen3-235B-A22B-Q4_K_M.gguf --resident": "tests/executors/native/test_resident_experts.py",
     "ipex-assist chat --url": "tests/commands/test_chat.py, with a server",
