@@ -1,6 +1,7 @@
 // The C interface: memory that runs out anywhere in a call, threads that share a model, callers with floating-point
 // control of their own, and children of fork(). Calls end with the right bits or with an error, and the next one is
 // well.
+#include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <xmmintrin.h>
@@ -12,8 +13,10 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <string_view>
 #include <thread>
 
+#include "packing/expert_cache.h"
 #include "small_model.h"
 
 extern "C" {
@@ -55,8 +58,15 @@ namespace {
 // So many allocations succeed, in any thread, and then one does not; below zero all do.
 std::atomic<long> allocations_left{-1};
 
+// Whether this thread reads experts: where it has no memory it gives up a guess, of which nobody is told.
+bool reads_experts() {
+    char name[16];
+    return pthread_getname_np(pthread_self(), name, sizeof name) == 0 &&
+           std::string_view(name) == ipex_assist::ExpertCache::READER;
+}
+
 void* allocate(size_t size, size_t alignment) {
-    if (allocations_left >= 0 && allocations_left-- == 0) throw std::bad_alloc();
+    if (allocations_left >= 0 && !reads_experts() && allocations_left-- == 0) throw std::bad_alloc();
     void* given = std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
     if (!given) throw std::bad_alloc();
     return given;

@@ -1,5 +1,7 @@
 #include "packing/expert_cache.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <chrono>
 #include <exception>
@@ -55,6 +57,7 @@ void ExpertCache::allocate() {
         each.place(at);
         at += each.slots() * each.expert_bytes();
     }
+    while (buffers_.size() < READERS) buffers_.emplace_back(size_t(BUFFER));
     sched_getaffinity(0, sizeof cpus_, &cpus_);
     start();
 }
@@ -66,10 +69,18 @@ void ExpertCache::start() {
     for (ExpertSlots& layer : layers_) layer.forget_unread();
     readers_ = std::make_unique<std::vector<std::thread>>();
     forks_at_start_ = forks();
-    for (int i = 0; i < READERS; i++) readers_->emplace_back([this] { work(); });
+    try {
+        readers_->reserve(READERS);
+        for (const Memory& each : buffers_) readers_->emplace_back([this, to = each.data()] { work(to); });
+    } catch (...) {
+        end();  // destroying a thread that is not joined would end the program
+        throw;
+    }
 }
 
-ExpertCache::~ExpertCache() {
+ExpertCache::~ExpertCache() { end(); }
+
+void ExpertCache::end() {
     if (!readers_) return;
     if (forks_at_start_ != forks()) {
         readers_.release(), queues_.release();
@@ -81,20 +92,13 @@ ExpertCache::~ExpertCache() {
     }
     wake();
     for (std::thread& each : *readers_) each.join();
+    readers_.reset();
+    stop_ = false;
 }
 
 void ExpertCache::wake() {
     work_.fetch_add(1);
     futex_wake(work_, READERS);
-}
-
-int32_t ExpertCache::expert_of(int32_t layer, const Linear* linear) const {
-    if (layer < 0 || !layers_[size_t(layer)].is_cached()) return -1;
-    const std::vector<Mlp>& experts = model_[size_t(layer)].experts;
-    for (int32_t e = 0; e < layers_[size_t(layer)].most(); e++) {
-        if (linear == &experts[size_t(e)].up || linear == &experts[size_t(e)].down) return e;
-    }
-    return -1;
 }
 
 void ExpertCache::add(int32_t layer, const PackTarget& target, Precision format, const BlockMatrix& matrix) {
@@ -105,7 +109,8 @@ void ExpertCache::add(int32_t layer, const PackTarget& target, Precision format,
     ExpertSource source(target, format, matrix, *file);
     if (source.room() > BUFFER) refuse("rows of %lld columns in an expert", (long long)matrix.columns);
     const Held held(lock_);
-    layers_[size_t(layer)].expert(expert_of(layer, target.linear)).sources.push_back(std::move(source));
+    ExpertSlots& slots = layers_[size_t(layer)];
+    slots.expert(slots.expert_of(target.linear)).sources.push_back(std::move(source));
 }
 
 void ExpertCache::begin(int32_t layer, const std::vector<int32_t>& experts) {
@@ -150,8 +155,16 @@ void ExpertCache::give_up_expected(int32_t layer) {
 
 void ExpertCache::queue(int32_t layer, int32_t expert, std::deque<Chunk>& to) {
     CachedExpert& e = layers_[size_t(layer)].expert(expert);
-    for (size_t source = 0; source < e.sources.size(); source++) {
-        for (int64_t i = 0; i < e.sources[source].chunks(); i++, e.chunks++) to.push_back({layer, expert, source, i});
+    try {
+        for (size_t source = 0; source < e.sources.size(); source++) {
+            for (int64_t i = 0; i < e.sources[source].chunks(); i++, e.chunks++) {
+                to.push_back({layer, expert, source, i});
+            }
+        }
+    } catch (const std::bad_alloc&) {  // what is queued is read for nothing
+        e.failed = true;
+        if (!e.chunks) layers_[size_t(layer)].release(expert);
+        throw;
     }
 }
 
@@ -281,16 +294,19 @@ void ExpertCache::read(const Chunk& chunk, uint8_t* buffer) {
     futex_wake(done_, 1);
 }
 
-void ExpertCache::work() {
+void ExpertCache::work(uint8_t* buffer) {
+    pthread_setname_np(pthread_self(), READER);
     sched_setaffinity(0, sizeof cpus_, &cpus_);
-    const Memory buffer{size_t(BUFFER)};
     for (;;) {
         const uint32_t seen = work_.load();
         const Task task = take();
         switch (task.kind) {
             case Task::STOP: return;
-            case Task::GUESS: expect_experts(task.layer, task.guess()); break;
-            case Task::READ: read(task.chunk, buffer.data()); break;
+            case Task::GUESS: try { expect_experts(task.layer, task.guess());
+                } catch (const std::bad_alloc&) {  // then nothing more is expected
+                }
+                break;
+            case Task::READ: read(task.chunk, buffer); break;
             case Task::NOTHING: futex_wait(work_, seen); break;
         }
     }

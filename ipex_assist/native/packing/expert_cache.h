@@ -44,6 +44,8 @@ private:
 
 class ExpertCache {
 public:
+    static constexpr const char* READER = "expert reader";  // its threads' name
+
     // Of `bytes` at most, for slots and what is read into. Where these are too few for a token's experts it has as many
     // slots as those take.
     ExpertCache(std::vector<PackedLayer>& layers, int64_t bytes);
@@ -54,7 +56,9 @@ public:
     int64_t bytes() const { return slot_bytes_ + READERS * BUFFER; }
     void allocate();
     // Whether a linear is one of these experts'; then `add` says where a part of it is.
-    bool has(int32_t layer, const Linear* linear) const { return expert_of(layer, linear) >= 0; }
+    bool has(int32_t layer, const Linear* linear) const {
+        return layer >= 0 && layers_[size_t(layer)].expert_of(linear) >= 0;
+    }
     void add(int32_t layer, const PackTarget& target, Precision format, const BlockMatrix& matrix);
 
     // A pass has come to a layer, of which it uses these (ascending): they are read as far as they are not there.
@@ -63,7 +67,7 @@ public:
     // Throws std::runtime_error where one cannot be read.
     std::vector<int32_t> next();
     // While a pass is in the layer before this one: what it will use of it, as far as f can tell, is read where nothing
-    // else is. A thread of the cache calls f, which must not throw.
+    // else is. A thread of the cache calls f, which throws nothing but std::bad_alloc.
     void expect(int32_t layer, std::function<std::vector<int32_t>()> f);
     ExpertReads reads();
 
@@ -90,10 +94,10 @@ private:
         Guess guess;
     };
 
-    int32_t expert_of(int32_t layer, const Linear* linear) const;
     void divide(int64_t bytes);
     void start();
-    void work();
+    void end();
+    void work(uint8_t* buffer);
     Task take();
     void read(const Chunk& chunk, uint8_t* buffer);
     void expect_experts(int32_t layer, const std::vector<int32_t>& experts);
@@ -109,6 +113,7 @@ private:
     std::vector<std::shared_ptr<const DirectFile>> files_;
     int64_t slot_bytes_ = 0;
     Memory memory_;
+    std::vector<Memory> buffers_;  // of each reader
 
     Lock lock_;  // of all below, and of layers_
     std::unique_ptr<Queues> queues_;

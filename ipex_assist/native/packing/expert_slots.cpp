@@ -66,6 +66,14 @@ int64_t ExpertSlots::free_slot() const {
     return found;
 }
 
+int32_t ExpertSlots::expert_of(const Linear* linear) const {
+    for (int32_t e = 0; is_cached() && e < most(); e++) {
+        const Mlp& of = layer_->experts[size_t(e)];
+        if (linear == &of.up || linear == &of.down) return e;
+    }
+    return -1;
+}
+
 bool ExpertSlots::assign(int32_t expert) {
     const int64_t slot = free_slot();
     if (slot < 0) return false;

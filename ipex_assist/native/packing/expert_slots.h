@@ -48,7 +48,8 @@ public:
     // slots have others that were read for this pass: what a prompt reads goes through these, and leaves the rest alone.
     bool assign(int32_t expert);
     int64_t some() const { return std::max<int64_t>(1, slots() / 4); }
-    void release(int32_t expert);  // its slot is free
+    void release(int32_t expert);                   // its slot is free
+    int32_t expert_of(const Linear* linear) const;  // -1: of none that is cached
     double uses(int32_t expert) const;
 
 private:

@@ -7,7 +7,6 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
-#include <vector>
 
 #include "mixers/latent/latent.h"
 #include "operations/attention.h"
@@ -123,32 +122,37 @@ struct FoundPositions {
 // Where rows are few and positions many, all threads look for those, each in its part of the positions.
 class PositionChoices {
 public:
+    // Of the rows from `first`, which chooses, to `end`. Nothing is allocated: threads of a pass cannot say that memory
+    // has run out.
     PositionChoices(Pass& pass, const AttentionView& v, int32_t first, int32_t end)
         : pass_(pass),
           v_(v),
           threads_(pass.plan().threads),
-          first_(first) {
-        for (int32_t r = first; r < end; r++) {
-            if (v.splits.shape.chooses(pass.plan().positions[size_t(r)])) rows_.push_back(r);
-        }
-    }
+          first_(first),
+          end_(end) {}
     void make() {
+        int64_t rows = 0;
+        each_row([&](int64_t, int32_t) { rows++; });
         // Then what a thread finds takes half of its room at most, and the other half is its own.
-        const bool together = 2 * int64_t(rows_.size()) <= threads_ && count(rows_[0]) >= EACH * threads_;
+        const bool together = 2 * rows <= threads_ && count(first_) >= EACH * threads_;
         if (together) find_together();
-        for (size_t i = size_t(v_.thread); i < rows_.size(); i += size_t(threads_)) {
-            const Parts candidates = together ? found_by_all(i) : find_alone(rows_[i], guess(rows_[i]));
-            int64_t found = 0;
-            for (const FoundPositions& each : candidates) found += each.count;
-            choose(rows_[i], found < k() ? find_alone(rows_[i], -INFINITY) : candidates);
-        }
+        each_row([&](int64_t i, int32_t row) {
+            if (i % threads_ == v_.thread) choose(row, together);
+        });
         pass_.wait(v_.thread);
     }
 
 private:
-    using Parts = std::vector<FoundPositions>;
     static constexpr int64_t EACH = 128;  // positions that a thread looks at in about the time of two barriers
 
+    template <typename Visit>
+    void each_row(const Visit& visit) const {
+        int64_t i = 0;
+        for (int32_t r = first_; r < end_; r++) {
+            if (chooses(r)) visit(i++, r);
+        }
+    }
+    bool chooses(int32_t row) const { return v_.splits.shape.chooses(pass_.plan().positions[size_t(row)]); }
     int64_t k() const { return v_.splits.shape.top_k; }
     int64_t count(int32_t row) const { return int64_t(pass_.plan().positions[size_t(row)]) + 1; }
     const float* scores(int32_t row) const { return pass_.activations.shared.index_scores.row(row - first_); }
@@ -167,45 +171,60 @@ private:
         return {share(panels, thread, threads_) * LANES,
                 std::min(share(panels, thread + 1, threads_) * LANES, count(row))};
     }
-    // Where a thread has the positions of the i-th row that it has found, after their number.
-    int32_t* place(size_t i, int thread) const {
+    // Where a thread has the positions of a row that it has found, after their number.
+    int32_t* place(int32_t row, int thread) const {
         int32_t* at = found(thread);
-        for (size_t before = 0; before < i; before++) {
-            const Range of = part(rows_[before], thread);
+        for (int32_t before = first_; before < row; before++) {
+            if (!chooses(before)) continue;
+            const Range of = part(before, thread);
             at += of.end - of.first + 1;
         }
         return at;
     }
+    FoundPositions found_by(int32_t row, int thread) const {
+        const int32_t* at = place(row, thread);
+        return {at + 1, *at};
+    }
     void find_together() const {
-        if (size_t(v_.thread) < rows_.size()) guess_of(v_.thread) = guess(rows_[size_t(v_.thread)]);
+        each_row([&](int64_t i, int32_t row) {
+            if (i == v_.thread) guess_of(v_.thread) = guess(row);
+        });
         pass_.wait(v_.thread);
-        for (size_t i = 0; i < rows_.size(); i++) {
-            const Range of = part(rows_[i], v_.thread);
-            int32_t* to = place(i, v_.thread);
-            *to = int32_t(find_positions(scores(rows_[i]), of.first, of.end, guess_of(int(i)), to + 1));
-        }
+        each_row([&](int64_t i, int32_t row) {
+            const Range of = part(row, v_.thread);
+            int32_t* to = place(row, v_.thread);
+            *to = int32_t(find_positions(scores(row), of.first, of.end, guess_of(int(i)), to + 1));
+        });
         pass_.wait(v_.thread);
     }
-    Parts found_by_all(size_t i) const {
-        Parts all;
-        for (int t = 0; t < threads_; t++) all.push_back({place(i, t) + 1, *place(i, t)});
-        return all;
-    }
-    Parts find_alone(int32_t row, float least) const {
+    FoundPositions find_alone(int32_t row, float least) const {
         int32_t* to = found(v_.thread) + room(v_.thread).columns;
-        return {{to, find_positions(scores(row), 0, count(row), least, to)}};
+        return {to, find_positions(scores(row), 0, count(row), least, to)};
     }
-    // The k positions of the largest scores, ascending, of candidates among which they are.
-    void choose(int32_t row, const Parts& candidates) const {
+    void choose(int32_t row, bool together) const {
+        if (together) {
+            int64_t all = 0;
+            for (int t = 0; t < threads_; t++) all += found_by(row, t).count;
+            if (all >= k()) return choose_among(row, threads_, [&](int t) { return found_by(row, t); });
+        }
+        FoundPositions alone = find_alone(row, together ? -INFINITY : guess(row));
+        if (alone.count < k()) alone = find_alone(row, -INFINITY);
+        choose_among(row, 1, [&](int) { return alone; });
+    }
+    // The k positions of the largest scores, ascending, of candidates among which they are: part(0), part(1), ….
+    template <typename Part>
+    void choose_among(int32_t row, int parts, const Part& part) const {
         const float* of = scores(row);
         int32_t* chosen = pass_.activations.shared.chosen.row(row);
         uint64_t* end = keys();
-        for (const FoundPositions& each : candidates) {
+        for (int p = 0; p < parts; p++) {
+            const FoundPositions each = part(p);
             for (int64_t i = 0; i < each.count; i++) *end++ = choice_key(of, each.positions[i]);
         }
         std::nth_element(keys(), keys() + k() - 1, end, std::greater<>());
         const uint64_t least = keys()[k() - 1];
-        for (const FoundPositions& each : candidates) {
+        for (int p = 0; p < parts; p++) {
+            const FoundPositions each = part(p);
             for (int64_t i = 0; i < each.count; i++) {
                 if (choice_key(of, each.positions[i]) >= least) *chosen++ = each.positions[i];
             }
@@ -215,8 +234,7 @@ private:
     Pass& pass_;
     const AttentionView& v_;
     const int threads_;
-    const int32_t first_;
-    std::vector<int32_t> rows_;
+    const int32_t first_, end_;
 };
 
 }  // namespace
