@@ -37,7 +37,7 @@ def image_reader(
     place: Any = None if family.place is None else tokenizer.convert_tokens_to_ids(family.place)
     fed = family.fed_token(checkpoint.config)
     cpus = sorted(MASK_AT_START)
-    threads = max(1, min(MOST_THREADS, len(cpus) // 2))
+    threads = min(MOST_THREADS, len(cpus))
     return ImageReader(
         TowerSettings(str(checkpoint.path), spec.model_type, precision, threads, cpus),
         ImageTokens(row if place is None else int(place), row if fed is None else fed, spec.whole_images is not None),
