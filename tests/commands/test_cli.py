@@ -344,6 +344,7 @@ def test_help_fits_two_screens_and_dry_run_runs_nothing(pair: tuple[str, str]) -
 @pytest.mark.one_stack
 def test_start_up_is_quick(pair: tuple[str, str]) -> None:
     """A small multiple of what Python takes for what every command line imports; torch alone would be fifty times that.
+    Of the fourteen that a model takes, four are its hundred families.
 
     Of a processor's time, the best of five in turns, because test machines are busy and differ; and no waiting.
     """
@@ -359,7 +360,7 @@ def test_start_up_is_quick(pair: tuple[str, str]) -> None:
                 passed.append(time.perf_counter() - started)
                 after = resource.getrusage(resource.RUSAGE_CHILDREN)  # os.times counts in hundredths of a second
                 computing[ours].append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-        assert min(computing[True]) < 15 * min(computing[False]), arguments
+        assert min(computing[True]) < 20 * min(computing[False]), arguments
         assert min(passed) < 1, arguments
 
 
