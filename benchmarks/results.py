@@ -42,6 +42,7 @@ PAGES = {
             "stored_peers_throughput": "GGUF files as they are stored, many prompts at once, beside llama.cpp",
             "assisted": "Plain and assisted on the IPEX stack, beside transformers",
             "embeddings": "Embeddings, beside transformers",
+            "images": "Images: the vision part and the first token, beside transformers and llama.cpp",
         },
     ),
     "drafts": (
