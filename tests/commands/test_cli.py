@@ -344,7 +344,7 @@ def test_help_fits_two_screens_and_dry_run_runs_nothing(pair: tuple[str, str]) -
 @pytest.mark.one_stack
 def test_start_up_is_quick(pair: tuple[str, str]) -> None:
     """A small multiple of what Python takes for what every command line imports; torch alone would be fifty times that.
-    Of the fourteen that a model takes, four are its hundred families.
+    Of the fourteen that a model takes, two are the hundred families, of which all are imported.
 
     Of a processor's time, the best of five in turns, because test machines are busy and differ; and no waiting.
     """
