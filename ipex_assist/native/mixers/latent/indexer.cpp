@@ -52,6 +52,9 @@ AttentionTile index_tile(const AttentionView& v, int32_t row) {
     return t;
 }
 
+// Whether a row attends to positions that it chooses, and not to all.
+bool chooses(const AttentionView& v, int32_t row) { return v.splits.shape.chooses(v.plan.positions[size_t(row)]); }
+
 // Rows first <= r < end that choose, each with its scores (positions) from scores.row(r - first) on: this thread's
 // share of their blocks, those of its memory node in turns with its other threads.
 void score_share(const AttentionView& v, int32_t first, int32_t end) {
@@ -60,8 +63,8 @@ void score_share(const AttentionView& v, int32_t first, int32_t end) {
     const int own = v.thread - team.first_thread(v.node), sharers = team.threads_of(v.node);
     int turn = 0;
     for (int32_t r = first; r < end; r++) {
+        if (!chooses(v, r)) continue;
         const int64_t seen = int64_t(v.plan.positions[size_t(r)]) + 1;
-        if (!v.splits.shape.chooses(seen - 1)) continue;
         const Segment& segment = v.plan.segments[size_t(v.plan.segment_of[size_t(r)])];
         const float* weights = v.qkv(r) + v.spec.index_weight_column();
         AttentionTile t{};
@@ -149,10 +152,9 @@ private:
     void each_row(const Visit& visit) const {
         int64_t i = 0;
         for (int32_t r = first_; r < end_; r++) {
-            if (chooses(r)) visit(i++, r);
+            if (chooses(v_, r)) visit(i++, r);
         }
     }
-    bool chooses(int32_t row) const { return v_.splits.shape.chooses(pass_.plan().positions[size_t(row)]); }
     int64_t k() const { return v_.splits.shape.top_k; }
     int64_t count(int32_t row) const { return int64_t(pass_.plan().positions[size_t(row)]) + 1; }
     const float* scores(int32_t row) const { return pass_.activations.shared.index_scores.row(row - first_); }
@@ -175,7 +177,7 @@ private:
     int32_t* place(int32_t row, int thread) const {
         int32_t* at = found(thread);
         for (int32_t before = first_; before < row; before++) {
-            if (!chooses(before)) continue;
+            if (!chooses(v_, before)) continue;
             const Range of = part(before, thread);
             at += of.end - of.first + 1;
         }
@@ -244,9 +246,8 @@ void choose_positions(Pass& pass, const LayerStep& step, int thread) {
     const uint64_t started = __rdtsc();
     const AttentionView v(pass, step, thread);
     const int32_t rows = pass.plan().rows(), most = int32_t(pass.activations.shared.index_scores.rows);
-    const auto chooses = [&](int32_t r) { return v.splits.shape.chooses(pass.plan().positions[size_t(r)]); };
     for (int32_t first = 0, end; first < rows; first = end) {
-        if (!chooses(first)) {
+        if (!chooses(v, first)) {
             end = first + 1;
             continue;
         }
