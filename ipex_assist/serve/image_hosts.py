@@ -20,6 +20,11 @@ _PORTS = {"http": 80, "https": 443}
 _REDIRECTS = (301, 302, 303, 307, 308)
 
 
+def is_elsewhere(url: str) -> bool:
+    """Whether an image has to be fetched."""
+    return url.startswith(("http://", "https://"))
+
+
 class ImageHosts:
     """Fetches images from these hosts, and from no other, to which a redirect might lead or a name might point."""
 
@@ -29,7 +34,7 @@ class ImageHosts:
 
     def content(self, url: str) -> bytes:
         """What an address gives, or a data: URL holds. Raises UsageError for any other, and where it gives no image."""
-        if not url.startswith(("http://", "https://")):
+        if not is_elsewhere(url):
             return data_url_content(url)
         if not self._names:
             raise UsageError(

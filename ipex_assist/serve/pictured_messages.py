@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ipex_assist.env.errors import UsageError
 from ipex_assist.serve.errors import ApiError
-from ipex_assist.serve.image_hosts import ImageHosts
+from ipex_assist.serve.image_hosts import ImageHosts, is_elsewhere
 from ipex_assist.serve.protocol.common import left_out
 from ipex_assist.serve.protocol.images import joined, text_of
 from ipex_assist.vision.messages import PART
@@ -27,7 +27,7 @@ class Address(NamedTuple):
     @property
     def is_here(self) -> bool:
         """Whether the request has it."""
-        return not self.url.startswith(("http://", "https://"))
+        return not is_elsewhere(self.url)
 
     def content(self, hosts: ImageHosts) -> bytes:
         """What it holds. Raises ApiError where it is no image of the request's, nor of one of the hosts."""
