@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 from ipex_assist.models.attention_spec import ATTENTION_RANGES
@@ -93,6 +93,22 @@ def rotary_part(config: Config, head_dim: int, default: float) -> int:
         name = config.stored_name("partial_rotary_factor")
         raise ConfigError(name, share, f"from {2 / max(head_dim, 2):g} to 1")
     return int(head_dim * share)
+
+
+def ropes_by_kind(
+    ropes: Mapping[str, Config], kinds: Sequence[str], head_dim: int, rotated: float = 1.0
+) -> dict[str, Any]:
+    """Rotary positions of layers that see everything and of those with windows, and how much of a head they rotate.
+
+    ropes: what `rope` reads of layers of a kind. rotated: the share of a head where that does not say it. Returns
+    fields of `llama_like`.
+    """
+    parts = {kind: rotary_part(ropes[kind], head_dim, rotated) for kind in (FULL, SLIDING)}
+    return {
+        "ropes": tuple(rope(ropes[kind], partial=True) for kind in (FULL, SLIDING)),
+        "layer_ropes": tuple(int(kind == SLIDING) for kind in kinds),
+        "rotary_dims": tuple(parts[kind] for kind in kinds),
+    }
 
 
 def text_part(config: Config) -> Config:

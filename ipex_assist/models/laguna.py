@@ -12,8 +12,7 @@ from ipex_assist.models.common import (
     layer_kinds,
     llama_like,
     refuse,
-    rope,
-    rotary_part,
+    ropes_by_kind,
     sparse_kinds,
     windows,
 )
@@ -65,15 +64,12 @@ def spec(config: Config) -> DecoderSpec:
         output_gate=True,
         gate_activation="softplus",
         gate_per_head=config.values.get("gating") in (None, True, "per-head"),
-        ropes=tuple(rope(each, partial=True) for each in ropes.values()),
-        layer_ropes=tuple(int(kind == SLIDING) for kind in kinds),
+        **ropes_by_kind(ropes, kinds, head_dim),
         sliding_windows=windows(config, kinds, 512),
         **({"experts": made, "sparse": sparse} if any(sparse) else {}),
     )
-    parts = {kind: rotary_part(each, head_dim, 1.0) for kind, each in ropes.items()}
-    layers = with_attention(alike.layers, "rotary_dim", [parts[kind] for kind in kinds])
     own = heads or (config.integer("num_attention_heads"),) * layer_count(config)
-    return replace(alike, layers=with_attention(layers, "heads", own))
+    return replace(alike, layers=with_attention(alike.layers, "heads", own))
 
 
 def weights(spec: DecoderSpec) -> dict[str, Source]:

@@ -54,14 +54,16 @@ def uniform_decoder(
     sparse: Sequence[bool] = (),
     ropes: Sequence[Rope] = (),
     layer_ropes: Sequence[int | None] = (),
+    rotary_dims: Sequence[int] = (),
     sliding_windows: Sequence[int | None] = (),
     **fields: Any,
 ) -> DecoderSpec:
     """A DecoderSpec of `num_hidden_layers` equal layers.
 
     fields: of the DecoderSpec, and by the names above those of a layer. experts: in place of an MLP, of every layer, or
-    of those where `sparse` says so. layer_ropes, sliding_windows: of each layer; empty where all have the first rope
-    and see everything. Raises ConfigError as the parts do, and for a list that has not one entry a layer.
+    of those where `sparse` says so. layer_ropes, rotary_dims, sliding_windows: of each layer; empty where all have the
+    first rope, rotate as much of a head, and see everything. Raises ConfigError as the parts do, and for a list that
+    has not one entry a layer.
     """
     check_range("num_hidden_layers", num_hidden_layers, RANGES["num_hidden_layers"])
     attention = AttentionSpec(**_taken(fields, _ATTENTION), rope=0 if ropes else None)
@@ -73,7 +75,7 @@ def uniform_decoder(
         layers = repeated(LayerSpec(attention, experts, **others), num_hidden_layers)
         dense = layers[0] if all(sparse) else LayerSpec(attention, MlpSpec(**mlp), **others)
         layers = [layer if here else dense for layer, here in zip(layers, sparse or layers, strict=True)]
-    for name, each in (("rope", layer_ropes), ("window", sliding_windows)):
+    for name, each in (("rope", layer_ropes), ("rotary_dim", rotary_dims), ("window", sliding_windows)):
         layers = with_attention(layers, name, each) if each else layers
     return DecoderSpec(layers=tuple(layers), ropes=tuple(ropes), **fields)
 

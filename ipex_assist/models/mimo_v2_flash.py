@@ -13,8 +13,7 @@ from ipex_assist.models.common import (
     llama_like,
     number_or_none,
     refuse,
-    rope,
-    rotary_part,
+    ropes_by_kind,
     sparse_kinds,
 )
 from ipex_assist.models.config import Config
@@ -53,16 +52,12 @@ def spec(config: Config) -> DecoderSpec:
         attention_value_scale=1.0 if scale is None else scale,
         norm_eps=config.number("norm_eps", config.number("layernorm_epsilon", 1e-5)),
         qkv_bias=config.flag("attention_bias", False),
-        ropes=tuple(rope(each, partial=True) for each in ropes.values()),
-        layer_ropes=tuple(int(kind == SLIDING) for kind in kinds),
+        **ropes_by_kind(ropes, kinds, head_dim, config.number("partial_rotary_factor", _ROTATED)),
         sliding_windows=tuple(window if kind == SLIDING else None for kind in kinds),
         **({"experts": deepseek_experts(config), "sparse": sparse} if any(sparse) else {}),
     )
     of_windows = config.integer("swa_num_key_value_heads", 2 * kv_heads)
-    rotated = config.number("partial_rotary_factor", _ROTATED)
-    parts = {kind: rotary_part(each, head_dim, rotated) for kind, each in ropes.items()}
-    layers = with_attention(alike.layers, "rotary_dim", [parts[kind] for kind in kinds])
-    layers = with_attention(layers, "kv_heads", [of_windows if kind == SLIDING else kv_heads for kind in kinds])
+    layers = with_attention(alike.layers, "kv_heads", [of_windows if kind == SLIDING else kv_heads for kind in kinds])
     return replace(alike, layers=with_attention(layers, "sinks", [kind == SLIDING for kind in kinds]))
 
 

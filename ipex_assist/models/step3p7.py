@@ -15,8 +15,7 @@ from ipex_assist.models.common import (
     llama_like,
     positive,
     refuse,
-    rope,
-    rotary_part,
+    ropes_by_kind,
     text_part,
     windows,
 )
@@ -64,13 +63,10 @@ def spec(config: Config) -> DecoderSpec:
         attention_scale=positive(text, "query_pre_attn_scalar", head_dim) ** -0.5,
         output_gate=True,
         gate_per_head=True,
-        ropes=tuple(rope(each, partial=True) for each in ropes.values()),
-        layer_ropes=tuple(int(kind == SLIDING) for kind in kinds),
+        **ropes_by_kind(ropes, kinds, head_dim),
         sliding_windows=windows(text, kinds),
     )
-    parts = {kind: rotary_part(each, head_dim, 1.0) for kind, each in ropes.items()}
-    layers = with_attention(alike.layers, "rotary_dim", [parts[kind] for kind in kinds])
-    return replace(alike, layers=_with_mlps(text, with_attention(layers, "heads", _heads(text, kinds))))
+    return replace(alike, layers=_with_mlps(text, with_attention(alike.layers, "heads", _heads(text, kinds))))
 
 
 def _trimmed(values: Any, count: int) -> Any:
