@@ -7,11 +7,11 @@ import queue
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.runner import out_of_memory
+from ipex_assist.workers.image_queue import ImageQueue
 from ipex_assist.workers.wire import (
     Answered,
     BlockCounts,
@@ -109,7 +109,7 @@ class RequestLoop:
         self._streams: set[int] = set()
         self._alone: set[int] = set()  # requests that share no passes
         self._looking: dict[int, bool] = {}  # requests whose images are being read, and whether they are paused
-        self._looks = ThreadPoolExecutor(1, thread_name_prefix="images")
+        self._images = ImageQueue(self._look)
         # requests that have output which was not sent yet; None while that is not known of the last pass
         self._ready: deque[int] | None = None
         self._open = True
@@ -130,6 +130,7 @@ class RequestLoop:
             request = self.inbox.get()
             if request is None:
                 self._open = False
+                self._images.close()
             elif isinstance(request, Cancel):
                 self._cancel(request.id)
             elif isinstance(request, Pause):
@@ -140,7 +141,7 @@ class RequestLoop:
                 self._begin_looked(request)
             elif has_images(request):
                 self._looking[request.id] = False
-                self._looks.submit(self._look, request)
+                self._images.add(request)
             else:
                 self._begin(request)
 
@@ -188,16 +189,20 @@ class RequestLoop:
             self.inbox.put(Looked(request, error))
 
     def _begin_looked(self, looked: Looked) -> None:
-        number = looked.request.id
+        number, prompt = looked.request.id, looked.prompt
+        if number not in self._looking or isinstance(prompt, Exception):
+            self._images.looked(number, None)
+        else:
+            self._images.looked(number, prompt.images)
         if number not in self._looking:  # it was cancelled
             return
         paused = self._looking.pop(number)
-        if isinstance(looked.prompt, Exception):
-            self._reply(failure(number, looked.prompt))
+        if isinstance(prompt, Exception):
+            self._reply(failure(number, prompt))
         elif isinstance(looked.request, TextRequest) and looked.request.tokens_only:
-            self._reply(Answered(number, {"prompt": looked.prompt.tokens, "tokens": [], "stop_reason": "stop"}))
+            self._reply(Answered(number, {"prompt": prompt.tokens, "tokens": [], "stop_reason": "stop"}))
         else:
-            self._begin(looked.request, looked.prompt)
+            self._begin(looked.request, prompt)
             if paused:
                 self._pause(number)
 
@@ -247,6 +252,7 @@ class RequestLoop:
         self._running.pop(answer.id, None)
         self._streams.discard(answer.id)
         self._alone.discard(answer.id)
+        self._images.ended(answer.id)
         self._send_reply(answer)
 
 
