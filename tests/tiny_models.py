@@ -612,6 +612,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
     | {"attention_bias": True, "conv_L_cache": 3, "tie_word_embeddings": False},
     "laguna": _like_llama("laguna", **_LAGUNA, num_attention_heads_per_layer=[4, 2, 6]),
     "laguna-values": _like_llama("laguna", **_LAGUNA | {"num_experts": 3}, gating="per-element"),
+    "apertus1p5-text": _like_llama("apertus1p5_text", output_vocab_size=100),
+    "apertus1p5-text-whole": _like_llama("apertus1p5_text", attention_bias=True),
+    "apertus1p5": _with_text(
+        "apertus1p5",
+        _like_llama("apertus1p5_text", output_vocab_size=100),
+        {"codebook_size": 20, "embed_dim": 32, "latent_channels": 32, "base_channels": 32, "num_res_blocks": 1}
+        | {"channel_multiplier": [1, 1], "attn_resolutions": []},
+        audio_config={"model_type": "wavtokenizer_encoder", "hidden_size": 32, "codebook_dim": 32, "num_filters": 4}
+        | {"codebook_size": 20, "num_lstm_layers": 1, "upsampling_ratios": [2, 2]},
+        **{"image_token_id": 101, "audio_token_id": 102, "image_token_offset": 110, "audio_token_offset": 130},
+    ),
     "axk1": _like_llama("axk1", **_LATENT, **_DEEPSEEK),
     "axk1-biases": _like_llama("axk1", **_LATENT, **_DEEPSEEK, **_YARN_MSCALE, attention_bias=True)
     | {"norm_topk_prob": False, "mlp_layer_types": ["sparse", "dense", "sparse"]},

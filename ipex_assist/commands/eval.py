@@ -156,7 +156,7 @@ def _run(args: argparse.Namespace) -> int:
     reference, against = _load(other, args.against or "bf16", executor) if compared else (None, None)
     for each, source in ((model, checkpoint.source), (reference, other.source)):
         if each is not None:
-            checked_ids(tokens, each.spec.vocab_size, tokenizer, source)
+            checked_ids(tokens, each.spec.lm_head_rows, tokenizer, source)
     length, stride = _window(args, model, reference)
     parts = perplexity.windows(len(tokens), length, stride)
     started = time.perf_counter()

@@ -47,7 +47,7 @@ class NextSteps:
 
     def __init__(self, target: Model) -> None:
         self._target = target if isinstance(target, PreparesSteps) else None
-        self._width = target.spec.vocab_size
+        self._width = target.spec.lm_head_rows
         self._prepared: PreparedPass | None = None
         self._taken: PreparedPass | None = None  # of the running pass; released beside it
 

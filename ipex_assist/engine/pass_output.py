@@ -59,7 +59,7 @@ class PlannedPass:
         hidden = next((HiddenRows(head.spec.taps, head.reads_one) for head in heads if head is not None), None)
         if not samples_in_one_call(target):
             return cls(target, batch, rows, None, hidden)
-        width = target.spec.vocab_size
+        width = target.spec.lm_head_rows
         return cls(target, batch, rows, [_planned(*each, width) for each in zip(batch, rows, strict=True)], hidden)
 
     def run(self, meanwhile: Meanwhile | None = None) -> list[RequestOutput]:

@@ -223,7 +223,7 @@ class LayerChain(Model):
         self._run([self._asked(each.sequence, each.tokens, each.hidden, 0) for each in rows], vocabulary)
         from ipex_assist.deferred_imports import torch_module
 
-        return torch_module().empty(0, self.spec.vocab_size)
+        return torch_module().empty(0, self.spec.lm_head_rows)
 
     def draft(
         self,

@@ -180,7 +180,7 @@ class AssistedModel(TextModel):
 
         with self._making_grammars:
             if self._grammars is None:
-                self._grammars = GrammarCompiler.of(self.tokenizer, self.vocab_size, self.eos)
+                self._grammars = GrammarCompiler.of(self.tokenizer, self.target.spec.lm_head_rows, self.eos)
             return self._grammars
 
     def _rounds(

@@ -65,6 +65,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "logit_multiplier": (1e-6, 1e6),
     "logit_cap": (1e-3, 1e6),
     "per_layer_size": (0, 1 << 14),
+    "output_vocab_size": (1, 1 << 24),
 }
 LAYER_RANGES: dict[str, tuple[str, tuple[float, float]]] = {"residual_multiplier": ("residual_multiplier", (1e-6, 1e6))}
 
@@ -186,6 +187,7 @@ class DecoderSpec:
     embedding_layers: int = field(default=0, repr=False)
     # In which layers rows of an image see each other, those behind them included; None: in none.
     whole_images: Literal["all", "windows"] | None = field(default=None, repr=False)
+    output_vocab_size: int | None = None  # tokens that have logits, the first of the vocabulary; None: all
     head: HeadSpec | None = None  # of a draft head: it reads hidden states of its target beside tokens
 
     def __post_init__(self) -> None:
@@ -193,6 +195,8 @@ class DecoderSpec:
             if (value := getattr(self, name)) is not None:
                 check_range(name, value, ends)
         check_kind("norm", self.norm, Norm)
+        if self.output_vocab_size is not None and (self.output_vocab_size > self.vocab_size or self.tied_head):
+            raise ConfigError("output_vocab_size", self.output_vocab_size, "null, or fewer rows of a head of their own")
         for name, *factors in self.linear_multipliers:
             for factor in factors:
                 check_range(f"multiplier of {name}", factor, (1e-9, 1e9))
@@ -243,8 +247,9 @@ class DecoderSpec:
 
     @property
     def lm_head_rows(self) -> int:
-        """The logits of a row: fewer than `vocab_size` where a draft head tells fewer tokens apart."""
-        return (self.head.draft_vocab_size if self.head is not None else None) or self.vocab_size
+        """The logits of a row: fewer than `vocab_size` where the head, or a draft head, tells fewer tokens apart."""
+        rows = self.output_vocab_size if self.head is None else self.head.draft_vocab_size
+        return rows or self.vocab_size
 
     @cached_property
     def rotary_tables(self) -> tuple[tuple[int, int], ...]:

@@ -149,7 +149,7 @@ def _outer_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
         "embed_positions": (spec.max_position_embeddings + spec.position_offset, hidden),
         "project_in": (hidden, embedding),
         "project_out": (embedding, hidden),
-        "lm_head": (spec.vocab_size, embedding),
+        "lm_head": (spec.lm_head_rows, embedding),
         "per_layer_embed": (spec.vocab_size, spec.num_hidden_layers * spec.per_layer_size),
         "per_layer_in_proj": (spec.num_hidden_layers * spec.per_layer_size, hidden),
         "per_layer_norm": (spec.per_layer_size,),

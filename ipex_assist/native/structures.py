@@ -290,7 +290,7 @@ def model_spec(
 def _head_spec(spec: DecoderSpec) -> CHeadSpec:
     head = spec.head
     if head is None:
-        return CHeadSpec()
+        return CHeadSpec(lm_head_rows=spec.output_vocab_size or 0)
     return CHeadSpec(
         kind=HEAD_KINDS[head.kind],
         input_size=head.input_size,

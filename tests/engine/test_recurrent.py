@@ -93,7 +93,7 @@ OTHERS = [
     *tiny_models.known("mamba", "falcon-mamba"),
     *(f"{variant}{kv}" for variant in tiny_models.known("deepseek-v32", "glm-moe-dsa") for kv in ("", "+int8")),
     *(f"{variant}{kv}" for variant in tiny_models.known("mimo-v2-flash", "axk1") for kv in ("", "+int8")),
-    *tiny_models.known("step3p7", "laguna"),
+    *tiny_models.known("step3p7", "laguna", "apertus1p5-text"),
 ]
 
 

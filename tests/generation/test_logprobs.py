@@ -15,7 +15,7 @@ from test_transformers_model import save
 
 import ipex_assist
 from ipex_assist.env.errors import UsageError
-from ipex_assist.speculative.choosing.logprobs import log_probabilities
+from ipex_assist.speculative.choosing.logprobs import IMPOSSIBLE, log_probabilities
 from ipex_assist.speculative.options import GenerationOptions
 
 PROMPT = "the quick"
@@ -99,6 +99,12 @@ def test_impossible_and_equal_tokens() -> None:
     assert choice.top == [(0, pytest.approx(1 - total)), (2, pytest.approx(1 - total))]
     assert [token for token, _ in log_probabilities(row, 4, 20).top] == [0, 2, 3, 4]
     assert [token for token, _ in log_probabilities(row, 4, 5).top] == [0, 2, 3, 4]
+
+
+def test_a_token_without_a_logit() -> None:
+    """A prompt may have tokens that the head does not know: of images, where they are tokens of the vocabulary."""
+    choice = log_probabilities(np.zeros(4, np.float32), 9, 1)
+    assert (choice.token, choice.log_probability, len(choice.top)) == (9, IMPOSSIBLE, 1)
 
 
 OTHERWISE: list[dict[str, Any]] = [

@@ -73,6 +73,8 @@ KINDS = [
         "lfm3",
         "laguna",
         "cohere2-moe",
+        "apertus1p5-text",
+        "apertus1p5",
         "axk1",
         "mimo-v2-flash",
         "step3p7",

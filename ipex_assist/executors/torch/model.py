@@ -213,7 +213,7 @@ class TorchModel(Model):
 
     def columns(self, vocabulary: int | None) -> int:
         """How many columns of logits are of the first `vocabulary` token ids; all where None."""
-        return min(vocabulary or self.spec.vocab_size, self.spec.vocab_size)
+        return min(vocabulary or self.spec.lm_head_rows, self.spec.lm_head_rows)
 
     def _append(self, appended: Rows, tapped: Tapped | None) -> Iterator[torch.Tensor]:
         """Append one sequence's tokens in passes; yields the logits of the last `last` rows in parts."""

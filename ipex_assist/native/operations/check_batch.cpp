@@ -212,7 +212,7 @@ void check_target_tokens(const ModelSpec& s, const int32_t* tokens) {
         if (tokens[i] < 0 || tokens[i] >= s.vocab_size)
             refuse("token %d of the draft head is %d of a vocabulary of %d", i, tokens[i], s.vocab_size);
     }
-    if (!tokens && s.lm_head_rows() != s.vocab_size)
+    if (!tokens && s.is_draft_head() && s.lm_head_rows() != s.vocab_size)
         refuse("a draft head of %d tokens needs what they are", s.lm_head_rows());
 }
 

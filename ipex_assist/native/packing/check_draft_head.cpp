@@ -44,7 +44,7 @@ void check_draft_head(const ModelSpec& s) {
     check_range("columns of a draft head's hidden states", h.input_size, least, most);
     check_range("the input norm of a draft head", h.input_norm, NO_INPUT_NORM, least ? NORM_OF_EACH : NO_INPUT_NORM);
     check_selector(s);
-    check_range("rows of a draft head's lm_head", h.lm_head_rows, 0, s.is_draft_head() ? s.vocab_size : 0);
+    check_range("rows of an lm_head", h.lm_head_rows, 0, s.tied_head ? 0 : s.vocab_size);
     if (!s.is_draft_head()) {
         if (h.shared_embedding || h.shared_head) refuse("draft heads alone take a table or a head from another model");
         return;

@@ -223,7 +223,8 @@ struct HeadSpec {
     InputNorm input_norm;
     int32_t norm_before_residual;
     int32_t fed_back_normed;   // whether its own hidden states are those after its final norm
-    int32_t lm_head_rows;      // tokens that it tells apart; 0: all of the vocabulary
+    int32_t lm_head_rows;      // tokens that it tells apart, or without a draft head the first ones, which alone have
+                               // logits; 0: all of the vocabulary
     int32_t shared_embedding;  // the target's table and head, of which it has none
     int32_t shared_head;
     int32_t clusters;       // parts of equal size that its lm_head's tokens are in, one after the other; 0: it has none

@@ -9,12 +9,14 @@ import numpy as np
 from ipex_assist.executors.interface import TokenLogprob
 from ipex_assist.speculative.choosing.sampling import Row
 
+IMPOSSIBLE = -9999.0  # of a token that has no logit, as other servers write the logarithm of 0
+
 
 def log_probabilities(row: Row, token: int, top: int) -> TokenLogprob:
     """Log-probabilities by a row of logits, (vocab,), before biases, penalties, temperature and filters (OpenAI's API).
 
     Lists the `top` most likely tokens, lower ids first among equals, whether or not `token` is one of them; fewer if
-    the others have probability 0.
+    the others have probability 0. A token of a prompt may have no logit, where a head has not all of the vocabulary.
     """
     largest = float(row.max())
     offset = largest + float(np.log(np.exp(row - np.float32(largest)).sum(dtype=np.float64)))
@@ -24,7 +26,8 @@ def log_probabilities(row: Row, token: int, top: int) -> TokenLogprob:
         ids = np.flatnonzero(row >= least)
         ids = ids[np.isfinite(row[ids])]
         first = ids[np.argsort(-row[ids], kind="stable")][:top].tolist()
-    return TokenLogprob(token, float(row[token]) - offset, [(each, float(row[each]) - offset) for each in first])
+    own = float(row[token]) - offset if token < len(row) else IMPOSSIBLE
+    return TokenLogprob(token, own, [(each, float(row[each]) - offset) for each in first])
 
 
 def of_rows(logits: Sequence[Row | None], tokens: Sequence[int], top: int | None) -> list[TokenLogprob] | None:

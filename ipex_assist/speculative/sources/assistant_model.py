@@ -46,7 +46,7 @@ class AssistantModel(DraftSource):
         the state after `tokens` before each draft; drafting advances it.
         """
         self.model, self.sampling = model, sampling
-        choices = min(draft_vocabulary or vocab_size, vocab_size, model.spec.vocab_size)
+        choices = min(draft_vocabulary or vocab_size, vocab_size, model.spec.lm_head_rows)
         self._drafts = StepDrafts(sampling, choices, sorted(token for token in masked if token < choices), grammar)
         self._longest = longest_draft(model.spec)
         self._in_one_call = self._drafts.in_one_call(model)
