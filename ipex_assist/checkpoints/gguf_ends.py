@@ -5,7 +5,7 @@ Source: llama.cpp's vocabulary code (llama-vocab.cpp), whose rules files are tri
 
 from __future__ import annotations
 
-from ipex_assist.checkpoints.gguf_file import GgufHeader
+from ipex_assist.checkpoints.gguf_file import GgufHeader, StringArray
 
 # Whatever the file says of their type. Those in the last line are of code models: padding between the parts of a file,
 # and where another file or repository begins.
@@ -26,7 +26,8 @@ def end_token_ids(header: GgufHeader) -> set[int]:
     """The ids of all tokens that end a generation."""
     named = {header.get(f"tokenizer.ggml.{key}_token_id") for key in _KEYS} - {None}
     kinds = header.get("tokenizer.ggml.token_type") or []
-    found = {t: index for index, t in enumerate(header.strings("tokenizer.ggml.tokens")) if t in _NAMES}
+    tokens = header.get("tokenizer.ggml.tokens")
+    found = tokens.find(_NAMES) if isinstance(tokens, StringArray) else {}
     if (index := found.get("</s>")) is not None and index < len(kinds) and kinds[index] == _NORMAL:
         del found["</s>"]  # what Qwen's and Gemma's vocabularies have of HTML
     if any(others <= found.keys() for others in _THOUGHTS_END) and "<|end|>" in found:

@@ -61,6 +61,19 @@ class StringArray:
                 position = end
         return strings
 
+    def find(self, strings: Iterable[str]) -> dict[str, int]:
+        """The positions in the list of those of `strings` that are in it, of which no others are read."""
+        wanted = {each.encode(): each for each in strings}
+        sizes, found = {len(each) for each in wanted}, {}
+        with self.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            position, unpack = self.offset, _U64.unpack_from
+            for index in range(self.count):
+                size = unpack(data, position)[0]
+                position += 8 + size
+                if size in sizes and (string := wanted.get(data[position - size : position])) is not None:
+                    found[string] = index
+        return found
+
 
 @dataclass(frozen=True)
 class GgufTensor:

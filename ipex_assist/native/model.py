@@ -47,6 +47,7 @@ class PackedModel:
         self.spec, self.precision, self.pool, self.group = spec, precision, pool, group
         self.library = library()
         self.settles = False  # whether `settle` has something to do
+        self.mapped = False  # whether weights may still be on a disk
         self._checksum: int | None = None
         self.reads_experts = resident > 0
         self.handle = new_model(spec, precision, group, outer_precision, ordered, formats, resident)
@@ -117,6 +118,7 @@ class PackedModel:
         status = self.library.ia_model_adopt(self.handle, self.pool.handle, file, offset, 2 if settle else int(copy))
         self.check(status)
         self.settles = status == 1
+        self.mapped = self.settles or not (copy or settle)
         _tell_refused(self)
 
     def join_pages(self, seconds: float) -> bool:
@@ -130,7 +132,7 @@ class PackedModel:
 
         Where there is no memory for them it stays mapped.
         """
-        self.settles = self.library.ia_model_settle(self.handle, self.pool.handle, size) == 1
+        self.settles = self.mapped = self.library.ia_model_settle(self.handle, self.pool.handle, size) == 1
 
     def share_table(self, other: PackedModel) -> None:
         """Look tokens up in the table of `other`, a model of the same checkpoint.

@@ -57,6 +57,21 @@ def test_a_model_survives_the_way_through_gguf(tmp_path, model_type, tied):
         assert torch.allclose(again.eval()(tokens).logits, model(tokens).logits, atol=1e-5)
 
 
+def test_strings_are_found_without_reading_the_others(tmp_path):
+    """A string that another one contains, an empty one, one of two that are the same, or one that is not there."""
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    tokens = ["<s>", "x</s>", "", "</s>", "<end>", "é</s>", "▁<s>", "<end>", "end>", "ｗ"]
+    writer.add_token_list(tokens)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    stored = gguf_file.read_header(tmp_path / "m.gguf").get("tokenizer.ggml.tokens")
+    assert stored.read() == tokens
+    found = {token: len(tokens) - 1 - tokens[::-1].index(token) for token in ("</s>", "<end>", "", "ｗ", "é</s>")}
+    assert stored.find([*found, "<eos>", "s>", "w"]) == found
+
+
 @pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q8_0, Type.F16, Type.BF16])
 def test_quantized_tensors(tmp_path, kind):
     """Would catch wrong block arithmetic at chunk ends, and q and k permuted before instead of after dequantizing."""

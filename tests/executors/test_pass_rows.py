@@ -19,6 +19,7 @@ from ipex_assist.executors.native.pass_rows import MOST_ROWS, fitting_rows, usef
 from ipex_assist.executors.native.segments import TokenSegment, cut_into_passes
 from ipex_assist.models import find
 from ipex_assist.models.spec import DecoderSpec
+from ipex_assist.native.model import PackedModel
 from ipex_assist.native.rows import PASS_ROWS
 
 pytestmark = pytest.mark.one_stack
@@ -142,7 +143,7 @@ def test_a_long_prompt_reads_experts_a_few_times(tmp_path: Path, monkeypatch: py
 def test_a_model_has_as_many_rows_as_its_memory_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that are chosen and not planned, or planned and not allowed."""
     tiny_models.save(tmp_path, "qwen3-moe", max_position_embeddings=8192)
-    monkeypatch.setattr(pass_rows, "balance", lambda pool, precision: 300.0)
+    monkeypatch.setattr(pass_rows, "balance", lambda packed: 300.0)
     found, taken = {}, {}
     for room in (0, 8 << 20, 12 << 20, 1 << 30):
         monkeypatch.setattr(KvMemory, "room_for_passes", lambda self, room=room: room)
@@ -151,3 +152,46 @@ def test_a_model_has_as_many_rows_as_its_memory_allows(tmp_path: Path, monkeypat
         found[room], taken[room] = model.pass_rows, model._kv_memory._workspace
         assert taken[room] <= max(room, taken[0])
     assert found[0] == PASS_ROWS < found[8 << 20] < found[12 << 20] < found[1 << 30] == MOST_ROWS
+
+
+@native
+def test_a_large_model_is_read_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each start let the kernel clear 256 MB more, which take half a second where others fill the memory."""
+    tiny_models.save(tmp_path, "llama", hidden_size=256, intermediate_size=4096, num_hidden_layers=4)
+    model = tiny_models.model(tmp_path, "native", "int8")
+    assert isinstance(model, NativeModel)
+    packed, size = model.packed, 4 * 2 * 256 * 4096
+    monkeypatch.setattr(pass_rows, "_MEASURED_BYTES", 0)
+    others: list[int] = []
+    monkeypatch.setattr(pass_rows, "read_bandwidth", lambda pool, size, repeats: others.append(size) or 10.0)
+    monkeypatch.setattr(pass_rows, "_LEAST_BYTES", size + 1)
+    assert pass_rows.balance(packed) > 0
+    assert others.pop() == size + 1, "a small model is in the caches"
+    monkeypatch.setattr(pass_rows, "_LEAST_BYTES", size)
+    assert 0.1 < pass_rows.balance(packed) < 1e5
+    assert not others
+    pass_rows._bandwidth.cache_clear()
+    packed.mapped = True
+    assert pass_rows.balance(packed) > 0
+    assert others == [size], "a disk is not the memory"
+
+
+@native
+@pytest.mark.parametrize("copy", [False, True])
+def test_weights_in_a_file_are_known(copy: bool, tmp_path: Path) -> None:
+    tiny_models.save(tmp_path / "m", "llama")
+    packed = tiny_models.model(tmp_path / "m", "native", "int8").packed
+    with (tmp_path / "image").open("wb+") as file:
+        for piece in packed.image():
+            file.write(piece)
+        file.truncate(-(-packed.nbytes // 4096) * 4096)
+        again = PackedModel(packed.spec, "int8", packed.pool)
+        assert not again.mapped
+        again.adopt(file.fileno(), 0, copy)
+        assert again.mapped != copy
+        settled = PackedModel(packed.spec, "int8", packed.pool)
+        settled.adopt(file.fileno(), 0, copy=True, settle=True)
+        while settled.settles:
+            assert settled.mapped
+            settled.settle(1 << 30)
+        assert not settled.mapped

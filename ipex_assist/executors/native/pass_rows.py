@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -20,6 +21,7 @@ TILE_QUERIES = 64  # native/operations/pass_plan.cpp
 TILES = 4  # query tiles that each thread should have, so that all end at about the same time
 _MEASURED_BYTES, _LEAST_BYTES = 8 << 20, 256 << 20  # of each thread, several times its caches; of all
 _PEAK_SECONDS, _REPEATS = 0.005, 3
+_UP = 2  # the linear's number in the core
 
 
 def useful_rows(spec: DecoderSpec, threads: int, balance: float) -> int:
@@ -57,16 +59,40 @@ def with_rows(packed: PackedModel, largest: PlannedPasses, memory: KvMemory) -> 
 
     if largest.context <= PASS_ROWS or not fits(2 * PASS_ROWS):  # nothing is worth being measured
         return largest
-    useful = useful_rows(packed.spec, largest.threads, balance(packed.pool, packed.precision))
+    useful = useful_rows(packed.spec, largest.threads, balance(packed))
     return planned(fitting_rows(useful, largest.context, fits))
 
 
-@functools.lru_cache
-def balance(pool: Pool, precision: str) -> float:
-    """Rows that the pool's threads multiply with weights of a precision in the time of reading these from memory.
+def balance(packed: PackedModel) -> float:
+    """Rows that the model's threads multiply with weights of its precision in the time of reading these from memory.
 
-    Measured, in about a tenth of a second.
+    Measured: where the model is large enough, by reading a part of it, which takes no memory.
     """
-    products = peak(pool, precision, _PEAK_SECONDS, _REPEATS)
-    read = read_bandwidth(pool, max(_LEAST_BYTES, _MEASURED_BYTES * pool.threads), _REPEATS)
-    return products * LINEAR_BYTES[precision] / (read * 1e9)
+    pool = packed.pool
+    least = max(_LEAST_BYTES, _MEASURED_BYTES * pool.threads)
+    read = _linear_bandwidth(packed, least) or _bandwidth(pool, least)
+    return _products(pool, packed.precision) * LINEAR_BYTES[packed.precision] / (read * 1e9)
+
+
+@functools.lru_cache
+def _products(pool: Pool, precision: str) -> float:
+    """A second, of all threads. Takes some hundredths of a second."""
+    return peak(pool, precision, _PEAK_SECONDS, _REPEATS)
+
+
+@functools.lru_cache
+def _bandwidth(pool: Pool, size: int) -> float:
+    """GB/s. Takes up to half a second, in which the kernel clears memory of this size."""
+    return read_bandwidth(pool, size, _REPEATS)
+
+
+def _linear_bandwidth(packed: PackedModel, least: int) -> float | None:
+    """GB/s at which the threads read the first linears of the MLPs; None where these are too small, or in a file."""
+    best, done = 0.0, 0
+    while not packed.mapped and done < _REPEATS * least:
+        started = time.perf_counter()
+        size = int(packed.library.ia_read_linears(packed.handle, packed.pool.handle, _UP, 0))
+        if size < least:  # or -1: there are none, or experts
+            return None
+        best, done = max(best, size / (time.perf_counter() - started) / 1e9), done + size
+    return best or None
