@@ -20,7 +20,7 @@ def convert(
     tensor. q8: matrices in Q8_0, but those that llama.cpp leaves in floats.
     """
     checkpoint = open_checkpoint(str(folder))
-    config = checkpoint.config
+    config = checkpoint.config | checkpoint.config.get("text_config", {})
     layers = config.get("num_hidden_layers") or len(config["layers_block_type"])
     path = folder / "model.gguf"
     writer = gguf.GGUFWriter(path, arch)

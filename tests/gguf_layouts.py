@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import gguf
+import gguf_mixtures
 import torch
 
 Config = dict[str, Any]
@@ -20,7 +21,16 @@ EXPERT = re.compile(r"(.*?)(layers\.\d+\.)(.*experts)\.(\d+)\.(\w+)\.weight")
 PLACES = {"nemotron_h_moe": "model.layers.{}.mlp.experts", "lfm2moe": "layers.{}.feed_forward.experts"}
 # What is a float whatever a config writes it as.
 FLOAT_KEYS = (
-    *("rope.freq_base", "attention.scale", "embedding_scale", "residual_scale", "logit_scale", "rope.scaling.factor"),
+    *(
+        "rope.freq_base",
+        "rope.freq_base_swa",
+        "attention.value_scale",
+        "attention.scale",
+        "embedding_scale",
+        "residual_scale",
+        "logit_scale",
+        "rope.scaling.factor",
+    ),
     *("expert_weights_scale", "epsilon", "softcapping"),
 )
 
@@ -46,7 +56,7 @@ def add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 def _usual(config: Config) -> Config:
     """`TextModel.set_gguf_parameters`."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    rope = rope.get("full_attention", rope)
+    windows, rope = rope.get("sliding_attention", {}), rope.get("full_attention", rope)
     found = {
         "context_length": config.get("max_position_embeddings"),
         "embedding_length": config["hidden_size"],
@@ -61,6 +71,7 @@ def _usual(config: Config) -> Config:
         "expert_group_count": config.get("n_group"),
         "expert_group_used_count": config.get("topk_group"),
         "expert_gating_func": {"sigmoid": 2, "softmax": 1}.get(config.get("scoring_func", "")),
+        "rope.freq_base_swa": windows.get("rope_theta"),
         "rope.freq_base": rope.get("rope_theta") or config.get("rope_theta"),
     }
     if rope.get("rope_type", rope.get("type")) == "yarn":
@@ -185,84 +196,6 @@ def _mamba1(config: Config) -> Config:
     }
 
 
-def _mixture(config: Config) -> Config:
-    return {
-        "expert_count": config.get("n_routed_experts") or config.get("num_experts"),
-        "expert_feed_forward_length": config["moe_intermediate_size"],
-        "expert_shared_count": config.get("n_shared_experts"),
-        "leading_dense_block_count": config.get("first_k_dense_replace"),
-        "expert_weights_scale": config["routed_scaling_factor"],
-        "expert_weights_norm": config["norm_topk_prob"],
-    }
-
-
-def _latent(config: Config) -> Config:
-    rank, rotated = config["kv_lora_rank"], config["qk_rope_head_dim"]
-    scale = (config.get("rope_parameters") or config.get("rope_scaling") or {}).get("mscale_all_dim")
-    # GLM-4.7-Flash does not say that its first layer is dense, nor that its router has a sigmoid.
-    glm = {"leading_dense_block_count": 1, "expert_gating_func": 2} if config["model_type"] == "glm4_moe_lite" else {}
-    return {
-        **_mixture(config),
-        **glm,
-        "attention.head_count_kv": 1,
-        "attention.q_lora_rank": config["q_lora_rank"],
-        "attention.kv_lora_rank": rank,
-        "attention.key_length": rank + rotated,
-        "attention.value_length": rank,
-        "attention.key_length_mla": config["qk_nope_head_dim"] + rotated,
-        "attention.value_length_mla": config["v_head_dim"],
-        "rope.dimension_count": rotated,
-        "rope.scaling.yarn_log_multiplier": None if scale is None else 0.1 * scale,
-        "expert_weights_norm": config["norm_topk_prob"] or None,
-    }
-
-
-def _glm(config: Config) -> Config:
-    share = (config.get("rope_parameters") or {}).get("partial_rotary_factor", 0.5)
-    width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    return _mixture(config) | {"rope.dimension_count": int(width * share), "expert_gating_func": 2}
-
-
-def _minimax(config: Config) -> Config:
-    return {
-        "expert_feed_forward_length": config["intermediate_size"],
-        "rope.dimension_count": config["rotary_dim"],
-        "expert_gating_func": 2,
-    }
-
-
-def _ernie(config: Config) -> Config:
-    return {
-        "expert_count": config["moe_num_experts"],
-        "expert_used_count": config["moe_k"],
-        "interleave_moe_layer_step": config["moe_layer_interval"],
-        "leading_dense_block_count": config["moe_layer_start_index"],
-        "expert_feed_forward_length": config["moe_intermediate_size"],
-        "expert_shared_count": config["moe_num_shared_experts"],
-    }
-
-
-def _exaone(config: Config) -> Config:
-    return _mixture(config) | {
-        "expert_shared_count": config["num_shared_experts"],
-        "attention.sliding_window": config["sliding_window"],
-        "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in config["layer_types"]],
-        "rope.scaling.type": "none",
-    }
-
-
-def _afmoe(config: Config) -> Config:
-    return {
-        "expert_feed_forward_length": config["moe_intermediate_size"],
-        "expert_shared_count": config["num_shared_experts"],
-        "leading_dense_block_count": config["num_dense_layers"],
-        "expert_weights_norm": True,
-        "expert_weights_scale": config["route_scale"],
-        "expert_gating_func": 2,
-        "attention.sliding_window": config["sliding_window"],
-    }
-
-
 def _gemma4(config: Config) -> Config:
     rope = config.get("rope_parameters") or {}
     return {
@@ -282,19 +215,6 @@ def _gemma4(config: Config) -> Config:
     }
 
 
-def _hunyuan(config: Config) -> Config:
-    rope, used = config.get("rope_parameters") or {}, config["moe_topk"]
-    base, alpha, dim = rope.get("rope_theta", 10000.0), rope.get("alpha"), config["head_dim"]
-    return {
-        "expert_feed_forward_length": config["intermediate_size"],
-        "expert_used_count": used[0] if isinstance(used, list) else used,
-        "expert_shared_count": 1,
-        "expert_shared_feed_forward_length": config["intermediate_size"],
-        "rope.freq_base": base * alpha ** (dim / (dim - 2)) if alpha else base,
-        "rope.scaling.type": "none",
-    }
-
-
 OWN: dict[str, Callable[[Config], Config]] = {
     "qwen3next": _delta,
     # Of text, the three positions of an image are one: how they share the rotary embedding changes nothing.
@@ -308,14 +228,7 @@ OWN: dict[str, Callable[[Config], Config]] = {
     "mamba": _mamba1,
     "qwen3moe": lambda config: {"expert_feed_forward_length": config["moe_intermediate_size"]},
     "gemma4": _gemma4,
-    "deepseek2": _latent,
-    "glm4moe": _glm,
-    "dots1": _mixture,
-    "minimax-m2": _minimax,
-    "ernie4_5-moe": _ernie,
-    "exaone-moe": _exaone,
-    "hunyuan-moe": _hunyuan,
-    "afmoe": _afmoe,
+    **gguf_mixtures.OWN,
     "apertus": lambda config: {},
 }
 
@@ -336,8 +249,11 @@ def stacked(tensors: dict[str, torch.Tensor], arch: str) -> Tensors:
 
 def tensors_of(tensors: dict[str, torch.Tensor], config: Config, arch: str, blocks: int) -> Tensors:
     """A checkpoint's tensors as the file has them, by its names. blocks: layers, any draft heads' included."""
-    key = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+    known = gguf_mixtures.NAMED_AS.get(arch, arch)
+    key = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == known)
     name_map = gguf.get_tensor_name_map(key, blocks + 1)
+    if arch == "step35" and config["rope_parameters"]["full_attention"]["rope_type"] == "llama3":
+        yield "rope_freqs.weight", gguf_mixtures.step_rope_factors(config)
     for name, tensor in stacked(tensors, arch):
         for theirs, each in changed(name, tensor, config, arch):
             found = theirs if theirs.startswith("blk.") else name_map.get_name(theirs, (".weight", ".bias"))
@@ -347,27 +263,30 @@ def tensors_of(tensors: dict[str, torch.Tensor], config: Config, arch: str, bloc
 
 def changed(name: str, tensor: torch.Tensor, config: Config, arch: str) -> Tensors:
     """`modify_tensors`."""
-    if ".act_fn." in name:
+    if ".act_fn." in name or name.startswith(("vision_model.", "vit_")):
         return
     if name.endswith("e_score_correction_bias"):
         name, tensor = name.replace("e_score_correction_bias", "e_score_correction.bias"), tensor.squeeze()
     if name.endswith(".expert_bias"):
         name += ".bias"
-    if name.endswith(".layer_scalar"):
+    if name.endswith(".router_bias"):
+        name += ".bias"
+    if name.endswith((".layer_scalar", ".attention_sink_bias", ".experts.gate_up_proj", ".experts.down_proj")):
         name += ".weight"
     if arch == "granitehybrid":
         yield from _granite_tensors(name, tensor, config)
     elif arch.startswith("nemotron") or arch == "mamba2":
         yield from _mamba(name, tensor, config.get("n_groups", 1))
+    elif arch == "kimi-linear":
+        yield from gguf_mixtures.kimi_tensors(name, tensor, config)
+    elif arch == "step35" and name.endswith("norm.weight"):
+        yield name, tensor + 1
     elif arch == "mamba":
         yield name, _decay(tensor) if name.endswith(".A_log") else tensor.squeeze() if "conv1d.w" in name else tensor
     elif arch.startswith("qwen3") and arch != "qwen3moe":
         yield from _delta_tensors(name, tensor, config, arch)
     elif name.endswith("kv_b_proj.weight"):
-        heads, nope = config["num_attention_heads"], config["qk_nope_head_dim"]
-        keys, values = tensor.reshape(heads, -1, tensor.shape[-1]).split([nope, config["v_head_dim"]], 1)
-        yield name.replace("kv_b_proj", "k_b_proj"), keys.transpose(1, 2)
-        yield name.replace("kv_b_proj", "v_b_proj"), values
+        yield from gguf_mixtures.keys_and_values(name, tensor, config)
     else:
         yield name, tensor.squeeze(1) if "conv.conv.weight" in name else tensor
 

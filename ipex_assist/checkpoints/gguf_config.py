@@ -12,6 +12,7 @@ from ipex_assist.checkpoints import (
     gguf_families,
     gguf_gpt,
     gguf_recurrent,
+    gguf_windows,
 )
 from ipex_assist.checkpoints.gguf_ends import end_token_ids
 from ipex_assist.checkpoints.gguf_file import GgufHeader, read_floats, rounded, rows_of
@@ -51,8 +52,9 @@ ARCHITECTURES: dict[str, tuple[str, str, Any]] = {
     **gguf_recurrent.ARCHITECTURES,
     **gguf_deepseek.ARCHITECTURES,
     **gguf_apertus.ARCHITECTURES,
+    **gguf_windows.ARCHITECTURES,
 }
-_OF_TABLES = gguf_recurrent.CONFIGS | gguf_deepseek.CONFIGS | gguf_apertus.CONFIGS
+_OF_TABLES = gguf_recurrent.CONFIGS | gguf_deepseek.CONFIGS | gguf_apertus.CONFIGS | gguf_windows.CONFIGS
 
 SUPPORTED = {architecture for architecture, _, _ in ARCHITECTURES.values()}
 
@@ -295,9 +297,11 @@ def _embedding_shape(header: GgufHeader) -> tuple[int, int]:
 
 
 def _llama(header: GgufHeader, hidden_size: int, arch: str) -> dict[str, Any]:
-    heads = _of_all_layers(header, "attention.head_count", header.required("attention.head_count"))
+    heads = header.required("attention.head_count")
     key_value_heads = header.get("{arch}.attention.head_count_kv", heads)
-    key_value_heads = _of_all_layers(header, "attention.head_count_kv", key_value_heads)
+    if arch not in gguf_windows.CONFIGS:  # which say them themselves
+        heads = _of_all_layers(header, "attention.head_count", heads)
+        key_value_heads = _of_all_layers(header, "attention.head_count_kv", key_value_heads)
     config = {
         "hidden_size": hidden_size,
         "num_hidden_layers": _layer_count(header) if arch in _OF_TABLES else header.required("block_count"),
@@ -399,10 +403,11 @@ def _llama3_scaling(header: GgufHeader) -> dict[str, Any]:
 
     The divisors computed from them (Hugging Face's `_compute_llama3_parameters`) must agree with the stored ones.
     """
-    tensor = header.tensors[ROPE_FACTORS]
-    stored = read_floats(ROPE_FACTORS, tensor)
-    theta = float(header.get("{arch}.rope.freq_base", 10000.0))
+    stored = read_floats(ROPE_FACTORS, header.tensors[ROPE_FACTORS])
     low, high, original, factor = 1.0, 4.0, 8192, max(stored)
+    if header.get("general.architecture") == "step35":  # which has others, of half of a head, and ones behind them
+        high, original, stored = 32.0, 131072, stored[: len(stored) // 2]
+    theta = float(header.get("{arch}.rope.freq_base", 10000.0))
     computed = []
     for index in range(len(stored)):
         wavelength = 2 * math.pi * theta ** (index / len(stored))

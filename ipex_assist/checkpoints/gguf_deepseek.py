@@ -1,6 +1,7 @@
-"""GGUF of DeepSeek's models, and of mixtures that route to experts as they do: GLM, dots, MiniMax, ERNIE, K-EXAONE…
+"""GGUF of DeepSeek's models, and of mixtures that route to experts as they do: GLM, dots, MiniMax, ERNIE, Kimi Linear…
 
-Source: conversion/{deepseek,glm,dots1,minimax,ernie,exaone,hunyuan}.py of llama.cpp, and src/models/*.cpp for routing.
+Source: conversion/{deepseek,glm,dots1,minimax,ernie,exaone,hunyuan,mistral3,kimi_linear,bailingmoe}.py of llama.cpp,
+and src/models/*.cpp for routing.
 """
 
 from __future__ import annotations
@@ -17,17 +18,20 @@ from ipex_assist.checkpoints.gguf_tables import (
     Config,
     GgufTable,
     Parts,
+    a_log,
     has,
     layers_with,
     rotary_share,
     row,
     same,
+    vector,
 )
 from ipex_assist.env.errors import IpexAssistError
 
 if TYPE_CHECKING:
     import torch
 
+SHARED = {f"{leaf}_proj": f"ffn_{leaf}" for leaf in ("gate", "up", "down")}
 _SOFTMAX, _SIGMOID = 1, 2  # llama.cpp's numbers of expert_gating_func; 0 and none: not said
 
 
@@ -45,37 +49,55 @@ def _layer(place: str = "mlp", shared: str = "shared_experts", router: str = "ga
         *same({**ATTENTION, **MLP, "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}),
         *same({"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}),
         *same({"post_attention_layernorm": "post_attention_norm", f"{place}.{router}": "ffn_gate_inp"}),
-        *same({f"{place}.{shared}.{leaf}_proj": f"ffn_{leaf}_shexp" for leaf in ("gate", "up", "down")}),
+        *same({f"{place}.{shared}.{leaf}": f"{name}_shexp" for leaf, name in SHARED.items()}),
     )
 
 
 _BIAS = ("mlp.gate.e_score_correction_bias", Parts.of("exp_probs_b.bias"))
 _USUAL = GgufTable((*_layer(), _BIAS), OUTSIDE, EXPERTS)
-_DEEPSEEK = GgufTable(
-    layer=(
-        *_layer(),
-        _BIAS,
-        *same(
-            {
-                **{"self_attn.q_a_proj": "attn_q_a", "self_attn.q_b_proj": "attn_q_b"},
-                **{"self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa", "self_attn.kv_b_proj": "attn_kv_b"},
-                **{f"self_attn.{leaf}_a_layernorm": f"attn_{leaf}_a_norm" for leaf in ("q", "kv")},
-            }
-        ),
-        ("self_attn.kv_b_proj.weight", Parts.of("attn_k_b.weight", "attn_v_b.weight", by=_keys_and_values)),
+_LATENT = (
+    *same(
+        {
+            **{"self_attn.q_a_proj": "attn_q_a", "self_attn.q_b_proj": "attn_q_b"},
+            **{"self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa", "self_attn.kv_b_proj": "attn_kv_b"},
+            **{f"self_attn.{leaf}_a_layernorm": f"attn_{leaf}_a_norm" for leaf in ("q", "kv")},
+        }
     ),
-    outside=OUTSIDE,
-    experts=EXPERTS,
+    ("self_attn.kv_b_proj.weight", Parts.of("attn_k_b.weight", "attn_v_b.weight", by=_keys_and_values)),
+)
+_DEEPSEEK = GgufTable((*_layer(), _BIAS, *_LATENT), OUTSIDE, EXPERTS)
+_INDEXED = GgufTable(
+    (
+        *_DEEPSEEK.layer,
+        *same({"self_attn.indexer.k_norm": "indexer.k_norm", "self_attn.indexer.weights_proj": "indexer.proj"}),
+        *same({"self_attn.indexer.wk": "indexer.attn_k", "self_attn.indexer.wq_b": "indexer.attn_q_b"}),
+    ),
+    OUTSIDE,
+    EXPERTS,
 )
 _SPARSE = "block_sparse_moe"
+_WS = {
+    f"{_SPARSE}.experts.{{}}.{theirs}.weight": f"ffn_{ours}_exps.{{}}.weight"
+    for theirs, ours in (("w1", "gate"), ("w3", "up"), ("w2", "down"))
+}
 _MINIMAX = GgufTable(
-    (*_layer(_SPARSE), (f"{_SPARSE}.e_score_correction_bias", Parts.of("exp_probs_b.bias"))),
-    OUTSIDE,
-    {
-        f"{_SPARSE}.experts.{{}}.{theirs}.weight": f"ffn_{ours}_exps.{{}}.weight"
-        for theirs, ours in (("w1", "gate"), ("w3", "up"), ("w2", "down"))
-    },
+    (*_layer(_SPARSE), (f"{_SPARSE}.e_score_correction_bias", Parts.of("exp_probs_b.bias"))), OUTSIDE, _WS
 )
+_KIMI = GgufTable(
+    (
+        *_layer(_SPARSE),
+        *_LATENT,
+        (f"{_SPARSE}.gate.e_score_correction_bias", Parts.of("exp_probs_b.bias")),
+        *same({f"self_attn.{gate}_{part}_proj": f"ssm_{gate}_{part}" for gate in "fg" for part in "ab"}),
+        *same({"self_attn.b_proj": "ssm_beta", "self_attn.o_norm": "ssm_norm"}),
+        *((f"self_attn.{leaf}_conv1d.weight", Parts.of(f"ssm_conv1d_{leaf}.weight", by=vector)) for leaf in "qkv"),
+        ("self_attn.A_log", Parts.of("ssm_a", by=a_log)),
+        ("self_attn.dt_bias", Parts.of("ssm_dt.bias")),
+    ),
+    OUTSIDE,
+    _WS,
+)
+_BAILING = GgufTable((*_layer(), _BIAS, *same({"attention.query_key_value": "attn_qkv"})), OUTSIDE, EXPERTS)
 _ERNIE = GgufTable(
     (*_layer(), ("mlp.moe_statics.e_score_correction_bias", Parts.of("exp_probs_b.bias", by=row))), OUTSIDE, EXPERTS
 )
@@ -100,14 +122,16 @@ _HUNYUAN = GgufTable(
 
 
 def family_of(header: GgufHeader) -> str:
-    """Which of the models whose files say "deepseek2" it is: V2, V3 (R1, Kimi K2) or GLM-4.7-Flash."""
+    """Which of the models whose files say "deepseek2" it is: V2, V3 (R1, Kimi K2), GLM-4.7-Flash or Mistral's."""
+    if header.get("{arch}.attention.temperature_scale"):
+        return "mistral4"
     if header.get("tokenizer.ggml.pre") == "glm4":
         return "glm4moelite"
     sigmoid = has(header, "exp_probs_b.bias") or header.get("{arch}.expert_gating_func") == _SIGMOID
     return "deepseek3" if sigmoid else "deepseek2"
 
 
-def _routing(header: GgufHeader, scores: int = _SIGMOID) -> Config:
+def routing(header: GgufHeader, scores: int = _SIGMOID) -> Config:
     """Numbers of a mixture. Raises IpexAssistError where the file says other scores than the family has."""
     if (function := header.get("{arch}.expert_gating_func")) not in (None, 0, scores):
         raise IpexAssistError(
@@ -146,16 +170,67 @@ def _latent(header: GgufHeader, config: Config) -> Config:
 
 
 def _v2(header: GgufHeader, config: Config) -> Config:
-    found = _latent(header, config) | _routing(header, _SOFTMAX)
+    found = _latent(header, config) | routing(header, _SOFTMAX)
     return found | {"topk_method": "group_limited_greedy" if found["n_group"] > 1 else "greedy"}
 
 
 def _v3(header: GgufHeader, config: Config) -> Config:
-    return _latent(header, config) | _routing(header)
+    return _latent(header, config) | routing(header)
+
+
+def _v32(header: GgufHeader, config: Config) -> Config:
+    """Layers without an indexer attend to what an earlier one has chosen."""
+    keys = {"index_n_heads": "head_count", "index_head_dim": "key_length", "index_topk": "top_k"}
+    indexed = layers_with(header, "indexer.attn_k.weight", config["num_hidden_layers"])
+    return _v3(header, config) | {
+        **{name: header.required(f"attention.indexer.{key}") for name, key in keys.items()},
+        "indexer_types": ["full" if each else "shared" for each in indexed],
+    }
+
+
+def _mistral4(header: GgufHeader, config: Config) -> Config:
+    """How queries grow with their position is that of the one published model, where the file does not say it."""
+    growth, step = (header.get(f"{{arch}}.attention.temperature_{name}") for name in ("scale", "length"))
+    scaling = dict(config["rope_scaling"] or {"rope_type": "default"})
+    scaling["llama_4_scaling_beta"] = 0.1 if growth is None else rounded(growth)
+    scaling.setdefault("original_max_position_embeddings", step or config["max_position_embeddings"])
+    return _latent(header, config) | routing(header, _SOFTMAX) | {"rope_scaling": scaling}
+
+
+def _kimi(header: GgufHeader, config: Config) -> Config:
+    """Kimi Linear: layers without keys and values have a state; a sum of weights is always made 1."""
+    found, layers = routing(header), config["num_hidden_layers"]
+    latent = layers_with(header, "attn_kv_a_mqa.weight", layers)
+    return {
+        **_latent(header, config),
+        **found,
+        "model_max_length": config["max_position_embeddings"],
+        "moe_renormalize": True,
+        "num_experts": found["n_routed_experts"],
+        "num_experts_per_token": found["num_experts_per_tok"],
+        "num_shared_experts": found["n_shared_experts"],
+        "num_expert_group": found["n_group"],
+        "layer_types": ["full_attention" if each else "linear_attention" for each in latent],
+        "linear_num_heads": config["num_attention_heads"],
+        "linear_head_dim": header.required("kda.head_dim"),
+        "linear_conv_kernel_dim": header.required("ssm.conv_kernel"),
+        "tie_word_embeddings": False,
+    }
+
+
+def _bailing(header: GgufHeader, config: Config) -> Config:
+    found = routing(header)
+    return found | {
+        "num_experts": found["n_routed_experts"],
+        "num_shared_experts": found["n_shared_experts"],
+        "partial_rotary_factor": rotary_share(header, config),
+        "use_qk_norm": has(header, "attn_q_norm.weight"),
+        "use_qkv_bias": has(header, "attn_qkv.bias"),
+    }
 
 
 def _glm(header: GgufHeader, config: Config) -> Config:
-    return _routing(header) | {
+    return routing(header) | {
         "partial_rotary_factor": rotary_share(header, config, 0.5),
         "use_qk_norm": has(header, "attn_q_norm.weight"),
         "attention_bias": has(header, "attn_q.bias"),
@@ -163,11 +238,11 @@ def _glm(header: GgufHeader, config: Config) -> Config:
 
 
 def _dots(header: GgufHeader, config: Config) -> Config:
-    return _routing(header) | {"attention_bias": has(header, "attn_q.bias"), "sliding_window": None}
+    return routing(header) | {"attention_bias": has(header, "attn_q.bias"), "sliding_window": None}
 
 
 def _minimax(header: GgufHeader, config: Config) -> Config:
-    found = _routing(header)
+    found = routing(header)
     return {
         "num_local_experts": found["n_routed_experts"],
         "num_experts_per_tok": found["num_experts_per_tok"],
@@ -178,7 +253,7 @@ def _minimax(header: GgufHeader, config: Config) -> Config:
 
 def _ernie(header: GgufHeader, config: Config) -> Config:
     """Scores are by softmax, and a bias corrects the choice."""
-    found, sparse = _routing(header, _SOFTMAX), layers_with(header, "ffn_gate_inp.weight", config["num_hidden_layers"])
+    found, sparse = routing(header, _SOFTMAX), layers_with(header, "ffn_gate_inp.weight", config["num_hidden_layers"])
     return {
         "moe_num_experts": found["n_routed_experts"],
         "moe_k": found["num_experts_per_tok"],
@@ -191,7 +266,7 @@ def _ernie(header: GgufHeader, config: Config) -> Config:
 
 
 def _exaone(header: GgufHeader, config: Config) -> Config:
-    found, layers = _routing(header), config["num_hidden_layers"]
+    found, layers = routing(header), config["num_hidden_layers"]
     window = header.get("{arch}.attention.sliding_window")
     stored = header.get("{arch}.attention.sliding_window_pattern")
     windowed = stored if isinstance(stored, list) else [bool(window) and (each + 1) % 4 != 0 for each in range(layers)]
@@ -208,7 +283,7 @@ def _exaone(header: GgufHeader, config: Config) -> Config:
 
 def _afmoe(header: GgufHeader, config: Config) -> Config:
     """What files do not say is as llama.cpp has it: the embedding is scaled, and each fourth layer sees everything."""
-    found = _routing(header)
+    found = routing(header)
     return {
         "num_experts": found["n_routed_experts"],
         "num_experts_per_tok": found["num_experts_per_tok"],
@@ -226,7 +301,7 @@ def _afmoe(header: GgufHeader, config: Config) -> Config:
 
 def _hunyuan(header: GgufHeader, config: Config) -> Config:
     """A base that grows with alpha is stored as it is."""
-    found = _routing(header, _SOFTMAX)
+    found = routing(header, _SOFTMAX)
     return {
         "num_experts": found["n_routed_experts"],
         "moe_topk": found["num_experts_per_tok"],
@@ -248,6 +323,11 @@ ARCHITECTURES = {
     "exaone-moe": ("ExaoneMoeForCausalLM", "exaone_moe", _USUAL),
     "hunyuan-moe": ("HunYuanMoEV1ForCausalLM", "hunyuan_v1_moe", _HUNYUAN),
     "afmoe": ("AfmoeForCausalLM", "afmoe", _AFMOE),
+    "deepseek32": ("DeepseekV32ForCausalLM", "deepseek_v32", _INDEXED),
+    "glm-dsa": ("GlmMoeDsaForCausalLM", "glm_moe_dsa", _INDEXED),
+    "mistral4": ("Mistral4ForCausalLM", "mistral4", _DEEPSEEK),
+    "kimi-linear": ("KimiLinearForCausalLM", "kimi_linear", _KIMI),
+    "bailingmoe2": ("SarvamMoEForCausalLM", "sarvam_moe", _BAILING),
 }
 CONFIGS: dict[str, Callable[[GgufHeader, Config], Config]] = {
     "deepseek2": _v2,
@@ -260,4 +340,9 @@ CONFIGS: dict[str, Callable[[GgufHeader, Config], Config]] = {
     "exaone-moe": _exaone,
     "hunyuan-moe": _hunyuan,
     "afmoe": _afmoe,
+    "deepseek32": _v32,
+    "glm-dsa": _v32,
+    "mistral4": _mistral4,
+    "kimi-linear": _kimi,
+    "bailingmoe2": _bailing,
 }

@@ -6,6 +6,7 @@ Source: conversion/*.py of llama.cpp (`modify_tensors`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -173,6 +174,7 @@ def has(header: GgufHeader, tensor: str) -> bool:
 
 
 def rotary_share(header: GgufHeader, config: Config, default: float = 1.0) -> float:
-    """How much of a head is rotated."""
-    rotated = header.get("{arch}.rope.dimension_count")
-    return default if rotated is None else rotated / config["head_dim"]
+    """How much of a head is rotated: of so much of it, rounded down, as many values as the file says."""
+    rotated, head_dim = header.get("{arch}.rope.dimension_count"), config["head_dim"]
+    share = default if rotated is None else rotated / head_dim
+    return share if rotated is None or int(head_dim * share) == rotated else math.nextafter(share, 1)

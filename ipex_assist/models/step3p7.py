@@ -173,4 +173,6 @@ def _together(spec: DecoderSpec, ours: str, source: Source) -> Source:
     rows = {"gate_proj": (0, size), "up_proj": (size, 2 * size)}.get(leaf)
     place = source.name.split("moe.")[0] + "mlp.experts."
     name = place + ("down_proj" if rows is None else "gate_up_proj")
-    return replace(source, alternatives=(), otherwise=Source(name, source.expert, rows=rows))
+    apart = replace(source.otherwise, otherwise=None) if source.otherwise is not None else None
+    together = Source(name, source.expert, rows=rows, otherwise=apart)
+    return replace(source, alternatives=(), otherwise=together)

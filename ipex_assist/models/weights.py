@@ -219,12 +219,13 @@ def _layer_shapes(spec: DecoderSpec, layer: LayerSpec, place: str) -> dict[str, 
 def stored_form(sources: Mapping[str, Source], names: Iterable[str]) -> dict[str, Source]:
     """The sources with `otherwise` in the place of those of which a checkpoint of these names has none."""
     present = set(names)
-    return {
-        ours: source
-        if source.otherwise is None or not present.isdisjoint((source.name, *source.alternatives))
-        else source.otherwise
-        for ours, source in sources.items()
-    }
+    return {ours: _stored(source, present) for ours, source in sources.items()}
+
+
+def _stored(source: Source, present: set[str]) -> Source:
+    while source.otherwise is not None and present.isdisjoint((source.name, *source.alternatives)):
+        source = source.otherwise
+    return source
 
 
 def resolve(sources: Mapping[str, Source], names: Iterable[str]) -> dict[str, list[str]]:

@@ -65,6 +65,15 @@ FILES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "hunyuan-moe": ("hunyuan-moe", {}, {}),
     "afmoe": ("afmoe", {"global_attn_every_n_layers": 4, "num_hidden_layers": 5}, {}),
     "hunyuan-moe-biases": ("hunyuan-moe", {}, {}),
+    "mimo-v2-flash": ("mimo2", {"routed_scaling_factor": 1.0}, {}),
+    "mimo-v2-flash-biases": ("mimo2", {"routed_scaling_factor": 1.0}, {}),
+    "step3p7": ("step35", {}, {}),
+    "deepseek-v32": ("deepseek32", {}, {}),
+    "glm-moe-dsa": ("glm-dsa", {}, {}),
+    "mistral4": ("mistral4", {"norm_topk_prob": True}, {"attention.temperature_scale": 0.3}),
+    "sarvam-moe": ("bailingmoe2", {}, {}),
+    "kimi-linear": ("kimi-linear", {}, {}),
+    "kimi-linear-all-experts": ("kimi-linear", {}, {}),
 }
 KNOWN = tiny_models.known(*FILES)
 # What no file says: it has no meaning for what is computed here, or the converter writes another number.
@@ -113,7 +122,27 @@ def test_a_file_is_the_checkpoint_it_was_made_of(variant: str, tmp_path: Path) -
     assert {name: tuple(tensor.shape) for name, tensor in read.tensors()} == read.shapes()
 
 
-@pytest.mark.parametrize("variant", tiny_models.known("qwen3.5", "nemotron-h-moe", "deepseek-v3", "falcon-mamba"))
+@pytest.mark.parametrize("variant", tiny_models.known("step3p7"))
+def test_step_has_its_own_numbers_of_llama3s_positions(variant: str, tmp_path: Path) -> None:
+    """They are not those of Llama, and are divisors in the file: of half of a head, with ones behind them."""
+    text = tiny_models.VARIANTS[variant]["text_config"]
+    rope = {"rope_type": "llama3", "rope_theta": 5e6, "factor": 2.0, "partial_rotary_factor": 0.5}
+    rope |= {"low_freq_factor": 1.0, "high_freq_factor": 32.0, "original_max_position_embeddings": 131072}
+    ropes = text["rope_parameters"] | {"full_attention": rope}
+    tiny_models.save(tmp_path, variant, text_config=text | {"rope_parameters": ropes})
+    specs = [
+        open_checkpoint(str(each)).decoder_spec() for each in (tmp_path, gguf_converter.convert(tmp_path, "step35"))
+    ]
+    assert specs[0].ropes[0].kind == "llama3"
+    assert specs[0].ropes == specs[1].ropes
+
+
+@pytest.mark.parametrize(
+    "variant",
+    tiny_models.known(
+        "qwen3.5", "nemotron-h-moe", "deepseek-v3", "falcon-mamba", "step3p7", "mimo-v2-flash", "kimi-linear"
+    ),
+)
 def test_it_says_the_same(variant: str, executor: str, tmp_path: Path) -> None:
     """Of the file as of the checkpoint, in fp32: through streaming and packing."""
     logits = []
@@ -125,7 +154,7 @@ def test_it_says_the_same(variant: str, executor: str, tmp_path: Path) -> None:
 
 
 # Mixtures among them whose routers choose the same experts of rows in int8 (with so small ones, most do not).
-BLOCKS = ("qwen3.5", "deepseek-v3", "glm4-moe", "lfm2", "granite-hybrid-moe")
+BLOCKS = ("qwen3.5", "deepseek-v3", "glm4-moe", "lfm2", "granite-hybrid-moe", "step3p7", "mistral4")
 
 
 @pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")

@@ -1,0 +1,229 @@
+"""What llama.cpp's converter writes of mixtures, and how it changes their tensors: a part of gguf_layouts.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+Config = dict[str, Any]
+Tensors = Iterator[tuple[str, torch.Tensor]]
+
+
+def _mixture(config: Config) -> Config:
+    return {
+        "expert_count": config.get("n_routed_experts") or config.get("num_experts"),
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "expert_shared_count": config.get("n_shared_experts"),
+        "leading_dense_block_count": config.get("first_k_dense_replace"),
+        "expert_weights_scale": config["routed_scaling_factor"],
+        "expert_weights_norm": config["norm_topk_prob"],
+    }
+
+
+def _latent(config: Config) -> Config:
+    rank, rotated = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    scale = (config.get("rope_parameters") or config.get("rope_scaling") or {}).get("mscale_all_dim")
+    # GLM-4.7-Flash does not say that its first layer is dense, nor that its router has a sigmoid.
+    glm = {"leading_dense_block_count": 1, "expert_gating_func": 2} if config["model_type"] == "glm4_moe_lite" else {}
+    return {
+        **_mixture(config),
+        **glm,
+        "attention.head_count_kv": 1,
+        "attention.q_lora_rank": config["q_lora_rank"],
+        "attention.kv_lora_rank": rank,
+        "attention.key_length": rank + rotated,
+        "attention.value_length": rank,
+        "attention.key_length_mla": config["qk_nope_head_dim"] + rotated,
+        "attention.value_length_mla": config["v_head_dim"],
+        "rope.dimension_count": rotated,
+        "rope.scaling.yarn_log_multiplier": None if scale is None else 0.1 * scale,
+        "expert_weights_norm": config["norm_topk_prob"] or None,
+    }
+
+
+def _glm(config: Config) -> Config:
+    share = (config.get("rope_parameters") or {}).get("partial_rotary_factor", 0.5)
+    width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    return _mixture(config) | {"rope.dimension_count": int(width * share), "expert_gating_func": 2}
+
+
+def _minimax(config: Config) -> Config:
+    return {
+        "expert_feed_forward_length": config["intermediate_size"],
+        "rope.dimension_count": config["rotary_dim"],
+        "expert_gating_func": 2,
+    }
+
+
+def _ernie(config: Config) -> Config:
+    return {
+        "expert_count": config["moe_num_experts"],
+        "expert_used_count": config["moe_k"],
+        "interleave_moe_layer_step": config["moe_layer_interval"],
+        "leading_dense_block_count": config["moe_layer_start_index"],
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "expert_shared_count": config["moe_num_shared_experts"],
+    }
+
+
+def _exaone(config: Config) -> Config:
+    return _mixture(config) | {
+        "expert_shared_count": config["num_shared_experts"],
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in config["layer_types"]],
+        "rope.scaling.type": "none",
+    }
+
+
+def _afmoe(config: Config) -> Config:
+    return {
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "expert_shared_count": config["num_shared_experts"],
+        "leading_dense_block_count": config["num_dense_layers"],
+        "expert_weights_norm": True,
+        "expert_weights_scale": config["route_scale"],
+        "expert_gating_func": 2,
+        "attention.sliding_window": config["sliding_window"],
+    }
+
+
+def _hunyuan(config: Config) -> Config:
+    rope, used = config.get("rope_parameters") or {}, config["moe_topk"]
+    base, alpha, dim = rope.get("rope_theta", 10000.0), rope.get("alpha"), config["head_dim"]
+    return {
+        "expert_feed_forward_length": config["intermediate_size"],
+        "expert_used_count": used[0] if isinstance(used, list) else used,
+        "expert_shared_count": 1,
+        "expert_shared_feed_forward_length": config["intermediate_size"],
+        "rope.freq_base": base * alpha ** (dim / (dim - 2)) if alpha else base,
+        "rope.scaling.type": "none",
+    }
+
+
+def _mimo(config: Config) -> Config:
+    """The published window leaves out a row's own position, which transformers counts."""
+    kinds, few = config["layer_types"], config["num_key_value_heads"]
+    rotated = config["rope_parameters"]["full_attention"]["partial_rotary_factor"]
+    return {
+        "attention.head_count_kv": [few if kind == "full_attention" else 2 * few for kind in kinds],
+        "attention.sliding_window": config["sliding_window"] - 1,
+        "attention.sliding_window_pattern": [int(kind == "sliding_attention") for kind in kinds],
+        "attention.value_length": config["v_head_dim"],
+        "attention.value_scale": config["attention_value_scale"],
+        "expert_count": config["n_routed_experts"],
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "expert_gating_func": 2,
+        "rope.dimension_count": int(config["head_dim"] * rotated),
+    }
+
+
+def _step(config: Config) -> Config:
+    kinds, of_all = config["layer_types"], config["num_attention_heads"]
+    of_windows = config["num_sliding_attention_heads"]
+    return {
+        "attention.head_count": [of_all if kind == "full_attention" else of_windows for kind in kinds],
+        "attention.head_count_kv": [config["num_key_value_heads"]] * len(kinds),
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in kinds],
+        "attention.value_length": config["head_dim"],
+        "expert_count": config["n_routed_experts"],
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "expert_shared_feed_forward_length": config["share_expert_dim"],
+        "expert_weights_scale": config["moe_router_scaling_factor"],
+        "expert_weights_norm": True,
+        "leading_dense_block_count": config["mlp_layer_types"].index("sparse"),
+        "moe_every_n_layers": 1,
+        "swiglu_clamp_exp": config["swiglu_limits"],
+        "swiglu_clamp_shexp": config["swiglu_limits_shared"],
+    }
+
+
+def step_rope_factors(config: Config) -> torch.Tensor:
+    """Divisors of the frequencies of layers that see everything, and ones for the other half of a head."""
+    rope, rotated = config["rope_parameters"]["full_attention"], config["head_dim"] // 2
+    lengths = 2 * torch.pi * rope["rope_theta"] ** (torch.arange(0, rotated, 2) / rotated)
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    smooth = ((rope["original_max_position_embeddings"] / lengths - low) / (high - low)).clamp(0, 1)
+    return torch.cat((1 / ((1 - smooth) / rope["factor"] + smooth), torch.ones(rotated // 2)))
+
+
+def _indexed(config: Config) -> Config:
+    return _latent(config) | {
+        "expert_gating_func": 2,
+        "attention.indexer.head_count": config["index_n_heads"],
+        "attention.indexer.key_length": config["index_head_dim"],
+        "attention.indexer.top_k": config["index_topk"],
+    }
+
+
+def _bailing(config: Config) -> Config:
+    return _mixture(config) | {
+        "expert_gating_func": 2,
+        "expert_shared_feed_forward_length": config["moe_intermediate_size"] * config["n_shared_experts"],
+        "rope.dimension_count": int(config["head_dim"] * config["rope_parameters"]["partial_rotary_factor"]),
+    }
+
+
+def _kimi(config: Config) -> Config:
+    known = {"norm_topk_prob": None, "first_k_dense_replace": config["mlp_layer_types"].index("sparse")}
+    renamed = {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"}
+    known |= {ours: config[theirs] for ours, theirs in renamed.items()}
+    return _latent({**config, **known}) | {
+        "context_length": config["model_max_length"],
+        "attention.head_count_kv": [int(kind == "full_attention") for kind in config["layer_types"]],
+        "attention.value_length": None,
+        "expert_used_count": config["num_experts_per_token"],
+        "expert_gating_func": 2,
+        "expert_group_count": config["num_expert_group"],
+        "ssm.conv_kernel": config["linear_conv_kernel_dim"],
+        "kda.head_dim": config["linear_head_dim"],
+    }
+
+
+OWN: dict[str, Callable[[Config], Config]] = {
+    **dict.fromkeys(("deepseek2", "mistral4"), _latent),
+    **dict.fromkeys(("deepseek32", "glm-dsa"), _indexed),
+    "glm4moe": _glm,
+    "dots1": _mixture,
+    "minimax-m2": _minimax,
+    "ernie4_5-moe": _ernie,
+    "exaone-moe": _exaone,
+    "hunyuan-moe": _hunyuan,
+    "afmoe": _afmoe,
+    "mimo2": _mimo,
+    "step35": _step,
+    "bailingmoe2": _bailing,
+    "kimi-linear": _kimi,
+}
+# Architectures that the gguf package does not have yet, and one of it that names all their tensors alike.
+NAMED_AS = {"deepseek32": "glm-dsa"}
+
+
+def keys_and_values(name: str, tensor: torch.Tensor, config: Config) -> Tensors:
+    """Each head's matrix for its key, transposed, and that for its value."""
+    heads, nope = config["num_attention_heads"], config["qk_nope_head_dim"]
+    keys, values = tensor.reshape(heads, -1, tensor.shape[-1]).split([nope, config["v_head_dim"]], 1)
+    yield name.replace("kv_b_proj", "k_b_proj"), keys.transpose(1, 2)
+    yield name.replace("kv_b_proj", "v_b_proj"), values
+
+
+_EXPERTS = {"w1": "gate", "w2": "down", "w3": "up"}
+
+
+def kimi_tensors(name: str, tensor: torch.Tensor, config: Config) -> Tensors:
+    """`KimiLinearModel.modify_tensors`. transformers saves dense MLPs under the name of sparse ones."""
+    layer, leaf = name.split(".")[2] if ".layers." in name else "", name.split(".")[-2]
+    if name.endswith("conv1d.weight"):
+        yield name, tensor.reshape(1, -1, 1, tensor.shape[-1])
+    elif name.endswith(".A_log"):
+        yield name, -torch.exp(tensor).reshape(1, 1, -1, 1)
+    elif name.endswith(".dt_bias"):
+        yield name.replace(".dt_bias", ".dt_proj.bias"), tensor
+    elif name.endswith("kv_b_proj.weight"):
+        yield from keys_and_values(name, tensor, config)
+    elif leaf in _EXPERTS:
+        yield f"blk.{layer}.ffn_{_EXPERTS[leaf]}_exps.weight", tensor
+    else:
+        yield name.replace("block_sparse_moe." + leaf, "mlp." + leaf) if leaf != "gate" else name, tensor
