@@ -4,8 +4,8 @@
 
 The model has Qwen3-VL-2B's shapes and random weights; of its vision part and of its text so many layers. Each page is
 another one, which all get in turns, in bf16 and with as many threads: our server and llama.cpp's over HTTP,
-transformers in this process. tower: from a file's content to the rows of the text model (llama.cpp's, which it says
-itself, leaves out the decoding). first token: from the request to the answer of one token.
+transformers in this process. tower: from a file's content to the rows of the text model (llama.cpp's, by its log,
+leaves out reading the file). first token: from the request to the answer of one token.
 
 gap: milliseconds of the longest time between two tokens of a text that our server streams, while nothing else runs,
 while a page is read beside it, and while a text of as many tokens is.
@@ -78,7 +78,8 @@ STREAMED = 16_000  # tokens at most of the text that is streamed
 CONTEXT = 8192
 SMALL = (256, 256)  # of the first page, which is not counted
 START_SECONDS = 120.0
-_ENCODED = re.compile(r"slice encoded in (\d+) ms")
+_STAMP = r"^(\d+)\.(\d+)\.(\d+)\.(\d+) I "  # minutes, seconds, milliseconds, microseconds
+_ENCODED = re.compile(rf"{_STAMP}.*encoding mtmd batch.*\n{_STAMP}decoding image batch 1/", re.MULTILINE)
 
 
 def model_in(folder: Path, layers: int) -> Any:
@@ -221,9 +222,15 @@ class LlamaCpp:
         return (self._folder / "llama-server.log").read_text(errors="replace")
 
     def tower(self) -> float:
-        """Seconds of the latest page, as the server says; NaN where it does not."""
-        said = _ENCODED.findall(self._words())
-        return int(said[-1]) / 1e3 if said else math.nan
+        """Seconds of the latest page, between two lines of the server's log; NaN where it has no such lines."""
+        found = _ENCODED.findall(self._words())
+        if not found:
+            return math.nan
+        begun, ended = (
+            60 * int(minutes) + int(seconds) + int(milli) / 1e3 + int(micro) / 1e6
+            for minutes, seconds, milli, micro in (found[-1][:4], found[-1][4:])
+        )
+        return ended - begun
 
     def __exit__(self, *ignored: object) -> None:
         self._process.kill()
