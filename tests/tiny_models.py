@@ -105,6 +105,12 @@ _LATENT = {
     **{"num_key_value_heads": 4, "q_lora_rank": 40, "kv_lora_rank": 48},
     **{"qk_nope_head_dim": 24, "qk_rope_head_dim": 16, "v_head_dim": 32},
 }
+# Experts of which three give what they read; two layers of ours each.
+_LONGCAT = {
+    **_LATENT,
+    **{"num_layers": 2, "ffn_hidden_size": 96, "expert_ffn_hidden_size": 48, "moe_topk": 4, "n_routed_experts": 6},
+    **{"zero_expert_num": 3, "routed_scaling_factor": 1.5, "head_dim": 16},
+}
 # Rows attend to few positions, which each layer chooses; or the last layers to what an earlier one has chosen.
 _INDEXER = {"index_topk": 6, "index_n_heads": 8, "index_head_dim": 32}
 _SHARED_CHOICES = {**_INDEXER, "num_hidden_layers": 5, "indexer_types": ["full", "shared", "full", "shared", "shared"]}
@@ -623,6 +629,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
         | {"codebook_size": 20, "num_lstm_layers": 1, "upsampling_ratios": [2, 2]},
         **{"image_token_id": 101, "audio_token_id": 102, "image_token_offset": 110, "audio_token_offset": 130},
     ),
+    "longcat-flash": _without_count(model_type="longcat_flash", **_LONGCAT),
+    "longcat-flash-yarn": _without_count(model_type="longcat_flash", **_LONGCAT, **_YARN_MSCALE)
+    | {"moe_topk": 2, "n_routed_experts": 2, "zero_expert_num": 6, "attention_bias": True},
     "axk1": _like_llama("axk1", **_LATENT, **_DEEPSEEK),
     "axk1-biases": _like_llama("axk1", **_LATENT, **_DEEPSEEK, **_YARN_MSCALE, attention_bias=True)
     | {"norm_topk_prob": False, "mlp_layer_types": ["sparse", "dense", "sparse"]},

@@ -100,7 +100,7 @@ def _mlp_columns(layer: LayerSpec) -> int:
     if isinstance(layer.mlp, MlpSpec):
         return layer.mlp.intermediate_size * parts
     sizes = layer.mlp.count * layer.mlp.intermediate_size + layer.mlp.shared_size
-    return parts * sizes + layer.mlp.count
+    return parts * sizes + layer.mlp.routed
 
 
 def machine_gb_per_s(model: Any) -> float | None:

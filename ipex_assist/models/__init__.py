@@ -79,6 +79,7 @@ from ipex_assist.models import (
     llama,
     llama4,
     llama4_text,
+    longcat_flash,
     mamba,
     mamba2,
     mimo_v2_flash,
@@ -179,7 +180,7 @@ _MODULES = (
     *(llama4, llama4_text, falcon_h1, mamba, falcon_mamba, afmoe, exaone, gemma3, granite_swa, granitemoe_swa),
     *(granitemoeshared, hy_v3, jais2, kimi_k25, minicpm3, mistral4, nanochat, nemotron, olmo, sarvam_moe, solar_open),
     *(youtu, cohere2_moe, lfm3, laguna, deepseek_v32, glm_moe_dsa, axk1, mimo_v2_flash, step3p7),
-    *(apertus1p5, apertus1p5_text),
+    *(apertus1p5, apertus1p5_text, longcat_flash),
     *(qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, glm4v, glm46v, idefics3, internvl, paddleocr_vl, smolvlm),
     granite_docling,
 )

@@ -30,6 +30,7 @@ _LINEARS = {
     "index_weights_proj": "indexer.weights_proj",
 }
 _LANES = 16  # columns that the native core computes together
+DEEPSEEK_EXPERTS = ExpertNames(shared=SHARED_EXPERTS)
 LATENT_NORMS = {
     "q_a_norm": "self_attn.q_a_layernorm",
     "kv_a_norm": "self_attn.kv_a_layernorm",
@@ -131,7 +132,11 @@ def _scale(latent: LatentSpec, positions: Rope) -> float:
 
 
 def latent_weights(
-    spec: DecoderSpec, pairs: bool = True, index_pairs: bool = False, norms: Mapping[str, str] | None = None
+    spec: DecoderSpec,
+    pairs: bool = True,
+    index_pairs: bool = False,
+    norms: Mapping[str, str] | None = None,
+    experts: ExpertNames = DEEPSEEK_EXPERTS,
 ) -> dict[str, Source]:
     """Their weights. Each head's rows of a query are those that are not rotated, then pairs that are (or halves); each
     head's rows of kv_b_proj are its keys', which are multiplied with queries and so transposed, then its values'.
@@ -149,7 +154,7 @@ def latent_weights(
         linears={**LLAMA_LINEARS, **linears},
         norms={**LLAMA_NORMS, **LATENT_NORMS, **(norms or {})},
         fields=fields,
-        experts=ExpertNames(shared=SHARED_EXPERTS),
+        experts=experts,
     )
 
 

@@ -37,6 +37,7 @@ MLP_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
 EXPERT_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
     "num_experts": ("count", (1, 1 << 10)),
     "num_experts_per_tok": ("per_token", (1, 1 << 8)),
+    "zero_expert_num": ("identity", (0, 1 << 10)),
     "moe_intermediate_size": ("intermediate_size", (1, 1 << 22)),
     "shared_expert_intermediate_size": ("shared_size", (0, 1 << 22)),
     "n_group": ("groups", (1, 1 << 10)),
@@ -89,6 +90,9 @@ class Experts:
       logits that are near it, as `jitter` says; for the second without the first.
     - `expert_scales`: weights are then multiplied with a learned number of their expert.
 
+    - `identity`: behind these are so many more, which give what they read and have no weights (LongCat-Flash,
+      arXiv:2509.01322, section 2.1). The router chooses among all.
+
     Shared experts are every row's: one of `shared_size` columns, as wide as all of them together, weighted by 1, or by
     a sigmoid of its own logit. `own_norms` (Gemma 4, whose shared expert is its dense MLP): router, experts and shared
     expert read the residual stream through a norm each, and what experts and shared expert give passes a norm each
@@ -118,6 +122,7 @@ class Experts:
     expert_scales: bool = False
     own_norms: bool = False
     scales_inputs: bool = False  # weights are of what experts read, not of what they give (Llama 4)
+    identity: int = 0
     limit: float | None = None  # as of an MLP: of each, and of the shared expert
     shared_limit: float | None = None
 
@@ -126,6 +131,8 @@ class Experts:
         check_kind("activation", self.activation, Activation)
         if self.per_token > self.count:
             raise ConfigError("num_experts_per_tok", self.per_token, f"{self.count} at most, the number of experts")
+        plain = self.shared_size and not any((self.own_norms, self.expert_scales, self.scales_inputs, self.groups > 1))
+        assert not self.identity or (plain and self.scores != "sparsemixer"), "experts that give what they read"
         assert not self.own_norms or (self.shared_size and not self.shared_gate), "norms of a shared expert"
         if self.scores == "sparsemixer" and self.per_token != 2:
             raise ConfigError("num_experts_per_tok", self.per_token, "2, as many as sparsemixer chooses")
@@ -143,6 +150,11 @@ class Experts:
                 self.per_token,
                 f"{each * self.groups_per_token} at most, those of {self.groups_per_token} groups",
             )
+
+    @property
+    def routed(self) -> int:
+        """Those that the router chooses from."""
+        return self.count + self.identity
 
     @property
     def each(self) -> MlpSpec:

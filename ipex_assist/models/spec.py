@@ -84,14 +84,23 @@ class LayerSpec:
     # Its mixer reads the rows that the mixer of the layer before it read: two layers here, of which the first has no
     # MLP, are one that has two mixers side by side (Falcon-H1).
     beside: bool = False
+    # What its routed experts give is added after the MLP of the next layer, and not after its own (LongCat-Flash).
+    defers: bool = False
 
     def __post_init__(self) -> None:
         check_ranges(self, LAYER_RANGES)
+        assert not self.defers or (self.experts is not None and self.experts.shared_size), "experts that are deferred"
         assert not self.beside or self.norm_place == "pre", "norms of a mixer beside another are before both"
         check_kind("norm_place", self.norm_place, NormPlace)
         assert self.norm_place == "sandwich" or self.experts is None or not self.experts.own_norms, "norms of experts"
         if self.mlp is None and self.parallel:
             raise ConfigError("parallel", True, "false in a layer without an MLP")
+
+    @property
+    def adds_deferred(self) -> bool:
+        """Whether it may add what experts of the layer before it gave: nothing is done to what its own MLP gives."""
+        whole = self.mlp is not None and self.norm_place == "pre" and self.residual_multiplier == 1
+        return whole and not any((self.parallel, self.scaled, self.defers))
 
     @property
     def has_pre_norms(self) -> bool:
@@ -202,6 +211,8 @@ class DecoderSpec:
                 check_range(f"multiplier of {name}", factor, (1e-9, 1e9))
         for before, layer in zip((None, *self.layers), self.layers, strict=False):
             assert not layer.beside or (before is not None and before.mlp is None), "a mixer beside none"
+            assert before is None or not before.defers or layer.adds_deferred, "experts that are deferred to a layer"
+        assert not self.layers[-1].defers, "experts that are deferred to none"
         for attention in self.attentions:
             self._check_rotary(attention)
         if not 0 <= self.embedding_layers < len(self.layers):

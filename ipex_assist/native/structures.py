@@ -34,8 +34,8 @@ _RECURRENT_INTEGERS = (
 )
 _MLP_INTEGERS = (
     "intermediate_size activation gated bias precision experts experts_per_token experts_normalised router_bias "
-    "shared_size shared_gate scores correction_bias groups groups_per_token best_of_group scales_inputs expert_scales "
-    "own_norms"
+    "shared_size shared_gate scores correction_bias groups groups_per_token best_of_group identity scales_inputs "
+    "expert_scales own_norms"
 )
 _MLP_FLOATS = "scaling added_to_sum least_sum jitter limit shared_limit"
 _HEAD_INTEGERS = (
@@ -112,6 +112,7 @@ class CLayerSpec(ctypes.Structure):
         ("shared_norm", ctypes.c_int32),
         ("scaled", ctypes.c_int32),
         ("beside", ctypes.c_int32),
+        ("defers", ctypes.c_int32),
         ("residual_multiplier", ctypes.c_float),
     ]
 
@@ -332,6 +333,7 @@ def _layer_spec(spec: DecoderSpec, layer: LayerSpec, precision: str) -> CLayerSp
         shared_norm=layer.shared_norm,
         scaled=layer.scaled,
         beside=layer.beside,
+        defers=layer.defers,
         residual_multiplier=layer.residual_multiplier,
     )
 
@@ -417,6 +419,7 @@ def _mlp_spec(layer: LayerSpec, precision: str) -> CMlpSpec:
         made.scores, made.correction_bias = SCORES[experts.scores], experts.correction_bias
         made.groups, made.groups_per_token = experts.groups, experts.groups_per_token
         made.best_of_group, made.scaling = experts.best_of_group, experts.scaling
+        made.identity = experts.identity
         made.expert_scales, made.own_norms = experts.expert_scales, experts.own_norms
         made.scales_inputs, made.shared_limit = experts.scales_inputs, experts.shared_limit or 0.0
         made.added_to_sum, made.least_sum, made.jitter = experts.added_to_sum, experts.least_sum, experts.jitter

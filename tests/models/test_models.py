@@ -75,6 +75,8 @@ KINDS = [
         "cohere2-moe",
         "apertus1p5-text",
         "apertus1p5",
+        "longcat-flash",
+        "longcat-flash-yarn",
         "axk1",
         "mimo-v2-flash",
         "step3p7",

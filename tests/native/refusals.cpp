@@ -130,6 +130,13 @@ void check_specs(const KernelTable& k) {
                       layer.recurrent = {KIMI_DELTA, 4, 2, 10, 10, 4, 0, 0, 0, 0, 7, NOT_NORMED, 0, 0, 1, 0};
                   }));
     CHECK_REFUSED("layer 1 beside that of one before it", make_last([](LayerSpec& layer) { layer.beside = 1; }));
+    CHECK_REFUSED("experts are deferred is 1", make_last([](LayerSpec& layer) { layer.defers = 1; }));
+    CHECK_REFUSED("layer 1 defers to none", make_last([](LayerSpec& layer) {
+                      layer.mlp.experts = layer.mlp.experts_per_token = layer.mlp.shared_size = layer.defers = 1;
+                  }));
+    CHECK_REFUSED("experts that give what they read is 1", make_last([](LayerSpec& layer) {
+                      layer.mlp.experts = layer.mlp.experts_per_token = layer.mlp.identity = 1;
+                  }));
     CHECK_REFUSED("rank of gates is 0", make_last([](LayerSpec& layer) {
                       layer.attention = {};
                       layer.recurrent = {KIMI_DELTA, 4, 4, 10, 10, 4, 0, 0, 0, 0, 0, NOT_NORMED, 0, 0, 1, 0};

@@ -91,11 +91,13 @@ def run_experts(
     mlp: Callable[[torch.Tensor, Linear, Linear], torch.Tensor],
     shared_mlp: Callable[[torch.Tensor, Linear, Linear], torch.Tensor] | None = None,
     norm: Callable[[torch.Tensor, str], torch.Tensor] | None = None,
+    defer: Callable[[torch.Tensor], None] | None = None,
 ) -> torch.Tensor:
     """What a layer's experts make of rows x (rows, hidden). What a row gets is summed in the order of the experts.
 
     mlp: rows through one of them; shared_mlp: through the shared one, if there is one. norm: rows through the layer's
-    norm of this name, where experts have some of their own: then x is the residual stream.
+    norm of this name, where experts have some of their own: then x is the residual stream. defer: takes what routed
+    experts give, which is then no part of the sum.
     """
     if norm is not None:
         assert layer.shared is not None, "norms of their own without an MLP beside them"
@@ -104,6 +106,9 @@ def run_experts(
         shared = shared_mlp(norm(x, "mlp_norm"), *layer.shared)
         return norm(shared, "shared_out_norm") + norm(routed, "experts_out_norm")
     y = _run_routed(experts, layer, x, x, mlp)
+    if defer is not None:
+        defer(y.to(x.dtype))
+        y = torch.zeros_like(y)
     if layer.shared is not None and shared_mlp is not None:
         made = shared_mlp(x, *layer.shared).float()
         y += made if layer.shared_gate is None else made * _sigmoid(layer.shared_gate(x.float()))
@@ -125,6 +130,9 @@ def _run_routed(
     for number in chosen.unique().tolist():
         here = chosen == number
         rows = here.any(1)
+        if number >= experts.count:
+            y[rows] += x[rows].float() * weights[here][:, None]
+            continue
         if experts.scales_inputs:
             scaled = (x.float() * (weights * here).sum(1, keepdim=True)).to(x.dtype)
             read = scaled if len(x) <= FEW else scaled[rows]

@@ -132,6 +132,7 @@ class TorchModel(Model):
         self.key_factors = key_factors(spec, weights, kernels) if self.kv_precision == "int8" else []
         self.rotary = TorchRotary(spec, kernels.dtype) if spec.rotary_tables else None
         self.see: abc.Callable[..., None] = _unseen  # as See, with the layer's index before the operation
+        self.deferred: list[torch.Tensor] = []  # what experts of a layer gave, until the next layer adds it
         self.adapters: dict[str, list[AdapterMatrices]] = {}
         self.weight_names: abc.Collection[str] = ()  # all that it has, for adapters
         self._adapted: dict[AdapterChoice, Weights] = {}
@@ -404,9 +405,11 @@ class TorchModel(Model):
         else:
             rows = self._norm_if(spec.has_pre_norms, x, layer.mlp_norm)
             see("prepare_mlp", "mlp inputs", rows)
-            made = run_mlp(spec, layer, rows, see)
-        made = self._norm_if(spec.has_mlp_out_norm, made, layer.mlp_out_norm)
-        return self._norm_if(after, x + self._delta(spec, made), layer.mlp_norm)
+            made = run_mlp(spec, layer, rows, see, defer=self.deferred.append if spec.defers else None)
+        made = self._delta(spec, self._norm_if(spec.has_mlp_out_norm, made, layer.mlp_out_norm))
+        if index and self.spec.layers[index - 1].defers:
+            made = made + self.deferred.pop()
+        return self._norm_if(after, x + made, layer.mlp_norm)
 
     def _norm_if(self, here: bool, x: torch.Tensor, norm: Norm) -> torch.Tensor:
         """Rows x through the norm that a layer has here, if it has one."""
@@ -417,12 +420,7 @@ class TorchModel(Model):
         return x if layer.residual_multiplier == 1 else x * layer.residual_multiplier
 
     def _mixed(
-        self,
-        x: torch.Tensor,
-        index: int,
-        cache: KVCache,
-        metadata: AttentionMetadata,
-        states: RecurrentStates | None,
+        self, x: torch.Tensor, index: int, cache: KVCache, metadata: AttentionMetadata, states: RecurrentStates | None
     ) -> torch.Tensor:
         """Rows x (rows, hidden) through a layer's mixer."""
         parts = self.kernels, self.spec, index, self.weights.layers[index], cache, metadata, states

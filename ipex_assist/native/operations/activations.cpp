@@ -52,6 +52,7 @@ void list_shared(List& list, SharedBuffers& b, const ActivationSizes& s) {
     list("fed_back", b.fed_back, s.fed_back_rows, s.width);
     list("low_rank", b.low_rank, s.low_rows, s.low_columns);
     list("normed", b.normed, s.rows, s.normed);
+    list("deferred", b.deferred, s.rows, s.deferred);
     list("conv_scales", b.conv_scales, s.rows, s.conv_scales);
     list("contexts", b.contexts, s.logit_rows, s.selector_rank);
     list("candidate scores", b.scores, s.logit_rows, s.candidates);

@@ -64,6 +64,7 @@ struct SharedBuffers {
     Array<float> fed_back;        // (segments, hidden): what a draft head's next rows get as their hidden states
     Array<float> low_rank;        // (windows · WINDOW_ROWS, …) A · x of rows with an adapter
     Array<float> normed;          // (rows, hidden) of layers with convolutions: what enters the first one
+    Array<float> deferred;        // (rows, hidden): what routed experts give, which is added after the next layer
     Array<float> conv_scales;     // (rows, 2 · conv_kernel · groups): what scales the weights of both
     Array<float> cluster_scores;  // (rows with logits, clusters) of a draft head
     Array<float> contexts;        // (rows with logits, selector_rank): a row's projection, then times a token's row
@@ -130,6 +131,7 @@ struct ActivationSizes {
     int64_t fed_back_rows, entering;            // of draft heads; the latter columns
     int64_t clusters, clusters_read;            // of draft heads
     int64_t normed, conv_scales;                // of convolutions: columns of a row
+    int64_t deferred;                           // of experts: columns of a row
     int64_t candidates, selector_rank;          // of draft heads
     int64_t heads, head_depth;                  // of latent attention: columns of a row, input columns of a head
     int64_t scored_rows, positions, top_k;      // of sparse attention: rows that are scored together

@@ -37,6 +37,7 @@ std::vector<int32_t> experts_of(const PackedModel& model, const PackedLayer& lay
     }
     std::sort(found.begin(), found.end());
     found.erase(std::unique(found.begin(), found.end()), found.end());
+    if (!found.empty() && found.front() == IDENTITY) found.erase(found.begin());
     return found;
 }
 

@@ -16,6 +16,7 @@
 #include <numeric>
 #include <utility>
 
+#include "operations/experts.h"
 #include "operations/operations.h"
 #include "operations/routing.h"
 #include "operations/share_work.h"
@@ -25,8 +26,6 @@ namespace {
 
 constexpr int64_t READING_ROWS = 16;  // rows that a panel is multiplied with in about the time of reading it
 constexpr int64_t CHOOSING = 32;      // values that are prepared in the time of choosing from one expert more, of a row
-
-int64_t experts_of_row(const MlpSpec& spec) { return spec.experts_per_token + (spec.shared_size ? 1 : 0); }
 
 // Columns of an expert's activated rows.
 int64_t inner(const PackedLayer& layer, int32_t expert) {
@@ -109,7 +108,8 @@ void place_slots(Pass& pass, const LayerStep& step, int64_t rows) {
     const auto end = routes.first.begin() + int64_t(layer.experts.size()) + 1;
     std::fill(routes.first.begin(), end, 0);
     const size_t choices = size_t(rows * each);
-    for (size_t i = 0; i < choices; i++) routes.first[size_t(routes.chosen[i]) + 1]++;
+    for (size_t i = 0; i < choices; i++)
+        if (routes.chosen[i] != IDENTITY) routes.first[size_t(routes.chosen[i]) + 1]++;
     routes.used.clear();
     for (int32_t e = 0; e < int32_t(layer.experts.size()); e++) {
         if (!routes.first[size_t(e) + 1]) continue;
@@ -119,6 +119,7 @@ void place_slots(Pass& pass, const LayerStep& step, int64_t rows) {
     std::partial_sum(routes.first.begin(), end, routes.first.begin());
     std::vector<int32_t> next(routes.first.begin(), end - 1);
     for (size_t i = 0; i < choices; i++) {
+        if (routes.chosen[i] == IDENTITY) continue;
         const int32_t slot = next[size_t(routes.chosen[i])]++;
         routes.slots[i] = slot;
         routes.rows[size_t(slot)] = int32_t(int64_t(i) / each);
@@ -232,8 +233,7 @@ const float* slot_input(const Pass& pass, const LayerStep& step, int thread, int
     const PackedLayer& layer = pass.layer(step);
     const int64_t row = pass.routes.rows[slot];
     if (!layer.mlp.own_norms) {
-        const uint8_t* routed = pass.inputs(thread, layer.router.depth).values;
-        const float* x = reinterpret_cast<const float*>(routed) + row * layer.router.depth;
+        const float* x = routed_row(pass, layer, thread, row);
         return layer.mlp.scales_inputs ? scaled(pass, thread, x, pass.routes.factors[slot]) : x;
     }
     const ThreadBuffers& own = pass.activations.own(thread);
@@ -285,7 +285,12 @@ void fill_slots(Pass& pass, const LayerStep& step, int thread) {
     const bool alike = is_alike(layer);
     for (int64_t choice = share(rows, thread, threads) * each; choice < share(rows, thread + 1, threads) * each;
          choice++) {
-        const int32_t e = pass.routes.chosen[size_t(choice)], first = pass.routes.chosen[size_t(choice / each * each)];
+        const int32_t e = pass.routes.chosen[size_t(choice)];
+        if (e == IDENTITY) continue;
+        // Its first one: the shared one, which is the last, where all others give what they read.
+        int64_t first_choice = choice / each * each;
+        if (pass.routes.chosen[size_t(first_choice)] == IDENTITY) first_choice += each - 1;
+        const int32_t first = pass.routes.chosen[size_t(first_choice)];
         const Linear& up = layer.experts[size_t(e)].up;
         const auto row_of = [&](int64_t i, int32_t expert) {
             return int64_t(pass.routes.slots[size_t(i)] - pass.routes.first[size_t(expert)]);
@@ -295,7 +300,7 @@ void fill_slots(Pass& pass, const LayerStep& step, int thread) {
             const LinearRows to = up_rows(pass, layer, e, node);
             if (made || node > 0) {
                 const int32_t of = alike ? first : e;
-                const int64_t from = row_of(alike ? choice / each * each : choice, of);
+                const int64_t from = row_of(alike ? first_choice : choice, of);
                 copy_row(pass, up, up_rows(pass, layer, of, 0), from, to, row_of(choice, e));
             } else {
                 const float* row = slot_input(pass, step, thread, e, size_t(pass.routes.slots[size_t(choice)]));
@@ -360,36 +365,6 @@ void prepare_slots(Pass& pass, const LayerStep& step, int thread) {
 }
 
 namespace {
-
-// Columns [first, end) of the weighted sum of `count` slots of a row, the first of them of number `choice`.
-void add_slots(const Pass& pass, int64_t choice, int64_t count, int64_t first, int64_t end, float* to) {
-    std::fill(to + first, to + end, 0.0f);
-    for (int64_t i = choice; i < choice + count; i++) {
-        const float weight = pass.routes.weights[size_t(i)];
-        const float* from = pass.activations.shared.expert_outputs.row(pass.routes.slots[size_t(i)]);
-        for (int64_t c = first; c < end; c++) to[c] += weight * from[c];
-    }
-}
-
-// A row's experts, and the shared one, each through a norm of their own.
-void add_normalized(const Pass& pass, const PackedLayer& layer, int thread, int64_t row, float* to) {
-    const int64_t size = pass.model.spec.hidden_size, each = experts_of_row(layer.mlp), routed = each - 1;
-    float* sum = pass.activations.own(thread).row.data;
-    add_slots(pass, row * each, routed, 0, size, sum);
-    normalize(pass, layer.expert_norms.experts_out, sum, sum);
-    const int32_t slot = pass.routes.slots[size_t(row * each + routed)];
-    normalize(pass, layer.expert_norms.shared_out, pass.activations.shared.expert_outputs.row(slot), to);
-    pass.kernels.add(to, sum, size);
-}
-
-// Columns [first, end) of what a row's experts made of it.
-void add_span(const Pass& pass, const PackedLayer& layer, int thread, int64_t row, int64_t first, int64_t end) {
-    const int64_t each = experts_of_row(layer.mlp);
-    float* to = pass.delta(thread).row(row);
-    if (layer.mlp.own_norms) add_normalized(pass, layer, thread, row, to);
-    else add_slots(pass, row * each, each, first, end, to);
-    share_delta(pass, thread, row, row + 1, first, end);
-}
 
 // Whether whoever makes the last panel of a span of outputs adds it up, for all rows. A thread may be the last in all
 // the spans of its share.

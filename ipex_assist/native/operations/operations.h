@@ -41,9 +41,10 @@ void prune_rows(Pass& pass, const LayerStep& step, int thread);
 // names, which `next` gets side by side. Ends with a barrier unless each thread prepares all rows.
 void residual_norm(Pass& pass, int thread, const ResidualNorm& residual, const std::vector<int32_t>* kept,
                    const Linear& next);
-// x += delta as `residual` says; `changed` is room for a row that delta becomes, and may not be it.
-void add_delta(const Pass& pass, const ResidualNorm& residual, float* x, const float* delta, float* changed,
-               int64_t start);
+// x, a copy of row `row` of the stream or that itself, += delta as `residual` says; `changed` is room for a row that
+// delta becomes, and may not be it.
+void add_delta(const Pass& pass, const ResidualNorm& residual, int64_t row, float* x, const float* delta,
+               float* changed, int64_t start);
 void prepare_attention(Pass& pass, const LayerStep& step, int thread);
 void prepare_mlp(Pass& pass, const LayerStep& step, int thread);
 void normalize(const Pass& pass, const Norm& norm, const float* x, float* out);

@@ -57,7 +57,7 @@ bool same_kind(const PackedLayer& one, const PackedLayer& other) {
     if (row_type(one.down.precision) != row_type(other.down.precision)) return false;
     return a.intermediate_size == b.intermediate_size && a.experts == b.experts && a.shared_size == b.shared_size &&
            a.scales_inputs == b.scales_inputs && a.experts_per_token == b.experts_per_token &&
-           a.precision == b.precision;
+           a.precision == b.precision && one.defers == other.defers;
 }
 
 }  // namespace

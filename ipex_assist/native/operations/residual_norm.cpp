@@ -20,16 +20,20 @@ void normalize(const Pass& pass, const Norm& norm, const float* x, float* out) {
 // x += delta, with the norms and the multiplier of the layer. `delta` stays as it is, as other threads may read it,
 // too; `changed` is room for a row that it becomes. Where all threads read the same row at the same time, just after
 // others wrote it, each begins at `start`, a place of its own: no cache line has them all wait for it.
-void add_delta(const Pass& pass, const ResidualNorm& residual, float* x, const float* delta, float* changed,
-               int64_t start) {
+void add_delta(const Pass& pass, const ResidualNorm& residual, int64_t row, float* x, const float* delta,
+               float* changed, int64_t start) {
     const int64_t size = pass.model.spec.hidden_size;
     const float factor = residual.multiplier;
     if (residual.post) normalize(pass, *residual.post, delta, changed);
     else if (factor != 1) std::copy(delta, delta + size, changed);
     if (factor != 1) multiply(changed, factor, size);
     const float* added = residual.post || factor != 1 ? changed : delta;
-    pass.kernels.add(x + start, added + start, size - start);
-    if (start > 0) pass.kernels.add(x, added, start);
+    const auto add = [&](const float* from) {
+        pass.kernels.add(x + start, from + start, size - start);
+        if (start > 0) pass.kernels.add(x, from, start);
+    };
+    add(added);
+    if (residual.deferred) add(pass.activations.shared.deferred.row(row));
     if (residual.post_residual) normalize(pass, *residual.post_residual, x, x);
     if (residual.scalar) multiply(x, *residual.scalar, size);
 }
@@ -49,13 +53,13 @@ void residual_norm(Pass& pass, int thread, const ResidualNorm& residual, const s
         float* x = stream.row(row);
         const float* delta = pass.delta(thread).row(row);
         if (residual.left) delta = convolved_delta(pass, thread, *residual.left, row);
-        if (residual.add && !residual.late) add_delta(pass, residual, x, delta, own.row.data, start);
+        if (residual.add && !residual.late) add_delta(pass, residual, row, x, delta, own.row.data, start);
         float* normed = residual.entered ? pass.activations.shared.normed.row(i) : own.row.data;
         if (residual.pre) normalize(pass, *residual.pre, x, normed);
         const float* from = residual.pre ? normed : x;
         if (all) prepare_row(pass, thread, from, size, 0, next.depth, i, next, own.inputs.with_depth(next.depth));
         else prepare_row(pass, thread, from, size, 0, next.depth, i, next, &NodeBuffers::inputs);
-        if (residual.late) add_delta(pass, residual, x, delta, own.row.data, start);
+        if (residual.late) add_delta(pass, residual, row, x, delta, own.row.data, start);
     }
     if (!all) pass.wait(thread);
 }

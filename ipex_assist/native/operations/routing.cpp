@@ -17,14 +17,15 @@ void order_highest(const float* values, int32_t count, int32_t most, std::vector
 
 // Of all experts: softmax or sigmoid of the logits.
 void score(const MlpSpec& spec, const float* logits, std::vector<float>& scores) {
-    scores.resize(size_t(spec.experts));
+    const int32_t count = spec.routed();
+    scores.resize(size_t(count));
     if (spec.scores == SIGMOID) {
-        std::transform(logits, logits + spec.experts, scores.begin(), sigmoid);
+        std::transform(logits, logits + count, scores.begin(), sigmoid);
         return;
     }
-    const float most = *std::max_element(logits, logits + spec.experts);
+    const float most = *std::max_element(logits, logits + count);
     float sum = 0;
-    for (int32_t e = 0; e < spec.experts; e++) sum += scores[size_t(e)] = std::exp(logits[e] - most);
+    for (int32_t e = 0; e < count; e++) sum += scores[size_t(e)] = std::exp(logits[e] - most);
     for (float& each : scores) each /= sum;
 }
 
@@ -46,10 +47,10 @@ void keep_best_groups(const MlpSpec& spec, RouterScratch& s) {
 
 // The weights of the chosen by a softmax over them, or over all experts.
 void weigh_by_softmax(const MlpSpec& spec, const float* logits, const int32_t* chosen, float* weights) {
-    const int32_t each = spec.experts_per_token;
-    const float most = *std::max_element(logits, logits + spec.experts);
+    const int32_t each = spec.experts_per_token, count = spec.routed();
+    const float most = *std::max_element(logits, logits + count);
     float sum = 0;
-    for (int32_t i = 0; i < (spec.experts_normalised ? each : spec.experts); i++) {
+    for (int32_t i = 0; i < (spec.experts_normalised ? each : count); i++) {
         sum += std::exp(logits[spec.experts_normalised ? chosen[i] : i] - most);
     }
     for (int32_t i = 0; i < each; i++) weights[i] = std::exp(logits[chosen[i]] - most) / sum;
@@ -86,8 +87,8 @@ void mix_two(const MlpSpec& spec, const float* logits, RouterScratch& s, int32_t
 
 void choose_experts(const MlpSpec& spec, const float* logits, const float* correction_bias, RouterScratch& s,
                     int32_t* chosen, float* weights) {
-    const int32_t each = spec.experts_per_token;
-    if (!std::all_of(logits, logits + spec.experts, [](float x) { return std::isfinite(x); })) {
+    const int32_t each = spec.experts_per_token, count = spec.routed();
+    if (!std::all_of(logits, logits + count, [](float x) { return std::isfinite(x); })) {
         std::iota(chosen, chosen + each, 0);
         std::fill(weights, weights + each, NAN);
         return;
@@ -97,16 +98,19 @@ void choose_experts(const MlpSpec& spec, const float* logits, const float* corre
     if (correction_bias || spec.groups > 1 || spec.scores == SIGMOID) score(spec, logits, s.scores);
     if (correction_bias || spec.groups > 1) {
         s.choice = s.scores;
-        for (int32_t e = 0; correction_bias && e < spec.experts; e++) s.choice[size_t(e)] += correction_bias[e];
+        for (int32_t e = 0; correction_bias && e < count; e++) s.choice[size_t(e)] += correction_bias[e];
         if (spec.groups > 1) keep_best_groups(spec, s);
         choice = s.choice.data();
     }
-    order_highest(choice, spec.experts, each, s.order);
+    order_highest(choice, count, each, s.order);
     std::copy(s.order.begin(), s.order.begin() + each, chosen);
     std::sort(chosen, chosen + each);
     if (spec.scores == SOFTMAX && !correction_bias) weigh_by_softmax(spec, logits, chosen, weights);
     else weigh_by_scores(spec, s.scores.data(), chosen, weights);
-    for (int32_t i = 0; i < each; i++) weights[i] *= spec.scaling;
+    for (int32_t i = 0; i < each; i++) {
+        weights[i] *= spec.scaling;
+        if (chosen[i] >= spec.experts) chosen[i] = IDENTITY;
+    }
 }
 
 }  // namespace ipex_assist

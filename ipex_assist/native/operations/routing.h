@@ -15,8 +15,10 @@ struct RouterScratch {
 
 inline float sigmoid(float x) { return 1 / (1 + std::exp(-x)); }
 
-// A row's experts, ascending, and their weights (experts_per_token both), for its logits (experts). Of equals the lower
-// number is chosen. Where a logit is not finite, no weight is.
+constexpr int32_t IDENTITY = -1;  // any of the experts that give what they read
+
+// A row's experts, ascending, then those that give what they read, and their weights (experts_per_token both), for its
+// logits (routed). Of equals the lower number is chosen. Where a logit is not finite, no weight is.
 void choose_experts(const MlpSpec& spec, const float* logits, const float* correction_bias, RouterScratch& scratch,
                     int32_t* chosen, float* weights);
 

@@ -44,7 +44,7 @@ void tap_end(Pass& pass, int thread) {
         const float* x = pass.stream(thread).row(r);
         std::copy(x, x + size, to);
         const float* delta = end.left ? convolved_delta(pass, thread, *end.left, r) : pass.delta(thread).row(r);
-        add_delta(pass, end, to, delta, pass.activations.own(thread).row.data, 0);
+        add_delta(pass, end, r, to, delta, pass.activations.own(thread).row.data, 0);
         if (pass.batch.taps.normed && end.pre) normalize(pass, *end.pre, to, to);
     });
     if (!pass.plan().each_thread_prepares) pass.wait(thread);

@@ -88,6 +88,7 @@ void size_layers(const SizedPass& pass, ActivationSizes& s) {
         const PackedLayer& layer = pass.model().layers[size_t(index)];
         if (layer.mlp.experts) {
             size_experts(layer, kernels, s.rows, s);
+            if (layer.defers) s.deferred = s.width;
             if (spec.ordered) s.ordered = std::max<int64_t>(s.ordered, layer.mlp.shared_size);
             s.own_value = value_bytes(FP32, kernels);  // the router's
         } else {

@@ -31,6 +31,8 @@ void check_routing(const MlpSpec& m) {
     if (m.experts_per_token > each * m.groups_per_token)
         refuse("%d experts of a token in %d groups of %d", m.experts_per_token, m.groups_per_token, each);
     check_range("whether inputs of experts are scaled", m.scales_inputs, 0, 1);
+    const bool plain = m.shared_size && !m.scales_inputs && !m.own_norms && !m.expert_scales && m.groups == 1;
+    check_range("experts that give what they read", m.identity, 0, plain && m.scores != SPARSEMIXER ? 1024 : 0);
     if (m.scores == SPARSEMIXER && m.experts_per_token != 2)
         refuse("%d experts of a token, and sparsemixer chooses 2", m.experts_per_token);
     check_multiplier(m.scaling);
@@ -109,6 +111,20 @@ void check_chosen(const LayerSpec* layers, int32_t number) {
     if (indexer.top_k && !known) refuse("layer %d attends to what no layer before it has chosen", number);
 }
 
+// What routed experts give is added after the next layer's MLP, which nothing else is done to.
+void check_deferred(const ModelSpec& s, const LayerSpec* layers, int32_t number) {
+    const LayerSpec& layer = layers[number];
+    check_range("whether experts are deferred", layer.defers, 0, layer.mlp.shared_size && !layer.mlp.own_norms);
+    if (!layer.defers) return;
+    if (number + 1 == s.layers || s.is_draft_head() || s.per_layer_size) refuse("layer %d defers to none", number);
+    for (const LayerSpec* each : {&layer, &layer + 1}) {
+        if (!each->has_mlp() || each->norm_place != PRE || each->parallel || each->scaled ||
+            each->residual_multiplier != 1)
+            refuse("layer %d defers what its experts give, and layers have more than norms before their parts", number);
+    }
+    if (layers[number + 1].defers) refuse("layers %d and %d defer what their experts give", number, number + 1);
+}
+
 // A mixer beside that of the layer before, which ends with it.
 void check_beside(const LayerSpec* layers, int32_t number) {
     if (!layers[number].beside) return;
@@ -151,6 +167,7 @@ const ModelSpec& checked(const ModelSpec& s, const LayerSpec* layers) {
         check_kv_layer(s, layers, i);
         check_chosen(layers, i);
         check_beside(layers, i);
+        check_deferred(s, layers, i);
     }
     check_draft_head_layers(s, layers);
     return s;

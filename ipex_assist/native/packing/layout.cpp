@@ -17,7 +17,7 @@ constexpr int64_t MOST_BYTES = int64_t(1) << 60;  // of an image: what one tenso
 
 // What a row goes through between linears: see ResidualNorm.
 void place_residual_norms(ModelWeights& w) {
-    const PackedLayer* last = nullptr;
+    const PackedLayer *last = nullptr, *before_last = nullptr;
     const auto after_mlp = [](ResidualNorm& join, const PackedLayer& layer) {
         join.multiplier = layer.residual_multiplier;
         const bool mlp = layer.has_mlp();
@@ -30,6 +30,7 @@ void place_residual_norms(ModelWeights& w) {
         join.add = last != nullptr;
         if (!last) return;
         join.scalar = last->scalar;
+        join.deferred = before_last && before_last->defers;
         if (w.spec.per_layer_size) join.post = &last->per_layer.norm;
         else after_mlp(join, *last);
     };
@@ -46,7 +47,7 @@ void place_residual_norms(ModelWeights& w) {
         if (layer.mlp.own_norms) layer.into_mlp.pre = &layer.expert_norms.router;
         if (layer.attention_conv.base) layer.into_attention.entered = layer.into_mlp.left = &layer.attention_conv;
         if (layer.mlp_conv.base) layer.into_mlp.entered = &layer.mlp_conv;
-        last = &layer;
+        before_last = last, last = &layer;
     }
     w.into_head = ResidualNorm{};
     after_last(w.into_head);

@@ -167,6 +167,7 @@ struct MlpSpec {
     int32_t groups;           // of neighbouring experts, of which a row's are in `groups_per_token`
     int32_t groups_per_token;
     int32_t best_of_group;  // experts of a group that it is judged by: 1 or 2
+    int32_t identity;       // further experts that give what they read, and have no weights (LongCat-Flash)
     int32_t scales_inputs;  // whether weights are of what experts read, not of what they give
     int32_t expert_scales;  // whether weights are multiplied with a number of each expert
     // Whether router, experts and the shared expert read the residual stream through a norm each, and experts together
@@ -182,6 +183,7 @@ struct MlpSpec {
     float limit, shared_limit;
 
     int32_t count() const { return experts + (shared_size ? 1 : 0); }  // experts, the shared one included
+    int32_t routed() const { return experts + identity; }              // those that a router chooses from
     MlpSpec of_expert(int32_t expert) const {
         MlpSpec made = *this;
         if (expert == experts) made.limit = shared_limit;
@@ -202,6 +204,7 @@ struct LayerSpec {
     int32_t shared_norm;        // of these, one norm serves both
     int32_t scaled;             // whether the residual stream is multiplied with a number after the layer
     int32_t beside;             // its mixer reads the rows that the one of the layer before it read (Falcon-H1)
+    int32_t defers;             // what its routed experts give is added after the MLP of the next layer (LongCat-Flash)
     float residual_multiplier;  // of what attention and MLP add
 
     bool has_mlp() const { return mlp.intermediate_size != 0; }

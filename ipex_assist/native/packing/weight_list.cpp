@@ -19,12 +19,12 @@ void list_mlp(WeightList& list, const ModelSpec& spec, const MlpSpec& mlp, int64
 
 void list_experts(WeightList& list, const ModelSpec& spec, PackedLayer& layer) {
     const MlpSpec& mlp = layer.mlp;
-    const int64_t hidden = spec.hidden_size, routed = packed(mlp.experts);
-    const LinearPart router{"router", 0, mlp.experts};
+    const int64_t hidden = spec.hidden_size, routed = packed(mlp.routed());
+    const LinearPart router{"router", 0, mlp.routed()};
     const LinearShape shape{routed + (mlp.shared_gate ? LANES : 0), hidden, mlp.router_bias != 0, FP32};
     if (mlp.shared_gate) list.linear(layer.router, shape, {router, {"shared_gate", routed / LANES, 1, 1, false}});
     else list.linear(layer.router, shape, {router});
-    if (mlp.correction_bias) list.vector(layer.correction_bias, {"correction_bias", mlp.experts});
+    if (mlp.correction_bias) list.vector(layer.correction_bias, {"correction_bias", mlp.routed()});
     if (mlp.expert_scales) list.vector(layer.expert_scales, {"expert_scales", mlp.experts});
     if (mlp.own_norms) {
         list.norm(layer.expert_norms.router, spec, {"router_norm", hidden});

@@ -41,6 +41,7 @@ struct ResidualNorm {
     const Norm* post = nullptr;           // of delta
     const Norm* post_residual = nullptr;  // of x and delta, which becomes x
     const float* scalar = nullptr;        // of x, which is complete then
+    bool deferred = false;                // x also gets what routed experts of the layer before the first gave
     const Norm* pre = nullptr;            // of what the second gets
     // Delta passes the second convolution of one; rows of the second linear are kept for the first of the other.
     const ConvWeights *left = nullptr, *entered = nullptr;
