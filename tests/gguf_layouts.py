@@ -215,6 +215,20 @@ def _gemma4(config: Config) -> Config:
     }
 
 
+def _jamba(config: Config) -> Config:
+    period, offset = config["attn_layer_period"], config["attn_layer_offset"]
+    heads = [config["num_key_value_heads"] if i % period == offset else 0 for i in range(config["num_hidden_layers"])]
+    rank = config["mamba_dt_rank"]
+    return {
+        "attention.head_count_kv": heads,
+        "ssm.conv_kernel": config["mamba_d_conv"],
+        "ssm.inner_size": config["mamba_expand"] * config["hidden_size"],
+        "ssm.state_size": config["mamba_d_state"],
+        "ssm.time_step_rank": -(config["hidden_size"] // -16) if rank == "auto" else rank,
+        "rope.freq_base": None,
+    }
+
+
 OWN: dict[str, Callable[[Config], Config]] = {
     "qwen3next": _delta,
     # Of text, the three positions of an image are one: how they share the rotary embedding changes nothing.
@@ -226,6 +240,7 @@ OWN: dict[str, Callable[[Config], Config]] = {
     **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), _nemotron),
     "mamba2": _mamba2,
     "mamba": _mamba1,
+    "jamba": _jamba,
     "qwen3moe": lambda config: {"expert_feed_forward_length": config["moe_intermediate_size"]},
     "gemma4": _gemma4,
     **gguf_mixtures.OWN,
@@ -265,6 +280,9 @@ def changed(name: str, tensor: torch.Tensor, config: Config, arch: str) -> Tenso
     """`modify_tensors`."""
     if ".act_fn." in name or name.startswith(("vision_model.", "vit_")):
         return
+    if arch in ("laguna", "hy_v3") and name.endswith(("e_score_correction_bias", ".expert_bias")):
+        yield f"blk.{name.split('.')[2]}.exp_probs_b{'.bias' if arch == 'laguna' else ''}", tensor.squeeze()
+        return
     if name.endswith("e_score_correction_bias"):
         name, tensor = name.replace("e_score_correction_bias", "e_score_correction.bias"), tensor.squeeze()
     if name.endswith(".expert_bias"):
@@ -281,7 +299,7 @@ def changed(name: str, tensor: torch.Tensor, config: Config, arch: str) -> Tenso
         yield from gguf_mixtures.kimi_tensors(name, tensor, config)
     elif arch == "step35" and name.endswith("norm.weight"):
         yield name, tensor + 1
-    elif arch == "mamba":
+    elif arch in ("mamba", "jamba"):
         yield name, _decay(tensor) if name.endswith(".A_log") else tensor.squeeze() if "conv1d.w" in name else tensor
     elif arch.startswith("qwen3") and arch != "qwen3moe":
         yield from _delta_tensors(name, tensor, config, arch)

@@ -182,6 +182,33 @@ def _kimi(config: Config) -> Config:
     }
 
 
+def _laguna(config: Config) -> Config:
+    ropes, width = config["rope_parameters"], config["head_dim"]
+    rotated = [int(width * each["partial_rotary_factor"]) for each in (*ropes.values(),)]
+    return {
+        "attention.head_count": config["num_attention_heads_per_layer"],
+        "attention.sliding_window": config["sliding_window"],
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "expert_shared_feed_forward_length": config["shared_expert_intermediate_size"],
+        "expert_weights_norm": True,
+        "expert_weights_scale": float(config["moe_routed_scaling_factor"]),
+        "expert_gating_func": 2,
+        "leading_dense_block_count": config["mlp_layer_types"].index("sparse"),
+        "rope.dimension_count": rotated[list(ropes).index("full_attention")],
+        "rope.dimension_count_swa": rotated[list(ropes).index("sliding_attention")],
+    }
+
+
+def _hunyuan3(config: Config) -> Config:
+    return {
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "expert_shared_feed_forward_length": config["moe_intermediate_size"] * config["num_shared_experts"],
+        "expert_weights_norm": True,
+        "expert_weights_scale": float(config["router_scaling_factor"]),
+        "expert_gating_func": 2,
+    }
+
+
 OWN: dict[str, Callable[[Config], Config]] = {
     **dict.fromkeys(("deepseek2", "mistral4"), _latent),
     **dict.fromkeys(("deepseek32", "glm-dsa"), _indexed),
@@ -194,11 +221,13 @@ OWN: dict[str, Callable[[Config], Config]] = {
     "afmoe": _afmoe,
     "mimo2": _mimo,
     "step35": _step,
+    "laguna": _laguna,
+    "hy_v3": _hunyuan3,
     "bailingmoe2": _bailing,
     "kimi-linear": _kimi,
 }
 # Architectures that the gguf package does not have yet, and one of it that names all their tensors alike.
-NAMED_AS = {"deepseek32": "glm-dsa"}
+NAMED_AS = {"deepseek32": "glm-dsa", "laguna": "step35", "hy_v3": "glm4moe"}
 
 
 def keys_and_values(name: str, tensor: torch.Tensor, config: Config) -> Tensors:

@@ -11,6 +11,7 @@ from ipex_assist.checkpoints import (
     gguf_experts,
     gguf_families,
     gguf_gpt,
+    gguf_jamba,
     gguf_recurrent,
     gguf_windows,
 )
@@ -53,8 +54,12 @@ ARCHITECTURES: dict[str, tuple[str, str, Any]] = {
     **gguf_deepseek.ARCHITECTURES,
     **gguf_apertus.ARCHITECTURES,
     **gguf_windows.ARCHITECTURES,
+    **gguf_jamba.ARCHITECTURES,
 }
-_OF_TABLES = gguf_recurrent.CONFIGS | gguf_deepseek.CONFIGS | gguf_apertus.CONFIGS | gguf_windows.CONFIGS
+_OF_TABLES = {
+    **{**gguf_recurrent.CONFIGS, **gguf_deepseek.CONFIGS, **gguf_apertus.CONFIGS, **gguf_windows.CONFIGS},
+    **gguf_jamba.CONFIGS,
+}
 
 SUPPORTED = {architecture for architecture, _, _ in ARCHITECTURES.values()}
 

@@ -111,6 +111,7 @@ _AFMOE = GgufTable(
     OUTSIDE,
     EXPERTS,
 )
+_HUNYUAN3 = GgufTable((*_layer(shared="shared_mlp"), ("mlp.expert_bias", Parts.of("exp_probs_b"))), OUTSIDE, EXPERTS)
 _HUNYUAN = GgufTable(
     (
         *same({"self_attn.query_layernorm": "attn_q_norm", "self_attn.key_layernorm": "attn_k_norm"}),
@@ -311,6 +312,22 @@ def _hunyuan(header: GgufHeader, config: Config) -> Config:
     }
 
 
+def _hunyuan3(header: GgufHeader, config: Config) -> Config:
+    found, layers = routing(header), config["num_hidden_layers"]
+    sparse = layers_with(header, "ffn_gate_inp.weight", layers)
+    shared = header.get("{arch}.expert_shared_feed_forward_length") or found["moe_intermediate_size"]
+    return {
+        "num_experts": found["n_routed_experts"],
+        "num_experts_per_tok": found["num_experts_per_tok"],
+        "moe_intermediate_size": found["moe_intermediate_size"],
+        "num_shared_experts": shared // max(found["moe_intermediate_size"], 1),
+        "router_scaling_factor": found["routed_scaling_factor"],
+        "route_norm": found["norm_topk_prob"],
+        "mlp_layer_types": ["sparse" if each else "dense" for each in sparse],
+        "attention_bias": has(header, "attn_q.bias"),
+    }
+
+
 # general.architecture, or what `family_of` says -> (architectures[0], model_type, tensors).
 ARCHITECTURES = {
     "deepseek2": ("DeepseekV2ForCausalLM", "deepseek_v2", _DEEPSEEK),
@@ -323,6 +340,7 @@ ARCHITECTURES = {
     "exaone-moe": ("ExaoneMoeForCausalLM", "exaone_moe", _USUAL),
     "hunyuan-moe": ("HunYuanMoEV1ForCausalLM", "hunyuan_v1_moe", _HUNYUAN),
     "afmoe": ("AfmoeForCausalLM", "afmoe", _AFMOE),
+    "hy_v3": ("HYV3ForCausalLM", "hy_v3", _HUNYUAN3),
     "deepseek32": ("DeepseekV32ForCausalLM", "deepseek_v32", _INDEXED),
     "glm-dsa": ("GlmMoeDsaForCausalLM", "glm_moe_dsa", _INDEXED),
     "mistral4": ("Mistral4ForCausalLM", "mistral4", _DEEPSEEK),
@@ -340,6 +358,7 @@ CONFIGS: dict[str, Callable[[GgufHeader, Config], Config]] = {
     "exaone-moe": _exaone,
     "hunyuan-moe": _hunyuan,
     "afmoe": _afmoe,
+    "hy_v3": _hunyuan3,
     "deepseek32": _v32,
     "glm-dsa": _v32,
     "mistral4": _mistral4,

@@ -22,6 +22,7 @@ from ipex_assist.checkpoints.gguf_tables import (
     Parts,
     a_log,
     convolution,
+    decays,
     has,
     layers_with,
     less_one,
@@ -355,18 +356,13 @@ def _mamba2(header: GgufHeader, config: Config) -> Config:
     }
 
 
-def _decays(parts: Sequence[torch.Tensor], config: Config) -> torch.Tensor:
-    """The logarithms of decays of each element of the state, (channels, state), that are stored as -exp(A_log)."""
-    return (-parts[0].float()).log()
-
-
 _MAMBA = GgufTable(
     layer=(
         *same({"norm": "attn_norm", "mixer.in_proj": "ssm_in", "mixer.x_proj": "ssm_x", "mixer.dt_proj": "ssm_dt"}),
         *same({"mixer.out_proj": "ssm_out"}),
         ("mixer.conv1d.weight", Parts.of("ssm_conv1d.weight", by=convolution)),
         ("mixer.conv1d.bias", Parts.of("ssm_conv1d.bias")),
-        ("mixer.A_log", Parts.of("ssm_a", by=_decays)),
+        ("mixer.A_log", Parts.of("ssm_a", by=decays)),
         ("mixer.D", Parts.of("ssm_d")),
     ),
     outside=_NEMOTRON.outside,

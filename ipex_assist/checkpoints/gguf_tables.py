@@ -132,6 +132,11 @@ def a_log(parts: Sequence[torch.Tensor], config: Config) -> torch.Tensor:
     return (-parts[0].float()).log().reshape(-1)
 
 
+def decays(parts: Sequence[torch.Tensor], config: Config) -> torch.Tensor:
+    """The logarithms of decays of each element of the state, (channels, state), that are stored as -exp(A_log)."""
+    return (-parts[0].float()).log()
+
+
 def vector(parts: Sequence[torch.Tensor], config: Config) -> torch.Tensor:
     """A vector that is stored as a column, or by groups."""
     return parts[0].reshape(-1)
@@ -174,7 +179,12 @@ def has(header: GgufHeader, tensor: str) -> bool:
 
 
 def rotary_share(header: GgufHeader, config: Config, default: float = 1.0) -> float:
-    """How much of a head is rotated: of so much of it, rounded down, as many values as the file says."""
-    rotated, head_dim = header.get("{arch}.rope.dimension_count"), config["head_dim"]
-    share = default if rotated is None else rotated / head_dim
-    return share if rotated is None or int(head_dim * share) == rotated else math.nextafter(share, 1)
+    """How much of a head is rotated."""
+    rotated = header.get("{arch}.rope.dimension_count")
+    return default if rotated is None else share_of(rotated, config["head_dim"])
+
+
+def share_of(rotated: int, head_dim: int) -> float:
+    """The share of a head that is so many of its values, where that is rounded down."""
+    share = rotated / head_dim
+    return share if int(head_dim * share) == rotated else math.nextafter(share, 1)

@@ -1,6 +1,6 @@
-"""GGUF of mixtures whose layers have other heads where they have a window: MiMo-V2-Flash and Step 3.5 and 3.7.
+"""GGUF of mixtures whose layers have other heads where they have a window: MiMo-V2-Flash, Step 3.5 and 3.7, Laguna.
 
-Source: conversion/{mimo,step3}.py of llama.cpp, and src/models/{mimo2,step35}.cpp.
+Source: conversion/{mimo,step3,laguna}.py of llama.cpp, and src/models/{mimo2,step35,laguna}.cpp.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ipex_assist.checkpoints.gguf_tables import (
     less_one,
     rotary_share,
     same,
+    share_of,
 )
 from ipex_assist.env.errors import IpexAssistError
 
@@ -54,6 +55,17 @@ _STEP = GgufTable(
     outside=(*EMBEDDING, *HEAD, ("model.norm.weight", Parts.of("output_norm.weight", by=less_one))),
     experts=EXPERTS,
 )
+_LAGUNA = GgufTable(
+    layer=(
+        *same({**ATTENTION, **MLP, "self_attn.g_proj": "attn_gate", "mlp.gate": "ffn_gate_inp"}),
+        *same({f"mlp.shared_experts.{leaf}": f"{name}_shexp" for leaf, name in SHARED.items()}),
+        *same({"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}),
+        *same({"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}),
+        ("mlp.experts.e_score_correction_bias", Parts.of("exp_probs_b.bias")),
+    ),
+    outside=OUTSIDE,
+    experts=EXPERTS,
+)
 
 
 def _of_kinds(header: GgufHeader, key: str, kinds: Sequence[str]) -> dict[str, Any]:
@@ -72,8 +84,9 @@ def _of_kinds(header: GgufHeader, key: str, kinds: Sequence[str]) -> dict[str, A
 def _layers(header: GgufHeader, config: Config) -> tuple[list[str], Config]:
     """The kinds of layers, and what a config says of them: windows, experts, heads and positions."""
     count = config["num_hidden_layers"]
-    pattern = header.required("attention.sliding_window_pattern")[:count]
-    kinds = [_SLIDING if each else _FULL for each in pattern]
+    usual = [bool(header.get("{arch}.attention.sliding_window") and layer % 4) for layer in range(count)]  # Laguna's
+    pattern = header.get("{arch}.attention.sliding_window_pattern", usual)
+    kinds = [_SLIDING if each else _FULL for each in pattern[:count]]
     theta = header.get("{arch}.rope.freq_base_swa")
     ropes = {
         _FULL: {**(config["rope_scaling"] or {"rope_type": "default"}), "rope_theta": config["rope_theta"]},
@@ -133,11 +146,36 @@ def _step(header: GgufHeader, config: Config) -> Config:
     }
 
 
+def _laguna(header: GgufHeader, config: Config) -> Config:
+    """Gates are one a head, or one a value, by their rows."""
+    kinds, found = _layers(header, config)
+    heads, routed = header.required("attention.head_count"), routing(header)
+    heads = heads if isinstance(heads, list) else [heads] * len(kinds)
+    for kind, key in ((_FULL, "dimension_count"), (_SLIDING, "dimension_count_swa")):
+        rotated = header.get(f"{{arch}}.rope.{key}", config["head_dim"])
+        found["rope_parameters"][kind]["partial_rotary_factor"] = share_of(rotated, config["head_dim"])
+    gate = header.tensors["blk.0.attn_gate.weight"]
+    return {
+        **found,
+        "num_experts": routed["n_routed_experts"],
+        "num_experts_per_tok": routed["num_experts_per_tok"],
+        "moe_intermediate_size": routed["moe_intermediate_size"],
+        "moe_routed_scaling_factor": routed["routed_scaling_factor"],
+        "shared_expert_intermediate_size": header.get("{arch}.expert_shared_feed_forward_length") or 0,
+        "num_attention_heads": heads[0],
+        "num_attention_heads_per_layer": heads,
+        "num_key_value_heads": next(iter(_of_kinds(header, _KV, kinds).values())),
+        "sliding_window": header.get("{arch}.attention.sliding_window"),
+        "gating": "per-head" if gate.shape[0] == heads[0] else "per-element",
+    }
+
+
 _KV = "attention.head_count_kv"
 _LIMITS = {"swiglu_limits": "swiglu_clamp_exp", "swiglu_limits_shared": "swiglu_clamp_shexp"}
 
 ARCHITECTURES = {
     "mimo2": ("MiMoV2FlashForCausalLM", "mimo_v2_flash", _MIMO),
     "step35": ("Step3p7ForConditionalGeneration", "step3p7", _STEP),
+    "laguna": ("LagunaForCausalLM", "laguna", _LAGUNA),
 }
-CONFIGS = {"mimo2": _mimo, "step35": _step}
+CONFIGS = {"mimo2": _mimo, "step35": _step, "laguna": _laguna}

@@ -72,6 +72,12 @@ FILES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "glm-moe-dsa": ("glm-dsa", {}, {}),
     "mistral4": ("mistral4", {"norm_topk_prob": True}, {"attention.temperature_scale": 0.3}),
     "sarvam-moe": ("bailingmoe2", {}, {}),
+    "laguna": ("laguna", {}, {}),
+    "laguna-values": ("laguna", {"num_attention_heads_per_layer": [4, 2, 6]}, {}),
+    "hy-v3": ("hy_v3", {}, {}),
+    "jamba": ("jamba", {}, {}),
+    "jamba-biases": ("jamba", {}, {}),
+    "jamba-dense": ("jamba", {}, {}),
     "kimi-linear": ("kimi-linear", {}, {}),
     "kimi-linear-all-experts": ("kimi-linear", {}, {}),
 }
