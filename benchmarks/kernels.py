@@ -40,6 +40,7 @@ from ipex_assist.quantization.precision import BLOCK_FORMAT, BLOCK_TYPES, INT4_G
 SHAPES = ("4096x4096", "4096x11008", "11008x4096", "4096x16384", "16384x4096")
 PRECISIONS = ("bf16", "int8", "int4")
 BLOCKS = {GGMLQuantizationType(kind).name: kind for kind in BLOCK_TYPES if kind < 200} | {"NF4": 200, "FP4": 201}
+BLOCKS |= {"INT2_32": 202, "INT2_128": 203, "INT3_32": 204, "INT3_128": 205}
 WORKING_SET = 1 << 30
 # Passes over more rows than this are long, and spread little; of rivals only these have kernels for them.
 FEW = 64

@@ -20,7 +20,16 @@ class Floats4(IntEnum):
     FP4 = 201
 
 
-Kind = Type | Floats4
+class Integers(IntEnum):
+    """Blocks of GPTQ's integers: an fp16 scale, third bits, and two bits of each of 32 columns in 8 bytes."""
+
+    INT2_32 = 202
+    INT2_128 = 203
+    INT3_32 = 204
+    INT3_128 = 205
+
+
+Kind = Type | Floats4 | Integers
 
 # The formats, and where in a block its scales lie, or the number of each where they are no fp16.
 SCALES: dict[Kind, tuple[int, ...]] = {
@@ -29,6 +38,7 @@ SCALES: dict[Kind, tuple[int, ...]] = {
     **{Type.IQ4_XS: (0,), Type.IQ2_XXS: (0,), Type.IQ2_XS: (0,), Type.IQ2_S: (0,), Type.IQ3_XXS: (0,)},
     **{Type.IQ3_S: (0,), Type.IQ1_S: (0,), Type.IQ1_M: (0,), Type.TQ1_0: (52,), Type.TQ2_0: (64,)},
     **{Type.MXFP4: (0,), Type.NVFP4: (0, 1, 2, 3), Floats4.NF4: (0,), Floats4.FP4: (0,)},
+    **dict.fromkeys(Integers, (0,)),
 }
 ALL_KINDS = list(SCALES)
 KINDS = [kind for kind in ALL_KINDS if isinstance(kind, Type)]
@@ -69,7 +79,14 @@ class Numbers(NamedTuple):
 
 def block_size(kind: Kind) -> tuple[int, int]:
     """Columns and bytes."""
+    if isinstance(kind, Integers):
+        columns = int(kind.name.partition("_")[2])
+        return columns, 2 + columns * _bits(kind) // 8
     return gguf.GGML_QUANT_SIZES[kind] if isinstance(kind, Type) else (64, 36)
+
+
+def _bits(kind: Integers) -> int:
+    return int(kind.name[3])
 
 
 def numbers(kind: Kind, raw: NDArray[np.uint8]) -> Numbers:
@@ -86,6 +103,9 @@ def numbers(kind: Kind, raw: NDArray[np.uint8]) -> Numbers:
         codes = gguf.dequantize(unit.reshape(len(raw), -1), kind)
         assert np.array_equal(codes, np.rint(codes))
         return Numbers(_scales(kind, blocks) / np.float32(_UNIT_SCALE[kind]), codes.astype(np.int64))
+    if isinstance(kind, Integers):
+        scales = np.ascontiguousarray(blocks[..., :2]).view(np.float16)[..., 0].astype(np.float32)
+        return Numbers(scales, _integers(kind, blocks.astype(np.int64)).reshape(len(raw), -1))
     d, *m = (np.ascontiguousarray(blocks[..., at : at + 2]).view(np.float16)[..., 0] for at in SCALES[kind])
     scales, minima = d.astype(np.float32), m[0].astype(np.float32) if m else None
     parts = (_superblocks if columns == 256 else _blocks)(kind, blocks.astype(np.int64))
@@ -213,6 +233,20 @@ def _add(total: Floats, whole: Whole, factor: Floats) -> Floats:
 def _spread(each: Whole, columns: int) -> Whole:
     """Numbers of groups (rows, blocks, groups) as those of columns (rows, columns)."""
     return np.repeat(each, columns // each.shape[2], 2).reshape(len(each), -1)
+
+
+def _integers(kind: Integers, b: Whole) -> Whole:
+    """Codes (rows, blocks, columns) less half their range, column by column."""
+    columns, _ = block_size(kind)
+    found = np.empty((*b.shape[:2], columns), np.int64)
+    thirds = 2 + (columns // 8 if _bits(kind) == 3 else 0)  # where the lower bits begin
+    for column in range(columns):
+        part, within = divmod(column, 32)
+        code = b[..., thirds + part * 8 + within % 8] >> within // 8 * 2 & 3
+        if _bits(kind) == 3:
+            code = code | (b[..., 2 + column // 8] >> column % 8 & 1) << 2
+        found[..., column] = code - (1 << _bits(kind) - 1)
+    return found
 
 
 def _nibbles(codes: Whole) -> Whole:

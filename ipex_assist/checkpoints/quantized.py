@@ -18,6 +18,7 @@ from ipex_assist.checkpoints.base import Checkpoint, RowReader
 from ipex_assist.checkpoints.folder import FolderCheckpoint
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.models.weights import may_be_linear
+from ipex_assist.quantization.block_numbers import FEW_BITS, integers_in
 from ipex_assist.quantization.precision import BLOCK_FORMAT, BLOCK_TYPES
 
 if TYPE_CHECKING:
@@ -138,9 +139,13 @@ class QuantizedCheckpoint(Checkpoint):
     @property
     def stored_precision(self) -> str | None:
         kinds = {module.kind for module in self.modules.values()}
-        if len(kinds) == 1 and all(self._fits_core(name) for name in self.modules):
+        fits = len(kinds) == 1 and all(self._fits_core(name) for name in self.modules)
+        if fits and not any(module.bits < 4 for module in self.modules.values()):
             return kinds.pop()
-        return "stored" if kinds and all(self.block_number(name) for name in self.modules) else None
+        in_blocks = bool(kinds) and all(self.block_number(name) for name in self.modules)
+        if fits and not (in_blocks and any(self.block_number(name) in FEW_BITS for name in self.modules)):
+            return kinds.pop()
+        return "stored" if in_blocks else None
 
     def _fits_core(self, name: str) -> bool:
         """Whether the core's layout of a linear's kind has place for its scales and zeros."""
@@ -157,16 +162,14 @@ class QuantizedCheckpoint(Checkpoint):
 
     def _blocks_of(self, name: str, module: QuantizedLinear) -> int | None:
         """By headers and small tensors, without torch."""
-        from ipex_assist.quantization.block_numbers import COLUMNS, integers_in
-
         if module.width % 32 or (module.groups > 1 and module.group % 32):
             return None
         half, values = 1 << (module.bits - 1), 1 << module.bits
         # Zeros may be anything in a file that does not say that it is symmetric.
-        number = integers_in(-half, half - 1) if self._is_symmetric(module) else integers_in(-values, values - 1)
-        if number is None or module.width % COLUMNS[number] or not self._has_plain_parts(module):
-            return None
-        return number
+        columns = module.width if module.groups == 1 else math.gcd(module.width, module.group)
+        least, most = (-half, half - 1) if self._is_symmetric(module) else (-values, values - 1)
+        number = integers_in(least, most, columns)
+        return number if number is not None and self._has_plain_parts(module) else None
 
     def _is_symmetric(self, module: QuantizedLinear) -> bool:
         """Whether all zeros are half the range, by the config; that is checked when the matrix is packed."""

@@ -36,7 +36,7 @@ FORMATS = {
     "stored": NumberFormat(1, 0.6, 1),
 }
 # Types of a GGUF file's tensors (GGMLQuantizationType) that the core multiplies as they are: bytes of a weight.
-# From 200 on blocks of other files: NF4 and FP4 of bitsandbytes.
+# From 200 on blocks of other files: NF4 and FP4 of bitsandbytes, integers of 2 and 3 bits (block_numbers.py).
 BLOCK_TYPES = {
     **{2: 18 / 32, 3: 20 / 32, 6: 22 / 32, 7: 24 / 32, 8: 34 / 32},  # Q4_0, Q4_1, Q5_0, Q5_1, Q8_0
     **{10: 84 / 256, 11: 110 / 256, 12: 144 / 256, 13: 176 / 256, 14: 210 / 256},  # Q2_K, Q3_K, Q4_K, Q5_K, Q6_K
@@ -44,6 +44,7 @@ BLOCK_TYPES = {
     **{20: 18 / 32, 21: 110 / 256, 22: 82 / 256, 23: 136 / 256},  # IQ4_NL, IQ3_S, IQ2_S, IQ4_XS
     **{29: 56 / 256, 34: 54 / 256, 35: 66 / 256, 39: 17 / 32, 40: 36 / 64},  # IQ1_M, TQ1_0, TQ2_0, MXFP4, NVFP4
     **{200: 36 / 64, 201: 36 / 64},  # NF4, FP4
+    **{202: 10 / 32, 203: 34 / 128, 204: 14 / 32, 205: 50 / 128},  # INT2_32, INT2_128, INT3_32, INT3_128
 }
 BLOCK_FORMAT = 64  # native/formats/precision.h: the number of such a type in the core is this + the type
 

@@ -1,6 +1,7 @@
 """Matrices that checkpoints store in other ways as blocks that the native core multiplies: bits are moved, no more.
 
-Blocks are those of GGUF, but for bitsandbytes' (native/formats/blocks/format.h). Rows are blocks one after the other.
+Blocks are those of GGUF, but for bitsandbytes' and integers of 2 and 3 bits (native/formats/blocks/format.h). Rows are
+blocks one after the other.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from ipex_assist.quantization.block_numbers import (
     COLUMNS,
+    FEW_BITS,
     FP4,
     FP4_VALUES,
     MXFP4,
     NF4,
     NF4_VALUES,
     NVFP4,
-    Q5_0,
     Q8_0,
     RANGES,
     TQ2_0,
@@ -65,12 +66,13 @@ def row_scales(weight: StoredWeight, kind: int) -> torch.Tensor | None:
 
 
 def _integers(weight: Int4Weight | ScaledWeight, kind: int) -> list[torch.Tensor]:
-    """Values less their zeros, with a scale for each 32."""
+    """Values less their zeros, with a scale for each block."""
     import torch
 
     assert weight.group_index is None
-    count, groups = weight.shape[1] // 32, weight.scales.shape[1]
-    repeats = count if groups == 1 else weight.group // 32
+    each, groups = COLUMNS[kind], weight.scales.shape[1]
+    count = weight.shape[1] // each
+    repeats = count if groups == 1 else weight.group // each
     scales = weight.scales.to(torch.float16).repeat_interleave(repeats, 1)[:, :count]
     values = weight.values.to(torch.int16)
     if weight.zeros is not None:
@@ -82,11 +84,16 @@ def _integers(weight: Int4Weight | ScaledWeight, kind: int) -> list[torch.Tensor
     head = scales.contiguous().view(torch.uint8).unflatten(1, (-1, 2))
     if kind == Q8_0:
         return [head, values.to(torch.int8).view(torch.uint8).unflatten(1, (-1, 32))]
-    codes = (values - low).to(torch.uint8).unflatten(1, (-1, 32))
-    parts = [head, (codes[..., :16] & 15) | codes[..., 16:] << 4]
-    if kind == Q5_0:
-        bits = (codes >> 4).unflatten(-1, (4, 8)) << torch.arange(8, dtype=torch.uint8)
-        parts.insert(1, bits.sum(-1).to(torch.uint8))
+    codes = (values - low).to(torch.uint8).unflatten(1, (count, -1, 32))
+    if kind in FEW_BITS:
+        twos = (codes & 3).unflatten(-1, (4, 8)) << torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
+        lower, upper = twos.sum(-2).to(torch.uint8), codes >> 2
+    else:
+        lower, upper = (codes[..., :16] & 15) | codes[..., 16:] << 4, codes >> 4
+    parts = [head, lower.flatten(2)]
+    if high - low not in (3, 15):  # a bit more
+        bits = upper.unflatten(-1, (4, 8)) << torch.arange(8, dtype=torch.uint8)
+        parts.insert(1, bits.sum(-1).to(torch.uint8).flatten(2))
     return parts
 
 

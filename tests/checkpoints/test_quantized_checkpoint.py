@@ -28,6 +28,7 @@ from ipex_assist.executors.load import load_model
 from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.executors.select_executor import stored_precision
 from ipex_assist.quantization import gptq
+from ipex_assist.quantization.block_numbers import INT2_32, INT2_128, INT3_32, INT3_128
 from ipex_assist.quantization.int4_weight import Int4Weight
 
 needs_native = pytest.mark.skipif(not HAS_NATIVE, reason="the native core needs AVX2")
@@ -68,6 +69,17 @@ IN_BLOCKS: dict[str, dict[str, Any]] = {
         "sym": True,
     },
     "gptq-8-bits-beside-4-with-zeros": {"bits": lambda name: 8 if "v_proj" in name else 4, "group": 32},
+}
+# Fewer bits than int4 has, the blocks that hold them, and bytes of a weight.
+WIDE = {"hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 8, "num_key_value_heads": 4}
+FEW: dict[str, tuple[dict[str, Any], int, float]] = {
+    "2-bits-sym": ({"bits": 2, "sym": True} | WIDE, INT2_128, 34 / 128),
+    "2-bits-sym-v2-row": ({"bits": 2, "group": -1, "sym": True, "kind": "gptq_v2"} | WIDE, INT2_128, 34 / 128),
+    "2-bits-sym-64": ({"bits": 2, "group": 64, "sym": True}, INT2_32, 10 / 32),
+    "2-bits": ({"bits": 2, "group": 128} | WIDE, INT3_128, 50 / 128),
+    "2-bits-32": ({"bits": 2, "group": 32}, INT3_32, 14 / 32),
+    "3-bits-sym": ({"bits": 3, "sym": True} | WIDE, INT3_128, 50 / 128),
+    "gptqmodel-3-bits-sym-32": ({"bits": 3, "group": 32, "sym": True, "model_ones": True}, INT3_32, 14 / 32),
 }
 
 
@@ -144,13 +156,56 @@ def test_logits_of_the_core(case: str, tmp_path: Path) -> None:
     """
     model, _ = quantized_files.save(tmp_path, **CASES[case])
     expected = reference_logits(model)
-    assert stored_precision(open_checkpoint(str(tmp_path)), "native") == "int4"
-    text = tiny_models.text(tmp_path, "native", "int4")
+    precision = stored_precision(open_checkpoint(str(tmp_path)), "native")
+    assert precision == ("stored" if case in ("gptq-2-bits", "gptq-3-bits-sym", "gptqmodel-3-bits-sym") else "int4")
+    text = tiny_models.text(tmp_path, "native", precision)
     prompt = relative(text.forward(PROMPT, last=len(PROMPT)), expected)
     text.truncate(0)
     steps = relative(torch.cat([text.forward([token]) for token in PROMPT]), expected)  # the other path
     in_int8 = tiny_models.text(tmp_path, "native", "int8").forward(PROMPT, last=len(PROMPT))
     assert max(prompt, steps) < min(0.07, relative(in_int8, expected))
+
+
+@needs_native
+@pytest.mark.parametrize("case", FEW)
+def test_two_and_three_bits_take_no_four(case: str, tmp_path: Path) -> None:
+    """Bits in another order, a scale of other columns, zeros forgotten; or right, and twice as large as the file."""
+    changes, number, size = FEW[case]
+    _, stored = quantized_files.save(tmp_path, num_hidden_layers=1, **changes)
+    checkpoint = open_checkpoint(str(tmp_path))
+    assert stored_precision(checkpoint, "native") == "stored"
+    text = tiny_models.text(tmp_path, "native", "stored")
+    packed = text.model.packed
+    for which, names in {"output": ("self_attn.o_proj",), "down": ("mlp.down_proj",)}.items():
+        expected = torch.cat([stored[f"model.layers.0.{name}.weight"].weight for name in names])
+        assert packed.format_of(f"layers.0.{names[0].rpartition('.')[2]}.weight") == number
+        out = packed.linears(which, 127.0 * torch.eye(expected.shape[1])) / 127.0
+        torch.testing.assert_close(out[:, : len(expected)], expected.t(), rtol=2e-7, atol=0)
+        few = packed.linears(which, 127.0 * torch.eye(expected.shape[1])[:3]) / 127.0
+        assert torch.equal(few, out[:3]), "rows are looked at one by one"
+    columns = sum(w.q.numel() for w in stored.values())
+    plain = tiny_models.text(tmp_path, "native", "bf16").model.packed.nbytes - 2 * columns
+    padding = 1 if "hidden_size" in changes else 1.34  # 192 and 160 columns take 256
+    assert packed.nbytes - plain <= padding * size * columns + 40 * 4096
+
+
+@needs_native
+def test_two_bits_that_blocks_do_not_hold(tmp_path: Path) -> None:
+    """One linear whose columns are in another order: all stay in int4, which has a place for that, and not in bf16."""
+    quantized_files.save(tmp_path, bits=2, group=32, sym=True, act_order=True)
+    assert stored_precision(open_checkpoint(str(tmp_path)), "native") == "int4"
+
+
+@needs_native
+def test_two_bits_that_are_not_what_their_config_says(tmp_path: Path) -> None:
+    """Symmetric by the config, with other zeros: values from -3 to 3 would lose a bit."""
+    quantized_files.save(tmp_path, bits=2, group=32)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"]["sym"] = True
+    path.write_text(json.dumps(config))
+    with pytest.raises(IpexAssistError, match=r"not all from -2 to 1; is it symmetric, as config\.json says"):
+        tiny_models.text(tmp_path, "native", "stored")
 
 
 @needs_native

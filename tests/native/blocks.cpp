@@ -7,9 +7,9 @@
 namespace check {
 namespace {
 
-constexpr Precision KINDS[] = {Q4_0,  Q4_1,    Q5_0,   Q5_1,       Q8_0,  Q2_K,   Q3_K,  Q4_K,  Q5_K,
-                               Q6_K,  IQ2_XXS, IQ2_XS, IQ3_XXS,    IQ1_S, IQ4_NL, IQ3_S, IQ2_S, IQ4_XS,
-                               IQ1_M, TQ1_0,   TQ2_0,  GGUF_MXFP4, NVFP4, NF4,    FP4};
+constexpr Precision KINDS[] = {Q4_0,    Q4_1,       Q5_0,    Q5_1,  Q8_0,   Q2_K,    Q3_K,     Q4_K,    Q5_K,    Q6_K,
+                               IQ2_XXS, IQ2_XS,     IQ3_XXS, IQ1_S, IQ4_NL, IQ3_S,   IQ2_S,    IQ4_XS,  IQ1_M,   TQ1_0,
+                               TQ2_0,   GGUF_MXFP4, NVFP4,   NF4,   FP4,    INT2_32, INT2_128, INT3_32, INT3_128};
 
 class BlockCase {
 public:

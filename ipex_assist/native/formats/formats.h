@@ -45,6 +45,10 @@ constexpr auto with_format(Precision precision, F&& f) {
         case NVFP4: return f(Nvfp4Format());
         case NF4: return f(Nf4Format());
         case FP4: return f(Fp4Format());
+        case INT2_32: return f(IntegerFormat<2, 32>());
+        case INT2_128: return f(IntegerFormat<2, 128>());
+        case INT3_32: return f(IntegerFormat<3, 32>());
+        case INT3_128: return f(IntegerFormat<3, 128>());
     }
     __builtin_unreachable();
 }
@@ -81,7 +85,11 @@ constexpr bool is_precision(int32_t number) {
         case GGUF_MXFP4:
         case NVFP4:
         case NF4:
-        case FP4: return true;
+        case FP4:
+        case INT2_32:
+        case INT2_128:
+        case INT3_32:
+        case INT3_128: return true;
     }
     return false;
 }

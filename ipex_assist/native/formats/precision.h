@@ -14,7 +14,7 @@ enum Precision : int32_t {
     MXFP4,
     FP8,
     // Those of GGUF files, kept as they are (blocks/): 64 and the number that the format has there. NF4 and FP4 of
-    // bitsandbytes are such blocks as well.
+    // bitsandbytes, and GPTQ's integers of 2 and 3 bits with a scale for 32 or 128 columns, are such blocks as well.
     Q4_0 = 66,
     Q4_1,
     Q5_0 = 70,
@@ -39,7 +39,11 @@ enum Precision : int32_t {
     GGUF_MXFP4 = 103,
     NVFP4,
     NF4 = 264,
-    FP4
+    FP4,
+    INT2_32,
+    INT2_128,
+    INT3_32,
+    INT3_128
 };
 
 // What the rows that a linear multiplies are made of; of several formats it is the same. INT8_ROWS and BLOCK_ROWS have

@@ -7,9 +7,10 @@
 // together, and have signs.
 //
 // A panel is a row of units, each 128 columns of blocks or a superblock deep. A unit is HEAD bytes and lines of 64:
-//   scales      fp16: [4][16], and minima likewise; of a superblock [16], and those of minima, or padding
+//   scales      fp16: [4][16], and minima likewise; of a superblock [16], and those of minima, or padding; of blocks of
+//               128 columns [16]
 //   factors     of a superblock, and all that follows: lane j of a line has the next 4 bytes of column j as the file has
-//   high bits   them, but for the high bits of Q5_0 and Q5_1 (byte b, bit i: column 4 i + b), the sign bits of Q8_0,
+//   high bits   them, but for the high bits of blocks (byte b, bit i: column 4 i + b), the sign bits of Q8_0,
 //   low bits    IQ4_XS's factors, which are bytes here, and NF4's and FP4's nibbles
 #pragma once
 #include <type_traits>
@@ -138,6 +139,15 @@ struct Q6KFormat : BitsFormat<256, 210, 16, 4, 4, 2, false, 32> {
     static constexpr BitPlace low(int k, int i) { return {k / 4 * 16 + k % 2 * 8 + i, k % 4 / 2 * 4}; }
     static constexpr BitPlace high(int k, int i) { return {k / 4 * 8 + i, k % 4 * 2}; }
 };
+// Integers of GPTQ: an fp16 scale for 32 or 128 columns, their third bits if any, and their lower two bits, those of 32
+// columns in 8 bytes: bits 2 i and 2 i + 1 of byte b are those of column 8 i + b.
+template <int BITS, int COLUMNS_>
+struct IntegerFormat : BitsFormat<COLUMNS_, 2 + COLUMNS_ * BITS / 8, COLUMNS_, 0, 2, BITS - 2, false, 1 << (BITS - 1),
+                                  128, 128 / COLUMNS_ * 32> {
+    static constexpr BlockPlaces FILE{0, -1, -1, 2, 2 + COLUMNS_ * (BITS - 2) / 8};
+    static constexpr BitPlace low(int k, int i) { return {2 * k + i % 2, i / 2 * 2}; }
+};
+
 // Trits, two bits each. BitNet's have a scale of the whole matrix.
 struct Tq2_0Format : BitsFormat<256, 66, 128, 0, 2, 0, false, 1> {
     static constexpr bool COLUMN_SCALES = true;

@@ -13,8 +13,8 @@ constexpr int64_t BLOCK_CHUNK = 512;  // columns that are unpacked at once
 struct alignas(64) BlockScales {
     float scales[BLOCK_CHUNK / 16][LANES], minima[BLOCK_CHUNK / 32][LANES];  // of blocks, or of superblocks
     int32_t factors[BLOCK_CHUNK / 16][LANES];                                // of groups
-    // Of superblocks, for each 32 columns: two 16-bit numbers, which sums of 16 columns are multiplied with. Whole
-    // minima, or ZERO times the factors.
+    // Of superblocks and blocks of 128 columns, for each 32 of them: two 16-bit numbers, which sums of 16 columns are
+    // multiplied with. Whole minima, or ZERO times the factors, which are 1 where there are none.
     int32_t pairs[BLOCK_CHUNK / 32][LANES];
 };
 
@@ -140,14 +140,15 @@ template <int COLUMNS, int BYTES, int GROUP, int FACTORS, int LOW, int HIGH, boo
 inline __attribute__((always_inline)) void unpack_scales(
     const BitsFormat<COLUMNS, BYTES, GROUP, FACTORS, LOW, HIGH, MINIMA, ZERO, DEPTH, HEAD>&, const F&,
     const uint8_t* unit, int64_t number, BlockScales& to) {
-    constexpr int FLOATS = F::SUPER ? 1 : 4;  // vectors of scales in a unit
+    constexpr int FLOATS = COLUMNS < 128 ? 4 : 1, PAIRS = int(F::DEPTH) / 32;  // vectors in a unit
     FOR_EACH_CONSTANT(f, FLOATS, {
         _mm512_store_ps(to.scales[number * FLOATS + f], halves_at(unit + f * 32));
         if constexpr (MINIMA) _mm512_store_ps(to.minima[number * FLOATS + f], halves_at(unit + (FLOATS + f) * 32));
     });
     if constexpr (FACTORS > 0) unpack_factors<F>(unit, to.factors + number * (256 / GROUP), to.pairs + number * 8);
-    else if constexpr (F::SUPER)
-        FOR_EACH_CONSTANT(k, 8, _mm512_store_si512(to.pairs[number * 8 + k], _mm512_set1_epi32(ZERO << 16 | ZERO)));
+    else if constexpr (COLUMNS >= 128)
+        FOR_EACH_CONSTANT(k, PAIRS,
+                          _mm512_store_si512(to.pairs[number * PAIRS + k], _mm512_set1_epi32(ZERO << 16 | ZERO)));
 }
 
 // Half of 2^(byte - 127), also where that is denormal.

@@ -193,8 +193,8 @@ private:
     }
 };
 
-// Superblocks, of which `add_span` adds a half. GROUP 128: they have no factors.
-template <bool MINIMA, int GROUP, bool WIDE>
+// Superblocks, of which `add_span` adds a half, or blocks of 128 columns. GROUP 128: without factors. SPANS: in a unit.
+template <bool MINIMA, int GROUP, bool WIDE, int SPANS>
 struct SuperblockSpans {
     static constexpr bool MORE_SUMS = GROUP <= 32;
 
@@ -231,7 +231,7 @@ struct SuperblockSpans {
         }
         add_scaled(rows, c.scales, sums, total);
         c.pairs += 4 * LANES;
-        if ((c.first++) % 2) c.scales += LANES, c.minima += LANES;
+        if (++c.first % SPANS == 0) c.scales += LANES, c.minima += LANES;
     }
 
 private:
@@ -252,8 +252,11 @@ struct KindOf {
 #else
     static constexpr bool WIDE = F::WIDE;
 #endif
-    using Kind = std::conditional_t<F::SUPER, SuperblockSpans<F::MINIMA, F::WEIGHED ? 128 : F::GROUP, WIDE>,
-                                    BlockSpans<F::MINIMA, F::SUPER ? 32 : F::GROUP, WIDE, F::WORDS>>;
+    static constexpr bool WHOLE = F::COLUMNS >= 128;  // spans have one scale
+    using Kind =
+        std::conditional_t<WHOLE,
+                           SuperblockSpans<F::MINIMA, F::WEIGHED ? 128 : F::GROUP, WIDE, F::DEPTH / SCALE_COLUMNS>,
+                           BlockSpans<F::MINIMA, WHOLE ? 32 : F::GROUP, WIDE, F::WORDS>>;
 };
 
 }  // namespace
