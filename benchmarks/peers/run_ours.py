@@ -45,7 +45,9 @@ def load_many(settings: dict[str, Any]) -> turn.Serve:
 
     def serve(new_tokens: int, load: turn.Load) -> None:
         engine = model.engine()  # a new one, which remembers no prompt
-        options = GenerationOptions.of(max_new_tokens=new_tokens, assisted=assisted, ignore_eos=True)
+        options = GenerationOptions.of(
+            max_new_tokens=new_tokens, assisted=assisted, ignore_eos=True, streamed=False
+        )  # as in `ipex-assist batch`
         handles = dict(enumerate(engine.submit(prompt, options) for prompt in prompts))
         while handles:
             engine.step()

@@ -56,7 +56,7 @@ class ChunkSizes:
         return max(FEWEST_ROWS, self._rows - decoding)
 
     def rows_alone(self, position: int) -> int:
-        """Return the rows of a prompt that was read up to `position` in a pass for which nobody waits."""
+        """Return the rows of prompts, the first read up to `position`, in a pass for which nobody waits."""
         most = self.most_rows(0)
         if not self._row_s or not self._dense:
             return most
@@ -77,10 +77,11 @@ class ChunkSizes:
         rows = 1 << size - 1
         return self._row_s[size] * (NEARLY * rows if size - 1 in self._row_s else rows - 1)
 
-    def seconds(self, decoding: int, company: bool = False) -> float | None:
+    def seconds(self, decoding: int, company: bool = False, streamed: bool = True) -> float | None:
         """Return the seconds of prompt rows in the next pass; 0 to time a pass without any, None if nobody waits.
 
         company: whether a request may come at any moment that should not wait for a long pass, though none decodes.
+        streamed: whether tokens of those that decode are read as they come.
         """
         plain = self._plain_s.get(decoding.bit_length())
         if not decoding:
@@ -89,6 +90,8 @@ class ChunkSizes:
                 return None
         elif plain is None or self._since_plain >= REMEMBERED:
             return 0.0
+        elif not streamed:
+            return None
         least = min(LEAST_S, plain + self._efficient_s())
         return max((self._limits.max_pass_s or max(PASSES * plain, least)) - plain, 1e-9)
 

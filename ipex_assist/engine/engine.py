@@ -277,6 +277,7 @@ class Engine:
             adapter=None if options.lora is None else AdapterChoice(options.lora, options.lora_scale),
             priority=options.priority,
             share=options.share,
+            streamed=options.streamed,
             make_draft_source=make_draft_source,
             schedule=schedule,
             planner=planner,

@@ -26,12 +26,15 @@ class PromptShares:
         self._last_company = float("-inf")
         self._turn = 0
 
-    def divide(self, prompts: Sequence[Request], decoding: int) -> list[tuple[Request, int]]:
-        """Return the rows of each prompt in the next pass beside `decoding` requests; none to time a pass without."""
+    def divide(self, prompts: Sequence[Request], decoding: int, streamed: bool = True) -> list[tuple[Request, int]]:
+        """Return the rows of each prompt in the next pass beside `decoding` requests; none to time a pass without.
+
+        streamed: whether tokens of any of these are read as they come.
+        """
         if decoding or len(prompts) > 1:
             self._last_company = self._clock()
         company = self._clock() - self._last_company < COMPANY_S
-        seconds, most = self._chunks.seconds(decoding, company), self._chunks.most_rows(decoding)
+        seconds, most = self._chunks.seconds(decoding, company, streamed), self._chunks.most_rows(decoding)
         if seconds == 0.0:
             return []
         oldest = self._oldest(prompts)
@@ -39,7 +42,7 @@ class PromptShares:
         self._turn = (self._turn + 1) % TURNS if oldest is not shortest else 0
         first = [oldest, shortest] if self._turn == TURNS - 1 else [shortest, oldest]
         if seconds is None:
-            most = self._chunks.rows_alone(first[0].position)
+            most = min(most, self._chunks.rows_alone(first[0].position))
         taken: dict[Request, int] = {}
         for request in dict.fromkeys([*first, *sorted(prompts, key=lambda each: each.rank)]):
             room = most

@@ -79,8 +79,8 @@ class Request:
     logprobs: how many top log-probabilities come with each token; None for none at all. prompt_logprobs: the same for
     the prompt's tokens but the first, gathered in prompt_choices. grammar: between passes, in the state after the
     output tokens. adapter: of all its rows. images: of the prompt. number: order of arrival. priority: lower ones come
-    first. share: who asked, of whom there may be many requests. paused: holds no memory and is not resumed before its
-    owner says so.
+    first. share: who asked, of whom there may be many requests. streamed: its tokens are read as they come. paused:
+    holds no memory and is not resumed before its owner says so.
     """
 
     tokens: list[int]
@@ -103,6 +103,7 @@ class Request:
     number: int = 0
     priority: int = 0
     share: str | None = None
+    streamed: bool = True
     branch: int = 0
     sequence: Sequence | None = None
     draft: DraftSource | None = None

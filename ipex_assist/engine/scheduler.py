@@ -163,7 +163,7 @@ class Scheduler:
                 decoding.append(ScheduledRequest(request, 1, request.remaining))
             else:
                 prefilling.append(request)
-        chunks = self._prompt_chunks(prefilling, len(decoding)) if prefilling else []
+        chunks = self._prompt_chunks(prefilling, decoding) if prefilling else []
         prompt_rows = sum(scheduled.pending for scheduled in chunks)
         draft_s = self.drafts.draft(
             decoding, prompt_rows, len(prefilling), lambda scheduled, error: self._fail(scheduled.request, error)
@@ -174,12 +174,13 @@ class Scheduler:
         if batch:
             self._run_pass(batch, rows, draft_s, meanwhile)
 
-    def _prompt_chunks(self, prefilling: list[Request], decoding: int) -> list[ScheduledRequest]:
-        """What a pass reads of these prompts beside `decoding` requests."""
+    def _prompt_chunks(self, prefilling: list[Request], decoding: list[ScheduledRequest]) -> list[ScheduledRequest]:
+        """What a pass reads of these prompts beside the requests that decode."""
         if self.target.exact_rows < ANY_ROWS:  # each must be read in one pass
             return [ScheduledRequest.prefill(request, request.unbranched) for request in prefilling]
         chunks: list[ScheduledRequest] = []
-        for request, room in self._shares.divide(prefilling, decoding):
+        streamed = any(scheduled.request.streamed for scheduled in decoding)
+        for request, room in self._shares.divide(prefilling, len(decoding), streamed):
             most = PROMPT_LOGIT_ROWS if request.needs_prompt_logits else room
             rows = min(room, most, request.unbranched)
             if request.images is not None:

@@ -170,6 +170,7 @@ class TextModel(AbstractContextManager["TextModel"]):
         dimensions, even of one row.
         On our own models several prompts share passes, which takes little longer than one of them would.
         """
+        more = {"streamed": False, **more}
         prompt = as_lists(prompt)
         if isinstance(prompt, (list, tuple)) and not prompt:
             return []

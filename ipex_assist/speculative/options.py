@@ -152,3 +152,4 @@ class GenerationOptions(SamplingOptions, DraftOptions, StopOptions):
     lora_scale: float = option(1.0, "factor of what the adapter adds", Number(-100, 100), flags=())
     priority: int = option(0, "lower ones come first", Number(-(2**31), 2**31 - 1, whole=True), flags=())
     share: str | None = option(None, "who asked: many requests of one are not many shares", Text(), flags=())
+    streamed: bool = option(True, "tokens are read as they come: passes beside them are short", Switch(), flags=())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TypeAlias
 
 from ipex_assist.embedding.jobs import EmbeddingJob
@@ -43,11 +44,12 @@ def begin(model: WorkerModel, request: Request, pictured: PicturedPrompt | None 
         return model.begin(request.inputs.texts(request.tokens))
     if isinstance(model, EmbeddingModel):
         raise UsageError(f"{target} gives vectors here and writes no text")
+    options = replace(request.options, streamed=request.stream)
     if pictured is not None:
         chat = request.chat or request.messages is not None
-        return model.stream(pictured, request.options, chat=chat, grammar=request.grammar)
+        return model.stream(pictured, options, chat=chat, grammar=request.grammar)
     prompt, chat = request.prompt, request.chat
     if request.messages is not None:
         prompt, chat = model.encode_messages(request.messages), True
     assert prompt is not None
-    return model.stream(prompt, request.options, chat=chat, grammar=request.grammar)
+    return model.stream(prompt, options, chat=chat, grammar=request.grammar)

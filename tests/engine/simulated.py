@@ -78,7 +78,8 @@ class SimulatedModel(Model):
     def __init__(self, clock: Clock, seconds: Callable[[int], float]) -> None:
         self.clock, self.seconds = clock, seconds
         self.spec: Any = SimpleNamespace(
-            context_length=4096, vocab_size=VOCABULARY, ropes=(), recurrents=(), head=None, num_hidden_layers=28
+            **{"vocab_size": VOCABULARY, "lm_head_rows": VOCABULARY, "context_length": 4096, "num_hidden_layers": 28},
+            **{"ropes": (), "recurrents": (), "head": None},
         )
 
     @property

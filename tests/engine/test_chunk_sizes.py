@@ -25,6 +25,16 @@ def test_a_chunk_keeps_to_the_limit() -> None:
     assert 0 < (slow.seconds(4) or 0) < 1e-6, "its rows are few, and some"
 
 
+def test_texts_that_nobody_reads_as_they_come() -> None:
+    """A chunk beside them is as large as in a pass for which nobody waits; passes without one are timed as ever."""
+    chunks = ChunkSizes(EngineLimits())
+    assert chunks.seconds(4, streamed=False) == 0
+    chunks.observe(0, 4, 0.020)
+    chunks.observe(512, 4, 0.020 + 0.512)
+    assert chunks.seconds(4, streamed=False) is None
+    assert chunks.seconds(4) == pytest.approx(0.060)
+
+
 def test_passes_of_a_small_model_are_not_short() -> None:
     """Four passes of 4 ms hold a few rows, and a few rows cost more each: there are 50 ms, in which nobody reads."""
     chunks = ChunkSizes(EngineLimits())

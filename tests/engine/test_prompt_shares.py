@@ -99,3 +99,31 @@ def test_priorities() -> None:
     found = first_tokens(clients, 600, high={"priority": -1}, low={"priority": 1})
     assert 1.5 * np.mean(found["high"]) < np.mean(found["low"])
     assert found["low"]
+
+
+def longest_and_passes(streamed: int) -> tuple[float, int]:
+    """Sixteen prompts at once, of which so many answers are streamed: seconds of the longest pass beside an answer, and
+    passes until all ended."""
+    clock = Clock()
+    engine, longest = engine_of(clock), 0.0
+    handles = [
+        engine.submit(
+            prompt(number, 300), GenerationOptions.of(max_new_tokens=128, ignore_eos=True, streamed=number < streamed)
+        )
+        for number in range(16)
+    ]
+    begun = False
+    while not all(handle.ended for handle in handles):
+        before = clock.now
+        engine.step()
+        longest = max(longest, clock.now - before if begun else 0.0)
+        begun = begun or any(handle.has_round for handle in handles)
+    return longest, engine.stats.passes
+
+
+def test_nobody_waits_for_tokens_that_nobody_reads_as_they_come() -> None:
+    """A batch reads prompts in passes as large as they are fast; one stream among it keeps its passes short."""
+    (short, many), (also_short, _), (long, few) = (longest_and_passes(streamed) for streamed in (16, 1, 0))
+    assert few < many
+    assert also_short == pytest.approx(short, rel=0.2)
+    assert long > 1.2 * short
