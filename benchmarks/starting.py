@@ -8,9 +8,10 @@ takes that packed copy. What follows -- goes to ipex-assist. Every turn packs in
 needs as much room as the packed weights, and is emptied. A first turn, which is not counted, reads the model's files
 into memory.
 
-With --stored, of a file that is computed as it is stored, of which no copy is kept: a process that reads the file and
-does nothing else, one that loads the model, of which what comes before (Python, imports, threads) does not count, and a
-start; once with the file in the system's memory and once from the disk.
+With --stored, of a file that is computed as it is stored, of which no copy is kept: a process that reads the file, 8 MB
+after the other into the same place; one that reads it into memory of its size, which the system must clear first; one
+that loads the model, of which what comes before (Python, imports, threads) does not count; and a start. Once with the
+file in the system's memory and once from the disk.
 """
 
 from __future__ import annotations
@@ -42,6 +43,18 @@ for path in sys.argv[1:]:
     with open(path, "rb", buffering=0) as file:
         while file.readinto(buffer):
             pass
+"""
+READ_WHOLE = """
+import mmap, os, sys
+print("begins", flush=True)
+for path in sys.argv[1:]:
+    with open(path, "rb", buffering=0) as file:
+        memory = mmap.mmap(-1, os.path.getsize(path))
+        memory.madvise(mmap.MADV_HUGEPAGE)
+        rest = memoryview(memory)
+        while count := file.readinto(rest):
+            rest = rest[count:]
+os._exit(0)
 """
 LOAD = """
 import os, sys
@@ -97,10 +110,11 @@ def turn(args: argparse.Namespace) -> dict[str, tuple[float, float]]:
 def stored_starts(model: Sequence[str], source: str, cache: Path) -> dict[str, tuple[float, float]]:
     """What reading the files takes, loading them and a start; IpexAssistError where one of these keeps something."""
     files = open_checkpoint(source, offline=True).weight_files()
-    reading, loading = [sys.executable, "-c", READ, *map(str, files)], [sys.executable, "-c", LOAD, source]
+    reading, whole = ([sys.executable, "-c", script, *map(str, files)] for script in (READ, READ_WHOLE))
+    loading = [sys.executable, "-c", LOAD, source]
     found = {}
     for where in (MEMORY, DISK):
-        for name, argv in (("reading", reading), ("loading", loading), (FIRST, model)):
+        for name, argv in (("reading", reading), ("reading whole", whole), ("loading", loading), (FIRST, model)):
             if where == DISK:
                 for path in files:
                     forget(path)

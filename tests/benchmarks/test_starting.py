@@ -64,12 +64,13 @@ def test_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     monkeypatch.setattr(starting, "IPEX_ASSIST", [sys.executable, "-S", "-c", "print('token')", str(log)])
     argv = [str(file), "--stored", "--repeats", "2", "--cache", str(tmp_path)]
     assert starting.run(starting.parse(argv)) == 0
-    assert forgotten == [file] * 9  # before reading, loading and the start, in three turns
+    assert forgotten == [file] * 12  # before reading twice, loading and the start, in three turns
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    names = [f"{what} from {where}" for where in ("memory", "disk") for what in ("reading", "loading", "first start")]
+    each = ("reading", "reading whole", "loading", "first start")
+    names = [f"{what} from {where}" for where in ("memory", "disk") for what in each]
     assert [each["start"] for each in found["results"]] == [starting.PYTHON, *names]
-    _, reading, loading, first = found["table"][:4]
-    assert reading["first token s"] == loading["first token s"] == ""
+    _, reading, whole, loading, first = found["table"][:5]
+    assert reading["first token s"] == whole["first token s"] == loading["first token s"] == ""
     assert float(first["first token s"]) > 0
     assert reading["÷ reading"].startswith("1.00 ")
     assert float(loading["÷ reading"].split()[0]) > 1
