@@ -69,6 +69,7 @@ PAGES = {
         {
             "forward": "Whole passes of the native core",
             "prompts": "Prompts, and what the cores multiply at most",
+            "stored_prompts": "A prompt through a GGUF file as it is stored, beside llama.cpp",
             "prompt_kernels": "Single linear layers of 256 rows: the share of what the cores multiply at most",
             "kernels": "Single linear layers: ours, torch's and IPEX's, beside the memory's speed",
             "blocks": "Single linear layers in GGUF's blocks, beside int4 and the memory's speed",
@@ -124,6 +125,7 @@ PAGES = {
         "What do a start, memory and fewer bits cost?",
         {
             "starting": "Starting",
+            "stored_starting": "Starting with a GGUF file as it is stored, beside reading it",
             "load_memory": "Memory of loading",
             "resident": "A mixture that is larger than memory",
             "eval": "Fewer bits: perplexity",
