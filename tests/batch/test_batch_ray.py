@@ -10,6 +10,7 @@ from pathlib import Path
 
 import checkpoint_files
 import pytest
+import seeing_models
 from batch_runs import REAL, by_id, gone, lines_in, run, start, wait_for, write_prompts
 from ray_nodes import LOCAL_ONLY, instances, marked, two_nodes
 
@@ -106,6 +107,22 @@ def test_sigterm_on_a_cluster(cluster: str, tiny: str, tmp_path: Path) -> None:
     assert "left for --resume" in err
     assert len(by_id(out)) >= 20
     wait_for(lambda: not instances(mark), 10)
+
+
+def test_images_on_a_cluster(cluster: str, tmp_path: Path) -> None:
+    """The files of a line go to the node that has it, and its vision process reads them there."""
+    folder = seeing_models.talking(tmp_path / "talking")
+    pages = [seeing_models.picture(24, 16, number) for number in range(4)]
+    for number, page in enumerate(pages):
+        (tmp_path / f"{number}.png").write_bytes(seeing_models.content(page))
+    lines = [{"id": f"p{number}", "prompt": "What?", "images": [f"{number}.png"]} for number in range(4)]
+    prompts, out = write_prompts(tmp_path / "p.jsonl", lines), tmp_path / "o"
+    code, err = run(REAL, prompts, "-o", out, "-m", folder, *MODEL, "--ray", cluster, seconds=300)
+    assert code == 0, err
+    model = ipex_assist.load(str(folder), None, precision="fp32", executor="torch")
+    for own_id, record in by_id(out).items():
+        expected = model.generate("What?", chat=True, images=[pages[int(own_id[1:])]], max_new_tokens=8)
+        assert record["tokens"] == expected.tokens
 
 
 def test_a_timeout_and_a_bad_model_on_a_cluster(cluster: str, tiny: str, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ def with_images(x: torch.Tensor, images: PromptImages | None, start: int, count:
         first, last = max(start, image.first), min(start + count, image.end)
         parts = image.rows[first - image.first : last - image.first].reshape(last - first, -1, x.shape[-1])
         if layer < parts.shape[1]:
-            given = torch.from_numpy(parts[:, layer]).to(x.dtype)
+            given = torch.tensor(parts[:, layer]).to(x.dtype)
             x = x.clone()
             x[first - start : last - start] = given + (x[first - start : last - start] if layer else 0)
     return x
