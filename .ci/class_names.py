@@ -23,6 +23,7 @@ _SPECS = {
     "MlpSpec": "mlp_spec",
     "RecurrentSpec": "recurrent_spec",
     "HeadSpec": "draft_head",
+    "StreamSpec": "stream_spec",
 }
 _CHOICES = ["ipex_assist/executors/row_choice.py", "ipex_assist/native/operations/batch.h"]
 NUMBERS = {

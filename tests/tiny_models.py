@@ -114,6 +114,8 @@ _LONGCAT = {
 # Rows attend to few positions, which each layer chooses; or the last layers to what an earlier one has chosen.
 _INDEXER = {"index_topk": 6, "index_n_heads": 8, "index_head_dim": 32}
 _SHARED_CHOICES = {**_INDEXER, "num_hidden_layers": 5, "indexer_types": ["full", "shared", "full", "shared", "shared"]}
+_HY4 = {name: value for name, value in _DEEPSEEK.items() if name != "first_k_dense_replace"}
+_HY4 |= _SHARED_CHOICES | {"hc_mult": 4, "swiglu_limit": 0.3, "mlp_layer_types": ["dense", *["sparse"] * 4]}
 _DEEPSEEK_V2 = _DEEPSEEK | {"norm_topk_prob": False}
 _YARN_MSCALE = {
     "rope_scaling": {
@@ -533,6 +535,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "deepseek-v32-many": _like_llama("deepseek_v32", **_LATENT, **_DEEPSEEK, **_INDEXER | {"index_topk": 24}),
     "glm-moe-dsa": _like_llama("glm_moe_dsa", **_LATENT, **_DEEPSEEK | _SHARED_CHOICES),
     "glm-moe-dsa-many": _like_llama("glm_moe_dsa", **_LATENT, **_DEEPSEEK | _SHARED_CHOICES | {"index_topk": 24}),
+    "hy-v4": _like_llama("hy_v4", **_LATENT, **_HY4),
+    "hy-v4-other": _like_llama("hy_v4", **_LATENT, **_HY4 | {"index_topk": 24, "hc_mult": 3, "hc_magnitude": 0.7})
+    | {"hc_eps": 0.05, "swiglu_limit": 3.0, "rms_norm_eps": 1e-3, "attention_bias": True}
+    | {"indexer_types": ["full", "full", "shared", "shared", "full"], "n_shared_experts": 2},
     "glm4-moe-lite": _like_llama("glm4_moe_lite", **_LATENT, **_MOE, n_routed_experts=9, num_hidden_layers=3)
     | {"qk_nope_head_dim": 40, "v_head_dim": 16, "rms_norm_eps": 1e-3},
     "gemma4": _like_llama("gemma4_text", **_GEMMA4_SHARED),

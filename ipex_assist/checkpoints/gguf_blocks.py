@@ -79,7 +79,8 @@ def _numbers_by_name(
     """The file's row numbers of our rows, without torch: of tensors that are as stored, or q and k of Llama's files."""
     import numpy as np
 
-    moved = source.expert is not None or source.transposed or source.flat or source.pairs or source.heads_transposed
+    moved = source.expert is not None or source.transposed or source.flat or source.last_first
+    moved = moved or source.pairs or source.heads_transposed
     if moved or len(stored.parts) != 1 or not gguf_config.keeps_rows(name, stored, config):
         return None
     numbers: Any = np.arange(stored.parts[0].shape[0])

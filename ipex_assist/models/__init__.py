@@ -66,6 +66,7 @@ from ipex_assist.models import (
     hunyuan_v1_dense,
     hunyuan_v1_moe,
     hy_v3,
+    hy_v4,
     idefics3,
     internvl,
     jais2,
@@ -182,7 +183,7 @@ _MODULES = (
     *(youtu, cohere2_moe, lfm3, laguna, deepseek_v32, glm_moe_dsa, axk1, mimo_v2_flash, step3p7),
     *(apertus1p5, apertus1p5_text, longcat_flash),
     *(qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, glm4v, glm46v, idefics3, internvl, paddleocr_vl, smolvlm),
-    granite_docling,
+    *(granite_docling, hy_v4),
 )
 # Published configs have these names of their makers' own code, which is transformers' now.
 _FIRST_NAMES = {

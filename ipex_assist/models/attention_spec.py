@@ -57,6 +57,7 @@ class IndexerSpec:
     top_k: int
     heads: int = 0
     dim: int = 0
+    norm_eps: float = 1e-6  # of the norm of keys
 
     def __post_init__(self) -> None:
         check_ranges(self, INDEXER_RANGES)
@@ -176,7 +177,8 @@ class AttentionSpec:
         check_ranges(self, ATTENTION_RANGES)
         if self.latent is not None:
             assert (self.kv_heads, self.head_dim, self.rotary_dim) == (1, self.latent.head_dim, self.latent.rope_dim)
-            assert not any((self.sinks, self.output_gate, self.qk_norm, self.alibi_slopes)), "beside latents"
+            assert not any((self.gate_per_head, self.qk_norm, self.alibi_slopes)), "beside latents"
+            assert self.gate_activation == "sigmoid", "beside latents"
             assert not any((self.shares_kv, self.values_are_keys, self.value_norm, self.value_dim)), "beside latents"
             assert self.value_scale == 1, "beside latents"
         check_kind("gate_activation", self.gate_activation, GateActivation)
@@ -248,7 +250,7 @@ class AttentionSpec:
         """Columns of the projections of query, key, value and output gate; or of the query's row and the latent."""
         if self.latent is not None:
             indexer = self.latent.indexer
-            columns = (self.latent.query_rank or 0) + self.latent.head_dim
+            columns = (self.latent.query_rank or 0) + self.latent.head_dim + self.gate_size
             return columns if indexer is None else columns + indexer.dim + indexer.heads
         keys = 0 if self.shares_kv else self.key_size
         values = 0 if self.shares_kv or self.values_are_keys else self.value_size
@@ -256,19 +258,18 @@ class AttentionSpec:
 
     def shapes(self, hidden: int) -> dict[str, tuple[int, ...]]:
         """Of its weights by our names, in a layer of rows of `hidden` columns."""
+        beside = {"sinks": (self.heads,), "g_proj": (self.gate_size, hidden)}
         if self.latent is not None:
-            return self.latent.shapes(self.heads, hidden)
+            return self.latent.shapes(self.heads, hidden) | beside
         query, key = self.query_size, self.key_size
         one = self.qk_norm == "head"
-        return {
+        return beside | {
             "q_norm": (self.head_dim if one else query,),
             "k_norm": (self.head_dim if one else key,),
-            "sinks": (self.heads,),
             "q_proj": (query, hidden),
             "k_proj": (key, hidden),
             "v_proj": (self.value_size, hidden),
             "o_proj": (hidden, self.output_size),
-            "g_proj": (self.gate_size, hidden),
         }
 
     def weights(self, hidden: int) -> int:

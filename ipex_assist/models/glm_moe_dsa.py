@@ -48,4 +48,6 @@ def _kinds(config: Config) -> list[str]:
 
 def weights(spec: DecoderSpec) -> dict[str, Source]:
     """Those of latent attention, of which the indexer rotates pairs as well, and DeepSeek's names of experts."""
-    return latent_weights(spec, index_pairs=True)
+    latent = spec.layers[0].attention.latent
+    assert latent is not None
+    return latent_weights(spec, index_rotated={"pairs": latent.rope_dim})

@@ -97,14 +97,17 @@ def with_latents(model_type: str, config: Config, latent: LatentSpec, **differen
     )
 
 
-def with_indexers(spec: DecoderSpec, config: Config, shared: Sequence[bool], *, heads: int) -> DecoderSpec:
+def with_indexers(
+    spec: DecoderSpec, config: Config, shared: Sequence[bool], *, heads: int, norm_eps: float = 1e-6
+) -> DecoderSpec:
     """Such a model whose layers attend sparsely. heads: of the indexers of a config without their number.
 
     shared: which layers attend to what the last one before them that is not has chosen; False where all have an
     indexer. Raises ConfigError and NotComputed as `latent_spec` does.
     """
     sizes = (("index_topk", 2048), ("index_n_heads", heads), ("index_head_dim", 128))
-    indexer = IndexerSpec(*(config.integer(name, usual) for name, usual in sizes))
+    top_k, count, dim = (config.integer(name, usual) for name, usual in sizes)
+    indexer = IndexerSpec(top_k, count, dim, norm_eps)
     if not indexer.heads:
         raise ConfigError("index_n_heads", 0, "at least 1")
     if indexer.dim % _LANES:
@@ -134,24 +137,26 @@ def _scale(latent: LatentSpec, positions: Rope) -> float:
 def latent_weights(
     spec: DecoderSpec,
     pairs: bool = True,
-    index_pairs: bool = False,
+    index_rotated: Mapping[str, Any] | None = None,
     norms: Mapping[str, str] | None = None,
+    linears: Mapping[str, str] | None = None,
     experts: ExpertNames = DEEPSEEK_EXPERTS,
 ) -> dict[str, Source]:
     """Their weights. Each head's rows of a query are those that are not rotated, then pairs that are (or halves); each
     head's rows of kv_b_proj are its keys', which are multiplied with queries and so transposed, then its values'.
 
-    index_pairs: whether the first values of an indexer's keys and queries are rotated by pairs. norms: further ones.
+    index_rotated: fields of sources, for an indexer's keys and queries, of which the first values are rotated by halves
+    here. norms, linears: further ones.
     """
     latent = spec.layers[0].attention.latent
     assert latent is not None
-    linears, fields = latent_parts(latent, {"pairs": latent.rope_dim} if pairs else {})
-    if index_pairs:
-        fields |= {leaf: {"pairs": latent.rope_dim} for leaf in ("index_q_proj", "index_k_proj", "index_k_norm")}
+    usual, fields = latent_parts(latent, {"pairs": latent.rope_dim} if pairs else {})
+    if index_rotated:
+        fields |= {leaf: dict(index_rotated) for leaf in ("index_q_proj", "index_k_proj", "index_k_norm")}
     fields["final_norm"] = {"factor": spec.logit_multiplier}
     return named(
         spec,
-        linears={**LLAMA_LINEARS, **linears},
+        linears={**LLAMA_LINEARS, **usual, **(linears or {})},
         norms={**LLAMA_NORMS, **LATENT_NORMS, **(norms or {})},
         fields=fields,
         experts=experts,

@@ -54,7 +54,8 @@ EXPERT_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
 class MlpSpec:
     """A gated MLP, down(activation(gate(x)) · up(x)), or a plain one, down(activation(up(x))).
 
-    limit: what activation(gate(x)) is at most, and up(x) within ± of it (Step 3.7).
+    limit: what activation(gate(x)) is at most, and up(x) within ± of it (Step 3.7); or what gate(x) is before its
+    activation, where `limits_gates` (Hunyuan 4).
     Raises ConfigError for a value out of MLP_RANGES, and for an activation that it cannot have.
     """
 
@@ -63,6 +64,7 @@ class MlpSpec:
     gated: bool = True
     bias: bool = False
     limit: float | None = None
+    limits_gates: bool = False
 
     def __post_init__(self) -> None:
         check_ranges(self, MLP_RANGES)
@@ -125,6 +127,7 @@ class Experts:
     identity: int = 0
     limit: float | None = None  # as of an MLP: of each, and of the shared expert
     shared_limit: float | None = None
+    limits_gates: bool = False
 
     def __post_init__(self) -> None:
         check_ranges(self, EXPERT_RANGES)
@@ -159,9 +162,11 @@ class Experts:
     @property
     def each(self) -> MlpSpec:
         """One of them."""
-        return MlpSpec(self.intermediate_size, self.activation, self.gated, self.bias, self.limit)
+        return MlpSpec(*(self.intermediate_size, self.activation, self.gated, self.bias), self.limit, self.limits_gates)
 
     @property
     def shared(self) -> MlpSpec:
         """The shared one."""
-        return MlpSpec(self.shared_size, self.activation, self.gated, self.bias, self.shared_limit)
+        return MlpSpec(
+            *(self.shared_size, self.activation, self.gated, self.bias), self.shared_limit, self.limits_gates
+        )

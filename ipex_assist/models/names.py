@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ from ipex_assist.models.mixers.mamba1 import LOW_NORMS
 from ipex_assist.models.mlp_spec import Experts
 from ipex_assist.models.recurrent_spec import RecurrentSpec
 from ipex_assist.models.spec import DecoderSpec, LayerSpec
+from ipex_assist.models.stream_spec import HEAD_STREAMS
 from ipex_assist.models.weights import Source
 
 # Our linears, norms and what is outside of layers, by Llama's names.
@@ -199,7 +200,8 @@ def _absent(layer: LayerSpec) -> set[str]:
     if layer.recurrent is not None:
         absent |= {"q_proj", "k_proj", "v_proj", "g_proj", "o_proj", "sinks", *HEAD_NORMS, *LATENT, *INDEXER}
     elif (latent := layer.attention.latent) is not None:
-        absent |= {"q_proj", "k_proj", "v_proj", "g_proj", *HEAD_NORMS}
+        absent |= {"q_proj", "k_proj", "v_proj", *HEAD_NORMS}
+        absent |= set() if layer.attention.output_gate else {"g_proj"}
         absent |= set() if latent.query_rank else {"q_a_proj", "q_a_norm"}
         absent |= set() if latent.index_dim else set(INDEXER)
     else:
@@ -212,6 +214,17 @@ def _absent(layer: LayerSpec) -> set[str]:
     if isinstance(layer.mlp, Experts):
         return absent | set(MLP)
     return absent if layer.mlp.gated else absent | {"gate_proj"}
+
+
+def streams(spec: DecoderSpec, names: Mapping[str, Sequence[str]]) -> dict[str, Source]:
+    """What weighs several residual streams. names: by ours, what their tensors may be called, with {} for the part."""
+    made = {}
+    for ours, theirs in names.items():
+        for leaf, part in (("", "fn"), ("_base", "base"), ("_scale", "scale")):
+            for place in ("",) if ours == HEAD_STREAMS else (f"layers.{i}." for i in range(spec.num_hidden_layers)):
+                first, *others = (f"{start}{place}{name.format(part)}" for start in ("model.", "") for name in theirs)
+                made[f"{place}{ours}{leaf}.weight"] = Source(first, alternatives=tuple(others))
+    return made
 
 
 def _biased(layer: LayerSpec) -> set[str]:

@@ -32,6 +32,8 @@ once (layers.py). What a layer may have:
 - **Latent attention** keeps one narrow row a token for all heads in the place of keys and values (`LatentSpec`).
 - **Multipliers** of the embedding, of what is added to the residual stream, of attention's scores and of logits.
 - **Biases** of query, key and value; output; MLP; head.
+
+The residual stream may be several side by side (`StreamSpec`, Hunyuan 4).
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ from ipex_assist.models.mlp_spec import NOT_ELEMENTWISE, Experts, MlpSpec
 from ipex_assist.models.ranges import check_kind, check_range, check_ranges
 from ipex_assist.models.recurrent_spec import RecurrentSpec
 from ipex_assist.models.rope_spec import Rope
+from ipex_assist.models.stream_spec import StreamSpec
 
 Norm = Literal["rms", "layer"]
 NormPlace = Literal["pre", "post_residual", "post", "sandwich", "pre_and_mlp_out"]
@@ -197,6 +200,7 @@ class DecoderSpec:
     # In which layers rows of an image see each other, those behind them included; None: in none.
     whole_images: Literal["all", "windows"] | None = field(default=None, repr=False)
     output_vocab_size: int | None = None  # tokens that have logits, the first of the vocabulary; None: all
+    streams: StreamSpec | None = None  # of the residual stream; None: it is one
     head: HeadSpec | None = None  # of a draft head: it reads hidden states of its target beside tokens
 
     def __post_init__(self) -> None:
@@ -213,6 +217,7 @@ class DecoderSpec:
             assert not layer.beside or (before is not None and before.mlp is None), "a mixer beside none"
             assert before is None or not before.defers or layer.adds_deferred, "experts that are deferred to a layer"
         assert not self.layers[-1].defers, "experts that are deferred to none"
+        assert self.streams is None or not (self.embedding_layers or self.per_layer_size or self.head), "streams"
         for attention in self.attentions:
             self._check_rotary(attention)
         if not 0 <= self.embedding_layers < len(self.layers):

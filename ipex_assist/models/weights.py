@@ -43,6 +43,8 @@ def _part_shape(shape: tuple[int, ...], source: Source, head_dim: int) -> tuple[
         part = (math.prod(part),)
     if source.pairs and (not part or part[0] % max(head_dim, source.pairs)):
         return shape
+    if source.last_first and (not part or part[0] % head_dim):
+        return shape
     if source.heads_transposed:
         if len(part) != 2 or part[0] % source.heads_transposed:
             return shape
@@ -154,6 +156,7 @@ def _outer_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
         "per_layer_in_proj": (spec.num_hidden_layers * spec.per_layer_size, hidden),
         "per_layer_norm": (spec.per_layer_size,),
         **dict.fromkeys(NORMS, (hidden,)),
+        **(spec.streams.head_shapes(hidden) if spec.streams is not None else {}),
     }
 
 
@@ -203,6 +206,7 @@ def _layer_shapes(spec: DecoderSpec, layer: LayerSpec, place: str) -> dict[str, 
     return {
         **dict.fromkeys(NORMS, (hidden,)),
         **layer.mixer.shapes(hidden),
+        **(spec.streams.layer_shapes(hidden) if spec.streams is not None else {}),
         "gate_proj": (inner, hidden),
         "up_proj": (inner, hidden),
         "down_proj": (hidden, inner),
@@ -257,6 +261,8 @@ def part_of(tensor: torch.Tensor, source: Source, head_dim: int) -> torch.Tensor
     tensor = rows_of(tensor, source, head_dim)
     if source.flat:
         tensor = tensor.reshape(-1)
+    if source.last_first:
+        tensor = tensor.reshape(-1, head_dim, *tensor.shape[1:]).roll(source.last_first, 1).flatten(0, 1)
     if source.pairs:
         width = max(head_dim, source.pairs)
         tensor = tensor.reshape(-1, width, *tensor.shape[1:])[:, _halves(source.pairs, width)].flatten(0, 1)
@@ -272,7 +278,7 @@ def run_of(shape: tuple[int, ...], source: Source) -> tuple[int, tuple[int, ...]
 
     None where it is several runs, or their order or values change.
     """
-    moved = source.every or source.interleaved or source.pairs or source.heads_transposed
+    moved = source.every or source.interleaved or source.last_first or source.pairs or source.heads_transposed
     changed = moved or source.plus or source.factor != 1
     first = 0
     if source.expert is not None:
@@ -323,6 +329,7 @@ class Source:
     # Heads first … last of every `parts` of them (GPTBigCode with multi_query=False, GPT-NeoX: (1, 2, 3) are keys).
     interleaved: tuple[int, int, int] | None = None
     flat: bool = False  # a matrix that is a vector here
+    last_first: int = 0  # the last so many rows of each head come before the others
     pairs: int = 0  # this many rows of each head are rotated by pairs: put in the order of halves
     heads_transposed: int = 0  # every so many rows are a head's, which is transposed
     plus: float = 0.0

@@ -8,9 +8,10 @@ from ipex_assist.models.attention_spec import AttentionSpec
 from ipex_assist.models.mixers import MIXERS
 from ipex_assist.models.recurrent_spec import RecurrentSpec
 from ipex_assist.models.spec import DecoderSpec, LayerSpec
+from ipex_assist.models.stream_spec import StreamSpec
 from ipex_assist.quantization.precision import FORMATS, beside_experts
 
-ABI_VERSION = 36  # api.cpp: ia_abi. It changes with every function there and with the structures here.
+ABI_VERSION = 38  # api.cpp: ia_abi. It changes with every function there and with the structures here.
 PRECISIONS = {name: each.number for name, each in FORMATS.items()}
 NORM_PLACES = {"pre": 0, "post_residual": 1, "post": 2, "sandwich": 3, "pre_and_mlp_out": 4}
 HEAD_NORMS = {None: 0, "head": 1, "each_head": 2, "all_heads": 3, "unweighted": 4}
@@ -52,7 +53,10 @@ _MODEL_INTEGERS = (
 class CIndexerSpec(ctypes.Structure):
     """Mirrors `IndexerSpec` of spec.h."""
 
-    _fields_ = [(name, ctypes.c_int32) for name in ("top_k", "heads", "dim")]
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("top_k", "heads", "dim")),
+        ("norm_eps", ctypes.c_float),
+    ]
 
 
 class CLatentSpec(ctypes.Structure):
@@ -97,6 +101,7 @@ class CMlpSpec(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int32) for name in _MLP_INTEGERS.split()),
         *((name, ctypes.c_float) for name in _MLP_FLOATS.split()),
+        ("limits_gates", ctypes.c_int32),
     ]
 
 
@@ -123,6 +128,15 @@ class CHeadSpec(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int32) for name in _HEAD_INTEGERS.split()]
 
 
+class CStreamSpec(ctypes.Structure):
+    """Mirrors `StreamSpec` of spec.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("count", "sinkhorn_steps")),
+        *((name, ctypes.c_float) for name in ("eps", "gain", "gain_eps")),
+    ]
+
+
 class CModelSpec(ctypes.Structure):
     """Mirrors `ModelSpec` of spec.h."""
 
@@ -132,6 +146,7 @@ class CModelSpec(ctypes.Structure):
         ("embedding_multiplier", ctypes.c_float),
         ("logit_cap", ctypes.c_float),
         ("draft_head", CHeadSpec),
+        ("streams", CStreamSpec),
     ]
 
 
@@ -285,7 +300,14 @@ def model_spec(
         embedding_multiplier=spec.embedding_multiplier,
         logit_cap=spec.logit_cap or 0.0,
         draft_head=_head_spec(spec),
+        streams=_stream_spec(spec.streams),
     )
+
+
+def _stream_spec(streams: StreamSpec | None) -> CStreamSpec:
+    if streams is None:
+        return CStreamSpec(count=1)
+    return CStreamSpec(streams.count, streams.sinkhorn_steps, streams.eps, streams.gain, streams.gain_eps)
 
 
 def _head_spec(spec: DecoderSpec) -> CHeadSpec:
@@ -373,7 +395,7 @@ def _attention_spec(spec: DecoderSpec, attention: AttentionSpec) -> CAttentionSp
         sizes = (latent.rank, latent.rope_dim, latent.nope_dim, latent.value_dim, latent.query_rank or 0)
         made.latent = CLatentSpec(*sizes, latent.norm_eps)
         if (indexer := latent.indexer) is not None:
-            made.latent.indexer = CIndexerSpec(indexer.top_k, indexer.heads, indexer.dim)
+            made.latent.indexer = CIndexerSpec(indexer.top_k, indexer.heads, indexer.dim, indexer.norm_eps)
     if attention.alibi_slopes:
         made.alibi_slopes = (ctypes.c_float * attention.heads)(*attention.alibi_slopes)
     return made
@@ -410,6 +432,7 @@ def _mlp_spec(layer: LayerSpec, precision: str) -> CMlpSpec:
         gated=each.gated,
         bias=each.bias,
         limit=each.limit or 0.0,
+        limits_gates=each.limits_gates,
         precision=PRECISIONS[precision if experts is not None else beside_experts(precision)],
     )
     if experts is not None:

@@ -91,10 +91,11 @@ OTHERS = [
     *(f"{variant}+int8" for variant in tiny_models.known("glm4-moe-lite")),
     *tiny_models.known("falcon-h1", "llama4", "bamba", "kimi-linear", "deepseek-v3", "gemma4"),
     *tiny_models.known("mamba", "falcon-mamba"),
-    *(f"{variant}{kv}" for variant in tiny_models.known("deepseek-v32", "glm-moe-dsa") for kv in ("", "+int8")),
     *(
         f"{variant}{kv}"
-        for variant in tiny_models.known("mimo-v2-flash", "axk1", "longcat-flash")
+        for variant in tiny_models.known(
+            *("deepseek-v32", "glm-moe-dsa", "hy-v4"), *("mimo-v2-flash", "axk1", "longcat-flash")
+        )
         for kv in ("", "+int8")
     ),
     *tiny_models.known("step3p7", "laguna", "apertus1p5-text"),

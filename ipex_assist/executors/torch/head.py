@@ -16,8 +16,9 @@ from ipex_assist.executors.torch.mixers.attention import normed_values
 from ipex_assist.executors.torch.mixers.layer_rows import AttentionMetadata
 from ipex_assist.executors.torch.mixers.states import RecurrentStates
 from ipex_assist.executors.torch.mlp import run_mlp
-from ipex_assist.executors.torch.model import Tapped, TorchModel, TorchSequence
+from ipex_assist.executors.torch.model import TorchModel, TorchSequence
 from ipex_assist.executors.torch.rope import rotate
+from ipex_assist.executors.torch.tapped import Tapped
 from ipex_assist.models.attention_spec import AttentionSpec
 from ipex_assist.models.draft_head import HeadSpec, Taps
 

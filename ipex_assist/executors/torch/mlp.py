@@ -82,7 +82,10 @@ def activate_gated(spec: MlpSpec, gate: torch.Tensor, up: torch.Tensor) -> torch
     if spec.activation == "clamped_swiglu":
         gate, up = gate.clamp(max=CLAMP), up.clamp(-CLAMP, CLAMP)
         return gate * torch.sigmoid(SIGMOID_GAIN * gate) * (up + 1)
-    active = ACTIVATION_FUNCTIONS[spec.activation](gate)
+    function = ACTIVATION_FUNCTIONS[spec.activation]
     if spec.limit is None:
-        return active * up
-    return active.clamp(max=spec.limit) * up.clamp(-spec.limit, spec.limit)
+        return function(gate) * up
+    up = up.clamp(-spec.limit, spec.limit)
+    if spec.limits_gates:
+        return function(gate.clamp(max=spec.limit)) * up
+    return function(gate).clamp(max=spec.limit) * up

@@ -8,9 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.nn import functional
 
 from ipex_assist.env.errors import IpexAssistError
@@ -31,9 +29,10 @@ from ipex_assist.executors.torch.mixers.states import RecurrentStates
 from ipex_assist.executors.torch.mlp import ACTIVATION_FUNCTIONS, run_mlp
 from ipex_assist.executors.torch.rope import TorchRotary
 from ipex_assist.executors.torch.row_plan import RowPlan
+from ipex_assist.executors.torch.streams import check_hidden, read_streams, write_streams
+from ipex_assist.executors.torch.tapped import Tapped, rows_with_logits
 from ipex_assist.executors.torch.weights import Norm, Weights
 from ipex_assist.models.attention_spec import AttentionSpec
-from ipex_assist.models.draft_head import Taps
 from ipex_assist.models.recurrent_spec import RecurrentSpec
 from ipex_assist.models.spec import DecoderSpec, LayerSpec
 
@@ -77,33 +76,6 @@ class TorchSequence:
         made.length, made.rope_prompt_length = length, self.rope_prompt_length
         made.adapter, made.images = self.adapter, self.images
         return made
-
-
-class Tapped:
-    """Hidden states of the passes of one call, taken at the layers that were asked for."""
-
-    def __init__(self, taps: Taps) -> None:
-        self.taps = taps
-        self._parts: dict[int, list[torch.Tensor]] = {layer: [] for layer in taps.layers}
-
-    def take(self, layer: int, x: torch.Tensor) -> None:
-        """Keep the rows x (rows, hidden) that enter a layer, where it is one of those."""
-        if layer in self._parts:
-            self._parts[layer].append(x.float())
-
-    def rows(self, hidden_size: int) -> NDArray[np.float32]:
-        """All of them, (rows, taps · hidden_size)."""
-        parts = [self._parts[layer] or [torch.empty(0, hidden_size)] for layer in self.taps.layers]
-        made: NDArray[np.float32] = torch.cat([torch.cat(part) for part in parts], 1).numpy()
-        return made
-
-
-def _rows_with_logits(rows: abc.Sequence[Rows]) -> list[int]:
-    found, end = list[int](), 0
-    for each in rows:
-        end += len(each.tokens)
-        found += range(end - each.last, end)
-    return found
 
 
 def _chunks(count: int) -> list[tuple[int, int]]:
@@ -201,12 +173,13 @@ class TorchModel(Model):
     ) -> torch.Tensor:
         """Append each one's tokens to its sequence; logits (sum of `last`, vocab) in the order of `rows`."""
         assert len({id(each.sequence) for each in rows}) == len(rows), "a sequence twice in one call"
+        check_hidden(self.spec, hidden)
         tapped = None if hidden is None else Tapped(hidden.taps)
         logits = [part for each in rows for part in self._append(each, tapped)]
         if hidden is not None and tapped is not None:
             hidden.rows = tapped.rows(self.spec.hidden_size)
             if hidden.of_logit_rows:
-                hidden.rows = hidden.rows[_rows_with_logits(rows)]
+                hidden.rows = hidden.rows[rows_with_logits(rows)]
         columns = self.columns(vocabulary)
         if not logits:
             return torch.empty(0, columns)
@@ -335,7 +308,7 @@ class TorchModel(Model):
         return AttentionMetadata(start, angles, mask, step, rows, query_growth(attention, start, rows))
 
     def embed(self, tokens: torch.Tensor, start: int) -> torch.Tensor:
-        """Rows (rows, hidden) of `tokens` (rows,) at positions from `start` on."""
+        """What enters the first layer of `tokens` (rows,) at positions from `start` on: (rows, hidden), or streams."""
         weights = self.weights
         x = functional.embedding(tokens, weights.embed_tokens)
         if weights.project_in is not None:
@@ -347,7 +320,8 @@ class TorchModel(Model):
             table = weights.embed_positions
             positions = torch.arange(start, start + len(tokens)) + self.spec.position_offset
             x = x + functional.embedding(positions.clamp_(max=table.shape[0] - 1), table)
-        return self._norm(x, weights.embedding_norm) if self.spec.embedding_norm else x
+        x = self._norm(x, weights.embedding_norm) if self.spec.embedding_norm else x
+        return x if self.spec.streams is None else x.repeat(1, self.spec.streams.count)
 
     def layer(
         self,
@@ -364,7 +338,9 @@ class TorchModel(Model):
         It writes their keys and values, unless it reads another layer's, or, of a recurrent layer, the state after
         them. per_layer: `per_layer_inputs` of the rows; read: the rows that its mixer reads, x where None.
         """
-        read = x if read is None else read
+        read = read_streams(
+            self.spec, x if read is None else read, self.weights.layers[index].streams.get("attention_hc")
+        )
         rows = self._norm_if(self.spec.layers[index].has_pre_norms, read, self.weights.layers[index].attention_norm)
         self.see(index, "prepare_attention", "residual stream", x)
         self.see(index, "prepare_attention", "mixer inputs", rows)
@@ -395,7 +371,9 @@ class TorchModel(Model):
         if spec.parallel:
             rows = rows if spec.shared_norm else self._norm_if(spec.has_pre_norms, x, layer.mlp_norm)
             return x + attended + self._delta(spec, run_mlp(spec, layer, rows, see))
-        x = self._norm_if(after, x + attended, layer.attention_norm)
+        x = self._norm_if(
+            after, write_streams(self.spec, x, attended, layer.streams.get("attention_hc")), layer.attention_norm
+        )
         if spec.mlp is None:
             return x
         see("prepare_mlp", "residual stream", x)
@@ -403,13 +381,14 @@ class TorchModel(Model):
             norms = layer.mlp_norms
             made = run_mlp(spec, layer, x, see, lambda rows, name: self._norm(rows, norms[name]))
         else:
-            rows = self._norm_if(spec.has_pre_norms, x, layer.mlp_norm)
+            read = read_streams(self.spec, x, layer.streams.get("mlp_hc"))
+            rows = self._norm_if(spec.has_pre_norms, read, layer.mlp_norm)
             see("prepare_mlp", "mlp inputs", rows)
             made = run_mlp(spec, layer, rows, see, defer=self.deferred.append if spec.defers else None)
         made = self._delta(spec, self._norm_if(spec.has_mlp_out_norm, made, layer.mlp_out_norm))
         if index and self.spec.layers[index - 1].defers:
             made = made + self.deferred.pop()
-        return self._norm_if(after, x + made, layer.mlp_norm)
+        return self._norm_if(after, write_streams(self.spec, x, made, layer.streams.get("mlp_hc")), layer.mlp_norm)
 
     def _norm_if(self, here: bool, x: torch.Tensor, norm: Norm) -> torch.Tensor:
         """Rows x through the norm that a layer has here, if it has one."""
@@ -435,6 +414,7 @@ class TorchModel(Model):
 
     def normed(self, x: torch.Tensor) -> torch.Tensor:
         """Rows of the last layer after the final norm, if there is one."""
+        x = read_streams(self.spec, x, self.weights.streams)
         return self._norm(x, self.weights.final_norm) if self.spec.final_norm else x
 
     def head(self, x: torch.Tensor) -> torch.Tensor:

@@ -6,16 +6,19 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
+from torch.nn import functional
 
 from ipex_assist.executors.torch.dynamic_conv import DynamicConv
 from ipex_assist.executors.torch.experts import ExpertLayer, Mlp
 from ipex_assist.executors.torch.kernels import Kernels, Linear, TorchKernels
 from ipex_assist.executors.torch.selector import Confidence, Selector
+from ipex_assist.executors.torch.streams import StreamLayer
 from ipex_assist.models import Source
 from ipex_assist.models.draft_head import HeadSpec
 from ipex_assist.models.mlp_spec import Experts
 from ipex_assist.models.names import EXPERT_NORMS, INDEXER_INPUTS, LATENT_INPUTS, VECTORS, XIELU
 from ipex_assist.models.spec import DecoderSpec, LayerSpec
+from ipex_assist.models.stream_spec import HEAD_STREAMS, STREAMS
 from ipex_assist.models.weights import CONV_BASES, check_numbers, check_shape, head_dim_of, layer_of, part_of, resolve
 
 Norm = tuple[torch.Tensor | None, torch.Tensor | None]  # weight and bias, each (hidden,)
@@ -73,6 +76,7 @@ class Layer:
     latent: LatentLayer | None = None
     per_layer: PerLayerLinears | None = None
     scalar: torch.Tensor | None = None  # (1,), of the residual stream after the layer
+    streams: dict[str, StreamLayer] = field(default_factory=dict)  # by STREAMS, where there are several
     convs: tuple[DynamicConv, ...] = ()  # around attention and MLP, of draft heads that have them
 
     @property
@@ -111,6 +115,7 @@ class Weights:
     per_layer_embed: torch.Tensor | None = None  # (vocab, layers · per_layer_size)
     per_layer_in: Linear | None = None  # (rows, hidden) → (rows, layers · per_layer_size)
     per_layer_norm: torch.Tensor | None = None  # (per_layer_size,)
+    streams: StreamLayer | None = None  # of the final norm
 
 
 # The parts of the first linear of a recurrent mixer (RecurrentSpec.input_parts), and those of RecurrentSpec.low_parts.
@@ -122,14 +127,16 @@ _FUSED = {
     "up": ("gate_proj", "up_proj"),
     "mixer_in": MIXER_IN,
     "mixer_low": MIXER_LOW,
-    "latent_in": LATENT_INPUTS,
+    "latent_in": (*LATENT_INPUTS, "g_proj"),
     "query": ("q_nope_proj", "q_rope_proj"),
     "index_in": INDEXER_INPUTS,
 }
 _BY_HEAD = ("k_b", "v_b")  # each head has a linear of its own
-_FP32 = ("router", "shared_gate", "correction_bias", "expert_scales", "confidence")
+_STREAMS = (*STREAMS, HEAD_STREAMS)
+_STREAM_VECTORS = tuple(f"{name}{part}" for name in _STREAMS for part in ("_base", "_scale"))
+_FP32 = ("router", "shared_gate", "correction_bias", "expert_scales", "confidence", *_STREAMS, *_STREAM_VECTORS)
 _TABLES = ("embed_tokens", "embed_positions", "per_layer_embed", "selector_before", "selector_after")
-_VECTORS = ("sinks", "correction_bias", "expert_scales", "layer_scalar", "confidence", *CONV_BASES)
+_VECTORS = ("sinks", "correction_bias", "expert_scales", "layer_scalar", "confidence", *CONV_BASES, *_STREAM_VECTORS)
 
 
 def load_weights(
@@ -192,6 +199,8 @@ class _Packer:
             vectors = [part for part in ordered if part.dim() == 1]
             weight = matrices[0] if len(matrices) == 1 else torch.cat(matrices)
             bias = torch.cat(vectors) if vectors else None
+            if bias is not None:  # the last parts may have none: gates beside latents
+                bias = functional.pad(bias, (0, len(weight) - len(bias)))
             del matrices, ordered
             if group in _BY_HEAD:
                 heads = self.spec.layers[int(prefix.rpartition(".")[2])].attention.heads
@@ -207,6 +216,8 @@ class _Packer:
             return leaf
         if layer is not None and layer.recurrent is not None and leaf in layer.recurrent.low_parts:
             return "mixer_low"
+        if leaf == "g_proj" and layer is not None and not layer.recurrent and layer.attention.latent:
+            return "latent_in"
         return next((fused for fused, parts in _FUSED.items() if leaf in parts), leaf.removesuffix("_proj"))
 
     def _parts(self, prefix: str, group: str, leaf: str) -> Iterator[str]:
@@ -237,7 +248,12 @@ class _Packer:
             per_layer_in=self.linears.get("per_layer_in"),
             per_layer_norm=self.tensors.get("per_layer_norm.weight"),
             head=self._head() if self.spec.head is not None else None,
+            streams=self._streams(HEAD_STREAMS) if self.spec.streams is not None else None,
         )
+
+    def _streams(self, name: str) -> StreamLayer:
+        vectors = (self.tensors[f"{name}_{part}.weight"] for part in ("base", "scale"))
+        return StreamLayer(self.linears[name], *vectors)
 
     def _head(self) -> HeadWeights:
         assert self.spec.head is not None
@@ -287,6 +303,7 @@ class _Packer:
             latent=self._latent(prefix) if prefix + "query" in self.linears else None,
             per_layer=self._per_layer(prefix) if self.spec.per_layer_size else None,
             scalar=self.tensors.get(prefix + "layer_scalar.weight"),
+            streams={} if self.spec.streams is None else {name: self._streams(prefix + name) for name in STREAMS},
             convs=tuple(self._conv(prefix + base) for base in CONV_BASES if f"{prefix}{base}.weight" in self.tensors),
         )
 

@@ -41,7 +41,8 @@ void list_prepared(List& list, PreparedRows& rows, int64_t value_bytes, int64_t 
 
 template <class List>
 void list_shared(List& list, SharedBuffers& b, const ActivationSizes& s) {
-    list("x", b.x, s.rows, s.width);
+    list("x", b.x, s.rows, s.stream);
+    list("stream_parts", b.stream_parts, s.stream_rows, s.stream_parts);
     list("qkv", b.qkv, s.rows, s.qkv);
     list("attended", b.attended, s.rows, s.attended);
     list("heads", b.heads, s.rows, s.heads);
@@ -111,7 +112,7 @@ void list_thread(List& list, ThreadBuffers& b, const ActivationSizes& s) {
     list("sums", b.sums, s.queries, 1);
     list("gathered", b.gathered, s.gathered, 1);
     list("index_keys", b.index_keys, 2, s.positions);
-    list("own x", b.x, DECODE_ROWS, s.width);
+    list("own x", b.x, DECODE_ROWS, s.stream);
     list_prepared(list, b.inputs, values * s.own_value, values / SCALE_COLUMNS, values / 32, 0);
     const int64_t of_slots = s.own_slot_columns;
     list_prepared(list, b.slot_inputs, s.own_slot_values, of_slots / SCALE_COLUMNS, of_slots / 32, 0);

@@ -53,7 +53,8 @@ struct SampledRow {
 };
 
 struct SharedBuffers {
-    Array<float> x;               // (rows, hidden): the residual stream
+    Array<float> x;               // (rows, stream_width): the residual stream
+    Array<float> stream_parts;    // (rows, slices · …) of streams where each thread prepares all rows: streams.cpp
     Array<float> qkv;             // (rows, queries, keys and values)
     Array<float> attended;        // (rows, heads · value_dim)
     Array<float> per_layer;       // (rows, layers · per_layer_size): each layer's own embeddings
@@ -96,7 +97,7 @@ struct ThreadBuffers {
     Array<float> of_token;       // (selector_rank) a token's row of one of the selector's tables
     Array<float> ordered;        // a row in the order of a linear's input columns, where there is one
     Array<float> up;             // (ROW_BLOCK, columns of gate and up that are activated while they are in the cache)
-    Array<float> x;              // (DECODE_ROWS, hidden): the residual stream where each thread prepares all rows
+    Array<float> x;              // (DECODE_ROWS, stream_width): the residual stream where each thread prepares all rows
     PreparedRows inputs;         // and what the next linear gets of it
     PreparedRows slot_inputs;    // of an expert's up linear, of up to DECODE_ROWS slots
     PreparedRows head_inputs;    // of latent attention: of ROW_BLOCK rows, what the linear of a head gets
@@ -116,6 +117,7 @@ struct ThreadBuffers {
 struct ActivationSizes {
     int64_t rows, logit_rows, vocabulary_chunks, threads, nodes;
     int64_t width, qkv, attended, per_layer;    // columns of a row
+    int64_t stream, stream_rows, stream_parts;  // columns of a row of the residual stream; of several streams
     int64_t between;                            // columns of rows between the linears of a mixer
     int64_t scan_rows, scan_columns, state;     // of recurrent layers; floats of a part of their state
     int64_t depth;                              // input columns of any linear that all rows enter

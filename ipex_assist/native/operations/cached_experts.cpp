@@ -50,8 +50,10 @@ void expect_next(Pass& pass, const LayerStep& step, int thread) {
     const Array<float>& stream = pass.stream(thread);
     const int64_t rows = pass.plan().rows(), hidden = model.spec.hidden_size;
     std::vector<float> x(size_t(rows * hidden));
-    for (int64_t r = 0; r < rows; r++)
-        std::memcpy(x.data() + r * hidden, stream.row(r), size_t(hidden) * sizeof(float));
+    for (int64_t r = 0; r < rows; r++) {
+        if (model.spec.streams.several()) read_streams(model.spec, stream.row(r), x.data() + r * hidden);
+        else std::memcpy(x.data() + r * hidden, stream.row(r), size_t(hidden) * sizeof(float));
+    }
     model.expert_cache->expect(step.index + 1,
                                [&model, &next, x = std::move(x)] { return experts_of(model, next, x); });
 }

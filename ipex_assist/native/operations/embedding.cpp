@@ -43,11 +43,14 @@ void embed(Pass& pass, int thread) {
     const PassPlan& plan = pass.plan();
     const auto [first, end] = stream_rows(plan, thread);
     const Array<float>& x = pass.stream(thread);
+    const int32_t streams = pass.model.spec.streams.count;
+    const int64_t size = pass.model.spec.hidden_size;
     if (pass.model.spec.projected_embedding) project(pass, thread, first, end, x);
     for (int64_t r = first; r < end; r++) {
         const float* given = pass.embeddings ? pass.embeddings[r] : nullptr;
-        if (given) std::copy(given, given + pass.model.spec.hidden_size, x.row(r));
+        if (given) std::copy(given, given + size, x.row(r));
         else embed_token(pass, plan.tokens[size_t(r)], plan.positions[size_t(r)], x.row(r));
+        for (int32_t s = 1; s < streams; s++) std::copy(x.row(r), x.row(r) + size, x.row(r) + s * size);
     }
 }
 

@@ -38,10 +38,13 @@ void up_linear(Pass& pass, const LayerStep& step, int thread) {
 
 // Of panels of gates and up, which alternate. NaN stays.
 void activate_limited(const Pass& pass, const MlpSpec& spec, const float* in, int64_t panels, float* out) {
+    const auto most = [&](float x) { return x > spec.limit ? spec.limit : x; };
     for (int64_t b = 0; b < panels; b++, in += 2 * LANES, out += LANES) {
-        pass.kernels.activate(spec.activation, false, in, 1, out);
+        float gates[LANES];
+        std::transform(in, in + LANES, gates, [&](float x) { return spec.limits_gates ? most(x) : x; });
+        pass.kernels.activate(spec.activation, false, gates, 1, out);
         for (int64_t i = 0; i < LANES; i++) {
-            const float active = out[i] > spec.limit ? spec.limit : out[i];
+            const float active = spec.limits_gates ? out[i] : most(out[i]);
             const float up = in[LANES + i];
             out[i] = active * (up > spec.limit ? spec.limit : up < -spec.limit ? -spec.limit : up);
         }

@@ -41,6 +41,13 @@ void prune_rows(Pass& pass, const LayerStep& step, int thread);
 // names, which `next` gets side by side. Ends with a barrier unless each thread prepares all rows.
 void residual_norm(Pass& pass, int thread, const ResidualNorm& residual, const std::vector<int32_t>* kept,
                    const Linear& next);
+// streams.cpp, of a row of several streams: makes the numbers of a range of rows; what is read of a row by them, in
+// `out`; and adds to its streams what was computed of that.
+void weigh_streams(Pass& pass, int thread, const StreamWeights& weights, const std::vector<int32_t>* kept,
+                   const WorkRange& rows);
+const float* read_streams(const ModelSpec& spec, const float* x, float* out);
+void write_streams(const ModelSpec& spec, const float* delta, int64_t start, float* x);
+int64_t stream_parts(const ModelSpec& spec);  // floats that threads exchange of a row
 // x, a copy of row `row` of the stream or that itself, += delta as `residual` says; `changed` is room for a row that
 // delta becomes, and may not be it.
 void add_delta(const Pass& pass, const ResidualNorm& residual, int64_t row, float* x, const float* delta,

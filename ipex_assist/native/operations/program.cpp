@@ -63,7 +63,7 @@ bool same_kind(const PackedLayer& one, const PackedLayer& other) {
 }  // namespace
 
 Program::Program(const PackedModel& model_) : model(model_) {
-    shape.hidden_size = model.spec.hidden_size;
+    shape.hidden_size = int32_t(model.spec.stream_width());
     shape.whole_segments = model.spec.draft_head.kind == DFLASH;
     shape.reads_before = model.spec.reads_target();
     shape.begins_with_linear = model.spec.projected_embedding || model.spec.is_draft_head();

@@ -29,7 +29,7 @@ void prune_rows(Pass& pass, const LayerStep& step, int thread) {
     const PackedLayer& layer = pass.layer(step);
     const SharedBuffers& rows = pass.activations.shared;
     const std::vector<int32_t>& kept = pass.plan().logit_rows;
-    const int64_t size = pass.model.spec.hidden_size, per_layer = pass.model.spec.per_layer_size;
+    const int64_t size = pass.model.spec.stream_width(), per_layer = pass.model.spec.per_layer_size;
     pass.wait(thread);  // a recurrent layer's inputs are still being kept
     if (pass.pruned->each_thread_prepares) {
         const Array<float>& own = pass.activations.own(thread).x;

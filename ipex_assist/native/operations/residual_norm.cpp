@@ -28,6 +28,7 @@ void add_delta(const Pass& pass, const ResidualNorm& residual, int64_t row, floa
     else if (factor != 1) std::copy(delta, delta + size, changed);
     if (factor != 1) multiply(changed, factor, size);
     const float* added = residual.post || factor != 1 ? changed : delta;
+    if (pass.model.spec.streams.several()) return write_streams(pass.model.spec, added, start, x);
     const auto add = [&](const float* from) {
         pass.kernels.add(x + start, from + start, size - start);
         if (start > 0) pass.kernels.add(x, from, start);
@@ -48,18 +49,26 @@ void residual_norm(Pass& pass, int thread, const ResidualNorm& residual, const s
     const int64_t first = all ? 0 : share(count, thread, plan.threads);
     const int64_t end = all ? count : share(count, thread + 1, plan.threads);
     const int64_t start = all ? share(size / LANES, thread, plan.threads) * LANES : 0;
-    for (int64_t i = first; i < end; i++) {
+    const auto add = [&](int64_t i) {
         const int64_t row = kept ? (*kept)[size_t(i)] : i;
-        float* x = stream.row(row);
         const float* delta = pass.delta(thread).row(row);
         if (residual.left) delta = convolved_delta(pass, thread, *residual.left, row);
-        if (residual.add && !residual.late) add_delta(pass, residual, row, x, delta, own.row.data, start);
+        if (residual.add) add_delta(pass, residual, row, stream.row(row), delta, own.row.data, start);
+    };
+    if (residual.streams) {
+        for (int64_t i = first; i < end; i++) add(i);
+        weigh_streams(pass, thread, *residual.streams, kept, {first, end});
+    }
+    for (int64_t i = first; i < end; i++) {
+        if (!residual.streams && !residual.late) add(i);
+        const float* x = stream.row(kept ? (*kept)[size_t(i)] : i);
+        if (residual.streams) x = read_streams(pass.model.spec, x, own.row.data);
         float* normed = residual.entered ? pass.activations.shared.normed.row(i) : own.row.data;
         if (residual.pre) normalize(pass, *residual.pre, x, normed);
         const float* from = residual.pre ? normed : x;
         if (all) prepare_row(pass, thread, from, size, 0, next.depth, i, next, own.inputs.with_depth(next.depth));
         else prepare_row(pass, thread, from, size, 0, next.depth, i, next, &NodeBuffers::inputs);
-        if (residual.late) add_delta(pass, residual, row, x, delta, own.row.data, start);
+        if (residual.late) add(i);
     }
     if (!all) pass.wait(thread);
 }

@@ -51,9 +51,9 @@ public:
     }
 
     void show(Written buffer) {
-        const int64_t hidden = pass_.model.spec.hidden_size;
+        const int64_t hidden = pass_.model.spec.hidden_size, columns = pass_.model.spec.streams.columns(hidden);
         const Array<float>& stream = pass_.stream(0);
-        if (buffer == RESIDUAL_STREAM) return give("residual stream", stream.data, hidden, stream.columns, rows_);
+        if (buffer == RESIDUAL_STREAM) return give("residual stream", stream.data, columns, stream.columns, rows_);
         if (buffer == LOGITS) return show_logits();
         const PackedLayer& layer = pass_.layer(*step_);
         const Array<float>& delta = pass_.delta(0);

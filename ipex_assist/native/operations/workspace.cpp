@@ -125,6 +125,10 @@ ActivationSizes activation_sizes(const SizedPass& pass) {
     s.threads = pass.plan.threads, s.nodes = pass.plan.team.nodes();
     s.width =
         round_up(std::max({spec.hidden_size, spec.table_width(), spec.embedding_size, spec.per_layer_size}), LANES);
+    s.stream = std::max(s.width, spec.stream_width());
+    // Of prompts, too: the rows that go on after the others have ended may be few.
+    if (spec.streams.several())
+        s.stream_rows = std::min<int64_t>(s.rows, DECODE_ROWS), s.stream_parts = stream_parts(spec);
     s.tiles = pass.model().kernels->tiled && !pass.plan.decode;
     s.scan_rows = pass.plan.first_scan_row.back();
     for (size_t i = 0; pass.counts && i < pass.plan.segments.size(); i++) s.scan_rows += pass.counts[i] - 1;

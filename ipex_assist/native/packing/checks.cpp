@@ -62,6 +62,25 @@ void check_mlp(const ModelSpec& s, const MlpSpec& m) {
     if (m.experts) check_routing(m);
 }
 
+void check_streams(const ModelSpec& s, const LayerSpec* layers) {
+    const StreamSpec& streams = s.streams;
+    check_range("hc_mult", streams.count, 0, MOST_STREAMS);
+    if (!streams.several()) return;
+    check_range("hc_sinkhorn_iters", streams.sinkhorn_steps, 0, 1000);
+    for (const float number : {streams.eps, streams.gain, streams.gain_eps}) {
+        if (!std::isfinite(number)) refuse("a number of hyper-connections is %g", double(number));
+    }
+    if (s.hidden_size % LANES) refuse("streams of %d columns: multiples of %d are computed", s.hidden_size, LANES);
+    if (s.is_draft_head() || s.projected_embedding || s.per_layer_size)
+        refuse("several streams in a draft head, or with projected or per-layer embeddings");
+    for (int32_t i = 0; i < s.layers; i++) {
+        const LayerSpec& layer = layers[i];
+        const bool plain = !layer.parallel && !layer.beside && !layer.scaled && !layer.defers && !layer.mlp.own_norms;
+        if (layer.norm_place == POST_RESIDUAL || !plain)
+            refuse("layer %d has a form of its own, which several streams have not", i);
+    }
+}
+
 void check_layer(const ModelSpec& s, const LayerSpec& layer) {
     check_mixer(s, layer);
     if (layer.is_recurrent() && layer.attention.kv_heads)
@@ -170,6 +189,7 @@ const ModelSpec& checked(const ModelSpec& s, const LayerSpec* layers) {
         check_deferred(s, layers, i);
     }
     check_draft_head_layers(s, layers);
+    check_streams(s, layers);
     return s;
 }
 

@@ -47,11 +47,16 @@ void place_residual_norms(ModelWeights& w) {
         if (layer.mlp.own_norms) layer.into_mlp.pre = &layer.expert_norms.router;
         if (layer.attention_conv.base) layer.into_attention.entered = layer.into_mlp.left = &layer.attention_conv;
         if (layer.mlp_conv.base) layer.into_mlp.entered = &layer.mlp_conv;
+        if (w.spec.streams.several()) {
+            layer.into_attention.streams = &layer.attention_streams;
+            layer.into_mlp.streams = &layer.mlp_streams;
+        }
         before_last = last, last = &layer;
     }
     w.into_head = ResidualNorm{};
     after_last(w.into_head);
     if (w.spec.final_norm) w.into_head.pre = &w.final_norm;
+    if (w.spec.streams.several()) w.into_head.streams = &w.head_streams;
 }
 
 // Whether a panel of a linear has scales of its columns.

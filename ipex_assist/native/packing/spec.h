@@ -19,6 +19,7 @@ enum HeadNorm : int32_t { NO_NORM, ONE_FOR_HEADS, EACH_HEAD, ALL_HEADS, UNWEIGHT
 struct IndexerSpec {
     int32_t top_k;       // 0: there is none
     int32_t heads, dim;  // no heads: what the last layer before it with an indexer has chosen
+    float norm_eps;      // of its key's norm
 };
 
 struct LatentSpec {
@@ -72,21 +73,20 @@ struct AttentionSpec {
         if (shares_kv || values_are_keys) return key_column();
         return key_column() + (is_latent() ? latent.rope_dim : round_up(key_width(), LANES));
     }
-    int64_t gate_column() const { return value_column() + (shares_kv ? 0 : round_up(values_width(), LANES)); }
-    int64_t gate_width() const { return !output_gate ? 0 : gate_per_head ? heads : attended_width(); }
-    int64_t qkv_width() const {
-        return is_latent() ? key_column() + latent_width() : gate_column() + round_up(gate_width(), LANES);
+    int64_t gate_column() const {
+        if (is_latent()) return index_weight_column() + round_up(latent.indexer.heads, LANES);
+        return value_column() + (shares_kv ? 0 : round_up(values_width(), LANES));
     }
+    int64_t gate_width() const { return !output_gate ? 0 : gate_per_head ? heads : output_width(); }
+    int64_t qkv_width() const { return gate_column() + round_up(gate_width(), LANES); }
     bool is_latent() const { return latent.rank > 0; }
     // Over latents the first linear gives the columns from the key's on: the key, then the row of the queries. Those
     // that it makes of that row, or of the layer's input, are of all heads, then what is rotated of all heads.
-    // Behind that row are the indexer's key and its weights of heads; behind the queries are the indexer's.
+    // Behind that row are the indexer's key and its weights of heads, then gates; behind the queries are the indexer's.
     int64_t index_key_column() const { return key_column() + head_dim + round_up(latent.query_rank, LANES); }
     int64_t index_weight_column() const { return index_key_column() + latent.indexer.dim; }
     int64_t index_query_column() const { return rotated_column() + int64_t(heads) * latent.rope_dim; }
-    int64_t latent_width() const {
-        return index_weight_column() + round_up(latent.indexer.heads, LANES) - key_column();
-    }
+    int64_t latent_width() const { return qkv_width() - key_column(); }
     int64_t rotated_column() const { return round_up(int64_t(heads) * latent.nope_dim, LANES); }
     int64_t latent_query_width() const {
         return index_query_column() + int64_t(latent.indexer.heads) * latent.indexer.dim;
@@ -181,6 +181,7 @@ struct MlpSpec {
     // What activated gates are at most, and what is multiplied with them within ± of it; the
     // second is the shared expert's. 0: none.
     float limit, shared_limit;
+    int32_t limits_gates;  // whether these limits are of gates before their activation
 
     int32_t count() const { return experts + (shared_size ? 1 : 0); }  // experts, the shared one included
     int32_t routed() const { return experts + identity; }              // those that a router chooses from
@@ -255,6 +256,25 @@ struct HeadSpec {
     }
 };
 
+// A residual stream of several rows side by side ("hyper-connections", operations/streams.cpp). Behind them a row has the
+// numbers that weigh them: how much of each is read, how much of what is computed is added to each, and, where they are
+// mixed, how much of each (first) goes into each (second).
+struct StreamSpec {
+    int32_t count;           // 0 or 1: the usual residual stream, without numbers
+    int32_t sinkhorn_steps;  // by which the matrix that mixes streams is normalised; 0: each stays as it is
+    float eps;               // added to what is read of a stream, and to sums that the matrix is divided by
+    float gain, gain_eps;    // of what is added to a stream: gain · sigmoid + gain_eps
+
+    bool several() const { return count > 1; }
+    int64_t columns(int64_t hidden) const { return several() ? count * hidden : hidden; }
+    int64_t written() const { return count; }  // among a row's numbers, and likewise
+    int64_t mixed() const { return 2 * count; }
+    int64_t numbers() const { return count * (sinkhorn_steps ? 2 + count : 2); }
+    // Columns of a row with its numbers.
+    int64_t width(int64_t hidden) const { return columns(hidden) + (several() ? round_up(numbers(), LANES) : 0); }
+};
+constexpr int32_t MOST_STREAMS = 8;
+
 // What the layers have in common, and what is outside of them.
 struct ModelSpec {
     Precision precision;        // of the linears of attention, and of what is computed beside linears
@@ -273,7 +293,9 @@ struct ModelSpec {
     float norm_eps, embedding_multiplier;
     float logit_cap;  // logits x become cap · tanh(x / cap); 0: they stay
     HeadSpec draft_head;
+    StreamSpec streams;
 
+    int64_t stream_width() const { return streams.width(hidden_size); }  // columns of a row of the residual stream
     bool is_draft_head() const { return draft_head.kind != NO_DRAFT_HEAD; }
     // Whether it keeps no keys and values, and reads those of its target.
     bool reads_target() const { return draft_head.kind == SHARED_KV; }

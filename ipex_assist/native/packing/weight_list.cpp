@@ -58,14 +58,28 @@ void list_dynamic_conv(WeightList& list, const ModelSpec& spec, ConvWeights& con
     list.linear(conv.projection, {packed(scales), hidden, false, spec.precision}, {{projection, 0, scales}});
 }
 
+// name: of the projection; kinds: of numbers, with a scale each.
+void list_streams(WeightList& list, const ModelSpec& spec, StreamWeights& w, const char* name, const char* base,
+                  const char* scale, int64_t numbers, int64_t kinds) {
+    if (!spec.streams.several()) return;
+    const int64_t columns = spec.streams.columns(spec.hidden_size);
+    list.linear(w.projection, {packed(numbers), columns, false, FP32}, {{name, 0, numbers}});
+    list.vector(w.base, {base, numbers});
+    list.vector(w.scale, {scale, kinds});
+}
+
 void list_layer(WeightList& list, const ModelSpec& spec, PackedLayer& layer) {
     const int64_t hidden = spec.hidden_size, own = spec.per_layer_size;
+    const int64_t numbers = spec.streams.numbers(), kinds = spec.streams.sinkhorn_steps ? 3 : 2;
+    list_streams(list, spec, layer.attention_streams, "attention_hc", "attention_hc_base", "attention_hc_scale",
+                 numbers, kinds);
     const bool first_norms = layer.norm_place != POST;
     // That of a token beside a hidden state is the draft head's.
     if (first_norms && layer.input_width == hidden) list.norm(layer.attention_norm, spec, {"attention_norm", hidden});
     list_mixer_weights(list, spec, layer);
     if (layer.has_attention_out_norm()) list.norm(layer.attention_out_norm, spec, {"attention_out_norm", hidden});
     if (layer.has_mlp()) {
+        list_streams(list, spec, layer.mlp_streams, "mlp_hc", "mlp_hc_base", "mlp_hc_scale", numbers, kinds);
         if (first_norms && !layer.shared_norm) list.norm(layer.mlp_norm, spec, {"mlp_norm", hidden});
         list_mlp_or_experts(list, spec, layer);
         if (layer.has_mlp_out_norm()) list.norm(layer.mlp_out_norm, spec, {"mlp_out_norm", hidden});
@@ -123,6 +137,7 @@ void list_draft_head(WeightList& list, ModelWeights& w) {
 void list_outside(WeightList& list, ModelWeights& w) {
     const ModelSpec& spec = w.spec;
     const int64_t hidden = spec.hidden_size, embedding = spec.embedding_size, own = spec.per_layer_width();
+    list_streams(list, spec, w.head_streams, "head_hc", "head_hc_base", "head_hc_scale", spec.streams.count, 1);
     if (spec.final_norm) list.norm(w.final_norm, spec, {"final_norm", hidden});
     if (spec.embedding_norm) list.norm(w.embedding_norm, spec, {"embed_norm", hidden});
     if (spec.projected_embedding) {

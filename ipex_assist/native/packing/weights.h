@@ -32,17 +32,25 @@ struct SelectorWeights {
     const float *confidence = nullptr, *confidence_bias = nullptr;  // (confidence_size), (1)
 };
 
+// What makes the numbers of a row of several streams (StreamSpec).
+struct StreamWeights {
+    Linear projection{};           // fp32, of all streams together
+    const float* base = nullptr;   // (numbers)
+    const float* scale = nullptr;  // of what is read, written and mixed: one each, as far as there are such numbers
+};
+
 // What happens to a row x between two linears: it gets what the first gave (delta), times `multiplier`, and the second
 // gets x; with the norms that there are.
 struct ResidualNorm {
-    bool add = true;                      // not before the first layer
-    bool late = false;                    // the second gets what x was before delta came: of what is parallel
-    float multiplier = 1;                 // of delta
-    const Norm* post = nullptr;           // of delta
-    const Norm* post_residual = nullptr;  // of x and delta, which becomes x
-    const float* scalar = nullptr;        // of x, which is complete then
-    bool deferred = false;                // x also gets what routed experts of the layer before the first gave
-    const Norm* pre = nullptr;            // of what the second gets
+    bool add = true;                         // not before the first layer
+    bool late = false;                       // the second gets what x was before delta came: of what is parallel
+    float multiplier = 1;                    // of delta
+    const Norm* post = nullptr;              // of delta
+    const Norm* post_residual = nullptr;     // of x and delta, which becomes x
+    const float* scalar = nullptr;           // of x, which is complete then
+    bool deferred = false;                   // x also gets what routed experts of the layer before the first gave
+    const Norm* pre = nullptr;               // of what the second gets
+    const StreamWeights* streams = nullptr;  // of a row of several streams: what the second gets is read by them
     // Delta passes the second convolution of one; rows of the second linear are kept for the first of the other.
     const ConvWeights *left = nullptr, *entered = nullptr;
 };
@@ -122,6 +130,7 @@ struct PackedLayer : LayerSpec {
     ExpertNorms expert_norms;
     PerLayerWeights per_layer;
     ResidualNorm into_attention, into_mlp;
+    StreamWeights attention_streams, mlp_streams;
     ConvWeights attention_conv, mlp_conv;                             // of a draft head that has them
     Norm attention_norm, attention_out_norm, mlp_norm, mlp_out_norm;  // the latter of each is a post norm
     const float *q_norm = nullptr, *k_norm = nullptr;
@@ -207,6 +216,7 @@ struct ModelWeights {
     SelectorWeights selector;  // of one whose tokens depend on the one before
     Norm input_norm, head_embedding_norm, head_hidden_norm;  // the first of input_size columns
     ResidualNorm into_head;
+    StreamWeights head_streams;                // these have numbers of what is read alone
     Linear per_layer_in{};                     // of a token's embedding, to per_layer_width columns
     const float* per_layer_norm = nullptr;     // (per_layer_size), of each layer's columns
     const uint8_t* per_layer_table = nullptr;  // (vocab, per_layer_width) bf16 or fp32

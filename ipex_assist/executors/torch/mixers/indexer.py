@@ -8,8 +8,6 @@ from torch.nn import functional
 from ipex_assist.executors.torch.mixers.layer_rows import LayerRows
 from ipex_assist.executors.torch.rope import rotate
 
-_EPSILON = 1e-6  # of the layer norm of keys
-
 
 def index_parts(x: torch.Tensor, row: torch.Tensor, rows: LayerRows) -> tuple[torch.Tensor, ...]:
     """Key and weights of rows x (rows, hidden), and queries of the normalised rows that theirs are made of."""
@@ -31,7 +29,7 @@ def choose(rows: LayerRows, key: torch.Tensor, weights: torch.Tensor, queries: t
     assert spec is not None
     assert spec.indexer is not None
     start, count = rows.metadata.start, len(key)
-    key = functional.layer_norm(key, (spec.indexer.dim,), *latent.indexer.norm, _EPSILON)
+    key = functional.layer_norm(key, (spec.indexer.dim,), *latent.indexer.norm, spec.indexer.norm_eps)
     both = torch.cat((queries.view(count, -1, spec.indexer.dim), key[:, None]), 1)
     if rows.metadata.rotary is not None:
         both = rotate(both, *rows.metadata.rotary)

@@ -19,7 +19,7 @@ def mix_by_latents(x: torch.Tensor, rows: LayerRows) -> torch.Tensor:
     assert spec is not None
     assert layer is not None
     inputs, inputs_of = rows.weights.qkv(x), x
-    row, key, latent = inputs.split((spec.query_rank or 0, spec.rope_dim, spec.rank), 1)
+    row, key, latent, gates = inputs.split((spec.query_rank or 0, spec.rope_dim, spec.rank, attention.gate_size), 1)
     projected, latent = torch.cat((key, latent), 1), norm(latent, layer.norm, spec.norm_eps)
     if layer.query_norm is not None:
         x = norm(row, layer.query_norm, spec.norm_eps)
@@ -27,7 +27,7 @@ def mix_by_latents(x: torch.Tensor, rows: LayerRows) -> torch.Tensor:
     queries = layer.query(x)
     plain, rotated = queries.split((heads * spec.nope_dim, heads * spec.rope_dim), 1)
     # The core keeps room for absorbed queries before it.
-    rows.see("latent_linear", "qkv", projected, row, *made[:2], column=heads * attention.head_dim)
+    rows.see("latent_linear", "qkv", projected, row, *made[:2], gates, column=heads * attention.head_dim)
     rows.see("query_linear", "queries", plain, rotated, *made[2:])
     absorbed = [run(part.contiguous()) for run, part in zip(layer.keys, plain.chunk(heads, 1), strict=True)]
     query = torch.cat((rotated.reshape(-1, heads, spec.rope_dim), torch.stack(absorbed, 1)), -1)
@@ -43,4 +43,5 @@ def mix_by_latents(x: torch.Tensor, rows: LayerRows) -> torch.Tensor:
     attended = attend(query, key, latent[:, None], rows)
     rows.see("attention", "attended", attended)
     parts = zip(layer.values, attended.chunk(heads, 1), strict=True)
-    return torch.cat([run(part.contiguous()) for run, part in parts], 1)
+    values = torch.cat([run(part.contiguous()) for run, part in parts], 1)
+    return values * torch.sigmoid(gates) if attention.output_gate else values

@@ -16,7 +16,6 @@ namespace ipex_assist {
 
 // Through a layer norm, and rotated.
 void append_index_keys(const AttentionView& v, const RowRange& range) {
-    constexpr float EPSILON = 1e-6f;
     const int32_t dim = v.spec.latent.indexer.dim;
     const Norm& norm = v.layer.latent.index_norm;
     const int32_t id = v.segment(range).blocks[v.plan.last_block(range.first)];
@@ -24,7 +23,8 @@ void append_index_keys(const AttentionView& v, const RowRange& range) {
     float* key = v.own.head.data;
     for (int32_t r = range.first; r < range.end; r++) {
         const int32_t position = v.plan.positions[size_t(r)];
-        v.k.normalize(false, v.qkv(r) + v.spec.index_key_column(), norm.weight, norm.bias, EPSILON, dim, key);
+        v.k.normalize(false, v.qkv(r) + v.spec.index_key_column(), norm.weight, norm.bias,
+                      v.spec.latent.indexer.norm_eps, dim, key);
         rotate_head(v.pass, v.layer, nullptr, v.segment(range), position, key);
         v.k.store_key(v.blocks.attention_precision(), key, dim, v.spec.index_depth(), position % BLOCK_POSITIONS,
                       block);

@@ -93,6 +93,18 @@ void absorb_queries(Pass& pass, const LayerStep& step, int thread) {
     pass.wait(thread);
 }
 
+namespace {
+
+// Columns [first, end) of what heads attended to, times the sigmoid of their gates.
+void gate_values(const Pass& pass, const AttentionSpec& a, int64_t row, int64_t first, int64_t end) {
+    end = std::min(end, a.output_width());
+    if (!a.output_gate || first >= end) return;
+    const float* gates = pass.activations.shared.qkv.row(row) + a.gate_column();
+    pass.kernels.multiply_sigmoid(pass.activations.shared.heads.row(row) + first, gates + first, end - first);
+}
+
+}  // namespace
+
 // What heads attended to as their values, in the form of the output linear.
 void expand_values(Pass& pass, const LayerStep& step, int thread) {
     const PackedLayer& layer = pass.layer(step);
@@ -107,12 +119,19 @@ void expand_values(Pass& pass, const LayerStep& step, int thread) {
         complete_spans(pass, 0, {first, last, layer.latent.values.panels, 1}, [&](int64_t column) {
             const int64_t end = std::min(column + SCALE_COLUMNS, layer.output.depth);
             for (int64_t r = 0; r < rows; r++) {
+                gate_values(pass, a, r, column, end);
                 prepare_row(pass, thread, heads.row(r), a.output_width(), column, end, r, layer.output,
                             &NodeBuffers::inputs);
             }
         });
     } else {
         pass.wait(thread);
+        if (a.output_gate) {
+            const int64_t last = share(rows, thread + 1, pass.plan().threads);
+            for (int64_t r = share(rows, thread, pass.plan().threads); r < last; r++)
+                gate_values(pass, a, r, 0, a.output_width());
+            pass.wait(thread);
+        }
         prepare_rows(pass, thread, heads.data, heads.columns, a.output_width(), rows, layer.output);
     }
     pass.wait(thread);

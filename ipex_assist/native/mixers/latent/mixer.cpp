@@ -15,6 +15,7 @@ void check_indexer(const AttentionSpec& a) {
     check_range("index_n_heads", index.heads, 0, index.top_k ? 4096 : 0);
     check_range("index_head_dim", index.dim, index.heads ? std::max(1, a.rotary_dim) : 0, index.heads ? 4096 : 0);
     if (index.dim % LANES) refuse("an indexer of index_head_dim %d: multiples of %d are computed", index.dim, LANES);
+    if (index.heads && !(index.norm_eps > 0)) refuse("the epsilon of an indexer's norm is %g", double(index.norm_eps));
     if (index.heads && !a.latent.query_rank) refuse("an indexer without a row of queries, whose q_lora_rank is 0");
     if (index.top_k && (a.window || a.chunk)) refuse("positions that are chosen of a window or a chunk");
 }
@@ -36,9 +37,9 @@ void check(const ModelSpec& spec, const LayerSpec& layer) {
             "computed",
             l.rank, l.rope_dim, l.value_dim, LANES);
     }
-    if (a.kv_heads != 1 || a.head_dim != l.rank + l.rope_dim || a.rotary_dim > l.rope_dim || a.qk_norm || a.sinks ||
-        a.output_gate || a.alibi_slopes) {
-        refuse("latent attention has one key/value head of its own width, and no norms, sinks, gates or slopes");
+    if (a.kv_heads != 1 || a.head_dim != l.rank + l.rope_dim || a.rotary_dim > l.rope_dim || a.qk_norm ||
+        a.gate_per_head || a.gate_softplus || a.alibi_slopes) {
+        refuse("latent attention has one key/value head of its own width, no norms or slopes, and a sigmoid's gates");
     }
     check_indexer(a);
     if (!(l.norm_eps > 0)) refuse("the epsilon of a latent's norm is %g", double(l.norm_eps));
@@ -61,12 +62,16 @@ void list_weights(WeightList& list, const ModelSpec& spec, PackedLayer& layer) {
         return index.heads ? LinearPart{name, column / LANES, columns, 1, false} : LinearPart{};
     };
     const int64_t row = l.query_rank ? l.query_rank : layer.input_width;  // that queries are made of
-    list.linear(layer.qkv, {a.latent_width(), layer.input_width, a.qkv_bias != 0, spec.precision},
-                {{"k_rope_proj", 0, l.rope_dim},
-                 {"kv_a_proj", l.rope_dim / LANES, l.rank},
-                 l.query_rank ? LinearPart{"q_a_proj", a.head_dim / LANES, l.query_rank} : LinearPart{},
-                 index_part("index_k_proj", a.index_key_column() - a.key_column(), index.dim),
-                 index_part("index_weights_proj", a.index_weight_column() - a.key_column(), index.heads)});
+    list.linear(
+        layer.qkv, {a.latent_width(), layer.input_width, a.qkv_bias != 0, spec.precision},
+        {{"k_rope_proj", 0, l.rope_dim},
+         {"kv_a_proj", l.rope_dim / LANES, l.rank},
+         l.query_rank ? LinearPart{"q_a_proj", a.head_dim / LANES, l.query_rank} : LinearPart{},
+         index_part("index_k_proj", a.index_key_column() - a.key_column(), index.dim),
+         index_part("index_weights_proj", a.index_weight_column() - a.key_column(), index.heads),
+         a.output_gate ? LinearPart{"g_proj", (a.gate_column() - a.key_column()) / LANES, a.gate_width(), 1, false}
+                       : LinearPart{}});
+    if (a.sinks) list.vector(layer.sinks, {"sinks", a.heads});
     list.vector(w.norm, {"kv_a_norm", l.rank});
     if (l.query_rank) list.vector(w.query_norm, {"q_a_norm", l.query_rank});
     list.linear(w.query, {a.latent_query_width(), row, false, spec.precision},

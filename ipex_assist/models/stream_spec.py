@@ -1,0 +1,62 @@
+"""A residual stream of several rows side by side, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ipex_assist.models.ranges import check_ranges
+
+# The least and the largest that each number may be, by Hugging Face's names.
+STREAM_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
+    "hc_mult": ("count", (2, 8)),
+    "hc_sinkhorn_iters": ("sinkhorn_steps", (0, 1000)),
+    "hc_eps": ("eps", (0, 0.1)),
+    "hc_magnitude": ("gain", (1e-6, 1e6)),
+}
+# Our names of their weights: of the projection, with _base and _scale those of what is added and multiplied; those of
+# the head are outside of layers.
+STREAMS = ("attention_hc", "mlp_hc")
+HEAD_STREAMS = "head_hc"
+
+
+@dataclass(frozen=True)
+class StreamSpec:
+    """Hyper-connections (Zhu et al. 2024, arXiv:2409.19606): `count` residual streams, each of the model's width.
+
+    They begin as the token's embedding. Of a row's streams s (count, hidden), z = scale · (W s / rms(s)) + base are
+    numbers of three kinds, each with a scale: attention or MLP reads the norm of Σ (sigmoid(z_i) + eps) s_i; what it
+    gives, d, is added to stream i as (gain · sigmoid(z_count+i) + gain_eps) · d. The streams stay as they are, or, with
+    `sinkhorn_steps` (DeepSeek-V4), become Σ_j C_ji s_j before that, where C is the softmax of the other numbers, row by
+    row, whose columns and rows are divided by their sums in turn. The final norm reads the streams likewise, by a
+    projection of its own. All of it in fp32. Raises ConfigError for a value out of STREAM_RANGES.
+    """
+
+    count: int
+    sinkhorn_steps: int = 0
+    eps: float = 1e-6
+    gain: float = 2.0
+    gain_eps: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_ranges(self, STREAM_RANGES)
+
+    @property
+    def numbers(self) -> int:
+        """How many a row has before attention and before its MLP."""
+        return self.count * (2 + self.count if self.sinkhorn_steps else 2)
+
+    def layer_shapes(self, hidden: int) -> dict[str, tuple[int, ...]]:
+        """Of its weights in a layer, by our names."""
+        kinds = 3 if self.sinkhorn_steps else 2
+        return {name: shape for each in STREAMS for name, shape in self._shapes(each, hidden, self.numbers, kinds)}
+
+    def head_shapes(self, hidden: int) -> dict[str, tuple[int, ...]]:
+        """Of those before the final norm."""
+        return dict(self._shapes(HEAD_STREAMS, hidden, self.count, 1))
+
+    def _shapes(self, name: str, hidden: int, numbers: int, kinds: int) -> list[tuple[str, tuple[int, ...]]]:
+        return [
+            (name, (numbers, self.count * hidden)),
+            (f"{name}_base", (numbers,)),
+            (f"{name}_scale", (kinds,)),
+        ]

@@ -1,0 +1,148 @@
+// A residual stream of several rows side by side, "hyper-connections" (Zhu et al. 2024, arXiv:2409.19606). What
+// attention or an MLP reads is a weighted sum of a row's streams; what it gives is added to each of them times a number
+// of its own; and the streams may be mixed by a small matrix, whose rows and columns Sinkhorn steps make sum to 1
+// (DeepSeek-V4). All these numbers are of the row itself: sigmoids of a projection of all its streams ÷ their root mean
+// square. They stay behind the row until what was computed is added.
+//
+// The projection has two or three panels as deep as the streams are wide, too few to be shared by panels. So the sum of a
+// row is one of slices of the depth, in their order: where each thread prepares all rows, threads share the slices, and
+// add up what all have found; else who prepares a row goes through them.
+#include <algorithm>
+#include <cmath>
+
+#include "operations/operations.h"
+#include "operations/routing.h"
+
+namespace ipex_assist {
+namespace {
+
+constexpr int64_t SLICE = 256;  // columns
+constexpr int64_t MOST_PARTS = round_up(MOST_STREAMS * (2 + MOST_STREAMS), LANES) + LANES;
+
+int64_t slices_of(const ModelSpec& spec) { return (spec.streams.columns(spec.hidden_size) + SLICE - 1) / SLICE; }
+
+// Of a slice: a sum of each panel's columns, and the squares in 16 sums.
+int64_t parts_of(const Linear& projection) { return (projection.panels + 1) * LANES; }
+
+void weigh_slice(const Pass& pass, const Linear& projection, const float* x, int64_t slice, float* to) {
+    const int64_t first = slice * SLICE, depth = std::min(SLICE, projection.depth - first);
+    float values[SLICE];
+    std::copy(x + first, x + first + depth, values);
+    Linear part = projection;
+    part.nodes = nullptr, part.panels = 1, part.depth = depth;
+    const LinearRows row{reinterpret_cast<uint8_t*>(values), nullptr, nullptr, depth};
+    for (int64_t p = 0; p < projection.panels; p++, to += LANES) {
+        part.weights = weights_of(projection, p) + first * LANES * 4;
+        pass.kernels.linear(part, row, 1, 0, 1, to, LANES);
+    }
+    std::fill_n(to, LANES, 0.0f);
+    for (int64_t i = 0; i < depth; i += LANES) {
+        for (int64_t j = 0; j < LANES; j++) to[j] += values[i + j] * values[i + j];
+    }
+}
+
+// Divides each row, or each column, of a matrix (n, n) by its sum.
+void divide_by_sums(float* matrix, int32_t n, bool columns, float eps) {
+    const int32_t each = columns ? 1 : n, step = columns ? n : 1;
+    for (int32_t i = 0; i < n; i++) {
+        float sum = 0;
+        for (int32_t j = 0; j < n; j++) sum += matrix[i * each + j * step];
+        for (int32_t j = 0; j < n; j++) matrix[i * each + j * step] /= sum + eps;
+    }
+}
+
+// The matrix that mixes streams, of logits (n, n).
+void normalize_mixture(const StreamSpec& s, float* matrix) {
+    const int32_t n = s.count;
+    for (int32_t i = 0; i < n; i++) {
+        float *row = matrix + i * n, sum = 0;
+        const float most = *std::max_element(row, row + n);
+        for (int32_t j = 0; j < n; j++) sum += row[j] = std::exp(row[j] - most);
+        for (int32_t j = 0; j < n; j++) row[j] = row[j] / sum + s.eps;
+    }
+    divide_by_sums(matrix, n, true, s.eps);
+    for (int32_t step = 1; step < s.sinkhorn_steps; step++) {
+        divide_by_sums(matrix, n, false, s.eps);
+        divide_by_sums(matrix, n, true, s.eps);
+    }
+}
+
+// A row's numbers, of sums over all slices. Those of what reads the last layer are of what is read alone.
+void set_numbers(const ModelSpec& spec, const StreamWeights& w, bool last, const float* sums, float* to) {
+    const StreamSpec& s = spec.streams;
+    float squares = 0;
+    for (int64_t j = 0; j < LANES; j++) squares += sums[w.projection.panels * LANES + j];
+    const float factor = 1 / std::sqrt(squares / float(s.columns(spec.hidden_size)) + spec.norm_eps);
+    const auto logit = [&](int64_t i, int kind) { return sums[i] * factor * w.scale[kind] + w.base[i]; };
+    for (int64_t i = 0; i < s.written(); i++) to[i] = sigmoid(logit(i, 0)) + s.eps;
+    if (last) return;
+    for (int64_t i = s.written(); i < s.mixed(); i++) to[i] = s.gain * sigmoid(logit(i, 1)) + s.gain_eps;
+    if (!s.sinkhorn_steps) return;
+    for (int64_t i = s.mixed(); i < s.numbers(); i++) to[i] = logit(i, 2);
+    normalize_mixture(s, to + s.mixed());
+}
+
+}  // namespace
+
+int64_t stream_parts(const ModelSpec& spec) {
+    return slices_of(spec) * (round_up(spec.streams.numbers(), LANES) + LANES);
+}
+
+void weigh_streams(Pass& pass, int thread, const StreamWeights& weights, const std::vector<int32_t>* kept,
+                   const WorkRange& rows) {
+    const ModelSpec& spec = pass.model.spec;
+    const PassPlan& plan = pass.plan();
+    const Array<float>&stream = pass.stream(thread), &shared = pass.activations.shared.stream_parts;
+    const int64_t slices = slices_of(spec), parts = parts_of(weights.projection);
+    const auto row = [&](int64_t i) { return stream.row(kept ? (*kept)[size_t(i)] : i); };
+    if (plan.each_thread_prepares) {
+        const int64_t end = share(slices, thread + 1, plan.threads);
+        for (int64_t slice = share(slices, thread, plan.threads); slice < end; slice++) {
+            for (int64_t i = rows.first; i < rows.end; i++)
+                weigh_slice(pass, weights.projection, row(i), slice, shared.row(i) + slice * parts);
+        }
+        pass.wait(thread);
+    }
+    for (int64_t i = rows.first; i < rows.end; i++) {
+        float sums[MOST_PARTS] = {}, found[MOST_PARTS];
+        for (int64_t slice = 0; slice < slices; slice++) {
+            const float* part = shared.row(i) + slice * parts;
+            if (!plan.each_thread_prepares) weigh_slice(pass, weights.projection, row(i), slice, found), part = found;
+            for (int64_t j = 0; j < parts; j++) sums[j] += part[j];
+        }
+        set_numbers(spec, weights, &weights == &pass.model.head_streams, sums,
+                    row(i) + spec.streams.columns(spec.hidden_size));
+    }
+}
+
+const float* read_streams(const ModelSpec& spec, const float* x, float* out) {
+    const int64_t size = spec.hidden_size;
+    const float* numbers = x + spec.streams.columns(size);
+    std::fill_n(out, size, 0.0f);
+    for (int32_t s = 0; s < spec.streams.count; s++, x += size) {
+        for (int64_t i = 0; i < size; i++) out[i] += numbers[s] * x[i];
+    }
+    return out;
+}
+
+// `start`: as in add_delta.
+void write_streams(const ModelSpec& spec, const float* delta, int64_t start, float* x) {
+    const StreamSpec& s = spec.streams;
+    const int64_t size = spec.hidden_size;
+    const float *written = x + s.columns(size) + s.written(), *mixed = x + s.columns(size) + s.mixed();
+    for (int64_t k = 0; k < size; k += LANES) {
+        const int64_t at = k + start < size ? k + start : k + start - size;
+        float before[MOST_STREAMS][LANES];
+        for (int32_t j = 0; j < s.count; j++) std::copy(x + j * size + at, x + j * size + at + LANES, before[j]);
+        for (int32_t to = 0; to < s.count; to++) {
+            float* out = x + to * size + at;
+            for (int64_t i = 0; i < LANES; i++) {
+                float sum = s.sinkhorn_steps ? 0.0f : before[to][i];
+                for (int32_t j = 0; s.sinkhorn_steps && j < s.count; j++) sum += mixed[j * s.count + to] * before[j][i];
+                out[i] = written[to] * delta[at + i] + sum;
+            }
+        }
+    }
+}
+
+}  // namespace ipex_assist
