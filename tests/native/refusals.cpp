@@ -123,7 +123,8 @@ void check_specs(const KernelTable& k) {
                   }));
     CHECK_REFUSED("latent attention has one key/value head", make_last([](LayerSpec& layer) {
                       make_latent(layer.attention, 4, {48, 16, 24, 32, 0, 1e-6f, {}});
-                      layer.attention.rope_column = 0, layer.attention.rotary_dim = 10, layer.attention.sinks = 1;
+                      layer.attention.rope_column = 0, layer.attention.rotary_dim = 10;
+                      layer.attention.output_gate = layer.attention.gate_per_head = 1;
                   }));
     CHECK_REFUSED("decays of each channel of 2 key heads of 10", make_last([](LayerSpec& layer) {
                       layer.attention = {};
