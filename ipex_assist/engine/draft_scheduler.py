@@ -79,7 +79,8 @@ class DraftScheduler:
             if k > 0 and request.draft is not None:
                 # A forced token is worth a row of the target, but not a pass of the draft to catch up for it.
                 plan = plan if plan.k else replace(plan, context=ALL_UNREAD)
-                asked.append((scheduled, request.draft.steps(request.tokens, replace(plan, k=k))))
+                plan = plan if plan.k == k else replace(plan, k=k)
+                asked.append((scheduled, request.draft.steps(request.tokens, plan)))
         for (scheduled, _), proposal in zip(asked, propose_together([steps for _, steps in asked]), strict=True):
             if isinstance(proposal, IpexAssistError):
                 fail(scheduled, proposal)

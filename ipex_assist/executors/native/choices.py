@@ -61,16 +61,19 @@ class CoreChoices:
         addresses = iter([row.ctypes.data for row in self._logits])
         fields: list[Any] = []  # in the order of CRowChoice's
         known, pointer = None, None
+        edits_of, at, count = None, None, 0  # `edits` as the core reads them
         counted_of: abc.Sequence[int] | None = None
         drafted: Any = None  # `counted_of` as the core reads it
         for rule, position, edits, mask, keep_logits, following, counted in choices:
-            at, count, allowed, tokens = None, 0, None, None
+            allowed, tokens = None, None
             if rule is not known:
                 known, pointer = rule, core_rule(rule)
-            if edits is not None and len(edits):
-                assert edits.dtype == LOGIT_EDIT, edits.dtype
-                assert edits.flags.c_contiguous, "edits with gaps"
-                at, count = edits.ctypes.data, len(edits)
+            if edits is not edits_of:
+                edits_of, at, count = edits, None, 0
+                if edits is not None and len(edits):
+                    assert edits.dtype == LOGIT_EDIT, edits.dtype
+                    assert edits.flags.c_contiguous, "edits with gaps"
+                    at, count = edits.ctypes.data, len(edits)
             if mask is not None:
                 if len(mask) < vocabulary or not mask.flags.c_contiguous:
                     raise IpexAssistError(f"a mask of {len(mask)} tokens for {vocabulary} logits")
