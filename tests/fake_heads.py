@@ -119,6 +119,7 @@ class FakeModel(Model):
         sizes = {
             "context_length": 4096,
             "vocab_size": VOCAB,
+            "lm_head_rows": VOCAB,
             "hidden_size": WIDTH,
             "num_hidden_layers": 1 if head else 3,
         }

@@ -63,13 +63,13 @@ def test_every_option_is_looked_at_here() -> None:
     """An option that is added to the table gets its line above."""
     by_python = {name for name, one in options_of(GenerationOptions).items() if not flags_of(name, one)}
     assert set(EDGES) | set(OTHERS) | by_python == set(options_of(GenerationOptions))
-    assert by_python == {"lora", "lora_scale", "priority", "share"}
+    assert by_python == {"lora", "lora_scale", "priority", "share", "streamed"}
 
 
 def test_what_has_no_flag_is_the_same_in_batches_and_in_python() -> None:
     """A line of a batch names its adapter and its scale, what goes before it and whose share it is of."""
-    cases = (("lora", "sql", 7), ("lora_scale", -100, 101), ("priority", -1, 0.5), ("share", "team", 7))
-    for name, right, wrong in cases:
+    texts, numbers = (("lora", "sql", 7), ("share", "team", 7)), (("lora_scale", -100, 101), ("priority", -1, 0.5))
+    for name, right, wrong in (*texts, *numbers, ("streamed", False, 7)):
         options = GenerationOptions.of(**{name: right})
         assert check_options({name: right}, GenerationOptions()) == options
         assert told(GenerationOptions, **{name: wrong}) == told(check_options, {name: wrong}, GenerationOptions())
