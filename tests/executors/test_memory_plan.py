@@ -146,8 +146,9 @@ def test_buffers_are_no_larger_than_planned(config: dict[str, Any]) -> None:
     planned = workspace_bytes(model.packed.handle, model.spec, largest)
     sampler = 4 * PASS_ROWS * -(-model.spec.vocab_size // 16) * 16  # none ran
     assert len(kept) == PASS_ROWS
-    # Four mappings, in whole huge pages; tests/native/workspace.h compares the bytes themselves.
-    assert planned - sampler - (8 << 20) < taken < planned - sampler + (8 << 20)
+    # Four mappings, in whole huge pages, and pages of the heap that models before have left; tests/native/workspace.h
+    # compares the bytes themselves.
+    assert planned - sampler - (10 << 20) < taken < planned - sampler + (8 << 20)
 
 
 @native
