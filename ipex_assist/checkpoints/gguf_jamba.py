@@ -6,6 +6,7 @@ Source: conversion/jamba.py of llama.cpp.
 from __future__ import annotations
 
 from ipex_assist.checkpoints.gguf_file import GgufHeader
+from ipex_assist.checkpoints.gguf_recurrent import mamba1_layer
 from ipex_assist.checkpoints.gguf_tables import (
     ATTENTION,
     EMBEDDING,
@@ -13,9 +14,6 @@ from ipex_assist.checkpoints.gguf_tables import (
     MLP,
     Config,
     GgufTable,
-    Parts,
-    convolution,
-    decays,
     has,
     layers_with,
     same,
@@ -27,12 +25,8 @@ _TABLE = GgufTable(
     layer=(
         *same({**ATTENTION, **{f"feed_forward.{theirs}": ours for theirs, ours in _MLPS.items()}}),
         *same({"input_layernorm": "attn_norm", "pre_ff_layernorm": "ffn_norm", "feed_forward.router": "ffn_gate_inp"}),
-        *same({f"mamba.{leaf}_proj": f"ssm_{leaf}" for leaf in ("in", "x", "dt", "out")}),
+        *mamba1_layer("mamba"),
         *same({f"mamba.{leaf}_layernorm": f"ssm_{leaf}_norm" for leaf in ("dt", "b", "c")}),
-        ("mamba.conv1d.weight", Parts.of("ssm_conv1d.weight", by=convolution)),
-        ("mamba.conv1d.bias", Parts.of("ssm_conv1d.bias")),
-        ("mamba.A_log", Parts.of("ssm_a", by=decays)),
-        ("mamba.D", Parts.of("ssm_d")),
     ),
     outside=(*EMBEDDING, *HEAD, *same({"model.final_layernorm": "output_norm"})),
     experts={

@@ -220,6 +220,17 @@ def _mamba_layer(place: str) -> tuple[tuple[str, Parts], ...]:
     )
 
 
+def mamba1_layer(place: str) -> tuple[tuple[str, Parts], ...]:
+    """Names of a Mamba mixer, which begin with `place`."""
+    return (
+        *same({f"{place}.{leaf}_proj": f"ssm_{leaf}" for leaf in ("in", "x", "dt", "out")}),
+        (f"{place}.conv1d.weight", Parts.of("ssm_conv1d.weight", by=convolution)),
+        (f"{place}.conv1d.bias", Parts.of("ssm_conv1d.bias")),
+        (f"{place}.A_log", Parts.of("ssm_a", by=decays)),
+        (f"{place}.D", Parts.of("ssm_d")),
+    )
+
+
 def _interleaved(heads: str) -> Callable[[Sequence[torch.Tensor], Config], torch.Tensor]:
     """Rows of a query or key whose halves the converter interleaves, as it does Llama's; heads: their number's name."""
 
@@ -358,12 +369,8 @@ def _mamba2(header: GgufHeader, config: Config) -> Config:
 
 _MAMBA = GgufTable(
     layer=(
-        *same({"norm": "attn_norm", "mixer.in_proj": "ssm_in", "mixer.x_proj": "ssm_x", "mixer.dt_proj": "ssm_dt"}),
-        *same({"mixer.out_proj": "ssm_out"}),
-        ("mixer.conv1d.weight", Parts.of("ssm_conv1d.weight", by=convolution)),
-        ("mixer.conv1d.bias", Parts.of("ssm_conv1d.bias")),
-        ("mixer.A_log", Parts.of("ssm_a", by=decays)),
-        ("mixer.D", Parts.of("ssm_d")),
+        *same({"norm": "attn_norm"}),
+        *mamba1_layer("mixer"),
     ),
     outside=_NEMOTRON.outside,
     prefix="backbone.layers.",
