@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 
 from ipex_assist.executors.image_rows import PromptImages
 from ipex_assist.vision.memory import running_bytes
@@ -20,11 +21,17 @@ class ImageQueue:
 
     def __init__(self, look: Callable[[Request], None], limit: int | None = None) -> None:
         """look: called in another thread; `looked` has to follow. limit: bytes of rows (default: `running_bytes`)."""
-        self._look, self._limit = look, float(running_bytes() if limit is None else limit)
+        self._look = look
+        if limit is not None:
+            self._limit = float(limit)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="images")
         self._waiting: deque[Request] = deque()
         self._reading = False
         self._held: dict[int, int] = {}  # bytes of rows by request
+
+    @cached_property
+    def _limit(self) -> float:
+        return float(running_bytes())
 
     def add(self, request: Request) -> None:
         """Read its images when its turn has come."""
