@@ -135,13 +135,17 @@ def test_eight_bits_with_zeros_are_the_stored_numbers(tmp_path: Path) -> None:
     assert all(torch.equal(read[name], w.weight) for name, w in stored.items())
 
 
-def test_three_bits_that_fit_no_program(tmp_path: Path) -> None:
-    """Symmetric by the config, with other zeros by either reading of them: refused rather than guessed."""
-    quantized_files.save(tmp_path, bits=3, group=32)
-    path = tmp_path / "config.json"
+def declare_symmetric(folder: Path) -> None:
+    path = folder / "config.json"
     config = json.loads(path.read_text())
     config["quantization_config"]["sym"] = True
     path.write_text(json.dumps(config))
+
+
+def test_three_bits_that_fit_no_program(tmp_path: Path) -> None:
+    """Symmetric by the config, with other zeros by either reading of them: refused rather than guessed."""
+    quantized_files.save(tmp_path, bits=3, group=32)
+    declare_symmetric(tmp_path)
     with pytest.raises(IpexAssistError, match="its zeros are not 4"):
         list(open_checkpoint(str(tmp_path)).tensors())
 
@@ -200,10 +204,7 @@ def test_two_bits_that_blocks_do_not_hold(tmp_path: Path) -> None:
 def test_two_bits_that_are_not_what_their_config_says(tmp_path: Path) -> None:
     """Symmetric by the config, with other zeros: values from -3 to 3 would lose a bit."""
     quantized_files.save(tmp_path, bits=2, group=32)
-    path = tmp_path / "config.json"
-    config = json.loads(path.read_text())
-    config["quantization_config"]["sym"] = True
-    path.write_text(json.dumps(config))
+    declare_symmetric(tmp_path)
     with pytest.raises(IpexAssistError, match=r"not all from -2 to 1; is it symmetric, as config\.json says"):
         tiny_models.text(tmp_path, "native", "stored")
 
