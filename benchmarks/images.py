@@ -2,9 +2,9 @@
 
     python benchmarks/images.py [--layers 8] [--size 992x1408] [--repeats 3] [--llama-cpp ENVIRONMENT]
 
-The model has Qwen3-VL-2B's shapes and random weights; of its vision part and of its text so many layers. Each page is
-another one, which all get in turns, in bf16 and with as many threads: our server and llama.cpp's over HTTP,
-transformers in this process. tower: from a file's content to the rows of the text model (llama.cpp's, by its log,
+The model has Qwen3-VL-2B's shapes and random weights, and as many layers in its vision part as in its text (--layers).
+Each page is another one, which all get in turns, in bf16 and with as many threads: our server and llama.cpp's over
+HTTP, transformers in this process. tower: from a file's content to the rows of the text model (llama.cpp's, by its log,
 leaves out reading the file). first token: from the request to the answer of one token.
 
 gap: milliseconds of the longest time between two tokens of a text that our server streams, while nothing else runs,

@@ -102,8 +102,8 @@ def test_priorities() -> None:
 
 
 def longest_and_passes(streamed: int) -> tuple[float, int]:
-    """Sixteen prompts at once, of which so many answers are streamed: seconds of the longest pass beside an answer, and
-    passes until all ended."""
+    """Sixteen prompts at once; streamed: how many answers are. Seconds of the longest pass beside an answer, and passes
+    until all ended."""
     clock = Clock()
     engine, longest = engine_of(clock), 0.0
     handles = [
