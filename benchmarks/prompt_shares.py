@@ -2,6 +2,7 @@
 
     python benchmarks/prompt_shares.py [--threads 56,112,256] [--nodes 1,2,8] [--rows 256,1024,4096] [--precision int8]
     python benchmarks/prompt_shares.py --texts 4,8,16,32 [--drafted 4] [--positions 1000,4000,16000]
+    python benchmarks/prompt_shares.py --models meta-llama/Llama-2-7b-hf,Qwen/Qwen3-30B-A3B
 
 Of the linears and the attention of a model of 8 billion parameters (hidden 4096, 32 heads and 8 of keys and values,
 intermediate 14336), by the core's own partition (native/shares.py); nothing runs. "busy" is the mean thread's work ÷
@@ -9,6 +10,7 @@ the busiest one's. "columns alone" is a partition by panels of columns, where ea
 of weights and rows that the busiest thread reads of a layer. Attention is of a prompt's first rows. With --texts,
 attention of so many texts in a pass, each with its last token and --drafted more: with query tiles alone, and as the
 pass is planned, by tiles or by blocks of keys and values; times are those of the last thread ÷ an even share.
+With --models, how many rows of a prompt a pass of each has where memory allows it, on cores with AMX (modelled).
 """
 
 from __future__ import annotations
@@ -19,9 +21,13 @@ from collections.abc import Sequence
 
 import measure
 
+from ipex_assist.bench.pairs import published_config
+from ipex_assist.executors.native.pass_rows import useful_rows
+from ipex_assist.models import find
 from ipex_assist.native.rows import DECODE_ROWS
 from ipex_assist.native.shares import linear_shares, row_shares, text_shares, tile_shares
 from ipex_assist.quantization.precision import LINEAR_BYTES
+from ipex_assist.workers.division import BALANCE_AMX
 
 # Columns, depth and panels that stay together: qkv, output, up, down.
 LINEARS = ((6144, 4096, 1), (4096, 4096, 1), (28672, 4096, 2), (4096, 14336, 1))
@@ -71,6 +77,16 @@ def text_line(threads: int, nodes: int, texts: int, drafted: int, position: int)
     }
 
 
+def model_line(model: str, precision: str, threads: Sequence[int]) -> dict[str, str]:
+    """A line of the table of models."""
+    config = published_config(model)
+    architecture = find(config["architectures"][0])
+    assert architecture is not None, model
+    rows = [useful_rows(architecture.spec(config), each, BALANCE_AMX[precision]) for each in threads]
+    named = {f"rows, {each} threads": str(count) for each, count in zip(threads, rows, strict=True)}
+    return {"model": model.split("/")[-1], "weights": precision, **named}
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     numbers = {"type": lambda text: [int(part) for part in text.split(",")]}
@@ -81,7 +97,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--texts", **numbers, help="attention of so many texts in a pass, and nothing else")
     parser.add_argument("--drafted", type=int, default=4, help="tokens of each text behind its last")
     parser.add_argument("--positions", default="1000,4000,16000", **numbers, help="tokens before them")
+    parser.add_argument("--models", type=lambda text: text.split(","), help="rows of a pass of these, and nothing else")
     args = parser.parse_args(argv)
+    if args.models:
+        cases = itertools.product(args.models, BALANCE_AMX)
+        return measure.report([model_line(*each, args.threads) for each in cases], {})
     if len(args.threads) != len(args.nodes):
         parser.error(f"{len(args.threads)} numbers of threads and {len(args.nodes)} of nodes: give one for each")
     machines = list(zip(args.threads, args.nodes, strict=True))

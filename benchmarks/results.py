@@ -115,6 +115,7 @@ PAGES = {
         {
             "sockets": "One row on one and two big sockets",
             "prompt_sockets": "Prompts on one and two big sockets",
+            "pass_rows": "How many rows of a prompt a pass has on big machines, where memory allows it",
             "prompt_shares": "What each thread of big machines gets of a prompt's pass",
             "text_shares": "Attention of a few texts with drafts on big machines: by query tiles, and by blocks",
             "divisions": "Which engines share a machine, by requests, and which CPU they leave to others",
@@ -135,6 +136,7 @@ PAGES = {
 }
 QUESTIONS = {question: title for _, questions in PAGES.values() for question, title in questions.items()}
 COUNTED = {
+    "pass_rows": "Modelled for cores with AMX by their peak on paper, the same on every machine",
     "prompt_shares": "Counted by the core's own partition, the same on every machine",
     "text_shares": "Counted by the core's own partition, the same on every machine",
     "divisions": "Modelled by the costs on paper that the engines are divided by, the same on every machine",
