@@ -116,6 +116,9 @@ _INDEXER = {"index_topk": 6, "index_n_heads": 8, "index_head_dim": 32}
 _SHARED_CHOICES = {**_INDEXER, "num_hidden_layers": 5, "indexer_types": ["full", "shared", "full", "shared", "shared"]}
 _HY4 = {name: value for name, value in _DEEPSEEK.items() if name != "first_k_dense_replace"}
 _HY4 |= _SHARED_CHOICES | {"hc_mult": 4, "swiglu_limit": 0.3, "mlp_layer_types": ["dense", *["sparse"] * 4]}
+# Experts in no groups; a dense first layer, whose second norm has no gate.
+_AXK2 = {name: value for name, value in _DEEPSEEK.items() if name not in ("n_group", "topk_group")}
+_AXK2 |= _INDEXER | {"index_n_heads": 16}  # of fewer many scores are equal, of which transformers takes any
 _DEEPSEEK_V2 = _DEEPSEEK | {"norm_topk_prob": False}
 _YARN_MSCALE = {
     "rope_scaling": {
@@ -535,6 +538,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "deepseek-v32-many": _like_llama("deepseek_v32", **_LATENT, **_DEEPSEEK, **_INDEXER | {"index_topk": 24}),
     "glm-moe-dsa": _like_llama("glm_moe_dsa", **_LATENT, **_DEEPSEEK | _SHARED_CHOICES),
     "glm-moe-dsa-many": _like_llama("glm_moe_dsa", **_LATENT, **_DEEPSEEK | _SHARED_CHOICES | {"index_topk": 24}),
+    "axk2": _like_llama("axk2", **_LATENT, **_AXK2, gated_norm_rank=8),
+    "axk2-groups": _like_llama("axk2", **_LATENT, **_AXK2 | {"index_topk": 24}, **_YARN_MSCALE, gated_norm_rank=20)
+    | {"n_group": 4, "topk_group": 2, "attention_bias": True, "tie_word_embeddings": True},
     "hy-v4": _like_llama("hy_v4", **_LATENT, **_HY4),
     "hy-v4-other": _like_llama("hy_v4", **_LATENT, **_HY4 | {"index_topk": 24, "hc_mult": 3, "hc_magnitude": 0.7})
     | {"hc_eps": 0.05, "swiglu_limit": 3.0, "rms_norm_eps": 1e-3, "attention_bias": True}

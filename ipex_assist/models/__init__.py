@@ -21,6 +21,7 @@ from ipex_assist.models import (
     apertus1p5_text,
     arcee,
     axk1,
+    axk2,
     bamba,
     bloom,
     cohere,
@@ -183,7 +184,7 @@ _MODULES = (
     *(youtu, cohere2_moe, lfm3, laguna, deepseek_v32, glm_moe_dsa, axk1, mimo_v2_flash, step3p7),
     *(apertus1p5, apertus1p5_text, longcat_flash),
     *(qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, glm4v, glm46v, idefics3, internvl, paddleocr_vl, smolvlm),
-    *(granite_docling, hy_v4),
+    *(granite_docling, hy_v4, axk2),
 )
 # Published configs have these names of their makers' own code, which is transformers' now.
 _FIRST_NAMES = {

@@ -91,15 +91,24 @@ class LatentSpec:
     nope_dim: int  # values of a head's query that are not rotated
     value_dim: int  # of each head
     query_rank: int | None = None
+    # Queries read that row after its norm and, beside it, before it; so do gates of values (A.X-K2). An indexer's
+    # queries read the first half.
+    reads_unnormed: bool = False
     norm_eps: float = 1e-6  # of the norms of the latent and of the query's row, whatever the model's other norms have
     indexer: IndexerSpec | None = None  # of sparse attention; None: rows attend to all that they see
 
     def __post_init__(self) -> None:
         check_ranges(self, LATENT_RANGES)
+        assert not self.reads_unnormed or self.query_rank, "a row that is not there, before its norm"
         if self.index_dim and self.query_rank is None:
             raise ConfigError("q_lora_rank", None, "given: the indexer's queries are made of that row")
         if self.index_dim and self.index_dim < self.rope_dim:
             raise ConfigError("index_head_dim", self.index_dim, f"at least qk_rope_head_dim, {self.rope_dim}")
+
+    @property
+    def query_width(self) -> int | None:
+        """Values of what queries are made of; None where that is the layer's input."""
+        return self.query_rank and self.query_rank * (2 if self.reads_unnormed else 1)
 
     @property
     def index_dim(self) -> int:
@@ -118,10 +127,10 @@ class LatentSpec:
 
     def shapes(self, heads: int, hidden: int) -> dict[str, tuple[int, ...]]:
         """Of the weights of such attention by our names, in a layer of rows of `hidden` columns."""
-        query = self.query_rank or hidden
+        row, query = self.query_rank or hidden, self.query_width or hidden
         return {
-            "q_a_proj": (query, hidden),
-            "q_a_norm": (query,),
+            "q_a_proj": (row, hidden),
+            "q_a_norm": (row,),
             "q_nope_proj": (heads * self.nope_dim, query),
             "q_rope_proj": (heads * self.rope_dim, query),
             "k_rope_proj": (self.rope_dim, hidden),
@@ -130,7 +139,7 @@ class LatentSpec:
             "k_b_proj": (heads * self.rank, self.nope_dim),
             "v_b_proj": (heads * self.value_dim, self.rank),
             "o_proj": (hidden, heads * self.value_dim),
-            **({} if self.indexer is None else self.indexer.shapes(hidden, query)),
+            **({} if self.indexer is None else self.indexer.shapes(hidden, row)),
         }
 
 
@@ -250,7 +259,8 @@ class AttentionSpec:
         """Columns of the projections of query, key, value and output gate; or of the query's row and the latent."""
         if self.latent is not None:
             indexer = self.latent.indexer
-            columns = (self.latent.query_rank or 0) + self.latent.head_dim + self.gate_size
+            columns = (self.latent.query_rank or 0) + self.latent.head_dim
+            columns += 0 if self.latent.reads_unnormed else self.gate_size
             return columns if indexer is None else columns + indexer.dim + indexer.heads
         keys = 0 if self.shares_kv else self.key_size
         values = 0 if self.shares_kv or self.values_are_keys else self.value_size
@@ -258,7 +268,8 @@ class AttentionSpec:
 
     def shapes(self, hidden: int) -> dict[str, tuple[int, ...]]:
         """Of its weights by our names, in a layer of rows of `hidden` columns."""
-        beside = {"sinks": (self.heads,), "g_proj": (self.gate_size, hidden)}
+        read = self.latent.query_width if self.latent is not None and self.latent.reads_unnormed else hidden
+        beside = {"sinks": (self.heads,), "g_proj": (self.gate_size, read or hidden)}
         if self.latent is not None:
             return self.latent.shapes(self.heads, hidden) | beside
         query, key = self.query_size, self.key_size
@@ -278,7 +289,8 @@ class AttentionSpec:
         latent = self.latent
         if latent is None:
             return count
-        rank, indexer = latent.query_rank or hidden, latent.indexer
+        rank, width, indexer = latent.query_rank or hidden, latent.query_width or hidden, latent.indexer
         count += 0 if indexer is None else rank * indexer.heads * indexer.dim
-        query = rank * (latent.nope_dim + latent.rope_dim)
+        count += self.gate_size * width if latent.reads_unnormed else 0
+        query = width * (latent.nope_dim + latent.rope_dim)
         return count + self.heads * (query + latent.rank * (latent.nope_dim + latent.value_dim))

@@ -11,7 +11,7 @@ from ipex_assist.models.attention_spec import IndexerSpec, LatentSpec
 from ipex_assist.models.common import check_kinds, llama_like, refuse, rope
 from ipex_assist.models.config import Config, ConfigError, NotComputed
 from ipex_assist.models.layers import with_attention
-from ipex_assist.models.names import LLAMA_LINEARS, LLAMA_NORMS, SHARED_EXPERTS, ExpertNames, named
+from ipex_assist.models.names import LLAMA_LINEARS, LLAMA_NORMS, SHARED_EXPERTS, ExpertNames, Fields, named
 from ipex_assist.models.rope_spec import Rope
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import Source
@@ -141,24 +141,25 @@ def latent_weights(
     norms: Mapping[str, str] | None = None,
     linears: Mapping[str, str] | None = None,
     experts: ExpertNames = DEEPSEEK_EXPERTS,
+    fields: Fields | None = None,
 ) -> dict[str, Source]:
     """Their weights. Each head's rows of a query are those that are not rotated, then pairs that are (or halves); each
     head's rows of kv_b_proj are its keys', which are multiplied with queries and so transposed, then its values'.
 
     index_rotated: fields of sources, for an indexer's keys and queries, of which the first values are rotated by halves
-    here. norms, linears: further ones.
+    here. norms, linears, fields: further ones.
     """
     latent = spec.layers[0].attention.latent
     assert latent is not None
-    usual, fields = latent_parts(latent, {"pairs": latent.rope_dim} if pairs else {})
+    usual, made = latent_parts(latent, {"pairs": latent.rope_dim} if pairs else {})
     if index_rotated:
-        fields |= {leaf: dict(index_rotated) for leaf in ("index_q_proj", "index_k_proj", "index_k_norm")}
-    fields["final_norm"] = {"factor": spec.logit_multiplier}
+        made |= {leaf: dict(index_rotated) for leaf in ("index_q_proj", "index_k_proj", "index_k_norm")}
+    made["final_norm"] = {"factor": spec.logit_multiplier}
     return named(
         spec,
         linears={**LLAMA_LINEARS, **usual, **(linears or {})},
         norms={**LLAMA_NORMS, **LATENT_NORMS, **(norms or {})},
-        fields=fields,
+        fields={**made, **(fields or {})},
         experts=experts,
     )
 

@@ -46,6 +46,10 @@ PER_LAYER = ("per_layer_gate_proj", "per_layer_out_proj", "per_layer_out_norm")
 PER_LAYER_OUTSIDE = ("per_layer_embed", "per_layer_in_proj", "per_layer_norm")
 EXPERT_NORMS = ("router_norm", "experts_norm", "experts_out_norm", "shared_out_norm")
 
+# The linears of gates of the norms before a mixer and an MLP.
+MIXER_GATE = ("mixer_gate_down_proj", "mixer_gate_up_proj")
+MLP_GATE = ("mlp_gate_down_proj", "mlp_gate_up_proj")
+
 _FIRST_NORMS = ("attention_norm", "mlp_norm")
 MLP = ("gate_proj", "up_proj", "down_proj")
 # Ours that are no linears or norms but tensors of their own: a checkpoint's names of them do not end in ".weight".
@@ -197,6 +201,8 @@ def _absent(layer: LayerSpec) -> set[str]:
     absent |= set(_FIRST_NORMS) if layer.norm_place == "post" else set()
     absent |= set() if layer.has_mixer_out_norm else {"attention_out_norm"}
     absent |= set() if layer.has_mlp_out_norm else {"mlp_out_norm"}
+    absent |= set() if layer.mixer_gate_rank else set(MIXER_GATE)
+    absent |= set() if layer.mlp_gate_rank else set(MLP_GATE)
     if layer.recurrent is not None:
         absent |= {"q_proj", "k_proj", "v_proj", "g_proj", "o_proj", "sinks", *HEAD_NORMS, *LATENT, *INDEXER}
     elif (latent := layer.attention.latent) is not None:

@@ -70,7 +70,10 @@ RANGES: dict[str, tuple[float, float]] = {
     "per_layer_size": (0, 1 << 14),
     "output_vocab_size": (1, 1 << 24),
 }
-LAYER_RANGES: dict[str, tuple[str, tuple[float, float]]] = {"residual_multiplier": ("residual_multiplier", (1e-6, 1e6))}
+LAYER_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
+    "residual_multiplier": ("residual_multiplier", (1e-6, 1e6)),
+    "gated_norm_rank": ("mixer_gate_rank", (0, 1 << 20)),
+}
 
 
 @dataclass(frozen=True)
@@ -89,11 +92,17 @@ class LayerSpec:
     beside: bool = False
     # What its routed experts give is added after the MLP of the next layer, and not after its own (LongCat-Flash).
     defers: bool = False
+    # Columns of the row by which what the norm before its mixer, or before its MLP, gives is gated (A.X-K2): y becomes
+    # y · sigmoid(up · silu(down · y)); 0: it is not.
+    mixer_gate_rank: int = 0
+    mlp_gate_rank: int = 0
 
     def __post_init__(self) -> None:
         check_ranges(self, LAYER_RANGES)
         assert not self.defers or (self.experts is not None and self.experts.shared_size), "experts that are deferred"
         assert not self.beside or self.norm_place == "pre", "norms of a mixer beside another are before both"
+        gated = self.has_pre_norms and not self.parallel and not self.beside
+        assert gated or not (self.mixer_gate_rank or self.mlp_gate_rank), "gates of norms"
         check_kind("norm_place", self.norm_place, NormPlace)
         assert self.norm_place == "sandwich" or self.experts is None or not self.experts.own_norms, "norms of experts"
         if self.mlp is None and self.parallel:
@@ -145,7 +154,7 @@ class LayerSpec:
 
     def mixer_weights(self, hidden: int) -> int:
         """Elements of the matrices of its mixer, for rows of `hidden` columns."""
-        return self.mixer.weights(hidden)
+        return self.mixer.weights(hidden) + 2 * hidden * (self.mixer_gate_rank + self.mlp_gate_rank)
 
     @property
     def experts(self) -> Experts | None:
@@ -218,6 +227,9 @@ class DecoderSpec:
             assert before is None or not before.defers or layer.adds_deferred, "experts that are deferred to a layer"
         assert not self.layers[-1].defers, "experts that are deferred to none"
         assert self.streams is None or not (self.embedding_layers or self.per_layer_size or self.head), "streams"
+        for layer in self.layers:
+            if (rank := max(layer.mixer_gate_rank, layer.mlp_gate_rank)) > self.hidden_size:
+                raise ConfigError("gated_norm_rank", rank, f"{self.hidden_size} at most, the width of a row")
         for attention in self.attentions:
             self._check_rotary(attention)
         if not 0 <= self.embedding_layers < len(self.layers):

@@ -11,7 +11,7 @@ from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.models.stream_spec import StreamSpec
 from ipex_assist.quantization.precision import FORMATS, beside_experts
 
-ABI_VERSION = 38  # api.cpp: ia_abi. It changes with every function there and with the structures here.
+ABI_VERSION = 39  # api.cpp: ia_abi. It changes with every function there and with the structures here.
 PRECISIONS = {name: each.number for name, each in FORMATS.items()}
 NORM_PLACES = {"pre": 0, "post_residual": 1, "post": 2, "sandwich": 3, "pre_and_mlp_out": 4}
 HEAD_NORMS = {None: 0, "head": 1, "each_head": 2, "all_heads": 3, "unweighted": 4}
@@ -28,7 +28,7 @@ _ATTENTION_INTEGERS = (
     "qkv_bias output_bias sinks output_gate gate_per_head gate_softplus growth_step growth_shift shares_kv kv_layer "
     "values_are_keys value_norm"
 )
-_LATENT_INTEGERS = "rank rope_dim nope_dim value_dim query_rank"
+_LATENT_INTEGERS = "rank rope_dim nope_dim value_dim query_rank reads_unnormed"
 _RECURRENT_INTEGERS = (
     "kind heads key_heads key_dim value_dim conv_kernel conv_bias input_bias output_bias norm_groups gate_rank "
     "selection_norm"
@@ -39,6 +39,7 @@ _MLP_INTEGERS = (
     "expert_scales own_norms"
 )
 _MLP_FLOATS = "scaling added_to_sum least_sum jitter limit shared_limit"
+_LAYER_INTEGERS = "norm_place parallel shared_norm scaled beside defers mixer_gate_rank mlp_gate_rank"
 _HEAD_INTEGERS = (
     "kind input_size taps input_norm norm_before_residual fed_back_normed lm_head_rows shared_embedding shared_head "
     "clusters clusters_read conv_kernel conv_group candidates selector_rank confidence_size"
@@ -112,12 +113,7 @@ class CLayerSpec(ctypes.Structure):
         ("attention", CAttentionSpec),
         ("recurrent", CRecurrentSpec),
         ("mlp", CMlpSpec),
-        ("norm_place", ctypes.c_int32),
-        ("parallel", ctypes.c_int32),
-        ("shared_norm", ctypes.c_int32),
-        ("scaled", ctypes.c_int32),
-        ("beside", ctypes.c_int32),
-        ("defers", ctypes.c_int32),
+        *((name, ctypes.c_int32) for name in _LAYER_INTEGERS.split()),
         ("residual_multiplier", ctypes.c_float),
     ]
 
@@ -356,6 +352,8 @@ def _layer_spec(spec: DecoderSpec, layer: LayerSpec, precision: str) -> CLayerSp
         scaled=layer.scaled,
         beside=layer.beside,
         defers=layer.defers,
+        mixer_gate_rank=layer.mixer_gate_rank,
+        mlp_gate_rank=layer.mlp_gate_rank,
         residual_multiplier=layer.residual_multiplier,
     )
 
@@ -393,7 +391,7 @@ def _attention_spec(spec: DecoderSpec, attention: AttentionSpec) -> CAttentionSp
     )
     if (latent := attention.latent) is not None:
         sizes = (latent.rank, latent.rope_dim, latent.nope_dim, latent.value_dim, latent.query_rank or 0)
-        made.latent = CLatentSpec(*sizes, latent.norm_eps)
+        made.latent = CLatentSpec(*sizes, latent.reads_unnormed, latent.norm_eps)
         if (indexer := latent.indexer) is not None:
             made.latent.indexer = CIndexerSpec(indexer.top_k, indexer.heads, indexer.dim, indexer.norm_eps)
     if attention.alibi_slopes:

@@ -45,7 +45,8 @@ VARIANTS = [
     *tiny_models.known("gemma4", "gemma4-one-kind", "gemma4-moe", "gemma4-everything"),
     *tiny_models.known("nanochat", "mistral4", "granite-swa", "cohere2-moe", "lfm3", "laguna-values"),
     *tiny_models.known("axk1", "mimo-v2-flash-biases", "step3p7", "apertus1p5-text", "longcat-flash"),
-    *tiny_models.known("deepseek-v32-many", "glm-moe-dsa-many", "hy-v4-other"),  # fewer bits choose others of them
+    # Of which fewer bits choose others.
+    *tiny_models.known("deepseek-v32-many", "glm-moe-dsa-many", "hy-v4-other", "axk2-groups"),
 ]
 # Those that have other parts of these together.
 ALIKE = tiny_models.known(

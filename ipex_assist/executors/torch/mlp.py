@@ -89,3 +89,11 @@ def activate_gated(spec: MlpSpec, gate: torch.Tensor, up: torch.Tensor) -> torch
     if spec.limits_gates:
         return function(gate.clamp(max=spec.limit)) * up
     return function(gate).clamp(max=spec.limit) * up
+
+
+def gated(rows: torch.Tensor, gate: tuple[Linear, Linear] | None) -> torch.Tensor:
+    """What a norm gave, rows (rows, hidden), times what these linears make of it; as it is where there are none."""
+    if gate is None:
+        return rows
+    down, up = gate
+    return rows * torch.sigmoid(up(functional.silu(down(rows))))

@@ -26,7 +26,7 @@ from ipex_assist.executors.torch.mixers.attention import attention_mask, query_g
 from ipex_assist.executors.torch.mixers.layer_rows import AttentionMetadata, LayerRows
 from ipex_assist.executors.torch.mixers.run import run_mixer
 from ipex_assist.executors.torch.mixers.states import RecurrentStates
-from ipex_assist.executors.torch.mlp import ACTIVATION_FUNCTIONS, run_mlp
+from ipex_assist.executors.torch.mlp import ACTIVATION_FUNCTIONS, gated, run_mlp
 from ipex_assist.executors.torch.rope import TorchRotary
 from ipex_assist.executors.torch.row_plan import RowPlan
 from ipex_assist.executors.torch.streams import check_hidden, read_streams, write_streams
@@ -341,7 +341,8 @@ class TorchModel(Model):
         read = read_streams(
             self.spec, x if read is None else read, self.weights.layers[index].streams.get("attention_hc")
         )
-        rows = self._norm_if(self.spec.layers[index].has_pre_norms, read, self.weights.layers[index].attention_norm)
+        layer = self.weights.layers[index]
+        rows = gated(self._norm_if(self.spec.layers[index].has_pre_norms, read, layer.attention_norm), layer.mixer_gate)
         self.see(index, "prepare_attention", "residual stream", x)
         self.see(index, "prepare_attention", "mixer inputs", rows)
         return self.after_mixer(x, rows, index, self._mixed(rows, index, cache, metadata, states), per_layer)
@@ -382,7 +383,7 @@ class TorchModel(Model):
             made = run_mlp(spec, layer, x, see, lambda rows, name: self._norm(rows, norms[name]))
         else:
             read = read_streams(self.spec, x, layer.streams.get("mlp_hc"))
-            rows = self._norm_if(spec.has_pre_norms, read, layer.mlp_norm)
+            rows = gated(self._norm_if(spec.has_pre_norms, read, layer.mlp_norm), layer.mlp_gate)
             see("prepare_mlp", "mlp inputs", rows)
             made = run_mlp(spec, layer, rows, see, defer=self.deferred.append if spec.defers else None)
         made = self._delta(spec, self._norm_if(spec.has_mlp_out_norm, made, layer.mlp_out_norm))

@@ -77,6 +77,9 @@ class Layer:
     per_layer: PerLayerLinears | None = None
     scalar: torch.Tensor | None = None  # (1,), of the residual stream after the layer
     streams: dict[str, StreamLayer] = field(default_factory=dict)  # by STREAMS, where there are several
+    # Of norms that gate what they give: (rows, hidden) → (rows, rank), and back.
+    mixer_gate: tuple[Linear, Linear] | None = None
+    mlp_gate: tuple[Linear, Linear] | None = None
     convs: tuple[DynamicConv, ...] = ()  # around attention and MLP, of draft heads that have them
 
     @property
@@ -128,7 +131,7 @@ _FUSED = {
     "mixer_in": MIXER_IN,
     "mixer_low": MIXER_LOW,
     "latent_in": (*LATENT_INPUTS, "g_proj"),
-    "query": ("q_nope_proj", "q_rope_proj"),
+    "query": ("q_nope_proj", "q_rope_proj", "g_proj"),
     "index_in": INDEXER_INPUTS,
 }
 _BY_HEAD = ("k_b", "v_b")  # each head has a linear of its own
@@ -217,7 +220,7 @@ class _Packer:
         if layer is not None and layer.recurrent is not None and leaf in layer.recurrent.low_parts:
             return "mixer_low"
         if leaf == "g_proj" and layer is not None and not layer.recurrent and layer.attention.latent:
-            return "latent_in"
+            return "query" if layer.attention.latent.reads_unnormed else "latent_in"
         return next((fused for fused, parts in _FUSED.items() if leaf in parts), leaf.removesuffix("_proj"))
 
     def _parts(self, prefix: str, group: str, leaf: str) -> Iterator[str]:
@@ -304,8 +307,13 @@ class _Packer:
             per_layer=self._per_layer(prefix) if self.spec.per_layer_size else None,
             scalar=self.tensors.get(prefix + "layer_scalar.weight"),
             streams={} if self.spec.streams is None else {name: self._streams(prefix + name) for name in STREAMS},
+            mixer_gate=self._gate(prefix + "mixer_gate") if spec.mixer_gate_rank else None,
+            mlp_gate=self._gate(prefix + "mlp_gate") if spec.mlp_gate_rank else None,
             convs=tuple(self._conv(prefix + base) for base in CONV_BASES if f"{prefix}{base}.weight" in self.tensors),
         )
+
+    def _gate(self, name: str) -> tuple[Linear, Linear]:
+        return self.linears[name + "_down"], self.linears[name + "_up"]
 
     def _conv(self, base: str) -> DynamicConv:
         assert self.spec.head is not None

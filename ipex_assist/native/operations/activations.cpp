@@ -53,6 +53,8 @@ void list_shared(List& list, SharedBuffers& b, const ActivationSizes& s) {
     list("fed_back", b.fed_back, s.fed_back_rows, s.width);
     list("low_rank", b.low_rank, s.low_rows, s.low_columns);
     list("normed", b.normed, s.rows, s.normed);
+    list("gate_rows", b.gate_rows, s.rows, s.gate_rows);
+    list("norm_gates", b.norm_gates, s.rows, s.gate_rows ? s.width : 0);
     list("deferred", b.deferred, s.rows, s.deferred);
     list("conv_scales", b.conv_scales, s.rows, s.conv_scales);
     list("contexts", b.contexts, s.logit_rows, s.selector_rank);
@@ -113,6 +115,7 @@ void list_thread(List& list, ThreadBuffers& b, const ActivationSizes& s) {
     list("gathered", b.gathered, s.gathered, 1);
     list("index_keys", b.index_keys, 2, s.positions);
     list("own x", b.x, DECODE_ROWS, s.stream);
+    list("own normed", b.normed, DECODE_ROWS, s.normed);
     list_prepared(list, b.inputs, values * s.own_value, values / SCALE_COLUMNS, values / 32, 0);
     const int64_t of_slots = s.own_slot_columns;
     list_prepared(list, b.slot_inputs, s.own_slot_values, of_slots / SCALE_COLUMNS, of_slots / 32, 0);

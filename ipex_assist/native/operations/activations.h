@@ -64,7 +64,9 @@ struct SharedBuffers {
     Array<float> partials;        // split KV's, see attention.h
     Array<float> fed_back;        // (segments, hidden): what a draft head's next rows get as their hidden states
     Array<float> low_rank;        // (windows · WINDOW_ROWS, …) A · x of rows with an adapter
-    Array<float> normed;          // (rows, hidden) of layers with convolutions: what enters the first one
+    Array<float> normed;          // (rows, hidden): what a norm gives where that is read once more
+    Array<float> gate_rows;       // (rows, rank) of norms with gates: the row that these are made of
+    Array<float> norm_gates;      // (rows, hidden)
     Array<float> deferred;        // (rows, hidden): what routed experts give, which is added after the next layer
     Array<float> conv_scales;     // (rows, 2 · conv_kernel · groups): what scales the weights of both
     Array<float> cluster_scores;  // (rows with logits, clusters) of a draft head
@@ -98,6 +100,7 @@ struct ThreadBuffers {
     Array<float> ordered;        // a row in the order of a linear's input columns, where there is one
     Array<float> up;             // (ROW_BLOCK, columns of gate and up that are activated while they are in the cache)
     Array<float> x;              // (DECODE_ROWS, stream_width): the residual stream where each thread prepares all rows
+    Array<float> normed;         // (DECODE_ROWS, hidden): as that of all threads, likewise
     PreparedRows inputs;         // and what the next linear gets of it
     PreparedRows slot_inputs;    // of an expert's up linear, of up to DECODE_ROWS slots
     PreparedRows head_inputs;    // of latent attention: of ROW_BLOCK rows, what the linear of a head gets
@@ -132,7 +135,7 @@ struct ActivationSizes {
     int64_t queries, key_depth, value_width;    // of a query tile; the latter of a head before it is one, too
     int64_t fed_back_rows, entering;            // of draft heads; the latter columns
     int64_t clusters, clusters_read;            // of draft heads
-    int64_t normed, conv_scales;                // of convolutions: columns of a row
+    int64_t normed, conv_scales, gate_rows;     // of what is read after norms: columns of a row
     int64_t deferred;                           // of experts: columns of a row
     int64_t candidates, selector_rank;          // of draft heads
     int64_t heads, head_depth;                  // of latent attention: columns of a row, input columns of a head

@@ -52,6 +52,9 @@ int64_t stream_parts(const ModelSpec& spec);  // floats that threads exchange of
 // delta becomes, and may not be it.
 void add_delta(const Pass& pass, const ResidualNorm& residual, int64_t row, float* x, const float* delta,
                float* changed, int64_t start);
+// norm_gate.cpp: the rows that a residual norm has kept, of which `gate` has the inputs, gated, in the form of `next`.
+// rank: columns of the row between. Ends as `residual_norm` does.
+void gate_rows(Pass& pass, int thread, const NormGate& gate, int64_t rank, const Linear& next);
 void prepare_attention(Pass& pass, const LayerStep& step, int thread);
 void prepare_mlp(Pass& pass, const LayerStep& step, int thread);
 void normalize(const Pass& pass, const Norm& norm, const float* x, float* out);
@@ -66,6 +69,22 @@ void prepare_row(const Pass& pass, int thread, const float* from, int64_t width,
 // Whether what one linear gives is prepared for the next one by whoever makes the last of a span of columns, without a
 // barrier between: where that takes the columns in the order that they are computed in.
 bool prepares_in_place(const Pass& pass, const Linear& next);
+// All rows, or this thread's share, as `residual_norm` prepares them: row r of `width` columns is what make(r) gives,
+// which may lie in memory of the thread. Ends as that does.
+template <class Make>
+void prepare_made(Pass& pass, int thread, int64_t width, const Linear& next, const Make& make) {
+    const PassPlan& plan = pass.plan();
+    const bool all = plan.each_thread_prepares;
+    const int64_t rows = plan.rows(), end = all ? rows : share(rows, thread + 1, plan.threads);
+    for (int64_t r = all ? 0 : share(rows, thread, plan.threads); r < end; r++) {
+        const float* made = make(r);
+        if (!all) prepare_row(pass, thread, made, width, 0, next.depth, r, next, &NodeBuffers::inputs);
+        else
+            prepare_row(pass, thread, made, width, 0, next.depth, r, next,
+                        pass.activations.own(thread).inputs.with_depth(next.depth));
+    }
+    if (!all) pass.wait(thread);
+}
 // This thread's share of rows (rows, stride).
 void prepare_rows(const Pass& pass, int thread, const float* from, int64_t stride, int64_t width, int64_t rows,
                   const Linear& next);

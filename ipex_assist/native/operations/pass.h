@@ -85,6 +85,10 @@ struct Pass {
     const Array<float>& stream(int thread) const {
         return plan().each_thread_prepares ? activations.own(thread).x : activations.shared.x;
     }
+    // Likewise what a norm gave that is read once more.
+    const Array<float>& normed(int thread) const {
+        return plan().each_thread_prepares ? activations.own(thread).normed : activations.shared.normed;
+    }
     // Where threads read rows that each of them made a part of, their own node's; else there is one.
     const Array<float>& delta(int thread) const {
         return activations.on(plan().each_thread_prepares ? node(thread) : 0).delta;

@@ -63,7 +63,7 @@ void residual_norm(Pass& pass, int thread, const ResidualNorm& residual, const s
         if (!residual.streams && !residual.late) add(i);
         const float* x = stream.row(kept ? (*kept)[size_t(i)] : i);
         if (residual.streams) x = read_streams(pass.model.spec, x, own.row.data);
-        float* normed = residual.entered ? pass.activations.shared.normed.row(i) : own.row.data;
+        float* normed = residual.kept ? pass.normed(thread).row(i) : own.row.data;
         if (residual.pre) normalize(pass, *residual.pre, x, normed);
         const float* from = residual.pre ? normed : x;
         if (all) prepare_row(pass, thread, from, size, 0, next.depth, i, next, own.inputs.with_depth(next.depth));
@@ -78,11 +78,13 @@ void prepare_attention(Pass& pass, const LayerStep& step, int thread) {
     add_embeddings(pass, step.index, thread);
     residual_norm(pass, thread, layer.into_attention, nullptr, layer.first_linear());
     if (pass.batch.taps.count) tap_layer(pass, step.index, thread);
+    if (layer.mixer_gate_rank) gate_rows(pass, thread, layer.mixer_gate, layer.mixer_gate_rank, layer.qkv);
 }
 
 void prepare_mlp(Pass& pass, const LayerStep& step, int thread) {
     const PackedLayer& layer = pass.layer(step);
     residual_norm(pass, thread, layer.into_mlp, nullptr, layer.first_of_mlp());
+    if (layer.mlp_gate_rank) gate_rows(pass, thread, layer.mlp_gate, layer.mlp_gate_rank, layer.mlp_linear());
 }
 
 }  // namespace ipex_assist

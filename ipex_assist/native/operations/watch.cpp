@@ -58,8 +58,10 @@ public:
         const PackedLayer& layer = pass_.layer(*step_);
         const Array<float>& delta = pass_.delta(0);
         switch (buffer) {
-            case MIXER_INPUTS: return show_inputs("mixer inputs", layer.first_linear());
-            case MLP_INPUTS: return show_inputs("mlp inputs", layer.first_of_mlp());
+            case MIXER_INPUTS:
+                return show_inputs("mixer inputs", layer.mixer_gate_rank ? layer.qkv : layer.first_linear());
+            case MLP_INPUTS:
+                return show_inputs("mlp inputs", layer.mlp_gate_rank ? layer.mlp_linear() : layer.first_of_mlp());
             case PROJECTED: return give("qkv", shared_.qkv.data, layer.columns.width, shared_.qkv.columns, rows_);
             case QUERIES: {
                 const int64_t width = layer.attention.latent_query_width();

@@ -45,8 +45,9 @@ void place_residual_norms(ModelWeights& w) {
         if (layer.has_pre_norms()) layer.into_attention.pre = &layer.attention_norm;
         if (layer.has_pre_norms()) layer.into_mlp.pre = layer.shared_norm ? &layer.attention_norm : &layer.mlp_norm;
         if (layer.mlp.own_norms) layer.into_mlp.pre = &layer.expert_norms.router;
-        if (layer.attention_conv.base) layer.into_attention.entered = layer.into_mlp.left = &layer.attention_conv;
-        if (layer.mlp_conv.base) layer.into_mlp.entered = &layer.mlp_conv;
+        if (layer.attention_conv.base) layer.into_mlp.left = &layer.attention_conv;
+        layer.into_attention.kept = layer.attention_conv.base || layer.mixer_gate_rank;
+        layer.into_mlp.kept = layer.mlp_conv.base || layer.mlp_gate_rank;
         if (w.spec.streams.several()) {
             layer.into_attention.streams = &layer.attention_streams;
             layer.into_mlp.streams = &layer.mlp_streams;

@@ -28,8 +28,13 @@ struct LatentSpec {
     int32_t nope_dim;    // of a head's query before it is absorbed, without what is rotated
     int32_t value_dim;   // of a head
     int32_t query_rank;  // of a row between the layer's input and its queries; 0: there is none
-    float norm_eps;      // of the norms of that row and of the latent
+    // Whether queries read that row after its norm and, beside it, before it; gates of values then do so as well
+    // (A.X-K2), and an indexer's queries read the first half.
+    int32_t reads_unnormed;
+    float norm_eps;  // of the norms of that row and of the latent
     IndexerSpec indexer;
+
+    int64_t query_width() const { return int64_t(query_rank) * (reads_unnormed ? 2 : 1); }  // of what queries read
 };
 
 // Softmax attention with grouped keys and values, or over latents.
@@ -82,14 +87,16 @@ struct AttentionSpec {
     bool is_latent() const { return latent.rank > 0; }
     // Over latents the first linear gives the columns from the key's on: the key, then the row of the queries. Those
     // that it makes of that row, or of the layer's input, are of all heads, then what is rotated of all heads.
-    // Behind that row are the indexer's key and its weights of heads, then gates; behind the queries are the indexer's.
+    // Behind that row are the indexer's key and its weights of heads, then gates; behind the queries are the indexer's,
+    // and last gates that are made with them, until these come to the columns of gates.
     int64_t index_key_column() const { return key_column() + head_dim + round_up(latent.query_rank, LANES); }
     int64_t index_weight_column() const { return index_key_column() + latent.indexer.dim; }
     int64_t index_query_column() const { return rotated_column() + int64_t(heads) * latent.rope_dim; }
-    int64_t latent_width() const { return qkv_width() - key_column(); }
+    int64_t latent_width() const { return (latent.reads_unnormed ? gate_column() : qkv_width()) - key_column(); }
     int64_t rotated_column() const { return round_up(int64_t(heads) * latent.nope_dim, LANES); }
     int64_t latent_query_width() const {
-        return index_query_column() + int64_t(latent.indexer.heads) * latent.indexer.dim;
+        const int64_t index = int64_t(latent.indexer.heads) * latent.indexer.dim;
+        return index_query_column() + index + (latent.reads_unnormed ? gate_width() : 0);
     }
     // Of a KV head; what all heads attend to; and what the output linear takes.
     int32_t value_dim() const { return is_latent() ? latent.rank : v_head_dim ? v_head_dim : head_dim; }
@@ -201,11 +208,14 @@ struct LayerSpec {
     RecurrentSpec recurrent;
     MlpSpec mlp;
     NormPlace norm_place;
-    int32_t parallel;           // attention and MLP read the same rows, and both are added to them
-    int32_t shared_norm;        // of these, one norm serves both
-    int32_t scaled;             // whether the residual stream is multiplied with a number after the layer
-    int32_t beside;             // its mixer reads the rows that the one of the layer before it read (Falcon-H1)
-    int32_t defers;             // what its routed experts give is added after the MLP of the next layer (LongCat-Flash)
+    int32_t parallel;     // attention and MLP read the same rows, and both are added to them
+    int32_t shared_norm;  // of these, one norm serves both
+    int32_t scaled;       // whether the residual stream is multiplied with a number after the layer
+    int32_t beside;       // its mixer reads the rows that the one of the layer before it read (Falcon-H1)
+    int32_t defers;       // what its routed experts give is added after the MLP of the next layer (LongCat-Flash)
+    // Columns of the row by which what a norm before the mixer, or the MLP, gives is gated (A.X-K2): y becomes
+    // y · sigmoid(up · silu(down · y)); 0: it is not.
+    int32_t mixer_gate_rank, mlp_gate_rank;
     float residual_multiplier;  // of what attention and MLP add
 
     bool has_mlp() const { return mlp.intermediate_size != 0; }

@@ -68,6 +68,14 @@ void list_streams(WeightList& list, const ModelSpec& spec, StreamWeights& w, con
     list.vector(w.scale, {scale, kinds});
 }
 
+void list_norm_gate(WeightList& list, const ModelSpec& spec, NormGate& gate, const char* down, const char* up,
+                    int64_t rank) {
+    if (!rank) return;
+    const int64_t hidden = spec.hidden_size;
+    list.linear(gate.down, {packed(rank), hidden, false, spec.precision}, {{down, 0, rank}});
+    list.linear(gate.up, {packed(hidden), rank, false, spec.precision}, {{up, 0, hidden}});
+}
+
 void list_layer(WeightList& list, const ModelSpec& spec, PackedLayer& layer) {
     const int64_t hidden = spec.hidden_size, own = spec.per_layer_size;
     const int64_t numbers = spec.streams.numbers(), kinds = spec.streams.sinkhorn_steps ? 3 : 2;
@@ -76,11 +84,13 @@ void list_layer(WeightList& list, const ModelSpec& spec, PackedLayer& layer) {
     const bool first_norms = layer.norm_place != POST;
     // That of a token beside a hidden state is the draft head's.
     if (first_norms && layer.input_width == hidden) list.norm(layer.attention_norm, spec, {"attention_norm", hidden});
+    list_norm_gate(list, spec, layer.mixer_gate, "mixer_gate_down_proj", "mixer_gate_up_proj", layer.mixer_gate_rank);
     list_mixer_weights(list, spec, layer);
     if (layer.has_attention_out_norm()) list.norm(layer.attention_out_norm, spec, {"attention_out_norm", hidden});
     if (layer.has_mlp()) {
         list_streams(list, spec, layer.mlp_streams, "mlp_hc", "mlp_hc_base", "mlp_hc_scale", numbers, kinds);
         if (first_norms && !layer.shared_norm) list.norm(layer.mlp_norm, spec, {"mlp_norm", hidden});
+        list_norm_gate(list, spec, layer.mlp_gate, "mlp_gate_down_proj", "mlp_gate_up_proj", layer.mlp_gate_rank);
         list_mlp_or_experts(list, spec, layer);
         if (layer.has_mlp_out_norm()) list.norm(layer.mlp_out_norm, spec, {"mlp_out_norm", hidden});
     }

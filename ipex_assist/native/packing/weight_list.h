@@ -14,6 +14,7 @@ struct LinearPart {
     int64_t first, columns;
     int64_t step = 1;
     bool biased = true;  // whether the linear's bias, where it has one, has a part for it
+    int64_t width = 0;   // where it reads the first columns of what the linear does alone; 0: all of them
 };
 
 struct LinearShape {

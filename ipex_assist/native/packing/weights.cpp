@@ -25,8 +25,9 @@ public:
         for (const LinearPart& part : parts) {
             const bool matrix = is(part, WEIGHT), bias = shape.bias && part.biased && is(part, BIAS);
             if (!matrix && !bias) continue;
-            note(part.columns, matrix ? shape.width : 1);
-            found_.part = {&to, part.first, part.step, part.columns, shape.width};
+            const int64_t width = part.width ? part.width : shape.width;
+            note(part.columns, matrix ? width : 1);
+            found_.part = {&to, part.first, part.step, part.columns, width};
             found_.is_bias = bias;
         }
     }

@@ -39,6 +39,11 @@ struct StreamWeights {
     const float* scale = nullptr;  // of what is read, written and mixed: one each, as far as there are such numbers
 };
 
+// The linears of a row that gates what a norm gives.
+struct NormGate {
+    Linear down{}, up{};
+};
+
 // What happens to a row x between two linears: it gets what the first gave (delta), times `multiplier`, and the second
 // gets x; with the norms that there are.
 struct ResidualNorm {
@@ -50,9 +55,9 @@ struct ResidualNorm {
     const float* scalar = nullptr;           // of x, which is complete then
     bool deferred = false;                   // x also gets what routed experts of the layer before the first gave
     const Norm* pre = nullptr;               // of what the second gets
+    bool kept = false;                       // what that gives is read once more, in fp32
     const StreamWeights* streams = nullptr;  // of a row of several streams: what the second gets is read by them
-    // Delta passes the second convolution of one; rows of the second linear are kept for the first of the other.
-    const ConvWeights *left = nullptr, *entered = nullptr;
+    const ConvWeights* left = nullptr;       // delta passes the second convolution of these
 };
 
 struct Mlp {
@@ -132,6 +137,7 @@ struct PackedLayer : LayerSpec {
     ResidualNorm into_attention, into_mlp;
     StreamWeights attention_streams, mlp_streams;
     ConvWeights attention_conv, mlp_conv;                             // of a draft head that has them
+    NormGate mixer_gate, mlp_gate;                                    // of the norms before mixer and MLP
     Norm attention_norm, attention_out_norm, mlp_norm, mlp_out_norm;  // the latter of each is a post norm
     const float *q_norm = nullptr, *k_norm = nullptr;
     const float* sinks = nullptr;  // (heads), or null
@@ -141,9 +147,14 @@ struct PackedLayer : LayerSpec {
     int64_t input_width = 0;      // columns of what its mixer gets
     MixerColumns columns;
 
-    // What multiplies its rows first, and those of its MLP.
-    const Linear& first_linear() const { return attention_conv.base ? attention_conv.projection : qkv; }
-    const Linear& first_of_mlp() const { return mlp_conv.base ? mlp_conv.projection : mlp.experts ? router : up; }
+    // What multiplies its rows first, and those of its MLP; and what a norm's gate makes them for.
+    const Linear& first_linear() const {
+        return mixer_gate_rank ? mixer_gate.down : attention_conv.base ? attention_conv.projection : qkv;
+    }
+    const Linear& first_of_mlp() const {
+        return mlp_gate_rank ? mlp_gate.down : mlp_conv.base ? mlp_conv.projection : mlp_linear();
+    }
+    const Linear& mlp_linear() const { return mlp.experts ? router : up; }
     const Linear& linear(LinearRole role) const {
         return role == QKV ? qkv : role == OUTPUT ? output : role == UP ? up : down;
     }

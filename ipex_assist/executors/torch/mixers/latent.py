@@ -19,16 +19,19 @@ def mix_by_latents(x: torch.Tensor, rows: LayerRows) -> torch.Tensor:
     assert spec is not None
     assert layer is not None
     inputs, inputs_of = rows.weights.qkv(x), x
-    row, key, latent, gates = inputs.split((spec.query_rank or 0, spec.rope_dim, spec.rank, attention.gate_size), 1)
+    early = 0 if spec.reads_unnormed else attention.gate_size
+    row, key, latent, gates = inputs.split((spec.query_rank or 0, spec.rope_dim, spec.rank, early), 1)
     projected, latent = torch.cat((key, latent), 1), norm(latent, layer.norm, spec.norm_eps)
     if layer.query_norm is not None:
         x = norm(row, layer.query_norm, spec.norm_eps)
     made = index_parts(inputs_of, x, rows)
-    queries = layer.query(x)
-    plain, rotated = queries.split((heads * spec.nope_dim, heads * spec.rope_dim), 1)
+    queries = layer.query(torch.cat((x, row), 1) if spec.reads_unnormed else x)
     # The core keeps room for absorbed queries before it.
     rows.see("latent_linear", "qkv", projected, row, *made[:2], gates, column=heads * attention.head_dim)
-    rows.see("query_linear", "queries", plain, rotated, *made[2:])
+    sizes = heads * spec.nope_dim, heads * spec.rope_dim, attention.gate_size - early
+    plain, rotated, late = queries.split(sizes, 1)
+    rows.see("query_linear", "queries", plain, rotated, *made[2:], late)
+    gates = late if spec.reads_unnormed else gates
     absorbed = [run(part.contiguous()) for run, part in zip(layer.keys, plain.chunk(heads, 1), strict=True)]
     query = torch.cat((rotated.reshape(-1, heads, spec.rope_dim), torch.stack(absorbed, 1)), -1)
     query_key = torch.cat((query, torch.cat((key, latent), 1)[:, None]), 1)

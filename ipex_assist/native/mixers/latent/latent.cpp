@@ -22,8 +22,14 @@ namespace {
 // Whether each thread normalises the queries' rows for itself: that takes less time than a barrier. Who watches the
 // pass sees them where all threads do.
 bool each_normalizes(const Pass& pass, const LatentSpec& spec) {
-    return pass.plan().each_thread_prepares && spec.query_rank <= pass.model.spec.hidden_size &&
+    return pass.plan().each_thread_prepares && spec.query_width() <= pass.model.spec.hidden_size &&
            !pass.program.watch.call;
+}
+
+// The row that queries read, of one before its norm; to memory of the thread, or to where it lies.
+void make_query_row(const Pass& pass, const LatentWeights& w, const LatentSpec& spec, const float* row, float* to) {
+    if (spec.reads_unnormed) std::copy(row, row + spec.query_rank, to + spec.query_rank);
+    pass.kernels.normalize(true, row, w.query_norm, nullptr, spec.norm_eps, spec.query_rank, to);
 }
 
 }  // namespace
@@ -41,16 +47,16 @@ void normalize_latents(Pass& pass, const LayerStep& step, int thread) {
         float *latent = key + spec.rope_dim, *row = key + a.head_dim;
         pass.kernels.normalize(true, latent, layer.latent.norm, nullptr, spec.norm_eps, spec.rank, latent);
         if (!spec.query_rank || own) continue;
-        pass.kernels.normalize(true, row, layer.latent.query_norm, nullptr, spec.norm_eps, spec.query_rank, row);
-        prepare_row(pass, thread, row, spec.query_rank, 0, query.depth, r, query, &NodeBuffers::inputs);
+        if (spec.reads_unnormed) row = pass.activations.shared.heads.row(r);  // which queries come to later
+        make_query_row(pass, layer.latent, spec, key + a.head_dim, row);
+        prepare_row(pass, thread, row, spec.query_width(), 0, query.depth, r, query, &NodeBuffers::inputs);
     }
     if (spec.query_rank && !own) return pass.wait(thread);
     const ThreadBuffers& mine = pass.activations.own(thread);
     for (int64_t r = 0; spec.query_rank && r < rows; r++) {
         const float* row = pass.activations.shared.qkv.row(r) + a.key_column() + a.head_dim;
-        pass.kernels.normalize(true, row, layer.latent.query_norm, nullptr, spec.norm_eps, spec.query_rank,
-                               mine.row.data);
-        prepare_row(pass, thread, mine.row.data, spec.query_rank, 0, query.depth, r, query,
+        make_query_row(pass, layer.latent, spec, row, mine.row.data);
+        prepare_row(pass, thread, mine.row.data, spec.query_width(), 0, query.depth, r, query,
                     mine.inputs.with_depth(query.depth));
     }
 }
@@ -84,6 +90,9 @@ void absorb_queries(Pass& pass, const LayerStep& step, int thread) {
             rotate_head(pass, layer, nullptr, segment, pass.plan().positions[size_t(r)],
                         heads.row(r) + a.index_query_column() + h * int64_t(spec.indexer.dim));
         }
+        if (spec.reads_unnormed)
+            std::memcpy(qkv.row(r) + a.gate_column(), heads.row(r) + a.latent_query_width() - a.gate_width(),
+                        size_t(a.gate_width()) * 4);
     }
     per_head_linear(pass, thread, layer.latent.keys, spec.rank,
                     {heads.data, heads.columns, spec.nope_dim, spec.nope_dim, rows, qkv.data + spec.rope_dim,

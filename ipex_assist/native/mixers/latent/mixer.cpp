@@ -29,6 +29,7 @@ void check(const ModelSpec& spec, const LayerSpec& layer) {
     check_range("qk_nope_head_dim", l.nope_dim, 1, LARGEST);
     check_range("v_head_dim", l.value_dim, 1, LARGEST);
     check_range("q_lora_rank", l.query_rank, 0, LARGEST);
+    check_range("whether queries read a row before its norm", l.reads_unnormed, 0, l.query_rank > 0);
     check_range("num_attention_heads x v_head_dim", a.output_width(), 1, LARGEST);
     check_range("num_attention_heads x qk_head_dim", a.latent_query_width(), 1, LARGEST);
     if (l.rank % LANES || l.rope_dim % LANES || l.value_dim % LANES) {
@@ -61,23 +62,27 @@ void list_weights(WeightList& list, const ModelSpec& spec, PackedLayer& layer) {
     const auto index_part = [&](const char* name, int64_t column, int64_t columns) {
         return index.heads ? LinearPart{name, column / LANES, columns, 1, false} : LinearPart{};
     };
-    const int64_t row = l.query_rank ? l.query_rank : layer.input_width;  // that queries are made of
-    list.linear(
-        layer.qkv, {a.latent_width(), layer.input_width, a.qkv_bias != 0, spec.precision},
-        {{"k_rope_proj", 0, l.rope_dim},
-         {"kv_a_proj", l.rope_dim / LANES, l.rank},
-         l.query_rank ? LinearPart{"q_a_proj", a.head_dim / LANES, l.query_rank} : LinearPart{},
-         index_part("index_k_proj", a.index_key_column() - a.key_column(), index.dim),
-         index_part("index_weights_proj", a.index_weight_column() - a.key_column(), index.heads),
-         a.output_gate ? LinearPart{"g_proj", (a.gate_column() - a.key_column()) / LANES, a.gate_width(), 1, false}
-                       : LinearPart{}});
+    const int64_t row = l.query_rank ? l.query_width() : layer.input_width;  // that queries are made of
+    const LinearPart none{},
+        of_queries{"g_proj", (a.latent_query_width() - a.gate_width()) / LANES, a.gate_width(), 1, false},
+        of_inputs{"g_proj", (a.gate_column() - a.key_column()) / LANES, a.gate_width(), 1, false};
+    LinearPart index_query = index_part("index_q_proj", a.index_query_column(), int64_t(index.heads) * index.dim);
+    index_query.width = l.query_rank;
+    list.linear(layer.qkv, {a.latent_width(), layer.input_width, a.qkv_bias != 0, spec.precision},
+                {{"k_rope_proj", 0, l.rope_dim},
+                 {"kv_a_proj", l.rope_dim / LANES, l.rank},
+                 l.query_rank ? LinearPart{"q_a_proj", a.head_dim / LANES, l.query_rank} : LinearPart{},
+                 index_part("index_k_proj", a.index_key_column() - a.key_column(), index.dim),
+                 index_part("index_weights_proj", a.index_weight_column() - a.key_column(), index.heads),
+                 a.output_gate && !l.reads_unnormed ? of_inputs : none});
     if (a.sinks) list.vector(layer.sinks, {"sinks", a.heads});
     list.vector(w.norm, {"kv_a_norm", l.rank});
     if (l.query_rank) list.vector(w.query_norm, {"q_a_norm", l.query_rank});
     list.linear(w.query, {a.latent_query_width(), row, false, spec.precision},
                 {{"q_nope_proj", 0, int64_t(a.heads) * l.nope_dim},
                  {"q_rope_proj", a.rotated_column() / LANES, int64_t(a.heads) * l.rope_dim},
-                 index_part("index_q_proj", a.index_query_column(), int64_t(index.heads) * index.dim)});
+                 index_query,
+                 a.output_gate && l.reads_unnormed ? of_queries : none});
     if (index.heads) {
         list.vector(w.index_norm.weight, {"index_k_norm", index.dim});
         list.vector(w.index_norm.bias, {"index_k_norm", index.dim}, true);
@@ -98,7 +103,8 @@ void size(const PackedLayer& layer, ActivationSizes& s) {
     s.attended = std::max(s.attended, a.attended_width());
     s.heads = std::max({s.heads, a.latent_query_width(), a.output_width()});
     s.head_depth = std::max({s.head_depth, layer.latent.keys.depth, layer.latent.values.depth});
-    s.between = std::max<int64_t>(s.between, a.latent.query_rank);
+    s.heads = std::max(s.heads, a.latent.reads_unnormed ? a.latent.query_width() : 0);
+    s.between = std::max(s.between, a.latent.query_width());
 }
 
 constexpr Operation LATENT_LINEAR{"latent_linear", latent_linear, PROJECTED};
