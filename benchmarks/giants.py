@@ -22,6 +22,7 @@ from sockets import BANDWIDTH, measured_core
 from sockets_model import Paper, add_line_options, line_times, pass_time
 from sockets_shapes import POSITIONS, Shape
 
+from ipex_assist.bench.giant_shapes import GIANT_CONFIGS
 from ipex_assist.executors.traffic import idle_bytes, linear_bytes
 from ipex_assist.models import find
 from ipex_assist.models.attention_spec import AttentionSpec
@@ -45,13 +46,9 @@ class Giant:
     config: dict[str, Any]
 
 
-_V3 = {
-    **{"vocab_size": 129280, "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048},
-    **{"num_hidden_layers": 61, "num_attention_heads": 128, "num_key_value_heads": 128, "n_routed_experts": 256},
-    **{"num_experts_per_tok": 8, "max_position_embeddings": 163840},
-}
+_V3 = GIANT_CONFIGS["deepseek-ai/DeepSeek-V3"]
 GIANTS = (
-    Giant("DeepSeek-V3.2", "DeepseekV32ForCausalLM", "fp8", _V3),
+    Giant("DeepSeek-V3.2", "DeepseekV32ForCausalLM", "fp8", GIANT_CONFIGS["deepseek-ai/DeepSeek-V3.2"]),
     Giant(
         "Kimi K2.6",
         "DeepseekV3ForCausalLM",
@@ -60,22 +57,14 @@ GIANTS = (
         | {"vocab_size": 163840, "num_attention_heads": 64, "num_key_value_heads": 64, "n_routed_experts": 384}
         | {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "max_position_embeddings": 262144},
     ),
-    Giant(
-        "GLM-5",
-        "GlmMoeDsaForCausalLM",
-        "fp8",
-        _V3
-        | {"vocab_size": 154880, "hidden_size": 6144, "intermediate_size": 12288, "num_hidden_layers": 78}
-        | {"num_attention_heads": 64, "num_key_value_heads": 64, "q_lora_rank": 2048, "qk_nope_head_dim": 192}
-        | {"v_head_dim": 256, "index_n_heads": 32, "n_group": 1, "topk_group": 1, "max_position_embeddings": 202752},
-    ),
+    Giant("GLM-5", "GlmMoeDsaForCausalLM", "fp8", GIANT_CONFIGS["zai-org/GLM-5"]),
     Giant(
         "A.X K1",
         "AXK1ForCausalLM",
         "bf16",
         _V3
         | {"vocab_size": 163840, "num_attention_heads": 64, "num_key_value_heads": 64, "n_routed_experts": 192}
-        | {"max_position_embeddings": 32768},
+        | {"first_k_dense_replace": 1, "max_position_embeddings": 32768},
     ),
     Giant(
         "GLM-4.6",
@@ -110,14 +99,7 @@ GIANTS = (
         | {"num_hidden_layers": 94, "num_attention_heads": 64, "num_key_value_heads": 4, "head_dim": 128}
         | {"num_experts": 128, "num_experts_per_tok": 8, "max_position_embeddings": 40960},
     ),
-    Giant(
-        "MiniMax-M2",
-        "MiniMaxM2ForCausalLM",
-        "fp8",
-        {"vocab_size": 200064, "hidden_size": 3072, "intermediate_size": 1536, "num_hidden_layers": 62}
-        | {"num_attention_heads": 48, "num_key_value_heads": 8, "head_dim": 128, "num_local_experts": 256}
-        | {"num_experts_per_tok": 8, "rotary_dim": 64, "max_position_embeddings": 196608},
-    ),
+    Giant("MiniMax-M2", "MiniMaxM2ForCausalLM", "fp8", GIANT_CONFIGS["MiniMaxAI/MiniMax-M2"]),
     Giant(
         "Step-3.7-Flash",
         "Step3p7ForConditionalGeneration",

@@ -35,6 +35,10 @@ ARCHITECTURES = {
     "qwen3_5_text": "qwen35",
     "deepseek_v2": "deepseek2",
     "glm4_moe_lite": "deepseek2",
+    "deepseek_v3": "deepseek2",
+    "deepseek_v32": "deepseek32",
+    "glm_moe_dsa": "glm-dsa",
+    "minimax_m2": "minimax-m2",
     "granitemoehybrid": "granitehybrid",
     "gemma4_text": "gemma4",
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ipex_assist.bench.giant_shapes import GIANT_CONFIGS
 from ipex_assist.env.errors import UsageError
 from ipex_assist.speculative.sources.assistant_name import SELF
 
@@ -37,6 +38,10 @@ PAIRS = {
     "glm-4.7-flash": PublishedPair("zai-org/GLM-4.7-Flash", SELF),
     "granite-4-small": PublishedPair("ibm-granite/granite-4.0-h-small", SELF),
     "gemma-4-e4b": PublishedPair("google/gemma-4-E4B-it", SELF),
+    # Of which a machine may hold but the first layers (--layers).
+    "deepseek-v3.2": PublishedPair("deepseek-ai/DeepSeek-V3.2", SELF),
+    "glm-5": PublishedPair("zai-org/GLM-5", SELF),
+    "minimax-m2": PublishedPair("MiniMaxAI/MiniMax-M2", SELF),
 }
 
 
@@ -317,6 +322,7 @@ CONFIGS: dict[str, Config] = {
     "google/gemma-4-E4B-it": _GEMMA_4_E4B,
     "bigcode/starcoder": _bigcode(6144, 40, 48),
     "bigcode/tiny_starcoder_py": _bigcode(768, 20, 12),
+    **GIANT_CONFIGS,
 }
 
 

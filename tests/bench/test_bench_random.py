@@ -68,16 +68,19 @@ TINY_LLAMA = published_config("TinyLlama/TinyLlama-1.1B-Chat-v1.0") | {
 }
 
 
-def stored(name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+def stored(name: str, shape: tuple[int, ...], family: str) -> dict[str, tuple[int, ...]]:
     """What checkpoints have for a parameter: all experts of transformers 5 are one, gate and up together."""
+    gate, up, down = "gate_proj", "up_proj", "down_proj"
+    if family == "minimax_m2":
+        name, gate, up, down = name.replace(".mlp.", ".block_sparse_moe."), "w1", "w3", "w2"
     place, _, leaf = name.partition("experts.")
-    if "block_sparse_moe" in name:  # Granite's checkpoints have all experts in one as well, by other names
+    if family == "granitemoehybrid" and "block_sparse_moe" in name:  # one for all experts, too, by other names
         ours = {"gate_up_proj": "input_linear.weight", "down_proj": "output_linear.weight", "": "router.layer.weight"}
         return {place.removesuffix("router.weight") + ours[leaf]: shape}
     if not leaf or len(shape) != 3:
         return {name: shape}
     count, rows, columns = shape
-    leaves = {"gate_up_proj": (("gate_proj", "up_proj"), rows // 2), "down_proj": (("down_proj",), rows)}
+    leaves = {"gate_up_proj": ((gate, up), rows // 2), "down_proj": ((down,), rows)}
     names, rows = leaves[leaf]
     return {f"{place}experts.{i}.{each}.weight": (rows, columns) for i in range(count) for each in names}
 
@@ -97,7 +100,7 @@ def test_shapes_are_those_of_transformers(source: str) -> None:
     stored_ones = ("correction_bias", "layer_scalar")
     biases = [(name, bias) for name, bias in model.named_buffers() if any(one in name for one in stored_ones)]
     for name, parameter in [*model.named_parameters(), *biases]:
-        theirs |= stored(name, tuple(parameter.shape))
+        theirs |= stored(name, tuple(parameter.shape), config["model_type"])
     if model.config.tie_word_embeddings:
         theirs.pop("lm_head.weight", None)
     assert RandomCheckpoint(source, config).shapes() == theirs
