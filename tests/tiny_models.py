@@ -215,6 +215,9 @@ _KIMI = {
     **{"n_group": 4, "topk_group": 2, "n_shared_experts": 2},
     "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
 }
+_LING = {name: value for name, value in _LATENT.items() if name != "q_lora_rank"}
+_LING |= {"num_hidden_layers": 4, "layer_group_size": 2, "first_k_dense_replace": 1, "head_dim": 12, **_MOE}
+_LING |= {"num_local_experts": 8, "n_group": 4, "topk_group": 2, "n_shared_experts": 2}
 _DELTA_MOE = _DELTA | _MOE | {"num_experts": 6, "shared_expert_intermediate_size": 40}
 _LFM2 = {
     **{"num_hidden_layers": 3, "block_multiple_of": 16, "conv_L_cache": 3},
@@ -575,6 +578,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
     | {
         **{"q_lora_rank": 40, "attention_bias": True, "norm_topk_prob": False, "linear_conv_kernel_dim": 3},
         **{"layer_types": ["full_attention", "linear_attention"] * 2},
+        "mlp_layer_types": ["sparse", "dense", "dense", "sparse"],
+    },
+    "bailing-hybrid": _like_llama("bailing_hybrid", **_LING),
+    "bailing-hybrid-all-experts": _like_llama("bailing_hybrid", **_LING | {"num_local_experts": 3, "n_group": 1})
+    | {"topk_group": 1},
+    "bailing-hybrid-row": _like_llama("bailing_hybrid", **_LING | {"head_dim": 20, "n_group": 1, "topk_group": 1})
+    | {
+        **{"q_lora_rank": 40, "attention_bias": True, "norm_topk_prob": False, "short_conv_kernel_size": 3},
+        **{"layer_types": ["full_attention", "linear_attention"] * 2, "kda_safe_gate": False, "v_head_dim": 48},
         "mlp_layer_types": ["sparse", "dense", "dense", "sparse"],
     },
     "exaone": _like_llama("exaone", tie_word_embeddings=True),

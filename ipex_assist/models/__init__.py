@@ -22,6 +22,7 @@ from ipex_assist.models import (
     arcee,
     axk1,
     axk2,
+    bailing_hybrid,
     bamba,
     bloom,
     cohere,
@@ -185,6 +186,7 @@ _MODULES = (
     *(apertus1p5, apertus1p5_text, longcat_flash),
     *(qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, glm4v, glm46v, idefics3, internvl, paddleocr_vl, smolvlm),
     *(granite_docling, hy_v4, axk2),
+    *(bailing_hybrid,),
 )
 # Published configs have these names of their makers' own code, which is transformers' now.
 _FIRST_NAMES = {

@@ -186,7 +186,7 @@ class AttentionSpec:
         check_ranges(self, ATTENTION_RANGES)
         if self.latent is not None:
             assert (self.kv_heads, self.head_dim, self.rotary_dim) == (1, self.latent.head_dim, self.latent.rope_dim)
-            assert not any((self.gate_per_head, self.qk_norm, self.alibi_slopes)), "beside latents"
+            assert not any((self.qk_norm, self.alibi_slopes)), "beside latents"
             assert self.gate_activation == "sigmoid", "beside latents"
             assert not any((self.shares_kv, self.values_are_keys, self.value_norm, self.value_dim)), "beside latents"
             assert self.value_scale == 1, "beside latents"

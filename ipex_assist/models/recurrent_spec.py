@@ -23,6 +23,7 @@ RECURRENT_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
     "beta_scale": ("beta_scale", (1e-3, 1e3)),
     "gate_rank": ("gate_rank", (0, 1 << 20)),
     "mixer_norm_eps": ("norm_eps", (1e-30, 0.1)),
+    "kda_lower_bound": ("decay_bound", (-80, -1e-6)),
 }
 
 
@@ -42,7 +43,8 @@ class RecurrentSpec:
     - short_conv (LFM2): no state beside the rows of the convolution: C · conv(B · x).
     - kimi_delta (Kimi Linear 2025, arXiv:2510.26692, equation 1): as gated_delta, with a decay for each channel of a
       head's keys, exp(-exp(A_log)·softplus(a + dt_bias)), and a sigmoid of the output gate. a and z are made of rows of
-      `gate_rank` each, which are made of the layer's input.
+      `gate_rank` each, which are made of the layer's input, or without a rank of that input itself. With a
+      `decay_bound` (Ling 3), decays are exp(decay_bound·sigmoid(exp(A_log)·(a + dt_bias))).
 
     - mamba1 (Gu and Dao 2023, arXiv:2312.00752, algorithm 2), all of whose channels are one head: as mamba2, with a dt
       for each channel, and for each element of the state its own decay exp(dt·A). B, C and a row of `gate_rank`, of
@@ -65,8 +67,9 @@ class RecurrentSpec:
     step_limit: tuple[float, float] = (0.0, math.inf)  # mamba2: of dt
     beta_scale: float = 1.0  # gated_delta, kimi_delta: of the sigmoid of b
     norm_eps: float | None = None  # of its norms; the model's where None
-    gate_rank: int = 0  # kimi_delta, mamba1
+    gate_rank: int = 0  # kimi_delta (0: there is none), mamba1
     selection_norm: SelectionNorm | None = None  # mamba1
+    decay_bound: float | None = None  # kimi_delta: what logarithms of decays are above, below 0; None: no bound
 
     def __post_init__(self) -> None:
         if self.kind not in MIXERS:

@@ -11,7 +11,7 @@ from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.models.stream_spec import StreamSpec
 from ipex_assist.quantization.precision import FORMATS, beside_experts
 
-ABI_VERSION = 39  # api.cpp: ia_abi. It changes with every function there and with the structures here.
+ABI_VERSION = 40  # api.cpp: ia_abi. It changes with every function there and with the structures here.
 PRECISIONS = {name: each.number for name, each in FORMATS.items()}
 NORM_PLACES = {"pre": 0, "post_residual": 1, "post": 2, "sandwich": 3, "pre_and_mlp_out": 4}
 HEAD_NORMS = {None: 0, "head": 1, "each_head": 2, "all_heads": 3, "unweighted": 4}
@@ -93,6 +93,7 @@ class CRecurrentSpec(ctypes.Structure):
         ("most_step", ctypes.c_float),
         ("beta_scale", ctypes.c_float),
         ("norm_eps", ctypes.c_float),
+        ("decay_bound", ctypes.c_float),
     ]
 
 
@@ -417,6 +418,7 @@ def _recurrent_spec(spec: RecurrentSpec) -> CRecurrentSpec:
         most_step=spec.step_limit[1],
         beta_scale=spec.beta_scale,
         norm_eps=spec.norm_eps or 0.0,
+        decay_bound=spec.decay_bound or 0.0,
     )
 
 

@@ -94,7 +94,9 @@ OTHERS = [
     *(
         f"{variant}{kv}"
         for variant in tiny_models.known(
-            *("deepseek-v32", "glm-moe-dsa", "hy-v4", "axk2"), *("mimo-v2-flash", "axk1", "longcat-flash")
+            *("deepseek-v32", "glm-moe-dsa", "hy-v4", "axk2"),
+            *("mimo-v2-flash", "axk1", "longcat-flash"),
+            "bailing-hybrid",
         )
         for kv in ("", "+int8")
     ),

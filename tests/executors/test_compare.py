@@ -36,6 +36,7 @@ PLANTED = [
     ("qwen3-next", "model.layers.2.linear_attn.dt_bias", "layer 2, operation gate_scanned: attended"),
     ("qwen3-next", "model.layers.2.linear_attn.conv1d.weight", "layer 2, operation gate_scanned: attended"),
     ("kimi-linear", "model.layers.2.self_attn.A_log", "layer 2, operation gate_scanned: attended"),
+    ("bailing-hybrid", "model.layers.1.attention.g_proj.weight", "layer 1, operation latent_linear: qkv"),
     ("mamba", "backbone.layers.1.mixer.D", "layer 1, operation gate_scanned: attended"),
     ("mamba", "backbone.layers.1.mixer.x_proj.weight", "layer 1, operation gate_scanned: attended"),
     ("mamba2", "backbone.layers.1.mixer.D", "layer 1, operation gate_scanned: attended"),

@@ -47,6 +47,7 @@ VARIANTS = [
     *tiny_models.known("axk1", "mimo-v2-flash-biases", "step3p7", "apertus1p5-text", "longcat-flash"),
     # Of which fewer bits choose others.
     *tiny_models.known("deepseek-v32-many", "glm-moe-dsa-many", "hy-v4-other", "axk2-groups"),
+    *tiny_models.known("bailing-hybrid-all-experts"),
 ]
 # Those that have other parts of these together.
 ALIKE = tiny_models.known(

@@ -15,7 +15,9 @@ from ipex_assist.executors.interface import Rows
 from ipex_assist.native.library import unavailable
 
 VARIANTS = tiny_models.known("lfm2-biases", "lfm2-moe", "granite-hybrid-moe", "bamba", "bamba-recurrent-last")
-VARIANTS += tiny_models.known("nemotron-h", "nemotron-h-moe", "mamba2", "kimi-linear", "falcon-h1-norm")
+VARIANTS += tiny_models.known(
+    "nemotron-h", "nemotron-h-moe", "mamba2", "kimi-linear", "bailing-hybrid", "falcon-h1-norm"
+)
 VARIANTS += tiny_models.known("jamba", "jamba-dense", "mamba", "falcon-mamba-biases")
 PENDING = 16  # rows that can be forgotten again
 TEXT = tokens(150, 5)

@@ -60,8 +60,9 @@ def mixers(draw: st.DrawFn) -> RecurrentSpec:
         input_bias=bias,
         output_bias=draw(st.booleans()),
         norm_groups=draw(st.sampled_from([0, 1, key_heads, heads])) if kind == "mamba2" else 0,
-        gate_rank=draw(st.sampled_from([1, 7, 16, 130])) if kind in ("kimi_delta", "mamba1") else 0,
+        gate_rank=draw(st.sampled_from({"kimi_delta": [0, 1, 7, 16, 130], "mamba1": [1, 7, 16, 130]}.get(kind, [0]))),
         selection_norm=draw(st.sampled_from([None, "unweighted", "weighted"])) if kind == "mamba1" else None,
+        decay_bound=draw(st.sampled_from([None, -5.0, -0.2])) if kind == "kimi_delta" else None,
         step_limit=draw(st.sampled_from([(0.0, float("inf")), (0.5, 0.8)])),
     )
 

@@ -80,6 +80,8 @@ KINDS = [
         "axk1",
         "mimo-v2-flash",
         "step3p7",
+        "bailing-hybrid",
+        "bailing-hybrid-row",
     ),
 ]
 

@@ -32,6 +32,12 @@ void make_recurrent(LayerSpec& layer) {
     layer.recurrent = mixer(kind);
 }
 
+// Gates that are made of the layer's input, and bounded decays.
+void make_bounded(LayerSpec& layer) {
+    make_recurrent<KIMI_DELTA>(layer);
+    layer.recurrent.gate_rank = 0, layer.recurrent.decay_bound = -5;
+}
+
 template <SelectionNorm norm>
 void make_selective(LayerSpec& layer) {
     make_recurrent<MAMBA1>(layer);
@@ -42,6 +48,7 @@ const Kind MIXERS[] = {
     {"attention, then Gated DeltaNet", 30, [](UniformSpec&) {}, false, make_recurrent<GATED_DELTA>},
     {"attention, then Mamba-2", 0, [](UniformSpec&) {}, false, make_recurrent<MAMBA2>},
     {"attention, then Kimi Delta Attention", 0, [](UniformSpec&) {}, false, make_recurrent<KIMI_DELTA>},
+    {"attention, then Kimi Delta Attention of bounded decays", 0, [](UniformSpec&) {}, false, make_bounded},
     {"attention, then Mamba-1", 0, [](UniformSpec&) {}, false, make_recurrent<MAMBA1>},
     {"attention, then Mamba-1 without norms", 0, [](UniformSpec&) {}, false, make_selective<NOT_NORMED>},
     {"attention, then Mamba-1 with norms without weights", 0, [](UniformSpec&) {}, false, make_selective<NORMED>},

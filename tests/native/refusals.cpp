@@ -124,11 +124,11 @@ void check_specs(const KernelTable& k) {
     CHECK_REFUSED("latent attention has one key/value head", make_last([](LayerSpec& layer) {
                       make_latent(layer.attention, 4, {48, 16, 24, 32, 0, 1e-6f, {}});
                       layer.attention.rope_column = 0, layer.attention.rotary_dim = 10;
-                      layer.attention.output_gate = layer.attention.gate_per_head = 1;
+                      layer.attention.output_gate = layer.attention.gate_softplus = 1;
                   }));
     CHECK_REFUSED("decays of each channel of 2 key heads of 10", make_last([](LayerSpec& layer) {
                       layer.attention = {};
-                      layer.recurrent = {KIMI_DELTA, 4, 2, 10, 10, 4, 0, 0, 0, 0, 7, NOT_NORMED, 0, 0, 1, 0};
+                      layer.recurrent = {KIMI_DELTA, 4, 2, 10, 10, 4, 0, 0, 0, 0, 7, NOT_NORMED, 0, 0, 1, 0, 0};
                   }));
     CHECK_REFUSED("layer 1 beside that of one before it", make_last([](LayerSpec& layer) { layer.beside = 1; }));
     CHECK_REFUSED("experts are deferred is 1", make_last([](LayerSpec& layer) { layer.defers = 1; }));
@@ -138,13 +138,21 @@ void check_specs(const KernelTable& k) {
     CHECK_REFUSED("experts that give what they read is 1", make_last([](LayerSpec& layer) {
                       layer.mlp.experts = layer.mlp.experts_per_token = layer.mlp.identity = 1;
                   }));
-    CHECK_REFUSED("rank of gates is 0", make_last([](LayerSpec& layer) {
+    CHECK_REFUSED("rank of gates is -1", make_last([](LayerSpec& layer) {
                       layer.attention = {};
-                      layer.recurrent = {KIMI_DELTA, 4, 4, 10, 10, 4, 0, 0, 0, 0, 0, NOT_NORMED, 0, 0, 1, 0};
+                      layer.recurrent = {KIMI_DELTA, 4, 4, 10, 10, 4, 0, 0, 0, 0, -1, NOT_NORMED, 0, 0, 1, 0, 0};
+                  }));
+    CHECK_REFUSED("logarithms of decays above nan", make_last([](LayerSpec& layer) {
+                      layer.attention = {};
+                      layer.recurrent = {KIMI_DELTA, 4, 4, 10, 10, 4, 0, 0, 0, 0, 0, NOT_NORMED, 0, 0, 1, 0, NAN};
+                  }));
+    CHECK_REFUSED("logarithms of decays above -5", make_last([](LayerSpec& layer) {
+                      layer.attention = {};
+                      layer.recurrent = {GATED_DELTA, 4, 4, 10, 10, 4, 0, 0, 0, 0, 0, NOT_NORMED, 0, 0, 1, 0, -5};
                   }));
     CHECK_REFUSED("the norm of a selection is 1", make_last([](LayerSpec& layer) {
                       layer.attention = {};
-                      layer.recurrent = {KIMI_DELTA, 4, 4, 10, 10, 4, 0, 0, 0, 0, 7, NORMED, 0, 0, 1, 0};
+                      layer.recurrent = {KIMI_DELTA, 4, 4, 10, 10, 4, 0, 0, 0, 0, 7, NORMED, 0, 0, 1, 0, 0};
                   }));
     CHECK_REFUSED("4 attention heads cannot share 8", make([](UniformSpec& s) { s.kv_heads = 8; }));
     CHECK_REFUSED("4 attention heads cannot share 3", make([](UniformSpec& s) { s.kv_heads = 3; }));

@@ -188,18 +188,21 @@ void test_decay_keys(const KernelTable& k) {
     for (size_t i = 0; i < SIZE; i++)
         in[i] = (float(i) - 100) * 0.9f, bias[i] = random.normal(), key[i] = random.normal();
     in[7] = NAN, in[8] = INFINITY, in[9] = -INFINITY;
-    for (const float rate : {-0.01f, -1.0f, -16.0f}) {
-        k.decay_keys(in.data(), bias.data(), rate, key.data(), SIZE, decays.data(), recalls.data());
+    for (const auto& [rate, bound] :
+         {std::pair(-0.01f, 0.0f), {-1, 0}, {-16, 0}, {-0.01f, -5}, {-1, -5}, {-16, -0.3f}}) {
+        k.decay_keys(in.data(), bias.data(), rate, bound, key.data(), SIZE, decays.data(), recalls.data());
         for (size_t i = 0; i < PADDED; i++) {
             const double x = i < SIZE ? double(in[i] + bias[i]) : 0;
-            const double expected = i < SIZE ? std::exp(double(rate) * (x > 40 ? x : std::log1p(std::exp(x)))) : 0;
-            const double recalled = i < SIZE ? expected * key[i] : 0;
-            const double exponent = std::abs(rate * std::max(x, 1.0));  // its error is that of what is raised
+            const double log =
+                bound < 0 ? bound / (1 + std::exp(rate * x)) : rate * (x > 40 ? x : std::log1p(std::exp(x)));
+            const double expected = i < SIZE ? std::exp(log) : 0, recalled = i < SIZE ? expected * key[i] : 0;
+            // Its error is that of what is raised.
+            const double exponent = bound < 0 ? -bound : std::abs(rate * std::max(x, 1.0));
             const double most = expected > 0 ? 4e-7 * (1 + exponent) * expected + 1e-37 : 1e-37;
             CHECK(i == 7 ? std::isnan(decays[i]) : std::abs(decays[i] - expected) <= most,
-                  "decay of %g by %g: %g != %g", x, double(rate), double(decays[i]), expected);
-            CHECK(i == 7 ? std::isnan(recalls[i]) : std::abs(recalls[i] - recalled) <= most * 8, "key of %g by %g", x,
-                  double(rate));
+                  "decay of %g by %g, %g: %g != %g", x, double(rate), double(bound), double(decays[i]), expected);
+            CHECK(i == 7 ? std::isnan(recalls[i]) : std::abs(recalls[i] - recalled) <= most * 8, "key of %g by %g, %g",
+                  x, double(rate), double(bound));
         }
     }
 }
@@ -354,7 +357,9 @@ std::vector<float> results_for_rows(const KernelTable& k) {
         k.multiply_sigmoid(out.data(), x.data(), size);
         keep(out);
         Buffer<float> recalls(padded);
-        k.decay_keys(x.data(), bias.data(), -0.7f, weight.data(), size, out.data(), recalls.data());
+        k.decay_keys(x.data(), bias.data(), -0.7f, 0, weight.data(), size, out.data(), recalls.data());
+        keep(out), keep(recalls);
+        k.decay_keys(x.data(), bias.data(), -0.7f, -5, weight.data(), size, out.data(), recalls.data());
         keep(out), keep(recalls);
     }
     return results;

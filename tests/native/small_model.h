@@ -259,7 +259,7 @@ void list_recurrent_shapes(const RecurrentSpec& r, int64_t hidden, const Add& ad
             add("a_low_norm", false, r.gate_rank, 1), add("k_in_norm", false, keys, 1),
                 add("q_in_norm", false, keys, 1);
     }
-    if (kimi) add("a_low_in", false, r.gate_rank, hidden), add("z_low_in", false, r.gate_rank, hidden);
+    if (kimi && r.gate_rank) add("a_low_in", false, r.gate_rank, hidden), add("z_low_in", false, r.gate_rank, hidden);
     if (scans) add("a_log", false, selects ? keys * values : r.heads, 1), add("dt_bias", false, decays, 1);
     if (delta) add("b_in", false, r.heads, hidden);
     if (scans && !delta) add("skip", false, selects ? values : r.heads, 1);

@@ -26,17 +26,21 @@ class MixerNumbers(Protocol):
     def gate_rank(self) -> int: ...
     @property
     def selection_norm(self) -> str | None: ...
+    @property
+    def decay_bound(self) -> float | None: ...
 
 
 class MixerKind:
     """A kind of recurrent mixers. This one has no linears of a low rank, and no vectors of a scan."""
 
     scans = True  # whether it has a state beside the rows of its convolution
+    bounds_decays = False  # whether decays may have a bound
     is_delta = False  # whether values are corrected by what the state recalls, and each head's result is normalised
 
     def check(self, spec: MixerNumbers) -> None:
         """Assert that a spec's numbers go together."""
         assert spec.selection_norm is None, "a norm of a selection that there is not"
+        assert spec.decay_bound is None or self.bounds_decays, "decays without a bound"
 
     def input_parts(self, spec: MixerNumbers) -> dict[str, int]:
         """What its input linear gives: our names of the parts, and their columns."""

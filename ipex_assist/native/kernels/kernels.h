@@ -278,9 +278,10 @@ struct KernelTable {
     void (*silu_gate)(float* x, const float* gate, int64_t size);              // x *= silu(gate)
     // out = softplus(in + bias), all (size); zero up to a multiple of 16.
     void (*steps)(const float* in, const float* bias, int64_t size, float* out);
-    // decays = exp(rate · softplus(in + bias)) and recalls = key · decays, all (size); zero up to a multiple of 16.
-    void (*decay_keys)(const float* in, const float* bias, float rate, const float* key, int64_t size, float* decays,
-                       float* recalls);
+    // decays = exp(rate · softplus(in + bias)), or with a bound, which is not 0, exp(bound · sigmoid(-rate · (in + bias)));
+    // recalls = key · decays; all (size), zero up to a multiple of 16.
+    void (*decay_keys)(const float* in, const float* bias, float rate, float bound, const float* key, int64_t size,
+                       float* decays, float* recalls);
     void (*scan)(const ScanTile&);
     // out[row · stride …] += scale · (B · low[low · low_stride …]) of each of the rows, 16 columns of each; the
     // products of a row are added in the order of the rank, whatever rows are beside it.

@@ -67,12 +67,15 @@ void steps(const float* in, const float* bias, int64_t size, float* out) {
     }
 }
 
-void decay_keys(const float* in, const float* bias, float rate, const float* key, int64_t size, float* decays,
-                float* recalls) {
+void decay_keys(const float* in, const float* bias, float rate, float bound, const float* key, int64_t size,
+                float* decays, float* recalls) {
+    const __m512 rates = _mm512_set1_ps(rate), bounds = _mm512_set1_ps(bound), zero = _mm512_setzero_ps();
     for (int64_t i = 0; i < size; i += LANES) {
         const __mmask16 mask = lanes(size - i);
         const __m512 x = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, in + i), _mm512_maskz_loadu_ps(mask, bias + i));
-        const __m512 decay = exponential(_mm512_mul_ps(_mm512_set1_ps(rate), softplus(x)));
+        const __m512 log = bound == 0 ? _mm512_mul_ps(rates, softplus(x))
+                                      : _mm512_mul_ps(bounds, sigmoid(_mm512_mul_ps(_mm512_sub_ps(zero, rates), x)));
+        const __m512 decay = exponential(log);
         _mm512_storeu_ps(decays + i, _mm512_maskz_mov_ps(mask, decay));
         _mm512_storeu_ps(recalls + i,
                          _mm512_mul_ps(_mm512_maskz_mov_ps(mask, decay), _mm512_maskz_loadu_ps(mask, key + i)));

@@ -143,11 +143,13 @@ struct RecurrentSpec {
     int32_t conv_kernel, conv_bias;
     int32_t input_bias, output_bias;
     int32_t norm_groups;           // MAMBA2: parts of a row that are normalised by themselves, 0: no norm
-    int32_t gate_rank;             // KIMI_DELTA, MAMBA1: of the rows that decay inputs (and output gates) are made of
+    int32_t gate_rank;             // KIMI_DELTA, MAMBA1: of the rows that decay inputs (and output gates) are made of;
+                                   // 0, of KIMI_DELTA: they are made of the layer's input
     SelectionNorm selection_norm;  // MAMBA1
     float least_step, most_step;   // MAMBA2: what dt is clamped to
     float beta_scale;              // GATED_DELTA, KIMI_DELTA: of the sigmoid that beta is
     float norm_eps;                // of its norms, 0: the model's
+    float decay_bound;             // KIMI_DELTA: what logarithms of decays are above (Ling 3); 0: they have no bound
 
     int64_t key_width() const { return int64_t(key_heads) * key_dim; }
     int64_t value_width() const { return int64_t(heads) * value_dim; }

@@ -19,11 +19,15 @@ class GatedDelta(HeadRecurrence):
         assert rows[-1] is not None
         parts = parts_of(spec, rows[-1])
         query, key, value = self.heads_of(rows)
-        state = self.decayed(state, self.steps_of(parts["a_in"]))
+        state = self.decayed(state, self.log_decays(parts["a_in"]))
         query, key = _unit(query) * spec.key_dim**-0.5, _unit(key)
         change = (value - (state * key[:, :, None]).sum(1)) * torch.sigmoid(parts["b_in"])[:, None] * spec.beta_scale
         state = state + key[:, :, None] * change[:, None]
         return (state * query[:, :, None]).sum(1).flatten(), state
+
+    def log_decays(self, a: torch.Tensor) -> torch.Tensor:
+        """Of the state, one for each head, or for each channel of its keys."""
+        return -self.rates * self.steps_of(a)
 
     def gated(self, out: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
         """A norm of each head, then the gate."""

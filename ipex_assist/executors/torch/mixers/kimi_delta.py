@@ -16,9 +16,18 @@ class KimiDelta(GatedDelta):
     def inputs(
         self, layer: Layer, rows: torch.Tensor, convolve: Callable[[torch.Tensor], torch.Tensor]
     ) -> torch.Tensor:
-        """Decay and output gate are made of rows of a low rank, which are the last of the first linear's."""
+        """Decay and output gate, where they are made of rows of a low rank, which are the first linear's last."""
+        if not layer.gates:
+            return rows
         low = rows[:, -len(layer.gates) * self.spec.gate_rank :].chunk(len(layer.gates), 1)
         return torch.cat((rows, *(gate(part.contiguous()) for gate, part in zip(layer.gates, low, strict=True))), 1)
+
+    def log_decays(self, a: torch.Tensor) -> torch.Tensor:
+        """One for each channel of a head's keys; with a bound they are between that and 0."""
+        bound = self.spec.decay_bound
+        if bound is None:
+            return super().log_decays(a)
+        return bound * torch.sigmoid(self.rates * (a + self.weights["dt_bias.weight"]).view(self.spec.heads, -1))
 
     def gate(self, z: torch.Tensor) -> torch.Tensor:
         """What the output gate z is multiplied as."""

@@ -47,4 +47,6 @@ def mix_by_latents(x: torch.Tensor, rows: LayerRows) -> torch.Tensor:
     rows.see("attention", "attended", attended)
     parts = zip(layer.values, attended.chunk(heads, 1), strict=True)
     values = torch.cat([run(part.contiguous()) for run, part in parts], 1)
+    if attention.gate_per_head:
+        gates = gates.repeat_interleave(spec.value_dim, 1)
     return values * torch.sigmoid(gates) if attention.output_gate else values

@@ -16,7 +16,7 @@ class Mamba2(HeadRecurrence):
         assert rows[-1] is not None
         query, key, value = self.heads_of(rows)
         step = self.steps_of(parts_of(self.spec, rows[-1])["a_in"]).clamp(*self.spec.step_limit)
-        state = self.decayed(state, step) + key[:, :, None] * (value * step)[:, None]
+        state = self.decayed(state, -self.rates * step) + key[:, :, None] * (value * step)[:, None]
         out = (state * query[:, :, None]).sum(1) + self.weights["skip.weight"][:, None] * value
         return out.flatten(), state
 

@@ -81,9 +81,13 @@ class HeadRecurrence(Recurrence):
         """softplus(a + dt_bias), one of each head, or of each channel of its keys."""
         return functional.softplus(a + self.weights["dt_bias.weight"]).view(self.spec.heads, -1)
 
-    def decayed(self, state: torch.Tensor | None, step: torch.Tensor) -> torch.Tensor:
-        """The state (heads, key_dim, value_dim) after its decay; zeros where None."""
-        decay = torch.exp(-torch.exp(self.weights["a_log.weight"])[:, None] * step)
+    @property
+    def rates(self) -> torch.Tensor:
+        """exp(A_log): (heads, 1)."""
+        return torch.exp(self.weights["a_log.weight"])[:, None]
+
+    def decayed(self, state: torch.Tensor | None, log: torch.Tensor) -> torch.Tensor:
+        """The state (heads, key_dim, value_dim) after its decay, of this logarithm; zeros where None."""
         if state is None:
             state = torch.zeros(self.spec.heads, self.spec.key_dim, self.spec.value_dim)
-        return state * decay[:, :, None]
+        return state * torch.exp(log)[:, :, None]

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "operations/attention.h"
+#include "operations/routing.h"
 
 namespace ipex_assist {
 
@@ -104,12 +105,19 @@ void absorb_queries(Pass& pass, const LayerStep& step, int thread) {
 
 namespace {
 
-// Columns [first, end) of what heads attended to, times the sigmoid of their gates.
+// Columns [first, end) of what heads attended to, times the sigmoid of their gates, or of their head's.
 void gate_values(const Pass& pass, const AttentionSpec& a, int64_t row, int64_t first, int64_t end) {
     end = std::min(end, a.output_width());
     if (!a.output_gate || first >= end) return;
     const float* gates = pass.activations.shared.qkv.row(row) + a.gate_column();
-    pass.kernels.multiply_sigmoid(pass.activations.shared.heads.row(row) + first, gates + first, end - first);
+    float* values = pass.activations.shared.heads.row(row);
+    if (!a.gate_per_head) return pass.kernels.multiply_sigmoid(values + first, gates + first, end - first);
+    for (int64_t i = first, next; i < end; i = next) {
+        const int64_t head = i / a.latent.value_dim;
+        next = std::min((head + 1) * a.latent.value_dim, end);
+        const float gate = sigmoid(gates[head]);
+        std::transform(values + i, values + next, values + i, [&](float value) { return value * gate; });
+    }
 }
 
 }  // namespace

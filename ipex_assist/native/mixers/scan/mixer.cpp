@@ -2,22 +2,27 @@
 #include "mixers/mixer.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "mixers/scan/scan.h"
 
 namespace ipex_assist {
 namespace {
 
-// Rows of a low rank, which decay inputs (and output gates) are made of.
-void check_low_rank(const RecurrentSpec& r, bool there) {
-    check_range("the rank of gates", r.gate_rank, there ? 1 : 0, there ? LARGEST : 0);
+// Rows of a low rank, which decay inputs (and output gates) are made of, and bounds of decays.
+void check_gates(const RecurrentSpec& r, int64_t least_rank, int64_t most_rank) {
+    check_range("the rank of gates", r.gate_rank, least_rank, most_rank);
+    if (r.decay_bound == 0) return;
+    if (r.kind != KIMI_DELTA || !(r.decay_bound < 0) || !std::isfinite(r.decay_bound)) {
+        refuse("logarithms of decays above %g", double(r.decay_bound));
+    }
 }
 
 void check_gated_delta(const ModelSpec&, const LayerSpec& layer) {
     const RecurrentSpec& r = layer.recurrent;
     check_recurrent(r);
     check_multiplier(r.beta_scale);
-    check_low_rank(r, false);
+    check_gates(r, 0, 0);
     check_range("the norm of a selection", r.selection_norm, NOT_NORMED, NOT_NORMED);
 }
 
@@ -25,7 +30,7 @@ void check_kimi_delta(const ModelSpec&, const LayerSpec& layer) {
     const RecurrentSpec& r = layer.recurrent;
     check_recurrent(r);
     check_multiplier(r.beta_scale);
-    check_low_rank(r, true);
+    check_gates(r, 0, LARGEST);
     check_range("the norm of a selection", r.selection_norm, NOT_NORMED, NOT_NORMED);
     if (r.key_heads != r.heads || r.key_dim != r.value_dim) {
         refuse("decays of each channel of %d key heads of %d, and %d heads of %d", r.key_heads, r.key_dim, r.heads,
@@ -35,14 +40,14 @@ void check_kimi_delta(const ModelSpec&, const LayerSpec& layer) {
 
 void check_mamba2(const ModelSpec&, const LayerSpec& layer) {
     check_recurrent(layer.recurrent);
-    check_low_rank(layer.recurrent, false);
+    check_gates(layer.recurrent, 0, 0);
     check_range("the norm of a selection", layer.recurrent.selection_norm, NOT_NORMED, NOT_NORMED);
 }
 
 void check_mamba1(const ModelSpec&, const LayerSpec& layer) {
     const RecurrentSpec& r = layer.recurrent;
     check_recurrent(r);
-    check_low_rank(r, true);
+    check_gates(r, 1, LARGEST);
     check_range("the norm of a selection", r.selection_norm, NOT_NORMED, NORMED_AND_WEIGHTED);
     if (r.heads != 1) refuse("%d heads of channels that have a step each", r.heads);
     check_range("key_dim x value_dim", r.key_dim * r.value_width(), 1, LARGEST);
@@ -61,20 +66,23 @@ MixerColumns columns_of_scan(const RecurrentSpec& r) {
 // Queries, keys, values, decay inputs, betas, output gates.
 MixerColumns columns_of_heads(const LayerSpec& layer) {
     const RecurrentSpec& r = layer.recurrent;
+    const ScanKind& kind = scan_kind(r);
     MixerColumns made = columns_of_scan(r);
     made.key = round_up(r.key_width(), LANES), made.value = 2 * made.key;
-    made.decay = made.value + round_up(r.value_width(), LANES), made.decay_inputs = r.heads;
-    made.beta = made.decay + round_up(r.heads, LANES);
-    made.gate = made.beta + (scan_kind(r).delta ? round_up(r.heads, LANES) : 0);
+    made.decay = made.value + round_up(r.value_width(), LANES);
+    made.decay_inputs = kind.decays_by_key ? r.key_width() : r.heads;
+    made.beta = made.decay + round_up(made.decay_inputs, LANES);
+    made.gate = made.beta + (kind.delta ? round_up(r.heads, LANES) : 0);
     made.width = made.input_width = made.gate + round_up(r.value_width(), LANES);
     made.kept_width = made.gate;
     return made;
 }
 
 // The first linear gives betas and the two rows of the low rank after the values; decay inputs and output gates, which
-// another linear makes of those, follow.
+// another linear makes of those, follow. Without a rank it gives all, as with Gated DeltaNet.
 MixerColumns columns_of_kimi_delta(const LayerSpec& layer) {
     const RecurrentSpec& r = layer.recurrent;
+    if (!r.gate_rank) return columns_of_heads(layer);
     MixerColumns made = columns_of_scan(r);
     made.key = round_up(r.key_width(), LANES), made.value = 2 * made.key;
     made.beta = made.value + round_up(r.value_width(), LANES);
@@ -142,17 +150,18 @@ void list_weights_of_heads(WeightList& list, const ModelSpec& spec, PackedLayer&
     const bool delta = scan_kind(r).delta;
     list.linear(layer.qkv, first_linear(spec, layer),
                 {part("q_in", c.query, r.key_width()), part("k_in", c.key, r.key_width()),
-                 part("v_in", c.value, r.value_width()), part("a_in", c.decay, r.heads),
+                 part("v_in", c.value, r.value_width()), part("a_in", c.decay, c.decay_inputs),
                  delta ? part("b_in", c.beta, r.heads) : LinearPart{}, part("z_in", c.gate, r.value_width())});
     list_convs(list, layer, true);
     list.vector(layer.recurrence.decay_rate, {"a_log", r.heads, {0, 0, true}});
-    list.vector(layer.recurrence.dt_bias, {"dt_bias", r.heads});
+    list.vector(layer.recurrence.dt_bias, {"dt_bias", c.decay_inputs});
     if (!delta) list.vector(layer.recurrence.skip, {"skip", r.heads});
     list_end(list, spec, layer);
 }
 
 void list_weights_of_kimi_delta(WeightList& list, const ModelSpec& spec, PackedLayer& layer) {
     const RecurrentSpec& r = layer.recurrent;
+    if (!r.gate_rank) return list_weights_of_heads(list, spec, layer);
     const MixerColumns& c = layer.columns;
     list.linear(layer.qkv, first_linear(spec, layer),
                 {part("q_in", c.query, r.key_width()), part("k_in", c.key, r.key_width()),
@@ -209,7 +218,8 @@ void list_operations(const PackedLayer&, LayerStep& step, const Operation& prepa
     add(step.attend_operations, {GATE_SCANNED, OUTPUT_LINEAR});
 }
 
-void list_operations_of_kimi_delta(const PackedLayer&, LayerStep& step, const Operation& prepare) {
+void list_operations_of_kimi_delta(const PackedLayer& layer, LayerStep& step, const Operation& prepare) {
+    if (!layer.recurrent.gate_rank) return list_operations(layer, step, prepare);
     add(step.append_operations, {prepare, QKV_LINEAR, GATES_LINEAR, PREPARE_SCAN, SCAN});
     add(step.attend_operations, {GATE_SCANNED, OUTPUT_LINEAR});
 }

@@ -56,8 +56,8 @@ void prepare_key_head(const ScanRow& row, int64_t head) {
     row.pass.kernels.unit_length(key, s.key_dim, UNIT_EPSILON, 1.0f);
     if (!row.kind.decays_by_key) return;
     const int64_t place = head * s.key_depth();
-    row.pass.kernels.decay_keys(row.inputs + row.in.decay + at, w.dt_bias + at, w.decay_rate[head], key, s.key_dim,
-                                row.out + row.columns.decay + place, row.out + row.columns.recall + place);
+    row.pass.kernels.decay_keys(row.inputs + row.in.decay + at, w.dt_bias + at, w.decay_rate[head], s.decay_bound, key,
+                                s.key_dim, row.out + row.columns.decay + place, row.out + row.columns.recall + place);
 }
 
 double softplus(double x) { return x > 20 ? x : std::log1p(std::exp(x)); }

@@ -1,0 +1,125 @@
+"""Ling 3: Kimi Delta Attention with bounded decays, gated latent attention in every sixth layer, DeepSeek's experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ipex_assist.models.common import (
+    FULL,
+    activation,
+    by_either_name,
+    check_kinds,
+    deepseek_experts,
+    layer_count,
+    refuse,
+    rope,
+    sparse_kinds,
+)
+from ipex_assist.models.config import Config, ConfigError, NotComputed
+from ipex_assist.models.gated_delta import LINEAR, convolved_together
+from ipex_assist.models.latent import DEEPSEEK_EXPERTS, LATENT_NORMS, latent_decoder, latent_parts
+from ipex_assist.models.layers import with_mixers
+from ipex_assist.models.names import LLAMA_LINEARS, LLAMA_NORMS, named, renamed
+from ipex_assist.models.recurrent_spec import RecurrentSpec
+from ipex_assist.models.spec import DecoderSpec
+from ipex_assist.models.weights import Source
+
+ARCHITECTURE = "BailingHybridForCausalLM"
+EXAMPLES = ("inclusionAI/Ling-3.0-Flash",)
+NAMES = {
+    **{"norm_eps": "rms_norm_eps", "max_position_embeddings": "model_max_length", "norm_topk_prob": "moe_renormalize"},
+    **{"num_experts_per_tok": "num_experts_per_token", "n_group": "num_expert_group"},
+    **{"n_shared_experts": "num_shared_experts", "linear_num_value_heads": "linear_num_heads"},
+    "linear_key_head_dim": "linear_head_dim",
+}
+_SIZES = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
+_RECURRENT = {**{f"{part}_in": f"{part}_proj" for part in "qkvb"}, "mixer_out": "o_proj", "gated_norm": "o_norm.weight"}
+_RECURRENT |= {"a_in": "f_proj", "z_in": "g_proj", "a_log": "A_log", "dt_bias": "dt_bias"}
+_CONVS = {f"{part}_conv": f"{part}_conv1d.weight" for part in "qkv"}
+
+
+def spec(config: Config) -> DecoderSpec:
+    """Its layers that predict further tokens have no reference: transformers ignores them, and so do we."""
+    refuse(config, tie_word_embeddings=False)  # transformers would not tie them
+    config = by_either_name(
+        config,
+        **{name: name for name in ("max_position_embeddings", "norm_topk_prob", "num_experts_per_tok", "n_group")},
+        n_shared_experts="n_shared_experts",
+    )
+    if activation(config.text("hidden_act", "silu")) != "silu":
+        raise NotComputed("Kimi Delta Attention with another activation than silu is not supported")
+    sparse = sparse_kinds(config, 2)
+    routed = deepseek_experts(
+        config,
+        shared=config.integer("n_shared_experts", 1),
+        groups=config.integer("n_group", 8),
+        groups_per_token=config.integer("topk_group", 4),
+        scaling=config.number("routed_scaling_factor", 2.5),
+    )
+    experts: dict[str, Any] = {"experts": routed, "sparse": sparse} if any(sparse) else {}
+    # `head_dim` is of Kimi Delta Attention, or what transformers has made of it.
+    others = Config({name: value for name, value in config.values.items() if name != "head_dim"}, config.other_names)
+    alike = latent_decoder(
+        *("bailing_hybrid", others, _SIZES),
+        positions=rope(config, 6_000_000.0),
+        max_position_embeddings=config.integer("max_position_embeddings", 1 << 18),
+        output_gate=True,
+        gate_per_head=True,
+        **experts,
+    )
+    mixer = _kimi_delta(config)
+    return with_mixers(alike, [mixer if kind == LINEAR else None for kind in _mixer_kinds(config)])
+
+
+def _kimi_delta(config: Config) -> RecurrentSpec:
+    """Of published names, or of those that transformers writes beside them, which are before them."""
+    heads = config.integer("linear_num_value_heads", config.integer("num_attention_heads"))
+    dim = config.integer("linear_key_head_dim", config.integer("head_dim", 128))
+    kernel = config.integer("linear_conv_kernel_dim", config.integer("short_conv_kernel_size", 4))
+    bound = config.number("kda_lower_bound", -5.0) if config.flag("kda_safe_gate", True) else None
+    return RecurrentSpec("kimi_delta", heads, heads, dim, dim, kernel, decay_bound=bound)
+
+
+def _mixer_kinds(config: Config) -> list[str]:
+    """Of layers: as they are listed, or attention in the last one of each group."""
+    each = config.integer("layer_group_size", 6)
+    if each < 1:
+        raise ConfigError("layer_group_size", each, "at least 1")
+    kinds = config.optional_texts("layer_types")
+    if kinds is None:
+        kinds = [LINEAR if (layer + 1) % each else FULL for layer in range(layer_count(config))]
+    check_kinds(kinds, FULL, LINEAR)
+    return kinds
+
+
+def weights(spec: DecoderSpec) -> dict[str, Source]:
+    """By published names, and by those that transformers has while it runs."""
+    linears: dict[str, str] = {**LLAMA_LINEARS, "g_proj": "self_attn.g_proj"}
+    fields: dict[str, dict[str, Any]] = {leaf: {"flat": True} for leaf in (*_CONVS, "a_log")}
+    if spec.attentions and (latent := spec.attentions[0].latent) is not None:
+        parts, more = latent_parts(latent, {"pairs": latent.rope_dim})
+        linears |= parts
+        fields |= more
+    made = named(
+        spec,
+        linears=linears,
+        norms={**LLAMA_NORMS, **LATENT_NORMS},
+        fields=fields,
+        experts=DEEPSEEK_EXPERTS,
+        recurrent={leaf: f"self_attn.{name}" for leaf, name in (_RECURRENT | _CONVS).items()},
+    )
+    convolved_together(spec, made, "self_attn.conv1d.weight")
+    return {ours: renamed(source, _names) for ours, source in made.items()}
+
+
+_PUBLISHED = {"model.embed_tokens.": "model.word_embeddings.", "self_attn.o_proj": "attention.dense"}
+_PUBLISHED |= {"self_attn.": "attention.", "gate.e_score_correction_bias": "gate.expert_bias"}
+
+
+def _names(name: str) -> list[str]:
+    published = inside = name
+    for ours, theirs in _PUBLISHED.items():
+        published = published.replace(ours, theirs)
+    for leaf in ("f_proj", "A_log", "dt_bias"):
+        inside = inside.replace(f"self_attn.{leaf}", f"self_attn.forget_gate.{leaf}")
+    return [published, published.replace("attention.dense", "attention.o_proj"), inside, name]
