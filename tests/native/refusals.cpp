@@ -118,11 +118,11 @@ void check_specs(const KernelTable& k) {
                   make_last([](LayerSpec& layer) { layer.attention.rope_column = 1; }));
     CHECK_REFUSED("paired_dim is 11", make_last([](LayerSpec& layer) { layer.attention.paired_dim = 11; }));
     CHECK_REFUSED("multiples of 16 are computed", make_last([](LayerSpec& layer) {
-                      make_latent(layer.attention, 4, {40, 16, 24, 32, 0, 1e-6f, {}});
+                      make_latent(layer.attention, 4, {40, 16, 24, 32, 0, 0, 1e-6f, {}});
                       layer.attention.rope_column = 0, layer.attention.rotary_dim = 10;
                   }));
     CHECK_REFUSED("latent attention has one key/value head", make_last([](LayerSpec& layer) {
-                      make_latent(layer.attention, 4, {48, 16, 24, 32, 0, 1e-6f, {}});
+                      make_latent(layer.attention, 4, {48, 16, 24, 32, 0, 0, 1e-6f, {}});
                       layer.attention.rope_column = 0, layer.attention.rotary_dim = 10;
                       layer.attention.output_gate = layer.attention.gate_softplus = 1;
                   }));
