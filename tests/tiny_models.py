@@ -240,6 +240,11 @@ _NEMOTRON = {
     **{"head_dim": 16, "chunk_size": 8, "moe_shared_expert_intermediate_size": 40, "routed_scaling_factor": 2.5},
     **{"n_routed_experts": 6, "n_group": 2, "topk_group": 1, "moe_intermediate_size": 48, "num_experts_per_tok": 2},
 }
+_GRIFFIN = {
+    **{"model_type": "recurrent_gemma", "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 192},
+    **{"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 1, "lru_width": 128},
+    **{"attention_window_size": 8, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
+}
 # Channels that fill no lanes, states and steps of odd sizes; experts, and attention, in one layer of the four.
 _JAMBA = {
     **{"num_hidden_layers": 4, "attn_layer_period": 4, "attn_layer_offset": 2, "mamba_d_state": 12},
@@ -410,6 +415,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mamba2-biases": _MAMBA2 | {"use_bias": True, "tie_word_embeddings": True, "n_groups": 1, "conv_kernel": 3},
     "mamba": _MAMBA1 | {"model_type": "mamba"},
     "mamba-biases": _MAMBA1_BIASES | {"model_type": "mamba"},
+    "recurrent-gemma": _GRIFFIN,
+    "recurrent-gemma-last": _GRIFFIN  # a recurrent layer ends it, all of whose rows change the state
+    | {"lru_width": 64, "num_key_value_heads": 2, "attention_bias": True, "conv1d_width": 3, "rms_norm_eps": 1e-3}
+    | {"block_types": ["attention", "recurrent"], "logits_soft_cap": 4.0, "tie_word_embeddings": False},
     "falcon-mamba": _MAMBA1 | {"model_type": "falcon_mamba", "mixer_rms_eps": 0.01},
     "falcon-mamba-biases": _MAMBA1_BIASES | {"model_type": "falcon_mamba"},
     "nemotron-h": _without_count(**_NEMOTRON, hybrid_override_pattern="M-M*-M", mlp_bias=True, use_bias=True),

@@ -30,7 +30,7 @@ LLAMA_OUTSIDE = {"embed_tokens": "model.embed_tokens", "final_norm": "model.norm
 HEAD_NORMS = {"q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"}
 
 # Weights of recurrent mixers that are no matrices.
-VECTORS = ("q_conv", "k_conv", "v_conv", "a_log", "dt_bias", "skip", "gated_norm", *LOW_NORMS.values())
+VECTORS = ("q_conv", "k_conv", "v_conv", "a_log", "a_param", "dt_bias", "skip", "gated_norm", *LOW_NORMS.values())
 
 # What latent attention makes of a layer's input, beside queries without a row of their own.
 LATENT_INPUTS = ("q_a_proj", "k_rope_proj", "kv_a_proj")
@@ -242,6 +242,7 @@ def _biased(layer: LayerSpec) -> set[str]:
         biased |= {"o_proj"} if mixer.output_bias else set()
     else:
         biased = set(mixer.input_parts) if mixer.input_bias else set()
+        biased |= set(mixer.gate_parts) if mixer.made_of.gates_biased else set()
         biased |= {"mixer_out"} if mixer.output_bias else set()
     biased |= set(MLP) if layer.mlp is not None and layer.mlp.bias else set()
     return biased | ({"router"} if experts is not None and experts.router_bias else set())

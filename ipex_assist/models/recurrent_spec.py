@@ -50,6 +50,9 @@ class RecurrentSpec:
       for each channel, and for each element of the state its own decay exp(dt·A). B, C and a row of `gate_rank`, of
       which dt is made, are made of the convolved x; `selection_norm` says what norm each of the three passes, if any
       (weighted: Jamba, arXiv:2403.19887; unweighted: Falcon Mamba, arXiv:2410.05355).
+    - rg_lru (Griffin, De et al. 2024, arXiv:2402.19427, section 2.4), each of whose channels has a state of one number:
+      h ← decay·h + √(1 - decay²)·sigmoid(b)·x, decay = exp(-8·softplus(a_param)·sigmoid(a)); tanh GELU of the gate z
+      multiplies it. a and b are made of the convolved x, without silu, head by head.
 
     Raises ConfigError for a value out of RECURRENT_RANGES, and for values that cannot go together.
     """
@@ -67,7 +70,7 @@ class RecurrentSpec:
     step_limit: tuple[float, float] = (0.0, math.inf)  # mamba2: of dt
     beta_scale: float = 1.0  # gated_delta, kimi_delta: of the sigmoid of b
     norm_eps: float | None = None  # of its norms; the model's where None
-    gate_rank: int = 0  # kimi_delta (0: there is none), mamba1
+    gate_rank: int = 0  # kimi_delta (0: there is none), mamba1; rg_lru: value_dim
     selection_norm: SelectionNorm | None = None  # mamba1
     decay_bound: float | None = None  # kimi_delta: what logarithms of decays are above, below 0; None: no bound
 

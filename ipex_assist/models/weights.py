@@ -46,9 +46,10 @@ def _part_shape(shape: tuple[int, ...], source: Source, head_dim: int) -> tuple[
     if source.last_first and (not part or part[0] % head_dim):
         return shape
     if source.heads_transposed:
-        if len(part) != 2 or part[0] % source.heads_transposed:
+        rows = math.prod(part[:-1])
+        if len(part) < 2 or rows % source.heads_transposed:
             return shape
-        part = part[0] // source.heads_transposed * part[1], source.heads_transposed
+        part = rows // source.heads_transposed * part[-1], source.heads_transposed
     return part
 
 
@@ -335,7 +336,7 @@ class Source:
     flat: bool = False  # a matrix that is a vector here
     last_first: int = 0  # the last so many rows of each head come before the others
     pairs: int = 0  # this many rows of each head are rotated by pairs: put in the order of halves
-    heads_transposed: int = 0  # every so many rows are a head's, which is transposed
+    heads_transposed: int = 0  # every so many rows, or (heads, rows, …), are a head's, which is transposed
     plus: float = 0.0
     factor: float = 1.0
     alternatives: tuple[str, ...] = ()

@@ -29,7 +29,7 @@ pytestmark = [
 OPTIONS = GenerationOptions.of(max_new_tokens=20, ignore_eos=True)
 
 
-@pytest.fixture(scope="module", params=tiny_models.known("qwen3.5", "kimi-linear", "jamba"))
+@pytest.fixture(scope="module", params=tiny_models.known("qwen3.5", "kimi-linear", "jamba", "recurrent-gemma"))
 def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     path = tmp_path_factory.mktemp("recurrent")
     tiny_models.save(path, request.param, max_position_embeddings=2048)

@@ -41,6 +41,7 @@ VARIANTS = [
         "llama4",
         "falcon-h1",
         "jamba-all-experts",
+        "recurrent-gemma",
     ),
     *tiny_models.known("gemma4", "gemma4-one-kind", "gemma4-moe", "gemma4-everything"),
     *tiny_models.known("nanochat", "mistral4", "granite-swa", "cohere2-moe", "lfm3", "laguna-values"),

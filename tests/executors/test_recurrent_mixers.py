@@ -18,7 +18,7 @@ VARIANTS = tiny_models.known("lfm2-biases", "lfm2-moe", "granite-hybrid-moe", "b
 VARIANTS += tiny_models.known(
     "nemotron-h", "nemotron-h-moe", "mamba2", "kimi-linear", "bailing-hybrid", "falcon-h1-norm"
 )
-VARIANTS += tiny_models.known("jamba", "jamba-dense", "mamba", "falcon-mamba-biases")
+VARIANTS += tiny_models.known("jamba", "jamba-dense", "mamba", "falcon-mamba-biases", "recurrent-gemma-last")
 PENDING = 16  # rows that can be forgotten again
 TEXT = tokens(150, 5)
 

@@ -38,7 +38,8 @@ LARGEST_ERROR = {"fp32": 1e-4, "bf16": 0.1, "int8": 0.3, "int4": 1.5}
 @st.composite
 def mixers(draw: st.DrawFn) -> RecurrentSpec:
     """Heads and groups of any size, with what a mixer may have."""
-    kind = draw(st.sampled_from(["gated_delta", "kimi_delta", "mamba2", "mamba2", "mamba1", "mamba1", "short_conv"]))
+    kinds = ["gated_delta", "kimi_delta", "mamba2", "mamba2", "mamba1", "mamba1", "short_conv", "rg_lru"]
+    kind = draw(st.sampled_from(kinds))
     key_heads = draw(st.integers(1, 3))
     heads = key_heads * draw(st.sampled_from([1, 2, 5]))
     key_dim, value_dim = draw(st.sampled_from([1, 4, 12, 16, 33, 64])), draw(st.sampled_from([1, 5, 16, 24, 64, 80]))
@@ -48,6 +49,9 @@ def mixers(draw: st.DrawFn) -> RecurrentSpec:
         key_heads, value_dim = heads, key_dim
     if kind == "mamba1":
         heads, key_heads = 1, 1
+    if kind == "rg_lru":
+        key_heads, key_dim, value_dim = 1, 1, draw(st.sampled_from([16, 32, 144]))
+    ranks = {"kimi_delta": [0, 1, 7, 16, 130], "mamba1": [1, 7, 16, 130], "rg_lru": [value_dim]}
     bias = draw(st.booleans())
     return RecurrentSpec(
         kind,
@@ -60,7 +64,7 @@ def mixers(draw: st.DrawFn) -> RecurrentSpec:
         input_bias=bias,
         output_bias=draw(st.booleans()),
         norm_groups=draw(st.sampled_from([0, 1, key_heads, heads])) if kind == "mamba2" else 0,
-        gate_rank=draw(st.sampled_from({"kimi_delta": [0, 1, 7, 16, 130], "mamba1": [1, 7, 16, 130]}.get(kind, [0]))),
+        gate_rank=draw(st.sampled_from(ranks.get(kind, [0]))),
         selection_norm=draw(st.sampled_from([None, "unweighted", "weighted"])) if kind == "mamba1" else None,
         decay_bound=draw(st.sampled_from([None, -5.0, -0.2])) if kind == "kimi_delta" else None,
         step_limit=draw(st.sampled_from([(0.0, float("inf")), (0.5, 0.8)])),

@@ -25,6 +25,7 @@ MPT: dict[str, Any] = {"model_type": "mpt", "d_model": 64, "n_layers": 2, "n_hea
 MPT["expansion_ratio"] = 2  # which our decoder leaves to transformers
 GRIFFIN: dict[str, Any] = {"model_type": "recurrent_gemma", "hidden_size": 64, "num_hidden_layers": 3, "lru_width": 64}
 GRIFFIN |= {"num_attention_heads": 4, "num_key_value_heads": 1, "intermediate_size": 96, "attention_window_size": 32}
+GRIFFIN["hidden_activation"] = "relu"  # likewise
 RWKV: dict[str, Any] = {"model_type": "rwkv", "hidden_size": 64, "num_hidden_layers": 2, "context_length": 64}
 
 

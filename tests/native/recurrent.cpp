@@ -22,6 +22,7 @@ RecurrentSpec mixer(RecurrentKind kind) {
     if (kind == KIMI_DELTA) r.key_heads = 4, r.value_dim = 10, r.beta_scale = 1, r.gate_rank = 7;
     if (kind == MAMBA1) r.heads = r.key_heads = 1, r.value_dim = 43, r.conv_bias = 1, r.gate_rank = 5;
     if (kind == MAMBA1) r.selection_norm = NORMED_AND_WEIGHTED;
+    if (kind == RG_LRU) r.key_heads = r.key_dim = 1, r.value_dim = r.gate_rank = 32, r.conv_bias = r.input_bias = 1;
     if (kind == SHORT_CONV) r.heads = r.key_heads = 1, r.key_dim = r.value_dim = 40, r.conv_kernel = 3;
     return r;
 }
@@ -52,6 +53,7 @@ const Kind MIXERS[] = {
     {"attention, then Mamba-1", 0, [](UniformSpec&) {}, false, make_recurrent<MAMBA1>},
     {"attention, then Mamba-1 without norms", 0, [](UniformSpec&) {}, false, make_selective<NOT_NORMED>},
     {"attention, then Mamba-1 with norms without weights", 0, [](UniformSpec&) {}, false, make_selective<NORMED>},
+    {"attention, then an RG-LRU", 0, [](UniformSpec&) {}, false, make_recurrent<RG_LRU>},
     {"attention, and Mamba-2 beside it", 0, [](UniformSpec& s) { s.intermediate_size = 0; }, false,
      [](LayerSpec& layer) { make_recurrent<MAMBA2>(layer), layer.beside = 1; }},
     {"attention, then a short convolution", 0, [](UniformSpec&) {}, false, make_recurrent<SHORT_CONV>},

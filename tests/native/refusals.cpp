@@ -154,6 +154,10 @@ void check_specs(const KernelTable& k) {
                       layer.attention = {};
                       layer.recurrent = {KIMI_DELTA, 4, 4, 10, 10, 4, 0, 0, 0, 0, 7, NORMED, 0, 0, 1, 0, 0};
                   }));
+    CHECK_REFUSED("blocks of 24 channels", make_last([](LayerSpec& layer) {
+                      layer.attention = {};
+                      layer.recurrent = {RG_LRU, 4, 1, 1, 24, 4, 0, 0, 0, 0, 24, NOT_NORMED, 0, 0, 1, 0, 0};
+                  }));
     CHECK_REFUSED("4 attention heads cannot share 8", make([](UniformSpec& s) { s.kv_heads = 8; }));
     CHECK_REFUSED("4 attention heads cannot share 3", make([](UniformSpec& s) { s.kv_heads = 3; }));
     CHECK_REFUSED("num_key_value_heads is 0", make([](UniformSpec& s) { s.kv_heads = 0; }));

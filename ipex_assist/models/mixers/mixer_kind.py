@@ -35,6 +35,7 @@ class MixerKind:
 
     scans = True  # whether it has a state beside the rows of its convolution
     bounds_decays = False  # whether decays may have a bound
+    gates_biased = False  # whether the linears of its `gate_parts` have a bias
     is_delta = False  # whether values are corrected by what the state recalls, and each head's result is normalised
 
     def check(self, spec: MixerNumbers) -> None:

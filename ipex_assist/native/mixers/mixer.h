@@ -22,7 +22,7 @@ struct Mixer {
 };
 
 extern const Mixer ATTENTION_MIXER, LATENT_MIXER, SHORT_CONV_MIXER;
-extern const Mixer GATED_DELTA_MIXER, KIMI_DELTA_MIXER, MAMBA2_MIXER, MAMBA1_MIXER;
+extern const Mixer GATED_DELTA_MIXER, KIMI_DELTA_MIXER, MAMBA2_MIXER, MAMBA1_MIXER, RG_LRU_MIXER;
 
 // Appends operations to a list.
 inline void add(std::vector<Operation>& to, std::initializer_list<Operation> more) { to.insert(to.end(), more); }

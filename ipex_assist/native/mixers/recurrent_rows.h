@@ -14,6 +14,11 @@ inline const float* recurrent_inputs(const Pass& pass, const LayerStep& step, si
            pass.layer(step).columns.kept;
 }
 
+// Values first <= c < first + size of the row of a segment at a position, convolved, to `out`, which has room up to a
+// multiple of 16.
+void convolve_value_columns(const Pass& pass, const LayerStep& step, size_t segment, int64_t position, int64_t first,
+                            int64_t size, bool silu, float* out);
+
 // The last rows of each segment to where its sequence keeps them, shared by the threads. After a barrier at which all
 // have read what was kept before; ends without one.
 void keep_inputs(const Pass& pass, const LayerStep& step, int thread);

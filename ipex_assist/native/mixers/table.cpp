@@ -12,6 +12,7 @@ const Mixer& mixer_of(const LayerSpec& layer) {
         case SHORT_CONV: return SHORT_CONV_MIXER;
         case KIMI_DELTA: return KIMI_DELTA_MIXER;
         case MAMBA1: return MAMBA1_MIXER;
+        case RG_LRU: return RG_LRU_MIXER;
     }
     refuse("there is no recurrent mixer %d", layer.recurrent.kind);
 }

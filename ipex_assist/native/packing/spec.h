@@ -126,7 +126,9 @@ enum Scores : int32_t { SOFTMAX, SIGMOID, SPARSEMIXER };
 //   KIMI_DELTA   as GATED_DELTA, with a decay for each channel of a head's keys        (Kimi Linear, 2510.26692)
 //   MAMBA1       as MAMBA2, with a step for each channel and a decay for each element of the state; all channels are
 //                one head                                                              (Gu and Dao 2023, 2312.00752)
-enum RecurrentKind : int32_t { NO_RECURRENCE, GATED_DELTA, MAMBA2, SHORT_CONV, KIMI_DELTA, MAMBA1 };
+//   RG_LRU       per channel: h <- a·h + sqrt(1 - a²)·(b·x); out = h; heads are blocks whose channels make the gates a
+//                and b of each other                                                   (Griffin, 2402.19427)
+enum RecurrentKind : int32_t { NO_RECURRENCE, GATED_DELTA, MAMBA2, SHORT_CONV, KIMI_DELTA, MAMBA1, RG_LRU };
 
 // What of MAMBA1's selection (the row of the low rank, keys and queries) passes a norm each: nothing in Mamba, all of
 // it in Falcon Mamba and, with weights, in Jamba.
@@ -144,7 +146,7 @@ struct RecurrentSpec {
     int32_t input_bias, output_bias;
     int32_t norm_groups;           // MAMBA2: parts of a row that are normalised by themselves, 0: no norm
     int32_t gate_rank;             // KIMI_DELTA, MAMBA1: of the rows that decay inputs (and output gates) are made of;
-                                   // 0, of KIMI_DELTA: they are made of the layer's input
+                                   // 0, of KIMI_DELTA: they are made of the layer's input; RG_LRU: value_dim
     SelectionNorm selection_norm;  // MAMBA1
     float least_step, most_step;   // MAMBA2: what dt is clamped to
     float beta_scale;              // GATED_DELTA, KIMI_DELTA: of the sigmoid that beta is

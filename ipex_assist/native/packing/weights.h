@@ -68,13 +68,15 @@ struct Mlp {
 struct RecurrentWeights {
     const float *q_conv = nullptr, *k_conv = nullptr, *v_conv = nullptr;
     const float *q_conv_bias = nullptr, *k_conv_bias = nullptr, *v_conv_bias = nullptr;
-    const float* decay_rate = nullptr;  // (heads), of MAMBA1 (key_dim, value_width): -exp(A_log)
-    const float* dt_bias = nullptr;     // (decay_inputs)
-    const float* skip = nullptr;        // (heads), of MAMBA1 (value_width)
+    // (heads), of MAMBA1 (key_dim, value_width): -exp(A_log); of RG_LRU (value_width): what decay rates are made of.
+    const float* decay_rate = nullptr;
+    const float* dt_bias = nullptr;  // (decay_inputs)
+    const float* skip = nullptr;     // (heads), of MAMBA1 (value_width)
     // MAMBA1: of the row of the low rank, of keys and of queries; null where their norms have no weights.
     const float *low_norm = nullptr, *key_norm = nullptr, *query_norm = nullptr;
     const float* norm = nullptr;  // of the gated norm: (norm_size), or of MAMBA2 of all groups
-    Linear low{};                 // MAMBA1: of convolved values; the row of the low rank, keys and queries
+    // Of convolved values. MAMBA1: the row of the low rank, keys and queries; RG_LRU: gates of what enters the state.
+    Linear low{};
     Linear gates{};  // of gate_rank inputs: decay inputs, of KIMI_DELTA's second such row output gates as well
 };
 

@@ -40,6 +40,8 @@ def normalised(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torc
 class Recurrence:
     """A kind of recurrent mixer, one token at a time. eps: of its norms."""
 
+    activated = True  # whether a silu follows convolutions
+
     def __init__(self, spec: RecurrentSpec, weights: Vectors, eps: float) -> None:
         self.spec, self.weights, self.eps = spec, weights, spec.norm_eps or eps
 
@@ -62,8 +64,12 @@ class Recurrence:
 
     def convolved_part(self, name: str, rows: LastRows) -> torch.Tensor:
         """A part of the row through its convolution and silu."""
-        read = [None if row is None else parts_of(self.spec, row)[name] for row in rows]
-        return functional.silu(convolved(self.spec, self.weights, f"{name[0]}_conv", read))
+        return self.convolved(name, [None if row is None else parts_of(self.spec, row)[name] for row in rows])
+
+    def convolved(self, name: str, rows: LastRows) -> torch.Tensor:
+        """Likewise, of the last rows of this part alone."""
+        made = convolved(self.spec, self.weights, f"{name[0]}_conv", rows)
+        return functional.silu(made) if self.activated else made
 
 
 class HeadRecurrence(Recurrence):

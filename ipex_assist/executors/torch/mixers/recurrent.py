@@ -9,14 +9,14 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from torch.nn import functional
 
 from ipex_assist.executors.torch.mixers.gated_delta import GatedDelta
 from ipex_assist.executors.torch.mixers.kimi_delta import KimiDelta
 from ipex_assist.executors.torch.mixers.layer_rows import LayerRows
 from ipex_assist.executors.torch.mixers.mamba1 import Mamba1
 from ipex_assist.executors.torch.mixers.mamba2 import Mamba2
-from ipex_assist.executors.torch.mixers.recurrence import Recurrence, Vectors, convolved
+from ipex_assist.executors.torch.mixers.recurrence import Recurrence, Vectors
+from ipex_assist.executors.torch.mixers.rg_lru import RgLru
 from ipex_assist.executors.torch.mixers.short_conv import ShortConv
 from ipex_assist.executors.torch.mixers.states import LayerState
 from ipex_assist.executors.torch.weights import Layer
@@ -28,6 +28,7 @@ RECURRENCES: dict[str, type[Recurrence]] = {
     "kimi_delta": KimiDelta,
     "mamba1": Mamba1,
     "mamba2": Mamba2,
+    "rg_lru": RgLru,
     "short_conv": ShortConv,
 }
 
@@ -40,7 +41,8 @@ def mix_by_recurrence(x: torch.Tensor, rows: LayerRows) -> torch.Tensor:
     state, start = rows.states.layers[rows.index], rows.metadata.start
     inputs = mixer_rows(spec, layer, x, eps, partial(convolved_values, spec, layer.recurrence, state, start))
     parts = inputs.split(list(spec.all_parts.values()), 1)[: len(spec.input_parts)]
-    rows.see("qkv_linear", "qkv", *(reversed(parts) if spec.kind == "mamba1" else parts))  # there the gate comes first
+    gate_first = spec.kind in ("mamba1", "rg_lru")  # in the core
+    rows.see("qkv_linear", "qkv", *(reversed(parts) if gate_first else parts))
     return run_recurrent(spec, layer.recurrence, eps, inputs, state, start, rows.metadata.count)
 
 
@@ -94,11 +96,12 @@ def mixer_rows(
 def convolved_values(
     spec: RecurrentSpec, weights: Vectors, states: LayerState, start: int, values: torch.Tensor
 ) -> torch.Tensor:
-    """Rows of values (rows, value_size), from position `start` on, of Mamba-1 → the same, convolved."""
+    """Rows of values (rows, value_size), from position `start` on, which are convolved before linears read them."""
+    mixer = RECURRENCES[spec.kind](spec, weights, 0.0)
     known = [*(row[: spec.value_size] for row in states.inputs), *values.float()]
     at = {states.first + i: row for i, row in enumerate(known)}
     made = []
     for position in range(start, start + len(values)):
         last_rows = [at.get(position - spec.conv_kernel + 1 + t) for t in range(spec.conv_kernel)]
-        made.append(functional.silu(convolved(spec, weights, "v_conv", last_rows)))
+        made.append(mixer.convolved("v_in", last_rows))
     return torch.stack(made).to(values.dtype)

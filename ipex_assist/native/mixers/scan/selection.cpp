@@ -9,22 +9,6 @@ namespace {
 
 constexpr int64_t COLUMNS = 16 * LANES;  // that are convolved together
 
-// Values first <= c < first + size of the row at a position, convolved, to `out`.
-void convolve_columns(const Pass& pass, const LayerStep& step, size_t segment, int64_t position, int64_t first,
-                      int64_t size, float* out) {
-    const RecurrentSpec& spec = pass.layer(step).recurrent;
-    const RecurrentWeights& w = pass.layer(step).recurrence;
-    const MixerColumns& columns = pass.layer(step).columns;
-    const int32_t kernel_size = spec.conv_kernel;
-    const float* rows[MOST_CONV_ROWS];
-    for (int32_t t = 0; t < kernel_size; t++) {
-        const float* inputs = recurrent_inputs(pass, step, segment, position - (kernel_size - 1) + t);
-        rows[t] = inputs ? inputs + columns.value - columns.kept + first : nullptr;
-    }
-    pass.kernels.convolve(rows, kernel_size, w.v_conv + first, spec.value_width(),
-                          w.v_conv_bias ? w.v_conv_bias + first : nullptr, true, size, out);
-}
-
 // Keys and queries of a row to scan, zero up to a multiple of 16.
 void copy_keys(const PackedLayer& layer, const ScanColumns& columns, const float* inputs, float* out) {
     const RecurrentSpec& spec = layer.recurrent;
@@ -48,8 +32,8 @@ void convolve_values(Pass& pass, const LayerStep& step, int thread) {
         const int64_t row = u / each, first = u % each * COLUMNS, end = std::min(first + COLUMNS, low.depth);
         float* to = pass.activations.shared.attended.row(row);
         if (first < width)
-            convolve_columns(pass, step, size_t(plan.segment_of[size_t(row)]), plan.positions[size_t(row)], first,
-                             std::min(COLUMNS, width - first), to + first);
+            convolve_value_columns(pass, step, size_t(plan.segment_of[size_t(row)]), plan.positions[size_t(row)], first,
+                                   std::min(COLUMNS, width - first), true, to + first);
         prepare_row(pass, thread, to, width, first, end, row, low, &NodeBuffers::inputs);
     }
     pass.wait(thread);
@@ -97,7 +81,7 @@ void prepare_channels(Pass& pass, const LayerStep& step, int thread) {
         const float* inputs = recurrent_inputs(pass, step, segment, position);
         float* out = pass.activations.shared.scanned.data + number * columns.width;
         if (first == 0) copy_keys(layer, columns, inputs, out);
-        convolve_columns(pass, step, segment, position, first, size, out + columns.value + first);
+        convolve_value_columns(pass, step, segment, position, first, size, true, out + columns.value + first);
         const float* in = inputs + layer.columns.decay - layer.columns.kept + first;
         pass.kernels.steps(in, bias + first, size, out + columns.decay + first);
     }
