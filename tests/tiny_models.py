@@ -116,6 +116,15 @@ _INDEXER = {"index_topk": 6, "index_n_heads": 8, "index_head_dim": 32}
 _SHARED_CHOICES = {**_INDEXER, "num_hidden_layers": 5, "indexer_types": ["full", "shared", "full", "shared", "shared"]}
 _HY4 = {name: value for name, value in _DEEPSEEK.items() if name != "first_k_dense_replace"}
 _HY4 |= _SHARED_CHOICES | {"hc_mult": 4, "swiglu_limit": 0.3, "mlp_layer_types": ["dense", *["sparse"] * 4]}
+# Layers that share latents, with a choice of their own and without; some rotate nothing.
+_MISTRAL_LARGE4 = {
+    **{name: value for name, value in _LATENT.items() if name != "q_lora_rank"},
+    **{name: value for name, value in _DEEPSEEK.items() if name != "norm_topk_prob"},
+    **_INDEXER,
+    **{"index_n_heads": 16, "num_hidden_layers": 6, "no_rope_layers": [1, 1, 0, 1, 0, 1]},
+    **{"kv_source_layers": [0, 0, 2, 0, 2, 5], "final_logit_softcapping": 3.0},
+    "indexer_types": ["full", "full", "full", "shared", "shared", "full"],
+}
 # Experts in no groups; a dense first layer, whose second norm has no gate.
 _AXK2 = {name: value for name, value in _DEEPSEEK.items() if name not in ("n_group", "topk_group")}
 _AXK2 |= _INDEXER | {"index_n_heads": 16}  # of fewer many scores are equal, of which transformers takes any
@@ -553,6 +562,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "axk2": _like_llama("axk2", **_LATENT, **_AXK2, gated_norm_rank=8),
     "axk2-groups": _like_llama("axk2", **_LATENT, **_AXK2 | {"index_topk": 24}, **_YARN_MSCALE, gated_norm_rank=20)
     | {"n_group": 4, "topk_group": 2, "attention_bias": True, "tie_word_embeddings": True},
+    "mistral-large4": _with_text("mistral_large4", _like_llama("mistral_large4_text", **_MISTRAL_LARGE4), _PIXTRAL),
+    # Each row has all experts, of which fewer bits choose others.
+    "mistral-large4-many": _with_text(
+        "mistral_large4",
+        _like_llama("mistral_large4_text", **_MISTRAL_LARGE4 | {"index_topk": 24, "n_routed_experts": 3})
+        | {"n_group": 1, "topk_group": 1},
+        _PIXTRAL,
+    ),
+    "mistral-large4-own": _with_text(
+        "mistral_large4",
+        _like_llama("mistral_large4_text", **_MISTRAL_LARGE4 | {"kv_source_layers": None, "index_topk": 24})
+        | {"attention_bias": True, "indexer_types": ["full"] * 6, "no_rope_layers": None},
+        _PIXTRAL,
+    ),
     "hy-v4": _like_llama("hy_v4", **_LATENT, **_HY4),
     "hy-v4-other": _like_llama("hy_v4", **_LATENT, **_HY4 | {"index_topk": 24, "hc_mult": 3, "hc_magnitude": 0.7})
     | {"hc_eps": 0.05, "swiglu_limit": 3.0, "rms_norm_eps": 1e-3, "attention_bias": True}

@@ -7,7 +7,7 @@ import logging
 import math
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,6 +72,8 @@ class Checkpoint(ABC):
         spec, architecture = self.config_spec(), find(self.architecture)
         if architecture is not None and architecture.stored is not None:
             spec = architecture.stored(spec, self.names())
+        if architecture is not None and architecture.learned is not None:
+            spec = architecture.learned(spec, self.numbers)
         if not spec.tied_head:
             return spec
         assert architecture is not None
@@ -79,6 +81,15 @@ class Checkpoint(ABC):
         if self.own_head is None:
             self.own_head = self._has_own_head(architecture.weights(untied))
         return untied if self.own_head else spec
+
+    def numbers(self, names: Sequence[str]) -> list[float]:
+        """Those of the first of these tensors that is stored. Raises IpexAssistError where none is."""
+        present = self.names()
+        name = next((name for name in names if name in present), None)
+        if name is None:
+            raise IpexAssistError(f"{self.source}: the checkpoint lacks {names[0]}. Is the download complete?")
+        ((_, tensor),) = self.tensors([name])
+        return [float(number) for number in tensor.flatten().tolist()]
 
     def _has_own_head(self, sources: Mapping[str, Source]) -> bool:
         """Whether a head beside the embedding has other values, whatever the config says; .bin files have both."""

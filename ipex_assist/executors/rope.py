@@ -103,7 +103,8 @@ class _Rule:
         self.rope, self.dim = rope, dim
         self.trained_length = rope.scaling["original_max_position_embeddings"] if rope.kind == "longrope" else context
         self.attention_factor = 1.0
-        self._inv_freq = self._inverse_frequencies()
+        logs = np.array(rope.scaling.get("frequency_logs", 0), np.float32)
+        self._inv_freq = self._inverse_frequencies() * np.exp(logs)
 
     def axes(self) -> NDArray[np.int64]:
         """By which of three positions each of `dim` columns rotates; without sections by the first. IpexAssistError."""

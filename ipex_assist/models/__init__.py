@@ -8,7 +8,7 @@ A checkpoint tensor that holds several weights is named with a slice of its rows
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -92,6 +92,7 @@ from ipex_assist.models import (
     mistral,
     mistral3,
     mistral4,
+    mistral_large4,
     mixtral,
     mpt,
     nanochat,
@@ -151,6 +152,8 @@ class Architecture:
     weights: Callable[[DecoderSpec], dict[str, Source]]
     # What its checkpoints may lack, whatever their configs say: the spec of one whose tensors have these names.
     stored: Callable[[DecoderSpec, Collection[str]], DecoderSpec] | None = None
+    # What of its spec is in the checkpoint's tensors: the spec, of a tensor's numbers by the first of such names.
+    learned: Callable[[DecoderSpec, Callable[[Sequence[str]], list[float]]], DecoderSpec] | None = None
 
     def spec(self, config: Mapping[str, Any]) -> DecoderSpec:
         """Return the spec of a config.json.
@@ -170,7 +173,8 @@ def _architecture(module: ModuleType) -> Architecture:
     model_type = module.__name__.rpartition(".")[2]
     document = module.__doc__ or Path(str(module.__file__)).read_text(encoding="utf-8").split('"""')[1]  # of python -OO
     about = document.strip().splitlines()[0]
-    parts = module.NAMES, module.spec, module.weights, getattr(module, "stored", None)
+    found = (getattr(module, name, None) for name in ("stored", "learned"))
+    parts = module.NAMES, module.spec, module.weights, *found
     return Architecture(module.ARCHITECTURE, model_type, about, module.EXAMPLES, *parts)
 
 
@@ -187,7 +191,7 @@ _MODULES = (
     *(apertus1p5, apertus1p5_text, longcat_flash),
     *(recurrent_gemma,),
     *(qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, glm4v, glm46v, idefics3, internvl, paddleocr_vl, smolvlm),
-    *(granite_docling, hy_v4, axk2),
+    *(granite_docling, hy_v4, axk2, mistral_large4),
     *(bailing_hybrid,),
 )
 # Published configs have these names of their makers' own code, which is transformers' now.

@@ -28,7 +28,7 @@ ATTENTION_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
 }
 LATENT_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
     "kv_lora_rank": ("rank", (1, 1 << 12)),
-    "qk_rope_head_dim": ("rope_dim", (2, 1 << 12)),
+    "qk_rope_head_dim": ("rope_dim", (0, 1 << 12)),
     "qk_nope_head_dim": ("nope_dim", (1, 1 << 12)),
     "v_head_dim": ("value_dim", (1, 1 << 12)),
     "q_lora_rank": ("query_rank", (1, 1 << 20)),
@@ -48,7 +48,8 @@ class IndexerSpec:
     They are those up to its own with the highest scores; of equal ones the lower positions. A position has the score
     Σ w_h · relu(q_h · k) over the indexer's heads, where k (dim) is the position's key, the same for all heads, which
     passes a layer norm; and of the row that scores, w (heads) is made of the layer's input, and each q_h (dim) of the
-    normalised row that its queries are made of. The first values of k and q_h are rotated as the latent's key is.
+    normalised row that its queries are made of, or, where it `reads_input` (Mistral Large 4), of a layer norm of the
+    layer's input. The first values of k and q_h are rotated as the latent's key is.
 
     heads: 0 where a layer attends to what the last layer before it with an indexer has chosen.
     Raises ConfigError for a value out of INDEXER_RANGES.
@@ -57,7 +58,8 @@ class IndexerSpec:
     top_k: int
     heads: int = 0
     dim: int = 0
-    norm_eps: float = 1e-6  # of the norm of keys
+    norm_eps: float = 1e-6  # of the norm of keys, and of that of the input
+    reads_input: bool = False
 
     def __post_init__(self) -> None:
         check_ranges(self, INDEXER_RANGES)
@@ -67,10 +69,12 @@ class IndexerSpec:
     def shapes(self, hidden: int, query_rank: int) -> dict[str, tuple[int, ...]]:
         """Of its weights by our names."""
         return {
-            "index_q_proj": (self.heads * self.dim, query_rank),
+            "index_q_proj": (self.heads * self.dim, hidden if self.reads_input else query_rank),
             "index_k_proj": (self.dim, hidden),
             "index_weights_proj": (self.heads, hidden),
             "index_k_norm": (self.dim,),
+            "index_q_norm": (hidden,),
+            **dict.fromkeys(("index_q_log_scale", "index_q_log_base"), (self.heads,)),
         }
 
 
@@ -100,7 +104,7 @@ class LatentSpec:
     def __post_init__(self) -> None:
         check_ranges(self, LATENT_RANGES)
         assert not self.reads_unnormed or self.query_rank, "a row that is not there, before its norm"
-        if self.index_dim and self.query_rank is None:
+        if self.indexer is not None and self.index_dim and self.query_rank is None and not self.indexer.reads_input:
             raise ConfigError("q_lora_rank", None, "given: the indexer's queries are made of that row")
         if self.index_dim and self.index_dim < self.rope_dim:
             raise ConfigError("index_head_dim", self.index_dim, f"at least qk_rope_head_dim, {self.rope_dim}")
@@ -173,6 +177,9 @@ class AttentionSpec:
     growth: float = 0.0
     growth_step: int | None = None
     growth_shift: int = 0
+    # Queries of head h at position p, those of an indexer likewise, are multiplied with scale_h · log(p + 1) + base_h,
+    # which are learned (Mistral Large 4).
+    log_growth: bool = False
     # The earlier layer, or layer of a draft head's target (HeadSpec "shared_kv"), whose keys and values it reads; None:
     # it has its own.
     kv_layer: int | None = None
@@ -185,10 +192,12 @@ class AttentionSpec:
     def __post_init__(self) -> None:
         check_ranges(self, ATTENTION_RANGES)
         if self.latent is not None:
-            assert (self.kv_heads, self.head_dim, self.rotary_dim) == (1, self.latent.head_dim, self.latent.rope_dim)
+            rotated = self.latent.rope_dim or None
+            assert (self.kv_heads, self.head_dim, self.rotary_dim) == (1, self.latent.head_dim, rotated)
+            assert rotated or self.rope is None, "a rope that rotates nothing"
             assert not any((self.qk_norm, self.alibi_slopes)), "beside latents"
             assert self.gate_activation == "sigmoid", "beside latents"
-            assert not any((self.shares_kv, self.values_are_keys, self.value_norm, self.value_dim)), "beside latents"
+            assert not any((self.values_are_keys, self.value_norm, self.value_dim)), "beside latents"
             assert self.value_scale == 1, "beside latents"
         check_kind("gate_activation", self.gate_activation, GateActivation)
         assert not self.shares_kv or not any((self.values_are_keys, self.value_norm)), "values of another layer"
@@ -259,7 +268,7 @@ class AttentionSpec:
         """Columns of the projections of query, key, value and output gate; or of the query's row and the latent."""
         if self.latent is not None:
             indexer = self.latent.indexer
-            columns = (self.latent.query_rank or 0) + self.latent.head_dim
+            columns = (self.latent.query_rank or 0) + (0 if self.shares_kv else self.latent.head_dim)
             columns += 0 if self.latent.reads_unnormed else self.gate_size
             return columns if indexer is None else columns + indexer.dim + indexer.heads
         keys = 0 if self.shares_kv else self.key_size
@@ -269,7 +278,8 @@ class AttentionSpec:
     def shapes(self, hidden: int) -> dict[str, tuple[int, ...]]:
         """Of its weights by our names, in a layer of rows of `hidden` columns."""
         read = self.latent.query_width if self.latent is not None and self.latent.reads_unnormed else hidden
-        beside = {"sinks": (self.heads,), "g_proj": (self.gate_size, read or hidden)}
+        beside: dict[str, tuple[int, ...]] = dict.fromkeys(("sinks", "q_log_scale", "q_log_base"), (self.heads,))
+        beside["g_proj"] = self.gate_size, read or hidden
         if self.latent is not None:
             return self.latent.shapes(self.heads, hidden) | beside
         query, key = self.query_size, self.key_size
@@ -290,7 +300,7 @@ class AttentionSpec:
         if latent is None:
             return count
         rank, width, indexer = latent.query_rank or hidden, latent.query_width or hidden, latent.indexer
-        count += 0 if indexer is None else rank * indexer.heads * indexer.dim
+        count += 0 if indexer is None else (hidden if indexer.reads_input else rank) * indexer.heads * indexer.dim
         count += self.gate_size * width if latent.reads_unnormed else 0
         query = width * (latent.nope_dim + latent.rope_dim)
         return count + self.heads * (query + latent.rank * (latent.nope_dim + latent.value_dim))

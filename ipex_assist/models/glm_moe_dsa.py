@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ipex_assist.models.common import check_kinds, deepseek_experts, layer_count, refuse, sparse_kinds
+from ipex_assist.models.common import deepseek_experts, refuse, sparse_kinds
 from ipex_assist.models.config import Config
-from ipex_assist.models.latent import check_layer_types, latent_decoder, latent_weights, with_indexers
+from ipex_assist.models.latent import check_layer_types, indexer_kinds, latent_decoder, latent_weights, with_indexers
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import Source
 
@@ -30,20 +30,7 @@ def spec(config: Config) -> DecoderSpec:
         sparse=sparse_kinds(config, 3),
         norm_eps=config.number("norm_eps", 1e-5),
     )
-    return with_indexers(made, config, [kind == "shared" for kind in _kinds(config)], heads=32)
-
-
-def _kinds(config: Config) -> list[str]:
-    """Which layers have an indexer: as they are listed, by a pattern of letters, or every so many from one on."""
-    kinds = config.optional_texts("indexer_types")
-    if kinds is None and "index_topk_pattern" in config.values:
-        letters = {"F": "full", "S": "shared"}
-        kinds = [letters.get(letter, letter) for letter in config.text("index_topk_pattern", "")]
-    if kinds is None:
-        each, first = max(config.integer("index_topk_freq", 1), 1), config.integer("index_skip_topk_offset", 2)
-        kinds = ["full" if max(i - first + 1, 0) % each == 0 else "shared" for i in range(layer_count(config))]
-    check_kinds(kinds, "full", "shared", what="indexers")
-    return kinds
+    return with_indexers(made, config, [kind == "shared" for kind in indexer_kinds(config)], heads=32)
 
 
 def weights(spec: DecoderSpec) -> dict[str, Source]:

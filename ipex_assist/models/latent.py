@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ipex_assist.models.attention_spec import IndexerSpec, LatentSpec
-from ipex_assist.models.common import check_kinds, llama_like, refuse, rope
+from ipex_assist.models.common import check_kinds, layer_count, llama_like, refuse, rope
 from ipex_assist.models.config import Config, ConfigError, NotComputed
 from ipex_assist.models.layers import with_attention
 from ipex_assist.models.names import LLAMA_LINEARS, LLAMA_NORMS, SHARED_EXPERTS, ExpertNames, Fields, named
@@ -73,6 +73,8 @@ def latent_spec(config: Config, sizes: dict[str, int]) -> LatentSpec:
         value_dim=config.integer("v_head_dim", sizes["v_head_dim"]),
         query_rank=query_rank,
     )
+    if not latent.rope_dim:
+        raise ConfigError("qk_rope_head_dim", 0, "at least 2")
     if any(size % _LANES for size in (latent.rank, latent.rope_dim, latent.value_dim)):
         raise NotComputed(
             f"kv_lora_rank {latent.rank}, qk_rope_head_dim {latent.rope_dim} and v_head_dim {latent.value_dim} are not "
@@ -98,7 +100,13 @@ def with_latents(model_type: str, config: Config, latent: LatentSpec, **differen
 
 
 def with_indexers(
-    spec: DecoderSpec, config: Config, shared: Sequence[bool], *, heads: int, norm_eps: float = 1e-6
+    spec: DecoderSpec,
+    config: Config,
+    shared: Sequence[bool],
+    *,
+    heads: int,
+    norm_eps: float = 1e-6,
+    reads_input: bool = False,
 ) -> DecoderSpec:
     """Such a model whose layers attend sparsely. heads: of the indexers of a config without their number.
 
@@ -107,17 +115,33 @@ def with_indexers(
     """
     sizes = (("index_topk", 2048), ("index_n_heads", heads), ("index_head_dim", 128))
     top_k, count, dim = (config.integer(name, usual) for name, usual in sizes)
-    indexer = IndexerSpec(top_k, count, dim, norm_eps)
+    indexer = IndexerSpec(top_k, count, dim, norm_eps, reads_input)
     if not indexer.heads:
         raise ConfigError("index_n_heads", 0, "at least 1")
     if indexer.dim % _LANES:
         raise NotComputed(f"index_head_dim {indexer.dim} is not supported, only multiples of {_LANES}")
     if shared and shared[0]:
         raise ConfigError("indexer_types", "shared in the first layer", "full there: it has nothing to share")
-    latent = spec.layers[0].attention.latent
-    assert latent is not None
-    own, none = (replace(latent, indexer=each) for each in (indexer, IndexerSpec(indexer.top_k)))
-    return replace(spec, layers=with_attention(spec.layers, "latent", [none if each else own for each in shared]))
+    none, latents = IndexerSpec(indexer.top_k), []
+    for layer, each in zip(spec.layers, shared, strict=True):
+        assert layer.attention.latent is not None
+        latents.append(replace(layer.attention.latent, indexer=none if each else indexer))
+    return replace(spec, layers=with_attention(spec.layers, "latent", latents))
+
+
+def indexer_kinds(config: Config) -> list[str]:
+    """Which layers have an indexer: as they are listed, by a pattern of letters, or every so many from one on."""
+    kinds = config.optional_texts("indexer_types")
+    if kinds is None and "index_topk_pattern" in config.values:
+        letters = {"F": "full", "S": "shared"}
+        kinds = [letters.get(letter, letter) for letter in config.text("index_topk_pattern", "")]
+    if kinds is None:
+        each, first = max(config.integer("index_topk_freq", 1), 1), config.integer("index_skip_topk_offset", 2)
+        kinds = ["full" if max(i - first + 1, 0) % each == 0 else "shared" for i in range(layer_count(config))]
+    check_kinds(kinds, "full", "shared", what="indexers")
+    if len(kinds) != layer_count(config):
+        raise ConfigError("indexer_types", f"a list of {len(kinds)}", f"one for each of {layer_count(config)} layers")
+    return kinds
 
 
 def check_layer_types(config: Config) -> None:
@@ -142,14 +166,15 @@ def latent_weights(
     linears: Mapping[str, str] | None = None,
     experts: ExpertNames = DEEPSEEK_EXPERTS,
     fields: Fields | None = None,
+    layer: int = 0,
 ) -> dict[str, Source]:
     """Their weights. Each head's rows of a query are those that are not rotated, then pairs that are (or halves); each
     head's rows of kv_b_proj are its keys', which are multiplied with queries and so transposed, then its values'.
 
     index_rotated: fields of sources, for an indexer's keys and queries, of which the first values are rotated by halves
-    here. norms, linears, fields: further ones.
+    here. norms, linears, fields: further ones. layer: which one's widths all have.
     """
-    latent = spec.layers[0].attention.latent
+    latent = spec.layers[layer].attention.latent
     assert latent is not None
     usual, made = latent_parts(latent, {"pairs": latent.rope_dim} if pairs else {})
     if index_rotated:

@@ -36,6 +36,7 @@ _ATTENTION = {
     "query_growth": "growth",
     "query_growth_step": "growth_step",
     "query_growth_shift": "growth_shift",
+    "log_growth": "log_growth",
     "latent": "latent",
 }
 _MLP = {

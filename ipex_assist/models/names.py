@@ -38,7 +38,10 @@ LATENT_INPUTS = ("q_a_proj", "k_rope_proj", "kv_a_proj")
 LATENT = (*LATENT_INPUTS, "q_nope_proj", "q_rope_proj", "k_b_proj", "v_b_proj", "q_a_norm", "kv_a_norm")
 # An indexer beside them; its norm is a layer norm.
 INDEXER_INPUTS = ("index_k_proj", "index_weights_proj")
-INDEXER = (*INDEXER_INPUTS, "index_q_proj", "index_k_norm")
+INDEXER = (*INDEXER_INPUTS, "index_q_proj", "index_k_norm", "index_q_norm")
+# What queries of heads, and of an indexer's, grow with (AttentionSpec.log_growth).
+LOG_GROWTH = ("q_log_scale", "q_log_base")
+INDEX_LOG_GROWTH = ("index_q_log_scale", "index_q_log_base")
 
 # What a layer has for the embeddings of its own, what is outside of layers for those of all of them, and the norms and
 # factors of experts that have some of their own.
@@ -55,7 +58,7 @@ MLP = ("gate_proj", "up_proj", "down_proj")
 # Ours that are no linears or norms but tensors of their own: a checkpoint's names of them do not end in ".weight".
 # Those of XIELU are single numbers.
 XIELU = ("alpha_p", "alpha_n", "xielu_beta", "xielu_eps")
-_TENSORS = ("correction_bias", "expert_scales", "layer_scalar", "router_norm", *XIELU)
+_TENSORS = ("correction_bias", "expert_scales", "layer_scalar", "router_norm", *XIELU, *LOG_GROWTH, *INDEX_LOG_GROWTH)
 # Of shared experts where they are several, as wide as all of them together (DeepSeek's names).
 SHARED_EXPERTS = {leaf: f"mlp.shared_experts.{leaf}" for leaf in MLP}
 
@@ -209,7 +212,11 @@ def _absent(layer: LayerSpec) -> set[str]:
         absent |= {"q_proj", "k_proj", "v_proj", *HEAD_NORMS}
         absent |= set() if layer.attention.output_gate else {"g_proj"}
         absent |= set() if latent.query_rank else {"q_a_proj", "q_a_norm"}
-        absent |= set() if latent.index_dim else set(INDEXER)
+        absent |= set() if latent.rope_dim else {"k_rope_proj", "q_rope_proj"}
+        absent |= {"k_rope_proj", "kv_a_proj", "kv_a_norm"} if layer.attention.shares_kv else set()
+        absent |= set() if latent.index_dim else {*INDEXER, *INDEX_LOG_GROWTH}
+        absent |= set() if latent.indexer is not None and latent.indexer.reads_input else {"index_q_norm"}
+        absent |= set() if layer.attention.log_growth else {*LOG_GROWTH, *INDEX_LOG_GROWTH}
     else:
         absent |= set(HEAD_NORMS) if layer.attention.qk_norm in (None, "unweighted") else set()
         absent |= set() if layer.attention.output_gate else {"g_proj"}
@@ -238,7 +245,7 @@ def _biased(layer: LayerSpec) -> set[str]:
     mixer, experts = layer.mixer, layer.experts
     if isinstance(mixer, AttentionSpec):
         inputs = {"q_proj", "k_proj", "v_proj", "g_proj"} if mixer.latent is None else set(LATENT_INPUTS)
-        biased = {"index_k_norm"} | (inputs if mixer.qkv_bias else set())
+        biased = {"index_k_norm", "index_q_norm"} | (inputs if mixer.qkv_bias else set())
         biased |= {"o_proj"} if mixer.output_bias else set()
     else:
         biased = set(mixer.input_parts) if mixer.input_bias else set()

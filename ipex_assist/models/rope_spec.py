@@ -39,7 +39,8 @@ ROPE_NEEDS: dict[RopeKind, tuple[str, ...]] = {
 class Rope:
     """Rotary positions: the base and, where a model stretches its context, the rule it uses.
 
-    `scaling` holds the numbers of the rule under Hugging Face's names (`factor`, `low_freq_factor`, …).
+    `scaling` holds the numbers of the rule under Hugging Face's names (`factor`, `low_freq_factor`, …), and the
+    logarithms of what frequencies are multiplied with where a checkpoint has them (`frequency_logs`, Mistral Large 4).
     Raises ConfigError for a number out of ROPE_RANGES, and where the rule lacks one.
     """
 

@@ -246,7 +246,8 @@ class DecoderSpec:
 
     def _check_kv_layer(self, number: int, attention: AttentionSpec, kv_layer: int) -> None:
         found = self.layers[kv_layer].mixer if 0 <= kv_layer < number else None
-        if not isinstance(found, AttentionSpec) or found.shares_kv or found.latent is not None:
+        alike = isinstance(found, AttentionSpec) and (found.latent is None) == (attention.latent is None)
+        if not isinstance(found, AttentionSpec) or found.shares_kv or not alike:
             raise ConfigError("kv_layer", kv_layer, f"a layer before {number} with keys and values of its own")
         widths = [(each.kv_heads, each.head_dim, each.value_width) for each in (found, attention)]
         if widths[0] != widths[1]:
@@ -263,7 +264,9 @@ class DecoderSpec:
                 raise ConfigError(name, size, "even, because its halves are rotated against each other")
             if rope.kind == "dynamic" and size < 4:
                 raise ConfigError(name, size, "at least 4 with dynamic rope scaling")
-            for factors in ("short_factor", "long_factor") if rope.kind == "longrope" else ():
+            learned = "frequency_logs" in rope.scaling and attention.rope is not None
+            listed = ("short_factor", "long_factor") if rope.kind == "longrope" else ()
+            for factors in (*listed, *(("frequency_logs",) if learned else ())):
                 count = len(rope.scaling[factors])
                 if count != size // 2:
                     raise ConfigError(factors, f"a list of {count}", f"of {size // 2} numbers, half of what is rotated")

@@ -11,7 +11,7 @@ from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.models.stream_spec import StreamSpec
 from ipex_assist.quantization.precision import FORMATS, beside_experts
 
-ABI_VERSION = 40  # api.cpp: ia_abi. It changes with every function there and with the structures here.
+ABI_VERSION = 41  # api.cpp: ia_abi. It changes with every function there and with the structures here.
 PRECISIONS = {name: each.number for name, each in FORMATS.items()}
 NORM_PLACES = {"pre": 0, "post_residual": 1, "post": 2, "sandwich": 3, "pre_and_mlp_out": 4}
 HEAD_NORMS = {None: 0, "head": 1, "each_head": 2, "all_heads": 3, "unweighted": 4}
@@ -25,8 +25,8 @@ SOURCE_TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
 
 _ATTENTION_INTEGERS = (
     "heads kv_heads head_dim v_head_dim window chunk rotary_dim rope_column paired_dim qk_norm norm_after_rope "
-    "qkv_bias output_bias sinks output_gate gate_per_head gate_softplus growth_step growth_shift shares_kv kv_layer "
-    "values_are_keys value_norm"
+    "qkv_bias output_bias sinks output_gate gate_per_head gate_softplus growth_step growth_shift log_growth shares_kv "
+    "kv_layer values_are_keys value_norm"
 )
 _LATENT_INTEGERS = "rank rope_dim nope_dim value_dim query_rank reads_unnormed"
 _RECURRENT_INTEGERS = (
@@ -56,7 +56,7 @@ class CIndexerSpec(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("top_k", "heads", "dim")),
-        ("norm_eps", ctypes.c_float),
+        *(("norm_eps", ctypes.c_float), ("reads_input", ctypes.c_int32)),
     ]
 
 
@@ -89,11 +89,7 @@ class CRecurrentSpec(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_int32) for name in _RECURRENT_INTEGERS.split()),
-        ("least_step", ctypes.c_float),
-        ("most_step", ctypes.c_float),
-        ("beta_scale", ctypes.c_float),
-        ("norm_eps", ctypes.c_float),
-        ("decay_bound", ctypes.c_float),
+        *((name, ctypes.c_float) for name in ["least_step", "most_step", "beta_scale", "norm_eps", "decay_bound"]),
     ]
 
 
@@ -381,6 +377,7 @@ def _attention_spec(spec: DecoderSpec, attention: AttentionSpec) -> CAttentionSp
         gate_softplus=attention.gate_activation == "softplus",
         growth_step=attention.growth_step or 1,
         growth_shift=attention.growth_shift,
+        log_growth=attention.log_growth,
         shares_kv=attention.shares_kv,
         kv_layer=attention.kv_layer or 0,
         values_are_keys=attention.values_are_keys,
@@ -394,7 +391,8 @@ def _attention_spec(spec: DecoderSpec, attention: AttentionSpec) -> CAttentionSp
         sizes = (latent.rank, latent.rope_dim, latent.nope_dim, latent.value_dim, latent.query_rank or 0)
         made.latent = CLatentSpec(*sizes, latent.reads_unnormed, latent.norm_eps)
         if (indexer := latent.indexer) is not None:
-            made.latent.indexer = CIndexerSpec(indexer.top_k, indexer.heads, indexer.dim, indexer.norm_eps)
+            numbers = (indexer.top_k, indexer.heads, indexer.dim, indexer.norm_eps)
+            made.latent.indexer = CIndexerSpec(*numbers, indexer.reads_input)
     if attention.alibi_slopes:
         made.alibi_slopes = (ctypes.c_float * attention.heads)(*attention.alibi_slopes)
     return made

@@ -49,6 +49,7 @@ VARIANTS = [
     # Of which fewer bits choose others.
     *tiny_models.known("deepseek-v32-many", "glm-moe-dsa-many", "hy-v4-other", "axk2-groups"),
     *tiny_models.known("bailing-hybrid-all-experts"),
+    *tiny_models.known("mistral-large4-many"),
 ]
 # Those that have other parts of these together.
 ALIKE = tiny_models.known(

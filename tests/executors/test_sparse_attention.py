@@ -22,7 +22,7 @@ from ipex_assist.executors.interface import Rows
 from ipex_assist.executors.native.model import NativeModel
 from ipex_assist.native.library import unavailable
 
-VARIANTS = tiny_models.known("deepseek-v32", "glm-moe-dsa", "hy-v4", "axk2")
+VARIANTS = tiny_models.known("deepseek-v32", "glm-moe-dsa", "hy-v4", "axk2", "mistral-large4")
 pytestmark = [
     pytest.mark.one_stack,
     pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or ""),
@@ -84,7 +84,9 @@ def test_long_prompts_are_as_in_transformers(variant: str, top_k: int, tmp_path:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16+int8"])
-@pytest.mark.parametrize("variant", [variant for variant in VARIANTS if variant not in ("hy-v4", "axk2")])
+@pytest.mark.parametrize(
+    "variant", [variant for variant in VARIANTS if variant not in ("hy-v4", "axk2", "mistral-large4")]
+)
 def test_until_top_k_it_is_full_attention(variant: str, precision: str, tmp_path: Path) -> None:
     """To the bit that of DeepSeek-V3 with the same weights; and what comes after it is not."""
     top_k = 280

@@ -71,6 +71,7 @@ _VARIANTS = (
     *tiny_models.known("deepseek-v32", "glm-moe-dsa", "axk1", "mimo-v2-flash", "step3p7", "apertus1p5-text"),
     *tiny_models.known("longcat-flash", "hy-v4", "axk2"),
     *tiny_models.known("bailing-hybrid"),
+    *tiny_models.known("mistral-large4"),
 )
 # Of those that differ from these by names, or by which parts of theirs they have.
 _ALIKE = tiny_models.known(

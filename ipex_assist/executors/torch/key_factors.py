@@ -38,7 +38,7 @@ def _layer_factors(spec: DecoderSpec, weights: Weights, kernels: Kernels, index:
     latent, made = attention.latent, layer.qkv(rows.to(kernels.dtype))
     first = attention.query_size if latent is None else latent.query_rank or 0
     keys = made[:, first : first + attention.key_size]
-    if latent is not None and layer.latent is not None:
+    if latent is not None and layer.latent is not None and layer.latent.norm is not None:
         normalised = kernels.rms_norm(keys[:, latent.rope_dim :], layer.latent.norm, latent.norm_eps)
         keys = torch.cat((keys[:, : latent.rope_dim], normalised), 1)
     keys = keys.reshape(_ROWS, attention.kv_heads, attention.head_dim)

@@ -16,12 +16,23 @@ from ipex_assist.executors.torch.streams import StreamLayer
 from ipex_assist.models import Source
 from ipex_assist.models.draft_head import HeadSpec
 from ipex_assist.models.mlp_spec import Experts
-from ipex_assist.models.names import EXPERT_NORMS, INDEXER_INPUTS, LATENT_INPUTS, VECTORS, XIELU
+from ipex_assist.models.names import (
+    EXPERT_NORMS,
+    INDEX_LOG_GROWTH,
+    INDEXER_INPUTS,
+    LATENT_INPUTS,
+    LOG_GROWTH,
+    VECTORS,
+    XIELU,
+)
 from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.models.stream_spec import HEAD_STREAMS, STREAMS
 from ipex_assist.models.weights import CONV_BASES, check_numbers, check_shape, head_dim_of, layer_of, part_of, resolve
 
 Norm = tuple[torch.Tensor | None, torch.Tensor | None]  # weight and bias, each (hidden,)
+
+
+LogGrowth = tuple[torch.Tensor, torch.Tensor]  # (heads,) each: what queries grow with by positions, and their base
 
 
 @dataclass
@@ -31,6 +42,8 @@ class IndexerLayer:
     inputs: Linear  # (rows, hidden) → its key and the weights of its heads
     query: Linear  # (rows, query_rank) → (rows, heads · dim)
     norm: Norm  # a layer norm, of the key
+    query_norm: Norm | None = None  # another, of the layer's input, where queries are made of that
+    growth: LogGrowth | None = None
 
 
 @dataclass
@@ -40,7 +53,7 @@ class LatentLayer:
     query: Linear  # what of the queries is not rotated, of all heads, then what is
     keys: list[Linear]  # of each head: (rows, nope_dim) → (rows, rank)
     values: list[Linear]  # of each head: (rows, rank) → (rows, value_dim)
-    norm: torch.Tensor  # of the latent
+    norm: torch.Tensor | None  # of the latent; None where that is another layer's
     query_norm: torch.Tensor | None = None
     indexer: IndexerLayer | None = None
 
@@ -68,6 +81,7 @@ class Layer:
     q_norm: torch.Tensor | None = None
     k_norm: torch.Tensor | None = None
     sinks: torch.Tensor | None = None  # (heads,)
+    growth: LogGrowth | None = None
     xielu: tuple[torch.Tensor, ...] = ()  # its four numbers in the order of XIELU, in fp32
     # Of a recurrent mixer, whose linears are `qkv` and `o_proj`: vectors in fp32 by our names, "a_log.weight".
     recurrence: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -137,9 +151,11 @@ _FUSED = {
 _BY_HEAD = ("k_b", "v_b")  # each head has a linear of its own
 _STREAMS = (*STREAMS, HEAD_STREAMS)
 _STREAM_VECTORS = tuple(f"{name}{part}" for name in _STREAMS for part in ("_base", "_scale"))
-_FP32 = ("router", "shared_gate", "correction_bias", "expert_scales", "confidence", *_STREAMS, *_STREAM_VECTORS)
+_GROWTH = (*LOG_GROWTH, *INDEX_LOG_GROWTH)
+_OF_EXPERTS = ("correction_bias", "expert_scales")
+_FP32 = (*_GROWTH, *_OF_EXPERTS, "router", "shared_gate", "confidence", *_STREAMS, *_STREAM_VECTORS)
 _TABLES = ("embed_tokens", "embed_positions", "per_layer_embed", "selector_before", "selector_after")
-_VECTORS = ("sinks", "correction_bias", "expert_scales", "layer_scalar", "confidence", *CONV_BASES, *_STREAM_VECTORS)
+_VECTORS = (*_GROWTH, *_OF_EXPERTS, "sinks", "layer_scalar", "confidence", *CONV_BASES, *_STREAM_VECTORS)
 
 
 def load_weights(
@@ -282,7 +298,7 @@ class _Packer:
 
     def _layer(self, prefix: str, spec: LayerSpec) -> Layer:
         return Layer(
-            qkv=self.linears[prefix + _first_linear(spec)],
+            qkv=self.linears.get(prefix + _first_linear(spec), _no_columns),
             o_proj=self.linears[prefix + ("o" if spec.recurrent is None else "mixer_out")],
             mlp=self._mlp_of(prefix, spec),
             attention_norm=self._norm(prefix + "attention_norm"),
@@ -292,6 +308,7 @@ class _Packer:
             q_norm=self.tensors.get(prefix + "q_norm.weight"),
             k_norm=self.tensors.get(prefix + "k_norm.weight"),
             sinks=self.tensors.get(prefix + "sinks.weight"),
+            growth=self._growth(prefix + "q_log"),
             xielu=tuple(
                 self.tensors[f"{prefix}{leaf}.weight"] for leaf in XIELU if f"{prefix}{leaf}.weight" in self.tensors
             ),
@@ -332,15 +349,24 @@ class _Packer:
             query=self.linears[prefix + "query"],
             keys=self.by_head[prefix + "k_b"],
             values=self.by_head[prefix + "v_b"],
-            norm=self.tensors[prefix + "kv_a_norm.weight"],
+            norm=self.tensors.get(prefix + "kv_a_norm.weight"),
             query_norm=self.tensors.get(prefix + "q_a_norm.weight"),
             indexer=self._indexer(prefix) if prefix + "index_q" in self.linears else None,
         )
 
     def _indexer(self, prefix: str) -> IndexerLayer:
+        query_norm = self._norm(prefix + "index_q_norm")
         return IndexerLayer(
-            self.linears[prefix + "index_in"], self.linears[prefix + "index_q"], self._norm(prefix + "index_k_norm")
+            self.linears[prefix + "index_in"],
+            self.linears[prefix + "index_q"],
+            self._norm(prefix + "index_k_norm"),
+            None if query_norm[0] is None else query_norm,
+            self._growth(prefix + "index_q_log"),
         )
+
+    def _growth(self, name: str) -> LogGrowth | None:
+        scale, base = (self.tensors.get(f"{name}_{part}.weight") for part in ("scale", "base"))
+        return None if scale is None or base is None else (scale, base)
 
     def _mlp_of(self, prefix: str, spec: LayerSpec) -> Mlp | ExpertLayer | None:
         if isinstance(spec.mlp, Experts):
@@ -368,6 +394,11 @@ class _Packer:
 def _of_type(linear: Linear, dtype: torch.dtype) -> Linear:
     """A linear whose rows may be of another type than its own."""
     return lambda x: linear(x.to(dtype)).to(x.dtype)
+
+
+def _no_columns(x: torch.Tensor) -> torch.Tensor:
+    """What the first linear of a layer gives that makes nothing but queries of its input."""
+    return x[:, :0]
 
 
 def _first_linear(layer: LayerSpec) -> str:

@@ -59,10 +59,11 @@ BlockLayout::BlockLayout(const PackedModel& model, Precision precision) {
             const AttentionSpec& a = model.layers[size_t(i)].attention;
             HeadPart& part = parts[size_t(first[size_t(i)] + h)];
             part.offset = bytes;
-            part.key_bytes = BLOCK_POSITIONS * a.key_depth() * element(precision);
-            part.value_bytes = BLOCK_POSITIONS * a.value_width() * element(precision);
+            const bool own = !a.shares_kv;  // or an indexer's keys alone
+            part.key_bytes = own ? BLOCK_POSITIONS * a.key_depth() * element(precision) : 0;
+            part.value_bytes = own ? BLOCK_POSITIONS * a.value_width() * element(precision) : 0;
             part.index_bytes = BLOCK_POSITIONS * a.index_depth() * element(index);
-            part.bytes = part.key_bytes + part.value_bytes + scales(precision) + part.index_bytes;
+            part.bytes = part.key_bytes + part.value_bytes + (own ? scales(precision) : 0) + part.index_bytes;
             bytes += part.bytes;
         }
     }

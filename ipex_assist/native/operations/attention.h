@@ -31,6 +31,7 @@ struct AttentionView {
     const AttentionSpec& spec;
     const Blocks& blocks;
     const ThreadBuffers& own;
+    int32_t number;    // of the layer
     int32_t kv_layer;  // whose keys and values it reads
     int thread;
     int node;  // the thread's

@@ -7,7 +7,9 @@
 
 namespace ipex_assist {
 
-void append_rows(const AttentionView& v, const RowRange& range, int32_t kv_head) {
+namespace {
+
+void append_keys_and_values(const AttentionView& v, const RowRange& range, int32_t kv_head) {
     const AttentionSpec& a = v.spec;
     const Precision precision = v.blocks.precision();
     const KeyValueBlock block = v.block(range, kv_head, v.plan.last_block(range.first));
@@ -27,7 +29,13 @@ void append_rows(const AttentionView& v, const RowRange& range, int32_t kv_head)
         }
         v.k.store_value(precision, value, a.value_dim(), within, block);
     }
-    if (a.latent.indexer.heads) append_index_keys(v, range);
+}
+
+}  // namespace
+
+void append_rows(const AttentionView& v, const RowRange& range, int32_t kv_head) {
+    if (!v.spec.shares_kv) append_keys_and_values(v, range, kv_head);
+    if (v.spec.latent.indexer.heads) append_index_keys(v, range);
 }
 
 void append_share(const AttentionView& v) {

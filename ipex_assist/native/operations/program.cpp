@@ -74,7 +74,7 @@ Program::Program(const PackedModel& model_) : model(model_) {
         list_mixer_operations(layer, step, token_and_hidden ? PREPARE_TOKEN_AND_HIDDEN : PREPARE_ATTENTION);
         list_mlp(layer, step, model.expert_cache != nullptr);
         if (model.spec.per_layer_size) add(step.attend_operations, {PREPARE_PER_LAYER, PER_LAYER});
-        if (layer.is_recurrent() || !layer.attention.shares_kv) last_filled = int32_t(i);
+        if (layer.is_recurrent() || layer.attention.kept_heads()) last_filled = int32_t(i);
         layers.push_back(step);
         const auto alike = [&](int32_t other) { return same_kind(model.layers[size_t(other)], layer); };
         if (layer.has_mlp() && std::none_of(mlp_kinds.begin(), mlp_kinds.end(), alike)) mlp_kinds.push_back(int32_t(i));

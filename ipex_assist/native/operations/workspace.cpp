@@ -72,9 +72,9 @@ void size_layers(const SizedPass& pass, ActivationSizes& s) {
             *width = std::max(*width, round_up(layer.columns.out_width, LANES));
         size_mixer(layer, s);
         s.gate_rows = std::max<int64_t>({s.gate_rows, layer.mixer_gate_rank, layer.mlp_gate_rank});
+        if (layer.into_attention.kept || layer.into_mlp.kept) s.normed = s.width;
     }
     s.gate_rows = round_up(s.gate_rows, LANES);
-    if (s.gate_rows) s.normed = s.width;
     for (const AttentionShape& each : pass.program.shape.attention)
         s.queries = std::max<int64_t>(s.queries, each.most_queries());
     const int64_t fc = spec.draft_head.fc_width(spec.hidden_size);

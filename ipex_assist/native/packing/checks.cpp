@@ -112,7 +112,7 @@ void check_kv_layer(const ModelSpec& s, const LayerSpec* layers, int32_t number)
     if (layers[number].is_recurrent() || !a.shares_kv) return;
     check_range("the layer whose keys and values are read", a.kv_layer, 0, int64_t(number) - 1);
     const LayerSpec& other = layers[a.kv_layer];
-    if (other.is_recurrent() || other.attention.shares_kv || other.attention.is_latent())
+    if (other.is_recurrent() || other.attention.shares_kv || other.attention.is_latent() != a.is_latent())
         refuse("layer %d reads the keys and values of layer %d, which has none of its own", number, a.kv_layer);
     if (other.attention.kv_heads != a.kv_heads || other.attention.head_dim != a.head_dim ||
         other.attention.value_dim() != a.value_dim()) {

@@ -46,7 +46,8 @@ void place_residual_norms(ModelWeights& w) {
         if (layer.has_pre_norms()) layer.into_mlp.pre = layer.shared_norm ? &layer.attention_norm : &layer.mlp_norm;
         if (layer.mlp.own_norms) layer.into_mlp.pre = &layer.expert_norms.router;
         if (layer.attention_conv.base) layer.into_mlp.left = &layer.attention_conv;
-        layer.into_attention.kept = layer.attention_conv.base || layer.mixer_gate_rank;
+        layer.into_attention.kept =
+            layer.attention_conv.base || layer.mixer_gate_rank || layer.attention.latent.indexer.reads_input;
         layer.into_mlp.kept = layer.mlp_conv.base || layer.mlp_gate_rank;
         if (w.spec.streams.several()) {
             layer.into_attention.streams = &layer.attention_streams;

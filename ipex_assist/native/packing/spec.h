@@ -19,12 +19,15 @@ enum HeadNorm : int32_t { NO_NORM, ONE_FOR_HEADS, EACH_HEAD, ALL_HEADS, UNWEIGHT
 struct IndexerSpec {
     int32_t top_k;       // 0: there is none
     int32_t heads, dim;  // no heads: what the last layer before it with an indexer has chosen
-    float norm_eps;      // of its key's norm
+    float norm_eps;      // of its norms
+    // Whether its queries are made of the layer's input through a layer norm of its own (Mistral Large 4); else of the
+    // row that the layer's queries are made of.
+    int32_t reads_input;
 };
 
 struct LatentSpec {
     int32_t rank;        // of the latent; 0: there is none
-    int32_t rope_dim;    // head_dim is the sum of the two
+    int32_t rope_dim;    // head_dim is the sum of the two; 0: nothing of a key is rotated
     int32_t nope_dim;    // of a head's query before it is absorbed, without what is rotated
     int32_t value_dim;   // of a head
     int32_t query_rank;  // of a row between the layer's input and its queries; 0: there is none
@@ -54,6 +57,8 @@ struct AttentionSpec {
     int32_t gate_per_head, gate_softplus;  // or all of a head with that of one gate, or with its softplus
     // Queries at position p are multiplied with 1 + growth · log(1 + ⌊(p + growth_shift) / growth_step⌋).
     int32_t growth_step, growth_shift;
+    // Queries of head h at position p, those of an indexer likewise, are multiplied with scale_h · log(p + 1) + base_h.
+    int32_t log_growth;
     int32_t shares_kv;  // whether it has no keys and values but reads those of the layer `kv_layer`
     int32_t kv_layer;
     int32_t values_are_keys;    // whether values are what the key projection gives, before its norm and rotation
@@ -69,8 +74,8 @@ struct AttentionSpec {
     int64_t query_width() const { return int64_t(heads) * head_dim; }
     int64_t key_width() const { return int64_t(kv_heads) * head_dim; }
     int64_t values_width() const { return int64_t(kv_heads) * value_dim(); }
-    // KV heads whose keys and values it keeps.
-    int32_t kept_heads() const { return shares_kv ? 0 : kv_heads; }
+    // KV heads whose keys and values it keeps; 1 where it keeps an indexer's keys alone.
+    int32_t kept_heads() const { return shares_kv ? latent.indexer.heads > 0 : kv_heads; }
     // Columns of the rows that the QKV linear gives: queries from 0 on, keys, values, gates, each from a multiple of 16
     // on.
     int64_t key_column() const { return round_up(query_width(), LANES); }
@@ -89,7 +94,9 @@ struct AttentionSpec {
     // that it makes of that row, or of the layer's input, are of all heads, then what is rotated of all heads.
     // Behind that row are the indexer's key and its weights of heads, then gates; behind the queries are the indexer's,
     // and last gates that are made with them, until these come to the columns of gates.
-    int64_t index_key_column() const { return key_column() + head_dim + round_up(latent.query_rank, LANES); }
+    int64_t index_key_column() const {
+        return key_column() + (shares_kv ? 0 : head_dim) + round_up(latent.query_rank, LANES);
+    }
     int64_t index_weight_column() const { return index_key_column() + latent.indexer.dim; }
     int64_t index_query_column() const { return rotated_column() + int64_t(heads) * latent.rope_dim; }
     int64_t latent_width() const { return (latent.reads_unnormed ? gate_column() : qkv_width()) - key_column(); }

@@ -1,5 +1,6 @@
 // The weights of a model by name: what each of them is, and where it lies.
 #pragma once
+#include <cmath>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -80,12 +81,22 @@ struct RecurrentWeights {
     Linear gates{};  // of gate_rank inputs: decay inputs, of KIMI_DELTA's second such row output gates as well
 };
 
+// By what queries of each head grow (AttentionSpec::log_growth): (heads) each, null where they do not.
+struct LogGrowth {
+    const float *scale = nullptr, *base = nullptr;
+    float at(int64_t head, int32_t position) const { return scale[head] * std::log(float(position + 1)) + base[head]; }
+};
+
 // Of latent attention, beside qkv and output.
 struct LatentWeights {
     Linear query;                                        // latent_query_width columns
     Linear keys, values;                                 // rank, and value_dim, columns of each head in turn
     const float *norm = nullptr, *query_norm = nullptr;  // of the latent, and of the queries' row
     Norm index_norm;                                     // of the indexer's key
+    // Of an indexer that reads the layer's input, and of what its heads' queries grow with.
+    Norm index_query_norm;
+    Linear index_query{};
+    LogGrowth index_growth;
 };
 
 // What a layer makes of its own embedding of each token: the residual stream through `gate`, activated and multiplied
@@ -143,7 +154,8 @@ struct PackedLayer : LayerSpec {
     Norm attention_norm, attention_out_norm, mlp_norm, mlp_out_norm;  // the latter of each is a post norm
     const float *q_norm = nullptr, *k_norm = nullptr;
     const float* sinks = nullptr;  // (heads), or null
-    XieluWeights xielu;            // as a checkpoint has them
+    LogGrowth growth;
+    XieluWeights xielu;  // as a checkpoint has them
     LatentWeights latent;
     RecurrentWeights recurrence;  // where its mixer is recurrent: then qkv and output are its linears
     int64_t input_width = 0;      // columns of what its mixer gets

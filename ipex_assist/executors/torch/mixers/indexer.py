@@ -7,6 +7,7 @@ from torch.nn import functional
 
 from ipex_assist.executors.torch.mixers.layer_rows import LayerRows
 from ipex_assist.executors.torch.rope import rotate
+from ipex_assist.executors.torch.weights import LogGrowth
 
 
 def index_parts(x: torch.Tensor, row: torch.Tensor, rows: LayerRows) -> tuple[torch.Tensor, ...]:
@@ -15,7 +16,17 @@ def index_parts(x: torch.Tensor, row: torch.Tensor, rows: LayerRows) -> tuple[to
     if latent is None or latent.indexer is None or spec is None or spec.indexer is None:
         return ()
     key, weights = latent.indexer.inputs(x).split((spec.indexer.dim, spec.indexer.heads), 1)
+    if latent.indexer.query_norm is not None:
+        row = functional.layer_norm(x, (x.shape[1],), *latent.indexer.query_norm, spec.indexer.norm_eps)
     return key, weights, latent.indexer.query(row)
+
+
+def grown(queries: torch.Tensor, growth: LogGrowth | None, start: int) -> torch.Tensor:
+    """Queries (rows, heads, dim) from position `start` on, times what theirs says (AttentionSpec.log_growth)."""
+    if growth is None:
+        return queries
+    positions = torch.arange(start + 1, start + 1 + len(queries)).float().log()[:, None]
+    return queries * (growth[0] * positions + growth[1])[..., None].to(queries.dtype)
 
 
 def choose(rows: LayerRows, key: torch.Tensor, weights: torch.Tensor, queries: torch.Tensor) -> torch.Tensor:
@@ -30,7 +41,8 @@ def choose(rows: LayerRows, key: torch.Tensor, weights: torch.Tensor, queries: t
     assert spec.indexer is not None
     start, count = rows.metadata.start, len(key)
     key = functional.layer_norm(key, (spec.indexer.dim,), *latent.indexer.norm, spec.indexer.norm_eps)
-    both = torch.cat((queries.view(count, -1, spec.indexer.dim), key[:, None]), 1)
+    queries = grown(queries.view(count, -1, spec.indexer.dim), latent.indexer.growth, start)
+    both = torch.cat((queries, key[:, None]), 1)
     if rows.metadata.rotary is not None:
         both = rotate(both, *rows.metadata.rotary)
     rows.cache.write_index(rows.index, start, both[:, -1])

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from ipex_assist.executors.torch.mixers.attention import attend
-from ipex_assist.executors.torch.mixers.indexer import choose, chosen_mask, index_parts
+from ipex_assist.executors.torch.mixers.indexer import choose, chosen_mask, grown, index_parts
 from ipex_assist.executors.torch.mixers.layer_rows import LayerRows
 from ipex_assist.executors.torch.rope import rotate
 
@@ -20,24 +20,31 @@ def mix_by_latents(x: torch.Tensor, rows: LayerRows) -> torch.Tensor:
     assert layer is not None
     inputs, inputs_of = rows.weights.qkv(x), x
     early = 0 if spec.reads_unnormed else attention.gate_size
-    row, key, latent, gates = inputs.split((spec.query_rank or 0, spec.rope_dim, spec.rank, early), 1)
-    projected, latent = torch.cat((key, latent), 1), norm(latent, layer.norm, spec.norm_eps)
+    own = (0, 0) if attention.shares_kv else (spec.rope_dim, spec.rank)
+    row, key, latent, gates = inputs.split((spec.query_rank or 0, *own, early), 1)
+    projected = torch.cat((key, latent), 1)
+    if layer.norm is not None:
+        latent = norm(latent, layer.norm, spec.norm_eps)
     if layer.query_norm is not None:
         x = norm(row, layer.query_norm, spec.norm_eps)
     made = index_parts(inputs_of, x, rows)
     queries = layer.query(torch.cat((x, row), 1) if spec.reads_unnormed else x)
     # The core keeps room for absorbed queries before it.
-    rows.see("latent_linear", "qkv", projected, row, *made[:2], gates, column=heads * attention.head_dim)
+    if inputs.shape[1]:
+        rows.see("latent_linear", "qkv", projected, row, *made[:2], gates, column=heads * attention.head_dim)
     sizes = heads * spec.nope_dim, heads * spec.rope_dim, attention.gate_size - early
     plain, rotated, late = queries.split(sizes, 1)
-    rows.see("query_linear", "queries", plain, rotated, *made[2:], late)
+    apart = spec.indexer is not None and spec.indexer.reads_input
+    rows.see("index_queries" if apart else "query_linear", "queries", plain, rotated, *made[2:], late)
     gates = late if spec.reads_unnormed else gates
     absorbed = [run(part.contiguous()) for run, part in zip(layer.keys, plain.chunk(heads, 1), strict=True)]
-    query = torch.cat((rotated.reshape(-1, heads, spec.rope_dim), torch.stack(absorbed, 1)), -1)
-    query_key = torch.cat((query, torch.cat((key, latent), 1)[:, None]), 1)
+    query = torch.cat((rotated.reshape(len(x), heads, spec.rope_dim), torch.stack(absorbed, 1)), -1)
+    query = grown(query, rows.weights.growth, metadata.start)
+    kept = torch.cat((key, latent), 1)[:, None]
+    query_key = query if attention.shares_kv else torch.cat((query, kept), 1)
     if metadata.rotary is not None:
         query_key = rotate(query_key, *metadata.rotary)
-    query, key = query_key.split((heads, 1), 1)
+    query, key = query_key.tensor_split((heads,), 1)
     if made:
         rows.cache.chosen = choose(rows, *made)
     if spec.indexer is not None:

@@ -25,6 +25,7 @@ AttentionView::AttentionView(Pass& pass_, const LayerStep& step, int thread_)
       spec(layer.attention),
       blocks(*pass_.batch.blocks),
       own(pass_.activations.own(thread_)),
+      number(step.index),
       kv_layer(spec.shares_kv ? spec.kv_layer : step.index),
       thread(thread_),
       node(plan.team.node(thread_)) {}
@@ -98,6 +99,10 @@ AttentionTile prepare_tile(const AttentionView& v, int32_t kv_head, const RowRan
                     v.plan.positions[size_t(row)], query);
         if (t.slopes) own.slopes.data[q] = a.alibi_slopes[head];
         if (const float growth = query_growth(a, v.plan.positions[size_t(row)]); growth != 1) {
+            for (int32_t d = 0; d < a.head_dim; d++) query[d] *= growth;
+        }
+        if (a.log_growth) {
+            const float growth = v.layer.growth.at(head, v.plan.positions[size_t(row)]);
             for (int32_t d = 0; d < a.head_dim; d++) query[d] *= growth;
         }
         for (int32_t d = 0; factors && d < a.head_dim; d++) query[d] *= factors[d];

@@ -37,7 +37,8 @@ void check_attention(const ModelSpec& s, const AttentionSpec& a) {
     if (!std::isfinite(a.value_scale) || (a.is_latent() && a.value_scale != 0))
         refuse("values are scaled by %g, which must be a number, and 0 over latents", double(a.value_scale));
     check_range("kv_lora_rank", a.latent.rank, 0, LARGEST);
-    if (a.shares_kv && (a.is_latent() || a.values_are_keys || a.value_norm || a.qk_norm == ALL_HEADS))
+    check_range("whether queries grow by logarithms", a.log_growth, 0, a.is_latent());
+    if (a.shares_kv && (a.values_are_keys || a.value_norm || a.qk_norm == ALL_HEADS))
         refuse("keys and values of another layer, and what is done to values or to all keys");
     if (a.values_are_keys && !a.is_latent() && a.value_dim() != a.head_dim)
         refuse("values of %d that are keys of %d", a.value_dim(), a.head_dim);

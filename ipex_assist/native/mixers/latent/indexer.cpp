@@ -14,12 +14,28 @@
 
 namespace ipex_assist {
 
+// Those of an indexer that reads the layer's input.
+void index_queries(Pass& pass, const LayerStep& step, int thread) {
+    const PackedLayer& layer = pass.layer(step);
+    const LatentWeights& w = layer.latent;
+    const int64_t size = pass.model.spec.hidden_size;
+    const Array<float>& heads = pass.activations.shared.heads;
+    float* made = pass.activations.own(thread).row.data;
+    prepare_made(pass, thread, size, w.index_query, [&](int64_t r) {
+        pass.kernels.normalize(false, pass.normed(thread).row(r), w.index_query_norm.weight, w.index_query_norm.bias,
+                               layer.attention.latent.indexer.norm_eps, size, made);
+        return made;
+    });
+    linear(pass, thread, pass.inputs(thread, w.index_query.depth), w.index_query, pass.plan().rows(),
+           heads.data + layer.attention.index_query_column(), heads.columns, &w.keys);
+}
+
 // Through a layer norm, and rotated.
 void append_index_keys(const AttentionView& v, const RowRange& range) {
     const int32_t dim = v.spec.latent.indexer.dim;
     const Norm& norm = v.layer.latent.index_norm;
     const int32_t id = v.segment(range).blocks[v.plan.last_block(range.first)];
-    const KeyValueBlock block = v.blocks.index_at(id, v.kv_layer);
+    const KeyValueBlock block = v.blocks.index_at(id, v.number);
     float* key = v.own.head.data;
     for (int32_t r = range.first; r < range.end; r++) {
         const int32_t position = v.plan.positions[size_t(r)];
@@ -76,8 +92,8 @@ void score_share(const AttentionView& v, int32_t first, int32_t end) {
             if (!t.queries) t = index_tile(v, r);
             const int64_t start = b * BLOCK_POSITIONS, after = b + sharers;
             const bool more = after * BLOCK_POSITIONS < seen;
-            const KeyValueBlock next = v.blocks.index_at(segment.blocks[more ? after : b], v.kv_layer);
-            v.k.score_index(t, v.blocks.index_at(segment.blocks[b], v.kv_layer), more ? &next : nullptr, weights,
+            const KeyValueBlock next = v.blocks.index_at(segment.blocks[more ? after : b], v.number);
+            v.k.score_index(t, v.blocks.index_at(segment.blocks[b], v.number), more ? &next : nullptr, weights,
                             std::min<int64_t>(BLOCK_POSITIONS, seen - start), scores.row(r - first) + start);
         }
     }

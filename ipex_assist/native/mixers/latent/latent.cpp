@@ -45,17 +45,18 @@ void normalize_latents(Pass& pass, const LayerStep& step, int thread) {
     const int64_t rows = pass.plan().rows(), end = share(rows, thread + 1, pass.plan().threads);
     for (int64_t r = share(rows, thread, pass.plan().threads); r < end; r++) {
         float* key = pass.activations.shared.qkv.row(r) + a.key_column();
-        float *latent = key + spec.rope_dim, *row = key + a.head_dim;
-        pass.kernels.normalize(true, latent, layer.latent.norm, nullptr, spec.norm_eps, spec.rank, latent);
+        float *latent = key + spec.rope_dim, *row = pass.activations.shared.qkv.row(r) + row_column(a);
+        if (!a.shares_kv)
+            pass.kernels.normalize(true, latent, layer.latent.norm, nullptr, spec.norm_eps, spec.rank, latent);
         if (!spec.query_rank || own) continue;
         if (spec.reads_unnormed) row = pass.activations.shared.heads.row(r);  // which queries come to later
-        make_query_row(pass, layer.latent, spec, key + a.head_dim, row);
+        make_query_row(pass, layer.latent, spec, pass.activations.shared.qkv.row(r) + row_column(a), row);
         prepare_row(pass, thread, row, spec.query_width(), 0, query.depth, r, query, &NodeBuffers::inputs);
     }
     if (spec.query_rank && !own) return pass.wait(thread);
     const ThreadBuffers& mine = pass.activations.own(thread);
     for (int64_t r = 0; spec.query_rank && r < rows; r++) {
-        const float* row = pass.activations.shared.qkv.row(r) + a.key_column() + a.head_dim;
+        const float* row = pass.activations.shared.qkv.row(r) + row_column(a);
         make_query_row(pass, layer.latent, spec, row, mine.row.data);
         prepare_row(pass, thread, mine.row.data, spec.query_width(), 0, query.depth, r, query,
                     mine.inputs.with_depth(query.depth));
@@ -88,8 +89,11 @@ void absorb_queries(Pass& pass, const LayerStep& step, int thread) {
             std::memcpy(qkv.row(r) + int64_t(h) * a.head_dim, rotated + h * spec.rope_dim, size_t(spec.rope_dim) * 4);
         for (int32_t h = 0; h < spec.indexer.heads; h++) {
             const Segment& segment = pass.plan().segments[size_t(pass.plan().segment_of[size_t(r)])];
-            rotate_head(pass, layer, nullptr, segment, pass.plan().positions[size_t(r)],
-                        heads.row(r) + a.index_query_column() + h * int64_t(spec.indexer.dim));
+            const int32_t position = pass.plan().positions[size_t(r)];
+            float* query = heads.row(r) + a.index_query_column() + h * int64_t(spec.indexer.dim);
+            rotate_head(pass, layer, nullptr, segment, position, query);
+            const float growth = layer.latent.index_growth.scale ? layer.latent.index_growth.at(h, position) : 1;
+            for (int32_t d = 0; growth != 1 && d < spec.indexer.dim; d++) query[d] *= growth;
         }
         if (spec.reads_unnormed)
             std::memcpy(qkv.row(r) + a.gate_column(), heads.row(r) + a.latent_query_width() - a.gate_width(),
