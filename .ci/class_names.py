@@ -19,6 +19,7 @@ _SPECS = {
     "AttentionSpec": "attention_spec",
     "LatentSpec": "attention_spec",
     "IndexerSpec": "attention_spec",
+    "BlockChoiceSpec": "attention_spec",
     "LayerSpec": "spec",
     "MlpSpec": "mlp_spec",
     "RecurrentSpec": "recurrent_spec",

@@ -125,6 +125,19 @@ _MISTRAL_LARGE4 = {
     **{"kv_source_layers": [0, 0, 2, 0, 2, 5], "final_logit_softcapping": 3.0},
     "indexer_types": ["full", "full", "full", "shared", "shared", "full"],
 }
+# Blocks of few positions, which a row chooses for each KV head in two of three layers.
+_MINIMAX_M3 = {
+    **{"num_hidden_layers": 3, "head_dim": 32, "num_local_experts": 8, "num_experts_per_tok": 3},
+    **{"intermediate_size": 48, "dense_intermediate_size": 96, "shared_intermediate_size": 40},
+    **{"index_n_heads": 2, "index_head_dim": 32, "index_block_size": 16, "index_topk_blocks": 2},
+    "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"],
+    "mlp_layer_types": ["dense", "sparse", "sparse"],
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5},
+}
+_MINIMAX_M3_VISION = {
+    **{"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
+    **{"image_size": 28, "patch_size": 14},
+}
 # Experts in no groups; a dense first layer, whose second norm has no gate.
 _AXK2 = {name: value for name, value in _DEEPSEEK.items() if name not in ("n_group", "topk_group")}
 _AXK2 |= _INDEXER | {"index_n_heads": 16}  # of fewer many scores are equal, of which transformers takes any
@@ -575,6 +588,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
         _like_llama("mistral_large4_text", **_MISTRAL_LARGE4 | {"kv_source_layers": None, "index_topk": 24})
         | {"attention_bias": True, "indexer_types": ["full"] * 6, "no_rope_layers": None},
         _PIXTRAL,
+    ),
+    "minimax-m3": _with_text("minimax_m3_vl", _like_llama("minimax_m3_vl_text", **_MINIMAX_M3), _MINIMAX_M3_VISION),
+    # Each row has all experts, of which fewer bits choose others, and all blocks but one.
+    "minimax-m3-many": _with_text(
+        "minimax_m3_vl",
+        _like_llama("minimax_m3_vl_text", **_MINIMAX_M3 | {"num_local_experts": 3, "index_topk_blocks": 2})
+        | {"layer_types": ["minimax_m3_sparse"] * 3, "mlp_layer_types": ["sparse"] * 3},
+        _MINIMAX_M3_VISION,
     ),
     "hy-v4": _like_llama("hy_v4", **_LATENT, **_HY4),
     "hy-v4-other": _like_llama("hy_v4", **_LATENT, **_HY4 | {"index_topk": 24, "hc_mult": 3, "hc_magnitude": 0.7})

@@ -88,6 +88,7 @@ from ipex_assist.models import (
     mimo_v2_flash,
     minicpm3,
     minimax_m2,
+    minimax_m3_vl,
     ministral3,
     mistral,
     mistral3,
@@ -191,7 +192,7 @@ _MODULES = (
     *(apertus1p5, apertus1p5_text, longcat_flash),
     *(recurrent_gemma,),
     *(qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, glm4v, glm46v, idefics3, internvl, paddleocr_vl, smolvlm),
-    *(granite_docling, hy_v4, axk2, mistral_large4),
+    *(granite_docling, hy_v4, axk2, mistral_large4, minimax_m3_vl),
     *(bailing_hybrid,),
 )
 # Published configs have these names of their makers' own code, which is transformers' now.

@@ -41,6 +41,14 @@ INDEXER_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
 }
 
 
+CHOICE_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
+    "index_topk_blocks": ("blocks", (1, 1 << 16)),
+    "index_block_size": ("size", (1, 1 << 16)),
+    "index_local_blocks": ("local", (1, 1 << 16)),
+    "index_head_dim": ("dim", (1, 1 << 12)),
+}
+
+
 @dataclass(frozen=True)
 class IndexerSpec:
     """Sparse attention (DeepSeek-V3.2, arXiv:2512.02556, section 2.1): a row attends to `top_k` positions at most.
@@ -148,6 +156,33 @@ class LatentSpec:
 
 
 @dataclass(frozen=True)
+class BlockChoiceSpec:
+    """Sparse attention by blocks (MiniMax-M3): a row attends to `blocks` blocks of `size` positions for each KV head.
+
+    They are its own and those before it, `local` in all, and those of which one position up to the row's has the
+    highest score; of equal ones the lower. A score is q_h · k: of the row that scores, q_h (dim) of each KV head, and
+    of a position k (dim), both made of the layer's input through an RMS norm each, and rotated as heads are.
+
+    Raises ConfigError for a value out of CHOICE_RANGES.
+    """
+
+    blocks: int
+    size: int
+    local: int
+    dim: int
+
+    def __post_init__(self) -> None:
+        check_ranges(self, CHOICE_RANGES)
+        if self.local > self.blocks:
+            raise ConfigError("index_local_blocks", self.local, f"{self.blocks} at most, as many as are chosen")
+
+    def shapes(self, hidden: int, kv_heads: int) -> dict[str, tuple[int, ...]]:
+        """Of its weights by our names."""
+        made = {"index_q_proj": (kv_heads * self.dim, hidden), "index_k_proj": (self.dim, hidden)}
+        return made | dict.fromkeys(("index_q_norm", "index_k_norm"), (self.dim,))
+
+
+@dataclass(frozen=True)
 class AttentionSpec:
     """Softmax attention with grouped keys and values, or over latents.
 
@@ -188,9 +223,15 @@ class AttentionSpec:
     value_scale: float = 1.0  # of attended values
     # Keys and queries are then of one KV head, head_dim and rotary_dim those of the latent and its rotary key.
     latent: LatentSpec | None = None
+    choice: BlockChoiceSpec | None = None  # None: rows attend to all that they see
 
     def __post_init__(self) -> None:
         check_ranges(self, ATTENTION_RANGES)
+        if self.choice is not None:
+            assert not any((self.latent, self.shares_kv, self.window, self.chunk, self.alibi_slopes)), "chosen blocks"
+            assert self.qk_norm != "unweighted", "chosen blocks"
+            if self.rope is not None and self.choice.dim < self.rotary_size:
+                raise ConfigError("index_head_dim", self.choice.dim, f"{self.rotary_size} at least, what is rotated")
         if self.latent is not None:
             rotated = self.latent.rope_dim or None
             assert (self.kv_heads, self.head_dim, self.rotary_dim) == (1, self.latent.head_dim, rotated)
@@ -273,7 +314,12 @@ class AttentionSpec:
             return columns if indexer is None else columns + indexer.dim + indexer.heads
         keys = 0 if self.shares_kv else self.key_size
         values = 0 if self.shares_kv or self.values_are_keys else self.value_size
-        return self.query_size + keys + values + self.gate_size
+        return self.query_size + keys + values + self.gate_size + (self.kv_heads + 1) * self.index_dim
+
+    @property
+    def index_dim(self) -> int:
+        """Values of the key that is kept of a position to choose it by; 0 where there is none."""
+        return self.choice.dim if self.choice is not None else 0 if self.latent is None else self.latent.index_dim
 
     def shapes(self, hidden: int) -> dict[str, tuple[int, ...]]:
         """Of its weights by our names, in a layer of rows of `hidden` columns."""
@@ -284,6 +330,7 @@ class AttentionSpec:
             return self.latent.shapes(self.heads, hidden) | beside
         query, key = self.query_size, self.key_size
         one = self.qk_norm == "head"
+        beside |= {} if self.choice is None else self.choice.shapes(hidden, self.kv_heads)
         return beside | {
             "q_norm": (self.head_dim if one else query,),
             "k_norm": (self.head_dim if one else key,),

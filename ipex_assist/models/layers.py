@@ -38,6 +38,7 @@ _ATTENTION = {
     "query_growth_shift": "growth_shift",
     "log_growth": "log_growth",
     "latent": "latent",
+    "choice": "choice",
 }
 _MLP = {
     "intermediate_size": "intermediate_size",

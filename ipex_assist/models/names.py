@@ -222,6 +222,7 @@ def _absent(layer: LayerSpec) -> set[str]:
         absent |= set() if layer.attention.output_gate else {"g_proj"}
         absent |= {"k_proj", "v_proj", "k_norm"} if layer.attention.shares_kv else set()
         absent |= {"v_proj"} if layer.attention.values_are_keys else set()
+        absent |= {"index_weights_proj"} if layer.attention.choice is not None else set(INDEXER)
     if layer.mlp is None:
         return absent | {"mlp_norm", *MLP}
     if isinstance(layer.mlp, Experts):
@@ -245,7 +246,8 @@ def _biased(layer: LayerSpec) -> set[str]:
     mixer, experts = layer.mixer, layer.experts
     if isinstance(mixer, AttentionSpec):
         inputs = {"q_proj", "k_proj", "v_proj", "g_proj"} if mixer.latent is None else set(LATENT_INPUTS)
-        biased = {"index_k_norm", "index_q_norm"} | (inputs if mixer.qkv_bias else set())
+        biased = {"index_k_norm", "index_q_norm"} if mixer.latent is not None else set()
+        biased |= inputs if mixer.qkv_bias else set()
         biased |= {"o_proj"} if mixer.output_bias else set()
     else:
         biased = set(mixer.input_parts) if mixer.input_bias else set()

@@ -11,7 +11,7 @@ from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.models.stream_spec import StreamSpec
 from ipex_assist.quantization.precision import FORMATS, beside_experts
 
-ABI_VERSION = 41  # api.cpp: ia_abi. It changes with every function there and with the structures here.
+ABI_VERSION = 42  # api.cpp: ia_abi. It changes with every function there and with the structures here.
 PRECISIONS = {name: each.number for name, each in FORMATS.items()}
 NORM_PLACES = {"pre": 0, "post_residual": 1, "post": 2, "sandwich": 3, "pre_and_mlp_out": 4}
 HEAD_NORMS = {None: 0, "head": 1, "each_head": 2, "all_heads": 3, "unweighted": 4}
@@ -81,6 +81,7 @@ class CAttentionSpec(ctypes.Structure):
         ("value_scale", ctypes.c_float),
         ("alibi_slopes", ctypes.POINTER(ctypes.c_float)),
         ("latent", CLatentSpec),
+        *((name, ctypes.c_int32) for name in ("blocks", "size", "local", "dim")),  # BlockChoiceSpec
     ]
 
 
@@ -393,6 +394,8 @@ def _attention_spec(spec: DecoderSpec, attention: AttentionSpec) -> CAttentionSp
         if (indexer := latent.indexer) is not None:
             numbers = (indexer.top_k, indexer.heads, indexer.dim, indexer.norm_eps)
             made.latent.indexer = CIndexerSpec(*numbers, indexer.reads_input)
+    if (choice := attention.choice) is not None:
+        made.blocks, made.size, made.local, made.dim = choice.blocks, choice.size, choice.local, choice.dim
     if attention.alibi_slopes:
         made.alibi_slopes = (ctypes.c_float * attention.heads)(*attention.alibi_slopes)
     return made

@@ -97,6 +97,7 @@ OTHERS = [
             *("deepseek-v32", "glm-moe-dsa", "hy-v4", "axk2"),
             *("mimo-v2-flash", "axk1", "longcat-flash"),
             *("bailing-hybrid", "mistral-large4"),
+            "minimax-m3",
         )
         for kv in ("", "+int8")
     ),

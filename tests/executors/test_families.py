@@ -50,6 +50,7 @@ VARIANTS = [
     *tiny_models.known("deepseek-v32-many", "glm-moe-dsa-many", "hy-v4-other", "axk2-groups"),
     *tiny_models.known("bailing-hybrid-all-experts"),
     *tiny_models.known("mistral-large4-many"),
+    *tiny_models.known("minimax-m3-many"),
 ]
 # Those that have other parts of these together.
 ALIKE = tiny_models.known(

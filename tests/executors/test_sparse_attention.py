@@ -41,7 +41,9 @@ def loaded(folder: Path, precision: str, kv: str = "", threads: int = 1) -> Nati
 
 
 def save(folder: Path, variant: str, **changes: Any) -> Any:
-    return tiny_models.save(folder, variant, max_position_embeddings=1024, **changes)
+    changes["max_position_embeddings"] = 1024
+    text = tiny_models.VARIANTS[variant].get("text_config")
+    return tiny_models.save(folder, variant, **(changes if text is None else {"text_config": text | changes}))
 
 
 def logits(model: NativeModel, prompt: list[int], parts: list[int]) -> torch.Tensor:

@@ -72,6 +72,7 @@ _VARIANTS = (
     *tiny_models.known("longcat-flash", "hy-v4", "axk2"),
     *tiny_models.known("bailing-hybrid"),
     *tiny_models.known("mistral-large4"),
+    *tiny_models.known("minimax-m3"),
 )
 # Of those that differ from these by names, or by which parts of theirs they have.
 _ALIKE = tiny_models.known(

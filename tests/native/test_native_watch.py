@@ -17,6 +17,7 @@ MIXERS = ["llama", "opt-350m", "deepseek-v3-dense", "qwen3-next", "mamba", "lfm2
 MIXERS += tiny_models.known("glm-moe-dsa", "hy-v4", "axk2-groups")
 MIXERS += tiny_models.known("bailing-hybrid")
 MIXERS += tiny_models.known("mistral-large4")
+MIXERS += tiny_models.known("minimax-m3")
 
 
 def watched_pass(variant: str, count: int, precision: str = "fp32") -> tuple[list[OperationOutput], torch.Tensor]:

@@ -81,6 +81,7 @@ class Layer:
     q_norm: torch.Tensor | None = None
     k_norm: torch.Tensor | None = None
     sinks: torch.Tensor | None = None  # (heads,)
+    choice_norms: tuple[torch.Tensor, ...] = ()  # of queries and keys that blocks are chosen by, (dim,) each
     growth: LogGrowth | None = None
     xielu: tuple[torch.Tensor, ...] = ()  # its four numbers in the order of XIELU, in fp32
     # Of a recurrent mixer, whose linears are `qkv` and `o_proj`: vectors in fp32 by our names, "a_log.weight".
@@ -138,9 +139,11 @@ class Weights:
 # The parts of the first linear of a recurrent mixer (RecurrentSpec.input_parts), and those of RecurrentSpec.low_parts.
 MIXER_IN = ("q_in", "k_in", "v_in", "a_in", "b_in", "z_in", "a_low_in", "z_low_in")
 MIXER_LOW = ("a_low_in", "k_in", "q_in")
+# Of attention that chooses blocks; else of an indexer.
+_CHOICE = ("index_q_proj", "index_k_proj")
 # Weights that are packed as one linear, stacked in this order.
 _FUSED = {
-    "qkv": ("q_proj", "k_proj", "v_proj", "g_proj"),
+    "qkv": ("q_proj", "k_proj", "v_proj", "g_proj", *_CHOICE),
     "up": ("gate_proj", "up_proj"),
     "mixer_in": MIXER_IN,
     "mixer_low": MIXER_LOW,
@@ -235,6 +238,8 @@ class _Packer:
             return leaf
         if layer is not None and layer.recurrent is not None and leaf in layer.recurrent.low_parts:
             return "mixer_low"
+        if leaf in _CHOICE and layer is not None and layer.attention.latent is not None:
+            return "index_q" if leaf == "index_q_proj" else "index_in"
         if leaf == "g_proj" and layer is not None and not layer.recurrent and layer.attention.latent:
             return "query" if layer.attention.latent.reads_unnormed else "latent_in"
         return next((fused for fused, parts in _FUSED.items() if leaf in parts), leaf.removesuffix("_proj"))
@@ -308,6 +313,7 @@ class _Packer:
             q_norm=self.tensors.get(prefix + "q_norm.weight"),
             k_norm=self.tensors.get(prefix + "k_norm.weight"),
             sinks=self.tensors.get(prefix + "sinks.weight"),
+            choice_norms=self._choice_norms(prefix, spec),
             growth=self._growth(prefix + "q_log"),
             xielu=tuple(
                 self.tensors[f"{prefix}{leaf}.weight"] for leaf in XIELU if f"{prefix}{leaf}.weight" in self.tensors
@@ -328,6 +334,11 @@ class _Packer:
             mlp_gate=self._gate(prefix + "mlp_gate") if spec.mlp_gate_rank else None,
             convs=tuple(self._conv(prefix + base) for base in CONV_BASES if f"{prefix}{base}.weight" in self.tensors),
         )
+
+    def _choice_norms(self, prefix: str, spec: LayerSpec) -> tuple[torch.Tensor, ...]:
+        if spec.recurrent is not None or spec.attention.choice is None:
+            return ()
+        return tuple(self.tensors[f"{prefix}index_{part}_norm.weight"] for part in ("q", "k"))
 
     def _gate(self, name: str) -> tuple[Linear, Linear]:
         return self.linears[name + "_down"], self.linears[name + "_up"]

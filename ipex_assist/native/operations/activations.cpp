@@ -65,7 +65,7 @@ void list_shared(List& list, SharedBuffers& b, const ActivationSizes& s) {
     list("router_logits", b.router_logits, s.rows, s.router_columns);
     list("expert_outputs", b.expert_outputs, s.slots, s.width);
     list("index_scores", b.index_scores, s.scored_rows, s.positions);
-    list("chosen", b.chosen, s.rows, s.top_k);
+    list("chosen", b.chosen, s.rows, s.top_k ? s.chosen : 0);
     list("maxima", b.maxima, s.logit_rows, s.vocabulary_chunks);
     list("group_maxima", b.group_maxima, s.logit_rows, s.vocabulary_chunks * CHUNK_GROUPS);
     list("noisy_tokens", b.noisy_tokens, s.logit_rows, s.vocabulary_chunks);

@@ -77,7 +77,7 @@ struct SharedBuffers {
     Array<float> expert_outputs;  // (slots, hidden)
     Array<int32_t> clusters;      // (rows with logits, clusters read) ascending
     Array<float> index_scores;    // (scored_rows, positions) of sparse attention
-    Array<int32_t> chosen;        // (rows, top_k): positions, ascending; of rows that have more before them
+    Array<int32_t> chosen;        // (rows, …): positions, ascending, or blocks for each KV head; of rows that choose
     Array<ArgMax> maxima;         // (rows with logits, chunks of the vocabulary)
     // Of sampling: (rows with logits, groups, chunks or 1)
     Array<float> group_maxima;
@@ -140,7 +140,7 @@ struct ActivationSizes {
     int64_t candidates, selector_rank;          // of draft heads
     int64_t heads, head_depth;                  // of latent attention: columns of a row, input columns of a head
     int64_t scored_rows, positions, top_k;      // of sparse attention: rows that are scored together
-    int64_t gathered;                           // of its gathered blocks: bytes
+    int64_t gathered, chosen;                   // of its gathered blocks: bytes; what a row has chosen
     int64_t low_rows, low_columns;              // of A · x; 0 without adapters
     int64_t tiles;                              // whether rows are kept as tiles, too
 };

@@ -1,5 +1,7 @@
 // What the files of attention share.
 #pragma once
+#include <cstring>
+
 #include "operations/operations.h"
 
 namespace ipex_assist {
@@ -44,6 +46,18 @@ void append_rows(const AttentionView& v, const RowRange& range, int32_t kv_head)
 // tile has chosen, in memory of this thread.
 void append_index_keys(const AttentionView& v, const RowRange& range);
 KeyValueBlock gather_block(const AttentionView& v, const RowRange& tile, int64_t block);
+// mixers/attention/block_choice.cpp: likewise of blocks that are chosen for each KV head.
+void append_choice_keys(const AttentionView& v, const RowRange& range);
+KeyValueBlock gather_choice(const AttentionView& v, const RowRange& tile, int32_t kv_head, int64_t block);
+
+// Orders positions, or blocks, by their scores, and those of equal scores by descending numbers: as unsigned numbers, of
+// which no two are equal.
+inline uint64_t choice_key(const float* scores, int64_t number) {
+    uint32_t bits;
+    std::memcpy(&bits, scores + number, 4);
+    const uint32_t ordered = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+    return uint64_t(ordered) << 32 | (0xffffffffu - uint32_t(number));
+}
 
 // This thread's share of all of a pass's rows.
 void append_share(const AttentionView& v);

@@ -36,6 +36,7 @@ void append_keys_and_values(const AttentionView& v, const RowRange& range, int32
 void append_rows(const AttentionView& v, const RowRange& range, int32_t kv_head) {
     if (!v.spec.shares_kv) append_keys_and_values(v, range, kv_head);
     if (v.spec.latent.indexer.heads) append_index_keys(v, range);
+    if (v.spec.choice.blocks && kv_head == 0) append_choice_keys(v, range);
 }
 
 void append_share(const AttentionView& v) {
@@ -52,9 +53,10 @@ void append_share(const AttentionView& v) {
 }
 
 // Where threads share blocks attention appends, as it is who reads a block that also writes it; but not where rows end
-// before attention.
+// before attention, or choose what they read.
 void append_keys_values(Pass& pass, const LayerStep& step, int thread) {
-    if (pass.plan().attention_of(step.index).splits_kv && step.index != pass.pruning_layer) return;
+    const AttentionPlan& plan = pass.plan().attention_of(step.index);
+    if (plan.splits_kv && !plan.shape.top_k && step.index != pass.pruning_layer) return;
     const uint64_t started = __rdtsc();
     append_share(AttentionView(pass, step, thread));
     if (thread == 0) pass.begin_tiles();

@@ -141,7 +141,7 @@ int64_t even_share(const PassPlan& pass, const AttentionPlan& tiles) {
 
 bool AttentionShape::operator==(const AttentionShape& other) const {
     return heads == other.heads && kv_heads == other.kv_heads && value_dim == other.value_dim &&
-           window == other.window && chunk == other.chunk && top_k == other.top_k &&
+           window == other.window && chunk == other.chunk && top_k == other.top_k && chosen_size == other.chosen_size &&
            span_columns == other.span_columns && spans == other.spans && shared == other.shared;
 }
 
@@ -207,7 +207,7 @@ int64_t PassPlan::first_seen(int32_t row, const AttentionShape& shape) const {
 }
 
 int64_t PassPlan::last_seen(int32_t row, const AttentionShape& shape) const {
-    if (shape.chooses(positions[size_t(row)])) return int64_t(shape.top_k) - 1;
+    if (const int32_t position = positions[size_t(row)]; shape.chooses(position)) return shape.last_chosen(position);
     if (!ahead.last.empty() && (shape.window > 0 || !ahead.in_windows_only)) return ahead.last[size_t(row)];
     if (!whole_segments && !reads_before) return positions[size_t(row)];
     const Segment& s = segments[size_t(segment_of[size_t(row)])];

@@ -44,6 +44,8 @@ struct AttentionShape {
     // A row that would see more positions attends to so many of them, which are chosen by their scores, as if they were
     // its sequence; 0: to all. It is a query tile by itself.
     int32_t top_k = 0;
+    int32_t chosen_size =
+        0;  // of blocks that are chosen for each KV head, the last of which is its own; 0: positions are
     bool operator==(const AttentionShape& other) const;
     // The first position that a row at this one sees.
     int64_t first_seen(int64_t position) const {
@@ -51,6 +53,11 @@ struct AttentionShape {
         return chunk > 0 && position - position % chunk > in_window ? position - position % chunk : in_window;
     }
     bool chooses(int64_t position) const { return top_k > 0 && position >= top_k; }
+    // The number among what it attends to of the last position that a row there has chosen.
+    int64_t last_chosen(int64_t position) const {
+        const int64_t whole = int64_t(top_k) - 1;
+        return chosen_size ? whole - (chosen_size - 1) + position % chosen_size : whole;
+    }
     int32_t group() const { return heads / kv_heads; }
     int32_t tile_rows() const;     // of a query tile
     int32_t most_queries() const;  // of a query tile, whatever the parts

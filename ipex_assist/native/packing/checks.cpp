@@ -131,6 +131,13 @@ void check_chosen(const LayerSpec* layers, int32_t number) {
         if (other.top_k && other.top_k != indexer.top_k)
             refuse("layers %d and %d attend to %d and %d positions", i, number, other.top_k, indexer.top_k);
     }
+    if (const BlockChoiceSpec& choice = layers[number].attention.choice; choice.blocks) {
+        for (int32_t i = 0; i < number; i++) {
+            const AttentionSpec& other = layers[i].attention;
+            if (other.latent.indexer.top_k || (other.choice.blocks && other.choice.positions() != choice.positions()))
+                refuse("layers %d and %d do not choose as many positions", i, number);
+        }
+    }
     if (indexer.top_k && !known) refuse("layer %d attends to what no layer before it has chosen", number);
 }
 

@@ -40,6 +40,17 @@ struct LatentSpec {
     int64_t query_width() const { return int64_t(query_rank) * (reads_unnormed ? 2 : 1); }  // of what queries read
 };
 
+// Attention to blocks of positions that a row chooses for each KV head (MiniMax-M3): its own and those before it, `local`
+// in all, and those of which one position up to the row's has the highest score, of equal ones the lower. A score is
+// query · key, of a query for each KV head and the one key of a position, which pass an RMS norm and are rotated as heads
+// are. To all positions where these are no more blocks.
+struct BlockChoiceSpec {
+    int32_t blocks, size;  // 0 blocks: there is no choice; positions of a block
+    int32_t local, dim;    // values of queries and keys
+
+    int32_t positions() const { return blocks * size; }
+};
+
 // Softmax attention with grouped keys and values, or over latents.
 struct AttentionSpec {
     int32_t heads, kv_heads, head_dim;
@@ -69,6 +80,7 @@ struct AttentionSpec {
     float value_scale;          // of attended values; 0: they stay
     const float* alibi_slopes;  // (heads), or null; those of a PackedModel's layers are ÷ scale
     LatentSpec latent;
+    BlockChoiceSpec choice;
 
     int32_t group() const { return heads / kv_heads; }  // query heads that share a KV head
     int64_t query_width() const { return int64_t(heads) * head_dim; }
@@ -77,7 +89,7 @@ struct AttentionSpec {
     // KV heads whose keys and values it keeps; 1 where it keeps an indexer's keys alone.
     int32_t kept_heads() const { return shares_kv ? latent.indexer.heads > 0 : kv_heads; }
     // Columns of the rows that the QKV linear gives: queries from 0 on, keys, values, gates, each from a multiple of 16
-    // on.
+    // on; then the queries and the key that blocks are chosen by.
     int64_t key_column() const { return round_up(query_width(), LANES); }
     int64_t value_column() const {
         if (shares_kv || values_are_keys) return key_column();
@@ -88,7 +100,10 @@ struct AttentionSpec {
         return value_column() + (shares_kv ? 0 : round_up(values_width(), LANES));
     }
     int64_t gate_width() const { return !output_gate ? 0 : gate_per_head ? heads : output_width(); }
-    int64_t qkv_width() const { return gate_column() + round_up(gate_width(), LANES); }
+    int64_t qkv_width() const {
+        return gate_column() + round_up(gate_width(), LANES) +
+               (choice.blocks ? (kv_heads + 1) * int64_t(choice.dim) : 0);
+    }
     bool is_latent() const { return latent.rank > 0; }
     // Over latents the first linear gives the columns from the key's on: the key, then the row of the queries. Those
     // that it makes of that row, or of the layer's input, are of all heads, then what is rotated of all heads.
@@ -111,7 +126,10 @@ struct AttentionSpec {
     int64_t output_width() const { return int64_t(heads) * (is_latent() ? latent.value_dim : value_dim()); }
     // Of a head in keys as they are packed, and in values.
     int64_t key_depth() const { return padded_depth(FP32, head_dim); }
-    int64_t index_depth() const { return latent.indexer.heads ? padded_depth(FP32, latent.indexer.dim) : 0; }
+    int64_t index_depth() const {
+        const int32_t dim = choice.blocks ? choice.dim : latent.indexer.heads ? latent.indexer.dim : 0;
+        return dim ? padded_depth(FP32, dim) : 0;
+    }
     int64_t value_width() const { return round_up(value_dim(), LANES); }
     bool has_norm_weights() const { return qk_norm != NO_NORM && qk_norm != UNWEIGHTED; }
     // The weights of a norm of queries or keys for one head, null where heads have no norm of their own.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from ipex_assist.executors.torch.attention import alibi_mask, attend_prompt, attend_rows, causal_mask
 from ipex_assist.executors.torch.kernels import Kernels, norm_heads
+from ipex_assist.executors.torch.mixers.block_choice import choice_mask
 from ipex_assist.executors.torch.mixers.layer_rows import LayerRows
 from ipex_assist.executors.torch.rope import rotate
 from ipex_assist.models.attention_spec import AttentionSpec
@@ -17,12 +20,13 @@ def mix_by_attention(x: torch.Tensor, rows: LayerRows) -> torch.Tensor:
     spec, layer, metadata = rows.spec.layers[rows.index].attention, rows.weights, rows.metadata
     heads, kv_heads = spec.heads, 0 if spec.shares_kv else spec.kv_heads
     projected = layer.qkv(x)
+    projected, *index = projected.split(_widths(projected, spec), 1)
     projected, gate = projected.tensor_split((projected.shape[1] - spec.gate_size,), 1)
     projected, value = projected.tensor_split((spec.query_size + kv_heads * spec.head_dim,), 1)
     query_key = projected.unflatten(1, (-1, spec.head_dim))
     value = value.unflatten(1, (-1, spec.value_width)) if value.shape[1] else value[..., None]
     query, key = query_key.split((heads, kv_heads), 1)
-    rows.see("qkv_linear", "qkv", *(part.flatten(1) for part in (query, key, value)), gate)
+    rows.see("qkv_linear", "qkv", *(part.flatten(1) for part in (query, key, value)), gate, *index)
     value = normed_values(query_key[:, heads:] if spec.values_are_keys else value, spec, rows.kernels, rows.spec)
     if not spec.norm_after_rope:
         query_key = _norm_of_heads(query_key, spec, rows)
@@ -31,9 +35,17 @@ def mix_by_attention(x: torch.Tensor, rows: LayerRows) -> torch.Tensor:
     if spec.norm_after_rope:
         query_key = _norm_of_heads(query_key, spec, rows)
     query, key = query_key.split((heads, kv_heads), 1)
+    if spec.choice is not None:
+        rows = replace(rows, metadata=replace(metadata, mask=choice_mask(spec, rows, *index)))
     attended = attend(query, key, value, rows)
     attended = attended if spec.value_scale == 1 else attended * spec.value_scale
     return gated(attended, gate, spec) if spec.output_gate else attended
+
+
+def _widths(projected: torch.Tensor, spec: AttentionSpec) -> list[int]:
+    """Of what is there without a choice of blocks, and of its queries and keys."""
+    index = [] if spec.choice is None else [spec.kv_heads * spec.choice.dim, spec.choice.dim]
+    return [projected.shape[1] - sum(index), *index]
 
 
 def gated(attended: torch.Tensor, gate: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:

@@ -143,7 +143,9 @@ void attend_run(const AttentionView& v, const AttentionTile& t, int32_t kv_head,
         for (int32_t q = 0; q < t.queries; q++) own.partials.data[q] = {0, 0, results + q * width};
         const bool chosen = v.splits.shape.chooses(v.plan.positions[size_t(rows.first)]);
         const bool more = !chosen && b < v.plan.last_seen_block(rows.end - 1, v.splits.shape);
-        const KeyValueBlock block = chosen ? gather_block(v, rows, b) : v.block(rows, kv_head, b);
+        const KeyValueBlock block = !chosen                      ? v.block(rows, kv_head, b)
+                                    : v.splits.shape.chosen_size ? gather_choice(v, rows, kv_head, b)
+                                                                 : gather_block(v, rows, b);
         const KeyValueBlock next = more ? v.block(rows, kv_head, b + 1) : block;
         v.k.attend(t, block, more ? &next : nullptr, own.partials.data);
         for (int32_t q = 0; q < t.queries; q++) {
@@ -168,7 +170,7 @@ int64_t attend_blocks(const AttentionView& v, int32_t kv_head, size_t segment, i
     const auto mine = [&](int64_t block) {
         return block >= first && block < end && (!v.splits.by_block || v.on_own_node(segment, block, kv_head));
     };
-    const bool appends = !v.spec.is_latent() && !v.spec.shares_kv;
+    const bool appends = !v.spec.is_latent() && !v.spec.shares_kv && !v.splits.shape.top_k;
     for (size_t i = v.plan.first_append_range[segment]; appends && i < v.plan.first_append_range[segment + 1]; i++) {
         const RowRange& range = v.plan.append_ranges[i];
         if (mine(v.plan.last_block(range.first))) append_rows(v, range, kv_head);

@@ -6,6 +6,26 @@
 
 namespace ipex_assist {
 
+namespace {
+
+void check_choice(const AttentionSpec& a) {
+    const BlockChoiceSpec& c = a.choice;
+    check_range("index_topk_blocks", c.blocks, 0, 1 << 16);
+    if (!c.blocks) return;
+    if (c.size < LANES || c.size > BLOCK_POSITIONS || BLOCK_POSITIONS % c.size || c.size % LANES)
+        refuse("blocks of %d positions, of which %d are no multiple, or that are none of %d", c.size,
+               int(BLOCK_POSITIONS), LANES);
+    check_range("index_topk_blocks x index_block_size", int64_t(c.blocks) * c.size, 1, LARGEST);
+    check_range("index_local_blocks", c.local, 1, c.blocks);
+    check_range("num_key_value_heads of chosen blocks", a.kv_heads, 1, c.size);
+    check_range("index_head_dim", c.dim, std::max(LANES, a.rotary_dim), 4096);
+    if (c.dim % LANES) refuse("index_head_dim %d: multiples of %d are computed", c.dim, LANES);
+    if (a.is_latent() || a.shares_kv || a.window || a.chunk || a.alibi_slopes || a.qk_norm == UNWEIGHTED)
+        refuse("blocks that are chosen beside latents, windows, slopes or norms without weights");
+}
+
+}  // namespace
+
 void check_attention(const ModelSpec& s, const AttentionSpec& a) {
     check_range("num_attention_heads", a.heads, 1, LARGEST);
     check_range("num_key_value_heads", a.kv_heads, 1, LARGEST);
@@ -37,6 +57,7 @@ void check_attention(const ModelSpec& s, const AttentionSpec& a) {
     if (!std::isfinite(a.value_scale) || (a.is_latent() && a.value_scale != 0))
         refuse("values are scaled by %g, which must be a number, and 0 over latents", double(a.value_scale));
     check_range("kv_lora_rank", a.latent.rank, 0, LARGEST);
+    check_choice(a);
     check_range("whether queries grow by logarithms", a.log_growth, 0, a.is_latent());
     if (a.shares_kv && (a.values_are_keys || a.value_norm || a.qk_norm == ALL_HEADS))
         refuse("keys and values of another layer, and what is done to values or to all keys");

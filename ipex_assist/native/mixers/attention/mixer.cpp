@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "mixers/attention/block_choice.h"
 #include "mixers/attention/check.h"
 
 namespace ipex_assist {
@@ -28,7 +29,13 @@ void list_weights(WeightList& list, const ModelSpec& spec, PackedLayer& layer) {
                 {{"q_proj", 0, a.query_width()},
                  part("k_proj", a.key_column(), a.key_width(), !a.shares_kv),
                  part("v_proj", a.value_column(), a.values_width(), values),
-                 part("g_proj", a.gate_column(), a.gate_width(), a.output_gate != 0)});
+                 part("g_proj", a.gate_column(), a.gate_width(), a.output_gate != 0),
+                 part("index_q_proj", choice_query_column(a), int64_t(a.kv_heads) * a.choice.dim, a.choice.blocks),
+                 part("index_k_proj", choice_key_column(a), a.choice.dim, a.choice.blocks)});
+    if (a.choice.blocks) {
+        list.vector(layer.choice_query_norm, {"index_q_norm", a.choice.dim});
+        list.vector(layer.choice_key_norm, {"index_k_norm", a.choice.dim});
+    }
     const bool one = a.qk_norm == ONE_FOR_HEADS;
     if (a.has_norm_weights()) list.vector(layer.q_norm, {"q_norm", one ? a.head_dim : a.query_width()});
     if (a.has_norm_weights() && !a.shares_kv) list.vector(layer.k_norm, {"k_norm", one ? a.head_dim : a.key_width()});
@@ -38,14 +45,20 @@ void list_weights(WeightList& list, const ModelSpec& spec, PackedLayer& layer) {
 
 void size(const PackedLayer& layer, ActivationSizes& s) {
     const AttentionSpec& a = layer.attention;
-    s.key_depth = std::max(s.key_depth, a.key_depth());
-    s.value_width = std::max({s.value_width, a.value_width(), round_up(a.head_dim, LANES)});
+    s.key_depth = std::max({s.key_depth, a.key_depth(), a.index_depth()});
+    s.value_width = std::max({s.value_width, a.value_width(), round_up(a.head_dim, LANES), int64_t(a.choice.dim)});
+    if (!a.choice.blocks) return;
+    s.queries = std::max<int64_t>(s.queries, 2 * a.kv_heads);
+    s.top_k = std::max<int64_t>(s.top_k, a.choice.positions());
+    s.chosen = std::max<int64_t>(s.chosen, int64_t(a.kv_heads) * a.choice.blocks);
+    s.gathered = std::max(s.gathered, BLOCK_POSITIONS * (a.key_depth() + a.value_width() + 2) * 4);
 }
 
 constexpr Operation CONVOLVE_ATTENTION{"convolve_attention", convolve_attention};
 constexpr Operation BEGIN_TILES{"begin_tiles", begin_tiles};
 constexpr Operation NORMALIZE_QUERIES_AND_KEYS{"normalize_queries_and_keys", normalize_queries_and_keys, PROJECTED};
 constexpr Operation APPEND_KEYS_VALUES{"append_keys_values", append_keys_values};
+constexpr Operation CHOOSE_BLOCKS{"choose_blocks", choose_blocks};
 constexpr Operation ATTENTION{"attention", attention, ATTENDED};
 
 void list_operations(const PackedLayer& layer, LayerStep& step, const Operation& prepare) {
@@ -55,6 +68,7 @@ void list_operations(const PackedLayer& layer, LayerStep& step, const Operation&
     add(step.append_operations, {QKV_LINEAR});
     if (layer.attention.qk_norm == ALL_HEADS) add(step.append_operations, {NORMALIZE_QUERIES_AND_KEYS});
     if (!layer.attention.shares_kv) add(step.append_operations, {APPEND_KEYS_VALUES});
+    if (layer.attention.choice.blocks) add(step.append_operations, {CHOOSE_BLOCKS});
     add(step.attend_operations, {ATTENTION, OUTPUT_LINEAR});
 }
 

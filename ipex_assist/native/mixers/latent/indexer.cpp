@@ -99,15 +99,6 @@ void score_share(const AttentionView& v, int32_t first, int32_t end) {
     }
 }
 
-// Orders positions by their scores, and those of equal scores by descending positions: as unsigned numbers, of which no
-// two are equal.
-uint64_t choice_key(const float* scores, int64_t position) {
-    uint32_t bits;
-    std::memcpy(&bits, scores + position, 4);
-    const uint32_t ordered = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-    return uint64_t(ordered) << 32 | (0xffffffffu - uint32_t(position));
-}
-
 constexpr int64_t SAMPLED = 2048;  // positions by which the least score is guessed
 
 // A score below that of most positions, and most likely not above the k-th largest. sample: (SAMPLED).

@@ -120,7 +120,7 @@ void size(const PackedLayer& layer, ActivationSizes& s) {
     s.key_depth = std::max({s.key_depth, a.key_depth(), a.index_depth()});
     s.value_width = std::max({s.value_width, a.value_width(), round_up(a.head_dim, LANES), int64_t(index.dim)});
     s.queries = std::max<int64_t>(s.queries, index.heads);
-    s.top_k = std::max<int64_t>(s.top_k, index.top_k);
+    s.top_k = s.chosen = std::max<int64_t>(s.top_k, index.top_k);
     if (index.top_k) s.gathered = std::max(s.gathered, BLOCK_POSITIONS * (a.key_depth() + a.value_width() + 2) * 4);
     s.attended = std::max(s.attended, a.attended_width());
     s.heads = std::max({s.heads, a.latent_query_width(), a.output_width()});
