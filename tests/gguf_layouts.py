@@ -271,7 +271,9 @@ def tensors_of(tensors: dict[str, torch.Tensor], config: Config, arch: str, bloc
         yield "rope_freqs.weight", gguf_mixtures.step_rope_factors(config)
     for name, tensor in stacked(tensors, arch):
         for theirs, each in changed(name, tensor, config, arch):
-            found = theirs if theirs.startswith("blk.") else name_map.get_name(theirs, (".weight", ".bias"))
+            found = (
+                theirs if theirs.startswith(("blk.", "output_hc")) else name_map.get_name(theirs, (".weight", ".bias"))
+            )
             assert found, theirs
             yield found, each
 
@@ -289,6 +291,9 @@ def changed(name: str, tensor: torch.Tensor, config: Config, arch: str) -> Tenso
         name += ".bias"
     if name.endswith(".router_bias"):
         name += ".bias"
+    if arch == "hy_v4":
+        yield from gguf_mixtures.hunyuan4_tensors(name, tensor, config)
+        return
     if name.endswith((".layer_scalar", ".attention_sink_bias", ".experts.gate_up_proj", ".experts.down_proj")):
         name += ".weight"
     if arch == "granitehybrid":

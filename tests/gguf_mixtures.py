@@ -158,6 +158,18 @@ def _indexed(config: Config) -> Config:
     }
 
 
+def _hunyuan4(config: Config) -> Config:
+    kinds = config["mlp_layer_types"]
+    return _indexed(config) | {
+        "leading_dense_block_count": kinds.index("sparse"),
+        "swiglu_clamp_exp": [float(config["swiglu_limit"])] * len(kinds),
+        "hyper_connection.count": config["hc_mult"],
+        "hyper_connection.epsilon": config["hc_eps"],
+        "hyper_connection.magnitude": float(config["hc_magnitude"]),
+        "attention.indexer.types": [kind == "full" for kind in config["indexer_types"]],
+    }
+
+
 def _bailing(config: Config) -> Config:
     return _mixture(config) | {
         "expert_gating_func": 2,
@@ -212,6 +224,7 @@ def _hunyuan3(config: Config) -> Config:
 OWN: dict[str, Callable[[Config], Config]] = {
     **dict.fromkeys(("deepseek2", "mistral4"), _latent),
     **dict.fromkeys(("deepseek32", "glm-dsa"), _indexed),
+    "hy_v4": _hunyuan4,
     "glm4moe": _glm,
     "dots1": _mixture,
     "minimax-m2": _minimax,
@@ -227,7 +240,7 @@ OWN: dict[str, Callable[[Config], Config]] = {
     "kimi-linear": _kimi,
 }
 # Architectures that the gguf package does not have yet, and one of it that names all their tensors alike.
-NAMED_AS = {"deepseek32": "glm-dsa", "laguna": "step35", "hy_v3": "glm4moe"}
+NAMED_AS = {"deepseek32": "glm-dsa", "hy_v4": "glm-dsa", "laguna": "step35", "hy_v3": "glm4moe"}
 
 
 def keys_and_values(name: str, tensor: torch.Tensor, config: Config) -> Tensors:
@@ -256,3 +269,29 @@ def kimi_tensors(name: str, tensor: torch.Tensor, config: Config) -> Tensors:
         yield f"blk.{layer}.ffn_{_EXPERTS[leaf]}_exps.weight", tensor
     else:
         yield name.replace("block_sparse_moe." + leaf, "mlp." + leaf) if leaf != "gate" else name, tensor
+
+
+_HUNYUAN4 = {"self_attn.linear_gate.weight": "attn_gate", "self_attn.learnable_sink_param": "attn_sinks"}
+_HUNYUAN4 |= {"mlp.experts.down_proj": "ffn_down_exps"}
+
+
+def hunyuan4_tensors(name: str, tensor: torch.Tensor, config: Config) -> Tensors:
+    """`HYV4Model.modify_tensors`, with names that the gguf package does not know yet."""
+    if ".mlp." in name:  # transformers saves all gates by the name of attention's
+        name = name.replace("linear_gate", "gate_proj")
+    layer, _, within = name.partition(".layers.")[2].partition(".")
+    leaf = name.rpartition(".")[2]
+    kind = next((ours for theirs, ours in (("hc_attn", "attn"), ("hc_mlp", "ffn")) if f".{theirs}_layer." in name), "")
+    if ".hc_head." in name:
+        yield f"output_{leaf.replace('hc_head', 'hc')}.weight", tensor
+    elif kind:
+        yield f"blk.{layer}.{leaf.replace('hc_', f'hc_{kind}_')}.weight", tensor
+    elif within in _HUNYUAN4:
+        yield f"blk.{layer}.{_HUNYUAN4[within]}.weight", tensor
+    elif within == "mlp.experts.gate_up_proj":
+        for part, each in zip(("gate", "up"), tensor.chunk(2, dim=1), strict=True):
+            yield f"blk.{layer}.ffn_{part}_exps.weight", each
+    elif within == "self_attn.kv_b_proj.weight":
+        yield from keys_and_values(name, tensor, config)
+    else:
+        yield name, tensor

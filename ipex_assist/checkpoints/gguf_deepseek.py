@@ -1,7 +1,7 @@
 """GGUF of DeepSeek's models, and of mixtures that route to experts as they do: GLM, dots, MiniMax, ERNIE, Kimi Linear…
 
-Source: conversion/{deepseek,glm,dots1,minimax,ernie,exaone,hunyuan,mistral3,kimi_linear,bailingmoe}.py of llama.cpp,
-and src/models/*.cpp for routing.
+Source: conversion/{deepseek,glm,dots1,minimax,ernie,exaone,hunyuan,hy_v4,mistral3,kimi_linear,bailingmoe}.py of
+llama.cpp, and src/models/*.cpp for routing.
 """
 
 from __future__ import annotations
@@ -73,6 +73,21 @@ _INDEXED = GgufTable(
         *same({"self_attn.indexer.wk": "indexer.attn_k", "self_attn.indexer.wq_b": "indexer.attn_q_b"}),
     ),
     OUTSIDE,
+    EXPERTS,
+)
+_STREAMS = ("fn", "base", "scale")
+_HUNYUAN4 = GgufTable(
+    (
+        *_INDEXED.layer,
+        *same({"self_attn.linear_gate": "attn_gate"}),
+        ("self_attn.learnable_sink_param", Parts.of("attn_sinks.weight")),
+        *(
+            (f"hc_{theirs}_layer.hc_pre.hc_{leaf}", Parts.of(f"hc_{name}_{leaf}.weight"))
+            for theirs, name in (("attn", "attn"), ("mlp", "ffn"))
+            for leaf in _STREAMS
+        ),
+    ),
+    (*OUTSIDE, *((f"model.hc_head.hc_head_{leaf}", Parts.of(f"output_hc_{leaf}.weight")) for leaf in _STREAMS)),
     EXPERTS,
 )
 _SPARSE = "block_sparse_moe"
@@ -186,6 +201,19 @@ def _v32(header: GgufHeader, config: Config) -> Config:
     return _v3(header, config) | {
         **{name: header.required(f"attention.indexer.{key}") for name, key in keys.items()},
         "indexer_types": ["full" if each else "shared" for each in indexed],
+    }
+
+
+def _hunyuan4(header: GgufHeader, config: Config) -> Config:
+    """A file without a limit has none, which transformers does not compute."""
+    limits = header.get("{arch}.swiglu_clamp_exp") or 0.0
+    sparse = layers_with(header, "ffn_gate_inp.weight", config["num_hidden_layers"])
+    return _v32(header, config) | {
+        "hc_mult": header.required("hyper_connection.count"),
+        "hc_eps": rounded(header.required("hyper_connection.epsilon")),
+        "hc_magnitude": rounded(header.required("hyper_connection.magnitude")),
+        "swiglu_limit": rounded(max(limits) if isinstance(limits, list) else limits),
+        "mlp_layer_types": ["sparse" if each else "dense" for each in sparse],
     }
 
 
@@ -343,6 +371,7 @@ ARCHITECTURES = {
     "hy_v3": ("HYV3ForCausalLM", "hy_v3", _HUNYUAN3),
     "deepseek32": ("DeepseekV32ForCausalLM", "deepseek_v32", _INDEXED),
     "glm-dsa": ("GlmMoeDsaForCausalLM", "glm_moe_dsa", _INDEXED),
+    "hy_v4": ("HYV4ForCausalLM", "hy_v4", _HUNYUAN4),
     "mistral4": ("Mistral4ForCausalLM", "mistral4", _DEEPSEEK),
     "kimi-linear": ("KimiLinearForCausalLM", "kimi_linear", _KIMI),
     "bailingmoe2": ("SarvamMoEForCausalLM", "sarvam_moe", _BAILING),
@@ -361,6 +390,7 @@ CONFIGS: dict[str, Callable[[GgufHeader, Config], Config]] = {
     "hy_v3": _hunyuan3,
     "deepseek32": _v32,
     "glm-dsa": _v32,
+    "hy_v4": _hunyuan4,
     "mistral4": _mistral4,
     "kimi-linear": _kimi,
     "bailingmoe2": _bailing,

@@ -70,6 +70,8 @@ FILES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "step3p7": ("step35", {}, {}),
     "deepseek-v32": ("deepseek32", {}, {}),
     "glm-moe-dsa": ("glm-dsa", {}, {}),
+    "hy-v4": ("hy_v4", {}, {}),
+    "hy-v4-other": ("hy_v4", {}, {}),
     "mistral4": ("mistral4", {"norm_topk_prob": True}, {"attention.temperature_scale": 0.3}),
     "sarvam-moe": ("bailingmoe2", {}, {}),
     "laguna": ("laguna", {}, {}),
