@@ -126,6 +126,19 @@ void check_specs(const KernelTable& k) {
                       layer.attention.rope_column = 0, layer.attention.rotary_dim = 10;
                       layer.attention.output_gate = layer.attention.gate_softplus = 1;
                   }));
+    CHECK_REFUSED("rank of a norm's gate is 41", make_last([](LayerSpec& layer) { layer.mlp_gate_rank = 41; }));
+    CHECK_REFUSED("queries read a row before its norm is 1", make_last([](LayerSpec& layer) {
+                      make_latent(layer.attention, 4, {48, 16, 24, 32, 0, 1, 1e-6f, {}});
+                      layer.attention.rope_column = 0, layer.attention.rotary_dim = 10;
+                  }));
+    CHECK_REFUSED("grow by logarithms is 1", make_last([](LayerSpec& layer) { layer.attention.log_growth = 1; }));
+    CHECK_REFUSED("blocks of 24 positions",
+                  make_last([](LayerSpec& layer) { layer.attention.choice = {2, 24, 1, 16}; }));
+    CHECK_REFUSED("index_local_blocks is 3",
+                  make_last([](LayerSpec& layer) { layer.attention.choice = {2, 32, 3, 16}; }));
+    CHECK_REFUSED("beside latents, windows", make_last([](LayerSpec& layer) {
+                      layer.attention.choice = {2, 32, 1, 16}, layer.attention.chunk = 30;
+                  }));
     CHECK_REFUSED("decays of each channel of 2 key heads of 10", make_last([](LayerSpec& layer) {
                       layer.attention = {};
                       layer.recurrent = {KIMI_DELTA, 4, 2, 10, 10, 4, 0, 0, 0, 0, 7, NOT_NORMED, 0, 0, 1, 0, 0};

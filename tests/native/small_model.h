@@ -185,6 +185,12 @@ const Kind KINDS[] = {
      [](LayerSpec& layer) { make_latent(layer.attention, 5, {48, 16, 24, 32, 20, 0, 1e-6f, {}}); }},
     {"latents with direct queries, and biases", 30, [](UniformSpec& s) { s.qkv_bias = s.output_bias = 1; }, false,
      [](LayerSpec& layer) { make_latent(layer.attention, 20, {32, 16, 130, 16, 0, 0, 1e-6f, {}}); }},
+    {"norms with gates, gated values of latents whose queries read a row before its norm as well", 0,
+     [](UniformSpec& s) { s.rotary_tables = 1; }, false,
+     [](LayerSpec& layer) {
+         make_latent(layer.attention, 5, {48, 16, 24, 32, 18, 1, 1e-6f, {}});
+         layer.attention.output_gate = 1, layer.mixer_gate_rank = 7, layer.mlp_gate_rank = 20;
+     }},
     {"chunks, norms of rotated heads without weights, growing queries, experts whose inputs are scaled", 0,
      [](UniformSpec& s) { s.qk_norm = UNWEIGHTED; }, false,
      [](LayerSpec& layer) {
@@ -297,7 +303,7 @@ void list_layer_shapes(const ModelSpec& model, const LayerSpec& layer, int32_t n
         };
         list_recurrent_shapes(layer.recurrent, hidden, plain);
     } else if (const LatentSpec& l = a.latent; l.rank) {
-        const int64_t query = l.query_rank ? l.query_rank : hidden;
+        const int64_t query = l.query_rank ? l.query_width() : hidden;
         add("kv_a_norm", false, l.rank, 1);
         if (l.query_rank) add("q_a_norm", false, l.query_rank, 1);
         if (l.query_rank) linear("q_a_proj", a.qkv_bias, l.query_rank, hidden);
@@ -313,7 +319,12 @@ void list_layer_shapes(const ModelSpec& model, const LayerSpec& layer, int32_t n
         if (!a.shares_kv && !a.values_are_keys) linear("v_proj", a.qkv_bias, a.values_width(), input);
     }
     if (!layer.is_recurrent()) linear("o_proj", a.output_bias, hidden, a.output_width());
-    if (a.output_gate) linear("g_proj", a.qkv_bias, a.gate_width(), hidden);
+    const int64_t gated = a.latent.reads_unnormed ? a.latent.query_width() : hidden;
+    if (a.output_gate) linear("g_proj", a.qkv_bias, a.gate_width(), gated);
+    if (layer.mixer_gate_rank) linear("mixer_gate_down_proj", 0, layer.mixer_gate_rank, hidden);
+    if (layer.mixer_gate_rank) linear("mixer_gate_up_proj", 0, hidden, layer.mixer_gate_rank);
+    if (layer.mlp_gate_rank) linear("mlp_gate_down_proj", 0, layer.mlp_gate_rank, hidden);
+    if (layer.mlp_gate_rank) linear("mlp_gate_up_proj", 0, hidden, layer.mlp_gate_rank);
     for (int32_t e = m.experts ? 0 : -1; layer.has_mlp() && e < m.count(); e++) {
         const int64_t size = m.experts && e == m.experts ? m.shared_size : m.intermediate_size;
         if (m.gated) linear("gate_proj", m.bias, size, hidden, e);

@@ -50,7 +50,8 @@ log = logging.getLogger("ipex_assist")
 IN_MEMORY = -1  # in place of a file
 
 # Weights that the core computes as one linear, so that they share a permutation of input columns.
-_TOGETHER = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "g_proj": "qkv", "gate_proj": "up", "up_proj": "up"}
+_OF_INPUT = ("q_proj", "k_proj", "v_proj", "g_proj", "index_q_proj", "index_k_proj")
+_TOGETHER = {**dict.fromkeys(_OF_INPUT, "qkv"), "gate_proj": "up", "up_proj": "up"}
 
 
 def stored_model(

@@ -12,8 +12,12 @@ from ipex_assist.executors.torch.kernels import Linear
 from ipex_assist.executors.torch.model import TorchModel
 
 # Our weights that read what a linear of the executor reads, by its name.
-_READERS = {"qkv": ("q_proj", "k_proj", "v_proj", "g_proj"), "o": ("o_proj",), "up": ("gate_proj", "up_proj")}
-_READERS |= {"down": ("down_proj",)}
+_READERS = {
+    "qkv": ("q_proj", "k_proj", "v_proj", "g_proj", "index_q_proj", "index_k_proj"),
+    "o": ("o_proj",),
+    "up": ("gate_proj", "up_proj"),
+    "down": ("down_proj",),
+}
 
 
 @dataclass
