@@ -25,6 +25,7 @@ _SPECS = {
     "RecurrentSpec": "recurrent_spec",
     "HeadSpec": "draft_head",
     "StreamSpec": "stream_spec",
+    "AltUpSpec": "stream_spec",
 }
 _CHOICES = ["ipex_assist/executors/row_choice.py", "ipex_assist/native/operations/batch.h"]
 NUMBERS = {

@@ -205,6 +205,15 @@ _GEMMA4_MOE = {
     **{"hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1},
     **{"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 40},
 }
+# Streams of which the second is active, MLPs of two widths with sparse gates or none, and tokens without per-layer
+# embeddings of their own.
+_GEMMA3N = {
+    **{"num_hidden_layers": 6, "head_dim": 16, "sliding_window": 8, "rms_norm_eps": 1e-5, "num_kv_shared_layers": 3},
+    **{"layer_types": ["sliding_attention", "full_attention", "sliding_attention"] * 2, "altup_active_idx": 1},
+    **{"intermediate_size": [96, 96, 72, 96, 72, 96], "activation_sparsity_pattern": [0.9, 0.6, 0.0, 0.5, 0.0, 0.3]},
+    **{"hidden_size_per_layer_input": 24, "vocab_size_per_layer_input": VOCAB - 20, "laurel_rank": 12},
+    **{"altup_num_inputs": 3, "final_logit_softcapping": 3.0},
+}
 _VISION4 = {
     **{"model_type": "gemma4_vision", "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1},
     **{"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16},
@@ -604,6 +613,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "glm4-moe-lite": _like_llama("glm4_moe_lite", **_LATENT, **_MOE, n_routed_experts=9, num_hidden_layers=3)
     | {"qk_nope_head_dim": 40, "v_head_dim": 16, "rms_norm_eps": 1e-3},
     "gemma4": _like_llama("gemma4_text", **_GEMMA4_SHARED),
+    "gemma3n": _like_llama("gemma3n_text", **_GEMMA3N),
+    "gemma3n-biases": _like_llama("gemma3n_text", **_GEMMA3N, attention_bias=True, tie_word_embeddings=False)
+    | {"altup_correct_scale": False, "altup_num_inputs": 2, "altup_active_idx": 0, "num_kv_shared_layers": 0}
+    | {"intermediate_size": 77, "activation_sparsity_pattern": None, "vocab_size_per_layer_input": VOCAB + 7},
     "gemma4-one-kind": _like_llama("gemma4_text", **_GEMMA4, hidden_size_per_layer_input=0, attention_bias=True)
     | {"layer_types": ["full_attention"] * 6, "attention_k_eq_v": True, "tie_word_embeddings": False},
     "gemma4-moe": _like_llama("gemma4_text", **_GEMMA4_MOE),
@@ -799,8 +812,8 @@ def from_config(config: Any) -> Any:
 
 def randomise(model: Any) -> None:
     """transformers starts biases at zero and norms at one, which would hide a bias or norm that is left out."""
-    # Attention of Gemma 4 has no scale but that of trained norms: without it nearly all of a softmax is one position's.
-    unscaled = model.config.get_text_config().model_type == "gemma4_text"
+    # Attention of Gemma 3n and 4 has no scale but that of trained norms: else most of a softmax is one position's.
+    unscaled = model.config.get_text_config().model_type in ("gemma4_text", "gemma3n_text")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1:

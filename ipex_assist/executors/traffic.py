@@ -64,7 +64,7 @@ def table_bytes(spec: DecoderSpec, precision: str) -> int:
 
 def per_layer_table_bytes(spec: DecoderSpec, precision: str) -> int:
     """Of the table of per-layer embeddings; 0 in most models."""
-    return spec.vocab_size * spec.num_hidden_layers * spec.per_layer_size * (4 if precision == "fp32" else 2)
+    return spec.per_layer_tokens * spec.num_hidden_layers * spec.per_layer_size * (4 if precision == "fp32" else 2)
 
 
 def linear_bytes(spec: DecoderSpec, precision: str) -> int:
@@ -72,6 +72,8 @@ def linear_bytes(spec: DecoderSpec, precision: str) -> int:
     hidden, embedding = spec.hidden_size, spec.embedding_size or spec.hidden_size
     layers = sum(layer.mixer_weights(hidden) + hidden * _mlp_columns(layer) for layer in spec.layers)
     outside = spec.lm_head_rows * embedding + (2 * hidden * embedding if spec.projected_embedding else 0)
+    if spec.altup is not None:
+        outside += 2 * (spec.altup.count - 1) * hidden * hidden
     per_layer = 3 * spec.num_hidden_layers * spec.per_layer_size * hidden
     return round((layers + outside + per_layer) * LINEAR_BYTES[precision])
 

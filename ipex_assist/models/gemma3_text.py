@@ -27,14 +27,15 @@ def spec(config: Config) -> DecoderSpec:
         config,
         **shared(config),
         qk_norm="head",
-        ropes=(rope(config, 1e6, kind=FULL), _local_rope(config)),
+        ropes=(rope(config, 1e6, kind=FULL), local_rope(config)),
         layer_ropes=tuple(1 if kind == SLIDING else 0 for kind in kinds),
         sliding_windows=windows(config, kinds, 4096),
         logit_cap=number_or_none(config, "final_logit_softcapping", None),
     )
 
 
-def _local_rope(config: Config) -> Rope:
+def local_rope(config: Config) -> Rope:
+    """Of layers with windows."""
     parameters = config.part("rope_parameters").get(SLIDING)
     if isinstance(parameters, dict):
         return rope(Config({"rope_parameters": parameters}))

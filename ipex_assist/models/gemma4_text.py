@@ -19,7 +19,7 @@ NAMES = {
     "kv_layer": "num_kv_shared_layers",
     "per_layer_size": "hidden_size_per_layer_input",
 }
-_LINEARS = {"per_layer_gate_proj": "per_layer_input_gate", "per_layer_out_proj": "per_layer_projection"}
+PER_LAYER_LINEARS = {"per_layer_gate_proj": "per_layer_input_gate", "per_layer_out_proj": "per_layer_projection"}
 _NORMS = {
     "per_layer_out_norm": "post_per_layer_input_norm",
     "layer_scalar": "layer_scalar",
@@ -29,7 +29,7 @@ _NORMS = {
     "experts_out_norm": "post_feedforward_layernorm_2",
     "shared_out_norm": "post_feedforward_layernorm_1",
 }
-_OUTSIDE = {
+PER_LAYER_NAMES = {
     "per_layer_embed": "model.embed_tokens_per_layer",
     "per_layer_in_proj": "model.per_layer_model_projection",
     "per_layer_norm": "model.per_layer_projection_norm",
@@ -76,9 +76,9 @@ def weights(spec: DecoderSpec) -> dict[str, Source]:
     """The MLP beside experts is their shared one. The table of per-layer embeddings may have more rows than tokens."""
     return named(
         spec,
-        linears={**LLAMA_LINEARS, **_LINEARS},
+        linears={**LLAMA_LINEARS, **PER_LAYER_LINEARS},
         norms={**NORM_NAMES, **_NORMS},
-        outside={**LLAMA_OUTSIDE, **_OUTSIDE},
+        outside={**LLAMA_OUTSIDE, **PER_LAYER_NAMES},
         fields={
             "router_norm": {"factor": spec.hidden_size**-0.5},
             "per_layer_embed": {"rows": (0, spec.vocab_size)},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Literal
 
 from ipex_assist.models.config import ConfigError
@@ -33,6 +34,7 @@ CLAMP, SIGMOID_GAIN = 7.0, 1.702
 MLP_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
     "intermediate_size": ("intermediate_size", (1, 1 << 22)),
     "swiglu_limits": ("limit", (1e-6, 1e6)),
+    "activation_sparsity_pattern": ("sparsity", (0, 0.999999)),
 }
 EXPERT_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
     "num_experts": ("count", (1, 1 << 10)),
@@ -56,6 +58,8 @@ class MlpSpec:
 
     limit: what activation(gate(x)) is at most, and up(x) within ± of it (Step 3.7); or what gate(x) is before its
     activation, where `limits_gates` (Hunyuan 4).
+    sparsity: the share of gates that are to be 0 before their activation, were they normally distributed: they become
+    what they are above the mean of the row's plus `deviations` standard deviations (Gemma 3n); 0: they stay.
     Raises ConfigError for a value out of MLP_RANGES, and for an activation that it cannot have.
     """
 
@@ -65,15 +69,24 @@ class MlpSpec:
     bias: bool = False
     limit: float | None = None
     limits_gates: bool = False
+    sparsity: float = 0.0
 
     def __post_init__(self) -> None:
         check_ranges(self, MLP_RANGES)
+        assert not self.sparsity or (self.gated and self.limit is None), "sparse gates"
+        if self.sparsity and self.activation in NOT_ELEMENTWISE:
+            raise ConfigError("activation", self.activation, "one of a gate alone where gates are sparse")
         assert self.limit is None or (self.gated and self.activation not in NOT_ELEMENTWISE), "a limit of no gate"
         check_kind("activation", self.activation, Activation)
         if self.activation == "clamped_swiglu" and not self.gated:
             raise ConfigError("activation", self.activation, "another one in an MLP without a gate")
         if self.activation == "xielu" and self.gated:
             raise ConfigError("activation", self.activation, "another one in an MLP with a gate")
+
+    @property
+    def deviations(self) -> float:
+        """Standard deviations above the mean that so many of normally distributed numbers are below."""
+        return NormalDist().inv_cdf(self.sparsity) if self.sparsity else 0.0
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,8 @@ MLP = ("gate_proj", "up_proj", "down_proj")
 # Ours that are no linears or norms but tensors of their own: a checkpoint's names of them do not end in ".weight".
 # Those of XIELU are single numbers.
 XIELU = ("alpha_p", "alpha_n", "xielu_beta", "xielu_eps")
-_TENSORS = ("correction_bias", "expert_scales", "layer_scalar", "router_norm", *XIELU, *LOG_GROWTH, *INDEX_LOG_GROWTH)
+_NUMBERS = (*XIELU, *LOG_GROWTH, *INDEX_LOG_GROWTH)
+_TENSORS = ("correction_bias", "expert_scales", "layer_scalar", "router_norm", "altup_scale", *_NUMBERS)
 # Of shared experts where they are several, as wide as all of them together (DeepSeek's names).
 SHARED_EXPERTS = {leaf: f"mlp.shared_experts.{leaf}" for leaf in MLP}
 

@@ -33,7 +33,8 @@ once (layers.py). What a layer may have:
 - **Multipliers** of the embedding, of what is added to the residual stream, of attention's scores and of logits.
 - **Biases** of query, key and value; output; MLP; head.
 
-The residual stream may be several side by side (`StreamSpec`, Hunyuan 4).
+The residual stream may be several side by side (`StreamSpec`, Hunyuan 4; `AltUpSpec`, Gemma 3n). Beside attention, its
+input and a pair of linears of it may be added (`laurel_rank`, Gemma 3n).
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from ipex_assist.models.mlp_spec import NOT_ELEMENTWISE, Experts, MlpSpec
 from ipex_assist.models.ranges import check_kind, check_range, check_ranges
 from ipex_assist.models.recurrent_spec import RecurrentSpec
 from ipex_assist.models.rope_spec import Rope
-from ipex_assist.models.stream_spec import StreamSpec
+from ipex_assist.models.stream_spec import AltUpSpec, StreamSpec
 
 Norm = Literal["rms", "layer"]
 NormPlace = Literal["pre", "post_residual", "post", "sandwich", "pre_and_mlp_out"]
@@ -68,11 +69,13 @@ RANGES: dict[str, tuple[float, float]] = {
     "logit_multiplier": (1e-6, 1e6),
     "logit_cap": (1e-3, 1e6),
     "per_layer_size": (0, 1 << 14),
+    "per_layer_vocab": (1, 1 << 24),
     "output_vocab_size": (1, 1 << 24),
 }
 LAYER_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
     "residual_multiplier": ("residual_multiplier", (1e-6, 1e6)),
     "gated_norm_rank": ("mixer_gate_rank", (0, 1 << 20)),
+    "laurel_rank": ("laurel_rank", (0, 1 << 16)),
 }
 
 
@@ -96,6 +99,9 @@ class LayerSpec:
     # y · sigmoid(up · silu(down · y)); 0: it is not.
     mixer_gate_rank: int = 0
     mlp_gate_rank: int = 0
+    # Columns between two linears R and L (LAuReL, Menghani et al. 2024, arXiv:2411.07501); 0: there are none. With y
+    # the input of attention, x becomes (x + attention(y) + y + norm(R L y)) · 2^-½.
+    laurel_rank: int = 0
 
     def __post_init__(self) -> None:
         check_ranges(self, LAYER_RANGES)
@@ -154,7 +160,7 @@ class LayerSpec:
 
     def mixer_weights(self, hidden: int) -> int:
         """Elements of the matrices of its mixer, for rows of `hidden` columns."""
-        return self.mixer.weights(hidden) + 2 * hidden * (self.mixer_gate_rank + self.mlp_gate_rank)
+        return self.mixer.weights(hidden) + 2 * hidden * (self.mixer_gate_rank + self.mlp_gate_rank + self.laurel_rank)
 
     @property
     def experts(self) -> Experts | None:
@@ -209,7 +215,9 @@ class DecoderSpec:
     # In which layers rows of an image see each other, those behind them included; None: in none.
     whole_images: Literal["all", "windows"] | None = field(default=None, repr=False)
     output_vocab_size: int | None = None  # tokens that have logits, the first of the vocabulary; None: all
+    per_layer_vocab: int | None = None  # rows of that table: tokens from there on have the first; None: one a token
     streams: StreamSpec | None = None  # of the residual stream; None: it is one
+    altup: AltUpSpec | None = None  # likewise
     head: HeadSpec | None = None  # of a draft head: it reads hidden states of its target beside tokens
 
     def __post_init__(self) -> None:
@@ -226,6 +234,7 @@ class DecoderSpec:
             assert not layer.beside or (before is not None and before.mlp is None), "a mixer beside none"
             assert before is None or not before.defers or layer.adds_deferred, "experts that are deferred to a layer"
         assert not self.layers[-1].defers, "experts that are deferred to none"
+        assert self.altup is None or (self.per_layer_size and not self.streams and not self.head), "AltUp"
         assert self.streams is None or not (self.embedding_layers or self.per_layer_size or self.head), "streams"
         for layer in self.layers:
             if (rank := max(layer.mixer_gate_rank, layer.mlp_gate_rank)) > self.hidden_size:
@@ -299,6 +308,11 @@ class DecoderSpec:
         place = self.rotary_tables.index((attention.rope, attention.rotary_size))
         first = sum(size for _, size in self.rotary_tables[:place])
         return slice(first, first + attention.rotary_size)
+
+    @property
+    def per_layer_tokens(self) -> int:
+        """Tokens that have per-layer embeddings of their own."""
+        return min(self.vocab_size, self.per_layer_vocab or self.vocab_size)
 
     @property
     def norms_biased(self) -> bool:

@@ -1,9 +1,10 @@
-"""A residual stream of several rows side by side, as plain data."""
+"""Residual streams of several rows side by side, as plain data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ipex_assist.models.config import ConfigError
 from ipex_assist.models.ranges import check_ranges
 
 # The least and the largest that each number may be, by Hugging Face's names.
@@ -13,6 +14,12 @@ STREAM_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
     "hc_eps": ("eps", (0, 0.1)),
     "hc_magnitude": ("gain", (1e-6, 1e6)),
 }
+ALTUP_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
+    "altup_num_inputs": ("count", (2, 8)),
+    "altup_active_idx": ("active", (0, 7)),
+}
+ALTUP_PROJECTIONS = ("altup_in_proj", "altup_out_proj")
+ALTUP_VECTORS = ("altup_router", "altup_predict", "altup_correct", "altup_scale")
 # Our names of their weights: of the projection, with _base and _scale those of what is added and multiplied; those of
 # the head are outside of layers.
 STREAMS = ("attention_hc", "mlp_hc")
@@ -60,3 +67,40 @@ class StreamSpec:
             (f"{name}_base", (numbers,)),
             (f"{name}_scale", (kinds,)),
         ]
+
+
+@dataclass(frozen=True)
+class AltUpSpec:
+    """AltUp (Baykal et al. 2023, arXiv:2301.13310), as Gemma 3n has it: `count` streams, of which a layer changes one.
+
+    The first is the token's embedding e; the others are projections of it, made as large. Before a layer the numbers
+    m = tanh(W norm(s_active)) of a row, (count,), predict s_i ← s_i + Σ_j (P m)_ij s_j. The layer makes y of s_active,
+    and with those of y, likewise, each is corrected: s_i ← s_i + (1 + (C m)_i) · (y - s_active). Per-layer embeddings
+    then read s_active, times a number for each column where `scaled`, and are added to all but the first. At the end
+    the others are projected back, made as large as the first, and their mean with it is what the final norm reads. All
+    but these projections is in fp32. Raises ConfigError for a value out of ALTUP_RANGES.
+    """
+
+    count: int
+    active: int
+    scaled: bool = True
+
+    def __post_init__(self) -> None:
+        check_ranges(self, ALTUP_RANGES)
+        if self.active >= self.count:
+            raise ConfigError("altup_active_idx", self.active, f"below {self.count}, the number of streams")
+
+    def layer_shapes(self, hidden: int) -> dict[str, tuple[int, ...]]:
+        """Of its weights in a layer, by our names."""
+        shapes: dict[str, tuple[int, ...]] = {
+            "altup_router_norm": (hidden,),
+            "altup_router": (self.count * hidden,),
+            "altup_predict": (self.count**3,),
+            "altup_correct": (self.count**2,),
+        }
+        return shapes | ({"altup_scale": (hidden,)} if self.scaled else {})
+
+    @staticmethod
+    def outer_shapes(hidden: int) -> dict[str, tuple[int, ...]]:
+        """Of those of each stream but the first, "altup.0.altup_in_proj.weight"."""
+        return dict.fromkeys(ALTUP_PROJECTIONS, (hidden, hidden))

@@ -93,7 +93,7 @@ def check_shape(spec: DecoderSpec, name: str, shape: tuple[int, ...]) -> None:
 # Norms of whole rows, by our names.
 NORMS = (
     *("final_norm", "embed_norm", "attention_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm"),
-    *("per_layer_out_norm", "router_norm", "experts_norm", "experts_out_norm", "shared_out_norm"),
+    *("per_layer_out_norm", "router_norm", "experts_norm", "experts_out_norm", "shared_out_norm", "laurel_out_norm"),
 )
 
 
@@ -153,11 +153,12 @@ def _outer_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
         "project_in": (hidden, embedding),
         "project_out": (embedding, hidden),
         "lm_head": (spec.lm_head_rows, embedding),
-        "per_layer_embed": (spec.vocab_size, spec.num_hidden_layers * spec.per_layer_size),
+        "per_layer_embed": (spec.per_layer_tokens, spec.num_hidden_layers * spec.per_layer_size),
         "per_layer_in_proj": (spec.num_hidden_layers * spec.per_layer_size, hidden),
         "per_layer_norm": (spec.per_layer_size,),
         **dict.fromkeys(NORMS, (hidden,)),
         **(spec.streams.head_shapes(hidden) if spec.streams is not None else {}),
+        **(spec.altup.outer_shapes(hidden) if spec.altup is not None else {}),
     }
 
 
@@ -208,6 +209,7 @@ def _layer_shapes(spec: DecoderSpec, layer: LayerSpec, place: str) -> dict[str, 
         **dict.fromkeys(NORMS, (hidden,)),
         **layer.mixer.shapes(hidden),
         **(spec.streams.layer_shapes(hidden) if spec.streams is not None else {}),
+        **(spec.altup.layer_shapes(hidden) if spec.altup is not None else {}),
         "gate_proj": (inner, hidden),
         "up_proj": (inner, hidden),
         "down_proj": (hidden, inner),
@@ -217,6 +219,8 @@ def _layer_shapes(spec: DecoderSpec, layer: LayerSpec, place: str) -> dict[str, 
         "mixer_gate_up_proj": (hidden, layer.mixer_gate_rank),
         "mlp_gate_down_proj": (layer.mlp_gate_rank, hidden),
         "mlp_gate_up_proj": (hidden, layer.mlp_gate_rank),
+        "laurel_left_proj": (layer.laurel_rank, hidden),
+        "laurel_right_proj": (hidden, layer.laurel_rank),
         "per_layer_gate_proj": (spec.per_layer_size, hidden),
         "per_layer_out_proj": (hidden, spec.per_layer_size),
         "router": (experts.routed if experts else 0, hidden),

@@ -15,18 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.native.batch_structures import Batch, DraftRequest, Segment, TopTokens
 from ipex_assist.native.build import INSTRUCTION_SETS
 from ipex_assist.native.rows import BLOCK, DECODE_ROWS, PENDING_ROWS
-from ipex_assist.native.structures import (
-    ABI_VERSION,
-    PRECISIONS,
-    Batch,
-    CLayerSpec,
-    CModelSpec,
-    DraftRequest,
-    Segment,
-    TopTokens,
-)
+from ipex_assist.native.structures import ABI_VERSION, PRECISIONS, CLayerSpec, CModelSpec
 
 PATH = Path(__file__).with_name("_core.so")
 ISA_VARIABLE = "IPEX_ASSIST_ISA"

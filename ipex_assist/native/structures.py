@@ -1,8 +1,9 @@
-"""The structures that the C++ core and Python share, as ctypes: mirrors of packing/spec.h and operations/batch.h."""
+"""The structures that the C++ core and Python share, as ctypes: mirrors of packing/spec.h."""
 
 from __future__ import annotations
 
 import ctypes
+from dataclasses import astuple
 
 from ipex_assist.models.attention_spec import AttentionSpec
 from ipex_assist.models.mixers import MIXERS
@@ -11,7 +12,7 @@ from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.models.stream_spec import StreamSpec
 from ipex_assist.quantization.precision import FORMATS, beside_experts
 
-ABI_VERSION = 42  # api.cpp: ia_abi. It changes with every function there and with the structures here.
+ABI_VERSION = 43  # api.cpp: ia_abi. It changes with every function there and with the structures here.
 PRECISIONS = {name: each.number for name, each in FORMATS.items()}
 NORM_PLACES = {"pre": 0, "post_residual": 1, "post": 2, "sandwich": 3, "pre_and_mlp_out": 4}
 HEAD_NORMS = {None: 0, "head": 1, "each_head": 2, "all_heads": 3, "unweighted": 4}
@@ -39,7 +40,7 @@ _MLP_INTEGERS = (
     "expert_scales own_norms"
 )
 _MLP_FLOATS = "scaling added_to_sum least_sum jitter limit shared_limit"
-_LAYER_INTEGERS = "norm_place parallel shared_norm scaled beside defers mixer_gate_rank mlp_gate_rank"
+_LAYER_INTEGERS = "norm_place parallel shared_norm scaled beside defers mixer_gate_rank mlp_gate_rank laurel_rank"
 _HEAD_INTEGERS = (
     "kind input_size taps input_norm norm_before_residual fed_back_normed lm_head_rows shared_embedding shared_head "
     "clusters clusters_read conv_kernel conv_group candidates selector_rank confidence_size"
@@ -47,7 +48,7 @@ _HEAD_INTEGERS = (
 _MODEL_INTEGERS = (
     "precision outer_precision group ordered layers vocab_size hidden_size embedding_size projected_embedding "
     "tied_head positions position_offset rope_width rms_norm norm_weight norm_bias final_norm embedding_norm head_bias "
-    "per_layer_size"
+    "per_layer_size per_layer_rows"
 )
 
 
@@ -100,7 +101,8 @@ class CMlpSpec(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int32) for name in _MLP_INTEGERS.split()),
         *((name, ctypes.c_float) for name in _MLP_FLOATS.split()),
-        ("limits_gates", ctypes.c_int32),
+        *((name, ctypes.c_int32) for name in ("limits_gates", "sparse")),
+        ("deviations", ctypes.c_float),
     ]
 
 
@@ -131,6 +133,12 @@ class CStreamSpec(ctypes.Structure):
     ]
 
 
+class CAltUpSpec(ctypes.Structure):
+    """Mirrors `AltUpSpec` of spec.h."""
+
+    _fields_ = [(name, ctypes.c_int32) for name in ("count", "active", "scaled")]
+
+
 class CModelSpec(ctypes.Structure):
     """Mirrors `ModelSpec` of spec.h."""
 
@@ -141,122 +149,7 @@ class CModelSpec(ctypes.Structure):
         ("logit_cap", ctypes.c_float),
         ("draft_head", CHeadSpec),
         ("streams", CStreamSpec),
-    ]
-
-
-class Segment(ctypes.Structure):
-    """Mirrors `Segment` of batch.h: the rows of one sequence in a pass."""
-
-    _fields_ = [
-        ("blocks", ctypes.c_void_p),
-        ("block_count", ctypes.c_int32),
-        ("start", ctypes.c_int32),
-        ("rows", ctypes.c_int32),
-        ("rope_start", ctypes.c_int32),
-        ("rope_rows", ctypes.c_int32),
-        ("cosine", ctypes.c_void_p),
-        ("sine", ctypes.c_void_p),
-        ("state", ctypes.c_int32),
-        ("settled", ctypes.c_int32),
-        ("settle", ctypes.c_int32),
-        ("adapter_scale", ctypes.c_float),
-        ("adapter", ctypes.c_void_p),
-    ]
-
-
-class CTaps(ctypes.Structure):
-    """Mirrors `Taps` of batch.h: hidden states that a pass gives."""
-
-    _fields_ = [
-        ("layers", ctypes.POINTER(ctypes.c_int32)),
-        ("count", ctypes.c_int32),
-        ("normed", ctypes.c_int32),
-        ("of_logit_rows", ctypes.c_int32),
-        ("rows", ctypes.c_void_p),
-    ]
-
-
-class Batch(ctypes.Structure):
-    """Mirrors `Batch` of batch.h."""
-
-    _fields_ = [
-        ("segment_count", ctypes.c_int32),
-        ("rows", ctypes.c_int32),
-        ("segments", ctypes.POINTER(Segment)),
-        ("tokens", ctypes.POINTER(ctypes.c_int32)),
-        ("blocks", ctypes.c_void_p),
-        ("logit_rows", ctypes.POINTER(ctypes.c_int32)),
-        ("logit_row_count", ctypes.c_int32),
-        ("vocabulary", ctypes.c_int32),
-        ("logits", ctypes.c_void_p),
-        ("stride", ctypes.c_int64),
-        ("states", ctypes.c_void_p),
-        ("threads", ctypes.c_int32),
-        ("own_hidden", ctypes.c_int32),
-        ("hidden", ctypes.c_void_p),
-        ("taps", CTaps),
-        ("embeddings", ctypes.c_void_p),
-        ("embedding_layers", ctypes.c_int32),
-        ("ahead_in_windows", ctypes.c_int32),
-        ("last_seen", ctypes.c_void_p),
-    ]
-
-
-class DraftRequest(ctypes.Structure):
-    """Mirrors `DraftRequest` of batch.h."""
-
-    _fields_ = [
-        ("counts", ctypes.POINTER(ctypes.c_int32)),
-        ("min_probability", ctypes.POINTER(ctypes.c_float)),
-        ("stride", ctypes.c_int64),
-        ("tokens", ctypes.POINTER(ctypes.c_int32)),
-        ("probabilities", ctypes.POINTER(ctypes.c_float)),
-        ("drafted", ctypes.POINTER(ctypes.c_int32)),
-        ("target_tokens", ctypes.c_void_p),
-        ("choices", ctypes.c_void_p),
-    ]
-
-
-class TopTokens(ctypes.Structure):
-    """Mirrors `TopTokens` of batch.h."""
-
-    _fields_ = [
-        ("top", ctypes.c_int32),
-        ("tokens", ctypes.POINTER(ctypes.c_int32)),
-        ("logs", ctypes.POINTER(ctypes.c_float)),
-        ("log_sums", ctypes.POINTER(ctypes.c_float)),
-        ("top_tokens", ctypes.POINTER(ctypes.c_int32)),
-        ("top_logs", ctypes.POINTER(ctypes.c_float)),
-    ]
-
-
-class CSamplingRule(ctypes.Structure):
-    """Mirrors `SamplingRule` of batch.h."""
-
-    _fields_ = [
-        ("temperature", ctypes.c_double),
-        ("top_p", ctypes.c_double),
-        ("min_p_distance", ctypes.c_double),
-        ("seed", ctypes.c_uint64),
-        ("top_k", ctypes.c_int32),
-        ("repetition_penalty", ctypes.c_float),
-        ("presence_penalty", ctypes.c_float),
-        ("frequency_penalty", ctypes.c_float),
-    ]
-
-
-class CRowChoice(ctypes.Structure):
-    """Mirrors `RowChoice` of batch.h."""
-
-    _fields_ = [
-        ("rule", ctypes.POINTER(CSamplingRule)),
-        ("position", ctypes.c_int64),
-        ("edits", ctypes.c_void_p),
-        ("edit_count", ctypes.c_int64),
-        ("mask", ctypes.c_void_p),
-        ("logits", ctypes.c_void_p),
-        ("following", ctypes.c_void_p),
-        ("following_count", ctypes.c_int64),
+        ("altup", CAltUpSpec),
     ]
 
 
@@ -290,11 +183,13 @@ def model_spec(
         embedding_norm=spec.embedding_norm,
         head_bias=spec.head_bias,
         per_layer_size=spec.per_layer_size,
+        per_layer_rows=spec.per_layer_tokens if spec.per_layer_size else 0,
         norm_eps=spec.norm_eps,
         embedding_multiplier=spec.embedding_multiplier,
         logit_cap=spec.logit_cap or 0.0,
         draft_head=_head_spec(spec),
         streams=_stream_spec(spec.streams),
+        altup=CAltUpSpec() if spec.altup is None else CAltUpSpec(*astuple(spec.altup)),
     )
 
 
@@ -352,6 +247,7 @@ def _layer_spec(spec: DecoderSpec, layer: LayerSpec, precision: str) -> CLayerSp
         defers=layer.defers,
         mixer_gate_rank=layer.mixer_gate_rank,
         mlp_gate_rank=layer.mlp_gate_rank,
+        laurel_rank=layer.laurel_rank,
         residual_multiplier=layer.residual_multiplier,
     )
 
@@ -434,6 +330,8 @@ def _mlp_spec(layer: LayerSpec, precision: str) -> CMlpSpec:
         bias=each.bias,
         limit=each.limit or 0.0,
         limits_gates=each.limits_gates,
+        sparse=each.sparsity > 0,
+        deviations=each.deviations,
         precision=PRECISIONS[precision if experts is not None else beside_experts(precision)],
     )
     if experts is not None:

@@ -42,6 +42,8 @@ VARIANTS = [
         "falcon-h1",
         "jamba-all-experts",
         "recurrent-gemma",
+        "gemma3n",
+        "gemma3n-biases",
     ),
     *tiny_models.known("gemma4", "gemma4-one-kind", "gemma4-moe", "gemma4-everything"),
     *tiny_models.known("nanochat", "mistral4", "granite-swa", "cohere2-moe", "lfm3", "laguna-values"),

@@ -67,7 +67,7 @@ _VARIANTS = (
     *tiny_models.known("deepseek-v2", "deepseek-v3", "glm4-moe-lite", "gemma4-everything", "gemma4-published"),
     *tiny_models.known("kimi-linear", "llama4", "llama4-published", "falcon-h1", "jamba", "mamba", "falcon-mamba"),
     *tiny_models.known("nanochat", "minicpm3", "mistral4", "afmoe", "granitemoe-swa", "laguna", "cohere2-moe"),
-    *tiny_models.known("recurrent-gemma"),
+    *tiny_models.known("recurrent-gemma", "gemma3n"),
     *tiny_models.known("deepseek-v32", "glm-moe-dsa", "axk1", "mimo-v2-flash", "step3p7", "apertus1p5-text"),
     *tiny_models.known("longcat-flash", "hy-v4", "axk2"),
     *tiny_models.known("bailing-hybrid"),

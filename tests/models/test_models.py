@@ -62,7 +62,7 @@ KINDS = [
     *tiny_models.known("qwen3-vl", "qwen3-vl-moe"),
     *tiny_models.known("deepseek-v2", "deepseek-v3-direct", "gemma4", "gemma4-moe", "gemma4-everything"),
     *tiny_models.known("kimi-linear", "llama4", "llama4-plain", "falcon-h1", "jamba", "jamba-biases"),
-    *tiny_models.known("mamba", "mamba-biases", "falcon-mamba", "falcon-mamba-biases", "recurrent-gemma"),
+    *tiny_models.known("mamba", "mamba-biases", "falcon-mamba", "falcon-mamba-biases", "recurrent-gemma", "gemma3n"),
     *tiny_models.known(
         "laguna-values",
         "nanochat-biases",

@@ -167,6 +167,12 @@ void check_specs(const KernelTable& k) {
                       layer.attention = {};
                       layer.recurrent = {KIMI_DELTA, 4, 4, 10, 10, 4, 0, 0, 0, 0, 7, NORMED, 0, 0, 1, 0, 0};
                   }));
+    CHECK_REFUSED("laurel_rank is -1", make_last([](LayerSpec& layer) { layer.laurel_rank = -1; }));
+    CHECK_REFUSED("laurel_rank is 8", make_last([](LayerSpec& layer) { layer.laurel_rank = 8, layer.mlp = {}; }));
+    CHECK_REFUSED("whether gates are sparse is 1",
+                  make_last([](LayerSpec& layer) { layer.mlp.sparse = 1, layer.mlp.limit = 2; }));
+    CHECK_REFUSED("gates above inf standard deviations",
+                  make_last([](LayerSpec& layer) { layer.mlp.sparse = 1, layer.mlp.deviations = INFINITY; }));
     CHECK_REFUSED("blocks of 24 channels", make_last([](LayerSpec& layer) {
                       layer.attention = {};
                       layer.recurrent = {RG_LRU, 4, 1, 1, 24, 4, 0, 0, 0, 0, 24, NOT_NORMED, 0, 0, 1, 0, 0};

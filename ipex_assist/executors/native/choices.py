@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.row_choice import LOGIT_EDIT, RowChoice, SampledRows, SamplingRule
-from ipex_assist.native.structures import CRowChoice, CSamplingRule
+from ipex_assist.native.batch_structures import CRowChoice, CSamplingRule
 
 Logits = NDArray[np.float32]
 

@@ -14,8 +14,8 @@ from ipex_assist.executors.native.choices import CoreChoices, KeptLogits
 from ipex_assist.executors.native.hidden import check_hidden
 from ipex_assist.executors.row_choice import RowChoice
 from ipex_assist.models.spec import DecoderSpec
+from ipex_assist.native.batch_structures import DraftRequest
 from ipex_assist.native.rows import PASS_ROWS
-from ipex_assist.native.structures import DraftRequest
 
 
 def draft_rows(request: DraftInput) -> int:

@@ -14,7 +14,7 @@ from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.interface import HiddenRows
 from ipex_assist.models.draft_head import HeadSpec
 from ipex_assist.models.spec import DecoderSpec
-from ipex_assist.native.structures import Batch, CTaps
+from ipex_assist.native.batch_structures import Batch, CTaps
 
 Floats = NDArray[np.float32]
 

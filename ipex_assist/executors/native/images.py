@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ipex_assist.executors.native.segments import TokenSegment
 from ipex_assist.models.spec import DecoderSpec
-from ipex_assist.native.structures import Batch
+from ipex_assist.native.batch_structures import Batch
 
 
 def give_embeddings(batch: Batch, spec: DecoderSpec, segments: abc.Sequence[TokenSegment]) -> object:

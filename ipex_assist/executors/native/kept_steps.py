@@ -18,7 +18,7 @@ from ipex_assist.executors.blocks import NoBlocksError
 from ipex_assist.executors.interface import Rows, Tokens
 from ipex_assist.executors.native.segments import TokenSegment
 from ipex_assist.executors.native.sequence import NativeSequence
-from ipex_assist.native.structures import Batch, Segment
+from ipex_assist.native.batch_structures import Batch, Segment
 
 Reserve = abc.Callable[[abc.Sequence[tuple[NativeSequence, int]]], None]
 

@@ -35,8 +35,8 @@ from ipex_assist.executors.recurrent_states import RecurrentState
 from ipex_assist.executors.rope import Floats
 from ipex_assist.executors.row_choice import RowChoice, SampledRows
 from ipex_assist.native.adapter import PackedAdapter
+from ipex_assist.native.batch_structures import TopTokens
 from ipex_assist.native.model import PackedModel
-from ipex_assist.native.structures import TopTokens
 
 if TYPE_CHECKING:
     import torch

@@ -29,13 +29,13 @@ from ipex_assist.executors.native.sequence import NativeSequence, reserve
 from ipex_assist.executors.pass_lock import pass_lock
 from ipex_assist.executors.recurrent_states import StatePool
 from ipex_assist.executors.rope import Floats, RotaryTable
+from ipex_assist.native.batch_structures import Batch, Segment
 from ipex_assist.native.blocks import BlockMemory, reserve_blocks
 from ipex_assist.native.library import memory_nodes
 from ipex_assist.native.model import PackedModel
 from ipex_assist.native.rows import DECODE_ROWS, PASS_ROWS
 from ipex_assist.native.sizes import PlannedPasses, workspace_bytes
 from ipex_assist.native.states import StateMemory
-from ipex_assist.native.structures import Batch, Segment
 from ipex_assist.quantization.precision import kv_precision_of
 
 if TYPE_CHECKING:

@@ -83,6 +83,10 @@ def activate_gated(spec: MlpSpec, gate: torch.Tensor, up: torch.Tensor) -> torch
         gate, up = gate.clamp(max=CLAMP), up.clamp(-CLAMP, CLAMP)
         return gate * torch.sigmoid(SIGMOID_GAIN * gate) * (up + 1)
     function = ACTIVATION_FUNCTIONS[spec.activation]
+    if spec.sparsity:
+        wide = gate.float()
+        cutoff = wide.mean(-1, keepdim=True) + spec.deviations * wide.std(-1, keepdim=True, unbiased=False)
+        gate = functional.relu(wide - cutoff).to(gate.dtype)
     if spec.limit is None:
         return function(gate) * up
     up = up.clamp(-spec.limit, spec.limit)

@@ -18,6 +18,7 @@ from ipex_assist.executors.interface import HiddenRows, Model, Rows, check_lengt
 from ipex_assist.executors.pass_lock import pass_lock
 from ipex_assist.executors.recurrent_states import RecurrentState
 from ipex_assist.executors.torch.adapters import adapted_layers
+from ipex_assist.executors.torch.altup import corrected, enter_streams, leave_streams, predicted
 from ipex_assist.executors.torch.images import with_images
 from ipex_assist.executors.torch.kernels import Kernels
 from ipex_assist.executors.torch.key_factors import key_factors
@@ -233,7 +234,7 @@ class TorchModel(Model):
         ids = torch.tensor(tokens)
         images = sequence.images
         x = with_images(self.enter(ids, start, given), images, start, count, 0)
-        self.see(-1, "embed", "residual stream", x)
+        self.see(-1, "embed", "residual stream", x if self.spec.altup is None else x[:, : self.spec.hidden_size])
         inputs = self.per_layer_inputs(ids, x)
         metadata: dict[AttentionSpec | RecurrentSpec, AttentionMetadata] = {}
         prompt_length = sequence.rope_prompt_length
@@ -267,10 +268,12 @@ class TorchModel(Model):
         weights, size = self.weights, self.spec.per_layer_size
         if weights.per_layer_embed is None or weights.per_layer_in is None or weights.per_layer_norm is None:
             return None
-        projected = weights.per_layer_in(x) * self.spec.hidden_size**-0.5
+        x = x[:, : self.spec.hidden_size]  # of several streams the first
+        projected = weights.per_layer_in(x.contiguous()) * self.spec.hidden_size**-0.5
         projected = self.kernels.rms_norm(
             projected.unflatten(-1, (-1, size)).contiguous(), weights.per_layer_norm, self.spec.norm_eps
         )
+        tokens = torch.where(tokens < self.spec.per_layer_tokens, tokens, 0)
         own = functional.embedding(tokens, weights.per_layer_embed).unflatten(-1, (-1, size)) * size**0.5
         return (projected + own) * 2**-0.5
 
@@ -321,6 +324,8 @@ class TorchModel(Model):
             positions = torch.arange(start, start + len(tokens)) + self.spec.position_offset
             x = x + functional.embedding(positions.clamp_(max=table.shape[0] - 1), table)
         x = self._norm(x, weights.embedding_norm) if self.spec.embedding_norm else x
+        if self.spec.altup is not None:
+            return enter_streams(x, weights.altup_in)
         return x if self.spec.streams is None else x.repeat(1, self.spec.streams.count)
 
     def layer(
@@ -338,14 +343,16 @@ class TorchModel(Model):
         It writes their keys and values, unless it reads another layer's, or, of a recurrent layer, the state after
         them. per_layer: `per_layer_inputs` of the rows; read: the rows that its mixer reads, x where None.
         """
-        read = read_streams(
-            self.spec, x if read is None else read, self.weights.layers[index].streams.get("attention_hc")
-        )
-        layer = self.weights.layers[index]
+        layer, streams = self.weights.layers[index], None
+        if self.spec.altup is not None and layer.altup is not None:
+            streams = predicted(self.spec.altup, layer.altup, x, self.spec.norm_eps)
+            x = read = streams[:, self.spec.altup.active].to(x.dtype)
+        read = read_streams(self.spec, x if read is None else read, layer.streams.get("attention_hc"))
         rows = gated(self._norm_if(self.spec.layers[index].has_pre_norms, read, layer.attention_norm), layer.mixer_gate)
         self.see(index, "prepare_attention", "residual stream", x)
         self.see(index, "prepare_attention", "mixer inputs", rows)
-        return self.after_mixer(x, rows, index, self._mixed(rows, index, cache, metadata, states), per_layer)
+        mixed = self._mixed(rows, index, cache, metadata, states)
+        return self.after_mixer(x, rows, index, mixed, per_layer, streams)
 
     def after_mixer(
         self,
@@ -354,14 +361,23 @@ class TorchModel(Model):
         index: int,
         mixed: torch.Tensor,
         per_layer: torch.Tensor | None = None,
+        streams: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The rest of a layer, whose mixer has made `mixed` of the rows that its norm made of x."""
+        """The rest of a layer, whose mixer has made `mixed` of the rows that its norm made of x.
+
+        streams: of AltUp, of which x is the active one, (rows, count, hidden).
+        """
         spec, layer = self.spec.layers[index], self.weights.layers[index]
         x = self._after_mlp(x, rows, index, mixed)
+        if streams is not None and self.spec.altup is not None and layer.altup is not None:
+            streams, x = corrected(self.spec.altup, layer.altup, streams, x, self.spec.norm_eps)
         if layer.per_layer is not None:
             assert per_layer is not None, "a layer without its embeddings"
             own = ACTIVATION_FUNCTIONS[spec.each_mlp.activation](layer.per_layer.gate(x)) * per_layer[:, index]
-            x = x + self._norm(layer.per_layer.out(own), layer.per_layer.norm)
+            added = self._norm(layer.per_layer.out(own), layer.per_layer.norm)
+            if streams is not None:
+                return torch.cat((streams[:, :1], streams[:, 1:] + added.float()[:, None]), 1).flatten(1).to(x.dtype)
+            x = x + added
         return x if layer.scalar is None else x * layer.scalar
 
     def _after_mlp(self, x: torch.Tensor, rows: torch.Tensor, index: int, mixed: torch.Tensor) -> torch.Tensor:
@@ -369,6 +385,8 @@ class TorchModel(Model):
         spec, layer = self.spec.layers[index], self.weights.layers[index]
         see, after = partial(self.see, index), spec.norm_place == "post_residual"
         attended = self._delta(spec, self._norm_if(spec.has_mixer_out_norm, mixed, layer.attention_out_norm))
+        if layer.laurel is not None:
+            x = x + rows + self._norm(layer.laurel.right(layer.laurel.left(rows)), layer.laurel.norm)
         if spec.parallel:
             rows = rows if spec.shared_norm else self._norm_if(spec.has_pre_norms, x, layer.mlp_norm)
             return x + attended + self._delta(spec, run_mlp(spec, layer, rows, see))
@@ -377,6 +395,7 @@ class TorchModel(Model):
         )
         if spec.mlp is None:
             return x
+        x = x if layer.laurel is None else x * 2**-0.5
         see("prepare_mlp", "residual stream", x)
         if spec.experts is not None and spec.experts.own_norms:
             norms = layer.mlp_norms
@@ -416,6 +435,7 @@ class TorchModel(Model):
     def normed(self, x: torch.Tensor) -> torch.Tensor:
         """Rows of the last layer after the final norm, if there is one."""
         x = read_streams(self.spec, x, self.weights.streams)
+        x = x if self.spec.altup is None else leave_streams(x, self.weights.altup_out)
         return self._norm(x, self.weights.final_norm) if self.spec.final_norm else x
 
     def head(self, x: torch.Tensor) -> torch.Tensor:

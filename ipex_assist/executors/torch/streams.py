@@ -53,8 +53,9 @@ def write_streams(spec: DecoderSpec, x: torch.Tensor, delta: torch.Tensor, layer
 
 def check_hidden(spec: DecoderSpec, hidden: object | None) -> None:
     """Raise IpexAssistError where hidden states are asked for of a model that gives none."""
-    if hidden is not None and spec.streams is not None:
-        raise IpexAssistError(f"hidden states of a model whose residual stream has {spec.streams.count} rows")
+    streams = spec.streams or spec.altup
+    if hidden is not None and streams is not None:
+        raise IpexAssistError(f"hidden states of a model whose residual stream has {streams.count} rows")
 
 
 def _mixture(spec: StreamSpec, logits: torch.Tensor) -> torch.Tensor:

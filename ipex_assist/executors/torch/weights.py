@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.nn import functional
 
+from ipex_assist.executors.torch.altup import AltUpLayer, altup_layer
 from ipex_assist.executors.torch.dynamic_conv import DynamicConv
 from ipex_assist.executors.torch.experts import ExpertLayer, Mlp
 from ipex_assist.executors.torch.kernels import Kernels, Linear, TorchKernels
@@ -26,7 +27,7 @@ from ipex_assist.models.names import (
     XIELU,
 )
 from ipex_assist.models.spec import DecoderSpec, LayerSpec
-from ipex_assist.models.stream_spec import HEAD_STREAMS, STREAMS
+from ipex_assist.models.stream_spec import ALTUP_VECTORS, HEAD_STREAMS, STREAMS
 from ipex_assist.models.weights import CONV_BASES, check_numbers, check_shape, head_dim_of, layer_of, part_of, resolve
 
 Norm = tuple[torch.Tensor | None, torch.Tensor | None]  # weight and bias, each (hidden,)
@@ -68,6 +69,15 @@ class PerLayerLinears:
 
 
 @dataclass
+class LaurelLayer:
+    """What is beside attention: two linears, and the norm of what they give."""
+
+    left: Linear  # (rows, hidden) → (rows, laurel_rank)
+    right: Linear  # and back
+    norm: Norm
+
+
+@dataclass
 class Layer:
     """One layer. Query, key, value and output gate are one linear, stacked in this order; so are gate and up."""
 
@@ -95,6 +105,8 @@ class Layer:
     # Of norms that gate what they give: (rows, hidden) → (rows, rank), and back.
     mixer_gate: tuple[Linear, Linear] | None = None
     mlp_gate: tuple[Linear, Linear] | None = None
+    altup: AltUpLayer | None = None
+    laurel: LaurelLayer | None = None
     convs: tuple[DynamicConv, ...] = ()  # around attention and MLP, of draft heads that have them
 
     @property
@@ -134,6 +146,8 @@ class Weights:
     per_layer_in: Linear | None = None  # (rows, hidden) → (rows, layers · per_layer_size)
     per_layer_norm: torch.Tensor | None = None  # (per_layer_size,)
     streams: StreamLayer | None = None  # of the final norm
+    altup_in: tuple[Linear, ...] = ()  # of each of AltUp's streams but the first
+    altup_out: tuple[Linear, ...] = ()
 
 
 # The parts of the first linear of a recurrent mixer (RecurrentSpec.input_parts), and those of RecurrentSpec.low_parts.
@@ -156,6 +170,7 @@ _STREAMS = (*STREAMS, HEAD_STREAMS)
 _STREAM_VECTORS = tuple(f"{name}{part}" for name in _STREAMS for part in ("_base", "_scale"))
 _GROWTH = (*LOG_GROWTH, *INDEX_LOG_GROWTH)
 _OF_EXPERTS = ("correction_bias", "expert_scales")
+_STREAM_VECTORS += ALTUP_VECTORS
 _FP32 = (*_GROWTH, *_OF_EXPERTS, "router", "shared_gate", "confidence", *_STREAMS, *_STREAM_VECTORS)
 _TABLES = ("embed_tokens", "embed_positions", "per_layer_embed", "selector_before", "selector_after")
 _VECTORS = (*_GROWTH, *_OF_EXPERTS, "sinks", "layer_scalar", "confidence", *CONV_BASES, *_STREAM_VECTORS)
@@ -273,7 +288,17 @@ class _Packer:
             per_layer_norm=self.tensors.get("per_layer_norm.weight"),
             head=self._head() if self.spec.head is not None else None,
             streams=self._streams(HEAD_STREAMS) if self.spec.streams is not None else None,
+            altup_in=self._projections("altup_in"),
+            altup_out=self._projections("altup_out"),
         )
+
+    def _projections(self, name: str) -> tuple[Linear, ...]:
+        count = 0 if self.spec.altup is None else self.spec.altup.count - 1
+        return tuple(self.linears[f"altup.{number}.{name}"] for number in range(count))
+
+    def _laurel(self, prefix: str) -> LaurelLayer:
+        left, right = (self.linears[f"{prefix}laurel_{name}"] for name in ("left", "right"))
+        return LaurelLayer(left, right, self._norm(prefix + "laurel_out_norm"))
 
     def _streams(self, name: str) -> StreamLayer:
         vectors = (self.tensors[f"{name}_{part}.weight"] for part in ("base", "scale"))
@@ -332,6 +357,8 @@ class _Packer:
             streams={} if self.spec.streams is None else {name: self._streams(prefix + name) for name in STREAMS},
             mixer_gate=self._gate(prefix + "mixer_gate") if spec.mixer_gate_rank else None,
             mlp_gate=self._gate(prefix + "mlp_gate") if spec.mlp_gate_rank else None,
+            altup=None if self.spec.altup is None else altup_layer(self.spec.altup, self.tensors, prefix),
+            laurel=self._laurel(prefix) if spec.laurel_rank else None,
             convs=tuple(self._conv(prefix + base) for base in CONV_BASES if f"{prefix}{base}.weight" in self.tensors),
         )
 

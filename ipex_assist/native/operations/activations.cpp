@@ -56,6 +56,7 @@ void list_shared(List& list, SharedBuffers& b, const ActivationSizes& s) {
     list("gate_rows", b.gate_rows, s.rows, s.gate_rows);
     list("norm_gates", b.norm_gates, s.rows, s.gate_rows ? s.width : 0);
     list("deferred", b.deferred, s.rows, s.deferred);
+    list("projected", b.projected, s.rows, s.projected);
     list("conv_scales", b.conv_scales, s.rows, s.conv_scales);
     list("contexts", b.contexts, s.logit_rows, s.selector_rank);
     list("candidate scores", b.scores, s.logit_rows, s.candidates);

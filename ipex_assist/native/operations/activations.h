@@ -53,21 +53,22 @@ struct SampledRow {
 };
 
 struct SharedBuffers {
-    Array<float> x;               // (rows, stream_width): the residual stream
-    Array<float> stream_parts;    // (rows, slices · …) of streams where each thread prepares all rows: streams.cpp
-    Array<float> qkv;             // (rows, queries, keys and values)
-    Array<float> attended;        // (rows, heads · value_dim)
-    Array<float> per_layer;       // (rows, layers · per_layer_size): each layer's own embeddings
-    Array<float> heads;           // (rows, …) of latent attention: queries, later the values of the heads
-    Array<float> active;          // (rows or slots, the layer's intermediate_size): activated gate and up
-    Array<float> scanned;         // (rows to scan, scan_width): queries, keys, values, decays and betas
-    Array<float> partials;        // split KV's, see attention.h
-    Array<float> fed_back;        // (segments, hidden): what a draft head's next rows get as their hidden states
-    Array<float> low_rank;        // (windows · WINDOW_ROWS, …) A · x of rows with an adapter
-    Array<float> normed;          // (rows, hidden): what a norm gives where that is read once more
-    Array<float> gate_rows;       // (rows, rank) of norms with gates: the row that these are made of
-    Array<float> norm_gates;      // (rows, hidden)
-    Array<float> deferred;        // (rows, hidden): what routed experts give, which is added after the next layer
+    Array<float> x;             // (rows, stream_width): the residual stream
+    Array<float> stream_parts;  // (rows, slices · …) of streams where each thread prepares all rows: streams.cpp
+    Array<float> qkv;           // (rows, queries, keys and values)
+    Array<float> attended;      // (rows, heads · value_dim)
+    Array<float> per_layer;     // (rows, layers · per_layer_size): each layer's own embeddings
+    Array<float> heads;         // (rows, …) of latent attention: queries, later the values of the heads
+    Array<float> active;        // (rows or slots, the layer's intermediate_size): activated gate and up
+    Array<float> scanned;       // (rows to scan, scan_width): queries, keys, values, decays and betas
+    Array<float> partials;      // split KV's, see attention.h
+    Array<float> fed_back;      // (segments, hidden): what a draft head's next rows get as their hidden states
+    Array<float> low_rank;      // (windows · WINDOW_ROWS, …) A · x of rows with an adapter
+    Array<float> normed;        // (rows, hidden): what a norm gives where that is read once more
+    Array<float> gate_rows;     // (rows, rank) of norms with gates: the row that these are made of
+    Array<float> norm_gates;    // (rows, hidden)
+    Array<float> deferred;  // (rows, hidden): what routed experts give, added after the next layer; or LAuReL's linears
+    Array<float> projected;       // (rows, …): AltUp's streams but the first, projected on their way in and out
     Array<float> conv_scales;     // (rows, 2 · conv_kernel · groups): what scales the weights of both
     Array<float> cluster_scores;  // (rows with logits, clusters) of a draft head
     Array<float> contexts;        // (rows with logits, selector_rank): a row's projection, then times a token's row
@@ -136,7 +137,7 @@ struct ActivationSizes {
     int64_t fed_back_rows, entering;            // of draft heads; the latter columns
     int64_t clusters, clusters_read;            // of draft heads
     int64_t normed, conv_scales, gate_rows;     // of what is read after norms: columns of a row
-    int64_t deferred;                           // of experts: columns of a row
+    int64_t deferred, projected;                // columns of a row
     int64_t candidates, selector_rank;          // of draft heads
     int64_t heads, head_depth;                  // of latent attention: columns of a row, input columns of a head
     int64_t scored_rows, positions, top_k;      // of sparse attention: rows that are scored together

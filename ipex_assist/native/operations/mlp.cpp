@@ -51,6 +51,64 @@ void activate_limited(const Pass& pass, const MlpSpec& spec, const float* in, in
     }
 }
 
+// Mean + deviations · standard deviation of a row's gates, which alternate with up by panels.
+float gate_cutoff(const MlpSpec& spec, const float* in) {
+    const int64_t width = spec.intermediate_size;
+    const auto mean = [&](auto&& value) {
+        float sums[LANES] = {}, sum = 0;
+        for (int64_t c = 0; c < width; c += LANES) {
+            for (int64_t i = 0; i < LANES && c + i < width; i++) sums[i] += value(in[2 * c + i]);
+        }
+        for (const float each : sums) sum += each;
+        return sum / float(width);
+    };
+    const float middle = mean([](float x) { return x; });
+    const float variance = mean([&](float x) { return (x - middle) * (x - middle); });
+    return middle + spec.deviations * std::sqrt(variance);
+}
+
+// Panels first <= b < end of a row's active columns, of those of gate and up. NaN stays.
+void activate_sparse(const Pass& pass, const MlpSpec& spec, const float* in, float cutoff, int64_t first, int64_t end,
+                     float* out) {
+    for (int64_t b = first; b < end; b++) {
+        const float *gate = in + 2 * b * LANES, *up = gate + LANES;
+        float above[LANES];
+        std::transform(gate, gate + LANES, above, [&](float x) { return x - cutoff < 0 ? 0.0f : x - cutoff; });
+        pass.kernels.activate(spec.activation, false, above, 1, out + b * LANES);
+        for (int64_t i = 0; i < LANES; i++) out[b * LANES + i] *= up[i];
+    }
+}
+
+// Sparse gates depend on all of a row's, so that nothing is activated before all are there.
+void up_sparse(Pass& pass, const LayerStep& step, int thread) {
+    const uint64_t started = __rdtsc();
+    const PackedLayer& layer = pass.layer(step);
+    const int64_t rows = pass.plan().rows(), stride = sparse_stride(layer.mlp), threads = pass.plan().threads;
+    const auto [first, last] = slice(pass, layer.up, thread);
+    const LinearRows in = pass.inputs(thread, layer.up.depth);
+    float* data = pass.activations.shared.active.data;
+    const AdapterTerm term = adapter_term(pass, step, UP);
+    shrink(pass, thread, term, layer.up, in);
+    if (term.rows) pass.wait(thread);
+    for (const LinearBlock& block : blocks_of(pass, layer.up, in, rows, thread)) {
+        float* to = data + block.row * stride + block.first * LANES;
+        multiply_before_expand(pass, term, layer.up, in, block, to, stride);
+        expand(pass, term, block, to, stride);
+    }
+    pass.wait(thread);
+    for (int64_t r = share(rows, thread, threads); r < share(rows, thread + 1, threads); r++)
+        data[(r + 1) * stride - LANES] = gate_cutoff(layer.mlp, data + r * stride);
+    pass.wait(thread);
+    float* active = data + sparse_active(layer.mlp);
+    for (int64_t r = 0; r < rows; r++) {
+        const float* row = data + r * stride;
+        activate_sparse(pass, layer.mlp, row, row[stride - LANES], first / 2, last / 2, active + r * stride);
+    }
+    prepare_active(pass, thread,
+                   {active, rows, stride, layer.mlp.intermediate_size, layer.up.panels / 2, first / 2, last / 2},
+                   layer.down, started);
+}
+
 // The spans of columns that this thread has activated, or of which it has activated the last columns.
 void prepare_spans(Pass& pass, int thread, const ActiveRows& x, const Linear& down) {
     complete_spans(pass, 0, {x.first, x.end, x.panels, 1}, [&](int64_t column) {
@@ -104,7 +162,8 @@ void activate_block(const Pass& pass, int thread, const MlpSpec& spec, const Lin
 }
 
 void mlp(Pass& pass, const LayerStep& step, int thread) {
-    up_linear(pass, step, thread);
+    if (pass.layer(step).mlp.sparse) up_sparse(pass, step, thread);
+    else up_linear(pass, step, thread);
     const Linear& down = pass.layer(step).down;
     const Array<float>& delta = pass.delta(thread);
     linear(pass, thread, active_inputs(pass, thread, down), down, pass.plan().rows(), delta.data, delta.columns,

@@ -28,6 +28,9 @@ void tap_end(Pass& pass, int thread);                         // that leaves the
 // per_layer.cpp
 // Each layer's own embeddings of all rows, of a model that has them; ends before the threads' shares are all there.
 void embed_per_layer(Pass& pass, int thread);
+// The columns of the residual stream from one on, as `next` takes them; ends with a barrier unless each thread prepares
+// all rows.
+void prepare_stream(Pass& pass, int thread, int64_t column, const Linear& next);
 void prepare_per_layer(Pass& pass, const LayerStep& step, int thread);
 void per_layer(Pass& pass, const LayerStep& step, int thread);
 
@@ -48,6 +51,15 @@ void weigh_streams(Pass& pass, int thread, const StreamWeights& weights, const s
 const float* read_streams(const ModelSpec& spec, const float* x, float* out);
 void write_streams(const ModelSpec& spec, const float* delta, int64_t start, float* x);
 int64_t stream_parts(const ModelSpec& spec);  // floats that threads exchange of a row
+// altup.cpp, of a row x of AltUp's streams: predicts them, and makes what a layer sees, x itself; corrects them after it,
+// and makes what per-layer embeddings read, in `read`; adds what those gave to all but the first. scratch: (hidden).
+float* predict_streams(const Pass& pass, const AltUpWeights& weights, float* x, float* scratch);
+float* correct_streams(const Pass& pass, const AltUpWeights& weights, float* x, float* read);
+void add_to_streams(const ModelSpec& spec, const float* delta, float* x);
+void enter_streams(Pass& pass, int thread);  // after the embedding; may end without a barrier
+void leave_streams(Pass& pass, int thread);  // before the final norm
+// laurel.cpp
+void laurel(Pass& pass, const LayerStep& step, int thread);
 // x, a copy of row `row` of the stream or that itself, += delta as `residual` says; `changed` is room for a row that
 // delta becomes, and may not be it.
 void add_delta(const Pass& pass, const ResidualNorm& residual, int64_t row, float* x, const float* delta,
@@ -150,6 +162,9 @@ const float* convolved_delta(const Pass& pass, int thread, const ConvWeights& co
 
 // mlp.cpp
 void mlp(Pass& pass, const LayerStep& step, int thread);
+// A row of sparse gates: gate and up, from a column on activated columns, and in the last 16 what gates are above.
+inline int64_t sparse_active(const MlpSpec& mlp) { return 2 * round_up(mlp.intermediate_size, LANES); }
+inline int64_t sparse_stride(const MlpSpec& mlp) { return sparse_active(mlp) / 2 * 3 + LANES; }
 // Rows (rows, stride) of `width` activated columns, of whose `panels` panels a thread has made first <= b < end.
 struct ActiveRows {
     float* data;

@@ -119,6 +119,7 @@ void run_layers(Pass& pass, int thread) {
     else enter_draft_head(pass, thread);
     if (watched) watch(pass, pass.hidden.empty() ? "embed" : "enter_draft_head", RESIDUAL_STREAM, nullptr, thread);
     if (pass.model.spec.per_layer_size) embed_per_layer(pass, thread);
+    if (pass.model.spec.altup.several()) enter_streams(pass, thread);
     for (const LayerStep& step : pass.program.layers) {
         run(pass, step, step.append_operations, thread);
         if (step.index == pass.pruning_layer) {
@@ -127,6 +128,7 @@ void run_layers(Pass& pass, int thread) {
         }
         run(pass, step, step.attend_operations, thread);
     }
+    if (pass.model.spec.altup.several()) leave_streams(pass, thread);
     if (pass.taps_end()) tap_end(pass, thread);
     if (pass.plan().logit_rows.empty()) return;
     lm_head(pass, thread);

@@ -8,27 +8,21 @@
 #include "operations/operations.h"
 
 namespace ipex_assist {
-namespace {
-
-// The rows of the residual stream as the model's projection takes them.
-void prepare_embeddings(Pass& pass, int thread) {
+void prepare_stream(Pass& pass, int thread, int64_t column, const Linear& next) {
     const PassPlan& plan = pass.plan();
     const ThreadBuffers& own = pass.activations.own(thread);
-    const Linear& next = pass.model.per_layer_in;
     const int64_t size = pass.model.spec.hidden_size;
     if (plan.each_thread_prepares) {
         const LinearRows to = own.inputs.with_depth(next.depth);
         for (int64_t r = 0; r < plan.rows(); r++)
-            prepare_row(pass, thread, own.x.row(r), size, 0, next.depth, r, next, to);
+            prepare_row(pass, thread, own.x.row(r) + column, size, 0, next.depth, r, next, to);
         return;
     }
     const Array<float>& x = pass.activations.shared.x;
     for (int64_t r = share(plan.rows(), thread, plan.threads); r < share(plan.rows(), thread + 1, plan.threads); r++)
-        prepare_row(pass, thread, x.row(r), size, 0, next.depth, r, next, &NodeBuffers::inputs);
+        prepare_row(pass, thread, x.row(r) + column, size, 0, next.depth, r, next, &NodeBuffers::inputs);
     pass.wait(thread);
 }
-
-}  // namespace
 
 // (norm(projection · hidden^-½) + row of the table · size^½) · 2^-½. A norm of rows of which all are multiplied with
 // the same is that of the rows with an epsilon that is divided by its square.
@@ -37,7 +31,7 @@ void embed_per_layer(Pass& pass, int thread) {
     const PassPlan& plan = pass.plan();
     const Array<float>& inputs = pass.activations.shared.per_layer;
     const int64_t size = model.spec.per_layer_size, layers = model.spec.layers, items = plan.rows() * layers;
-    prepare_embeddings(pass, thread);
+    prepare_stream(pass, thread, 0, model.per_layer_in);
     linear(pass, thread, pass.inputs(thread, model.per_layer_in.depth), model.per_layer_in, plan.rows(), inputs.data,
            inputs.columns);
     const float epsilon = model.spec.norm_eps * float(model.spec.hidden_size);

@@ -26,6 +26,7 @@ AttentionShape attention_shape(const PackedLayer& layer) {
 
 constexpr Operation PREPARE_TOKEN_AND_HIDDEN{"prepare_token_and_hidden", prepare_token_and_hidden, MIXER_INPUTS};
 constexpr Operation PREPARE_ATTENTION{"prepare_attention", prepare_attention, RESIDUAL_STREAM | MIXER_INPUTS};
+constexpr Operation LAUREL{"laurel", laurel};
 constexpr Operation PREPARE_MLP{"prepare_mlp", prepare_mlp, RESIDUAL_STREAM | MLP_INPUTS};
 constexpr Operation CONVOLVE_MLP{"convolve_mlp", convolve_mlp};
 constexpr Operation MLP{"mlp", mlp, ACTIVE | DELTA};
@@ -57,7 +58,7 @@ bool same_kind(const PackedLayer& one, const PackedLayer& other) {
     const MlpSpec &a = one.mlp, &b = other.mlp;
     if (row_type(one.down.precision) != row_type(other.down.precision)) return false;
     return a.intermediate_size == b.intermediate_size && a.experts == b.experts && a.shared_size == b.shared_size &&
-           a.scales_inputs == b.scales_inputs && a.experts_per_token == b.experts_per_token &&
+           a.sparse == b.sparse && a.scales_inputs == b.scales_inputs && a.experts_per_token == b.experts_per_token &&
            a.precision == b.precision && one.defers == other.defers;
 }
 
@@ -73,6 +74,7 @@ Program::Program(const PackedModel& model_) : model(model_) {
         LayerStep step{int32_t(i), i + 1 == model.layers.size(), {}, {}};
         const bool token_and_hidden = model.spec.draft_head.kind == EAGLE3 && i == 0;
         list_mixer_operations(layer, step, token_and_hidden ? PREPARE_TOKEN_AND_HIDDEN : PREPARE_ATTENTION);
+        if (layer.laurel_rank) step.attend_operations.insert(step.attend_operations.begin(), LAUREL);
         list_mlp(layer, step, model.expert_cache != nullptr);
         if (model.spec.per_layer_size) add(step.attend_operations, {PREPARE_PER_LAYER, PER_LAYER});
         if (layer.is_recurrent() || layer.attention.kept_heads()) last_filled = int32_t(i);

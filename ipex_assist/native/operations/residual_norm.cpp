@@ -1,5 +1,6 @@
 // What happens to a row between two linears: the residual addition and the norms around it.
 #include <algorithm>
+#include <cmath>
 
 #include "operations/operations.h"
 
@@ -17,6 +18,19 @@ void normalize(const Pass& pass, const Norm& norm, const float* x, float* out) {
     pass.kernels.normalize(spec.rms_norm, x, norm.weight, norm.bias, spec.norm_eps, spec.hidden_size, out);
 }
 
+namespace {
+
+// What LAuReL adds beside attention: the input of both, and what its linears made of that, normalised.
+void add_laurel(const Pass& pass, const ResidualNorm& residual, int64_t row, float* x, float* scratch) {
+    const int64_t size = pass.model.spec.hidden_size;
+    normalize(pass, *residual.laurel_input, x, scratch);
+    pass.kernels.add(x, scratch, size);
+    normalize(pass, *residual.laurel, pass.activations.shared.deferred.row(row), scratch);
+    pass.kernels.add(x, scratch, size);
+}
+
+}  // namespace
+
 // x += delta, with the norms and the multiplier of the layer. `delta` stays as it is, as other threads may read it,
 // too; `changed` is room for a row that it becomes. Where all threads read the same row at the same time, just after
 // others wrote it, each begins at `start`, a place of its own: no cache line has them all wait for it.
@@ -24,11 +38,13 @@ void add_delta(const Pass& pass, const ResidualNorm& residual, int64_t row, floa
                float* changed, int64_t start) {
     const int64_t size = pass.model.spec.hidden_size;
     const float factor = residual.multiplier;
+    if (residual.laurel) add_laurel(pass, residual, row, x, changed);
     if (residual.post) normalize(pass, *residual.post, delta, changed);
     else if (factor != 1) std::copy(delta, delta + size, changed);
     if (factor != 1) multiply(changed, factor, size);
     const float* added = residual.post || factor != 1 ? changed : delta;
     if (pass.model.spec.streams.several()) return write_streams(pass.model.spec, added, start, x);
+    if (residual.altup && !residual.corrects) return add_to_streams(pass.model.spec, added, x);
     const auto add = [&](const float* from) {
         pass.kernels.add(x + start, from + start, size - start);
         if (start > 0) pass.kernels.add(x, from, start);
@@ -37,6 +53,7 @@ void add_delta(const Pass& pass, const ResidualNorm& residual, int64_t row, floa
     if (residual.deferred) add(pass.activations.shared.deferred.row(row));
     if (residual.post_residual) normalize(pass, *residual.post_residual, x, x);
     if (residual.scalar) multiply(x, *residual.scalar, size);
+    if (residual.laurel) multiply(x, std::sqrt(0.5f), size);
 }
 
 void residual_norm(Pass& pass, int thread, const ResidualNorm& residual, const std::vector<int32_t>* kept,
@@ -61,8 +78,10 @@ void residual_norm(Pass& pass, int thread, const ResidualNorm& residual, const s
     }
     for (int64_t i = first; i < end; i++) {
         if (!residual.streams && !residual.late) add(i);
-        const float* x = stream.row(kept ? (*kept)[size_t(i)] : i);
-        if (residual.streams) x = read_streams(pass.model.spec, x, own.row.data);
+        float* row = stream.row(kept ? (*kept)[size_t(i)] : i);
+        const float* x = residual.streams ? read_streams(pass.model.spec, row, own.row.data) : row;
+        if (residual.altup)
+            x = (residual.corrects ? correct_streams : predict_streams)(pass, *residual.altup, row, own.row.data);
         float* normed = residual.kept ? pass.normed(thread).row(i) : own.row.data;
         if (residual.pre) normalize(pass, *residual.pre, x, normed);
         const float* from = residual.pre ? normed : x;

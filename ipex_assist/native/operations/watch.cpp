@@ -51,6 +51,7 @@ public:
     }
 
     void show(Written buffer) {
+        // Of AltUp's streams, the row that layers see.
         const int64_t hidden = pass_.model.spec.hidden_size, columns = pass_.model.spec.streams.columns(hidden);
         const Array<float>& stream = pass_.stream(0);
         if (buffer == RESIDUAL_STREAM) return give("residual stream", stream.data, columns, stream.columns, rows_);
@@ -126,6 +127,8 @@ private:
         const float* data = shared_.active.data;
         if (!layer.mlp.experts) {
             const int64_t columns = layer.mlp.intermediate_size;
+            if (layer.mlp.sparse)
+                return give("active", data + sparse_active(layer.mlp), columns, sparse_stride(layer.mlp), rows_);
             return give("active", data, columns, round_up(columns, LANES), rows_);
         }
         const int64_t stride = layer.experts[0].up.panels / (layer.mlp.gated ? 2 : 1) * LANES;

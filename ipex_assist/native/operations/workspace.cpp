@@ -40,9 +40,10 @@ int64_t partial_floats(const SizedPass& pass) {
 }
 
 // Of the columns of a plain MLP, or of per-layer embeddings, between two linears.
-void size_active(const KernelTable& kernels, int64_t width, const Linear& down, ActivationSizes& s) {
+void size_active(const KernelTable& kernels, int64_t width, const Linear& down, ActivationSizes& s,
+                 const MlpSpec& mlp = {}) {
     const int64_t inner = round_up(width, LANES), columns = PADDED_ROWS * round_up(down.depth, SCALE_COLUMNS);
-    s.active = std::max(s.active, s.rows * inner);
+    s.active = std::max(s.active, s.rows * (mlp.sparse ? sparse_stride(mlp) : inner));
     s.depth = std::max(s.depth, inner);
     s.down_values = std::max(s.down_values, columns * value_bytes(down.precision, kernels));
     s.down_columns = std::max(s.down_columns, columns);
@@ -73,6 +74,7 @@ void size_layers(const SizedPass& pass, ActivationSizes& s) {
         size_mixer(layer, s);
         s.gate_rows = std::max<int64_t>({s.gate_rows, layer.mixer_gate_rank, layer.mlp_gate_rank});
         if (layer.into_attention.kept || layer.into_mlp.kept) s.normed = s.width;
+        if (layer.laurel_rank) s.deferred = s.width, s.head_depth = std::max(s.head_depth, layer.laurel.right.depth);
     }
     s.gate_rows = round_up(s.gate_rows, LANES);
     for (const AttentionShape& each : pass.program.shape.attention)
@@ -95,7 +97,7 @@ void size_layers(const SizedPass& pass, ActivationSizes& s) {
             if (spec.ordered) s.ordered = std::max<int64_t>(s.ordered, layer.mlp.shared_size);
             s.own_value = value_bytes(FP32, kernels);  // the router's
         } else {
-            size_active(kernels, layer.mlp.intermediate_size, layer.down, s);
+            size_active(kernels, layer.mlp.intermediate_size, layer.down, s, layer.mlp);
         }
         if (spec.ordered) s.ordered = std::max<int64_t>(s.ordered, layer.mlp.intermediate_size);
     }
@@ -132,6 +134,7 @@ ActivationSizes activation_sizes(const SizedPass& pass) {
     // Of prompts, too: the rows that go on after the others have ended may be few.
     if (spec.streams.several())
         s.stream_rows = std::min<int64_t>(s.rows, DECODE_ROWS), s.stream_parts = stream_parts(spec);
+    if (spec.altup.several()) s.projected = int64_t(spec.altup.count - 1) * spec.hidden_size;
     s.tiles = pass.model().kernels->tiled && !pass.plan.decode;
     s.scan_rows = pass.plan.first_scan_row.back();
     for (size_t i = 0; pass.counts && i < pass.plan.segments.size(); i++) s.scan_rows += pass.counts[i] - 1;

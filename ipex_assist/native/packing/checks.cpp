@@ -57,6 +57,9 @@ void check_mlp(const ModelSpec& s, const MlpSpec& m) {
         const bool alone = m.gated && m.activation != CLAMPED_SWIGLU && m.activation != XIELU;
         if (limit > 0 && !alone) refuse("a limit of activations without gates, or that have their own");
     }
+    check_range("whether gates are sparse", m.sparse, 0, m.gated && !m.experts && m.limit == 0);
+    if (m.sparse && (!std::isfinite(m.deviations) || m.activation == CLAMPED_SWIGLU))
+        refuse("gates above %g standard deviations, or whose activation is of gate and up", double(m.deviations));
     if (m.own_norms && (!m.shared_size || m.shared_gate)) refuse("norms of experts, and no shared one without a gate");
     if (m.expert_scales && !m.experts) refuse("scales of experts that are not there");
     if (m.experts) check_routing(m);
@@ -81,6 +84,25 @@ void check_streams(const ModelSpec& s, const LayerSpec* layers) {
     }
 }
 
+void check_altup(const ModelSpec& s, const LayerSpec* layers) {
+    check_range("altup_num_inputs", s.altup.count, 0, MOST_STREAMS);
+    if (!s.altup.several()) return;
+    check_range("altup_active_idx", s.altup.active, 0, s.altup.count - 1);
+    if (s.hidden_size % LANES) refuse("streams of %d columns: multiples of %d are computed", s.hidden_size, LANES);
+    if (s.is_draft_head() || s.projected_embedding || s.streams.several() || !s.per_layer_size)
+        refuse("AltUp's streams in a draft head, or with projected embeddings, or without those of each layer");
+    for (int32_t i = 0; i < s.layers; i++) {
+        const LayerSpec& layer = layers[i];
+        if (layer.parallel || layer.beside || layer.scaled || layer.defers || layer.mlp.own_norms)
+            refuse("layer %d has a form of its own, which AltUp's streams have not", i);
+    }
+}
+
+void check_laurel(const LayerSpec& layer) {
+    const bool plain = !layer.is_recurrent() && !layer.attention.is_latent() && layer.has_mlp() && !layer.parallel;
+    check_range("laurel_rank", layer.laurel_rank, 0, plain && layer.has_pre_norms() ? LARGEST : 0);
+}
+
 void check_layer(const ModelSpec& s, const LayerSpec& layer) {
     check_mixer(s, layer);
     if (layer.is_recurrent() && layer.attention.kv_heads)
@@ -88,6 +110,7 @@ void check_layer(const ModelSpec& s, const LayerSpec& layer) {
     check_mlp(s, layer.mlp);
     check_range("norm_place", layer.norm_place, PRE, PRE_AND_MLP_OUT);
     check_multiplier(layer.residual_multiplier);
+    check_laurel(layer);
     if (layer.parallel && layer.norm_place != PRE) refuse("norms of parallel layers are before them");
     if (layer.shared_norm && !layer.parallel) refuse("attention and MLP share a norm in parallel layers only");
     if (!layer.has_mlp() && layer.parallel) refuse("nothing parallel to attention");
@@ -182,6 +205,7 @@ void check_model(const ModelSpec& s) {
     check_cap(s.logit_cap);
     check_draft_head(s);
     check_range("the size of per-layer embeddings", s.per_layer_size, 0, 1 << 14);
+    check_range("rows of per-layer embeddings", s.per_layer_rows, s.per_layer_size ? 1 : 0, s.vocab_size);
     check_range("layers x the size of per-layer embeddings", s.per_layer_width(), 0, LARGEST);
     if (!s.projected_embedding && s.embedding_size != s.hidden_size) {
         refuse("an embedding of %d for a hidden size of %d needs projections", s.embedding_size, s.hidden_size);
@@ -201,6 +225,7 @@ const ModelSpec& checked(const ModelSpec& s, const LayerSpec* layers) {
     }
     check_draft_head_layers(s, layers);
     check_streams(s, layers);
+    check_altup(s, layers);
     return s;
 }
 

@@ -53,10 +53,22 @@ void place_residual_norms(ModelWeights& w) {
             layer.into_attention.streams = &layer.attention_streams;
             layer.into_mlp.streams = &layer.mlp_streams;
         }
+        if (layer.laurel_rank) {
+            layer.into_mlp.laurel = &layer.laurel.norm;
+            layer.into_mlp.laurel_input = &layer.attention_norm;
+        }
+        if (w.spec.altup.several()) {
+            layer.into_attention.altup = layer.per_layer.into_gate.altup = &layer.altup;
+            layer.per_layer.into_gate.corrects = true;
+        }
         before_last = last, last = &layer;
     }
-    w.into_head = ResidualNorm{};
+    w.into_head = w.after_layers = ResidualNorm{};
     after_last(w.into_head);
+    if (w.spec.altup.several()) {
+        std::swap(w.into_head, w.after_layers);
+        w.after_layers.altup = &last->altup, w.into_head.add = false;
+    }
     if (w.spec.final_norm) w.into_head.pre = &w.final_norm;
     if (w.spec.streams.several()) w.into_head.streams = &w.head_streams;
 }

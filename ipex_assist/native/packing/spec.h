@@ -218,6 +218,10 @@ struct MlpSpec {
     // second is the shared expert's. 0: none.
     float limit, shared_limit;
     int32_t limits_gates;  // whether these limits are of gates before their activation
+    // Gaussian top-k (Gemma 3n): whether gates become what they are above the mean of a row's plus so many standard
+    // deviations, and below it 0, before their activation.
+    int32_t sparse;
+    float deviations;
 
     int32_t count() const { return experts + (shared_size ? 1 : 0); }  // experts, the shared one included
     int32_t routed() const { return experts + identity; }              // those that a router chooses from
@@ -245,6 +249,7 @@ struct LayerSpec {
     // Columns of the row by which what a norm before the mixer, or the MLP, gives is gated (A.X-K2): y becomes
     // y · sigmoid(up · silu(down · y)); 0: it is not.
     int32_t mixer_gate_rank, mlp_gate_rank;
+    int32_t laurel_rank;        // of the pair of linears beside its attention (LAuReL), 0: there is none
     float residual_multiplier;  // of what attention and MLP add
 
     bool has_mlp() const { return mlp.intermediate_size != 0; }
@@ -314,6 +319,15 @@ struct StreamSpec {
 };
 constexpr int32_t MOST_STREAMS = 8;
 
+// AltUp (operations/altup.cpp): streams behind the row that layers see.
+struct AltUpSpec {
+    int32_t count;   // 0 or 1: there are none
+    int32_t active;  // the stream that layers change
+    int32_t scaled;  // whether per-layer embeddings read it times a number for each column
+
+    bool several() const { return count > 1; }
+};
+
 // What the layers have in common, and what is outside of them.
 struct ModelSpec {
     Precision precision;        // of the linears of attention, and of what is computed beside linears
@@ -329,12 +343,17 @@ struct ModelSpec {
     int32_t rms_norm, norm_weight, norm_bias;
     int32_t final_norm, embedding_norm, head_bias;
     int32_t per_layer_size;  // values of a token for each layer in the table of per-layer embeddings; 0: there is none
+    int32_t per_layer_rows;  // of that table: tokens from there on have the first one's
     float norm_eps, embedding_multiplier;
     float logit_cap;  // logits x become cap · tanh(x / cap); 0: they stay
     HeadSpec draft_head;
     StreamSpec streams;
+    AltUpSpec altup;
 
-    int64_t stream_width() const { return streams.width(hidden_size); }  // columns of a row of the residual stream
+    // Columns of a row of the residual stream.
+    int64_t stream_width() const {
+        return altup.several() ? int64_t(altup.count + 1) * hidden_size : streams.width(hidden_size);
+    }
     bool is_draft_head() const { return draft_head.kind != NO_DRAFT_HEAD; }
     // Whether it keeps no keys and values, and reads those of its target.
     bool reads_target() const { return draft_head.kind == SHARED_KV; }

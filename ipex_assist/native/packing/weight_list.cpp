@@ -76,16 +76,32 @@ void list_norm_gate(WeightList& list, const ModelSpec& spec, NormGate& gate, con
     list.linear(gate.up, {packed(hidden), rank, false, spec.precision}, {{up, 0, hidden}});
 }
 
+void list_altup(WeightList& list, const ModelSpec& spec, AltUpWeights& w) {
+    const int64_t count = spec.altup.count;
+    if (!spec.altup.several()) return;
+    list.norm(w.router_norm, spec, {"altup_router_norm", spec.hidden_size});
+    list.vector(w.router, {"altup_router", count * spec.hidden_size});
+    list.vector(w.predict, {"altup_predict", count * count * count});
+    list.vector(w.correct, {"altup_correct", count * count});
+    if (spec.altup.scaled) list.vector(w.scale, {"altup_scale", spec.hidden_size});
+}
+
 void list_layer(WeightList& list, const ModelSpec& spec, PackedLayer& layer) {
     const int64_t hidden = spec.hidden_size, own = spec.per_layer_size;
     const int64_t numbers = spec.streams.numbers(), kinds = spec.streams.sinkhorn_steps ? 3 : 2;
     list_streams(list, spec, layer.attention_streams, "attention_hc", "attention_hc_base", "attention_hc_scale",
                  numbers, kinds);
+    list_altup(list, spec, layer.altup);
     const bool first_norms = layer.norm_place != POST;
     // That of a token beside a hidden state is the draft head's.
     if (first_norms && layer.input_width == hidden) list.norm(layer.attention_norm, spec, {"attention_norm", hidden});
     list_norm_gate(list, spec, layer.mixer_gate, "mixer_gate_down_proj", "mixer_gate_up_proj", layer.mixer_gate_rank);
     list_mixer_weights(list, spec, layer);
+    if (layer.laurel_rank) {
+        const LinearShape shape{packed(hidden), layer.laurel_rank, false, spec.precision};
+        list.linear(layer.laurel.right, shape, {{"laurel_right_proj", 0, hidden}});
+        list.norm(layer.laurel.norm, spec, {"laurel_out_norm", hidden});
+    }
     if (layer.has_attention_out_norm()) list.norm(layer.attention_out_norm, spec, {"attention_out_norm", hidden});
     if (layer.has_mlp()) {
         list_streams(list, spec, layer.mlp_streams, "mlp_hc", "mlp_hc_base", "mlp_hc_scale", numbers, kinds);
@@ -162,6 +178,13 @@ void list_outside(WeightList& list, ModelWeights& w) {
                     {{"per_layer_in_proj", 0, own}});
         list.vector(w.per_layer_norm, {"per_layer_norm", spec.per_layer_size});
     }
+    for (size_t s = 0; s < w.stream_projections.size(); s++) {
+        list.within("altup", int32_t(s), [&] {
+            const LinearShape shape{packed(hidden), hidden, false, spec.outer_precision};
+            list.linear(w.stream_projections[s].in, shape, {{"altup_in_proj", 0, hidden}});
+            list.linear(w.stream_projections[s].out, shape, {{"altup_out_proj", 0, hidden}});
+        });
+    }
     if (!spec.draft_head.shared_head) {
         const int64_t rows = spec.lm_head_rows();
         const bool bias = spec.head_bias, tied = spec.tied_head;
@@ -169,7 +192,7 @@ void list_outside(WeightList& list, ModelWeights& w) {
                     {{tied ? "embed_tokens" : "lm_head", 0, rows, 1, !tied}});
     }
     if (spec.positions) list.vector(w.positions, {"embed_positions", int64_t(spec.positions) * hidden});
-    if (own) list.table(w.per_layer_table, "per_layer_embed", spec.vocab_size, own);
+    if (own) list.table(w.per_layer_table, "per_layer_embed", spec.per_layer_rows, own);
     if (w.table_is_linear()) {
         list.linear(w.table_linear, {packed(spec.vocab_size), embedding, false, spec.precision},
                     {{"embed_tokens", 0, spec.vocab_size}});

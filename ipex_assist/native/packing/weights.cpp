@@ -131,6 +131,7 @@ Visitor& visit(Visitor&& visitor, const ModelWeights& weights) {
 ModelWeights::ModelWeights(const ModelSpec& spec_, const LayerSpec* specs, WeightFormats formats_)
     : spec(spec_),
       formats(std::move(formats_)) {
+    if (spec.altup.several()) stream_projections.resize(size_t(spec.altup.count) - 1);
     layers.resize(size_t(spec.layers));  // whose norms and linears are pointed to
     for (size_t i = 0; i < layers.size(); i++) {
         static_cast<LayerSpec&>(layers[i]) = specs[i];

@@ -45,6 +45,24 @@ struct NormGate {
     Linear down{}, up{};
 };
 
+// AltUp's numbers of a layer: its router (count, hidden) and that one's norm; what predicts streams (count², count), and
+// what corrects them (count, count); and what per-layer embeddings read is multiplied with (hidden), or null.
+struct AltUpWeights {
+    Norm router_norm;
+    const float *router = nullptr, *predict = nullptr, *correct = nullptr, *scale = nullptr;
+};
+
+// What makes one of AltUp's streams of the embedding, and what brings it back before the final norm.
+struct StreamProjections {
+    Linear in{}, out{};
+};
+
+// What is beside attention (operations/laurel.cpp): the second linear, and the norm of what it gives.
+struct LaurelWeights {
+    Linear right{};
+    Norm norm;
+};
+
 // What happens to a row x between two linears: it gets what the first gave (delta), times `multiplier`, and the second
 // gets x; with the norms that there are.
 struct ResidualNorm {
@@ -59,6 +77,11 @@ struct ResidualNorm {
     bool kept = false;                       // what that gives is read once more, in fp32
     const StreamWeights* streams = nullptr;  // of a row of several streams: what the second gets is read by them
     const ConvWeights* left = nullptr;       // delta passes the second convolution of these
+    // AltUp: x is behind its layer, and its streams are corrected; or delta is added to these, which are then predicted.
+    const AltUpWeights* altup = nullptr;
+    bool corrects = false;
+    const Norm* laurel = nullptr;  // LAuReL: of what its linears gave, which x gets with its own norm `laurel_input`
+    const Norm* laurel_input = nullptr;
 };
 
 struct Mlp {
@@ -149,6 +172,8 @@ struct PackedLayer : LayerSpec {
     PerLayerWeights per_layer;
     ResidualNorm into_attention, into_mlp;
     StreamWeights attention_streams, mlp_streams;
+    AltUpWeights altup;
+    LaurelWeights laurel;
     ConvWeights attention_conv, mlp_conv;                             // of a draft head that has them
     NormGate mixer_gate, mlp_gate;                                    // of the norms before mixer and MLP
     Norm attention_norm, attention_out_norm, mlp_norm, mlp_out_norm;  // the latter of each is a post norm
@@ -242,10 +267,12 @@ struct ModelWeights {
     SelectorWeights selector;  // of one whose tokens depend on the one before
     Norm input_norm, head_embedding_norm, head_hidden_norm;  // the first of input_size columns
     ResidualNorm into_head;
-    StreamWeights head_streams;                // these have numbers of what is read alone
-    Linear per_layer_in{};                     // of a token's embedding, to per_layer_width columns
-    const float* per_layer_norm = nullptr;     // (per_layer_size), of each layer's columns
-    const uint8_t* per_layer_table = nullptr;  // (vocab, per_layer_width) bf16 or fp32
+    ResidualNorm after_layers;                          // of streams that leave them by projections
+    std::vector<StreamProjections> stream_projections;  // AltUp: of the streams but the first
+    StreamWeights head_streams;                         // these have numbers of what is read alone
+    Linear per_layer_in{};                              // of a token's embedding, to per_layer_width columns
+    const float* per_layer_norm = nullptr;              // (per_layer_size), of each layer's columns
+    const uint8_t* per_layer_table = nullptr;           // (vocab, per_layer_width) bf16 or fp32
     const uint8_t* table = nullptr;    // (vocab, embedding) bf16 or fp32, unless the head serves, or another model's
     const float* positions = nullptr;  // (positions, hidden)
 };

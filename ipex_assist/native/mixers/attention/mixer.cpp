@@ -14,7 +14,8 @@ void check(const ModelSpec& spec, const LayerSpec& layer) { check_attention(spec
 MixerColumns columns(const LayerSpec& layer) {
     const AttentionSpec& a = layer.attention;
     MixerColumns made;
-    made.width = made.input_width = a.qkv_width();
+    made.low = a.qkv_width();
+    made.width = made.input_width = made.low + round_up(layer.laurel_rank, LANES);
     made.out_width = a.output_width();
     return made;
 }
@@ -25,13 +26,17 @@ void list_weights(WeightList& list, const ModelSpec& spec, PackedLayer& layer) {
     const auto part = [](const char* name, int64_t column, int64_t columns, bool there) {
         return there ? LinearPart{name, column / LANES, columns} : LinearPart{};
     };
-    list.linear(layer.qkv, {a.qkv_width(), layer.input_width, a.qkv_bias != 0, spec.precision},
+    const LinearPart left = layer.laurel_rank
+                                ? LinearPart{"laurel_left_proj", layer.columns.low / LANES, layer.laurel_rank, 1, false}
+                                : LinearPart{};
+    list.linear(layer.qkv, {layer.columns.input_width, layer.input_width, a.qkv_bias != 0, spec.precision},
                 {{"q_proj", 0, a.query_width()},
                  part("k_proj", a.key_column(), a.key_width(), !a.shares_kv),
                  part("v_proj", a.value_column(), a.values_width(), values),
                  part("g_proj", a.gate_column(), a.gate_width(), a.output_gate != 0),
                  part("index_q_proj", choice_query_column(a), int64_t(a.kv_heads) * a.choice.dim, a.choice.blocks),
-                 part("index_k_proj", choice_key_column(a), a.choice.dim, a.choice.blocks)});
+                 part("index_k_proj", choice_key_column(a), a.choice.dim, a.choice.blocks),
+                 left});
     if (a.choice.blocks) {
         list.vector(layer.choice_query_norm, {"index_q_norm", a.choice.dim});
         list.vector(layer.choice_key_norm, {"index_k_norm", a.choice.dim});
