@@ -57,6 +57,18 @@ GIANTS = (
         | {"vocab_size": 163840, "num_attention_heads": 64, "num_key_value_heads": 64, "n_routed_experts": 384}
         | {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "max_position_embeddings": 262144},
     ),
+    Giant(
+        "Mistral Large 4",
+        "MistralLarge4ForConditionalGeneration",
+        "",
+        {
+            "text_config": {
+                **{"vocab_size": 204800, "hidden_size": 6144, "intermediate_size": 24576, "num_hidden_layers": 72},
+                **{"num_attention_heads": 64, "num_key_value_heads": 64, "n_routed_experts": 128},
+                **{"moe_intermediate_size": 6144, "num_experts_per_tok": 4, "max_position_embeddings": 1048576},
+            }
+        },
+    ),
     Giant("GLM-5", "GlmMoeDsaForCausalLM", "fp8", GIANT_CONFIGS["zai-org/GLM-5"]),
     Giant(
         "A.X K1",
