@@ -18,6 +18,7 @@ PUBLISHED = {
     **{"DeepSeek-V3.2": (671, 37), "Kimi K2.6": (1026, 32), "GLM-5": (744, 40), "A.X K1": (519, 33)},
     **{"GLM-4.6": (355, 32), "MiMo-V2-Flash": (309, 15), "Hy3": (295, 21), "Qwen3 235B-A22B": (235, 22)},
     **{"MiniMax-M2": (230, 10), "Step-3.7-Flash": (196, 11)},
+    "Mistral Large 4": (1050, 52),  # 1T-A52B, by its name
 }
 
 
