@@ -291,8 +291,8 @@ def changed(name: str, tensor: torch.Tensor, config: Config, arch: str) -> Tenso
         name += ".bias"
     if name.endswith(".router_bias"):
         name += ".bias"
-    if arch == "hy_v4":
-        yield from gguf_mixtures.hunyuan4_tensors(name, tensor, config)
+    if arch in gguf_mixtures.CHANGED:
+        yield from gguf_mixtures.CHANGED[arch](name, tensor, config)
         return
     if name.endswith((".layer_scalar", ".attention_sink_bias", ".experts.gate_up_proj", ".experts.down_proj")):
         name += ".weight"

@@ -158,6 +158,46 @@ def _indexed(config: Config) -> Config:
     }
 
 
+def _ling3(config: Config) -> Config:
+    known = {"n_routed_experts": config["num_experts"], "n_shared_experts": config["num_shared_experts"]}
+    known |= {
+        "first_k_dense_replace": config["mlp_layer_types"].index("sparse"),
+        "norm_topk_prob": config["moe_renormalize"],
+    }
+    kinds = [int(kind == "full_attention") for kind in config["layer_types"]]
+    return _latent({**config, **known}) | {
+        "context_length": config["model_max_length"],
+        "attention.head_count_kv": kinds,
+        "attention.value_length": None,
+        "expert_used_count": config["num_experts_per_token"],
+        "expert_group_count": config["num_expert_group"],
+        "expert_group_used_count": config["topk_group"],
+        "kda.head_dim": config["linear_head_dim"],
+        "kda.safe_gate": True,
+        "kda.gate_lower_bound": config["kda_lower_bound"],
+        "ssm.conv_kernel": config["linear_conv_kernel_dim"],
+    }
+
+
+def _minimax3(config: Config) -> Config:
+    kinds = config["mlp_layer_types"]
+    return {
+        "feed_forward_length": config["dense_intermediate_size"],
+        "expert_feed_forward_length": config["intermediate_size"],
+        "expert_shared_count": 1,
+        "expert_weights_scale": config["routed_scaling_factor"],
+        "expert_weights_norm": True,
+        "expert_gating_func": 2,
+        "leading_dense_block_count": kinds.index("sparse"),
+        "rope.dimension_count": int(config["head_dim"] * config["rope_parameters"]["partial_rotary_factor"]),
+        "attention.indexer.head_count": config["index_n_heads"],
+        "attention.indexer.key_length": config["index_head_dim"],
+        "attention.indexer.top_k": config["index_topk_blocks"],
+        "attention.indexer.block_size": config["index_block_size"],
+        "attention.indexer.local_blocks": config["index_local_blocks"],
+    }
+
+
 def _hunyuan4(config: Config) -> Config:
     kinds = config["mlp_layer_types"]
     return _indexed(config) | {
@@ -225,6 +265,8 @@ OWN: dict[str, Callable[[Config], Config]] = {
     **dict.fromkeys(("deepseek2", "mistral4"), _latent),
     **dict.fromkeys(("deepseek32", "glm-dsa"), _indexed),
     "hy_v4": _hunyuan4,
+    "bailingmoe3": _ling3,
+    "minimax-m3": _minimax3,
     "glm4moe": _glm,
     "dots1": _mixture,
     "minimax-m2": _minimax,
@@ -240,7 +282,14 @@ OWN: dict[str, Callable[[Config], Config]] = {
     "kimi-linear": _kimi,
 }
 # Architectures that the gguf package does not have yet, and one of it that names all their tensors alike.
-NAMED_AS = {"deepseek32": "glm-dsa", "hy_v4": "glm-dsa", "laguna": "step35", "hy_v3": "glm4moe"}
+NAMED_AS = {
+    "deepseek32": "glm-dsa",
+    "hy_v4": "glm-dsa",
+    "laguna": "step35",
+    "hy_v3": "glm4moe",
+    "bailingmoe3": "kimi-linear",
+    "minimax-m3": "minimax-m2",
+}
 
 
 def keys_and_values(name: str, tensor: torch.Tensor, config: Config) -> Tensors:
@@ -295,3 +344,53 @@ def hunyuan4_tensors(name: str, tensor: torch.Tensor, config: Config) -> Tensors
         yield from keys_and_values(name, tensor, config)
     else:
         yield name, tensor
+
+
+def ling3_tensors(name: str, tensor: torch.Tensor, config: Config) -> Tensors:
+    """`BailingMoeV3Model.modify_tensors`."""
+    layer, _, within = name.partition(".layers.")[2].partition(".")
+    name = name.replace("word_embeddings", "embed_tokens").replace(".attention.dense", ".attention.o_proj")
+    name = name.replace(".attention.", ".self_attn.")
+    full = layer and config["layer_types"][int(layer)] == "full_attention"
+    if name.endswith("conv1d.weight"):
+        yield name, tensor.reshape(1, -1, 1, tensor.shape[-1])
+    elif name.endswith(".A_log"):
+        yield name, torch.exp(tensor).reshape(-1, 1)
+    elif name.endswith(".dt_bias"):
+        yield name.replace(".dt_bias", ".dt_proj.bias"), tensor
+    elif within == "attention.f_proj.weight":
+        yield f"blk.{layer}.ssm_f_a.weight", tensor
+    elif within == "attention.g_proj.weight":
+        yield f"blk.{layer}.{'attn_gate' if full else 'ssm_g_a'}.weight", tensor
+    elif name.endswith(".gate.expert_bias"):
+        yield f"blk.{layer}.exp_probs_b.bias", tensor
+    elif name.endswith("kv_b_proj.weight"):
+        yield from keys_and_values(name, tensor, config)
+    else:
+        yield name, tensor
+
+
+def minimax3_tensors(name: str, tensor: torch.Tensor, config: Config) -> Tensors:
+    """`MiniMaxM3Model.modify_tensors`, of the text part."""
+    if not name.startswith("language_model."):
+        return
+    name = name.removeprefix("language_model.")
+    layer, _, within = name.partition(".layers.")[2].partition(".")
+    tensor = tensor + 1 if name.endswith("norm.weight") else tensor
+    leaf = within.removeprefix("self_attn.index_")
+    if leaf != within:
+        yield f"blk.{layer}.indexer.{leaf}", tensor
+    elif within == "block_sparse_moe.e_score_correction_bias":
+        yield f"blk.{layer}.exp_probs_b.bias", tensor
+    elif "shared_experts" in name or within.startswith("mlp."):
+        part, shared = within.split(".")[-2].removesuffix("_proj"), "_shexp" if "shared" in name else ""
+        yield f"blk.{layer}.ffn_{part}{shared}.weight", tensor
+    else:
+        yield name, tensor
+
+
+CHANGED: dict[str, Callable[[str, torch.Tensor, Config], Tensors]] = {
+    "hy_v4": hunyuan4_tensors,
+    "bailingmoe3": ling3_tensors,
+    "minimax-m3": minimax3_tensors,
+}

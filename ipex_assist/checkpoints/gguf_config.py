@@ -12,6 +12,8 @@ from ipex_assist.checkpoints import (
     gguf_families,
     gguf_gpt,
     gguf_jamba,
+    gguf_kimi,
+    gguf_minimax,
     gguf_recurrent,
     gguf_windows,
 )
@@ -55,10 +57,12 @@ ARCHITECTURES: dict[str, tuple[str, str, Any]] = {
     **gguf_apertus.ARCHITECTURES,
     **gguf_windows.ARCHITECTURES,
     **gguf_jamba.ARCHITECTURES,
+    **gguf_kimi.ARCHITECTURES,
+    **gguf_minimax.ARCHITECTURES,
 }
 _OF_TABLES = {
     **{**gguf_recurrent.CONFIGS, **gguf_deepseek.CONFIGS, **gguf_apertus.CONFIGS, **gguf_windows.CONFIGS},
-    **gguf_jamba.CONFIGS,
+    **{**gguf_jamba.CONFIGS, **gguf_kimi.CONFIGS, **gguf_minimax.CONFIGS},
 }
 
 SUPPORTED = {architecture for architecture, _, _ in ARCHITECTURES.values()}

@@ -1,7 +1,7 @@
-"""GGUF of DeepSeek's models, and of mixtures that route to experts as they do: GLM, dots, MiniMax, ERNIE, Kimi Linear…
+"""GGUF of DeepSeek's models, and of mixtures that route to experts as they do: GLM, dots, ERNIE, Hunyuan…
 
-Source: conversion/{deepseek,glm,dots1,minimax,ernie,exaone,hunyuan,hy_v4,mistral3,kimi_linear,bailingmoe}.py of
-llama.cpp, and src/models/*.cpp for routing.
+Source: conversion/{deepseek,glm,dots1,ernie,exaone,hunyuan,hy_v4,mistral3,bailingmoe}.py of llama.cpp, and
+src/models/*.cpp for routing.
 """
 
 from __future__ import annotations
@@ -18,13 +18,11 @@ from ipex_assist.checkpoints.gguf_tables import (
     Config,
     GgufTable,
     Parts,
-    a_log,
     has,
     layers_with,
     rotary_share,
     row,
     same,
-    vector,
 )
 from ipex_assist.env.errors import IpexAssistError
 
@@ -43,7 +41,9 @@ def _keys_and_values(parts: Sequence[torch.Tensor], config: Config) -> torch.Ten
     return torch.cat((keys.transpose(1, 2), values), dim=1).reshape(-1, values.shape[-1])
 
 
-def _layer(place: str = "mlp", shared: str = "shared_experts", router: str = "gate") -> tuple[tuple[str, Parts], ...]:
+def layer_names(
+    place: str = "mlp", shared: str = "shared_experts", router: str = "gate"
+) -> tuple[tuple[str, Parts], ...]:
     """Names of attention, norms, an MLP or experts, their router and shared experts. place: of the latter three."""
     return (
         *same({**ATTENTION, **MLP, "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}),
@@ -53,9 +53,9 @@ def _layer(place: str = "mlp", shared: str = "shared_experts", router: str = "ga
     )
 
 
-_BIAS = ("mlp.gate.e_score_correction_bias", Parts.of("exp_probs_b.bias"))
-_USUAL = GgufTable((*_layer(), _BIAS), OUTSIDE, EXPERTS)
-_LATENT = (
+EXPERT_BIAS = ("mlp.gate.e_score_correction_bias", Parts.of("exp_probs_b.bias"))
+_USUAL = GgufTable((*layer_names(), EXPERT_BIAS), OUTSIDE, EXPERTS)
+LATENT = (
     *same(
         {
             **{"self_attn.q_a_proj": "attn_q_a", "self_attn.q_b_proj": "attn_q_b"},
@@ -65,7 +65,7 @@ _LATENT = (
     ),
     ("self_attn.kv_b_proj.weight", Parts.of("attn_k_b.weight", "attn_v_b.weight", by=_keys_and_values)),
 )
-_DEEPSEEK = GgufTable((*_layer(), _BIAS, *_LATENT), OUTSIDE, EXPERTS)
+_DEEPSEEK = GgufTable((*layer_names(), EXPERT_BIAS, *LATENT), OUTSIDE, EXPERTS)
 _INDEXED = GgufTable(
     (
         *_DEEPSEEK.layer,
@@ -90,47 +90,29 @@ _HUNYUAN4 = GgufTable(
     (*OUTSIDE, *((f"model.hc_head.hc_head_{leaf}", Parts.of(f"output_hc_{leaf}.weight")) for leaf in _STREAMS)),
     EXPERTS,
 )
-_SPARSE = "block_sparse_moe"
-_WS = {
-    f"{_SPARSE}.experts.{{}}.{theirs}.weight": f"ffn_{ours}_exps.{{}}.weight"
-    for theirs, ours in (("w1", "gate"), ("w3", "up"), ("w2", "down"))
-}
-_MINIMAX = GgufTable(
-    (*_layer(_SPARSE), (f"{_SPARSE}.e_score_correction_bias", Parts.of("exp_probs_b.bias"))), OUTSIDE, _WS
-)
-_KIMI = GgufTable(
-    (
-        *_layer(_SPARSE),
-        *_LATENT,
-        (f"{_SPARSE}.gate.e_score_correction_bias", Parts.of("exp_probs_b.bias")),
-        *same({f"self_attn.{gate}_{part}_proj": f"ssm_{gate}_{part}" for gate in "fg" for part in "ab"}),
-        *same({"self_attn.b_proj": "ssm_beta", "self_attn.o_norm": "ssm_norm"}),
-        *((f"self_attn.{leaf}_conv1d.weight", Parts.of(f"ssm_conv1d_{leaf}.weight", by=vector)) for leaf in "qkv"),
-        ("self_attn.A_log", Parts.of("ssm_a", by=a_log)),
-        ("self_attn.dt_bias", Parts.of("ssm_dt.bias")),
-    ),
-    OUTSIDE,
-    _WS,
-)
-_BAILING = GgufTable((*_layer(), _BIAS, *same({"attention.query_key_value": "attn_qkv"})), OUTSIDE, EXPERTS)
+_BAILING = GgufTable((*layer_names(), EXPERT_BIAS, *same({"attention.query_key_value": "attn_qkv"})), OUTSIDE, EXPERTS)
 _ERNIE = GgufTable(
-    (*_layer(), ("mlp.moe_statics.e_score_correction_bias", Parts.of("exp_probs_b.bias", by=row))), OUTSIDE, EXPERTS
+    (*layer_names(), ("mlp.moe_statics.e_score_correction_bias", Parts.of("exp_probs_b.bias", by=row))),
+    OUTSIDE,
+    EXPERTS,
 )
 _AFMOE = GgufTable(
     (
         *same({"post_attention_layernorm": "post_attention_norm", "pre_mlp_layernorm": "ffn_norm"}),
         *same({"post_mlp_layernorm": "post_ffw_norm", "self_attn.gate_proj": "attn_gate"}),
-        *(each for each in _layer(router="router.gate") if not each[0].startswith("post_attention_layernorm")),
+        *(each for each in layer_names(router="router.gate") if not each[0].startswith("post_attention_layernorm")),
         ("mlp.expert_bias", Parts.of("exp_probs_b.bias")),
     ),
     OUTSIDE,
     EXPERTS,
 )
-_HUNYUAN3 = GgufTable((*_layer(shared="shared_mlp"), ("mlp.expert_bias", Parts.of("exp_probs_b"))), OUTSIDE, EXPERTS)
+_HUNYUAN3 = GgufTable(
+    (*layer_names(shared="shared_mlp"), ("mlp.expert_bias", Parts.of("exp_probs_b"))), OUTSIDE, EXPERTS
+)
 _HUNYUAN = GgufTable(
     (
         *same({"self_attn.query_layernorm": "attn_q_norm", "self_attn.key_layernorm": "attn_k_norm"}),
-        *(each for each in _layer(shared="shared_mlp", router="gate.wg") if "_norm." not in each[0]),
+        *(each for each in layer_names(shared="shared_mlp", router="gate.wg") if "_norm." not in each[0]),
     ),
     OUTSIDE,
     EXPERTS,
@@ -168,7 +150,7 @@ def routing(header: GgufHeader, scores: int = _SIGMOID) -> Config:
     }
 
 
-def _latent(header: GgufHeader, config: Config) -> Config:
+def latent(header: GgufHeader, config: Config) -> Config:
     """Widths of attention: those of heads before absorption; files of older converters have no others."""
     rotated = header.required("rope.dimension_count")
     key = header.get("{arch}.attention.key_length_mla") or header.required("attention.key_length")
@@ -186,12 +168,12 @@ def _latent(header: GgufHeader, config: Config) -> Config:
 
 
 def _v2(header: GgufHeader, config: Config) -> Config:
-    found = _latent(header, config) | routing(header, _SOFTMAX)
+    found = latent(header, config) | routing(header, _SOFTMAX)
     return found | {"topk_method": "group_limited_greedy" if found["n_group"] > 1 else "greedy"}
 
 
 def _v3(header: GgufHeader, config: Config) -> Config:
-    return _latent(header, config) | routing(header)
+    return latent(header, config) | routing(header)
 
 
 def _v32(header: GgufHeader, config: Config) -> Config:
@@ -223,28 +205,7 @@ def _mistral4(header: GgufHeader, config: Config) -> Config:
     scaling = dict(config["rope_scaling"] or {"rope_type": "default"})
     scaling["llama_4_scaling_beta"] = 0.1 if growth is None else rounded(growth)
     scaling.setdefault("original_max_position_embeddings", step or config["max_position_embeddings"])
-    return _latent(header, config) | routing(header, _SOFTMAX) | {"rope_scaling": scaling}
-
-
-def _kimi(header: GgufHeader, config: Config) -> Config:
-    """Kimi Linear: layers without keys and values have a state; a sum of weights is always made 1."""
-    found, layers = routing(header), config["num_hidden_layers"]
-    latent = layers_with(header, "attn_kv_a_mqa.weight", layers)
-    return {
-        **_latent(header, config),
-        **found,
-        "model_max_length": config["max_position_embeddings"],
-        "moe_renormalize": True,
-        "num_experts": found["n_routed_experts"],
-        "num_experts_per_token": found["num_experts_per_tok"],
-        "num_shared_experts": found["n_shared_experts"],
-        "num_expert_group": found["n_group"],
-        "layer_types": ["full_attention" if each else "linear_attention" for each in latent],
-        "linear_num_heads": config["num_attention_heads"],
-        "linear_head_dim": header.required("kda.head_dim"),
-        "linear_conv_kernel_dim": header.required("ssm.conv_kernel"),
-        "tie_word_embeddings": False,
-    }
+    return latent(header, config) | routing(header, _SOFTMAX) | {"rope_scaling": scaling}
 
 
 def _bailing(header: GgufHeader, config: Config) -> Config:
@@ -268,16 +229,6 @@ def _glm(header: GgufHeader, config: Config) -> Config:
 
 def _dots(header: GgufHeader, config: Config) -> Config:
     return routing(header) | {"attention_bias": has(header, "attn_q.bias"), "sliding_window": None}
-
-
-def _minimax(header: GgufHeader, config: Config) -> Config:
-    found = routing(header)
-    return {
-        "num_local_experts": found["n_routed_experts"],
-        "num_experts_per_tok": found["num_experts_per_tok"],
-        "intermediate_size": found["moe_intermediate_size"],
-        "rotary_dim": header.get("{arch}.rope.dimension_count", config["head_dim"]),
-    }
 
 
 def _ernie(header: GgufHeader, config: Config) -> Config:
@@ -363,7 +314,6 @@ ARCHITECTURES = {
     "glm4moelite": ("Glm4MoeLiteForCausalLM", "glm4_moe_lite", _DEEPSEEK),
     "glm4moe": ("Glm4MoeForCausalLM", "glm4_moe", _USUAL),
     "dots1": ("Dots1ForCausalLM", "dots1", _USUAL),
-    "minimax-m2": ("MiniMaxM2ForCausalLM", "minimax_m2", _MINIMAX),
     "ernie4_5-moe": ("Ernie4_5_MoeForCausalLM", "ernie4_5_moe", _ERNIE),
     "exaone-moe": ("ExaoneMoeForCausalLM", "exaone_moe", _USUAL),
     "hunyuan-moe": ("HunYuanMoEV1ForCausalLM", "hunyuan_v1_moe", _HUNYUAN),
@@ -373,7 +323,6 @@ ARCHITECTURES = {
     "glm-dsa": ("GlmMoeDsaForCausalLM", "glm_moe_dsa", _INDEXED),
     "hy_v4": ("HYV4ForCausalLM", "hy_v4", _HUNYUAN4),
     "mistral4": ("Mistral4ForCausalLM", "mistral4", _DEEPSEEK),
-    "kimi-linear": ("KimiLinearForCausalLM", "kimi_linear", _KIMI),
     "bailingmoe2": ("SarvamMoEForCausalLM", "sarvam_moe", _BAILING),
 }
 CONFIGS: dict[str, Callable[[GgufHeader, Config], Config]] = {
@@ -382,7 +331,6 @@ CONFIGS: dict[str, Callable[[GgufHeader, Config], Config]] = {
     "glm4moelite": _v3,
     "glm4moe": _glm,
     "dots1": _dots,
-    "minimax-m2": _minimax,
     "ernie4_5-moe": _ernie,
     "exaone-moe": _exaone,
     "hunyuan-moe": _hunyuan,
@@ -392,6 +340,5 @@ CONFIGS: dict[str, Callable[[GgufHeader, Config], Config]] = {
     "glm-dsa": _v32,
     "hy_v4": _hunyuan4,
     "mistral4": _mistral4,
-    "kimi-linear": _kimi,
     "bailingmoe2": _bailing,
 }

@@ -72,6 +72,8 @@ FILES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "glm-moe-dsa": ("glm-dsa", {}, {}),
     "hy-v4": ("hy_v4", {}, {}),
     "hy-v4-other": ("hy_v4", {}, {}),
+    "bailing-hybrid": ("bailingmoe3", {}, {}),
+    "minimax-m3": ("minimax-m3", {}, {}),
     "mistral4": ("mistral4", {"norm_topk_prob": True}, {"attention.temperature_scale": 0.3}),
     "sarvam-moe": ("bailingmoe2", {}, {}),
     "laguna": ("laguna", {}, {}),

@@ -1,0 +1,125 @@
+"""GGUF of models with Kimi Delta Attention beside latent attention: Kimi Linear and Ling 3.
+
+Source: conversion/{kimi_linear,bailingmoe3}.py of llama.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ipex_assist.checkpoints.gguf_deepseek import EXPERT_BIAS, LATENT, latent, layer_names, routing
+from ipex_assist.checkpoints.gguf_file import GgufHeader, rounded
+from ipex_assist.checkpoints.gguf_minimax import MIXTRAL_EXPERTS, PLACE
+from ipex_assist.checkpoints.gguf_tables import (
+    EXPERTS,
+    OUTSIDE,
+    Config,
+    GgufTable,
+    Parts,
+    a_log,
+    has,
+    layers_with,
+    same,
+    vector,
+)
+from ipex_assist.env.errors import IpexAssistError
+
+if TYPE_CHECKING:
+    import torch
+
+
+def _logarithms(parts: Sequence[torch.Tensor], config: Config) -> torch.Tensor:
+    """Of rates that are stored as exp(A_log), in a column."""
+    return parts[0].float().log().reshape(-1)
+
+
+_DELTA = (
+    *same({"self_attn.b_proj": "ssm_beta", "self_attn.o_norm": "ssm_norm"}),
+    *((f"self_attn.{leaf}_conv1d.weight", Parts.of(f"ssm_conv1d_{leaf}.weight", by=vector)) for leaf in "qkv"),
+    ("self_attn.dt_bias", Parts.of("ssm_dt.bias")),
+)
+_KIMI = GgufTable(
+    (
+        *layer_names(PLACE),
+        *LATENT,
+        *_DELTA,
+        (f"{PLACE}.gate.e_score_correction_bias", Parts.of("exp_probs_b.bias")),
+        *same({f"self_attn.{gate}_{part}_proj": f"ssm_{gate}_{part}" for gate in "fg" for part in "ab"}),
+        ("self_attn.A_log", Parts.of("ssm_a", by=a_log)),
+    ),
+    OUTSIDE,
+    MIXTRAL_EXPERTS,
+)
+_LING3 = GgufTable(
+    (
+        *layer_names(),
+        *LATENT,
+        *_DELTA,
+        EXPERT_BIAS,
+        *same({"self_attn.f_proj": "ssm_f_a", "self_attn.g_proj": "ssm_g_a"}),
+        *same({"self_attn.g_proj": "attn_gate"}),
+        ("self_attn.A_log", Parts.of("ssm_a", by=_logarithms)),
+    ),
+    OUTSIDE,
+    EXPERTS,
+)
+
+
+def _layer_types(header: GgufHeader, config: Config) -> list[str]:
+    """Layers without latents have a state."""
+    latents = layers_with(header, "attn_kv_a_mqa.weight", config["num_hidden_layers"])
+    return ["full_attention" if each else "linear_attention" for each in latents]
+
+
+def _kimi(header: GgufHeader, config: Config) -> Config:
+    """A sum of weights is always made 1."""
+    found = routing(header)
+    return {
+        **latent(header, config),
+        **found,
+        "model_max_length": config["max_position_embeddings"],
+        "moe_renormalize": True,
+        "num_experts": found["n_routed_experts"],
+        "num_experts_per_token": found["num_experts_per_tok"],
+        "num_shared_experts": found["n_shared_experts"],
+        "num_expert_group": found["n_group"],
+        "layer_types": _layer_types(header, config),
+        "linear_num_heads": config["num_attention_heads"],
+        "linear_head_dim": header.required("kda.head_dim"),
+        "linear_conv_kernel_dim": header.required("ssm.conv_kernel"),
+        "tie_word_embeddings": False,
+    }
+
+
+def _ling3(header: GgufHeader, config: Config) -> Config:
+    """Raises IpexAssistError for limits of experts, which transformers does not compute."""
+    if any(any(header.get(f"{{arch}}.swiglu_clamp_{kind}") or []) for kind in ("exp", "shexp")):
+        raise IpexAssistError(
+            f"{header.path}: experts whose inner values have limits are not computed for this model. Pass the model's "
+            "Hugging Face id or folder instead."
+        )
+    found, sparse = routing(header), layers_with(header, "ffn_gate_inp.weight", config["num_hidden_layers"])
+    bounded = header.get("{arch}.kda.safe_gate", True)
+    return {
+        **latent(header, config),
+        **found,
+        "num_experts": found["n_routed_experts"],
+        "num_shared_experts": found["n_shared_experts"],
+        "layer_types": _layer_types(header, config),
+        "mlp_layer_types": ["sparse" if each else "dense" for each in sparse],
+        "head_dim": header.required("kda.head_dim"),
+        "short_conv_kernel_size": header.required("ssm.conv_kernel"),
+        "kda_safe_gate": bounded,
+        "kda_lower_bound": rounded(header.required("kda.gate_lower_bound")) if bounded else None,
+        "attention_bias": has(header, "attn_kv_a_mqa.bias"),
+        "tie_word_embeddings": False,
+    }
+
+
+# general.architecture -> (architectures[0], model_type, tensors).
+ARCHITECTURES = {
+    "kimi-linear": ("KimiLinearForCausalLM", "kimi_linear", _KIMI),
+    "bailingmoe3": ("BailingHybridForCausalLM", "bailing_hybrid", _LING3),
+}
+CONFIGS: dict[str, Callable[[GgufHeader, Config], Config]] = {"kimi-linear": _kimi, "bailingmoe3": _ling3}
