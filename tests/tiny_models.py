@@ -249,6 +249,12 @@ _KIMI = {
 _LING = {name: value for name, value in _LATENT.items() if name != "q_lora_rank"}
 _LING |= {"num_hidden_layers": 4, "layer_group_size": 2, "first_k_dense_replace": 1, "head_dim": 12, **_MOE}
 _LING |= {"num_local_experts": 8, "n_group": 4, "topk_group": 2, "n_shared_experts": 2}
+# Pools of four positions of which rows attend to two, and to their own.
+_GLM5 = {name: value for name, value in (_HY4 | _LATENT).items() if name not in ("indexer_types", "mlp_layer_types")}
+_GLM5 |= {"linear_head_dim": 12, "linear_num_heads": 4, "qk_rope_head_dim": 0, "index_kpool": 4, "index_topk": 8}
+_GLM5 |= {"layer_types": ["linear_attention", "full_attention", "full_attention", "linear_attention", "full_attention"]}
+_GLM5 |= {"indexer_types": ["full", "full", "shared", "full", "full"], "hc_sinkhorn_iters": 5, "n_shared_experts": 2}
+_GLM5 |= {"mlp_layer_types": ["dense", *["sparse"] * 4], "max_position_embeddings": 2048}
 _DELTA_MOE = _DELTA | _MOE | {"num_experts": 6, "shared_expert_intermediate_size": 40}
 _LFM2 = {
     **{"num_hidden_layers": 3, "block_multiple_of": 16, "conv_L_cache": 3},
@@ -325,6 +331,8 @@ _SIGLIP = {
     **{"num_attention_heads": 2, "image_size": 28, "patch_size": 14, "vision_use_head": False},
 }
 _KIMI_VISION = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+_GLM5_VISION = {"hidden_size": 32, "intermediate_size": 32, "depth": 1, "num_heads": 2, "out_hidden_size": 64}
+_GLM5_VISION |= {"projection_intermediate_size": 32}
 _MAMBA1_BIASES = _MAMBA1 | {
     **{"use_bias": True, "use_conv_bias": False, "tie_word_embeddings": True, "conv_kernel": 3, "expand": 1},
     **{"hidden_size": 64, "state_size": 16, "time_step_rank": "auto", "layer_norm_epsilon": 1e-3},
@@ -655,6 +663,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **{"layer_types": ["full_attention", "linear_attention"] * 2, "kda_safe_gate": False, "v_head_dim": 48},
         "mlp_layer_types": ["sparse", "dense", "dense", "sparse"],
     },
+    "glm5-next": _with_text("glm5_next", _like_llama("glm5_next_text", **_GLM5), _GLM5_VISION),
+    "glm5-next-many": _with_text(
+        "glm5_next",
+        _like_llama("glm5_next_text", **_GLM5 | {"index_topk": 32, "index_kpool": 16, "linear_lower_bound": None})
+        | {"hc_mult": 3, "hc_eps": 0.05, "swiglu_limit": 3.0, "rms_norm_eps": 1e-3, "attention_bias": True}
+        | {"linear_head_dim": 20, "linear_num_heads": 3, "norm_topk_prob": False, "qk_nope_head_dim": 40}
+        | {"n_routed_experts": 3, "n_group": 1, "topk_group": 1},
+        _GLM5_VISION,
+    ),
     "exaone": _like_llama("exaone", tie_word_embeddings=True),
     "olmo": _like_llama("olmo"),
     "olmo-biases": _like_llama("olmo", attention_bias=True, tie_word_embeddings=True),

@@ -53,6 +53,7 @@ from ipex_assist.models import (
     glm4_moe,
     glm4_moe_lite,
     glm4v,
+    glm5_next,
     glm46v,
     glm_moe_dsa,
     gpt2,
@@ -195,7 +196,7 @@ _MODULES = (
     *(recurrent_gemma, gemma3n, gemma3n_text),
     *(qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, glm4v, glm46v, idefics3, internvl, paddleocr_vl, smolvlm),
     *(granite_docling, hy_v4, axk2, mistral_large4, minimax_m3_vl),
-    *(bailing_hybrid,),
+    *(bailing_hybrid, glm5_next),
 )
 # Published configs have these names of their makers' own code, which is transformers' now.
 _FIRST_NAMES = {

@@ -38,6 +38,7 @@ INDEXER_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
     "index_topk": ("top_k", (1, 1 << 24)),
     "index_n_heads": ("heads", (0, 1 << 12)),
     "index_head_dim": ("dim", (0, 1 << 12)),
+    "index_kpool": ("pool", (1, 16)),
 }
 
 
@@ -59,6 +60,10 @@ class IndexerSpec:
     normalised row that its queries are made of, or, where it `reads_input` (Mistral Large 4), of a layer norm of the
     layer's input. The first values of k and q_h are rotated as the latent's key is.
 
+    pool: so many neighbouring positions share a key (GLM-5.3), Σ softmax(g_j + e_j) k_j over them in each column, with
+    a gate g_j (dim) of each position's input, and e (pool, dim) of its place. A row chooses among pools that end up to
+    its own position, `top_k` positions in all, and attends to those of the open pool as well. Keys are not rotated.
+
     heads: 0 where a layer attends to what the last layer before it with an indexer has chosen.
     Raises ConfigError for a value out of INDEXER_RANGES.
     """
@@ -68,15 +73,25 @@ class IndexerSpec:
     dim: int = 0
     norm_eps: float = 1e-6  # of the norm of keys, and of that of the input
     reads_input: bool = False
+    pool: int = 1
 
     def __post_init__(self) -> None:
         check_ranges(self, INDEXER_RANGES)
+        if self.top_k % self.pool:
+            raise ConfigError("index_topk", self.top_k, f"a multiple of index_kpool, {self.pool}")
         if bool(self.heads) != bool(self.dim):
             raise ConfigError("index_head_dim", self.dim, f"a width of {self.heads} heads")
 
+    @property
+    def kept(self) -> int:
+        """Values that are kept of a position: its key, and what its pool's is made of."""
+        return self.dim if self.pool == 1 else 2 * self.dim
+
     def shapes(self, hidden: int, query_rank: int) -> dict[str, tuple[int, ...]]:
         """Of its weights by our names."""
+        pooled = {"index_gate_proj": (self.dim, hidden), "index_places": (self.pool * self.dim,)}
         return {
+            **(pooled if self.pool > 1 else {}),
             "index_q_proj": (self.heads * self.dim, hidden if self.reads_input else query_rank),
             "index_k_proj": (self.dim, hidden),
             "index_weights_proj": (self.heads, hidden),
@@ -128,6 +143,11 @@ class LatentSpec:
         return 0 if self.indexer is None else self.indexer.dim
 
     @property
+    def index_kept(self) -> int:
+        """Values that are kept of a position for it."""
+        return 0 if self.indexer is None else self.indexer.kept
+
+    @property
     def shares_choice(self) -> bool:
         """Whether rows attend to what a layer before has chosen."""
         return self.indexer is not None and not self.indexer.heads
@@ -140,12 +160,12 @@ class LatentSpec:
     def shapes(self, heads: int, hidden: int) -> dict[str, tuple[int, ...]]:
         """Of the weights of such attention by our names, in a layer of rows of `hidden` columns."""
         row, query = self.query_rank or hidden, self.query_width or hidden
+        rotated = {"q_rope_proj": (heads * self.rope_dim, query), "k_rope_proj": (self.rope_dim, hidden)}
         return {
+            **(rotated if self.rope_dim else {}),
             "q_a_proj": (row, hidden),
             "q_a_norm": (row,),
             "q_nope_proj": (heads * self.nope_dim, query),
-            "q_rope_proj": (heads * self.rope_dim, query),
-            "k_rope_proj": (self.rope_dim, hidden),
             "kv_a_proj": (self.rank, hidden),
             "kv_a_norm": (self.rank,),
             "k_b_proj": (heads * self.rank, self.nope_dim),
@@ -311,15 +331,15 @@ class AttentionSpec:
             indexer = self.latent.indexer
             columns = (self.latent.query_rank or 0) + (0 if self.shares_kv else self.latent.head_dim)
             columns += 0 if self.latent.reads_unnormed else self.gate_size
-            return columns if indexer is None else columns + indexer.dim + indexer.heads
+            return columns if indexer is None else columns + indexer.kept + indexer.heads
         keys = 0 if self.shares_kv else self.key_size
         values = 0 if self.shares_kv or self.values_are_keys else self.value_size
-        return self.query_size + keys + values + self.gate_size + (self.kv_heads + 1) * self.index_dim
+        return self.query_size + keys + values + self.gate_size + (self.kv_heads + 1) * self.index_kept
 
     @property
-    def index_dim(self) -> int:
-        """Values of the key that is kept of a position to choose it by; 0 where there is none."""
-        return self.choice.dim if self.choice is not None else 0 if self.latent is None else self.latent.index_dim
+    def index_kept(self) -> int:
+        """Values that are kept of a position to choose it by; 0 where there are none."""
+        return self.choice.dim if self.choice is not None else 0 if self.latent is None else self.latent.index_kept
 
     def shapes(self, hidden: int) -> dict[str, tuple[int, ...]]:
         """Of its weights by our names, in a layer of rows of `hidden` columns."""

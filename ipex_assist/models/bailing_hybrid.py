@@ -17,6 +17,7 @@ from ipex_assist.models.common import (
 )
 from ipex_assist.models.config import Config, ConfigError, NotComputed
 from ipex_assist.models.gated_delta import LINEAR, convolved_together
+from ipex_assist.models.kimi_linear import in_forget_gate
 from ipex_assist.models.latent import DEEPSEEK_EXPERTS, LATENT_NORMS, latent_decoder, latent_parts
 from ipex_assist.models.layers import with_mixers
 from ipex_assist.models.names import LLAMA_LINEARS, LLAMA_NORMS, named, renamed
@@ -117,9 +118,7 @@ _PUBLISHED |= {"self_attn.": "attention.", "gate.e_score_correction_bias": "gate
 
 
 def _names(name: str) -> list[str]:
-    published = inside = name
+    published = name
     for ours, theirs in _PUBLISHED.items():
         published = published.replace(ours, theirs)
-    for leaf in ("f_proj", "A_log", "dt_bias"):
-        inside = inside.replace(f"self_attn.{leaf}", f"self_attn.forget_gate.{leaf}")
-    return [published, published.replace("attention.dense", "attention.o_proj"), inside, name]
+    return [published, published.replace("attention.dense", "attention.o_proj"), in_forget_gate(name), name]

@@ -27,9 +27,9 @@ _EXPERTS = ExpertNames(
     {leaf: f"{PLACE}.shared_experts.{leaf}" for leaf in MLP},
     correction_bias=(f"{PLACE}.gate.e_score_correction_bias",),
 )
-_RECURRENT = {**{f"{part}_in": f"{part}_proj" for part in "qkvb"}, "mixer_out": "o_proj", "gated_norm": "o_norm.weight"}
-_RECURRENT |= {"a_low_in": "f_a_proj", "a_in": "f_b_proj", "z_low_in": "g_a_proj", "z_in": "g_b_proj"}
-_RECURRENT |= {**{f"{part}_conv": f"{part}_conv1d.weight" for part in "qkv"}, "a_log": "A_log", "dt_bias": "dt_bias"}
+RECURRENT = {**{f"{part}_in": f"{part}_proj" for part in "qkvb"}, "mixer_out": "o_proj", "gated_norm": "o_norm.weight"}
+RECURRENT |= {"a_low_in": "f_a_proj", "a_in": "f_b_proj", "z_low_in": "g_a_proj", "z_in": "g_b_proj"}
+RECURRENT |= {**{f"{part}_conv": f"{part}_conv1d.weight" for part in "qkv"}, "a_log": "A_log", "dt_bias": "dt_bias"}
 # Of `linear_attn_config`, which published configs have in the place of these.
 _INNER = {"linear_num_heads": "num_heads", "linear_head_dim": "head_dim"}
 _INNER |= {"linear_conv_kernel_dim": "short_conv_kernel_size"}
@@ -92,14 +92,19 @@ def weights(spec: DecoderSpec) -> dict[str, Source]:
         norms={**LLAMA_NORMS, **LATENT_NORMS},
         fields=fields,
         experts=_EXPERTS,
-        recurrent={leaf: f"self_attn.{name}" for leaf, name in _RECURRENT.items()},
+        recurrent={leaf: f"self_attn.{name}" for leaf, name in RECURRENT.items()},
     )
     convolved_together(spec, made, "self_attn.conv1d.weight")
     return {ours: renamed(source, _names) for ours, source in made.items()}
 
 
 def _names(name: str) -> list[str]:
-    inside = name.replace(f".{PLACE}.", ".mlp.")
-    for leaf in ("f_a_proj", "f_b_proj", "A_log", "dt_bias"):
-        inside = inside.replace(f".self_attn.{leaf}", f".self_attn.forget_gate.{leaf}")
-    return [name, inside, name.replace(".mlp.", f".{PLACE}.")]  # as transformers saves them, dense ones, too
+    # As transformers has them, and as it saves them, dense ones, too.
+    return [name, in_forget_gate(name.replace(f".{PLACE}.", ".mlp.")), name.replace(".mlp.", f".{PLACE}.")]
+
+
+def in_forget_gate(name: str) -> str:
+    """A tensor's name in transformers, whose module that makes decays has its own."""
+    for leaf in ("f_proj", "f_a_proj", "f_b_proj", "A_log", "dt_bias"):
+        name = name.replace(f".self_attn.{leaf}", f".self_attn.forget_gate.{leaf}")
+    return name

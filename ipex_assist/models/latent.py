@@ -28,6 +28,8 @@ _LINEARS = {
     "index_q_proj": "indexer.wq_b",
     "index_k_proj": "indexer.wk",
     "index_weights_proj": "indexer.weights_proj",
+    "index_gate_proj": "indexer.index_kpool_compress_gate",
+    "index_places": "indexer.index_kpool_compress_ape",
 }
 _LANES = 16  # columns that the native core computes together
 DEEPSEEK_EXPERTS = ExpertNames(shared=SHARED_EXPERTS)
@@ -73,7 +75,7 @@ def latent_spec(config: Config, sizes: dict[str, int]) -> LatentSpec:
         value_dim=config.integer("v_head_dim", sizes["v_head_dim"]),
         query_rank=query_rank,
     )
-    if not latent.rope_dim:
+    if sizes["qk_rope_head_dim"] and not latent.rope_dim:
         raise ConfigError("qk_rope_head_dim", 0, "at least 2")
     if any(size % _LANES for size in (latent.rank, latent.rope_dim, latent.value_dim)):
         raise NotComputed(
@@ -92,7 +94,7 @@ def with_latents(model_type: str, config: Config, latent: LatentSpec, **differen
         latent=latent,
         num_key_value_heads=1,
         head_dim=latent.head_dim,
-        rotary_dim=latent.rope_dim,
+        rotary_dim=latent.rope_dim or None,
         qkv_bias=bias,
         output_bias=bias,
         **differences,
@@ -107,6 +109,7 @@ def with_indexers(
     heads: int,
     norm_eps: float = 1e-6,
     reads_input: bool = False,
+    pool: int = 1,
 ) -> DecoderSpec:
     """Such a model whose layers attend sparsely. heads: of the indexers of a config without their number.
 
@@ -115,14 +118,14 @@ def with_indexers(
     """
     sizes = (("index_topk", 2048), ("index_n_heads", heads), ("index_head_dim", 128))
     top_k, count, dim = (config.integer(name, usual) for name, usual in sizes)
-    indexer = IndexerSpec(top_k, count, dim, norm_eps, reads_input)
+    indexer = IndexerSpec(top_k, count, dim, norm_eps, reads_input, pool)
     if not indexer.heads:
         raise ConfigError("index_n_heads", 0, "at least 1")
     if indexer.dim % _LANES:
         raise NotComputed(f"index_head_dim {indexer.dim} is not supported, only multiples of {_LANES}")
     if shared and shared[0]:
         raise ConfigError("indexer_types", "shared in the first layer", "full there: it has nothing to share")
-    none, latents = IndexerSpec(indexer.top_k), []
+    none, latents = IndexerSpec(indexer.top_k, pool=pool), []
     for layer, each in zip(spec.layers, shared, strict=True):
         assert layer.attention.latent is not None
         latents.append(replace(layer.attention.latent, indexer=none if each else indexer))
@@ -201,4 +204,5 @@ def latent_parts(latent: LatentSpec, rotated: dict[str, Any]) -> tuple[dict[str,
         "kv_a_proj": {"rows": (0, rank)},
         "k_b_proj": {"interleaved": (0, nope, nope + value), "heads_transposed": nope},
         "v_b_proj": {"interleaved": (nope, nope + value, nope + value)},
+        "index_places": {"flat": True},
     }

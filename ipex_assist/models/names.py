@@ -37,8 +37,9 @@ LATENT_INPUTS = ("q_a_proj", "k_rope_proj", "kv_a_proj")
 # All that latent attention has in the place of queries, keys and values.
 LATENT = (*LATENT_INPUTS, "q_nope_proj", "q_rope_proj", "k_b_proj", "v_b_proj", "q_a_norm", "kv_a_norm")
 # An indexer beside them; its norm is a layer norm.
-INDEXER_INPUTS = ("index_k_proj", "index_weights_proj")
-INDEXER = (*INDEXER_INPUTS, "index_q_proj", "index_k_norm", "index_q_norm")
+INDEXER_INPUTS = ("index_k_proj", "index_gate_proj", "index_weights_proj")
+INDEXER = (*INDEXER_INPUTS, "index_q_proj", "index_k_norm", "index_q_norm", "index_places")
+POOLS = ("index_gate_proj", "index_places")  # of it, where it has keys of several positions
 # What queries of heads, and of an indexer's, grow with (AttentionSpec.log_growth).
 LOG_GROWTH = ("q_log_scale", "q_log_base")
 INDEX_LOG_GROWTH = ("index_q_log_scale", "index_q_log_base")
@@ -58,7 +59,7 @@ MLP = ("gate_proj", "up_proj", "down_proj")
 # Ours that are no linears or norms but tensors of their own: a checkpoint's names of them do not end in ".weight".
 # Those of XIELU are single numbers.
 XIELU = ("alpha_p", "alpha_n", "xielu_beta", "xielu_eps")
-_NUMBERS = (*XIELU, *LOG_GROWTH, *INDEX_LOG_GROWTH)
+_NUMBERS = (*XIELU, *POOLS, *LOG_GROWTH, *INDEX_LOG_GROWTH)
 _TENSORS = ("correction_bias", "expert_scales", "layer_scalar", "router_norm", "altup_scale", *_NUMBERS)
 # Of shared experts where they are several, as wide as all of them together (DeepSeek's names).
 SHARED_EXPERTS = {leaf: f"mlp.shared_experts.{leaf}" for leaf in MLP}
@@ -218,6 +219,7 @@ def _absent(layer: LayerSpec) -> set[str]:
         absent |= set() if latent.index_dim else {*INDEXER, *INDEX_LOG_GROWTH}
         absent |= set() if latent.indexer is not None and latent.indexer.reads_input else {"index_q_norm"}
         absent |= set() if layer.attention.log_growth else {*LOG_GROWTH, *INDEX_LOG_GROWTH}
+        absent |= set() if latent.indexer is not None and latent.indexer.pool > 1 else set(POOLS)
     else:
         absent |= set(HEAD_NORMS) if layer.attention.qk_norm in (None, "unweighted") else set()
         absent |= set() if layer.attention.output_gate else {"g_proj"}

@@ -371,7 +371,7 @@ class DecoderSpec:
         """
         attentions = [each.mixer for each in self.layers if isinstance(each.mixer, AttentionSpec)]
         heads = ((each.kv_heads, each.head_dim + each.value_width) for each in attentions if not each.shares_kv)
-        index = sum(each.index_dim for each in attentions)
+        index = sum(each.index_kept for each in attentions)
         return index * max(element_size, 2) + sum(
             count * (width * element_size + 2 * scale_size) for count, width in heads
         )

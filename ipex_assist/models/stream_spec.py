@@ -43,6 +43,7 @@ class StreamSpec:
     eps: float = 1e-6
     gain: float = 2.0
     gain_eps: float = 0.0
+    averaged: bool = False  # the final norm reads the mean of the streams, without numbers
 
     def __post_init__(self) -> None:
         check_ranges(self, STREAM_RANGES)
@@ -59,7 +60,7 @@ class StreamSpec:
 
     def head_shapes(self, hidden: int) -> dict[str, tuple[int, ...]]:
         """Of those before the final norm."""
-        return dict(self._shapes(HEAD_STREAMS, hidden, self.count, 1))
+        return {} if self.averaged else dict(self._shapes(HEAD_STREAMS, hidden, self.count, 1))
 
     def _shapes(self, name: str, hidden: int, numbers: int, kinds: int) -> list[tuple[str, tuple[int, ...]]]:
         return [

@@ -12,7 +12,7 @@ from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.models.stream_spec import StreamSpec
 from ipex_assist.quantization.precision import FORMATS, beside_experts
 
-ABI_VERSION = 43  # api.cpp: ia_abi. It changes with every function there and with the structures here.
+ABI_VERSION = 44  # api.cpp: ia_abi. It changes with every function there and with the structures here.
 PRECISIONS = {name: each.number for name, each in FORMATS.items()}
 NORM_PLACES = {"pre": 0, "post_residual": 1, "post": 2, "sandwich": 3, "pre_and_mlp_out": 4}
 HEAD_NORMS = {None: 0, "head": 1, "each_head": 2, "all_heads": 3, "unweighted": 4}
@@ -57,7 +57,7 @@ class CIndexerSpec(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("top_k", "heads", "dim")),
-        *(("norm_eps", ctypes.c_float), ("reads_input", ctypes.c_int32)),
+        *(("norm_eps", ctypes.c_float), ("reads_input", ctypes.c_int32), ("pool", ctypes.c_int32)),
     ]
 
 
@@ -130,6 +130,7 @@ class CStreamSpec(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("count", "sinkhorn_steps")),
         *((name, ctypes.c_float) for name in ("eps", "gain", "gain_eps")),
+        ("averaged", ctypes.c_int32),
     ]
 
 
@@ -194,9 +195,7 @@ def model_spec(
 
 
 def _stream_spec(streams: StreamSpec | None) -> CStreamSpec:
-    if streams is None:
-        return CStreamSpec(count=1)
-    return CStreamSpec(streams.count, streams.sinkhorn_steps, streams.eps, streams.gain, streams.gain_eps)
+    return CStreamSpec(count=1) if streams is None else CStreamSpec(*astuple(streams))
 
 
 def _head_spec(spec: DecoderSpec) -> CHeadSpec:
@@ -288,8 +287,7 @@ def _attention_spec(spec: DecoderSpec, attention: AttentionSpec) -> CAttentionSp
         sizes = (latent.rank, latent.rope_dim, latent.nope_dim, latent.value_dim, latent.query_rank or 0)
         made.latent = CLatentSpec(*sizes, latent.reads_unnormed, latent.norm_eps)
         if (indexer := latent.indexer) is not None:
-            numbers = (indexer.top_k, indexer.heads, indexer.dim, indexer.norm_eps)
-            made.latent.indexer = CIndexerSpec(*numbers, indexer.reads_input)
+            made.latent.indexer = CIndexerSpec(*astuple(indexer))
     if (choice := attention.choice) is not None:
         made.blocks, made.size, made.local, made.dim = choice.blocks, choice.size, choice.local, choice.dim
     if attention.alibi_slopes:

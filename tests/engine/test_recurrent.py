@@ -96,7 +96,7 @@ OTHERS = [
         for variant in tiny_models.known(
             *("deepseek-v32", "glm-moe-dsa", "hy-v4", "axk2", "gemma3n"),
             *("mimo-v2-flash", "axk1", "longcat-flash"),
-            *("bailing-hybrid", "mistral-large4"),
+            *("bailing-hybrid", "mistral-large4", "glm5-next-many"),
             "minimax-m3",
         )
         for kv in ("", "+int8")

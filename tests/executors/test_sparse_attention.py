@@ -23,6 +23,7 @@ from ipex_assist.executors.native.model import NativeModel
 from ipex_assist.native.library import unavailable
 
 VARIANTS = tiny_models.known("deepseek-v32", "glm-moe-dsa", "hy-v4", "axk2", "mistral-large4")
+VARIANTS += tiny_models.known("glm5-next")
 pytestmark = [
     pytest.mark.one_stack,
     pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or ""),
@@ -43,6 +44,8 @@ def loaded(folder: Path, precision: str, kv: str = "", threads: int = 1) -> Nati
 def save(folder: Path, variant: str, **changes: Any) -> Any:
     changes["max_position_embeddings"] = 1024
     text = tiny_models.VARIANTS[variant].get("text_config")
+    if text is not None and "index_kpool" in text:
+        changes["index_topk"] -= changes["index_topk"] % text["index_kpool"]
     return tiny_models.save(folder, variant, **(changes if text is None else {"text_config": text | changes}))
 
 
@@ -87,7 +90,7 @@ def test_long_prompts_are_as_in_transformers(variant: str, top_k: int, tmp_path:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16+int8"])
 @pytest.mark.parametrize(
-    "variant", [variant for variant in VARIANTS if variant not in ("hy-v4", "axk2", "mistral-large4")]
+    "variant", [variant for variant in VARIANTS if variant not in ("hy-v4", "axk2", "mistral-large4", "glm5-next")]
 )
 def test_until_top_k_it_is_full_attention(variant: str, precision: str, tmp_path: Path) -> None:
     """To the bit that of DeepSeek-V3 with the same weights; and what comes after it is not."""
@@ -103,6 +106,20 @@ def test_until_top_k_it_is_full_attention(variant: str, precision: str, tmp_path
     ours, theirs = logits(sparse, prompt, [320]), logits(full, prompt, [100, 220])
     assert torch.equal(ours[:top_k], theirs[:top_k])
     assert not torch.equal(ours[top_k:], theirs[top_k:])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16+int8"])
+@pytest.mark.parametrize("variant", tiny_models.known("glm5-next"))
+def test_until_pools_are_left_out_it_is_full_attention(variant: str, precision: str, tmp_path: Path) -> None:
+    """With as many pools as there are, and the positions of one that is open: to the bit as where all are chosen."""
+    precision, _, kv = precision.partition("+")
+    prompt, found = tokens(320, 5), []
+    for top_k in (280, 1024):
+        save(tmp_path, variant, index_topk=top_k)
+        found.append(logits(loaded(tmp_path, precision, kv), prompt, [100, 220]))
+    ours, theirs = found
+    assert torch.equal(ours[:283], theirs[:283])
+    assert not torch.equal(ours[283:], theirs[283:])
 
 
 @pytest.mark.parametrize("heads", [1, 2])
@@ -152,7 +169,7 @@ def test_a_row_has_its_bits_in_any_pass(variant: str, precision: str, threads: i
             start = sequence.length
             if start and chance.random() < 0.3:  # a draft that is taken back
                 model.extend(sequence, tokens(chance.randrange(1, 9), 11), 1)
-                sequence.truncate(chance.randrange(max(start - 5, 1), start + 1))
+                sequence.truncate(start if model.spec.recurrents else chance.randrange(max(start - 5, 1), start + 1))
                 start = sequence.length
             if start and chance.random() < 0.2:
                 sequence = sequence.fork(start)

@@ -82,6 +82,8 @@ KINDS = [
         "step3p7",
         "bailing-hybrid",
         "bailing-hybrid-row",
+        "glm5-next",
+        "glm5-next-many",
     ),
 ]
 

@@ -40,7 +40,8 @@ void check_blocks(const PassPlan& plan) {
         int64_t oldest = a.shape.window ? std::max(0, s.start - a.shape.window + 1) : 0;
         if (a.shape.chunk) oldest = std::max<int64_t>(oldest, s.start / a.shape.chunk * a.shape.chunk);
         CHECK(a.first_block[i] == oldest / BLOCK_POSITIONS, "first block %lld", (long long)a.first_block[i]);
-        const int64_t last = plan.last_seen(plan.first_row[i] + s.rows - 1, a.shape);
+        int64_t last = 0;
+        for (int32_t r = 0; r < s.rows; r++) last = std::max(last, plan.last_seen(plan.first_row[i] + r, a.shape));
         CHECK(a.first_block[i] + a.blocks[i] == last / BLOCK_POSITIONS + 1, "blocks %lld", (long long)a.blocks[i]);
     }
 }
@@ -105,6 +106,8 @@ void check_random_plans() {
                                             : shape_of_latents(4 << random.below(6)));
         if (random.below(4) == 0) shape.attention[0].chunk = 1 + random.below(2000);
         else if (shape.attention[0].shared && random.below(2)) shape.attention[0].top_k = 1 + random.below(5000);
+        if (AttentionShape& a = shape.attention[0]; a.top_k && random.below(2))
+            a.pool = 1 << random.below(5), a.top_k = int32_t(round_up(a.top_k, a.pool));
         std::vector<SequenceRows> sequences;
         const int32_t most = turn % 2 ? 4 : 90;
         for (int32_t i = 0; i < 1 + random.below(4); i++)

@@ -139,6 +139,10 @@ void check_specs(const KernelTable& k) {
     CHECK_REFUSED("beside latents, windows", make_last([](LayerSpec& layer) {
                       layer.attention.choice = {2, 32, 1, 16}, layer.attention.chunk = 30;
                   }));
+    CHECK_REFUSED("pools of 3 positions, and 6 that are chosen", make_last([](LayerSpec& layer) {
+                      make_latent(layer.attention, 4, {48, 16, 24, 32, 40, 0, 1e-6f, {6, 2, 16, 1e-6f, 0, 3}});
+                      layer.attention.rope_column = 0, layer.attention.rotary_dim = 10;
+                  }));
     CHECK_REFUSED("decays of each channel of 2 key heads of 10", make_last([](LayerSpec& layer) {
                       layer.attention = {};
                       layer.recurrent = {KIMI_DELTA, 4, 2, 10, 10, 4, 0, 0, 0, 0, 7, NOT_NORMED, 0, 0, 1, 0, 0};

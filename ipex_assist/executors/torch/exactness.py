@@ -17,6 +17,7 @@ from ipex_assist.executors.torch.kernels import Kernels
 from ipex_assist.executors.torch.mixers.recurrent import mixer_rows
 from ipex_assist.executors.torch.model import TorchModel
 from ipex_assist.executors.torch.row_plan import RowPlan
+from ipex_assist.executors.torch.streams import read_streams
 from ipex_assist.executors.torch.weights import Weights
 from ipex_assist.models.attention_spec import AttentionSpec
 from ipex_assist.models.spec import DecoderSpec
@@ -120,7 +121,8 @@ class _Trial:
             if (recurrent := self.model.spec.layers[index].recurrent) is not None:
                 # What a row gets from its state depends on the rows before it: its linears are what may differ.
                 layer = self.model.weights.layers[index]
-                made = mixer_rows(recurrent, layer, rows, self.model.spec.norm_eps, lambda values: values)
+                read = read_streams(self.model.spec, rows, layer.streams.get("attention_hc"))
+                made = mixer_rows(recurrent, layer, read, self.model.spec.norm_eps, lambda values: values)
                 made = made[:, : recurrent.value_size] + made[:, -recurrent.value_size :]
                 mixed = layer.o_proj(made)
                 rows = self.model.after_mixer(rows, rows, index, mixed, inputs)

@@ -41,7 +41,7 @@ class KVCache:
         self._keys = [_Rows((heads, rows, width), dtype, kv_precision) for heads, width, _ in widths]
         self._values = [_Rows((heads, rows, width), dtype, kv_precision) for heads, _, width in widths]
         # The keys of indexers, which int8 does not narrow.
-        index = [each.index_dim if each else 0 for each in mixers]
+        index = [each.index_kept if each else 0 for each in mixers]
         stored = {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype] if kv_precision == "int8" else kv_precision
         self._index = [_Rows((1, rows, width), dtype, stored) for width in index]
         self.chosen: torch.Tensor | None = None  # (rows, positions) by the last layer of this pass that chose any

@@ -32,8 +32,10 @@ def _logits(spec: StreamSpec, layer: StreamLayer, x: torch.Tensor, norm_eps: flo
 
 def read_streams(spec: DecoderSpec, x: torch.Tensor, layer: StreamLayer | None) -> torch.Tensor:
     """What the norm before attention, an MLP or the head gets of rows x: (rows, hidden)."""
-    if spec.streams is None or layer is None:
+    if spec.streams is None:
         return x
+    if layer is None:
+        return x.float().unflatten(-1, (spec.streams.count, -1)).mean(1).to(x.dtype)
     read = torch.sigmoid(_logits(spec.streams, layer, x, spec.norm_eps)[0]) + spec.streams.eps
     return (read[..., None] * x.float().unflatten(-1, (spec.streams.count, -1))).sum(1).to(x.dtype)
 

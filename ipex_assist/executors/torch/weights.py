@@ -40,11 +40,12 @@ LogGrowth = tuple[torch.Tensor, torch.Tensor]  # (heads,) each: what queries gro
 class IndexerLayer:
     """What an indexer of sparse attention has."""
 
-    inputs: Linear  # (rows, hidden) → its key and the weights of its heads
+    inputs: Linear  # (rows, hidden) → its key, gates of that where pools have one, and the weights of its heads
     query: Linear  # (rows, query_rank) → (rows, heads · dim)
     norm: Norm  # a layer norm, of the key
     query_norm: Norm | None = None  # another, of the layer's input, where queries are made of that
     growth: LogGrowth | None = None
+    places: torch.Tensor | None = None  # (pool · dim,)
 
 
 @dataclass
@@ -216,7 +217,7 @@ class _Packer:
     def add(self, name: str, tensor: torch.Tensor) -> None:
         prefix, leaf = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[::2]
         check_shape(self.spec, name, tuple(tensor.shape))
-        if leaf in (*VECTORS, *XIELU):
+        if leaf in (*VECTORS, *XIELU, "index_places"):
             self.tensors[name] = tensor.to(torch.float32, copy=True)
             return
         if leaf.endswith("norm") or leaf.startswith("fc_norm") or leaf in (*_TABLES, *_VECTORS):
@@ -287,7 +288,7 @@ class _Packer:
             per_layer_in=self.linears.get("per_layer_in"),
             per_layer_norm=self.tensors.get("per_layer_norm.weight"),
             head=self._head() if self.spec.head is not None else None,
-            streams=self._streams(HEAD_STREAMS) if self.spec.streams is not None else None,
+            streams=self._streams(HEAD_STREAMS) if HEAD_STREAMS in self.linears else None,
             altup_in=self._projections("altup_in"),
             altup_out=self._projections("altup_out"),
         )
@@ -400,6 +401,7 @@ class _Packer:
             self._norm(prefix + "index_k_norm"),
             None if query_norm[0] is None else query_norm,
             self._growth(prefix + "index_q_log"),
+            self.tensors.get(prefix + "index_places.weight"),
         )
 
     def _growth(self, name: str) -> LogGrowth | None:

@@ -41,6 +41,10 @@ size_t checked_bytes(int64_t count, int64_t each, const NodeRegions& regions) {
     return size_t((regions.regions ? regions.total() : count * each) + HUGE_PAGE);
 }
 
+// Keys of an indexer in a block, and the rows that further ones will be made of.
+int64_t index_slots(const AttentionSpec& a) { return round_up(BLOCK_POSITIONS / a.latent.indexer.each(), LANES); }
+int64_t open_bytes(const AttentionSpec& a) { return 4 * a.latent.indexer.open_rows() * 2 * a.index_depth(); }
+
 }  // namespace
 
 BlockLayout::BlockLayout(const PackedModel& model, Precision precision) {
@@ -62,7 +66,8 @@ BlockLayout::BlockLayout(const PackedModel& model, Precision precision) {
             const bool own = !a.shares_kv;  // or an indexer's keys alone
             part.key_bytes = own ? BLOCK_POSITIONS * a.key_depth() * element(precision) : 0;
             part.value_bytes = own ? BLOCK_POSITIONS * a.value_width() * element(precision) : 0;
-            part.index_bytes = BLOCK_POSITIONS * a.index_depth() * element(index);
+            part.open_bytes = open_bytes(a);
+            part.index_bytes = index_slots(a) * a.index_depth() * element(index) + part.open_bytes;
             part.bytes = part.key_bytes + part.value_bytes + (own ? scales(precision) : 0) + part.index_bytes;
             bytes += part.bytes;
         }

@@ -12,15 +12,16 @@ namespace ipex_assist {
 // Where a block has what. It is made of one part for each KV head of each layer: head 0 of all layers, head 1 of all
 // layers that have one, and so on, so that a head's parts lie side by side, as the threads of one memory node write
 // them (TeamNodes::home). A layer that reads another one's keys and values has none. A part is its keys, its values,
-// in int8 their scales, and the keys of an indexer, which are as wide as queries are; its size is its layer's.
+// in int8 their scales, and the keys of an indexer, which are as wide as queries are, with what those of its open pools
+// will be made of; its size is its layer's.
 struct BlockLayout {
     BlockLayout(const PackedModel& model, Precision precision);
 
     struct HeadPart {
-        int64_t offset, key_bytes, value_bytes, index_bytes, bytes;
+        int64_t offset, key_bytes, value_bytes, index_bytes, open_bytes, bytes;
         bool operator==(const HeadPart& other) const {
             return offset == other.offset && key_bytes == other.key_bytes && value_bytes == other.value_bytes &&
-                   index_bytes == other.index_bytes;
+                   index_bytes == other.index_bytes && open_bytes == other.open_bytes;
         }
     };
     const HeadPart& part(int32_t layer, int32_t kv_head) const { return parts[size_t(first[size_t(layer)] + kv_head)]; }
@@ -78,6 +79,11 @@ public:
     KeyValueBlock index_at(int32_t id, int32_t layer) const {
         const BlockLayout::HeadPart& part = layout_.part(layer, 0);
         return {place(id, part, 0) + part.bytes - part.index_bytes, nullptr, nullptr, nullptr};
+    }
+    // Of position % open_rows, the key and the gates of each of the last positions, dim floats of each.
+    float* open_rows_at(int32_t id, int32_t layer) const {
+        const BlockLayout::HeadPart& part = layout_.part(layer, 0);
+        return reinterpret_cast<float*>(place(id, part, 0) + part.bytes - part.open_bytes);
     }
     // What keys are divided by, and queries multiplied with: (head_dim) powers of two, or null for 1.
     const float* key_factors(int32_t layer, int32_t kv_head) const {

@@ -273,13 +273,13 @@ AttentionPlan PassPlan::cut(const AttentionShape& shape, int32_t step, bool spli
     plan.shape = shape, plan.splits_kv = splits_kv;
     for (size_t i = 0; i < segments.size(); i++) {
         const int32_t first = first_row[i], end = first + segments[i].rows;
-        plan.first_tile.push_back(plan.tiles.size());
+        plan.first_tile.push_back(plan.tiles.size()), plan.blocks.push_back(0);
         for (int32_t r = first, next; r < end; r = next) {
             for (next = std::min(r + step, end); next > r + 1 && shape.chooses(positions[size_t(next - 1)]);) next--;
-            plan.tiles.push_back({r, next, int32_t(i)});
+            plan.tiles.push_back({r, next, int32_t(i)});  // of rows that choose one may see fewer than that before it
+            plan.blocks[i] = std::max(plan.blocks[i], last_seen_block(next - 1, shape) + 1);
         }
-        plan.first_block.push_back(first_block(first, shape));
-        plan.blocks.push_back(last_seen_block(end - 1, shape) + 1 - plan.first_block.back());
+        plan.first_block.push_back(first_block(first, shape)), plan.blocks[i] -= plan.first_block[i];
     }
     plan.first_tile.push_back(plan.tiles.size());
     return plan;

@@ -45,19 +45,22 @@ struct AttentionShape {
     // its sequence; 0: to all. It is a query tile by itself.
     int32_t top_k = 0;
     int32_t chosen_size =
-        0;  // of blocks that are chosen for each KV head, the last of which is its own; 0: positions are
+        0;             // of blocks that are chosen for each KV head, the last of which is its own; 0: positions are
+    int32_t pool = 1;  // positions that are chosen together; behind them a row sees its own and those of its open pool
     bool operator==(const AttentionShape& other) const;
     // The first position that a row at this one sees.
     int64_t first_seen(int64_t position) const {
         const int64_t in_window = window > 0 && position >= window ? position - window + 1 : 0;
         return chunk > 0 && position - position % chunk > in_window ? position - position % chunk : in_window;
     }
-    bool chooses(int64_t position) const { return top_k > 0 && position >= top_k; }
+    bool chooses(int64_t position) const { return top_k > 0 && position + 1 >= top_k + pool; }
     // The number among what it attends to of the last position that a row there has chosen.
     int64_t last_chosen(int64_t position) const {
-        const int64_t whole = int64_t(top_k) - 1;
+        const int64_t whole = top_k + (position + 1) % pool - 1;
         return chosen_size ? whole - (chosen_size - 1) + position % chosen_size : whole;
     }
+    // Keys of an indexer that a row at this position sees, of a position or a pool each.
+    int64_t keys_before(int64_t position) const { return (position + 1) / pool; }
     int32_t group() const { return heads / kv_heads; }
     int32_t tile_rows() const;     // of a query tile
     int32_t most_queries() const;  // of a query tile, whatever the parts

@@ -93,6 +93,14 @@ void weigh_streams(Pass& pass, int thread, const StreamWeights& weights, const s
     const ModelSpec& spec = pass.model.spec;
     const PassPlan& plan = pass.plan();
     const Array<float>&stream = pass.stream(thread), &shared = pass.activations.shared.stream_parts;
+    const bool last = &weights == &pass.model.head_streams;
+    if (last && spec.streams.averaged) {
+        for (int64_t i = rows.first; i < rows.end; i++) {
+            float* read = stream.row(kept ? (*kept)[size_t(i)] : i) + spec.streams.columns(spec.hidden_size);
+            std::fill_n(read, spec.streams.count, 1.0f / float(spec.streams.count));
+        }
+        return;
+    }
     const int64_t slices = slices_of(spec), parts = parts_of(weights.projection);
     const auto row = [&](int64_t i) { return stream.row(kept ? (*kept)[size_t(i)] : i); };
     if (plan.each_thread_prepares) {
@@ -110,8 +118,7 @@ void weigh_streams(Pass& pass, int thread, const StreamWeights& weights, const s
             if (!plan.each_thread_prepares) weigh_slice(pass, weights.projection, row(i), slice, found), part = found;
             for (int64_t j = 0; j < parts; j++) sums[j] += part[j];
         }
-        set_numbers(spec, weights, &weights == &pass.model.head_streams, sums,
-                    row(i) + spec.streams.columns(spec.hidden_size));
+        set_numbers(spec, weights, last, sums, row(i) + spec.streams.columns(spec.hidden_size));
     }
 }
 

@@ -70,6 +70,7 @@ void check_streams(const ModelSpec& s, const LayerSpec* layers) {
     check_range("hc_mult", streams.count, 0, MOST_STREAMS);
     if (!streams.several()) return;
     check_range("hc_sinkhorn_iters", streams.sinkhorn_steps, 0, 1000);
+    check_range("whether the final norm reads the mean of streams", streams.averaged, 0, 1);
     for (const float number : {streams.eps, streams.gain, streams.gain_eps}) {
         if (!std::isfinite(number)) refuse("a number of hyper-connections is %g", double(number));
     }
@@ -151,7 +152,7 @@ void check_chosen(const LayerSpec* layers, int32_t number) {
     for (int32_t i = 0; i < number && indexer.top_k; i++) {
         const IndexerSpec& other = layers[i].attention.latent.indexer;
         known |= other.heads > 0;
-        if (other.top_k && other.top_k != indexer.top_k)
+        if (other.top_k && (other.top_k != indexer.top_k || other.each() != indexer.each()))
             refuse("layers %d and %d attend to %d and %d positions", i, number, other.top_k, indexer.top_k);
     }
     if (const BlockChoiceSpec& choice = layers[number].attention.choice; choice.blocks) {

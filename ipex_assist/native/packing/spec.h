@@ -15,7 +15,10 @@ enum HeadNorm : int32_t { NO_NORM, ONE_FOR_HEADS, EACH_HEAD, ALL_HEADS, UNWEIGHT
 // Sparse attention over latents (DeepSeek-V3.2, arXiv:2512.02556): a row attends to the `top_k` positions up to its own
 // with the highest scores, of equal ones to the lower; to all of them where they are no more. A score is the sum over the
 // indexer's heads of weight · relu(query · key), in the order of heads; the one key of a position is kept beside its
-// latent, and its first values are rotated as the latent's key is.
+// latent, and its first values are rotated as the latent's key is. Where `pool` positions share a key (GLM-5.3), that is
+// a weighted sum of theirs, by the softmax in each column of a gate of the position and a number of its place among them;
+// what is chosen are such pools, `top_k` positions in all, and a row also attends to those up to its own that are not
+// all of a pool yet.
 struct IndexerSpec {
     int32_t top_k;       // 0: there is none
     int32_t heads, dim;  // no heads: what the last layer before it with an indexer has chosen
@@ -23,6 +26,14 @@ struct IndexerSpec {
     // Whether its queries are made of the layer's input through a layer norm of its own (Mistral Large 4); else of the
     // row that the layer's queries are made of.
     int32_t reads_input;
+    int32_t pool;  // 0 or 1: each position has a key
+
+    bool pools() const { return pool > 1; }
+    int32_t each() const { return pool > 1 ? pool : 1; }      // positions of a key
+    int64_t made() const { return pools() ? 2 * dim : dim; }  // columns of a position: its key, and gates of the pool's
+    // Beside the keys of a block lie the last positions' own keys and gates, which keys of pools that are open yet will
+    // be made of: so many that rows which are taken back (PENDING_ROWS at most) leave enough of them.
+    int32_t open_rows() const { return pools() ? pool + LANES : 0; }
 };
 
 struct LatentSpec {
@@ -107,12 +118,13 @@ struct AttentionSpec {
     bool is_latent() const { return latent.rank > 0; }
     // Over latents the first linear gives the columns from the key's on: the key, then the row of the queries. Those
     // that it makes of that row, or of the layer's input, are of all heads, then what is rotated of all heads.
-    // Behind that row are the indexer's key and its weights of heads, then gates; behind the queries are the indexer's,
-    // and last gates that are made with them, until these come to the columns of gates.
+    // Behind that row are the indexer's key, gates of its key where that is of a pool, and its weights of heads, then
+    // gates of values; behind the queries are the indexer's, and last gates that are made with them, until these come to
+    // the columns of gates.
     int64_t index_key_column() const {
         return key_column() + (shares_kv ? 0 : head_dim) + round_up(latent.query_rank, LANES);
     }
-    int64_t index_weight_column() const { return index_key_column() + latent.indexer.dim; }
+    int64_t index_weight_column() const { return index_key_column() + latent.indexer.made(); }
     int64_t index_query_column() const { return rotated_column() + int64_t(heads) * latent.rope_dim; }
     int64_t latent_width() const { return (latent.reads_unnormed ? gate_column() : qkv_width()) - key_column(); }
     int64_t rotated_column() const { return round_up(int64_t(heads) * latent.nope_dim, LANES); }
@@ -308,6 +320,7 @@ struct StreamSpec {
     int32_t sinkhorn_steps;  // by which the matrix that mixes streams is normalised; 0: each stays as it is
     float eps;               // added to what is read of a stream, and to sums that the matrix is divided by
     float gain, gain_eps;    // of what is added to a stream: gain · sigmoid + gain_eps
+    int32_t averaged;        // whether the final norm reads the mean of all streams
 
     bool several() const { return count > 1; }
     int64_t columns(int64_t hidden) const { return several() ? count * hidden : hidden; }

@@ -163,7 +163,8 @@ void list_draft_head(WeightList& list, ModelWeights& w) {
 void list_outside(WeightList& list, ModelWeights& w) {
     const ModelSpec& spec = w.spec;
     const int64_t hidden = spec.hidden_size, embedding = spec.embedding_size, own = spec.per_layer_width();
-    list_streams(list, spec, w.head_streams, "head_hc", "head_hc_base", "head_hc_scale", spec.streams.count, 1);
+    if (!spec.streams.averaged)
+        list_streams(list, spec, w.head_streams, "head_hc", "head_hc_base", "head_hc_scale", spec.streams.count, 1);
     if (spec.final_norm) list.norm(w.final_norm, spec, {"final_norm", hidden});
     if (spec.embedding_norm) list.norm(w.embedding_norm, spec, {"embed_norm", hidden});
     if (spec.projected_embedding) {

@@ -116,6 +116,7 @@ struct LatentWeights {
     Linear keys, values;                                 // rank, and value_dim, columns of each head in turn
     const float *norm = nullptr, *query_norm = nullptr;  // of the latent, and of the queries' row
     Norm index_norm;                                     // of the indexer's key
+    const float* index_places = nullptr;                 // (pool, dim), of positions of a pool
     // Of an indexer that reads the layer's input, and of what its heads' queries grow with.
     Norm index_query_norm;
     Linear index_query{};

@@ -11,14 +11,14 @@ from ipex_assist.executors.torch.weights import LogGrowth
 
 
 def index_parts(x: torch.Tensor, row: torch.Tensor, rows: LayerRows) -> tuple[torch.Tensor, ...]:
-    """Key and weights of rows x (rows, hidden), and queries of the normalised rows that theirs are made of."""
+    """Key, gates of pools and weights of rows x (rows, hidden), and queries of the rows that theirs are made of."""
     latent, spec = rows.weights.latent, rows.spec.layers[rows.index].attention.latent
     if latent is None or latent.indexer is None or spec is None or spec.indexer is None:
         return ()
-    key, weights = latent.indexer.inputs(x).split((spec.indexer.dim, spec.indexer.heads), 1)
+    sizes = (spec.indexer.dim, spec.indexer.kept - spec.indexer.dim, spec.indexer.heads)
     if latent.indexer.query_norm is not None:
         row = functional.layer_norm(x, (x.shape[1],), *latent.indexer.query_norm, spec.indexer.norm_eps)
-    return key, weights, latent.indexer.query(row)
+    return *latent.indexer.inputs(x).split(sizes, 1), latent.indexer.query(row)
 
 
 def grown(queries: torch.Tensor, growth: LogGrowth | None, start: int) -> torch.Tensor:
@@ -29,8 +29,10 @@ def grown(queries: torch.Tensor, growth: LogGrowth | None, start: int) -> torch.
     return queries * (growth[0] * positions + growth[1])[..., None].to(queries.dtype)
 
 
-def choose(rows: LayerRows, key: torch.Tensor, weights: torch.Tensor, queries: torch.Tensor) -> torch.Tensor:
-    """Keep the rows' keys; which positions each of them attends to: (rows, positions).
+def choose(
+    rows: LayerRows, key: torch.Tensor, gates: torch.Tensor, weights: torch.Tensor, queries: torch.Tensor
+) -> torch.Tensor:
+    """Keep the rows' keys and gates; which positions each of them attends to: (rows, positions).
 
     In fp64, so that the order of sums, which depends on the number of rows, decides nothing.
     """
@@ -45,15 +47,27 @@ def choose(rows: LayerRows, key: torch.Tensor, weights: torch.Tensor, queries: t
     both = torch.cat((queries, key[:, None]), 1)
     if rows.metadata.rotary is not None:
         both = rotate(both, *rows.metadata.rotary)
-    rows.cache.write_index(rows.index, start, both[:, -1])
-    keys = rows.cache.read_index(rows.index, start + count).double()
-    products = functional.relu(both[:, :-1].double() @ keys.T)  # (rows, heads, positions)
+    rows.cache.write_index(rows.index, start, torch.cat((both[:, -1], gates), 1))
+    pool, keys = spec.indexer.pool, rows.cache.read_index(rows.index, start + count).double()
+    if latent.indexer.places is not None:
+        keys = _pooled(keys, latent.indexer.places.view(pool, -1).double())
+    products = functional.relu(both[:, :-1].double() @ keys.T)  # (rows, heads, positions or pools)
     scores = (weights.double()[..., None] * products).sum(1).float()
-    after = torch.arange(start + count) > torch.arange(start, start + count)[:, None]
+    seen = torch.arange(start + 1, start + count + 1)[:, None]
+    after = torch.arange(len(keys)) >= seen // pool
     # Of equal scores the lower positions are before the others.
     order = scores.masked_fill(after, -torch.inf).sort(dim=1, descending=True, stable=True).indices
-    chosen = torch.zeros_like(after).scatter_(1, order[:, : spec.indexer.top_k], True)
-    return chosen & ~after
+    chosen = torch.zeros_like(after).scatter_(1, order[:, : spec.indexer.top_k // pool], True) & ~after
+    positions = torch.arange(start + count)
+    of_pools = functional.pad(chosen.repeat_interleave(pool, 1), (0, len(positions) - pool * len(keys)))
+    return of_pools | ((positions >= seen // pool * pool) & (positions < seen))
+
+
+def _pooled(rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Keys of whole pools, of keys and gates of positions (positions, 2 · dim). places: (pool, dim)."""
+    pool, dim = places.shape
+    keys, gates = rows[: len(rows) // pool * pool].view(-1, pool, 2 * dim).split(dim, 2)
+    return (torch.softmax(gates + places, 1) * keys).sum(1)
 
 
 def chosen_mask(chosen: torch.Tensor, rows: LayerRows) -> torch.Tensor:

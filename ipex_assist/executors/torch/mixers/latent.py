@@ -31,11 +31,11 @@ def mix_by_latents(x: torch.Tensor, rows: LayerRows) -> torch.Tensor:
     queries = layer.query(torch.cat((x, row), 1) if spec.reads_unnormed else x)
     # The core keeps room for absorbed queries before it.
     if inputs.shape[1]:
-        rows.see("latent_linear", "qkv", projected, row, *made[:2], gates, column=heads * attention.head_dim)
+        rows.see("latent_linear", "qkv", projected, row, *made[:-1], gates, column=heads * attention.head_dim)
     sizes = heads * spec.nope_dim, heads * spec.rope_dim, attention.gate_size - early
     plain, rotated, late = queries.split(sizes, 1)
     apart = spec.indexer is not None and spec.indexer.reads_input
-    rows.see("index_queries" if apart else "query_linear", "queries", plain, rotated, *made[2:], late)
+    rows.see("index_queries" if apart else "query_linear", "queries", plain, rotated, *made[-1:], late)
     gates = late if spec.reads_unnormed else gates
     absorbed = [run(part.contiguous()) for run, part in zip(layer.keys, plain.chunk(heads, 1), strict=True)]
     query = torch.cat((rotated.reshape(len(x), heads, spec.rope_dim), torch.stack(absorbed, 1)), -1)

@@ -47,8 +47,8 @@ void copy_position(const KeyValueBlock& from, int64_t here, const KeyValueBlock&
 
 KeyValueBlock gather_block(const AttentionView& v, const RowRange& tile, int64_t block) {
     const Widths widths{v.spec.key_depth(), v.spec.head_dim, v.spec.latent.rope_dim, v.spec.latent.rank};
-    const int64_t first = block * BLOCK_POSITIONS,
-                  count = std::min<int64_t>(v.splits.shape.top_k - first, BLOCK_POSITIONS);
+    const int64_t first = block * BLOCK_POSITIONS, last = v.plan.last_seen(tile.first, v.splits.shape),
+                  count = std::min<int64_t>(last + 1 - first, BLOCK_POSITIONS);
     const int32_t* chosen = v.pass.activations.shared.chosen.row(tile.first) + first;
     const Precision precision = v.blocks.precision();
     const int64_t bytes = row_type_bytes(row_type(precision));

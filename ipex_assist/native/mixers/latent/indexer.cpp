@@ -30,21 +30,89 @@ void index_queries(Pass& pass, const LayerStep& step, int thread) {
            heads.data + layer.attention.index_query_column(), heads.columns, &w.keys);
 }
 
-// Through a layer norm, and rotated.
+namespace {
+
+// The key and the gates of a position, dim values of each.
+struct OpenRow {
+    const float *key, *gates;
+};
+
+// The key of a pool: of each column, keys weighted with the softmax of gates + places.
+void make_pool(const IndexerSpec& index, const OpenRow* rows, const float* places, float* key) {
+    for (int32_t d = 0; d < index.dim; d++) {
+        float logits[LANES], most = -INFINITY, sum = 0, weighted = 0;
+        for (int32_t j = 0; j < index.pool; j++) {
+            logits[j] = rows[j].gates[d] + places[j * index.dim + d];
+            most = std::max(most, logits[j]);
+        }
+        for (int32_t j = 0; j < index.pool; j++) {
+            const float weight = std::exp(logits[j] - most);
+            sum += weight, weighted += weight * rows[j].key[d];
+        }
+        key[d] = weighted / sum;
+    }
+}
+
+// Of rows whose positions are of the same pools, those of pools that end with one of them: a pool's positions before
+// these are of earlier passes.
+void append_pools(const AttentionView& v, const RowRange& range, int32_t id) {
+    const IndexerSpec& index = v.spec.latent.indexer;
+    const float* open = v.blocks.open_rows_at(id, v.number);
+    const int32_t begin = v.plan.positions[size_t(range.first)];
+    for (int32_t r = range.first; r < range.end; r++) {
+        const int32_t after = v.plan.positions[size_t(r)] + 1;
+        if (after % index.pool) continue;
+        OpenRow rows[LANES];
+        for (int32_t j = 0; j < index.pool; j++) {
+            const int32_t position = after - index.pool + j;
+            const float* kept = open + position % index.open_rows() * 2 * v.spec.index_depth();
+            const float* own = position < begin ? nullptr : v.qkv(range.first + position - begin);
+            rows[j] = own ? OpenRow{own + v.spec.index_key_column(), own + v.spec.index_key_column() + index.dim}
+                          : OpenRow{kept, kept + index.dim};
+        }
+        float* key = v.own.head.data;
+        make_pool(index, rows, v.layer.latent.index_places, key);
+        v.k.store_key(v.blocks.attention_precision(), key, index.dim, v.spec.index_depth(),
+                      (after - 1) % BLOCK_POSITIONS / index.pool, v.blocks.index_at(id, v.number));
+    }
+}
+
+// What pools that are open may need of this pass's rows, when all that is needed of earlier ones is read: of each block
+// the last positions.
+void keep_open_rows(const AttentionView& v) {
+    const IndexerSpec& index = v.spec.latent.indexer;
+    const int32_t rows = v.plan.rows();
+    for (int32_t r = int32_t(share(rows, v.thread, v.plan.threads)),
+                 end = int32_t(share(rows, v.thread + 1, v.plan.threads));
+         r < end; r++) {
+        const Segment& s = v.plan.segments[size_t(v.plan.segment_of[size_t(r)])];
+        const int32_t position = v.plan.positions[size_t(r)], block = position / BLOCK_POSITIONS;
+        if (position + index.open_rows() < std::min(s.start + s.rows, (block + 1) * BLOCK_POSITIONS)) continue;
+        float* to =
+            v.blocks.open_rows_at(s.blocks[block], v.number) + position % index.open_rows() * 2 * v.spec.index_depth();
+        std::memcpy(to, v.qkv(r) + v.spec.index_key_column(), size_t(index.made()) * 4);
+    }
+}
+
+}  // namespace
+
+// Through a layer norm, and rotated; or as they are where pools of them are stored.
 void append_index_keys(const AttentionView& v, const RowRange& range) {
-    const int32_t dim = v.spec.latent.indexer.dim;
+    const IndexerSpec& index = v.spec.latent.indexer;
     const Norm& norm = v.layer.latent.index_norm;
     const int32_t id = v.segment(range).blocks[v.plan.last_block(range.first)];
     const KeyValueBlock block = v.blocks.index_at(id, v.number);
-    float* key = v.own.head.data;
     for (int32_t r = range.first; r < range.end; r++) {
         const int32_t position = v.plan.positions[size_t(r)];
-        v.k.normalize(false, v.qkv(r) + v.spec.index_key_column(), norm.weight, norm.bias,
-                      v.spec.latent.indexer.norm_eps, dim, key);
+        float *made = v.pass.activations.shared.qkv.row(r) + v.spec.index_key_column(),
+              *key = index.pools() ? made : v.own.head.data;
+        v.k.normalize(false, made, norm.weight, norm.bias, index.norm_eps, index.dim, key);
+        if (index.pools()) continue;
         rotate_head(v.pass, v.layer, nullptr, v.segment(range), position, key);
-        v.k.store_key(v.blocks.attention_precision(), key, dim, v.spec.index_depth(), position % BLOCK_POSITIONS,
+        v.k.store_key(v.blocks.attention_precision(), key, index.dim, v.spec.index_depth(), position % BLOCK_POSITIONS,
                       block);
     }
+    if (index.pools()) append_pools(v, range, id);
 }
 
 namespace {
@@ -77,24 +145,25 @@ void score_share(const AttentionView& v, int32_t first, int32_t end) {
     const Array<float>& scores = v.pass.activations.shared.index_scores;
     const TeamNodes& team = v.plan.team;
     const int own = v.thread - team.first_thread(v.node), sharers = team.threads_of(v.node);
+    const int64_t each = BLOCK_POSITIONS / v.splits.shape.pool;  // keys of a block
     int turn = 0;
     for (int32_t r = first; r < end; r++) {
         if (!chooses(v, r)) continue;
-        const int64_t seen = int64_t(v.plan.positions[size_t(r)]) + 1;
+        const int64_t seen = v.splits.shape.keys_before(v.plan.positions[size_t(r)]);
         const Segment& segment = v.plan.segments[size_t(v.plan.segment_of[size_t(r)])];
         const float* weights = v.qkv(r) + v.spec.index_weight_column();
         AttentionTile t{};
-        for (int64_t b = 0; b * BLOCK_POSITIONS < seen; b++) {
+        for (int64_t b = 0; b * each < seen; b++) {
             if (team.several() && team.home(segment.blocks[b], 0, 1) != v.node) continue;
             const bool mine = turn == own;
             turn = turn + 1 < sharers ? turn + 1 : 0;
             if (!mine) continue;
             if (!t.queries) t = index_tile(v, r);
-            const int64_t start = b * BLOCK_POSITIONS, after = b + sharers;
-            const bool more = after * BLOCK_POSITIONS < seen;
+            const int64_t start = b * each, after = b + sharers;
+            const bool more = after * each < seen;
             const KeyValueBlock next = v.blocks.index_at(segment.blocks[more ? after : b], v.number);
             v.k.score_index(t, v.blocks.index_at(segment.blocks[b], v.number), more ? &next : nullptr, weights,
-                            std::min<int64_t>(BLOCK_POSITIONS, seen - start), scores.row(r - first) + start);
+                            std::min(each, seen - start), scores.row(r - first) + start);
         }
     }
 }
@@ -162,8 +231,9 @@ private:
             if (chooses(v_, r)) visit(i++, r);
         }
     }
-    int64_t k() const { return v_.splits.shape.top_k; }
-    int64_t count(int32_t row) const { return int64_t(pass_.plan().positions[size_t(row)]) + 1; }
+    // Of keys: each is a position's, or a pool's.
+    int64_t k() const { return v_.splits.shape.top_k / v_.splits.shape.pool; }
+    int64_t count(int32_t row) const { return v_.splits.shape.keys_before(pass_.plan().positions[size_t(row)]); }
     const float* scores(int32_t row) const { return pass_.activations.shared.index_scores.row(row - first_); }
     // Of a thread's own room, half is for positions that it has found: as many as there are, twice. At its end is a
     // guess. The other half is for keys.
@@ -220,10 +290,12 @@ private:
         if (alone.count < k()) alone = find_alone(row, -INFINITY);
         choose_among(row, 1, [&](int) { return alone; });
     }
-    // The k positions of the largest scores, ascending, of candidates among which they are: part(0), part(1), ….
+    // The k positions of the largest scores, ascending, of candidates among which they are: part(0), part(1), …. Pools
+    // are as many positions each, and those of the pool that is open follow.
     template <typename Part>
     void choose_among(int32_t row, int parts, const Part& part) const {
         const float* of = scores(row);
+        const int32_t pool = v_.splits.shape.pool;
         int32_t* chosen = pass_.activations.shared.chosen.row(row);
         uint64_t* end = keys();
         for (int p = 0; p < parts; p++) {
@@ -235,9 +307,11 @@ private:
         for (int p = 0; p < parts; p++) {
             const FoundPositions each = part(p);
             for (int64_t i = 0; i < each.count; i++) {
-                if (choice_key(of, each.positions[i]) >= least) *chosen++ = each.positions[i];
+                if (choice_key(of, each.positions[i]) < least) continue;
+                for (int32_t j = 0; j < pool; j++) *chosen++ = each.positions[i] * pool + j;
             }
         }
+        for (int32_t i = int32_t(count(row)) * pool; i <= pass_.plan().positions[size_t(row)]; i++) *chosen++ = i;
     }
 
     Pass& pass_;
@@ -252,6 +326,7 @@ private:
 void choose_positions(Pass& pass, const LayerStep& step, int thread) {
     const uint64_t started = __rdtsc();
     const AttentionView v(pass, step, thread);
+    if (v.spec.latent.indexer.pools()) keep_open_rows(v);
     const int32_t rows = pass.plan().rows(), most = int32_t(pass.activations.shared.index_scores.rows);
     for (int32_t first = 0, end; first < rows; first = end) {
         if (!chooses(v, first)) {

@@ -14,6 +14,9 @@ void check_indexer(const AttentionSpec& a) {
     check_range("index_topk", index.top_k, 0, LARGEST);
     check_range("index_n_heads", index.heads, 0, index.top_k ? 4096 : 0);
     check_range("index_head_dim", index.dim, index.heads ? std::max(1, a.rotary_dim) : 0, index.heads ? 4096 : 0);
+    check_range("index_kpool", index.pool, 0, index.top_k ? LANES : 0);
+    if (LANES % index.each() || index.top_k % index.each())
+        refuse("pools of %d positions, and %d that are chosen", index.pool, index.top_k);
     if (index.dim % LANES) refuse("an indexer of index_head_dim %d: multiples of %d are computed", index.dim, LANES);
     if (index.heads && !(index.norm_eps > 0)) refuse("the epsilon of an indexer's norm is %g", double(index.norm_eps));
     check_range("whether an indexer reads a layer's input", index.reads_input, 0, index.heads > 0);
@@ -63,6 +66,7 @@ void list_indexer(WeightList& list, const ModelSpec& spec, PackedLayer& layer) {
     const int64_t columns = int64_t(index.heads) * index.dim, hidden = layer.input_width;
     list.vector(w.index_norm.weight, {"index_k_norm", index.dim});
     list.vector(w.index_norm.bias, {"index_k_norm", index.dim}, true);
+    if (index.pools()) list.vector(w.index_places, {"index_places", int64_t(index.pool) * index.dim});
     if (!index.reads_input) return;
     list.vector(w.index_query_norm.weight, {"index_q_norm", hidden});
     list.vector(w.index_query_norm.bias, {"index_q_norm", hidden}, true);
@@ -88,12 +92,15 @@ void list_weights(WeightList& list, const ModelSpec& spec, PackedLayer& layer) {
         of_queries{"g_proj", (a.latent_query_width() - a.gate_width()) / LANES, a.gate_width(), 1, false},
         of_inputs{"g_proj", (a.gate_column() - a.key_column()) / LANES, a.gate_width(), 1, false};
     LinearPart index_query = index_part("index_q_proj", a.index_query_column(), int64_t(index.heads) * index.dim);
+    const LinearPart index_gate =
+        index_part("index_gate_proj", a.index_key_column() + index.dim - a.key_column(), index.dim);
     index_query.width = l.query_rank;
     list.linear(layer.qkv, {a.latent_width(), layer.input_width, a.qkv_bias != 0, spec.precision},
                 {part("k_rope_proj", 0, l.rope_dim, l.rope_dim && !a.shares_kv),
                  part("kv_a_proj", l.rope_dim / LANES, l.rank, !a.shares_kv),
                  part("q_a_proj", (row_column(a) - a.key_column()) / LANES, l.query_rank, l.query_rank),
                  index_part("index_k_proj", a.index_key_column() - a.key_column(), index.dim),
+                 index.pools() ? index_gate : none,
                  index_part("index_weights_proj", a.index_weight_column() - a.key_column(), index.heads),
                  a.output_gate && !l.reads_unnormed ? of_inputs : none});
     if (a.sinks) list.vector(layer.sinks, {"sinks", a.heads});
@@ -120,7 +127,7 @@ void size(const PackedLayer& layer, ActivationSizes& s) {
     s.key_depth = std::max({s.key_depth, a.key_depth(), a.index_depth()});
     s.value_width = std::max({s.value_width, a.value_width(), round_up(a.head_dim, LANES), int64_t(index.dim)});
     s.queries = std::max<int64_t>(s.queries, index.heads);
-    s.top_k = s.chosen = std::max<int64_t>(s.top_k, index.top_k);
+    s.top_k = s.chosen = std::max<int64_t>(s.top_k, index.top_k ? index.top_k + index.each() - 1 : 0);
     if (index.top_k) s.gathered = std::max(s.gathered, BLOCK_POSITIONS * (a.key_depth() + a.value_width() + 2) * 4);
     s.attended = std::max(s.attended, a.attended_width());
     s.heads = std::max({s.heads, a.latent_query_width(), a.output_width()});
