@@ -202,6 +202,7 @@ _MODULES = (
 _FIRST_NAMES = {
     **{"ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM", "PhiMoEForCausalLM": "PhimoeForCausalLM"},
     "KimiK25ForConditionalGeneration": "Kimi_K25ForConditionalGeneration",
+    "BailingMoeV3ForCausalLM": "BailingHybridForCausalLM",
 }
 # Of model_types that another family's class runs in transformers, which writes its name into their configs.
 _OWN_NAMES = {

@@ -194,6 +194,7 @@ def test_first_names_of_architectures() -> None:
     """Phi-3.5-MoE and K-EXAONE were published with code of their own, whose class is named otherwise."""
     assert find("PhiMoEForCausalLM") is find("PhimoeForCausalLM") is not None
     assert find("ExaoneMoEForCausalLM") is find("ExaoneMoeForCausalLM") is not None
+    assert find("BailingMoeV3ForCausalLM") is find("BailingHybridForCausalLM") is not None
     assert find("KimiK25ForConditionalGeneration") is find("Kimi_K25ForConditionalGeneration") is not None
 
 
