@@ -56,6 +56,7 @@ struct UniformSpec : ModelSpec {
     ModelSpec model() const {
         ModelSpec made = *this;
         made.rope_width = rotary_dim * rotary_tables;
+        if (per_layer_size && !per_layer_rows) made.per_layer_rows = vocab_size;
         return made;
     }
 };
@@ -219,6 +220,16 @@ const Kind KINDS[] = {
          share_first(layer);
          layer.attention.window = 0, layer.mlp.intermediate_size = 150;
      }},
+    {"AltUp's streams, LAuReL and sparse gates in the last layer, which reads keys and values of the first", 30,
+     [](UniformSpec& s) {
+         s.layers = 3, s.per_layer_size = 20, s.per_layer_rows = VOCAB - 5, s.norm_place = SANDWICH;
+         s.hidden_size = s.embedding_size = 48, s.altup = {3, 1, 1}, s.qk_norm = ONE_FOR_HEADS;
+     },
+     false,
+     [](LayerSpec& layer) {
+         share_first(layer);
+         layer.laurel_rank = 7, layer.mlp.sparse = 1, layer.mlp.deviations = 0.5f;
+     }},
     {"values that are keys, experts with norms of their own beside an MLP, wide per-layer embeddings", 0,
      [](UniformSpec& s) {
          s.values_are_keys = s.value_norm = s.output_gate = 1, s.norm_place = SANDWICH, s.qkv_bias = 1;
@@ -244,7 +255,22 @@ struct Shape {
 
 // What a recurrent mixer has in the place of attention's weights.
 template <typename Add>
+void list_rg_lru_shapes(const RecurrentSpec& r, int64_t hidden, const Add& add) {
+    const int64_t width = r.value_width();
+    for (const char* leaf : {"z_in", "v_in"}) {
+        add(leaf, false, width, hidden);
+        if (r.input_bias) add(leaf, true, width, 1);
+    }
+    for (const char* leaf : {"a_in", "b_in"}) add(leaf, false, width, r.gate_rank), add(leaf, true, width, 1);
+    add("v_conv", false, width * r.conv_kernel, 1);
+    if (r.conv_bias) add("v_conv", true, width, 1);
+    add("a_param", false, width, 1);
+    add("mixer_out", false, hidden, width);
+}
+
+template <typename Add>
 void list_recurrent_shapes(const RecurrentSpec& r, int64_t hidden, const Add& add) {
+    if (r.kind == RG_LRU) return list_rg_lru_shapes(r, hidden, add);
     const int64_t keys = r.key_width(), values = r.value_width(), kernel = r.conv_kernel;
     const bool selects = r.kind == MAMBA1, kimi = r.kind == KIMI_DELTA, scans = r.kind != SHORT_CONV;
     const bool delta = kimi || r.kind == GATED_DELTA, convolves_keys = scans && !selects;
@@ -342,6 +368,18 @@ void list_layer_shapes(const ModelSpec& model, const LayerSpec& layer, int32_t n
         add("per_layer_out_norm", false, hidden, 1);
     }
     if (layer.scaled) add("layer_scalar", false, 1, 1);
+    if (layer.laurel_rank) {
+        linear("laurel_left_proj", 0, layer.laurel_rank, hidden);
+        linear("laurel_right_proj", 0, hidden, layer.laurel_rank);
+        add("laurel_out_norm", false, hidden, 1);
+    }
+    if (const int64_t streams = model.altup.count; model.altup.several()) {
+        add("altup_router_norm", false, hidden, 1);
+        add("altup_router", false, streams * hidden, 1);
+        add("altup_predict", false, streams * streams * streams, 1);
+        add("altup_correct", false, streams * streams, 1);
+        if (model.altup.scaled) add("altup_scale", false, hidden, 1);
+    }
     const HeadSpec& head = model.draft_head;
     for (const auto& [base, projection] :
          {std::pair("attention_conv_base", "attention_conv_proj"), std::pair("mlp_conv_base", "mlp_conv_proj")}) {
@@ -392,9 +430,14 @@ std::vector<Shape> shapes(const ModelSpec& s, const std::vector<LayerSpec>& laye
     if (s.projected_embedding) all.push_back({"project_in", false, hidden, s.embedding_size});
     if (s.projected_embedding) all.push_back({"project_out", false, s.embedding_size, hidden});
     if (s.per_layer_size) {
-        all.push_back({"per_layer_embed", false, s.vocab_size, s.per_layer_width()});
+        all.push_back({"per_layer_embed", false, s.per_layer_rows, s.per_layer_width()});
         all.push_back({"per_layer_in_proj", false, s.per_layer_width(), hidden});
         all.push_back({"per_layer_norm", false, s.per_layer_size, 1});
+    }
+    for (int32_t i = 1; i < s.altup.count; i++) {
+        const std::string place = "altup." + std::to_string(i - 1) + ".";
+        all.push_back({"altup_in_proj", false, hidden, hidden, place});
+        all.push_back({"altup_out_proj", false, hidden, hidden, place});
     }
     for (const bool bias : {false, true}) {
         if (bias && !s.norm_bias) continue;
