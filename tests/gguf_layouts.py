@@ -229,6 +229,24 @@ def _jamba(config: Config) -> Config:
     }
 
 
+def _gemma3n(config: Config) -> Config:
+    ropes, normal = config["rope_parameters"], torch.distributions.normal.Normal(0, 1)
+    return {
+        "feed_forward_length": config["intermediate_size"],
+        "attention.key_length": config["head_dim"],
+        "attention.value_length": config["head_dim"],
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in config["layer_types"]],
+        "attention.shared_kv_layers": config["num_kv_shared_layers"],
+        "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
+        "activation_sparsity_scale": normal.icdf(torch.tensor(config["activation_sparsity_pattern"])).tolist(),
+        "altup.active_idx": config["altup_active_idx"],
+        "altup.num_inputs": config["altup_num_inputs"],
+        "final_logit_softcapping": config["final_logit_softcapping"],
+        "rope.freq_base": float(ropes["full_attention"]["rope_theta"]),
+    }
+
+
 OWN: dict[str, Callable[[Config], Config]] = {
     "qwen3next": _delta,
     # Of text, the three positions of an image are one: how they share the rotary embedding changes nothing.
@@ -243,6 +261,7 @@ OWN: dict[str, Callable[[Config], Config]] = {
     "jamba": _jamba,
     "qwen3moe": lambda config: {"expert_feed_forward_length": config["moe_intermediate_size"]},
     "gemma4": _gemma4,
+    "gemma3n": _gemma3n,
     **gguf_mixtures.OWN,
     "apertus": lambda config: {},
 }
@@ -269,6 +288,11 @@ def tensors_of(tensors: dict[str, torch.Tensor], config: Config, arch: str, bloc
     name_map = gguf.get_tensor_name_map(key, blocks + 1)
     if arch == "step35" and config["rope_parameters"]["full_attention"]["rope_type"] == "llama3":
         yield "rope_freqs.weight", gguf_mixtures.step_rope_factors(config)
+    if arch == "gemma3n":
+        for theirs, its in (("altup_projections", "altup_proj"), ("altup_unembed_projections", "altup_unembd_proj")):
+            names = [f"model.{theirs}.{number}.weight" for number in range(config["altup_num_inputs"] - 1)]
+            yield f"{its}.weight", torch.stack([tensors[name] for name in names])
+        tensors = {name: tensor for name, tensor in tensors.items() if "_projections." not in name}
     for name, tensor in stacked(tensors, arch):
         for theirs, each in changed(name, tensor, config, arch):
             found = (
@@ -294,7 +318,15 @@ def changed(name: str, tensor: torch.Tensor, config: Config, arch: str) -> Tenso
     if arch in gguf_mixtures.CHANGED:
         yield from gguf_mixtures.CHANGED[arch](name, tensor, config)
         return
-    if name.endswith((".layer_scalar", ".attention_sink_bias", ".experts.gate_up_proj", ".experts.down_proj")):
+    if name.endswith(
+        (
+            ".layer_scalar",
+            ".correct_output_scale",
+            ".attention_sink_bias",
+            ".experts.gate_up_proj",
+            ".experts.down_proj",
+        )
+    ):
         name += ".weight"
     if arch == "granitehybrid":
         yield from _granite_tensors(name, tensor, config)

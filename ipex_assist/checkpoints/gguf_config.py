@@ -10,6 +10,7 @@ from ipex_assist.checkpoints import (
     gguf_deepseek,
     gguf_experts,
     gguf_families,
+    gguf_gemma3n,
     gguf_gpt,
     gguf_jamba,
     gguf_kimi,
@@ -59,10 +60,11 @@ ARCHITECTURES: dict[str, tuple[str, str, Any]] = {
     **gguf_jamba.ARCHITECTURES,
     **gguf_kimi.ARCHITECTURES,
     **gguf_minimax.ARCHITECTURES,
+    **gguf_gemma3n.ARCHITECTURES,
 }
 _OF_TABLES = {
     **{**gguf_recurrent.CONFIGS, **gguf_deepseek.CONFIGS, **gguf_apertus.CONFIGS, **gguf_windows.CONFIGS},
-    **{**gguf_jamba.CONFIGS, **gguf_kimi.CONFIGS, **gguf_minimax.CONFIGS},
+    **{**gguf_jamba.CONFIGS, **gguf_kimi.CONFIGS, **gguf_minimax.CONFIGS, **gguf_gemma3n.CONFIGS},
 }
 
 SUPPORTED = {architecture for architecture, _, _ in ARCHITECTURES.values()}

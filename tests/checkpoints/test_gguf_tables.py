@@ -79,6 +79,12 @@ FILES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "laguna": ("laguna", {}, {}),
     "laguna-values": ("laguna", {"num_attention_heads_per_layer": [4, 2, 6]}, {}),
     "hy-v3": ("hy_v3", {}, {}),
+    "gemma3n": (
+        "gemma3n",
+        {"altup_num_inputs": 4, "intermediate_size": 96, "vocab_size_per_layer_input": tiny_models.VOCAB}
+        | {"hidden_size_per_layer_input": 32, "laurel_rank": 32},
+        {},
+    ),
     "jamba": ("jamba", {}, {}),
     "jamba-biases": ("jamba", {}, {}),
     "jamba-dense": ("jamba", {}, {}),
@@ -150,7 +156,7 @@ def test_step_has_its_own_numbers_of_llama3s_positions(variant: str, tmp_path: P
 @pytest.mark.parametrize(
     "variant",
     tiny_models.known(
-        "qwen3.5", "nemotron-h-moe", "deepseek-v3", "falcon-mamba", "step3p7", "mimo-v2-flash", "kimi-linear"
+        "qwen3.5", "nemotron-h-moe", "deepseek-v3", "falcon-mamba", "step3p7", "mimo-v2-flash", "kimi-linear", "gemma3n"
     ),
 )
 def test_it_says_the_same(variant: str, executor: str, tmp_path: Path) -> None:
@@ -164,7 +170,7 @@ def test_it_says_the_same(variant: str, executor: str, tmp_path: Path) -> None:
 
 
 # Mixtures among them whose routers choose the same experts of rows in int8 (with so small ones, most do not).
-BLOCKS = ("qwen3.5", "deepseek-v3", "glm4-moe", "lfm2", "granite-hybrid-moe", "step3p7", "mistral4")
+BLOCKS = ("qwen3.5", "deepseek-v3", "glm4-moe", "lfm2", "granite-hybrid-moe", "step3p7", "mistral4", "gemma3n")
 
 
 @pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")
