@@ -9,6 +9,7 @@
 #include <set>
 
 #include "formats/blocks/place.h"
+#include "memory/memory.h"
 #include "operations/single_linear.h"
 #include "small_model.h"
 
@@ -16,7 +17,6 @@ namespace check {
 namespace {
 
 constexpr int64_t HEADER = 4096;
-constexpr uintptr_t HUGE_PAGE = uintptr_t(2) << 20;
 
 // Orders of columns (GPTQ's act-order), without which no linear has one.
 const Kind ORDERED = {"orders of columns", 0, [](UniformSpec& s) { s.ordered = s.tied_head = s.qkv_bias = 1; }};

@@ -1,6 +1,7 @@
 // The plan of a pass by itself, and the buffers that are placed for it.
 #include <algorithm>
 
+#include "memory/memory.h"
 #include "operations/activations.h"
 #include "plans.h"
 #include "pools.h"
@@ -205,7 +206,7 @@ void check_activations() {
         volatile uint8_t* first = reinterpret_cast<uint8_t*>(begin);
         first[0] = 1, first[end - begin - 1] = 1;  // ends the program where it is not ours
     }
-    const int64_t counted = Activations::count(sizes).total(3, 2), huge_pages = 2 * (int64_t(2) << 20);
+    const int64_t counted = Activations::count(sizes).total(3, 2), huge_pages = 2 * HUGE_PAGE;
     CHECK(counted >= bytes && counted <= bytes + huge_pages + 3 * 4096 + int64_t(all.size()) * 64,
           "%lld bytes, counted %lld", (long long)bytes, (long long)counted);
     const float* x = activations.shared.x.data;

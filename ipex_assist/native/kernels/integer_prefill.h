@@ -205,11 +205,15 @@ void byte_panels(const Linear& w, const LinearRows& in, const int32_t* starts, i
 // What the sums of groups start from; before those of a span what its own does, where there are such.
 template <class T>
 void fill_starts(const int32_t* negated_sums, int64_t spans, int64_t groups, int32_t* to) {
-    for (int64_t s = 0; s < spans; s++, negated_sums += groups) {
-        int32_t all = 0;
-        for (int64_t g = 0; g < groups; g++) all += negated_sums[g];
-        if (T::FOLDS) *to++ = all * T::ZERO + LIFT_BITS;
-        for (int64_t g = 0; g < groups; g++) *to++ = negated_sums[g] * T::ZERO + LIFT_BITS;
+    if constexpr (!T::FOLDS) {
+        for (int64_t i = 0; i < spans * groups; i++) to[i] = negated_sums[i] * T::ZERO + LIFT_BITS;
+    } else {
+        for (int64_t s = 0; s < spans; s++, negated_sums += groups) {
+            int32_t all = 0;
+            for (int64_t g = 0; g < groups; g++) all += negated_sums[g];
+            *to++ = all * T::ZERO + LIFT_BITS;
+            for (int64_t g = 0; g < groups; g++) *to++ = negated_sums[g] * T::ZERO + LIFT_BITS;
+        }
     }
 }
 

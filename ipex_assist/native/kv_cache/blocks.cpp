@@ -10,13 +10,14 @@
 #include <utility>
 #include <vector>
 
+#include "memory/memory.h"
 #include "memory/numa_nodes.h"
 #include "refuse.h"
 
 namespace ipex_assist {
 namespace {
 
-constexpr int64_t PAGE = 4096, HUGE_PAGE = int64_t(2) << 20;
+constexpr int64_t PAGE = 4096;
 
 int64_t element(Precision precision) { return row_type_bytes(row_type(precision)); }
 

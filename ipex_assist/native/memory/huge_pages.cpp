@@ -8,11 +8,13 @@
 #include <fstream>
 #include <iterator>
 
+#include "memory/memory.h"
+
 namespace ipex_assist {
 namespace {
 
 constexpr int COLLAPSE = 25;  // MADV_COLLAPSE, which older headers lack
-constexpr size_t HUGE_PAGE = size_t(2) << 20, AT_ONCE = size_t(128) << 20;
+constexpr size_t AT_ONCE = size_t(128) << 20;
 
 // Whether the administrator lets nobody have huge pages, which the call itself does not ask.
 bool is_never(const std::string& setting) {

@@ -10,6 +10,8 @@
 
 namespace ipex_assist {
 
+constexpr int64_t HUGE_PAGE = int64_t(2) << 20;  // bytes
+
 class Memory {
 public:
     Memory() = default;
@@ -30,7 +32,6 @@ public:
     }
     // For `replace`: at the same offset within a huge page as `place`, so that huge pages can move there.
     static Memory like(const uint8_t* place, size_t bytes) {
-        constexpr size_t HUGE_PAGE = size_t(2) << 20;
         void* got = mmap(nullptr, bytes + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (got == MAP_FAILED) throw std::bad_alloc();
         auto* start = static_cast<uint8_t*>(got);

@@ -4,10 +4,12 @@
 #include <cstring>
 #include <type_traits>
 
+#include "memory/memory.h"
+
 namespace ipex_assist {
 namespace {
 
-constexpr int64_t LINE = 64, PAGE = 4096, HUGE_PAGE = int64_t(2) << 20;
+constexpr int64_t LINE = 64, PAGE = 4096;
 
 // Gives each buffer the next bytes from a start, which may be null to count them.
 struct Placer {

@@ -5,6 +5,7 @@
 
 #include "refuse.h"
 #include "memory/huge_pages.h"
+#include "memory/memory.h"
 #include "memory/read_file.h"
 #include "packing/model.h"
 
@@ -68,7 +69,7 @@ bool PackedModel::settle(Pool& pool, int64_t bytes) {
     if (bytes < PAGE) refuse("%lld bytes of an image are no page", static_cast<long long>(bytes));
     const uint8_t* start = image_.data() + settled_;
     int64_t size = std::min(bytes / PAGE * PAGE, end - settled_);
-    const int64_t over = int64_t((uintptr_t(start) + size_t(size)) % (size_t(2) << 20));  // past a border of huge pages
+    const int64_t over = int64_t((uintptr_t(start) + size_t(size)) % HUGE_PAGE);  // past a border of huge pages
     if (settled_ + size < end && over < size) size -= over;
     Memory piece = Memory::like(start, size_t(size));
     pool.run([&](int thread) {

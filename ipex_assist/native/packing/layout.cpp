@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "formats/blocks/place.h"
+#include "memory/memory.h"
 #include "memory/numa_nodes.h"
 #include "refuse.h"
 #include "memory/round_up.h"
@@ -12,7 +13,6 @@ namespace ipex_assist {
 namespace {
 
 constexpr int64_t WEIGHTS_ALIGNMENT = 4096;
-constexpr int64_t HUGE_PAGE = int64_t(2) << 20;
 constexpr int64_t MOST_BYTES = int64_t(1) << 60;  // of an image: what one tensor adds is far less, so sums stay exact
 
 // What a row goes through between linears: see ResidualNorm.
