@@ -341,6 +341,11 @@ class AttentionSpec:
         """Values that are kept of a position to choose it by; 0 where there are none."""
         return self.choice.dim if self.choice is not None else 0 if self.latent is None else self.latent.index_kept
 
+    @property
+    def pools_index(self) -> bool:
+        """Whether that is what keys of pools are made of; int8 keys and values do not narrow it."""
+        return self.latent is not None and self.latent.indexer is not None and self.latent.indexer.pool > 1
+
     def shapes(self, hidden: int) -> dict[str, tuple[int, ...]]:
         """Of its weights by our names, in a layer of rows of `hidden` columns."""
         read = self.latent.query_width if self.latent is not None and self.latent.reads_unnormed else hidden

@@ -367,11 +367,10 @@ class DecoderSpec:
     def kv_bytes_per_token(self, element_size: int, scale_size: int = 0) -> int:
         """Bytes of keys and values that one token adds to the cache, with a scale for each head's key and value.
 
-        Layers that read those of another one add none. An indexer's keys are never in fewer than 16 bits.
+        Layers that read those of another one add none; an indexer's key has a scale of its own, too.
         """
         attentions = [each.mixer for each in self.layers if isinstance(each.mixer, AttentionSpec)]
         heads = ((each.kv_heads, each.head_dim + each.value_width) for each in attentions if not each.shares_kv)
-        index = sum(each.index_kept for each in attentions)
-        return index * max(element_size, 2) + sum(
-            count * (width * element_size + 2 * scale_size) for count, width in heads
-        )
+        kept = [(each.index_kept, each.pools_index) for each in attentions if each.index_kept]
+        index = sum(size * max(element_size, 2) if pooled else size * element_size + scale_size for size, pooled in kept)
+        return index + sum(count * (width * element_size + 2 * scale_size) for count, width in heads)

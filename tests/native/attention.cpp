@@ -127,34 +127,52 @@ void test_merge(const KernelTable& k) {
     }
 }
 
-// Scores of an indexer against a plain loop, and the same bits whatever the number of positions that are asked for.
+// Scores of an indexer against a plain loop, and the same bits whatever the number of positions that are asked for. Of
+// int8 keys queries are in int8, too, with one scale.
 void test_index_scores(const KernelTable& k) {
-    for (const Form& form : {FORMS[0], FORMS[1]}) {
+    for (const Form& form : FORMS) {
         for (const auto& [dim, heads] : {std::pair{32, 1}, {64, 5}, {128, 64}}) {
             const Head keys(k, form, dim, 256, 21);
             const std::vector<Query> queries = make_queries(keys, 1, heads, 0, 22);
-            const int64_t bytes = form.precision == FP32 ? 4 : k.bf16_row_bytes, stride = keys.key_depth * bytes;
+            const bool integers = keys.integers();
+            const int64_t bytes = form.precision == FP32 ? 4
+                                  : integers             ? 2
+                                                         : k.bf16_row_bytes,
+                          stride = keys.key_depth * bytes;
+            Buffer<int32_t> offsets(static_cast<size_t>(heads));
             Buffer<uint8_t> query(size_t(heads * stride)), widened(size_t(widened_bytes(keys.key_depth)));
             Buffer<float> scores(size_t(heads * BLOCK_POSITIONS), NAN), weights(static_cast<size_t>(heads));
+            const auto weight = [](int64_t h) { return float(h % 3) - 0.75f; };
             for (int64_t h = 0; h < heads; h++) {
-                weights[size_t(h)] = float(h % 3) - 0.75f;
-                k.convert(form.precision, queries[size_t(h)].values.data(), dim, keys.key_depth,
-                          query.data() + h * stride);
+                const float* from = queries[size_t(h)].values.data();
+                uint8_t* to = query.data() + h * stride;
+                float& scale = weights[size_t(h)] = 1;
+                if (integers) k.store_index_query(from, dim, keys.key_depth, to, &scale, &offsets[size_t(h)]);
+                else k.convert(form.precision, from, dim, keys.key_depth, to);
+                scale *= weight(h);
             }
             AttentionTile t{};
             t.precision = form.precision, t.queries = heads, t.key_depth = keys.key_depth;
             t.query = query.data(), t.scores = scores.data(), t.widened = widened.data();
+            t.query_offsets = offsets.data();
             const KeyValueBlock block = keys.block(0);
             Buffer<float> all(BLOCK_POSITIONS), some(BLOCK_POSITIONS);
             k.score_index(t, block, &block, weights.data(), BLOCK_POSITIONS, all.data());
             for (int32_t i = 0; i < BLOCK_POSITIONS; i++) {
                 double expected = 0, size = 0;
                 for (int32_t h = 0; h < heads; h++) {
+                    const std::vector<float>& values = queries[size_t(h)].values;
+                    Buffer<float> copy(values.size());
+                    std::copy(values.begin(), values.end(), copy.data());
+                    const Integers whole(copy);
                     double product = 0;
-                    for (int32_t d = 0; d < dim; d++)
-                        product +=
-                            double(rounded(form.precision, queries[size_t(h)].values[size_t(d)])) * keys.key(i, d);
-                    expected += double(weights[size_t(h)]) * std::max(0.0, product), size += std::abs(product);
+                    for (int32_t d = 0; d < dim; d++) {
+                        const double value =
+                            integers ? whole.value(size_t(d))
+                                     : double(rounded(form.precision, queries[size_t(h)].values[size_t(d)]));
+                        product += value * keys.key(i, d);
+                    }
+                    expected += double(weight(h)) * std::max(0.0, product), size += std::abs(product);
                 }
                 CHECK(std::abs(double(all[size_t(i)]) - expected) <= 1e-6 * size + 1e-5, "position %d: %g != %g", i,
                       double(all[size_t(i)]), expected);

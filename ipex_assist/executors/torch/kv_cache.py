@@ -40,10 +40,10 @@ class KVCache:
         ]
         self._keys = [_Rows((heads, rows, width), dtype, kv_precision) for heads, width, _ in widths]
         self._values = [_Rows((heads, rows, width), dtype, kv_precision) for heads, _, width in widths]
-        # The keys of indexers, which int8 does not narrow.
-        index = [each.index_kept if each else 0 for each in mixers]
-        stored = {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype] if kv_precision == "int8" else kv_precision
-        self._index = [_Rows((1, rows, width), dtype, stored) for width in index]
+        # The keys of indexers; of pools what they are made of, which int8 does not narrow.
+        wide = {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype] if kv_precision == "int8" else kv_precision
+        index = [(each.index_kept, wide if each.pools_index else kv_precision) if each else (0, wide) for each in mixers]
+        self._index = [_Rows((1, rows, width), dtype, stored) for width, stored in index]
         self.chosen: torch.Tensor | None = None  # (rows, positions) by the last layer of this pass that chose any
         self._factors = factors
         self._written = 0  # rows that hold anything but zeros

@@ -128,19 +128,20 @@ void attention_pairs(const AttentionTile& t, const typename D::Row* rows, int64_
     }
 }
 
-// Scores of all queries against the positions from `i` on, 16 or 32 of them: returns how many.
+// Scores of all queries against the positions from `i` on, 16 or 32 of them: returns how many. Those of a query are
+// `stride` after those of the one before it.
 template <class D>
-int64_t score_columns(const AttentionTile& t, const KeyValueBlock& block, int64_t distance, int64_t i, int64_t limit) {
+int64_t score_columns(const AttentionTile& t, const KeyValueBlock& block, int64_t distance, int64_t i, int64_t limit,
+                      float* scores, int64_t stride) {
     const auto* rows = reinterpret_cast<const typename D::Row*>(t.query);
-    const auto outputs = [&](int64_t q) { return t.scores + q * BLOCK_POSITIONS + i; };
+    const auto outputs = [&](int64_t q) { return scores + q * stride; };
     const uint8_t* keys = columns_of<D>(block.keys, block.key_scales, true, i, t.key_depth, t.key_depth, t.widened);
     const int64_t steps = t.key_depth / D::STEP;
     if (in_pairs(t) && !block.key_scales && i + LANES < limit) {
-        attention_pairs<D>(t, rows, t.key_depth, keys, steps * 64, steps, distance, outputs, BLOCK_POSITIONS);
+        attention_pairs<D>(t, rows, t.key_depth, keys, steps * 64, steps, distance, outputs, stride);
         return PAIR * LANES;
     }
-    attention_rows<D>(t, rows, t.key_depth, keys, block.key_scales ? nullptr : keys, steps, distance, outputs,
-                      BLOCK_POSITIONS);
+    attention_rows<D>(t, rows, t.key_depth, keys, block.key_scales ? nullptr : keys, steps, distance, outputs, stride);
     for (int64_t q = 0; block.key_scales && q < t.queries; q++) {
         float* row = outputs(q);
         _mm512_storeu_ps(row, _mm512_mul_ps(_mm512_loadu_ps(row), _mm512_loadu_ps(block.key_scales + i)));
@@ -183,7 +184,7 @@ inline int64_t limit_of(const AttentionTile& t) {
 template <class D>
 void attend_block(const AttentionTile& t, const KeyValueBlock& block, int64_t distance, AttentionPartial* partials) {
     const int64_t limit = limit_of(t);
-    for (int64_t i = 0; i < limit;) i += score_columns<D>(t, block, distance, i, limit);
+    for (int64_t i = 0; i < limit;) i += score_columns<D>(t, block, distance, i, limit, t.scores + i, BLOCK_POSITIONS);
     if (t.cap > 0 || t.slopes) adjust_scores(t, limit);
     find_maxima(t, limit, partials);
     for (int32_t q = 0; q < t.queries; q++) {
@@ -293,12 +294,13 @@ void attend(const AttentionTile& tile, const KeyValueBlock& block, const KeyValu
 template <class D>
 void score_index_block(const AttentionTile& t, const KeyValueBlock& block, int64_t distance, const float* weights,
                        int64_t limit, float* out) {
+    constexpr int64_t stride = PAIR * LANES;  // side by side: a few KB, which stay in L1
     for (int64_t i = 0, end; i < limit; i = end) {
-        end = i + score_columns<D>(t, block, distance, i, limit);
+        end = i + score_columns<D>(t, block, distance, i, limit, t.scores, stride);
         for (int64_t j = i; j < end; j += LANES) {
             __m512 sum = _mm512_setzero_ps();
             for (int32_t q = 0; q < t.queries; q++) {
-                const __m512 score = _mm512_loadu_ps(t.scores + q * BLOCK_POSITIONS + j);
+                const __m512 score = _mm512_loadu_ps(t.scores + q * stride + j - i);
                 sum = _mm512_fmadd_ps(_mm512_max_ps(_mm512_setzero_ps(), score), _mm512_set1_ps(weights[q]), sum);
             }
             _mm512_storeu_ps(out + j, sum);
@@ -310,6 +312,7 @@ void score_index(const AttentionTile& tile, const KeyValueBlock& block, const Ke
                  int64_t count, float* out) {
     const int64_t distance = distance_to(next, block), limit = (count + LANES - 1) / LANES * LANES;
     if (tile.precision == FP32) return score_index_block<Fp32>(tile, block, distance, weights, limit, out);
+    if (block.key_scales) return score_index_integers(tile, block, distance, weights, limit, out);
     score_index_block<Bf16>(tile, block, distance, weights, limit, out);
 }
 

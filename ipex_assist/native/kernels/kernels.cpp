@@ -65,6 +65,7 @@ const KernelTable* IPEX_ASSIST_KERNELS() {
         .soft_cap = soft_cap,
         .convert = convert,
         .store_query = store_query,
+        .store_index_query = store_index_query,
         .store_key = store_key,
         .store_value = store_value,
         .attend = attend,

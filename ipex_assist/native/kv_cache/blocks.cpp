@@ -44,12 +44,15 @@ size_t checked_bytes(int64_t count, int64_t each, const NodeRegions& regions) {
 
 // Keys of an indexer in a block, and the rows that further ones will be made of.
 int64_t index_slots(const AttentionSpec& a) { return round_up(BLOCK_POSITIONS / a.latent.indexer.each(), LANES); }
+// Keys of pools are not narrowed to int8.
+Precision index_precision(const AttentionSpec& a, Precision precision, Precision attention) {
+    return precision == INT8 && a.latent.indexer.pools() ? attention : precision;
+}
 int64_t open_bytes(const AttentionSpec& a) { return 4 * a.latent.indexer.open_rows() * 2 * a.index_depth(); }
 
 }  // namespace
 
 BlockLayout::BlockLayout(const PackedModel& model, Precision precision) {
-    const Precision index = precision == INT8 ? ipex_assist::attention_precision(model) : precision;
     int32_t most = 0, count = 0;
     for (const PackedLayer& layer : model.layers) {
         first.push_back(count);
@@ -68,7 +71,9 @@ BlockLayout::BlockLayout(const PackedModel& model, Precision precision) {
             part.key_bytes = own ? BLOCK_POSITIONS * a.key_depth() * element(precision) : 0;
             part.value_bytes = own ? BLOCK_POSITIONS * a.value_width() * element(precision) : 0;
             part.open_bytes = open_bytes(a);
-            part.index_bytes = index_slots(a) * a.index_depth() * element(index) + part.open_bytes;
+            const Precision stored = index_precision(a, precision, ipex_assist::attention_precision(model));
+            part.index_bytes = index_slots(a) * a.index_depth() * element(stored) + part.open_bytes;
+            if (a.index_depth() && stored == INT8) part.index_bytes += BLOCK_POSITIONS * 4;
             part.bytes = part.key_bytes + part.value_bytes + (own ? scales(precision) : 0) + part.index_bytes;
             bytes += part.bytes;
         }

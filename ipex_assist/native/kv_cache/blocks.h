@@ -12,8 +12,8 @@ namespace ipex_assist {
 // Where a block has what. It is made of one part for each KV head of each layer: head 0 of all layers, head 1 of all
 // layers that have one, and so on, so that a head's parts lie side by side, as the threads of one memory node write
 // them (TeamNodes::home). A layer that reads another one's keys and values has none. A part is its keys, its values,
-// in int8 their scales, and the keys of an indexer, which are as wide as queries are, with what those of its open pools
-// will be made of; its size is its layer's.
+// in int8 their scales, and the keys of an indexer, in int8 with their scales, but for those of pools, with what further
+// ones of open pools will be made of; its size is its layer's.
 struct BlockLayout {
     BlockLayout(const PackedModel& model, Precision precision);
 
@@ -75,10 +75,16 @@ public:
         float* scales = reinterpret_cast<float*>(values + part.value_bytes);
         return {keys, values, scales, scales + BLOCK_POSITIONS};
     }
-    // The keys of a layer's indexer, in the precision of attention.
+    // Of the keys of a layer's indexer: those of pools are not narrowed to int8.
+    Precision index_precision(int32_t layer) const {
+        return precision_ == INT8 && layout_.part(layer, 0).open_bytes ? attention_precision_ : precision_;
+    }
+    // These keys.
     KeyValueBlock index_at(int32_t id, int32_t layer) const {
         const BlockLayout::HeadPart& part = layout_.part(layer, 0);
-        return {place(id, part, 0) + part.bytes - part.index_bytes, nullptr, nullptr, nullptr};
+        uint8_t* end = place(id, part, 0) + part.bytes;
+        float* scales = index_precision(layer) == INT8 ? reinterpret_cast<float*>(end) - BLOCK_POSITIONS : nullptr;
+        return {end - part.index_bytes, nullptr, scales, nullptr};
     }
     // Of position % open_rows, the key and the gates of each of the last positions, dim floats of each.
     float* open_rows_at(int32_t id, int32_t layer) const {

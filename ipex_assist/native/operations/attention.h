@@ -50,6 +50,16 @@ KeyValueBlock gather_block(const AttentionView& v, const RowRange& tile, int64_t
 void append_choice_keys(const AttentionView& v, const RowRange& range);
 KeyValueBlock gather_choice(const AttentionView& v, const RowRange& tile, int32_t kv_head, int64_t block);
 
+// index_queries.cpp: what index keys are multiplied with, of one row at a time in memory of this thread.
+struct IndexQueries {
+    AttentionTile tile;
+    const float* weights;
+};
+// Query `number`, (dim), whose products are weighted.
+void store_index_query(const AttentionView& v, int32_t number, const float* query, int32_t dim, float weight);
+// Those from `first` on that have been stored.
+IndexQueries index_queries_from(const AttentionView& v, int32_t first, int32_t count);
+
 // Orders positions, or blocks, by their scores, and those of equal scores by descending numbers: as unsigned numbers, of
 // which no two are equal.
 inline uint64_t choice_key(const float* scores, int64_t number) {

@@ -23,7 +23,7 @@ void append_choice_keys(const AttentionView& v, const RowRange& range) {
         v.k.normalize(true, v.qkv(r) + choice_key_column(v.spec), v.layer.choice_key_norm, nullptr,
                       v.pass.model.spec.norm_eps, dim, key);
         rotate_head(v.pass, v.layer, nullptr, v.segment(range), position, key);
-        v.k.store_key(v.blocks.attention_precision(), key, dim, v.spec.index_depth(), position % BLOCK_POSITIONS,
+        v.k.store_key(v.blocks.index_precision(v.number), key, dim, v.spec.index_depth(), position % BLOCK_POSITIONS,
                       block);
     }
 }
@@ -34,28 +34,18 @@ bool chooses(const AttentionView& v, int32_t row) { return v.splits.shape.choose
 
 // Of each KV head the query that it is chosen by, and that times -1: relu(x) - relu(-x) is x, and a kernel for sums of
 // relus gives a score as it is.
-AttentionTile choice_tile(const AttentionView& v, int32_t row) {
+void store_queries(const AttentionView& v, int32_t row) {
     const int32_t dim = v.spec.choice.dim;
-    AttentionTile t{};
-    t.precision = v.blocks.attention_precision();
-    t.queries = 2;
-    t.key_depth = v.spec.index_depth();
-    t.query = v.own.query.data;
-    t.scores = v.own.scores.data;
-    t.widened = v.own.widened.data;
-    const int64_t bytes = t.key_depth * (t.precision == FP32 ? 4 : v.k.bf16_row_bytes);
     const Segment& segment = v.plan.segments[size_t(v.plan.segment_of[size_t(row)])];
     float* query = v.own.head.data;
-    for (int64_t h = 0; h < v.spec.kv_heads; h++) {
+    for (int32_t h = 0; h < v.spec.kv_heads; h++) {
         v.k.normalize(true, v.qkv(row) + choice_query_column(v.spec) + h * dim, v.layer.choice_query_norm, nullptr,
                       v.pass.model.spec.norm_eps, dim, query);
         rotate_head(v.pass, v.layer, nullptr, segment, v.plan.positions[size_t(row)], query);
-        for (int64_t i = 0; i < 2; i++) {
-            v.k.convert(t.precision, query, dim, t.key_depth, v.own.query.data + (2 * h + i) * bytes);
-            for (int32_t d = 0; d < dim; d++) query[d] = -query[d];
-        }
+        store_index_query(v, 2 * h, query, dim, 1);
+        for (int32_t d = 0; d < dim; d++) query[d] = -query[d];
+        store_index_query(v, 2 * h + 1, query, dim, -1);
     }
-    return t;
 }
 
 // The highest of each block's scores, of which there are `count`, to the blocks from `to` on.
@@ -67,7 +57,6 @@ void find_highest(const float* scores, int64_t count, int64_t size, float* to) {
 // Rows first <= r < end that choose, each with the highest scores of its blocks (KV heads, stride) from
 // scores.row(r - first) on: this thread's share of the blocks of keys, those of its memory node in turns.
 void score_share(const AttentionView& v, int32_t first, int32_t end, int64_t stride) {
-    constexpr float SIGNS[] = {1, -1};
     const Array<float>& highest = v.pass.activations.shared.index_scores;
     const TeamNodes& team = v.plan.team;
     const int own = v.thread - team.first_thread(v.node), sharers = team.threads_of(v.node);
@@ -78,18 +67,18 @@ void score_share(const AttentionView& v, int32_t first, int32_t end, int64_t str
         if (!chooses(v, r)) continue;
         const int64_t seen = int64_t(v.plan.positions[size_t(r)]) + 1;
         const Segment& segment = v.plan.segments[size_t(v.plan.segment_of[size_t(r)])];
-        AttentionTile t{};
+        bool stored = false;
         for (int64_t b = 0; b * BLOCK_POSITIONS < seen; b++) {
             if (team.several() && team.home(segment.blocks[b], 0, 1) != v.node) continue;
             const bool mine = turn == own;
             turn = turn + 1 < sharers ? turn + 1 : 0;
             if (!mine) continue;
-            if (!t.queries) t = choice_tile(v, r);
+            if (!stored) store_queries(v, r), stored = true;
             const int64_t start = b * BLOCK_POSITIONS, count = std::min<int64_t>(BLOCK_POSITIONS, seen - start);
-            const int64_t bytes = t.key_depth * (t.precision == FP32 ? 4 : v.k.bf16_row_bytes);
-            for (int64_t h = 0; h < v.spec.kv_heads; h++) {
-                t.query = v.own.query.data + 2 * h * bytes;
-                v.k.score_index(t, v.blocks.index_at(segment.blocks[b], v.number), nullptr, SIGNS, count, scores);
+            for (int32_t h = 0; h < v.spec.kv_heads; h++) {
+                const IndexQueries queries = index_queries_from(v, 2 * h, 2);
+                v.k.score_index(queries.tile, v.blocks.index_at(segment.blocks[b], v.number), nullptr, queries.weights,
+                                count, scores);
                 find_highest(scores, count, size, highest.row(r - first) + h * stride + start / size);
             }
         }

@@ -72,7 +72,7 @@ void append_pools(const AttentionView& v, const RowRange& range, int32_t id) {
         }
         float* key = v.own.head.data;
         make_pool(index, rows, v.layer.latent.index_places, key);
-        v.k.store_key(v.blocks.attention_precision(), key, index.dim, v.spec.index_depth(),
+        v.k.store_key(v.blocks.index_precision(v.number), key, index.dim, v.spec.index_depth(),
                       (after - 1) % BLOCK_POSITIONS / index.pool, v.blocks.index_at(id, v.number));
     }
 }
@@ -109,31 +109,21 @@ void append_index_keys(const AttentionView& v, const RowRange& range) {
         v.k.normalize(false, made, norm.weight, norm.bias, index.norm_eps, index.dim, key);
         if (index.pools()) continue;
         rotate_head(v.pass, v.layer, nullptr, v.segment(range), position, key);
-        v.k.store_key(v.blocks.attention_precision(), key, index.dim, v.spec.index_depth(), position % BLOCK_POSITIONS,
-                      block);
+        v.k.store_key(v.blocks.index_precision(v.number), key, index.dim, v.spec.index_depth(),
+                      position % BLOCK_POSITIONS, block);
     }
     if (index.pools()) append_pools(v, range, id);
 }
 
 namespace {
 
-// The queries of a row's indexer in the form that keys are multiplied with.
-AttentionTile index_tile(const AttentionView& v, int32_t row) {
+// The queries of a row's indexer, with the weights of their heads.
+void store_queries(const AttentionView& v, int32_t row) {
     const IndexerSpec& indexer = v.spec.latent.indexer;
-    AttentionTile t{};
-    t.precision = v.blocks.attention_precision();
-    t.queries = indexer.heads;
-    t.key_depth = v.spec.index_depth();
-    t.query = v.own.query.data;
-    t.scores = v.own.scores.data;
-    t.widened = v.own.widened.data;
-    const int64_t bytes = t.precision == FP32 ? 4 : v.k.bf16_row_bytes;
+    const float* weights = v.qkv(row) + v.spec.index_weight_column();
     const float* queries = v.pass.activations.shared.heads.row(row) + v.spec.index_query_column();
-    for (int64_t h = 0; h < indexer.heads; h++) {
-        v.k.convert(t.precision, queries + h * indexer.dim, indexer.dim, t.key_depth,
-                    v.own.query.data + h * t.key_depth * bytes);
-    }
-    return t;
+    for (int32_t h = 0; h < indexer.heads; h++)
+        store_index_query(v, h, queries + int64_t(h) * indexer.dim, indexer.dim, weights[h]);
 }
 
 // Whether a row attends to positions that it chooses, and not to all.
@@ -146,24 +136,24 @@ void score_share(const AttentionView& v, int32_t first, int32_t end) {
     const TeamNodes& team = v.plan.team;
     const int own = v.thread - team.first_thread(v.node), sharers = team.threads_of(v.node);
     const int64_t each = BLOCK_POSITIONS / v.splits.shape.pool;  // keys of a block
+    const IndexQueries queries = index_queries_from(v, 0, v.spec.latent.indexer.heads);
     int turn = 0;
     for (int32_t r = first; r < end; r++) {
         if (!chooses(v, r)) continue;
         const int64_t seen = v.splits.shape.keys_before(v.plan.positions[size_t(r)]);
         const Segment& segment = v.plan.segments[size_t(v.plan.segment_of[size_t(r)])];
-        const float* weights = v.qkv(r) + v.spec.index_weight_column();
-        AttentionTile t{};
+        bool stored = false;
         for (int64_t b = 0; b * each < seen; b++) {
             if (team.several() && team.home(segment.blocks[b], 0, 1) != v.node) continue;
             const bool mine = turn == own;
             turn = turn + 1 < sharers ? turn + 1 : 0;
             if (!mine) continue;
-            if (!t.queries) t = index_tile(v, r);
+            if (!stored) store_queries(v, r), stored = true;
             const int64_t start = b * each, after = b + sharers;
             const bool more = after * each < seen;
             const KeyValueBlock next = v.blocks.index_at(segment.blocks[more ? after : b], v.number);
-            v.k.score_index(t, v.blocks.index_at(segment.blocks[b], v.number), more ? &next : nullptr, weights,
-                            std::min(each, seen - start), scores.row(r - first) + start);
+            v.k.score_index(queries.tile, v.blocks.index_at(segment.blocks[b], v.number), more ? &next : nullptr,
+                            queries.weights, std::min(each, seen - start), scores.row(r - first) + start);
         }
     }
 }

@@ -1,0 +1,41 @@
+// The queries of an indexer in the form that its keys are multiplied with: that of attention's queries, or int8 with one
+// scale where keys are int8, so that products are exact.
+#include "operations/attention.h"
+
+namespace ipex_assist {
+namespace {
+
+bool are_integers(const AttentionView& v) {
+    return v.blocks.index_precision(v.number) == INT8 && v.blocks.attention_precision() != FP32;
+}
+
+// Of a query.
+int64_t bytes_of(const AttentionView& v) {
+    const int64_t element = are_integers(v) ? 2 : v.blocks.attention_precision() == FP32 ? 4 : v.k.bf16_row_bytes;
+    return v.spec.index_depth() * element;
+}
+
+}  // namespace
+
+void store_index_query(const AttentionView& v, int32_t number, const float* query, int32_t dim, float weight) {
+    const int64_t depth = v.spec.index_depth();
+    uint8_t* to = v.own.query.data + number * bytes_of(v);
+    float& scale = v.own.query_scales.data[number] = 1;
+    if (are_integers(v)) v.k.store_index_query(query, dim, depth, to, &scale, v.own.query_offsets.data + number);
+    else v.k.convert(v.blocks.attention_precision(), query, dim, depth, to);
+    scale *= weight;
+}
+
+IndexQueries index_queries_from(const AttentionView& v, int32_t first, int32_t count) {
+    AttentionTile t{};
+    t.precision = v.blocks.attention_precision();
+    t.queries = count;
+    t.key_depth = v.spec.index_depth();
+    t.query = v.own.query.data + first * bytes_of(v);
+    t.query_offsets = v.own.query_offsets.data + first;
+    t.scores = v.own.scores.data;
+    t.widened = v.own.widened.data;
+    return {t, v.own.query_scales.data + first};
+}
+
+}  // namespace ipex_assist
