@@ -89,6 +89,38 @@ void check_kv_layers(const KernelTable& k) {
     CHECK_REFUSED("what is done to values", make([](std::vector<LayerSpec>& all) { all[2].attention.value_norm = 1; }));
 }
 
+// Several residual streams: what they are not computed with.
+void check_streams(const KernelTable& k) {
+    const auto make = [&](void (*change)(UniformSpec&), void (*change_last)(LayerSpec&) = nullptr) {
+        UniformSpec spec = base_spec(FORMATS[3]);
+        spec.hidden_size = spec.embedding_size = 48, spec.streams = {3, 2, 1e-6f, 2, 0.1f};
+        change(spec);
+        std::vector<LayerSpec> layers = spec.layer_specs();
+        if (change_last) change_last(layers.back());
+        PackedModel(spec.model(), layers.data(), &k);
+    };
+    const auto plain = [](UniformSpec&) {};
+    make(plain);
+    make([](UniformSpec& s) { s.streams.count = 1, s.hidden_size = s.embedding_size = 40, s.per_layer_size = 20; });
+    CHECK_REFUSED("hc_mult is 9", make([](UniformSpec& s) { s.streams.count = 9; }));
+    CHECK_REFUSED("hc_mult is -1", make([](UniformSpec& s) { s.streams.count = -1; }));
+    CHECK_REFUSED("hc_sinkhorn_iters is 1001", make([](UniformSpec& s) { s.streams.sinkhorn_steps = 1001; }));
+    CHECK_REFUSED("hyper-connections is nan", make([](UniformSpec& s) { s.streams.eps = NAN; }));
+    CHECK_REFUSED("hyper-connections is inf", make([](UniformSpec& s) { s.streams.gain_eps = INFINITY; }));
+    CHECK_REFUSED("streams of 40 columns", make([](UniformSpec& s) { s.hidden_size = s.embedding_size = 40; }));
+    const std::string other = "with projected or per-layer embeddings";
+    CHECK_REFUSED(other, make([](UniformSpec& s) { s.projected_embedding = 1, s.embedding_size = 24; }));
+    CHECK_REFUSED(other, make([](UniformSpec& s) { s.per_layer_size = 20; }));
+    const std::string form = "layer 1 has a form of its own";
+    CHECK_REFUSED(form, make(plain, [](LayerSpec& layer) { layer.parallel = 1; }));
+    CHECK_REFUSED(form, make(plain, [](LayerSpec& layer) { layer.scaled = 1; }));
+    CHECK_REFUSED(form, make(plain, [](LayerSpec& layer) { layer.norm_place = POST_RESIDUAL; }));
+    CHECK_REFUSED(form, make(plain, [](LayerSpec& layer) {
+                      layer.mlp.experts = layer.mlp.experts_per_token = layer.mlp.shared_size = 1;
+                      layer.mlp.own_norms = 1, layer.norm_place = SANDWICH;
+                  }));
+}
+
 // What no model can be is refused before sizes are divided or multiplied.
 void check_specs(const KernelTable& k) {
     const auto make = [&](void (*change)(UniformSpec&)) {
@@ -386,6 +418,9 @@ void check_batches(const KernelTable& k) {
         CHECK_REFUSED("logits of 63 columns for a vocabulary that takes 64",
                       pass([](Batch& b, Segment&) { b.stride = 63; }));
         CHECK_REFUSED("logits of 0 columns", pass([](Batch& b, Segment&) { b.logits = nullptr; }));
+        if (x.model->spec.streams.several()) {
+            CHECK_REFUSED("whose residual stream has 3 rows", pass([](Batch& b, Segment&) { b.taps.count = 1; }));
+        }
         CHECK_REFUSED("threads of a pass is -1", pass([](Batch& b, Segment&) { b.threads = -1; }));
         CHECK_REFUSED("the vocabulary of logits is 51", pass([](Batch& b, Segment&) { b.vocabulary = 51; }));
         pass([](Batch& b, Segment&) { b.vocabulary = 16, b.stride = 16; });
@@ -457,6 +492,7 @@ void test_refusals(const KernelTable& k) {
     check_poisoned_cache(k);
     check_draft_of_no_numbers(k);
     check_specs(k);
+    check_streams(k);
     check_sums(k);
     check_weights(k);
     check_stored_weights(k);

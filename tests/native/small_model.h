@@ -237,6 +237,15 @@ const Kind KINDS[] = {
          s.own_norms = s.expert_scales = 1, s.per_layer_size = 140;
      },
      false, share_first},
+    {"three residual streams that are mixed, norms behind as well, then experts", 0,
+     [](UniformSpec& s) {
+         s.hidden_size = s.embedding_size = 48, s.streams = {3, 2, 1e-6f, 2, 0.1f}, s.norm_place = SANDWICH;
+     },
+     false,
+     [](LayerSpec& layer) {
+         layer.mlp.experts = 5, layer.mlp.experts_per_token = 2, layer.norm_place = PRE;
+         layer.residual_multiplier = 0.5f;
+     }},
 };
 
 // A weight: its name as PackedModel::pack takes it, and its shape.
@@ -252,6 +261,15 @@ struct Shape {
     std::string name;
     int64_t rows, columns;
 };
+
+// What makes the numbers by which a row's streams are weighed, before attention, an MLP or the head.
+template <typename Add>
+void list_stream_shapes(const ModelSpec& model, const std::string& place, int64_t numbers, int64_t kinds,
+                        const Add& add) {
+    if (!model.streams.several()) return;
+    add(place + "_hc", numbers, model.streams.count * int64_t(model.hidden_size));
+    add(place + "_hc_base", numbers, 1), add(place + "_hc_scale", kinds, 1);
+}
 
 // What a recurrent mixer has in the place of attention's weights.
 template <typename Add>
@@ -308,6 +326,13 @@ void list_layer_shapes(const ModelSpec& model, const LayerSpec& layer, int32_t n
         if (expert >= 0) place += expert < m.experts ? "experts." + std::to_string(expert) + "." : "shared.";
         all.push_back({leaf, bias, rows, columns, place});
     };
+    for (const char* place : {"attention", "mlp"}) {
+        const int64_t each = model.streams.sinkhorn_steps ? 2 + model.streams.count : 2;
+        if (place == std::string("mlp") && !layer.has_mlp()) continue;
+        list_stream_shapes(
+            model, place, each * model.streams.count, model.streams.sinkhorn_steps ? 3 : 2,
+            [&](const std::string& leaf, int64_t rows, int64_t columns) { add(leaf.c_str(), false, rows, columns); });
+    }
     for (const bool bias : {false, true}) {
         if (bias && !model.norm_bias) continue;
         if (layer.norm_place != POST && input == hidden) add("attention_norm", bias, hidden, 1);
@@ -426,6 +451,9 @@ std::vector<Shape> shapes(const ModelSpec& s, const std::vector<LayerSpec>& laye
     if (!s.tied_head && !s.draft_head.shared_head)
         all.push_back({"lm_head", false, s.lm_head_rows(), s.embedding_size});
     list_head_shapes(s, all);
+    list_stream_shapes(s, "head", s.streams.count, 1, [&](const std::string& leaf, int64_t rows, int64_t columns) {
+        all.push_back({leaf, false, rows, columns});
+    });
     if (s.positions) all.push_back({"embed_positions", false, s.positions, hidden});
     if (s.projected_embedding) all.push_back({"project_in", false, hidden, s.embedding_size});
     if (s.projected_embedding) all.push_back({"project_out", false, s.embedding_size, hidden});
