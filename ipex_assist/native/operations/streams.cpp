@@ -26,8 +26,9 @@ int64_t parts_of(const Linear& projection) { return (projection.panels + 1) * LA
 
 void weigh_slice(const Pass& pass, const Linear& projection, const float* x, int64_t slice, float* to) {
     const int64_t first = slice * SLICE, depth = std::min(SLICE, projection.depth - first);
-    float values[SLICE];
-    std::copy(x + first, x + first + depth, values);
+    float values[SLICE] = {};  // zeros where the projection is deeper than the streams are wide
+    const ModelSpec& spec = pass.model.spec;
+    std::copy(x + first, x + std::min(first + depth, spec.streams.columns(spec.hidden_size)), values);
     Linear part = projection;
     part.nodes = nullptr, part.panels = 1, part.depth = depth;
     const LinearRows row{reinterpret_cast<uint8_t*>(values), nullptr, nullptr, depth};
