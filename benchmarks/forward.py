@@ -5,9 +5,10 @@
 
 Models have the published shapes and random weights, packed tensor by tensor. A pass at context C appends rows after C
 cached ones; its floor is (bytes of linears + keys and values of C positions) ÷ the speed at which the same threads read
-memory, measured between the samples. "not linear" is the share of cycles outside linears, "attention" that of
-attention. With --among the pass has a row of each of that many short texts as well. Numbers of rows and precisions of
-keys and values take turns.
+memory, measured between the samples. Sparse attention reads all index keys and the positions that it chooses. "not
+linear" is the share of cycles outside linears, "attention" that of attention, "scores" and "choice" those of indexers
+in it; "% of keys" is what reading the index keys takes, as a share of the time of scores. With --among the pass has a
+row of each of that many short texts as well. Numbers of rows and precisions of keys and values take turns.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import gc
 import time
+from dataclasses import replace
 from typing import Any
 
 import measure
@@ -25,9 +27,10 @@ from ipex_assist.executors.interface import Rows
 from ipex_assist.executors.native.loading import planned_pool
 from ipex_assist.executors.native.model import NativeModel, NativeSequence
 from ipex_assist.models import find
+from ipex_assist.models.attention_spec import AttentionSpec
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.native.library import Pool, instruction_set, read_bandwidth
-from ipex_assist.native.model import PackedModel
+from ipex_assist.native.model import PackedModel, PassCycles
 from ipex_assist.quantization.precision import kv_sizes
 
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -104,9 +107,27 @@ _V3 = {
     "max_position_embeddings": 163840,
     "rms_norm_eps": 1e-6,
 }
+# Likewise of Hunyuan 4, with its four residual streams and with one.
+_HY_V4 = {
+    "vocab_size": 1024,
+    "hidden_size": 2816,
+    "intermediate_size": 6912,
+    "moe_intermediate_size": 768,
+    "num_hidden_layers": 1,
+    "mlp_layer_types": ["dense"],
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 8,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 262144,
+    "rms_norm_eps": 1e-5,
+}
+ONE_STREAM = "hy-v4-one-stream-layer"
 CONFIGS |= {
     "deepseek-v3-layer": ("DeepseekV3ForCausalLM", _V3),
     "deepseek-v3.2-layer": ("DeepseekV32ForCausalLM", _V3),
+    "hy-v4-layer": ("HYV4ForCausalLM", _HY_V4),
+    ONE_STREAM: ("HYV4ForCausalLM", _HY_V4),
 }
 # Measured unless others are named: these are what a server's processors are compared by.
 USUAL = [name for name in CONFIGS if not name.endswith("-layer")]
@@ -137,6 +158,8 @@ def load(name: str, precision: str, pool: Pool | None = None, **changes: Any) ->
     architecture = find(architecture_name)
     assert architecture is not None
     spec = architecture.spec(config | changes)
+    if name == ONE_STREAM:
+        spec = replace(spec, streams=None)
     packed = PackedModel(spec, precision, pool or planned_pool())
     packed.allocate()
     random = RandomWeights()
@@ -150,8 +173,23 @@ def read_per_pass(packed: PackedModel, spec: DecoderSpec, context: int, kv_preci
     table = spec.vocab_size * (spec.embedding_size or spec.hidden_size) * 2
     shared = spec.tied_head and packed.precision == "bf16"
     learned = spec.max_position_embeddings + spec.position_offset if spec.learned_positions else 0
-    cache = context * spec.kv_bytes_per_token(*kv_sizes(kv_precision))
+    cache = cache_bytes(spec, context, kv_precision)
     return packed.nbytes - (0 if shared else table) - learned * spec.hidden_size * 4 + cache
+
+
+def index_bytes(spec: DecoderSpec, context: int, kv_precision: str) -> int:
+    """Those of the index keys that rows after a context are scored with; 0 without sparse attention."""
+    size, scale = kv_sizes(kv_precision)
+    latents = (each.mixer.latent for each in spec.layers if isinstance(each.mixer, AttentionSpec))
+    return context * sum(each.index_dim * size + scale for each in latents if each and each.index_dim)
+
+
+def cache_bytes(spec: DecoderSpec, context: int, kv_precision: str) -> int:
+    """Those of keys and values that a row after a context attends to, and of index keys."""
+    latent = next((each.latent for each in spec.attentions), None)
+    attended = min(context, latent.indexer.top_k if latent and latent.indexer else context)
+    index = index_bytes(spec, 1, kv_precision)
+    return context * index + attended * (spec.kv_bytes_per_token(*kv_sizes(kv_precision)) - index)
 
 
 def filled(model: NativeModel, context: int) -> NativeSequence:
@@ -167,6 +205,38 @@ def filled(model: NativeModel, context: int) -> NativeSequence:
         model.memory.write(sequence.blocks[-1], bytearray(halves.tobytes()))
     sequence.length = context
     return sequence
+
+
+def figures(
+    spec: DecoderSpec,
+    size: int,
+    case: dict[str, Any],
+    turns: list[tuple[float, PassCycles]],
+    bandwidths: list[float],
+) -> tuple[dict[str, str], dict[str, Any]]:
+    """A case's columns of the table, and what is kept of it. size: bytes that a pass reads."""
+    took, read = measure.summary([1000 * seconds for seconds, _ in turns]), measure.summary(bandwidths)
+    shares = {
+        "not_linear": [1 - each.linear / each.total for _, each in turns],
+        "attention": [each.attention / each.total for _, each in turns],
+        "scores": [each.scores / each.total for _, each in turns],
+        "choice": [each.choice / each.total for _, each in turns],
+    }
+    share = {name: measure.summary(samples)["median"] for name, samples in shares.items()}
+    floor, keys = size / read["median"] / 1e6, index_bytes(spec, case["context"], case["kv_precision"])
+    row = {
+        "ms": f"{took['median']:.2f}",
+        "spread": f"{took['min']:.2f} to {took['max']:.2f}",
+        "read GB/s": f"{read['median']:.1f}",
+        "% of read": f"{100 * floor / took['median']:.0f}",
+        **{f"{name.replace('_', ' ')} %": f"{100 * each:.1f}" for name, each in share.items()},
+    }
+    result = {"ms": took, "floor_ms": floor, **share, "GB": size / 1e9, "read_GB_per_s": read}
+    if share["scores"]:
+        scores = measure.summary([1000 * seconds * each.scores / each.total for seconds, each in turns])
+        result |= {"scores_ms": scores, "index_MB": keys / 1e6}
+        row["% of keys"] = f"{100 * keys / read['median'] / 1e6 / scores['median']:.0f}"
+    return row, result
 
 
 def main() -> None:
@@ -193,9 +263,7 @@ def main() -> None:
                 sequences = {kv: filled(model, context) for kv, model in models.items()}
                 others = {kv: [model.new_sequence(2) for _ in range(args.among)] for kv, model in models.items()}
                 cases = [(int(text), kv) for text in args.rows.split(",") for kv in models]
-                samples: dict[tuple[int, str], list[float]] = {case: [] for case in cases}
-                shares: dict[tuple[int, str], list[float]] = {case: [] for case in cases}
-                attended: dict[tuple[int, str], list[float]] = {case: [] for case in cases}
+                turns: dict[tuple[int, str], list[tuple[float, PassCycles]]] = {case: [] for case in cases}
                 bandwidths: list[float] = []
                 for repeat in range(args.repeats + 1):
                     bandwidths.append(read_bandwidth(pool, repeats=2))
@@ -205,51 +273,18 @@ def main() -> None:
                         packed.cycles()
                         started = time.perf_counter()
                         model.forward([Rows(sequence, [1] * rows, rows), *(Rows(each, [1]) for each in others[kv])])
-                        seconds = time.perf_counter() - started
-                        linear, attention, total = packed.cycles()
-                        if repeat:
-                            samples[rows, kv].append(1000 * seconds)
-                            shares[rows, kv].append(1 - linear / total)
-                            attended[rows, kv].append(attention / total)
+                        turn = time.perf_counter() - started, packed.cycles()
+                        turns[rows, kv] += [turn] if repeat else []
                         sequence.truncate(context)
                         for each in others[kv]:
                             each.truncate(0)
-                bandwidth = measure.summary(bandwidths)["median"]
                 for rows, kv in cases:
-                    size = read_per_pass(packed, spec, context, kv)
-                    figures = measure.summary(samples[rows, kv])
-                    floor = size / bandwidth / 1e6
-                    results.append(
-                        {
-                            "model": name,
-                            "precision": precision,
-                            "kv_precision": kv,
-                            "context": context,
-                            "rows": rows,
-                            "ms": figures,
-                            "floor_ms": floor,
-                            "not_linear": measure.summary(shares[rows, kv])["median"],
-                            "attention": measure.summary(attended[rows, kv])["median"],
-                            "among": args.among,
-                            "GB": size / 1e9,
-                            "read_GB_per_s": measure.summary(bandwidths),
-                        }
+                    case = {"model": name, "precision": precision, "kv_precision": kv, "context": context, "rows": rows}
+                    row, result = figures(
+                        spec, read_per_pass(packed, spec, context, kv), case, turns[rows, kv], bandwidths
                     )
-                    table.append(
-                        {
-                            "model": name,
-                            "precision": precision,
-                            "kv_precision": kv,
-                            "context": context,
-                            "rows": rows,
-                            "ms": f"{figures['median']:.2f}",
-                            "spread": f"{figures['min']:.2f} to {figures['max']:.2f}",
-                            "read GB/s": f"{bandwidth:.1f}",
-                            "% of read": f"{100 * floor / figures['median']:.0f}",
-                            "not linear %": f"{100 * measure.summary(shares[rows, kv])['median']:.1f}",
-                            "attention %": f"{100 * measure.summary(attended[rows, kv])['median']:.1f}",
-                        }
-                    )
+                    results.append({**case, "among": args.among, **result})
+                    table.append({**case, **row})
                     print(table[-1], flush=True)
             del sequences, sequence, others, packed, models, model
             gc.collect()

@@ -70,8 +70,8 @@ def one_prompt(model: NativeModel, length: int) -> tuple[float, float]:
     started = time.perf_counter()
     model.extend(sequence, [1 + i % 1000 for i in range(length)], last=1)
     seconds = time.perf_counter() - started
-    _linear, attention, total = model.packed.cycles()
-    return seconds, attention / total
+    cycles = model.packed.cycles()
+    return seconds, cycles.attention / cycles.total
 
 
 def their_prompt(programs: Path, file: str, length: int) -> float:

@@ -73,7 +73,7 @@ def attention_rate() -> float:
             sequence.truncate(context)
             model.packed.cycles()
             model.extend(sequence, [1])
-            samples.append(model.packed.cycles()[1])
+            samples.append(model.packed.cycles().attention)
         cycles[context] = statistics.median(samples)
         clock = clock or cycles_per_second(model)
     (less, few), (more, many) = sorted(cycles.items())
@@ -86,7 +86,7 @@ def cycles_per_second(model: NativeModel) -> float:
     model.packed.cycles()
     started = time.perf_counter()
     model.extend(sequence, [1] * 2000)
-    return model.packed.cycles()[2] / (time.perf_counter() - started)
+    return model.packed.cycles().total / (time.perf_counter() - started)
 
 
 def papers(args: argparse.Namespace, core: Core) -> list[Paper]:

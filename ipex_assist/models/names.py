@@ -235,8 +235,8 @@ def _absent(layer: LayerSpec) -> set[str]:
 
 def streams(spec: DecoderSpec, names: Mapping[str, Sequence[str]]) -> dict[str, Source]:
     """What weighs several residual streams. names: by ours, what their tensors may be called, with {} for the part."""
-    made = {}
-    for ours, theirs in names.items():
+    made: dict[str, Source] = {}
+    for ours, theirs in names.items() if spec.streams is not None else ():
         for leaf, part in (("", "fn"), ("_base", "base"), ("_scale", "scale")):
             for place in ("",) if ours == HEAD_STREAMS else (f"layers.{i}." for i in range(spec.num_hidden_layers)):
                 first, *others = (f"{start}{place}{name.format(part)}" for start in ("model.", "") for name in theirs)

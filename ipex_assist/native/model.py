@@ -7,7 +7,7 @@ import logging
 from array import array
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.models.spec import DecoderSpec
@@ -21,6 +21,16 @@ if TYPE_CHECKING:
     import torch
 
 log = logging.getLogger("ipex_assist")
+
+
+class PassCycles(NamedTuple):
+    """Processor cycles of linears, attention, whole passes, and indexers' scores and choice, which are of attention."""
+
+    linear: int
+    attention: int
+    total: int
+    scores: int
+    choice: int
 
 
 class PackedModel:
@@ -273,11 +283,11 @@ class PackedModel:
         )
         return out
 
-    def cycles(self) -> tuple[int, int, int]:
-        """Processor cycles of linears, of attention, and of whole passes since the last call."""
-        values = (ctypes.c_uint64 * 3)()
+    def cycles(self) -> PassCycles:
+        """Those since the last call."""
+        values = (ctypes.c_uint64 * len(PassCycles._fields))()
         self.library.ia_timing(self.handle, values)
-        return tuple(values)  # type: ignore[return-value]
+        return PassCycles(*values)
 
     @property
     def experts_read(self) -> int:

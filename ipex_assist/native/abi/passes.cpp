@@ -24,6 +24,8 @@ void count(Buffers& buffers, const Pass& done) {
     buffers.timing.linear += done.timing.linear;
     buffers.timing.attention += done.timing.attention;
     buffers.timing.total += done.timing.total;
+    buffers.timing.scores += done.timing.scores;
+    buffers.timing.choice += done.timing.choice;
     buffers.experts_read = done.experts_read;
 }
 
@@ -158,12 +160,13 @@ IPEX_ASSIST_API void ia_expert_reads(void* handle, int64_t* counts) {
     counts[3] = reads.read_bytes, counts[4] = reads.waited_nanoseconds;
 }
 
-// Cycles of linears, of attention, and of all passes since the last call.
+// Cycles of linears, of attention, of all passes, and of the scores and the choice of indexers since the last call.
 IPEX_ASSIST_API void ia_timing(void* handle, uint64_t* cycles) {
     const BufferLease lease(handle);
     Timing& timing = lease.buffers().timing;
     cycles[0] = timing.linear;
     cycles[1] = timing.attention;
     cycles[2] = timing.total;
+    cycles[3] = timing.scores, cycles[4] = timing.choice;
     timing = {};
 }

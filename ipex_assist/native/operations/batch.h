@@ -122,9 +122,9 @@ struct DraftRequest {
     const RowChoice* choices = nullptr;
 };
 
-// Processor cycles of thread 0, waiting for the others included.
+// Processor cycles of thread 0, waiting for the others included. scores, choice: of indexers, and among attention's.
 struct Timing {
-    uint64_t linear = 0, attention = 0, total = 0;
+    uint64_t linear = 0, attention = 0, total = 0, scores = 0, choice = 0;
 };
 
 }  // namespace ipex_assist

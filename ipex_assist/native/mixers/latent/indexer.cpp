@@ -314,7 +314,6 @@ private:
 
 // As many rows at a time as there is room for scores.
 void choose_positions(Pass& pass, const LayerStep& step, int thread) {
-    const uint64_t started = __rdtsc();
     const AttentionView v(pass, step, thread);
     if (v.spec.latent.indexer.pools()) keep_open_rows(v);
     const int32_t rows = pass.plan().rows(), most = int32_t(pass.activations.shared.index_scores.rows);
@@ -324,11 +323,16 @@ void choose_positions(Pass& pass, const LayerStep& step, int thread) {
             continue;
         }
         end = std::min(first + most, rows);
+        const uint64_t started = __rdtsc();
         score_share(v, first, end);
         pass.wait(thread);
+        const uint64_t scored = __rdtsc();
         PositionChoices(pass, v, first, end).make();
+        if (thread > 0) continue;
+        const uint64_t chosen = __rdtsc();
+        pass.timing.scores += scored - started, pass.timing.choice += chosen - scored;
+        pass.timing.attention += chosen - started;
     }
-    if (thread == 0) pass.timing.attention += __rdtsc() - started;
 }
 
 }  // namespace ipex_assist
