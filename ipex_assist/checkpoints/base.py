@@ -42,6 +42,7 @@ class Checkpoint(ABC):
     config: dict[str, Any]
     generation_config: dict[str, Any]
     own_head: bool | None = None  # whether a head is stored that is not the embedding; None until it is asked for
+    _read_spec: tuple[dict[str, Any], DecoderSpec] | None = None  # of which config, as another may take its place
 
     @property
     def architecture(self) -> str:
@@ -55,6 +56,11 @@ class Checkpoint(ABC):
             NotComputed: the model needs something our decoder does not have; the message says what.
             IpexAssistError: a value of its config is impossible.
         """
+        if self._read_spec is None or self._read_spec[0] is not self.config:
+            self._read_spec = self.config, self._spec_of_config()
+        return self._read_spec[1]
+
+    def _spec_of_config(self) -> DecoderSpec:
         architecture = find(self.architecture)
         if architecture is None:
             name = self.architecture or "a model without architectures in its config"
