@@ -8,11 +8,11 @@ out of order, fails an assertion; given the right ones it can tell the next toke
 from __future__ import annotations
 
 from collections import abc
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
+from model_specs import fake_spec
 from numpy.typing import NDArray
 
 from ipex_assist.executors.blocks import BlockPool, NoBlocksError
@@ -116,14 +116,7 @@ class FakeModel(Model):
         self._pool = BlockPool(count, size)
         self.stored: dict[int, list[Any]] = {}
         self.calls = 0
-        sizes = {
-            "context_length": 4096,
-            "vocab_size": VOCAB,
-            "lm_head_rows": VOCAB,
-            "hidden_size": WIDTH,
-            "num_hidden_layers": 1 if head else 3,
-        }
-        self.spec: Any = SimpleNamespace(**sizes, head=head, recurrents=(), ropes=(), experts=None)
+        self.spec = fake_spec(VOCAB, layers=1 if head else 3, hidden_size=WIDTH, head=head)
 
     @property
     def blocks(self) -> BlockPool:

@@ -6,13 +6,13 @@ import json
 import string
 from collections import abc
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
+from model_specs import fake_spec
 
 from ipex_assist.engine.engine import Engine
 from ipex_assist.engine.prefix_cache import NoPrefixes
@@ -77,10 +77,7 @@ class SimulatedModel(Model):
 
     def __init__(self, clock: Clock, seconds: Callable[[int], float]) -> None:
         self.clock, self.seconds = clock, seconds
-        self.spec: Any = SimpleNamespace(
-            **{"vocab_size": VOCABULARY, "lm_head_rows": VOCABULARY, "context_length": 4096, "num_hidden_layers": 28},
-            **{"ropes": (), "recurrents": (), "head": None},
-        )
+        self.spec = fake_spec(VOCABULARY, layers=28)
 
     @property
     def exact_rows(self) -> int:
@@ -193,7 +190,8 @@ class SimulatedHead(SimulatedAssistant):
 
     def __init__(self, clock: Clock, true: Costs, *, random: bool) -> None:
         super().__init__(clock, lambda rows: true.draft * grown(true, rows), true.read)
-        self.spec.head = HeadSpec("dflash" if true.block else "mtp", Taps((1,)), 2, block_size=16 if true.block else 0)
+        head = HeadSpec("dflash" if true.block else "mtp", Taps((1,)), 2, block_size=16 if true.block else 0)
+        self.spec = replace(self.spec, head=head)
         self.true, self.random = true, random
 
     def forward(

@@ -5,11 +5,10 @@ from __future__ import annotations
 import random
 from collections import abc
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
+from model_specs import fake_spec
 
 from ipex_assist.executors.interface import Model, Rows
 from ipex_assist.speculative.costs import calibration
@@ -33,7 +32,7 @@ class TimedModel(Model):
 
     def __init__(self, clock: Clock, seconds: Callable[[int], float], context: int = 4096) -> None:
         self.clock, self.seconds = clock, seconds
-        self.spec: Any = SimpleNamespace(context_length=context, vocab_size=50, recurrents=(), head=None)
+        self.spec = fake_spec(50, context=context)
         self.passes = 0
 
     @property

@@ -5,15 +5,16 @@ from __future__ import annotations
 import random
 from collections import abc
 from dataclasses import asdict
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from model_specs import fake_spec
 from planned import PlannedText, RoundResult, observe, state_of
 
 from ipex_assist.executors.interface import Model, Rows
+from ipex_assist.models.mlp_spec import Experts
 from ipex_assist.speculative.costs.acceptance import Acceptance
 from ipex_assist.speculative.costs.batch_costs import BatchCosts
 from ipex_assist.speculative.costs.calibration import calibrate
@@ -179,15 +180,7 @@ class Mixture(Model):
     experts_read = 0  # type: ignore[assignment]
 
     def __init__(self) -> None:
-        experts = SimpleNamespace(count=COUNT, per_token=PER_TOKEN)
-        self.spec: Any = SimpleNamespace(
-            context_length=4096,
-            vocab_size=50,
-            num_hidden_layers=3,
-            experts=experts,
-            expert_layers=[experts] * 3,
-            recurrents=(),
-        )
+        self.spec = fake_spec(50, layers=3, experts=Experts(COUNT, PER_TOKEN, 16))
         self.now = 0.0
 
     @property
