@@ -73,6 +73,7 @@ class FakeBackend:
             executor="native",
             context_length=context_length,
             vocab_size=VOCAB_SIZE,
+            lm_head_rows=VOCAB_SIZE - 4,
             created=1000,
         )
 

@@ -38,6 +38,7 @@ class EmbeddingModel(ABC):
     adapters: Mapping[str, str] = {}
     sampling_defaults: Mapping[str, Any] = {}
     images: None = None
+    lm_head_rows: None = None
 
     def __init__(self, finish: Finisher) -> None:
         self.engine_stats = EngineStats()

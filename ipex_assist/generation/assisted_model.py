@@ -58,7 +58,7 @@ class AssistedModel(TextModel):
     ) -> None:
         """drafting: the draft sources; None: the assistant alone, which then has the target's vocabulary."""
         self.target, self.tokenizer, self.eos, self.identity = target, tokenizer, eos, identity
-        self.assistant = assistant
+        self.assistant, self.lm_head_rows = assistant, target.spec.lm_head_rows
         self.drafting = drafting or Drafting(
             target.spec.vocab_size, lambda: calibration.calibrate(target, assistant), assistant
         )

@@ -22,7 +22,7 @@ from ipex_assist.generation.result import Identity, Result
 from ipex_assist.generation.stats import Loading
 from ipex_assist.generation.stream import Generation, RoundStream
 from ipex_assist.speculative.choosing.grammar import GrammarSpec
-from ipex_assist.speculative.options import GenerationOptions
+from ipex_assist.speculative.options import GenerationOptions, bias_fault
 from ipex_assist.speculative.schedule import Schedule
 from ipex_assist.speculative.sources.draft_source import DraftSource
 from ipex_assist.tokenization.thinking import conversation_reader
@@ -49,6 +49,7 @@ class TextModel(AbstractContextManager["TextModel"]):
     adapters: Mapping[str, str] = {}  # folders by the names that `lora` may have
     default_adapter: str | None = None  # of texts that name none
     sampling_defaults: Mapping[str, Any] = {}  # of texts that say nothing themselves
+    lm_head_rows: int | None = None  # token ids that have a logit, the first ones; None where that is not known
     facts: None = None  # of an embedding model
     images: ImageReader | None = None  # reads images, where the model takes any
     one_at_a_time = False  # whether a stream must have ended before the next one begins
@@ -210,6 +211,7 @@ class TextModel(AbstractContextManager["TextModel"]):
         given = [name for name, value in changes.items() if value is not None]
         options = GenerationOptions.of(options, **changes).resolved(self.sampling_defaults).seeded()
         options = _with_adapter(options, self.adapters, self.default_adapter)
+        _check_biases(options, self)
         for name, switch in GenerationOptions.without_effect(given, options).items():
             log.warning("%s: no effect without %s=True; the likeliest token is taken", name, switch)
         rows = as_lists(prompt)
@@ -287,6 +289,11 @@ def _finished(generations: Sequence[Generation]) -> list[Result]:
         for _ in generation:
             pass
     return [generation.result() for generation in generations]
+
+
+def _check_biases(options: GenerationOptions, model: TextModel) -> None:
+    if (fault := bias_fault(options.logit_bias, model.vocab_size, model.lm_head_rows)) is not None:
+        raise UsageError(f"logit_bias: {fault}")
 
 
 def _with_adapter(options: GenerationOptions, adapters: Mapping[str, str], default: str | None) -> GenerationOptions:

@@ -132,6 +132,20 @@ class SamplingOptions(Options):
         return replace(self, seed=fresh_seed()) if self.draws and self.seed is None else self
 
 
+def bias_fault(biases: Mapping[int, float], vocab_size: int | None, lm_head_rows: int | None) -> str | None:
+    """What is wrong with biases of tokens that the model does not have, or has no logits for; None where nothing is.
+
+    Sizes that are None or 0 are not known.
+    """
+    rows = lm_head_rows or vocab_size
+    unknown = None if not rows else next((token for token in biases if token >= rows), None)
+    if not rows or unknown is None:
+        return None
+    if unknown >= (vocab_size or rows):
+        return f"there is no token {unknown}; ids go to {(vocab_size or rows) - 1}"
+    return f"the model reads token {unknown} and never writes it: only ids up to {rows - 1} have a logit"
+
+
 @documented
 @dataclass(frozen=True)
 class GenerationOptions(SamplingOptions, DraftOptions, StopOptions):

@@ -83,7 +83,8 @@ class ModelDescription(Struct, kw_only=True, omit_defaults=True):
 
     adapters: folders by their names. sampling: defaults of options, by the model's files. embedding: of a model that
     gives vectors or scores, and writes no text.
-    vocab_size: 0 where it is not known. images: whether it takes any.
+    vocab_size: 0 where it is not known. lm_head_rows: how many token ids have a logit, the first ones; 0 as above.
+    images: whether it takes any.
     """
 
     target: str
@@ -93,6 +94,7 @@ class ModelDescription(Struct, kw_only=True, omit_defaults=True):
     draft_head: str | None = None
     context_length: int | None = None
     vocab_size: int = 0
+    lm_head_rows: int = 0
     adapters: dict[str, str] = {}
     sampling: dict[str, Any] = {}
     embedding: EmbeddingFacts | None = None

@@ -129,6 +129,7 @@ def _ready(model: WorkerModel, concurrency: int, load_s: float) -> Ready:
         draft_head=names.draft_head,
         context_length=model.context_length,
         vocab_size=model.vocab_size or 0,
+        lm_head_rows=model.lm_head_rows or 0,
         adapters=dict(model.adapters),
         sampling=dict(model.sampling_defaults),
         embedding=model.facts,

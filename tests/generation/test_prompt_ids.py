@@ -12,6 +12,7 @@ import tiny_models
 import torch
 from conftest import HAS_NATIVE
 from test_transformers_model import save as save_foreign
+from tiny_tokenizers import tiny_tokenizer
 
 import ipex_assist
 from ipex_assist.env.errors import IpexAssistError, UsageError
@@ -56,6 +57,23 @@ def test_a_token_without_a_row_is_named(executor: str, tmp_path: Path) -> None:
     model.tokenizer.add_tokens(["<padding>"])
     with pytest.raises(UsageError, match=r"token 2 of the prompt has the id 300 \(<padding>\), and .* knows ids"):
         model.generate("x<padding>", max_new_tokens=4)
+
+
+@pytest.mark.parametrize("variant", ["llama", *tiny_models.known("apertus1p5-text")])
+def test_biases_of_tokens_that_are_never_written(variant: str, executor: str, tmp_path: Path) -> None:
+    """A bias of an id without a logit had no effect, and nobody was told; Apertus 1.5 has fewer logits than tokens."""
+    fewer = variant != "llama"
+    tiny_models.save(tmp_path, variant)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    model: Any = ipex_assist.load(str(tmp_path), assistant=None, precision="fp32", executor=executor)
+    assert (model.lm_head_rows < model.vocab_size) == fewer
+    last = model.lm_head_rows - 1
+    assert model.generate([1, 2], max_new_tokens=3, ignore_eos=True, logit_bias={last: 100}).tokens == [last] * 3
+    said = f"only ids up to {last} have a logit" if fewer else f"there is no token {last + 1}; ids go to {last}"
+    with pytest.raises(UsageError, match=f"logit_bias: .*{said}"):
+        model.generate([1, 2], max_new_tokens=3, logit_bias={5: 1, last + 1: 100})
+    with pytest.raises(UsageError, match=f"there is no token {1 << 20}; ids go to {model.vocab_size - 1}"):
+        model.generate([1, 2], max_new_tokens=3, logit_bias={1 << 20: 100})
 
 
 @native

@@ -58,6 +58,7 @@ def refused(answer: httpx.Response, status: int) -> dict[str, Any]:
         (CHAT, HI | {"stop": [""]}, "stop", "none of them empty"),
         (CHAT, HI | {"logit_bias": {"x": 1}}, "logit_bias", "'x' is no token id"),
         (CHAT, HI | {"logit_bias": {str(VOCAB_SIZE): 1}}, "logit_bias", f"ids go to {VOCAB_SIZE - 1}"),
+        (CHAT, HI | {"logit_bias": {str(VOCAB_SIZE - 4): 1}}, "logit_bias", f"ids up to {VOCAB_SIZE - 5} have a logit"),
         (
             COMPLETIONS,
             {"prompt": ["a"] * 128, "n": 128, "logit_bias": {"1": 1, "2": 1, "3": 1, "4": 1, "5": 1}},

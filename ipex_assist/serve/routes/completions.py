@@ -24,6 +24,7 @@ from ipex_assist.serve.service import Service
 from ipex_assist.serve.streaming import GenerationResponse
 from ipex_assist.serve.structured_output import grammar_of
 from ipex_assist.speculative.choosing.grammar import GrammarSpec
+from ipex_assist.speculative.options import bias_fault
 
 ERRORS = responses(400, 401, 404, 413, 429, 500, 503)
 # The schema of each event of a stream.
@@ -36,10 +37,11 @@ STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream"
 
 
 def check_biases(service: Service, body: SamplingFields, texts: int = 1) -> None:
-    """Raise 400 for a logit_bias of a token id that does not exist, or of too many for so many texts."""
-    size, biases = service.facts.vocab_size, body.logit_bias or {}
-    if (unknown := next((token for token in biases if token >= size), None)) is not None:
-        raise ApiError(400, f"logit_bias: there is no token {unknown}; ids go to {size - 1}", param="logit_bias")
+    """Raise 400 for a logit_bias of a token id that does not exist or is never written, or of too many for so many
+    texts."""
+    facts, biases = service.facts, body.logit_bias or {}
+    if (fault := bias_fault(biases, facts.vocab_size, facts.lm_head_rows)) is not None:
+        raise ApiError(400, f"logit_bias: {fault}", param="logit_bias")
     if len(biases) * texts > MOST_BIASES:
         raise ApiError(
             400,
