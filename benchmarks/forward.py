@@ -185,11 +185,12 @@ def index_bytes(spec: DecoderSpec, context: int, kv_precision: str) -> int:
 
 
 def cache_bytes(spec: DecoderSpec, context: int, kv_precision: str) -> int:
-    """Those of keys and values that a row after a context attends to, and of index keys."""
+    """Those of keys and values that a row after a context attends to, and of the index keys that choose them."""
     latent = next((each.latent for each in spec.attentions), None)
-    attended = min(context, latent.indexer.top_k if latent and latent.indexer else context)
+    most = latent.indexer.top_k if latent and latent.indexer else context
     index = index_bytes(spec, 1, kv_precision)
-    return context * index + attended * (spec.kv_bytes_per_token(*kv_sizes(kv_precision)) - index)
+    attended = min(context, most) * (spec.kv_bytes_per_token(*kv_sizes(kv_precision)) - index)
+    return attended + (context * index if context > most else 0)
 
 
 def filled(model: NativeModel, context: int) -> NativeSequence:

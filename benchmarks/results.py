@@ -97,6 +97,9 @@ PAGES = {
             "shared_kv": "A dense model with shared keys and values, random weights: Gemma 4 E4B",
             "latent": "A mixture with latent attention, random weights: DeepSeek-V2-Lite",
             "latent_flash": "A mixture with latent attention, random weights: GLM-4.7-Flash",
+            "sparse": "A layer with sparse attention beside full attention: DeepSeek-V3.2's and V3's shapes",
+            "sparse_prompts": "The same: a chunk of a prompt after a long context",
+            "residual_streams": "A layer of Hunyuan 4's shapes with four residual streams, and with one",
         },
     ),
     "serving": (
