@@ -93,7 +93,7 @@ void check_kv_layers(const KernelTable& k) {
 void check_streams(const KernelTable& k) {
     const auto make = [&](void (*change)(UniformSpec&), void (*change_last)(LayerSpec&) = nullptr) {
         UniformSpec spec = base_spec(FORMATS[3]);
-        spec.hidden_size = spec.embedding_size = 48, spec.streams = {3, 2, 1e-6f, 2, 0.1f};
+        spec.hidden_size = spec.embedding_size = 48, spec.streams = {3, 2, 1e-6f, 2, 0.1f, 0};
         change(spec);
         std::vector<LayerSpec> layers = spec.layer_specs();
         if (change_last) change_last(layers.back());
