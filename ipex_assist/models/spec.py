@@ -372,5 +372,7 @@ class DecoderSpec:
         attentions = [each.mixer for each in self.layers if isinstance(each.mixer, AttentionSpec)]
         heads = ((each.kv_heads, each.head_dim + each.value_width) for each in attentions if not each.shares_kv)
         kept = [(each.index_kept, each.pools_index) for each in attentions if each.index_kept]
-        index = sum(size * max(element_size, 2) if pooled else size * element_size + scale_size for size, pooled in kept)
+        index = sum(
+            size * max(element_size, 2) if pooled else size * element_size + scale_size for size, pooled in kept
+        )
         return index + sum(count * (width * element_size + 2 * scale_size) for count, width in heads)

@@ -42,7 +42,9 @@ class KVCache:
         self._values = [_Rows((heads, rows, width), dtype, kv_precision) for heads, _, width in widths]
         # The keys of indexers; of pools what they are made of, which int8 does not narrow.
         wide = {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype] if kv_precision == "int8" else kv_precision
-        index = [(each.index_kept, wide if each.pools_index else kv_precision) if each else (0, wide) for each in mixers]
+        index = [
+            (each.index_kept, wide if each.pools_index else kv_precision) if each else (0, wide) for each in mixers
+        ]
         self._index = [_Rows((1, rows, width), dtype, stored) for width, stored in index]
         self.chosen: torch.Tensor | None = None  # (rows, positions) by the last layer of this pass that chose any
         self._factors = factors
