@@ -179,6 +179,26 @@ def _ling3(config: Config) -> Config:
     }
 
 
+def _glm5_next(config: Config) -> Config:
+    kinds = config["mlp_layer_types"]
+    limits = [float(config["swiglu_limit"])] * len(kinds)
+    known = {"first_k_dense_replace": kinds.index("sparse")}
+    return _indexed({**config, **known}) | {
+        "attention.head_count_kv": [int(kind != "linear_attention") for kind in config["layer_types"]],
+        "attention.indexer.kpool": config["index_kpool"],
+        "attention.indexer.kpool_select_tail": True,
+        "attention.indexer.types": [kind == "full" for kind in config["indexer_types"]],
+        "hyper_connection.count": config["hc_mult"],
+        "hyper_connection.epsilon": config["hc_eps"],
+        "hyper_connection.sinkhorn_iterations": config["hc_sinkhorn_iters"],
+        "kda.gate_lower_bound": config["linear_lower_bound"],
+        "kda.head_dim": config["linear_head_dim"],
+        "ssm.conv_kernel": config["linear_conv_kernel_dim"],
+        "swiglu_clamp_exp": limits,
+        "swiglu_clamp_shexp": limits,
+    }
+
+
 def _minimax3(config: Config) -> Config:
     kinds = config["mlp_layer_types"]
     return {
@@ -266,6 +286,7 @@ OWN: dict[str, Callable[[Config], Config]] = {
     **dict.fromkeys(("deepseek32", "glm-dsa"), _indexed),
     "hy_v4": _hunyuan4,
     "bailingmoe3": _ling3,
+    "glm5-next": _glm5_next,
     "minimax-m3": _minimax3,
     "glm4moe": _glm,
     "dots1": _mixture,
@@ -283,6 +304,7 @@ OWN: dict[str, Callable[[Config], Config]] = {
 }
 # Architectures that the gguf package does not have yet, and one of it that names all their tensors alike.
 NAMED_AS = {
+    "glm5-next": "kimi-linear",
     "deepseek32": "glm-dsa",
     "hy_v4": "glm-dsa",
     "laguna": "step35",
@@ -370,6 +392,32 @@ def ling3_tensors(name: str, tensor: torch.Tensor, config: Config) -> Tensors:
         yield name, tensor
 
 
+def glm5_next_tensors(name: str, tensor: torch.Tensor, config: Config) -> Tensors:
+    """`Glm5NextModel.modify_tensors`, of the text part."""
+    if "visual." in name:
+        return
+    name = name.replace(".language_model", "")
+    layer, _, within = name.partition(".layers.")[2].partition(".")
+    parts = within.split(".")
+    if parts[-1].startswith("hc_"):
+        yield f"blk.{layer}.{parts[-1]}.weight", tensor
+    elif "index_kpool_compress_" in within:
+        yield f"blk.{layer}.indexer_compressor_{parts[-1].rpartition('_')[2]}.weight", tensor
+    elif within.startswith("self_attn.indexer."):
+        leaf = {"wk": "attn_k", "wq_b": "attn_q_b", "weights_proj": "proj"}.get(parts[2], parts[2])
+        yield f"blk.{layer}.indexer.{leaf}.{parts[3]}", tensor
+    elif within.startswith("self_attn.q_a_"):
+        yield f"blk.{layer}.attn_q_a{'_norm' if 'norm' in within else ''}.weight", tensor
+    elif within.startswith("self_attn.q_b_"):
+        yield f"blk.{layer}.attn_q_b.weight", tensor
+    elif within == "mlp.gate.e_score_correction_bias":
+        yield f"blk.{layer}.exp_probs_b.bias", tensor
+    elif within == "mlp.gate.weight":
+        yield f"blk.{layer}.ffn_gate_inp.weight", tensor
+    else:
+        yield from kimi_tensors(name, tensor, config)
+
+
 def minimax3_tensors(name: str, tensor: torch.Tensor, config: Config) -> Tensors:
     """`MiniMaxM3Model.modify_tensors`, of the text part."""
     if not name.startswith("language_model."):
@@ -392,5 +440,6 @@ def minimax3_tensors(name: str, tensor: torch.Tensor, config: Config) -> Tensors
 CHANGED: dict[str, Callable[[str, torch.Tensor, Config], Tensors]] = {
     "hy_v4": hunyuan4_tensors,
     "bailingmoe3": ling3_tensors,
+    "glm5-next": glm5_next_tensors,
     "minimax-m3": minimax3_tensors,
 }

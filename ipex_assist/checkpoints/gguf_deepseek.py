@@ -66,7 +66,7 @@ LATENT = (
     ("self_attn.kv_b_proj.weight", Parts.of("attn_k_b.weight", "attn_v_b.weight", by=_keys_and_values)),
 )
 _DEEPSEEK = GgufTable((*layer_names(), EXPERT_BIAS, *LATENT), OUTSIDE, EXPERTS)
-_INDEXED = GgufTable(
+INDEXED = GgufTable(
     (
         *_DEEPSEEK.layer,
         *same({"self_attn.indexer.k_norm": "indexer.k_norm", "self_attn.indexer.weights_proj": "indexer.proj"}),
@@ -75,19 +75,19 @@ _INDEXED = GgufTable(
     OUTSIDE,
     EXPERTS,
 )
-_STREAMS = ("fn", "base", "scale")
+STREAMS = ("fn", "base", "scale")
 _HUNYUAN4 = GgufTable(
     (
-        *_INDEXED.layer,
+        *INDEXED.layer,
         *same({"self_attn.linear_gate": "attn_gate"}),
         ("self_attn.learnable_sink_param", Parts.of("attn_sinks.weight")),
         *(
             (f"hc_{theirs}_layer.hc_pre.hc_{leaf}", Parts.of(f"hc_{name}_{leaf}.weight"))
             for theirs, name in (("attn", "attn"), ("mlp", "ffn"))
-            for leaf in _STREAMS
+            for leaf in STREAMS
         ),
     ),
-    (*OUTSIDE, *((f"model.hc_head.hc_head_{leaf}", Parts.of(f"output_hc_{leaf}.weight")) for leaf in _STREAMS)),
+    (*OUTSIDE, *((f"model.hc_head.hc_head_{leaf}", Parts.of(f"output_hc_{leaf}.weight")) for leaf in STREAMS)),
     EXPERTS,
 )
 _BAILING = GgufTable((*layer_names(), EXPERT_BIAS, *same({"attention.query_key_value": "attn_qkv"})), OUTSIDE, EXPERTS)
@@ -176,13 +176,13 @@ def _v3(header: GgufHeader, config: Config) -> Config:
     return latent(header, config) | routing(header)
 
 
-def _v32(header: GgufHeader, config: Config) -> Config:
+def indexed(header: GgufHeader, config: Config) -> Config:
     """Layers without an indexer attend to what an earlier one has chosen."""
     keys = {"index_n_heads": "head_count", "index_head_dim": "key_length", "index_topk": "top_k"}
-    indexed = layers_with(header, "indexer.attn_k.weight", config["num_hidden_layers"])
+    own = layers_with(header, "indexer.attn_k.weight", config["num_hidden_layers"])
     return _v3(header, config) | {
         **{name: header.required(f"attention.indexer.{key}") for name, key in keys.items()},
-        "indexer_types": ["full" if each else "shared" for each in indexed],
+        "indexer_types": ["full" if each else "shared" for each in own],
     }
 
 
@@ -190,7 +190,7 @@ def _hunyuan4(header: GgufHeader, config: Config) -> Config:
     """A file without a limit has none, which transformers does not compute."""
     limits = header.get("{arch}.swiglu_clamp_exp") or 0.0
     sparse = layers_with(header, "ffn_gate_inp.weight", config["num_hidden_layers"])
-    return _v32(header, config) | {
+    return indexed(header, config) | {
         "hc_mult": header.required("hyper_connection.count"),
         "hc_eps": rounded(header.required("hyper_connection.epsilon")),
         "hc_magnitude": rounded(header.required("hyper_connection.magnitude")),
@@ -319,8 +319,8 @@ ARCHITECTURES = {
     "hunyuan-moe": ("HunYuanMoEV1ForCausalLM", "hunyuan_v1_moe", _HUNYUAN),
     "afmoe": ("AfmoeForCausalLM", "afmoe", _AFMOE),
     "hy_v3": ("HYV3ForCausalLM", "hy_v3", _HUNYUAN3),
-    "deepseek32": ("DeepseekV32ForCausalLM", "deepseek_v32", _INDEXED),
-    "glm-dsa": ("GlmMoeDsaForCausalLM", "glm_moe_dsa", _INDEXED),
+    "deepseek32": ("DeepseekV32ForCausalLM", "deepseek_v32", INDEXED),
+    "glm-dsa": ("GlmMoeDsaForCausalLM", "glm_moe_dsa", INDEXED),
     "hy_v4": ("HYV4ForCausalLM", "hy_v4", _HUNYUAN4),
     "mistral4": ("Mistral4ForCausalLM", "mistral4", _DEEPSEEK),
     "bailingmoe2": ("SarvamMoEForCausalLM", "sarvam_moe", _BAILING),
@@ -336,8 +336,8 @@ CONFIGS: dict[str, Callable[[GgufHeader, Config], Config]] = {
     "hunyuan-moe": _hunyuan,
     "afmoe": _afmoe,
     "hy_v3": _hunyuan3,
-    "deepseek32": _v32,
-    "glm-dsa": _v32,
+    "deepseek32": indexed,
+    "glm-dsa": indexed,
     "hy_v4": _hunyuan4,
     "mistral4": _mistral4,
     "bailingmoe2": _bailing,

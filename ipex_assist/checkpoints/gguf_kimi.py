@@ -1,6 +1,6 @@
-"""GGUF of models with Kimi Delta Attention beside latent attention: Kimi Linear and Ling 3.
+"""GGUF of models with Kimi Delta Attention beside latent attention: Kimi Linear, Ling 3 and GLM-5.3.
 
-Source: conversion/{kimi_linear,bailingmoe3}.py of llama.cpp.
+Source: conversion/{kimi_linear,bailingmoe3,glm}.py of llama.cpp.
 """
 
 from __future__ import annotations
@@ -8,7 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ipex_assist.checkpoints.gguf_deepseek import EXPERT_BIAS, LATENT, latent, layer_names, routing
+from ipex_assist.checkpoints.gguf_deepseek import (
+    EXPERT_BIAS,
+    INDEXED,
+    LATENT,
+    STREAMS,
+    indexed,
+    latent,
+    layer_names,
+    routing,
+)
 from ipex_assist.checkpoints.gguf_file import GgufHeader, rounded
 from ipex_assist.checkpoints.gguf_minimax import MIXTRAL_EXPERTS, PLACE
 from ipex_assist.checkpoints.gguf_tables import (
@@ -39,14 +48,17 @@ _DELTA = (
     *((f"self_attn.{leaf}_conv1d.weight", Parts.of(f"ssm_conv1d_{leaf}.weight", by=vector)) for leaf in "qkv"),
     ("self_attn.dt_bias", Parts.of("ssm_dt.bias")),
 )
+_LOW_RANKS = (
+    *_DELTA,
+    *same({f"self_attn.{gate}_{part}_proj": f"ssm_{gate}_{part}" for gate in "fg" for part in "ab"}),
+    ("self_attn.A_log", Parts.of("ssm_a", by=a_log)),
+)
 _KIMI = GgufTable(
     (
         *layer_names(PLACE),
         *LATENT,
-        *_DELTA,
+        *_LOW_RANKS,
         (f"{PLACE}.gate.e_score_correction_bias", Parts.of("exp_probs_b.bias")),
-        *same({f"self_attn.{gate}_{part}_proj": f"ssm_{gate}_{part}" for gate in "fg" for part in "ab"}),
-        ("self_attn.A_log", Parts.of("ssm_a", by=a_log)),
     ),
     OUTSIDE,
     MIXTRAL_EXPERTS,
@@ -64,12 +76,23 @@ _LING3 = GgufTable(
     OUTSIDE,
     EXPERTS,
 )
+_POOL = "indexer.index_kpool_compress"
+_GLM5_NEXT = GgufTable(
+    (
+        *INDEXED.layer,
+        *_LOW_RANKS,
+        *((f"self_attn.{_POOL}_{leaf}", Parts.of(f"indexer_compressor_{leaf}.weight")) for leaf in ("gate", "ape")),
+        *((f"hc_{part}_{leaf}", Parts.of(f"hc_{part}_{leaf}.weight")) for part in ("attn", "ffn") for leaf in STREAMS),
+    ),
+    OUTSIDE,
+    EXPERTS,
+)
 
 
-def _layer_types(header: GgufHeader, config: Config) -> list[str]:
+def _layer_types(header: GgufHeader, config: Config, attention: str = "full_attention") -> list[str]:
     """Layers without latents have a state."""
     latents = layers_with(header, "attn_kv_a_mqa.weight", config["num_hidden_layers"])
-    return ["full_attention" if each else "linear_attention" for each in latents]
+    return [attention if each else "linear_attention" for each in latents]
 
 
 def _kimi(header: GgufHeader, config: Config) -> Config:
@@ -117,9 +140,34 @@ def _ling3(header: GgufHeader, config: Config) -> Config:
     }
 
 
+def _glm5_next(header: GgufHeader, config: Config) -> Config:
+    bound, limits = header.get("{arch}.kda.gate_lower_bound"), header.get("{arch}.swiglu_clamp_exp") or 0.0
+    sparse = layers_with(header, "ffn_gate_inp.weight", config["num_hidden_layers"])
+    return indexed(header, config) | {
+        "index_kpool": header.required("attention.indexer.kpool"),
+        "index_kpool_always_select_tail": header.get("{arch}.attention.indexer.kpool_select_tail", False),
+        "layer_types": _layer_types(header, config, "indexed_attention"),
+        "mlp_layer_types": ["sparse" if each else "dense" for each in sparse],
+        "first_k_dense_replace": None,
+        "linear_num_heads": config["num_attention_heads"],
+        "linear_head_dim": header.required("kda.head_dim"),
+        "linear_conv_kernel_dim": header.required("ssm.conv_kernel"),
+        "linear_lower_bound": None if bound is None else rounded(bound),
+        "swiglu_limit": rounded(max(limits) if isinstance(limits, list) else limits),
+        "hc_mult": header.required("hyper_connection.count"),
+        "hc_eps": rounded(header.required("hyper_connection.epsilon")),
+        "hc_sinkhorn_iters": header.required("hyper_connection.sinkhorn_iterations"),
+    }
+
+
 # general.architecture -> (architectures[0], model_type, tensors).
 ARCHITECTURES = {
     "kimi-linear": ("KimiLinearForCausalLM", "kimi_linear", _KIMI),
     "bailingmoe3": ("BailingHybridForCausalLM", "bailing_hybrid", _LING3),
+    "glm5-next": ("Glm5NextForConditionalGeneration", "glm5_next", _GLM5_NEXT),
 }
-CONFIGS: dict[str, Callable[[GgufHeader, Config], Config]] = {"kimi-linear": _kimi, "bailingmoe3": _ling3}
+CONFIGS: dict[str, Callable[[GgufHeader, Config], Config]] = {
+    "kimi-linear": _kimi,
+    "bailingmoe3": _ling3,
+    "glm5-next": _glm5_next,
+}

@@ -74,6 +74,7 @@ FILES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "hy-v4-other": ("hy_v4", {}, {}),
     "bailing-hybrid": ("bailingmoe3", {}, {}),
     "minimax-m3": ("minimax-m3", {}, {}),
+    "glm5-next": ("glm5-next", {}, {}),
     "mistral4": ("mistral4", {"norm_topk_prob": True}, {"attention.temperature_scale": 0.3}),
     "sarvam-moe": ("bailingmoe2", {}, {}),
     "laguna": ("laguna", {}, {}),
