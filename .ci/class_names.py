@@ -18,6 +18,7 @@ MIRRORS = {"Batch", "DraftRequest", "PackedModel", "Pool", "PoolStatistics", "Se
 _SPECS = {
     "AttentionSpec": "attention_spec",
     "LatentSpec": "attention_spec",
+    "CompressedSpec": "compressed_spec",
     "IndexerSpec": "attention_spec",
     "BlockChoiceSpec": "attention_spec",
     "LayerSpec": "spec",

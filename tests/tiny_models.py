@@ -141,6 +141,32 @@ _MINIMAX_M3_VISION = {
 # Experts in no groups; a dense first layer, whose second norm has no gate.
 _AXK2 = {name: value for name, value in _DEEPSEEK.items() if name not in ("n_group", "topk_group")}
 _AXK2 |= _INDEXER | {"index_n_heads": 16}  # of fewer many scores are equal, of which transformers takes any
+_V4 = {
+    **{
+        "num_key_value_heads": 1,
+        "head_dim": 48,
+        "partial_rotary_factor": 1 / 3,
+        "q_lora_rank": 40,
+        "rms_norm_eps": 1e-5,
+    },
+    **{"num_hidden_layers": 5, "sliding_window": 8, "o_groups": 2, "o_lora_rank": 32, "swiglu_limit": 0.3},
+    **{"n_routed_experts": 9, "num_experts_per_tok": 3, "moe_intermediate_size": 48},
+    **{"index_topk": 3, "index_n_heads": 8, "index_head_dim": 32, "hc_sinkhorn_iters": 4},
+    "layer_types": [
+        *("sliding_attention", "heavily_compressed_attention", "compressed_sparse_attention"),
+        *("heavily_compressed_attention", "compressed_sparse_attention"),
+    ],
+    "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 16},
+    "mlp_layer_types": ["hash_moe", "moe", "moe", "hash_moe", "moe"],
+}
+_V4_OTHER = {
+    **{"head_dim": 32, "partial_rotary_factor": 0.5, "sliding_window": 20, "o_groups": 4, "hc_mult": 3, "hc_eps": 0.01},
+    **{"scoring_func": "sigmoid", "index_topk": 2, "index_head_dim": 16, "tie_word_embeddings": True},
+    **{"compress_rates": {"compressed_sparse_attention": 8, "heavily_compressed_attention": 2}, "swiglu_limit": 2.0},
+    "rope_scaling": {
+        **{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 32, "beta_slow": 1}
+    },
+}
 _DEEPSEEK_V2 = _DEEPSEEK | {"norm_topk_prob": False}
 _YARN_MSCALE = {
     "rope_scaling": {
@@ -618,6 +644,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "hy-v4-other": _like_llama("hy_v4", **_LATENT, **_HY4 | {"index_topk": 24, "hc_mult": 3, "hc_magnitude": 0.7})
     | {"hc_eps": 0.05, "swiglu_limit": 3.0, "rms_norm_eps": 1e-3, "attention_bias": True}
     | {"indexer_types": ["full", "full", "shared", "shared", "full"], "n_shared_experts": 2},
+    "deepseek-v4": _like_llama("deepseek_v4", **_V4),
+    "deepseek-v4-other": _like_llama("deepseek_v4", **_V4 | _V4_OTHER),
     "glm4-moe-lite": _like_llama("glm4_moe_lite", **_LATENT, **_MOE, n_routed_experts=9, num_hidden_layers=3)
     | {"qk_nope_head_dim": 40, "v_head_dim": 16, "rms_norm_eps": 1e-3},
     "gemma4": _like_llama("gemma4_text", **_GEMMA4_SHARED),
@@ -845,6 +873,8 @@ def randomise(model: Any) -> None:
                 buffer.add_(torch.rand_like(buffer) * 0.2)
             elif "layer_scalar" in name:
                 buffer.add_(torch.rand_like(buffer) * 0.4 - 0.2)
+            elif "tid2eid" in name:
+                buffer.copy_(torch.rand(len(buffer), model.config.n_routed_experts).argsort(1)[:, : buffer.shape[1]])
             elif "expert_bias" in name:
                 buffer.add_(torch.randn_like(buffer) * 0.1)
 

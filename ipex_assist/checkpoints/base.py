@@ -127,7 +127,8 @@ class Checkpoint(ABC):
             check_stored(spec, sources, shapes)
         except IpexAssistError as error:
             raise IpexAssistError(f"{self.source}: {error}") from error
-        self.refuse_bare_numbers(resolve(sources, shapes))
+        wanted = resolve(sources, shapes)
+        self.refuse_bare_numbers(name for name in wanted if not any(sources[ours].whole for ours in wanted[name]))
 
     def refuse_bare_numbers(self, wanted: Iterable[str]) -> None:
         """Raise IpexAssistError for weights in integers, or FP8 beside a scale, that nothing says how to scale."""

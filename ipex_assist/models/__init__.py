@@ -30,6 +30,7 @@ from ipex_assist.models import (
     cohere2_moe,
     deepseek_v2,
     deepseek_v3,
+    deepseek_v4,
     deepseek_v32,
     dots1,
     ernie4_5,
@@ -195,7 +196,7 @@ _MODULES = (
     *(apertus1p5, apertus1p5_text, longcat_flash),
     *(recurrent_gemma, gemma3n, gemma3n_text),
     *(qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, glm4v, glm46v, idefics3, internvl, paddleocr_vl, smolvlm),
-    *(granite_docling, hy_v4, axk2, mistral_large4, minimax_m3_vl),
+    *(granite_docling, hy_v4, axk2, mistral_large4, minimax_m3_vl, deepseek_v4),
     *(bailing_hybrid, glm5_next),
 )
 # Published configs have these names of their makers' own code, which is transformers' now.

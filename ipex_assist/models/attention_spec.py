@@ -148,6 +148,11 @@ class LatentSpec:
         return 0 if self.indexer is None else self.indexer.kept
 
     @property
+    def compressed(self) -> tuple[int, int, int]:
+        """Groups, rate and parts of a CompressedSpec, else zeros."""
+        return 0, 0, 0
+
+    @property
     def shares_choice(self) -> bool:
         """Whether rows attend to what a layer before has chosen."""
         return self.indexer is not None and not self.indexer.heads
@@ -156,6 +161,35 @@ class LatentSpec:
     def head_dim(self) -> int:
         """Values of the one key that is kept: first those that are rotated, then the latent."""
         return self.rope_dim + self.rank
+
+    @property
+    def columns(self) -> int:
+        """Of what is made of the layer's input: the queries' row, the key, and what an indexer makes of it."""
+        own = 0 if self.indexer is None else self.indexer.kept + self.indexer.heads
+        return (self.query_rank or 0) + self.head_dim + own
+
+    @property
+    def beside(self) -> int:
+        """Values of a row that are kept beside its key and value."""
+        return self.index_kept
+
+    @property
+    def kept_beside(self) -> int:
+        """Of all values that are kept beside those, a position's; they are in no fewer than 16 bits."""
+        return self.beside
+
+    def output_size(self, heads: int) -> int:
+        """Columns of what the output projection takes."""
+        return heads * self.value_dim
+
+    def inner_weights(self, heads: int, hidden: int) -> int:
+        """Elements of the matrices that are neither the first nor the last of such attention."""
+        row, width = self.query_rank or hidden, self.query_width or hidden
+        if self.indexer is not None and self.indexer.reads_input:
+            row = hidden
+        count = 0 if self.indexer is None else row * self.indexer.heads * self.indexer.dim
+        query = width * (self.nope_dim + self.rope_dim)
+        return count + heads * (query + self.rank * (self.nope_dim + self.value_dim))
 
     def shapes(self, heads: int, hidden: int) -> dict[str, tuple[int, ...]]:
         """Of the weights of such attention by our names, in a layer of rows of `hidden` columns."""
@@ -297,7 +331,7 @@ class AttentionSpec:
     @property
     def output_size(self) -> int:
         """Columns of what the output projection takes."""
-        return self.heads * (self.value_width if self.latent is None else self.latent.value_dim)
+        return self.heads * self.value_width if self.latent is None else self.latent.output_size(self.heads)
 
     @property
     def group(self) -> int:
@@ -328,10 +362,8 @@ class AttentionSpec:
     def qkv_size(self) -> int:
         """Columns of the projections of query, key, value and output gate; or of the query's row and the latent."""
         if self.latent is not None:
-            indexer = self.latent.indexer
-            columns = (self.latent.query_rank or 0) + (0 if self.shares_kv else self.latent.head_dim)
-            columns += 0 if self.latent.reads_unnormed else self.gate_size
-            return columns if indexer is None else columns + indexer.kept + indexer.heads
+            columns = self.latent.columns - (self.latent.head_dim if self.shares_kv else 0)
+            return columns + (0 if self.latent.reads_unnormed else self.gate_size)
         keys = 0 if self.shares_kv else self.key_size
         values = 0 if self.shares_kv or self.values_are_keys else self.value_size
         return self.query_size + keys + values + self.gate_size + (self.kv_heads + 1) * self.index_kept
@@ -343,8 +375,25 @@ class AttentionSpec:
 
     @property
     def pools_index(self) -> bool:
-        """Whether that is what keys of pools are made of; int8 keys and values do not narrow it."""
-        return self.latent is not None and self.latent.indexer is not None and self.latent.indexer.pool > 1
+        """Whether that is what keys of pools, or entries, are made of; int8 keys and values do not narrow it."""
+        if self.latent is None or self.latent.compressed[1]:
+            return self.latent is not None
+        return self.latent.indexer is not None and self.latent.indexer.pool > 1
+
+    @property
+    def value_parts(self) -> int:
+        """Linears that make what the output projection takes of attended values: of heads, or of groups of them."""
+        return (0 if self.latent is None else self.latent.compressed[0]) or self.heads
+
+    @property
+    def beside(self) -> int:
+        """Values of a row that are kept beside its key and value."""
+        return self.index_kept if self.latent is None else self.latent.beside
+
+    @property
+    def kept_beside(self) -> int:
+        """Of all values that are kept beside those, a position's; they are in no fewer than 16 bits."""
+        return self.index_kept if self.latent is None else self.latent.kept_beside
 
     def shapes(self, hidden: int) -> dict[str, tuple[int, ...]]:
         """Of its weights by our names, in a layer of rows of `hidden` columns."""
@@ -368,11 +417,7 @@ class AttentionSpec:
     def weights(self, hidden: int) -> int:
         """Elements of its matrices, likewise."""
         count = (self.qkv_size + self.output_size) * hidden
-        latent = self.latent
-        if latent is None:
+        if self.latent is None:
             return count
-        rank, width, indexer = latent.query_rank or hidden, latent.query_width or hidden, latent.indexer
-        count += 0 if indexer is None else (hidden if indexer.reads_input else rank) * indexer.heads * indexer.dim
-        count += self.gate_size * width if latent.reads_unnormed else 0
-        query = width * (latent.nope_dim + latent.rope_dim)
-        return count + self.heads * (query + latent.rank * (latent.nope_dim + latent.value_dim))
+        count += self.gate_size * (self.latent.query_width or hidden) if self.latent.reads_unnormed else 0
+        return count + self.latent.inner_weights(self.heads, hidden)

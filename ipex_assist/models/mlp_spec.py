@@ -10,7 +10,7 @@ from ipex_assist.models.config import ConfigError
 from ipex_assist.models.ranges import check_kind, check_ranges
 
 Activation = Literal["silu", "relu", "gelu", "gelu_tanh", "relu2", "xielu", "clamped_swiglu"]
-Scores = Literal["softmax", "sigmoid", "sparsemixer"]
+Scores = Literal["softmax", "sigmoid", "sparsemixer", "sqrt_softplus"]
 
 # Hugging Face's names of activations (transformers.activations.ACT2FN) and the functions that they name.
 ACTIVATIONS: dict[str, Activation] = {
@@ -94,8 +94,9 @@ class Experts:
     """Many MLPs, each of `intermediate_size`, in the place of one; a router chooses some of them for a row.
 
     The router's logits of a row, (count,), are computed in fp32. `scores` makes a score of each: their softmax over all
-    experts, or a sigmoid of each. The `per_token` experts of the highest are the row's (the lowest of equals), weighted
-    by their scores, which are divided by their sum where `normalised`, and multiplied by `scaling`.
+    experts, or a sigmoid or the square root of the softplus of each. The `per_token` experts of the highest are the
+    row's (the lowest of equals), weighted by their scores, which are divided by their sum where `normalised`, and
+    multiplied by `scaling`.
 
     - `correction_bias`: a learned bias is added to the scores for the choice alone (DeepSeek-V3, arXiv:2412.19437,
       equation 16).
@@ -103,6 +104,8 @@ class Experts:
       as good as its best expert, or as the sum of its best two (`best_of_group`).
     - "sparsemixer" (Phi-3.5-MoE, arXiv:2409.12136): the two largest logits, each weighted by a softmax over those
       logits that are near it, as `jitter` says; for the second without the first.
+    - `by_token`: which experts are a row's is in a table (vocabulary, per_token) by its token, and their weights are as
+      ever (DeepSeek-V4's hash routing).
     - `expert_scales`: weights are then multiplied with a learned number of their expert.
 
     - `identity`: behind these are so many more, which give what they read and have no weights (LongCat-Flash,
@@ -138,6 +141,7 @@ class Experts:
     own_norms: bool = False
     scales_inputs: bool = False  # weights are of what experts read, not of what they give (Llama 4)
     identity: int = 0
+    by_token: bool = False
     limit: float | None = None  # as of an MLP: of each, and of the shared expert
     shared_limit: float | None = None
     limits_gates: bool = False
@@ -149,6 +153,8 @@ class Experts:
             raise ConfigError("num_experts_per_tok", self.per_token, f"{self.count} at most, the number of experts")
         plain = self.shared_size and not any((self.own_norms, self.expert_scales, self.scales_inputs, self.groups > 1))
         assert not self.identity or (plain and self.scores != "sparsemixer"), "experts that give what they read"
+        chosen_by_scores = self.correction_bias or self.identity or self.groups > 1 or self.scores == "sparsemixer"
+        assert not self.by_token or not chosen_by_scores, "experts that tokens name"
         assert not self.own_norms or (self.shared_size and not self.shared_gate), "norms of a shared expert"
         if self.scores == "sparsemixer" and self.per_token != 2:
             raise ConfigError("num_experts_per_tok", self.per_token, "2, as many as sparsemixer chooses")

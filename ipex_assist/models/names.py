@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from ipex_assist.models.attention_spec import AttentionSpec
+from ipex_assist.models.compressed_spec import CompressedSpec
 from ipex_assist.models.mixers.mamba1 import LOW_NORMS
 from ipex_assist.models.mlp_spec import Experts
 from ipex_assist.models.recurrent_spec import RecurrentSpec
@@ -43,6 +44,11 @@ POOLS = ("index_gate_proj", "index_places")  # of it, where it has keys of sever
 # What queries of heads, and of an indexer's, grow with (AttentionSpec.log_growth).
 LOG_GROWTH = ("q_log_scale", "q_log_base")
 INDEX_LOG_GROWTH = ("index_q_log_scale", "index_q_log_base")
+# Beside keys that are values: what is not of latents, of entries, and of an indexer's.
+COMPRESSED_INPUTS = ("q_a_proj", "kv_a_proj")
+COMPRESSED = (*COMPRESSED_INPUTS, "q_a_norm", "q_b_proj", "kv_a_norm", "o_a_proj")
+ENTRIES = ("entry_kv_proj", "entry_gate_proj", "entry_bias", "entry_norm")
+INDEX_ENTRIES = ("index_entry_kv_proj", "index_entry_gate_proj", "index_bias")
 
 # What a layer has for the embeddings of its own, what is outside of layers for those of all of them, and the norms and
 # factors of experts that have some of their own.
@@ -59,8 +65,9 @@ MLP = ("gate_proj", "up_proj", "down_proj")
 # Ours that are no linears or norms but tensors of their own: a checkpoint's names of them do not end in ".weight".
 # Those of XIELU are single numbers.
 XIELU = ("alpha_p", "alpha_n", "xielu_beta", "xielu_eps")
-_NUMBERS = (*XIELU, *POOLS, *LOG_GROWTH, *INDEX_LOG_GROWTH)
-_TENSORS = ("correction_bias", "expert_scales", "layer_scalar", "router_norm", "altup_scale", *_NUMBERS)
+ENTRY_BIASES = ("entry_bias", "index_bias")
+_NUMBERS = (*XIELU, *POOLS, *LOG_GROWTH, *INDEX_LOG_GROWTH, *ENTRY_BIASES)
+_TENSORS = ("correction_bias", "expert_scales", "expert_table", "layer_scalar", "router_norm", "altup_scale", *_NUMBERS)
 # Of shared experts where they are several, as wide as all of them together (DeepSeek's names).
 SHARED_EXPERTS = {leaf: f"mlp.shared_experts.{leaf}" for leaf in MLP}
 
@@ -79,6 +86,7 @@ class ExpertNames:
     shared: Mapping[str, str] = field(default_factory=lambda: {leaf: f"mlp.shared_expert.{leaf}" for leaf in MLP})
     shared_gate: str = "mlp.shared_expert_gate"
     correction_bias: tuple[str, ...] = ("mlp.gate.e_score_correction_bias",)  # stored as (experts,) or (1, experts)
+    table: str = "mlp.gate.tid2eid"  # (vocabulary, experts of a token)
     together: str = "mlp.experts"
 
     def leaves(self, experts: Experts, place: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -93,6 +101,8 @@ class ExpertNames:
         if experts.correction_bias:
             others = tuple(place + name for name in self.correction_bias[1:])
             yield "correction_bias", self.correction_bias[0], {"flat": True, "alternatives": others}
+        if experts.by_token:
+            yield "expert_table", self.table, {"flat": True, "whole": True}
         for expert in range(experts.count):
             for leaf, name in self.linears.items():
                 tensor = place + self.together + (".down_proj" if leaf == "down_proj" else up)
@@ -210,7 +220,10 @@ def _absent(layer: LayerSpec) -> set[str]:
     absent |= set() if layer.mlp_gate_rank else set(MLP_GATE)
     if layer.recurrent is not None:
         absent |= {"q_proj", "k_proj", "v_proj", "g_proj", "o_proj", "sinks", *HEAD_NORMS, *LATENT, *INDEXER}
-    elif (latent := layer.attention.latent) is not None:
+    elif isinstance(latent := layer.attention.latent, CompressedSpec):
+        absent |= {"q_proj", "k_proj", "v_proj", "g_proj"} | (set() if latent.rate else set(ENTRIES))
+        absent |= set() if latent.indexer else {*INDEXER, *INDEX_ENTRIES}
+    elif latent is not None:
         absent |= {"q_proj", "k_proj", "v_proj", *HEAD_NORMS}
         absent |= set() if layer.attention.output_gate else {"g_proj"}
         absent |= set() if latent.query_rank else {"q_a_proj", "q_a_norm"}
@@ -249,7 +262,8 @@ def _biased(layer: LayerSpec) -> set[str]:
     mixer, experts = layer.mixer, layer.experts
     if isinstance(mixer, AttentionSpec):
         inputs = {"q_proj", "k_proj", "v_proj", "g_proj"} if mixer.latent is None else set(LATENT_INPUTS)
-        biased = {"index_k_norm", "index_q_norm"} if mixer.latent is not None else set()
+        own_norms = mixer.latent is None or isinstance(mixer.latent, CompressedSpec)
+        biased = set() if own_norms else {"index_k_norm", "index_q_norm"}
         biased |= inputs if mixer.qkv_bias else set()
         biased |= {"o_proj"} if mixer.output_bias else set()
     else:

@@ -29,7 +29,8 @@ once (layers.py). What a layer may have:
 - **Per-layer embeddings** (Gemma 3n and 4): a second table has a narrow row of each token for each layer. Beside a
   projection of the embedding it says how much of each of as many features of the residual stream is added after the
   layer's MLP.
-- **Latent attention** keeps one narrow row a token for all heads in the place of keys and values (`LatentSpec`).
+- **Latent attention** keeps one narrow row a token for all heads in the place of keys and values (`LatentSpec`), or
+  one that is both, beside entries that are made of several tokens each (`CompressedSpec`).
 - **Multipliers** of the embedding, of what is added to the residual stream, of attention's scores and of logits.
 - **Biases** of query, key and value; output; MLP; head.
 
@@ -367,11 +368,12 @@ class DecoderSpec:
     def kv_bytes_per_token(self, element_size: int, scale_size: int = 0) -> int:
         """Bytes of keys and values that one token adds to the cache, with a scale for each head's key and value.
 
-        Layers that read those of another one add none; an indexer's key has a scale of its own, too.
+        Layers that read those of another one add none; an indexer's key has a scale of its own, too. Entries, and what
+        they are made of, are never in fewer than 16 bits.
         """
         attentions = [each.mixer for each in self.layers if isinstance(each.mixer, AttentionSpec)]
         heads = ((each.kv_heads, each.head_dim + each.value_width) for each in attentions if not each.shares_kv)
-        kept = [(each.index_kept, each.pools_index) for each in attentions if each.index_kept]
+        kept = [(each.kept_beside, each.pools_index) for each in attentions if each.kept_beside]
         index = sum(
             size * max(element_size, 2) if pooled else size * element_size + scale_size for size, pooled in kept
         )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.models.attention_spec import AttentionSpec
+from ipex_assist.models.compressed_spec import CompressedSpec
 from ipex_assist.models.spec import DecoderSpec, LayerSpec
 
 if TYPE_CHECKING:
@@ -122,7 +123,9 @@ def head_dim_of(spec: DecoderSpec, name: str) -> int:
     if layer is None or not isinstance(layer.mixer, AttentionSpec):
         return 1
     if layer.mixer.latent is not None:
-        return layer.mixer.latent.index_dim if ".index_" in name else 1
+        if ".index_" in name:
+            return layer.mixer.latent.index_dim
+        return layer.mixer.head_dim if isinstance(layer.mixer.latent, CompressedSpec) else 1
     return layer.mixer.head_dim
 
 
@@ -224,6 +227,7 @@ def _layer_shapes(spec: DecoderSpec, layer: LayerSpec, place: str) -> dict[str, 
         "per_layer_gate_proj": (spec.per_layer_size, hidden),
         "per_layer_out_proj": (hidden, spec.per_layer_size),
         "router": (experts.routed if experts else 0, hidden),
+        "expert_table": (spec.vocab_size * (experts.per_token if experts else 0),),
         **dict.fromkeys(("alpha_p", "alpha_n", "xielu_beta", "xielu_eps"), (1,)),
         "shared_gate": (1, hidden),
     }
@@ -343,6 +347,7 @@ class Source:
     heads_transposed: int = 0  # every so many rows, or (heads, rows, …), are a head's, which is transposed
     plus: float = 0.0
     factor: float = 1.0
+    whole: bool = False  # whole numbers, stored as integers
     alternatives: tuple[str, ...] = ()
     otherwise: Source | None = None  # where a checkpoint without these names has it
 

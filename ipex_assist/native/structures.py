@@ -12,11 +12,11 @@ from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.models.stream_spec import StreamSpec
 from ipex_assist.quantization.precision import FORMATS, beside_experts
 
-ABI_VERSION = 45  # api.cpp: ia_abi. It changes with every function there and with the structures here.
+ABI_VERSION = 46  # api.cpp: ia_abi. It changes with every function there and with the structures here.
 PRECISIONS = {name: each.number for name, each in FORMATS.items()}
 NORM_PLACES = {"pre": 0, "post_residual": 1, "post": 2, "sandwich": 3, "pre_and_mlp_out": 4}
 HEAD_NORMS = {None: 0, "head": 1, "each_head": 2, "all_heads": 3, "unweighted": 4}
-SCORES = {"softmax": 0, "sigmoid": 1, "sparsemixer": 2}
+SCORES = {"softmax": 0, "sigmoid": 1, "sparsemixer": 2, "sqrt_softplus": 3}
 ACTIVATIONS = {"silu": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "relu2": 4, "xielu": 5, "clamped_swiglu": 6}
 RECURRENT_KINDS = {name: number for number, name in enumerate(MIXERS, 1)}
 SELECTION_NORMS = {None: 0, "unweighted": 1, "weighted": 2}
@@ -37,7 +37,7 @@ _RECURRENT_INTEGERS = (
 _MLP_INTEGERS = (
     "intermediate_size activation gated bias precision experts experts_per_token experts_normalised router_bias "
     "shared_size shared_gate scores correction_bias groups groups_per_token best_of_group identity scales_inputs "
-    "expert_scales own_norms"
+    "expert_scales own_norms by_token"
 )
 _MLP_FLOATS = "scaling added_to_sum least_sum jitter limit shared_limit"
 _LAYER_INTEGERS = "norm_place parallel shared_norm scaled beside defers mixer_gate_rank mlp_gate_rank laurel_rank"
@@ -62,12 +62,13 @@ class CIndexerSpec(ctypes.Structure):
 
 
 class CLatentSpec(ctypes.Structure):
-    """Mirrors `LatentSpec` of spec.h."""
+    """Mirrors `LatentSpec` of spec.h, whose last part is a `CompressedSpec`."""
 
     _fields_ = [
         *((name, ctypes.c_int32) for name in _LATENT_INTEGERS.split()),
         ("norm_eps", ctypes.c_float),
         ("indexer", CIndexerSpec),
+        *((name, ctypes.c_int32) for name in ("groups", "rate", "parts")),
     ]
 
 
@@ -286,6 +287,7 @@ def _attention_spec(spec: DecoderSpec, attention: AttentionSpec) -> CAttentionSp
     if (latent := attention.latent) is not None:
         sizes = (latent.rank, latent.rope_dim, latent.nope_dim, latent.value_dim, latent.query_rank or 0)
         made.latent = CLatentSpec(*sizes, latent.reads_unnormed, latent.norm_eps)
+        made.latent.groups, made.latent.rate, made.latent.parts = latent.compressed
         if (indexer := latent.indexer) is not None:
             made.latent.indexer = CIndexerSpec(*astuple(indexer))
     if (choice := attention.choice) is not None:
@@ -338,9 +340,8 @@ def _mlp_spec(layer: LayerSpec, precision: str) -> CMlpSpec:
         made.shared_size, made.shared_gate = experts.shared_size, experts.shared_gate
         made.scores, made.correction_bias = SCORES[experts.scores], experts.correction_bias
         made.groups, made.groups_per_token = experts.groups, experts.groups_per_token
-        made.best_of_group, made.scaling = experts.best_of_group, experts.scaling
-        made.identity = experts.identity
-        made.expert_scales, made.own_norms = experts.expert_scales, experts.own_norms
+        made.best_of_group, made.scaling, made.identity = experts.best_of_group, experts.scaling, experts.identity
+        made.expert_scales, made.own_norms, made.by_token = experts.expert_scales, experts.own_norms, experts.by_token
         made.scales_inputs, made.shared_limit = experts.scales_inputs, experts.shared_limit or 0.0
         made.added_to_sum, made.least_sum, made.jitter = experts.added_to_sum, experts.least_sum, experts.jitter
     return made

@@ -94,7 +94,7 @@ OTHERS = [
     *(
         f"{variant}{kv}"
         for variant in tiny_models.known(
-            *("deepseek-v32", "glm-moe-dsa", "hy-v4", "axk2", "gemma3n"),
+            *("deepseek-v32", "glm-moe-dsa", "hy-v4", "axk2", "gemma3n", "deepseek-v4"),
             *("mimo-v2-flash", "axk1", "longcat-flash"),
             *("bailing-hybrid", "mistral-large4", "glm5-next-many"),
             "minimax-m3",

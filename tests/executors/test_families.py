@@ -49,7 +49,7 @@ VARIANTS = [
     *tiny_models.known("nanochat", "mistral4", "granite-swa", "cohere2-moe", "lfm3", "laguna-values"),
     *tiny_models.known("axk1", "mimo-v2-flash-biases", "step3p7", "apertus1p5-text", "longcat-flash"),
     # Of which fewer bits choose others.
-    *tiny_models.known("deepseek-v32-many", "glm-moe-dsa-many", "hy-v4-other", "axk2-groups"),
+    *tiny_models.known("deepseek-v32-many", "glm-moe-dsa-many", "hy-v4-other", "axk2-groups", "deepseek-v4-other"),
     *tiny_models.known("bailing-hybrid-all-experts", "glm5-next-many"),
     *tiny_models.known("mistral-large4-many"),
     *tiny_models.known("minimax-m3-many"),

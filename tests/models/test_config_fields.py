@@ -69,7 +69,7 @@ _VARIANTS = (
     *tiny_models.known("nanochat", "minicpm3", "mistral4", "afmoe", "granitemoe-swa", "laguna", "cohere2-moe"),
     *tiny_models.known("recurrent-gemma", "gemma3n"),
     *tiny_models.known("deepseek-v32", "glm-moe-dsa", "axk1", "mimo-v2-flash", "step3p7", "apertus1p5-text"),
-    *tiny_models.known("longcat-flash", "hy-v4", "axk2"),
+    *tiny_models.known("longcat-flash", "hy-v4", "axk2", "deepseek-v4"),
     *tiny_models.known("bailing-hybrid", "glm5-next"),
     *tiny_models.known("mistral-large4"),
     *tiny_models.known("minimax-m3"),

@@ -150,17 +150,17 @@ void check_specs(const KernelTable& k) {
                   make_last([](LayerSpec& layer) { layer.attention.rope_column = 1; }));
     CHECK_REFUSED("paired_dim is 11", make_last([](LayerSpec& layer) { layer.attention.paired_dim = 11; }));
     CHECK_REFUSED("multiples of 16 are computed", make_last([](LayerSpec& layer) {
-                      make_latent(layer.attention, 4, {40, 16, 24, 32, 0, 0, 1e-6f, {}});
+                      make_latent(layer.attention, 4, {40, 16, 24, 32, 0, 0, 1e-6f, {}, {}});
                       layer.attention.rope_column = 0, layer.attention.rotary_dim = 10;
                   }));
     CHECK_REFUSED("latent attention has one key/value head", make_last([](LayerSpec& layer) {
-                      make_latent(layer.attention, 4, {48, 16, 24, 32, 0, 0, 1e-6f, {}});
+                      make_latent(layer.attention, 4, {48, 16, 24, 32, 0, 0, 1e-6f, {}, {}});
                       layer.attention.rope_column = 0, layer.attention.rotary_dim = 10;
                       layer.attention.output_gate = layer.attention.gate_softplus = 1;
                   }));
     CHECK_REFUSED("rank of a norm's gate is 41", make_last([](LayerSpec& layer) { layer.mlp_gate_rank = 41; }));
     CHECK_REFUSED("queries read a row before its norm is 1", make_last([](LayerSpec& layer) {
-                      make_latent(layer.attention, 4, {48, 16, 24, 32, 0, 1, 1e-6f, {}});
+                      make_latent(layer.attention, 4, {48, 16, 24, 32, 0, 1, 1e-6f, {}, {}});
                       layer.attention.rope_column = 0, layer.attention.rotary_dim = 10;
                   }));
     CHECK_REFUSED("grow by logarithms is 1", make_last([](LayerSpec& layer) { layer.attention.log_growth = 1; }));
@@ -172,7 +172,7 @@ void check_specs(const KernelTable& k) {
                       layer.attention.choice = {2, 32, 1, 16}, layer.attention.chunk = 30;
                   }));
     CHECK_REFUSED("pools of 3 positions, and 6 that are chosen", make_last([](LayerSpec& layer) {
-                      make_latent(layer.attention, 4, {48, 16, 24, 32, 40, 0, 1e-6f, {6, 2, 16, 1e-6f, 0, 3}});
+                      make_latent(layer.attention, 4, {48, 16, 24, 32, 40, 0, 1e-6f, {6, 2, 16, 1e-6f, 0, 3}, {}});
                       layer.attention.rope_column = 0, layer.attention.rotary_dim = 10;
                   }));
     CHECK_REFUSED("decays of each channel of 2 key heads of 10", make_last([](LayerSpec& layer) {

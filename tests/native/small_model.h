@@ -183,13 +183,13 @@ const Kind KINDS[] = {
          layer.norm_place = PRE, layer.parallel = layer.shared_norm = 1;
      }},
     {"latents, with a row between input and queries", 0, [](UniformSpec& s) { s.rotary_tables = 1; }, false,
-     [](LayerSpec& layer) { make_latent(layer.attention, 5, {48, 16, 24, 32, 20, 0, 1e-6f, {}}); }},
+     [](LayerSpec& layer) { make_latent(layer.attention, 5, {48, 16, 24, 32, 20, 0, 1e-6f, {}, {}}); }},
     {"latents with direct queries, and biases", 30, [](UniformSpec& s) { s.qkv_bias = s.output_bias = 1; }, false,
-     [](LayerSpec& layer) { make_latent(layer.attention, 20, {32, 16, 130, 16, 0, 0, 1e-6f, {}}); }},
+     [](LayerSpec& layer) { make_latent(layer.attention, 20, {32, 16, 130, 16, 0, 0, 1e-6f, {}, {}}); }},
     {"norms with gates, gated values of latents whose queries read a row before its norm as well", 0,
      [](UniformSpec& s) { s.rotary_tables = 1; }, false,
      [](LayerSpec& layer) {
-         make_latent(layer.attention, 5, {48, 16, 24, 32, 18, 1, 1e-6f, {}});
+         make_latent(layer.attention, 5, {48, 16, 24, 32, 18, 1, 1e-6f, {}, {}});
          layer.attention.output_gate = 1, layer.mixer_gate_rank = 7, layer.mlp_gate_rank = 20;
      }},
     {"chunks, norms of rotated heads without weights, growing queries, experts whose inputs are scaled", 0,

@@ -14,7 +14,7 @@ from ipex_assist.native.watch import OperationOutput, watched
 
 pytestmark = [pytest.mark.one_stack, pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")]
 MIXERS = ["llama", "opt-350m", "deepseek-v3-dense", "qwen3-next", "mamba", "lfm2", "gpt-oss"]
-MIXERS += tiny_models.known("glm-moe-dsa", "hy-v4", "axk2-groups", "gemma3n", "recurrent-gemma")
+MIXERS += tiny_models.known("glm-moe-dsa", "hy-v4", "axk2-groups", "gemma3n", "recurrent-gemma", "deepseek-v4")
 MIXERS += tiny_models.known("bailing-hybrid", "glm5-next")
 MIXERS += tiny_models.known("mistral-large4")
 MIXERS += tiny_models.known("minimax-m3")

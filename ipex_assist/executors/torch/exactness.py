@@ -116,7 +116,7 @@ class _Trial:
 
     def _layer(self, start: int, offset: int, rows: torch.Tensor) -> torch.Tensor:
         tokens = self.tokens[torch.arange(offset, offset + len(rows)).clamp(max=ROWS - 1)]
-        inputs = self.model.per_layer_inputs(tokens, rows)
+        inputs, self.model.tokens = self.model.per_layer_inputs(tokens, rows), tokens
         for index in self.layers:
             if (recurrent := self.model.spec.layers[index].recurrent) is not None:
                 # What a row gets from its state depends on the rows before it: its linears are what may differ.

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
+from torch.nn import functional
 
+from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.torch.kernels import Linear
 from ipex_assist.models.mlp_spec import Experts
 
@@ -25,21 +28,35 @@ class ExpertLayer:
     shared_gate: Linear | None = None
     correction_bias: torch.Tensor | None = None
     scales: torch.Tensor | None = None  # (experts,), of their weights
+    table: torch.Tensor | None = None  # (vocabulary, per_token), of Experts.by_token
     # Weight and bias of the norms that these have of their own (Experts.own_norms), by our names.
     norms: Mapping[str, tuple[torch.Tensor | None, torch.Tensor | None]] = field(default_factory=dict)
 
 
+def expert_table(experts: Experts, stored: torch.Tensor | None) -> torch.Tensor | None:
+    """Which experts each token names, (vocabulary, per_token). Raises IpexAssistError where one is none of them."""
+    if stored is None:
+        return None
+    table = stored.long().view(-1, experts.per_token)
+    if table.min() < 0 or table.max() >= experts.count:
+        raise IpexAssistError(f"tokens name experts that are none of the {experts.count}")
+    return table
+
+
 def route(
-    experts: Experts, logits: torch.Tensor, correction_bias: torch.Tensor | None = None
+    experts: Experts,
+    logits: torch.Tensor,
+    correction_bias: torch.Tensor | None = None,
+    named: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The experts of each row and their weights, (rows, per_token) both, for its logits (rows, count) in fp32.
 
-    correction_bias: (count,), of the choice alone. Of equals the expert of the lower number is chosen. A row with a
-    logit that is no number has NaN for weights.
+    correction_bias: (count,), of the choice alone. named: the experts where they are a token's. Of equals the
+    expert of the lower number is chosen. A row with a logit that is no number has NaN for weights.
     """
     if experts.scores == "sparsemixer":
         return _sparsemixer(experts, logits)
-    scores = _sigmoid(logits) if experts.scores == "sigmoid" else torch.softmax(logits, -1)
+    scores = _SCORES[experts.scores](logits)
     # Scores rise with their logits, of which fewer are equal.
     choice = logits if correction_bias is None and experts.groups == 1 else scores
     if correction_bias is not None:
@@ -47,6 +64,7 @@ def route(
     if experts.groups > 1:
         choice = _of_best_groups(experts, choice)
     chosen = torch.sort(choice, dim=-1, descending=True, stable=True)[1][:, : experts.per_token]
+    chosen = chosen if named is None else named
     if experts.normalised and experts.scores == "softmax" and correction_bias is None:
         weights = torch.softmax(logits.gather(-1, chosen), -1)
     else:
@@ -60,6 +78,18 @@ def route(
 def _sigmoid(x: torch.Tensor) -> torch.Tensor:
     """In fp64: PyTorch's fp32 has other bits for the last elements of a tensor, which its vectors do not fill."""
     return torch.sigmoid(x.double()).float()
+
+
+def _sqrt_softplus(x: torch.Tensor) -> torch.Tensor:
+    """Likewise."""
+    return functional.softplus(x.double()).sqrt().float()
+
+
+_SCORES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "softmax": partial(torch.softmax, dim=-1),
+    "sigmoid": _sigmoid,
+    "sqrt_softplus": _sqrt_softplus,
+}
 
 
 def _of_best_groups(experts: Experts, choice: torch.Tensor) -> torch.Tensor:
@@ -92,12 +122,13 @@ def run_experts(
     shared_mlp: Callable[[torch.Tensor, Linear, Linear], torch.Tensor] | None = None,
     norm: Callable[[torch.Tensor, str], torch.Tensor] | None = None,
     defer: Callable[[torch.Tensor], None] | None = None,
+    tokens: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """What a layer's experts make of rows x (rows, hidden). What a row gets is summed in the order of the experts.
 
     mlp: rows through one of them; shared_mlp: through the shared one, if there is one. norm: rows through the layer's
     norm of this name, where experts have some of their own: then x is the residual stream. defer: takes what routed
-    experts give, which is then no part of the sum.
+    experts give, which is then no part of the sum. tokens: the rows', where these name their experts.
     """
     if norm is not None:
         assert layer.shared is not None, "norms of their own without an MLP beside them"
@@ -105,7 +136,7 @@ def run_experts(
         routed = _run_routed(experts, layer, norm(x, "router_norm"), norm(x, "experts_norm"), mlp).to(x.dtype)
         shared = shared_mlp(norm(x, "mlp_norm"), *layer.shared)
         return norm(shared, "shared_out_norm") + norm(routed, "experts_out_norm")
-    y = _run_routed(experts, layer, x, x, mlp)
+    y = _run_routed(experts, layer, x, x, mlp, tokens)
     if defer is not None:
         defer(y.to(x.dtype))
         y = torch.zeros_like(y)
@@ -121,9 +152,11 @@ def _run_routed(
     routed: torch.Tensor,
     x: torch.Tensor,
     mlp: Callable[[torch.Tensor, Linear, Linear], torch.Tensor],
+    tokens: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """What the experts that rows `routed` are routed to make of rows x, in fp32."""
-    chosen, weights = route(experts, layer.router(routed.float()), layer.correction_bias)
+    named = None if layer.table is None or tokens is None else layer.table[tokens]
+    chosen, weights = route(experts, layer.router(routed.float()), layer.correction_bias, named)
     if layer.scales is not None:
         weights = weights * layer.scales[chosen]
     y = torch.zeros_like(x, dtype=torch.float32)

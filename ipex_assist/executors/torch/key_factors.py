@@ -6,6 +6,7 @@ import torch
 
 from ipex_assist.executors.torch.kernels import Kernels, norm_heads
 from ipex_assist.executors.torch.weights import Norm, Weights
+from ipex_assist.models.compressed_spec import CompressedSpec
 from ipex_assist.models.recurrent_spec import RecurrentSpec
 from ipex_assist.models.spec import DecoderSpec
 
@@ -31,6 +32,8 @@ def _layer_factors(spec: DecoderSpec, weights: Weights, kernels: Kernels, index:
     if isinstance(mixer, RecurrentSpec) or mixer.shares_kv:
         return torch.ones(())
     layer, attention = weights.layers[index], spec.layers[index].attention
+    if isinstance(attention.latent, CompressedSpec):
+        return torch.ones((1, 1, attention.head_dim))
     weight, bias = _norm_before(spec, weights, index)
     rows = signs(_ROWS, spec.hidden_size if weight is None else len(weight))
     rows = rows if weight is None else rows * weight.float()

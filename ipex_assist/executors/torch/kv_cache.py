@@ -40,11 +40,9 @@ class KVCache:
         ]
         self._keys = [_Rows((heads, rows, width), dtype, kv_precision) for heads, width, _ in widths]
         self._values = [_Rows((heads, rows, width), dtype, kv_precision) for heads, _, width in widths]
-        # The keys of indexers; of pools what they are made of, which int8 does not narrow.
+        # The keys of indexers; of pools what they are made of, as of entries, which int8 does not narrow.
         wide = {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype] if kv_precision == "int8" else kv_precision
-        index = [
-            (each.index_kept, wide if each.pools_index else kv_precision) if each else (0, wide) for each in mixers
-        ]
+        index = [(each.beside, wide if each.pools_index else kv_precision) if each else (0, wide) for each in mixers]
         self._index = [_Rows((1, rows, width), dtype, stored) for width, stored in index]
         self.chosen: torch.Tensor | None = None  # (rows, positions) by the last layer of this pass that chose any
         self._factors = factors
@@ -76,11 +74,11 @@ class KVCache:
         return keys * self._factors[layer].to(keys.dtype) if self._factors else keys, self._values[layer].read(length)
 
     def write_index(self, layer: int, start: int, keys: torch.Tensor) -> None:
-        """Put an indexer's keys (rows, dim) at positions from `start` on."""
+        """Put an indexer's keys, or what entries are made of, (rows, width) at positions from `start` on."""
         self._index[layer].write(start, keys[None])
 
     def read_index(self, layer: int, length: int) -> torch.Tensor:
-        """Those of the first `length` positions: (length, dim)."""
+        """Those of the first `length` positions: (length, width)."""
         return self._index[layer].read(length)[0]
 
 

@@ -32,14 +32,15 @@ def run_mlp(
     see: See,
     norm: Callable[[torch.Tensor, str], torch.Tensor] | None = None,
     defer: Callable[[torch.Tensor], None] | None = None,
+    tokens: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Rows x (rows, hidden) through a layer's MLP, or its experts; norm, defer: see `run_experts`."""
+    """Rows x (rows, hidden) through a layer's MLP, or its experts; norm, defer, tokens: see `run_experts`."""
     assert layer.mlp is not None, "a layer without an MLP"
     if isinstance(layer.mlp, ExpertLayer):
         assert spec.experts is not None
         seen = replace(layer.mlp, router=partial(_seen_router, layer.mlp.router, see))
         shared = partial(_up_down, spec.experts.shared) if spec.experts.shared_size else None
-        made = run_experts(spec.experts, seen, x, partial(_up_down, spec.each_mlp), shared, norm, defer)
+        made = run_experts(spec.experts, seen, x, partial(_up_down, spec.each_mlp), shared, norm, defer, tokens)
         see("add_experts", "delta", made)
         return made
     up, down = layer.mlp

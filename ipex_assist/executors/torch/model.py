@@ -28,7 +28,7 @@ from ipex_assist.executors.torch.mixers.layer_rows import AttentionMetadata, Lay
 from ipex_assist.executors.torch.mixers.run import run_mixer
 from ipex_assist.executors.torch.mixers.states import RecurrentStates
 from ipex_assist.executors.torch.mlp import ACTIVATION_FUNCTIONS, gated, run_mlp
-from ipex_assist.executors.torch.rope import TorchRotary
+from ipex_assist.executors.torch.rope import TorchRotary, entry_angles
 from ipex_assist.executors.torch.row_plan import RowPlan
 from ipex_assist.executors.torch.streams import check_hidden, read_streams, write_streams
 from ipex_assist.executors.torch.tapped import Tapped, rows_with_logits
@@ -106,6 +106,7 @@ class TorchModel(Model):
         self.rotary = TorchRotary(spec, kernels.dtype) if spec.rotary_tables else None
         self.see: abc.Callable[..., None] = _unseen  # as See, with the layer's index before the operation
         self.deferred: list[torch.Tensor] = []  # what experts of a layer gave, until the next layer adds it
+        self.tokens: torch.Tensor | None = None  # of the rows of a pass
         self.adapters: dict[str, list[AdapterMatrices]] = {}
         self.weight_names: abc.Collection[str] = ()  # all that it has, for adapters
         self._adapted: dict[AdapterChoice, Weights] = {}
@@ -231,11 +232,10 @@ class TorchModel(Model):
         tokens = tokens + tokens[-1:] * (padded - len(tokens))
         if given is not None and padded:
             given = torch.cat((given, given[-1:].expand(padded - count, -1)))
-        ids = torch.tensor(tokens)
-        images = sequence.images
-        x = with_images(self.enter(ids, start, given), images, start, count, 0)
+        self.tokens, images = torch.tensor(tokens), sequence.images
+        x = with_images(self.enter(self.tokens, start, given), images, start, count, 0)
         self.see(-1, "embed", "residual stream", x if self.spec.altup is None else x[:, : self.spec.hidden_size])
-        inputs = self.per_layer_inputs(ids, x)
+        inputs = self.per_layer_inputs(self.tokens, x)
         metadata: dict[AttentionSpec | RecurrentSpec, AttentionMetadata] = {}
         prompt_length = sequence.rope_prompt_length
         before = x
@@ -308,7 +308,8 @@ class TorchModel(Model):
             angles = cos[..., columns], sin[..., columns]
         length = self.plan.key_length(start + rows) if step else start + rows
         mask = attention_mask(attention, start, rows, length, self.kernels.dtype, step)
-        return AttentionMetadata(start, angles, mask, step, rows, query_growth(attention, start, rows))
+        entries = entry_angles(self.rotary, attention, columns, length)
+        return AttentionMetadata(start, angles, mask, step, rows, query_growth(attention, start, rows), entries)
 
     def embed(self, tokens: torch.Tensor, start: int) -> torch.Tensor:
         """What enters the first layer of `tokens` (rows,) at positions from `start` on: (rows, hidden), or streams."""
@@ -404,7 +405,7 @@ class TorchModel(Model):
             read = read_streams(self.spec, x, layer.streams.get("mlp_hc"))
             rows = gated(self._norm_if(spec.has_pre_norms, read, layer.mlp_norm), layer.mlp_gate)
             see("prepare_mlp", "mlp inputs", rows)
-            made = run_mlp(spec, layer, rows, see, defer=self.deferred.append if spec.defers else None)
+            made = run_mlp(spec, layer, rows, see, None, self.deferred.append if spec.defers else None, self.tokens)
         made = self._delta(spec, self._norm_if(spec.has_mlp_out_norm, made, layer.mlp_out_norm))
         if index and self.spec.layers[index - 1].defers:
             made = made + self.deferred.pop()

@@ -6,6 +6,7 @@ import torch
 
 from ipex_assist.executors.image_rows import PromptImages
 from ipex_assist.executors.rope import RotaryTable
+from ipex_assist.models.attention_spec import AttentionSpec
 from ipex_assist.models.spec import DecoderSpec
 
 
@@ -28,6 +29,18 @@ class TorchRotary:
         else:
             cos, sin = self._table.at(images.positions(start, count))
         return torch.from_numpy(cos).to(self._dtype), torch.from_numpy(sin).to(self._dtype)
+
+
+def entry_angles(
+    rotary: TorchRotary | None, attention: AttentionSpec, columns: slice | None, length: int
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """By which entries of the first `length` positions are rotated, from the first on; None where there are none."""
+    step = 0 if attention.latent is None else attention.latent.compressed[1]
+    if rotary is None or columns is None or not step:
+        return None
+    rotary.reach(length)
+    cos, sin = rotary.rows(0, length, None)
+    return cos[::step, :, columns], sin[::step, :, columns]
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -9,8 +9,9 @@ import torch
 from torch.nn import functional
 
 from ipex_assist.executors.torch.altup import AltUpLayer, altup_layer
+from ipex_assist.executors.torch.compressed_layer import ENTRY_INPUTS, ENTRY_VECTORS, CompressedLayer, compressed_layer
 from ipex_assist.executors.torch.dynamic_conv import DynamicConv
-from ipex_assist.executors.torch.experts import ExpertLayer, Mlp
+from ipex_assist.executors.torch.experts import ExpertLayer, Mlp, expert_table
 from ipex_assist.executors.torch.kernels import Kernels, Linear, TorchKernels
 from ipex_assist.executors.torch.selector import Confidence, Selector
 from ipex_assist.executors.torch.streams import StreamLayer
@@ -31,8 +32,6 @@ from ipex_assist.models.stream_spec import ALTUP_VECTORS, HEAD_STREAMS, STREAMS
 from ipex_assist.models.weights import CONV_BASES, check_numbers, check_shape, head_dim_of, layer_of, part_of, resolve
 
 Norm = tuple[torch.Tensor | None, torch.Tensor | None]  # weight and bias, each (hidden,)
-
-
 LogGrowth = tuple[torch.Tensor, torch.Tensor]  # (heads,) each: what queries grow with by positions, and their base
 
 
@@ -100,6 +99,7 @@ class Layer:
     gates: tuple[Linear, ...] = ()  # of its `gate_parts`
     low: Linear | None = None  # of its `low_parts`, stacked
     latent: LatentLayer | None = None
+    compressed: CompressedLayer | None = None
     per_layer: PerLayerLinears | None = None
     scalar: torch.Tensor | None = None  # (1,), of the residual stream after the layer
     streams: dict[str, StreamLayer] = field(default_factory=dict)  # by STREAMS, where there are several
@@ -163,14 +163,15 @@ _FUSED = {
     "mixer_in": MIXER_IN,
     "mixer_low": MIXER_LOW,
     "latent_in": (*LATENT_INPUTS, "g_proj"),
-    "query": ("q_nope_proj", "q_rope_proj", "g_proj"),
+    "query": ("q_nope_proj", "q_rope_proj", "q_b_proj", "g_proj"),
     "index_in": INDEXER_INPUTS,
+    **ENTRY_INPUTS,
 }
-_BY_HEAD = ("k_b", "v_b")  # each head has a linear of its own
+_BY_HEAD = ("k_b", "v_b", "o_a")  # each head, or group of heads, has a linear of its own
 _STREAMS = (*STREAMS, HEAD_STREAMS)
 _STREAM_VECTORS = tuple(f"{name}{part}" for name in _STREAMS for part in ("_base", "_scale"))
 _GROWTH = (*LOG_GROWTH, *INDEX_LOG_GROWTH)
-_OF_EXPERTS = ("correction_bias", "expert_scales")
+_OF_EXPERTS = ("correction_bias", "expert_scales", "expert_table", *ENTRY_VECTORS)
 _STREAM_VECTORS += ALTUP_VECTORS
 _FP32 = (*_GROWTH, *_OF_EXPERTS, "router", "shared_gate", "confidence", *_STREAMS, *_STREAM_VECTORS)
 _TABLES = ("embed_tokens", "embed_positions", "per_layer_embed", "selector_before", "selector_after")
@@ -241,8 +242,8 @@ class _Packer:
                 bias = functional.pad(bias, (0, len(weight) - len(bias)))
             del matrices, ordered
             if group in _BY_HEAD:
-                heads = self.spec.layers[int(prefix.rpartition(".")[2])].attention.heads
-                self.by_head[key] = [self.kernels.linear(one, None) for one in weight.chunk(heads)]
+                attention = self.spec.layers[int(prefix.rpartition(".")[2])].attention
+                self.by_head[key] = [self.kernels.linear(one, None) for one in weight.chunk(attention.value_parts)]
                 return
             kernels = TorchKernels(torch.float32) if group in _FP32 else self.kernels
             self.linears[key] = kernels.linear(weight, bias)
@@ -352,7 +353,8 @@ class _Packer:
             },
             gates=tuple(self.linears[prefix + name] for name in (spec.recurrent.gate_parts if spec.recurrent else ())),
             low=self.linears.get(prefix + "mixer_low"),
-            latent=self._latent(prefix) if prefix + "query" in self.linears else None,
+            latent=self._latent(prefix) if prefix + "k_b" in self.by_head else None,
+            compressed=compressed_layer(prefix, self.linears, self.by_head, self.tensors),
             per_layer=self._per_layer(prefix) if self.spec.per_layer_size else None,
             scalar=self.tensors.get(prefix + "layer_scalar.weight"),
             streams={} if self.spec.streams is None else {name: self._streams(prefix + name) for name in STREAMS},
@@ -424,6 +426,7 @@ class _Packer:
             shared_gate=self.linears.get(prefix + "shared_gate"),
             correction_bias=self.tensors.get(prefix + "correction_bias.weight"),
             scales=self.tensors.get(prefix + "expert_scales.weight"),
+            table=expert_table(experts, self.tensors.get(prefix + "expert_table.weight")),
             norms={name: self._norm(prefix + name) for name in EXPERT_NORMS} if experts.own_norms else {},
         )
 

@@ -17,7 +17,7 @@
 namespace ipex_assist {
 namespace {
 
-constexpr int64_t PAGE = 4096;
+constexpr int64_t LINE = 64, PAGE = 4096;
 
 int64_t element(Precision precision) { return row_type_bytes(row_type(precision)); }
 
@@ -43,10 +43,13 @@ size_t checked_bytes(int64_t count, int64_t each, const NodeRegions& regions) {
 }
 
 // Keys of an indexer in a block, and the rows that further ones will be made of.
-int64_t index_slots(const AttentionSpec& a) { return round_up(BLOCK_POSITIONS / a.latent.indexer.each(), LANES); }
-// Keys of pools are not narrowed to int8.
+int64_t index_slots(const AttentionSpec& a) {
+    const int32_t each = a.latent.has_entries() ? a.latent.compressed.rate : a.latent.indexer.each();
+    return round_up(BLOCK_POSITIONS / each, LANES);
+}
+// Keys of pools, and entries, are not narrowed to int8.
 Precision index_precision(const AttentionSpec& a, Precision precision, Precision attention) {
-    return precision == INT8 && a.latent.indexer.pools() ? attention : precision;
+    return precision == INT8 && (a.latent.indexer.pools() || a.latent.has_entries()) ? attention : precision;
 }
 int64_t open_bytes(const AttentionSpec& a) { return 4 * a.latent.indexer.open_rows() * 2 * a.index_depth(); }
 
@@ -70,11 +73,15 @@ BlockLayout::BlockLayout(const PackedModel& model, Precision precision) {
             const bool own = !a.shares_kv;  // or an indexer's keys alone
             part.key_bytes = own ? BLOCK_POSITIONS * a.key_depth() * element(precision) : 0;
             part.value_bytes = own ? BLOCK_POSITIONS * a.value_width() * element(precision) : 0;
-            part.open_bytes = open_bytes(a);
             const Precision stored = index_precision(a, precision, ipex_assist::attention_precision(model));
+            part.row_bytes = BLOCK_POSITIONS * a.latent.entry_width() * element(stored);
+            const int64_t entries = a.latent.has_entries() ? BLOCK_POSITIONS / a.latent.compressed.rate : 0;
+            part.entry_bytes = round_up(entries * a.head_dim * element(stored), LINE);
+            part.open_bytes = open_bytes(a);
             part.index_bytes = index_slots(a) * a.index_depth() * element(stored) + part.open_bytes;
             if (a.index_depth() && stored == INT8) part.index_bytes += BLOCK_POSITIONS * 4;
-            part.bytes = part.key_bytes + part.value_bytes + (own ? scales(precision) : 0) + part.index_bytes;
+            part.bytes = part.key_bytes + part.value_bytes + (own ? scales(precision) : 0) + part.row_bytes +
+                         part.entry_bytes + part.index_bytes;
             bytes += part.bytes;
         }
     }

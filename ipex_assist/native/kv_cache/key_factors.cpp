@@ -66,6 +66,7 @@ std::vector<float> layer_factors(const PackedModel& model, size_t index, const L
     const PackedLayer& layer = model.layers[index];
     if (layer.is_recurrent() || layer.attention.shares_kv) return {};
     const AttentionSpec& a = layer.attention;
+    if (a.latent.is_compressed()) return std::vector<float>(size_t(a.head_dim), 1.0f);  // keys are values
     const int32_t dim = a.head_dim, half = a.paired_dim / 2;
     const int64_t stride = round_up(a.key_width(), LANES);
     std::vector<float> keys(size_t(ROWS * stride)), factors;

@@ -21,7 +21,7 @@ struct Mixer {
     void (*list_operations)(const PackedLayer& layer, LayerStep& step, const Operation& prepare);
 };
 
-extern const Mixer ATTENTION_MIXER, LATENT_MIXER, SHORT_CONV_MIXER;
+extern const Mixer ATTENTION_MIXER, LATENT_MIXER, COMPRESSED_MIXER, SHORT_CONV_MIXER;
 extern const Mixer GATED_DELTA_MIXER, KIMI_DELTA_MIXER, MAMBA2_MIXER, MAMBA1_MIXER, RG_LRU_MIXER;
 
 // Appends operations to a list.

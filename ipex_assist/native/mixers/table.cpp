@@ -6,7 +6,9 @@ namespace {
 
 const Mixer& mixer_of(const LayerSpec& layer) {
     switch (layer.recurrent.kind) {
-        case NO_RECURRENCE: return layer.attention.is_latent() ? LATENT_MIXER : ATTENTION_MIXER;
+        case NO_RECURRENCE:
+            if (layer.attention.latent.is_compressed()) return COMPRESSED_MIXER;
+            return layer.attention.is_latent() ? LATENT_MIXER : ATTENTION_MIXER;
         case GATED_DELTA: return GATED_DELTA_MIXER;
         case MAMBA2: return MAMBA2_MIXER;
         case SHORT_CONV: return SHORT_CONV_MIXER;

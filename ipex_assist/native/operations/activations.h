@@ -78,8 +78,9 @@ struct SharedBuffers {
     Array<float> expert_outputs;  // (slots, hidden)
     Array<int32_t> clusters;      // (rows with logits, clusters read) ascending
     Array<float> index_scores;    // (scored_rows, positions) of sparse attention
-    Array<int32_t> chosen;        // (rows, …): positions, ascending, or blocks for each KV head; of rows that choose
-    Array<ArgMax> maxima;         // (rows with logits, chunks of the vocabulary)
+    Array<int32_t>
+        chosen;  // (rows, …): positions or entries, ascending, or blocks for each KV head; of rows that choose
+    Array<ArgMax> maxima;  // (rows with logits, chunks of the vocabulary)
     // Of sampling: (rows with logits, groups, chunks or 1)
     Array<float> group_maxima;
     Array<NoisyToken> noisy_tokens;
@@ -112,7 +113,7 @@ struct ThreadBuffers {
     Array<int32_t> query_offsets, first, end;
     Array<uint8_t> query, probabilities, widened;
     Array<AttentionPartial> partials, runs, sums;
-    // Of sparse attention: a block of chosen positions; scores with their positions, twice.
+    // Of sparse attention: a block of what a row attends to, or what an entry is made of; scores with their positions, twice.
     Array<uint8_t> gathered;
     Array<uint64_t> index_keys;
 };
@@ -142,6 +143,7 @@ struct ActivationSizes {
     int64_t heads, head_depth;                  // of latent attention: columns of a row, input columns of a head
     int64_t scored_rows, positions, top_k;      // of sparse attention: rows that are scored together
     int64_t gathered, chosen;                   // of its gathered blocks: bytes; what a row has chosen
+    int64_t has_entries;                        // whether rows have entries, of which they always gather
     int64_t low_rows, low_columns;              // of A · x; 0 without adapters
     int64_t tiles;                              // whether rows are kept as tiles, too
 };

@@ -42,8 +42,8 @@ struct AttentionView {
 // kv_append.cpp: rotates and stores the keys and values of a range of rows for one KV head.
 void append_rows(const AttentionView& v, const RowRange& range, int32_t kv_head);
 
-// mixers/latent/indexer.cpp: the key of the indexer, likewise; and a block of the positions that the one row of a query
-// tile has chosen, in memory of this thread.
+// mixers/latent/: the key of the indexer, likewise; and a block of what the one row of a query tile attends to
+// (AttentionShape::gathers), in memory of this thread.
 void append_index_keys(const AttentionView& v, const RowRange& range);
 KeyValueBlock gather_block(const AttentionView& v, const RowRange& tile, int64_t block);
 // mixers/attention/block_choice.cpp: likewise of blocks that are chosen for each KV head.
@@ -68,6 +68,10 @@ inline uint64_t choice_key(const float* scores, int64_t number) {
     const uint32_t ordered = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
     return uint64_t(ordered) << 32 | (0xffffffffu - uint32_t(number));
 }
+
+// mixers/compressed/: what entries are made of, likewise; and what a head attended to, (head_dim), rotated back.
+void append_entry_rows(const AttentionView& v, const RowRange& range);
+void turn_back(const AttentionView& v, int64_t row, float* attended);
 
 // This thread's share of all of a pass's rows.
 void append_share(const AttentionView& v);

@@ -46,7 +46,7 @@ void expect_next(Pass& pass, const LayerStep& step, int thread) {
     const PackedModel& model = pass.model;
     if (step.last || !pass.plan().decode) return;
     const PackedLayer& next = model.layers[size_t(step.index) + 1];
-    if (!next.mlp.experts || !next.into_mlp.pre || next.router.order) return;
+    if (!next.mlp.experts || !next.into_mlp.pre || next.router.order || next.mlp.by_token) return;
     const Array<float>& stream = pass.stream(thread);
     const int64_t rows = pass.plan().rows(), hidden = model.spec.hidden_size;
     std::vector<float> x(size_t(rows * hidden));

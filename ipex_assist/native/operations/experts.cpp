@@ -91,7 +91,9 @@ void route_row(Pass& pass, const PackedLayer& layer, int64_t row, RouterScratch&
     const float* logits = pass.activations.shared.router_logits.data + row * layer.router.panels * LANES;
     int32_t* chosen = pass.routes.chosen.data() + row * experts_of_row(spec);
     float* weights = pass.routes.weights.data() + row * experts_of_row(spec);
-    choose_experts(spec, logits, layer.correction_bias, scratch, chosen, weights);
+    const float* named = layer.expert_table;
+    if (named) named += int64_t(pass.plan().tokens[size_t(row)]) * spec.experts_per_token;
+    choose_experts(spec, logits, layer.correction_bias, scratch, chosen, weights, named);
     for (int32_t i = 0; layer.expert_scales && i < spec.experts_per_token; i++) {
         weights[i] *= layer.expert_scales[chosen[i]];
     }

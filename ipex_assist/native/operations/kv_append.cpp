@@ -21,6 +21,7 @@ void append_keys_and_values(const AttentionView& v, const RowRange& range, int32
                     *value = v.qkv(r) + a.value_column() + int64_t(kv_head) * a.value_dim();
         std::memcpy(head, key, size_t(a.head_dim) * 4);
         rotate_head(v.pass, v.layer, v.spec.head_norm(v.layer.k_norm, kv_head), v.segment(range), position, head);
+        if (a.latent.is_compressed()) value = head;
         for (int32_t d = 0; factors && d < a.head_dim; d++) head[d] /= factors[d];
         v.k.store_key(precision, head, a.head_dim, a.key_depth(), within, block);
         if (a.value_norm) {
@@ -35,7 +36,8 @@ void append_keys_and_values(const AttentionView& v, const RowRange& range, int32
 
 void append_rows(const AttentionView& v, const RowRange& range, int32_t kv_head) {
     if (!v.spec.shares_kv) append_keys_and_values(v, range, kv_head);
-    if (v.spec.latent.indexer.heads) append_index_keys(v, range);
+    if (v.spec.latent.is_compressed()) append_entry_rows(v, range);
+    else if (v.spec.latent.indexer.heads) append_index_keys(v, range);
     if (v.spec.choice.blocks && kv_head == 0) append_choice_keys(v, range);
 }
 

@@ -142,7 +142,7 @@ int64_t even_share(const PassPlan& pass, const AttentionPlan& tiles) {
 bool AttentionShape::operator==(const AttentionShape& other) const {
     return heads == other.heads && kv_heads == other.kv_heads && value_dim == other.value_dim &&
            window == other.window && chunk == other.chunk && top_k == other.top_k && chosen_size == other.chosen_size &&
-           span_columns == other.span_columns && spans == other.spans && shared == other.shared;
+           rate == other.rate && span_columns == other.span_columns && spans == other.spans && shared == other.shared;
 }
 
 int32_t AttentionShape::tile_rows() const { return int32_t(std::max<int64_t>(1, TILE_QUERIES / group())); }
@@ -207,7 +207,7 @@ int64_t PassPlan::first_seen(int32_t row, const AttentionShape& shape) const {
 }
 
 int64_t PassPlan::last_seen(int32_t row, const AttentionShape& shape) const {
-    if (const int32_t position = positions[size_t(row)]; shape.chooses(position)) return shape.last_chosen(position);
+    if (shape.gathers(positions[size_t(row)])) return shape.gathered(positions[size_t(row)]) - 1;
     if (!ahead.last.empty() && (shape.window > 0 || !ahead.in_windows_only)) return ahead.last[size_t(row)];
     if (!whole_segments && !reads_before) return positions[size_t(row)];
     const Segment& s = segments[size_t(segment_of[size_t(row)])];
@@ -275,8 +275,8 @@ AttentionPlan PassPlan::cut(const AttentionShape& shape, int32_t step, bool spli
         const int32_t first = first_row[i], end = first + segments[i].rows;
         plan.first_tile.push_back(plan.tiles.size()), plan.blocks.push_back(0);
         for (int32_t r = first, next; r < end; r = next) {
-            for (next = std::min(r + step, end); next > r + 1 && shape.chooses(positions[size_t(next - 1)]);) next--;
-            plan.tiles.push_back({r, next, int32_t(i)});  // of rows that choose one may see fewer than that before it
+            for (next = std::min(r + step, end); next > r + 1 && shape.gathers(positions[size_t(next - 1)]);) next--;
+            plan.tiles.push_back({r, next, int32_t(i)});  // of rows that gather one may see fewer than that before it
             plan.blocks[i] = std::max(plan.blocks[i], last_seen_block(next - 1, shape) + 1);
         }
         plan.first_block.push_back(first_block(first, shape)), plan.blocks[i] -= plan.first_block[i];

@@ -47,20 +47,35 @@ struct AttentionShape {
     int32_t chosen_size =
         0;             // of blocks that are chosen for each KV head, the last of which is its own; 0: positions are
     int32_t pool = 1;  // positions that are chosen together; behind them a row sees its own and those of its open pool
+    // A row attends to its window and to an entry of each so many positions, or to the `top_k` chosen ones of these, as
+    // if entries and then the window were its sequence; 0: there are no entries. It is a query tile by itself, too.
+    int32_t rate = 0;
     bool operator==(const AttentionShape& other) const;
     // The first position that a row at this one sees.
     int64_t first_seen(int64_t position) const {
-        const int64_t in_window = window > 0 && position >= window ? position - window + 1 : 0;
+        if (rate) return 0;
+        const int64_t in_window = first_of_window(position);
         return chunk > 0 && position - position % chunk > in_window ? position - position % chunk : in_window;
     }
-    bool chooses(int64_t position) const { return top_k > 0 && position + 1 >= top_k + pool; }
-    // The number among what it attends to of the last position that a row there has chosen.
-    int64_t last_chosen(int64_t position) const {
-        const int64_t whole = top_k + (position + 1) % pool - 1;
+    int64_t first_of_window(int64_t position) const {
+        return window > 0 && position >= window ? position - window + 1 : 0;
+    }
+    bool chooses(int64_t position) const {
+        return top_k > 0 && (rate > 0 ? keys_before(position) > top_k : position + 1 >= top_k + pool);
+    }
+    // Whether it attends to what is gathered, as if that were its sequence; how much of that are entries, and all of it.
+    bool gathers(int64_t position) const { return rate > 0 || chooses(position); }
+    int64_t seen_entries(int64_t position) const {
+        return rate == 0 ? 0 : chooses(position) ? top_k : keys_before(position);
+    }
+    int64_t gathered(int64_t position) const {
+        if (rate > 0) return seen_entries(position) + position + 1 - first_of_window(position);
+        const int64_t whole = top_k + (position + 1) % pool;
         return chosen_size ? whole - (chosen_size - 1) + position % chosen_size : whole;
     }
-    // Keys of an indexer that a row at this position sees, of a position or a pool each.
-    int64_t keys_before(int64_t position) const { return (position + 1) / pool; }
+    // Positions of an indexer's key, or of an entry; and those that a row at this position sees.
+    int32_t of_key() const { return rate > 0 ? rate : pool; }
+    int64_t keys_before(int64_t position) const { return (position + 1) / of_key(); }
     int32_t group() const { return heads / kv_heads; }
     int32_t tile_rows() const;     // of a query tile
     int32_t most_queries() const;  // of a query tile, whatever the parts

@@ -19,6 +19,7 @@ AttentionShape attention_shape(const PackedLayer& layer) {
     const AttentionSpec& a = layer.attention;
     AttentionShape shape{a.heads, a.kv_heads, a.value_dim(), a.window, a.value_dim(), a.heads, a.is_latent()};
     shape.chunk = a.chunk, shape.top_k = a.latent.indexer.top_k, shape.pool = a.latent.indexer.each();
+    shape.rate = a.latent.compressed.rate;
     if (a.choice.blocks) shape.top_k = a.choice.positions(), shape.chosen_size = a.choice.size;
     if (!a.is_latent()) set_units(shape, layer.output);
     return shape;

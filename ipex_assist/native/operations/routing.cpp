@@ -15,12 +15,14 @@ void order_highest(const float* values, int32_t count, int32_t most, std::vector
     });
 }
 
-// Of all experts: softmax or sigmoid of the logits.
+float sqrt_softplus(float x) { return std::sqrt(x > 20 ? x : std::log1p(std::exp(x))); }
+
+// Of all experts: softmax, or a function of each of the logits.
 void score(const MlpSpec& spec, const float* logits, std::vector<float>& scores) {
     const int32_t count = spec.routed();
     scores.resize(size_t(count));
-    if (spec.scores == SIGMOID) {
-        std::transform(logits, logits + count, scores.begin(), sigmoid);
+    if (spec.scores == SIGMOID || spec.scores == SQRT_SOFTPLUS) {
+        std::transform(logits, logits + count, scores.begin(), spec.scores == SIGMOID ? sigmoid : sqrt_softplus);
         return;
     }
     const float most = *std::max_element(logits, logits + count);
@@ -86,24 +88,30 @@ void mix_two(const MlpSpec& spec, const float* logits, RouterScratch& s, int32_t
 }  // namespace
 
 void choose_experts(const MlpSpec& spec, const float* logits, const float* correction_bias, RouterScratch& s,
-                    int32_t* chosen, float* weights) {
+                    int32_t* chosen, float* weights, const float* named) {
     const int32_t each = spec.experts_per_token, count = spec.routed();
-    if (!std::all_of(logits, logits + count, [](float x) { return std::isfinite(x); })) {
+    const auto is_expert = [&](float x) { return x >= 0 && x < float(spec.experts); };
+    if (!std::all_of(logits, logits + count, [](float x) { return std::isfinite(x); }) ||
+        (named && !std::all_of(named, named + each, is_expert))) {
         std::iota(chosen, chosen + each, 0);
         std::fill(weights, weights + each, NAN);
         return;
     }
     if (spec.scores == SPARSEMIXER) return mix_two(spec, logits, s, chosen, weights);
     const float* choice = logits;  // scores rise with their logits, of which fewer are equal
-    if (correction_bias || spec.groups > 1 || spec.scores == SIGMOID) score(spec, logits, s.scores);
+    if (correction_bias || spec.groups > 1 || spec.scores != SOFTMAX) score(spec, logits, s.scores);
     if (correction_bias || spec.groups > 1) {
         s.choice = s.scores;
         for (int32_t e = 0; correction_bias && e < count; e++) s.choice[size_t(e)] += correction_bias[e];
         if (spec.groups > 1) keep_best_groups(spec, s);
         choice = s.choice.data();
     }
-    order_highest(choice, count, each, s.order);
-    std::copy(s.order.begin(), s.order.begin() + each, chosen);
+    if (named) {
+        std::copy(named, named + each, chosen);
+    } else {
+        order_highest(choice, count, each, s.order);
+        std::copy(s.order.begin(), s.order.begin() + each, chosen);
+    }
     std::sort(chosen, chosen + each);
     if (spec.scores == SOFTMAX && !correction_bias) weigh_by_softmax(spec, logits, chosen, weights);
     else weigh_by_scores(spec, s.scores.data(), chosen, weights);

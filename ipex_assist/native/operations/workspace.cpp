@@ -59,7 +59,7 @@ void size_index(const SizedPass& pass, ActivationSizes& s) {
     if (positions <= s.top_k) s.top_k = 0;
     s.positions = s.top_k ? round_up(positions, BLOCK_POSITIONS) : 0;
     s.scored_rows = s.top_k ? std::min(s.rows, std::max<int64_t>(DECODE_ROWS, s.threads)) : 0;
-    if (!s.top_k) s.gathered = 0;
+    if (!s.top_k && !s.has_entries) s.gathered = 0;
 }
 
 // What the widest attention and MLP of the model need.

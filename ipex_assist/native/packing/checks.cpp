@@ -21,7 +21,9 @@ void check_precision(const ModelSpec& s, const char* name, Precision precision) 
 }
 
 void check_routing(const MlpSpec& m) {
-    check_range("scores of experts", m.scores, SOFTMAX, SPARSEMIXER);
+    check_range("scores of experts", m.scores, SOFTMAX, SQRT_SOFTPLUS);
+    const bool chosen = m.correction_bias || m.groups > 1 || m.identity || m.scores == SPARSEMIXER;
+    check_range("whether tokens name their experts", m.by_token, 0, chosen ? 0 : 1);
     check_range("experts that a group is judged by", m.best_of_group, 1, 2);
     check_range("groups of experts", m.groups, 1, m.experts);
     check_range("groups of a token", m.groups_per_token, 1, m.groups);

@@ -36,6 +36,17 @@ struct IndexerSpec {
     int32_t open_rows() const { return pools() ? pool + LANES : 0; }
 };
 
+// Keys that are values, and entries (DeepSeek-V4): the latent is the whole key, whose first values are rotated after its
+// norm. What heads attended to is rotated back by the row's own position, and then each group of neighbouring heads
+// passes a linear of its own to `value_dim` columns, in the place of each head. An entry is made of `rate` positions, and
+// with two parts of as many before these; a row sees its window and the entries whose last position is its own at the
+// latest, of these, with an indexer, the `top_k` best (mixers/compressed/).
+struct CompressedSpec {
+    int32_t groups;  // 0: there is none of this
+    int32_t rate;    // 0: there are no entries
+    int32_t parts;   // of what an entry's positions give: 2 where it is of two windows
+};
+
 struct LatentSpec {
     int32_t rank;        // of the latent; 0: there is none
     int32_t rope_dim;    // head_dim is the sum of the two; 0: nothing of a key is rotated
@@ -47,8 +58,15 @@ struct LatentSpec {
     int32_t reads_unnormed;
     float norm_eps;  // of the norms of that row and of the latent
     IndexerSpec indexer;
+    CompressedSpec compressed;
 
     int64_t query_width() const { return int64_t(query_rank) * (reads_unnormed ? 2 : 1); }  // of what queries read
+    bool is_compressed() const { return compressed.groups > 0; }
+    bool has_entries() const { return compressed.rate > 0; }
+    // Linears by which attended values become what the output linear reads: of each head, or of groups of them.
+    int32_t value_parts(int32_t heads) const { return is_compressed() ? compressed.groups : heads; }
+    // Columns of what entries are made of: values and gates of all parts, then the indexer's.
+    int64_t entry_width() const { return has_entries() ? 2 * int64_t(compressed.parts) * (rank + indexer.dim) : 0; }
 };
 
 // Attention to blocks of positions that a row chooses for each KV head (MiniMax-M3): its own and those before it, `local`
@@ -104,7 +122,7 @@ struct AttentionSpec {
     int64_t key_column() const { return round_up(query_width(), LANES); }
     int64_t value_column() const {
         if (shares_kv || values_are_keys) return key_column();
-        return key_column() + (is_latent() ? latent.rope_dim : round_up(key_width(), LANES));
+        return key_column() + (is_latent() ? head_dim - latent.rank : round_up(key_width(), LANES));
     }
     int64_t gate_column() const {
         if (is_latent()) return index_weight_column() + round_up(latent.indexer.heads, LANES);
@@ -118,13 +136,15 @@ struct AttentionSpec {
     bool is_latent() const { return latent.rank > 0; }
     // Over latents the first linear gives the columns from the key's on: the key, then the row of the queries. Those
     // that it makes of that row, or of the layer's input, are of all heads, then what is rotated of all heads.
-    // Behind that row are the indexer's key, gates of its key where that is of a pool, and its weights of heads, then
+    // Behind that row are the indexer's key, gates of its key where that is of a pool, or what entries are made of, and its weights of heads, then
     // gates of values; behind the queries are the indexer's, and last gates that are made with them, until these come to
     // the columns of gates.
     int64_t index_key_column() const {
         return key_column() + (shares_kv ? 0 : head_dim) + round_up(latent.query_rank, LANES);
     }
-    int64_t index_weight_column() const { return index_key_column() + latent.indexer.made(); }
+    int64_t index_weight_column() const {
+        return index_key_column() + (latent.is_compressed() ? latent.entry_width() : latent.indexer.made());
+    }
     int64_t index_query_column() const { return rotated_column() + int64_t(heads) * latent.rope_dim; }
     int64_t latent_width() const { return (latent.reads_unnormed ? gate_column() : qkv_width()) - key_column(); }
     int64_t rotated_column() const { return round_up(int64_t(heads) * latent.nope_dim, LANES); }
@@ -135,7 +155,9 @@ struct AttentionSpec {
     // Of a KV head; what all heads attend to; and what the output linear takes.
     int32_t value_dim() const { return is_latent() ? latent.rank : v_head_dim ? v_head_dim : head_dim; }
     int64_t attended_width() const { return int64_t(heads) * value_dim(); }
-    int64_t output_width() const { return int64_t(heads) * (is_latent() ? latent.value_dim : value_dim()); }
+    int64_t output_width() const {
+        return is_latent() ? int64_t(latent.value_parts(heads)) * latent.value_dim : int64_t(heads) * value_dim();
+    }
     // Of a head in keys as they are packed, and in values.
     int64_t key_depth() const { return padded_depth(FP32, head_dim); }
     int64_t index_depth() const {
@@ -151,9 +173,9 @@ struct AttentionSpec {
     }
 };
 
-// What a router makes of its logits: their softmax over all experts, a sigmoid of each, or for each of two experts a
-// softmax over the logits near its own (Phi-3.5-MoE).
-enum Scores : int32_t { SOFTMAX, SIGMOID, SPARSEMIXER };
+// What a router makes of its logits: their softmax over all experts, a sigmoid of each, for each of two experts a
+// softmax over the logits near its own (Phi-3.5-MoE), or the square root of each one's softplus.
+enum Scores : int32_t { SOFTMAX, SIGMOID, SPARSEMIXER, SQRT_SOFTPLUS };
 
 // What a layer has in the place of softmax attention: a mixer that keeps, for each sequence, a state of fixed size
 // instead of keys and values. In all of them a short causal convolution over the last `conv_kernel` rows comes first.
@@ -222,6 +244,7 @@ struct MlpSpec {
     // and the shared one give what they compute through a norm each (Gemma 4). The norms around the MLP are then the
     // shared expert's first one, and that of the sum.
     int32_t own_norms;
+    int32_t by_token;    // whether a table has each token's experts, and scores alone weigh them (DeepSeek-V4)
     float scaling;       // of a row's weights
     float added_to_sum;  // that weights are divided by, and `least_sum` is the least of it
     float least_sum;

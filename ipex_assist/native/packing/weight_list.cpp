@@ -25,6 +25,8 @@ void list_experts(WeightList& list, const ModelSpec& spec, PackedLayer& layer) {
     if (mlp.shared_gate) list.linear(layer.router, shape, {router, {"shared_gate", routed / LANES, 1, 1, false}});
     else list.linear(layer.router, shape, {router});
     if (mlp.correction_bias) list.vector(layer.correction_bias, {"correction_bias", mlp.routed()});
+    if (mlp.by_token)
+        list.vector(layer.expert_table, {"expert_table", int64_t(spec.vocab_size) * mlp.experts_per_token});
     if (mlp.expert_scales) list.vector(layer.expert_scales, {"expert_scales", mlp.experts});
     if (mlp.own_norms) {
         list.norm(layer.expert_norms.router, spec, {"router_norm", hidden});

@@ -104,6 +104,11 @@ struct RecurrentWeights {
     Linear gates{};  // of gate_rank inputs: decay inputs, of KIMI_DELTA's second such row output gates as well
 };
 
+// Of entries of several positions: what is added to gates, (rate, parts · width), and the norm of an entry.
+struct EntryWeights {
+    const float *bias = nullptr, *norm = nullptr;
+};
+
 // By what queries of each head grow (AttentionSpec::log_growth): (heads) each, null where they do not.
 struct LogGrowth {
     const float *scale = nullptr, *base = nullptr;
@@ -117,6 +122,7 @@ struct LatentWeights {
     const float *norm = nullptr, *query_norm = nullptr;  // of the latent, and of the queries' row
     Norm index_norm;                                     // of the indexer's key
     const float* index_places = nullptr;                 // (pool, dim), of positions of a pool
+    EntryWeights entries, index_entries;                 // where an indexer's keys are entries, the latter are theirs
     // Of an indexer that reads the layer's input, and of what its heads' queries grow with.
     Norm index_query_norm;
     Linear index_query{};
@@ -166,6 +172,7 @@ struct PackedLayer : LayerSpec {
     Linear qkv, output, up, down;
     const float* correction_bias = nullptr;  // (experts), or null
     const float* expert_scales = nullptr;    // (experts), or null
+    const float* expert_table = nullptr;     // (vocab, experts_per_token) whole numbers, or null
     const float* scalar = nullptr;           // one number, or null
     Linear router;             // fp32; where there is a shared gate, it has the first column of the last panel
     std::vector<Mlp> experts;  // the shared one is the last

@@ -1,5 +1,5 @@
-// Chosen positions, put side by side as if they were a sequence: what attention then does with them is what it does
-// with any.
+// What a row attends to where that is not all before it, put side by side as if it were a sequence: chosen positions; or
+// entries, of which some may be chosen, and then its window. What attention then does with it is what it does with any.
 #include <algorithm>
 #include <cstring>
 
@@ -43,13 +43,31 @@ void copy_position(const KeyValueBlock& from, int64_t here, const KeyValueBlock&
     }
 }
 
+// An entry, as the key and the value of a position. Columns behind the key meet a query's zeros.
+void put_entry(const AttentionView& v, const RowRange& tile, int64_t entry, const KeyValueBlock& to, int64_t there) {
+    const int64_t each = BLOCK_POSITIONS / v.spec.latent.compressed.rate, bytes = v.blocks.beside_bytes();
+    const Precision precision = v.blocks.precision();
+    float* row = v.own.head.data;
+    const int32_t id = v.segment(tile).blocks[entry / each];
+    v.k.widen(v.blocks.beside_type(), v.blocks.beside(id, v.kv_layer).entries + entry % each * v.spec.head_dim * bytes,
+              v.spec.head_dim, row);
+    v.k.store_key(precision, row, v.spec.head_dim, v.spec.key_depth(), int32_t(there), to);
+    v.k.store_value(precision, row, v.spec.value_dim(), int32_t(there), to);
+    const int64_t values = 4 / row_type_bytes(row_type(precision)), lines = v.spec.key_depth() / values;
+    uint32_t* key = reinterpret_cast<uint32_t*>(to.keys) + there / LANES * lines * LANES + there % LANES;
+    for (int64_t i = v.spec.head_dim / values; i < lines; i++) key[i * LANES] = 0;
+}
+
 }  // namespace
 
 KeyValueBlock gather_block(const AttentionView& v, const RowRange& tile, int64_t block) {
-    const Widths widths{v.spec.key_depth(), v.spec.head_dim, v.spec.latent.rope_dim, v.spec.latent.rank};
-    const int64_t first = block * BLOCK_POSITIONS, last = v.plan.last_seen(tile.first, v.splits.shape),
-                  count = std::min<int64_t>(last + 1 - first, BLOCK_POSITIONS);
-    const int32_t* chosen = v.pass.activations.shared.chosen.row(tile.first) + first;
+    const Widths widths{v.spec.key_depth(), v.spec.head_dim, v.spec.head_dim - v.spec.latent.rank, v.spec.latent.rank};
+    const AttentionShape& shape = v.splits.shape;
+    const int64_t position = v.plan.positions[size_t(tile.first)];
+    const int64_t first = block * BLOCK_POSITIONS, entries = shape.seen_entries(position),
+                  count = std::min<int64_t>(shape.gathered(position) - first, BLOCK_POSITIONS);
+    const int32_t* chosen =
+        shape.chooses(position) ? v.pass.activations.shared.chosen.row(tile.first) + first : nullptr;
     const Precision precision = v.blocks.precision();
     const int64_t bytes = row_type_bytes(row_type(precision));
     KeyValueBlock to{v.own.gathered.data, v.own.gathered.data + BLOCK_POSITIONS * widths.key_depth * bytes, nullptr,
@@ -59,8 +77,13 @@ KeyValueBlock gather_block(const AttentionView& v, const RowRange& tile, int64_t
         to.value_scales = to.key_scales + BLOCK_POSITIONS;
     }
     for (int64_t i = 0; i < count; i++) {
-        const int64_t here = chosen[i] % BLOCK_POSITIONS;
-        const KeyValueBlock from = v.block(tile, 0, chosen[i] / BLOCK_POSITIONS);
+        if (first + i < entries) {
+            put_entry(v, tile, chosen ? chosen[i] : first + i, to, i);
+            continue;
+        }
+        const int64_t of = shape.rate ? shape.first_of_window(position) + first + i - entries : chosen[i];
+        const int64_t here = of % BLOCK_POSITIONS;
+        const KeyValueBlock from = v.block(tile, 0, of / BLOCK_POSITIONS);
         switch (bytes) {
             case 4: copy_position<4>(from, here, to, i, widths); break;
             case 2: copy_position<2>(from, here, to, i, widths); break;

@@ -1,4 +1,5 @@
-// The indexer of sparse attention (IndexerSpec): the scores of all positions that a row sees, and the choice among them.
+// The indexer of sparse attention (IndexerSpec): the scores of all positions, or entries, that a row sees, and the choice
+// among them.
 // A score depends on its row and its position alone, and the choice on the row's own scores: so on its past, whatever
 // runs beside it and whoever computes it.
 #include <x86intrin.h>
@@ -135,7 +136,7 @@ void score_share(const AttentionView& v, int32_t first, int32_t end) {
     const Array<float>& scores = v.pass.activations.shared.index_scores;
     const TeamNodes& team = v.plan.team;
     const int own = v.thread - team.first_thread(v.node), sharers = team.threads_of(v.node);
-    const int64_t each = BLOCK_POSITIONS / v.splits.shape.pool;  // keys of a block
+    const int64_t each = BLOCK_POSITIONS / v.splits.shape.of_key();  // keys of a block
     const IndexQueries queries = index_queries_from(v, 0, v.spec.latent.indexer.heads);
     int turn = 0;
     for (int32_t r = first; r < end; r++) {
@@ -221,7 +222,7 @@ private:
             if (chooses(v_, r)) visit(i++, r);
         }
     }
-    // Of keys: each is a position's, or a pool's.
+    // Of keys: each is a position's, a pool's, or an entry's.
     int64_t k() const { return v_.splits.shape.top_k / v_.splits.shape.pool; }
     int64_t count(int32_t row) const { return v_.splits.shape.keys_before(pass_.plan().positions[size_t(row)]); }
     const float* scores(int32_t row) const { return pass_.activations.shared.index_scores.row(row - first_); }
@@ -301,6 +302,7 @@ private:
                 for (int32_t j = 0; j < pool; j++) *chosen++ = each.positions[i] * pool + j;
             }
         }
+        if (v_.splits.shape.rate) return;  // entries, which a window follows
         for (int32_t i = int32_t(count(row)) * pool; i <= pass_.plan().positions[size_t(row)]; i++) *chosen++ = i;
     }
 

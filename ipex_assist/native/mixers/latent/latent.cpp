@@ -45,7 +45,7 @@ void normalize_latents(Pass& pass, const LayerStep& step, int thread) {
     const int64_t rows = pass.plan().rows(), end = share(rows, thread + 1, pass.plan().threads);
     for (int64_t r = share(rows, thread, pass.plan().threads); r < end; r++) {
         float* key = pass.activations.shared.qkv.row(r) + a.key_column();
-        float *latent = key + spec.rope_dim, *row = pass.activations.shared.qkv.row(r) + row_column(a);
+        float *latent = key + a.head_dim - spec.rank, *row = pass.activations.shared.qkv.row(r) + row_column(a);
         if (!a.shares_kv)
             pass.kernels.normalize(true, latent, layer.latent.norm, nullptr, spec.norm_eps, spec.rank, latent);
         if (!spec.query_rank || own) continue;
@@ -72,7 +72,8 @@ void query_linear(Pass& pass, const LayerStep& step, int thread) {
     const LinearRows inputs = !spec.query_rank || each_normalizes(pass, spec)
                                   ? pass.inputs(thread, query.depth)
                                   : pass.activations.on(pass.node(thread)).inputs.with_depth(query.depth);
-    linear(pass, thread, inputs, query, pass.plan().rows(), heads.data, heads.columns, &layer.latent.keys);
+    linear(pass, thread, inputs, query, pass.plan().rows(), heads.data, heads.columns,
+           layer.attention.latent.is_compressed() ? nullptr : &layer.latent.keys);
 }
 
 // Each head's query for the key: what is rotated, and the rest in the space of the latent. Keys and latents are stored
@@ -126,15 +127,15 @@ void gate_values(const Pass& pass, const AttentionSpec& a, int64_t row, int64_t 
 
 }  // namespace
 
-// What heads attended to as their values, in the form of the output linear.
+// What heads, or groups of them, attended to as their values, in the form of the output linear.
 void expand_values(Pass& pass, const LayerStep& step, int thread) {
     const PackedLayer& layer = pass.layer(step);
     const AttentionSpec& a = layer.attention;
     const Array<float>&heads = pass.activations.shared.heads, &attended = pass.activations.shared.attended;
-    const int64_t rows = pass.plan().rows();
-    per_head_linear(pass, thread, layer.latent.values, a.latent.value_dim,
-                    {attended.data, attended.columns, a.latent.rank, a.latent.rank, rows, heads.data, heads.columns,
-                     a.latent.value_dim});
+    const int64_t rows = pass.plan().rows(), width = a.attended_width() / a.latent.value_parts(a.heads);
+    per_head_linear(
+        pass, thread, layer.latent.values, a.latent.value_dim,
+        {attended.data, attended.columns, width, width, rows, heads.data, heads.columns, a.latent.value_dim});
     if (prepares_in_place(pass, layer.output)) {
         const auto [first, last] = slice(pass, layer.latent.values, thread);
         complete_spans(pass, 0, {first, last, layer.latent.values.panels, 1}, [&](int64_t column) {

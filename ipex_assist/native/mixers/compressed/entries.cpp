@@ -1,0 +1,117 @@
+// Entries of several positions (CompressedSpec). Of each position is kept what they are made of, and an entry is made of
+// that by the pass in which its last position comes: so its bits are a function of the tokens, however these are cut
+// into passes; and where tokens are taken back, it is made again with those that come in their place.
+#include <algorithm>
+#include <cstring>
+
+#include "mixers/compressed/compressed.h"
+#include "operations/attention.h"
+
+namespace ipex_assist {
+
+void append_entry_rows(const AttentionView& v, const RowRange& range) {
+    const int64_t width = v.spec.latent.entry_width();
+    if (!width) return;
+    const int32_t id = v.segment(range).blocks[v.plan.last_block(range.first)];
+    uint8_t* rows = v.blocks.beside(id, v.kv_layer).rows;
+    for (int32_t r = range.first; r < range.end; r++) {
+        const int64_t within = v.plan.positions[size_t(r)] % BLOCK_POSITIONS;
+        v.k.narrow(v.blocks.beside_type(), v.qkv(r) + v.spec.index_key_column(), width,
+                   rows + within * width * v.blocks.beside_bytes());
+    }
+}
+
+namespace {
+
+// Of what is kept of a position: where its values are, and `parts` · dim columns after them their gates.
+struct EntrySource {
+    int64_t column, dim;
+    const EntryWeights& weights;
+};
+
+class EntryMaker {
+public:
+    EntryMaker(const AttentionView& v, const Segment& segment, int64_t number)
+        : v_(v),
+          segment_(segment),
+          number_(number),
+          rate_(v.spec.latent.compressed.rate),
+          parts_(v.spec.latent.compressed.parts) {}
+
+    // The mean of the values of its positions, each column weighted by a softmax over its gates; normalised and rotated.
+    const float* make(const EntrySource& source) {
+        const int64_t dim = source.dim;
+        float *values = reinterpret_cast<float*>(v_.own.gathered.data), *gates = values;
+        int64_t rows = 0;
+        for (int64_t part = number_ > 0 ? 0 : parts_ - 1; part < parts_; part++) {
+            for (int64_t j = 0; j < rate_; j++, gates += 2 * dim, rows++) read(source, part, j, gates);
+        }
+        float *most = gates, *sum = most + dim, *made = sum + dim;
+        std::copy_n(values + dim, dim, most);
+        std::fill_n(sum, dim, 0.0f), std::fill_n(made, dim, 0.0f);
+        for (int64_t r = 1; r < rows; r++) {
+            const float* gate = values + (2 * r + 1) * dim;
+            for (int64_t d = 0; d < dim; d++) most[d] = most[d] < gate[d] ? gate[d] : most[d];
+        }
+        for (int64_t r = 0; r < rows; r++) {
+            float *value = values + 2 * r * dim, *gate = value + dim;
+            for (int64_t d = 0; d < dim; d++) gate[d] -= most[d];
+            v_.k.sampling_weights(gate, dim, 0, 1, gate);
+            for (int64_t d = 0; d < dim; d++) sum[d] += gate[d], made[d] += gate[d] * value[d];
+        }
+        for (int64_t d = 0; d < dim; d++) made[d] /= sum[d];
+        v_.k.normalize(true, made, source.weights.norm, nullptr, v_.spec.latent.norm_eps, dim, made);
+        rotate_head(v_.pass, v_.layer, nullptr, segment_, int32_t(number_ * rate_), made);
+        return made;
+    }
+
+private:
+    // Values and gates of a position of the windows before (part 0 of 2) or of its own window.
+    void read(const EntrySource& source, int64_t part, int64_t j, float* to) const {
+        const int64_t position = (number_ + part - (parts_ - 1)) * rate_ + j, dim = source.dim;
+        const int64_t bytes = v_.blocks.beside_bytes(), width = v_.spec.latent.entry_width();
+        const uint8_t* row = v_.blocks.beside(segment_.blocks[position / BLOCK_POSITIONS], v_.kv_layer).rows +
+                             position % BLOCK_POSITIONS * width * bytes;
+        const int64_t value = source.column + part * dim, gate = value + parts_ * dim;
+        v_.k.widen(v_.blocks.beside_type(), row + value * bytes, dim, to);
+        v_.k.widen(v_.blocks.beside_type(), row + gate * bytes, dim, to + dim);
+        const float* bias = source.weights.bias + (j * parts_ + part) * dim;
+        for (int64_t d = 0; d < dim; d++) to[dim + d] += bias[d];
+    }
+
+    const AttentionView& v_;
+    const Segment& segment_;
+    const int64_t number_, rate_, parts_;
+};
+
+void close_entry(const AttentionView& v, const Segment& segment, int64_t number) {
+    const AttentionSpec& a = v.spec;
+    const int64_t dim = a.head_dim, index_dim = a.latent.indexer.dim, parts = a.latent.compressed.parts;
+    const int64_t each = BLOCK_POSITIONS / a.latent.compressed.rate, slot = number % each;
+    const int32_t id = segment.blocks[number / each];
+    EntryMaker entry(v, segment, number);
+    v.k.narrow(v.blocks.beside_type(), entry.make({0, dim, v.layer.latent.entries}), dim,
+               v.blocks.beside(id, v.kv_layer).entries + slot * dim * v.blocks.beside_bytes());
+    if (!index_dim) return;
+    v.k.store_key(v.blocks.index_precision(v.kv_layer),
+                  entry.make({2 * parts * dim, index_dim, v.layer.latent.index_entries}), int32_t(index_dim),
+                  a.index_depth(), int32_t(slot), v.blocks.index_at(id, v.kv_layer));
+}
+
+}  // namespace
+
+// Those whose last position is a row of the pass, in turns. After all rows are appended.
+void close_entries(Pass& pass, const LayerStep& step, int thread) {
+    const AttentionView v(pass, step, thread);
+    const int64_t rate = v.spec.latent.compressed.rate;
+    int64_t turn = 0;
+    for (const Segment& segment : v.plan.segments) {
+        const int64_t end = (int64_t(segment.start) + segment.rows) / rate;
+        for (int64_t number = segment.start / rate; number < end; number++) {
+            if (turn++ % v.plan.threads == thread) close_entry(v, segment, number);
+        }
+    }
+    pass.wait(thread);
+}
+
+}  // namespace ipex_assist
