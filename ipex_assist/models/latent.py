@@ -125,6 +125,8 @@ def with_indexers(
         raise NotComputed(f"index_head_dim {indexer.dim} is not supported, only multiples of {_LANES}")
     if shared and shared[0]:
         raise ConfigError("indexer_types", "shared in the first layer", "full there: it has nothing to share")
+    if len(shared) != len(spec.layers):
+        raise ConfigError("indexer_types", f"a list of {len(shared)}", f"one for each of {len(spec.layers)} layers")
     none, latents = IndexerSpec(indexer.top_k, pool=pool), []
     for layer, each in zip(spec.layers, shared, strict=True):
         assert layer.attention.latent is not None
