@@ -377,7 +377,8 @@ void check_not_read(const KernelTable& k) {
 
 void test_draft_heads(const KernelTable& k) {
     for_each_kind([&](const Format& f, const Kind& kind) {
-        const bool several = KindSpec(f, kind).model.streams.several();  // there are no hidden states of one row
+        const ModelSpec model = KindSpec(f, kind).model;
+        const bool several = model.streams.several() || model.altup.several();  // there are no hidden states of one row
         if (!several && (f.precision == FP32 || f.precision == INT8)) check_taps(k, f, kind);
     });
     for (const Format& f : FORMATS) {
