@@ -33,7 +33,9 @@ def _smaller(monkeypatch: pytest.MonkeyPatch) -> None:
 def measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *flags: str) -> list[dict[str, Any]]:
     monkeypatch.setattr(sys, "argv", ["forward.py", "--precisions", "int4", "--rows", "1", "--repeats", "1", *flags])
     forward.main()
-    results: list[dict[str, Any]] = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert len({tuple(row) for row in found["table"]}) == 1, "rows of different columns"
+    results: list[dict[str, Any]] = found["results"]
     return results
 
 
@@ -67,5 +69,6 @@ def test_what_sparse_attention_reads(monkeypatch: pytest.MonkeyPatch, capsys: py
 @pytest.mark.skipif(not tiny_models.known("hy-v4"), reason="this transformers has no Hunyuan 4, nor its variant")
 def test_one_stream(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The same layer without what weighs streams."""
-    several, one = measured(monkeypatch, capsys, "--models", "hy-v4-layer,hy-v4-one-stream-layer", "--contexts", "32")
+    flags = ("--models", "hy-v4-layer,hy-v4-one-stream-layer", "--contexts", "32", "--rows", "100")
+    several, one = measured(monkeypatch, capsys, *flags)
     assert one["GB"] < several["GB"]
