@@ -111,6 +111,9 @@ GIANTS = (
         | {"num_hidden_layers": 94, "num_attention_heads": 64, "num_key_value_heads": 4, "head_dim": 128}
         | {"num_experts": 128, "num_experts_per_tok": 8, "max_position_embeddings": 40960},
     ),
+    Giant("MiniMax-M3", "MiniMaxM3SparseForConditionalGeneration", "bf16", GIANT_CONFIGS["MiniMaxAI/MiniMax-M3"]),
+    Giant("GLM-5.3-Flash", "Glm5NextForConditionalGeneration", "bf16", GIANT_CONFIGS["zai-org/GLM-5.3-Flash"]),
+    Giant("DeepSeek-V4-Flash", "DeepseekV4ForCausalLM", "", GIANT_CONFIGS["deepseek-ai/DeepSeek-V4-Flash"]),
     Giant("MiniMax-M2", "MiniMaxM2ForCausalLM", "fp8", GIANT_CONFIGS["MiniMaxAI/MiniMax-M2"]),
     Giant(
         "Step-3.7-Flash",
@@ -137,7 +140,7 @@ def shape_of(name: str, spec: DecoderSpec) -> Shape:
     widest = max(spec.attentions, key=lambda each: (each.window is None, each.heads))
     experts, latent = spec.experts, widest.latent
     assert experts is not None, "a mixture"
-    windows = [each.attention.window for each in spec.layers]
+    windows = [each.window for each in (layer.mixer for layer in spec.layers) if isinstance(each, AttentionSpec)]
     return Shape(
         name,
         spec.hidden_size,
@@ -158,16 +161,25 @@ def shape_of(name: str, spec: DecoderSpec) -> Shape:
 
 def read_of_keys(spec: DecoderSpec, context: int) -> int:
     """Bytes of keys and values that a row reads after `context` others, in int8."""
-    return sum(_read_of_layer(each.attention, context) for each in spec.layers)
+    return sum(_read_of_layer(each.mixer, context) for each in spec.layers if isinstance(each.mixer, AttentionSpec))
 
 
 def _read_of_layer(attention: AttentionSpec, context: int) -> int:
     element, scale = INT8_KEYS
-    indexer = attention.latent.indexer if attention.latent is not None else None
-    seen = min(context, attention.window or context, indexer.top_k if indexer is not None else context)
+    latent, choice = attention.latent, attention.choice
+    indexer = latent.indexer if latent is not None else None
+    rate = latent.compressed[1] if latent is not None else 0
+    scored = context // (rate or (indexer.pool if indexer is not None else 1))
+    seen = min(context, attention.window or context)
+    if rate:
+        seen += min(scored, indexer.top_k if indexer is not None else scored)
+    elif indexer is not None:
+        seen = min(seen, indexer.top_k)
+    elif choice is not None:
+        seen = min(seen, choice.blocks * choice.size)
+    dim = indexer.dim if indexer is not None and indexer.heads else choice.dim if choice is not None else 0
     wide = attention.head_dim + attention.value_width
-    scored = context * (indexer.dim * element + scale) if indexer is not None and indexer.heads else 0
-    return seen * attention.kv_heads * (wide * element + 2 * scale) + scored
+    return seen * attention.kv_heads * (wide * element + 2 * scale) + scored * (dim * element + scale if dim else 0)
 
 
 def row_of(giant: Giant, args: argparse.Namespace, papers: Sequence[Paper]) -> dict[str, str]:
@@ -185,9 +197,10 @@ def row_of(giant: Giant, args: argparse.Namespace, papers: Sequence[Paper]) -> d
             continue
         planned = PlannedPasses(1, args.context, papers[-1].cores * papers[-1].sockets, papers[-1].sockets)
         sizes = core_sizes(spec, precision, INT4_GROUP, planned, kv_precision="int8")
-        text = -(-args.context // POSITIONS) * sizes.block
+        text = -(-args.context // POSITIONS) * sizes.block + sizes.state
         whole = sizes.image + text + sizes.workspace
         read = linear_bytes(spec, precision) - idle_bytes(spec, precision) + read_of_keys(spec, args.context)
+        read += 2 * sizes.state  # and written
         speeds = [1e9 * p.bandwidth * p.sockets * pass_time(shape, args.context, p).share(p) / read for p in papers]
         machine = next((f"{each} GB" for each in MACHINES if each * 1e9 * ROOM >= whole), "none")
         tokens = " / ".join(f"{speed:.0f}" for speed in speeds)

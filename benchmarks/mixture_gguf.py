@@ -39,6 +39,8 @@ ARCHITECTURES = {
     "deepseek_v32": "deepseek32",
     "glm_moe_dsa": "glm-dsa",
     "minimax_m2": "minimax-m2",
+    "minimax_m3_vl_text": "minimax-m3",
+    "glm5_next_text": "glm5-next",
     "granitemoehybrid": "granitehybrid",
     "gemma4_text": "gemma4",
 }
@@ -46,7 +48,7 @@ LITE_LAYERS = (26, 27)  # by which llama.cpp tells DeepSeek-V2-Lite, whose queri
 PART = 1 << 24  # values that are drawn once, and repeated
 F32, Q4_0 = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.Q4_0
 BLOCK, BLOCK_BYTES = 32, 18  # of Q4_0: a scale in fp16 and 32 values of 4 bits
-FLOATS = ("norm", "gate_inp", "conv1d", "ssm_a", "ssm_d", "rope_freqs")
+FLOATS = ("norm", "gate_inp", "conv1d", "ssm_a", "ssm_d", "rope_freqs", "hc_", "compressor", "indexer")
 
 
 def shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -42,6 +42,9 @@ PAIRS = {
     "deepseek-v3.2": PublishedPair("deepseek-ai/DeepSeek-V3.2", SELF),
     "glm-5": PublishedPair("zai-org/GLM-5", SELF),
     "minimax-m2": PublishedPair("MiniMaxAI/MiniMax-M2", SELF),
+    "minimax-m3": PublishedPair("MiniMaxAI/MiniMax-M3", SELF),
+    "deepseek-v4-flash": PublishedPair("deepseek-ai/DeepSeek-V4-Flash", SELF),
+    "glm-5.3-flash": PublishedPair("zai-org/GLM-5.3-Flash", SELF),
 }
 
 
@@ -335,7 +338,8 @@ def find_pair(name: str) -> PublishedPair:
 
 def first_layers(config: Config, layers: int) -> Config:
     """The config of a model of its first `layers` layers alone."""
-    kinds = {name: config[name][:layers] for name in ("layer_types",) if name in config}
+    listed = ("layer_types", "mlp_layer_types", "indexer_types")
+    kinds = {name: config[name][:layers] for name in listed if name in config}
     if shared := config.get("num_kv_shared_layers", 0):  # the last ones: those that are left
         kinds["num_kv_shared_layers"] = max(0, layers - (config["num_hidden_layers"] - shared))
     return config | kinds | {"num_hidden_layers" if "num_hidden_layers" in config else "n_layer": layers}

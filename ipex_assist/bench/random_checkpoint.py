@@ -33,7 +33,9 @@ class RandomCheckpoint(Checkpoint):
         architecture = find(self.architecture)
         assert architecture is not None, self.architecture
         self.spec: DecoderSpec = architecture.spec(config)
-        self._shapes = _stored_shapes(self.spec, architecture.weights(self.spec))
+        sources = architecture.weights(self.spec)
+        self._shapes = _stored_shapes(self.spec, sources)
+        self._tables = {source.name for ours, source in sources.items() if ours.endswith(".expert_table.weight")}
 
     @property
     def parameter_bytes(self) -> int:
@@ -49,7 +51,23 @@ class RandomCheckpoint(Checkpoint):
         for name in self._shapes if names is None else names:
             if name not in self._shapes:
                 raise IpexAssistError(f"{self.source} has no tensor {name}")
-            yield name, _random_tensor(f"{self.source} {name}", self._shapes[name], _is_norm(name))
+            if name in self._tables:
+                yield name, self._expert_table(name)
+            else:
+                yield name, _random_tensor(f"{self.source} {name}", self._shapes[name], _is_norm(name))
+
+    def _expert_table(self, name: str) -> torch.Tensor:
+        """Different experts for each token, as likely each, flat."""
+        import numpy
+        import torch
+
+        experts = self.spec.experts
+        assert experts is not None
+        generator = numpy.random.default_rng(zlib.crc32(name.encode()))
+        first = generator.integers(0, experts.count, (self.spec.vocab_size, 1))
+        step = experts.count // experts.per_token
+        chosen = (first + step * numpy.arange(experts.per_token)) % experts.count
+        return torch.from_numpy(chosen.reshape(self._shapes[name]))
 
     def row_reader(self, name: str, precision: str = "bf16") -> RowReader | None:
         columns = self._shapes[name][-1]
