@@ -255,8 +255,8 @@ void check_specs(const KernelTable& k) {
                   make([](UniformSpec& s) { s.experts = 8, s.experts_per_token = 3, s.groups = 4; }));
     CHECK_REFUSED("groups of a token is 2",
                   make([](UniformSpec& s) { s.experts = 8, s.experts_per_token = 1, s.groups_per_token = 2; }));
-    CHECK_REFUSED("scores of experts is 3",
-                  make([](UniformSpec& s) { s.experts = s.experts_per_token = 1, s.scores = Scores(3); }));
+    CHECK_REFUSED("scores of experts is 4",
+                  make([](UniformSpec& s) { s.experts = s.experts_per_token = 1, s.scores = Scores(4); }));
     CHECK_REFUSED("sparsemixer chooses 2",
                   make([](UniformSpec& s) { s.experts = 3, s.experts_per_token = 1, s.scores = SPARSEMIXER; }));
     CHECK_REFUSED("number of the routing is nan",
