@@ -72,6 +72,12 @@ class CLatentSpec(ctypes.Structure):
     ]
 
 
+class CBlockChoiceSpec(ctypes.Structure):
+    """Mirrors `BlockChoiceSpec` of spec.h."""
+
+    _fields_ = [(name, ctypes.c_int32) for name in ("blocks", "size", "local", "dim")]
+
+
 class CAttentionSpec(ctypes.Structure):
     """Mirrors `AttentionSpec` of spec.h."""
 
@@ -83,7 +89,7 @@ class CAttentionSpec(ctypes.Structure):
         ("value_scale", ctypes.c_float),
         ("alibi_slopes", ctypes.POINTER(ctypes.c_float)),
         ("latent", CLatentSpec),
-        *((name, ctypes.c_int32) for name in ("blocks", "size", "local", "dim")),  # BlockChoiceSpec
+        ("choice", CBlockChoiceSpec),
     ]
 
 
@@ -291,7 +297,7 @@ def _attention_spec(spec: DecoderSpec, attention: AttentionSpec) -> CAttentionSp
         if (indexer := latent.indexer) is not None:
             made.latent.indexer = CIndexerSpec(*astuple(indexer))
     if (choice := attention.choice) is not None:
-        made.blocks, made.size, made.local, made.dim = choice.blocks, choice.size, choice.local, choice.dim
+        made.choice = CBlockChoiceSpec(choice.blocks, choice.size, choice.local, choice.dim)
     if attention.alibi_slopes:
         made.alibi_slopes = (ctypes.c_float * attention.heads)(*attention.alibi_slopes)
     return made

@@ -21,7 +21,7 @@ from conftest import HAS_IPEX, HAS_NATIVE
 import ipex_assist
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.executors.select_executor import resolve_executor
-from ipex_assist.native import build, library, structures
+from ipex_assist.native import batch_structures, build, library, structures
 
 pytestmark = pytest.mark.one_stack
 
@@ -356,7 +356,7 @@ C_TYPES = {
     "Batch*": ctypes.POINTER(library.Batch),
     "DraftRequest*": ctypes.POINTER(library.DraftRequest),
     "TopTokens*": ctypes.POINTER(library.TopTokens),
-    "RowChoice*": ctypes.POINTER(structures.CRowChoice),
+    "RowChoice*": ctypes.POINTER(batch_structures.CRowChoice),
 }
 
 
@@ -391,7 +391,7 @@ def test_python_calls_what_is_declared() -> None:
         ("packing/spec.h", structures.CLayerSpec),
         ("packing/spec.h", structures.CAttentionSpec),
         ("packing/spec.h", structures.CMlpSpec),
-        ("operations/batch.h", structures.Segment),
+        ("operations/batch.h", batch_structures.Segment),
         ("operations/batch.h", library.Batch),
         ("operations/batch.h", library.DraftRequest),
         ("operations/batch.h", library.TopTokens),
