@@ -784,13 +784,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 # Those of them that the installed transformers has. Before 5 it normalised all groups of Mamba-2 layers together, and
-# weighted rows of Llama 4's experts by scores of other rows; steps of GLM-4.1V after a prompt it placed elsewhere.
-_OTHERWISE_BEFORE_5 = ("bamba", "granitemoehybrid", "mamba2", "llama4", "llama4_text", "glm4v")
-_SINCE_5 = _OTHERWISE_BEFORE_5 if int(transformers.__version__.split(".")[0]) < 5 else ()
+# weighted rows of Llama 4's experts by scores of other rows; steps of GLM-4.1V after a prompt it placed elsewhere;
+# RecurrentGemma's windows it left out in prompts. Tokens of Gemma 3n without rows of their own it could not read.
+_OTHERWISE_BEFORE_5 = ("bamba", "granitemoehybrid", "mamba2", "llama4", "llama4_text", "glm4v", "recurrent_gemma")
+_SINCE_5 = (*_OTHERWISE_BEFORE_5, "gemma3n") if int(transformers.__version__.split(".")[0]) < 5 else ()
 FAMILIES = {
     name: fields
     for name, fields in FAMILIES.items()
-    if all(each in CONFIG_MAPPING and each not in _SINCE_5 for each in _model_types(fields))
+    if name not in _SINCE_5 and all(each in CONFIG_MAPPING and each not in _SINCE_5 for each in _model_types(fields))
 }
 
 # Each variant is one thing a config can say that changes the mathematics.

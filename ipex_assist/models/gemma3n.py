@@ -7,7 +7,6 @@ from dataclasses import replace
 from ipex_assist.models import gemma3n_text
 from ipex_assist.models.common import text_part
 from ipex_assist.models.config import Config
-from ipex_assist.models.names import inside
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import Source
 
@@ -23,5 +22,5 @@ def spec(config: Config) -> DecoderSpec:
 
 
 def weights(spec: DecoderSpec) -> dict[str, Source]:
-    """The text part's names, in the place of a part."""
-    return inside(gemma3n_text.weights(spec))
+    """The text part's."""
+    return gemma3n_text.weights(spec)

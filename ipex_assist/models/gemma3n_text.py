@@ -21,7 +21,7 @@ from ipex_assist.models.config import Config, ConfigError, NotComputed
 from ipex_assist.models.gemma2 import NORM_NAMES
 from ipex_assist.models.gemma3_text import local_rope
 from ipex_assist.models.gemma4_text import PER_LAYER_LINEARS, PER_LAYER_NAMES
-from ipex_assist.models.names import LLAMA_LINEARS, LLAMA_OUTSIDE, named
+from ipex_assist.models.names import LLAMA_LINEARS, LLAMA_OUTSIDE, also_named, inside, named
 from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.models.stream_spec import ALTUP_PROJECTIONS, AltUpSpec
 from ipex_assist.models.weights import Source
@@ -124,7 +124,7 @@ def _layers(
 
 
 def weights(spec: DecoderSpec) -> dict[str, Source]:
-    """The router reads a norm ÷ hidden_size, which is folded into that."""
+    """The router reads a norm ÷ hidden_size, which is folded into that. transformers 4 saves other names."""
     assert spec.altup is not None
     flat = {leaf: {"flat": True} for leaf in ("altup_router", "altup_predict", "altup_correct")}
     made = named(
@@ -142,4 +142,4 @@ def weights(spec: DecoderSpec) -> dict[str, Source]:
         for ours, theirs in zip(ALTUP_PROJECTIONS, ("altup_projections", "altup_unembed_projections"), strict=True):
             name = f"{theirs}.{number}.weight"
             made[f"altup.{number}.{ours}.weight"] = Source(f"model.{name}", alternatives=(name,))
-    return made
+    return also_named(inside(made), {"per_layer_model_projection": "per_layer_model.language_model_projection"})
