@@ -90,6 +90,7 @@ PAGES = {
         "How fast are mixtures, recurrent layers and latents?",
         {
             "mixture": "Mixtures of published shapes, random weights",
+            "giant_layers": "The first layers of the largest mixtures, random weights",
             "mixture_prompts": "Prompts of 4,096 tokens: the first token by rows a pass",
             "dense_prompts": "The same of four layers of a dense model: Llama 2 7B",
             "recurrent": "A dense model with recurrent layers, random weights",

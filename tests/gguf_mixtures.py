@@ -401,8 +401,13 @@ def glm5_next_tensors(name: str, tensor: torch.Tensor, config: Config) -> Tensor
     parts = within.split(".")
     if parts[-1].startswith("hc_"):
         yield f"blk.{layer}.{parts[-1]}.weight", tensor
+    elif "_conv1d." in within:
+        yield name, tensor.reshape(1, -1, 1, config["linear_conv_kernel_dim"])
+    elif within == "self_attn.A_log":
+        yield name, -torch.exp(tensor.flatten())
     elif "index_kpool_compress_" in within:
-        yield f"blk.{layer}.indexer_compressor_{parts[-1].rpartition('_')[2]}.weight", tensor
+        of_pool = tensor.reshape(-1, config["index_head_dim"]) if within.endswith("_ape") else tensor
+        yield f"blk.{layer}.indexer_compressor_{parts[-1].rpartition('_')[2]}.weight", of_pool
     elif within.startswith("self_attn.indexer."):
         leaf = {"wk": "attn_k", "wq_b": "attn_q_b", "weights_proj": "proj"}.get(parts[2], parts[2])
         yield f"blk.{layer}.indexer.{leaf}.{parts[3]}", tensor
@@ -420,12 +425,12 @@ def glm5_next_tensors(name: str, tensor: torch.Tensor, config: Config) -> Tensor
 
 def minimax3_tensors(name: str, tensor: torch.Tensor, config: Config) -> Tensors:
     """`MiniMaxM3Model.modify_tensors`, of the text part."""
-    if not name.startswith("language_model."):
+    if name.startswith(("vision_tower.", "multi_modal_projector.", "patch_merge_mlp.")):
         return
-    name = name.removeprefix("language_model.")
+    name = name.replace("language_model.", "")
     layer, _, within = name.partition(".layers.")[2].partition(".")
     tensor = tensor + 1 if name.endswith("norm.weight") else tensor
-    leaf = within.removeprefix("self_attn.index_")
+    leaf = within.removeprefix("self_attn.index_").removeprefix("self_attn.indexer.")
     if leaf != within:
         yield f"blk.{layer}.indexer.{leaf}", tensor
     elif within == "block_sparse_moe.e_score_correction_bias":
