@@ -19,9 +19,10 @@ from ipex_assist.checkpoints.gguf_deepseek import (
     routing,
 )
 from ipex_assist.checkpoints.gguf_file import GgufHeader, rounded
-from ipex_assist.checkpoints.gguf_minimax import MIXTRAL_EXPERTS, PLACE
 from ipex_assist.checkpoints.gguf_tables import (
     EXPERTS,
+    MIXTRAL_EXPERTS,
+    MIXTRAL_PLACE,
     OUTSIDE,
     Config,
     GgufTable,
@@ -55,10 +56,10 @@ _LOW_RANKS = (
 )
 _KIMI = GgufTable(
     (
-        *layer_names(PLACE),
+        *layer_names(MIXTRAL_PLACE),
         *LATENT,
         *_LOW_RANKS,
-        (f"{PLACE}.gate.e_score_correction_bias", Parts.of("exp_probs_b.bias")),
+        (f"{MIXTRAL_PLACE}.gate.e_score_correction_bias", Parts.of("exp_probs_b.bias")),
     ),
     OUTSIDE,
     MIXTRAL_EXPERTS,

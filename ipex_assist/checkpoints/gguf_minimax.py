@@ -9,6 +9,8 @@ from ipex_assist.checkpoints.gguf_file import GgufHeader
 from ipex_assist.checkpoints.gguf_tables import (
     EMBEDDING,
     HEAD,
+    MIXTRAL_EXPERTS,
+    MIXTRAL_PLACE,
     OUTSIDE,
     Config,
     GgufTable,
@@ -19,12 +21,7 @@ from ipex_assist.checkpoints.gguf_tables import (
     same,
 )
 
-PLACE = "block_sparse_moe"
-MIXTRAL_EXPERTS = {
-    f"{PLACE}.experts.{{}}.{theirs}.weight": f"ffn_{ours}_exps.{{}}.weight"
-    for theirs, ours in (("w1", "gate"), ("w3", "up"), ("w2", "down"))
-}
-_LAYER = (*layer_names(PLACE), (f"{PLACE}.e_score_correction_bias", Parts.of("exp_probs_b.bias")))
+_LAYER = (*layer_names(MIXTRAL_PLACE), (f"{MIXTRAL_PLACE}.e_score_correction_bias", Parts.of("exp_probs_b.bias")))
 _M2 = GgufTable(_LAYER, OUTSIDE, MIXTRAL_EXPERTS)
 
 

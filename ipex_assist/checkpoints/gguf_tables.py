@@ -163,6 +163,11 @@ def stacked(parts: Sequence[torch.Tensor], config: Config) -> torch.Tensor:
 ATTENTION = {f"self_attn.{leaf}_proj": f"attn_{leaf}" for leaf in "qkv"} | {"self_attn.o_proj": "attn_output"}
 MLP = {f"mlp.{leaf}_proj": f"ffn_{leaf}" for leaf in ("gate", "up", "down")}
 EXPERTS = {f"mlp.experts.{{}}.{leaf}_proj.weight": f"ffn_{leaf}_exps.{{}}.weight" for leaf in ("gate", "up", "down")}
+MIXTRAL_PLACE = "block_sparse_moe"
+MIXTRAL_EXPERTS = {
+    f"{MIXTRAL_PLACE}.experts.{{}}.{theirs}.weight": f"ffn_{ours}_exps.{{}}.weight"
+    for theirs, ours in (("w1", "gate"), ("w3", "up"), ("w2", "down"))
+}
 HEAD = same({"lm_head": "output"})
 EMBEDDING = same({"model.embed_tokens": "token_embd"})
 OUTSIDE = (*EMBEDDING, *HEAD, *same({"model.norm": "output_norm"}))
