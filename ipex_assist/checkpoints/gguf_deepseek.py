@@ -20,6 +20,7 @@ from ipex_assist.checkpoints.gguf_tables import (
     Parts,
     has,
     layers_with,
+    mlp_layer_types,
     rotary_share,
     row,
     same,
@@ -189,13 +190,12 @@ def indexed(header: GgufHeader, config: Config) -> Config:
 def _hunyuan4(header: GgufHeader, config: Config) -> Config:
     """A file without a limit has none, which transformers does not compute."""
     limits = header.get("{arch}.swiglu_clamp_exp") or 0.0
-    sparse = layers_with(header, "ffn_gate_inp.weight", config["num_hidden_layers"])
     return indexed(header, config) | {
         "hc_mult": header.required("hyper_connection.count"),
         "hc_eps": rounded(header.required("hyper_connection.epsilon")),
         "hc_magnitude": rounded(header.required("hyper_connection.magnitude")),
         "swiglu_limit": rounded(max(limits) if isinstance(limits, list) else limits),
-        "mlp_layer_types": ["sparse" if each else "dense" for each in sparse],
+        "mlp_layer_types": mlp_layer_types(header, config["num_hidden_layers"]),
     }
 
 
@@ -255,9 +255,7 @@ def _exaone(header: GgufHeader, config: Config) -> Config:
         "num_shared_experts": found["n_shared_experts"],
         "sliding_window": window,
         "layer_types": ["sliding_attention" if each else "full_attention" for each in windowed[:layers]],
-        "mlp_layer_types": [
-            "sparse" if each else "dense" for each in layers_with(header, "ffn_gate_inp.weight", layers)
-        ],
+        "mlp_layer_types": mlp_layer_types(header, layers),
     }
 
 
@@ -292,8 +290,7 @@ def _hunyuan(header: GgufHeader, config: Config) -> Config:
 
 
 def _hunyuan3(header: GgufHeader, config: Config) -> Config:
-    found, layers = routing(header), config["num_hidden_layers"]
-    sparse = layers_with(header, "ffn_gate_inp.weight", layers)
+    found = routing(header)
     shared = header.get("{arch}.expert_shared_feed_forward_length") or found["moe_intermediate_size"]
     return {
         "num_experts": found["n_routed_experts"],
@@ -302,7 +299,7 @@ def _hunyuan3(header: GgufHeader, config: Config) -> Config:
         "num_shared_experts": shared // max(found["moe_intermediate_size"], 1),
         "router_scaling_factor": found["routed_scaling_factor"],
         "route_norm": found["norm_topk_prob"],
-        "mlp_layer_types": ["sparse" if each else "dense" for each in sparse],
+        "mlp_layer_types": mlp_layer_types(header, config["num_hidden_layers"]),
         "attention_bias": has(header, "attn_q.bias"),
     }
 

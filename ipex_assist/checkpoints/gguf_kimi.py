@@ -30,6 +30,7 @@ from ipex_assist.checkpoints.gguf_tables import (
     a_log,
     has,
     layers_with,
+    mlp_layer_types,
     same,
     vector,
 )
@@ -123,7 +124,7 @@ def _ling3(header: GgufHeader, config: Config) -> Config:
             f"{header.path}: experts whose inner values have limits are not computed for this model. Pass the model's "
             "Hugging Face id or folder instead."
         )
-    found, sparse = routing(header), layers_with(header, "ffn_gate_inp.weight", config["num_hidden_layers"])
+    found = routing(header)
     bounded = header.get("{arch}.kda.safe_gate", True)
     return {
         **latent(header, config),
@@ -131,7 +132,7 @@ def _ling3(header: GgufHeader, config: Config) -> Config:
         "num_experts": found["n_routed_experts"],
         "num_shared_experts": found["n_shared_experts"],
         "layer_types": _layer_types(header, config),
-        "mlp_layer_types": ["sparse" if each else "dense" for each in sparse],
+        "mlp_layer_types": mlp_layer_types(header, config["num_hidden_layers"]),
         "head_dim": header.required("kda.head_dim"),
         "short_conv_kernel_size": header.required("ssm.conv_kernel"),
         "kda_safe_gate": bounded,
@@ -143,12 +144,11 @@ def _ling3(header: GgufHeader, config: Config) -> Config:
 
 def _glm5_next(header: GgufHeader, config: Config) -> Config:
     bound, limits = header.get("{arch}.kda.gate_lower_bound"), header.get("{arch}.swiglu_clamp_exp") or 0.0
-    sparse = layers_with(header, "ffn_gate_inp.weight", config["num_hidden_layers"])
     return indexed(header, config) | {
         "index_kpool": header.required("attention.indexer.kpool"),
         "index_kpool_always_select_tail": header.get("{arch}.attention.indexer.kpool_select_tail", False),
         "layer_types": _layer_types(header, config, "indexed_attention"),
-        "mlp_layer_types": ["sparse" if each else "dense" for each in sparse],
+        "mlp_layer_types": mlp_layer_types(header, config["num_hidden_layers"]),
         "first_k_dense_replace": None,
         "linear_num_heads": config["num_attention_heads"],
         "linear_head_dim": header.required("kda.head_dim"),

@@ -17,6 +17,7 @@ from ipex_assist.checkpoints.gguf_tables import (
     Parts,
     layers_with,
     less_one,
+    mlp_layer_types,
     rotary_share,
     same,
 )
@@ -64,7 +65,7 @@ def _m2(header: GgufHeader, config: Config) -> Config:
 def _m3(header: GgufHeader, config: Config) -> Config:
     """Which layers choose blocks, and the size of shared experts, is what the tensors say."""
     layers = config["num_hidden_layers"]
-    indexed, sparse = (layers_with(header, name, layers) for name in ("indexer.k_proj.weight", "ffn_gate_inp.weight"))
+    indexed = layers_with(header, "indexer.k_proj.weight", layers)
     shared = header.tensors.get(f"blk.{layers - 1}.ffn_gate_shexp.weight")
     keys = {"n_heads": "head_count", "head_dim": "key_length", "topk_blocks": "top_k"}
     keys |= {name: name for name in ("block_size", "local_blocks")}
@@ -75,7 +76,7 @@ def _m3(header: GgufHeader, config: Config) -> Config:
         "shared_intermediate_size": shared.shape[0] if shared is not None else 0,
         "routed_scaling_factor": routing(header)["routed_scaling_factor"],
         "layer_types": ["minimax_m3_sparse" if each else "full_attention" for each in indexed],
-        "mlp_layer_types": ["sparse" if each else "dense" for each in sparse],
+        "mlp_layer_types": mlp_layer_types(header, config["num_hidden_layers"]),
     }
 
 

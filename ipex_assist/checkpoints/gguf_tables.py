@@ -178,6 +178,11 @@ def layers_with(header: GgufHeader, tensor: str, count: int) -> list[bool]:
     return [f"blk.{layer}.{tensor}" in header.tensors for layer in range(count)]
 
 
+def mlp_layer_types(header: GgufHeader, count: int) -> list[str]:
+    """Which of the first `count` layers have experts, as configs of transformers list it."""
+    return ["sparse" if each else "dense" for each in layers_with(header, "ffn_gate_inp.weight", count)]
+
+
 def has(header: GgufHeader, tensor: str) -> bool:
     """Whether any layer has this tensor."""
     return any(name.endswith(f".{tensor}") for name in header.tensors)

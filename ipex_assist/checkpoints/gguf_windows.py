@@ -21,8 +21,8 @@ from ipex_assist.checkpoints.gguf_tables import (
     GgufTable,
     Parts,
     has,
-    layers_with,
     less_one,
+    mlp_layer_types,
     rotary_share,
     same,
     share_of,
@@ -92,10 +92,9 @@ def _layers(header: GgufHeader, config: Config) -> tuple[list[str], Config]:
         _FULL: {**(config["rope_scaling"] or {"rope_type": "default"}), "rope_theta": config["rope_theta"]},
         _SLIDING: {"rope_type": "default", "rope_theta": config["rope_theta"] if theta is None else rounded(theta)},
     }
-    sparse = layers_with(header, "ffn_gate_inp.weight", count)
     return kinds, {
         "layer_types": kinds,
-        "mlp_layer_types": ["sparse" if each else "dense" for each in sparse],
+        "mlp_layer_types": mlp_layer_types(header, count),
         "rope_parameters": ropes,
         "rope_scaling": None,
     }
