@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ipex_assist.models import kimi_linear
 from ipex_assist.models.common import (
     FULL,
     activation,
@@ -16,11 +17,11 @@ from ipex_assist.models.common import (
     sparse_kinds,
 )
 from ipex_assist.models.config import Config, ConfigError, NotComputed
-from ipex_assist.models.gated_delta import LINEAR, convolved_together
+from ipex_assist.models.gated_delta import LINEAR
 from ipex_assist.models.kimi_linear import in_forget_gate
-from ipex_assist.models.latent import DEEPSEEK_EXPERTS, LATENT_NORMS, latent_decoder, latent_parts
+from ipex_assist.models.latent import DEEPSEEK_EXPERTS, latent_decoder
 from ipex_assist.models.layers import with_mixers
-from ipex_assist.models.names import LLAMA_LINEARS, LLAMA_NORMS, named, renamed
+from ipex_assist.models.names import renamed
 from ipex_assist.models.recurrent_spec import RecurrentSpec
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import Source
@@ -95,21 +96,8 @@ def _mixer_kinds(config: Config) -> list[str]:
 
 def weights(spec: DecoderSpec) -> dict[str, Source]:
     """By published names, and by those that transformers has while it runs."""
-    linears: dict[str, str] = {**LLAMA_LINEARS, "g_proj": "self_attn.g_proj"}
-    fields: dict[str, dict[str, Any]] = {leaf: {"flat": True} for leaf in (*_CONVS, "a_log")}
-    if spec.attentions and (latent := spec.attentions[0].latent) is not None:
-        parts, more = latent_parts(latent, {"pairs": latent.rope_dim})
-        linears |= parts
-        fields |= more
-    made = named(
-        spec,
-        linears=linears,
-        norms={**LLAMA_NORMS, **LATENT_NORMS},
-        fields=fields,
-        experts=DEEPSEEK_EXPERTS,
-        recurrent={leaf: f"self_attn.{name}" for leaf, name in (_RECURRENT | _CONVS).items()},
-    )
-    convolved_together(spec, made, "self_attn.conv1d.weight")
+    gates = {"g_proj": "self_attn.g_proj"}
+    made = kimi_linear.delta_weights(spec, DEEPSEEK_EXPERTS, _RECURRENT | _CONVS, gates, pairs=True)
     return {ours: renamed(source, _names) for ours, source in made.items()}
 
 

@@ -17,19 +17,17 @@ from ipex_assist.models.common import (
     text_part,
 )
 from ipex_assist.models.config import Config, ConfigError, NotComputed
-from ipex_assist.models.gated_delta import LINEAR, convolved_together
+from ipex_assist.models.gated_delta import LINEAR
 from ipex_assist.models.latent import (
     DEEPSEEK_EXPERTS,
-    LATENT_NORMS,
     indexer_kinds,
-    latent_parts,
     latent_spec,
     with_indexers,
     with_latents,
 )
 from ipex_assist.models.layers import with_mixers
 from ipex_assist.models.mlp_spec import MlpSpec
-from ipex_assist.models.names import LLAMA_LINEARS, LLAMA_NORMS, inside, named, renamed, streams
+from ipex_assist.models.names import inside, renamed, streams
 from ipex_assist.models.recurrent_spec import RecurrentSpec
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.stream_spec import StreamSpec
@@ -145,20 +143,7 @@ def _pool(text: Config) -> int:
 
 def weights(spec: DecoderSpec) -> dict[str, Source]:
     """By published names, and by those that transformers has while it runs, in the place of a part."""
-    linears, fields = dict(LLAMA_LINEARS), {leaf: {"flat": True} for leaf in ("q_conv", "k_conv", "v_conv", "a_log")}
-    if spec.attentions and (latent := spec.attentions[0].latent) is not None:
-        parts, more = latent_parts(latent, {})
-        linears |= parts
-        fields |= more
-    made = named(
-        spec,
-        linears=linears,
-        norms={**LLAMA_NORMS, **LATENT_NORMS},
-        fields=fields,
-        experts=DEEPSEEK_EXPERTS,
-        recurrent={leaf: f"self_attn.{name}" for leaf, name in kimi_linear.RECURRENT.items()},
-    )
-    convolved_together(spec, made, "self_attn.conv1d.weight")
+    made = kimi_linear.delta_weights(spec, DEEPSEEK_EXPERTS, kimi_linear.RECURRENT)
     return inside({ours: renamed(source, _names) for ours, source in made.items()} | streams(spec, _STREAMS))
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
 from ipex_assist.models.common import FULL, activation, check_kinds, layer_count, refuse, sparse_fields
 from ipex_assist.models.config import Config, ConfigError, NotComputed
 from ipex_assist.models.gated_delta import LINEAR, convolved_together
@@ -81,9 +85,24 @@ def _mixer_kinds(config: Config) -> list[str]:
 
 def weights(spec: DecoderSpec) -> dict[str, Source]:
     """By published names, and by those that transformers has while it runs."""
-    linears, fields = dict(LLAMA_LINEARS), {leaf: {"flat": True} for leaf in ("q_conv", "k_conv", "v_conv", "a_log")}
+    return {ours: renamed(source, _names) for ours, source in delta_weights(spec, _EXPERTS, RECURRENT).items()}
+
+
+def delta_weights(
+    spec: DecoderSpec,
+    experts: ExpertNames,
+    recurrent: Mapping[str, str],
+    more_linears: Mapping[str, str] = MappingProxyType({}),
+    pairs: bool = False,
+) -> dict[str, Source]:
+    """Of models with Kimi Delta Attention beside latent attention.
+
+    recurrent: names of the former within `self_attn`. pairs: whether values of the latter are rotated by pairs.
+    """
+    linears = {**LLAMA_LINEARS, **more_linears}
+    fields: dict[str, dict[str, Any]] = {leaf: {"flat": True} for leaf in ("q_conv", "k_conv", "v_conv", "a_log")}
     if spec.attentions and (latent := spec.attentions[0].latent) is not None:
-        parts, more = latent_parts(latent, {})
+        parts, more = latent_parts(latent, {"pairs": latent.rope_dim} if pairs else {})
         linears |= parts
         fields |= more
     made = named(
@@ -91,11 +110,11 @@ def weights(spec: DecoderSpec) -> dict[str, Source]:
         linears=linears,
         norms={**LLAMA_NORMS, **LATENT_NORMS},
         fields=fields,
-        experts=_EXPERTS,
-        recurrent={leaf: f"self_attn.{name}" for leaf, name in RECURRENT.items()},
+        experts=experts,
+        recurrent={leaf: f"self_attn.{name}" for leaf, name in recurrent.items()},
     )
     convolved_together(spec, made, "self_attn.conv1d.weight")
-    return {ours: renamed(source, _names) for ours, source in made.items()}
+    return made
 
 
 def _names(name: str) -> list[str]:
