@@ -30,6 +30,7 @@ def test_little_of_each(pair: tuple[str, str], tmp_path: Path, capsys: pytest.Ca
     words = [word for name, value in LITTLE.items() for word in (f"--{name}", str(value))]
     words += ["-m", pair[0], "--tasks", "texts,kills,disconnects,malformed", "--json", str(tmp_path / "found")]
     flags = ["--words", "2", "9", "--tokens", "4", "20", "--", "--assistant-model", pair[1], "--no-launch", "--offline"]
+    flags += ["--kv-memory", "256M"]  # other tests' servers book memory at the same time
     code = serve_faults.main(serve_faults.parse([*words, *flags]))
     assert code == 0, capsys.readouterr().out
     tasks = json.loads((tmp_path / "found").read_text())["tasks"]
