@@ -187,16 +187,19 @@ def indexed(header: GgufHeader, config: Config) -> Config:
     }
 
 
-def _hunyuan4(header: GgufHeader, config: Config) -> Config:
-    """A file without a limit has none, which transformers does not compute."""
+def with_streams(header: GgufHeader, config: Config) -> Config:
+    """Numbers of a model with an indexer and several residual streams. A file without a limit of experts has 0."""
     limits = header.get("{arch}.swiglu_clamp_exp") or 0.0
     return indexed(header, config) | {
         "hc_mult": header.required("hyper_connection.count"),
         "hc_eps": rounded(header.required("hyper_connection.epsilon")),
-        "hc_magnitude": rounded(header.required("hyper_connection.magnitude")),
         "swiglu_limit": rounded(max(limits) if isinstance(limits, list) else limits),
         "mlp_layer_types": mlp_layer_types(header, config["num_hidden_layers"]),
     }
+
+
+def _hunyuan4(header: GgufHeader, config: Config) -> Config:
+    return with_streams(header, config) | {"hc_magnitude": rounded(header.required("hyper_connection.magnitude"))}
 
 
 def _mistral4(header: GgufHeader, config: Config) -> Config:

@@ -13,10 +13,10 @@ from ipex_assist.checkpoints.gguf_deepseek import (
     INDEXED,
     LATENT,
     STREAMS,
-    indexed,
     latent,
     layer_names,
     routing,
+    with_streams,
 )
 from ipex_assist.checkpoints.gguf_file import GgufHeader, rounded
 from ipex_assist.checkpoints.gguf_tables import (
@@ -28,7 +28,6 @@ from ipex_assist.checkpoints.gguf_tables import (
     GgufTable,
     Parts,
     a_log,
-    has,
     layers_with,
     mlp_layer_types,
     same,
@@ -137,26 +136,21 @@ def _ling3(header: GgufHeader, config: Config) -> Config:
         "short_conv_kernel_size": header.required("ssm.conv_kernel"),
         "kda_safe_gate": bounded,
         "kda_lower_bound": rounded(header.required("kda.gate_lower_bound")) if bounded else None,
-        "attention_bias": has(header, "attn_kv_a_mqa.bias"),
         "tie_word_embeddings": False,
     }
 
 
 def _glm5_next(header: GgufHeader, config: Config) -> Config:
-    bound, limits = header.get("{arch}.kda.gate_lower_bound"), header.get("{arch}.swiglu_clamp_exp") or 0.0
-    return indexed(header, config) | {
+    bound = header.get("{arch}.kda.gate_lower_bound")
+    return with_streams(header, config) | {
         "index_kpool": header.required("attention.indexer.kpool"),
         "index_kpool_always_select_tail": header.get("{arch}.attention.indexer.kpool_select_tail", False),
         "layer_types": _layer_types(header, config, "indexed_attention"),
-        "mlp_layer_types": mlp_layer_types(header, config["num_hidden_layers"]),
         "first_k_dense_replace": None,
         "linear_num_heads": config["num_attention_heads"],
         "linear_head_dim": header.required("kda.head_dim"),
         "linear_conv_kernel_dim": header.required("ssm.conv_kernel"),
         "linear_lower_bound": None if bound is None else rounded(bound),
-        "swiglu_limit": rounded(max(limits) if isinstance(limits, list) else limits),
-        "hc_mult": header.required("hyper_connection.count"),
-        "hc_eps": rounded(header.required("hyper_connection.epsilon")),
         "hc_sinkhorn_iters": header.required("hyper_connection.sinkhorn_iterations"),
     }
 

@@ -76,7 +76,7 @@ def _m3(header: GgufHeader, config: Config) -> Config:
         "shared_intermediate_size": shared.shape[0] if shared is not None else 0,
         "routed_scaling_factor": routing(header)["routed_scaling_factor"],
         "layer_types": ["minimax_m3_sparse" if each else "full_attention" for each in indexed],
-        "mlp_layer_types": mlp_layer_types(header, config["num_hidden_layers"]),
+        "mlp_layer_types": mlp_layer_types(header, layers),
     }
 
 
