@@ -60,7 +60,7 @@ class IndexerSpec:
     normalised row that its queries are made of, or, where it `reads_input` (Mistral Large 4), of a layer norm of the
     layer's input. The first values of k and q_h are rotated as the latent's key is.
 
-    pool: so many neighbouring positions share a key (GLM-5.3), Σ softmax(g_j + e_j) k_j over them in each column, with
+    pool: as many neighbouring positions share a key (GLM-5.3), Σ softmax(g_j + e_j) k_j over them in each column, with
     a gate g_j (dim) of each position's input, and e (pool, dim) of its place. A row chooses among pools that end up to
     its own position, `top_k` positions in all, and attends to those of the open pool as well. Keys are not rotated.
 

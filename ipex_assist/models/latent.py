@@ -135,7 +135,7 @@ def with_indexers(
 
 
 def indexer_kinds(config: Config) -> list[str]:
-    """Which layers have an indexer: as they are listed, by a pattern of letters, or every so many from one on."""
+    """Which layers have an indexer: as they are listed, by a pattern of letters, or at equal distances from one on."""
     kinds = config.optional_texts("indexer_types")
     if kinds is None and "index_topk_pattern" in config.values:
         letters = {"F": "full", "S": "shared"}

@@ -85,7 +85,7 @@ class MlpSpec:
 
     @property
     def deviations(self) -> float:
-        """Standard deviations above the mean that so many of normally distributed numbers are below."""
+        """Standard deviations above the mean that this share of normally distributed numbers is below."""
         return NormalDist().inv_cdf(self.sparsity) if self.sparsity else 0.0
 
 

@@ -344,7 +344,7 @@ class Source:
     flat: bool = False  # a matrix that is a vector here
     last_first: int = 0  # the last so many rows of each head come before the others
     pairs: int = 0  # this many rows of each head are rotated by pairs: put in the order of halves
-    heads_transposed: int = 0  # every so many rows, or (heads, rows, …), are a head's, which is transposed
+    heads_transposed: int = 0  # this many rows, flat or as (heads, rows, …), are a head, which is transposed
     plus: float = 0.0
     factor: float = 1.0
     whole: bool = False  # whole numbers, stored as integers

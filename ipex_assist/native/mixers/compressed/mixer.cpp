@@ -53,14 +53,6 @@ void check(const ModelSpec& spec, const LayerSpec& layer) {
     check_entries(a);
 }
 
-MixerColumns columns(const LayerSpec& layer) {
-    const AttentionSpec& a = layer.attention;
-    MixerColumns made;
-    made.width = a.qkv_width(), made.input_width = a.latent_width();
-    made.out_width = a.output_width();
-    return made;
-}
-
 void list_weights(WeightList& list, const ModelSpec& spec, PackedLayer& layer) {
     const AttentionSpec& a = layer.attention;
     const LatentSpec& l = a.latent;
@@ -137,6 +129,6 @@ void list_operations(const PackedLayer& layer, LayerStep& step, const Operation&
 
 }  // namespace
 
-const Mixer COMPRESSED_MIXER{check, columns, list_weights, size, list_operations};
+const Mixer COMPRESSED_MIXER{check, latent_columns, list_weights, size, list_operations};
 
 }  // namespace ipex_assist

@@ -9,6 +9,7 @@ inline int64_t row_column(const AttentionSpec& a) {
     return a.index_key_column() - round_up(a.latent.query_rank, LANES);
 }
 
+MixerColumns latent_columns(const LayerSpec& layer);
 void latent_linear(Pass& pass, const LayerStep& step, int thread);
 void normalize_latents(Pass& pass, const LayerStep& step, int thread);
 void query_linear(Pass& pass, const LayerStep& step, int thread);

@@ -51,14 +51,6 @@ void check(const ModelSpec& spec, const LayerSpec& layer) {
     if (!(l.norm_eps > 0)) refuse("the epsilon of a latent's norm is %g", double(l.norm_eps));
 }
 
-MixerColumns columns(const LayerSpec& layer) {
-    const AttentionSpec& a = layer.attention;
-    MixerColumns made;
-    made.width = a.qkv_width(), made.input_width = a.latent_width();
-    made.out_width = a.output_width();
-    return made;
-}
-
 // What an indexer has beside its parts of the first linears.
 void list_indexer(WeightList& list, const ModelSpec& spec, PackedLayer& layer) {
     const IndexerSpec& index = layer.attention.latent.indexer;
@@ -159,6 +151,14 @@ void list_operations(const PackedLayer& layer, LayerStep& step, const Operation&
 
 }  // namespace
 
-const Mixer LATENT_MIXER{check, columns, list_weights, size, list_operations};
+MixerColumns latent_columns(const LayerSpec& layer) {
+    const AttentionSpec& a = layer.attention;
+    MixerColumns made;
+    made.width = a.qkv_width(), made.input_width = a.latent_width();
+    made.out_width = a.output_width();
+    return made;
+}
+
+const Mixer LATENT_MIXER{check, latent_columns, list_weights, size, list_operations};
 
 }  // namespace ipex_assist
