@@ -49,13 +49,13 @@ def recorded(program: str, **environ: str) -> Cast:
 
 def test_a_program_is_recorded_on_a_terminal_with_its_times() -> None:
     """One that finds no terminal, or another size, shows something else; the line that is typed comes first."""
-    cast = recorded('test -t 0 && test -t 1 && stty size; sleep 0.3; printf "é\\n" >&2', COLUMNS="99", NO_COLOR="1")
+    cast = recorded('test -t 0 && test -t 1 && stty size; sleep 1; printf "é\\n" >&2', COLUMNS="99", NO_COLOR="1")
     text = "".join(text for _, text in cast.output)
     assert text.replace("\x1b[32m", "").replace("\x1b[0m", "") == "$ sh\r\n7 33\r\né\r\n"
     times = [seconds for seconds, _ in cast.output]
     assert times == sorted(times)
     (size,) = (seconds for seconds, text in cast.output if "7 33" in text)
-    assert 0.3 <= times[-1] - size < 20
+    assert 0.5 <= times[-1] - size < 20  # a busy machine reads the first line late
     assert abs(cast.recorded - time.time()) < 60
 
 
