@@ -37,6 +37,7 @@ ARCHITECTURES = {
     "glm4_moe_lite": "deepseek2",
     "deepseek_v3": "deepseek2",
     "deepseek_v32": "deepseek32",
+    "deepseek_v4": "deepseek4",
     "glm_moe_dsa": "glm-dsa",
     "minimax_m2": "minimax-m2",
     "minimax_m3_vl_text": "minimax-m3",
@@ -44,6 +45,7 @@ ARCHITECTURES = {
     "granitemoehybrid": "granitehybrid",
     "gemma4_text": "gemma4",
 }
+TABLE = "tid2eid.weight"  # each token's experts
 LITE_LAYERS = (26, 27)  # by which llama.cpp tells DeepSeek-V2-Lite, whose queries have one matrix
 PART = 1 << 24  # values that are drawn once, and repeated
 F32, Q4_0 = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.Q4_0
@@ -76,6 +78,12 @@ def blocks(seed: int) -> np.ndarray[Any, Any]:
     return found.reshape(-1)
 
 
+def experts_of_tokens(shape: tuple[int, ...], count: int, generator: np.random.Generator) -> np.ndarray[Any, Any]:
+    """A table of (vocabulary, experts of a token), of each token different ones of `count`."""
+    first, step = generator.integers(count, size=(shape[0], 1)), np.arange(shape[1]) * (count // shape[1])
+    return ((first + step) % count).astype(np.int32)
+
+
 def floats(name: str, size: int, generator: np.random.Generator) -> np.ndarray[Any, Any]:
     """A tensor's values in fp32: ones, a decay's below zero, or random ones."""
     if "ssm_a" in name:
@@ -102,7 +110,9 @@ def write(config: dict[str, Any], output: Path) -> None:
     writer.add_vocab_size(config["vocab_size"])
     tensors = list(shapes(config))
     for name, shape in tensors:
-        if is_float(name, shape):
+        if name.endswith(TABLE):
+            writer.add_tensor_info(name, shape, np.dtype(np.int32), int(np.prod(shape)) * 4)
+        elif is_float(name, shape):
             writer.add_tensor_info(name, shape, np.dtype(np.float32), int(np.prod(shape)) * 4)
         else:
             stored = (*shape[:-1], shape[-1] // BLOCK * BLOCK_BYTES)
@@ -112,6 +122,9 @@ def write(config: dict[str, Any], output: Path) -> None:
     writer.write_ti_data_to_file()
     random, generator = blocks(1), np.random.default_rng(2)
     for name, shape in tensors:
+        if name.endswith(TABLE):
+            writer.write_tensor_data(experts_of_tokens(shape, config["n_routed_experts"], generator))
+            continue
         size = int(np.prod(shape))
         floating = is_float(name, shape)
         # Gate and up begin at different places, and what layers add does not hide which token a row is of.

@@ -28,12 +28,15 @@ def convert(
     for key, value in (gguf_layouts.metadata(config, arch, blocks) | metadata).items():
         gguf_layouts.add(writer, key if key.startswith("tokenizer.") else f"{arch}.{key}", value)
     tensors = gguf_layouts.tensors_of(dict(checkpoint.tensors()), config, arch, blocks)
-    found = {name: numpy.ascontiguousarray(tensor.float().numpy()) for name, tensor in tensors}
+    found = {
+        name: numpy.ascontiguousarray((tensor.float() if tensor.is_floating_point() else tensor).numpy())
+        for name, tensor in tensors
+    }
     for name in [each for each in found if fused and ".ffn_gate_exps." in each]:
         gate, up = found.pop(name), found.pop(name.replace("_gate_", "_up_"))
         found[name.replace("_gate_", "_gate_up_")] = numpy.concatenate((gate, up), axis=1)
     for name, values_ in found.items():
-        matrix = values_.ndim > 1 and values_.shape[-1] % 32 == 0
+        matrix = values_.dtype == numpy.float32 and values_.ndim > 1 and values_.shape[-1] % 32 == 0
         if q8 and matrix and not any(word in name for word in ("norm", "conv", "gate_inp", "ssm_x", "ssm_dt", "ssm_a")):
             kind = gguf.GGMLQuantizationType.Q8_0
             writer.add_tensor(name, gguf.quants.quantize(values_, kind), raw_dtype=kind)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import gguf
+import gguf_deepseek4
 import gguf_mixtures
 import torch
 
@@ -263,6 +264,7 @@ OWN: dict[str, Callable[[Config], Config]] = {
     "gemma4": _gemma4,
     "gemma3n": _gemma3n,
     **gguf_mixtures.OWN,
+    "deepseek4": gguf_deepseek4.metadata,
     "apertus": lambda config: {},
 }
 
@@ -296,7 +298,9 @@ def tensors_of(tensors: dict[str, torch.Tensor], config: Config, arch: str, bloc
     for name, tensor in stacked(tensors, arch):
         for theirs, each in changed(name, tensor, config, arch):
             found = (
-                theirs if theirs.startswith(("blk.", "output_hc")) else name_map.get_name(theirs, (".weight", ".bias"))
+                theirs
+                if theirs.startswith(("blk.", "output", "token_embd."))
+                else name_map.get_name(theirs, (".weight", ".bias"))
             )
             assert found, theirs
             yield found, each
@@ -315,6 +319,9 @@ def changed(name: str, tensor: torch.Tensor, config: Config, arch: str) -> Tenso
         name += ".bias"
     if name.endswith(".router_bias"):
         name += ".bias"
+    if arch == "deepseek4":
+        yield from gguf_deepseek4.tensors(name, tensor, config)
+        return
     if arch in gguf_mixtures.CHANGED:
         yield from gguf_mixtures.CHANGED[arch](name, tensor, config)
         return

@@ -310,7 +310,7 @@ NAMED_AS = {
     "laguna": "step35",
     "hy_v3": "glm4moe",
     "bailingmoe3": "kimi-linear",
-    "minimax-m3": "minimax-m2",
+    **{"minimax-m3": "minimax-m2", "deepseek4": "deepseek2"},
 }
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ipex_assist.checkpoints import (
     gguf_apertus,
     gguf_deepseek,
+    gguf_deepseek4,
     gguf_experts,
     gguf_families,
     gguf_gemma3n,
@@ -55,6 +56,7 @@ ARCHITECTURES: dict[str, tuple[str, str, Any]] = {
     **gguf_experts.ARCHITECTURES,
     **gguf_recurrent.ARCHITECTURES,
     **gguf_deepseek.ARCHITECTURES,
+    **gguf_deepseek4.ARCHITECTURES,
     **gguf_apertus.ARCHITECTURES,
     **gguf_windows.ARCHITECTURES,
     **gguf_jamba.ARCHITECTURES,
@@ -65,6 +67,7 @@ ARCHITECTURES: dict[str, tuple[str, str, Any]] = {
 _OF_TABLES = {
     **{**gguf_recurrent.CONFIGS, **gguf_deepseek.CONFIGS, **gguf_apertus.CONFIGS, **gguf_windows.CONFIGS},
     **{**gguf_jamba.CONFIGS, **gguf_kimi.CONFIGS, **gguf_minimax.CONFIGS, **gguf_gemma3n.CONFIGS},
+    **gguf_deepseek4.CONFIGS,
 }
 
 SUPPORTED = {architecture for architecture, _, _ in ARCHITECTURES.values()}
@@ -313,10 +316,12 @@ def _llama(header: GgufHeader, hidden_size: int, arch: str) -> dict[str, Any]:
     if arch not in gguf_windows.CONFIGS:  # which say them themselves
         heads = _of_all_layers(header, "attention.head_count", heads)
         key_value_heads = _of_all_layers(header, "attention.head_count_kv", key_value_heads)
+    # DeepSeek-V4 has experts alone.
+    inner = header.required("expert_feed_forward_length" if arch == "deepseek4" else "feed_forward_length")
     config = {
         "hidden_size": hidden_size,
         "num_hidden_layers": _layer_count(header) if arch in _OF_TABLES else header.required("block_count"),
-        "intermediate_size": _of_all_layers(header, "feed_forward_length", header.required("feed_forward_length")),
+        "intermediate_size": _of_all_layers(header, "feed_forward_length", inner),
         "num_attention_heads": heads,
         "num_key_value_heads": key_value_heads,
         "head_dim": header.get("{arch}.attention.key_length") or hidden_size // (heads or 1),

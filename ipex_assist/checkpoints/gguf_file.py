@@ -32,7 +32,7 @@ _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
 # Tensor types that are read as they are, by safetensors' names: F32, F16 and BF16 of GGMLQuantizationType.
-PLAIN = {0: "F32", 1: "F16", 30: "BF16"}
+PLAIN = {0: "F32", 1: "F16", 26: "I32", 30: "BF16"}
 
 _MAX_DIMENSIONS = 4  # GGML_MAX_DIMS
 

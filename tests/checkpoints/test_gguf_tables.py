@@ -72,6 +72,11 @@ FILES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "glm-moe-dsa": ("glm-dsa", {}, {}),
     "hy-v4": ("hy_v4", {}, {}),
     "hy-v4-other": ("hy_v4", {}, {}),
+    "deepseek-v4": (
+        "deepseek4",
+        {"compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128}},
+        {},
+    ),
     "bailing-hybrid": ("bailingmoe3", {}, {}),
     "minimax-m3": ("minimax-m3", {}, {}),
     "glm5-next": ("glm5-next", {}, {}),
