@@ -70,10 +70,12 @@ def per_layer_table_bytes(spec: DecoderSpec, precision: str) -> int:
 def linear_bytes(spec: DecoderSpec, precision: str) -> int:
     """Return the packed bytes of all matrices of a model but its embedding tables."""
     hidden, embedding = spec.hidden_size, spec.embedding_size or spec.hidden_size
-    layers = sum(layer.mixer_weights(hidden) + hidden * _mlp_columns(layer) for layer in spec.layers)
+    layers = sum(layer.mixer_weights(hidden, spec.norm_width) + hidden * _mlp_columns(layer) for layer in spec.layers)
     outside = spec.lm_head_rows * embedding + (2 * hidden * embedding if spec.projected_embedding else 0)
     if spec.altup is not None:
         outside += 2 * (spec.altup.count - 1) * hidden * hidden
+    if spec.streams is not None:
+        outside += 2 * spec.norm_width * spec.streams.gate_rank
     per_layer = 3 * spec.num_hidden_layers * spec.per_layer_size * hidden
     return round((layers + outside + per_layer) * LINEAR_BYTES[precision])
 

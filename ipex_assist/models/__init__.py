@@ -126,6 +126,8 @@ from ipex_assist.models import (
     qwen3_next,
     qwen3_vl,
     qwen3_vl_moe,
+    qwen4_exp,
+    qwen4_exp_text,
     recurrent_gemma,
     sarvam_moe,
     seed_oss,
@@ -197,7 +199,7 @@ _MODULES = (
     *(recurrent_gemma, gemma3n, gemma3n_text),
     *(qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, glm4v, glm46v, idefics3, internvl, paddleocr_vl, smolvlm),
     *(granite_docling, hy_v4, axk2, mistral_large4, minimax_m3_vl, deepseek_v4),
-    *(bailing_hybrid, glm5_next),
+    *(bailing_hybrid, glm5_next, qwen4_exp, qwen4_exp_text),
 )
 # Published configs have these names of their makers' own code, which is transformers' now.
 _FIRST_NAMES = {

@@ -15,7 +15,6 @@ from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import Source
 
 LINEAR = "linear_attention"
-_NORMS = {**LLAMA_NORMS, **HEAD_NORMS}
 # Vectors of a mixer, by our names; convolutions and inputs differ between the families.
 VECTORS = {"a_log": "A_log", "dt_bias": "dt_bias", "gated_norm": "norm.weight"}
 
@@ -79,14 +78,23 @@ def convolved_together(spec: DecoderSpec, made: dict[str, Source], tensor: str) 
 
 
 def hybrid_weights(
-    spec: DecoderSpec, inputs: Mapping[str, str], fields: Mapping[str, Mapping[str, Any]], **others: Any
+    spec: DecoderSpec,
+    inputs: Mapping[str, str],
+    fields: Mapping[str, Mapping[str, Any]],
+    *,
+    norms: Mapping[str, str] = LLAMA_NORMS,
+    linears: Mapping[str, str] | None = None,
+    **others: Any,
 ) -> dict[str, Source]:
     """Their weights. inputs: names of the parts of the input linear; fields: of `Source`, by our names.
+
+    norms: names of the norms of a layer's rows; linears: of those that others of these models do not have.
 
     Norms weight by 1 + w, but for those of recurrent layers. Queries and gates alternate, head by head.
     """
     mixer = spec.recurrents[0] if spec.recurrents else None
-    shifted = {leaf: {"plus": 1.0} for leaf in (*_NORMS, "final_norm")}
+    norms = {**norms, **HEAD_NORMS}
+    shifted = {leaf: {"plus": 1.0} for leaf in (*norms, "final_norm")}
     gated = {"q_proj": {"interleaved": (0, 1, 2)}, "g_proj": {"interleaved": (1, 2, 2)}}
     recurrent = {
         **inputs,
@@ -98,8 +106,8 @@ def hybrid_weights(
     convolved = {leaf: {**each, "flat": True} for leaf, each in rows.items()}
     return named(
         spec,
-        linears={**LLAMA_LINEARS, "g_proj": "self_attn.q_proj"},
-        norms=_NORMS,
+        linears={**LLAMA_LINEARS, "g_proj": "self_attn.q_proj", **(linears or {})},
+        norms=norms,
         fields={**shifted, **gated, **convolved, **fields},
         recurrent={leaf: f"linear_attn.{name}" for leaf, name in recurrent.items()},
         experts=ExpertNames(),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ipex_assist.models.config import Config
 from ipex_assist.models.gated_delta import hybrid, hybrid_weights
 from ipex_assist.models.spec import DecoderSpec
@@ -25,10 +27,10 @@ def spec(config: Config) -> DecoderSpec:
     return hybrid("qwen3_5_text", config)
 
 
-def weights(spec: DecoderSpec) -> dict[str, Source]:
-    """Queries, keys and values of a recurrent layer lie in one tensor."""
+def weights(spec: DecoderSpec, **others: Any) -> dict[str, Source]:
+    """Queries, keys and values of a recurrent layer lie in one tensor. others: of `hybrid_weights`."""
     if not spec.recurrents:
-        return hybrid_weights(spec, INPUTS, {})
+        return hybrid_weights(spec, INPUTS, {}, **others)
     keys, values = spec.recurrents[0].key_size, spec.recurrents[0].value_size
     rows = {"q_in": (0, keys), "k_in": (keys, 2 * keys), "v_in": (2 * keys, 2 * keys + values)}
-    return hybrid_weights(spec, INPUTS, {leaf: {"rows": ends} for leaf, ends in rows.items()})
+    return hybrid_weights(spec, INPUTS, {leaf: {"rows": ends} for leaf, ends in rows.items()}, **others)

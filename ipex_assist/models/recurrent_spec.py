@@ -72,6 +72,7 @@ class RecurrentSpec:
     norm_eps: float | None = None  # of its norms; the model's where None
     gate_rank: int = 0  # kimi_delta (0: there is none), mamba1; rg_lru: value_dim
     selection_norm: SelectionNorm | None = None  # mamba1
+    sigmoid_gate: bool = False  # gated_delta: the output gate is a sigmoid, too
     decay_bound: float | None = None  # kimi_delta: what logarithms of decays are above, below 0; None: no bound
 
     def __post_init__(self) -> None:
@@ -79,6 +80,7 @@ class RecurrentSpec:
             raise ConfigError("mixer", self.kind, f"one of {', '.join(MIXERS)}")
         check_ranges(self, RECURRENT_RANGES)
         self.made_of.check(self)
+        assert not self.sigmoid_gate or self.kind == "gated_delta", "a gate of another kind"
         if self.heads % self.key_heads:
             raise ConfigError("linear_num_key_heads", self.key_heads, f"a divisor of the {self.heads} value heads")
         if self.norm_groups and self.value_size % self.norm_groups:

@@ -159,9 +159,10 @@ class LayerSpec:
         """Columns of what its mixer gives to its last linear."""
         return self.mixer.value_size if isinstance(self.mixer, RecurrentSpec) else self.mixer.output_size
 
-    def mixer_weights(self, hidden: int) -> int:
-        """Elements of the matrices of its mixer, for rows of `hidden` columns."""
-        return self.mixer.weights(hidden) + 2 * hidden * (self.mixer_gate_rank + self.mlp_gate_rank + self.laurel_rank)
+    def mixer_weights(self, hidden: int, norm_width: int) -> int:
+        """Elements of the matrices of its mixer and of norms' gates, for rows of `hidden` columns."""
+        gates = 2 * norm_width * (self.mixer_gate_rank + self.mlp_gate_rank)
+        return self.mixer.weights(hidden) + gates + 2 * hidden * self.laurel_rank
 
     @property
     def experts(self) -> Experts | None:
@@ -237,7 +238,10 @@ class DecoderSpec:
         assert not self.layers[-1].defers, "experts that are deferred to none"
         assert self.altup is None or (self.per_layer_size and not self.streams and not self.head), "AltUp"
         assert self.streams is None or not (self.embedding_layers or self.per_layer_size or self.head), "streams"
+        gated = 0 if self.streams is None else self.streams.gate_rank
         for layer in self.layers:
+            ranks = layer.mixer_gate_rank, layer.mlp_gate_rank
+            assert not gated or ranks == (gated, gated if layer.mlp else 0), "gates of residuals"
             if (rank := max(layer.mixer_gate_rank, layer.mlp_gate_rank)) > self.hidden_size:
                 raise ConfigError("gated_norm_rank", rank, f"{self.hidden_size} at most, the width of a row")
         for attention in self.attentions:
@@ -309,6 +313,20 @@ class DecoderSpec:
         place = self.rotary_tables.index((attention.rope, attention.rotary_size))
         first = sum(size for _, size in self.rotary_tables[:place])
         return slice(first, first + attention.rotary_size)
+
+    @property
+    def norm_width(self) -> int:
+        """Columns of the norms before mixers, MLPs and the head, and of their gates: of all streams, if these gate."""
+        return self.hidden_size * (self.streams.count if self.streams is not None and self.streams.gated else 1)
+
+    @property
+    def gates_streams(self) -> bool:
+        """Whether residuals are gated: streams pass their norms before they are read."""
+        return self.streams is not None and self.streams.gated
+
+    def norms_reads(self, layer: int) -> bool:
+        """Whether what a mixer or an MLP of this layer reads passes a norm, and is not made of normed streams."""
+        return self.layers[layer].has_pre_norms and not self.gates_streams
 
     @property
     def per_layer_tokens(self) -> int:

@@ -13,6 +13,7 @@ STREAM_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
     "hc_sinkhorn_iters": ("sinkhorn_steps", (0, 1000)),
     "hc_eps": ("eps", (0, 0.1)),
     "hc_magnitude": ("gain", (1e-6, 1e6)),
+    "hc_lowrank": ("gate_rank", (0, 1 << 20)),
 }
 ALTUP_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
     "altup_num_inputs": ("count", (2, 8)),
@@ -24,6 +25,7 @@ ALTUP_VECTORS = ("altup_router", "altup_predict", "altup_correct", "altup_scale"
 # the head are outside of layers.
 STREAMS = ("attention_hc", "mlp_hc")
 HEAD_STREAMS = "head_hc"
+HEAD_GATE = ("head_gate_down_proj", "head_gate_up_proj")  # of gated residuals, beside those of layers
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,14 @@ class StreamSpec:
     gives, d, is added to stream i as (gain · sigmoid(z_count+i) + gain_eps) · d. The streams stay as they are, or, with
     `sinkhorn_steps` (DeepSeek-V4), become Σ_j C_ji s_j before that, where C is the softmax of the other numbers, row by
     row, whose columns and rows are divided by their sums in turn. The final norm reads the streams likewise, by a
-    projection of its own. All of it in fp32. Raises ConfigError for a value out of STREAM_RANGES.
+    projection of its own. All of it in fp32.
+
+    With a `gate_rank` (gated residuals, Qwen4) each stream passes a part of a norm as wide as all of them, and of the
+    normed streams y (count, hidden) comes Σ sigmoid(up · silu(down · y / count))_i y_i / count, where `gate_rank`
+    columns are between two linears, with no norm behind it: what attention, an MLP or the head reads. What comes of
+    that, d, is added to stream i as gain · sigmoid(W_i y / count) d; and streams are not mixed.
+
+    Raises ConfigError for a value out of STREAM_RANGES.
     """
 
     count: int
@@ -44,13 +53,22 @@ class StreamSpec:
     gain: float = 2.0
     gain_eps: float = 0.0
     averaged: bool = False  # the final norm reads the mean of the streams, without numbers
+    gate_rank: int = 0
 
     def __post_init__(self) -> None:
         check_ranges(self, STREAM_RANGES)
+        assert not self.gate_rank or not (self.averaged or self.sinkhorn_steps or self.eps), "gated residuals"
+
+    @property
+    def gated(self) -> bool:
+        """Whether residuals are gated."""
+        return self.gate_rank > 0
 
     @property
     def numbers(self) -> int:
         """How many a row has before attention and before its MLP."""
+        if self.gated:
+            return self.count
         return self.count * (2 + self.count if self.sinkhorn_steps else 2)
 
     def layer_shapes(self, hidden: int) -> dict[str, tuple[int, ...]]:
@@ -60,14 +78,14 @@ class StreamSpec:
 
     def head_shapes(self, hidden: int) -> dict[str, tuple[int, ...]]:
         """Of those before the final norm."""
+        if self.gated:
+            wide = self.count * hidden
+            return dict(zip(HEAD_GATE, ((self.gate_rank, wide), (wide, self.gate_rank)), strict=True))
         return {} if self.averaged else dict(self._shapes(HEAD_STREAMS, hidden, self.count, 1))
 
     def _shapes(self, name: str, hidden: int, numbers: int, kinds: int) -> list[tuple[str, tuple[int, ...]]]:
-        return [
-            (name, (numbers, self.count * hidden)),
-            (f"{name}_base", (numbers,)),
-            (f"{name}_scale", (kinds,)),
-        ]
+        vectors: list[tuple[str, tuple[int, ...]]] = [(f"{name}_base", (numbers,)), (f"{name}_scale", (kinds,))]
+        return [(name, (numbers, self.count * hidden)), *([] if self.gated else vectors)]
 
 
 @dataclass(frozen=True)

@@ -160,6 +160,7 @@ def _outer_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
         "per_layer_in_proj": (spec.num_hidden_layers * spec.per_layer_size, hidden),
         "per_layer_norm": (spec.per_layer_size,),
         **dict.fromkeys(NORMS, (hidden,)),
+        "final_norm": (spec.norm_width,),
         **(spec.streams.head_shapes(hidden) if spec.streams is not None else {}),
         **(spec.altup.outer_shapes(hidden) if spec.altup is not None else {}),
     }
@@ -206,10 +207,11 @@ def _conv_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
 
 def _layer_shapes(spec: DecoderSpec, layer: LayerSpec, place: str) -> dict[str, tuple[int, ...]]:
     """place: the last name before the weight's own, "shared" of a shared expert."""
-    hidden, experts = spec.hidden_size, layer.experts
+    hidden, experts, wide = spec.hidden_size, layer.experts, spec.norm_width
     inner = experts.shared_size if experts is not None and place == "shared" else layer.inner_size
     return {
         **dict.fromkeys(NORMS, (hidden,)),
+        **dict.fromkeys(("attention_norm", "mlp_norm"), (wide,)),
         **layer.mixer.shapes(hidden),
         **(spec.streams.layer_shapes(hidden) if spec.streams is not None else {}),
         **(spec.altup.layer_shapes(hidden) if spec.altup is not None else {}),
@@ -218,10 +220,10 @@ def _layer_shapes(spec: DecoderSpec, layer: LayerSpec, place: str) -> dict[str, 
         "down_proj": (hidden, inner),
         **dict.fromkeys(("correction_bias", "expert_scales"), (experts.routed if experts else 0,)),
         "layer_scalar": (1,),
-        "mixer_gate_down_proj": (layer.mixer_gate_rank, hidden),
-        "mixer_gate_up_proj": (hidden, layer.mixer_gate_rank),
-        "mlp_gate_down_proj": (layer.mlp_gate_rank, hidden),
-        "mlp_gate_up_proj": (hidden, layer.mlp_gate_rank),
+        "mixer_gate_down_proj": (layer.mixer_gate_rank, wide),
+        "mixer_gate_up_proj": (wide, layer.mixer_gate_rank),
+        "mlp_gate_down_proj": (layer.mlp_gate_rank, wide),
+        "mlp_gate_up_proj": (wide, layer.mlp_gate_rank),
         "laurel_left_proj": (layer.laurel_rank, hidden),
         "laurel_right_proj": (hidden, layer.laurel_rank),
         "per_layer_gate_proj": (spec.per_layer_size, hidden),

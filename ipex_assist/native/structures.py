@@ -12,7 +12,7 @@ from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.models.stream_spec import StreamSpec
 from ipex_assist.quantization.precision import FORMATS, beside_experts
 
-ABI_VERSION = 46  # api.cpp: ia_abi. It changes with every function there and with the structures here.
+ABI_VERSION = 47  # api.cpp: ia_abi. It changes with every function there and with the structures here.
 PRECISIONS = {name: each.number for name, each in FORMATS.items()}
 NORM_PLACES = {"pre": 0, "post_residual": 1, "post": 2, "sandwich": 3, "pre_and_mlp_out": 4}
 HEAD_NORMS = {None: 0, "head": 1, "each_head": 2, "all_heads": 3, "unweighted": 4}
@@ -32,7 +32,7 @@ _ATTENTION_INTEGERS = (
 _LATENT_INTEGERS = "rank rope_dim nope_dim value_dim query_rank reads_unnormed"
 _RECURRENT_INTEGERS = (
     "kind heads key_heads key_dim value_dim conv_kernel conv_bias input_bias output_bias norm_groups gate_rank "
-    "selection_norm"
+    "selection_norm sigmoid_gate"
 )
 _MLP_INTEGERS = (
     "intermediate_size activation gated bias precision experts experts_per_token experts_normalised router_bias "
@@ -137,7 +137,7 @@ class CStreamSpec(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("count", "sinkhorn_steps")),
         *((name, ctypes.c_float) for name in ("eps", "gain", "gain_eps")),
-        ("averaged", ctypes.c_int32),
+        *((name, ctypes.c_int32) for name in ("averaged", "gate_rank")),
     ]
 
 
@@ -317,6 +317,7 @@ def _recurrent_spec(spec: RecurrentSpec) -> CRecurrentSpec:
         norm_groups=spec.norm_groups,
         gate_rank=spec.gate_rank,
         selection_norm=SELECTION_NORMS[spec.selection_norm],
+        sigmoid_gate=spec.sigmoid_gate,
         least_step=spec.step_limit[0],
         most_step=spec.step_limit[1],
         beta_scale=spec.beta_scale,

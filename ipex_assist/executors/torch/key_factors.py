@@ -64,6 +64,8 @@ def _norm_before(spec: DecoderSpec, weights: Weights, index: int) -> Norm:
         assert of_token is not None, "a draft head without norms"
         assert of_hidden is not None, "a draft head without norms"
         return torch.cat((of_token, of_hidden)), None
+    if spec.gates_streams and (norm := weights.layers[index].attention_norm[0]) is not None:
+        return norm[: spec.hidden_size], None  # of the first stream
     if spec.layers[index].has_pre_norms:
         return weights.layers[index].attention_norm
     last = spec.layers[index - 1] if index else None

@@ -349,7 +349,7 @@ class TorchModel(Model):
             streams = predicted(self.spec.altup, layer.altup, x, self.spec.norm_eps)
             x = read = streams[:, self.spec.altup.active].to(x.dtype)
         read = read_streams(self.spec, x if read is None else read, layer.streams.get("attention_hc"))
-        rows = gated(self._norm_if(self.spec.layers[index].has_pre_norms, read, layer.attention_norm), layer.mixer_gate)
+        rows = gated(self._norm_if(self.spec.norms_reads(index), read, layer.attention_norm), layer.mixer_gate)
         self.see(index, "prepare_attention", "residual stream", x)
         self.see(index, "prepare_attention", "mixer inputs", rows)
         mixed = self._mixed(rows, index, cache, metadata, states)
@@ -403,7 +403,7 @@ class TorchModel(Model):
             made = run_mlp(spec, layer, x, see, lambda rows, name: self._norm(rows, norms[name]))
         else:
             read = read_streams(self.spec, x, layer.streams.get("mlp_hc"))
-            rows = gated(self._norm_if(spec.has_pre_norms, read, layer.mlp_norm), layer.mlp_gate)
+            rows = gated(self._norm_if(self.spec.norms_reads(index), read, layer.mlp_norm), layer.mlp_gate)
             see("prepare_mlp", "mlp inputs", rows)
             made = run_mlp(spec, layer, rows, see, None, self.deferred.append if spec.defers else None, self.tokens)
         made = self._delta(spec, self._norm_if(spec.has_mlp_out_norm, made, layer.mlp_out_norm))
@@ -437,7 +437,7 @@ class TorchModel(Model):
         """Rows of the last layer after the final norm, if there is one."""
         x = read_streams(self.spec, x, self.weights.streams)
         x = x if self.spec.altup is None else leave_streams(x, self.weights.altup_out)
-        return self._norm(x, self.weights.final_norm) if self.spec.final_norm else x
+        return self._norm_if(self.spec.final_norm and not self.spec.gates_streams, x, self.weights.final_norm)
 
     def head(self, x: torch.Tensor) -> torch.Tensor:
         """Logits (rows, vocab) of the last layer's rows."""

@@ -5,24 +5,72 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch.nn import functional
 
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.executors.torch.kernels import Linear
+from ipex_assist.executors.torch.kernels import Kernels, Linear
 from ipex_assist.models.spec import DecoderSpec
-from ipex_assist.models.stream_spec import StreamSpec
+from ipex_assist.models.stream_spec import HEAD_STREAMS, STREAMS, StreamSpec
+
+
+@dataclass
+class GatedStreams:
+    """The norm of all streams, and the gates of what it gives."""
+
+    kernels: Kernels
+    norm: torch.Tensor  # (count · hidden,)
+    gate: tuple[Linear, Linear]  # (rows, count · hidden) → (rows, gate_rank), and back
+
+    def normed(self, spec: DecoderSpec, x: torch.Tensor) -> torch.Tensor:
+        """Each stream of rows x through its part of the norm."""
+        parts = zip(x.split(spec.hidden_size, 1), self.norm.split(spec.hidden_size), strict=True)
+        return torch.cat([self.kernels.rms_norm(part.contiguous(), norm, spec.norm_eps) for part, norm in parts], 1)
+
+    def read(self, spec: DecoderSpec, x: torch.Tensor) -> torch.Tensor:
+        """The mean of what gates let through: (rows, hidden)."""
+        assert spec.streams is not None
+        y, (down, up) = self.normed(spec, x), self.gate
+        y = y * torch.sigmoid(up(functional.silu(down(y) / spec.streams.count)))
+        return y.float().unflatten(-1, (spec.streams.count, -1)).mean(1).to(x.dtype)
 
 
 @dataclass
 class StreamLayer:
-    """What makes the numbers of a row, in fp32."""
+    """What makes the numbers of a row, in fp32; and, of gated residuals, what reads its streams."""
 
-    projection: Linear  # (rows, count · hidden) → (rows, numbers)
-    base: torch.Tensor  # (numbers,)
-    scale: torch.Tensor  # one for each kind of number
+    projection: Linear | None  # (rows, count · hidden) → (rows, numbers); None: gated ones of the head
+    base: torch.Tensor | None = None  # (numbers,); None where residuals are gated, as the next
+    scale: torch.Tensor | None = None  # one for each kind of number
+    gated: GatedStreams | None = None
+
+
+_GATED = {  # the norm and its gate
+    **dict(zip(STREAMS, (("attention_norm", "mixer_gate"), ("mlp_norm", "mlp_gate")), strict=True)),
+    HEAD_STREAMS: ("final_norm", "head_gate"),
+}
+
+
+def stream_layer(
+    spec: DecoderSpec, kernels: Kernels, linears: dict[str, Linear], tensors: dict[str, torch.Tensor], name: str
+) -> StreamLayer | None:
+    """Of one of STREAMS in a layer, or of the head's; None where it has none. name: with the layer's."""
+    prefix, leaf = name[: name.rfind(".") + 1], name.rpartition(".")[2]
+    if spec.gates_streams:
+        norm, gate = _GATED[leaf]
+        if f"{prefix}{gate}_up" not in linears:
+            return None
+        both = linears[f"{prefix}{gate}_down"], linears[f"{prefix}{gate}_up"]
+        return StreamLayer(linears.get(name), gated=GatedStreams(kernels, tensors[f"{prefix}{norm}.weight"], both))
+    if name not in linears:
+        return None
+    return StreamLayer(linears[name], tensors[f"{name}_base.weight"], tensors[f"{name}_scale.weight"])
 
 
 def _logits(spec: StreamSpec, layer: StreamLayer, x: torch.Tensor, norm_eps: float) -> list[torch.Tensor]:
     """Of each kind of number: (rows, count), (rows, count), (rows, count²), as far as there are such."""
+    assert layer.projection is not None
+    assert layer.base is not None
+    assert layer.scale is not None
     wide = x.float()
     factor = torch.rsqrt(wide.square().mean(-1, keepdim=True) + norm_eps)
     sizes = (spec.count, spec.count, spec.count**2)[: len(layer.scale)]
@@ -31,9 +79,11 @@ def _logits(spec: StreamSpec, layer: StreamLayer, x: torch.Tensor, norm_eps: flo
 
 
 def read_streams(spec: DecoderSpec, x: torch.Tensor, layer: StreamLayer | None) -> torch.Tensor:
-    """What the norm before attention, an MLP or the head gets of rows x: (rows, hidden)."""
+    """What the norm before attention, an MLP or the head gets of rows x: (rows, hidden); or these, without a norm."""
     if spec.streams is None:
         return x
+    if layer is not None and layer.gated is not None:
+        return layer.gated.read(spec, x)
     if layer is None:
         return x.float().unflatten(-1, (spec.streams.count, -1)).mean(1).to(x.dtype)
     read = torch.sigmoid(_logits(spec.streams, layer, x, spec.norm_eps)[0]) + spec.streams.eps
@@ -45,7 +95,11 @@ def write_streams(spec: DecoderSpec, x: torch.Tensor, delta: torch.Tensor, layer
     streams = spec.streams
     if streams is None or layer is None:
         return x + delta
-    _, written, *mixed = _logits(streams, layer, x, spec.norm_eps)
+    if layer.gated is not None:
+        assert layer.projection is not None
+        written, mixed = layer.projection(layer.gated.normed(spec, x).float()) / streams.count, []
+    else:
+        _, written, *mixed = _logits(streams, layer, x, spec.norm_eps)
     rows = x.float().unflatten(-1, (streams.count, -1))
     if mixed:
         rows = _mixture(streams, mixed[0]).transpose(1, 2) @ rows

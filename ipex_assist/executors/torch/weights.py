@@ -14,7 +14,7 @@ from ipex_assist.executors.torch.dynamic_conv import DynamicConv
 from ipex_assist.executors.torch.experts import ExpertLayer, Mlp, expert_table
 from ipex_assist.executors.torch.kernels import Kernels, Linear, TorchKernels
 from ipex_assist.executors.torch.selector import Confidence, Selector
-from ipex_assist.executors.torch.streams import StreamLayer
+from ipex_assist.executors.torch.streams import StreamLayer, stream_layer
 from ipex_assist.models import Source
 from ipex_assist.models.draft_head import HeadSpec
 from ipex_assist.models.mlp_spec import Experts
@@ -169,10 +169,9 @@ _FUSED = {
 }
 _BY_HEAD = ("k_b", "v_b", "o_a")  # each head, or group of heads, has a linear of its own
 _STREAMS = (*STREAMS, HEAD_STREAMS)
-_STREAM_VECTORS = tuple(f"{name}{part}" for name in _STREAMS for part in ("_base", "_scale"))
+_STREAM_VECTORS = (*(f"{name}{part}" for name in _STREAMS for part in ("_base", "_scale")), *ALTUP_VECTORS)
 _GROWTH = (*LOG_GROWTH, *INDEX_LOG_GROWTH)
 _OF_EXPERTS = ("correction_bias", "expert_scales", "expert_table", *ENTRY_VECTORS)
-_STREAM_VECTORS += ALTUP_VECTORS
 _FP32 = (*_GROWTH, *_OF_EXPERTS, "router", "shared_gate", "confidence", *_STREAMS, *_STREAM_VECTORS)
 _TABLES = ("embed_tokens", "embed_positions", "per_layer_embed", "selector_before", "selector_after")
 _VECTORS = (*_GROWTH, *_OF_EXPERTS, "sinks", "layer_scalar", "confidence", *CONV_BASES, *_STREAM_VECTORS)
@@ -289,7 +288,7 @@ class _Packer:
             per_layer_in=self.linears.get("per_layer_in"),
             per_layer_norm=self.tensors.get("per_layer_norm.weight"),
             head=self._head() if self.spec.head is not None else None,
-            streams=self._streams(HEAD_STREAMS) if HEAD_STREAMS in self.linears else None,
+            streams=self._streams(HEAD_STREAMS),
             altup_in=self._projections("altup_in"),
             altup_out=self._projections("altup_out"),
         )
@@ -302,9 +301,8 @@ class _Packer:
         left, right = (self.linears[f"{prefix}laurel_{name}"] for name in ("left", "right"))
         return LaurelLayer(left, right, self._norm(prefix + "laurel_out_norm"))
 
-    def _streams(self, name: str) -> StreamLayer:
-        vectors = (self.tensors[f"{name}_{part}.weight"] for part in ("base", "scale"))
-        return StreamLayer(self.linears[name], *vectors)
+    def _streams(self, name: str) -> StreamLayer | None:
+        return stream_layer(self.spec, self.kernels, self.linears, self.tensors, name)
 
     def _head(self) -> HeadWeights:
         assert self.spec.head is not None
@@ -357,9 +355,11 @@ class _Packer:
             compressed=compressed_layer(prefix, self.linears, self.by_head, self.tensors),
             per_layer=self._per_layer(prefix) if self.spec.per_layer_size else None,
             scalar=self.tensors.get(prefix + "layer_scalar.weight"),
-            streams={} if self.spec.streams is None else {name: self._streams(prefix + name) for name in STREAMS},
-            mixer_gate=self._gate(prefix + "mixer_gate") if spec.mixer_gate_rank else None,
-            mlp_gate=self._gate(prefix + "mlp_gate") if spec.mlp_gate_rank else None,
+            streams={name: made for name in STREAMS if (made := self._streams(prefix + name)) is not None},
+            mixer_gate=self._gate(prefix + "mixer_gate")
+            if spec.mixer_gate_rank and not self.spec.gates_streams
+            else None,
+            mlp_gate=self._gate(prefix + "mlp_gate") if spec.mlp_gate_rank and not self.spec.gates_streams else None,
             altup=None if self.spec.altup is None else altup_layer(self.spec.altup, self.tensors, prefix),
             laurel=self._laurel(prefix) if spec.laurel_rank else None,
             convs=tuple(self._conv(prefix + base) for base in CONV_BASES if f"{prefix}{base}.weight" in self.tensors),

@@ -16,6 +16,7 @@ void check_recurrent(const RecurrentSpec& r) {
     if (r.heads % r.key_heads || (r.norm_groups && r.value_width() % r.norm_groups)) {
         refuse("%d heads of a recurrent mixer in %d groups, and %d of its norm", r.heads, r.key_heads, r.norm_groups);
     }
+    check_range("whether an output gate is a sigmoid", r.sigmoid_gate, 0, r.kind == GATED_DELTA);
     if (!std::isfinite(r.norm_eps) || r.norm_eps < 0) refuse("the epsilon of a gated norm is %g", double(r.norm_eps));
     if (!(r.least_step >= 0) || !(r.most_step >= r.least_step)) {
         refuse("steps from %g to %g", double(r.least_step), double(r.most_step));

@@ -56,7 +56,7 @@ void list_shared(List& list, SharedBuffers& b, const ActivationSizes& s) {
     list("low_rank", b.low_rank, s.low_rows, s.low_columns);
     list("normed", b.normed, s.rows, s.normed);
     list("gate_rows", b.gate_rows, s.rows, s.gate_rows);
-    list("norm_gates", b.norm_gates, s.rows, s.gate_rows ? s.width : 0);
+    list("norm_gates", b.norm_gates, s.rows, s.gate_rows ? s.wide : 0);
     list("deferred", b.deferred, s.rows, s.deferred);
     list("projected", b.projected, s.rows, s.projected);
     list("conv_scales", b.conv_scales, s.rows, s.conv_scales);
@@ -88,7 +88,7 @@ void list_node(List& list, NodeBuffers& b, const ActivationSizes& s) {
 
 template <class List>
 void list_thread(List& list, ThreadBuffers& b, const ActivationSizes& s) {
-    const int64_t depth = round_up(s.width, SCALE_COLUMNS), values = PADDED_ROWS * depth;
+    const int64_t depth = round_up(s.wide, SCALE_COLUMNS), values = PADDED_ROWS * depth;
     const int64_t partial = s.value_width + LANES, groups = s.key_depth / ATTENTION_GROUP;
     list("row", b.row, 1, s.width);
     list("entering", b.entering, 1, s.entering);

@@ -66,7 +66,7 @@ struct SharedBuffers {
     Array<float> low_rank;      // (windows · WINDOW_ROWS, …) A · x of rows with an adapter
     Array<float> normed;        // (rows, hidden): what a norm gives where that is read once more
     Array<float> gate_rows;     // (rows, rank) of norms with gates: the row that these are made of
-    Array<float> norm_gates;    // (rows, hidden)
+    Array<float> norm_gates;    // (rows, hidden), or of all streams, as `normed` is then
     Array<float> deferred;  // (rows, hidden): what routed experts give, added after the next layer; or LAuReL's linears
     Array<float> projected;       // (rows, …): AltUp's streams but the first, projected on their way in and out
     Array<float> conv_scales;     // (rows, 2 · conv_kernel · groups): what scales the weights of both
@@ -122,6 +122,7 @@ struct ThreadBuffers {
 struct ActivationSizes {
     int64_t rows, logit_rows, vocabulary_chunks, threads, nodes;
     int64_t width, qkv, attended, per_layer;    // columns of a row
+    int64_t wide;                               // and of what gates of norms read
     int64_t stream, stream_rows, stream_parts;  // columns of a row of the residual stream; of several streams
     int64_t between;                            // columns of rows between the linears of a mixer
     int64_t scan_rows, scan_columns, state;     // of recurrent layers; floats of a part of their state

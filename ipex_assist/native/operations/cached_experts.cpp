@@ -47,6 +47,7 @@ void expect_next(Pass& pass, const LayerStep& step, int thread) {
     if (step.last || !pass.plan().decode) return;
     const PackedLayer& next = model.layers[size_t(step.index) + 1];
     if (!next.mlp.experts || !next.into_mlp.pre || next.router.order || next.mlp.by_token) return;
+    if (model.spec.streams.gated()) return;  // what a router reads takes linears of their own
     const Array<float>& stream = pass.stream(thread);
     const int64_t rows = pass.plan().rows(), hidden = model.spec.hidden_size;
     std::vector<float> x(size_t(rows * hidden));

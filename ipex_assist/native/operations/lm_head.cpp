@@ -34,7 +34,10 @@ void cap_logits(Pass& pass, int thread) {
 void lm_head(Pass& pass, int thread) {
     if (pass.model.spec.draft_head.clusters) return clustered_lm_head(pass, thread);
     const int64_t count = int64_t(pass.plan().logit_rows.size());
-    residual_norm(pass, thread, pass.model.into_head, &pass.plan().logit_rows, pass.after_layers());
+    const NormGate& gate = pass.model.head_gate;
+    const int64_t rank = pass.model.spec.streams.gate_rank;
+    residual_norm(pass, thread, pass.model.into_head, &pass.plan().logit_rows, rank ? gate.down : pass.after_layers());
+    if (rank) gate_rows(pass, thread, gate, rank, count, pass.after_layers());
     if (pass.model.spec.projected_embedding) project_out(pass, thread, count);
     linear(pass, thread, pass.inputs(thread, pass.head.depth), pass.head, count, pass.batch.logits, pass.batch.stride);
     if (pass.model.spec.logit_cap > 0) cap_logits(pass, thread);

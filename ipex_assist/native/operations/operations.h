@@ -49,6 +49,8 @@ void residual_norm(Pass& pass, int thread, const ResidualNorm& residual, const s
 void weigh_streams(Pass& pass, int thread, const StreamWeights& weights, const std::vector<int32_t>* kept,
                    const WorkRange& rows);
 const float* read_streams(const ModelSpec& spec, const float* x, float* out);
+// Of gated residuals: each stream of a row through its part of a norm, to `out`, as wide.
+void normalize_streams(const Pass& pass, const Norm& norm, const float* x, float* out);
 void write_streams(const ModelSpec& spec, const float* delta, int64_t start, float* x);
 int64_t stream_parts(const ModelSpec& spec);  // floats that threads exchange of a row
 // altup.cpp, of a row x of AltUp's streams: predicts them, and makes what a layer sees, x itself; corrects them after it,
@@ -65,8 +67,8 @@ void laurel(Pass& pass, const LayerStep& step, int thread);
 void add_delta(const Pass& pass, const ResidualNorm& residual, int64_t row, float* x, const float* delta,
                float* changed, int64_t start);
 // norm_gate.cpp: the rows that a residual norm has kept, of which `gate` has the inputs, gated, in the form of `next`.
-// rank: columns of the row between. Ends as `residual_norm` does.
-void gate_rows(Pass& pass, int thread, const NormGate& gate, int64_t rank, const Linear& next);
+// rank: columns of the row between. Of several streams `next` gets the mean. Ends as `residual_norm` does.
+void gate_rows(Pass& pass, int thread, const NormGate& gate, int64_t rank, int64_t rows, const Linear& next);
 void prepare_attention(Pass& pass, const LayerStep& step, int thread);
 void prepare_mlp(Pass& pass, const LayerStep& step, int thread);
 void normalize(const Pass& pass, const Norm& norm, const float* x, float* out);
@@ -84,10 +86,10 @@ bool prepares_in_place(const Pass& pass, const Linear& next);
 // All rows, or this thread's share, as `residual_norm` prepares them: row r of `width` columns is what make(r) gives,
 // which may lie in memory of the thread. Ends as that does.
 template <class Make>
-void prepare_made(Pass& pass, int thread, int64_t width, const Linear& next, const Make& make) {
+void prepare_made(Pass& pass, int thread, int64_t width, int64_t rows, const Linear& next, const Make& make) {
     const PassPlan& plan = pass.plan();
     const bool all = plan.each_thread_prepares;
-    const int64_t rows = plan.rows(), end = all ? rows : share(rows, thread + 1, plan.threads);
+    const int64_t end = all ? rows : share(rows, thread + 1, plan.threads);
     for (int64_t r = all ? 0 : share(rows, thread, plan.threads); r < end; r++) {
         const float* made = make(r);
         if (!all) prepare_row(pass, thread, made, width, 0, next.depth, r, next, &NodeBuffers::inputs);

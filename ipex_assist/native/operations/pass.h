@@ -69,6 +69,7 @@ struct Pass {
     const PackedLayer& layer(const LayerStep& step) const { return model.layers[size_t(step.index)]; }
     // What reads the result of a layer, or of the last one: the head, or the projection before it.
     const Linear& reader(const LayerStep& step) const {
+        if (step.last && model.spec.streams.gated()) return model.head_gate.down;
         return step.last ? after_layers() : model.layers[size_t(step.index) + 1].first_linear();
     }
     // What reads the result of its MLP.

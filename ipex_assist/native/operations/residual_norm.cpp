@@ -61,7 +61,8 @@ void residual_norm(Pass& pass, int thread, const ResidualNorm& residual, const s
     const PassPlan& plan = pass.plan();
     const ThreadBuffers& own = pass.activations.own(thread);
     const int64_t count = kept ? int64_t(kept->size()) : plan.rows(), size = pass.model.spec.hidden_size;
-    const bool all = plan.each_thread_prepares;
+    const bool all = plan.each_thread_prepares, gated = residual.streams && pass.model.spec.streams.gated();
+    const int64_t width = gated ? pass.model.spec.norm_width() : size;
     const Array<float>& stream = pass.stream(thread);
     const int64_t first = all ? 0 : share(count, thread, plan.threads);
     const int64_t end = all ? count : share(count, thread + 1, plan.threads);
@@ -74,19 +75,22 @@ void residual_norm(Pass& pass, int thread, const ResidualNorm& residual, const s
     };
     if (residual.streams) {
         for (int64_t i = first; i < end; i++) add(i);
+        for (int64_t i = first; gated && i < end; i++)
+            normalize_streams(pass, *residual.pre, stream.row(kept ? (*kept)[size_t(i)] : i),
+                              pass.normed(thread).row(i));
         weigh_streams(pass, thread, *residual.streams, kept, {first, end});
     }
     for (int64_t i = first; i < end; i++) {
         if (!residual.streams && !residual.late) add(i);
         float* row = stream.row(kept ? (*kept)[size_t(i)] : i);
-        const float* x = residual.streams ? read_streams(pass.model.spec, row, own.row.data) : row;
+        const float* x = residual.streams && !gated ? read_streams(pass.model.spec, row, own.row.data) : row;
         if (residual.altup)
             x = (residual.corrects ? correct_streams : predict_streams)(pass, *residual.altup, row, own.row.data);
         float* normed = residual.kept ? pass.normed(thread).row(i) : own.row.data;
-        if (residual.pre) normalize(pass, *residual.pre, x, normed);
+        if (residual.pre && !gated) normalize(pass, *residual.pre, x, normed);
         const float* from = residual.pre ? normed : x;
-        if (all) prepare_row(pass, thread, from, size, 0, next.depth, i, next, own.inputs.with_depth(next.depth));
-        else prepare_row(pass, thread, from, size, 0, next.depth, i, next, &NodeBuffers::inputs);
+        if (all) prepare_row(pass, thread, from, width, 0, next.depth, i, next, own.inputs.with_depth(next.depth));
+        else prepare_row(pass, thread, from, width, 0, next.depth, i, next, &NodeBuffers::inputs);
         if (residual.late) add(i);
     }
     if (!all) pass.wait(thread);
@@ -97,13 +101,15 @@ void prepare_attention(Pass& pass, const LayerStep& step, int thread) {
     add_embeddings(pass, step.index, thread);
     residual_norm(pass, thread, layer.into_attention, nullptr, layer.first_linear());
     if (pass.batch.taps.count) tap_layer(pass, step.index, thread);
-    if (layer.mixer_gate_rank) gate_rows(pass, thread, layer.mixer_gate, layer.mixer_gate_rank, layer.qkv);
+    if (layer.mixer_gate_rank)
+        gate_rows(pass, thread, layer.mixer_gate, layer.mixer_gate_rank, pass.plan().rows(), layer.qkv);
 }
 
 void prepare_mlp(Pass& pass, const LayerStep& step, int thread) {
     const PackedLayer& layer = pass.layer(step);
     residual_norm(pass, thread, layer.into_mlp, nullptr, layer.first_of_mlp());
-    if (layer.mlp_gate_rank) gate_rows(pass, thread, layer.mlp_gate, layer.mlp_gate_rank, layer.mlp_linear());
+    if (layer.mlp_gate_rank)
+        gate_rows(pass, thread, layer.mlp_gate, layer.mlp_gate_rank, pass.plan().rows(), layer.mlp_linear());
 }
 
 }  // namespace ipex_assist

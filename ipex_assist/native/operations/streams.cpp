@@ -4,6 +4,9 @@
 // (DeepSeek-V4). All these numbers are of the row itself: sigmoids of a projection of all its streams ÷ their root mean
 // square. They stay behind the row until what was computed is added.
 //
+// With gated residuals (Qwen4) each stream passes a norm of its own, and what is read is made of these by gates
+// (norm_gate.cpp); numbers are of the normalised streams, and of what is added alone.
+//
 // The projection has two or three panels as deep as the streams are wide, too few to be shared by panels. So the sum of a
 // row is one of slices of the depth, in their order: where each thread prepares all rows, threads share the slices, and
 // add up what all have found; else who prepares a row goes through them.
@@ -74,6 +77,10 @@ void set_numbers(const ModelSpec& spec, const StreamWeights& w, bool last, const
     float squares = 0;
     for (int64_t j = 0; j < LANES; j++) squares += sums[w.projection.panels * LANES + j];
     const float factor = 1 / std::sqrt(squares / float(s.columns(spec.hidden_size)) + spec.norm_eps);
+    if (s.gated()) {
+        for (int64_t i = 0; i < s.numbers(); i++) to[i] = s.gain * sigmoid(sums[i] / float(s.count)) + s.gain_eps;
+        return;
+    }
     const auto logit = [&](int64_t i, int kind) { return sums[i] * factor * w.scale[kind] + w.base[i]; };
     for (int64_t i = 0; i < s.written(); i++) to[i] = sigmoid(logit(i, 0)) + s.eps;
     if (last) return;
@@ -85,6 +92,12 @@ void set_numbers(const ModelSpec& spec, const StreamWeights& w, bool last, const
 
 }  // namespace
 
+void normalize_streams(const Pass& pass, const Norm& norm, const float* x, float* out) {
+    const int64_t size = pass.model.spec.hidden_size;
+    for (int64_t at = 0; at < pass.model.spec.streams.columns(size); at += size)
+        normalize(pass, {norm.weight ? norm.weight + at : nullptr, nullptr}, x + at, out + at);
+}
+
 int64_t stream_parts(const ModelSpec& spec) {
     return slices_of(spec) * (round_up(spec.streams.numbers(), LANES) + LANES);
 }
@@ -94,7 +107,8 @@ void weigh_streams(Pass& pass, int thread, const StreamWeights& weights, const s
     const ModelSpec& spec = pass.model.spec;
     const PassPlan& plan = pass.plan();
     const Array<float>&stream = pass.stream(thread), &shared = pass.activations.shared.stream_parts;
-    const bool last = &weights == &pass.model.head_streams;
+    const bool last = &weights == &pass.model.head_streams, gated = spec.streams.gated();
+    if (last && gated) return;
     if (last && spec.streams.averaged) {
         for (int64_t i = rows.first; i < rows.end; i++) {
             float* read = stream.row(kept ? (*kept)[size_t(i)] : i) + spec.streams.columns(spec.hidden_size);
@@ -104,11 +118,12 @@ void weigh_streams(Pass& pass, int thread, const StreamWeights& weights, const s
     }
     const int64_t slices = slices_of(spec), parts = parts_of(weights.projection);
     const auto row = [&](int64_t i) { return stream.row(kept ? (*kept)[size_t(i)] : i); };
+    const auto weighed = [&](int64_t i) { return gated ? pass.normed(thread).row(i) : row(i); };
     if (plan.each_thread_prepares) {
         const int64_t end = share(slices, thread + 1, plan.threads);
         for (int64_t slice = share(slices, thread, plan.threads); slice < end; slice++) {
             for (int64_t i = rows.first; i < rows.end; i++)
-                weigh_slice(pass, weights.projection, row(i), slice, shared.row(i) + slice * parts);
+                weigh_slice(pass, weights.projection, weighed(i), slice, shared.row(i) + slice * parts);
         }
         pass.wait(thread);
     }
@@ -116,7 +131,8 @@ void weigh_streams(Pass& pass, int thread, const StreamWeights& weights, const s
         float sums[MOST_PARTS] = {}, found[MOST_PARTS];
         for (int64_t slice = 0; slice < slices; slice++) {
             const float* part = shared.row(i) + slice * parts;
-            if (!plan.each_thread_prepares) weigh_slice(pass, weights.projection, row(i), slice, found), part = found;
+            if (!plan.each_thread_prepares)
+                weigh_slice(pass, weights.projection, weighed(i), slice, found), part = found;
             for (int64_t j = 0; j < parts; j++) sums[j] += part[j];
         }
         set_numbers(spec, weights, last, sums, row(i) + spec.streams.columns(spec.hidden_size));

@@ -73,7 +73,7 @@ void size_layers(const SizedPass& pass, ActivationSizes& s) {
             *width = std::max(*width, round_up(layer.columns.out_width, LANES));
         size_mixer(layer, s);
         s.gate_rows = std::max<int64_t>({s.gate_rows, layer.mixer_gate_rank, layer.mlp_gate_rank});
-        if (layer.into_attention.kept || layer.into_mlp.kept) s.normed = s.width;
+        if (layer.into_attention.kept || layer.into_mlp.kept) s.normed = s.wide;
         if (layer.laurel_rank) s.deferred = s.width, s.head_depth = std::max(s.head_depth, layer.laurel.right.depth);
     }
     s.gate_rows = round_up(s.gate_rows, LANES);
@@ -81,7 +81,7 @@ void size_layers(const SizedPass& pass, ActivationSizes& s) {
         s.queries = std::max<int64_t>(s.queries, each.most_queries());
     const int64_t fc = spec.draft_head.fc_width(spec.hidden_size);
     s.entering = fc ? std::max<int64_t>(fc, 2 * spec.hidden_size) : 0;
-    s.depth = std::max<int64_t>({s.width, s.between, s.entering, spec.draft_head.selector_rank});
+    s.depth = std::max<int64_t>({s.wide, s.between, s.entering, spec.draft_head.selector_rank});
     if (spec.per_layer_size) {
         s.per_layer = round_up(spec.per_layer_width(), LANES);
         size_active(kernels, spec.per_layer_size, pass.model().layers[0].per_layer.out, s);
@@ -130,6 +130,7 @@ ActivationSizes activation_sizes(const SizedPass& pass) {
     s.threads = pass.plan.threads, s.nodes = pass.plan.team.nodes();
     s.width =
         round_up(std::max({spec.hidden_size, spec.table_width(), spec.embedding_size, spec.per_layer_size}), LANES);
+    s.wide = std::max(s.width, spec.norm_width());
     s.stream = std::max(s.width, spec.stream_width());
     // Of prompts, too: the rows that go on after the others have ended may be few.
     if (spec.streams.several())

@@ -73,6 +73,8 @@ void check_streams(const ModelSpec& s, const LayerSpec* layers) {
     if (!streams.several()) return;
     check_range("hc_sinkhorn_iters", streams.sinkhorn_steps, 0, 1000);
     check_range("whether the final norm reads the mean of streams", streams.averaged, 0, 1);
+    check_range("hc_lowrank", streams.gate_rank, 0, streams.averaged || streams.sinkhorn_steps ? 0 : s.hidden_size);
+    if (streams.gated() && !s.final_norm) refuse("gated residuals without a norm before the head");
     for (const float number : {streams.eps, streams.gain, streams.gain_eps}) {
         if (!std::isfinite(number)) refuse("a number of hyper-connections is %g", double(number));
     }
@@ -84,6 +86,9 @@ void check_streams(const ModelSpec& s, const LayerSpec* layers) {
         const bool plain = !layer.parallel && !layer.beside && !layer.scaled && !layer.defers && !layer.mlp.own_norms;
         if (layer.norm_place == POST_RESIDUAL || !plain)
             refuse("layer %d has a form of its own, which several streams have not", i);
+        const int32_t rank = streams.gate_rank;
+        if (layer.mixer_gate_rank != rank || layer.mlp_gate_rank != (layer.has_mlp() ? rank : 0))
+            refuse("layer %d of gated residuals has gates of its own", i);
     }
 }
 
@@ -118,7 +123,7 @@ void check_layer(const ModelSpec& s, const LayerSpec& layer) {
     if (layer.shared_norm && !layer.parallel) refuse("attention and MLP share a norm in parallel layers only");
     if (!layer.has_mlp() && layer.parallel) refuse("nothing parallel to attention");
     const bool gated = layer.has_pre_norms() && !layer.parallel && !layer.beside && !layer.mlp.own_norms &&
-                       !s.streams.several() && !s.is_draft_head();
+                       (!s.streams.several() || s.streams.gated()) && !s.is_draft_head();
     check_range("the rank of a norm's gate", layer.mixer_gate_rank, 0, gated ? s.hidden_size : 0);
     check_range("the rank of a norm's gate", layer.mlp_gate_rank, 0, gated && layer.has_mlp() ? s.hidden_size : 0);
     if (layer.mlp.own_norms && layer.norm_place != SANDWICH) refuse("norms of experts are within those around them");

@@ -70,6 +70,7 @@ void place_residual_norms(ModelWeights& w) {
         w.after_layers.altup = &last->altup, w.into_head.add = false;
     }
     if (w.spec.final_norm) w.into_head.pre = &w.final_norm;
+    w.into_head.kept = w.spec.streams.gated();
     if (w.spec.streams.several()) w.into_head.streams = &w.head_streams;
 }
 

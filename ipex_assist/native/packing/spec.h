@@ -207,6 +207,7 @@ struct RecurrentSpec {
     int32_t gate_rank;             // KIMI_DELTA, MAMBA1: of the rows that decay inputs (and output gates) are made of;
                                    // 0, of KIMI_DELTA: they are made of the layer's input; RG_LRU: value_dim
     SelectionNorm selection_norm;  // MAMBA1
+    int32_t sigmoid_gate;          // GATED_DELTA: whether output gates are sigmoids, as KIMI_DELTA's are, not silu
     float least_step, most_step;   // MAMBA2: what dt is clamped to
     float beta_scale;              // GATED_DELTA, KIMI_DELTA: of the sigmoid that beta is
     float norm_eps;                // of its norms, 0: the model's
@@ -344,12 +345,16 @@ struct StreamSpec {
     float eps;               // added to what is read of a stream, and to sums that the matrix is divided by
     float gain, gain_eps;    // of what is added to a stream: gain · sigmoid + gain_eps
     int32_t averaged;        // whether the final norm reads the mean of all streams
+    // Gated residuals (Qwen4): what reads streams gets the mean of them all, each through a norm of its own and times
+    // the sigmoid of gates that are made of a row of so many columns (NormGate); 0: they are weighed by numbers.
+    int32_t gate_rank;
 
+    bool gated() const { return gate_rank > 0; }
     bool several() const { return count > 1; }
     int64_t columns(int64_t hidden) const { return several() ? count * hidden : hidden; }
-    int64_t written() const { return count; }  // among a row's numbers, and likewise
+    int64_t written() const { return gated() ? 0 : count; }  // among a row's numbers, and likewise
     int64_t mixed() const { return 2 * count; }
-    int64_t numbers() const { return count * (sinkhorn_steps ? 2 + count : 2); }
+    int64_t numbers() const { return count * (gated() ? 1 : sinkhorn_steps ? 2 + count : 2); }
     // Columns of a row with its numbers.
     int64_t width(int64_t hidden) const { return columns(hidden) + (several() ? round_up(numbers(), LANES) : 0); }
 };
@@ -390,6 +395,8 @@ struct ModelSpec {
     int64_t stream_width() const {
         return altup.several() ? int64_t(altup.count + 1) * hidden_size : streams.width(hidden_size);
     }
+    // Columns of the norms before mixers, MLPs and the head.
+    int64_t norm_width() const { return streams.gated() ? streams.columns(hidden_size) : hidden_size; }
     bool is_draft_head() const { return draft_head.kind != NO_DRAFT_HEAD; }
     // Whether it keeps no keys and values, and reads those of its target.
     bool reads_target() const { return draft_head.kind == SHARED_KV; }

@@ -66,6 +66,7 @@ void list_streams(WeightList& list, const ModelSpec& spec, StreamWeights& w, con
     if (!spec.streams.several()) return;
     const int64_t columns = spec.streams.columns(spec.hidden_size);
     list.linear(w.projection, {packed(numbers), columns, false, FP32}, {{name, 0, numbers}});
+    if (spec.streams.gated()) return;
     list.vector(w.base, {base, numbers});
     list.vector(w.scale, {scale, kinds});
 }
@@ -73,9 +74,9 @@ void list_streams(WeightList& list, const ModelSpec& spec, StreamWeights& w, con
 void list_norm_gate(WeightList& list, const ModelSpec& spec, NormGate& gate, const char* down, const char* up,
                     int64_t rank) {
     if (!rank) return;
-    const int64_t hidden = spec.hidden_size;
-    list.linear(gate.down, {packed(rank), hidden, false, spec.precision}, {{down, 0, rank}});
-    list.linear(gate.up, {packed(hidden), rank, false, spec.precision}, {{up, 0, hidden}});
+    const int64_t width = spec.norm_width();
+    list.linear(gate.down, {packed(rank), width, false, spec.precision}, {{down, 0, rank}});
+    list.linear(gate.up, {packed(width), rank, false, spec.precision}, {{up, 0, width}});
 }
 
 void list_altup(WeightList& list, const ModelSpec& spec, AltUpWeights& w) {
@@ -89,14 +90,14 @@ void list_altup(WeightList& list, const ModelSpec& spec, AltUpWeights& w) {
 }
 
 void list_layer(WeightList& list, const ModelSpec& spec, PackedLayer& layer) {
-    const int64_t hidden = spec.hidden_size, own = spec.per_layer_size;
+    const int64_t hidden = spec.hidden_size, own = spec.per_layer_size, width = spec.norm_width();
     const int64_t numbers = spec.streams.numbers(), kinds = spec.streams.sinkhorn_steps ? 3 : 2;
     list_streams(list, spec, layer.attention_streams, "attention_hc", "attention_hc_base", "attention_hc_scale",
                  numbers, kinds);
     list_altup(list, spec, layer.altup);
     const bool first_norms = layer.norm_place != POST;
     // That of a token beside a hidden state is the draft head's.
-    if (first_norms && layer.input_width == hidden) list.norm(layer.attention_norm, spec, {"attention_norm", hidden});
+    if (first_norms && layer.input_width == hidden) list.norm(layer.attention_norm, spec, {"attention_norm", width});
     list_norm_gate(list, spec, layer.mixer_gate, "mixer_gate_down_proj", "mixer_gate_up_proj", layer.mixer_gate_rank);
     list_mixer_weights(list, spec, layer);
     if (layer.laurel_rank) {
@@ -107,7 +108,7 @@ void list_layer(WeightList& list, const ModelSpec& spec, PackedLayer& layer) {
     if (layer.has_attention_out_norm()) list.norm(layer.attention_out_norm, spec, {"attention_out_norm", hidden});
     if (layer.has_mlp()) {
         list_streams(list, spec, layer.mlp_streams, "mlp_hc", "mlp_hc_base", "mlp_hc_scale", numbers, kinds);
-        if (first_norms && !layer.shared_norm) list.norm(layer.mlp_norm, spec, {"mlp_norm", hidden});
+        if (first_norms && !layer.shared_norm) list.norm(layer.mlp_norm, spec, {"mlp_norm", width});
         list_norm_gate(list, spec, layer.mlp_gate, "mlp_gate_down_proj", "mlp_gate_up_proj", layer.mlp_gate_rank);
         list_mlp_or_experts(list, spec, layer);
         if (layer.has_mlp_out_norm()) list.norm(layer.mlp_out_norm, spec, {"mlp_out_norm", hidden});
@@ -165,9 +166,10 @@ void list_draft_head(WeightList& list, ModelWeights& w) {
 void list_outside(WeightList& list, ModelWeights& w) {
     const ModelSpec& spec = w.spec;
     const int64_t hidden = spec.hidden_size, embedding = spec.embedding_size, own = spec.per_layer_width();
-    if (!spec.streams.averaged)
+    list_norm_gate(list, spec, w.head_gate, "head_gate_down_proj", "head_gate_up_proj", spec.streams.gate_rank);
+    if (!spec.streams.averaged && !spec.streams.gated())
         list_streams(list, spec, w.head_streams, "head_hc", "head_hc_base", "head_hc_scale", spec.streams.count, 1);
-    if (spec.final_norm) list.norm(w.final_norm, spec, {"final_norm", hidden});
+    if (spec.final_norm) list.norm(w.final_norm, spec, {"final_norm", spec.norm_width()});
     if (spec.embedding_norm) list.norm(w.embedding_norm, spec, {"embed_norm", hidden});
     if (spec.projected_embedding) {
         list.linear(w.project_in, {packed(hidden), embedding, false, spec.outer_precision},

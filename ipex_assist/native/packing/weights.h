@@ -36,7 +36,7 @@ struct SelectorWeights {
 // What makes the numbers of a row of several streams (StreamSpec).
 struct StreamWeights {
     Linear projection{};           // fp32, of all streams together
-    const float* base = nullptr;   // (numbers)
+    const float* base = nullptr;   // (numbers), null of gated residuals, as the next
     const float* scale = nullptr;  // of what is read, written and mixed: one each, as far as there are such numbers
 };
 
@@ -278,6 +278,7 @@ struct ModelWeights {
     ResidualNorm after_layers;                          // of streams that leave them by projections
     std::vector<StreamProjections> stream_projections;  // AltUp: of the streams but the first
     StreamWeights head_streams;                         // these have numbers of what is read alone
+    NormGate head_gate;                                 // of gated residuals
     Linear per_layer_in{};                              // of a token's embedding, to per_layer_width columns
     const float* per_layer_norm = nullptr;              // (per_layer_size), of each layer's columns
     const uint8_t* per_layer_table = nullptr;           // (vocab, per_layer_width) bf16 or fp32

@@ -37,7 +37,7 @@ class GatedDelta(HeadRecurrence):
 
     def gate(self, z: torch.Tensor) -> torch.Tensor:
         """What the output gate z is multiplied as."""
-        return functional.silu(z)
+        return torch.sigmoid(z) if self.spec.sigmoid_gate else functional.silu(z)
 
 
 def _unit(x: torch.Tensor) -> torch.Tensor:

@@ -22,7 +22,7 @@ void index_queries(Pass& pass, const LayerStep& step, int thread) {
     const int64_t size = pass.model.spec.hidden_size;
     const Array<float>& heads = pass.activations.shared.heads;
     float* made = pass.activations.own(thread).row.data;
-    prepare_made(pass, thread, size, w.index_query, [&](int64_t r) {
+    prepare_made(pass, thread, size, pass.plan().rows(), w.index_query, [&](int64_t r) {
         pass.kernels.normalize(false, pass.normed(thread).row(r), w.index_query_norm.weight, w.index_query_norm.bias,
                                layer.attention.latent.indexer.norm_eps, size, made);
         return made;

@@ -138,8 +138,9 @@ void gate_columns(const Pass& pass, const PackedLayer& layer, int64_t row, int64
             const float* weight = layer.recurrence.norm + (kind.delta ? 0 : i);  // of a head, or of all groups
             pass.kernels.normalize(true, x + i, weight, nullptr, epsilon, size, x + i);
         }
-        if (kind.gate == NORM_THEN_SILU) pass.kernels.silu_gate(x + i, gates + i, size);
-        if (kind.gate == NORM_THEN_SIGMOID) pass.kernels.multiply_sigmoid(x + i, gates + i, size);
+        const bool sigmoid = kind.gate == NORM_THEN_SIGMOID || spec.sigmoid_gate;
+        if (kind.gate == NORM_THEN_SILU && !sigmoid) pass.kernels.silu_gate(x + i, gates + i, size);
+        if (sigmoid) pass.kernels.multiply_sigmoid(x + i, gates + i, size);
     }
 }
 
