@@ -94,10 +94,12 @@ class KvMemory:
         return min(most, max(LEAST_BLOCKS, -(-self._most_tokens // BLOCK) + 1))
 
     def _divided(self, size: int) -> tuple[int, int]:
-        """Blocks and states in `size` bytes, of which states take half at most."""
+        """Blocks and states in `size` bytes, of which states take half at most: a text has one, and a block or more."""
         states = 0
         if self._joined_states:
             most = min(size // 2, size - self._joined) // self._joined_states  # beside a block of each
+            if self._joined:
+                most = min(most, size // (self._joined + self._joined_states))
             states = max(LEAST_STATES, min(2 * DEFAULT_SEQUENCES, most))
         left = size - states * self._joined_states
         if self._joined == 0:  # recurrent layers alone: blocks take nothing

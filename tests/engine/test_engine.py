@@ -115,10 +115,11 @@ SAMPLED: list[dict[str, Any]] = [
 
 
 def options_of(chance: random.Random) -> GenerationOptions:
-    """Greedy, or sampled by a seed."""
+    """Greedy, or sampled by a seed; some come before others."""
     how = chance.choice(SAMPLED)
     seed = {"seed": chance.randrange(100)} if how else {}
-    return GenerationOptions.of(max_new_tokens=chance.randrange(1, 24), ignore_eos=True, **how, **seed)
+    length, priority = chance.randrange(1, 24), chance.choice((-1, 0, 0, 2))
+    return GenerationOptions.of(max_new_tokens=length, ignore_eos=True, priority=priority, **how, **seed)
 
 
 def clients_of(chance: random.Random, most: int = 8, longest: int = 40, least: int = 1) -> list[Client]:
