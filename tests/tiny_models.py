@@ -282,6 +282,11 @@ _GLM5 |= {"layer_types": ["linear_attention", "full_attention", "full_attention"
 _GLM5 |= {"indexer_types": ["full", "full", "shared", "full", "full"], "hc_sinkhorn_iters": 5, "n_shared_experts": 2}
 _GLM5 |= {"mlp_layer_types": ["dense", *["sparse"] * 4], "max_position_embeddings": 2048}
 _DELTA_MOE = _DELTA | _MOE | {"num_experts": 6, "shared_expert_intermediate_size": 40}
+_QWEN4 = _DELTA_MOE | {
+    **{"hc_lowrank": 24, "indexer_n_heads": 8, "indexer_kv_heads": 1, "indexer_head_dim": 32},
+    **{"indexer_budget": 16, "indexer_compress_ratio": 4},
+    "layer_types": ["linear_attention", "indexed_attention", "linear_attention", "indexed_attention"],
+}
 _LFM2 = {
     **{"num_hidden_layers": 3, "block_multiple_of": 16, "conv_L_cache": 3},
     **{"layer_types": ["conv", "full_attention", "conv"]},
@@ -700,6 +705,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
         | {"n_routed_experts": 3, "n_group": 1, "topk_group": 1},
         _GLM5_VISION,
     ),
+    "qwen4-exp": _with_text(
+        "qwen4_exp", _like_llama("qwen4_exp_text", **_QWEN4), _SEEING | {"num_position_embeddings": 16}
+    ),
+    # Of which fewer bits choose others.
+    "qwen4-exp-many": _like_llama("qwen4_exp_text", **_QWEN4 | {"num_experts": 3, "norm_topk_prob": False})
+    | {"output_gate_type": "sigmoid", "hc_count": 3, "hc_lowrank": 40, "rms_norm_eps": 1e-3, "indexer_n_heads": 6}
+    | {"indexer_budget": 64, "indexer_compress_ratio": 32, "layer_types": ["full_attention", "linear_attention"] * 2},
     "exaone": _like_llama("exaone", tie_word_embeddings=True),
     "olmo": _like_llama("olmo"),
     "olmo-biases": _like_llama("olmo", attention_bias=True, tie_word_embeddings=True),

@@ -38,7 +38,7 @@ INDEXER_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
     "index_topk": ("top_k", (1, 1 << 24)),
     "index_n_heads": ("heads", (0, 1 << 12)),
     "index_head_dim": ("dim", (0, 1 << 12)),
-    "index_kpool": ("pool", (1, 16)),
+    "index_kpool": ("pool", (1, 256)),
 }
 
 
@@ -64,6 +64,10 @@ class IndexerSpec:
     a gate g_j (dim) of each position's input, and e (pool, dim) of its place. A row chooses among pools that end up to
     its own position, `top_k` positions in all, and attends to those of the open pool as well. Keys are not rotated.
 
+    means: of QSA (Qwen4), where keys and values are of heads: a pool's key is the mean of its positions', through an
+    RMS norm, and rotated as the first of these is; queries, of the layer's input, pass an RMS norm of each head. All w
+    are dim ** -0.5.
+
     heads: 0 where a layer attends to what the last layer before it with an indexer has chosen.
     Raises ConfigError for a value out of INDEXER_RANGES.
     """
@@ -74,6 +78,7 @@ class IndexerSpec:
     norm_eps: float = 1e-6  # of the norm of keys, and of that of the input
     reads_input: bool = False
     pool: int = 1
+    means: bool = False
 
     def __post_init__(self) -> None:
         check_ranges(self, INDEXER_RANGES)
@@ -85,10 +90,13 @@ class IndexerSpec:
     @property
     def kept(self) -> int:
         """Values that are kept of a position: its key, and what its pool's is made of."""
-        return self.dim if self.pool == 1 else 2 * self.dim
+        return self.dim if self.pool == 1 or self.means else 2 * self.dim
 
     def shapes(self, hidden: int, query_rank: int) -> dict[str, tuple[int, ...]]:
         """Of its weights by our names."""
+        if self.means:
+            made = {"index_q_proj": (self.heads * self.dim, hidden), "index_k_proj": (self.dim, hidden)}
+            return made | dict.fromkeys(("index_q_norm", "index_k_norm"), (self.dim,))
         pooled = {"index_gate_proj": (self.dim, hidden), "index_places": (self.pool * self.dim,)}
         return {
             **(pooled if self.pool > 1 else {}),
@@ -278,9 +286,16 @@ class AttentionSpec:
     # Keys and queries are then of one KV head, head_dim and rotary_dim those of the latent and its rotary key.
     latent: LatentSpec | None = None
     choice: BlockChoiceSpec | None = None  # None: rows attend to all that they see
+    indexer: IndexerSpec | None = None  # likewise, without latents: of means
 
     def __post_init__(self) -> None:
         check_ranges(self, ATTENTION_RANGES)
+        if self.indexer is not None:
+            assert self.indexer.means, "an indexer of latents"
+            assert not any((self.latent, self.choice, self.shares_kv)), "means of keys"
+            assert not any((self.window, self.chunk, self.alibi_slopes)), "means of keys"
+            if self.rope is not None and self.indexer.dim < self.rotary_size:
+                raise ConfigError("indexer_head_dim", self.indexer.dim, f"{self.rotary_size} at least, what is rotated")
         if self.choice is not None:
             assert not any((self.latent, self.shares_kv, self.window, self.chunk, self.alibi_slopes)), "chosen blocks"
             assert self.qk_norm != "unweighted", "chosen blocks"
@@ -366,16 +381,25 @@ class AttentionSpec:
             return columns + (0 if self.latent.reads_unnormed else self.gate_size)
         keys = 0 if self.shares_kv else self.key_size
         values = 0 if self.shares_kv or self.values_are_keys else self.value_size
-        return self.query_size + keys + values + self.gate_size + (self.kv_heads + 1) * self.index_kept
+        return self.query_size + keys + values + self.gate_size + (self.chooses_by + 1) * self.index_kept
+
+    @property
+    def chooses_by(self) -> int:
+        """Queries of a row that are made to choose what it attends to: of blocks one for each KV head."""
+        return self.kv_heads if self.indexer is None else self.indexer.heads
 
     @property
     def index_kept(self) -> int:
         """Values that are kept of a position to choose it by; 0 where there are none."""
+        if self.indexer is not None:
+            return self.indexer.kept
         return self.choice.dim if self.choice is not None else 0 if self.latent is None else self.latent.index_kept
 
     @property
     def pools_index(self) -> bool:
         """Whether that is what keys of pools, or entries, are made of; int8 keys and values do not narrow it."""
+        if self.indexer is not None:
+            return self.indexer.pool > 1
         if self.latent is None or self.latent.compressed[1]:
             return self.latent is not None
         return self.latent.indexer is not None and self.latent.indexer.pool > 1
@@ -405,6 +429,7 @@ class AttentionSpec:
         query, key = self.query_size, self.key_size
         one = self.qk_norm == "head"
         beside |= {} if self.choice is None else self.choice.shapes(hidden, self.kv_heads)
+        beside |= {} if self.indexer is None else self.indexer.shapes(hidden, hidden)
         return beside | {
             "q_norm": (self.head_dim if one else query,),
             "k_norm": (self.head_dim if one else key,),

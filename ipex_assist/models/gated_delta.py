@@ -19,8 +19,11 @@ LINEAR = "linear_attention"
 VECTORS = {"a_log": "A_log", "dt_bias": "dt_bias", "gated_norm": "norm.weight"}
 
 
-def hybrid(model_type: str, config: Config, **differences: Any) -> DecoderSpec:
-    """The spec of such a model. Raises NotComputed for layers of other kinds."""
+def hybrid(model_type: str, config: Config, rotated: float = 0.25, **differences: Any) -> DecoderSpec:
+    """The spec of such a model. rotated: the part of a head, where the config does not say.
+
+    Raises NotComputed for layers of other kinds.
+    """
     every = config.integer("full_attention_interval", 4)
     kinds = mixer_kinds(
         config, [LINEAR if every < 1 or (layer + 1) % every else FULL for layer in range(layer_count(config))]
@@ -30,7 +33,7 @@ def hybrid(model_type: str, config: Config, **differences: Any) -> DecoderSpec:
         model_type,
         config,
         head_dim=head_dim,
-        rotary_dim=rotary_part(config, head_dim, 0.25),
+        rotary_dim=rotary_part(config, head_dim, rotated),
         ropes=(rope(config, partial=True),),
         qkv_bias=bias,
         output_bias=bias,

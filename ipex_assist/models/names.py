@@ -238,7 +238,8 @@ def _absent(layer: LayerSpec) -> set[str]:
         absent |= set() if layer.attention.output_gate else {"g_proj"}
         absent |= {"k_proj", "v_proj", "k_norm"} if layer.attention.shares_kv else set()
         absent |= {"v_proj"} if layer.attention.values_are_keys else set()
-        absent |= {"index_weights_proj"} if layer.attention.choice is not None else set(INDEXER)
+        chooses = layer.attention.choice is not None or layer.attention.indexer is not None
+        absent |= {"index_weights_proj", *POOLS} if chooses else set(INDEXER)
     if layer.mlp is None:
         return absent | {"mlp_norm", *MLP}
     if isinstance(layer.mlp, Experts):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ipex_assist.models.config import Config
@@ -27,10 +28,14 @@ def spec(config: Config) -> DecoderSpec:
     return hybrid("qwen3_5_text", config)
 
 
-def weights(spec: DecoderSpec, **others: Any) -> dict[str, Source]:
-    """Queries, keys and values of a recurrent layer lie in one tensor. others: of `hybrid_weights`."""
+def weights(
+    spec: DecoderSpec, fields: Mapping[str, Mapping[str, Any]] | None = None, **others: Any
+) -> dict[str, Source]:
+    """Queries, keys and values of a recurrent layer lie in one tensor. fields, others: of `hybrid_weights`."""
     if not spec.recurrents:
-        return hybrid_weights(spec, INPUTS, {}, **others)
+        return hybrid_weights(spec, INPUTS, fields or {}, **others)
     keys, values = spec.recurrents[0].key_size, spec.recurrents[0].value_size
     rows = {"q_in": (0, keys), "k_in": (keys, 2 * keys), "v_in": (2 * keys, 2 * keys + values)}
-    return hybrid_weights(spec, INPUTS, {leaf: {"rows": ends} for leaf, ends in rows.items()}, **others)
+    return hybrid_weights(
+        spec, INPUTS, {**(fields or {}), **{leaf: {"rows": ends} for leaf, ends in rows.items()}}, **others
+    )

@@ -12,7 +12,7 @@ from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.models.stream_spec import StreamSpec
 from ipex_assist.quantization.precision import FORMATS, beside_experts
 
-ABI_VERSION = 47  # api.cpp: ia_abi. It changes with every function there and with the structures here.
+ABI_VERSION = 48  # api.cpp: ia_abi. It changes with every function there and with the structures here.
 PRECISIONS = {name: each.number for name, each in FORMATS.items()}
 NORM_PLACES = {"pre": 0, "post_residual": 1, "post": 2, "sandwich": 3, "pre_and_mlp_out": 4}
 HEAD_NORMS = {None: 0, "head": 1, "each_head": 2, "all_heads": 3, "unweighted": 4}
@@ -57,7 +57,8 @@ class CIndexerSpec(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("top_k", "heads", "dim")),
-        *(("norm_eps", ctypes.c_float), ("reads_input", ctypes.c_int32), ("pool", ctypes.c_int32)),
+        ("norm_eps", ctypes.c_float),
+        *((name, ctypes.c_int32) for name in ("reads_input", "pool", "means")),
     ]
 
 
@@ -296,6 +297,8 @@ def _attention_spec(spec: DecoderSpec, attention: AttentionSpec) -> CAttentionSp
         made.latent.groups, made.latent.rate, made.latent.parts = latent.compressed
         if (indexer := latent.indexer) is not None:
             made.latent.indexer = CIndexerSpec(*astuple(indexer))
+    if attention.indexer is not None:
+        made.latent.indexer = CIndexerSpec(*astuple(attention.indexer))
     if (choice := attention.choice) is not None:
         made.choice = CBlockChoiceSpec(choice.blocks, choice.size, choice.local, choice.dim)
     if attention.alibi_slopes:

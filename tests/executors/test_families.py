@@ -52,7 +52,7 @@ VARIANTS = [
     *tiny_models.known("deepseek-v32-many", "glm-moe-dsa-many", "hy-v4-other", "axk2-groups", "deepseek-v4-other"),
     *tiny_models.known("bailing-hybrid-all-experts", "glm5-next-many"),
     *tiny_models.known("mistral-large4-many"),
-    *tiny_models.known("minimax-m3-many"),
+    *tiny_models.known("minimax-m3-many", "qwen4-exp-many"),
 ]
 # Those that have other parts of these together.
 ALIKE = tiny_models.known(

@@ -72,7 +72,7 @@ _VARIANTS = (
     *tiny_models.known("longcat-flash", "hy-v4", "axk2", "deepseek-v4"),
     *tiny_models.known("bailing-hybrid", "glm5-next"),
     *tiny_models.known("mistral-large4"),
-    *tiny_models.known("minimax-m3"),
+    *tiny_models.known("minimax-m3", "qwen4-exp"),
 )
 # Of those that differ from these by names, or by which parts of theirs they have.
 _ALIKE = tiny_models.known(
@@ -85,7 +85,7 @@ FAMILIES = {fields["model_type"]: variant for variant, fields in _FIELDS.items()
 _ALL = {_FIELDS[variant]["model_type"] for variant in _VARIANTS}
 QUICK = _ALL if not HAS_IPEX else ("llama", "gemma2", "deepseek_v3", "qwen2_moe", "qwen3_5", "jamba", "lfm2")
 # Those of which every value that transformers takes is computed: they name no activation.
-ALL_COMPUTED = ("lfm2", "lfm2_moe")
+ALL_COMPUTED = ("lfm2", "lfm2_moe", "qwen4_exp")
 
 
 class InMemory(Checkpoint):

@@ -34,8 +34,9 @@ class TorchRotary:
 def entry_angles(
     rotary: TorchRotary | None, attention: AttentionSpec, columns: slice | None, length: int
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """By which entries of the first `length` positions are rotated, from the first on; None where there are none."""
+    """By which entries, or pools, of `length` positions are rotated, from the first on; None where there are none."""
     step = 0 if attention.latent is None else attention.latent.compressed[1]
+    step = step if attention.indexer is None else attention.indexer.pool
     if rotary is None or columns is None or not step:
         return None
     rotary.reach(length)

@@ -91,7 +91,7 @@ class Layer:
     q_norm: torch.Tensor | None = None
     k_norm: torch.Tensor | None = None
     sinks: torch.Tensor | None = None  # (heads,)
-    choice_norms: tuple[torch.Tensor, ...] = ()  # of queries and keys that blocks are chosen by, (dim,) each
+    choice_norms: tuple[torch.Tensor, ...] = ()  # of queries and keys that blocks, or pools, are chosen by, (dim,) each
     growth: LogGrowth | None = None
     xielu: tuple[torch.Tensor, ...] = ()  # its four numbers in the order of XIELU, in fp32
     # Of a recurrent mixer, whose linears are `qkv` and `o_proj`: vectors in fp32 by our names, "a_log.weight".
@@ -366,7 +366,7 @@ class _Packer:
         )
 
     def _choice_norms(self, prefix: str, spec: LayerSpec) -> tuple[torch.Tensor, ...]:
-        if spec.recurrent is not None or spec.attention.choice is None:
+        if spec.recurrent is not None or (spec.attention.choice or spec.attention.indexer) is None:
             return ()
         return tuple(self.tensors[f"{prefix}index_{part}_norm.weight"] for part in ("q", "k"))
 

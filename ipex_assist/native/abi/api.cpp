@@ -25,7 +25,7 @@ IPEX_ASSIST_API int32_t ia_abi(int32_t* sizes, int32_t* rows) {
     sizes[2] = int32_t(sizeof(Segment));
     sizes[3] = int32_t(sizeof(Batch));
     rows[0] = DECODE_ROWS, rows[1] = PENDING_ROWS, rows[2] = BLOCK_POSITIONS;
-    return 47;
+    return 48;
 }
 
 IPEX_ASSIST_API const char* ia_last_error() { return last_error; }

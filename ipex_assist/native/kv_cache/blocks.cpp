@@ -51,7 +51,7 @@ int64_t index_slots(const AttentionSpec& a) {
 Precision index_precision(const AttentionSpec& a, Precision precision, Precision attention) {
     return precision == INT8 && (a.latent.indexer.pools() || a.latent.has_entries()) ? attention : precision;
 }
-int64_t open_bytes(const AttentionSpec& a) { return 4 * a.latent.indexer.open_rows() * 2 * a.index_depth(); }
+int64_t open_bytes(const AttentionSpec& a) { return 4 * a.latent.indexer.open_rows() * a.open_width(); }
 
 }  // namespace
 

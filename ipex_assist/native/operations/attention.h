@@ -45,7 +45,7 @@ void append_rows(const AttentionView& v, const RowRange& range, int32_t kv_head)
 // mixers/latent/: the key of the indexer, likewise; and a block of what the one row of a query tile attends to
 // (AttentionShape::gathers), in memory of this thread.
 void append_index_keys(const AttentionView& v, const RowRange& range);
-KeyValueBlock gather_block(const AttentionView& v, const RowRange& tile, int64_t block);
+KeyValueBlock gather_block(const AttentionView& v, const RowRange& tile, int32_t kv_head, int64_t block);
 // mixers/attention/block_choice.cpp: likewise of blocks that are chosen for each KV head.
 void append_choice_keys(const AttentionView& v, const RowRange& range);
 KeyValueBlock gather_choice(const AttentionView& v, const RowRange& tile, int32_t kv_head, int64_t block);

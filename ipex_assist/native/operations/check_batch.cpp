@@ -115,9 +115,12 @@ void check_segment(const PackedModel& model, const Batch& b, int32_t index, int6
     }
     if (!s.rope_width) return;
     if (!(segment.cosine && segment.sine)) refuse("rotary positions need their tables");
-    const auto rotates_entries = [](const PackedLayer& layer) { return layer.attention.latent.has_entries(); };
+    const auto rotates_entries = [](const PackedLayer& layer) {
+        return layer.attention.latent.has_entries() || layer.attention.has_means();
+    };
     if (segment.rope_start && std::any_of(model.layers.begin(), model.layers.end(), rotates_entries))
-        refuse("segment %d has a cos/sin table from position %d on, and entries need all", index, segment.rope_start);
+        refuse("segment %d has a cos/sin table from position %d on, and entries and means need all", index,
+               segment.rope_start);
     if (segment.start < segment.rope_start || last - segment.rope_start >= segment.rope_rows) {
         refuse("segment %d is at positions %d to %lld, and its cos/sin table holds %d from %d on", index, segment.start,
                static_cast<long long>(last), segment.rope_rows, segment.rope_start);

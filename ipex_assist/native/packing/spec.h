@@ -18,7 +18,8 @@ enum HeadNorm : int32_t { NO_NORM, ONE_FOR_HEADS, EACH_HEAD, ALL_HEADS, UNWEIGHT
 // latent, and its first values are rotated as the latent's key is. Where `pool` positions share a key (GLM-5.3), that is
 // a weighted sum of theirs, by the softmax in each column of a gate of the position and a number of its place among them;
 // what is chosen are such pools, `top_k` positions in all, and a row also attends to those up to its own that are not
-// all of a pool yet.
+// all of a pool yet. Beside keys and values of heads (QSA, Qwen4) a pool's key is the mean of its positions', through an
+// RMS norm and rotated as its first position is; queries pass such a norm, too, and all their weights are dim ** -0.5.
 struct IndexerSpec {
     int32_t top_k;       // 0: there is none
     int32_t heads, dim;  // no heads: what the last layer before it with an indexer has chosen
@@ -26,11 +27,13 @@ struct IndexerSpec {
     // Whether its queries are made of the layer's input through a layer norm of its own (Mistral Large 4); else of the
     // row that the layer's queries are made of.
     int32_t reads_input;
-    int32_t pool;  // 0 or 1: each position has a key
+    int32_t pool;   // 0 or 1: each position has a key
+    int32_t means;  // whether keys are means, of QSA
 
     bool pools() const { return pool > 1; }
-    int32_t each() const { return pool > 1 ? pool : 1; }      // positions of a key
-    int64_t made() const { return pools() ? 2 * dim : dim; }  // columns of a position: its key, and gates of the pool's
+    int32_t each() const { return pool > 1 ? pool : 1; }  // positions of a key
+    // Columns of a position: its key, and gates of the pool's.
+    int64_t made() const { return pools() && !means ? 2 * dim : dim; }
     // Beside the keys of a block lie the last positions' own keys and gates, which keys of pools that are open yet will
     // be made of: so many that rows which are taken back (PENDING_ROWS at most) leave enough of them.
     int32_t open_rows() const { return pools() ? pool + LANES : 0; }
@@ -130,9 +133,11 @@ struct AttentionSpec {
     }
     int64_t gate_width() const { return !output_gate ? 0 : gate_per_head ? heads : output_width(); }
     int64_t qkv_width() const {
-        return gate_column() + round_up(gate_width(), LANES) +
-               (choice.blocks ? (kv_heads + 1) * int64_t(choice.dim) : 0);
+        const int64_t chosen = choice.blocks ? (kv_heads + 1) * int64_t(choice.dim) : 0;
+        return gate_column() + round_up(gate_width(), LANES) + chosen +
+               (has_means() ? (latent.indexer.heads + 1) * int64_t(latent.indexer.dim) : 0);
     }
+    bool has_means() const { return latent.indexer.means != 0; }  // of its positions, by which they are chosen
     bool is_latent() const { return latent.rank > 0; }
     // Over latents the first linear gives the columns from the key's on: the key, then the row of the queries. Those
     // that it makes of that row, or of the layer's input, are of all heads, then what is rotated of all heads.
@@ -140,12 +145,16 @@ struct AttentionSpec {
     // gates of values; behind the queries are the indexer's, and last gates that are made with them, until these come to
     // the columns of gates.
     int64_t index_key_column() const {
+        if (has_means()) return qkv_width() - latent.indexer.dim;
         return key_column() + (shares_kv ? 0 : head_dim) + round_up(latent.query_rank, LANES);
     }
     int64_t index_weight_column() const {
         return index_key_column() + (latent.is_compressed() ? latent.entry_width() : latent.indexer.made());
     }
-    int64_t index_query_column() const { return rotated_column() + int64_t(heads) * latent.rope_dim; }
+    int64_t index_query_column() const {
+        if (has_means()) return index_key_column() - int64_t(latent.indexer.heads) * latent.indexer.dim;
+        return rotated_column() + int64_t(heads) * latent.rope_dim;
+    }
     int64_t latent_width() const { return (latent.reads_unnormed ? gate_column() : qkv_width()) - key_column(); }
     int64_t rotated_column() const { return round_up(int64_t(heads) * latent.nope_dim, LANES); }
     int64_t latent_query_width() const {
@@ -164,6 +173,8 @@ struct AttentionSpec {
         const int32_t dim = choice.blocks ? choice.dim : latent.indexer.heads ? latent.indexer.dim : 0;
         return dim ? padded_depth(FP32, dim) : 0;
     }
+    // Of what is kept of an open pool's position.
+    int64_t open_width() const { return (has_means() ? 1 : 2) * index_depth(); }
     int64_t value_width() const { return round_up(value_dim(), LANES); }
     bool has_norm_weights() const { return qk_norm != NO_NORM && qk_norm != UNWEIGHTED; }
     // The weights of a norm of queries or keys for one head, null where heads have no norm of their own.

@@ -186,7 +186,7 @@ struct PackedLayer : LayerSpec {
     NormGate mixer_gate, mlp_gate;                                    // of the norms before mixer and MLP
     Norm attention_norm, attention_out_norm, mlp_norm, mlp_out_norm;  // the latter of each is a post norm
     const float *q_norm = nullptr, *k_norm = nullptr;
-    const float *choice_query_norm = nullptr, *choice_key_norm = nullptr;  // (choice.dim), or null
+    const float *choice_query_norm = nullptr, *choice_key_norm = nullptr;  // (choice.dim, or QSA's), or null
     const float* sinks = nullptr;                                          // (heads), or null
     LogGrowth growth;
     XieluWeights xielu;  // as a checkpoint has them

@@ -9,6 +9,8 @@ import torch
 from ipex_assist.executors.torch.attention import alibi_mask, attend_prompt, attend_rows, causal_mask
 from ipex_assist.executors.torch.kernels import Kernels, norm_heads
 from ipex_assist.executors.torch.mixers.block_choice import choice_mask
+from ipex_assist.executors.torch.mixers.chosen_positions import chosen_mask
+from ipex_assist.executors.torch.mixers.key_means import choose_by_means
 from ipex_assist.executors.torch.mixers.layer_rows import LayerRows
 from ipex_assist.executors.torch.rope import rotate
 from ipex_assist.models.attention_spec import AttentionSpec
@@ -35,6 +37,9 @@ def mix_by_attention(x: torch.Tensor, rows: LayerRows) -> torch.Tensor:
     if spec.norm_after_rope:
         query_key = _norm_of_heads(query_key, spec, rows)
     query, key = query_key.split((heads, kv_heads), 1)
+    if spec.indexer is not None:
+        mask = chosen_mask(choose_by_means(spec, rows, *index), rows)
+        rows = replace(rows, metadata=replace(metadata, mask=mask))
     if spec.choice is not None:
         rows = replace(rows, metadata=replace(metadata, mask=choice_mask(spec, rows, *index)))
     attended = attend(query, key, value, rows)
@@ -44,7 +49,7 @@ def mix_by_attention(x: torch.Tensor, rows: LayerRows) -> torch.Tensor:
 
 def _widths(projected: torch.Tensor, spec: AttentionSpec) -> list[int]:
     """Of what is there without a choice of blocks, and of its queries and keys."""
-    index = [] if spec.choice is None else [spec.kv_heads * spec.choice.dim, spec.choice.dim]
+    index = [] if not spec.index_kept else [spec.chooses_by * spec.index_kept, spec.index_kept]
     return [projected.shape[1] - sum(index), *index]
 
 

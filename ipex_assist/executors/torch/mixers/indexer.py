@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from ipex_assist.executors.torch.mixers.chosen_positions import best_positions
 from ipex_assist.executors.torch.mixers.layer_rows import LayerRows
 from ipex_assist.executors.torch.rope import rotate
 from ipex_assist.executors.torch.weights import LogGrowth
@@ -53,14 +54,7 @@ def choose(
         keys = _pooled(keys, latent.indexer.places.view(pool, -1).double())
     products = functional.relu(both[:, :-1].double() @ keys.T)  # (rows, heads, positions or pools)
     scores = (weights.double()[..., None] * products).sum(1).float()
-    seen = torch.arange(start + 1, start + count + 1)[:, None]
-    after = torch.arange(len(keys)) >= seen // pool
-    # Of equal scores the lower positions are before the others.
-    order = scores.masked_fill(after, -torch.inf).sort(dim=1, descending=True, stable=True).indices
-    chosen = torch.zeros_like(after).scatter_(1, order[:, : spec.indexer.top_k // pool], True) & ~after
-    positions = torch.arange(start + count)
-    of_pools = functional.pad(chosen.repeat_interleave(pool, 1), (0, len(positions) - pool * len(keys)))
-    return of_pools | ((positions >= seen // pool * pool) & (positions < seen))
+    return best_positions(scores, start, pool, spec.indexer.top_k)
 
 
 def _pooled(rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
@@ -68,14 +62,3 @@ def _pooled(rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     pool, dim = places.shape
     keys, gates = rows[: len(rows) // pool * pool].view(-1, pool, 2 * dim).split(dim, 2)
     return (torch.softmax(gates + places, 1) * keys).sum(1)
-
-
-def chosen_mask(chosen: torch.Tensor, rows: LayerRows) -> torch.Tensor:
-    """The mask of attention (`attention_mask`) of one KV head, without what was not chosen."""
-    mask, group = rows.metadata.mask, rows.spec.layers[rows.index].attention.group
-    if mask is None:
-        mask = torch.zeros(chosen.shape, dtype=rows.kernels.dtype)
-    hidden = functional.pad(~chosen, (0, mask.shape[-1] - chosen.shape[1]), value=True)
-    if rows.metadata.step:
-        hidden = hidden.repeat_interleave(group, 0)[None, None]
-    return mask.masked_fill(hidden, torch.finfo(mask.dtype).min)

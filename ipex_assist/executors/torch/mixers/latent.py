@@ -7,7 +7,8 @@ from dataclasses import replace
 import torch
 
 from ipex_assist.executors.torch.mixers.attention import attend
-from ipex_assist.executors.torch.mixers.indexer import choose, chosen_mask, grown, index_parts
+from ipex_assist.executors.torch.mixers.chosen_positions import chosen_mask
+from ipex_assist.executors.torch.mixers.indexer import choose, grown, index_parts
 from ipex_assist.executors.torch.mixers.layer_rows import LayerRows
 from ipex_assist.executors.torch.rope import rotate
 

@@ -32,7 +32,7 @@ class AttentionMetadata:
     step: bool
     count: int  # rows that are the sequence's; those after them are padding
     growth: torch.Tensor | None = None  # (rows, 1, 1), that queries are multiplied with
-    entry_rotary: tuple[torch.Tensor, torch.Tensor] | None = None  # of entries, from the first one on
+    entry_rotary: tuple[torch.Tensor, torch.Tensor] | None = None  # of entries, or pools, from the first on
 
 
 @dataclass(frozen=True)

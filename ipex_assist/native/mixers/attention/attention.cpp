@@ -145,7 +145,7 @@ void attend_run(const AttentionView& v, const AttentionTile& t, int32_t kv_head,
         const bool more = !gathered && b < v.plan.last_seen_block(rows.end - 1, v.splits.shape);
         const KeyValueBlock block = !gathered                    ? v.block(rows, kv_head, b)
                                     : v.splits.shape.chosen_size ? gather_choice(v, rows, kv_head, b)
-                                                                 : gather_block(v, rows, b);
+                                                                 : gather_block(v, rows, kv_head, b);
         const KeyValueBlock next = more ? v.block(rows, kv_head, b + 1) : block;
         v.k.attend(t, block, more ? &next : nullptr, own.partials.data);
         for (int32_t q = 0; q < t.queries; q++) {

@@ -24,6 +24,20 @@ void check_choice(const AttentionSpec& a) {
         refuse("blocks that are chosen beside latents, windows, slopes or norms without weights");
 }
 
+void check_means(const AttentionSpec& a) {
+    const IndexerSpec& index = a.latent.indexer;
+    check_range("whether an indexer's keys are means", index.means, 0, !a.is_latent() && index.top_k > 0);
+    if (!index.means) return check_range("indexer_budget", index.top_k, 0, a.is_latent() ? LARGEST : 0);
+    check_range("indexer_budget", index.top_k, 1, LARGEST);
+    check_range("indexer_n_heads", index.heads, 1, 4096);
+    check_range("indexer_head_dim", index.dim, std::max(LANES, a.rotary_dim), 4096);
+    check_range("indexer_compress_ratio", index.pool, 1, BLOCK_POSITIONS);
+    if (BLOCK_POSITIONS % index.pool || index.top_k % index.pool || index.dim % LANES)
+        refuse("means of %d positions, %d that are chosen, and keys of %d", index.pool, index.top_k, index.dim);
+    if (!(index.norm_eps > 0) || a.shares_kv || a.window || a.chunk || a.alibi_slopes || a.choice.blocks)
+        refuse("positions that are chosen beside windows, slopes or blocks, or norms without an epsilon");
+}
+
 }  // namespace
 
 void check_attention(const ModelSpec& s, const AttentionSpec& a) {
@@ -58,6 +72,7 @@ void check_attention(const ModelSpec& s, const AttentionSpec& a) {
         refuse("values are scaled by %g, which must be a number, and 0 over latents", double(a.value_scale));
     check_range("kv_lora_rank", a.latent.rank, 0, LARGEST);
     check_choice(a);
+    check_means(a);
     check_range("whether queries grow by logarithms", a.log_growth, 0, a.is_latent());
     if (a.shares_kv && (a.values_are_keys || a.value_norm || a.qk_norm == ALL_HEADS))
         refuse("keys and values of another layer, and what is done to values or to all keys");

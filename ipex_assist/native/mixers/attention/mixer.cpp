@@ -5,6 +5,7 @@
 
 #include "mixers/attention/block_choice.h"
 #include "mixers/attention/check.h"
+#include "mixers/latent/latent.h"
 
 namespace ipex_assist {
 namespace {
@@ -26,6 +27,14 @@ void list_weights(WeightList& list, const ModelSpec& spec, PackedLayer& layer) {
     const auto part = [](const char* name, int64_t column, int64_t columns, bool there) {
         return there ? LinearPart{name, column / LANES, columns} : LinearPart{};
     };
+    // That blocks, or pools, are chosen by.
+    const bool chosen = a.choice.blocks || a.has_means();
+    const int64_t index_dim = a.has_means() ? a.latent.indexer.dim : a.choice.dim,
+                  index_columns = (a.has_means() ? a.latent.indexer.heads : a.kv_heads) * index_dim,
+                  index_query = a.qkv_width() - index_dim - index_columns;
+    const auto index_part = [&](const char* name, int64_t column, int64_t columns) {
+        return chosen ? LinearPart{name, column / LANES, columns, 1, false} : LinearPart{};
+    };
     const LinearPart left = layer.laurel_rank
                                 ? LinearPart{"laurel_left_proj", layer.columns.low / LANES, layer.laurel_rank, 1, false}
                                 : LinearPart{};
@@ -34,12 +43,12 @@ void list_weights(WeightList& list, const ModelSpec& spec, PackedLayer& layer) {
                  part("k_proj", a.key_column(), a.key_width(), !a.shares_kv),
                  part("v_proj", a.value_column(), a.values_width(), values),
                  part("g_proj", a.gate_column(), a.gate_width(), a.output_gate != 0),
-                 part("index_q_proj", choice_query_column(a), int64_t(a.kv_heads) * a.choice.dim, a.choice.blocks),
-                 part("index_k_proj", choice_key_column(a), a.choice.dim, a.choice.blocks),
+                 index_part("index_q_proj", index_query, index_columns),
+                 index_part("index_k_proj", index_query + index_columns, index_dim),
                  left});
-    if (a.choice.blocks) {
-        list.vector(layer.choice_query_norm, {"index_q_norm", a.choice.dim});
-        list.vector(layer.choice_key_norm, {"index_k_norm", a.choice.dim});
+    if (chosen) {
+        list.vector(layer.choice_query_norm, {"index_q_norm", index_dim});
+        list.vector(layer.choice_key_norm, {"index_k_norm", index_dim});
     }
     const bool one = a.qk_norm == ONE_FOR_HEADS;
     if (a.has_norm_weights()) list.vector(layer.q_norm, {"q_norm", one ? a.head_dim : a.query_width()});
@@ -52,11 +61,16 @@ void size(const PackedLayer& layer, ActivationSizes& s) {
     const AttentionSpec& a = layer.attention;
     s.key_depth = std::max({s.key_depth, a.key_depth(), a.index_depth()});
     s.value_width = std::max({s.value_width, a.value_width(), round_up(a.head_dim, LANES), int64_t(a.choice.dim)});
+    const IndexerSpec& index = a.latent.indexer;
+    if (!a.choice.blocks && !a.has_means()) return;
+    s.gathered = std::max(s.gathered, BLOCK_POSITIONS * (a.key_depth() + a.value_width() + 2) * 4);
+    s.value_width = std::max<int64_t>(s.value_width, index.dim);
+    s.queries = std::max<int64_t>(s.queries, index.heads);
+    if (a.has_means()) s.top_k = s.chosen = std::max<int64_t>(s.top_k, index.top_k + index.each() - 1);
     if (!a.choice.blocks) return;
     s.queries = std::max<int64_t>(s.queries, 2 * a.kv_heads);
     s.top_k = std::max<int64_t>(s.top_k, a.choice.positions());
     s.chosen = std::max<int64_t>(s.chosen, int64_t(a.kv_heads) * a.choice.blocks);
-    s.gathered = std::max(s.gathered, BLOCK_POSITIONS * (a.key_depth() + a.value_width() + 2) * 4);
 }
 
 constexpr Operation CONVOLVE_ATTENTION{"convolve_attention", convolve_attention};
@@ -64,6 +78,7 @@ constexpr Operation BEGIN_TILES{"begin_tiles", begin_tiles};
 constexpr Operation NORMALIZE_QUERIES_AND_KEYS{"normalize_queries_and_keys", normalize_queries_and_keys, PROJECTED};
 constexpr Operation APPEND_KEYS_VALUES{"append_keys_values", append_keys_values};
 constexpr Operation CHOOSE_BLOCKS{"choose_blocks", choose_blocks};
+constexpr Operation CHOOSE_POSITIONS{"choose_positions", choose_positions};
 constexpr Operation ATTENTION{"attention", attention, ATTENDED};
 
 void list_operations(const PackedLayer& layer, LayerStep& step, const Operation& prepare) {
@@ -74,6 +89,7 @@ void list_operations(const PackedLayer& layer, LayerStep& step, const Operation&
     if (layer.attention.qk_norm == ALL_HEADS) add(step.append_operations, {NORMALIZE_QUERIES_AND_KEYS});
     if (!layer.attention.shares_kv) add(step.append_operations, {APPEND_KEYS_VALUES});
     if (layer.attention.choice.blocks) add(step.append_operations, {CHOOSE_BLOCKS});
+    if (layer.attention.has_means()) add(step.append_operations, {CHOOSE_POSITIONS});
     add(step.attend_operations, {ATTENTION, OUTPUT_LINEAR});
 }
 

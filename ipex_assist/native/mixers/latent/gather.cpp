@@ -8,9 +8,17 @@
 namespace ipex_assist {
 namespace {
 
-// How wide keys and values are, and where the latent begins in the key: after what is rotated.
+// How wide keys and values are, and where the latent begins in the key: after what is rotated. Of keys and values of
+// heads nothing is in both: then all of the key is as what is rotated.
 struct Widths {
+    explicit Widths(const AttentionSpec& a)
+        : key_depth(a.key_depth()),
+          head_dim(a.is_latent() ? a.head_dim : key_depth),
+          rope_dim(a.is_latent() ? head_dim - a.latent.rank : key_depth),
+          rank(a.value_width()),
+          both(a.is_latent()) {}
     int64_t key_depth, head_dim, rope_dim, rank;
+    bool both;
 };
 
 // A position of a block, from here to there. BYTES: of an element. In a key's panel of 16 positions it has a lane of each
@@ -37,7 +45,7 @@ void copy_position(const KeyValueBlock& from, int64_t here, const KeyValueBlock&
             values[i] = value_from[i] >> from_bits & MASK;
             value_to[i] = (value_to[i] & ~(MASK << to_bits)) | values[i] << to_bits;
         }
-        for (int64_t i = 0; BYTES > 1 && i < LANES; i += EACH)
+        for (int64_t i = 0; BYTES > 1 && w.both && i < LANES; i += EACH)
             key_to[(w.rope_dim + d + i) / EACH * LANES] =
                 EACH == 1 ? values[i] : values[i] | values[i + 1] << BITS % 32;
     }
@@ -60,8 +68,8 @@ void put_entry(const AttentionView& v, const RowRange& tile, int64_t entry, cons
 
 }  // namespace
 
-KeyValueBlock gather_block(const AttentionView& v, const RowRange& tile, int64_t block) {
-    const Widths widths{v.spec.key_depth(), v.spec.head_dim, v.spec.head_dim - v.spec.latent.rank, v.spec.latent.rank};
+KeyValueBlock gather_block(const AttentionView& v, const RowRange& tile, int32_t kv_head, int64_t block) {
+    const Widths widths(v.spec);
     const AttentionShape& shape = v.splits.shape;
     const int64_t position = v.plan.positions[size_t(tile.first)];
     const int64_t first = block * BLOCK_POSITIONS, entries = shape.seen_entries(position),
@@ -83,7 +91,7 @@ KeyValueBlock gather_block(const AttentionView& v, const RowRange& tile, int64_t
         }
         const int64_t of = shape.rate ? shape.first_of_window(position) + first + i - entries : chosen[i];
         const int64_t here = of % BLOCK_POSITIONS;
-        const KeyValueBlock from = v.block(tile, 0, of / BLOCK_POSITIONS);
+        const KeyValueBlock from = v.block(tile, kv_head, of / BLOCK_POSITIONS);
         switch (bytes) {
             case 4: copy_position<4>(from, here, to, i, widths); break;
             case 2: copy_position<2>(from, here, to, i, widths); break;

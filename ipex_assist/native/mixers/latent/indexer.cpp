@@ -54,27 +54,41 @@ void make_pool(const IndexerSpec& index, const OpenRow* rows, const float* place
     }
 }
 
+// The mean of keys, through the norm, and rotated as the first position is.
+void make_mean(const AttentionView& v, const Segment& segment, int32_t first, const OpenRow* rows, float* key) {
+    const IndexerSpec& index = v.spec.latent.indexer;
+    std::fill_n(key, index.dim, 0.0f);
+    for (int32_t j = 0; j < index.each(); j++) {
+        for (int32_t d = 0; d < index.dim; d++) key[d] += rows[j].key[d];
+    }
+    for (int32_t d = 0; d < index.dim; d++) key[d] /= float(index.each());
+    v.k.normalize(true, key, v.layer.choice_key_norm, nullptr, index.norm_eps, index.dim, key);
+    rotate_head(v.pass, v.layer, nullptr, segment, first, key);
+}
+
 // Of rows whose positions are of the same pools, those of pools that end with one of them: a pool's positions before
-// these are of earlier passes.
+// those of the segment are of earlier passes.
 void append_pools(const AttentionView& v, const RowRange& range, int32_t id) {
     const IndexerSpec& index = v.spec.latent.indexer;
     const float* open = v.blocks.open_rows_at(id, v.number);
-    const int32_t begin = v.plan.positions[size_t(range.first)];
+    const Segment& segment = v.segment(range);
+    const int32_t first_row = v.plan.first_row[size_t(range.segment)];
     for (int32_t r = range.first; r < range.end; r++) {
         const int32_t after = v.plan.positions[size_t(r)] + 1;
-        if (after % index.pool) continue;
-        OpenRow rows[LANES];
-        for (int32_t j = 0; j < index.pool; j++) {
-            const int32_t position = after - index.pool + j;
-            const float* kept = open + position % index.open_rows() * 2 * v.spec.index_depth();
-            const float* own = position < begin ? nullptr : v.qkv(range.first + position - begin);
+        if (after % index.each()) continue;
+        OpenRow rows[BLOCK_POSITIONS];
+        for (int32_t j = 0; j < index.each(); j++) {
+            const int32_t position = after - index.each() + j;
+            const float* kept = open + position % index.open_rows() * v.spec.open_width();
+            const float* own = position < segment.start ? nullptr : v.qkv(first_row + position - segment.start);
             rows[j] = own ? OpenRow{own + v.spec.index_key_column(), own + v.spec.index_key_column() + index.dim}
                           : OpenRow{kept, kept + index.dim};
         }
         float* key = v.own.head.data;
-        make_pool(index, rows, v.layer.latent.index_places, key);
+        if (index.means) make_mean(v, segment, after - index.each(), rows, key);
+        else make_pool(index, rows, v.layer.latent.index_places, key);
         v.k.store_key(v.blocks.index_precision(v.number), key, index.dim, v.spec.index_depth(),
-                      (after - 1) % BLOCK_POSITIONS / index.pool, v.blocks.index_at(id, v.number));
+                      (after - 1) % BLOCK_POSITIONS / index.each(), v.blocks.index_at(id, v.number));
     }
 }
 
@@ -90,7 +104,7 @@ void keep_open_rows(const AttentionView& v) {
         const int32_t position = v.plan.positions[size_t(r)], block = position / BLOCK_POSITIONS;
         if (position + index.open_rows() < std::min(s.start + s.rows, (block + 1) * BLOCK_POSITIONS)) continue;
         float* to =
-            v.blocks.open_rows_at(s.blocks[block], v.number) + position % index.open_rows() * 2 * v.spec.index_depth();
+            v.blocks.open_rows_at(s.blocks[block], v.number) + position % index.open_rows() * v.spec.open_width();
         std::memcpy(to, v.qkv(r) + v.spec.index_key_column(), size_t(index.made()) * 4);
     }
 }
@@ -102,6 +116,7 @@ void append_index_keys(const AttentionView& v, const RowRange& range) {
     const IndexerSpec& index = v.spec.latent.indexer;
     const Norm& norm = v.layer.latent.index_norm;
     const int32_t id = v.segment(range).blocks[v.plan.last_block(range.first)];
+    if (index.means) return append_pools(v, range, id);
     const KeyValueBlock block = v.blocks.index_at(id, v.number);
     for (int32_t r = range.first; r < range.end; r++) {
         const int32_t position = v.plan.positions[size_t(r)];
@@ -118,9 +133,24 @@ void append_index_keys(const AttentionView& v, const RowRange& range) {
 
 namespace {
 
+// Of QSA, through their norm.
+void store_normed_queries(const AttentionView& v, int32_t row) {
+    const IndexerSpec& indexer = v.spec.latent.indexer;
+    const Segment& segment = v.plan.segments[size_t(v.plan.segment_of[size_t(row)])];
+    const float weight = 1 / std::sqrt(float(indexer.dim));
+    float* query = v.own.head.data;
+    for (int32_t h = 0; h < indexer.heads; h++) {
+        const float* made = v.qkv(row) + v.spec.index_query_column() + int64_t(h) * indexer.dim;
+        v.k.normalize(true, made, v.layer.choice_query_norm, nullptr, indexer.norm_eps, indexer.dim, query);
+        rotate_head(v.pass, v.layer, nullptr, segment, v.plan.positions[size_t(row)], query);
+        store_index_query(v, h, query, indexer.dim, weight);
+    }
+}
+
 // The queries of a row's indexer, with the weights of their heads.
 void store_queries(const AttentionView& v, int32_t row) {
     const IndexerSpec& indexer = v.spec.latent.indexer;
+    if (indexer.means) return store_normed_queries(v, row);
     const float* weights = v.qkv(row) + v.spec.index_weight_column();
     const float* queries = v.pass.activations.shared.heads.row(row) + v.spec.index_query_column();
     for (int32_t h = 0; h < indexer.heads; h++)

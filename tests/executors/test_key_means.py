@@ -1,0 +1,78 @@
+"""Rows that choose pools of positions by means of their keys (QSA): what is chosen depends on a row's past alone."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+
+import pytest
+import tiny_models
+import torch
+import transformers
+from conftest import HAS_NATIVE
+from native_models import PRECISIONS, folder, relative, tokens
+
+from ipex_assist.executors.interface import Rows
+from ipex_assist.executors.native.model import NativeModel
+from ipex_assist.native.library import unavailable
+
+VARIANTS = tiny_models.known("qwen4-exp", "qwen4-exp-many")  # which choose among pools of 4 and of 32 positions
+pytestmark = [
+    pytest.mark.one_stack,
+    pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or ""),
+    pytest.mark.skipif(not VARIANTS, reason="of today's transformers"),
+]
+PROMPT = [token or 7 for token in tokens(110, 3)]  # token 0 has an embedding of zeros, by which all pools are equal
+
+
+def loaded(saved: Path, precision: str, kv: str | None = None) -> NativeModel:
+    made = tiny_models.model(saved, "native", precision, kv_precision=kv)
+    assert isinstance(made, NativeModel)
+    return made
+
+
+@functools.cache
+def expected(variant: str) -> torch.Tensor:
+    """transformers' logits of the prompt."""
+    kind = getattr(transformers, json.loads((folder(variant) / "config.json").read_text())["architectures"][0])
+    model = kind.from_pretrained(folder(variant), attn_implementation="eager").eval()
+    with torch.no_grad():
+        return model(torch.tensor([PROMPT])).logits[0]
+
+
+@pytest.mark.parametrize("executor", ["torch", "native"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_are_those_of_transformers(variant: str, executor: str) -> None:
+    """Means pass their norm before they are rotated, by their pool's first position; rows see the open pool as well."""
+    model = tiny_models.model(folder(variant), executor)
+    assert relative(model.extend(model.new_sequence(128), PROMPT, len(PROMPT)), expected(variant)) < 5e-5
+
+
+@pytest.mark.parametrize("kv", [None, "int8"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_prompt_is_its_steps_however_it_is_cut(variant: str, precision: str, kv: str | None) -> None:
+    """Pools that a pass ends within, and rows that are taken back into them."""
+    model = loaded(folder(variant), precision, kv)
+    together = model.extend(model.new_sequence(128), PROMPT, len(PROMPT))
+    sequence, rows, done = model.new_sequence(128), [], 0
+    for part in (3, 1, 1, 30, 7, 40, 5, 1, 1, 21):
+        rows.append(model.extend(sequence, PROMPT[done : done + part], part))
+        done += part
+        if done + 9 < len(PROMPT):  # a draft that is rejected
+            model.extend(sequence, tokens(9, done), 9)
+            sequence.truncate(done)
+    assert done == len(PROMPT)
+    assert torch.equal(torch.cat(rows), together)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_rows_choose_likewise_beside_others(variant: str) -> None:
+    model = loaded(folder(variant), "bf16")
+    alone = model.extend(model.new_sequence(128), PROMPT, 1)
+    sequences = [model.new_sequence(128) for _ in range(3)]
+    for sequence, length in zip(sequences, (len(PROMPT) - 1, 20, 75), strict=True):
+        model.extend(sequence, PROMPT[:length], 1)
+    rows = [Rows(each, [PROMPT[each.length]], 1) for each in sequences]
+    assert torch.equal(model.forward(rows)[0], alone[0])
