@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -34,27 +33,16 @@ _LINEARS = {
         for ours, leaf in zip(INDEX_LOG_GROWTH, ("scale", "bias"), strict=True)
     },
 }
-# What the published checkpoint calls parts of transformers' names, in this order.
-_PUBLISHED = (
-    (r"^(model\.language_model|language_model\.model|model)\.", ""),
-    (r"^embed_tokens\.", "tok_embeddings."),
-    (r"^(language_model\.)?lm_head\.", "output."),
-    (r"\.self_attn\.", ".attention."),
-    (r"\.q_proj\.", ".wq."),
-    (r"\.kv_a_proj_with_mqa\.", ".wkv_a_with_mqa."),
-    (r"\.kv_b_proj\.", ".wkv_b."),
-    (r"\.o_proj\.", ".wo."),
-    (r"\.input_layernorm\.", ".attention_norm."),
-    (r"\.post_attention_layernorm\.", ".ffn_norm."),
-    (r"\.kv_a_layernorm\.", ".kv_a_norm."),
-    (r"\.mlp\.(gate|experts|shared_experts)\.", r".\1."),
-    (r"\.mlp\.", ".feed_forward."),
-    (r"\.gate_proj\.", ".w1."),
-    (r"\.down_proj\.", ".w2."),
-    (r"\.up_proj\.", ".w3."),
-    (r"\.softmax_scaling\.scale$", ".ssmax_scaling.s"),
-    (r"\.softmax_scaling\.bias$", ".ssmax_scaling.b"),
-)
+# What the published checkpoint calls parts of transformers' names, in this order; it has nothing before "layers".
+_PUBLISHED = {
+    **{"embed_tokens.": "tok_embeddings.", "lm_head.": "output.", ".self_attn.": ".attention."},
+    **{".q_proj.": ".wq.", ".kv_a_proj_with_mqa.": ".wkv_a_with_mqa.", ".kv_b_proj.": ".wkv_b.", ".o_proj.": ".wo."},
+    **{".input_layernorm.": ".attention_norm.", ".post_attention_layernorm.": ".ffn_norm."},
+    **{".kv_a_layernorm.": ".kv_a_norm.", ".mlp.gate.": ".gate.", ".mlp.experts.": ".experts."},
+    **{".mlp.shared_experts.": ".shared_experts.", ".mlp.": ".feed_forward."},
+    **{".gate_proj.": ".w1.", ".down_proj.": ".w2.", ".up_proj.": ".w3."},
+    **{".softmax_scaling.scale": ".ssmax_scaling.s", ".softmax_scaling.bias": ".ssmax_scaling.b"},
+}
 
 
 def spec(config: Config) -> DecoderSpec:
@@ -170,7 +158,7 @@ def weights(spec: DecoderSpec) -> dict[str, Source]:
 
 
 def _names(name: str) -> list[str]:
-    other = name
-    for pattern, theirs in _PUBLISHED:
-        other = re.sub(pattern, theirs, other)
+    other = name.replace("language_model.", "").removeprefix("model.")
+    for part, theirs in _PUBLISHED.items():
+        other = other.replace(part, theirs)
     return [other, name]
