@@ -29,7 +29,16 @@ pytestmark = [
 OPTIONS = GenerationOptions.of(max_new_tokens=20, ignore_eos=True)
 
 
-@pytest.fixture(scope="module", params=tiny_models.known("qwen3.5", "kimi-linear", "jamba", "recurrent-gemma"))
+VARIANTS = tiny_models.known("qwen3.5", "kimi-linear", "jamba", "recurrent-gemma")
+# Drafts of each kind come and go alike: the quick part has all of them with the first, with the others both at once.
+DRAFTS = [
+    pytest.param(variant, draft, marks=pytest.mark.full if variant != "qwen3.5" and draft != "both" else ())
+    for variant in VARIANTS
+    for draft in ("none", "model", "lookup", "both")
+]
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
 def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     path = tmp_path_factory.mktemp("recurrent")
     tiny_models.save(path, request.param, max_position_embeddings=2048)
@@ -74,7 +83,7 @@ def play_turns(engine: Engine, pair: Pair, chance: random.Random, clients: list[
     check(pair, again)
 
 
-@pytest.mark.parametrize("draft", ["none", "model", "lookup", "both"])
+@pytest.mark.parametrize(("folder", "draft"), DRAFTS, indirect=["folder"])
 def test_every_text_is_as_alone(pair: Pair, draft: str) -> None:
     """Random requests that come and go, share beginnings, and are drafted for by a recurrent model."""
     found = EngineStats()
@@ -134,7 +143,9 @@ def test_every_text_is_as_alone_in_other_families(variant: str, draft: str, tmp_
     assert found.accepted > 0 or draft == "none"
 
 
-@pytest.mark.parametrize("draft", ["none", "both"])
+@pytest.mark.parametrize(
+    ("folder", "draft"), [each for each in DRAFTS if each.values[1] in ("none", "both")], indirect=["folder"]
+)
 def test_where_states_run_out(folder: Path, draft: str, pair: Pair) -> None:
     """16 to 24 requests in memory for a few states and blocks: texts wait, are put back, and prefixes are given up."""
     found = EngineStats()

@@ -37,6 +37,13 @@ CASES = {
     "gates": {"output_gate": True},
     "gates of heads": {"output_gate": True, "gate_per_head": True, "gate_activation": "softplus"},
 }
+# Keys and values of 8 bits are read where all others are: the quick part shows it of whole texts and of a window.
+EIGHT_BITS = ("all", "window in three runs")
+EACH = [
+    pytest.param(case, precision, marks=pytest.mark.full if "int8" in precision and case not in EIGHT_BITS else ())
+    for case in CASES
+    for precision in PRECISIONS
+]
 
 
 @functools.cache
@@ -72,8 +79,7 @@ def alone(case: str, precision: str) -> list[torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "precision"), EACH)
 def test_threads_share_runs_or_blocks(case: str, precision: str) -> None:
     """A run that is merged where it is computed, or by who combines: the sums of both are in one order."""
     expected = alone(case, precision)
@@ -86,8 +92,7 @@ def test_threads_share_runs_or_blocks(case: str, precision: str) -> None:
             assert torch.equal(own.extend(sequence, TEXT[end - STEPS + 1 : end], STEPS - 1), rows[1:]), (threads, end)
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "precision"), EACH)
 def test_a_prompt_is_its_rows_over_many_blocks(case: str, precision: str) -> None:
     """A prompt's tiles merge for all their rows together, whose windows begin in different blocks and runs."""
     own = model(case, precision, 2)
@@ -113,8 +118,7 @@ def test_texts_of_different_lengths_share_a_pass(precision: str) -> None:
             assert torch.equal(own.forward(parts), torch.cat([rows[step : step + 3] for rows in expected])), threads
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "precision"), EACH)
 def test_a_long_text_among_many_rows(case: str, precision: str) -> None:
     """Threads of a pass of many rows split the one that sees most; merged in the order of its runs."""
     expected = alone(case, precision)
@@ -131,8 +135,7 @@ def test_a_long_text_among_many_rows(case: str, precision: str) -> None:
                 assert torch.equal(found[5 : 5 + len(part)], rows[first:last]), (threads, end)
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "precision"), EACH)
 def test_texts_with_drafts_share_blocks(case: str, precision: str) -> None:
     """More rows than a step has and fewer tiles than threads: blocks are shared, and those appended by who reads them.
 

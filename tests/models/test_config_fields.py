@@ -83,6 +83,8 @@ _FIELDS = {variant: tiny_models.VARIANTS[variant] for variant in (*_VARIANTS, *_
 FAMILIES = {fields["model_type"]: variant for variant, fields in _FIELDS.items()}
 # The fields that we read are the same on both stacks: IPEX's quick part has one family of each kind of layer.
 _ALL = {_FIELDS[variant]["model_type"] for variant in _VARIANTS}
+# Their text parts are those of gemma4_text, llama4_text, qwen2_vl, and of qwen3_vl and qwen3_moe.
+_ALL -= {"gemma4", "llama4", "qwen2_5_vl", "qwen3_vl_moe"}
 QUICK = _ALL if not HAS_IPEX else ("llama", "gemma2", "deepseek_v3", "qwen2_moe", "qwen3_5", "jamba", "lfm2")
 # Those of which every value that transformers takes is computed: they name no activation.
 ALL_COMPUTED = ("lfm2", "lfm2_moe", "qwen4_exp")

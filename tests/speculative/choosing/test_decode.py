@@ -31,8 +31,8 @@ QUICK = ("opt-350m", "mistral-window")
 @pytest.mark.parametrize(
     ("variant", "executor", "precision"),
     [
-        # PyTorch's and IPEX's kernels know no families: two show what rows need, and the native core runs all.
-        pytest.param(variant, *kind, marks=[pytest.mark.full] if kind[0] != "native" and variant not in QUICK else [])
+        # Kernels know no families: two show what rows need of each precision, and the native core runs all in one.
+        pytest.param(variant, *kind, marks=[] if kind == ("native", "fp32") or variant in QUICK else pytest.mark.full)
         for kind in PRECISIONS
         for variant in ("llama", "opt-350m", "gpt-bigcode", "qwen3", "mistral-window", "llama-dynamic")
     ],
