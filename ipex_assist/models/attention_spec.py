@@ -16,7 +16,7 @@ ATTENTION_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
     "num_attention_heads": ("heads", (1, 4096)),
     "num_key_value_heads": ("kv_heads", (1, 4096)),
     "head_dim": ("head_dim", (1, 4096)),
-    "v_head_dim": ("value_dim", (1, 4096)),
+    "v_head_dim": ("v_head_dim", (1, 4096)),
     "attention_scale": ("scale", (1e-6, 1e6)),
     "rotary_dim": ("rotary_dim", (2, 4096)),
     "attention_cap": ("cap", (1e-3, 1e6)),
@@ -254,7 +254,7 @@ class AttentionSpec:
     heads: int
     kv_heads: int
     head_dim: int
-    value_dim: int | None = None  # of a KV head's value; head_dim where None
+    v_head_dim: int | None = None  # of a KV head's value; head_dim where None
     window: int | None = None  # how many of the latest positions a row may see; None is all of them
     chunk: int | None = None  # positions are in chunks of so many, and a row sees none before its own; None: all
     rope: int | None = None  # which of the model's `ropes` rotates query and key; None: none does
@@ -282,7 +282,7 @@ class AttentionSpec:
     kv_layer: int | None = None
     values_are_keys: bool = False  # values are what the key projection gives, before its norm and rotation
     value_norm: bool = False  # each head's value passes an RMS norm without a weight
-    value_scale: float = 1.0  # of attended values
+    value_scale: float | None = None  # of attended values
     # Keys and queries are then of one KV head, head_dim and rotary_dim those of the latent and its rotary key.
     latent: LatentSpec | None = None
     choice: BlockChoiceSpec | None = None  # None: rows attend to all that they see
@@ -307,12 +307,11 @@ class AttentionSpec:
             assert rotated or self.rope is None, "a rope that rotates nothing"
             assert not any((self.qk_norm, self.alibi_slopes)), "beside latents"
             assert self.gate_activation == "sigmoid", "beside latents"
-            assert not any((self.values_are_keys, self.value_norm, self.value_dim)), "beside latents"
-            assert self.value_scale == 1, "beside latents"
+            assert not any((self.values_are_keys, self.value_norm, self.v_head_dim, self.value_scale)), "beside latents"
         check_kind("gate_activation", self.gate_activation, GateActivation)
         assert not self.shares_kv or not any((self.values_are_keys, self.value_norm)), "values of another layer"
         assert not self.values_are_keys or self.qk_norm != "all_heads", "values before a norm of all keys"
-        assert not self.values_are_keys or self.value_dim in (None, self.head_dim), "values narrower than keys"
+        assert not self.values_are_keys or self.v_head_dim in (None, self.head_dim), "values narrower than keys"
         if self.heads % self.kv_heads:
             raise ConfigError("num_key_value_heads", self.kv_heads, f"a divisor of the {self.heads} heads")
         if self.rotary_size > self.head_dim:
@@ -341,7 +340,7 @@ class AttentionSpec:
     @property
     def value_width(self) -> int:
         """Values of a KV head that are kept beside its key."""
-        return (self.value_dim or self.head_dim) if self.latent is None else self.latent.rank
+        return (self.v_head_dim or self.head_dim) if self.latent is None else self.latent.rank
 
     @property
     def output_size(self) -> int:

@@ -19,7 +19,7 @@ _ATTENTION = {
     "num_attention_heads": "heads",
     "num_key_value_heads": "kv_heads",
     "head_dim": "head_dim",
-    "v_head_dim": "value_dim",
+    "v_head_dim": "v_head_dim",
     "attention_value_scale": "value_scale",
     "rotary_dim": "rotary_dim",
     "alibi": "alibi_slopes",

@@ -49,7 +49,7 @@ def spec(config: Config) -> DecoderSpec:
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
         v_head_dim=config.integer("v_head_dim", 128),
-        attention_value_scale=1.0 if scale is None else scale,
+        attention_value_scale=scale,
         norm_eps=config.number("norm_eps", config.number("layernorm_epsilon", 1e-5)),
         qkv_bias=config.flag("attention_bias", False),
         **ropes_by_kind(ropes, kinds, head_dim, config.number("partial_rotary_factor", _ROTATED)),

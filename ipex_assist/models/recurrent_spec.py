@@ -67,12 +67,12 @@ class RecurrentSpec:
     input_bias: bool = False
     output_bias: bool = False
     norm_groups: int = 0  # mamba2: 0 where there is no norm
-    step_limit: tuple[float, float] = (0.0, math.inf)  # mamba2: of dt
-    beta_scale: float = 1.0  # gated_delta, kimi_delta: of the sigmoid of b
-    norm_eps: float | None = None  # of its norms; the model's where None
     gate_rank: int = 0  # kimi_delta (0: there is none), mamba1; rg_lru: value_dim
     selection_norm: SelectionNorm | None = None  # mamba1
     sigmoid_gate: bool = False  # gated_delta: the output gate is a sigmoid, too
+    step_limit: tuple[float, float] = (0.0, math.inf)  # mamba2: of dt
+    beta_scale: float = 1.0  # gated_delta, kimi_delta: of the sigmoid of b
+    norm_eps: float | None = None  # of its norms; the model's where None
     decay_bound: float | None = None  # kimi_delta: what logarithms of decays are above, below 0; None: no bound
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.native.batch_structures import Batch, DraftRequest, Segment, TopTokens
 from ipex_assist.native.build import INSTRUCTION_SETS
 from ipex_assist.native.rows import BLOCK, DECODE_ROWS, PENDING_ROWS
-from ipex_assist.native.structures import ABI_VERSION, PRECISIONS, CLayerSpec, CModelSpec
+from ipex_assist.native.structures import ABI_VERSION, PRECISIONS, LayerStructure, ModelStructure
 
 PATH = Path(__file__).with_name("_core.so")
 ISA_VARIABLE = "IPEX_ASSIST_ISA"
@@ -48,7 +48,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ia_pool_statistics": (_i32, (_p, ctypes.POINTER(ctypes.c_uint64))),
     "ia_barrier_seconds": (ctypes.c_double, (_p, _i64)),
     "ia_checksum": (_i32, (_p, _p, ctypes.POINTER(ctypes.c_uint64))),
-    "ia_model_new": (_p, (_p, ctypes.POINTER(CModelSpec), ctypes.POINTER(CLayerSpec), _p, _p, _i64, _i64)),
+    "ia_model_new": (_p, (_p, ctypes.POINTER(ModelStructure), ctypes.POINTER(LayerStructure), _p, _p, _i64, _i64)),
     "ia_model_delete": (None, (_p,)),
     "ia_model_bytes": (_i64, (_p,)),
     "ia_model_resident_bytes": (_i64, (_p,)),
@@ -139,7 +139,7 @@ def _check_interface(loaded: ctypes.CDLL) -> None:
     sizes, rows = (_i32 * 4)(), (_i32 * 3)()
     loaded.ia_abi.restype, loaded.ia_abi.argtypes = _SIGNATURES["ia_abi"]
     found = (loaded.ia_abi(sizes, rows), *sizes)
-    expected = (ABI_VERSION, *(ctypes.sizeof(each) for each in (CModelSpec, CLayerSpec, Segment, Batch)))
+    expected = (ABI_VERSION, *(ctypes.sizeof(each) for each in (ModelStructure, LayerStructure, Segment, Batch)))
     if found != expected or tuple(rows) != (DECODE_ROWS, PENDING_ROWS, BLOCK):
         raise IpexAssistError(
             "the native core belongs to another version of ipex-assist (its interface is {} with structures of {}, {}, "

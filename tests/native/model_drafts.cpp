@@ -44,7 +44,7 @@ void check_drafts(const KernelTable& k, const Format& f, const Kind& kind) {
     const size_t unsure = size_t(std::min_element(likely[2].begin(), likely[2].end()) - likely[2].begin());
     float least[] = {0, 0, likely[2][unsure] * 1.0001f};
     for (const bool broken : {false, true}) {
-        if (broken && !x.model->spec.rope_width) break;
+        if (broken && !x.model->spec.rotary_width) break;
         std::vector<int32_t> tokens, positions;
         std::vector<const Table*> rows;
         for (size_t i = 0; i < 3; i++) {
@@ -58,9 +58,9 @@ void check_drafts(const KernelTable& k, const Format& f, const Kind& kind) {
         float probabilities[3 * MOST];
         const DraftRequest drafts{counts, least, MOST, drafted, probabilities, numbers};
         // The first text's third row is at position 2; those of the others are not.
-        if (broken) std::swap(x.cosine[size_t(2 * x.model->spec.rope_width)], x.poison);
+        if (broken) std::swap(x.cosine[size_t(2 * x.model->spec.rotary_width)], x.poison);
         x.draft(pass.batch, counts, drafts);
-        if (broken) std::swap(x.cosine[size_t(2 * x.model->spec.rope_width)], x.poison);
+        if (broken) std::swap(x.cosine[size_t(2 * x.model->spec.rotary_width)], x.poison);
         const size_t lengths[] = {broken ? 3u : size_t(MOST), size_t(MOST - 5), unsure + 1};
         for (size_t i = 0; i < 3; i++) {
             CHECK(size_t(numbers[i]) == lengths[i], "%s, %s: draft %zu has %d tokens", f.name, kind.name, i,
@@ -153,10 +153,10 @@ void check_choices(const KernelTable& k, const Format& f, const Kind& kind) {
             }
             CHECK(logs[i] == top_logs[i * 5], "%g and %g", double(logs[i]), double(top_logs[i * 5]));
         }
-        if (!x.model->spec.rope_width) continue;
-        std::swap(x.cosine[size_t(3 * x.model->spec.rope_width)], x.poison);
+        if (!x.model->spec.rotary_width) continue;
+        std::swap(x.cosine[size_t(3 * x.model->spec.rotary_width)], x.poison);
         x.top_tokens(pass.batch, {5, chosen, logs, sums, top, top_logs});
-        std::swap(x.cosine[size_t(3 * x.model->spec.rope_width)], x.poison);
+        std::swap(x.cosine[size_t(3 * x.model->spec.rotary_width)], x.poison);
         CHECK(
             chosen[3] == -1 && std::isnan(logs[3]) && std::isnan(sums[3]) && top[15] == -1 && std::isnan(top_logs[15]),
             "%d", chosen[3]);

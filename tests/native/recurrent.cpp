@@ -16,9 +16,9 @@ constexpr int TURNS = 6;
 RecurrentSpec mixer(RecurrentKind kind) {
     RecurrentSpec r{};
     r.kind = kind, r.heads = 4, r.key_heads = 2, r.key_dim = 10, r.value_dim = 21, r.conv_kernel = 4;
-    r.most_step = INFINITY;
+    r.step_limit[1] = INFINITY;
     if (kind == GATED_DELTA) r.beta_scale = 2, r.norm_eps = 1e-4f;
-    if (kind == MAMBA2) r.conv_bias = 1, r.norm_groups = 2, r.least_step = 0.01f, r.most_step = 3;
+    if (kind == MAMBA2) r.conv_bias = 1, r.norm_groups = 2, r.step_limit[0] = 0.01f, r.step_limit[1] = 3;
     if (kind == KIMI_DELTA) r.key_heads = 4, r.value_dim = 10, r.beta_scale = 1, r.gate_rank = 7;
     if (kind == MAMBA1) r.heads = r.key_heads = 1, r.value_dim = 43, r.conv_bias = 1, r.gate_rank = 5;
     if (kind == MAMBA1) r.selection_norm = NORMED_AND_WEIGHTED;

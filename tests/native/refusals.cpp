@@ -54,13 +54,13 @@ void check_draft_of_no_numbers(const KernelTable& k) {
             };
             const std::vector<int32_t> expected = draft();
             CHECK(expected.size() == 20, "%s", f.name);
-            std::swap(x.cosine[size_t(7 * x.model->spec.rope_width)], x.poison);
+            std::swap(x.cosine[size_t(7 * x.model->spec.rotary_width)], x.poison);
             std::vector<float> likely;
             std::vector<int32_t> cut(expected.begin(), expected.begin() + 5);
             cut.push_back(-1);
             CHECK(draft(&likely) == cut && std::isnan(likely.back()), "%s: %zu tokens with NaN at position 7", f.name,
                   likely.size());
-            std::swap(x.cosine[size_t(7 * x.model->spec.rope_width)], x.poison);
+            std::swap(x.cosine[size_t(7 * x.model->spec.rotary_width)], x.poison);
             CHECK(draft() == expected, "%s: drafted again", f.name);
         }
     }
@@ -156,7 +156,7 @@ void check_specs(const KernelTable& k) {
     CHECK_REFUSED("latent attention has one key/value head", make_last([](LayerSpec& layer) {
                       make_latent(layer.attention, 4, {48, 16, 24, 32, 0, 0, 1e-6f, {}, {}});
                       layer.attention.rope_column = 0, layer.attention.rotary_dim = 10;
-                      layer.attention.output_gate = layer.attention.gate_softplus = 1;
+                      layer.attention.output_gate = 1, layer.attention.gate_activation = SOFTPLUS_GATE;
                   }));
     CHECK_REFUSED("rank of a norm's gate is 41", make_last([](LayerSpec& layer) { layer.mlp_gate_rank = 41; }));
     CHECK_REFUSED("queries read a row before its norm is 1", make_last([](LayerSpec& layer) {
@@ -177,7 +177,7 @@ void check_specs(const KernelTable& k) {
                   }));
     CHECK_REFUSED("decays of each channel of 2 key heads of 10", make_last([](LayerSpec& layer) {
                       layer.attention = {};
-                      layer.recurrent = {KIMI_DELTA, 4, 2, 10, 10, 4, 0, 0, 0, 0, 7, NOT_NORMED, 0, 0, 1, 0, 0};
+                      layer.recurrent = {KIMI_DELTA, 4, 2, 10, 10, 4, 0, 0, 0, 0, 7, NOT_NORMED, 0, 0, 0, 1, 0, 0};
                   }));
     CHECK_REFUSED("layer 1 beside that of one before it", make_last([](LayerSpec& layer) { layer.beside = 1; }));
     CHECK_REFUSED("experts are deferred is 1", make_last([](LayerSpec& layer) { layer.defers = 1; }));
@@ -189,29 +189,29 @@ void check_specs(const KernelTable& k) {
                   }));
     CHECK_REFUSED("rank of gates is -1", make_last([](LayerSpec& layer) {
                       layer.attention = {};
-                      layer.recurrent = {KIMI_DELTA, 4, 4, 10, 10, 4, 0, 0, 0, 0, -1, NOT_NORMED, 0, 0, 1, 0, 0};
+                      layer.recurrent = {KIMI_DELTA, 4, 4, 10, 10, 4, 0, 0, 0, 0, -1, NOT_NORMED, 0, 0, 0, 1, 0, 0};
                   }));
     CHECK_REFUSED("logarithms of decays above nan", make_last([](LayerSpec& layer) {
                       layer.attention = {};
-                      layer.recurrent = {KIMI_DELTA, 4, 4, 10, 10, 4, 0, 0, 0, 0, 0, NOT_NORMED, 0, 0, 1, 0, NAN};
+                      layer.recurrent = {KIMI_DELTA, 4, 4, 10, 10, 4, 0, 0, 0, 0, 0, NOT_NORMED, 0, 0, 0, 1, 0, NAN};
                   }));
     CHECK_REFUSED("logarithms of decays above -5", make_last([](LayerSpec& layer) {
                       layer.attention = {};
-                      layer.recurrent = {GATED_DELTA, 4, 4, 10, 10, 4, 0, 0, 0, 0, 0, NOT_NORMED, 0, 0, 1, 0, -5};
+                      layer.recurrent = {GATED_DELTA, 4, 4, 10, 10, 4, 0, 0, 0, 0, 0, NOT_NORMED, 0, 0, 0, 1, 0, -5};
                   }));
     CHECK_REFUSED("the norm of a selection is 1", make_last([](LayerSpec& layer) {
                       layer.attention = {};
-                      layer.recurrent = {KIMI_DELTA, 4, 4, 10, 10, 4, 0, 0, 0, 0, 7, NORMED, 0, 0, 1, 0, 0};
+                      layer.recurrent = {KIMI_DELTA, 4, 4, 10, 10, 4, 0, 0, 0, 0, 7, NORMED, 0, 0, 0, 1, 0, 0};
                   }));
     CHECK_REFUSED("laurel_rank is -1", make_last([](LayerSpec& layer) { layer.laurel_rank = -1; }));
     CHECK_REFUSED("laurel_rank is 8", make_last([](LayerSpec& layer) { layer.laurel_rank = 8, layer.mlp = {}; }));
     CHECK_REFUSED("whether gates are sparse is 1",
-                  make_last([](LayerSpec& layer) { layer.mlp.sparse = 1, layer.mlp.limit = 2; }));
+                  make_last([](LayerSpec& layer) { layer.mlp.sparsity = 0.5f, layer.mlp.limit = 2; }));
     CHECK_REFUSED("gates above inf standard deviations",
-                  make_last([](LayerSpec& layer) { layer.mlp.sparse = 1, layer.mlp.deviations = INFINITY; }));
+                  make_last([](LayerSpec& layer) { layer.mlp.sparsity = 0.5f, layer.mlp.deviations = INFINITY; }));
     CHECK_REFUSED("blocks of 24 channels", make_last([](LayerSpec& layer) {
                       layer.attention = {};
-                      layer.recurrent = {RG_LRU, 4, 1, 1, 24, 4, 0, 0, 0, 0, 24, NOT_NORMED, 0, 0, 1, 0, 0};
+                      layer.recurrent = {RG_LRU, 4, 1, 1, 24, 4, 0, 0, 0, 0, 24, NOT_NORMED, 0, 0, 0, 1, 0, 0};
                   }));
     CHECK_REFUSED("4 attention heads cannot share 8", make([](UniformSpec& s) { s.kv_heads = 8; }));
     CHECK_REFUSED("4 attention heads cannot share 3", make([](UniformSpec& s) { s.kv_heads = 3; }));
@@ -372,7 +372,7 @@ void check_batches(const KernelTable& k) {
         CHECK_REFUSED("position 256, and its table has 1 blocks", run({1, 2}, {255, 256}, {&table, &table}));
         CHECK_REFUSED("position -1", run({1}, {-1}, {&table}));
         CHECK_REFUSED("is written by two segments", run({1, 2, 3}, {4, 0, 5}, {&table, &second, &table}));
-        const bool tables = x.model->spec.positions || x.model->spec.rope_width;
+        const bool tables = x.model->spec.positions || x.model->spec.rotary_width;
         if (tables) CHECK_REFUSED("and", run({1}, {POSITIONS}, {&second}));
         CHECK_REFUSED("rows of a pass is 0", run({}, {}, {}));
         Table twice = second, reading = second;
@@ -424,9 +424,9 @@ void check_batches(const KernelTable& k) {
         CHECK_REFUSED("threads of a pass is -1", pass([](Batch& b, Segment&) { b.threads = -1; }));
         CHECK_REFUSED("the vocabulary of logits is 51", pass([](Batch& b, Segment&) { b.vocabulary = 51; }));
         pass([](Batch& b, Segment&) { b.vocabulary = 16, b.stride = 16; });
-        if (x.model->spec.rope_width)
+        if (x.model->spec.rotary_width)
             CHECK_REFUSED("need their tables", pass([](Batch&, Segment& s) { s.sine = nullptr; }));
-        if (x.model->spec.rope_width)
+        if (x.model->spec.rotary_width)
             CHECK_REFUSED("holds 5 from 3 on", pass([](Batch&, Segment& s) { s.rope_start = 3, s.rope_rows = 5; }));
         CHECK_REFUSED("a pool of 0 blocks", Blocks(x.model, 0, BF16));
         CHECK_REFUSED("a pool of 2147483648", Blocks(x.model, int64_t(1) << 31, BF16));

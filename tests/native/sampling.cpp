@@ -93,8 +93,8 @@ void check_sampling(const KernelTable& k, const Format& f, const Kind& kind) {
         for (size_t i = 0; i < COUNT; i++) positions.push_back(int32_t(i));
         const std::vector<const Table*> tables(COUNT, &table);
         for (const bool broken : {false, true}) {
-            if (broken && !x.model->spec.rope_width) break;
-            if (broken) std::swap(x.cosine[size_t(3 * x.model->spec.rope_width)], x.poison);
+            if (broken && !x.model->spec.rotary_width) break;
+            if (broken) std::swap(x.cosine[size_t(3 * x.model->spec.rotary_width)], x.poison);
             const std::vector<float> all = x.run(tokens, positions, tables);
             for (uint64_t seed = 0; seed < 20; seed++) {
                 std::vector<SamplingRule> rules;

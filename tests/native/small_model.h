@@ -55,8 +55,8 @@ struct UniformSpec : ModelSpec {
     }
     ModelSpec model() const {
         ModelSpec made = *this;
-        made.rope_width = rotary_dim * rotary_tables;
-        if (per_layer_size && !per_layer_rows) made.per_layer_rows = vocab_size;
+        made.rotary_width = rotary_dim * rotary_tables;
+        if (per_layer_size && !per_layer_tokens) made.per_layer_tokens = vocab_size;
         return made;
     }
 };
@@ -86,7 +86,7 @@ UniformSpec base_spec(const Format& f) {
     spec.vocab_size = VOCAB;
     spec.hidden_size = 40, spec.intermediate_size = 75, spec.layers = 2;
     spec.heads = 4, spec.kv_heads = 2, spec.head_dim = 10, spec.embedding_size = 40;
-    spec.rms_norm = spec.norm_weight = spec.final_norm = spec.gated = 1;
+    spec.rms_norm = spec.norm_affine = spec.final_norm = spec.gated = 1;
     spec.rotary_dim = 10, spec.rotary_tables = 1, spec.embedding_multiplier = spec.residual_multiplier = 1;
     spec.norm_eps = 1e-5f, spec.attention_scale = 0.316f;
     spec.groups = spec.groups_per_token = 1, spec.best_of_group = 2, spec.scaling = 1;
@@ -111,7 +111,7 @@ inline KindSpec::KindSpec(const Format& f, const Kind& kind) {
         layers[i].attention.shares_kv = 1, layers[i].attention.kv_layer = int32_t(layers.size()) - kind.sharers - 1;
     for (const LayerSpec& each : layers) {
         const AttentionSpec& a = each.attention;
-        model.rope_width = std::max(model.rope_width, a.rope_column + a.rotary_dim);
+        model.rotary_width = std::max(model.rotary_width, a.rope_column + a.rotary_dim);
     }
 }
 
@@ -125,7 +125,7 @@ const Kind KINDS[] = {
     {"grouped queries, gated, rotary, biases", 0, [](UniformSpec& s) { s.qkv_bias = s.output_bias = s.mlp_bias = 1; }},
     {"learned positions, projected, norm behind", 0,
      [](UniformSpec& s) {
-         s.positions = POSITIONS + 2, s.position_offset = 2, s.rms_norm = 0, s.norm_bias = 1,
+         s.positions = POSITIONS + 2, s.position_offset = 2, s.rms_norm = 0, s.norms_biased = 1,
          s.norm_place = POST_RESIDUAL;
          s.rotary_dim = s.rotary_tables = 0, s.final_norm = 0, s.gated = 0, s.activation = RELU, s.tied_head = 1,
          s.projected_embedding = 1;
@@ -149,7 +149,7 @@ const Kind KINDS[] = {
      },
      true},
     {"norms behind, a part of each head turns", 0,
-     [](UniformSpec& s) { s.norm_place = POST, s.rotary_dim = 6, s.gated = 0, s.norm_bias = 1, s.rms_norm = 0; }},
+     [](UniformSpec& s) { s.norm_place = POST, s.rotary_dim = 6, s.gated = 0, s.norms_biased = 1, s.rms_norm = 0; }},
     {"experts, and one that all share", 0,
      [](UniformSpec& s) {
          s.experts = 7, s.experts_per_token = 3, s.shared_size = 45, s.shared_gate = s.router_bias = s.mlp_bias = 1;
@@ -167,7 +167,7 @@ const Kind KINDS[] = {
          AttentionSpec& a = layer.attention;
          a.heads = 3, a.kv_heads = 3, a.head_dim = 17, a.window = 0, a.rotary_dim = a.paired_dim = 8;
          a.rope_column = 10, a.qk_norm = ONE_FOR_HEADS, a.sinks = a.output_bias = a.output_gate = 1, a.scale = 0.2f;
-         a.gate_per_head = a.gate_softplus = 1;
+         a.gate_per_head = 1, a.gate_activation = SOFTPLUS_GATE;
          MlpSpec& m = layer.mlp;
          m.experts = 5, m.experts_per_token = 2, m.intermediate_size = 33, m.correction_bias = 1, m.shared_size = 20,
          m.router_bias = 1;
@@ -222,13 +222,13 @@ const Kind KINDS[] = {
      }},
     {"AltUp's streams, LAuReL and sparse gates in the last layer, which reads keys and values of the first", 30,
      [](UniformSpec& s) {
-         s.layers = 3, s.per_layer_size = 20, s.per_layer_rows = VOCAB - 5, s.norm_place = SANDWICH;
+         s.layers = 3, s.per_layer_size = 20, s.per_layer_tokens = VOCAB - 5, s.norm_place = SANDWICH;
          s.hidden_size = s.embedding_size = 48, s.altup = {3, 1, 1}, s.qk_norm = ONE_FOR_HEADS;
      },
      false,
      [](LayerSpec& layer) {
          share_first(layer);
-         layer.laurel_rank = 7, layer.mlp.sparse = 1, layer.mlp.deviations = 0.5f;
+         layer.laurel_rank = 7, layer.mlp.sparsity = 0.7f, layer.mlp.deviations = 0.5f;
      }},
     {"values that are keys, experts with norms of their own beside an MLP, wide per-layer embeddings", 0,
      [](UniformSpec& s) {
@@ -334,7 +334,7 @@ void list_layer_shapes(const ModelSpec& model, const LayerSpec& layer, int32_t n
             [&](const std::string& leaf, int64_t rows, int64_t columns) { add(leaf.c_str(), false, rows, columns); });
     }
     for (const bool bias : {false, true}) {
-        if (bias && !model.norm_bias) continue;
+        if (bias && !model.norms_biased) continue;
         if (layer.norm_place != POST && input == hidden) add("attention_norm", bias, hidden, 1);
         if (layer.norm_place != POST && !layer.shared_norm && layer.has_mlp()) add("mlp_norm", bias, hidden, 1);
         if (layer.has_attention_out_norm()) add("attention_out_norm", bias, hidden, 1);
@@ -458,7 +458,7 @@ std::vector<Shape> shapes(const ModelSpec& s, const std::vector<LayerSpec>& laye
     if (s.projected_embedding) all.push_back({"project_in", false, hidden, s.embedding_size});
     if (s.projected_embedding) all.push_back({"project_out", false, s.embedding_size, hidden});
     if (s.per_layer_size) {
-        all.push_back({"per_layer_embed", false, s.per_layer_rows, s.per_layer_width()});
+        all.push_back({"per_layer_embed", false, s.per_layer_tokens, s.per_layer_width()});
         all.push_back({"per_layer_in_proj", false, s.per_layer_width(), hidden});
         all.push_back({"per_layer_norm", false, s.per_layer_size, 1});
     }
@@ -468,7 +468,7 @@ std::vector<Shape> shapes(const ModelSpec& s, const std::vector<LayerSpec>& laye
         all.push_back({"altup_out_proj", false, hidden, hidden, place});
     }
     for (const bool bias : {false, true}) {
-        if (bias && !s.norm_bias) continue;
+        if (bias && !s.norms_biased) continue;
         if (s.final_norm) all.push_back({"final_norm", bias, hidden, 1});
         if (s.embedding_norm) all.push_back({"embed_norm", bias, hidden, 1});
     }
@@ -549,7 +549,7 @@ struct Fixture {
         for (int32_t i = 0; i < POSITIONS * dim; i++) {
             const int32_t position = i / dim, d = i % dim;
             const double angle = position * std::pow(a.rope_column ? 50 : 1e4, -2.0 * (d % half) / dim);
-            const size_t at = size_t(position * model->spec.rope_width + a.rope_column + d);
+            const size_t at = size_t(position * model->spec.rotary_width + a.rope_column + d);
             cosine[at] = float(std::cos(angle)), sine[at] = float((d < half ? -1 : 1) * std::sin(angle));
         }
     }
@@ -589,9 +589,9 @@ struct Fixture {
         Segment s{};
         s.blocks = table.ids.data(), s.block_count = int32_t(table.ids.size());
         s.start = start, s.rows = rows;
-        s.cosine = model->spec.rope_width ? cosine.data() : nullptr;
-        s.sine = model->spec.rope_width ? sine.data() : nullptr;
-        s.rope_rows = model->spec.rope_width ? POSITIONS : 0;
+        s.cosine = model->spec.rotary_width ? cosine.data() : nullptr;
+        s.sine = model->spec.rotary_width ? sine.data() : nullptr;
+        s.rope_rows = model->spec.rotary_width ? POSITIONS : 0;
         return s;
     }
 

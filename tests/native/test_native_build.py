@@ -351,8 +351,8 @@ C_TYPES = {
     "float": ctypes.c_float,
     "double": ctypes.c_double,
     "char*": ctypes.c_char_p,
-    "ModelSpec*": ctypes.POINTER(structures.CModelSpec),
-    "LayerSpec*": ctypes.POINTER(structures.CLayerSpec),
+    "ModelSpec*": ctypes.POINTER(structures.ModelStructure),
+    "LayerSpec*": ctypes.POINTER(structures.LayerStructure),
     "Batch*": ctypes.POINTER(library.Batch),
     "DraftRequest*": ctypes.POINTER(library.DraftRequest),
     "TopTokens*": ctypes.POINTER(library.TopTokens),
@@ -384,28 +384,38 @@ def test_python_calls_what_is_declared() -> None:
             assert called == ctype(written), f"{name}: {written} is not {called}"
 
 
-@pytest.mark.parametrize(
-    ("header", "structure"),
-    [
-        ("packing/spec.h", structures.CModelSpec),
-        ("packing/spec.h", structures.CLayerSpec),
-        ("packing/spec.h", structures.CAttentionSpec),
-        ("packing/spec.h", structures.CMlpSpec),
-        ("operations/batch.h", batch_structures.Segment),
-        ("operations/batch.h", library.Batch),
-        ("operations/batch.h", library.DraftRequest),
-        ("operations/batch.h", library.TopTokens),
-    ],
-)
-def test_structures_are_those_declared(header: str, structure: type[ctypes.Structure]) -> None:
-    """The same fields in the same order: two of the same type that change places keep the size."""
-    name = structure.__name__.removeprefix("C")  # where a class of models/ has the name already
-    body = re.search(rf"struct {name} {{(.*?)\n}};", (build.HERE / header).read_text(), re.DOTALL)
-    assert body is not None
-    functions = re.compile(r"[^;{}]*\([^()]*\) const \{[^}]*\}")
-    declarations = functions.sub("", re.sub(r"//.*|\s=\s[^;,]*", "", body[1])).split(";")
-    declared = [name for line in declarations for name in re.findall(r"(\w+)\s*(?:,|$)", line.strip())]
-    assert declared == [field[0] for field in structure._fields_]
+def parts_of(structure: type[ctypes.Structure]) -> list[type[ctypes.Structure]]:
+    """A structure, and those within it."""
+    types = [each[1] for each in structure._fields_]
+    return [structure, *(p for each in types if issubclass(each, ctypes.Structure) for p in parts_of(each))]
+
+
+def compares(structure: type[ctypes.Structure]) -> list[str]:
+    """C++ that compiles if a structure has these fields and no others, in these places, whole numbers or not."""
+    kind, names = (
+        {"CTaps": "Taps"}.get(structure.__name__, structure.__name__),
+        [each[0] for each in structure._fields_],
+    )
+    lines = [f"void f({kind}& all) {{ auto& [{', '.join(names)}] = all; }}"]
+    lines.append(f"static_assert(sizeof({kind}) == {ctypes.sizeof(structure)});")
+    for name, of, *_ in structure._fields_:
+        at, each, real = getattr(structure, name), f"{kind}::{name}", "true" if of is ctypes.c_float else "false"
+        lines.append(f"static_assert(offsetof({kind}, {name}) == {at.offset} && sizeof({each}) == {at.size});")
+        lines.append(f"static_assert(std::is_floating_point<decltype({each})>::value == {real});")
+    return lines
+
+
+def test_structures_are_those_declared(tmp_path: Path) -> None:
+    """As the compiler sees them: two fields of the same type that change places, or one at the end, keep the size."""
+    of_models = (*parts_of(structures.ModelStructure), *parts_of(structures.LayerStructure))
+    of_passes = (*parts_of(library.Batch), batch_structures.Segment, library.DraftRequest, library.TopTokens)
+    lines = [line for each in dict.fromkeys((*of_models, *of_passes)) for line in compares(each)]
+    headers = ['#include "operations/batch.h"', "#include <cstddef>", "#include <type_traits>"]
+    source = tmp_path / "structures.cpp"
+    source.write_text("\n".join([*headers, "namespace ipex_assist {", *lines, "}"]))
+    command = ["g++", "-std=c++17", "-fsyntax-only", f"-I{build.HERE}", str(source)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.skipif(not HAS_NATIVE, reason=library.unavailable() or "")

@@ -139,7 +139,8 @@ def _shapes(spec: DecoderSpec) -> list[int]:
     for index, layer in enumerate(spec.layers):
         mixer = layer.mixer
         if isinstance(mixer, AttentionSpec):
-            shape: object = (mixer.heads, mixer.kv_heads, mixer.head_dim, mixer.value_dim, mixer.latent, mixer.qkv_size)
+            sizes = mixer.heads, mixer.kv_heads, mixer.head_dim, mixer.v_head_dim, mixer.qkv_size
+            shape: object = (*sizes, mixer.latent)
         else:
             shape = mixer
         first.setdefault((shape, layer.mlp), index)

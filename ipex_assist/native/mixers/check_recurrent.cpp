@@ -18,8 +18,8 @@ void check_recurrent(const RecurrentSpec& r) {
     }
     check_range("whether an output gate is a sigmoid", r.sigmoid_gate, 0, r.kind == GATED_DELTA);
     if (!std::isfinite(r.norm_eps) || r.norm_eps < 0) refuse("the epsilon of a gated norm is %g", double(r.norm_eps));
-    if (!(r.least_step >= 0) || !(r.most_step >= r.least_step)) {
-        refuse("steps from %g to %g", double(r.least_step), double(r.most_step));
+    if (!(r.step_limit[0] >= 0) || !(r.step_limit[1] >= r.step_limit[0])) {
+        refuse("steps from %g to %g", double(r.step_limit[0]), double(r.step_limit[1]));
     }
 }
 

@@ -113,7 +113,7 @@ void check_segment(const PackedModel& model, const Batch& b, int32_t index, int6
                    s.positions - s.position_offset);
         }
     }
-    if (!s.rope_width) return;
+    if (!s.rotary_width) return;
     if (!(segment.cosine && segment.sine)) refuse("rotary positions need their tables");
     const auto rotates_entries = [](const PackedLayer& layer) {
         return layer.attention.latent.has_entries() || layer.attention.has_means();

@@ -162,7 +162,7 @@ void activate_block(const Pass& pass, int thread, const MlpSpec& spec, const Lin
 }
 
 void mlp(Pass& pass, const LayerStep& step, int thread) {
-    if (pass.layer(step).mlp.sparse) up_sparse(pass, step, thread);
+    if (pass.layer(step).mlp.sparsity > 0) up_sparse(pass, step, thread);
     else up_linear(pass, step, thread);
     const Linear& down = pass.layer(step).down;
     const Array<float>& delta = pass.delta(thread);

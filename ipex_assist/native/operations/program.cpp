@@ -59,8 +59,8 @@ bool same_kind(const PackedLayer& one, const PackedLayer& other) {
     const MlpSpec &a = one.mlp, &b = other.mlp;
     if (row_type(one.down.precision) != row_type(other.down.precision)) return false;
     return a.intermediate_size == b.intermediate_size && a.experts == b.experts && a.shared_size == b.shared_size &&
-           a.sparse == b.sparse && a.scales_inputs == b.scales_inputs && a.experts_per_token == b.experts_per_token &&
-           a.precision == b.precision && one.defers == other.defers;
+           a.sparsity == b.sparsity && a.scales_inputs == b.scales_inputs &&
+           a.experts_per_token == b.experts_per_token && a.precision == b.precision && one.defers == other.defers;
 }
 
 }  // namespace

@@ -26,7 +26,7 @@ void rotate_head(const Pass& pass, const PackedLayer& layer, const float* norm, 
     const bool normed = norm || a.qk_norm == UNWEIGHTED;
     if (normed && !a.norm_after_rope) normalize_head();
     if (a.rotary_dim) {
-        const int64_t at = int64_t(position - s.rope_start) * pass.model.spec.rope_width + a.rope_column;
+        const int64_t at = int64_t(position - s.rope_start) * pass.model.spec.rotary_width + a.rope_column;
         pass.kernels.apply_rotary(head, a.rotary_dim, s.cosine + at, s.sine + at);
     }
     if (normed && a.norm_after_rope) normalize_head();

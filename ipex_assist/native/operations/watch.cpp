@@ -127,7 +127,7 @@ private:
         const float* data = shared_.active.data;
         if (!layer.mlp.experts) {
             const int64_t columns = layer.mlp.intermediate_size;
-            if (layer.mlp.sparse)
+            if (layer.mlp.sparsity > 0)
                 return give("active", data + sparse_active(layer.mlp), columns, sparse_stride(layer.mlp), rows_);
             return give("active", data, columns, round_up(columns, LANES), rows_);
         }

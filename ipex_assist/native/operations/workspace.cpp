@@ -43,7 +43,7 @@ int64_t partial_floats(const SizedPass& pass) {
 void size_active(const KernelTable& kernels, int64_t width, const Linear& down, ActivationSizes& s,
                  const MlpSpec& mlp = {}) {
     const int64_t inner = round_up(width, LANES), columns = PADDED_ROWS * round_up(down.depth, SCALE_COLUMNS);
-    s.active = std::max(s.active, s.rows * (mlp.sparse ? sparse_stride(mlp) : inner));
+    s.active = std::max(s.active, s.rows * (mlp.sparsity > 0 ? sparse_stride(mlp) : inner));
     s.depth = std::max(s.depth, inner);
     s.down_values = std::max(s.down_values, columns * value_bytes(down.precision, kernels));
     s.down_columns = std::max(s.down_columns, columns);

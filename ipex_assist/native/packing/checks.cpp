@@ -59,8 +59,8 @@ void check_mlp(const ModelSpec& s, const MlpSpec& m) {
         const bool alone = m.gated && m.activation != CLAMPED_SWIGLU && m.activation != XIELU;
         if (limit > 0 && !alone) refuse("a limit of activations without gates, or that have their own");
     }
-    check_range("whether gates are sparse", m.sparse, 0, m.gated && !m.experts && m.limit == 0);
-    if (m.sparse && (!std::isfinite(m.deviations) || m.activation == CLAMPED_SWIGLU))
+    check_range("whether gates are sparse", m.sparsity != 0, 0, m.gated && !m.experts && m.limit == 0);
+    if (m.sparsity != 0 && (!std::isfinite(m.deviations) || m.activation == CLAMPED_SWIGLU))
         refuse("gates above %g standard deviations, or whose activation is of gate and up", double(m.deviations));
     if (m.own_norms && (!m.shared_size || m.shared_gate)) refuse("norms of experts, and no shared one without a gate");
     if (m.expert_scales && !m.experts) refuse("scales of experts that are not there");
@@ -201,7 +201,7 @@ void check_model(const ModelSpec& s) {
     check_range("embedding_size", s.embedding_size, 1, LARGEST);
     check_range("rows of the position table", s.positions, 0, LARGEST);
     check_range("position_offset", s.position_offset, 0, LARGEST);
-    check_range("rope_width", s.rope_width, 0, LARGEST);
+    check_range("rotary_width", s.rotary_width, 0, LARGEST);
     check_precision(s, "precision", s.precision);
     check_precision(s, "outer_precision", s.outer_precision);
     const bool head_is_table = s.tied_head && is_looked_up(s.precision);
@@ -213,7 +213,7 @@ void check_model(const ModelSpec& s) {
     check_cap(s.logit_cap);
     check_draft_head(s);
     check_range("the size of per-layer embeddings", s.per_layer_size, 0, 1 << 14);
-    check_range("rows of per-layer embeddings", s.per_layer_rows, s.per_layer_size ? 1 : 0, s.vocab_size);
+    check_range("rows of per-layer embeddings", s.per_layer_tokens, s.per_layer_size ? 1 : 0, s.vocab_size);
     check_range("layers x the size of per-layer embeddings", s.per_layer_width(), 0, LARGEST);
     if (!s.projected_embedding && s.embedding_size != s.hidden_size) {
         refuse("an embedding of %d for a hidden size of %d needs projections", s.embedding_size, s.hidden_size);

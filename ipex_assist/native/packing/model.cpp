@@ -322,7 +322,7 @@ void PackedModel::embed(int32_t token, float* out) const {
 
 void PackedModel::embed_for_layer(int32_t token, int64_t layer, float* out) const {
     const bool wide = spec.precision == FP32;
-    const int64_t row = token < spec.per_layer_rows ? token : 0;
+    const int64_t row = token < spec.per_layer_tokens ? token : 0;
     const int64_t first = row * spec.per_layer_width() + layer * spec.per_layer_size;
     kernels->widen(wide ? SOURCE_F32 : SOURCE_BF16, per_layer_table + first * (wide ? 4 : 2), spec.per_layer_size, out);
 }

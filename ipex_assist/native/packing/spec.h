@@ -1,5 +1,6 @@
 // What a model is, as plain numbers: sizes, kinds and factors of the whole model and of each layer. The structures are
-// part of the C interface: ipex_assist/native/structures.py mirrors them.
+// part of the C interface: ipex_assist/native/structures.py makes them of the dataclasses of models/, whose fields they
+// have in the same order, and behind these what is derived from them.
 #pragma once
 #include "kernels/kernels.h"
 
@@ -8,6 +9,9 @@ namespace ipex_assist {
 // Norms of queries and keys: RMS of each head by one weight (Qwen3), layer norm of each head by its own (Command R+),
 // RMS of all heads together (OLMo 2), RMS of each head without a weight (Llama 4).
 enum HeadNorm : int32_t { NO_NORM, ONE_FOR_HEADS, EACH_HEAD, ALL_HEADS, UNWEIGHTED };
+
+// What is made of gates of attended values.
+enum GateActivation : int32_t { SIGMOID_GATE, SOFTPLUS_GATE };
 
 // Latent attention (DeepSeek-V2, 2405.04434) in its absorbed form: what is kept of a token is one key, first rope_dim
 // values that are rotated, then the latent, which is the value as well. Each head's query comes into the space of the
@@ -45,9 +49,11 @@ struct IndexerSpec {
 // with two parts of as many before these; a row sees its window and the entries whose last position is its own at the
 // latest, of these, with an indexer, the `top_k` best (mixers/compressed/).
 struct CompressedSpec {
-    int32_t groups;  // 0: there is none of this
-    int32_t rate;    // 0: there are no entries
-    int32_t parts;   // of what an entry's positions give: 2 where it is of two windows
+    int32_t groups;   // 0: there is none of this
+    int32_t rate;     // 0: there are no entries
+    int32_t overlap;  // whether an entry is of two windows
+
+    int32_t parts() const { return overlap ? 2 : 1; }  // of what an entry's positions give
 };
 
 struct LatentSpec {
@@ -69,7 +75,7 @@ struct LatentSpec {
     // Linears by which attended values become what the output linear reads: of each head, or of groups of them.
     int32_t value_parts(int32_t heads) const { return is_compressed() ? compressed.groups : heads; }
     // Columns of what entries are made of: values and gates of all parts, then the indexer's.
-    int64_t entry_width() const { return has_entries() ? 2 * int64_t(compressed.parts) * (rank + indexer.dim) : 0; }
+    int64_t entry_width() const { return has_entries() ? 2 * int64_t(compressed.parts()) * (rank + indexer.dim) : 0; }
 };
 
 // Attention to blocks of positions that a row chooses for each KV head (MiniMax-M3): its own and those before it, `local`
@@ -86,33 +92,34 @@ struct BlockChoiceSpec {
 // Softmax attention with grouped keys and values, or over latents.
 struct AttentionSpec {
     int32_t heads, kv_heads, head_dim;
-    int32_t v_head_dim;   // of a KV head's value, 0: head_dim
-    int32_t window;       // positions a row may see, 0: all
-    int32_t chunk;        // positions of a chunk, of which a row may see its own, 0: all
-    int32_t rotary_dim;   // how many values of each head are rotated, 0: none
-    int32_t rope_column;  // first column of this layer's cos and sin among those of a position (Segment)
-    int32_t paired_dim;   // how many channels of each key head have one int8 factor for two (key_factors.h)
+    int32_t v_head_dim;         // of a KV head's value, 0: head_dim
+    int32_t window;             // positions a row may see, 0: all
+    int32_t chunk;              // positions of a chunk, of which a row may see its own, 0: all
+    int32_t rotary_dim;         // how many values of each head are rotated, 0: none
+    const float* alibi_slopes;  // (heads), or null; those of a PackedModel's layers are ÷ scale
     HeadNorm qk_norm;
     int32_t norm_after_rope;  // whether that norm is of rotated heads
     int32_t qkv_bias, output_bias;
-    int32_t sinks;                         // whether each query head has a logit beside the scores of its softmax
-    int32_t output_gate;                   // whether attended values are multiplied with the sigmoid of a gate each
-    int32_t gate_per_head, gate_softplus;  // or all of a head with that of one gate, or with its softplus
-    // Queries at position p are multiplied with 1 + growth · log(1 + ⌊(p + growth_shift) / growth_step⌋).
+    int32_t sinks;                   // whether each query head has a logit beside the scores of its softmax
+    int32_t output_gate;             // whether attended values are multiplied with a function of a gate each
+    GateActivation gate_activation;  // that function
+    int32_t gate_per_head;           // or all of a head with that of one gate
+    float scale;                     // of query · key
+    float cap;                       // scores x become cap · tanh(x / cap); 0: they stay
+    // Queries at position p are multiplied with 1 + growth · log(1 + ⌊(p + growth_shift) / growth_step⌋); 0: they stay.
+    float growth;
     int32_t growth_step, growth_shift;
     // Queries of head h at position p, those of an indexer likewise, are multiplied with scale_h · log(p + 1) + base_h.
     int32_t log_growth;
-    int32_t shares_kv;  // whether it has no keys and values but reads those of the layer `kv_layer`
     int32_t kv_layer;
-    int32_t values_are_keys;    // whether values are what the key projection gives, before its norm and rotation
-    int32_t value_norm;         // whether each head's value passes an RMS norm without a weight
-    float scale;                // of query · key
-    float cap;                  // scores x become cap · tanh(x / cap); 0: they stay
-    float growth;               // 0: queries stay
-    float value_scale;          // of attended values; 0: they stay
-    const float* alibi_slopes;  // (heads), or null; those of a PackedModel's layers are ÷ scale
+    int32_t values_are_keys;  // whether values are what the key projection gives, before its norm and rotation
+    int32_t value_norm;       // whether each head's value passes an RMS norm without a weight
+    float value_scale;        // of attended values; 0: they stay
     LatentSpec latent;
     BlockChoiceSpec choice;
+    int32_t shares_kv;    // whether it has no keys and values but reads those of the layer `kv_layer`
+    int32_t rope_column;  // first column of this layer's cos and sin among those of a position (Segment)
+    int32_t paired_dim;   // how many channels of each key head have one int8 factor for two (key_factors.h)
 
     int32_t group() const { return heads / kv_heads; }  // query heads that share a KV head
     int64_t query_width() const { return int64_t(heads) * head_dim; }
@@ -219,7 +226,7 @@ struct RecurrentSpec {
                                    // 0, of KIMI_DELTA: they are made of the layer's input; RG_LRU: value_dim
     SelectionNorm selection_norm;  // MAMBA1
     int32_t sigmoid_gate;          // GATED_DELTA: whether output gates are sigmoids, as KIMI_DELTA's are, not silu
-    float least_step, most_step;   // MAMBA2: what dt is clamped to
+    float step_limit[2];           // MAMBA2: what dt is clamped to
     float beta_scale;              // GATED_DELTA, KIMI_DELTA: of the sigmoid that beta is
     float norm_eps;                // of its norms, 0: the model's
     float decay_bound;             // KIMI_DELTA: what logarithms of decays are above (Ling 3); 0: they have no bound
@@ -237,6 +244,12 @@ struct MlpSpec {
     int32_t intermediate_size;  // of each expert where there are experts; 0: the layer ends with its mixer
     Activation activation;
     int32_t gated, bias;
+    float limit;           // what activated gates are at most, and what is multiplied with them within ± of it; 0: none
+    int32_t limits_gates;  // whether limits are of gates before their activation
+    // Gaussian top-k (Gemma 3n): where it is above 0, gates become what they are above the mean of a row's plus
+    // `deviations` standard deviations, and below it 0, before their activation.
+    float sparsity;
+    float deviations;
     Precision precision;  // of its linears; a router is in fp32
     int32_t experts;      // 0: none
     int32_t experts_per_token;
@@ -249,26 +262,19 @@ struct MlpSpec {
     int32_t groups;           // of neighbouring experts, of which a row's are in `groups_per_token`
     int32_t groups_per_token;
     int32_t best_of_group;  // experts of a group that it is judged by: 1 or 2
-    int32_t identity;       // further experts that give what they read, and have no weights (LongCat-Flash)
-    int32_t scales_inputs;  // whether weights are of what experts read, not of what they give
+    float scaling;          // of a row's weights
+    float added_to_sum;     // that weights are divided by, and `least_sum` is the least of it
+    float least_sum;
+    float jitter;           // SPARSEMIXER: logits are near each other up to twice this share of them
     int32_t expert_scales;  // whether weights are multiplied with a number of each expert
     // Whether router, experts and the shared expert read the residual stream through a norm each, and experts together
     // and the shared one give what they compute through a norm each (Gemma 4). The norms around the MLP are then the
     // shared expert's first one, and that of the sum.
     int32_t own_norms;
-    int32_t by_token;    // whether a table has each token's experts, and scores alone weigh them (DeepSeek-V4)
-    float scaling;       // of a row's weights
-    float added_to_sum;  // that weights are divided by, and `least_sum` is the least of it
-    float least_sum;
-    float jitter;  // SPARSEMIXER: logits are near each other up to twice this share of them
-    // What activated gates are at most, and what is multiplied with them within ± of it; the
-    // second is the shared expert's. 0: none.
-    float limit, shared_limit;
-    int32_t limits_gates;  // whether these limits are of gates before their activation
-    // Gaussian top-k (Gemma 3n): whether gates become what they are above the mean of a row's plus so many standard
-    // deviations, and below it 0, before their activation.
-    int32_t sparse;
-    float deviations;
+    int32_t scales_inputs;  // whether weights are of what experts read, not of what they give
+    int32_t identity;       // further experts that give what they read, and have no weights (LongCat-Flash)
+    int32_t by_token;       // whether a table has each token's experts, and scores alone weigh them (DeepSeek-V4)
+    float shared_limit;     // the shared expert's limit
 
     int32_t count() const { return experts + (shared_size ? 1 : 0); }  // experts, the shared one included
     int32_t routed() const { return experts + identity; }              // those that a router chooses from
@@ -284,20 +290,20 @@ struct MlpSpec {
 enum NormPlace : int32_t { PRE, POST_RESIDUAL, POST, SANDWICH, PRE_AND_MLP_OUT };
 
 struct LayerSpec {
-    AttentionSpec attention;  // without heads where there is a recurrent mixer
-    RecurrentSpec recurrent;
-    MlpSpec mlp;
     NormPlace norm_place;
-    int32_t parallel;     // attention and MLP read the same rows, and both are added to them
-    int32_t shared_norm;  // of these, one norm serves both
-    int32_t scaled;       // whether the residual stream is multiplied with a number after the layer
-    int32_t beside;       // its mixer reads the rows that the one of the layer before it read (Falcon-H1)
-    int32_t defers;       // what its routed experts give is added after the MLP of the next layer (LongCat-Flash)
+    int32_t parallel;           // attention and MLP read the same rows, and both are added to them
+    int32_t shared_norm;        // of these, one norm serves both
+    float residual_multiplier;  // of what attention and MLP add
+    int32_t scaled;             // whether the residual stream is multiplied with a number after the layer
+    int32_t beside;             // its mixer reads the rows that the one of the layer before it read (Falcon-H1)
+    int32_t defers;             // what its routed experts give is added after the MLP of the next layer (LongCat-Flash)
     // Columns of the row by which what a norm before the mixer, or the MLP, gives is gated (A.X-K2): y becomes
     // y · sigmoid(up · silu(down · y)); 0: it is not.
     int32_t mixer_gate_rank, mlp_gate_rank;
-    int32_t laurel_rank;        // of the pair of linears beside its attention (LAuReL), 0: there is none
-    float residual_multiplier;  // of what attention and MLP add
+    int32_t laurel_rank;      // of the pair of linears beside its attention (LAuReL), 0: there is none
+    AttentionSpec attention;  // without heads where there is a recurrent mixer
+    RecurrentSpec recurrent;
+    MlpSpec mlp;
 
     bool has_mlp() const { return mlp.intermediate_size != 0; }
     bool is_recurrent() const { return recurrent.kind != NO_RECURRENCE; }
@@ -314,12 +320,9 @@ enum InputNorm : int32_t { NO_INPUT_NORM, NORM_OF_ALL, NORM_OF_EACH };
 
 struct HeadSpec {
     HeadKind kind;
-    int32_t input_size, taps;  // columns of a row of the target's hidden states, and the parts that they are of
     InputNorm input_norm;
     int32_t norm_before_residual;
     int32_t fed_back_normed;   // whether its own hidden states are those after its final norm
-    int32_t lm_head_rows;      // tokens that it tells apart, or without a draft head the first ones, which alone have
-                               // logits; 0: all of the vocabulary
     int32_t shared_embedding;  // the target's table and head, of which it has none
     int32_t shared_head;
     int32_t clusters;       // parts of equal size that its lm_head's tokens are in, one after the other; 0: it has none
@@ -331,6 +334,9 @@ struct HeadSpec {
     // DSpark is a DFLASH with a rank and no candidates: each token is chosen among all. Columns that its confidence head
     // reads: hidden_size, and selector_rank with the token before; 0: it has none.
     int32_t confidence_size;
+    int32_t input_size, taps;  // columns of a row of the target's hidden states, and the parts that they are of
+    int32_t lm_head_rows;      // tokens that it tells apart, or without a draft head the first ones, which alone have
+                               // logits; 0: all of the vocabulary
 
     int32_t input_norms() const { return input_norm == NORM_OF_EACH ? taps : input_norm == NORM_OF_ALL ? 1 : 0; }
     // Whether a row's hidden state enters it together with the token.
@@ -382,25 +388,29 @@ struct AltUpSpec {
 
 // What the layers have in common, and what is outside of them.
 struct ModelSpec {
+    int32_t vocab_size, hidden_size;
+    float norm_eps;
+    int32_t norm_affine, final_norm, embedding_norm;
+    int32_t position_offset;
+    int32_t head_bias;
+    float logit_cap;  // logits x become cap · tanh(x / cap); 0: they stay
+    float embedding_multiplier;
+    int32_t tied_head;  // whether the head is the embedding's table
+    int32_t embedding_size;
+    int32_t per_layer_size;  // values of a token for each layer in the table of per-layer embeddings; 0: there is none
+    StreamSpec streams;
+    AltUpSpec altup;
     Precision precision;        // of the linears of attention, and of what is computed beside linears
     Precision outer_precision;  // of the head and of project_in and project_out
     int32_t group;              // input columns that share an int4 scale
     int32_t ordered;            // whether linears have an order of input columns of their own (GPTQ's act-order)
-    int32_t layers, vocab_size, hidden_size, embedding_size;
+    int32_t layers;
     int32_t projected_embedding;  // whether project_in and project_out lie between the two sizes
-    int32_t tied_head;            // whether the head is the embedding's table
     int32_t positions;            // rows of the learned table, 0: none
-    int32_t position_offset;
-    int32_t rope_width;  // columns of the cos of a position, those of all tables side by side; 0: none
-    int32_t rms_norm, norm_weight, norm_bias;
-    int32_t final_norm, embedding_norm, head_bias;
-    int32_t per_layer_size;  // values of a token for each layer in the table of per-layer embeddings; 0: there is none
-    int32_t per_layer_rows;  // of that table: tokens from there on have the first one's
-    float norm_eps, embedding_multiplier;
-    float logit_cap;  // logits x become cap · tanh(x / cap); 0: they stay
+    int32_t rotary_width;         // columns of the cos of a position, those of all tables side by side; 0: none
+    int32_t rms_norm, norms_biased;
+    int32_t per_layer_tokens;  // rows of the table of per-layer embeddings: tokens from there on have the first one's
     HeadSpec draft_head;
-    StreamSpec streams;
-    AltUpSpec altup;
 
     // Columns of a row of the residual stream.
     int64_t stream_width() const {

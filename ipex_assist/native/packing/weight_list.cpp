@@ -197,7 +197,7 @@ void list_outside(WeightList& list, ModelWeights& w) {
                     {{tied ? "embed_tokens" : "lm_head", 0, rows, 1, !tied}});
     }
     if (spec.positions) list.vector(w.positions, {"embed_positions", int64_t(spec.positions) * hidden});
-    if (own) list.table(w.per_layer_table, "per_layer_embed", spec.per_layer_rows, own);
+    if (own) list.table(w.per_layer_table, "per_layer_embed", spec.per_layer_tokens, own);
     if (w.table_is_linear()) {
         list.linear(w.table_linear, {packed(spec.vocab_size), embedding, false, spec.precision},
                     {{"embed_tokens", 0, spec.vocab_size}});

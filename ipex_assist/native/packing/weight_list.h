@@ -52,8 +52,8 @@ public:
     }
     // A norm's weight and bias, as far as norms of the model have them.
     void norm(Norm& to, const ModelSpec& spec, const VectorShape& shape) {
-        if (spec.norm_weight) vector(to.weight, shape);
-        if (spec.norm_bias) vector(to.bias, shape, true);
+        if (spec.norm_affine) vector(to.weight, shape);
+        if (spec.norms_biased) vector(to.bias, shape, true);
     }
 
 private:

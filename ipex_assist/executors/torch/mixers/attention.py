@@ -43,7 +43,7 @@ def mix_by_attention(x: torch.Tensor, rows: LayerRows) -> torch.Tensor:
     if spec.choice is not None:
         rows = replace(rows, metadata=replace(metadata, mask=choice_mask(spec, rows, *index)))
     attended = attend(query, key, value, rows)
-    attended = attended if spec.value_scale == 1 else attended * spec.value_scale
+    attended = attended if spec.value_scale is None else attended * spec.value_scale
     return gated(attended, gate, spec) if spec.output_gate else attended
 
 

@@ -53,16 +53,16 @@ void check_attention(const ModelSpec& s, const AttentionSpec& a) {
     check_range("an attention window", a.window, 0, INT32_MAX);
     check_range("a chunk of attention", a.chunk, 0, INT32_MAX);
     check_range("positions by which queries grow sooner", a.growth_shift, 0, LARGEST);
-    check_range("rotary_dim", a.rotary_dim, 0, std::min(a.head_dim, s.rope_width));
+    check_range("rotary_dim", a.rotary_dim, 0, std::min(a.head_dim, s.rotary_width));
     check_range("paired_dim", a.paired_dim, 0, a.head_dim);
     if (a.rotary_dim % 2 || a.paired_dim % 2) {
         refuse("%d values of a head are rotated: it must be even, as halves are rotated against each other",
                a.rotary_dim % 2 ? a.rotary_dim : a.paired_dim);
     }
-    check_range("the first column of a rotary table", a.rope_column, 0, int64_t(s.rope_width) - a.rotary_dim);
+    check_range("the first column of a rotary table", a.rope_column, 0, int64_t(s.rotary_width) - a.rotary_dim);
     check_range("qk_norm", a.qk_norm, NO_NORM, UNWEIGHTED);
     if (a.norm_after_rope && a.qk_norm == ALL_HEADS) refuse("a norm of all heads together is before their rotation");
-    if ((a.gate_per_head || a.gate_softplus) && !a.output_gate) refuse("the form of a gate that is not there");
+    if ((a.gate_per_head || a.gate_activation) && !a.output_gate) refuse("the form of a gate that is not there");
     check_range("positions over which queries grow", a.growth_step, a.growth == 0 ? 0 : 1, INT32_MAX);
     if (!std::isfinite(a.growth) || a.growth < 0)
         refuse("queries grow by %g, which must be from 0 on", double(a.growth));

@@ -59,10 +59,11 @@ void gate_head(const AttentionView& v, int64_t row, int32_t head, float* out) {
     const AttentionSpec& a = v.spec;
     const int64_t dim = a.value_dim();
     const float* gates = v.qkv(row) + a.gate_column() + (a.gate_per_head ? head : head * dim);
-    if (!a.gate_per_head && !a.gate_softplus) return v.k.multiply_sigmoid(out, gates, dim);
+    if (!a.gate_per_head && !a.gate_activation) return v.k.multiply_sigmoid(out, gates, dim);
     float gate = 0;
     for (int64_t d = 0; d < dim; d++) {
-        if (d == 0 || !a.gate_per_head) gate = a.gate_softplus ? softplus(gates[d]) : sigmoid(gates[d]);
+        if (d == 0 || !a.gate_per_head)
+            gate = a.gate_activation == SOFTPLUS_GATE ? softplus(gates[d]) : sigmoid(gates[d]);
         out[d] *= gate;
     }
 }

@@ -44,7 +44,7 @@ void turn_back(const AttentionView& v, int64_t row, float* attended) {
     std::memcpy(turned, attended, size_t(2 * half) * 4);
     if (a.rotary_dim) {
         const int64_t at =
-            int64_t(v.plan.positions[size_t(row)] - s.rope_start) * v.pass.model.spec.rope_width + a.rope_column;
+            int64_t(v.plan.positions[size_t(row)] - s.rope_start) * v.pass.model.spec.rotary_width + a.rope_column;
         const float *cosine = s.cosine + at, *sine = s.sine + at;
         for (int64_t i = 0; i < half; i++) {
             turned[i] = attended[i] * cosine[i] - attended[half + i] * sine[i];

@@ -36,7 +36,7 @@ public:
           segment_(segment),
           number_(number),
           rate_(v.spec.latent.compressed.rate),
-          parts_(v.spec.latent.compressed.parts) {}
+          parts_(v.spec.latent.compressed.parts()) {}
 
     // The mean of the values of its positions, each column weighted by a softmax over its gates; normalised and rotated.
     const float* make(const EntrySource& source) {
@@ -86,7 +86,7 @@ private:
 
 void close_entry(const AttentionView& v, const Segment& segment, int64_t number) {
     const AttentionSpec& a = v.spec;
-    const int64_t dim = a.head_dim, index_dim = a.latent.indexer.dim, parts = a.latent.compressed.parts;
+    const int64_t dim = a.head_dim, index_dim = a.latent.indexer.dim, parts = a.latent.compressed.parts();
     const int64_t each = BLOCK_POSITIONS / a.latent.compressed.rate, slot = number % each;
     const int32_t id = segment.blocks[number / each];
     EntryMaker entry(v, segment, number);

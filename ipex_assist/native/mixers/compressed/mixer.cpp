@@ -17,7 +17,7 @@ void check_entries(const AttentionSpec& a) {
     const CompressedSpec& c = a.latent.compressed;
     const IndexerSpec& index = a.latent.indexer;
     check_range("tokens of an entry", c.rate, 0, MOST_ROWS);
-    check_range("parts of what an entry is made of", c.parts, 1, c.rate ? 2 : 1);
+    check_range("whether entries overlap", c.overlap, 0, c.rate ? 1 : 0);
     check_range("index_topk", index.top_k, index.heads ? 1 : 0, index.heads ? LARGEST : 0);
     check_range("index_n_heads", index.heads, 0, c.rate ? 4096 : 0);
     check_range("index_head_dim", index.dim, index.heads ? std::max(1, a.rotary_dim) : 0, index.heads ? 4096 : 0);
@@ -25,7 +25,7 @@ void check_entries(const AttentionSpec& a) {
     if (!c.rate) return;
     // What a row attends to is no more than there is before it in whole blocks.
     const bool fits = c.rate > 1 && BLOCK_POSITIONS % c.rate == 0 && a.window > 0 &&
-                      BLOCK_POSITIONS / c.rate + a.window <= BLOCK_POSITIONS && c.rate * c.parts <= MOST_ROWS;
+                      BLOCK_POSITIONS / c.rate + a.window <= BLOCK_POSITIONS && c.rate * c.parts() <= MOST_ROWS;
     if (!fits) refuse("entries of %d tokens beside a window of %d", c.rate, a.window);
 }
 
@@ -64,8 +64,8 @@ void list_weights(WeightList& list, const ModelSpec& spec, PackedLayer& layer) {
         column = round_up(column + columns, LANES);
         return made;
     };
-    const int64_t entry = l.compressed.rate ? int64_t(l.compressed.parts) * l.rank : 0;
-    const int64_t of_index = l.compressed.parts * int64_t(index.dim);
+    const int64_t entry = l.compressed.rate ? int64_t(l.compressed.parts()) * l.rank : 0;
+    const int64_t of_index = l.compressed.parts() * int64_t(index.dim);
     list.linear(layer.qkv, {a.latent_width(), layer.input_width, false, spec.precision},
                 {part("kv_a_proj", l.rank), part("q_a_proj", l.query_rank), part("entry_kv_proj", entry),
                  part("entry_gate_proj", entry), part("index_entry_kv_proj", of_index),

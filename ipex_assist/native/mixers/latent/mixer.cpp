@@ -44,7 +44,7 @@ void check(const ModelSpec& spec, const LayerSpec& layer) {
             l.rank, l.rope_dim, l.value_dim, LANES);
     }
     if (a.kv_heads != 1 || a.head_dim != l.rank + l.rope_dim || a.rotary_dim > l.rope_dim || a.qk_norm ||
-        a.gate_softplus || a.alibi_slopes) {
+        a.gate_activation || a.alibi_slopes) {
         refuse("latent attention has one key/value head of its own width, no norms or slopes, and a sigmoid's gates");
     }
     check_indexer(a);

@@ -74,7 +74,7 @@ void prepare_value_head(const ScanRow& row, int64_t head) {
         return;
     }
     double step = softplus(double(row.inputs[row.in.decay + head]) + w.dt_bias[head]);
-    if (!row.kind.delta) step = std::min(std::max(step, double(s.least_step)), double(s.most_step));
+    if (!row.kind.delta) step = std::min(std::max(step, double(s.step_limit[0])), double(s.step_limit[1]));
     row.out[row.columns.decay + head] = float(std::exp(double(w.decay_rate[head]) * step));
     row.out[row.columns.beta + head] = row.kind.delta ? beta() : float(step);
 }
