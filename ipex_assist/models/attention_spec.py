@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
+from ipex_assist.models.choice_spec import BlockChoiceSpec, IndexerSpec
 from ipex_assist.models.config import ConfigError
 from ipex_assist.models.ranges import check_kind, check_ranges
 
@@ -33,80 +34,6 @@ LATENT_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
     "v_head_dim": ("value_dim", (1, 1 << 12)),
     "q_lora_rank": ("query_rank", (1, 1 << 20)),
 }
-# Without heads a layer has no indexer of its own.
-INDEXER_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
-    "index_topk": ("top_k", (1, 1 << 24)),
-    "index_n_heads": ("heads", (0, 1 << 12)),
-    "index_head_dim": ("dim", (0, 1 << 12)),
-    "index_kpool": ("pool", (1, 256)),
-}
-
-
-CHOICE_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
-    "index_topk_blocks": ("blocks", (1, 1 << 16)),
-    "index_block_size": ("size", (1, 1 << 16)),
-    "index_local_blocks": ("local", (1, 1 << 16)),
-    "index_head_dim": ("dim", (1, 1 << 12)),
-}
-
-
-@dataclass(frozen=True)
-class IndexerSpec:
-    """Sparse attention (DeepSeek-V3.2, arXiv:2512.02556, section 2.1): a row attends to `top_k` positions at most.
-
-    They are those up to its own with the highest scores; of equal ones the lower positions. A position has the score
-    Σ w_h · relu(q_h · k) over the indexer's heads, where k (dim) is the position's key, the same for all heads, which
-    passes a layer norm; and of the row that scores, w (heads) is made of the layer's input, and each q_h (dim) of the
-    normalised row that its queries are made of, or, where it `reads_input` (Mistral Large 4), of a layer norm of the
-    layer's input. The first values of k and q_h are rotated as the latent's key is.
-
-    pool: as many neighbouring positions share a key (GLM-5.3), Σ softmax(g_j + e_j) k_j over them in each column, with
-    a gate g_j (dim) of each position's input, and e (pool, dim) of its place. A row chooses among pools that end up to
-    its own position, `top_k` positions in all, and attends to those of the open pool as well. Keys are not rotated.
-
-    means: of QSA (Qwen4), where keys and values are of heads: a pool's key is the mean of its positions', through an
-    RMS norm, and rotated as the first of these is; queries, of the layer's input, pass an RMS norm of each head. All w
-    are dim ** -0.5.
-
-    heads: 0 where a layer attends to what the last layer before it with an indexer has chosen.
-    Raises ConfigError for a value out of INDEXER_RANGES.
-    """
-
-    top_k: int
-    heads: int = 0
-    dim: int = 0
-    norm_eps: float = 1e-6  # of the norm of keys, and of that of the input
-    reads_input: bool = False
-    pool: int = 1
-    means: bool = False
-
-    def __post_init__(self) -> None:
-        check_ranges(self, INDEXER_RANGES)
-        if self.top_k % self.pool:
-            raise ConfigError("index_topk", self.top_k, f"a multiple of index_kpool, {self.pool}")
-        if bool(self.heads) != bool(self.dim):
-            raise ConfigError("index_head_dim", self.dim, f"a width of {self.heads} heads")
-
-    @property
-    def kept(self) -> int:
-        """Values that are kept of a position: its key, and what its pool's is made of."""
-        return self.dim if self.pool == 1 or self.means else 2 * self.dim
-
-    def shapes(self, hidden: int, query_rank: int) -> dict[str, tuple[int, ...]]:
-        """Of its weights by our names."""
-        if self.means:
-            made = {"index_q_proj": (self.heads * self.dim, hidden), "index_k_proj": (self.dim, hidden)}
-            return made | dict.fromkeys(("index_q_norm", "index_k_norm"), (self.dim,))
-        pooled = {"index_gate_proj": (self.dim, hidden), "index_places": (self.pool * self.dim,)}
-        return {
-            **(pooled if self.pool > 1 else {}),
-            "index_q_proj": (self.heads * self.dim, hidden if self.reads_input else query_rank),
-            "index_k_proj": (self.dim, hidden),
-            "index_weights_proj": (self.heads, hidden),
-            "index_k_norm": (self.dim,),
-            "index_q_norm": (hidden,),
-            **dict.fromkeys(("index_q_log_scale", "index_q_log_base"), (self.heads,)),
-        }
 
 
 @dataclass(frozen=True)
@@ -205,8 +132,7 @@ class LatentSpec:
         rotated = {"q_rope_proj": (heads * self.rope_dim, query), "k_rope_proj": (self.rope_dim, hidden)}
         return {
             **(rotated if self.rope_dim else {}),
-            "q_a_proj": (row, hidden),
-            "q_a_norm": (row,),
+            **({"q_a_proj": (row, hidden), "q_a_norm": (row,)} if self.query_rank else {}),
             "q_nope_proj": (heads * self.nope_dim, query),
             "kv_a_proj": (self.rank, hidden),
             "kv_a_norm": (self.rank,),
@@ -216,32 +142,15 @@ class LatentSpec:
             **({} if self.indexer is None else self.indexer.shapes(hidden, row)),
         }
 
-
-@dataclass(frozen=True)
-class BlockChoiceSpec:
-    """Sparse attention by blocks (MiniMax-M3): a row attends to `blocks` blocks of `size` positions for each KV head.
-
-    They are its own and those before it, `local` in all, and those of which one position up to the row's has the
-    highest score; of equal ones the lower. A score is q_h · k: of the row that scores, q_h (dim) of each KV head, and
-    of a position k (dim), both made of the layer's input through an RMS norm each, and rotated as heads are.
-
-    Raises ConfigError for a value out of CHOICE_RANGES.
-    """
-
-    blocks: int
-    size: int
-    local: int
-    dim: int
-
-    def __post_init__(self) -> None:
-        check_ranges(self, CHOICE_RANGES)
-        if self.local > self.blocks:
-            raise ConfigError("index_local_blocks", self.local, f"{self.blocks} at most, as many as are chosen")
-
-    def shapes(self, hidden: int, kv_heads: int) -> dict[str, tuple[int, ...]]:
-        """Of its weights by our names."""
-        made = {"index_q_proj": (kv_heads * self.dim, hidden), "index_k_proj": (self.dim, hidden)}
-        return made | dict.fromkeys(("index_q_norm", "index_k_norm"), (self.dim,))
+    # Of its weights, those that have a bias where such attention's inputs have some, and those that always have one.
+    biased_inputs: ClassVar[tuple[str, ...]] = ("q_a_proj", "k_rope_proj", "kv_a_proj")
+    biased: ClassVar[tuple[str, ...]] = ("index_k_norm", "index_q_norm")
+    # Linears of several of them, but for gates (AttentionSpec.stacked).
+    stacked: ClassVar[dict[str, tuple[str, ...]]] = {
+        "latent_in": biased_inputs,
+        "query": ("q_nope_proj", "q_rope_proj"),
+        "index_in": ("index_k_proj", "index_gate_proj", "index_weights_proj"),
+    }
 
 
 @dataclass(frozen=True)
@@ -421,22 +330,47 @@ class AttentionSpec:
     def shapes(self, hidden: int) -> dict[str, tuple[int, ...]]:
         """Of its weights by our names, in a layer of rows of `hidden` columns."""
         read = self.latent.query_width if self.latent is not None and self.latent.reads_unnormed else hidden
-        beside: dict[str, tuple[int, ...]] = dict.fromkeys(("sinks", "q_log_scale", "q_log_base"), (self.heads,))
-        beside["g_proj"] = self.gate_size, read or hidden
-        if self.latent is not None:
-            return self.latent.shapes(self.heads, hidden) | beside
-        query, key = self.query_size, self.key_size
-        one = self.qk_norm == "head"
-        beside |= {} if self.choice is None else self.choice.shapes(hidden, self.kv_heads)
-        beside |= {} if self.indexer is None else self.indexer.shapes(hidden, hidden)
-        return beside | {
-            "q_norm": (self.head_dim if one else query,),
-            "k_norm": (self.head_dim if one else key,),
-            "q_proj": (query, hidden),
-            "k_proj": (key, hidden),
-            "v_proj": (self.value_size, hidden),
-            "o_proj": (hidden, self.output_size),
+        made: dict[str, tuple[int, ...]] = {"sinks": (self.heads,)} if self.sinks else {}
+        made |= {"g_proj": (self.gate_size, read or hidden)} if self.output_gate else {}
+        made |= self._head_shapes(hidden) if self.latent is None else self._latent_shapes(self.latent, hidden)
+        return made
+
+    def _latent_shapes(self, latent: LatentSpec, hidden: int) -> dict[str, tuple[int, ...]]:
+        made = latent.shapes(self.heads, hidden)
+        kept = ("k_rope_proj", "kv_a_proj", "kv_a_norm")
+        made = {name: shape for name, shape in made.items() if not self.shares_kv or name not in kept}
+        if self.log_growth:
+            indexers = ("index_q_log_scale", "index_q_log_base") if latent.index_dim else ()
+            made |= dict.fromkeys(("q_log_scale", "q_log_base"), (self.heads,))
+            made |= dict.fromkeys(indexers, (latent.indexer.heads if latent.indexer else 0,))
+        return made
+
+    def _head_shapes(self, hidden: int) -> dict[str, tuple[int, ...]]:
+        one, normed = self.qk_norm == "head", self.qk_norm not in (None, "unweighted")
+        parts = {"q": self.query_size} | ({} if self.shares_kv else {"k": self.key_size})
+        made: dict[str, tuple[int, ...]] = {f"{name}_proj": (size, hidden) for name, size in parts.items()}
+        made |= {f"{name}_norm": (self.head_dim if one else size,) for name, size in parts.items() if normed}
+        made |= {"v_proj": (self.value_size, hidden)} if not self.shares_kv and not self.values_are_keys else {}
+        made |= {} if self.choice is None else self.choice.shapes(hidden, self.kv_heads)
+        made |= {} if self.indexer is None else self.indexer.shapes(hidden, hidden)
+        return made | {"o_proj": (hidden, self.output_size)}
+
+    @property
+    def stacked(self) -> dict[str, tuple[str, ...]]:
+        """Linears of several of its weights, which read the same rows, and these in their order."""
+        if self.latent is None:
+            return {"qkv": ("q_proj", "k_proj", "v_proj", "g_proj", "index_q_proj", "index_k_proj")}
+        with_gates = "query" if self.latent.reads_unnormed else "latent_in"
+        return {
+            name: (*parts, *(("g_proj",) if name == with_gates else ())) for name, parts in self.latent.stacked.items()
         }
+
+    @property
+    def biased(self) -> set[str]:
+        """Of its weights, those that have a bias."""
+        inputs = ("q_proj", "k_proj", "v_proj", "g_proj") if self.latent is None else self.latent.biased_inputs
+        found = {*(self.latent.biased if self.latent is not None else ()), *(inputs if self.qkv_bias else ())}
+        return found | ({"o_proj"} if self.output_bias else set())
 
     def weights(self, hidden: int) -> int:
         """Elements of its matrices, likewise."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ipex_assist.models.attention_spec import LatentSpec
 from ipex_assist.models.ranges import check_ranges
@@ -80,6 +81,16 @@ class CompressedSpec(LatentSpec):
         """See LatentSpec."""
         return self.groups * self.value_dim
 
+    biased_inputs: ClassVar[tuple[str, ...]] = ("q_a_proj", "kv_a_proj")
+    biased: ClassVar[tuple[str, ...]] = ()
+    stacked: ClassVar[dict[str, tuple[str, ...]]] = {
+        "latent_in": biased_inputs,
+        "query": ("q_b_proj",),
+        "index_in": ("index_weights_proj",),
+        "entry_in": ("entry_kv_proj", "entry_gate_proj"),
+        "index_entry_in": ("index_entry_kv_proj", "index_entry_gate_proj"),
+    }
+
     def inner_weights(self, heads: int, hidden: int) -> int:
         """See LatentSpec."""
         assert self.query_rank is not None
@@ -98,12 +109,14 @@ class CompressedSpec(LatentSpec):
             "o_a_proj": (self.groups * self.value_dim, heads * self.rank // self.groups),
             "o_proj": (hidden, self.groups * self.value_dim),
         }
-        for place, width in (("", self.rank), ("index_", self.index_dim)):
+        widths = {"": self.rank, **({"index_": self.index_dim} if self.indexer is not None else {})}
+        for place, width in widths.items() if self.rate else ():
             names = f"{place}entry_kv_proj", f"{place}entry_gate_proj"
             made |= dict.fromkeys(names, (self.parts * width, hidden))
             made[f"{place or 'entry_'}bias"] = (self.rate * self.parts * width,)
-        made |= {"entry_norm": (self.rank,), "index_k_norm": (self.index_dim,)}
+        made |= {"entry_norm": (self.rank,)} if self.rate else {}
         if self.indexer is not None:
+            made["index_k_norm"] = (self.index_dim,)
             made["index_q_proj"] = (self.indexer.heads * self.indexer.dim, self.query_rank)
             made["index_weights_proj"] = (self.indexer.heads, hidden)
         return made

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ipex_assist.models.attention_spec import IndexerSpec
+from ipex_assist.models.choice_spec import IndexerSpec
 from ipex_assist.models.common import check_kinds, deepseek_experts, layer_count, llama_like, refuse, rope, rotary_part
 from ipex_assist.models.compressed_spec import CompressedSpec
 from ipex_assist.models.config import Config, ConfigError, NotComputed

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ipex_assist.models.attention_spec import IndexerSpec, LatentSpec
+from ipex_assist.models.attention_spec import LatentSpec
+from ipex_assist.models.choice_spec import IndexerSpec
 from ipex_assist.models.common import check_kinds, layer_count, llama_like, refuse, rope
 from ipex_assist.models.config import Config, ConfigError, NotComputed
 from ipex_assist.models.layers import with_attention

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from ipex_assist.models.attention_spec import AttentionSpec
@@ -16,29 +16,17 @@ from ipex_assist.models.spec import RANGES, DecoderSpec, LayerSpec
 
 # What a layer's parts call the fields that `uniform_decoder` takes flat.
 _ATTENTION = {
+    **{each.name: each.name for each in fields(AttentionSpec)},
     "num_attention_heads": "heads",
     "num_key_value_heads": "kv_heads",
-    "head_dim": "head_dim",
-    "v_head_dim": "v_head_dim",
     "attention_value_scale": "value_scale",
-    "rotary_dim": "rotary_dim",
     "alibi": "alibi_slopes",
-    "qk_norm": "qk_norm",
-    "norm_after_rope": "norm_after_rope",
-    "qkv_bias": "qkv_bias",
-    "output_bias": "output_bias",
     "attention_sinks": "sinks",
-    "output_gate": "output_gate",
-    "gate_activation": "gate_activation",
-    "gate_per_head": "gate_per_head",
     "attention_scale": "scale",
     "attention_cap": "cap",
     "query_growth": "growth",
     "query_growth_step": "growth_step",
     "query_growth_shift": "growth_shift",
-    "log_growth": "log_growth",
-    "latent": "latent",
-    "choice": "choice",
 }
 _MLP = {
     "intermediate_size": "intermediate_size",
@@ -58,18 +46,18 @@ def uniform_decoder(
     layer_ropes: Sequence[int | None] = (),
     rotary_dims: Sequence[int] = (),
     sliding_windows: Sequence[int | None] = (),
-    **fields: Any,
+    **given: Any,
 ) -> DecoderSpec:
     """A DecoderSpec of `num_hidden_layers` equal layers.
 
-    fields: of the DecoderSpec, and by the names above those of a layer. experts: in place of an MLP, of every layer, or
+    given: of the DecoderSpec, and by the names above those of a layer. experts: in place of an MLP, of every layer, or
     of those where `sparse` says so. layer_ropes, rotary_dims, sliding_windows: of each layer; empty where all have the
     first rope, rotate as much of a head, and see everything. Raises ConfigError as the parts do, and for a list that
     has not one entry a layer.
     """
     check_range("num_hidden_layers", num_hidden_layers, RANGES["num_hidden_layers"])
-    attention = AttentionSpec(**_taken(fields, _ATTENTION), rope=0 if ropes else None)
-    mlp, others = _taken(fields, _MLP), _taken(fields, _LAYER)
+    attention = AttentionSpec(**_taken(given, _ATTENTION), rope=0 if ropes else None)
+    mlp, others = _taken(given, _MLP), _taken(given, _LAYER)
     layers: Sequence[LayerSpec]
     if experts is None:
         layers = repeated(LayerSpec(attention, MlpSpec(**mlp), **others), num_hidden_layers)
@@ -79,7 +67,7 @@ def uniform_decoder(
         layers = [layer if here else dense for layer, here in zip(layers, sparse or layers, strict=True)]
     for name, each in (("rope", layer_ropes), ("rotary_dim", rotary_dims), ("window", sliding_windows)):
         layers = with_attention(layers, name, each) if each else layers
-    return DecoderSpec(layers=tuple(layers), ropes=tuple(ropes), **fields)
+    return DecoderSpec(layers=tuple(layers), ropes=tuple(ropes), **given)
 
 
 def repeated(layer: LayerSpec, count: int) -> tuple[LayerSpec, ...]:
@@ -110,6 +98,6 @@ def with_mixers(spec: DecoderSpec, mixers: Sequence[RecurrentSpec | None]) -> De
     return replace(spec, layers=tuple(made[each] for each in zip(spec.layers, mixers, strict=True)))
 
 
-def _taken(fields: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
-    """Take those of these names out of `fields`, by what a part calls them."""
-    return {ours: fields.pop(name) for name, ours in names.items() if name in fields}
+def _taken(given: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    """Take those of these names out of `given`, by what a part calls them."""
+    return {ours: given.pop(name) for name, ours in names.items() if name in given}

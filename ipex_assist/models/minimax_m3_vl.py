@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ipex_assist.models.attention_spec import BlockChoiceSpec
+from ipex_assist.models.choice_spec import BlockChoiceSpec
 from ipex_assist.models.common import check_kinds, experts, layer_count, llama_like, rope, rotary_part, text_part
 from ipex_assist.models.config import Config, ConfigError, NotComputed
 from ipex_assist.models.layers import with_attention

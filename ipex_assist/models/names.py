@@ -7,14 +7,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from ipex_assist.models.attention_spec import AttentionSpec
-from ipex_assist.models.compressed_spec import CompressedSpec
-from ipex_assist.models.mixers.mamba1 import LOW_NORMS
 from ipex_assist.models.mlp_spec import Experts
 from ipex_assist.models.recurrent_spec import RecurrentSpec
 from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.models.stream_spec import HEAD_STREAMS
-from ipex_assist.models.weights import Source
+from ipex_assist.models.weights import XIELU, Source, layer_shapes
 
 # Our linears, norms and what is outside of layers, by Llama's names.
 LLAMA_LINEARS = {
@@ -30,44 +27,18 @@ LLAMA_NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_
 LLAMA_OUTSIDE = {"embed_tokens": "model.embed_tokens", "final_norm": "model.norm", "lm_head": "lm_head"}
 HEAD_NORMS = {"q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"}
 
-# Weights of recurrent mixers that are no matrices.
-VECTORS = ("q_conv", "k_conv", "v_conv", "a_log", "a_param", "dt_bias", "skip", "gated_norm", *LOW_NORMS.values())
-
-# What latent attention makes of a layer's input, beside queries without a row of their own.
-LATENT_INPUTS = ("q_a_proj", "k_rope_proj", "kv_a_proj")
-# All that latent attention has in the place of queries, keys and values.
-LATENT = (*LATENT_INPUTS, "q_nope_proj", "q_rope_proj", "k_b_proj", "v_b_proj", "q_a_norm", "kv_a_norm")
-# An indexer beside them; its norm is a layer norm.
-INDEXER_INPUTS = ("index_k_proj", "index_gate_proj", "index_weights_proj")
-INDEXER = (*INDEXER_INPUTS, "index_q_proj", "index_k_norm", "index_q_norm", "index_places")
-POOLS = ("index_gate_proj", "index_places")  # of it, where it has keys of several positions
 # What queries of heads, and of an indexer's, grow with (AttentionSpec.log_growth).
 LOG_GROWTH = ("q_log_scale", "q_log_base")
 INDEX_LOG_GROWTH = ("index_q_log_scale", "index_q_log_base")
-# Beside keys that are values: what is not of latents, of entries, and of an indexer's.
-COMPRESSED_INPUTS = ("q_a_proj", "kv_a_proj")
-COMPRESSED = (*COMPRESSED_INPUTS, "q_a_norm", "q_b_proj", "kv_a_norm", "o_a_proj")
-ENTRIES = ("entry_kv_proj", "entry_gate_proj", "entry_bias", "entry_norm")
-INDEX_ENTRIES = ("index_entry_kv_proj", "index_entry_gate_proj", "index_bias")
-
-# What a layer has for the embeddings of its own, what is outside of layers for those of all of them, and the norms and
-# factors of experts that have some of their own.
-PER_LAYER = ("per_layer_gate_proj", "per_layer_out_proj", "per_layer_out_norm")
+# What is outside of layers for the embeddings of each of them.
 PER_LAYER_OUTSIDE = ("per_layer_embed", "per_layer_in_proj", "per_layer_norm")
-EXPERT_NORMS = ("router_norm", "experts_norm", "experts_out_norm", "shared_out_norm")
-
 # The linears of gates of the norms before a mixer and an MLP.
 MIXER_GATE = ("mixer_gate_down_proj", "mixer_gate_up_proj")
 MLP_GATE = ("mlp_gate_down_proj", "mlp_gate_up_proj")
-
-_FIRST_NORMS = ("attention_norm", "mlp_norm")
 MLP = ("gate_proj", "up_proj", "down_proj")
 # Ours that are no linears or norms but tensors of their own: a checkpoint's names of them do not end in ".weight".
-# Those of XIELU are single numbers.
-XIELU = ("alpha_p", "alpha_n", "xielu_beta", "xielu_eps")
-ENTRY_BIASES = ("entry_bias", "index_bias")
-_NUMBERS = (*XIELU, *POOLS, *LOG_GROWTH, *INDEX_LOG_GROWTH, *ENTRY_BIASES)
-_TENSORS = ("correction_bias", "expert_scales", "expert_table", "layer_scalar", "router_norm", "altup_scale", *_NUMBERS)
+_OF_EXPERTS = ("correction_bias", "expert_scales", "expert_table")
+_TENSORS = (*_OF_EXPERTS, "layer_scalar", "router_norm", "altup_scale", "index_gate_proj", *XIELU)
 # Of shared experts where they are several, as wide as all of them together (DeepSeek's names).
 SHARED_EXPERTS = {leaf: f"mlp.shared_experts.{leaf}" for leaf in MLP}
 
@@ -152,12 +123,11 @@ def named(
         names = *table.alternatives, outside["lm_head"] + ".weight"
         found.sources["embed_tokens.weight"] = replace(table, alternatives=names)
     for number, layer in enumerate(spec.layers):
-        absent, biased = _absent(layer), _biased(layer)
-        absent |= set() if spec.per_layer_size else set(PER_LAYER)
+        own, of_mixer, biased = layer_shapes(spec, layer), layer.mixer.shapes(spec.hidden_size), _biased(layer)
         ours, theirs = f"layers.{number}.", f"{layers}{number}."
         for leaf, name in {**norms, **linears}.items():
-            if leaf not in absent:
-                found.add(ours + leaf, theirs + name, leaf, leaf in biased)
+            if leaf in own:
+                found.add(ours + leaf, theirs + name, leaf, leaf in biased, own=of_mixer.get(leaf, ()))
         if layer.recurrent is not None:
             assert recurrent is not None, "a recurrent mixer without names"
             found.add_recurrent(
@@ -179,72 +149,28 @@ class _Sources:
         self._prefix, self._fields = prefix, fields
         self._norm_parts = [".weight"] * spec.norm_affine + [".bias"] * spec.norms_biased
 
-    def add(self, ours: str, theirs: str, leaf: str, biased: bool, **more: Any) -> None:
-        """All parts of one linear, norm or vector: `leaf` is our name of its kind."""
-        own = self._fields.get(leaf, {})
-        if leaf in VECTORS:
-            self.sources[ours + ".weight"] = Source(theirs, **own)
-            return
-        norm = leaf.endswith("norm") and leaf not in (*HEAD_NORMS, *INDEXER)
+    def add(self, ours: str, theirs: str, leaf: str, biased: bool, own: tuple[int, ...] = (), **more: Any) -> None:
+        """All parts of one linear or norm: `leaf` is our name of its kind. own: its shape, if it is a mixer's."""
+        norm = leaf.endswith("norm") and not own
+        whole = leaf in _TENSORS or (len(own) == 1 and not leaf.endswith("norm"))
         for part in self._norm_parts if norm else [".weight", ".bias"] if biased else [".weight"]:
-            name = theirs if leaf in _TENSORS else theirs + part
+            name = theirs if whole else theirs + part
             others = (name.removeprefix(self._prefix),) if self._prefix else ()
-            fields = {"alternatives": others, **own, **more, **({"plus": 0.0} if part == ".bias" else {})}
+            given = {**self._fields.get(leaf, {}), **more}
+            fields = {"alternatives": others, **given, **({"plus": 0.0} if part == ".bias" else {})}
             self.sources[ours + part] = Source(name, **fields)
 
     def add_recurrent(self, mixer: RecurrentSpec, ours: str, theirs: Mapping[str, str], biased: Container[str]) -> None:
         """The weights of a recurrent mixer, whose whole names are `theirs`."""
-        for leaf in _recurrent_leaves(mixer):
+        for leaf in (*mixer.all_parts, "mixer_out"):
             self.add(ours + leaf, theirs[leaf], leaf, leaf in biased)
+        for leaf in mixer.vectors:
+            self.sources[f"{ours}{leaf}.weight"] = Source(theirs[leaf], **self._fields.get(leaf, {}))
         if mixer.conv_bias:
             for leaf in mixer.vectors:
                 if leaf.endswith("_conv"):
                     name = theirs[leaf].removesuffix("weight") + "bias"
                     self.sources[f"{ours}{leaf}.bias"] = Source(name, rows=self._fields.get(leaf, {}).get("rows"))
-
-
-def _recurrent_leaves(mixer: RecurrentSpec) -> tuple[str, ...]:
-    return (*mixer.all_parts, "mixer_out", *mixer.vectors)
-
-
-def _absent(layer: LayerSpec) -> set[str]:
-    """Our names of what such a layer does not have."""
-    absent = {"mlp_norm"} if layer.shared_norm else set()
-    absent |= set() if layer.scaled else {"layer_scalar"}
-    absent |= set() if layer.experts is not None and layer.experts.own_norms else set(EXPERT_NORMS)
-    absent |= set() if layer.experts is not None and layer.experts.expert_scales else {"expert_scales"}
-    absent |= set(_FIRST_NORMS) if layer.norm_place == "post" else set()
-    absent |= set() if layer.has_mixer_out_norm else {"attention_out_norm"}
-    absent |= set() if layer.has_mlp_out_norm else {"mlp_out_norm"}
-    absent |= set() if layer.mixer_gate_rank else set(MIXER_GATE)
-    absent |= set() if layer.mlp_gate_rank else set(MLP_GATE)
-    if layer.recurrent is not None:
-        absent |= {"q_proj", "k_proj", "v_proj", "g_proj", "o_proj", "sinks", *HEAD_NORMS, *LATENT, *INDEXER}
-    elif isinstance(latent := layer.attention.latent, CompressedSpec):
-        absent |= {"q_proj", "k_proj", "v_proj", "g_proj"} | (set() if latent.rate else set(ENTRIES))
-        absent |= set() if latent.indexer else {*INDEXER, *INDEX_ENTRIES}
-    elif latent is not None:
-        absent |= {"q_proj", "k_proj", "v_proj", *HEAD_NORMS}
-        absent |= set() if layer.attention.output_gate else {"g_proj"}
-        absent |= set() if latent.query_rank else {"q_a_proj", "q_a_norm"}
-        absent |= set() if latent.rope_dim else {"k_rope_proj", "q_rope_proj"}
-        absent |= {"k_rope_proj", "kv_a_proj", "kv_a_norm"} if layer.attention.shares_kv else set()
-        absent |= set() if latent.index_dim else {*INDEXER, *INDEX_LOG_GROWTH}
-        absent |= set() if latent.indexer is not None and latent.indexer.reads_input else {"index_q_norm"}
-        absent |= set() if layer.attention.log_growth else {*LOG_GROWTH, *INDEX_LOG_GROWTH}
-        absent |= set() if latent.indexer is not None and latent.indexer.pool > 1 else set(POOLS)
-    else:
-        absent |= set(HEAD_NORMS) if layer.attention.qk_norm in (None, "unweighted") else set()
-        absent |= set() if layer.attention.output_gate else {"g_proj"}
-        absent |= {"k_proj", "v_proj", "k_norm"} if layer.attention.shares_kv else set()
-        absent |= {"v_proj"} if layer.attention.values_are_keys else set()
-        chooses = layer.attention.choice is not None or layer.attention.indexer is not None
-        absent |= {"index_weights_proj", *POOLS} if chooses else set(INDEXER)
-    if layer.mlp is None:
-        return absent | {"mlp_norm", *MLP}
-    if isinstance(layer.mlp, Experts):
-        return absent | set(MLP)
-    return absent if layer.mlp.gated else absent | {"gate_proj"}
 
 
 def streams(spec: DecoderSpec, names: Mapping[str, Sequence[str]]) -> dict[str, Source]:
@@ -260,17 +186,7 @@ def streams(spec: DecoderSpec, names: Mapping[str, Sequence[str]]) -> dict[str, 
 
 def _biased(layer: LayerSpec) -> set[str]:
     """Our names of a layer's linears that have a bias."""
-    mixer, experts = layer.mixer, layer.experts
-    if isinstance(mixer, AttentionSpec):
-        inputs = {"q_proj", "k_proj", "v_proj", "g_proj"} if mixer.latent is None else set(LATENT_INPUTS)
-        own_norms = mixer.latent is None or isinstance(mixer.latent, CompressedSpec)
-        biased = set() if own_norms else {"index_k_norm", "index_q_norm"}
-        biased |= inputs if mixer.qkv_bias else set()
-        biased |= {"o_proj"} if mixer.output_bias else set()
-    else:
-        biased = set(mixer.input_parts) if mixer.input_bias else set()
-        biased |= set(mixer.gate_parts) if mixer.made_of.gates_biased else set()
-        biased |= {"mixer_out"} if mixer.output_bias else set()
+    experts, biased = layer.experts, layer.mixer.biased
     biased |= set(MLP) if layer.mlp is not None and layer.mlp.bias else set()
     return biased | ({"router"} if experts is not None and experts.router_bias else set())
 

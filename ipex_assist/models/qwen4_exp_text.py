@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ipex_assist.models import qwen3_5_text
-from ipex_assist.models.attention_spec import IndexerSpec
+from ipex_assist.models.choice_spec import IndexerSpec
 from ipex_assist.models.common import FULL, experts, layer_count, refuse
 from ipex_assist.models.config import Config, ConfigError, NotComputed
 from ipex_assist.models.gated_delta import LINEAR, hybrid

@@ -157,6 +157,17 @@ class RecurrentSpec:
         vectors = {name: (size,) for name, size in self.vectors.items()}
         return {**matrices, "mixer_out": (hidden, self.value_size), **vectors}
 
+    @property
+    def stacked(self) -> dict[str, tuple[str, ...]]:
+        """Linears of several of its weights, which read the same rows, and these in their order."""
+        return {"mixer_in": tuple(self.input_parts), "mixer_low": tuple(self.low_parts)}
+
+    @property
+    def biased(self) -> set[str]:
+        """Of its weights, those that have a bias; of convolutions `conv_bias` says so."""
+        found = {*(self.input_parts if self.input_bias else ()), *(("mixer_out",) if self.output_bias else ())}
+        return found | (set(self.gate_parts) if self.made_of.gates_biased else set())
+
     def weights(self, hidden: int) -> int:
         """Elements of its matrices, likewise."""
         return sum(math.prod(shape) for shape in self.shapes(hidden).values() if len(shape) == 2)

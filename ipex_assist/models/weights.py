@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.models.attention_spec import AttentionSpec
 from ipex_assist.models.compressed_spec import CompressedSpec
+from ipex_assist.models.mlp_spec import Experts, MlpSpec
 from ipex_assist.models.spec import DecoderSpec, LayerSpec
 
 if TYPE_CHECKING:
@@ -91,11 +92,14 @@ def check_shape(spec: DecoderSpec, name: str, shape: tuple[int, ...]) -> None:
         )
 
 
-# Norms of whole rows, by our names.
+# Norms of whole rows, by our names; the first are those of experts that have their own.
+EXPERT_NORMS = ("router_norm", "experts_norm", "experts_out_norm", "shared_out_norm")
 NORMS = (
     *("final_norm", "embed_norm", "attention_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm"),
-    *("per_layer_out_norm", "router_norm", "experts_norm", "experts_out_norm", "shared_out_norm", "laurel_out_norm"),
+    *("per_layer_out_norm", "laurel_out_norm", *EXPERT_NORMS),
 )
+# The four numbers of xIELU.
+XIELU = ("alpha_p", "alpha_n", "xielu_beta", "xielu_eps")
 
 
 CONV_BASES = ("attention_conv_base", "mlp_conv_base")  # of a DFlash 2 head: (2 · conv_kernel · hidden,)
@@ -136,7 +140,7 @@ def weight_shape(spec: DecoderSpec, name: str) -> tuple[int, ...]:
     if layer is None:
         shape = {**_outer_shapes(spec), **_head_shapes(spec)}[leaf]
     else:
-        shape = {**_layer_shapes(spec, layer, place), **_conv_shapes(spec)}[leaf]
+        shape = {**layer_shapes(spec, layer), **_expert_shapes(spec, layer, place)}[leaf]
         if leaf in ("q_proj", "k_proj", "v_proj") and reads_both(spec, name):
             shape = shape[0], 2 * spec.hidden_size
     if layer is not None and name.endswith("_conv.bias"):
@@ -205,34 +209,70 @@ def _conv_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
     return {**dict.fromkeys(CONV_BASES, (2 * head.conv_kernel * hidden,)), **projections}
 
 
-def _layer_shapes(spec: DecoderSpec, layer: LayerSpec, place: str) -> dict[str, tuple[int, ...]]:
-    """place: the last name before the weight's own, "shared" of a shared expert."""
-    hidden, experts, wide = spec.hidden_size, layer.experts, spec.norm_width
-    inner = experts.shared_size if experts is not None and place == "shared" else layer.inner_size
+def layer_shapes(spec: DecoderSpec, layer: LayerSpec) -> dict[str, tuple[int, ...]]:
+    """Of all that such a layer has, by our names, without what is each expert's or the shared one's."""
+    hidden, wide = spec.hidden_size, spec.norm_width
     return {
-        **dict.fromkeys(NORMS, (hidden,)),
-        **dict.fromkeys(("attention_norm", "mlp_norm"), (wide,)),
+        **_norm_shapes(spec, layer),
         **layer.mixer.shapes(hidden),
         **(spec.streams.layer_shapes(hidden) if spec.streams is not None else {}),
         **(spec.altup.layer_shapes(hidden) if spec.altup is not None else {}),
-        "gate_proj": (inner, hidden),
+        **_conv_shapes(spec),
+        **({} if layer.experts is not None else _mlp_shapes(layer.each_mlp, hidden) if layer.mlp is not None else {}),
+        **({} if layer.experts is None else _routing_shapes(spec, layer.experts)),
+        **({"layer_scalar": (1,)} if layer.scaled else {}),
+        **_narrow_pair("mixer_gate_down_proj", "mixer_gate_up_proj", layer.mixer_gate_rank, wide),
+        **_narrow_pair("mlp_gate_down_proj", "mlp_gate_up_proj", layer.mlp_gate_rank, wide),
+        **_narrow_pair("laurel_left_proj", "laurel_right_proj", layer.laurel_rank, hidden),
+        **_narrow_pair("per_layer_gate_proj", "per_layer_out_proj", spec.per_layer_size, hidden),
+    }
+
+
+def _narrow_pair(down: str, up: str, rank: int, hidden: int) -> dict[str, tuple[int, ...]]:
+    return {down: (rank, hidden), up: (hidden, rank)} if rank else {}
+
+
+def _norm_shapes(spec: DecoderSpec, layer: LayerSpec) -> dict[str, tuple[int, ...]]:
+    """Of norms of whole rows."""
+    first, mlp = layer.norm_place != "post", layer.mlp is not None
+    has = {
+        "attention_norm": first,
+        "attention_out_norm": layer.has_mixer_out_norm,
+        "mlp_norm": first and mlp and not layer.shared_norm,
+        "mlp_out_norm": layer.has_mlp_out_norm,
+        **dict.fromkeys(EXPERT_NORMS, layer.experts is not None and layer.experts.own_norms),
+        "per_layer_out_norm": spec.per_layer_size > 0,
+        "laurel_out_norm": layer.laurel_rank > 0,
+    }
+    wide = ("attention_norm", "mlp_norm")
+    return {name: (spec.norm_width if name in wide else spec.hidden_size,) for name, there in has.items() if there}
+
+
+def _mlp_shapes(mlp: MlpSpec, hidden: int) -> dict[str, tuple[int, ...]]:
+    inner = mlp.intermediate_size
+    return {
+        **({"gate_proj": (inner, hidden)} if mlp.gated else {}),
         "up_proj": (inner, hidden),
         "down_proj": (hidden, inner),
-        **dict.fromkeys(("correction_bias", "expert_scales"), (experts.routed if experts else 0,)),
-        "layer_scalar": (1,),
-        "mixer_gate_down_proj": (layer.mixer_gate_rank, wide),
-        "mixer_gate_up_proj": (wide, layer.mixer_gate_rank),
-        "mlp_gate_down_proj": (layer.mlp_gate_rank, wide),
-        "mlp_gate_up_proj": (wide, layer.mlp_gate_rank),
-        "laurel_left_proj": (layer.laurel_rank, hidden),
-        "laurel_right_proj": (hidden, layer.laurel_rank),
-        "per_layer_gate_proj": (spec.per_layer_size, hidden),
-        "per_layer_out_proj": (hidden, spec.per_layer_size),
-        "router": (experts.routed if experts else 0, hidden),
-        "expert_table": (spec.vocab_size * (experts.per_token if experts else 0),),
-        **dict.fromkeys(("alpha_p", "alpha_n", "xielu_beta", "xielu_eps"), (1,)),
-        "shared_gate": (1, hidden),
+        **(dict.fromkeys(XIELU, (1,)) if mlp.activation == "xielu" else {}),
     }
+
+
+def _routing_shapes(spec: DecoderSpec, experts: Experts) -> dict[str, tuple[int, ...]]:
+    return {
+        "router": (experts.routed, spec.hidden_size),
+        **({"correction_bias": (experts.routed,)} if experts.correction_bias else {}),
+        **({"expert_scales": (experts.routed,)} if experts.expert_scales else {}),
+        **({"expert_table": (spec.vocab_size * experts.per_token,)} if experts.by_token else {}),
+        **({"shared_gate": (1, spec.hidden_size)} if experts.shared_gate else {}),
+    }
+
+
+def _expert_shapes(spec: DecoderSpec, layer: LayerSpec, place: str) -> dict[str, tuple[int, ...]]:
+    """Of an expert's weights. place: the last name before the weight's own, "shared" of the shared expert."""
+    if layer.experts is None:
+        return {}
+    return _mlp_shapes(layer.experts.shared if place == "shared" else layer.experts.each, spec.hidden_size)
 
 
 def stored_form(sources: Mapping[str, Source], names: Iterable[str]) -> dict[str, Source]:

@@ -18,7 +18,7 @@ from ipex_assist.executors.torch.model import TorchModel
 from ipex_assist.executors.torch.weights import load_weights
 from ipex_assist.models.attention_spec import AttentionSpec
 from ipex_assist.models.mlp_spec import MlpSpec
-from ipex_assist.models.names import VECTORS, named
+from ipex_assist.models.names import named
 from ipex_assist.models.recurrent_spec import RecurrentSpec
 from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.models.weights import Source, weight_shape
@@ -84,7 +84,8 @@ def specs(draw: st.DrawFn) -> DecoderSpec:
 def weights_of(spec: DecoderSpec) -> dict[str, torch.Tensor]:
     """Random ones, by our names."""
     parts = ("q_in", "k_in", "v_in", "a_in", "b_in", "z_in", "a_low_in", "z_low_in", "mixer_out")
-    names = {**dict.fromkeys(parts, "x"), **{leaf: f"{leaf}.weight" for leaf in VECTORS}}
+    vectors = {leaf for mixer in spec.recurrents for leaf in mixer.vectors}
+    names = {**dict.fromkeys(parts, "x"), **{leaf: f"{leaf}.weight" for leaf in vectors}}
     made = {}
     for name in named(spec, recurrent=names):
         shape = weight_shape(spec, name)

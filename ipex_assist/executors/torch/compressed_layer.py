@@ -8,14 +8,6 @@ from dataclasses import dataclass
 import torch
 
 from ipex_assist.executors.torch.kernels import Linear
-from ipex_assist.models.names import ENTRY_BIASES
-
-# Of our weights, those that are packed as one linear, and vectors.
-ENTRY_INPUTS = {
-    "entry_in": ("entry_kv_proj", "entry_gate_proj"),
-    "index_entry_in": ("index_entry_kv_proj", "index_entry_gate_proj"),
-}
-ENTRY_VECTORS = ENTRY_BIASES
 
 
 @dataclass

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from ipex_assist.executors.torch.altup import AltUpLayer, altup_layer
-from ipex_assist.executors.torch.compressed_layer import ENTRY_INPUTS, ENTRY_VECTORS, CompressedLayer, compressed_layer
+from ipex_assist.executors.torch.compressed_layer import CompressedLayer, compressed_layer
 from ipex_assist.executors.torch.dynamic_conv import DynamicConv
 from ipex_assist.executors.torch.experts import ExpertLayer, Mlp, expert_table
 from ipex_assist.executors.torch.kernels import Kernels, Linear, TorchKernels
@@ -18,18 +18,19 @@ from ipex_assist.executors.torch.streams import StreamLayer, stream_layer
 from ipex_assist.models import Source
 from ipex_assist.models.draft_head import HeadSpec
 from ipex_assist.models.mlp_spec import Experts
-from ipex_assist.models.names import (
-    EXPERT_NORMS,
-    INDEX_LOG_GROWTH,
-    INDEXER_INPUTS,
-    LATENT_INPUTS,
-    LOG_GROWTH,
-    VECTORS,
-    XIELU,
-)
 from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.models.stream_spec import ALTUP_VECTORS, HEAD_STREAMS, STREAMS
-from ipex_assist.models.weights import CONV_BASES, check_numbers, check_shape, head_dim_of, layer_of, part_of, resolve
+from ipex_assist.models.weights import (
+    CONV_BASES,
+    EXPERT_NORMS,
+    XIELU,
+    check_numbers,
+    check_shape,
+    head_dim_of,
+    layer_of,
+    part_of,
+    resolve,
+)
 
 Norm = tuple[torch.Tensor | None, torch.Tensor | None]  # weight and bias, each (hidden,)
 LogGrowth = tuple[torch.Tensor, torch.Tensor]  # (heads,) each: what queries grow with by positions, and their base
@@ -91,13 +92,12 @@ class Layer:
     q_norm: torch.Tensor | None = None
     k_norm: torch.Tensor | None = None
     sinks: torch.Tensor | None = None  # (heads,)
-    choice_norms: tuple[torch.Tensor, ...] = ()  # of queries and keys that blocks, or pools, are chosen by, (dim,) each
     growth: LogGrowth | None = None
     xielu: tuple[torch.Tensor, ...] = ()  # its four numbers in the order of XIELU, in fp32
-    # Of a recurrent mixer, whose linears are `qkv` and `o_proj`: vectors in fp32 by our names, "a_log.weight".
-    recurrence: dict[str, torch.Tensor] = field(default_factory=dict)
-    gates: tuple[Linear, ...] = ()  # of its `gate_parts`
-    low: Linear | None = None  # of its `low_parts`, stacked
+    # Of its mixer, beside `qkv` and `o_proj`: linears by our names, and by those of the mixer's `stacked`; and weights
+    # that are no matrices, "a_log.weight".
+    linears: dict[str, Linear] = field(default_factory=dict)
+    vectors: dict[str, torch.Tensor] = field(default_factory=dict)
     latent: LatentLayer | None = None
     compressed: CompressedLayer | None = None
     per_layer: PerLayerLinears | None = None
@@ -151,30 +151,14 @@ class Weights:
     altup_out: tuple[Linear, ...] = ()
 
 
-# The parts of the first linear of a recurrent mixer (RecurrentSpec.input_parts), and those of RecurrentSpec.low_parts.
-MIXER_IN = ("q_in", "k_in", "v_in", "a_in", "b_in", "z_in", "a_low_in", "z_low_in")
-MIXER_LOW = ("a_low_in", "k_in", "q_in")
-# Of attention that chooses blocks; else of an indexer.
-_CHOICE = ("index_q_proj", "index_k_proj")
-# Weights that are packed as one linear, stacked in this order.
-_FUSED = {
-    "qkv": ("q_proj", "k_proj", "v_proj", "g_proj", *_CHOICE),
-    "up": ("gate_proj", "up_proj"),
-    "mixer_in": MIXER_IN,
-    "mixer_low": MIXER_LOW,
-    "latent_in": (*LATENT_INPUTS, "g_proj"),
-    "query": ("q_nope_proj", "q_rope_proj", "q_b_proj", "g_proj"),
-    "index_in": INDEXER_INPUTS,
-    **ENTRY_INPUTS,
-}
+_UP = ("gate_proj", "up_proj")  # which are packed as one linear, stacked in this order
 _BY_HEAD = ("k_b", "v_b", "o_a")  # each head, or group of heads, has a linear of its own
 _STREAMS = (*STREAMS, HEAD_STREAMS)
 _STREAM_VECTORS = (*(f"{name}{part}" for name in _STREAMS for part in ("_base", "_scale")), *ALTUP_VECTORS)
-_GROWTH = (*LOG_GROWTH, *INDEX_LOG_GROWTH)
-_OF_EXPERTS = ("correction_bias", "expert_scales", "expert_table", *ENTRY_VECTORS)
-_FP32 = (*_GROWTH, *_OF_EXPERTS, "router", "shared_gate", "confidence", *_STREAMS, *_STREAM_VECTORS)
+_OF_EXPERTS = ("correction_bias", "expert_scales", "expert_table")
+_FP32 = (*_OF_EXPERTS, *XIELU, "router", "shared_gate", "confidence", *_STREAMS, *_STREAM_VECTORS)
 _TABLES = ("embed_tokens", "embed_positions", "per_layer_embed", "selector_before", "selector_after")
-_VECTORS = (*_GROWTH, *_OF_EXPERTS, "sinks", "layer_scalar", "confidence", *CONV_BASES, *_STREAM_VECTORS)
+_VECTORS = (*_OF_EXPERTS, *XIELU, "layer_scalar", "confidence", *CONV_BASES, *_STREAM_VECTORS)
 
 
 def load_weights(
@@ -217,19 +201,21 @@ class _Packer:
     def add(self, name: str, tensor: torch.Tensor) -> None:
         prefix, leaf = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[::2]
         check_shape(self.spec, name, tuple(tensor.shape))
-        if leaf in (*VECTORS, *XIELU, "index_places"):
-            self.tensors[name] = tensor.to(torch.float32, copy=True)
+        layer = layer_of(self.spec, name)
+        if layer is not None and len(layer.mixer.shapes(self.spec.hidden_size).get(leaf, ())) == 1:
+            narrow = layer.recurrent is None and (leaf.endswith("norm") or leaf == "sinks")
+            self.tensors[name] = tensor.to(self.kernels.dtype if narrow else torch.float32, copy=True)
             return
         if leaf.endswith("norm") or leaf.startswith("fc_norm") or leaf in (*_TABLES, *_VECTORS):
             self.tensors[name] = tensor.to(torch.float32 if leaf in _FP32 else self.kernels.dtype, copy=True)
             if leaf == "embed_tokens" and self.spec.tied_head:
                 self.linears["lm_head"] = self.kernels.linear(tensor, None)
             return
-        group = self._group(name, leaf)
+        group, stack = _stack(layer, leaf)
         key = f"{prefix}.{group}" if prefix else group
         parts = self.pending.setdefault(key, {})
         parts[name.removeprefix(prefix + ".")] = tensor
-        expected = [part for part in self._parts(prefix, group, leaf) if self._group(name, part.split(".")[0]) == group]
+        expected = list(self._parts(prefix, stack))
         if len(parts) == len(expected):
             ordered = [parts.pop(part) for part in expected]
             del self.pending[key], tensor
@@ -247,21 +233,8 @@ class _Packer:
             kernels = TorchKernels(torch.float32) if group in _FP32 else self.kernels
             self.linears[key] = kernels.linear(weight, bias)
 
-    def _group(self, name: str, leaf: str) -> str:
-        """The linear that a part is packed in. name: of one of its layer's weights."""
-        layer = layer_of(self.spec, name)
-        if layer is not None and layer.recurrent is not None and leaf in layer.recurrent.gate_parts:
-            return leaf
-        if layer is not None and layer.recurrent is not None and leaf in layer.recurrent.low_parts:
-            return "mixer_low"
-        if leaf in _CHOICE and layer is not None and layer.attention.latent is not None:
-            return "index_q" if leaf == "index_q_proj" else "index_in"
-        if leaf == "g_proj" and layer is not None and not layer.recurrent and layer.attention.latent:
-            return "query" if layer.attention.latent.reads_unnormed else "latent_in"
-        return next((fused for fused, parts in _FUSED.items() if leaf in parts), leaf.removesuffix("_proj"))
-
-    def _parts(self, prefix: str, group: str, leaf: str) -> Iterator[str]:
-        for name in _FUSED.get(group, (leaf,)):
+    def _parts(self, prefix: str, stack: tuple[str, ...]) -> Iterator[str]:
+        for name in stack:
             for kind in ("weight", "bias"):
                 full = f"{prefix}.{name}.{kind}" if prefix else f"{name}.{kind}"
                 if full in self.sources:
@@ -338,19 +311,12 @@ class _Packer:
             q_norm=self.tensors.get(prefix + "q_norm.weight"),
             k_norm=self.tensors.get(prefix + "k_norm.weight"),
             sinks=self.tensors.get(prefix + "sinks.weight"),
-            choice_norms=self._choice_norms(prefix, spec),
             growth=self._growth(prefix + "q_log"),
             xielu=tuple(
                 self.tensors[f"{prefix}{leaf}.weight"] for leaf in XIELU if f"{prefix}{leaf}.weight" in self.tensors
             ),
-            recurrence={
-                f"{name}.{kind}": self.tensors[f"{prefix}{name}.{kind}"]
-                for name in (spec.recurrent.vectors if spec.recurrent is not None else ())
-                for kind in ("weight", "bias")
-                if f"{prefix}{name}.{kind}" in self.tensors
-            },
-            gates=tuple(self.linears[prefix + name] for name in (spec.recurrent.gate_parts if spec.recurrent else ())),
-            low=self.linears.get(prefix + "mixer_low"),
+            linears=self._linears(prefix, spec),
+            vectors=self._vectors(prefix, spec),
             latent=self._latent(prefix) if prefix + "k_b" in self.by_head else None,
             compressed=compressed_layer(prefix, self.linears, self.by_head, self.tensors),
             per_layer=self._per_layer(prefix) if self.spec.per_layer_size else None,
@@ -365,10 +331,14 @@ class _Packer:
             convs=tuple(self._conv(prefix + base) for base in CONV_BASES if f"{prefix}{base}.weight" in self.tensors),
         )
 
-    def _choice_norms(self, prefix: str, spec: LayerSpec) -> tuple[torch.Tensor, ...]:
-        if spec.recurrent is not None or (spec.attention.choice or spec.attention.indexer) is None:
-            return ()
-        return tuple(self.tensors[f"{prefix}index_{part}_norm.weight"] for part in ("q", "k"))
+    def _linears(self, prefix: str, spec: LayerSpec) -> dict[str, Linear]:
+        names = {_stack(spec, leaf)[0] for leaf in spec.mixer.shapes(self.spec.hidden_size)}
+        return {name: self.linears[prefix + name] for name in sorted(names) if prefix + name in self.linears}
+
+    def _vectors(self, prefix: str, spec: LayerSpec) -> dict[str, torch.Tensor]:
+        found = spec.mixer.shapes(self.spec.hidden_size).items()
+        names = [f"{name}.{kind}" for name, shape in found if len(shape) == 1 for kind in ("weight", "bias")]
+        return {name: self.tensors[prefix + name] for name in names if prefix + name in self.tensors}
 
     def _gate(self, name: str) -> tuple[Linear, Linear]:
         return self.linears[name + "_down"], self.linears[name + "_up"]
@@ -442,6 +412,13 @@ def _of_type(linear: Linear, dtype: torch.dtype) -> Linear:
 def _no_columns(x: torch.Tensor) -> torch.Tensor:
     """What the first linear of a layer gives that makes nothing but queries of its input."""
     return x[:, :0]
+
+
+def _stack(layer: LayerSpec | None, leaf: str) -> tuple[str, tuple[str, ...]]:
+    """The linear that a weight is packed in, and all weights that are."""
+    stacks = {"up": _UP} | (layer.mixer.stacked if layer is not None else {})
+    one = leaf.removesuffix("_proj"), (leaf,)
+    return next(((name, parts) for name, parts in stacks.items() if leaf in parts), one)
 
 
 def _first_linear(layer: LayerSpec) -> str:

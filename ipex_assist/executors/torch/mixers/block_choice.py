@@ -19,7 +19,8 @@ def choice_mask(spec: AttentionSpec, rows: LayerRows, queries: torch.Tensor, key
     choice, metadata = spec.choice, rows.metadata
     assert choice is not None
     start, count = metadata.start, len(key)
-    norms, eps = rows.weights.choice_norms, rows.spec.norm_eps
+    norms = [rows.weights.vectors[f"index_{part}_norm.weight"] for part in ("q", "k")]
+    eps = rows.spec.norm_eps
     parts = queries.view(count, -1, choice.dim), key[:, None]
     both = torch.cat(
         [rows.kernels.rms_norm(part.contiguous(), norm, eps) for part, norm in zip(parts, norms, strict=True)], 1

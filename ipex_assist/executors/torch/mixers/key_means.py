@@ -18,7 +18,8 @@ def choose_by_means(spec: AttentionSpec, rows: LayerRows, queries: torch.Tensor,
     """
     index, metadata, norm = spec.indexer, rows.metadata, rows.kernels.rms_norm
     assert index is not None
-    start, count, (of_queries, of_keys) = metadata.start, len(key), rows.weights.choice_norms
+    start, count = metadata.start, len(key)
+    of_queries, of_keys = (rows.weights.vectors[f"index_{part}_norm.weight"] for part in ("q", "k"))
     rows.cache.write_index(rows.index, start, key)
     kept = rows.cache.read_index(rows.index, start + count)
     pools = len(kept) // index.pool

@@ -17,10 +17,11 @@ class KimiDelta(GatedDelta):
         self, layer: Layer, rows: torch.Tensor, convolve: Callable[[torch.Tensor], torch.Tensor]
     ) -> torch.Tensor:
         """Decay and output gate, where they are made of rows of a low rank, which are the first linear's last."""
-        if not layer.gates:
+        gates = self.gates(layer)
+        if not gates:
             return rows
-        low = rows[:, -len(layer.gates) * self.spec.gate_rank :].chunk(len(layer.gates), 1)
-        return torch.cat((rows, *(gate(part.contiguous()) for gate, part in zip(layer.gates, low, strict=True))), 1)
+        low = rows[:, -len(gates) * self.spec.gate_rank :].chunk(len(gates), 1)
+        return torch.cat((rows, *(gate(part.contiguous()) for gate, part in zip(gates, low, strict=True))), 1)
 
     def log_decays(self, a: torch.Tensor) -> torch.Tensor:
         """One for each channel of a head's keys; with a bound they are between that and 0."""

@@ -15,19 +15,21 @@ from ipex_assist.models.mixers.mamba1 import LOW_NORMS
 class Mamba1(Recurrence):
     """As Mamba-2 with all channels in one head, a dt for each channel, and a decay for each element of the state."""
 
+    reversed_in_core = True
+
     def inputs(
         self, layer: Layer, rows: torch.Tensor, convolve: Callable[[torch.Tensor], torch.Tensor]
     ) -> torch.Tensor:
         """B, C and the row that dt is made of are made of convolved values, with norms if it has any."""
         spec = self.spec
-        assert layer.low is not None
-        parts = list(layer.low(convolve(rows[:, : spec.value_size])).split(list(spec.low_parts.values()), 1))
+        low = layer.linears["mixer_low"](convolve(rows[:, : spec.value_size]))
+        parts = list(low.split(list(spec.low_parts.values()), 1))
         if spec.selection_norm is not None:
-            norms = (layer.recurrence.get(f"{LOW_NORMS[name]}.weight") for name in spec.low_parts)
+            norms = (layer.vectors.get(f"{LOW_NORMS[name]}.weight") for name in spec.low_parts)
             parts = [
                 normalised(part.float(), norm, self.eps).to(rows.dtype) for part, norm in zip(parts, norms, strict=True)
             ]
-        return torch.cat((rows, *parts, layer.gates[0](parts[0].contiguous())), 1)
+        return torch.cat((rows, *parts, self.gates(layer)[0](parts[0].contiguous())), 1)
 
     def step(self, rows: LastRows, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See Recurrence."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch.nn import functional
 
+from ipex_assist.executors.torch.kernels import Linear
 from ipex_assist.executors.torch.weights import Layer
 from ipex_assist.models.recurrent_spec import RecurrentSpec
 
@@ -41,6 +42,7 @@ class Recurrence:
     """A kind of recurrent mixer, one token at a time. eps: of its norms."""
 
     activated = True  # whether a silu follows convolutions
+    reversed_in_core = False  # whether the core has the parts of the first linear the other way round
 
     def __init__(self, spec: RecurrentSpec, weights: Vectors, eps: float) -> None:
         self.spec, self.weights, self.eps = spec, weights, spec.norm_eps or eps
@@ -53,6 +55,10 @@ class Recurrence:
         convolve: rows of values (rows, value_size) → the same, convolved.
         """
         return rows
+
+    def gates(self, layer: Layer) -> list[Linear]:
+        """Those of its `gate_parts`."""
+        return [layer.linears[name] for name in self.spec.gate_parts]
 
     def step(self, rows: LastRows, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
         """One token: what it gives, (value_size,), and the state after it. rows: the last rows, its own the last."""

@@ -39,11 +39,10 @@ def mix_by_recurrence(x: torch.Tensor, rows: LayerRows) -> torch.Tensor:
     assert spec is not None
     assert rows.states is not None, "a recurrent layer without states"
     state, start = rows.states.layers[rows.index], rows.metadata.start
-    inputs = mixer_rows(spec, layer, x, eps, partial(convolved_values, spec, layer.recurrence, state, start))
+    inputs = mixer_rows(spec, layer, x, eps, partial(convolved_values, spec, layer.vectors, state, start))
     parts = inputs.split(list(spec.all_parts.values()), 1)[: len(spec.input_parts)]
-    gate_first = spec.kind in ("mamba1", "rg_lru")  # in the core
-    rows.see("qkv_linear", "qkv", *(reversed(parts) if gate_first else parts))
-    return run_recurrent(spec, layer.recurrence, eps, inputs, state, start, rows.metadata.count)
+    rows.see("qkv_linear", "qkv", *(reversed(parts) if RECURRENCES[spec.kind].reversed_in_core else parts))
+    return run_recurrent(spec, layer.vectors, eps, inputs, state, start, rows.metadata.count)
 
 
 def run_recurrent(
@@ -90,7 +89,7 @@ def mixer_rows(
     convolve: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
     """Rows x (rows, hidden) → (rows, columns), all parts that the scan reads (RecurrentSpec.all_parts)."""
-    return RECURRENCES[spec.kind](spec, layer.recurrence, eps).inputs(layer, layer.qkv(x), convolve)
+    return RECURRENCES[spec.kind](spec, layer.vectors, eps).inputs(layer, layer.qkv(x), convolve)
 
 
 def convolved_values(

@@ -15,6 +15,7 @@ class RgLru(Recurrence):
     """A linear recurrence of each channel by itself, with gates of the convolved row."""
 
     activated = False
+    reversed_in_core = True
 
     def inputs(
         self, layer: Layer, rows: torch.Tensor, convolve: Callable[[torch.Tensor], torch.Tensor]
@@ -22,7 +23,7 @@ class RgLru(Recurrence):
         """Each block of channels has matrices of its own."""
         spec = self.spec
         blocks = convolve(rows[:, : spec.value_size]).reshape(-1, spec.value_dim)
-        made = (gate(blocks).view(len(rows), spec.heads, spec.heads, -1) for gate in layer.gates)
+        made = (gate(blocks).view(len(rows), spec.heads, spec.heads, -1) for gate in self.gates(layer))
         return torch.cat((rows, *(each.diagonal(0, 1, 2).transpose(1, 2).flatten(1) for each in made)), 1)
 
     def step(self, rows: LastRows, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
