@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,6 +28,7 @@ CACHE_BYTES = 1 << 30
 CHECKSUM = hashlib.sha256().digest_size  # bytes at the end of a kept object
 KERNELS = HERE / "kernels" / "kernels.cpp"
 DISPATCH = HERE / "kernels" / "dispatch.cpp"
+API = HERE / "abi" / "api.cpp"
 COMMON = tuple(path for path in sorted(HERE.glob("**/*.cpp")) if path != KERNELS)
 EMULATED = "-DIPEX_ASSIST_EMULATE_AMX"
 # kernels.cpp is compiled once for each of these; kernels/dispatch.cpp chooses among them when the library is loaded.
@@ -38,6 +40,7 @@ INSTRUCTION_SETS = {
     "avx512_bf16": ("-march=cooperlake",),
     "amx": ("-march=sapphirerapids",),
 }
+STRUCTURES = ("packing/spec.h", "operations/batch.h")  # that Python fills, too
 # A product and a sum are rounded once only where the source says so: what compilers choose differs by level.
 FLAGS = ("-std=c++17", "-fPIC", "-pthread", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=off", "-g1")
 WARNINGS = (
@@ -48,6 +51,17 @@ WARNINGS = (
     "-Wno-maybe-uninitialized",  # gcc's own intrinsics headers
     "-Wno-uninitialized",
 )
+
+
+def interface_number() -> int:
+    """What the sources here declare for Python, functions and structures, as a number; comments do not count.
+
+    The library has that of the sources it was built from.
+    """
+    apis = (path.read_text(encoding="utf-8") for path in sorted(HERE.glob("abi/*.cpp")))
+    found = [each for text in apis for each in re.findall(r"^IPEX_ASSIST_API [^)]*\)", text, re.MULTILINE)]
+    found += [path.read_text(encoding="utf-8") for path in map(HERE.joinpath, STRUCTURES) if path.exists()]
+    return zlib.crc32(re.sub(r"//.*|\s", "", "\n".join(found)).encode()) >> 1
 
 
 class BuildError(Exception):
@@ -154,7 +168,9 @@ def _jobs(
             isa = (*INSTRUCTION_SETS["avx512_bf16"], EMULATED)
         defines = (f"-DIPEX_ASSIST_KERNELS=kernels_{name}", f'-DIPEX_ASSIST_ISA_NAME="{name}"')
         jobs.append(Compilation(KERNELS, (*flags, *isa, *defines)))
-    jobs += [Compilation(path, (*flags, EMULATED) if emulate_amx and path == DISPATCH else flags) for path in COMMON]
+    own = {DISPATCH: (EMULATED,)} if emulate_amx else {}
+    own |= {API: (f"-DIPEX_ASSIST_INTERFACE={interface_number()}",)} if API in COMMON else {}
+    jobs += [Compilation(path, (*flags, *own.get(path, ()))) for path in COMMON]
     return jobs + [Compilation(path, (*flags, *program_flags)) for path in program]
 
 

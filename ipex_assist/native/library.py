@@ -16,9 +16,9 @@ from typing import Any
 
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.native.batch_structures import Batch, DraftRequest, Segment, TopTokens
-from ipex_assist.native.build import INSTRUCTION_SETS
+from ipex_assist.native.build import INSTRUCTION_SETS, interface_number
 from ipex_assist.native.rows import BLOCK, DECODE_ROWS, PENDING_ROWS
-from ipex_assist.native.structures import ABI_VERSION, PRECISIONS, LayerStructure, ModelStructure
+from ipex_assist.native.structures import PRECISIONS, LayerStructure, ModelStructure
 
 PATH = Path(__file__).with_name("_core.so")
 ISA_VARIABLE = "IPEX_ASSIST_ISA"
@@ -139,7 +139,7 @@ def _check_interface(loaded: ctypes.CDLL) -> None:
     sizes, rows = (_i32 * 4)(), (_i32 * 3)()
     loaded.ia_abi.restype, loaded.ia_abi.argtypes = _SIGNATURES["ia_abi"]
     found = (loaded.ia_abi(sizes, rows), *sizes)
-    expected = (ABI_VERSION, *(ctypes.sizeof(each) for each in (ModelStructure, LayerStructure, Segment, Batch)))
+    expected = (interface_number(), *(ctypes.sizeof(each) for each in (ModelStructure, LayerStructure, Segment, Batch)))
     if found != expected or tuple(rows) != (DECODE_ROWS, PENDING_ROWS, BLOCK):
         raise IpexAssistError(
             "the native core belongs to another version of ipex-assist (its interface is {} with structures of {}, {}, "

@@ -21,7 +21,6 @@ from ipex_assist.models.recurrent_spec import RecurrentSpec
 from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.quantization.precision import FORMATS, beside_experts
 
-ABI_VERSION = 47  # api.cpp: ia_abi. It changes with every function there and with the structures here.
 PRECISIONS = {name: each.number for name, each in FORMATS.items()}
 RECURRENT_KINDS = {name: number for number, name in enumerate(MIXERS, 1)}
 SOURCE_TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}

@@ -325,7 +325,7 @@ def test_a_library_of_another_interface(change: str, monkeypatch: pytest.MonkeyP
         _fields_: ClassVar = [("more", ctypes.c_int64)]
 
     if change == "version":
-        monkeypatch.setattr(library, "ABI_VERSION", library.ABI_VERSION + 1)
+        monkeypatch.setattr(library, "interface_number", lambda: build.interface_number() + 1)
     else:
         monkeypatch.setattr(library, "Batch", LongerBatch)
     library.library.cache_clear()

@@ -16,16 +16,15 @@ void remember(const char* message) { std::snprintf(last_error, sizeof last_error
 
 using namespace ipex_assist;
 
-// The version of this interface, in `sizes` the bytes of ModelSpec, LayerSpec, Segment and Batch, and in `rows` the
+// What these sources declare for Python (build.py: interface_number), in `sizes` the bytes of ModelSpec, LayerSpec, Segment and Batch, and in `rows` the
 // numbers of rows that Python knows as well (native/rows.py): Python compares them before it calls anything else.
-// ABI_VERSION in structures.py is the same number; both change with any function or structure here.
 IPEX_ASSIST_API int32_t ia_abi(int32_t* sizes, int32_t* rows) {
     sizes[0] = int32_t(sizeof(ModelSpec));
     sizes[1] = int32_t(sizeof(LayerSpec));
     sizes[2] = int32_t(sizeof(Segment));
     sizes[3] = int32_t(sizeof(Batch));
     rows[0] = DECODE_ROWS, rows[1] = PENDING_ROWS, rows[2] = BLOCK_POSITIONS;
-    return 48;
+    return IPEX_ASSIST_INTERFACE;
 }
 
 IPEX_ASSIST_API const char* ia_last_error() { return last_error; }
