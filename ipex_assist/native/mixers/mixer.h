@@ -19,10 +19,11 @@ struct Mixer {
     void (*size)(const PackedLayer& layer, ActivationSizes& sizes);
     // prepare: what makes the rows that its first linear reads.
     void (*list_operations)(const PackedLayer& layer, LayerStep& step, const Operation& prepare);
+    // Of attention that chooses what it reads; of others null. Refuses what does not go with the layers before it; and
+    // says what a row sees.
+    void (*check_among)(const LayerSpec* layers, int32_t number) = nullptr;
+    void (*shape)(const AttentionSpec& spec, AttentionShape& shape) = nullptr;
 };
-
-extern const Mixer ATTENTION_MIXER, LATENT_MIXER, COMPRESSED_MIXER, SHORT_CONV_MIXER;
-extern const Mixer GATED_DELTA_MIXER, KIMI_DELTA_MIXER, MAMBA2_MIXER, MAMBA1_MIXER, RG_LRU_MIXER;
 
 // Appends operations to a list.
 inline void add(std::vector<Operation>& to, std::initializer_list<Operation> more) { to.insert(to.end(), more); }

@@ -2,6 +2,10 @@
 #include "mixers/mixer.h"
 
 namespace ipex_assist {
+
+extern const Mixer ATTENTION_MIXER, LATENT_MIXER, COMPRESSED_MIXER, SHORT_CONV_MIXER;
+extern const Mixer GATED_DELTA_MIXER, KIMI_DELTA_MIXER, MAMBA2_MIXER, MAMBA1_MIXER, RG_LRU_MIXER;
+
 namespace {
 
 const Mixer& mixer_of(const LayerSpec& layer) {
@@ -23,6 +27,11 @@ const Mixer& mixer_of(const LayerSpec& layer) {
 
 void check_mixer(const ModelSpec& spec, const LayerSpec& layer) { mixer_of(layer).check(spec, layer); }
 
+void check_mixer_among(const LayerSpec* layers, int32_t number) {
+    const Mixer& mixer = mixer_of(layers[number]);
+    if (mixer.check_among) mixer.check_among(layers, number);
+}
+
 MixerColumns mixer_columns(const LayerSpec& layer) { return mixer_of(layer).columns(layer); }
 
 void list_mixer_weights(WeightList& list, const ModelSpec& spec, PackedLayer& layer) {
@@ -32,6 +41,11 @@ void list_mixer_weights(WeightList& list, const ModelSpec& spec, PackedLayer& la
 void size_mixer(const PackedLayer& layer, ActivationSizes& sizes) {
     const Mixer& mixer = mixer_of(layer);
     if (mixer.size) mixer.size(layer, sizes);
+}
+
+void shape_mixer(const LayerSpec& layer, AttentionShape& shape) {
+    const Mixer& mixer = mixer_of(layer);
+    if (mixer.shape) mixer.shape(layer.attention, shape);
 }
 
 void list_mixer_operations(const PackedLayer& layer, LayerStep& step, const Operation& prepare) {

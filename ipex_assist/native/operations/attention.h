@@ -31,6 +31,7 @@ struct AttentionView {
     const AttentionPlan& splits;
     const PackedLayer& layer;
     const AttentionSpec& spec;
+    const AttentionHooks& hooks;
     const Blocks& blocks;
     const ThreadBuffers& own;
     int32_t number;    // of the layer
@@ -41,14 +42,6 @@ struct AttentionView {
 
 // kv_append.cpp: rotates and stores the keys and values of a range of rows for one KV head.
 void append_rows(const AttentionView& v, const RowRange& range, int32_t kv_head);
-
-// mixers/latent/: the key of the indexer, likewise; and a block of what the one row of a query tile attends to
-// (AttentionShape::gathers), in memory of this thread.
-void append_index_keys(const AttentionView& v, const RowRange& range);
-KeyValueBlock gather_block(const AttentionView& v, const RowRange& tile, int32_t kv_head, int64_t block);
-// mixers/attention/block_choice.cpp: likewise of blocks that are chosen for each KV head.
-void append_choice_keys(const AttentionView& v, const RowRange& range);
-KeyValueBlock gather_choice(const AttentionView& v, const RowRange& tile, int32_t kv_head, int64_t block);
 
 // index_queries.cpp: what index keys are multiplied with, of one row at a time in memory of this thread.
 struct IndexQueries {
@@ -68,10 +61,6 @@ inline uint64_t choice_key(const float* scores, int64_t number) {
     const uint32_t ordered = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
     return uint64_t(ordered) << 32 | (0xffffffffu - uint32_t(number));
 }
-
-// mixers/compressed/: what entries are made of, likewise; and what a head attended to, (head_dim), rotated back.
-void append_entry_rows(const AttentionView& v, const RowRange& range);
-void turn_back(const AttentionView& v, int64_t row, float* attended);
 
 // This thread's share of all of a pass's rows.
 void append_share(const AttentionView& v);

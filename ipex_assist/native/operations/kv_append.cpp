@@ -36,9 +36,7 @@ void append_keys_and_values(const AttentionView& v, const RowRange& range, int32
 
 void append_rows(const AttentionView& v, const RowRange& range, int32_t kv_head) {
     if (!v.spec.shares_kv) append_keys_and_values(v, range, kv_head);
-    if (v.spec.latent.is_compressed()) append_entry_rows(v, range);
-    else if (v.spec.latent.indexer.heads && kv_head == 0) append_index_keys(v, range);
-    if (v.spec.choice.blocks && kv_head == 0) append_choice_keys(v, range);
+    if (v.hooks.append) v.hooks.append(v, range, kv_head);
 }
 
 void append_share(const AttentionView& v) {

@@ -16,6 +16,18 @@
 
 namespace ipex_assist {
 
+struct AttentionView;
+
+// What a mixer does beside attention's own operations; null: nothing. Each of them is of one KV head.
+struct AttentionHooks {
+    // Stores what it keeps of a range of rows beside their keys and values.
+    void (*append)(const AttentionView& v, const RowRange& range, int32_t kv_head) = nullptr;
+    // A block of what the one row of a query tile attends to (AttentionShape::gathers), in memory of this thread.
+    KeyValueBlock (*gather)(const AttentionView& v, const RowRange& tile, int32_t kv_head, int64_t block) = nullptr;
+    // Changes what a head attended to, (value_dim).
+    void (*finish)(const AttentionView& v, int64_t row, float* attended) = nullptr;
+};
+
 // A layer as a pass runs it.
 struct LayerStep {
     int32_t index;
@@ -23,6 +35,7 @@ struct LayerStep {
     // Until keys and values of all rows are appended, or states have passed them; then what is left for the rows that
     // go on (prune_rows.cpp).
     std::vector<Operation> append_operations, attend_operations;
+    AttentionHooks hooks;
 };
 
 // The operations of a model, made when it is made. It outlives no model.

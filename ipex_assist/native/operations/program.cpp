@@ -18,9 +18,8 @@ void set_units(AttentionShape& shape, const Linear& output) {
 AttentionShape attention_shape(const PackedLayer& layer) {
     const AttentionSpec& a = layer.attention;
     AttentionShape shape{a.heads, a.kv_heads, a.value_dim(), a.window, a.value_dim(), a.heads, a.is_latent()};
-    shape.chunk = a.chunk, shape.top_k = a.latent.indexer.top_k, shape.pool = a.latent.indexer.each();
-    shape.rate = a.latent.compressed.rate;
-    if (a.choice.blocks) shape.top_k = a.choice.positions(), shape.chosen_size = a.choice.size;
+    shape.chunk = a.chunk;
+    shape_mixer(layer, shape);
     if (!a.is_latent()) set_units(shape, layer.output);
     return shape;
 }
@@ -72,7 +71,7 @@ Program::Program(const PackedModel& model_) : model(model_) {
     shape.begins_with_linear = model.spec.projected_embedding || model.spec.is_draft_head();
     for (size_t i = 0; i < model.layers.size(); i++) {
         const PackedLayer& layer = model.layers[i];
-        LayerStep step{int32_t(i), i + 1 == model.layers.size(), {}, {}};
+        LayerStep step{int32_t(i), i + 1 == model.layers.size(), {}, {}, {}};
         const bool token_and_hidden = model.spec.draft_head.kind == EAGLE3 && i == 0;
         list_mixer_operations(layer, step, token_and_hidden ? PREPARE_TOKEN_AND_HIDDEN : PREPARE_ATTENTION);
         if (layer.laurel_rank) step.attend_operations.insert(step.attend_operations.begin(), LAUREL);

@@ -152,26 +152,6 @@ void check_kv_layer(const ModelSpec& s, const LayerSpec* layers, int32_t number)
     }
 }
 
-// Layers that choose positions choose as many, and what one attends to that has no indexer an earlier one has chosen.
-void check_chosen(const LayerSpec* layers, int32_t number) {
-    const IndexerSpec& indexer = layers[number].attention.latent.indexer;
-    bool known = indexer.heads > 0;
-    for (int32_t i = 0; i < number && indexer.top_k; i++) {
-        const IndexerSpec& other = layers[i].attention.latent.indexer;
-        known |= other.heads > 0;
-        if (other.top_k && (other.top_k != indexer.top_k || other.each() != indexer.each()))
-            refuse("layers %d and %d attend to %d and %d positions", i, number, other.top_k, indexer.top_k);
-    }
-    if (const BlockChoiceSpec& choice = layers[number].attention.choice; choice.blocks) {
-        for (int32_t i = 0; i < number; i++) {
-            const AttentionSpec& other = layers[i].attention;
-            if (other.latent.indexer.top_k || (other.choice.blocks && other.choice.positions() != choice.positions()))
-                refuse("layers %d and %d do not choose as many positions", i, number);
-        }
-    }
-    if (indexer.top_k && !known) refuse("layer %d attends to what no layer before it has chosen", number);
-}
-
 // What routed experts give is added after the next layer's MLP, which nothing else is done to.
 void check_deferred(const ModelSpec& s, const LayerSpec* layers, int32_t number) {
     const LayerSpec& layer = layers[number];
@@ -227,7 +207,7 @@ const ModelSpec& checked(const ModelSpec& s, const LayerSpec* layers) {
     for (int32_t i = 0; i < s.layers; i++) {
         check_layer(s, layers[i]);
         check_kv_layer(s, layers, i);
-        check_chosen(layers, i);
+        check_mixer_among(layers, i);
         check_beside(layers, i);
         check_deferred(s, layers, i);
     }

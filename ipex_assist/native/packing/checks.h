@@ -13,6 +13,7 @@ const ModelSpec& checked(const ModelSpec& spec, const LayerSpec* layers);
 
 // Its parts. Those of a layer's mixer are checked by the mixer (mixers/table.cpp).
 void check_mixer(const ModelSpec& spec, const LayerSpec& layer);
+void check_mixer_among(const LayerSpec* layers, int32_t number);  // the layers before it included
 void check_draft_head(const ModelSpec& spec);
 void check_draft_head_layers(const ModelSpec& spec, const LayerSpec* layers);
 void check_multiplier(float factor);

@@ -1,6 +1,7 @@
 // The weights of a model by name: what each of them is, and where it lies.
 #pragma once
 #include <cmath>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -104,11 +105,6 @@ struct RecurrentWeights {
     Linear gates{};  // of gate_rank inputs: decay inputs, of KIMI_DELTA's second such row output gates as well
 };
 
-// Of entries of several positions: what is added to gates, (rate, parts · width), and the norm of an entry.
-struct EntryWeights {
-    const float *bias = nullptr, *norm = nullptr;
-};
-
 // By what queries of each head grow (AttentionSpec::log_growth): (heads) each, null where they do not.
 struct LogGrowth {
     const float *scale = nullptr, *base = nullptr;
@@ -122,7 +118,6 @@ struct LatentWeights {
     const float *norm = nullptr, *query_norm = nullptr;  // of the latent, and of the queries' row
     Norm index_norm;                                     // of the indexer's key
     const float* index_places = nullptr;                 // (pool, dim), of positions of a pool
-    EntryWeights entries, index_entries;                 // where an indexer's keys are entries, the latter are theirs
     // Of an indexer that reads the layer's input, and of what its heads' queries grow with.
     Norm index_query_norm;
     Linear index_query{};
@@ -145,6 +140,11 @@ struct ExpertNorms {
 // The numbers of xIELU; null where an MLP has another activation.
 struct XieluWeights {
     const float *alpha_p = nullptr, *alpha_n = nullptr, *beta = nullptr, *eps = nullptr;
+};
+
+// What one mixer alone has, defined in its folder.
+struct OwnWeights {
+    virtual ~OwnWeights() = default;
 };
 
 // The linears that every layer with attention and a plain MLP has.
@@ -186,10 +186,10 @@ struct PackedLayer : LayerSpec {
     NormGate mixer_gate, mlp_gate;                                    // of the norms before mixer and MLP
     Norm attention_norm, attention_out_norm, mlp_norm, mlp_out_norm;  // the latter of each is a post norm
     const float *q_norm = nullptr, *k_norm = nullptr;
-    const float *choice_query_norm = nullptr, *choice_key_norm = nullptr;  // (choice.dim, or QSA's), or null
-    const float* sinks = nullptr;                                          // (heads), or null
+    const float* sinks = nullptr;  // (heads), or null
     LogGrowth growth;
-    XieluWeights xielu;  // as a checkpoint has them
+    XieluWeights xielu;               // as a checkpoint has them
+    std::shared_ptr<OwnWeights> own;  // of its mixer
     LatentWeights latent;
     RecurrentWeights recurrence;  // where its mixer is recurrent: then qkv and output are its linears
     int64_t input_width = 0;      // columns of what its mixer gets
@@ -207,6 +207,17 @@ struct PackedLayer : LayerSpec {
         return role == QKV ? qkv : role == OUTPUT ? output : role == UP ? up : down;
     }
 };
+
+template <class W>
+const W& own_weights(const PackedLayer& layer) {
+    return static_cast<const W&>(*layer.own);
+}
+// Likewise, made where they are listed first.
+template <class W>
+W& own_weights(PackedLayer& layer) {
+    if (!layer.own) layer.own = std::make_shared<W>();
+    return static_cast<W&>(*layer.own);
+}
 
 // Where the rows of a checkpoint's matrix go: to every `step`-th panel of a linear from `first` on.
 struct PackTarget {

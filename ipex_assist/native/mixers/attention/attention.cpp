@@ -23,6 +23,7 @@ AttentionView::AttentionView(Pass& pass_, const LayerStep& step, int thread_)
       splits(pass_.plan().attention_of(step.index)),
       layer(pass_.layer(step)),
       spec(layer.attention),
+      hooks(step.hooks),
       blocks(*pass_.batch.blocks),
       own(pass_.activations.own(thread_)),
       number(step.index),
@@ -143,9 +144,7 @@ void attend_run(const AttentionView& v, const AttentionTile& t, int32_t kv_head,
         for (int32_t q = 0; q < t.queries; q++) own.partials.data[q] = {0, 0, results + q * width};
         const bool gathered = v.splits.shape.gathers(v.plan.positions[size_t(rows.first)]);
         const bool more = !gathered && b < v.plan.last_seen_block(rows.end - 1, v.splits.shape);
-        const KeyValueBlock block = !gathered                    ? v.block(rows, kv_head, b)
-                                    : v.splits.shape.chosen_size ? gather_choice(v, rows, kv_head, b)
-                                                                 : gather_block(v, rows, kv_head, b);
+        const KeyValueBlock block = gathered ? v.hooks.gather(v, rows, kv_head, b) : v.block(rows, kv_head, b);
         const KeyValueBlock next = more ? v.block(rows, kv_head, b + 1) : block;
         v.k.attend(t, block, more ? &next : nullptr, own.partials.data);
         for (int32_t q = 0; q < t.queries; q++) {

@@ -13,14 +13,15 @@
 
 namespace ipex_assist {
 
-void append_choice_keys(const AttentionView& v, const RowRange& range) {
+void append_choice_keys(const AttentionView& v, const RowRange& range, int32_t kv_head) {
+    if (kv_head != 0) return;  // one key is for all
     const int32_t dim = v.spec.choice.dim;
     const int32_t id = v.segment(range).blocks[v.plan.last_block(range.first)];
     const KeyValueBlock block = v.blocks.index_at(id, v.number);
     float* key = v.own.head.data;
     for (int32_t r = range.first; r < range.end; r++) {
         const int32_t position = v.plan.positions[size_t(r)];
-        v.k.normalize(true, v.qkv(r) + choice_key_column(v.spec), v.layer.choice_key_norm, nullptr,
+        v.k.normalize(true, v.qkv(r) + choice_key_column(v.spec), own_weights<ChoiceWeights>(v.layer).key_norm, nullptr,
                       v.pass.model.spec.norm_eps, dim, key);
         rotate_head(v.pass, v.layer, nullptr, v.segment(range), position, key);
         v.k.store_key(v.blocks.index_precision(v.number), key, dim, v.spec.index_depth(), position % BLOCK_POSITIONS,
@@ -39,8 +40,8 @@ void store_queries(const AttentionView& v, int32_t row) {
     const Segment& segment = v.plan.segments[size_t(v.plan.segment_of[size_t(row)])];
     float* query = v.own.head.data;
     for (int32_t h = 0; h < v.spec.kv_heads; h++) {
-        v.k.normalize(true, v.qkv(row) + choice_query_column(v.spec) + h * dim, v.layer.choice_query_norm, nullptr,
-                      v.pass.model.spec.norm_eps, dim, query);
+        v.k.normalize(true, v.qkv(row) + choice_query_column(v.spec) + h * dim,
+                      own_weights<ChoiceWeights>(v.layer).query_norm, nullptr, v.pass.model.spec.norm_eps, dim, query);
         rotate_head(v.pass, v.layer, nullptr, segment, v.plan.positions[size_t(row)], query);
         store_index_query(v, 2 * h, query, dim, 1);
         for (int32_t d = 0; d < dim; d++) query[d] = -query[d];

@@ -1,6 +1,6 @@
 // Attention to blocks that a row chooses (BlockChoiceSpec).
 #pragma once
-#include "operations/operations.h"
+#include "operations/attention.h"
 
 namespace ipex_assist {
 
@@ -10,6 +10,14 @@ inline int64_t choice_query_column(const AttentionSpec& a) {
     return choice_key_column(a) - int64_t(a.kv_heads) * a.choice.dim;
 }
 
+// Of pools of means (QSA), too.
+struct ChoiceWeights : OwnWeights {
+    const float *query_norm = nullptr, *key_norm = nullptr;  // of what blocks, or pools, are chosen by: (dim) each
+};
+
+// Of what is kept of a row, and a block of what it attends to (AttentionHooks).
+void append_choice_keys(const AttentionView& v, const RowRange& range, int32_t kv_head);
+KeyValueBlock gather_choice(const AttentionView& v, const RowRange& tile, int32_t kv_head, int64_t block);
 void choose_blocks(Pass& pass, const LayerStep& step, int thread);
 
 }  // namespace ipex_assist

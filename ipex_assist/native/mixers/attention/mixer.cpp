@@ -47,8 +47,9 @@ void list_weights(WeightList& list, const ModelSpec& spec, PackedLayer& layer) {
                  index_part("index_k_proj", index_query + index_columns, index_dim),
                  left});
     if (chosen) {
-        list.vector(layer.choice_query_norm, {"index_q_norm", index_dim});
-        list.vector(layer.choice_key_norm, {"index_k_norm", index_dim});
+        ChoiceWeights& w = own_weights<ChoiceWeights>(layer);
+        list.vector(w.query_norm, {"index_q_norm", index_dim});
+        list.vector(w.key_norm, {"index_k_norm", index_dim});
     }
     const bool one = a.qk_norm == ONE_FOR_HEADS;
     if (a.has_norm_weights()) list.vector(layer.q_norm, {"q_norm", one ? a.head_dim : a.query_width()});
@@ -73,6 +74,22 @@ void size(const PackedLayer& layer, ActivationSizes& s) {
     s.chosen = std::max<int64_t>(s.chosen, int64_t(a.kv_heads) * a.choice.blocks);
 }
 
+// Layers that choose blocks choose as many positions.
+void check_among(const LayerSpec* layers, int32_t number) {
+    check_chosen(layers, number);
+    const BlockChoiceSpec& choice = layers[number].attention.choice;
+    for (int32_t i = 0; i < number && choice.blocks; i++) {
+        const AttentionSpec& other = layers[i].attention;
+        if (other.latent.indexer.top_k || (other.choice.blocks && other.choice.positions() != choice.positions()))
+            refuse("layers %d and %d do not choose as many positions", i, number);
+    }
+}
+
+void shape(const AttentionSpec& a, AttentionShape& shape) {
+    shape_chosen(a, shape);
+    if (a.choice.blocks) shape.top_k = a.choice.positions(), shape.chosen_size = a.choice.size;
+}
+
 constexpr Operation CONVOLVE_ATTENTION{"convolve_attention", convolve_attention};
 constexpr Operation BEGIN_TILES{"begin_tiles", begin_tiles};
 constexpr Operation NORMALIZE_QUERIES_AND_KEYS{"normalize_queries_and_keys", normalize_queries_and_keys, PROJECTED};
@@ -88,13 +105,19 @@ void list_operations(const PackedLayer& layer, LayerStep& step, const Operation&
     add(step.append_operations, {QKV_LINEAR});
     if (layer.attention.qk_norm == ALL_HEADS) add(step.append_operations, {NORMALIZE_QUERIES_AND_KEYS});
     if (!layer.attention.shares_kv) add(step.append_operations, {APPEND_KEYS_VALUES});
-    if (layer.attention.choice.blocks) add(step.append_operations, {CHOOSE_BLOCKS});
-    if (layer.attention.has_means()) add(step.append_operations, {CHOOSE_POSITIONS});
+    if (layer.attention.choice.blocks) {
+        add(step.append_operations, {CHOOSE_BLOCKS});
+        step.hooks.append = append_choice_keys, step.hooks.gather = gather_choice;
+    }
+    if (layer.attention.has_means()) {
+        add(step.append_operations, {CHOOSE_POSITIONS});
+        step.hooks.append = append_index_keys, step.hooks.gather = gather_block;
+    }
     add(step.attend_operations, {ATTENTION, OUTPUT_LINEAR});
 }
 
 }  // namespace
 
-const Mixer ATTENTION_MIXER{check, columns, list_weights, size, list_operations};
+extern const Mixer ATTENTION_MIXER{check, columns, list_weights, size, list_operations, check_among, shape};
 
 }  // namespace ipex_assist

@@ -75,7 +75,7 @@ void finish_head(const AttentionView& v, const AttentionPartial& sum, int64_t ro
     const int64_t dim = v.spec.value_dim();
     for (int64_t d = 0; d < dim; d++) out[d] = sum.output[d] / sum.sum;
     for (int64_t d = 0; v.spec.value_scale != 0 && d < dim; d++) out[d] *= v.spec.value_scale;
-    if (v.spec.latent.is_compressed()) turn_back(v, row, out);
+    if (v.hooks.finish) v.hooks.finish(v, row, out);
     if (v.spec.output_gate && !v.spec.is_latent()) gate_head(v, row, head, out);  // of latents: latent.cpp
 }
 

@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "operations/attention.h"
-
 namespace ipex_assist {
 
 // Each head's query passes a norm without a weight, to where attention rotates it. Keys are stored meanwhile, and what

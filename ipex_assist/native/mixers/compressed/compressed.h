@@ -1,10 +1,21 @@
 // The operations of attention over keys that are values, and entries.
 #pragma once
-#include "operations/operations.h"
+#include "operations/attention.h"
 
 namespace ipex_assist {
 
+// Of entries of several positions: what is added to gates, (rate, parts · width), and the norm of an entry.
+struct EntryWeights {
+    const float *bias = nullptr, *norm = nullptr;
+};
+struct CompressedWeights : OwnWeights {
+    EntryWeights entries, index_entries;  // the latter are the keys of an indexer
+};
+
 void place_queries(Pass& pass, const LayerStep& step, int thread);
 void close_entries(Pass& pass, const LayerStep& step, int thread);  // entries.cpp
+// What entries are made of, which is kept of a row; and what a head attended to, (head_dim), rotated back.
+void append_entry_rows(const AttentionView& v, const RowRange& range, int32_t kv_head);
+void turn_back(const AttentionView& v, int64_t row, float* attended);
 
 }  // namespace ipex_assist

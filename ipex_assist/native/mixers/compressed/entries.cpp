@@ -5,11 +5,10 @@
 #include <cstring>
 
 #include "mixers/compressed/compressed.h"
-#include "operations/attention.h"
 
 namespace ipex_assist {
 
-void append_entry_rows(const AttentionView& v, const RowRange& range) {
+void append_entry_rows(const AttentionView& v, const RowRange& range, int32_t) {
     const int64_t width = v.spec.latent.entry_width();
     if (!width) return;
     const int32_t id = v.segment(range).blocks[v.plan.last_block(range.first)];
@@ -90,12 +89,12 @@ void close_entry(const AttentionView& v, const Segment& segment, int64_t number)
     const int64_t each = BLOCK_POSITIONS / a.latent.compressed.rate, slot = number % each;
     const int32_t id = segment.blocks[number / each];
     EntryMaker entry(v, segment, number);
-    v.k.narrow(v.blocks.beside_type(), entry.make({0, dim, v.layer.latent.entries}), dim,
+    v.k.narrow(v.blocks.beside_type(), entry.make({0, dim, own_weights<CompressedWeights>(v.layer).entries}), dim,
                v.blocks.beside(id, v.kv_layer).entries + slot * dim * v.blocks.beside_bytes());
     if (!index_dim) return;
     v.k.store_key(v.blocks.index_precision(v.kv_layer),
-                  entry.make({2 * parts * dim, index_dim, v.layer.latent.index_entries}), int32_t(index_dim),
-                  a.index_depth(), int32_t(slot), v.blocks.index_at(id, v.kv_layer));
+                  entry.make({2 * parts * dim, index_dim, own_weights<CompressedWeights>(v.layer).index_entries}),
+                  int32_t(index_dim), a.index_depth(), int32_t(slot), v.blocks.index_at(id, v.kv_layer));
 }
 
 }  // namespace

@@ -58,6 +58,7 @@ void list_weights(WeightList& list, const ModelSpec& spec, PackedLayer& layer) {
     const LatentSpec& l = a.latent;
     const IndexerSpec& index = l.indexer;
     LatentWeights& w = layer.latent;
+    CompressedWeights& own = own_weights<CompressedWeights>(layer);
     int64_t column = 0;
     const auto part = [&](const char* name, int64_t columns) {
         const LinearPart made = columns ? LinearPart{name, column / LANES, columns} : LinearPart{};
@@ -74,12 +75,12 @@ void list_weights(WeightList& list, const ModelSpec& spec, PackedLayer& layer) {
     list.vector(w.norm, {"kv_a_norm", l.rank});
     list.vector(w.query_norm, {"q_a_norm", l.query_rank});
     if (entry) {
-        list.vector(w.entries.bias, {"entry_bias", l.compressed.rate * entry});
-        list.vector(w.entries.norm, {"entry_norm", l.rank});
+        list.vector(own.entries.bias, {"entry_bias", l.compressed.rate * entry});
+        list.vector(own.entries.norm, {"entry_norm", l.rank});
     }
     if (index.heads) {
-        list.vector(w.index_entries.bias, {"index_bias", l.compressed.rate * of_index});
-        list.vector(w.index_entries.norm, {"index_k_norm", index.dim});
+        list.vector(own.index_entries.bias, {"index_bias", l.compressed.rate * of_index});
+        list.vector(own.index_entries.norm, {"index_k_norm", index.dim});
     }
     list.linear(
         w.query, {a.latent_query_width(), l.query_rank, false, spec.precision},
@@ -124,11 +125,13 @@ void list_operations(const PackedLayer& layer, LayerStep& step, const Operation&
     add(step.append_operations, {prepare, LATENT_LINEAR, NORMALIZE_LATENTS, QUERY_LINEAR, PLACE_QUERIES});
     if (layer.attention.latent.has_entries()) add(step.append_operations, {CLOSE_ENTRIES});
     if (layer.attention.latent.indexer.heads) add(step.append_operations, {CHOOSE_POSITIONS});
+    step.hooks = {append_entry_rows, gather_block, turn_back};
     add(step.attend_operations, {ATTENTION, EXPAND_VALUES, OUTPUT_LINEAR});
 }
 
 }  // namespace
 
-const Mixer COMPRESSED_MIXER{check, latent_columns, list_weights, size, list_operations};
+extern const Mixer COMPRESSED_MIXER{check,           latent_columns, list_weights, size,
+                                    list_operations, check_chosen,   shape_chosen};
 
 }  // namespace ipex_assist

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "operations/attention.h"
+#include "mixers/latent/latent.h"
 
 namespace ipex_assist {
 namespace {

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <functional>
 
+#include "mixers/attention/block_choice.h"
 #include "mixers/latent/latent.h"
 #include "operations/attention.h"
 #include "operations/share_work.h"
@@ -62,7 +63,7 @@ void make_mean(const AttentionView& v, const Segment& segment, int32_t first, co
         for (int32_t d = 0; d < index.dim; d++) key[d] += rows[j].key[d];
     }
     for (int32_t d = 0; d < index.dim; d++) key[d] /= float(index.each());
-    v.k.normalize(true, key, v.layer.choice_key_norm, nullptr, index.norm_eps, index.dim, key);
+    v.k.normalize(true, key, own_weights<ChoiceWeights>(v.layer).key_norm, nullptr, index.norm_eps, index.dim, key);
     rotate_head(v.pass, v.layer, nullptr, segment, first, key);
 }
 
@@ -112,7 +113,8 @@ void keep_open_rows(const AttentionView& v) {
 }  // namespace
 
 // Through a layer norm, and rotated; or as they are where pools of them are stored.
-void append_index_keys(const AttentionView& v, const RowRange& range) {
+void append_index_keys(const AttentionView& v, const RowRange& range, int32_t kv_head) {
+    if (kv_head != 0) return;  // one key is for all
     const IndexerSpec& index = v.spec.latent.indexer;
     const Norm& norm = v.layer.latent.index_norm;
     const int32_t id = v.segment(range).blocks[v.plan.last_block(range.first)];
@@ -141,7 +143,8 @@ void store_normed_queries(const AttentionView& v, int32_t row) {
     float* query = v.own.head.data;
     for (int32_t h = 0; h < indexer.heads; h++) {
         const float* made = v.qkv(row) + v.spec.index_query_column() + int64_t(h) * indexer.dim;
-        v.k.normalize(true, made, v.layer.choice_query_norm, nullptr, indexer.norm_eps, indexer.dim, query);
+        v.k.normalize(true, made, own_weights<ChoiceWeights>(v.layer).query_norm, nullptr, indexer.norm_eps,
+                      indexer.dim, query);
         rotate_head(v.pass, v.layer, nullptr, segment, v.plan.positions[size_t(row)], query);
         store_index_query(v, h, query, indexer.dim, weight);
     }

@@ -1,6 +1,6 @@
 // The operations of latent attention.
 #pragma once
-#include "operations/operations.h"
+#include "operations/attention.h"
 
 namespace ipex_assist {
 
@@ -17,5 +17,11 @@ void absorb_queries(Pass& pass, const LayerStep& step, int thread);
 void index_queries(Pass& pass, const LayerStep& step, int thread);  // indexer.cpp, as the next
 void choose_positions(Pass& pass, const LayerStep& step, int thread);
 void expand_values(Pass& pass, const LayerStep& step, int thread);
+// The key of an indexer, which is kept of a row, and a block of what a row attends to (AttentionHooks).
+void append_index_keys(const AttentionView& v, const RowRange& range, int32_t kv_head);
+KeyValueBlock gather_block(const AttentionView& v, const RowRange& tile, int32_t kv_head, int64_t block);
+// Layers that choose positions choose as many, and those without an indexer have one before them; and what rows see.
+void check_chosen(const LayerSpec* layers, int32_t number);
+void shape_chosen(const AttentionSpec& a, AttentionShape& shape);
 
 }  // namespace ipex_assist

@@ -146,6 +146,8 @@ void list_operations(const PackedLayer& layer, LayerStep& step, const Operation&
     else add(step.append_operations, {QUERY_LINEAR});
     add(step.append_operations, {ABSORB_QUERIES});
     if (a.latent.indexer.heads) add(step.append_operations, {CHOOSE_POSITIONS});
+    if (a.latent.indexer.heads) step.hooks.append = append_index_keys;
+    step.hooks.gather = gather_block;
     add(step.attend_operations, {ATTENTION, EXPAND_VALUES, OUTPUT_LINEAR});
 }
 
@@ -159,6 +161,23 @@ MixerColumns latent_columns(const LayerSpec& layer) {
     return made;
 }
 
-const Mixer LATENT_MIXER{check, latent_columns, list_weights, size, list_operations};
+void check_chosen(const LayerSpec* layers, int32_t number) {
+    const IndexerSpec& indexer = layers[number].attention.latent.indexer;
+    bool known = indexer.heads > 0;
+    for (int32_t i = 0; i < number && indexer.top_k; i++) {
+        const IndexerSpec& other = layers[i].attention.latent.indexer;
+        known |= other.heads > 0;
+        if (other.top_k && (other.top_k != indexer.top_k || other.each() != indexer.each()))
+            refuse("layers %d and %d attend to %d and %d positions", i, number, other.top_k, indexer.top_k);
+    }
+    if (indexer.top_k && !known) refuse("layer %d attends to what no layer before it has chosen", number);
+}
+
+void shape_chosen(const AttentionSpec& a, AttentionShape& shape) {
+    shape.top_k = a.latent.indexer.top_k, shape.pool = a.latent.indexer.each();
+    shape.rate = a.latent.compressed.rate;
+}
+
+extern const Mixer LATENT_MIXER{check, latent_columns, list_weights, size, list_operations, check_chosen, shape_chosen};
 
 }  // namespace ipex_assist

@@ -183,6 +183,6 @@ void list_operations(const PackedLayer&, LayerStep& step, const Operation& prepa
 
 }  // namespace
 
-const Mixer RG_LRU_MIXER{check, columns, list_weights, size, list_operations};
+extern const Mixer RG_LRU_MIXER{check, columns, list_weights, size, list_operations};
 
 }  // namespace ipex_assist

@@ -233,10 +233,11 @@ void list_operations_of_mamba1(const PackedLayer& layer, LayerStep& step, const 
 
 }  // namespace
 
-const Mixer GATED_DELTA_MIXER{check_gated_delta, columns_of_heads, list_weights_of_heads, size, list_operations};
-const Mixer MAMBA2_MIXER{check_mamba2, columns_of_heads, list_weights_of_heads, size, list_operations};
-const Mixer KIMI_DELTA_MIXER{check_kimi_delta, columns_of_kimi_delta, list_weights_of_kimi_delta, size,
-                             list_operations_of_kimi_delta};
-const Mixer MAMBA1_MIXER{check_mamba1, columns_of_mamba1, list_weights_of_mamba1, size, list_operations_of_mamba1};
+extern const Mixer GATED_DELTA_MIXER{check_gated_delta, columns_of_heads, list_weights_of_heads, size, list_operations};
+extern const Mixer MAMBA2_MIXER{check_mamba2, columns_of_heads, list_weights_of_heads, size, list_operations};
+extern const Mixer KIMI_DELTA_MIXER{check_kimi_delta, columns_of_kimi_delta, list_weights_of_kimi_delta, size,
+                                    list_operations_of_kimi_delta};
+extern const Mixer MAMBA1_MIXER{check_mamba1, columns_of_mamba1, list_weights_of_mamba1, size,
+                                list_operations_of_mamba1};
 
 }  // namespace ipex_assist

@@ -97,6 +97,6 @@ void list_operations(const PackedLayer&, LayerStep& step, const Operation& prepa
 
 }  // namespace
 
-const Mixer SHORT_CONV_MIXER{check, columns, list_weights, nullptr, list_operations};
+extern const Mixer SHORT_CONV_MIXER{check, columns, list_weights, nullptr, list_operations};
 
 }  // namespace ipex_assist
