@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import tempfile
+from collections import Counter
 from collections.abc import Container, Iterable
 
 import pytest
@@ -69,6 +70,19 @@ def pytest_collection_finish() -> None:
     and benchmarks ask for one before each measurement."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Where a long run's time went: the files whose tests took longest together, with what was set up for them."""
+    seconds: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.location[0]] += report.duration
+    if seconds.total() > 60:
+        terminalreporter.section("slowest files")
+        for file, taken in seconds.most_common(15):
+            terminalreporter.write_line(f"{taken:7.1f} s {file}")
 
 
 def executors_of(item: pytest.Item) -> set[str]:
