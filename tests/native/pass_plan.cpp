@@ -17,7 +17,7 @@ void check_ranges(const PassPlan& plan) {
     for (const RowRange& t : a.tiles) {
         CHECK(t.end - t.first >= 1 && t.end - t.first <= a.shape.tile_rows(), "a tile of %d rows", t.end - t.first);
         for (int32_t r = t.first; r < t.end; r++) tiled[size_t(r)]++;
-        CHECK(t.end - t.first == 1 || !a.shape.chooses(plan.positions[size_t(t.end) - 1]),
+        CHECK(t.end - t.first == 1 || !a.shape.gathers(plan.positions[size_t(t.end) - 1]),
               "a row that chooses positions, beside others");
         CHECK(plan.segment_of[size_t(t.first)] == t.segment && plan.segment_of[size_t(t.end) - 1] == t.segment,
               "a tile");
@@ -38,7 +38,7 @@ void check_blocks(const PassPlan& plan) {
     const AttentionPlan& a = plan.attention[0];
     for (size_t i = 0; i < plan.segments.size(); i++) {
         const Segment& s = plan.segments[i];
-        int64_t oldest = a.shape.window ? std::max(0, s.start - a.shape.window + 1) : 0;
+        int64_t oldest = a.shape.window && !a.shape.rate ? std::max(0, s.start - a.shape.window + 1) : 0;
         if (a.shape.chunk) oldest = std::max<int64_t>(oldest, s.start / a.shape.chunk * a.shape.chunk);
         CHECK(a.first_block[i] == oldest / BLOCK_POSITIONS, "first block %lld", (long long)a.first_block[i]);
         int64_t last = 0;
@@ -72,6 +72,20 @@ void check_pruned(const PassShape& shape, const PassPlan& plan, Random& random) 
     check_blocks(some);
     if (some.attention[0].splits_kv) check_splits(some);
     else check_units(some);
+}
+
+// What is planned for before positions are known holds what a pass turns out to need.
+void check_planned(const PassPlan& plan) {
+    const AttentionPlan& a = plan.attention[0];
+    int64_t most = 0;
+    for (size_t i = 0; i < plan.segments.size(); i++) {
+        const Segment& s = plan.segments[i];
+        const int64_t last = int64_t(s.start) + s.rows - 1, planned = a.shape.most_blocks(s.rows, last);
+        CHECK(a.blocks[i] <= planned, "%lld blocks of %lld", (long long)a.blocks[i], (long long)planned);
+        most = std::max(most, planned);
+    }
+    const int64_t planned = plan.decode ? plan.rows() * most : most_partials(a.shape, plan.threads, plan.rows(), most);
+    CHECK(a.partial_rows <= planned, "%lld partials of %lld", (long long)a.partial_rows, (long long)planned);
 }
 
 // Images anywhere in these rows, up to the ends of their segments.
@@ -116,11 +130,15 @@ void check_random_plans() {
         const std::vector<std::vector<int>> teams = {{1},    {2},  {3},      {5},       {1, 1},    {2, 2},
                                                      {3, 1}, {40}, {20, 20}, {1, 1, 1}, {2, 2, 2}, {13, 13, 13}};
         const std::vector<int32_t> nodes = nodes_of(teams[size_t(random.below(int32_t(teams.size())))]);
-        const SeenAhead ahead = turn % 3 ? SeenAhead{} : images_in(sequences, random);
+        if (AttentionShape& a = shape.attention[0]; a.shared && !a.chunk && random.below(3) == 0)
+            a.rate = 4, a.window = 1 + random.below(128), a.top_k = a.top_k ? 1 + random.below(700) : 0, a.pool = 1;
+        const bool sparse = shape.attention[0].top_k || shape.attention[0].rate;  // its rows see none ahead
+        const SeenAhead ahead = turn % 3 || sparse ? SeenAhead{} : images_in(sequences, random);
         const PassPlan plan = plan_of(shape, TeamNodes(int(nodes.size()), nodes), sequences, {}, ahead);
         check_seen_ahead(plan, ahead);
         check_ranges(plan);
         check_blocks(plan);
+        check_planned(plan);
         if (plan.attention[0].splits_kv) check_splits(plan);
         else check_units(plan);
         shared += !plan.decode && plan.attention[0].splits_kv;

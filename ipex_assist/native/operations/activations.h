@@ -77,7 +77,7 @@ struct SharedBuffers {
     Array<float> router_logits;   // (rows, experts)
     Array<float> expert_outputs;  // (slots, hidden)
     Array<int32_t> clusters;      // (rows with logits, clusters read) ascending
-    Array<float> index_scores;    // (scored_rows, positions) of sparse attention
+    Array<float> index_scores;    // (scored_rows, scores) of sparse attention
     Array<int32_t>
         chosen;  // (rows, …): positions or entries, ascending, or blocks for each KV head; of rows that choose
     Array<ArgMax> maxima;  // (rows with logits, chunks of the vocabulary)
@@ -142,7 +142,7 @@ struct ActivationSizes {
     int64_t deferred, projected;                // columns of a row
     int64_t candidates, selector_rank;          // of draft heads
     int64_t heads, head_depth;                  // of latent attention: columns of a row, input columns of a head
-    int64_t scored_rows, positions, top_k;      // of sparse attention: rows that are scored together
+    int64_t scored_rows, scores, top_k;         // of sparse attention: rows that are scored together, and of each
     int64_t gathered, chosen;                   // of its gathered blocks: bytes; what a row has chosen
     int64_t has_entries;                        // whether rows have entries, of which they always gather
     int64_t low_rows, low_columns;              // of A · x; 0 without adapters

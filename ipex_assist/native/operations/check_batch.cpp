@@ -34,10 +34,15 @@ void check_embeddings(const ModelSpec& s, const Batch& b) {
 }
 
 // What rows see ahead of them is in the same pass, and where their segment's tiles and splits look for it.
-void check_seen_ahead(const ModelSpec& s, const Batch& b) {
+void check_seen_ahead(const PackedModel& model, const Batch& b) {
     check_range("whether rows see further ones in windows alone", b.ahead_in_windows, 0, b.last_seen ? 1 : 0);
     if (!b.last_seen) return;
-    if (s.is_draft_head()) refuse("rows of a draft head that see further ones");
+    if (model.spec.is_draft_head()) refuse("rows of a draft head that see further ones");
+    for (const PackedLayer& layer : model.layers) {
+        const AttentionSpec& a = layer.attention;
+        if (a.latent.indexer.top_k || a.latent.has_entries() || a.choice.blocks)
+            refuse("rows that choose what they see, and see further ones");
+    }
     int32_t row = 0;
     for (int32_t i = 0; i < b.segment_count; i++) {
         const int64_t end = int64_t(b.segments[i].start) + b.segments[i].rows;
@@ -195,7 +200,7 @@ const Batch& checked(const PackedModel& model, const Batch& b, const int32_t* co
             refuse("token id %d of a vocabulary of %d", b.tokens[r], model.spec.vocab_size);
         }
     }
-    check_seen_ahead(model.spec, b);
+    check_seen_ahead(model, b);
     if (!reads) check_written(b, lasts);
     if (model.is_recurrent()) check_states(b);
     return b;

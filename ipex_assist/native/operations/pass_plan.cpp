@@ -19,8 +19,9 @@ constexpr int64_t PARTIALS_A_BLOCK = 16;
 constexpr int64_t MERGED_IN_PLACE = 80;  // partials of heads that one thread merges in the time of a barrier
 // Reading a block takes as long as attending to it with so many queries.
 constexpr int64_t BLOCK_QUERIES = 8;
-constexpr int64_t UNEVEN = 16;      // tiles are split where a thread would have 1/16 more than its share of the work …
-constexpr int64_t SHARE_PARTS = 4;  // … into ranges that are at most 1/4 of a thread's share, or one run
+// Tiles are split where a thread would have 1/16 more than its share of the work, into ranges that are at most
+// 1/SHARE_PARTS of that, or one run.
+constexpr int64_t UNEVEN = 16;
 // Of query heads that share one KV head: items that a thread should have at least, and heads of a part that are enough
 // to multiply at full speed.
 constexpr int64_t PARTS_A_THREAD = 2;
@@ -65,11 +66,10 @@ int64_t range_cost(const AttentionPlan& plan, const std::vector<int64_t>& costs,
 
 // Whether so many partials of each row are planned for.
 bool fits(const PassPlan& pass, const AttentionPlan& plan) {
-    int64_t most = 0;
-    for (size_t i = 0; i < plan.blocks.size(); i++) most = std::max(most, plan.first_block[i] + plan.blocks[i]);
+    const int64_t most = *std::max_element(plan.blocks.begin(), plan.blocks.end());
     int64_t partials = 0;
     for (size_t i = 0; i < plan.blocks.size(); i++) partials = std::max(partials, plan.partials(i));
-    return pass.decode || partials * pass.rows() <= most_partials(pass.rows(), most);
+    return pass.decode || partials * pass.rows() <= most_partials(plan.shape, pass.threads, pass.rows(), most);
 }
 
 bool is_even(const PassPlan& pass, const AttentionPlan& plan) {
@@ -142,7 +142,21 @@ int64_t even_share(const PassPlan& pass, const AttentionPlan& tiles) {
 bool AttentionShape::operator==(const AttentionShape& other) const {
     return heads == other.heads && kv_heads == other.kv_heads && value_dim == other.value_dim &&
            window == other.window && chunk == other.chunk && top_k == other.top_k && chosen_size == other.chosen_size &&
-           rate == other.rate && span_columns == other.span_columns && spans == other.spans && shared == other.shared;
+           pool == other.pool && rate == other.rate && span_columns == other.span_columns && spans == other.spans && shared == other.shared;
+}
+
+int64_t AttentionShape::most_seen(int64_t last) const {
+    int64_t seen = last + 1;
+    if (window) seen = std::min<int64_t>(seen, window);
+    if (rate) return seen + (top_k ? std::min<int64_t>(top_k, keys_before(last)) : keys_before(last));
+    if (chunk) seen = std::min<int64_t>(seen, chunk);
+    return top_k ? std::min<int64_t>(seen, top_k + pool - 1) : seen;
+}
+
+int64_t AttentionShape::most_blocks(int64_t rows, int64_t last) const {
+    const int64_t seen = most_seen(last), all = last / BLOCK_POSITIONS + 1;
+    if (rate || top_k) return (seen - 1) / BLOCK_POSITIONS + 1;  // from the first of a block on
+    return std::min(all, (seen + rows - 3 + BLOCK_POSITIONS) / BLOCK_POSITIONS + 1);
 }
 
 int32_t AttentionShape::tile_rows() const { return int32_t(std::max<int64_t>(1, TILE_QUERIES / group())); }
@@ -406,7 +420,7 @@ void PassPlan::share_tiles(AttentionPlan& plan) const {
     if (is_even(*this, plan)) return;
     plan.partial_places.resize(size_t(rows()));
     const int64_t share = even_share(*this, plan);
-    int64_t left = SPLIT_ROWS;  // the costliest tiles come first
+    int64_t left = split_rows(plan.shape, threads);  // the costliest tiles come first
     const std::vector<TileWork> tiles = std::exchange(plan.tile_work, {});
     for (const TileWork& u : tiles) {
         const int64_t run = cost(plan, u) / (u.end - u.first) * SPLIT_BLOCKS;

@@ -76,6 +76,10 @@ struct AttentionShape {
     // Positions of an indexer's key, or of an entry; and those that a row at this position sees.
     int32_t of_key() const { return rate > 0 ? rate : pool; }
     int64_t keys_before(int64_t position) const { return (position + 1) / of_key(); }
+    int32_t of_score() const { return chosen_size ? chosen_size : of_key(); }  // likewise of what is chosen
+    // Positions that a row up to this one sees at most; and blocks of these that so many neighbouring rows see.
+    int64_t most_seen(int64_t last) const;
+    int64_t most_blocks(int64_t rows, int64_t last) const;
     int32_t group() const { return heads / kv_heads; }
     int32_t tile_rows() const;     // of a query tile
     int32_t most_queries() const;  // of a query tile, whatever the parts
@@ -254,11 +258,17 @@ inline int64_t rows_of_others(int64_t rows, int threads) { return rows - (rows +
 // are tiles enough.
 constexpr int64_t SPLIT_ROWS = 256;
 
-// Partials of a head that a pass of more than DECODE_ROWS rows has at most, where no sequence has more blocks.
-inline int64_t most_partials(int64_t rows, int64_t blocks) {
+// And by so many threads: more tiles than SHARE_PARTS for each of them are less than the share of a thread that is split.
+constexpr int64_t SHARE_PARTS = 4;
+inline int64_t split_rows(const AttentionShape& shape, int threads) {
+    return std::min(SPLIT_ROWS, (SHARE_PARTS * threads * shape.most_queries() - 1) / shape.heads + 1);
+}
+
+// Partials of a head that a pass of more than DECODE_ROWS rows has at most, where no segment sees more blocks.
+inline int64_t most_partials(const AttentionShape& shape, int threads, int64_t rows, int64_t blocks) {
     if (blocks < 2) return 0;
     const int64_t runs = (blocks - 1) / SPLIT_BLOCKS + 1;
-    return rows < SPLIT_ROWS ? std::min(rows * blocks, SPLIT_ROWS * (runs + 1)) : SPLIT_ROWS * (runs + 1);
+    return std::min(rows * blocks, split_rows(shape, threads) * (runs + 1));
 }
 
 // The first block after those that share a partial, or, of size SPLIT_BLOCKS, a run.

@@ -10,16 +10,16 @@ namespace ipex_assist {
 namespace {
 
 // Split-KV partials of a head that a pass of these segments needs at most, with `counts` tokens drafted after each, or
-// null: of few rows each block may come to be a split, of more some blocks or tiles.
-int64_t partials_at_most(const PassPlan& plan, const int32_t* counts) {
+// null, in layers of this shape: of few rows each block may come to be a split, of more some blocks or tiles.
+int64_t partials_at_most(const PassPlan& plan, const AttentionShape& shape, const int32_t* counts) {
     int64_t blocks = 0;
     for (size_t i = 0; i < plan.segments.size(); i++) {
-        const int64_t last = int64_t(plan.segments[i].start) + plan.segments[i].rows - 1 + (counts ? counts[i] : 0);
-        blocks = std::max(blocks, last / BLOCK_POSITIONS + 1);
+        const int64_t rows = plan.segments[i].rows, last = plan.segments[i].start + rows - 1 + (counts ? counts[i] : 0);
+        blocks = std::max(blocks, shape.most_blocks(rows, last));
     }
     if (plan.decode) return plan.rows() * blocks;
     const int64_t steps = counts ? std::min<int64_t>(DECODE_ROWS, int64_t(plan.segments.size())) : 0;  // of the draft
-    return std::max(steps * blocks, most_partials(plan.rows(), blocks));
+    return std::max(steps * blocks, most_partials(shape, plan.threads, plan.rows(), blocks));
 }
 
 // Floats of split-KV partials.
@@ -27,14 +27,16 @@ int64_t partial_floats(const SizedPass& pass) {
     int64_t floats = 0;
     for (size_t i = 0; i < pass.plan.attention.size(); i++) {
         const AttentionPlan& each = pass.plan.attention[i];
-        int64_t partials = pass.counts || pass.any_split ? partials_at_most(pass.plan, pass.counts) : each.partial_rows;
+        const AttentionShape& shape = each.shape;
+        int64_t partials =
+            pass.counts || pass.any_split ? partials_at_most(pass.plan, shape, pass.counts) : each.partial_rows;
         if (const PassPlan* pruned = pass.pruned) {
             const int64_t further =
-                pass.any_split ? partials_at_most(*pruned, nullptr) : pruned->attention[i].partial_rows;
+                pass.any_split ? partials_at_most(*pruned, shape, nullptr) : pruned->attention[i].partial_rows;
             partials = std::max(partials, further);
         }
-        const int64_t width = round_up(each.shape.value_dim, LANES) + LANES;
-        floats = std::max(floats, partials * each.shape.heads * width);
+        const int64_t width = round_up(shape.value_dim, LANES) + LANES;
+        floats = std::max(floats, partials * shape.heads * width);
     }
     return floats;
 }
@@ -49,15 +51,19 @@ void size_active(const KernelTable& kernels, int64_t width, const Linear& down, 
     s.down_columns = std::max(s.down_columns, columns);
 }
 
-// Of sparse attention; nothing where no row has more positions before it than it chooses.
+// Of sparse attention: scores of positions, pools or entries, or of blocks for each KV head; nothing where no row
+// chooses among them.
 void size_index(const SizedPass& pass, ActivationSizes& s) {
-    int64_t positions = 0;
+    int64_t last = 0;
     for (size_t i = 0; i < pass.plan.segments.size(); i++) {
         const Segment& each = pass.plan.segments[i];
-        positions = std::max(positions, int64_t(each.start) + each.rows + (pass.counts ? pass.counts[i] : 0));
+        last = std::max(last, int64_t(each.start) + each.rows - 1 + (pass.counts ? pass.counts[i] : 0));
     }
-    if (positions <= s.top_k) s.top_k = 0;
-    s.positions = s.top_k ? round_up(positions, BLOCK_POSITIONS) : 0;
+    for (const AttentionShape& each : pass.program.shape.attention) {
+        if (each.chooses(last))
+            s.scores = std::max(s.scores, each.kv_heads * round_up(last / each.of_score() + 1, BLOCK_POSITIONS));
+    }
+    if (!s.scores) s.top_k = 0;
     s.scored_rows = s.top_k ? std::min(s.rows, std::max<int64_t>(DECODE_ROWS, s.threads)) : 0;
     if (!s.top_k && !s.has_entries) s.gathered = 0;
 }

@@ -110,7 +110,7 @@ void choose_blocks(Pass& pass, const LayerStep& step, int thread) {
     const AttentionView v(pass, step, thread);
     const Array<float>& scores = pass.activations.shared.index_scores;
     const int32_t rows = pass.plan().rows(), most = int32_t(scores.rows);
-    const int64_t stride = scores.columns / v.spec.choice.size;
+    const int64_t stride = scores.columns / v.spec.kv_heads;
     for (int32_t first = 0, end; first < rows; first = end) {
         if (!chooses(v, first)) {
             end = first + 1;
