@@ -191,7 +191,8 @@ void check_shared_blocks() {
                       "%d texts by %d threads: %lld for %lld", texts, threads, (long long)a.last_end, (long long)even);
                 if (!a.splits_kv) continue;
                 check_splits(pass);
-                CHECK(a.partial_rows <= most_partials(a.shape, threads, pass.rows(), 16), "%lld partials", (long long)a.partial_rows);
+                CHECK(a.partial_rows <= most_partials(a.shape, threads, pass.rows(), 16), "%lld partials",
+                      (long long)a.partial_rows);
                 CHECK(a.last_end * 4 <= even * most, "%d texts by %d threads: %lld for %lld", texts, threads,
                       (long long)a.last_end, (long long)even);
             }

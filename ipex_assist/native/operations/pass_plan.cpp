@@ -142,7 +142,8 @@ int64_t even_share(const PassPlan& pass, const AttentionPlan& tiles) {
 bool AttentionShape::operator==(const AttentionShape& other) const {
     return heads == other.heads && kv_heads == other.kv_heads && value_dim == other.value_dim &&
            window == other.window && chunk == other.chunk && top_k == other.top_k && chosen_size == other.chosen_size &&
-           pool == other.pool && rate == other.rate && span_columns == other.span_columns && spans == other.spans && shared == other.shared;
+           pool == other.pool && rate == other.rate && span_columns == other.span_columns && spans == other.spans &&
+           shared == other.shared;
 }
 
 int64_t AttentionShape::most_seen(int64_t last) const {
