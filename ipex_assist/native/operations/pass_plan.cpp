@@ -11,8 +11,8 @@
 namespace ipex_assist {
 namespace {
 
-constexpr int64_t TILE_QUERIES = 64;   // of a query tile, for all the query heads of a KV head together …
-constexpr int64_t LEAST_QUERIES = 16;  // … and as few where there would be too few tiles for all threads
+// Of a query tile, where there would be too few tiles of TILE_QUERIES for all threads.
+constexpr int64_t LEAST_QUERIES = 16;
 // A partial costs another thread about a sixteenth of its block: a query's 600 bytes out of another core's cache, line
 // by line, for 130 KB of keys and values (head_dim 128, bf16) that are prefetched.
 constexpr int64_t PARTIALS_A_BLOCK = 16;
@@ -137,33 +137,6 @@ int64_t even_share(const PassPlan& pass, const AttentionPlan& tiles) {
     int64_t total = 0;
     for (const TileWork& u : tiles.tile_work) total += pass.cost(tiles, u) * tiles.shape.kv_heads;
     return total / pass.threads;
-}
-
-bool AttentionShape::operator==(const AttentionShape& other) const {
-    return heads == other.heads && kv_heads == other.kv_heads && value_dim == other.value_dim &&
-           window == other.window && chunk == other.chunk && top_k == other.top_k && chosen_size == other.chosen_size &&
-           pool == other.pool && rate == other.rate && span_columns == other.span_columns && spans == other.spans &&
-           shared == other.shared;
-}
-
-int64_t AttentionShape::most_seen(int64_t last) const {
-    int64_t seen = last + 1;
-    if (window) seen = std::min<int64_t>(seen, window);
-    if (rate) return seen + (top_k ? std::min<int64_t>(top_k, keys_before(last)) : keys_before(last));
-    if (chunk) seen = std::min<int64_t>(seen, chunk);
-    return top_k ? std::min<int64_t>(seen, top_k + pool - 1) : seen;
-}
-
-int64_t AttentionShape::most_blocks(int64_t rows, int64_t last) const {
-    const int64_t seen = most_seen(last), all = last / BLOCK_POSITIONS + 1;
-    if (rate || top_k) return (seen - 1) / BLOCK_POSITIONS + 1;  // from the first of a block on
-    return std::min(all, (seen + rows - 3 + BLOCK_POSITIONS) / BLOCK_POSITIONS + 1);
-}
-
-int32_t AttentionShape::tile_rows() const { return int32_t(std::max<int64_t>(1, TILE_QUERIES / group())); }
-
-int32_t AttentionShape::most_queries() const {
-    return shared ? std::max(int32_t(TILE_QUERIES), heads) : tile_rows() * group();
 }
 
 PassPlan::PassPlan(const PassShape& shape, const TeamNodes& team_, std::vector<Segment> segments_,

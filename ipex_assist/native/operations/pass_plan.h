@@ -31,6 +31,8 @@
 
 namespace ipex_assist {
 
+constexpr int64_t TILE_QUERIES = 64;  // of a query tile, for all the query heads of a KV head together
+
 // What a plan needs to know of an attention layer; layers that are alike share one.
 struct AttentionShape {
     int32_t heads, kv_heads, value_dim;
