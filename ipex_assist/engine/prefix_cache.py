@@ -108,8 +108,9 @@ class PrefixCache:
     It holds a reference to each of its blocks. Only leaves are evicted, so that what is found is always a prefix.
     """
 
-    def __init__(self, pool: BlockPool) -> None:
-        self._pool = pool
+    def __init__(self, pool: BlockPool, whole: bool = False) -> None:
+        """whole: whether partly filled blocks serve with all of their tokens alone (DecoderSpec.keeps_open_rows)."""
+        self._pool, self._whole = pool, whole
         self._min_tokens = min_shared_tokens(pool)
         self._roots: dict[Hashable, _Node] = {}  # by adapter: its blocks are of use to nobody else
         self._clock = 0
@@ -135,6 +136,8 @@ class PrefixCache:
             node, start = child, start + len(child.tokens)
         rest = tuple(tokens[start : start + size])
         found = [(common_tokens(each.tokens, rest), each.used, each) for each in self._similar(node, rest)]
+        if self._whole:
+            found = [each for each in found if each[0] == len(each[2].tokens)]
         if found:
             common, _, child = max(found, key=lambda each: each[:2])
             self._use(child)

@@ -51,7 +51,13 @@ int64_t index_slots(const AttentionSpec& a) {
 Precision index_precision(const AttentionSpec& a, Precision precision, Precision attention) {
     return precision == INT8 && (a.latent.indexer.pools() || a.latent.has_entries()) ? attention : precision;
 }
-int64_t open_bytes(const AttentionSpec& a) { return 4 * a.latent.indexer.open_rows() * a.open_width(); }
+// Where rows gather what they see, a key that is a value is made of that; but for int8, where the two have scales each.
+bool keeps_keys(const AttentionSpec& a, Precision precision) {
+    return !a.shares_kv && !(a.latent.has_entries() && precision != INT8);
+}
+int64_t open_bytes(const AttentionSpec& a, Precision stored) {
+    return a.latent.open_rows() * a.latent.open_width() * (a.latent.has_entries() ? element(stored) : 4);
+}
 
 }  // namespace
 
@@ -71,17 +77,16 @@ BlockLayout::BlockLayout(const PackedModel& model, Precision precision) {
             HeadPart& part = parts[size_t(first[size_t(i)] + h)];
             part.offset = bytes;
             const bool own = !a.shares_kv;  // or an indexer's keys alone
-            part.key_bytes = own ? BLOCK_POSITIONS * a.key_depth() * element(precision) : 0;
+            part.key_bytes = keeps_keys(a, precision) ? BLOCK_POSITIONS * a.key_depth() * element(precision) : 0;
             part.value_bytes = own ? BLOCK_POSITIONS * a.value_width() * element(precision) : 0;
             const Precision stored = index_precision(a, precision, ipex_assist::attention_precision(model));
-            part.row_bytes = BLOCK_POSITIONS * a.latent.entry_width() * element(stored);
             const int64_t entries = a.latent.has_entries() ? BLOCK_POSITIONS / a.latent.compressed.rate : 0;
             part.entry_bytes = round_up(entries * a.head_dim * element(stored), LINE);
-            part.open_bytes = open_bytes(a);
+            part.open_bytes = open_bytes(a, stored);
             part.index_bytes = index_slots(a) * a.index_depth() * element(stored) + part.open_bytes;
             if (a.index_depth() && stored == INT8) part.index_bytes += BLOCK_POSITIONS * 4;
-            part.bytes = part.key_bytes + part.value_bytes + (own ? scales(precision) : 0) + part.row_bytes +
-                         part.entry_bytes + part.index_bytes;
+            part.bytes =
+                part.key_bytes + part.value_bytes + (own ? scales(precision) : 0) + part.entry_bytes + part.index_bytes;
             bytes += part.bytes;
         }
     }

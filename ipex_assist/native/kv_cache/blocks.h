@@ -11,19 +11,20 @@ namespace ipex_assist {
 
 // Where a block has what. It is made of one part for each KV head of each layer: head 0 of all layers, head 1 of all
 // layers that have one, and so on, so that a head's parts lie side by side, as the threads of one memory node write
-// them (TeamNodes::home). A layer that reads another one's keys and values has none. A part is its keys, its values,
-// in int8 their scales, what entries are made of, entries, both as wide as queries are, and the keys of an indexer, in
-// int8 with their scales, but for those of pools and entries, with what further ones of open pools will be made of; its
-// size is its layer's. What entries are made of is kept of all positions: so any of them may be the last.
+// them (TeamNodes::home). A layer that reads another one's keys and values has none. A part is its keys, where
+// they are not made of values, its values,
+// in int8 their scales, entries, as wide as queries are, and the keys of an indexer, in int8 with their scales, but for
+// those of pools and entries, which have what further ones will be made of; its size is its layer's. That is kept of the
+// block's last positions (LatentSpec::open_rows): so a sequence may be cut by PENDING_ROWS, or at the end of any block.
 struct BlockLayout {
     BlockLayout(const PackedModel& model, Precision precision);
 
     struct HeadPart {
-        int64_t offset, key_bytes, value_bytes, row_bytes, entry_bytes, index_bytes, open_bytes, bytes;
+        int64_t offset, key_bytes, value_bytes, entry_bytes, index_bytes, open_bytes, bytes;
         bool operator==(const HeadPart& other) const {
             return offset == other.offset && key_bytes == other.key_bytes && value_bytes == other.value_bytes &&
-                   row_bytes == other.row_bytes && entry_bytes == other.entry_bytes &&
-                   index_bytes == other.index_bytes && open_bytes == other.open_bytes;
+                   entry_bytes == other.entry_bytes && index_bytes == other.index_bytes &&
+                   open_bytes == other.open_bytes;
         }
     };
     const HeadPart& part(int32_t layer, int32_t kv_head) const { return parts[size_t(first[size_t(layer)] + kv_head)]; }
@@ -77,10 +78,11 @@ public:
         float* scales = reinterpret_cast<float*>(values + part.value_bytes);
         return {keys, values, scales, scales + BLOCK_POSITIONS};
     }
+    bool keeps_keys(int32_t layer) const { return layout_.part(layer, 0).key_bytes > 0; }
     // Of the keys of a layer's indexer: those of pools and entries are not narrowed to int8.
     Precision index_precision(int32_t layer) const {
         const BlockLayout::HeadPart& part = layout_.part(layer, 0);
-        return precision_ == INT8 && (part.open_bytes || part.row_bytes) ? attention_precision_ : precision_;
+        return precision_ == INT8 && part.open_bytes ? attention_precision_ : precision_;
     }
     // These keys.
     KeyValueBlock index_at(int32_t id, int32_t layer) const {
@@ -89,23 +91,20 @@ public:
         float* scales = index_precision(layer) == INT8 ? reinterpret_cast<float*>(end) - BLOCK_POSITIONS : nullptr;
         return {end - part.index_bytes, nullptr, scales, nullptr};
     }
-    // Of position % open_rows, the key and the gates of each of the last positions, dim floats of each.
-    float* open_rows_at(int32_t id, int32_t layer) const {
+    // Of one of its last positions, what a pool or an entry will be made of: (open_width) of pools in floats, of entries
+    // as these are.
+    uint8_t* open_row(int32_t id, int32_t layer, int64_t position) const {
         const BlockLayout::HeadPart& part = layout_.part(layer, 0);
-        return reinterpret_cast<float*>(place(id, part, 0) + part.bytes - part.open_bytes);
+        const int64_t rows = model_->layers[size_t(layer)].attention.latent.open_rows();
+        return place(id, part, 0) + part.bytes - part.open_bytes + position % rows * (part.open_bytes / rows);
     }
-    // Of a layer with entries, what they are made of, (BLOCK_POSITIONS, entry_width), and entries, (…, head_dim), in the
-    // type and of the size of an element.
-    struct Beside {
-        uint8_t *rows, *entries;
-    };
-    Beside beside(int32_t id, int32_t layer) const {
+    // Entries, (…, head_dim), in the type and of the size of an element.
+    uint8_t* entries(int32_t id, int32_t layer) const {
         const BlockLayout::HeadPart& part = layout_.part(layer, 0);
-        uint8_t* entries = place(id, part, 0) + part.bytes - part.index_bytes - part.entry_bytes;
-        return {entries - part.row_bytes, entries};
+        return place(id, part, 0) + part.bytes - part.index_bytes - part.entry_bytes;
     }
-    SourceType beside_type() const { return attention_precision_ == FP32 ? SOURCE_F32 : SOURCE_BF16; }
-    int64_t beside_bytes() const { return attention_precision_ == FP32 ? 4 : 2; }
+    SourceType entry_type() const { return attention_precision_ == FP32 ? SOURCE_F32 : SOURCE_BF16; }
+    int64_t entry_element() const { return attention_precision_ == FP32 ? 4 : 2; }
     // What keys are divided by, and queries multiplied with: (head_dim) powers of two, or null for 1.
     const float* key_factors(int32_t layer, int32_t kv_head) const {
         if (key_factors_.empty()) return nullptr;

@@ -23,7 +23,7 @@ void append_keys_and_values(const AttentionView& v, const RowRange& range, int32
         rotate_head(v.pass, v.layer, v.spec.head_norm(v.layer.k_norm, kv_head), v.segment(range), position, head);
         if (a.latent.is_compressed()) value = head;
         for (int32_t d = 0; factors && d < a.head_dim; d++) head[d] /= factors[d];
-        v.k.store_key(precision, head, a.head_dim, a.key_depth(), within, block);
+        if (v.blocks.keeps_keys(v.kv_layer)) v.k.store_key(precision, head, a.head_dim, a.key_depth(), within, block);
         if (a.value_norm) {
             v.k.normalize(true, value, nullptr, nullptr, v.pass.model.spec.norm_eps, a.value_dim(), head);
             value = head;

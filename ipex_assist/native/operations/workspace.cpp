@@ -61,7 +61,8 @@ void size_index(const SizedPass& pass, ActivationSizes& s) {
     }
     for (const AttentionShape& each : pass.program.shape.attention) {
         if (each.chooses(last))
-            s.scores = std::max(s.scores, each.kv_heads * round_up(last / each.of_score() + 1, BLOCK_POSITIONS));
+            s.scores = std::max(s.scores, (each.chosen_size ? each.kv_heads : 1) *
+                                              round_up(last / each.of_score() + 1, BLOCK_POSITIONS));
     }
     if (!s.scores) s.top_k = 0;
     s.scored_rows = s.top_k ? std::min(s.rows, std::max<int64_t>(DECODE_ROWS, s.threads)) : 0;

@@ -38,9 +38,6 @@ struct IndexerSpec {
     int32_t each() const { return pool > 1 ? pool : 1; }  // positions of a key
     // Columns of a position: its key, and gates of the pool's.
     int64_t made() const { return pools() && !means ? 2 * dim : dim; }
-    // Beside the keys of a block lie the last positions' own keys and gates, which keys of pools that are open yet will
-    // be made of: so many that rows which are taken back (PENDING_ROWS at most) leave enough of them.
-    int32_t open_rows() const { return pools() ? pool + LANES : 0; }
 };
 
 // Keys that are values, and entries (DeepSeek-V4): the latent is the whole key, whose first values are rotated after its
@@ -76,6 +73,15 @@ struct LatentSpec {
     int32_t value_parts(int32_t heads) const { return is_compressed() ? compressed.groups : heads; }
     // Columns of what entries are made of: values and gates of all parts, then the indexer's.
     int64_t entry_width() const { return has_entries() ? 2 * int64_t(compressed.parts()) * (rank + indexer.dim) : 0; }
+    // Of a block's last positions is kept what pools, or entries, that are open yet will be made of: of so many that rows
+    // which are taken back (PENDING_ROWS at most) leave enough of them; and how many columns that is.
+    int32_t open_rows() const {
+        const int32_t made_of = has_entries()     ? compressed.rate * compressed.parts()
+                                : indexer.pools() ? indexer.pool
+                                                  : 0;
+        return made_of ? made_of + LANES : 0;
+    }
+    int64_t open_width() const { return has_entries() ? entry_width() : indexer.pools() ? indexer.made() : 0; }
 };
 
 // Attention to blocks of positions that a row chooses for each KV head (MiniMax-M3): its own and those before it, `local`
@@ -180,8 +186,6 @@ struct AttentionSpec {
         const int32_t dim = choice.blocks ? choice.dim : latent.indexer.heads ? latent.indexer.dim : 0;
         return dim ? padded_depth(FP32, dim) : 0;
     }
-    // Of what is kept of an open pool's position.
-    int64_t open_width() const { return (has_means() ? 1 : 2) * index_depth(); }
     int64_t value_width() const { return round_up(value_dim(), LANES); }
     bool has_norm_weights() const { return qk_norm != NO_NORM && qk_norm != UNWEIGHTED; }
     // The weights of a norm of queries or keys for one head, null where heads have no norm of their own.

@@ -14,8 +14,8 @@ struct CompressedWeights : OwnWeights {
 
 void place_queries(Pass& pass, const LayerStep& step, int thread);
 void close_entries(Pass& pass, const LayerStep& step, int thread);  // entries.cpp
-// What entries are made of, which is kept of a row; and what a head attended to, (head_dim), rotated back.
-void append_entry_rows(const AttentionView& v, const RowRange& range, int32_t kv_head);
+// What entries are made of gets as precise as it is kept; and what a head attended to, (head_dim), rotated back.
+void round_entry_rows(const AttentionView& v, const RowRange& range, int32_t kv_head);
 void turn_back(const AttentionView& v, int64_t row, float* attended);
 
 }  // namespace ipex_assist

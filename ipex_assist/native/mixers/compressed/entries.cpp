@@ -1,22 +1,22 @@
-// Entries of several positions (CompressedSpec). Of each position is kept what they are made of, and an entry is made of
-// that by the pass in which its last position comes: so its bits are a function of the tokens, however these are cut
-// into passes; and where tokens are taken back, it is made again with those that come in their place.
+// Entries of several positions (CompressedSpec). What they are made of is a row of the pass, as precise as it is kept for
+// later ones, and an entry is made by the pass in which its last position comes: so its bits are a function of the
+// tokens, however these are cut into passes; and where tokens are taken back, it is made again with those that come in
+// their place.
 #include <algorithm>
 #include <cstring>
 
 #include "mixers/compressed/compressed.h"
+#include "mixers/latent/latent.h"
 
 namespace ipex_assist {
 
-void append_entry_rows(const AttentionView& v, const RowRange& range, int32_t) {
+void round_entry_rows(const AttentionView& v, const RowRange& range, int32_t) {
     const int64_t width = v.spec.latent.entry_width();
-    if (!width) return;
-    const int32_t id = v.segment(range).blocks[v.plan.last_block(range.first)];
-    uint8_t* rows = v.blocks.beside(id, v.kv_layer).rows;
-    for (int32_t r = range.first; r < range.end; r++) {
-        const int64_t within = v.plan.positions[size_t(r)] % BLOCK_POSITIONS;
-        v.k.narrow(v.blocks.beside_type(), v.qkv(r) + v.spec.index_key_column(), width,
-                   rows + within * width * v.blocks.beside_bytes());
+    if (v.blocks.entry_type() == SOURCE_F32) return;
+    for (int32_t r = range.first; width && r < range.end; r++) {
+        float* row = v.pass.activations.shared.qkv.row(r) + v.spec.index_key_column();
+        v.k.narrow(v.blocks.entry_type(), row, width, v.own.gathered.data);
+        v.k.widen(v.blocks.entry_type(), v.own.gathered.data, width, row);
     }
 }
 
@@ -30,9 +30,10 @@ struct EntrySource {
 
 class EntryMaker {
 public:
-    EntryMaker(const AttentionView& v, const Segment& segment, int64_t number)
+    EntryMaker(const AttentionView& v, size_t segment, int64_t number)
         : v_(v),
-          segment_(segment),
+          segment_(v.plan.segments[segment]),
+          first_row_(v.plan.first_row[segment]),
           number_(number),
           rate_(v.spec.latent.compressed.rate),
           parts_(v.spec.latent.compressed.parts()) {}
@@ -68,29 +69,33 @@ private:
     // Values and gates of a position of the windows before (part 0 of 2) or of its own window.
     void read(const EntrySource& source, int64_t part, int64_t j, float* to) const {
         const int64_t position = (number_ + part - (parts_ - 1)) * rate_ + j, dim = source.dim;
-        const int64_t bytes = v_.blocks.beside_bytes(), width = v_.spec.latent.entry_width();
-        const uint8_t* row = v_.blocks.beside(segment_.blocks[position / BLOCK_POSITIONS], v_.kv_layer).rows +
-                             position % BLOCK_POSITIONS * width * bytes;
         const int64_t value = source.column + part * dim, gate = value + parts_ * dim;
-        v_.k.widen(v_.blocks.beside_type(), row + value * bytes, dim, to);
-        v_.k.widen(v_.blocks.beside_type(), row + gate * bytes, dim, to + dim);
+        if (position >= segment_.start) {
+            const float* row = v_.qkv(first_row_ + position - segment_.start) + v_.spec.index_key_column();
+            std::copy_n(row + value, dim, to), std::copy_n(row + gate, dim, to + dim);
+        } else {
+            const int64_t bytes = v_.blocks.entry_element();
+            const uint8_t* row = v_.blocks.open_row(segment_.blocks[position / BLOCK_POSITIONS], v_.kv_layer, position);
+            v_.k.widen(v_.blocks.entry_type(), row + value * bytes, dim, to);
+            v_.k.widen(v_.blocks.entry_type(), row + gate * bytes, dim, to + dim);
+        }
         const float* bias = source.weights.bias + (j * parts_ + part) * dim;
         for (int64_t d = 0; d < dim; d++) to[dim + d] += bias[d];
     }
 
     const AttentionView& v_;
     const Segment& segment_;
-    const int64_t number_, rate_, parts_;
+    const int64_t first_row_, number_, rate_, parts_;
 };
 
-void close_entry(const AttentionView& v, const Segment& segment, int64_t number) {
+void close_entry(const AttentionView& v, size_t segment, int64_t number) {
     const AttentionSpec& a = v.spec;
     const int64_t dim = a.head_dim, index_dim = a.latent.indexer.dim, parts = a.latent.compressed.parts();
     const int64_t each = BLOCK_POSITIONS / a.latent.compressed.rate, slot = number % each;
-    const int32_t id = segment.blocks[number / each];
+    const int32_t id = v.plan.segments[segment].blocks[number / each];
     EntryMaker entry(v, segment, number);
-    v.k.narrow(v.blocks.beside_type(), entry.make({0, dim, own_weights<CompressedWeights>(v.layer).entries}), dim,
-               v.blocks.beside(id, v.kv_layer).entries + slot * dim * v.blocks.beside_bytes());
+    v.k.narrow(v.blocks.entry_type(), entry.make({0, dim, own_weights<CompressedWeights>(v.layer).entries}), dim,
+               v.blocks.entries(id, v.kv_layer) + slot * dim * v.blocks.entry_element());
     if (!index_dim) return;
     v.k.store_key(v.blocks.index_precision(v.kv_layer),
                   entry.make({2 * parts * dim, index_dim, own_weights<CompressedWeights>(v.layer).index_entries}),
@@ -99,18 +104,21 @@ void close_entry(const AttentionView& v, const Segment& segment, int64_t number)
 
 }  // namespace
 
-// Those whose last position is a row of the pass, in turns. After all rows are appended.
+// Those whose last position is a row of the pass, in turns. After all rows are appended; what later ones need of these is
+// kept when all that is needed of earlier ones is read.
 void close_entries(Pass& pass, const LayerStep& step, int thread) {
     const AttentionView v(pass, step, thread);
     const int64_t rate = v.spec.latent.compressed.rate;
     int64_t turn = 0;
-    for (const Segment& segment : v.plan.segments) {
+    for (size_t i = 0; i < v.plan.segments.size(); i++) {
+        const Segment& segment = v.plan.segments[i];
         const int64_t end = (int64_t(segment.start) + segment.rows) / rate;
         for (int64_t number = segment.start / rate; number < end; number++) {
-            if (turn++ % v.plan.threads == thread) close_entry(v, segment, number);
+            if (turn++ % v.plan.threads == thread) close_entry(v, i, number);
         }
     }
     pass.wait(thread);
+    keep_open_rows(v);
 }
 
 }  // namespace ipex_assist

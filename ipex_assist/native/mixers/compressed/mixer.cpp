@@ -125,7 +125,7 @@ void list_operations(const PackedLayer& layer, LayerStep& step, const Operation&
     add(step.append_operations, {prepare, LATENT_LINEAR, NORMALIZE_LATENTS, QUERY_LINEAR, PLACE_QUERIES});
     if (layer.attention.latent.has_entries()) add(step.append_operations, {CLOSE_ENTRIES});
     if (layer.attention.latent.indexer.heads) add(step.append_operations, {CHOOSE_POSITIONS});
-    step.hooks = {append_entry_rows, gather_block, turn_back};
+    step.hooks = {round_entry_rows, gather_block, turn_back};
     add(step.attend_operations, {ATTENTION, EXPAND_VALUES, OUTPUT_LINEAR});
 }
 

@@ -53,11 +53,11 @@ void copy_position(const KeyValueBlock& from, int64_t here, const KeyValueBlock&
 
 // An entry, as the key and the value of a position. Columns behind the key meet a query's zeros.
 void put_entry(const AttentionView& v, const RowRange& tile, int64_t entry, const KeyValueBlock& to, int64_t there) {
-    const int64_t each = BLOCK_POSITIONS / v.spec.latent.compressed.rate, bytes = v.blocks.beside_bytes();
+    const int64_t each = BLOCK_POSITIONS / v.spec.latent.compressed.rate, bytes = v.blocks.entry_element();
     const Precision precision = v.blocks.precision();
     float* row = v.own.head.data;
     const int32_t id = v.segment(tile).blocks[entry / each];
-    v.k.widen(v.blocks.beside_type(), v.blocks.beside(id, v.kv_layer).entries + entry % each * v.spec.head_dim * bytes,
+    v.k.widen(v.blocks.entry_type(), v.blocks.entries(id, v.kv_layer) + entry % each * v.spec.head_dim * bytes,
               v.spec.head_dim, row);
     v.k.store_key(precision, row, v.spec.head_dim, v.spec.key_depth(), int32_t(there), to);
     v.k.store_value(precision, row, v.spec.value_dim(), int32_t(there), to);

@@ -71,7 +71,6 @@ void make_mean(const AttentionView& v, const Segment& segment, int32_t first, co
 // those of the segment are of earlier passes.
 void append_pools(const AttentionView& v, const RowRange& range, int32_t id) {
     const IndexerSpec& index = v.spec.latent.indexer;
-    const float* open = v.blocks.open_rows_at(id, v.number);
     const Segment& segment = v.segment(range);
     const int32_t first_row = v.plan.first_row[size_t(range.segment)];
     for (int32_t r = range.first; r < range.end; r++) {
@@ -80,10 +79,10 @@ void append_pools(const AttentionView& v, const RowRange& range, int32_t id) {
         OpenRow rows[BLOCK_POSITIONS];
         for (int32_t j = 0; j < index.each(); j++) {
             const int32_t position = after - index.each() + j;
-            const float* kept = open + position % index.open_rows() * v.spec.open_width();
-            const float* own = position < segment.start ? nullptr : v.qkv(first_row + position - segment.start);
-            rows[j] = own ? OpenRow{own + v.spec.index_key_column(), own + v.spec.index_key_column() + index.dim}
-                          : OpenRow{kept, kept + index.dim};
+            const float* row = position < segment.start
+                                   ? reinterpret_cast<const float*>(v.blocks.open_row(id, v.number, position))
+                                   : v.qkv(first_row + position - segment.start) + v.spec.index_key_column();
+            rows[j] = {row, row + index.dim};
         }
         float* key = v.own.head.data;
         if (index.means) make_mean(v, segment, after - index.each(), rows, key);
@@ -93,24 +92,22 @@ void append_pools(const AttentionView& v, const RowRange& range, int32_t id) {
     }
 }
 
-// What pools that are open may need of this pass's rows, when all that is needed of earlier ones is read: of each block
-// the last positions.
+}  // namespace
+
 void keep_open_rows(const AttentionView& v) {
-    const IndexerSpec& index = v.spec.latent.indexer;
+    const LatentSpec& latent = v.spec.latent;
+    const SourceType type = latent.has_entries() ? v.blocks.entry_type() : SOURCE_F32;
     const int32_t rows = v.plan.rows();
     for (int32_t r = int32_t(share(rows, v.thread, v.plan.threads)),
                  end = int32_t(share(rows, v.thread + 1, v.plan.threads));
          r < end; r++) {
         const Segment& s = v.plan.segments[size_t(v.plan.segment_of[size_t(r)])];
         const int32_t position = v.plan.positions[size_t(r)], block = position / BLOCK_POSITIONS;
-        if (position + index.open_rows() < std::min(s.start + s.rows, (block + 1) * BLOCK_POSITIONS)) continue;
-        float* to =
-            v.blocks.open_rows_at(s.blocks[block], v.number) + position % index.open_rows() * v.spec.open_width();
-        std::memcpy(to, v.qkv(r) + v.spec.index_key_column(), size_t(index.made()) * 4);
+        if (position + latent.open_rows() < std::min(s.start + s.rows, (block + 1) * BLOCK_POSITIONS)) continue;
+        v.k.narrow(type, v.qkv(r) + v.spec.index_key_column(), latent.open_width(),
+                   v.blocks.open_row(s.blocks[block], v.number, position));
     }
 }
-
-}  // namespace
 
 // Through a layer norm, and rotated; or as they are where pools of them are stored.
 void append_index_keys(const AttentionView& v, const RowRange& range, int32_t kv_head) {
