@@ -311,3 +311,29 @@ def test_invalid_logits_behind_many_rows_are_named(pair: Pair, monkeypatch: pyte
     monkeypatch.setattr(target, "draft_many", lambda *given: [([*d[:-1], -1], p) for d, p in real(*given)])
     with pytest.raises(LogitsError):
         target.draft(sequence, list(range(40)), 4)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("draft", ["none", "both"])
+@pytest.mark.parametrize("variant", tiny_models.known("deepseek-v4"))
+def test_a_text_that_is_left_inside_a_block(variant: str, draft: str, tmp_path: Path) -> None:
+    """What entries are made of is kept of a block's last positions: of a conversation that goes on nothing is read
+    again; of one that is left inside a block the tokens of that.
+    """
+    tiny_models.save(tmp_path, variant, max_position_embeddings=2048)
+    pair = loaded(tmp_path)
+    engine = pair.engine(draft)
+
+    def read(prompt: list[int]) -> tuple[int, list[int]]:
+        before = engine.stats.prompt_tokens
+        answer = tokens_of(engine.submit(tuple(prompt), OPTIONS))
+        assert answer == pair.alone(tuple(prompt), OPTIONS)
+        return len(prompt) - (engine.stats.prompt_tokens - before), answer
+
+    talk, known = [3 + i % 80 for i in range(270)], 0
+    for question in ([], [50, 51, 52], [60] * 20, [70] * 300):
+        talk += question
+        cached, answer = read(talk)
+        assert cached == known
+        known, talk = len(talk) + len(answer) - 1, talk + answer  # the last token was never read
+    for left, known in ((280, 256), (260, 256), (200, 0), (600, 512), (512, 512)):
+        assert read([*talk[:left], 77, 78])[0] == known

@@ -32,19 +32,49 @@ PUBLISHED = {  # what V4-Flash's config says of its attention
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_text_goes_on_from_wherever_it_is_cut(variant: str, tmp_path: Path) -> None:
-    """Taken back into the middle of windows that have closed, of both rates, and to the edges of a block: what comes
-    then closes them again, with other tokens, as if the others had never been there.
+    """Taken back, or forked, by as many rows as a draft has, into windows that have closed, of both rates, and over the
+    edge of a block; or to the end of a block: what comes then closes them again, with other tokens, as if those had
+    never been there.
     """
-    tiny_models.save(tmp_path, variant, max_position_embeddings=512)
+    tiny_models.save(tmp_path, variant, max_position_embeddings=600)
     model = tiny_models.model(tmp_path, "native", "fp32")
-    first, second = tokens(300, 1), tokens(300, 2)
-    for cut in (1, 3, 4, 14, 16, 17, 33, 255, 256, 257):
-        sequence, alone = model.new_sequence(400), model.new_sequence(400)
-        model.extend(sequence, first)
-        sequence.truncate(cut)
-        text = [*first[:cut], *second[: 300 - cut]]
-        expected = model.extend(alone, text, 300)
-        assert torch.equal(model.extend(sequence, text[cut:], 300 - cut), expected[cut:])
+    first, second = tokens(530, 1), tokens(30, 2)
+    for end, cuts in (
+        (530, (528, 517, 514, 512, 256)),
+        (300, (295, 284, 256)),
+        (258, (255, 243)),
+        (33, (31, 17)),
+        (9, (2,)),
+    ):
+        for cut in cuts:
+            sequence, alone = model.new_sequence(600), model.new_sequence(600)
+            model.extend(sequence, first[:end])
+            fork = sequence.fork(cut)
+            sequence.truncate(cut)
+            expected = model.extend(alone, [*first[:cut], *second], 30)
+            assert torch.equal(model.extend(sequence, second, 30), expected)
+            assert torch.equal(model.extend(fork, second, 30), expected)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_no_text_goes_on_from_where_it_cannot(variant: str, tmp_path: Path) -> None:
+    """What a window that is open there is made of is no longer kept: refused, and nothing is changed."""
+    tiny_models.save(tmp_path, variant, max_position_embeddings=600)
+    model = tiny_models.model(tmp_path, "native", "fp32")
+    text, more = tokens(530, 1), tokens(9, 2)
+    sequence = model.new_sequence(600)
+    expected = model.extend(sequence, [*text, *more], 9)
+    sequence.truncate(530)
+    for cut in (1, 255, 257, 511, 520):  # 539 were there
+        for shorten in (sequence.truncate, sequence.fork):
+            with pytest.raises(IpexAssistError, match=r"kept after 523 of them, and at the ends of blocks of 256"):
+                shorten(cut)
+    assert torch.equal(model.extend(sequence, more, 9), expected)
+    sequence.truncate(256)
+    with pytest.raises(IpexAssistError, match="kept after 256 of them"):
+        sequence.truncate(250)
+    sequence.truncate(0)
+    assert torch.equal(model.extend(sequence, [*text, *more], 9), expected)
 
 
 def test_a_token_that_names_no_expert(tmp_path: Path) -> None:
