@@ -223,6 +223,7 @@ void test_draft_heads(const KernelTable& k);
 void test_pruning(const KernelTable& k);
 void test_nodes(const KernelTable& k);
 void test_recurrent(const KernelTable& k);
+void test_open_rows(const KernelTable& k);
 void test_refusals(const KernelTable& k);
 void test_api(const KernelTable& k);
 void test_levels_agree(const std::vector<const KernelTable*>& levels);

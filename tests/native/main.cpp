@@ -62,6 +62,7 @@ int main(int count, char** arguments) {
                                            : part == "sampling"  ? test_sampling
                                            : part == "refusals"  ? test_refusals
                                            : part == "recurrent" ? test_recurrent
+                                           : part == "open"      ? test_open_rows
                                            : part == "api"       ? test_api
                                                                  : nullptr;
         if (!test) return std::fprintf(stderr, "no part %s\n", part.c_str()), 2;
@@ -76,7 +77,7 @@ int main(int count, char** arguments) {
             // These differ from "avx2" in linears of integers alone.
             if (part == "attention" && std::string(kernels->name) == "avx2_vnni" && only.empty()) continue;
             // A scan has two forms, of AVX2 and of AVX-512; the last level has rows in tiles.
-            if (part == "recurrent" && !everything && only.empty() && kernels != all.back() &&
+            if ((part == "recurrent" || part == "open") && !everything && only.empty() && kernels != all.back() &&
                 std::string(kernels->name) != "avx2" && std::string(kernels->name) != "avx512")
                 continue;
             std::printf("on %s\n", kernels->name);

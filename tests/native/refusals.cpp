@@ -121,6 +121,46 @@ void check_streams(const KernelTable& k) {
                   }));
 }
 
+// Keys that are values, and entries.
+void check_compressed(const KernelTable& k) {
+    const auto make = [&](void (*change)(AttentionSpec&)) {
+        std::vector<LayerSpec> layers = base_spec(FORMATS[3]).layer_specs();
+        AttentionSpec& a = layers.back().attention;
+        make_compressed(a, 4, {48, 16, 32, 16, 20, 0, 1e-6f, {6, 2, 16, 1e-6f, 0, 0}, {2, 4, 1}});
+        a.rope_column = 0, a.rotary_dim = 10, a.window = 30;
+        change(a);
+        PackedModel(base_spec(FORMATS[3]).model(), layers.data(), &k);
+    };
+    make([](AttentionSpec&) {});
+    make([](AttentionSpec& a) { a.latent.compressed = {4, 128, 0}, a.latent.indexer = {}; });
+    make([](AttentionSpec& a) { a.latent.compressed = {1, 0, 0}, a.latent.indexer = {}, a.window = 0; });
+    CHECK_REFUSED("tokens of an entry is 129", make([](AttentionSpec& a) { a.latent.compressed.rate = 129; }));
+    CHECK_REFUSED("tokens of an entry is -1", make([](AttentionSpec& a) { a.latent.compressed.rate = -1; }));
+    CHECK_REFUSED("whether entries overlap is 2", make([](AttentionSpec& a) { a.latent.compressed.overlap = 2; }));
+    CHECK_REFUSED("whether entries overlap is 1", make([](AttentionSpec& a) { a.latent.compressed.rate = 0; }));
+    CHECK_REFUSED("index_topk is 0", make([](AttentionSpec& a) { a.latent.indexer.top_k = 0; }));
+    CHECK_REFUSED("index_n_heads is 2", make([](AttentionSpec& a) { a.latent.compressed = {2, 0, 0}; }));
+    CHECK_REFUSED("index_head_dim is 8", make([](AttentionSpec& a) { a.latent.indexer.dim = 8; }));
+    CHECK_REFUSED("an indexer of index_head_dim 24", make([](AttentionSpec& a) { a.latent.indexer.dim = 24; }));
+    CHECK_REFUSED("entries of 3 tokens beside", make([](AttentionSpec& a) { a.latent.compressed.rate = 3; }));
+    CHECK_REFUSED("entries of 1 tokens beside", make([](AttentionSpec& a) { a.latent.compressed.rate = 1; }));
+    CHECK_REFUSED("entries of 128 tokens beside", make([](AttentionSpec& a) { a.latent.compressed.rate = 128; }));
+    CHECK_REFUSED("beside a window of 0", make([](AttentionSpec& a) { a.window = 0; }));
+    CHECK_REFUSED("beside a window of 193", make([](AttentionSpec& a) { a.window = 193; }));
+    CHECK_REFUSED("qk_rope_head_dim is 0", make([](AttentionSpec& a) { a.latent.rope_dim = 0; }));
+    CHECK_REFUSED("o_lora_rank is 8", make([](AttentionSpec& a) { a.latent.value_dim = 8; }));
+    CHECK_REFUSED("q_lora_rank is 0", make([](AttentionSpec& a) { a.latent.query_rank = 0; }));
+    CHECK_REFUSED("o_groups is 5", make([](AttentionSpec& a) { a.latent.compressed.groups = 5; }));
+    CHECK_REFUSED("4 heads in 3 groups", make([](AttentionSpec& a) { a.latent.compressed.groups = 3; }));
+    CHECK_REFUSED("head_dim 40, qk_rope_head_dim 16", make([](AttentionSpec& a) { a.latent.rank = a.head_dim = 40; }));
+    const std::string form = "keys that are values have one key/value head";
+    CHECK_REFUSED(form, make([](AttentionSpec& a) { a.latent.nope_dim = 48; }));
+    CHECK_REFUSED(form, make([](AttentionSpec& a) { a.output_gate = 1; }));
+    CHECK_REFUSED(form, make([](AttentionSpec& a) { a.qkv_bias = 1; }));
+    CHECK_REFUSED(form, make([](AttentionSpec& a) { a.latent.indexer.reads_input = 1; }));
+    CHECK_REFUSED("a key's norm is 0", make([](AttentionSpec& a) { a.latent.norm_eps = 0; }));
+}
+
 // What no model can be is refused before sizes are divided or multiplied.
 void check_specs(const KernelTable& k) {
     const auto make = [&](void (*change)(UniformSpec&)) {
@@ -493,6 +533,7 @@ void test_refusals(const KernelTable& k) {
     check_draft_of_no_numbers(k);
     check_specs(k);
     check_streams(k);
+    check_compressed(k);
     check_sums(k);
     check_weights(k);
     check_stored_weights(k);

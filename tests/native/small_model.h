@@ -121,6 +121,12 @@ inline void make_latent(AttentionSpec& a, int32_t heads, const LatentSpec& laten
     a.rotary_dim = a.paired_dim = latent.rope_dim, a.rope_column = 10;
 }
 
+// Keys that are values (CompressedSpec).
+inline void make_compressed(AttentionSpec& a, int32_t heads, const LatentSpec& latent) {
+    make_latent(a, heads, latent);
+    a.head_dim = latent.rank;
+}
+
 const Kind KINDS[] = {
     {"grouped queries, gated, rotary, biases", 0, [](UniformSpec& s) { s.qkv_bias = s.output_bias = s.mlp_bias = 1; }},
     {"learned positions, projected, norm behind", 0,
@@ -353,7 +359,24 @@ void list_layer_shapes(const ModelSpec& model, const LayerSpec& layer, int32_t n
             add(leaf, bias, rows, columns);
         };
         list_recurrent_shapes(layer.recurrent, hidden, plain);
-    } else if (const LatentSpec& l = a.latent; l.rank) {
+    } else if (const LatentSpec& l = a.latent; l.is_compressed()) {
+        const int64_t parts = l.compressed.parts(), rate = l.compressed.rate, heads = a.heads;
+        add("kv_a_norm", false, l.rank, 1), add("q_a_norm", false, l.query_rank, 1);
+        linear("kv_a_proj", 0, l.rank, hidden), linear("q_a_proj", 0, l.query_rank, hidden);
+        linear("q_b_proj", 0, heads * l.rank, l.query_rank);
+        linear("o_a_proj", 0, a.output_width(), a.attended_width() / l.compressed.groups);
+        const auto entries = [&](const char* values, const char* gates, const char* bias, const char* norm,
+                                 int64_t dim) {
+            linear(values, 0, parts * dim, hidden), linear(gates, 0, parts * dim, hidden);
+            add(bias, false, rate * parts * dim, 1), add(norm, false, dim, 1);
+        };
+        if (rate) entries("entry_kv_proj", "entry_gate_proj", "entry_bias", "entry_norm", l.rank);
+        if (const IndexerSpec& index = l.indexer; index.heads) {
+            entries("index_entry_kv_proj", "index_entry_gate_proj", "index_bias", "index_k_norm", index.dim);
+            linear("index_q_proj", 0, int64_t(index.heads) * index.dim, l.query_rank);
+            linear("index_weights_proj", 0, index.heads, hidden);
+        }
+    } else if (l.rank) {
         const int64_t query = l.query_rank ? l.query_width() : hidden;
         add("kv_a_norm", false, l.rank, 1);
         if (l.query_rank) add("q_a_norm", false, l.query_rank, 1);
@@ -364,6 +387,13 @@ void list_layer_shapes(const ModelSpec& model, const LayerSpec& layer, int32_t n
         linear("q_rope_proj", false, int64_t(a.heads) * l.rope_dim, query);
         linear("k_b_proj", false, a.attended_width(), l.nope_dim);
         linear("v_b_proj", false, a.output_width(), l.rank);
+        if (const IndexerSpec& index = l.indexer; index.heads) {
+            linear("index_q_proj", 0, int64_t(index.heads) * index.dim, l.query_rank);
+            linear("index_k_proj", 0, index.dim, hidden), linear("index_weights_proj", 0, index.heads, hidden);
+            add("index_k_norm", false, index.dim, 1), add("index_k_norm", true, index.dim, 1);
+            if (index.pools()) linear("index_gate_proj", 0, index.dim, hidden);
+            if (index.pools()) add("index_places", false, int64_t(index.pool) * index.dim, 1);
+        }
     } else {
         linear("q_proj", a.qkv_bias, a.query_width(), input);
         if (!a.shares_kv) linear("k_proj", a.qkv_bias, a.key_width(), input);

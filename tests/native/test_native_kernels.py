@@ -34,6 +34,7 @@ PARTS = [
         "heads",
         "sampling",
         "recurrent",
+        "open",
         "refusals",
         "api",
     ),
@@ -135,7 +136,7 @@ def test_passes_on_avx2(run: Run) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("part", ["model", "heads", "recurrent"])
+@pytest.mark.parametrize("part", ["model", "heads", "recurrent", "open"])
 def test_plain_everywhere(part: str, run: Run) -> None:
     """Of these, what the quick part leaves out: levels and formats that show the same again."""
     skip_without_avx2()
