@@ -12,6 +12,7 @@ import pytest
 import tiny_models
 from conftest import HAS_NATIVE
 
+from ipex_assist.bench.giant_shapes import GIANT_CONFIGS
 from ipex_assist.bench.random_checkpoint import RandomCheckpoint
 from ipex_assist.checkpoints.lora_folder import read_lora
 from ipex_assist.checkpoints.open import open_checkpoint
@@ -30,8 +31,9 @@ from ipex_assist.executors.model_bytes import checkpoint_bytes, native_bytes
 from ipex_assist.executors.native.model import NativeModel
 from ipex_assist.executors.planned_bytes import ModelBytes
 from ipex_assist.generation.load_options import LoadOptions
+from ipex_assist.models import find
 from ipex_assist.native.rows import PASS_ROWS
-from ipex_assist.native.sizes import PlannedPasses, buffer_bytes, workspace_bytes
+from ipex_assist.native.sizes import PlannedPasses, buffer_bytes, core_sizes, workspace_bytes
 from ipex_assist.quantization.precision import DRAFT_INT4_GROUP
 from ipex_assist.workers.capacity import InstanceNeed
 
@@ -150,6 +152,21 @@ def test_buffers_are_no_larger_than_planned(config: dict[str, Any]) -> None:
     # Four mappings, in whole huge pages, and pages of the heap that models before have left; tests/native/workspace.h
     # compares the bytes themselves.
     assert planned - sampler - (10 << 20) < taken < planned - sampler + (8 << 20)
+
+
+@native
+@pytest.mark.parametrize(
+    ("name", "kib"),
+    [("deepseek-ai/DeepSeek-V4-Flash", 85), ("zai-org/GLM-5.3-Flash", 24), ("deepseek-ai/DeepSeek-V3.2", 145)],
+)
+def test_long_texts_of_sparse_attention_take_little(name: str, kib: int) -> None:
+    """Buffers hold what rows can see, after as many tokens as the model reads; blocks what was said of a token."""
+    architecture = find(GIANT_CONFIGS[name]["architectures"][0])
+    assert architecture is not None
+    spec = architecture.spec(GIANT_CONFIGS[name])
+    sizes = core_sizes(spec, "int4", 64, PlannedPasses(32, spec.context_length, 64))
+    assert sizes.workspace < 2 << 30
+    assert kib - 1 < sizes.block / BLOCK.unit / 1024 < kib
 
 
 @native
