@@ -308,6 +308,12 @@ _NEMOTRON = {
     **{"head_dim": 16, "chunk_size": 8, "moe_shared_expert_intermediate_size": 40, "routed_scaling_factor": 2.5},
     **{"n_routed_experts": 6, "n_group": 2, "topk_group": 1, "moe_intermediate_size": 48, "num_experts_per_tok": 2},
 }
+# Blocks of attention and MLP that three layers have in turn, and one block alone; in all of them more adapters.
+_ZAMBA2 = {
+    **{"num_hidden_layers": 5, "layers_block_type": ["mamba", "hybrid", "hybrid", "mamba", "hybrid"]},
+    **{"num_mem_blocks": 2, "adapter_rank": 12, "mamba_d_state": 12, "mamba_ngroups": 2, "n_mamba_heads": 8},
+    **{"num_key_value_heads": 4, "chunk_size": 8, "time_step_min": 1e-9},
+}
 _GRIFFIN = {
     **{"model_type": "recurrent_gemma", "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 192},
     **{"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 1, "lru_width": 128},
@@ -712,6 +718,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen4-exp-many": _like_llama("qwen4_exp_text", **_QWEN4 | {"num_experts": 3, "norm_topk_prob": False})
     | {"output_gate_type": "sigmoid", "hc_count": 3, "hc_lowrank": 40, "rms_norm_eps": 1e-3, "indexer_n_heads": 6}
     | {"indexer_budget": 64, "indexer_compress_ratio": 32, "layer_types": ["full_attention", "linear_attention"] * 2},
+    "zamba2": _like_llama("zamba2", **_ZAMBA2),
+    "zamba2-adapted": _like_llama("zamba2", **_ZAMBA2, use_shared_attention_adapter=True, use_mem_rope=True)
+    | {"add_bias_linear": True, "tie_word_embeddings": False, "hidden_act": "silu"},
+    "zamba2-one-block": _like_llama("zamba2", **_ZAMBA2 | {"num_mem_blocks": 1, "num_key_value_heads": 2})
+    | {"layers_block_type": ["hybrid", "mamba", "hybrid", "hybrid", "mamba"], "mamba_ngroups": 1},
     "exaone": _like_llama("exaone", tie_word_embeddings=True),
     "olmo": _like_llama("olmo"),
     "olmo-biases": _like_llama("olmo", attention_bias=True, tie_word_embeddings=True),
@@ -797,9 +808,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 # Those of them that the installed transformers has. Before 5 it normalised all groups of Mamba-2 layers together, and
 # weighted rows of Llama 4's experts by scores of other rows; steps of GLM-4.1V after a prompt it placed elsewhere;
-# RecurrentGemma's windows it left out in prompts. Tokens of Gemma 3n without rows of their own it could not read.
+# RecurrentGemma's windows it left out in prompts. Tokens of Gemma 3n without rows of their own it could not read,
+# and Zamba2 it could not save.
 _OTHERWISE_BEFORE_5 = ("bamba", "granitemoehybrid", "mamba2", "llama4", "llama4_text", "glm4v", "recurrent_gemma")
-_SINCE_5 = (*_OTHERWISE_BEFORE_5, "gemma3n") if int(transformers.__version__.split(".")[0]) < 5 else ()
+_SINCE_5 = (*_OTHERWISE_BEFORE_5, "gemma3n", "zamba2") if int(transformers.__version__.split(".")[0]) < 5 else ()
 FAMILIES = {
     name: fields
     for name, fields in FAMILIES.items()

@@ -12,6 +12,7 @@ from ipex_assist.checkpoints.base import Checkpoint, read_json, require_file
 from ipex_assist.checkpoints.folder import FolderCheckpoint
 from ipex_assist.checkpoints.gguf import GgufCheckpoint
 from ipex_assist.checkpoints.hub import canonical_id
+from ipex_assist.checkpoints.products import with_products
 from ipex_assist.env.errors import IpexAssistError, UsageError
 
 
@@ -70,7 +71,7 @@ def _open(source: str, path: Path, offline: bool) -> Checkpoint:
         return GgufCheckpoint(source, path)
     fetched = path != Path(os.path.expanduser(source))
     hint = f"The cached copy of {source} is incomplete; {hub.online_advice(offline)} to complete it."
-    return _presented(FolderCheckpoint(source, path, hint if fetched else ""))
+    return with_products(_presented(FolderCheckpoint(source, path, hint if fetched else "")))
 
 
 def _presented(stored: FolderCheckpoint) -> Checkpoint:

@@ -88,6 +88,8 @@ def _why_not(spec: DecoderSpec, ours: str) -> str:
         return "embeddings and heads"
     if len(prefix) > 2 or leaf in ("router", "shared_gate"):
         return "experts and their routers"
+    if layer.aside:
+        return "blocks that several layers share"
     if layer.recurrent is not None and leaf not in ("gate_proj", "up_proj", "down_proj"):
         return "recurrent projections"
     return "" if leaf in ADAPTABLE else f"linears such as {leaf}"

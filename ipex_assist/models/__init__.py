@@ -138,10 +138,11 @@ from ipex_assist.models import (
     starcoder2,
     step3p7,
     youtu,
+    zamba2,
 )
 from ipex_assist.models.config import Config, ConfigError, MissingError
 from ipex_assist.models.spec import DecoderSpec
-from ipex_assist.models.weights import Source
+from ipex_assist.models.weights import Product, Source
 
 __all__ = ["ARCHITECTURES", "Architecture", "architecture_of", "find"]
 
@@ -161,6 +162,9 @@ class Architecture:
     stored: Callable[[DecoderSpec, Collection[str]], DecoderSpec] | None = None
     # What of its spec is in the checkpoint's tensors: the spec, of a tensor's numbers by the first of such names.
     learned: Callable[[DecoderSpec, Callable[[Sequence[str]], list[float]]], DecoderSpec] | None = None
+    # Matrices that are made of several tensors, by the names that `weights` has for them: of a spec, its config, and
+    # names of stored tensors.
+    products: Callable[[DecoderSpec, Mapping[str, Any], Collection[str]], dict[str, Product]] | None = None
 
     def spec(self, config: Mapping[str, Any]) -> DecoderSpec:
         """Return the spec of a config.json.
@@ -180,7 +184,7 @@ def _architecture(module: ModuleType) -> Architecture:
     model_type = module.__name__.rpartition(".")[2]
     document = module.__doc__ or Path(str(module.__file__)).read_text(encoding="utf-8").split('"""')[1]  # of python -OO
     about = document.strip().splitlines()[0]
-    found = (getattr(module, name, None) for name in ("stored", "learned"))
+    found = (getattr(module, name, None) for name in ("stored", "learned", "products"))
     parts = module.NAMES, module.spec, module.weights, *found
     return Architecture(module.ARCHITECTURE, model_type, about, module.EXAMPLES, *parts)
 
@@ -199,7 +203,7 @@ _MODULES = (
     *(recurrent_gemma, gemma3n, gemma3n_text),
     *(qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, glm4v, glm46v, idefics3, internvl, paddleocr_vl, smolvlm),
     *(granite_docling, hy_v4, axk2, mistral_large4, minimax_m3_vl, deepseek_v4),
-    *(bailing_hybrid, glm5_next, qwen4_exp, qwen4_exp_text),
+    *(bailing_hybrid, glm5_next, qwen4_exp, qwen4_exp_text, zamba2),
 )
 # Published configs have these names of their makers' own code, which is transformers' now.
 _FIRST_NAMES = {

@@ -35,7 +35,7 @@ once (layers.py). What a layer may have:
 - **Biases** of query, key and value; output; MLP; head.
 
 The residual stream may be several side by side (`StreamSpec`, Hunyuan 4; `AltUpSpec`, Gemma 3n). Beside attention, its
-input and a pair of linears of it may be added (`laurel_rank`, Gemma 3n).
+input and a pair of linears of it may be added (`laurel_rank`, Gemma 3n). A layer may stand aside of it (Zamba2).
 """
 
 from __future__ import annotations
@@ -103,6 +103,10 @@ class LayerSpec:
     # Columns between two linears R and L (LAuReL, Menghani et al. 2024, arXiv:2411.07501); 0: there are none. With y
     # the input of attention, x becomes (x + attention(y) + y + norm(R L y)) · 2^-½.
     laurel_rank: int = 0
+    # Its attention reads the residual stream x beside the embedding e, its MLP what attention gives alone, and neither
+    # is added to x (Zamba2): t = W mlp(norm(attention(norm[x, e]))), and the next layer's mixer reads norm(x + t).
+    # The number of the block whose weights it has, as others may have them; from 1 on, and 0 of no such layer.
+    aside: int = 0
 
     def __post_init__(self) -> None:
         check_ranges(self, LAYER_RANGES)
@@ -110,10 +114,18 @@ class LayerSpec:
         assert not self.beside or self.norm_place == "pre", "norms of a mixer beside another are before both"
         gated = self.has_pre_norms and not self.parallel and not self.beside
         assert gated or not (self.mixer_gate_rank or self.mlp_gate_rank), "gates of norms"
+        assert not self.aside or (self._is_plain and isinstance(self.mlp, MlpSpec)), "a layer aside"
         check_kind("norm_place", self.norm_place, NormPlace)
         assert self.norm_place == "sandwich" or self.experts is None or not self.experts.own_norms, "norms of experts"
         if self.mlp is None and self.parallel:
             raise ConfigError("parallel", True, "false in a layer without an MLP")
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether it is attention, and what comes after it, with norms before both."""
+        more = self.parallel, self.scaled, self.beside, self.mixer_gate_rank, self.mlp_gate_rank, self.laurel_rank
+        plain = isinstance(self.mixer, AttentionSpec) and self.mixer.latent is None and self.mixer.choice is None
+        return plain and self.norm_place == "pre" and self.residual_multiplier == 1 and not any(more)
 
     @property
     def adds_deferred(self) -> bool:
@@ -161,6 +173,8 @@ class LayerSpec:
 
     def mixer_weights(self, hidden: int, norm_width: int) -> int:
         """Elements of the matrices of its mixer and of norms' gates, for rows of `hidden` columns."""
+        if self.aside:
+            return (2 * self.attention.qkv_size + self.attention.output_size + hidden) * hidden
         gates = 2 * norm_width * (self.mixer_gate_rank + self.mlp_gate_rank)
         return self.mixer.weights(hidden) + gates + 2 * hidden * self.laurel_rank
 
@@ -235,7 +249,10 @@ class DecoderSpec:
         for before, layer in zip((None, *self.layers), self.layers, strict=False):
             assert not layer.beside or (before is not None and before.mlp is None), "a mixer beside none"
             assert before is None or not before.defers or layer.adds_deferred, "experts that are deferred to a layer"
+            follows = layer.has_pre_norms and not (layer.aside or layer.beside or layer.mixer_gate_rank)
+            assert before is None or not before.aside or follows, "a layer aside, and no mixer that reads what it gives"
         assert not self.layers[-1].defers, "experts that are deferred to none"
+        assert not self.layers[-1].aside, "a layer aside that nothing follows"
         assert self.altup is None or (self.per_layer_size and not self.streams and not self.head), "AltUp"
         assert self.streams is None or not (self.embedding_layers or self.per_layer_size or self.head), "streams"
         gated = 0 if self.streams is None else self.streams.gate_rank
@@ -289,6 +306,11 @@ class DecoderSpec:
     def num_hidden_layers(self) -> int:
         """The number of layers."""
         return len(self.layers)
+
+    @property
+    def keeps_embedding(self) -> bool:
+        """Whether layers read the embedding beside the residual stream."""
+        return any(layer.aside for layer in self.layers)
 
     @property
     def lm_head_rows(self) -> int:

@@ -141,8 +141,10 @@ def weight_shape(spec: DecoderSpec, name: str) -> tuple[int, ...]:
         shape = {**_outer_shapes(spec), **_head_shapes(spec)}[leaf]
     else:
         shape = {**layer_shapes(spec, layer), **_expert_shapes(spec, layer, place)}[leaf]
-        if leaf in ("q_proj", "k_proj", "v_proj") and reads_both(spec, name):
+        if leaf in ("q_proj", "k_proj", "v_proj") and (layer.aside or reads_both(spec, name)):
             shape = shape[0], 2 * spec.hidden_size
+        if leaf == "attention_norm" and layer.aside:
+            shape = (2 * spec.hidden_size,)
     if layer is not None and name.endswith("_conv.bias"):
         assert layer.recurrent is not None
         return (shape[0] // layer.recurrent.conv_kernel,)
@@ -221,6 +223,7 @@ def layer_shapes(spec: DecoderSpec, layer: LayerSpec) -> dict[str, tuple[int, ..
         **({} if layer.experts is not None else _mlp_shapes(layer.each_mlp, hidden) if layer.mlp is not None else {}),
         **({} if layer.experts is None else _routing_shapes(spec, layer.experts)),
         **({"layer_scalar": (1,)} if layer.scaled else {}),
+        **({"aside_proj": (hidden, hidden)} if layer.aside else {}),
         **_narrow_pair("mixer_gate_down_proj", "mixer_gate_up_proj", layer.mixer_gate_rank, wide),
         **_narrow_pair("mlp_gate_down_proj", "mlp_gate_up_proj", layer.mlp_gate_rank, wide),
         **_narrow_pair("laurel_left_proj", "laurel_right_proj", layer.laurel_rank, hidden),
@@ -365,6 +368,15 @@ def rows_of(tensor: torch.Tensor, source: Source, head_dim: int) -> torch.Tensor
 def _halves(rotated: int, head_dim: int) -> list[int]:
     """The order of a head's rows in which the first `rotated` are rotated by halves instead of by pairs."""
     return [*range(0, rotated, 2), *range(1, rotated, 2), *range(rotated, head_dim)]
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matrix that a checkpoint has as base + up · down, each a tensor of this name."""
+
+    base: str
+    up: str
+    down: str
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,13 @@ DERIVED: dict[type, dict[str, Any]] = {
     DecoderSpec: {
         **dict.fromkeys(("precision", "outer_precision", "group"), int),
         **{"ordered": bool, "layers": int, "projected_embedding": bool, "positions": int, "rotary_width": int},
-        **{"rms_norm": bool, "norms_biased": bool, "per_layer_tokens": int, "draft_head": HeadSpec},
+        **{
+            "rms_norm": bool,
+            "norms_biased": bool,
+            "per_layer_tokens": int,
+            "keeps_embedding": bool,
+            "draft_head": HeadSpec,
+        },
     },
 }
 

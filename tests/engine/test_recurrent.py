@@ -105,7 +105,7 @@ def test_every_text_is_as_alone(pair: Pair, draft: str) -> None:
 OTHERS = [
     *tiny_models.known("qwen3-next", "lfm2-moe", "granite-hybrid-moe", "nemotron-h-moe", "mamba2", "deepseek-v2"),
     *(f"{variant}+int8" for variant in tiny_models.known("glm4-moe-lite")),
-    *tiny_models.known("falcon-h1", "llama4", "bamba", "kimi-linear", "deepseek-v3", "gemma4"),
+    *tiny_models.known("falcon-h1", "zamba2", "llama4", "bamba", "kimi-linear", "deepseek-v3", "gemma4"),
     *tiny_models.known("mamba", "falcon-mamba"),
     *(
         f"{variant}{kv}"

@@ -52,7 +52,7 @@ VARIANTS = [
     *tiny_models.known("deepseek-v32-many", "glm-moe-dsa-many", "hy-v4-other", "axk2-groups", "deepseek-v4-other"),
     *tiny_models.known("bailing-hybrid-all-experts", "glm5-next-many"),
     *tiny_models.known("mistral-large4-many"),
-    *tiny_models.known("minimax-m3-many", "qwen4-exp-many"),
+    *tiny_models.known("minimax-m3-many", "qwen4-exp-many", "zamba2"),
 ]
 # Those that have other parts of these together.
 ALIKE = tiny_models.known(
@@ -60,6 +60,8 @@ ALIKE = tiny_models.known(
     *("afmoe-all-experts", "granitemoeshared", "granitemoe-swa", "cohere2-moe-sigmoid", "laguna"),
 )
 EACH = some_quick([*VARIANTS, *ALIKE], VARIANTS)
+# Norms behind attention enlarge what fewer bits change: transformers in bf16 is 0.10 off there.
+LARGER = {"zamba2": 3}
 LARGEST_ERROR = {"fp32": 1e-5, "bf16": 0.05, "int8": 0.1, "int4": 0.7}
 PROMPT = tokens(30, 1)
 
@@ -83,7 +85,7 @@ def test_every_precision(variant: str, precision: str) -> None:
     # By row: fewer bits may choose another expert for one of them, which is then far off.
     errors = torch.stack([torch.tensor(relative(*rows)) for rows in zip(steps, expected(variant), strict=True)])
     off = relative(steps, expected(variant)) if model.spec.experts is None else float(errors.median())
-    assert off < LARGEST_ERROR[precision]
+    assert off < LARGEST_ERROR[precision] * LARGER.get(variant, 1)
     second, third = model.new_sequence(60, len(PROMPT)), model.new_sequence(60, 3)
     model.extend(second, PROMPT[:7])
     rows = [Rows(third, [5, 6, 7], 3), Rows(second, PROMPT[7:], 3)]

@@ -19,7 +19,7 @@ VARIANTS += tiny_models.known(
     "nemotron-h", "nemotron-h-moe", "mamba2", "kimi-linear", "bailing-hybrid", "falcon-h1-norm"
 )
 VARIANTS += tiny_models.known("jamba", "jamba-dense", "mamba", "falcon-mamba-biases", "recurrent-gemma-last")
-VARIANTS += tiny_models.known("glm5-next-many")
+VARIANTS += tiny_models.known("glm5-next-many", "zamba2-adapted")
 PENDING = 16  # rows that can be forgotten again
 TEXT = tokens(150, 5)
 

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.one_stack, pytest.mark.skipif(not HAS_NATIVE, reason=u
 VARIANTS = tiny_models.known(
     *("llama", "opt-350m", "olmo2", "gemma2", "gpt-neox", "cohere", "bloom"),
     *("lfm2", "granite-hybrid", "qwen3-next", "deepseek-v3-dense", "granitemoe", "gemma4", "gemma4-moe"),
-    *("falcon-h1", "kimi-linear"),
+    *("falcon-h1", "kimi-linear", "zamba2"),
 )
 KEPT = ["llama", "opt-350m", "gemma2", "gpt-neox"]
 KEPT += tiny_models.known("qwen3-next", "deepseek-v3-dense", "granitemoe", "falcon-h1")

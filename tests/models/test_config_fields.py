@@ -16,6 +16,7 @@ from native_models import relative
 from transformers import AutoConfig
 
 from ipex_assist.checkpoints.base import Checkpoint
+from ipex_assist.checkpoints.products import with_products
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.load import load_model
 from ipex_assist.executors.load_request import LoadRequest
@@ -72,7 +73,7 @@ _VARIANTS = (
     *tiny_models.known("longcat-flash", "hy-v4", "axk2", "deepseek-v4"),
     *tiny_models.known("bailing-hybrid", "glm5-next"),
     *tiny_models.known("mistral-large4"),
-    *tiny_models.known("minimax-m3", "qwen4-exp"),
+    *tiny_models.known("minimax-m3", "qwen4-exp", "zamba2-adapted"),
 )
 # Of those that differ from these by names, or by which parts of theirs they have.
 _ALIKE = tiny_models.known(
@@ -171,7 +172,7 @@ def test_right_logits_or_a_refusal(model_type: str) -> None:
         if expected is None:
             continue
         model, logits = expected
-        checkpoint = InMemory(changed | {"architectures": [architecture.name]}, stored(model))
+        checkpoint = with_products(InMemory(changed | {"architectures": [architecture.name]}, stored(model)))
         try:
             ours = load_model(LoadRequest(checkpoint, "fp32", "native" if HAS_NATIVE else "torch", exact=False))
         except (NotComputed, IpexAssistError):

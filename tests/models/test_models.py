@@ -84,6 +84,9 @@ KINDS = [
         "bailing-hybrid-row",
         "glm5-next",
         "glm5-next-many",
+        "zamba2",
+        "zamba2-one-block",
+        "zamba2-adapted",
     ),
 ]
 

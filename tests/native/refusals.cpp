@@ -243,6 +243,13 @@ void check_specs(const KernelTable& k) {
                       layer.attention = {};
                       layer.recurrent = {KIMI_DELTA, 4, 4, 10, 10, 4, 0, 0, 0, 0, 7, NORMED, 0, 0, 0, 1, 0, 0};
                   }));
+    CHECK_REFUSED("the block of a layer aside is 1", make_last([](LayerSpec& layer) { layer.aside = 1; }));
+    CHECK_REFUSED("layer 0 is aside, and no mixer", make([](UniformSpec& s) {
+                      s.hidden_size = s.embedding_size = 48, s.layers = s.keeps_embedding = 1;
+                  }));
+    CHECK_REFUSED("layer 0 is aside and is no more",
+                  make([](UniformSpec& s) { s.keeps_embedding = 1, s.norm_place = SANDWICH; }));
+    CHECK_REFUSED("in rows of 40 columns", make([](UniformSpec& s) { s.keeps_embedding = 1; }));
     CHECK_REFUSED("laurel_rank is -1", make_last([](LayerSpec& layer) { layer.laurel_rank = -1; }));
     CHECK_REFUSED("laurel_rank is 8", make_last([](LayerSpec& layer) { layer.laurel_rank = 8, layer.mlp = {}; }));
     CHECK_REFUSED("whether gates are sparse is 1",

@@ -50,6 +50,7 @@ struct UniformSpec : ModelSpec {
         each.norm_place = norm_place, each.parallel = parallel, each.shared_norm = shared_norm;
         each.residual_multiplier = residual_multiplier, each.scaled = scaled;
         std::vector<LayerSpec> specs(size_t(std::max(0, layers)), each);
+        if (keeps_embedding && !specs.empty()) specs.front().aside = 1;
         if (rotary_dim && !specs.empty()) specs.back().attention.rope_column = (rotary_tables - 1) * rotary_dim;
         return specs;
     }
@@ -326,7 +327,7 @@ void list_recurrent_shapes(const RecurrentSpec& r, int64_t hidden, const Add& ad
 void list_layer_shapes(const ModelSpec& model, const LayerSpec& layer, int32_t number, std::vector<Shape>& all) {
     const AttentionSpec& a = layer.attention;
     const MlpSpec& m = layer.mlp;
-    const int64_t hidden = model.hidden_size, input = model.mixer_input_width(number);
+    const int64_t hidden = model.hidden_size, input = model.mixer_input_width(layer, number);
     const auto add = [&](const char* leaf, bool bias, int64_t rows, int64_t columns, int32_t expert = -1) {
         std::string place = "layers." + std::to_string(number) + ".";
         if (expert >= 0) place += expert < m.experts ? "experts." + std::to_string(expert) + "." : "shared.";
@@ -341,7 +342,7 @@ void list_layer_shapes(const ModelSpec& model, const LayerSpec& layer, int32_t n
     }
     for (const bool bias : {false, true}) {
         if (bias && !model.norms_biased) continue;
-        if (layer.norm_place != POST && input == hidden) add("attention_norm", bias, hidden, 1);
+        if (layer.norm_place != POST && (input == hidden || layer.aside)) add("attention_norm", bias, input, 1);
         if (layer.norm_place != POST && !layer.shared_norm && layer.has_mlp()) add("mlp_norm", bias, hidden, 1);
         if (layer.has_attention_out_norm()) add("attention_out_norm", bias, hidden, 1);
         if (layer.has_mlp_out_norm()) add("mlp_out_norm", bias, hidden, 1);
@@ -423,6 +424,7 @@ void list_layer_shapes(const ModelSpec& model, const LayerSpec& layer, int32_t n
         add("per_layer_out_norm", false, hidden, 1);
     }
     if (layer.scaled) add("layer_scalar", false, 1, 1);
+    if (layer.aside) linear("aside_proj", 0, hidden, hidden);
     if (layer.laurel_rank) {
         linear("laurel_left_proj", 0, layer.laurel_rank, hidden);
         linear("laurel_right_proj", 0, hidden, layer.laurel_rank);

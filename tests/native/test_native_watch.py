@@ -17,7 +17,7 @@ MIXERS = ["llama", "opt-350m", "deepseek-v3-dense", "qwen3-next", "mamba", "lfm2
 MIXERS += tiny_models.known("glm-moe-dsa", "hy-v4", "axk2-groups", "gemma3n", "recurrent-gemma", "deepseek-v4")
 MIXERS += tiny_models.known("bailing-hybrid", "glm5-next")
 MIXERS += tiny_models.known("mistral-large4")
-MIXERS += tiny_models.known("minimax-m3")
+MIXERS += tiny_models.known("minimax-m3", "zamba2")
 
 
 def watched_pass(variant: str, count: int, precision: str = "fp32") -> tuple[list[OperationOutput], torch.Tensor]:

@@ -129,7 +129,8 @@ class _Trial:
                 continue
             attention = self.model.spec.layers[index].attention
             metadata = self.model.attention_metadata(start + offset, len(rows), attention, True)
-            rows = self.model.layer(rows, index, self.cache, metadata, per_layer=inputs)
+            read = rows.repeat(1, 2) if self.model.spec.layers[index].aside else rows
+            rows = self.model.layer(rows, index, self.cache, metadata, per_layer=inputs, read=read)
         return rows
 
 

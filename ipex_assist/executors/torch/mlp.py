@@ -51,6 +51,16 @@ def run_mlp(
     return made
 
 
+def run_aside(spec: LayerSpec, layer: Layer, x: torch.Tensor, rows: torch.Tensor, see: See) -> torch.Tensor:
+    """What a layer aside gives, of what attention gave after its norm, rows (rows, hidden). x: the residual stream."""
+    assert layer.aside is not None
+    see("prepare_mlp", "residual stream", x)
+    see("prepare_mlp", "mlp inputs", rows)
+    made = layer.aside(run_mlp(spec, layer, rows, see))
+    see("aside_linear", "delta", made)
+    return made
+
+
 def _seen_router(router: Linear, see: See, x: torch.Tensor) -> torch.Tensor:
     logits = router(x)
     see("route", "router logits", logits)

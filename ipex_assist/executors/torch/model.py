@@ -24,10 +24,10 @@ from ipex_assist.executors.torch.kernels import Kernels
 from ipex_assist.executors.torch.key_factors import key_factors
 from ipex_assist.executors.torch.kv_cache import KVCache
 from ipex_assist.executors.torch.mixers.attention import attention_mask, query_growth
-from ipex_assist.executors.torch.mixers.layer_rows import AttentionMetadata, LayerRows
+from ipex_assist.executors.torch.mixers.layer_rows import AttentionMetadata, LayerRows, unseen
 from ipex_assist.executors.torch.mixers.run import run_mixer
 from ipex_assist.executors.torch.mixers.states import RecurrentStates
-from ipex_assist.executors.torch.mlp import ACTIVATION_FUNCTIONS, gated, run_mlp
+from ipex_assist.executors.torch.mlp import ACTIVATION_FUNCTIONS, gated, run_aside, run_mlp
 from ipex_assist.executors.torch.rope import TorchRotary, entry_angles
 from ipex_assist.executors.torch.row_plan import RowPlan
 from ipex_assist.executors.torch.streams import check_hidden, read_streams, write_streams
@@ -84,10 +84,6 @@ def _chunks(count: int) -> list[tuple[int, int]]:
     return [(min(PROMPT_CHUNK, count - done), 0) for done in range(0, count, PROMPT_CHUNK)]
 
 
-def _unseen(layer: int, operation: str, buffer: str, *parts: torch.Tensor, column: int = 0) -> None:
-    """Nobody watches."""
-
-
 class TorchModel(Model):
     """A Model (see executors/interface.py) of PyTorch operators; sequences run one after the other.
 
@@ -104,7 +100,7 @@ class TorchModel(Model):
         self.kv_precision = kv_precision or ("fp32" if kernels.dtype == torch.float32 else "bf16")
         self.key_factors = key_factors(spec, weights, kernels) if self.kv_precision == "int8" else []
         self.rotary = TorchRotary(spec, kernels.dtype) if spec.rotary_tables else None
-        self.see: abc.Callable[..., None] = _unseen  # as See, with the layer's index before the operation
+        self.see: abc.Callable[..., None] = unseen  # as See, with the layer's index before the operation
         self.deferred: list[torch.Tensor] = []  # what experts of a layer gave, until the next layer adds it
         self.tokens: torch.Tensor | None = None  # of the rows of a pass
         self.adapters: dict[str, list[AdapterMatrices]] = {}
@@ -238,7 +234,7 @@ class TorchModel(Model):
         inputs = self.per_layer_inputs(self.tokens, x)
         metadata: dict[AttentionSpec | RecurrentSpec, AttentionMetadata] = {}
         prompt_length = sequence.rope_prompt_length
-        before = x
+        before, embedded, aside = x, x, None
         for index, layer in enumerate(self.spec.layers):
             x = with_images(x, images, start, count, index) if index else x
             if tapped is not None:
@@ -246,9 +242,10 @@ class TorchModel(Model):
             if layer.mixer not in metadata:
                 place = start, count, len(tokens)
                 metadata[layer.mixer] = self.metadata(*place, layer.mixer, padded > 0, prompt_length, images)
-            read = before if layer.beside else x
-            before = x
-            x = self.layer(x, index, sequence.cache, metadata[layer.mixer], sequence.states, inputs, read)
+            read = before if layer.beside else x if aside is None else x + aside
+            read, before = torch.cat((x, embedded), 1) if layer.aside else read, x
+            made = self.layer(x, index, sequence.cache, metadata[layer.mixer], sequence.states, inputs, read)
+            x, aside = (x, made) if layer.aside else (made, None)
         if tapped is not None:
             last = self.normed(x) if tapped.taps.normed else x
             tapped.take(self.spec.num_hidden_layers, last[:count])
@@ -385,6 +382,8 @@ class TorchModel(Model):
         """The residual stream after a layer's MLP, or after its mixer where it has none."""
         spec, layer = self.spec.layers[index], self.weights.layers[index]
         see, after = partial(self.see, index), spec.norm_place == "post_residual"
+        if layer.aside is not None:
+            return run_aside(spec, layer, x, self._norm(mixed, layer.mlp_norm), see)
         attended = self._delta(spec, self._norm_if(spec.has_mixer_out_norm, mixed, layer.attention_out_norm))
         if layer.laurel is not None:
             x = x + rows + self._norm(layer.laurel.right(layer.laurel.left(rows)), layer.laurel.norm)

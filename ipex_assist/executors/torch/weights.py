@@ -108,6 +108,7 @@ class Layer:
     mlp_gate: tuple[Linear, Linear] | None = None
     altup: AltUpLayer | None = None
     laurel: LaurelLayer | None = None
+    aside: Linear | None = None  # (rows, hidden) → the same, of a layer aside
     convs: tuple[DynamicConv, ...] = ()  # around attention and MLP, of draft heads that have them
 
     @property
@@ -219,8 +220,7 @@ class _Packer:
         if len(parts) == len(expected):
             ordered = [parts.pop(part) for part in expected]
             del self.pending[key], tensor
-            matrices = [part for part in ordered if part.dim() == 2]
-            vectors = [part for part in ordered if part.dim() == 1]
+            matrices, vectors = ([part for part in ordered if part.dim() == size] for size in (2, 1))
             weight = matrices[0] if len(matrices) == 1 else torch.cat(matrices)
             bias = torch.cat(vectors) if vectors else None
             if bias is not None:  # the last parts may have none: gates beside latents
@@ -328,6 +328,7 @@ class _Packer:
             mlp_gate=self._gate(prefix + "mlp_gate") if spec.mlp_gate_rank and not self.spec.gates_streams else None,
             altup=None if self.spec.altup is None else altup_layer(self.spec.altup, self.tensors, prefix),
             laurel=self._laurel(prefix) if spec.laurel_rank else None,
+            aside=self.linears.get(prefix + "aside"),
             convs=tuple(self._conv(prefix + base) for base in CONV_BASES if f"{prefix}{base}.weight" in self.tensors),
         )
 
@@ -422,6 +423,4 @@ def _stack(layer: LayerSpec | None, leaf: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _first_linear(layer: LayerSpec) -> str:
-    if layer.recurrent is not None:
-        return "mixer_in"
-    return "qkv" if layer.attention.latent is None else "latent_in"
+    return "mixer_in" if layer.recurrent is not None else "qkv" if layer.attention.latent is None else "latent_in"

@@ -31,14 +31,14 @@ void probe(const PackedModel& model, size_t index, LinearRows in, float* keys, i
     const PackedLayer& layer = model.layers[index];
     const int64_t width = layer.input_width, hidden = model.spec.hidden_size;
     in.depth = layer.qkv.depth;
-    const bool both = width > hidden;  // a token beside a hidden state
+    const bool both = width > hidden && !layer.aside;  // a token beside a hidden state, with a norm each
     std::vector<float> row(size_t(layer.qkv.depth)), ordered(row.size());
     for (int32_t r = 0; r < ROWS; r++) {
         for (int64_t i = 0; i < width; i++) {
             const Norm norm = !both        ? norm_before(model, index)
                               : i < hidden ? model.head_embedding_norm
                                            : model.head_hidden_norm;
-            const int64_t at = i % hidden;
+            const int64_t at = both ? i % hidden : i;
             row[size_t(i)] =
                 sign(uint32_t(r * width + i)) * (norm.weight ? norm.weight[at] : 1) + (norm.bias ? norm.bias[at] : 0);
         }

@@ -122,7 +122,7 @@ struct ThreadBuffers {
 struct ActivationSizes {
     int64_t rows, logit_rows, vocabulary_chunks, threads, nodes;
     int64_t width, qkv, attended, per_layer;    // columns of a row
-    int64_t wide;                               // and of what gates of norms read
+    int64_t wide;                               // and of what gates of norms, and layers aside, read
     int64_t stream, stream_rows, stream_parts;  // columns of a row of the residual stream; of several streams
     int64_t between;                            // columns of rows between the linears of a mixer
     int64_t scan_rows, scan_columns, state;     // of recurrent layers; floats of a part of their state

@@ -51,6 +51,7 @@ void embed(Pass& pass, int thread) {
         if (given) std::copy(given, given + size, x.row(r));
         else embed_token(pass, plan.tokens[size_t(r)], plan.positions[size_t(r)], x.row(r));
         for (int32_t s = 1; s < streams; s++) std::copy(x.row(r), x.row(r) + size, x.row(r) + s * size);
+        if (pass.model.spec.keeps_embedding) std::copy(x.row(r), x.row(r) + size, x.row(r) + size);
     }
 }
 

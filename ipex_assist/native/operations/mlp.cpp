@@ -170,4 +170,14 @@ void mlp(Pass& pass, const LayerStep& step, int thread) {
            &pass.after_mlp(step), adapter_term(pass, step, DOWN));
 }
 
+void aside_linear(Pass& pass, const LayerStep& step, int thread) {
+    const Linear& aside = pass.layer(step).aside_linear;
+    const Array<float>& delta = pass.delta(thread);
+    prepare_made(pass, thread, pass.model.spec.hidden_size, pass.plan().rows(), aside,
+                 [&](int64_t r) { return delta.row(r); });
+    if (pass.plan().each_thread_prepares) pass.wait(thread);  // before others write where this one reads
+    linear(pass, thread, pass.inputs(thread, aside.depth), aside, pass.plan().rows(), delta.data, delta.columns,
+           &pass.reader(step));
+}
+
 }  // namespace ipex_assist

@@ -71,7 +71,7 @@ void add_delta(const Pass& pass, const ResidualNorm& residual, int64_t row, floa
 void gate_rows(Pass& pass, int thread, const NormGate& gate, int64_t rank, int64_t rows, const Linear& next);
 void prepare_attention(Pass& pass, const LayerStep& step, int thread);
 void prepare_mlp(Pass& pass, const LayerStep& step, int thread);
-void normalize(const Pass& pass, const Norm& norm, const float* x, float* out);
+void normalize(const Pass& pass, const Norm& norm, const float* x, float* out, int64_t width = 0);  // 0: hidden_size
 
 // row_preparation.cpp
 // Columns first … last of a row (width) in the form that `next` multiplies, as row `row` of `to`.
@@ -164,6 +164,7 @@ const float* convolved_delta(const Pass& pass, int thread, const ConvWeights& co
 
 // mlp.cpp
 void mlp(Pass& pass, const LayerStep& step, int thread);
+void aside_linear(Pass& pass, const LayerStep& step, int thread);  // of a layer aside, after its MLP
 // A row of sparse gates: gate and up, from a column on activated columns, and in the last 16 what gates are above.
 inline int64_t sparse_active(const MlpSpec& mlp) { return 2 * round_up(mlp.intermediate_size, LANES); }
 inline int64_t sparse_stride(const MlpSpec& mlp) { return sparse_active(mlp) / 2 * 3 + LANES; }

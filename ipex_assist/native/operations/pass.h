@@ -87,6 +87,7 @@ struct Pass {
     }
     // What reads the result of its MLP.
     const Linear& after_mlp(const LayerStep& step) const {
+        if (layer(step).aside) return layer(step).aside_linear;
         return model.spec.per_layer_size ? layer(step).per_layer.gate : reader(step);
     }
     const Linear& after_layers() const {

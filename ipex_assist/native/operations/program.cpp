@@ -30,6 +30,7 @@ constexpr Operation LAUREL{"laurel", laurel};
 constexpr Operation PREPARE_MLP{"prepare_mlp", prepare_mlp, RESIDUAL_STREAM | MLP_INPUTS};
 constexpr Operation CONVOLVE_MLP{"convolve_mlp", convolve_mlp};
 constexpr Operation MLP{"mlp", mlp, ACTIVE | DELTA};
+constexpr Operation ASIDE_LINEAR{"aside_linear", aside_linear, DELTA};
 constexpr Operation ROUTE{"route", route, ROUTER_LOGITS};
 constexpr Operation FILL_SLOTS{"fill_slots", fill_slots};
 constexpr Operation UP_EXPERTS{"up_experts", up_experts, ACTIVE};
@@ -76,6 +77,7 @@ Program::Program(const PackedModel& model_) : model(model_) {
         list_mixer_operations(layer, step, token_and_hidden ? PREPARE_TOKEN_AND_HIDDEN : PREPARE_ATTENTION);
         if (layer.laurel_rank) step.attend_operations.insert(step.attend_operations.begin(), LAUREL);
         list_mlp(layer, step, model.expert_cache != nullptr);
+        if (layer.aside) add(step.attend_operations, {ASIDE_LINEAR});
         if (model.spec.per_layer_size) add(step.attend_operations, {PREPARE_PER_LAYER, PER_LAYER});
         if (layer.is_recurrent() || layer.attention.kept_heads()) last_filled = int32_t(i);
         layers.push_back(step);

@@ -13,9 +13,10 @@ void multiply(float* x, float factor, int64_t size) {
 
 }  // namespace
 
-void normalize(const Pass& pass, const Norm& norm, const float* x, float* out) {
+void normalize(const Pass& pass, const Norm& norm, const float* x, float* out, int64_t width) {
     const ModelSpec& spec = pass.model.spec;
-    pass.kernels.normalize(spec.rms_norm, x, norm.weight, norm.bias, spec.norm_eps, spec.hidden_size, out);
+    pass.kernels.normalize(spec.rms_norm, x, norm.weight, norm.bias, spec.norm_eps, width ? width : spec.hidden_size,
+                           out);
 }
 
 namespace {
@@ -62,7 +63,7 @@ void residual_norm(Pass& pass, int thread, const ResidualNorm& residual, const s
     const ThreadBuffers& own = pass.activations.own(thread);
     const int64_t count = kept ? int64_t(kept->size()) : plan.rows(), size = pass.model.spec.hidden_size;
     const bool all = plan.each_thread_prepares, gated = residual.streams && pass.model.spec.streams.gated();
-    const int64_t width = gated ? pass.model.spec.norm_width() : size;
+    const int64_t width = gated ? pass.model.spec.norm_width() : residual.with_embedding ? 2 * size : size;
     const Array<float>& stream = pass.stream(thread);
     const int64_t first = all ? 0 : share(count, thread, plan.threads);
     const int64_t end = all ? count : share(count, thread + 1, plan.threads);
@@ -82,12 +83,21 @@ void residual_norm(Pass& pass, int thread, const ResidualNorm& residual, const s
     }
     for (int64_t i = first; i < end; i++) {
         if (!residual.streams && !residual.late) add(i);
-        float* row = stream.row(kept ? (*kept)[size_t(i)] : i);
+        const int64_t r = kept ? (*kept)[size_t(i)] : i;
+        float* row = stream.row(r);
         const float* x = residual.streams && !gated ? read_streams(pass.model.spec, row, own.row.data) : row;
+        if (residual.instead) x = pass.delta(thread).row(r);
+        if (residual.passing) {
+            std::copy(row, row + size, own.row.data);
+            pass.kernels.add(own.row.data, pass.delta(thread).row(r), size);
+            x = own.row.data;
+        }
         if (residual.altup)
             x = (residual.corrects ? correct_streams : predict_streams)(pass, *residual.altup, row, own.row.data);
-        float* normed = residual.kept ? pass.normed(thread).row(i) : own.row.data;
-        if (residual.pre && !gated) normalize(pass, *residual.pre, x, normed);
+        float* normed = residual.with_embedding ? own.entering.data
+                        : residual.kept         ? pass.normed(thread).row(i)
+                                                : own.row.data;
+        if (residual.pre && !gated) normalize(pass, *residual.pre, x, normed, width);
         const float* from = residual.pre ? normed : x;
         if (all) prepare_row(pass, thread, from, width, 0, next.depth, i, next, own.inputs.with_depth(next.depth));
         else prepare_row(pass, thread, from, width, 0, next.depth, i, next, &NodeBuffers::inputs);

@@ -87,7 +87,7 @@ void size_layers(const SizedPass& pass, ActivationSizes& s) {
     for (const AttentionShape& each : pass.program.shape.attention)
         s.queries = std::max<int64_t>(s.queries, each.most_queries());
     const int64_t fc = spec.draft_head.fc_width(spec.hidden_size);
-    s.entering = fc ? std::max<int64_t>(fc, 2 * spec.hidden_size) : 0;
+    s.entering = fc || spec.keeps_embedding ? std::max<int64_t>(fc, 2 * spec.hidden_size) : 0;
     s.depth = std::max<int64_t>({s.wide, s.between, s.entering, spec.draft_head.selector_rank});
     if (spec.per_layer_size) {
         s.per_layer = round_up(spec.per_layer_width(), LANES);
@@ -137,7 +137,7 @@ ActivationSizes activation_sizes(const SizedPass& pass) {
     s.threads = pass.plan.threads, s.nodes = pass.plan.team.nodes();
     s.width =
         round_up(std::max({spec.hidden_size, spec.table_width(), spec.embedding_size, spec.per_layer_size}), LANES);
-    s.wide = std::max(s.width, spec.norm_width());
+    s.wide = std::max({s.width, spec.norm_width(), spec.keeps_embedding ? 2 * int64_t(spec.hidden_size) : 0});
     s.stream = std::max(s.width, spec.stream_width());
     // Of prompts, too: the rows that go on after the others have ended may be few.
     if (spec.streams.several())

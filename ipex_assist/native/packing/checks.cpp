@@ -174,6 +174,24 @@ void check_beside(const LayerSpec* layers, int32_t number) {
         refuse("the mixer of layer %d beside that of one before it, which ends with an MLP or a norm", number);
 }
 
+// One whose attention reads the embedding, too: what it gives is added before the mixer of the next layer alone.
+void check_aside(const ModelSpec& s, const LayerSpec* layers, int32_t number) {
+    const LayerSpec& layer = layers[number];
+    check_range("the block of a layer aside", layer.aside, 0, s.keeps_embedding ? MOST_LAYERS : 0);
+    if (!layer.aside) return;
+    const bool plain = !layer.is_recurrent() && !layer.attention.is_latent() && layer.has_mlp() && !layer.mlp.experts &&
+                       layer.norm_place == PRE && layer.residual_multiplier == 1;
+    const bool more = layer.parallel || layer.scaled || layer.beside || layer.laurel_rank || layer.mixer_gate_rank ||
+                      layer.mlp_gate_rank || layer.attention.choice.blocks;
+    if (!plain || more) refuse("layer %d is aside and is no more than attention, an MLP and norms before them", number);
+    const LayerSpec* next = number + 1 < s.layers ? &layers[number + 1] : nullptr;
+    if (!next || next->aside || next->beside || !next->has_pre_norms() || next->mixer_gate_rank)
+        refuse("layer %d is aside, and no mixer after a norm alone follows it", number);
+    if (s.is_draft_head() || s.streams.several() || s.altup.several() || s.per_layer_size || s.hidden_size % LANES)
+        refuse("a layer aside in a draft head, in rows of %d columns, or with streams or per-layer embeddings",
+               s.hidden_size);
+}
+
 void check_model(const ModelSpec& s) {
     check_range("num_hidden_layers", s.layers, 1, MOST_LAYERS);
     check_range("vocab_size", s.vocab_size, 1, LARGEST);
@@ -210,6 +228,7 @@ const ModelSpec& checked(const ModelSpec& s, const LayerSpec* layers) {
         check_mixer_among(layers, i);
         check_beside(layers, i);
         check_deferred(s, layers, i);
+        check_aside(s, layers, i);
     }
     check_draft_head_layers(s, layers);
     check_streams(s, layers);

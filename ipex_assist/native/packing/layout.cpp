@@ -61,6 +61,9 @@ void place_residual_norms(ModelWeights& w) {
             layer.into_attention.altup = layer.per_layer.into_gate.altup = &layer.altup;
             layer.per_layer.into_gate.corrects = true;
         }
+        layer.into_attention.with_embedding = layer.into_mlp.instead = layer.aside != 0;
+        if (layer.aside) layer.into_mlp.add = false;
+        if (last && last->aside) layer.into_attention.add = false, layer.into_attention.passing = true;
         before_last = last, last = &layer;
     }
     w.into_head = w.after_layers = ResidualNorm{};

@@ -304,7 +304,11 @@ struct LayerSpec {
     // Columns of the row by which what a norm before the mixer, or the MLP, gives is gated (A.X-K2): y becomes
     // y · sigmoid(up · silu(down · y)); 0: it is not.
     int32_t mixer_gate_rank, mlp_gate_rank;
-    int32_t laurel_rank;      // of the pair of linears beside its attention (LAuReL), 0: there is none
+    int32_t laurel_rank;  // of the pair of linears beside its attention (LAuReL), 0: there is none
+    // Its attention reads the residual stream beside the embedding, through one norm; its MLP what attention gives; and
+    // what a linear makes of what that gives, the next layer's mixer reads, added to the stream for it alone (Zamba2).
+    // The number of the block whose weights it has, from 1 on; 0: it is no such layer.
+    int32_t aside;
     AttentionSpec attention;  // without heads where there is a recurrent mixer
     RecurrentSpec recurrent;
     MlpSpec mlp;
@@ -414,10 +418,12 @@ struct ModelSpec {
     int32_t rotary_width;         // columns of the cos of a position, those of all tables side by side; 0: none
     int32_t rms_norm, norms_biased;
     int32_t per_layer_tokens;  // rows of the table of per-layer embeddings: tokens from there on have the first one's
+    int32_t keeps_embedding;   // whether a row has its embedding behind the residual stream, as layers aside read it
     HeadSpec draft_head;
 
     // Columns of a row of the residual stream.
     int64_t stream_width() const {
+        if (keeps_embedding) return 2 * int64_t(hidden_size);
         return altup.several() ? int64_t(altup.count + 1) * hidden_size : streams.width(hidden_size);
     }
     // Columns of the norms before mixers, MLPs and the head.
@@ -428,9 +434,9 @@ struct ModelSpec {
     // Columns of a row of the table of embeddings; of a head that reads its target, the target's.
     int32_t table_width() const { return reads_target() ? draft_head.input_size : embedding_size; }
     int32_t lm_head_rows() const { return draft_head.lm_head_rows ? draft_head.lm_head_rows : vocab_size; }
-    // Columns of what the mixer of a layer gets.
-    int64_t mixer_input_width(int64_t layer) const {
-        return int64_t(hidden_size) * (draft_head.kind == EAGLE3 && layer == 0 ? 2 : 1);
+    // Columns of what the mixer of a layer gets; number: of the layer.
+    int64_t mixer_input_width(const LayerSpec& layer, int64_t number) const {
+        return int64_t(hidden_size) * (layer.aside || (draft_head.kind == EAGLE3 && number == 0) ? 2 : 1);
     }
     int64_t per_layer_width() const { return int64_t(layers) * per_layer_size; }
 };

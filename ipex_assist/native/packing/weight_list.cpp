@@ -97,7 +97,8 @@ void list_layer(WeightList& list, const ModelSpec& spec, PackedLayer& layer) {
     list_altup(list, spec, layer.altup);
     const bool first_norms = layer.norm_place != POST;
     // That of a token beside a hidden state is the draft head's.
-    if (first_norms && layer.input_width == hidden) list.norm(layer.attention_norm, spec, {"attention_norm", width});
+    if (first_norms && (layer.input_width == hidden || layer.aside))
+        list.norm(layer.attention_norm, spec, {"attention_norm", layer.aside ? layer.input_width : width});
     list_norm_gate(list, spec, layer.mixer_gate, "mixer_gate_down_proj", "mixer_gate_up_proj", layer.mixer_gate_rank);
     list_mixer_weights(list, spec, layer);
     if (layer.laurel_rank) {
@@ -112,6 +113,9 @@ void list_layer(WeightList& list, const ModelSpec& spec, PackedLayer& layer) {
         list_norm_gate(list, spec, layer.mlp_gate, "mlp_gate_down_proj", "mlp_gate_up_proj", layer.mlp_gate_rank);
         list_mlp_or_experts(list, spec, layer);
         if (layer.has_mlp_out_norm()) list.norm(layer.mlp_out_norm, spec, {"mlp_out_norm", hidden});
+        if (layer.aside)
+            list.linear(layer.aside_linear, {packed(hidden), hidden, false, spec.precision},
+                        {{"aside_proj", 0, hidden}});
     }
     if (own) {
         PerLayerWeights& w = layer.per_layer;

@@ -135,7 +135,7 @@ ModelWeights::ModelWeights(const ModelSpec& spec_, const LayerSpec* specs, Weigh
     layers.resize(size_t(spec.layers));  // whose norms and linears are pointed to
     for (size_t i = 0; i < layers.size(); i++) {
         static_cast<LayerSpec&>(layers[i]) = specs[i];
-        layers[i].input_width = spec.mixer_input_width(int64_t(i));
+        layers[i].input_width = spec.mixer_input_width(specs[i], int64_t(i));
         layers[i].columns = mixer_columns(specs[i]);
         if (layers[i].mlp.experts) layers[i].experts.resize(size_t(layers[i].mlp.count()));
     }

@@ -83,6 +83,9 @@ struct ResidualNorm {
     bool corrects = false;
     const Norm* laurel = nullptr;  // LAuReL: of what its linears gave, which x gets with its own norm `laurel_input`
     const Norm* laurel_input = nullptr;
+    // Of layers aside: the second gets x and its embedding, which is behind it; or delta in the place of x; or the sum of
+    // both, and x stays.
+    bool with_embedding = false, instead = false, passing = false;
 };
 
 struct Mlp {
@@ -182,6 +185,7 @@ struct PackedLayer : LayerSpec {
     StreamWeights attention_streams, mlp_streams;
     AltUpWeights altup;
     LaurelWeights laurel;
+    Linear aside_linear;                                              // of a layer aside, after its MLP
     ConvWeights attention_conv, mlp_conv;                             // of a draft head that has them
     NormGate mixer_gate, mlp_gate;                                    // of the norms before mixer and MLP
     Norm attention_norm, attention_out_norm, mlp_norm, mlp_out_norm;  // the latter of each is a post norm

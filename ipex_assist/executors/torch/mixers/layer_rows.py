@@ -22,6 +22,10 @@ class See(Protocol):
         ...
 
 
+def unseen(layer: int, operation: str, buffer: str, *parts: torch.Tensor, column: int = 0) -> None:
+    """Nobody watches a layer."""
+
+
 @dataclass(frozen=True)
 class AttentionMetadata:
     """The rows of one pass: their first position, their rotation, what they may see, and whether a decode step's."""
