@@ -13,6 +13,7 @@ from typing import Any
 import gguf
 import gguf_deepseek4
 import gguf_mixtures
+import gguf_others
 import torch
 
 Config = dict[str, Any]
@@ -264,6 +265,7 @@ OWN: dict[str, Callable[[Config], Config]] = {
     "gemma4": _gemma4,
     "gemma3n": _gemma3n,
     **gguf_mixtures.OWN,
+    **gguf_others.OWN,
     "deepseek4": gguf_deepseek4.metadata,
     "apertus": lambda config: {},
 }
@@ -285,7 +287,7 @@ def stacked(tensors: dict[str, torch.Tensor], arch: str) -> Tensors:
 
 def tensors_of(tensors: dict[str, torch.Tensor], config: Config, arch: str, blocks: int) -> Tensors:
     """A checkpoint's tensors as the file has them, by its names. blocks: layers, any draft heads' included."""
-    known = gguf_mixtures.NAMED_AS.get(arch, arch)
+    known = {**gguf_mixtures.NAMED_AS, **gguf_others.NAMED_AS}.get(arch, arch)
     key = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == known)
     name_map = gguf.get_tensor_name_map(key, blocks + 1)
     if arch == "step35" and config["rope_parameters"]["full_attention"]["rope_type"] == "llama3":
@@ -322,8 +324,8 @@ def changed(name: str, tensor: torch.Tensor, config: Config, arch: str) -> Tenso
     if arch == "deepseek4":
         yield from gguf_deepseek4.tensors(name, tensor, config)
         return
-    if arch in gguf_mixtures.CHANGED:
-        yield from gguf_mixtures.CHANGED[arch](name, tensor, config)
+    if own := {**gguf_mixtures.CHANGED, **gguf_others.CHANGED}.get(arch):
+        yield from own(name, tensor, config)
         return
     if name.endswith(
         (
@@ -335,7 +337,7 @@ def changed(name: str, tensor: torch.Tensor, config: Config, arch: str) -> Tenso
         )
     ):
         name += ".weight"
-    if arch == "granitehybrid":
+    if arch in ("granitehybrid", "granitemoe"):
         yield from _granite_tensors(name, tensor, config)
     elif arch.startswith("nemotron") or arch == "mamba2":
         yield from _mamba(name, tensor, config.get("n_groups", 1))
@@ -386,7 +388,7 @@ def _granite_tensors(name: str, tensor: torch.Tensor, config: Config) -> Tensors
         halves = tensor.reshape(heads, 2, tensor.shape[0] // heads // 2, *tensor.shape[1:])
         yield name, halves.transpose(1, 2).reshape(tensor.shape)
     else:
-        yield from _mamba(name, tensor, config["mamba_n_groups"])
+        yield from _mamba(name, tensor, config.get("mamba_n_groups", 1))
 
 
 def _delta_tensors(name: str, tensor: torch.Tensor, config: Config, arch: str) -> Tensors:

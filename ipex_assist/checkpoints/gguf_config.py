@@ -7,14 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from ipex_assist.checkpoints import (
     gguf_apertus,
+    gguf_cohere2_moe,
     gguf_deepseek,
     gguf_deepseek4,
     gguf_experts,
+    gguf_falcon_h1,
     gguf_families,
     gguf_gemma3n,
     gguf_gpt,
+    gguf_granite,
     gguf_jamba,
     gguf_kimi,
+    gguf_llama4,
     gguf_minimax,
     gguf_recurrent,
     gguf_windows,
@@ -45,30 +49,20 @@ _GPT_BIGCODE = (
     *(f"transformer.h.{{bid}}.{m}" for m in ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")),
 )
 
+_BY_MODULES = (gguf_families, gguf_gpt, gguf_experts)
+_BY_TABLES = (
+    *(gguf_recurrent, gguf_deepseek, gguf_deepseek4, gguf_apertus, gguf_windows, gguf_jamba, gguf_kimi, gguf_minimax),
+    *(gguf_gemma3n, gguf_granite, gguf_falcon_h1, gguf_cohere2_moe, gguf_llama4),
+)
 # general.architecture -> (architectures[0], model_type, Hugging Face modules, or a table). Mistral's files say "llama".
 ARCHITECTURES: dict[str, tuple[str, str, Any]] = {
     "llama": ("LlamaForCausalLM", "llama", _LLAMA),
     "qwen2": ("Qwen2ForCausalLM", "qwen2", _LLAMA),
     "qwen3": ("Qwen3ForCausalLM", "qwen3", _QWEN3),
     "starcoder": ("GPTBigCodeForCausalLM", "gpt_bigcode", _GPT_BIGCODE),
-    **gguf_families.ARCHITECTURES,
-    **gguf_gpt.ARCHITECTURES,
-    **gguf_experts.ARCHITECTURES,
-    **gguf_recurrent.ARCHITECTURES,
-    **gguf_deepseek.ARCHITECTURES,
-    **gguf_deepseek4.ARCHITECTURES,
-    **gguf_apertus.ARCHITECTURES,
-    **gguf_windows.ARCHITECTURES,
-    **gguf_jamba.ARCHITECTURES,
-    **gguf_kimi.ARCHITECTURES,
-    **gguf_minimax.ARCHITECTURES,
-    **gguf_gemma3n.ARCHITECTURES,
+    **{name: each for module in (*_BY_MODULES, *_BY_TABLES) for name, each in module.ARCHITECTURES.items()},
 }
-_OF_TABLES = {
-    **{**gguf_recurrent.CONFIGS, **gguf_deepseek.CONFIGS, **gguf_apertus.CONFIGS, **gguf_windows.CONFIGS},
-    **{**gguf_jamba.CONFIGS, **gguf_kimi.CONFIGS, **gguf_minimax.CONFIGS, **gguf_gemma3n.CONFIGS},
-    **gguf_deepseek4.CONFIGS,
-}
+_OF_TABLES = {name: each for module in _BY_TABLES for name, each in module.CONFIGS.items()}
 
 SUPPORTED = {architecture for architecture, _, _ in ARCHITECTURES.values()}
 
@@ -296,6 +290,8 @@ def _family(header: GgufHeader) -> str:
     arch = str(header.get("general.architecture"))
     if arch == "deepseek2":
         return gguf_deepseek.family_of(header)
+    if arch in ("granitemoe", "granite_swa"):
+        return gguf_granite.family_of(header)
     if arch == "olmo2" and header.get("{arch}.attention.sliding_window"):
         return "olmo3"
     if arch == "mamba" and header.get("{arch}.ssm.dt_b_c_rms"):
@@ -330,7 +326,8 @@ def _llama(header: GgufHeader, hidden_size: int, arch: str) -> dict[str, Any]:
         "rope_scaling": _rope_scaling(header),
         "hidden_act": "silu",
     }
-    if arch in gguf_families.LAYER_NORMS or arch in gguf_gpt.CONFIGS:
+    plain = arch == "cohere2moe" and header.get("{arch}.attention.layer_norm_rms_epsilon") is None
+    if plain or arch in gguf_families.LAYER_NORMS or arch in gguf_gpt.CONFIGS:
         config["layer_norm_eps"] = rounded(header.required("attention.layer_norm_epsilon"))
     else:
         config["rms_norm_eps"] = rounded(header.required("attention.layer_norm_rms_epsilon"))
@@ -423,11 +420,14 @@ def _llama3_scaling(header: GgufHeader) -> dict[str, Any]:
     low, high, original, factor = 1.0, 4.0, 8192, max(stored)
     if header.get("general.architecture") == "step35":  # which has others, of half of a head, and ones behind them
         high, original, stored = 32.0, 131072, stored[: len(stored) // 2]
+    if header.get("general.architecture") == "llama4":
+        high = low  # a step
     theta = float(header.get("{arch}.rope.freq_base", 10000.0))
     computed = []
     for index in range(len(stored)):
         wavelength = 2 * math.pi * theta ** (index / len(stored))
-        smooth = min(max((original / wavelength - low) / (high - low), 0.0), 1.0)
+        above = original / wavelength - low
+        smooth = float(above > 0) if high == low else min(max(above / (high - low), 0.0), 1.0)
         computed.append(1 / ((1 - smooth) / factor + smooth))
     if not all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(stored, computed, strict=True)):
         raise IpexAssistError(

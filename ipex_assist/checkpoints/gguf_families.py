@@ -51,7 +51,7 @@ def _gemma3(header: GgufHeader, config: Config) -> Config:
         "final_logit_softcapping": header.get("{arch}.final_logit_softcapping"),
         "sliding_window": header.get("{arch}.attention.sliding_window"),
         "rope_local_base_freq": header.get("{arch}.rope.freq_base_swa", 10000.0),
-        "layer_types": _layer_types(header, config, 6),
+        "layer_types": layer_types(header, config, 6),
     }
 
 
@@ -61,7 +61,7 @@ def _scalar(config: Config, largest: int) -> int:
     return even if config["num_hidden_layers"] == largest else config["head_dim"]
 
 
-def _layer_types(header: GgufHeader, config: Config, every: int) -> list[str]:
+def layer_types(header: GgufHeader, config: Config, every: int) -> list[str]:
     """Windowed layers as the file says; else all layers but each `every`-th."""
     layers, stored = config["num_hidden_layers"], header.get("{arch}.attention.sliding_window_pattern")
     windowed = stored if isinstance(stored, list) else [(layer + 1) % (stored or every) != 0 for layer in range(layers)]
@@ -93,7 +93,7 @@ def _olmo3(header: GgufHeader, config: Config) -> Config:
     """OLMo 2's files with a window: a longer context's rope is that of the layers without one."""
     return _biases(header) | {
         "sliding_window": header.get("{arch}.attention.sliding_window"),
-        "layer_types": _layer_types(header, config, 4),
+        "layer_types": layer_types(header, config, 4),
     }
 
 
@@ -150,7 +150,7 @@ def _phi3(header: GgufHeader, config: Config) -> Config:
 
 def _exaone4(header: GgufHeader, config: Config) -> Config:
     window = header.get("{arch}.attention.sliding_window")
-    types = _layer_types(header, config, 4) if window else ["full_attention"] * config["num_hidden_layers"]
+    types = layer_types(header, config, 4) if window else ["full_attention"] * config["num_hidden_layers"]
     return {"sliding_window": window, "layer_types": types}
 
 
@@ -163,7 +163,7 @@ def _cohere(header: GgufHeader, config: Config) -> Config:
 
 def _cohere2(header: GgufHeader, config: Config) -> Config:
     window = header.get("{arch}.attention.sliding_window", 4096)
-    return _cohere(header, config) | {"sliding_window": window, "layer_types": _layer_types(header, config, 4)}
+    return _cohere(header, config) | {"sliding_window": window, "layer_types": layer_types(header, config, 4)}
 
 
 def _glm4(header: GgufHeader, config: Config) -> Config:

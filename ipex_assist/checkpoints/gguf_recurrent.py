@@ -207,7 +207,7 @@ def _lfm2_moe(header: GgufHeader, config: Config) -> Config:
     }
 
 
-def _mamba_layer(place: str) -> tuple[tuple[str, Parts], ...]:
+def mamba2_layer(place: str) -> tuple[tuple[str, Parts], ...]:
     """Names of a Mamba-2 mixer, which begin with `place`."""
     return (
         *same({f"{place}.in_proj": "ssm_in", f"{place}.out_proj": "ssm_out"}),
@@ -242,22 +242,26 @@ def _interleaved(heads: str) -> Callable[[Sequence[torch.Tensor], Config], torch
 
 
 _QUERY, _KEY = _interleaved("num_attention_heads"), _interleaved("num_key_value_heads")
+GRANITE_LAYER = (
+    *same({name: ours for name, ours in ATTENTION.items() if ours in ("attn_v", "attn_output")}),
+    *((f"self_attn.q_proj.{each}", Parts.of(f"attn_q.{each}", by=_QUERY)) for each in ("weight", "bias")),
+    *((f"self_attn.k_proj.{each}", Parts.of(f"attn_k.{each}", by=_KEY)) for each in ("weight", "bias")),
+    *same({"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}),
+    *same({"block_sparse_moe.router.layer": "ffn_gate_inp", "shared_mlp.output_linear": "ffn_down_shexp"}),
+    ("shared_mlp.input_linear.weight", Parts.of("ffn_gate_shexp.weight", "ffn_up_shexp.weight", by=stacked)),
+)
+GRANITE_EXPERTS = {
+    f"block_sparse_moe.experts.{{}}.{leaf}_proj.weight": f"ffn_{leaf}_exps.{{}}.weight"
+    for leaf in ("gate", "up", "down")
+}
 _GRANITE = GgufTable(
     layer=(
-        *same({name: ours for name, ours in ATTENTION.items() if ours in ("attn_v", "attn_output")}),
-        *((f"self_attn.q_proj.{each}", Parts.of(f"attn_q.{each}", by=_QUERY)) for each in ("weight", "bias")),
-        *((f"self_attn.k_proj.{each}", Parts.of(f"attn_k.{each}", by=_KEY)) for each in ("weight", "bias")),
-        *same({"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}),
-        *same({"block_sparse_moe.router.layer": "ffn_gate_inp", "shared_mlp.output_linear": "ffn_down_shexp"}),
-        ("shared_mlp.input_linear.weight", Parts.of("ffn_gate_shexp.weight", "ffn_up_shexp.weight", by=stacked)),
+        *GRANITE_LAYER,
         ("shared_mlp.input_linear.weight", Parts.of("ffn_gate.weight", "ffn_up.weight", by=stacked)),
         ("shared_mlp.output_linear.weight", Parts.of("ffn_down.weight")),
-        *_mamba_layer("mamba"),
+        *mamba2_layer("mamba"),
     ),
-    experts={
-        f"block_sparse_moe.experts.{{}}.{leaf}_proj.weight": f"ffn_{leaf}_exps.{{}}.weight"
-        for leaf in ("gate", "up", "down")
-    },
+    experts=GRANITE_EXPERTS,
     outside=OUTSIDE,
 )
 
@@ -305,7 +309,7 @@ _NEMOTRON = GgufTable(
         *same({f"mixer.{leaf}_proj": f"ffn_{leaf}" for leaf in ("up", "down")}),
         *same({f"mixer.shared_experts.{leaf}_proj": f"ffn_{leaf}_shexp" for leaf in ("up", "down")}),
         ("mixer.gate.e_score_correction_bias", Parts.of("exp_probs_b.bias")),
-        *_mamba_layer("mixer"),
+        *mamba2_layer("mixer"),
     ),
     experts={f"mixer.experts.{{}}.{leaf}_proj.weight": f"ffn_{leaf}_exps.{{}}.weight" for leaf in ("up", "down")},
     outside=(*HEAD, *same({"backbone.embeddings": "token_embd", "backbone.norm_f": "output_norm"})),
@@ -348,7 +352,7 @@ def _nemotron(header: GgufHeader, config: Config) -> Config:
 
 
 _MAMBA2 = GgufTable(
-    layer=(*same({"norm": "attn_norm"}), *_mamba_layer("mixer")), outside=_NEMOTRON.outside, prefix="backbone.layers."
+    layer=(*same({"norm": "attn_norm"}), *mamba2_layer("mixer")), outside=_NEMOTRON.outside, prefix="backbone.layers."
 )
 
 

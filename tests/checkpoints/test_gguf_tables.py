@@ -26,6 +26,15 @@ from ipex_assist.native.library import unavailable
 
 pytestmark = pytest.mark.one_stack
 
+# Multipliers of Falcon-H1's file are in its weights; the converter takes no biases of its linears.
+_UNSCALED: dict[str, Any] = {
+    **dict.fromkeys(("lm_head_multiplier", "embedding_multiplier", "key_multiplier", "attention_in_multiplier"), 1.0),
+    **dict.fromkeys(("ssm_in_multiplier", "ssm_out_multiplier", "attention_out_multiplier"), 1.0),
+    **{"mlp_multipliers": [1.0] * 2, "ssm_multipliers": [1.0] * 5, "head_dim": 16},
+    **dict.fromkeys(("mamba_proj_bias", "projectors_bias"), False),
+}
+# What files of Llama 4 do not say.
+_LLAMA4 = {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1}
 # general.architecture of each variant, what its config has else than usual, and what the file says beside the config.
 FILES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen3-next": ("qwen3next", {}, {}),
@@ -89,6 +98,34 @@ FILES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         "gemma3n",
         {"altup_num_inputs": 4, "intermediate_size": 96, "vocab_size_per_layer_input": tiny_models.VOCAB}
         | {"hidden_size_per_layer_input": 32, "laurel_rank": 32},
+        {},
+    ),
+    "granitemoeshared": ("granitemoe", {}, {}),
+    "granite-swa": (
+        "granite_swa",
+        {"layer_rope_theta": [0, 1e4, 1e4, 1e4]},
+        {"attention.rope_pattern": [False, True, True, True]},
+    ),
+    "granite-swa-biases": ("granite_swa", {"layer_types": ["full_attention", "sliding_attention"]}, {}),
+    "granitemoe-swa": ("granite_swa", {"layer_rope_theta": None}, {}),
+    "falcon-h1": (
+        "falcon-h1",
+        _UNSCALED | dict.fromkeys(("attention_bias", "mlp_bias", "tie_word_embeddings"), False),
+        {},
+    ),
+    "falcon-h1-norm": ("falcon-h1", _UNSCALED, {}),
+    "cohere2-moe": ("cohere2moe", {}, {}),
+    "cohere2-moe-sigmoid": (
+        "cohere2moe",
+        {"attention_bias": False, "prefix_dense_sliding_window_pattern": 1}
+        | {"shared_expert_combination_strategy": "average"},
+        {},
+    ),
+    "llama4": ("llama4", _LLAMA4, {}),
+    "llama4-plain": (
+        "llama4",
+        {**_LLAMA4, "attn_temperature_tuning": True, "use_qk_norm": True, "no_rope_layers": None}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}, "rope_scaling": None},
         {},
     ),
     "jamba": ("jamba", {}, {}),
@@ -162,7 +199,15 @@ def test_step_has_its_own_numbers_of_llama3s_positions(variant: str, tmp_path: P
 @pytest.mark.parametrize(
     "variant",
     tiny_models.known(
-        "qwen3.5", "nemotron-h-moe", "deepseek-v3", "falcon-mamba", "step3p7", "mimo-v2-flash", "kimi-linear", "gemma3n"
+        "qwen3.5",
+        "nemotron-h-moe",
+        "deepseek-v3",
+        "falcon-mamba",
+        "step3p7",
+        "mimo-v2-flash",
+        "kimi-linear",
+        "gemma3n",
+        "llama4",
     ),
 )
 def test_it_says_the_same(variant: str, executor: str, tmp_path: Path) -> None:
@@ -193,6 +238,19 @@ def test_blocks_say_the_same(variant: str, tmp_path: Path) -> None:
     assert float((logits[1] - logits[0]).norm() / logits[0].norm()) < 0.1
     sequence = model.new_sequence(40)
     assert torch.equal(torch.cat([model.extend(sequence, [token]) for token in text]), logits[1])
+
+
+@pytest.mark.parametrize("variant", tiny_models.known("falcon-h1", "falcon-h1-norm"))
+def test_multipliers_that_are_in_the_weights(variant: str, tmp_path: Path) -> None:
+    """Would catch one that is applied twice, or not at all."""
+    names = ("head_dim", "mamba_proj_bias", "projectors_bias")
+    plain = dict.fromkeys(("attention_bias", "mlp_bias", "tie_word_embeddings"), False)
+    tiny_models.save(tmp_path, variant, **plain, **{name: _UNSCALED[name] for name in names})
+    path, logits = gguf_converter.convert(tmp_path, "falcon-h1"), []
+    for source in (tmp_path, path):
+        model = load_model(LoadRequest(open_checkpoint(str(source)), "fp32", "torch", exact=False))
+        logits.append(model.extend(model.new_sequence(40), list(range(3, 33)), last=30).float())
+    torch.testing.assert_close(*logits, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("variant", tiny_models.known("qwen3.5-moe", "granite-hybrid-moe"))
@@ -248,7 +306,11 @@ ODD = (0, -1, 1, 3, 2**31, 2**63, "x", "", [], [1, 2], ["a"], 3.5, float("nan"),
 
 
 @pytest.mark.parametrize(
-    "variant", tiny_models.known("qwen3.5-moe", "nemotron-h-moe", "deepseek-v3", "exaone-moe", "mamba")
+    "variant",
+    tiny_models.known(
+        *("qwen3.5-moe", "nemotron-h-moe", "deepseek-v3", "exaone-moe", "mamba"),
+        *("granite-swa", "granitemoe-swa", "falcon-h1", "cohere2-moe", "llama4"),
+    ),
 )
 def test_metadata_of_any_value(variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each entry in turn: an error of ours or a model, no other error, and no list of a billion layers."""
