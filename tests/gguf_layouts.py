@@ -255,6 +255,7 @@ OWN: dict[str, Callable[[Config], Config]] = {
     **dict.fromkeys(
         ("qwen35", "qwen35moe"), lambda config: _delta(config) | {"rope.dimension_sections": [11, 11, 10, 0]}
     ),
+    "qwen4exp": lambda config: _delta(config) | gguf_others.qwen4(config),
     **dict.fromkeys(("lfm2", "lfm2moe"), _lfm2),
     "granitehybrid": _granite,
     **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), _nemotron),
@@ -347,6 +348,10 @@ def changed(name: str, tensor: torch.Tensor, config: Config, arch: str) -> Tenso
         yield name, tensor + 1
     elif arch in ("mamba", "jamba"):
         yield name, _decay(tensor) if name.endswith(".A_log") else tensor.squeeze() if "conv1d.w" in name else tensor
+    elif arch == "qwen4exp" and (own_parts := list(gguf_others.qwen4_tensors(name, tensor, config))):
+        yield from own_parts
+    elif arch == "qwen4exp":
+        yield from _delta_tensors(name, tensor, config, "qwen35moe")
     elif arch.startswith("qwen3") and arch != "qwen3moe":
         yield from _delta_tensors(name, tensor, config, arch)
     elif name.endswith("kv_b_proj.weight"):

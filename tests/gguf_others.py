@@ -73,6 +73,19 @@ def _llama4(config: Config) -> Config:
     }
 
 
+def qwen4(config: Config) -> Config:
+    """What it has beside Qwen3.5's. Published configs call layers with an indexer full attention."""
+    full = [kind != "linear_attention" for kind in config["layer_types"]]
+    return {
+        "hyper_connection.count": config["hc_count"],
+        "hyper_connection.low_rank": config["hc_lowrank"],
+        "attention.indexer.head_count": config["indexer_n_heads"],
+        "attention.indexer.key_length": config["indexer_head_dim"],
+        "attention.indexer.top_k": config["indexer_budget"],
+        "attention.compress_ratios": [config["indexer_compress_ratio"] * each for each in full],
+    }
+
+
 OWN: dict[str, Callable[[Config], Config]] = {
     "granitemoe": _granite,
     "granite_swa": _swash,
@@ -81,7 +94,7 @@ OWN: dict[str, Callable[[Config], Config]] = {
     "llama4": _llama4,
 }
 # Of architectures that the gguf package may not have, one of it that names their tensors alike.
-NAMED_AS = dict.fromkeys(("granite_swa", "cohere2moe"), "glm4moe")
+NAMED_AS = dict.fromkeys(("granite_swa", "cohere2moe"), "glm4moe") | {"qwen4exp": "qwen35moe"}
 
 
 def _interleaved(name: str, tensor: torch.Tensor, config: Config) -> torch.Tensor:
@@ -162,6 +175,35 @@ def llama4_tensors(name: str, tensor: torch.Tensor, config: Config) -> Tensors:
         yield f"blk.{layer}.ffn_down_exps.weight", tensor.transpose(1, 2)
     else:
         yield name, tensor
+
+
+_QWEN4 = {
+    **{
+        "input_mix_weight_down": "down",
+        "input_mix_weight_up": "up",
+        "block_inject_weight": "inject",
+        "hc_norm": "norm",
+    },
+}
+_QWEN4_PLACES = {"attn_hyper_connection": "hc_attn", "mlp_hyper_connection": "hc_ffn"}
+
+
+def qwen4_tensors(name: str, tensor: torch.Tensor, config: Config) -> Tensors:
+    """`Qwen4ExpTextModel.modify_tensors`, of what Qwen3.5 does not have; nothing of other tensors."""
+    layer = name.partition(".layers.")[2].partition(".")[0]
+    place, leaf, _ = f"..{name}".rsplit(".", 2)
+    place = place.rpartition(".")[2]
+    tensor = tensor + 1 if leaf in ("hc_norm", "q_layernorm", "k_layernorm") else tensor
+    queries = config["indexer_n_heads"] * config["indexer_head_dim"]
+    if place == "hyper_connection_mixer":
+        yield f"output_hc_{_QWEN4[leaf]}.weight", tensor
+    elif place in _QWEN4_PLACES:
+        yield f"blk.{layer}.{_QWEN4_PLACES[place]}_{_QWEN4[leaf]}.weight", tensor
+    elif leaf == "index_qk_proj":
+        yield f"blk.{layer}.indexer.q_proj.weight", tensor[:queries]
+        yield f"blk.{layer}.indexer.k_proj.weight", tensor[queries:]
+    elif leaf in ("q_layernorm", "k_layernorm"):
+        yield f"blk.{layer}.indexer.{leaf[0]}_norm.weight", tensor
 
 
 CHANGED: dict[str, Callable[[str, torch.Tensor, Config], Tensors]] = {

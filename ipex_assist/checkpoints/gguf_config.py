@@ -20,6 +20,7 @@ from ipex_assist.checkpoints import (
     gguf_kimi,
     gguf_llama4,
     gguf_minimax,
+    gguf_qwen4,
     gguf_recurrent,
     gguf_windows,
 )
@@ -52,7 +53,7 @@ _GPT_BIGCODE = (
 _BY_MODULES = (gguf_families, gguf_gpt, gguf_experts)
 _BY_TABLES = (
     *(gguf_recurrent, gguf_deepseek, gguf_deepseek4, gguf_apertus, gguf_windows, gguf_jamba, gguf_kimi, gguf_minimax),
-    *(gguf_gemma3n, gguf_granite, gguf_falcon_h1, gguf_cohere2_moe, gguf_llama4),
+    *(gguf_gemma3n, gguf_granite, gguf_falcon_h1, gguf_cohere2_moe, gguf_llama4, gguf_qwen4),
 )
 # general.architecture -> (architectures[0], model_type, Hugging Face modules, or a table). Mistral's files say "llama".
 ARCHITECTURES: dict[str, tuple[str, str, Any]] = {

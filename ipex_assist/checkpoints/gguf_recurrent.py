@@ -107,7 +107,7 @@ _NEXT = GgufTable(
     experts=EXPERTS,
     outside=_QWEN_OUTSIDE,
 )
-_QWEN35 = GgufTable(
+QWEN35 = GgufTable(
     layer=(
         *_QWEN_LAYER,
         ("linear_attn.in_proj_qkv.weight", Parts.of("attn_qkv.weight", by=_sorted_values)),
@@ -124,7 +124,7 @@ _QWEN35 = GgufTable(
 )
 
 
-def _qwen(header: GgufHeader, config: Config) -> Config:
+def qwen_config(header: GgufHeader, config: Config) -> Config:
     layers, heads = config["num_hidden_layers"], header.required("ssm.time_step_rank")
     attention = layers_with(header, "attn_q.weight", layers)
     found: Config = {
@@ -397,8 +397,8 @@ def _mamba(header: GgufHeader, config: Config) -> Config:
 # general.architecture -> (architectures[0], model_type, tensors).
 ARCHITECTURES = {
     "qwen3next": ("Qwen3NextForCausalLM", "qwen3_next", _NEXT),
-    "qwen35": ("Qwen3_5ForCausalLM", "qwen3_5_text", _QWEN35),
-    "qwen35moe": ("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", _QWEN35),
+    "qwen35": ("Qwen3_5ForCausalLM", "qwen3_5_text", QWEN35),
+    "qwen35moe": ("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", QWEN35),
     "lfm2": ("Lfm2ForCausalLM", "lfm2", _LFM2),
     "lfm2moe": ("Lfm2MoeForCausalLM", "lfm2_moe", _LFM2),
     "granitehybrid": ("GraniteMoeHybridForCausalLM", "granitemoehybrid", _GRANITE),
@@ -409,9 +409,9 @@ ARCHITECTURES = {
     "falcon_mamba": ("FalconMambaForCausalLM", "falcon_mamba", _MAMBA),  # its files say mamba: gguf_config.py
 }
 CONFIGS: dict[str, Callable[[GgufHeader, Config], Config]] = {
-    "qwen3next": _qwen,
-    "qwen35": _qwen,
-    "qwen35moe": _qwen,
+    "qwen3next": qwen_config,
+    "qwen35": qwen_config,
+    "qwen35moe": qwen_config,
     "lfm2": _lfm2,
     "lfm2moe": _lfm2_moe,
     "granitehybrid": _granite,

@@ -100,6 +100,12 @@ FILES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         | {"hidden_size_per_layer_input": 32, "laurel_rank": 32},
         {},
     ),
+    "qwen4-exp-many": (
+        "qwen4exp",
+        {"norm_topk_prob": True}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+        {},
+    ),
     "granitemoeshared": ("granitemoe", {}, {}),
     "granite-swa": (
         "granite_swa",
@@ -309,7 +315,7 @@ ODD = (0, -1, 1, 3, 2**31, 2**63, "x", "", [], [1, 2], ["a"], 3.5, float("nan"),
     "variant",
     tiny_models.known(
         *("qwen3.5-moe", "nemotron-h-moe", "deepseek-v3", "exaone-moe", "mamba"),
-        *("granite-swa", "granitemoe-swa", "falcon-h1", "cohere2-moe", "llama4"),
+        *("granite-swa", "granitemoe-swa", "falcon-h1", "cohere2-moe", "llama4", "qwen4-exp-many"),
     ),
 )
 def test_metadata_of_any_value(variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
