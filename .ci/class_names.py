@@ -24,6 +24,7 @@ _SPECS = {
     "LayerSpec": "spec",
     "MlpSpec": "mlp_spec",
     "RecurrentSpec": "recurrent_spec",
+    "NgramSpec": "ngram_spec",
     "HeadSpec": "draft_head",
     "StreamSpec": "stream_spec",
     "AltUpSpec": "stream_spec",

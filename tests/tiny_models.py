@@ -287,6 +287,10 @@ _QWEN4 = _DELTA_MOE | {
     **{"indexer_budget": 16, "indexer_compress_ratio": 4},
     "layer_types": ["linear_attention", "indexed_attention", "linear_attention", "indexed_attention"],
 }
+_NGRAMS = {
+    **{"ple_layer_ids": [1, 3], "ngram_size": 3, "heads_per_ngram": 2, "ngram_vocab_size_base": 60},
+    **{"make_ngram_vocab_size_divisible_by": 8, "split_ngram_parts": 3},
+}
 _LFM2 = {
     **{"num_hidden_layers": 3, "block_multiple_of": 16, "conv_L_cache": 3},
     **{"layer_types": ["conv", "full_attention", "conv"]},
@@ -712,12 +716,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
         _GLM5_VISION,
     ),
     "qwen4-exp": _with_text(
-        "qwen4_exp", _like_llama("qwen4_exp_text", **_QWEN4), _SEEING | {"num_position_embeddings": 16}
+        "qwen4_exp", _like_llama("qwen4_exp_text", **_QWEN4, **_NGRAMS), _SEEING | {"num_position_embeddings": 16}
     ),
     # Of which fewer bits choose others.
     "qwen4-exp-many": _like_llama("qwen4_exp_text", **_QWEN4 | {"num_experts": 3, "norm_topk_prob": False})
     | {"output_gate_type": "sigmoid", "hc_count": 3, "hc_lowrank": 40, "rms_norm_eps": 1e-3, "indexer_n_heads": 6}
     | {"indexer_budget": 64, "indexer_compress_ratio": 32, "layer_types": ["full_attention", "linear_attention"] * 2},
+    "qwen4-exp-ngrams": _like_llama("qwen4_exp_text", **_QWEN4 | {"num_experts": 3, "hc_count": 3}, **_NGRAMS)
+    | {"ple_layer_ids": [1], "ngram_size": 4, "heads_per_ngram": 1, "ple_embed_dim": 60, "ple_conv_kernel_size": 3},
     "zamba2": _like_llama("zamba2", **_ZAMBA2),
     "zamba2-adapted": _like_llama("zamba2", **_ZAMBA2, use_shared_attention_adapter=True, use_mem_rope=True)
     | {"add_bias_linear": True, "tie_word_embeddings": False, "hidden_act": "silu"},

@@ -35,7 +35,12 @@ _TABLE = GgufTable(
 
 
 def _config(header: GgufHeader, config: Config) -> Config:
-    """Layers with embeddings of n-grams are no part of our decoder: the spec says so."""
+    """Embeddings of n-grams are not read from such files."""
+    if header.get("{arch}.ple.layers"):
+        raise IpexAssistError(
+            f"{header.path}: its layers have embeddings of n-grams, which are not read from GGUF. Pass the model's "
+            "Hugging Face id or folder instead."
+        )
     ratios = header.get("{arch}.attention.compress_ratios") or [0]
     pool = max(ratios) if isinstance(ratios, list) else ratios
     if not pool:
@@ -53,7 +58,6 @@ def _config(header: GgufHeader, config: Config) -> Config:
         "indexer_compress_ratio": pool,
         "indexer_kv_heads": 1,
         "output_gate_type": "sigmoid",
-        "ple_layer_ids": [layer + 1 for layer in header.get("{arch}.ple.layers") or []],
     }
 
 

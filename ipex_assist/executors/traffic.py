@@ -59,7 +59,9 @@ def table_bytes(spec: DecoderSpec, precision: str) -> int:
     wide = 4 if precision == "fp32" else 2
     shared = spec.tied_head and precision in ("fp32", "bf16", "stored")
     tokens = 0 if shared else spec.vocab_size * (spec.embedding_size or spec.hidden_size)
-    return positions * 4 + tokens * wide + per_layer_table_bytes(spec, precision)
+    mixers = (layer.recurrent for layer in spec.layers)
+    tables = sum(each.hashes.table_size for each in mixers if each is not None and each.hashes is not None)
+    return positions * 4 + (tokens + tables) * wide + per_layer_table_bytes(spec, precision)
 
 
 def per_layer_table_bytes(spec: DecoderSpec, precision: str) -> int:

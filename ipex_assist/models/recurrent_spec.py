@@ -9,9 +9,12 @@ from typing import Literal
 from ipex_assist.models.config import ConfigError
 from ipex_assist.models.mixers import MIXERS
 from ipex_assist.models.mixers.mixer_kind import MixerKind
+from ipex_assist.models.ngram_spec import NgramSpec
 from ipex_assist.models.ranges import check_ranges
 
 SelectionNorm = Literal["unweighted", "weighted"]
+
+NGRAM_TABLE = "ngram_embed"  # our name of it; each part has a number behind it
 
 # The least and the largest that each number may be, by Hugging Face's names, and our shorter ones.
 RECURRENT_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
@@ -54,6 +57,11 @@ class RecurrentSpec:
       h ← decay·h + √(1 - decay²)·sigmoid(b)·x, decay = exp(-8·softplus(a_param)·sigmoid(a)); tanh GELU of the gate z
       multiplies it. a and b are made of the convolved x, without silu, head by head.
 
+    - ngram_rows (Qwen4), a layer by itself: of a token's embeddings (NgramSpec), `gate_rank` columns, come a value
+      v and a key k_i for each residual stream s_i, of which there are `heads`. With all norms of a stream, s_i gets
+      g_i v and what a convolution over positions makes of norm(g_i v), where
+      g_i = sigmoid(±√|norm(k_i) · norm(s_i) / √hidden|).
+
     Raises ConfigError for a value out of RECURRENT_RANGES, and for values that cannot go together.
     """
 
@@ -74,12 +82,14 @@ class RecurrentSpec:
     beta_scale: float = 1.0  # gated_delta, kimi_delta: of the sigmoid of b
     norm_eps: float | None = None  # of its norms; the model's where None
     decay_bound: float | None = None  # kimi_delta: what logarithms of decays are above, below 0; None: no bound
+    hashes: NgramSpec | None = None  # ngram_rows
 
     def __post_init__(self) -> None:
         if self.kind not in MIXERS:
             raise ConfigError("mixer", self.kind, f"one of {', '.join(MIXERS)}")
         check_ranges(self, RECURRENT_RANGES)
         self.made_of.check(self)
+        assert (self.kind == "ngram_rows") == (self.hashes is not None), "n-grams without their numbers"
         assert not self.sigmoid_gate or self.kind == "gated_delta", "a gate of another kind"
         if self.heads % self.key_heads:
             raise ConfigError("linear_num_key_heads", self.key_heads, f"a divisor of the {self.heads} value heads")
@@ -152,9 +162,14 @@ class RecurrentSpec:
 
     def shapes(self, hidden: int) -> dict[str, tuple[int, ...]]:
         """Of its weights by our names, in a layer of rows of `hidden` columns."""
+        hidden = hidden if self.hashes is None else self.gate_rank
         widths = ((self.input_parts, hidden), (self.low_parts, self.value_size), (self.gate_parts, self.gate_rank))
         matrices = {name: (columns, width) for parts, width in widths for name, columns in parts.items()}
         vectors = {name: (size,) for name, size in self.vectors.items()}
+        if self.hashes is not None:
+            columns = self.gate_rank // self.hashes.tables
+            tables = {f"{NGRAM_TABLE}.{i}": (rows, columns) for i, rows in enumerate(self.hashes.stored_rows)}
+            return {**matrices, **vectors, **tables}
         return {**matrices, "mixer_out": (hidden, self.value_size), **vectors}
 
     @property
@@ -170,4 +185,5 @@ class RecurrentSpec:
 
     def weights(self, hidden: int) -> int:
         """Elements of its matrices, likewise."""
-        return sum(math.prod(shape) for shape in self.shapes(hidden).values() if len(shape) == 2)
+        shapes = self.shapes(hidden).items()
+        return sum(math.prod(shape) for name, shape in shapes if len(shape) == 2 and not name.startswith(NGRAM_TABLE))

@@ -155,6 +155,11 @@ class LayerSpec:
         return self.mixer
 
     @property
+    def reads_streams(self) -> bool:
+        """Whether its mixer reads residual streams as they are, and adds to each of them."""
+        return isinstance(self.mixer, RecurrentSpec) and self.mixer.made_of.reads_streams
+
+    @property
     def recurrent(self) -> RecurrentSpec | None:
         """Its mixer, where that is recurrent."""
         return self.mixer if isinstance(self.mixer, RecurrentSpec) else None
@@ -258,7 +263,9 @@ class DecoderSpec:
         gated = 0 if self.streams is None else self.streams.gate_rank
         for layer in self.layers:
             ranks = layer.mixer_gate_rank, layer.mlp_gate_rank
-            assert not gated or ranks == (gated, gated if layer.mlp else 0), "gates of residuals"
+            expected = (0, 0) if layer.reads_streams else (gated, gated if layer.mlp else 0)
+            assert not gated or ranks == expected, "gates of residuals"
+            assert gated or not layer.reads_streams, "embeddings of n-grams without gated residuals"
             if (rank := max(layer.mixer_gate_rank, layer.mlp_gate_rank)) > self.hidden_size:
                 raise ConfigError("gated_norm_rank", rank, f"{self.hidden_size} at most, the width of a row")
         for attention in self.attentions:

@@ -11,6 +11,7 @@ from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.models.attention_spec import AttentionSpec
 from ipex_assist.models.compressed_spec import CompressedSpec
 from ipex_assist.models.mlp_spec import Experts, MlpSpec
+from ipex_assist.models.recurrent_spec import NGRAM_TABLE
 from ipex_assist.models.spec import DecoderSpec, LayerSpec
 
 if TYPE_CHECKING:
@@ -140,7 +141,8 @@ def weight_shape(spec: DecoderSpec, name: str) -> tuple[int, ...]:
     if layer is None:
         shape = {**_outer_shapes(spec), **_head_shapes(spec)}[leaf]
     else:
-        shape = {**layer_shapes(spec, layer), **_expert_shapes(spec, layer, place)}[leaf]
+        own = f"{NGRAM_TABLE}.{place}" if leaf == "rows" else leaf  # ngram_embed.3.rows
+        shape = {**layer_shapes(spec, layer), **_expert_shapes(spec, layer, place)}[own]
         if leaf in ("q_proj", "k_proj", "v_proj") and (layer.aside or reads_both(spec, name)):
             shape = shape[0], 2 * spec.hidden_size
         if leaf == "attention_norm" and layer.aside:
@@ -214,6 +216,8 @@ def _conv_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
 def layer_shapes(spec: DecoderSpec, layer: LayerSpec) -> dict[str, tuple[int, ...]]:
     """Of all that such a layer has, by our names, without what is each expert's or the shared one's."""
     hidden, wide = spec.hidden_size, spec.norm_width
+    if layer.reads_streams:
+        return layer.mixer.shapes(hidden)
     return {
         **_norm_shapes(spec, layer),
         **layer.mixer.shapes(hidden),

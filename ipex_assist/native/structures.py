@@ -10,13 +10,14 @@ import ctypes
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NewType, get_args, get_origin, get_type_hints
 
 from ipex_assist.models.attention_spec import AttentionSpec, LatentSpec
 from ipex_assist.models.compressed_spec import CompressedSpec
 from ipex_assist.models.draft_head import HeadSpec
 from ipex_assist.models.mixers import MIXERS
 from ipex_assist.models.mlp_spec import Experts, MlpSpec
+from ipex_assist.models.ngram_spec import NgramSpec
 from ipex_assist.models.recurrent_spec import RecurrentSpec
 from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.quantization.precision import FORMATS, beside_experts
@@ -24,6 +25,8 @@ from ipex_assist.quantization.precision import FORMATS, beside_experts
 PRECISIONS = {name: each.number for name, each in FORMATS.items()}
 RECURRENT_KINDS = {name: number for number, name in enumerate(MIXERS, 1)}
 SOURCE_TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
+
+Wide = NewType("Wide", int)  # a whole number of 64 bits
 
 # The core's name of a class, and of fields of experts, which are part of the MLP there.
 NAMES: dict[type, str] = {DecoderSpec: "ModelSpec"}
@@ -33,6 +36,7 @@ LEFT_OUT: dict[type, str] = {
     AttentionSpec: "rope indexer",
     LayerSpec: "mixer mlp",
     HeadSpec: "taps target_hidden_size draft_vocab_size block_size mask_token from_anchor",
+    NgramSpec: "embed_dim vocab_size number base divisor seed parts",
     DecoderSpec: "model_type layers max_position_embeddings norm norm_bias ropes learned_positions logit_multiplier "
     "linear_multipliers embedding_layers whole_images output_vocab_size per_layer_vocab head",
 }
@@ -40,6 +44,7 @@ DERIVED: dict[type, dict[str, Any]] = {
     LatentSpec: {"compressed": CompressedSpec},
     AttentionSpec: {"shares_kv": bool, "rope_column": int, "paired_dim": int},
     MlpSpec: {"deviations": float, "precision": int},
+    NgramSpec: {"rows": int, "part_rows": int, "numbers": tuple[Wide, ...]},
     LayerSpec: {"attention": AttentionSpec, "recurrent": RecurrentSpec, "mlp": MlpSpec},
     HeadSpec: {"input_size": int, "taps": int, "lm_head_rows": int},
     DecoderSpec: {
@@ -90,7 +95,8 @@ def _member(name: str, hint: Any) -> tuple[Any, Callable[[Any], Any]]:
         return found * count, lambda value: (found * count)(*value)
     if hint is str:
         return ctypes.c_int32, RECURRENT_KINDS.__getitem__
-    return {bool: ctypes.c_int32, int: ctypes.c_int32, float: ctypes.c_float}[hint], lambda value: value
+    plain = {bool: ctypes.c_int32, int: ctypes.c_int32, Wide: ctypes.c_int64, float: ctypes.c_float}
+    return plain[hint], lambda value: value
 
 
 @cache

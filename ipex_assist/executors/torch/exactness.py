@@ -119,6 +119,10 @@ class _Trial:
         inputs, self.model.tokens = self.model.per_layer_inputs(tokens, rows), tokens
         for index in self.layers:
             if (recurrent := self.model.spec.layers[index].recurrent) is not None:
+                if recurrent.hashes is not None:
+                    made = self.model.weights.layers[index].qkv(rows[:, : recurrent.gate_rank].contiguous())
+                    rows = rows + made[:, : rows.shape[1]]
+                    continue
                 # What a row gets from its state depends on the rows before it: its linears are what may differ.
                 layer = self.model.weights.layers[index]
                 read = read_streams(self.model.spec, rows, layer.streams.get("attention_hc"))

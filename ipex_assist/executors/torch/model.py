@@ -423,7 +423,7 @@ class TorchModel(Model):
     ) -> torch.Tensor:
         """Rows x (rows, hidden) through a layer's mixer."""
         parts = self.kernels, self.spec, index, self.weights.layers[index], cache, metadata, states
-        return run_mixer(x, LayerRows(*parts, partial(self.see, index)))
+        return run_mixer(x, LayerRows(*parts, partial(self.see, index), self.tokens))
 
     def _norm(self, x: torch.Tensor, parts: Norm) -> torch.Tensor:
         weight, bias = parts

@@ -84,6 +84,8 @@ def read_streams(spec: DecoderSpec, x: torch.Tensor, layer: StreamLayer | None) 
         return x
     if layer is not None and layer.gated is not None:
         return layer.gated.read(spec, x)
+    if layer is None and spec.gates_streams:  # embeddings of n-grams
+        return x
     if layer is None:
         return x.float().unflatten(-1, (spec.streams.count, -1)).mean(1).to(x.dtype)
     read = torch.sigmoid(_logits(spec.streams, layer, x, spec.norm_eps)[0]) + spec.streams.eps

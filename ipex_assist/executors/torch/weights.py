@@ -13,6 +13,7 @@ from ipex_assist.executors.torch.compressed_layer import CompressedLayer, compre
 from ipex_assist.executors.torch.dynamic_conv import DynamicConv
 from ipex_assist.executors.torch.experts import ExpertLayer, Mlp, expert_table
 from ipex_assist.executors.torch.kernels import Kernels, Linear, TorchKernels
+from ipex_assist.executors.torch.ngram_table import ngram_table
 from ipex_assist.executors.torch.selector import Confidence, Selector
 from ipex_assist.executors.torch.streams import StreamLayer, stream_layer
 from ipex_assist.models import Source
@@ -98,6 +99,7 @@ class Layer:
     # that are no matrices, "a_log.weight".
     linears: dict[str, Linear] = field(default_factory=dict)
     vectors: dict[str, torch.Tensor] = field(default_factory=dict)
+    ngram_table: torch.Tensor | None = None  # (rows, columns of a hash)
     latent: LatentLayer | None = None
     compressed: CompressedLayer | None = None
     per_layer: PerLayerLinears | None = None
@@ -158,7 +160,7 @@ _STREAMS = (*STREAMS, HEAD_STREAMS)
 _STREAM_VECTORS = (*(f"{name}{part}" for name in _STREAMS for part in ("_base", "_scale")), *ALTUP_VECTORS)
 _OF_EXPERTS = ("correction_bias", "expert_scales", "expert_table")
 _FP32 = (*_OF_EXPERTS, *XIELU, "router", "shared_gate", "confidence", *_STREAMS, *_STREAM_VECTORS)
-_TABLES = ("embed_tokens", "embed_positions", "per_layer_embed", "selector_before", "selector_after")
+_TABLES = ("rows", "embed_tokens", "embed_positions", "per_layer_embed", "selector_before", "selector_after")
 _VECTORS = (*_OF_EXPERTS, *XIELU, "layer_scalar", "confidence", *CONV_BASES, *_STREAM_VECTORS)
 
 
@@ -302,7 +304,7 @@ class _Packer:
     def _layer(self, prefix: str, spec: LayerSpec) -> Layer:
         return Layer(
             qkv=self.linears.get(prefix + _first_linear(spec), _no_columns),
-            o_proj=self.linears[prefix + ("o" if spec.recurrent is None else "mixer_out")],
+            o_proj=self.linears.get(prefix + ("o" if spec.recurrent is None else "mixer_out"), _no_columns),
             mlp=self._mlp_of(prefix, spec),
             attention_norm=self._norm(prefix + "attention_norm"),
             attention_out_norm=self._norm(prefix + "attention_out_norm"),
@@ -317,6 +319,7 @@ class _Packer:
             ),
             linears=self._linears(prefix, spec),
             vectors=self._vectors(prefix, spec),
+            ngram_table=ngram_table(self.tensors, prefix) if spec.reads_streams else None,
             latent=self._latent(prefix) if prefix + "k_b" in self.by_head else None,
             compressed=compressed_layer(prefix, self.linears, self.by_head, self.tensors),
             per_layer=self._per_layer(prefix) if self.spec.per_layer_size else None,

@@ -7,6 +7,7 @@ from ipex_assist.models.mixers.kimi_delta import KIMI_DELTA
 from ipex_assist.models.mixers.mamba1 import MAMBA1
 from ipex_assist.models.mixers.mamba2 import MAMBA2
 from ipex_assist.models.mixers.mixer_kind import MixerKind
+from ipex_assist.models.mixers.ngrams import NGRAM_ROWS
 from ipex_assist.models.mixers.rg_lru import RG_LRU
 from ipex_assist.models.mixers.short_conv import SHORT_CONV
 
@@ -18,4 +19,5 @@ MIXERS: dict[str, MixerKind] = {
     "kimi_delta": KIMI_DELTA,
     "mamba1": MAMBA1,
     "rg_lru": RG_LRU,
+    "ngram_rows": NGRAM_ROWS,
 }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from ipex_assist.models.ngram_spec import NgramSpec
+
 
 class MixerNumbers(Protocol):
     """The numbers of a recurrent mixer: RecurrentSpec, which says what they are."""
@@ -28,6 +30,8 @@ class MixerNumbers(Protocol):
     def selection_norm(self) -> str | None: ...
     @property
     def decay_bound(self) -> float | None: ...
+    @property
+    def hashes(self) -> NgramSpec | None: ...
 
 
 class MixerKind:
@@ -36,6 +40,7 @@ class MixerKind:
     scans = True  # whether it has a state beside the rows of its convolution
     bounds_decays = False  # whether decays may have a bound
     gates_biased = False  # whether the linears of its `gate_parts` have a bias
+    reads_streams = False  # whether it reads residual streams as they are, and adds to each, without a linear behind it
     is_delta = False  # whether values are corrected by what the state recalls, and each head's result is normalised
 
     def check(self, spec: MixerNumbers) -> None:

@@ -4,7 +4,7 @@
 namespace ipex_assist {
 
 extern const Mixer ATTENTION_MIXER, LATENT_MIXER, COMPRESSED_MIXER, SHORT_CONV_MIXER;
-extern const Mixer GATED_DELTA_MIXER, KIMI_DELTA_MIXER, MAMBA2_MIXER, MAMBA1_MIXER, RG_LRU_MIXER;
+extern const Mixer GATED_DELTA_MIXER, KIMI_DELTA_MIXER, MAMBA2_MIXER, MAMBA1_MIXER, RG_LRU_MIXER, NGRAM_ROWS_MIXER;
 
 namespace {
 
@@ -19,6 +19,7 @@ const Mixer& mixer_of(const LayerSpec& layer) {
         case KIMI_DELTA: return KIMI_DELTA_MIXER;
         case MAMBA1: return MAMBA1_MIXER;
         case RG_LRU: return RG_LRU_MIXER;
+        case NGRAM_ROWS: return NGRAM_ROWS_MIXER;
     }
     refuse("there is no recurrent mixer %d", layer.recurrent.kind);
 }

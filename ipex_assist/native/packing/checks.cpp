@@ -87,6 +87,7 @@ void check_streams(const ModelSpec& s, const LayerSpec* layers) {
         if (layer.norm_place == POST_RESIDUAL || !plain)
             refuse("layer %d has a form of its own, which several streams have not", i);
         const int32_t rank = streams.gate_rank;
+        if (layer.recurrent.reads_streams()) continue;
         if (layer.mixer_gate_rank != rank || layer.mlp_gate_rank != (layer.has_mlp() ? rank : 0))
             refuse("layer %d of gated residuals has gates of its own", i);
     }

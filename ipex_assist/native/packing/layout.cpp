@@ -27,8 +27,8 @@ void place_residual_norms(ModelWeights& w) {
         if (layer.norm_place == POST_RESIDUAL) join.post_residual = mlp ? &layer.mlp_norm : &layer.attention_norm;
     };
     const auto after_last = [&](ResidualNorm& join) {
-        join.add = last != nullptr;
-        if (!last) return;
+        join.add = last && !last->recurrent.reads_streams();  // which adds by itself
+        if (!join.add) return;
         join.scalar = last->scalar;
         join.deferred = before_last && before_last->defers;
         if (w.spec.per_layer_size) join.post = &last->per_layer.norm;

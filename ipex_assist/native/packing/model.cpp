@@ -25,6 +25,10 @@ PackedModel::PackedModel(const ModelSpec& given, const LayerSpec* layers_, const
         slopes_.emplace_back();
         for (int32_t h = 0; a.alibi_slopes && h < a.heads; h++) slopes_.back().push_back(a.alibi_slopes[h] / a.scale);
         a.alibi_slopes = slopes_.back().empty() ? nullptr : slopes_.back().data();
+        NgramSpec& hashes = each.recurrent.hashes;
+        if (!hashes.numbers) continue;
+        hash_numbers_.emplace_back(hashes.numbers, hashes.numbers + hashes.size + hashes.tables());
+        hashes.numbers = hash_numbers_.back().data();
     }
     caches_experts = most_bytes > 0;
     layout_.place(*this, nullptr);  // to count its bytes

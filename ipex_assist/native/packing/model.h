@@ -97,6 +97,7 @@ private:
     void arrived(std::string_view name) { missing_.erase(std::string(name)); }
 
     std::vector<std::vector<float>> slopes_;  // of each layer
+    std::vector<std::vector<int64_t>> hash_numbers_;
     ImageLayout layout_;
     std::unordered_set<std::string> missing_;  // weights that are expected
     Memory image_;

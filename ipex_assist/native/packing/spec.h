@@ -35,9 +35,8 @@ struct IndexerSpec {
     int32_t means;  // whether keys are means, of QSA
 
     bool pools() const { return pool > 1; }
-    int32_t each() const { return pool > 1 ? pool : 1; }  // positions of a key
-    // Columns of a position: its key, and gates of the pool's.
-    int64_t made() const { return pools() && !means ? 2 * dim : dim; }
+    int32_t each() const { return pool > 1 ? pool : 1; }                // positions of a key
+    int64_t made() const { return pools() && !means ? 2 * dim : dim; }  // columns of a position: key, pool's gates
 };
 
 // Keys that are values, and entries (DeepSeek-V4): the latent is the whole key, whose first values are rotated after its
@@ -209,13 +208,21 @@ enum Scores : int32_t { SOFTMAX, SIGMOID, SPARSEMIXER, SQRT_SOFTPLUS };
 //                one head                                                              (Gu and Dao 2023, 2312.00752)
 //   RG_LRU       per channel: h <- a·h + sqrt(1 - a²)·(b·x); out = h; heads are blocks whose channels make the gates a
 //                and b of each other                                                   (Griffin, 2402.19427)
-enum RecurrentKind : int32_t { NO_RECURRENCE, GATED_DELTA, MAMBA2, SHORT_CONV, KIMI_DELTA, MAMBA1, RG_LRU };
+//   NGRAM_ROWS   what streams (heads) get of tokens (mixers/ngrams/); gate_rank: columns of a row's embeddings
+enum RecurrentKind : int32_t { NO_RECURRENCE, GATED_DELTA, MAMBA2, SHORT_CONV, KIMI_DELTA, MAMBA1, RG_LRU, NGRAM_ROWS };
 
 // What of MAMBA1's selection (the row of the low rank, keys and queries) passes a norm each: nothing in Mamba, all of
 // it in Falcon Mamba and, with weights, in Jamba.
 enum SelectionNorm : int32_t { NOT_NORMED, NORMED, NORMED_AND_WEIGHTED };
 
 constexpr int32_t MOST_CONV_ROWS = 16;
+
+// See models/ngram_spec.py; numbers: a factor for each token of an n-gram, then how many rows each hash has.
+struct NgramSpec {
+    int32_t size, heads, kernel, end, rows, part_rows;
+    const int64_t* numbers;
+    int32_t tables() const { return (size - 1) * heads; }
+};
 
 // Of MAMBA2 and MAMBA1, queries are C, keys B and values x, and key heads are the groups that share B and C. What the
 // kinds differ in is in mixers/.
@@ -234,7 +241,8 @@ struct RecurrentSpec {
     float beta_scale;              // GATED_DELTA, KIMI_DELTA: of the sigmoid that beta is
     float norm_eps;                // of its norms, 0: the model's
     float decay_bound;             // KIMI_DELTA: what logarithms of decays are above (Ling 3); 0: they have no bound
-
+    NgramSpec hashes;              // NGRAM_ROWS
+    bool reads_streams() const { return hashes.size > 0; }  // as they are, and adds to each
     int64_t key_width() const { return int64_t(key_heads) * key_dim; }
     int64_t value_width() const { return int64_t(heads) * value_dim; }
     int64_t low_width() const { return round_up(gate_rank, LANES); }
@@ -370,9 +378,7 @@ struct StreamSpec {
     float eps;               // added to what is read of a stream, and to sums that the matrix is divided by
     float gain, gain_eps;    // of what is added to a stream: gain · sigmoid + gain_eps
     int32_t averaged;        // whether the final norm reads the mean of all streams
-    // Gated residuals (Qwen4): what reads streams gets the mean of them all, each through a norm of its own and times
-    // the sigmoid of gates that are made of a row of so many columns (NormGate); 0: they are weighed by numbers.
-    int32_t gate_rank;
+    int32_t gate_rank;  // gated residuals (Qwen4, operations/norm_gate.cpp): columns of what gates are made of; 0: none
 
     bool gated() const { return gate_rank > 0; }
     bool several() const { return count > 1; }

@@ -91,6 +91,7 @@ void list_altup(WeightList& list, const ModelSpec& spec, AltUpWeights& w) {
 
 void list_layer(WeightList& list, const ModelSpec& spec, PackedLayer& layer) {
     const int64_t hidden = spec.hidden_size, own = spec.per_layer_size, width = spec.norm_width();
+    if (layer.recurrent.reads_streams()) return list_mixer_weights(list, spec, layer);
     const int64_t numbers = spec.streams.numbers(), kinds = spec.streams.sinkhorn_steps ? 3 : 2;
     list_streams(list, spec, layer.attention_streams, "attention_hc", "attention_hc_base", "attention_hc_scale",
                  numbers, kinds);

@@ -102,7 +102,8 @@ struct RecurrentWeights {
     const float* skip = nullptr;     // (heads), of MAMBA1 (value_width)
     // MAMBA1: of the row of the low rank, of keys and of queries; null where their norms have no weights.
     const float *low_norm = nullptr, *key_norm = nullptr, *query_norm = nullptr;
-    const float* norm = nullptr;  // of the gated norm: (norm_size), or of MAMBA2 of all groups
+    const float* norm = nullptr;               // of the gated norm: (norm_size), or of MAMBA2 of all groups
+    std::vector<const uint8_t*> ngram_tables;  // NGRAM_ROWS: parts of its table
     // Of convolved values. MAMBA1: the row of the low rank, keys and queries; RG_LRU: gates of what enters the state.
     Linear low{};
     Linear gates{};  // of gate_rank inputs: decay inputs, of KIMI_DELTA's second such row output gates as well

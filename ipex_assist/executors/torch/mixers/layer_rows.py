@@ -51,3 +51,4 @@ class LayerRows:
     metadata: AttentionMetadata
     states: RecurrentStates | None
     see: See
+    tokens: torch.Tensor | None = None  # (rows,), of layers that read them

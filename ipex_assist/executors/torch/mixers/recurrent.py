@@ -15,6 +15,7 @@ from ipex_assist.executors.torch.mixers.kimi_delta import KimiDelta
 from ipex_assist.executors.torch.mixers.layer_rows import LayerRows
 from ipex_assist.executors.torch.mixers.mamba1 import Mamba1
 from ipex_assist.executors.torch.mixers.mamba2 import Mamba2
+from ipex_assist.executors.torch.mixers.ngram_conv import Ngrams
 from ipex_assist.executors.torch.mixers.recurrence import Recurrence, Vectors
 from ipex_assist.executors.torch.mixers.rg_lru import RgLru
 from ipex_assist.executors.torch.mixers.short_conv import ShortConv
@@ -28,6 +29,7 @@ RECURRENCES: dict[str, type[Recurrence]] = {
     "kimi_delta": KimiDelta,
     "mamba1": Mamba1,
     "mamba2": Mamba2,
+    "ngram_rows": Ngrams,
     "rg_lru": RgLru,
     "short_conv": ShortConv,
 }
