@@ -46,8 +46,8 @@ struct AttentionShape {
     // A row that would see more positions attends to so many of them, which are chosen by their scores, as if they were
     // its sequence; 0: to all. It is a query tile by itself.
     int32_t top_k = 0;
-    int32_t chosen_size =
-        0;             // of blocks that are chosen for each KV head, the last of which is its own; 0: positions are
+    // Of blocks that are chosen for each KV head, the last of which is its own; 0: positions are.
+    int32_t chosen_size = 0;
     int32_t pool = 1;  // positions that are chosen together; behind them a row sees its own and those of its open pool
     // A row attends to its window and to an entry of each so many positions, or to the `top_k` chosen ones of these, as
     // if entries and then the window were its sequence; 0: there are no entries. It is a query tile by itself, too.

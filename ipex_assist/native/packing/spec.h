@@ -153,9 +153,9 @@ struct AttentionSpec {
     bool is_latent() const { return latent.rank > 0; }
     // Over latents the first linear gives the columns from the key's on: the key, then the row of the queries. Those
     // that it makes of that row, or of the layer's input, are of all heads, then what is rotated of all heads.
-    // Behind that row are the indexer's key, gates of its key where that is of a pool, or what entries are made of, and its weights of heads, then
-    // gates of values; behind the queries are the indexer's, and last gates that are made with them, until these come to
-    // the columns of gates.
+    // Behind that row are the indexer's key, gates of its key where that is of a pool, or what entries are made of, and
+    // its weights of heads, then gates of values; behind the queries are the indexer's, and last gates that are made
+    // with them, until these come to the columns of gates.
     int64_t index_key_column() const {
         if (has_means()) return qkv_width() - latent.indexer.dim;
         return key_column() + (shares_kv ? 0 : head_dim) + round_up(latent.query_rank, LANES);
