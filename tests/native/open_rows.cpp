@@ -11,15 +11,15 @@ void rotary(UniformSpec& s) { s.rotary_tables = 1; }
 const Kind SPARSE[] = {
     {"chosen positions of latents", 0, rotary, false,
      [](LayerSpec& layer) {
-         make_latent(layer.attention, 5, {48, 16, 24, 32, 20, 0, 1e-6f, {20, 2, 16, 1e-6f, 0, 0}, {}});
+         make_latent(layer.attention, 5, {48, 16, 24, 32, 20, 0, 1e-6f, {20, 2, 16, 1e-6f, 0, 0, 0}, {}});
      }},
     {"chosen pools", 0, rotary, false,
      [](LayerSpec& layer) {
-         make_latent(layer.attention, 5, {48, 16, 24, 32, 20, 0, 1e-6f, {32, 2, 16, 1e-6f, 0, 16}, {}});
+         make_latent(layer.attention, 5, {48, 16, 24, 32, 20, 0, 1e-6f, {32, 2, 16, 1e-6f, 0, 16, 0}, {}});
      }},
     {"chosen entries of two windows", 30, rotary, false,
      [](LayerSpec& layer) {
-         make_compressed(layer.attention, 4, {48, 16, 32, 16, 20, 0, 1e-6f, {8, 2, 16, 1e-6f, 0, 0}, {2, 4, 1}});
+         make_compressed(layer.attention, 4, {48, 16, 32, 16, 20, 0, 1e-6f, {8, 2, 16, 1e-6f, 0, 0, 0}, {2, 4, 1}});
      }},
     {"entries of many tokens", 30, rotary, false,
      [](LayerSpec& layer) { make_compressed(layer.attention, 4, {48, 16, 32, 16, 20, 0, 1e-6f, {}, {2, 128, 0}}); }},

@@ -93,7 +93,7 @@ void check_kv_layers(const KernelTable& k) {
 void check_streams(const KernelTable& k) {
     const auto make = [&](void (*change)(UniformSpec&), void (*change_last)(LayerSpec&) = nullptr) {
         UniformSpec spec = base_spec(FORMATS[3]);
-        spec.hidden_size = spec.embedding_size = 48, spec.streams = {3, 2, 1e-6f, 2, 0.1f, 0};
+        spec.hidden_size = spec.embedding_size = 48, spec.streams = {3, 2, 1e-6f, 2, 0.1f, 0, 0};
         change(spec);
         std::vector<LayerSpec> layers = spec.layer_specs();
         if (change_last) change_last(layers.back());
@@ -126,7 +126,7 @@ void check_compressed(const KernelTable& k) {
     const auto make = [&](void (*change)(AttentionSpec&)) {
         std::vector<LayerSpec> layers = base_spec(FORMATS[3]).layer_specs();
         AttentionSpec& a = layers.back().attention;
-        make_compressed(a, 4, {48, 16, 32, 16, 20, 0, 1e-6f, {6, 2, 16, 1e-6f, 0, 0}, {2, 4, 1}});
+        make_compressed(a, 4, {48, 16, 32, 16, 20, 0, 1e-6f, {6, 2, 16, 1e-6f, 0, 0, 0}, {2, 4, 1}});
         a.rope_column = 0, a.rotary_dim = 10, a.window = 30;
         change(a);
         PackedModel(base_spec(FORMATS[3]).model(), layers.data(), &k);
@@ -212,12 +212,12 @@ void check_specs(const KernelTable& k) {
                       layer.attention.choice = {2, 32, 1, 16}, layer.attention.chunk = 30;
                   }));
     CHECK_REFUSED("pools of 3 positions, and 6 that are chosen", make_last([](LayerSpec& layer) {
-                      make_latent(layer.attention, 4, {48, 16, 24, 32, 40, 0, 1e-6f, {6, 2, 16, 1e-6f, 0, 3}, {}});
+                      make_latent(layer.attention, 4, {48, 16, 24, 32, 40, 0, 1e-6f, {6, 2, 16, 1e-6f, 0, 3, 0}, {}});
                       layer.attention.rope_column = 0, layer.attention.rotary_dim = 10;
                   }));
     CHECK_REFUSED("decays of each channel of 2 key heads of 10", make_last([](LayerSpec& layer) {
                       layer.attention = {};
-                      layer.recurrent = {KIMI_DELTA, 4, 2, 10, 10, 4, 0, 0, 0, 0, 7, NOT_NORMED, 0, 0, 0, 1, 0, 0};
+                      layer.recurrent = {KIMI_DELTA, 4, 2, 10, 10, 4, 0, 0, 0, 0, 7, NOT_NORMED, 0, 0, 0, 1, 0, 0, {}};
                   }));
     CHECK_REFUSED("layer 1 beside that of one before it", make_last([](LayerSpec& layer) { layer.beside = 1; }));
     CHECK_REFUSED("experts are deferred is 1", make_last([](LayerSpec& layer) { layer.defers = 1; }));
@@ -229,19 +229,21 @@ void check_specs(const KernelTable& k) {
                   }));
     CHECK_REFUSED("rank of gates is -1", make_last([](LayerSpec& layer) {
                       layer.attention = {};
-                      layer.recurrent = {KIMI_DELTA, 4, 4, 10, 10, 4, 0, 0, 0, 0, -1, NOT_NORMED, 0, 0, 0, 1, 0, 0};
+                      layer.recurrent = {KIMI_DELTA, 4, 4, 10, 10, 4, 0, 0, 0, 0, -1, NOT_NORMED, 0, 0, 0, 1, 0, 0, {}};
                   }));
     CHECK_REFUSED("logarithms of decays above nan", make_last([](LayerSpec& layer) {
                       layer.attention = {};
-                      layer.recurrent = {KIMI_DELTA, 4, 4, 10, 10, 4, 0, 0, 0, 0, 0, NOT_NORMED, 0, 0, 0, 1, 0, NAN};
+                      layer.recurrent = {KIMI_DELTA, 4,          4, 10, 10, 4, 0, 0,   0, 0,
+                                         0,          NOT_NORMED, 0, 0,  0,  1, 0, NAN, {}};
                   }));
     CHECK_REFUSED("logarithms of decays above -5", make_last([](LayerSpec& layer) {
                       layer.attention = {};
-                      layer.recurrent = {GATED_DELTA, 4, 4, 10, 10, 4, 0, 0, 0, 0, 0, NOT_NORMED, 0, 0, 0, 1, 0, -5};
+                      layer.recurrent = {GATED_DELTA, 4,          4, 10, 10, 4, 0, 0,  0, 0,
+                                         0,           NOT_NORMED, 0, 0,  0,  1, 0, -5, {}};
                   }));
     CHECK_REFUSED("the norm of a selection is 1", make_last([](LayerSpec& layer) {
                       layer.attention = {};
-                      layer.recurrent = {KIMI_DELTA, 4, 4, 10, 10, 4, 0, 0, 0, 0, 7, NORMED, 0, 0, 0, 1, 0, 0};
+                      layer.recurrent = {KIMI_DELTA, 4, 4, 10, 10, 4, 0, 0, 0, 0, 7, NORMED, 0, 0, 0, 1, 0, 0, {}};
                   }));
     CHECK_REFUSED("the block of a layer aside is 1", make_last([](LayerSpec& layer) { layer.aside = 1; }));
     CHECK_REFUSED("layer 0 is aside, and no mixer", make([](UniformSpec& s) {
@@ -258,7 +260,7 @@ void check_specs(const KernelTable& k) {
                   make_last([](LayerSpec& layer) { layer.mlp.sparsity = 0.5f, layer.mlp.deviations = INFINITY; }));
     CHECK_REFUSED("blocks of 24 channels", make_last([](LayerSpec& layer) {
                       layer.attention = {};
-                      layer.recurrent = {RG_LRU, 4, 1, 1, 24, 4, 0, 0, 0, 0, 24, NOT_NORMED, 0, 0, 0, 1, 0, 0};
+                      layer.recurrent = {RG_LRU, 4, 1, 1, 24, 4, 0, 0, 0, 0, 24, NOT_NORMED, 0, 0, 0, 1, 0, 0, {}};
                   }));
     CHECK_REFUSED("4 attention heads cannot share 8", make([](UniformSpec& s) { s.kv_heads = 8; }));
     CHECK_REFUSED("4 attention heads cannot share 3", make([](UniformSpec& s) { s.kv_heads = 3; }));

@@ -246,7 +246,7 @@ const Kind KINDS[] = {
      false, share_first},
     {"three residual streams that are mixed, norms behind as well, then experts", 0,
      [](UniformSpec& s) {
-         s.hidden_size = s.embedding_size = 48, s.streams = {3, 2, 1e-6f, 2, 0.1f, 0}, s.norm_place = SANDWICH;
+         s.hidden_size = s.embedding_size = 48, s.streams = {3, 2, 1e-6f, 2, 0.1f, 0, 0}, s.norm_place = SANDWICH;
      },
      false,
      [](LayerSpec& layer) {
