@@ -151,6 +151,8 @@ struct AttentionSpec {
     }
     bool has_means() const { return latent.indexer.means != 0; }  // of its positions, by which they are chosen
     bool is_latent() const { return latent.rank > 0; }
+    // Whether a row attends to what was chosen, or to entries.
+    bool is_sparse() const { return latent.indexer.top_k > 0 || latent.has_entries() || choice.blocks > 0; }
     // Over latents the first linear gives the columns from the key's on: the key, then the row of the queries. Those
     // that it makes of that row, or of the layer's input, are of all heads, then what is rotated of all heads.
     // Behind that row are the indexer's key, gates of its key where that is of a pool, or what entries are made of, and
