@@ -75,9 +75,8 @@ struct LatentSpec {
     // Of a block's last positions is kept what pools, or entries, that are open yet will be made of: of so many that rows
     // which are taken back (PENDING_ROWS at most) leave enough of them; and how many columns that is.
     int32_t open_rows() const {
-        const int32_t made_of = has_entries()     ? compressed.rate * compressed.parts()
-                                : indexer.pools() ? indexer.pool
-                                                  : 0;
+        const int32_t pooled = indexer.pools() ? indexer.pool : 0;
+        const int32_t made_of = has_entries() ? compressed.rate * compressed.parts() : pooled;
         return made_of ? made_of + LANES : 0;
     }
     int64_t open_width() const { return has_entries() ? entry_width() : indexer.pools() ? indexer.made() : 0; }
@@ -151,7 +150,6 @@ struct AttentionSpec {
     }
     bool has_means() const { return latent.indexer.means != 0; }  // of its positions, by which they are chosen
     bool is_latent() const { return latent.rank > 0; }
-    // Whether a row attends to what was chosen, or to entries.
     bool is_sparse() const { return latent.indexer.top_k > 0 || latent.has_entries() || choice.blocks > 0; }
     // Over latents the first linear gives the columns from the key's on: the key, then the row of the queries. Those
     // that it makes of that row, or of the layer's input, are of all heads, then what is rotated of all heads.
