@@ -58,6 +58,8 @@ struct NodeRegions {
     int64_t head_bytes = 0, bytes = 0;       // of a head in a block, and of a region
 };
 
+inline int64_t element_bytes(SourceType type) { return type == SOURCE_F32 ? 4 : 2; }
+
 class Blocks {
 public:
     // In BF16, INT8, or, of a model that computes in it, FP32. Throws std::invalid_argument for another precision, for
@@ -65,8 +67,8 @@ public:
     // there is no address space.
     Blocks(std::shared_ptr<const PackedModel> model, int64_t count, Precision precision);
     static int64_t bytes_each(const PackedModel& model, Precision precision);
-    bool fits(
-        const PackedModel& model) const;  // whether they were made for this model or one of its shape, or its target
+    // Whether they were made for this model or one of its shape, or its target.
+    bool fits(const PackedModel& model) const;
     int64_t count() const { return count_; }
     Precision precision() const { return precision_; }
     Precision attention_precision() const { return attention_precision_; }  // of queries and probabilities
@@ -98,13 +100,12 @@ public:
         const int64_t rows = model_->layers[size_t(layer)].attention.latent.open_rows();
         return place(id, part, 0) + part.bytes - part.open_bytes + position % rows * (part.open_bytes / rows);
     }
-    // Entries, (…, head_dim), in the type and of the size of an element.
+    // Entries, (…, head_dim), in their type.
     uint8_t* entries(int32_t id, int32_t layer) const {
         const BlockLayout::HeadPart& part = layout_.part(layer, 0);
         return place(id, part, 0) + part.bytes - part.index_bytes - part.entry_bytes;
     }
     SourceType entry_type() const { return attention_precision_ == FP32 ? SOURCE_F32 : SOURCE_BF16; }
-    int64_t entry_element() const { return attention_precision_ == FP32 ? 4 : 2; }
     // What keys are divided by, and queries multiplied with: (head_dim) powers of two, or null for 1.
     const float* key_factors(int32_t layer, int32_t kv_head) const {
         if (key_factors_.empty()) return nullptr;

@@ -78,7 +78,7 @@ std::vector<float> layer_factors(const PackedModel& model, size_t index, const L
     }
     for (int32_t h = 0; h < a.kv_heads; h++) {
         std::vector<double> squares(static_cast<size_t>(dim));
-        const float* norm = a.head_norm(layer.k_norm, h);
+        const float* norm = head_norm(a, layer.k_norm, h);
         for (int32_t r = 0; r < ROWS; r++) {
             float* key = keys.data() + r * stride + int64_t(h) * dim;
             if (norm || a.qk_norm == UNWEIGHTED)

@@ -40,7 +40,7 @@ void check_seen_ahead(const PackedModel& model, const Batch& b) {
     if (model.spec.is_draft_head()) refuse("rows of a draft head that see further ones");
     for (const PackedLayer& layer : model.layers) {
         const AttentionSpec& a = layer.attention;
-        if (a.is_sparse()) refuse("rows that choose what they see, and see further ones");
+        if (attends_sparsely(a)) refuse("rows that choose what they see, and see further ones");
     }
     int32_t row = 0;
     for (int32_t i = 0; i < b.segment_count; i++) {

@@ -20,7 +20,7 @@ void append_keys_and_values(const AttentionView& v, const RowRange& range, int32
         const float *key = v.qkv(r) + a.key_column() + int64_t(kv_head) * a.head_dim,
                     *value = v.qkv(r) + a.value_column() + int64_t(kv_head) * a.value_dim();
         std::memcpy(head, key, size_t(a.head_dim) * 4);
-        rotate_head(v.pass, v.layer, v.spec.head_norm(v.layer.k_norm, kv_head), v.segment(range), position, head);
+        rotate_head(v.pass, v.layer, head_norm(v.spec, v.layer.k_norm, kv_head), v.segment(range), position, head);
         if (a.latent.is_compressed()) value = head;
         for (int32_t d = 0; factors && d < a.head_dim; d++) head[d] /= factors[d];
         if (v.blocks.keeps_keys(v.kv_layer)) v.k.store_key(precision, head, a.head_dim, a.key_depth(), within, block);

@@ -183,7 +183,7 @@ void check_aside(const ModelSpec& s, const LayerSpec* layers, int32_t number) {
     const bool plain = !layer.is_recurrent() && !layer.attention.is_latent() && layer.has_mlp() && !layer.mlp.experts &&
                        layer.norm_place == PRE && layer.residual_multiplier == 1;
     const bool more = layer.parallel || layer.scaled || layer.beside || layer.laurel_rank || layer.mixer_gate_rank ||
-                      layer.mlp_gate_rank || layer.attention.is_sparse();
+                      layer.mlp_gate_rank || attends_sparsely(layer.attention);
     if (!plain || more) refuse("layer %d is aside and is no more than attention, an MLP and norms before them", number);
     const LayerSpec* next = number + 1 < s.layers ? &layers[number + 1] : nullptr;
     if (!next || next->aside || next->beside || !next->has_pre_norms() || next->mixer_gate_rank)

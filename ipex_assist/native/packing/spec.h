@@ -150,7 +150,6 @@ struct AttentionSpec {
     }
     bool has_means() const { return latent.indexer.means != 0; }  // of its positions, by which they are chosen
     bool is_latent() const { return latent.rank > 0; }
-    bool is_sparse() const { return latent.indexer.top_k > 0 || latent.has_entries() || choice.blocks > 0; }
     // Over latents the first linear gives the columns from the key's on: the key, then the row of the queries. Those
     // that it makes of that row, or of the layer's input, are of all heads, then what is rotated of all heads.
     // Behind that row are the indexer's key, gates of its key where that is of a pool, or what entries are made of, and
@@ -187,12 +186,11 @@ struct AttentionSpec {
     }
     int64_t value_width() const { return round_up(value_dim(), LANES); }
     bool has_norm_weights() const { return qk_norm != NO_NORM && qk_norm != UNWEIGHTED; }
-    // The weights of a norm of queries or keys for one head, null where heads have no norm of their own.
-    const float* head_norm(const float* norms, int32_t head) const {
-        if (qk_norm == ALL_HEADS || !norms) return nullptr;
-        return norms + (qk_norm == EACH_HEAD ? int64_t(head) * head_dim : 0);
-    }
 };
+
+inline bool attends_sparsely(const AttentionSpec& a) {
+    return a.latent.indexer.top_k > 0 || a.latent.has_entries() || a.choice.blocks > 0;
+}
 
 // What a router makes of its logits: their softmax over all experts, a sigmoid of each, for each of two experts a
 // softmax over the logits near its own (Phi-3.5-MoE), or the square root of each one's softplus.

@@ -20,6 +20,12 @@ struct Norm {
     const float* bias = nullptr;
 };
 
+// The weights of a norm of queries or keys for one head, null where heads have no norm of their own.
+inline const float* head_norm(const AttentionSpec& a, const float* norms, int32_t head) {
+    if (a.qk_norm == ALL_HEADS || !norms) return nullptr;
+    return norms + (a.qk_norm == EACH_HEAD ? int64_t(head) * a.head_dim : 0);
+}
+
 // Two convolutions over the rows of a block, before and after attention or an MLP (operations/dynamic_conv.cpp).
 struct ConvWeights {
     const float* base = nullptr;  // (2, conv_kernel, hidden); null: there is none

@@ -96,7 +96,7 @@ AttentionTile prepare_tile(const AttentionView& v, int32_t kv_head, const RowRan
     for (int32_t q = 0; q < t.queries; q++) {
         const int32_t row = rows.first + q / v.group(), head = kv_head * v.group() + q % v.group();
         std::memcpy(query, v.qkv(row) + int64_t(head) * a.head_dim, size_t(a.head_dim) * 4);
-        rotate_head(v.pass, v.layer, v.spec.head_norm(v.layer.q_norm, head), v.segment(rows),
+        rotate_head(v.pass, v.layer, head_norm(v.spec, v.layer.q_norm, head), v.segment(rows),
                     v.plan.positions[size_t(row)], query);
         if (t.slopes) own.slopes.data[q] = a.alibi_slopes[head];
         if (const float growth = query_growth(a, v.plan.positions[size_t(row)]); growth != 1) {

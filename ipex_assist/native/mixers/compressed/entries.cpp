@@ -74,7 +74,7 @@ private:
             const float* row = v_.qkv(first_row_ + position - segment_.start) + v_.spec.index_key_column();
             std::copy_n(row + value, dim, to), std::copy_n(row + gate, dim, to + dim);
         } else {
-            const int64_t bytes = v_.blocks.entry_element();
+            const int64_t bytes = element_bytes(v_.blocks.entry_type());
             const uint8_t* row = v_.blocks.open_row(segment_.blocks[position / BLOCK_POSITIONS], v_.kv_layer, position);
             v_.k.widen(v_.blocks.entry_type(), row + value * bytes, dim, to);
             v_.k.widen(v_.blocks.entry_type(), row + gate * bytes, dim, to + dim);
@@ -95,7 +95,7 @@ void close_entry(const AttentionView& v, size_t segment, int64_t number) {
     const int32_t id = v.plan.segments[segment].blocks[number / each];
     EntryMaker entry(v, segment, number);
     v.k.narrow(v.blocks.entry_type(), entry.make({0, dim, own_weights<CompressedWeights>(v.layer).entries}), dim,
-               v.blocks.entries(id, v.kv_layer) + slot * dim * v.blocks.entry_element());
+               v.blocks.entries(id, v.kv_layer) + slot * dim * element_bytes(v.blocks.entry_type()));
     if (!index_dim) return;
     v.k.store_key(v.blocks.index_precision(v.kv_layer),
                   entry.make({2 * parts * dim, index_dim, own_weights<CompressedWeights>(v.layer).index_entries}),

@@ -53,7 +53,7 @@ void copy_position(const KeyValueBlock& from, int64_t here, const KeyValueBlock&
 
 // An entry, as the key and the value of a position. Columns behind the key meet a query's zeros.
 void put_entry(const AttentionView& v, const RowRange& tile, int64_t entry, const KeyValueBlock& to, int64_t there) {
-    const int64_t each = BLOCK_POSITIONS / v.spec.latent.compressed.rate, bytes = v.blocks.entry_element();
+    const int64_t each = BLOCK_POSITIONS / v.spec.latent.compressed.rate, bytes = element_bytes(v.blocks.entry_type());
     const Precision precision = v.blocks.precision();
     float* row = v.own.head.data;
     const int32_t id = v.segment(tile).blocks[entry / each];
