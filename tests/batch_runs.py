@@ -72,6 +72,12 @@ def lines_in(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
+def instances_in(path: Path) -> set[int]:
+    """The instances of whole lines, likewise."""
+    whole = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    return {json.loads(line)["instance"] for line in whole}
+
+
 def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> None:
     """Wait until `condition` holds; raise an error after `seconds`."""
     deadline = time.monotonic() + seconds

@@ -12,7 +12,20 @@ import time
 from pathlib import Path
 
 import pytest
-from batch_runs import FAKE, TWO, by_id, children, gone, lines_in, records, run, start, wait_for, write_prompts
+from batch_runs import (
+    FAKE,
+    TWO,
+    by_id,
+    children,
+    gone,
+    instances_in,
+    lines_in,
+    records,
+    run,
+    start,
+    wait_for,
+    write_prompts,
+)
 
 from ipex_assist.speculative.options import GenerationOptions
 
@@ -45,7 +58,7 @@ def test_instances_are_pinned_and_share_the_work(tmp_path: Path) -> None:
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         pytest.skip("one CPU")
-    prompts = write_prompts(tmp_path / "p.jsonl", [f"word {i}" for i in range(40)])
+    prompts = write_prompts(tmp_path / "p.jsonl", [f"word {i}" for i in range(100)])  # beside others, one starts late
     code, err = run(FAKE, prompts, "-o", tmp_path / "o", "--instances", 2, SLEEP="0.1")
     assert code == 0, err
     found = records(tmp_path / "o")
@@ -110,15 +123,15 @@ def test_failed_prompts_are_retried_on_request_only(tmp_path: Path) -> None:
 def test_a_hung_instance_is_killed_and_its_prompt_retried(stopped: bool, tmp_path: Path) -> None:
     """--timeout: deaf to SIGTERM or even stopped, it must go."""
     hangs = "b" if stopped else f"hang-first {tmp_path / 'mark'}"
-    prompts = write_prompts(tmp_path / "p.jsonl", ["a", hangs, *[f"word {i}" for i in range(30)]])
+    prompts = write_prompts(tmp_path / "p.jsonl", ["a", hangs, *[f"word {i}" for i in range(100 if stopped else 30)]])
     process = start(FAKE, prompts, "-o", tmp_path / "o", *TWO, "--timeout", 2, SLEEP="0.1")
     if stopped:
-        wait_for(lambda: lines_in(tmp_path / "o") >= 1)
+        wait_for(lambda: len(instances_in(tmp_path / "o")) == 2)
         os.kill(children(process.pid)[0], signal.SIGSTOP)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     found = by_id(tmp_path / "o")
-    assert len(found) == 32
+    assert len(found) == (102 if stopped else 32)
     assert [record["tries"] for record in found.values()].count(2) == 1
     assert "gave no result within 2 s (--timeout)" in err
 
