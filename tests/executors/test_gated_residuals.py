@@ -20,7 +20,7 @@ pytestmark = [
 ]
 PROMPT = tokens(40, 3)
 _LAYERS = {"num_hidden_layers": 3, "hc_lowrank": 24, "layer_types": ["linear_attention"] * 3}
-_FIRST = tiny_models.VARIANTS["qwen3.5-moe"] | _LAYERS | {"model_type": "qwen4_exp_text"}
+_FIRST = tiny_models.VARIANTS.get("qwen3.5-moe", {}) | _LAYERS | {"model_type": "qwen4_exp_text"}
 KINDS: dict[str, dict[str, Any]] = {
     "four": _FIRST,
     "three": _FIRST | {"hc_count": 3, "hc_lowrank": 40, "output_gate_type": "sigmoid", "rms_norm_eps": 1e-3},
