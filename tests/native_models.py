@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import functools
+import json
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import tiny_models
 import torch
+import transformers
 
+from ipex_assist.executors.interface import Model
 from ipex_assist.executors.native.model import NativeModel
 from ipex_assist.native.library import Pool
 
@@ -63,3 +67,25 @@ def text(variant: str, precision: str, threads: int = 1) -> tiny_models.Text:
 
 def relative(got: torch.Tensor, expected: torch.Tensor) -> float:
     return float((got - expected).norm() / expected.norm())
+
+
+@functools.cache
+def transformers_logits(variant: str, prompt: tuple[int, ...]) -> torch.Tensor:
+    """Those of every token of a prompt, as transformers computes them."""
+    kind = getattr(transformers, json.loads((folder(variant) / "config.json").read_text())["architectures"][0])
+    model = kind.from_pretrained(folder(variant), attn_implementation="eager").eval()
+    with torch.no_grad():
+        return model(torch.tensor([prompt])).logits[0]
+
+
+def in_parts(model: Model, prompt: list[int], parts: Sequence[int]) -> torch.Tensor:
+    """Logits of a prompt's rows that come in passes of these lengths, most with a rejected draft after them."""
+    sequence, rows, done = model.new_sequence(len(prompt) + 16), [], 0
+    for part in parts:
+        rows.append(model.extend(sequence, prompt[done : done + part], part))
+        done += part
+        if done + 9 < len(prompt):
+            model.extend(sequence, tokens(9, done), 9)
+            sequence.truncate(done)
+    assert done == len(prompt)
+    return torch.cat(rows)

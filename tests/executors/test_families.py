@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
-import json
 
 import pytest
 import tiny_models
 import torch
-import transformers
 from conftest import HAS_NATIVE, some_quick
 from decoding import run, tokens_of
-from native_models import PRECISIONS, folder, loaded, relative, tokens
+from native_models import PRECISIONS, loaded, relative, tokens, transformers_logits
 
 from ipex_assist.executors.interface import Rows
 from ipex_assist.native.library import unavailable
@@ -66,15 +63,6 @@ LARGEST_ERROR = {"fp32": 1e-5, "bf16": 0.05, "int8": 0.1, "int4": 0.7}
 PROMPT = tokens(30, 1)
 
 
-@functools.cache
-def expected(variant: str) -> torch.Tensor:
-    """transformers' logits of the prompt."""
-    kind = getattr(transformers, json.loads((folder(variant) / "config.json").read_text())["architectures"][0])
-    model = kind.from_pretrained(folder(variant), attn_implementation="eager").eval()
-    with torch.no_grad():
-        return model(torch.tensor([PROMPT])).logits[0]
-
-
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("variant", EACH)
 def test_every_precision(variant: str, precision: str) -> None:
@@ -83,8 +71,14 @@ def test_every_precision(variant: str, precision: str) -> None:
     alone = model.new_sequence(60, len(PROMPT))
     steps = torch.cat([model.extend(alone, [token]) for token in PROMPT])
     # By row: fewer bits may choose another expert for one of them, which is then far off.
-    errors = torch.stack([torch.tensor(relative(*rows)) for rows in zip(steps, expected(variant), strict=True)])
-    off = relative(steps, expected(variant)) if model.spec.experts is None else float(errors.median())
+    errors = torch.stack(
+        [torch.tensor(relative(*rows)) for rows in zip(steps, transformers_logits(variant, tuple(PROMPT)), strict=True)]
+    )
+    off = (
+        relative(steps, transformers_logits(variant, tuple(PROMPT)))
+        if model.spec.experts is None
+        else float(errors.median())
+    )
     assert off < LARGEST_ERROR[precision] * LARGER.get(variant, 1)
     second, third = model.new_sequence(60, len(PROMPT)), model.new_sequence(60, 3)
     model.extend(second, PROMPT[:7])

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import json
 from pathlib import Path
 
 import pytest
 import tiny_models
 import torch
-import transformers
 from conftest import HAS_NATIVE
-from native_models import PRECISIONS, folder, relative, tokens
+from native_models import PRECISIONS, folder, in_parts, relative, tokens, transformers_logits
 
 from ipex_assist.executors.interface import Rows
 from ipex_assist.executors.native.model import NativeModel
@@ -32,21 +29,17 @@ def loaded(saved: Path, precision: str, kv: str | None = None) -> NativeModel:
     return made
 
 
-@functools.cache
-def expected(variant: str) -> torch.Tensor:
-    """transformers' logits of the prompt."""
-    kind = getattr(transformers, json.loads((folder(variant) / "config.json").read_text())["architectures"][0])
-    model = kind.from_pretrained(folder(variant), attn_implementation="eager").eval()
-    with torch.no_grad():
-        return model(torch.tensor([PROMPT])).logits[0]
-
-
 @pytest.mark.parametrize("executor", ["torch", "native"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_are_those_of_transformers(variant: str, executor: str) -> None:
     """Means pass their norm before they are rotated, by their pool's first position; rows see the open pool as well."""
     model = tiny_models.model(folder(variant), executor)
-    assert relative(model.extend(model.new_sequence(128), PROMPT, len(PROMPT)), expected(variant)) < 5e-5
+    assert (
+        relative(
+            model.extend(model.new_sequence(128), PROMPT, len(PROMPT)), transformers_logits(variant, tuple(PROMPT))
+        )
+        < 5e-5
+    )
 
 
 @pytest.mark.parametrize("kv", [None, "int8"])
@@ -56,15 +49,7 @@ def test_a_prompt_is_its_steps_however_it_is_cut(variant: str, precision: str, k
     """Pools that a pass ends within, and rows that are taken back into them."""
     model = loaded(folder(variant), precision, kv)
     together = model.extend(model.new_sequence(128), PROMPT, len(PROMPT))
-    sequence, rows, done = model.new_sequence(128), [], 0
-    for part in (3, 1, 1, 30, 7, 40, 5, 1, 1, 21):
-        rows.append(model.extend(sequence, PROMPT[done : done + part], part))
-        done += part
-        if done + 9 < len(PROMPT):  # a draft that is rejected
-            model.extend(sequence, tokens(9, done), 9)
-            sequence.truncate(done)
-    assert done == len(PROMPT)
-    assert torch.equal(torch.cat(rows), together)
+    assert torch.equal(in_parts(model, PROMPT, (3, 1, 1, 30, 7, 40, 5, 1, 1, 21)), together)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import json
-
 import pytest
 import tiny_models
 import torch
-import transformers
 from conftest import HAS_NATIVE
-from native_models import PRECISIONS, folder, relative, tokens
+from native_models import PRECISIONS, folder, in_parts, relative, tokens, transformers_logits
 
 from ipex_assist.executors.interface import Rows
 from ipex_assist.models.ngram_spec import NgramSpec
@@ -26,15 +22,6 @@ END = 2
 PROMPT = [token or 7 for token in tokens(40, 3)]
 for _place in (0, 5, 6, 9, 22, 39):  # at the beginning and the end, and twice within an n-gram
     PROMPT[_place] = END
-
-
-@functools.cache
-def expected(variant: str) -> torch.Tensor:
-    """transformers' logits of the prompt."""
-    kind = getattr(transformers, json.loads((folder(variant) / "config.json").read_text())["architectures"][0])
-    model = kind.from_pretrained(folder(variant), attn_implementation="eager").eval()
-    with torch.no_grad():
-        return model(torch.tensor([PROMPT])).logits[0]
 
 
 @pytest.mark.parametrize("number", [0, 2])
@@ -56,7 +43,10 @@ def test_the_numbers_of_hashes_are_those_of_transformers(number: int) -> None:
 def test_logits_are_those_of_transformers(variant: str, executor: str) -> None:
     """Nothing before the token that ends a text is part of an n-gram."""
     model = tiny_models.model(folder(variant), executor)
-    assert relative(model.extend(model.new_sequence(64), PROMPT, len(PROMPT)), expected(variant)) < 5e-5
+    assert (
+        relative(model.extend(model.new_sequence(64), PROMPT, len(PROMPT)), transformers_logits(variant, tuple(PROMPT)))
+        < 5e-5
+    )
 
 
 @NATIVE
@@ -66,17 +56,9 @@ def test_a_prompt_is_its_steps_however_it_is_cut(variant: str, precision: str) -
     """The tokens before a pass are those that its sequence keeps, also where others were taken back."""
     model = tiny_models.model(folder(variant), "native", precision)
     together = model.extend(model.new_sequence(64), PROMPT, len(PROMPT))
-    sequence, rows, done = model.new_sequence(64), [], 0
-    for part in (1, 1, 4, 1, 17, 1, 1, 14):
-        rows.append(model.extend(sequence, PROMPT[done : done + part], part))
-        done += part
-        if done + 9 < len(PROMPT):  # a draft that is rejected
-            model.extend(sequence, tokens(9, done), 9)
-            sequence.truncate(done)
-    assert done == len(PROMPT)
-    assert torch.equal(torch.cat(rows), together)
+    assert torch.equal(in_parts(model, PROMPT, (1, 1, 4, 1, 17, 1, 1, 14)), together)
     if precision == "bf16":
-        assert relative(together, expected(variant)) < 0.2
+        assert relative(together, transformers_logits(variant, tuple(PROMPT))) < 0.2
 
 
 @NATIVE
