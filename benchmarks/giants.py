@@ -4,9 +4,11 @@
 
 Memory is what the core itself says that it takes (native/sizes.py), to the byte: weights, one text of the context with
 its keys and values in int8, and the buffers of passes. Speed is the bytes of a pass of one row, over the memory's speed
-of one or two sockets, by the share of it that sockets.py models for such a shape in int4. Nobody has measured either.
-"As published" is the format that the checkpoint has, computed as it is stored. A cell is the format, the memory, the
-smallest machine that has it, and tokens a second on one socket and on two.
+of one or two sockets, by the share of it that sockets.py models for such a shape in int4, as if all its layers were
+attention and an MLP: recurrent mixers and residual streams count by their bytes alone. Nobody has measured either.
+"As published" is the format that the checkpoint has, computed as it is stored. Weights count tables of n-grams, which
+are in bf16 whatever the format. A cell is the format, the memory, the smallest machine that has it, and tokens a second
+on one socket and on two.
 """
 
 from __future__ import annotations
@@ -113,6 +115,7 @@ GIANTS = (
     ),
     Giant("MiniMax-M3", "MiniMaxM3SparseForConditionalGeneration", "bf16", GIANT_CONFIGS["MiniMaxAI/MiniMax-M3"]),
     Giant("GLM-5.3-Flash", "Glm5NextForConditionalGeneration", "bf16", GIANT_CONFIGS["zai-org/GLM-5.3-Flash"]),
+    Giant("Qwen3.8-Flash-Next", "Qwen4ExpForConditionalGeneration", "bf16", GIANT_CONFIGS["Qwen/Qwen3.8-Flash-Next"]),
     Giant("DeepSeek-V4-Flash", "DeepseekV4ForCausalLM", "", GIANT_CONFIGS["deepseek-ai/DeepSeek-V4-Flash"]),
     Giant("MiniMax-M2", "MiniMaxM2ForCausalLM", "fp8", GIANT_CONFIGS["MiniMaxAI/MiniMax-M2"]),
     Giant(
@@ -138,21 +141,22 @@ def spec_of(giant: Giant) -> DecoderSpec:
 def shape_of(name: str, spec: DecoderSpec) -> Shape:
     """What sockets.py models of it: its layers as if they were alike but for an MLP in the first, and windows."""
     widest = max(spec.attentions, key=lambda each: (each.window is None, each.heads))
+    layers = [each for each in spec.layers if each.mlp is not None]  # without those that are embeddings of n-grams
     experts, latent = spec.experts, widest.latent
     assert experts is not None, "a mixture"
     windows = [each.window for each in (layer.mixer for layer in spec.layers) if isinstance(each, AttentionSpec)]
     return Shape(
         name,
         spec.hidden_size,
-        spec.num_hidden_layers,
+        len(layers),
         widest.heads,
         widest.kv_heads,
         widest.head_dim,
-        max((each.inner_size for each in spec.layers if each.experts is None), default=0),
+        max((each.inner_size for each in layers if each.experts is None), default=0),
         spec.vocab_size,
         (experts.count, experts.per_token, experts.intermediate_size),
         1 if experts.shared_size else 0,
-        sum(each.experts is None for each in spec.layers),
+        sum(each.experts is None for each in layers),
         (0, 0) if latent is None else (latent.query_rank or 0, latent.rank),
         max((each or 0 for each in windows), default=0),
         sum(each is not None for each in windows) / len(windows),
@@ -167,7 +171,7 @@ def read_of_keys(spec: DecoderSpec, context: int) -> int:
 def _read_of_layer(attention: AttentionSpec, context: int) -> int:
     element, scale = INT8_KEYS
     latent, choice = attention.latent, attention.choice
-    indexer = latent.indexer if latent is not None else None
+    indexer = latent.indexer if latent is not None else attention.indexer
     rate = latent.compressed[1] if latent is not None else 0
     scored = context // (rate or (indexer.pool if indexer is not None else 1))
     seen = min(context, attention.window or context)
@@ -186,9 +190,10 @@ def row_of(giant: Giant, args: argparse.Namespace, papers: Sequence[Paper]) -> d
     """A line of the table."""
     spec, shape = spec_of(giant), shape_of(giant.name, spec_of(giant))
     one = linear_bytes(spec, "fp8")  # a byte a weight, and little else
+    tables = sum(each.recurrent.hashes.table_size for each in spec.layers if each.recurrent and each.recurrent.hashes)
     row = {
         "model": giant.name,
-        "weights": f"{one / 1e9:.0f} B",
+        "weights": f"{(one + tables) / 1e9:.0f} B",
         "of a token": f"{(one - idle_bytes(spec, 'fp8')) / 1e9:.0f} B",
     }
     for column, precision in (("int4", "int4"), ("int8", "int8"), ("as published", giant.published)):

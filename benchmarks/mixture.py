@@ -5,10 +5,11 @@
         [--prompt 4096 [--pass-rows 256,2048]]
 
 The model has its published shapes, or its first `--layers`; without that as many as fit this machine's memory, and the
-result says how many these are. It is packed tensor by tensor. Cases are N rows of one sequence, and a row each of N
-requests; they take turns, with new random tokens each time, and the memory's read speed is measured before each of
-them. Routing is what random routers give: rows of different requests draw their experts nearly uniformly, rows of one
-text share more of them. A trained one differs. "uniform" is what independent draws would read,
+result says how many these are. Embeddings of n-grams are left out (a table of Qwen3.8-Flash-Next alone has 102 GB, of
+which a row reads 5 KB), and the result says so. It is packed tensor by tensor. Cases are N rows of one sequence, and a
+row each of N requests; they take turns, with new random tokens each time, and the memory's read speed is measured
+before each of them. Routing is what random routers give: rows of different requests draw their experts nearly
+uniformly, rows of one text share more of them. A trained one differs. "uniform" is what independent draws would read,
 count · (1 − (1 − used / count)^rows) a layer. Bytes are those of the weights outside of experts, of the experts that
 the core counted, of keys and values, and of the states of recurrent layers. Models without experts are measured too.
 
@@ -59,6 +60,8 @@ SPARE_BYTES = 3 << 30  # beside the weights: keys and values, states, buffers, a
 def config_of(args: argparse.Namespace) -> dict[str, Any]:
     """The config of the model that is asked for, cut to the layers that are or that fit. Raises UsageError."""
     config = published_config(args.model)
+    if config.get("ple_layer_ids"):
+        config["ple_layer_ids"] = []
     shown_layers(config, args.layers)  # checks them
     layers = args.layers or fitting_layers(config, args.precision, (read_memory().available or 0) - SPARE_BYTES)
     return first_layers(config, layers)
@@ -251,7 +254,8 @@ def _report(
         table = mixture_llama.with_peer(table, speeds, turns)
     whole = published_config(args.model)
     cut = shown_layers(whole, None if result["layers"] == whole["num_hidden_layers"] else result["layers"])
-    shape = {"model": f"{args.model}{cut}", "precision": args.precision}
+    left_out = ", without embeddings of n-grams" if whole.get("ple_layer_ids") else ""
+    shape = {"model": f"{args.model}{cut}{left_out}", "precision": args.precision}
     peer = {
         "llama_cpp_tokens_per_s": [dict(turn.speeds) for turn in turns],
         "llama_cpp_read_GB_per_s": [turn.read for turn in turns],

@@ -44,13 +44,15 @@ ARCHITECTURES = {
     "glm5_next_text": "glm5-next",
     "granitemoehybrid": "granitehybrid",
     "gemma4_text": "gemma4",
+    "qwen4_exp_text": "qwen4exp",
 }
 TABLE = "tid2eid.weight"  # each token's experts
 LITE_LAYERS = (26, 27)  # by which llama.cpp tells DeepSeek-V2-Lite, whose queries have one matrix
 PART = 1 << 24  # values that are drawn once, and repeated
 F32, Q4_0 = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.Q4_0
 BLOCK, BLOCK_BYTES = 32, 18  # of Q4_0: a scale in fp16 and 32 values of 4 bits
-FLOATS = ("norm", "gate_inp", "conv1d", "ssm_a", "ssm_d", "rope_freqs", "hc_", "compressor", "indexer")
+FLOATS = ("norm", "gate_inp", "conv1d", "ssm_d", "rope_freqs", "hc_", "compressor", "indexer")
+GATES = ("_down.weight", "_up.weight", "_inject.weight")  # of those, what llama-quantize packs of gated residuals
 
 
 def shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -66,7 +68,8 @@ def shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 def is_float(name: str, shape: tuple[int, ...]) -> bool:
     """Whether a tensor is in fp32: vectors, routers, convolutions, and what has no whole blocks. Others are Q4_0."""
-    return len(shape) == 1 or any(part in name for part in FLOATS) or shape[-1] % BLOCK != 0
+    kept = name.endswith("ssm_a") or (any(part in name for part in FLOATS) and not name.endswith(GATES))
+    return len(shape) == 1 or kept or shape[-1] % BLOCK != 0
 
 
 def blocks(seed: int) -> np.ndarray[Any, Any]:
@@ -86,7 +89,7 @@ def experts_of_tokens(shape: tuple[int, ...], count: int, generator: np.random.G
 
 def floats(name: str, size: int, generator: np.random.Generator) -> np.ndarray[Any, Any]:
     """A tensor's values in fp32: ones, a decay's below zero, or random ones."""
-    if "ssm_a" in name:
+    if name.endswith("ssm_a"):
         return np.full(size, -1, np.float32)
     if "norm" in name or "rope_freqs" in name:
         return np.ones(size, np.float32)

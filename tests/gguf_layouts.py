@@ -249,13 +249,12 @@ def _gemma3n(config: Config) -> Config:
     }
 
 
+# Of text, the three positions of an image are one: how they share the rotary embedding changes nothing.
+_SECTIONS: Config = {"rope.dimension_sections": [11, 11, 10, 0]}
 OWN: dict[str, Callable[[Config], Config]] = {
     "qwen3next": _delta,
-    # Of text, the three positions of an image are one: how they share the rotary embedding changes nothing.
-    **dict.fromkeys(
-        ("qwen35", "qwen35moe"), lambda config: _delta(config) | {"rope.dimension_sections": [11, 11, 10, 0]}
-    ),
-    "qwen4exp": lambda config: _delta(config) | gguf_others.qwen4(config),
+    **dict.fromkeys(("qwen35", "qwen35moe"), lambda config: _delta(config) | _SECTIONS),
+    "qwen4exp": lambda config: _delta(config) | _SECTIONS | gguf_others.qwen4(config),
     **dict.fromkeys(("lfm2", "lfm2moe"), _lfm2),
     "granitehybrid": _granite,
     **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), _nemotron),
@@ -348,10 +347,10 @@ def changed(name: str, tensor: torch.Tensor, config: Config, arch: str) -> Tenso
         yield name, tensor + 1
     elif arch in ("mamba", "jamba"):
         yield name, _decay(tensor) if name.endswith(".A_log") else tensor.squeeze() if "conv1d.w" in name else tensor
-    elif arch == "qwen4exp" and (own_parts := list(gguf_others.qwen4_tensors(name, tensor, config))):
-        yield from own_parts
     elif arch == "qwen4exp":
-        yield from _delta_tensors(name, tensor, config, "qwen35moe")
+        name = name.replace(".language_model", "")
+        own_parts = list(gguf_others.qwen4_tensors(name, tensor, config))
+        yield from own_parts or _delta_tensors(name, tensor, config, "qwen35moe")
     elif arch.startswith("qwen3") and arch != "qwen3moe":
         yield from _delta_tensors(name, tensor, config, arch)
     elif name.endswith("kv_b_proj.weight"):

@@ -45,6 +45,7 @@ PAIRS = {
     "minimax-m3": PublishedPair("MiniMaxAI/MiniMax-M3", SELF),
     "deepseek-v4-flash": PublishedPair("deepseek-ai/DeepSeek-V4-Flash", SELF),
     "glm-5.3-flash": PublishedPair("zai-org/GLM-5.3-Flash", SELF),
+    "qwen3.8-flash-next": PublishedPair("Qwen/Qwen3.8-Flash-Next", SELF),
 }
 
 
@@ -339,7 +340,9 @@ def find_pair(name: str) -> PublishedPair:
 def first_layers(config: Config, layers: int) -> Config:
     """The config of a model of its first `layers` layers alone."""
     listed = ("layer_types", "mlp_layer_types", "indexer_types")
-    kinds = {name: config[name][:layers] for name in listed if name in config}
+    kinds: Config = {name: config[name][:layers] for name in listed if name in config}
+    if "ple_layer_ids" in config:  # counted from 1
+        kinds["ple_layer_ids"] = [number for number in config["ple_layer_ids"] if number <= layers]
     if shared := config.get("num_kv_shared_layers", 0):  # the last ones: those that are left
         kinds["num_kv_shared_layers"] = max(0, layers - (config["num_hidden_layers"] - shared))
     return config | kinds | {"num_hidden_layers" if "num_hidden_layers" in config else "n_layer": layers}

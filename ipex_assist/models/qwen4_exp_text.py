@@ -19,7 +19,7 @@ from ipex_assist.models.stream_spec import HEAD_GATE, StreamSpec
 from ipex_assist.models.weights import Source
 
 ARCHITECTURE = "Qwen4ExpForCausalLM"
-EXAMPLES = ("Qwen/Qwen4-Exp",)
+EXAMPLES = ("Qwen/Qwen3.8-Flash-Next",)
 NAMES = {"norm_eps": "rms_norm_eps"}
 _INDEXED = "indexed_attention"
 _GATES = ("input_mix_weight_down", "input_mix_weight_up")

@@ -86,7 +86,7 @@ def stored(name: str, shape: tuple[int, ...], family: str) -> dict[str, tuple[in
 
 
 # Families whose published names are others than those that transformers' module has.
-RENAMED = ("deepseek_v4", "glm5_next_text", "minimax_m3_vl_text")
+RENAMED = ("deepseek_v4", "glm5_next_text", "minimax_m3_vl_text", "qwen4_exp_text")
 
 
 def few_layers(source: str) -> dict:

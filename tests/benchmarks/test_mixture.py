@@ -54,6 +54,17 @@ def test_a_model_without_experts(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert three["bytes"] - one["bytes"] == 2 * (3 * 4 * 4 * 128 * 128 + keys_and_values)
 
 
+def test_tables_of_n_grams_are_left_out(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A table of 102 GB that is made of random numbers, or a result that does not say what it is of."""
+    small = SMALL | {"linear_num_key_heads": 1, "linear_num_value_heads": 1, "hc_lowrank": 32}
+    monkeypatch.setattr(mixture, "published_config", lambda source: published_config(source) | small)
+    argv = ["--pair", "qwen3.8-flash-next", "--layers", "4", "--rows", "1", "--requests", "1", "--repeats", "1"]
+    assert mixture.run(mixture.parse(argv)) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["layers"] == 4
+    assert found["model"].endswith("the first 4 of 48 layers, without embeddings of n-grams")
+
+
 def test_a_model_is_cut_to_what_fits() -> None:
     """A model of 47 layers that is loaded whole ends in a message of the system's, or ends everything else."""
     config = published_config("zai-org/GLM-4.7-Flash")

@@ -43,10 +43,13 @@ LATENT = {
 LATENT |= {"qk_nope_head_dim": 32, "n_routed_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 64}
 ATTENTION = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "intermediate_size": 64}
 DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 32}
+GATED = {"hc_lowrank": 32, "indexer_head_dim": 32, "num_experts": 4, "num_experts_per_tok": 2, "ple_layer_ids": []}
+GATED |= {"shared_expert_intermediate_size": 32}
 SMALL = {
     "deepseek-ai/DeepSeek-V2-Lite": (27, LATENT),
     "zai-org/GLM-4.7-Flash": (3, LATENT | {"q_lora_rank": 32}),
     "Qwen/Qwen3.5-9B": (4, ATTENTION | DELTA),
+    "Qwen/Qwen3.8-Flash-Next": (4, ATTENTION | DELTA | GATED),
 }
 
 
