@@ -21,7 +21,7 @@ from ipex_assist.models.weights import Source
 ARCHITECTURE = "Qwen4ExpForCausalLM"
 EXAMPLES = ("Qwen/Qwen3.8-Flash-Next",)
 NAMES = {"norm_eps": "rms_norm_eps"}
-_INDEXED = "indexed_attention"
+_INDEXED = ("indexed_attention", "qwen_sparse_attention")  # by transformers' name, and that of newer checkpoints
 _GATES = ("input_mix_weight_down", "input_mix_weight_up")
 _PLACES = {"attention": "attn_hyper_connection", "mlp": "mlp_hyper_connection"}
 _NORMS = {f"{ours}_norm": f"{theirs}.hc_norm" for ours, theirs in _PLACES.items()}
@@ -47,7 +47,7 @@ def spec(config: Config) -> DecoderSpec:
     count = layer_count(config)
     every = config.integer("full_attention_interval", 4)
     usual = [LINEAR if every < 1 or (layer + 1) % every else FULL for layer in range(count)]
-    kinds = [FULL if kind == _INDEXED else kind for kind in config.optional_texts("layer_types") or usual]
+    kinds = [FULL if kind in _INDEXED else kind for kind in config.optional_texts("layer_types") or usual]
     size = config.integer("shared_expert_intermediate_size", 512)
     normalised = config.flag("norm_topk_prob", True)
     routed = experts(config, shared_size=size, shared_gate=True, normalised=normalised)

@@ -10,8 +10,11 @@ import torch
 from conftest import HAS_NATIVE
 from native_models import PRECISIONS, folder, in_parts, relative, tokens, transformers_logits
 
+from ipex_assist.bench.giant_shapes import GIANT_CONFIGS
 from ipex_assist.executors.interface import Rows
 from ipex_assist.executors.native.model import NativeModel
+from ipex_assist.models import qwen4_exp_text
+from ipex_assist.models.config import Config
 from ipex_assist.native.library import unavailable
 
 VARIANTS = tiny_models.known("qwen4-exp", "qwen4-exp-many")  # which choose among pools of 4 and of 32 positions
@@ -61,3 +64,17 @@ def test_rows_choose_likewise_beside_others(variant: str) -> None:
         model.extend(sequence, PROMPT[:length], 1)
     rows = [Rows(each, [PROMPT[each.length]], 1) for each in sequences]
     assert torch.equal(model.forward(rows)[0], alone[0])
+
+
+def test_such_layers_by_each_of_their_names() -> None:
+    """Published checkpoints call them full attention, newer ones after what they do; transformers has a third name."""
+    config = GIANT_CONFIGS["Qwen/Qwen3.8-Flash-Next"]
+    kinds = config["layer_types"]
+    specs = [
+        qwen4_exp_text.spec(
+            Config(config | {"layer_types": [name if kind == "full_attention" else kind for kind in kinds]})
+        )
+        for name in ("full_attention", "indexed_attention", "qwen_sparse_attention")
+    ]
+    assert specs[0] == specs[1] == specs[2]
+    assert sum(getattr(each.mixer, "indexer", None) is not None for each in specs[0].layers) == 12
