@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "attention_head.h"
+#include "mixers/kernels.h"
 
 namespace check {
 namespace {
@@ -147,7 +148,7 @@ void test_index_scores(const KernelTable& k) {
                 const float* from = queries[size_t(h)].values.data();
                 uint8_t* to = query.data() + h * stride;
                 float& scale = weights[size_t(h)] = 1;
-                if (integers) k.store_index_query(from, dim, keys.key_depth, to, &scale, &offsets[size_t(h)]);
+                if (integers) k.mixers->index.store_query(from, dim, keys.key_depth, to, &scale, &offsets[size_t(h)]);
                 else k.convert(form.precision, from, dim, keys.key_depth, to);
                 scale *= weight(h);
             }
@@ -157,7 +158,7 @@ void test_index_scores(const KernelTable& k) {
             t.query_offsets = offsets.data();
             const KeyValueBlock block = keys.block(0);
             Buffer<float> all(BLOCK_POSITIONS), some(BLOCK_POSITIONS);
-            k.score_index(t, block, &block, weights.data(), BLOCK_POSITIONS, all.data());
+            k.mixers->index.score(t, block, &block, weights.data(), BLOCK_POSITIONS, all.data());
             for (int32_t i = 0; i < BLOCK_POSITIONS; i++) {
                 double expected = 0, size = 0;
                 for (int32_t h = 0; h < heads; h++) {
@@ -178,7 +179,7 @@ void test_index_scores(const KernelTable& k) {
                       double(all[size_t(i)]), expected);
             }
             for (const int64_t count : {1, 16, 17, 48, 250}) {
-                k.score_index(t, block, nullptr, weights.data(), count, some.data());
+                k.mixers->index.score(t, block, nullptr, weights.data(), count, some.data());
                 CHECK(std::memcmp(some.data(), all.data(), size_t(count) * 4) == 0, "%lld positions", (long long)count);
             }
         }

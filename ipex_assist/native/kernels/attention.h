@@ -291,31 +291,6 @@ void attend(const AttentionTile& tile, const KeyValueBlock& block, const KeyValu
     attend_integers<OnVectors>(tile, block, distance, partials);
 }
 
-template <class D>
-void score_index_block(const AttentionTile& t, const KeyValueBlock& block, int64_t distance, const float* weights,
-                       int64_t limit, float* out) {
-    constexpr int64_t stride = PAIR * LANES;  // side by side: a few KB, which stay in L1
-    for (int64_t i = 0, end; i < limit; i = end) {
-        end = i + score_columns<D>(t, block, distance, i, limit, t.scores, stride);
-        for (int64_t j = i; j < end; j += LANES) {
-            __m512 sum = _mm512_setzero_ps();
-            for (int32_t q = 0; q < t.queries; q++) {
-                const __m512 score = _mm512_loadu_ps(t.scores + q * stride + j - i);
-                sum = _mm512_fmadd_ps(_mm512_max_ps(_mm512_setzero_ps(), score), _mm512_set1_ps(weights[q]), sum);
-            }
-            _mm512_storeu_ps(out + j, sum);
-        }
-    }
-}
-
-void score_index(const AttentionTile& tile, const KeyValueBlock& block, const KeyValueBlock* next, const float* weights,
-                 int64_t count, float* out) {
-    const int64_t distance = distance_to(next, block), limit = (count + LANES - 1) / LANES * LANES;
-    if (tile.precision == FP32) return score_index_block<Fp32>(tile, block, distance, weights, limit, out);
-    if (block.key_scales) return score_index_integers(tile, block, distance, weights, limit, out);
-    score_index_block<Bf16>(tile, block, distance, weights, limit, out);
-}
-
 void merge(AttentionPartial& into, const AttentionPartial& next, float scale, int32_t head_dim) {
     const float most = into.maximum > next.maximum ? into.maximum : next.maximum;
     // Both exponentials in one vector, half of the lanes each, and from there without memory to all lanes.

@@ -16,6 +16,7 @@
 #include "kernels/row_operations.h"
 #include "kernels/sampling.h"
 #include "kernels/scan.h"
+#include "mixers/kernels.h"
 
 namespace ipex_assist {
 namespace {
@@ -54,6 +55,7 @@ const KernelTable* IPEX_ASSIST_KERNELS() {
         .name = IPEX_ASSIST_ISA_NAME,
         .bf16_row_bytes = sizeof(Bf16::Row),
         .tiled = tiled,
+        .mixers = &MIXER_KERNELS,
         .linear = linear,
         .quantize = quantize,
         .normalize = normalize,
@@ -65,11 +67,9 @@ const KernelTable* IPEX_ASSIST_KERNELS() {
         .soft_cap = soft_cap,
         .convert = convert,
         .store_query = store_query,
-        .store_index_query = store_index_query,
         .store_key = store_key,
         .store_value = store_value,
         .attend = attend,
-        .score_index = score_index,
         .merge = merge,
         .argmax = argmax,
         .group_maxima = group_maxima,

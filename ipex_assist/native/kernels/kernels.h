@@ -206,10 +206,13 @@ struct GroupedConv {
     int64_t groups, group;
 };
 
+struct MixerKernels;
+
 struct KernelTable {
     const char* name;
-    int32_t bf16_row_bytes;  // of a value in bf16 rows: 2, or 4 where the instruction set multiplies them as fp32
-    bool tiled;              // whether LinearRows.tiles are used
+    int32_t bf16_row_bytes;      // of a value in bf16 rows: 2, or 4 where the instruction set multiplies them as fp32
+    bool tiled;                  // whether LinearRows.tiles are used
+    const MixerKernels* mixers;  // mixers/kernels.h
 
     // Panels first <= b < last; row r of panel b goes to out[r * stride + (b - first) * 16 …].
     void (*linear)(const Linear&, const LinearRows&, int64_t rows, int64_t first, int64_t last, float* out,
@@ -235,9 +238,6 @@ struct KernelTable {
     // Quantizes a query for int8 blocks, where attention computes in BF16: see AttentionTile.
     void (*store_query)(const float* x, int32_t head_dim, int64_t key_depth, uint8_t* to, float* scales,
                         int32_t* offsets);
-    // The same of a query of an indexer, with one scale and one offset.
-    void (*store_index_query)(const float* x, int32_t dim, int64_t key_depth, uint8_t* to, float* scale,
-                              int32_t* offset);
     // Into a position of a block, in the block's precision: FP32, BF16, or INT8 with the scale max |x| / 127, which is
     // NaN where an element is NaN or infinite.
     void (*store_key)(Precision, const float* key, int32_t head_dim, int64_t key_depth, int32_t position,
@@ -246,11 +246,6 @@ struct KernelTable {
     // A partial of each query of the tile; sum 0 where a query sees no position of the block. `next`, or null: the
     // block that the caller attends to next, which is read from memory meanwhile.
     void (*attend)(const AttentionTile&, const KeyValueBlock&, const KeyValueBlock* next, AttentionPartial* partials);
-    // Scores of the first `count` positions of a block of index keys, rounded up to a multiple of 16: the sum over the
-    // tile's queries, in their order, of weight · relu(query · key). No partials; `next` as above. Of queries that
-    // store_index_query quantized, `weights` have been multiplied with their scales.
-    void (*score_index)(const AttentionTile&, const KeyValueBlock&, const KeyValueBlock* next, const float* weights,
-                        int64_t count, float* out);
     void (*merge)(AttentionPartial& into, const AttentionPartial& next, float scale, int32_t head_dim);
     ArgMax (*argmax)(const float* x, int64_t size);
     // The largest of each NOISE_GROUP of x (size), NaN where one of them is.

@@ -43,25 +43,6 @@ struct AttentionView {
 // kv_append.cpp: rotates and stores the keys and values of a range of rows for one KV head.
 void append_rows(const AttentionView& v, const RowRange& range, int32_t kv_head);
 
-// index_queries.cpp: what index keys are multiplied with, of one row at a time in memory of this thread.
-struct IndexQueries {
-    AttentionTile tile;
-    const float* weights;
-};
-// Query `number`, (dim), whose products are weighted.
-void store_index_query(const AttentionView& v, int32_t number, const float* query, int32_t dim, float weight);
-// Those from `first` on that have been stored.
-IndexQueries index_queries_from(const AttentionView& v, int32_t first, int32_t count);
-
-// Orders positions, or blocks, by their scores, and those of equal scores by descending numbers: as unsigned numbers, of
-// which no two are equal.
-inline uint64_t choice_key(const float* scores, int64_t number) {
-    uint32_t bits;
-    std::memcpy(&bits, scores + number, 4);
-    const uint32_t ordered = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-    return uint64_t(ordered) << 32 | (0xffffffffu - uint32_t(number));
-}
-
 // This thread's share of all of a pass's rows.
 void append_share(const AttentionView& v);
 

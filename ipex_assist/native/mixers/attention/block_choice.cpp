@@ -9,7 +9,7 @@
 #include <cstring>
 #include <functional>
 
-#include "operations/attention.h"
+#include "mixers/latent/choice.h"
 
 namespace ipex_assist {
 
@@ -78,8 +78,8 @@ void score_share(const AttentionView& v, int32_t first, int32_t end, int64_t str
             const int64_t start = b * BLOCK_POSITIONS, count = std::min<int64_t>(BLOCK_POSITIONS, seen - start);
             for (int32_t h = 0; h < v.spec.kv_heads; h++) {
                 const IndexQueries queries = index_queries_from(v, 2 * h, 2);
-                v.k.score_index(queries.tile, v.blocks.index_at(segment.blocks[b], v.number), nullptr, queries.weights,
-                                count, scores);
+                v.k.mixers->index.score(queries.tile, v.blocks.index_at(segment.blocks[b], v.number), nullptr,
+                                        queries.weights, count, scores);
                 find_highest(scores, count, size, highest.row(r - first) + h * stride + start / size);
             }
         }

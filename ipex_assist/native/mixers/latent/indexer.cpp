@@ -10,8 +10,8 @@
 #include <functional>
 
 #include "mixers/attention/block_choice.h"
+#include "mixers/latent/choice.h"
 #include "mixers/latent/latent.h"
-#include "operations/attention.h"
 #include "operations/share_work.h"
 
 namespace ipex_assist {
@@ -183,8 +183,9 @@ void score_share(const AttentionView& v, int32_t first, int32_t end) {
             const int64_t start = b * each, after = b + sharers;
             const bool more = after * each < seen;
             const KeyValueBlock next = v.blocks.index_at(segment.blocks[more ? after : b], v.number);
-            v.k.score_index(queries.tile, v.blocks.index_at(segment.blocks[b], v.number), more ? &next : nullptr,
-                            queries.weights, std::min(each, seen - start), scores.row(r - first) + start);
+            v.k.mixers->index.score(queries.tile, v.blocks.index_at(segment.blocks[b], v.number),
+                                    more ? &next : nullptr, queries.weights, std::min(each, seen - start),
+                                    scores.row(r - first) + start);
         }
     }
 }

@@ -1,6 +1,6 @@
 // The queries of an indexer in the form that its keys are multiplied with: that of attention's queries, or int8 with one
 // scale where keys are int8, so that products are exact.
-#include "operations/attention.h"
+#include "mixers/latent/choice.h"
 
 namespace ipex_assist {
 namespace {
@@ -21,7 +21,8 @@ void store_index_query(const AttentionView& v, int32_t number, const float* quer
     const int64_t depth = v.spec.index_depth();
     uint8_t* to = v.own.query.data + number * bytes_of(v);
     float& scale = v.own.query_scales.data[number] = 1;
-    if (are_integers(v)) v.k.store_index_query(query, dim, depth, to, &scale, v.own.query_offsets.data + number);
+    if (are_integers(v))
+        v.k.mixers->index.store_query(query, dim, depth, to, &scale, v.own.query_offsets.data + number);
     else v.k.convert(v.blocks.attention_precision(), query, dim, depth, to);
     scale *= weight;
 }
