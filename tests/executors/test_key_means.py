@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import native_models
 import pytest
 import tiny_models
 import torch
@@ -78,3 +79,13 @@ def test_such_layers_by_each_of_their_names() -> None:
     ]
     assert specs[0] == specs[1] == specs[2]
     assert sum(getattr(each.mixer, "indexer", None) is not None for each in specs[0].layers) == 12
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_threads_leave_the_scores_of_others(variant: str) -> None:
+    """Kernels score 16 keys at once, and a block has fewer of large pools: the next block's are another thread's."""
+    prompt = [token or 7 for token in tokens(600, 3)]
+    by_one, by_three = (native_models.loaded(variant, "bf16", threads) for threads in (1, 3))
+    expected = by_one.extend(by_one.new_sequence(600), prompt, 600)
+    for _ in range(3):
+        assert torch.equal(by_three.extend(by_three.new_sequence(600), prompt, 600), expected)

@@ -180,12 +180,13 @@ void score_share(const AttentionView& v, int32_t first, int32_t end) {
             turn = turn + 1 < sharers ? turn + 1 : 0;
             if (!mine) continue;
             if (!stored) store_queries(v, r), stored = true;
-            const int64_t start = b * each, after = b + sharers;
+            const int64_t start = b * each, after = b + sharers, count = std::min(each, seen - start);
             const bool more = after * each < seen;
             const KeyValueBlock next = v.blocks.index_at(segment.blocks[more ? after : b], v.number);
+            float few[LANES], *to = scores.row(r - first) + start;  // whole lanes of few keys are the next block's, too
             v.k.mixers->index.score(queries.tile, v.blocks.index_at(segment.blocks[b], v.number),
-                                    more ? &next : nullptr, queries.weights, std::min(each, seen - start),
-                                    scores.row(r - first) + start);
+                                    more ? &next : nullptr, queries.weights, count, each < LANES ? few : to);
+            if (each < LANES) std::copy_n(few, count, to);
         }
     }
 }
