@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "memory/memory.h"
+#include "mixers/latent/choice.h"
 #include "operations/activations.h"
 #include "plans.h"
 #include "pools.h"
@@ -38,7 +39,7 @@ void check_blocks(const PassPlan& plan) {
     const AttentionPlan& a = plan.attention[0];
     for (size_t i = 0; i < plan.segments.size(); i++) {
         const Segment& s = plan.segments[i];
-        int64_t oldest = a.shape.window && !a.shape.rate ? std::max(0, s.start - a.shape.window + 1) : 0;
+        int64_t oldest = a.shape.window && !a.shape.gathering.any() ? std::max(0, s.start - a.shape.window + 1) : 0;
         if (a.shape.chunk) oldest = std::max<int64_t>(oldest, s.start / a.shape.chunk * a.shape.chunk);
         CHECK(a.first_block[i] == oldest / BLOCK_POSITIONS, "first block %lld", (long long)a.first_block[i]);
         int64_t last = 0;
@@ -120,9 +121,11 @@ void check_random_plans() {
         PassShape shape = model_of(turn % 5 ? shape_of(kv_heads * (1 + random.below(3)), kv_heads, 64, window)
                                             : shape_of_latents(4 << random.below(6)));
         if (random.below(4) == 0) shape.attention[0].chunk = 1 + random.below(2000);
-        else if (shape.attention[0].shared && random.below(2)) shape.attention[0].top_k = 1 + random.below(5000);
-        if (AttentionShape& a = shape.attention[0]; a.top_k && random.below(2))
-            a.pool = 1 << random.below(5), a.top_k = int32_t(round_up(a.top_k, a.pool));
+        ChosenSight sight{0, 1, 0, 0};
+        if (AttentionShape& a = shape.attention[0]; a.shared && !a.chunk && random.below(2))
+            sight.top_k = 1 + random.below(5000);
+        if (sight.top_k && random.below(2))
+            sight.pool = 1 << random.below(5), sight.top_k = int32_t(round_up(sight.top_k, sight.pool));
         std::vector<SequenceRows> sequences;
         const int32_t most = turn % 2 ? 4 : 90;
         for (int32_t i = 0; i < 1 + random.below(4); i++)
@@ -131,8 +134,9 @@ void check_random_plans() {
                                                      {3, 1}, {40}, {20, 20}, {1, 1, 1}, {2, 2, 2}, {13, 13, 13}};
         const std::vector<int32_t> nodes = nodes_of(teams[size_t(random.below(int32_t(teams.size())))]);
         if (AttentionShape& a = shape.attention[0]; a.shared && !a.chunk && random.below(3) == 0)
-            a.rate = 4, a.window = 1 + random.below(128), a.top_k = a.top_k ? 1 + random.below(700) : 0, a.pool = 1;
-        const bool sparse = shape.attention[0].top_k || shape.attention[0].rate;  // its rows see none ahead
+            sight = {sight.top_k ? 1 + random.below(700) : 0, 1, 4, a.window = 1 + random.below(128)};
+        const bool sparse = sight.top_k || sight.rate;  // its rows see none ahead
+        if (sparse) shape.attention[0].gathering = Gathering(sight);
         const SeenAhead ahead = turn % 3 || sparse ? SeenAhead{} : images_in(sequences, random);
         const PassPlan plan = plan_of(shape, TeamNodes(int(nodes.size()), nodes), sequences, {}, ahead);
         check_seen_ahead(plan, ahead);

@@ -15,8 +15,8 @@ struct Mixer {
     void (*check)(const ModelSpec& spec, const LayerSpec& layer);
     MixerColumns (*columns)(const LayerSpec& layer);
     void (*list_weights)(WeightList& list, const ModelSpec& spec, PackedLayer& layer);
-    // Buffers that it needs beside those of its columns, which may be null.
-    void (*size)(const PackedLayer& layer, ActivationSizes& sizes);
+    // Buffers that it needs beside those of its columns, for rows up to position `last`; may be null.
+    void (*size)(const PackedLayer& layer, int64_t last, ActivationSizes& sizes);
     // prepare: what makes the rows that its first linear reads.
     void (*list_operations)(const PackedLayer& layer, LayerStep& step, const Operation& prepare);
     // Of attention that chooses what it reads; of others null. Refuses what does not go with the layers before it; and

@@ -39,9 +39,9 @@ void list_mixer_weights(WeightList& list, const ModelSpec& spec, PackedLayer& la
     mixer_of(layer).list_weights(list, spec, layer);
 }
 
-void size_mixer(const PackedLayer& layer, ActivationSizes& sizes) {
+void size_mixer(const PackedLayer& layer, int64_t last, ActivationSizes& sizes) {
     const Mixer& mixer = mixer_of(layer);
-    if (mixer.size) mixer.size(layer, sizes);
+    if (mixer.size) mixer.size(layer, last, sizes);
 }
 
 void shape_mixer(const LayerSpec& layer, AttentionShape& shape) {

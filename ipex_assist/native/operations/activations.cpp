@@ -67,8 +67,8 @@ void list_shared(List& list, SharedBuffers& b, const ActivationSizes& s) {
     list("clusters", b.clusters, s.logit_rows, s.clusters_read);
     list("router_logits", b.router_logits, s.rows, s.router_columns);
     list("expert_outputs", b.expert_outputs, s.slots, s.width);
-    list("index_scores", b.index_scores, s.scored_rows, s.scores);
-    list("chosen", b.chosen, s.rows, s.top_k ? s.chosen : 0);
+    list("notes", b.notes, s.rows, s.notes);
+    list("work", b.work, s.work_rows, s.work);
     list("maxima", b.maxima, s.logit_rows, s.vocabulary_chunks);
     list("group_maxima", b.group_maxima, s.logit_rows, s.vocabulary_chunks * CHUNK_GROUPS);
     list("noisy_tokens", b.noisy_tokens, s.logit_rows, s.vocabulary_chunks);
@@ -115,8 +115,7 @@ void list_thread(List& list, ThreadBuffers& b, const ActivationSizes& s) {
     list("partials", b.partials, s.queries, 1);
     list("runs", b.runs, s.queries, 1);
     list("sums", b.sums, s.queries, 1);
-    list("gathered", b.gathered, s.gathered, 1);
-    list("index_keys", b.index_keys, 2, s.scores);
+    list("own work", b.work, s.own_work, 1);
     list("own x", b.x, DECODE_ROWS, s.stream);
     list("own normed", b.normed, DECODE_ROWS, s.normed);
     list_prepared(list, b.inputs, values * s.own_value, values / SCALE_COLUMNS, values / 32, 0);

@@ -77,9 +77,10 @@ struct SharedBuffers {
     Array<float> router_logits;   // (rows, experts)
     Array<float> expert_outputs;  // (slots, hidden)
     Array<int32_t> clusters;      // (rows with logits, clusters read) ascending
-    Array<float> index_scores;    // (scored_rows, scores) of sparse attention
-    Array<int32_t>
-        chosen;  // (rows, …): positions or entries, ascending, or blocks for each KV head; of rows that choose
+    // Of mixers, as each of them says (Mixer::size): what a row's operations and layers note for later ones of the pass,
+    // and what threads exchange in one of its operations.
+    Array<int32_t> notes;  // (rows, …)
+    Array<float> work;     // (work_rows, …)
     Array<ArgMax> maxima;  // (rows with logits, chunks of the vocabulary)
     // Of sampling: (rows with logits, groups, chunks or 1)
     Array<float> group_maxima;
@@ -113,9 +114,7 @@ struct ThreadBuffers {
     Array<int32_t> query_offsets, first, end;
     Array<uint8_t> query, probabilities, widened;
     Array<AttentionPartial> partials, runs, sums;
-    // Of sparse attention: a block of what a row attends to, or what an entry is made of; scores with their positions, twice.
-    Array<uint8_t> gathered;
-    Array<uint64_t> index_keys;
+    Array<uint8_t> work;  // bytes of one of a mixer's operations
 };
 
 // The sizes that the list takes: of a pass, and of the widest layer of the model.
@@ -142,9 +141,7 @@ struct ActivationSizes {
     int64_t deferred, projected;                // columns of a row
     int64_t candidates, selector_rank;          // of draft heads
     int64_t heads, head_depth;                  // of latent attention: columns of a row, input columns of a head
-    int64_t scored_rows, scores, top_k;         // of sparse attention: rows that are scored together, and of each
-    int64_t gathered, chosen;                   // of its gathered blocks: bytes; what a row has chosen
-    int64_t has_entries;                        // whether rows have entries, of which they always gather
+    int64_t notes, work_rows, work, own_work;   // of mixers: columns, rows and columns, and bytes of a thread's
     int64_t low_rows, low_columns;              // of A · x; 0 without adapters
     int64_t tiles;                              // whether rows are kept as tiles, too
 };

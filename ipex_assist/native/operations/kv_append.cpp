@@ -56,7 +56,7 @@ void append_share(const AttentionView& v) {
 // before attention, or choose what they read.
 void append_keys_values(Pass& pass, const LayerStep& step, int thread) {
     const AttentionPlan& plan = pass.plan().attention_of(step.index);
-    if (plan.splits_kv && !plan.shape.top_k && step.index != pass.pruning_layer) return;
+    if (plan.splits_kv && !plan.shape.gathering.any() && step.index != pass.pruning_layer) return;
     const uint64_t started = __rdtsc();
     append_share(AttentionView(pass, step, thread));
     if (thread == 0) pass.begin_tiles();

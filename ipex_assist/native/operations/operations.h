@@ -201,7 +201,7 @@ void lm_head(Pass& pass, int thread);
 
 // mixers/table.cpp: what the mixer of a layer needs of buffers beside those of its columns, and its operations.
 // prepare: the one that makes the rows which its first linear reads.
-void size_mixer(const PackedLayer& layer, ActivationSizes& sizes);
+void size_mixer(const PackedLayer& layer, int64_t last, ActivationSizes& sizes);
 void shape_mixer(const LayerSpec& layer, AttentionShape& shape);
 void list_mixer_operations(const PackedLayer& layer, LayerStep& step, const Operation& prepare);
 

@@ -195,7 +195,7 @@ int64_t PassPlan::first_seen(int32_t row, const AttentionShape& shape) const {
 }
 
 int64_t PassPlan::last_seen(int32_t row, const AttentionShape& shape) const {
-    if (shape.gathers(positions[size_t(row)])) return shape.gathered(positions[size_t(row)]) - 1;
+    if (const int64_t gathered = shape.gathering.count(positions[size_t(row)])) return gathered - 1;
     if (!ahead.last.empty() && (shape.window > 0 || !ahead.in_windows_only)) return ahead.last[size_t(row)];
     if (!whole_segments && !reads_before) return positions[size_t(row)];
     const Segment& s = segments[size_t(segment_of[size_t(row)])];

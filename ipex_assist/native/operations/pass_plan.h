@@ -21,8 +21,11 @@
 // with a few drafts each, whose tiles are fewer than the threads.
 #pragma once
 #include <algorithm>
+#include <array>
 #include <cstdint>
+#include <cstring>
 #include <memory>
+#include <type_traits>
 #include <vector>
 
 #include "operations/adapter_rows.h"
@@ -32,6 +35,35 @@
 namespace ipex_assist {
 
 constexpr int64_t TILE_QUERIES = 64;  // of a query tile, for all the query heads of a KV head together
+
+// What rows attend to that do not attend to their sequence as it is: positions that their mixer gathers side by side, as if
+// they were the sequence. How many it says by a plain structure of its own (Mixer::shape), which has two functions of a
+// position: `gathered`, of a row at it, 0: it attends to its sequence; and `most`, what rows up to it attend to at most.
+class Gathering {
+public:
+    Gathering() = default;
+    template <class Sight>
+    explicit Gathering(const Sight& sight) : count_(ask<Sight, &Sight::gathered>),
+                                             most_(ask<Sight, &Sight::most>) {
+        static_assert(std::is_trivially_copyable_v<Sight> && sizeof sight <= sizeof numbers_);
+        std::memcpy(numbers_.data(), &sight, sizeof sight);
+    }
+    bool any() const { return count_; }
+    int64_t count(int64_t position) const { return count_ ? count_(numbers_, position) : 0; }
+    int64_t most(int64_t last) const { return most_(numbers_, last); }
+    bool operator==(const Gathering& other) const { return count_ == other.count_ && numbers_ == other.numbers_; }
+
+private:
+    using Numbers = std::array<int32_t, 4>;
+    template <class Sight, int64_t (Sight::*FUNCTION)(int64_t) const>
+    static int64_t ask(const Numbers& numbers, int64_t position) {
+        Sight sight;
+        std::memcpy(&sight, numbers.data(), sizeof sight);
+        return (sight.*FUNCTION)(position);
+    }
+    int64_t (*count_)(const Numbers&, int64_t position) = nullptr, (*most_)(const Numbers&, int64_t last) = nullptr;
+    Numbers numbers_{};
+};
 
 // What a plan needs to know of an attention layer; layers that are alike share one.
 struct AttentionShape {
@@ -43,42 +75,15 @@ struct AttentionShape {
     // that there is work for all threads: each reads the same keys and values.
     bool shared = false;
     int32_t chunk = 0;  // positions are in chunks of so many, and a row sees none before its own; 0: all
-    // A row that would see more positions attends to so many of them, which are chosen by their scores, as if they were
-    // its sequence; 0: to all. It is a query tile by itself.
-    int32_t top_k = 0;
-    // Of blocks that are chosen for each KV head, the last of which is its own; 0: positions are.
-    int32_t chosen_size = 0;
-    int32_t pool = 1;  // positions that are chosen together; behind them a row sees its own and those of its open pool
-    // A row attends to its window and to an entry of each so many positions, or to the `top_k` chosen ones of these, as
-    // if entries and then the window were its sequence; 0: there are no entries. It is a query tile by itself, too.
-    int32_t rate = 0;
+    Gathering gathering = {};
     bool operator==(const AttentionShape& other) const;
-    // The first position that a row at this one sees.
+    // Whether a row at this position attends to what is gathered; it is a query tile by itself. The first one that it sees.
+    bool gathers(int64_t position) const { return gathering.count(position) > 0; }
     int64_t first_seen(int64_t position) const {
-        if (rate) return 0;
-        const int64_t in_window = first_of_window(position);
+        if (gathers(position)) return 0;
+        const int64_t in_window = window > 0 && position >= window ? position - window + 1 : 0;
         return chunk > 0 && position - position % chunk > in_window ? position - position % chunk : in_window;
     }
-    int64_t first_of_window(int64_t position) const {
-        return window > 0 && position >= window ? position - window + 1 : 0;
-    }
-    bool chooses(int64_t position) const {
-        return top_k > 0 && (rate > 0 ? keys_before(position) > top_k : position + 1 >= top_k + pool);
-    }
-    // Whether it attends to what is gathered, as if that were its sequence; how much of that are entries, and all of it.
-    bool gathers(int64_t position) const { return rate > 0 || chooses(position); }
-    int64_t seen_entries(int64_t position) const {
-        return rate == 0 ? 0 : chooses(position) ? top_k : keys_before(position);
-    }
-    int64_t gathered(int64_t position) const {
-        if (rate > 0) return seen_entries(position) + position + 1 - first_of_window(position);
-        const int64_t whole = top_k + (position + 1) % pool;
-        return chosen_size ? whole - (chosen_size - 1) + position % chosen_size : whole;
-    }
-    // Positions of an indexer's key, or of an entry; and those that a row at this position sees.
-    int32_t of_key() const { return rate > 0 ? rate : pool; }
-    int64_t keys_before(int64_t position) const { return (position + 1) / of_key(); }
-    int32_t of_score() const { return chosen_size ? chosen_size : of_key(); }  // likewise of what is chosen
     // Positions that a row up to this one sees at most; and blocks of these that so many neighbouring rows see.
     int64_t most_seen(int64_t last) const;
     int64_t most_blocks(int64_t rows, int64_t last) const;
@@ -193,7 +198,7 @@ struct PassPlan {
     // Where a row's keys and values go.
     int64_t last_block(int32_t row) const { return positions[size_t(row)] / BLOCK_POSITIONS; }
     // The positions that a row of a layer of this shape sees: up to its own, or as `ahead` says, or, of whole segments,
-    // also all of its segment; or what is before it; or, where positions are chosen, their numbers among these.
+    // also all of its segment; or what is before it; or, where positions are gathered, their numbers among these.
     int64_t first_seen(int32_t row, const AttentionShape& shape) const;
     int64_t last_seen(int32_t row, const AttentionShape& shape) const;
     int64_t last_seen_block(int32_t row, const AttentionShape& shape) const {

@@ -40,7 +40,7 @@ void prune_rows(Pass& pass, const LayerStep& step, int thread) {
     }
     close_up(pass, thread, kept, rows.qkv, 0, layer.columns.width);
     if (layer.is_recurrent()) close_up(pass, thread, kept, rows.attended, 0, layer.columns.out_width);
-    close_up(pass, thread, kept, rows.chosen, 0, rows.chosen.columns);
+    close_up(pass, thread, kept, rows.notes, 0, rows.notes.columns);
     close_up(pass, thread, kept, rows.deferred, 0, rows.deferred.columns);
     if (per_layer)
         close_up(pass, thread, kept, rows.per_layer, step.index * per_layer, pass.model.spec.layers * per_layer);

@@ -51,34 +51,27 @@ void size_active(const KernelTable& kernels, int64_t width, const Linear& down, 
     s.down_columns = std::max(s.down_columns, columns);
 }
 
-// Of sparse attention: scores of positions, pools or entries, or of blocks for each KV head; nothing where no row
-// chooses among them.
-void size_index(const SizedPass& pass, ActivationSizes& s) {
+// The last position of a row.
+int64_t last_position(const SizedPass& pass) {
     int64_t last = 0;
     for (size_t i = 0; i < pass.plan.segments.size(); i++) {
         const Segment& each = pass.plan.segments[i];
         last = std::max(last, int64_t(each.start) + each.rows - 1 + (pass.counts ? pass.counts[i] : 0));
     }
-    for (const AttentionShape& each : pass.program.shape.attention) {
-        if (each.chooses(last))
-            s.scores = std::max(s.scores, (each.chosen_size ? each.kv_heads : 1) *
-                                              round_up(last / each.of_score() + 1, BLOCK_POSITIONS));
-    }
-    if (!s.scores) s.top_k = 0;
-    s.scored_rows = s.top_k ? std::min(s.rows, std::max<int64_t>(DECODE_ROWS, s.threads)) : 0;
-    if (!s.top_k && !s.has_entries) s.gathered = 0;
+    return last;
 }
 
 // What the widest attention and MLP of the model need.
 void size_layers(const SizedPass& pass, ActivationSizes& s) {
     const ModelSpec& spec = pass.model().spec;
     const KernelTable& kernels = *pass.model().kernels;
+    const int64_t last = last_position(pass);
     const Linear head = vocabulary_head(pass.model(), pass.vocabulary);
     for (const PackedLayer& layer : pass.model().layers) {
         s.qkv = std::max(s.qkv, layer.columns.width);
         for (int64_t* width : {&s.attended, &s.between})
             *width = std::max(*width, round_up(layer.columns.out_width, LANES));
-        size_mixer(layer, s);
+        size_mixer(layer, last, s);
         s.gate_rows = std::max<int64_t>({s.gate_rows, layer.mixer_gate_rank, layer.mlp_gate_rank});
         if (layer.into_attention.kept || layer.into_mlp.kept) s.normed = s.wide;
         if (layer.laurel_rank) s.deferred = s.width, s.head_depth = std::max(s.head_depth, layer.laurel.right.depth);
@@ -157,7 +150,6 @@ ActivationSizes activation_sizes(const SizedPass& pass) {
     size_low_rank(pass, s);
     size_layers(pass, s);
     s.partials = partial_floats(pass);
-    size_index(pass, s);
     return s;
 }
 

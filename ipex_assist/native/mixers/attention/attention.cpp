@@ -169,7 +169,7 @@ int64_t attend_blocks(const AttentionView& v, int32_t kv_head, size_t segment, i
     const auto mine = [&](int64_t block) {
         return block >= first && block < end && (!v.splits.by_block || v.on_own_node(segment, block, kv_head));
     };
-    const bool appends = !v.spec.is_latent() && !v.spec.shares_kv && !v.splits.shape.top_k;
+    const bool appends = !v.spec.is_latent() && !v.spec.shares_kv && !v.splits.shape.gathering.any();
     for (size_t i = v.plan.first_append_range[segment]; appends && i < v.plan.first_append_range[segment + 1]; i++) {
         const RowRange& range = v.plan.append_ranges[i];
         if (mine(v.plan.last_block(range.first))) append_rows(v, range, kv_head);

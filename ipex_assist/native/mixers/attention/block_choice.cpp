@@ -31,7 +31,9 @@ void append_choice_keys(const AttentionView& v, const RowRange& range, int32_t k
 
 namespace {
 
-bool chooses(const AttentionView& v, int32_t row) { return v.splits.shape.chooses(v.plan.positions[size_t(row)]); }
+bool chooses(const AttentionView& v, int32_t row) {
+    return sight_of(v.spec.choice).chooses(v.plan.positions[size_t(row)]);
+}
 
 // Of each KV head the query that it is chosen by, and that times -1: relu(x) - relu(-x) is x, and a kernel for sums of
 // relus gives a score as it is.
@@ -58,7 +60,7 @@ void find_highest(const float* scores, int64_t count, int64_t size, float* to) {
 // Rows first <= r < end that choose, each with the highest scores of its blocks (KV heads, stride) from
 // scores.row(r - first) on: this thread's share of the blocks of keys, those of its memory node in turns.
 void score_share(const AttentionView& v, int32_t first, int32_t end, int64_t stride) {
-    const Array<float>& highest = v.pass.activations.shared.index_scores;
+    const Array<float>& highest = v.pass.activations.shared.work;
     const TeamNodes& team = v.plan.team;
     const int own = v.thread - team.first_thread(v.node), sharers = team.threads_of(v.node);
     const int64_t size = v.spec.choice.size;
@@ -90,8 +92,8 @@ void score_share(const AttentionView& v, int32_t first, int32_t end, int64_t str
 void choose(const AttentionView& v, int32_t row, float* highest, int64_t stride) {
     const BlockChoiceSpec& c = v.spec.choice;
     const int64_t count = v.plan.positions[size_t(row)] / c.size + 1;
-    int32_t* chosen = v.pass.activations.shared.chosen.row(row);
-    uint64_t* keys = v.own.index_keys.data;
+    int32_t* chosen = v.pass.activations.shared.notes.row(row);
+    uint64_t* keys = choice_keys(v.own).data;
     for (int32_t h = 0; h < v.spec.kv_heads; h++, highest += stride) {
         std::fill(highest + count - c.local, highest + count, INFINITY);
         for (int64_t b = 0; b < count; b++) keys[b] = choice_key(highest, b);
@@ -108,7 +110,7 @@ void choose(const AttentionView& v, int32_t row, float* highest, int64_t stride)
 void choose_blocks(Pass& pass, const LayerStep& step, int thread) {
     const uint64_t started = __rdtsc();
     const AttentionView v(pass, step, thread);
-    const Array<float>& scores = pass.activations.shared.index_scores;
+    const Array<float>& scores = pass.activations.shared.work;
     const int32_t rows = pass.plan().rows(), most = int32_t(scores.rows);
     const int64_t stride = scores.columns / v.spec.kv_heads;
     for (int32_t first = 0, end; first < rows; first = end) {
@@ -134,8 +136,8 @@ KeyValueBlock gather_choice(const AttentionView& v, const RowRange& tile, int32_
     const Precision precision = v.blocks.precision();
     const int64_t bytes = row_type_bytes(row_type(precision)), size = c.size, each = BLOCK_POSITIONS / size;
     const int64_t key_bytes = v.spec.key_depth() * bytes, panel = BLOCK_POSITIONS * LANES * bytes;
-    const int32_t* chosen = v.pass.activations.shared.chosen.row(tile.first) + kv_head * c.blocks + block * each;
-    KeyValueBlock to{v.own.gathered.data, v.own.gathered.data + BLOCK_POSITIONS * key_bytes, nullptr, nullptr};
+    const int32_t* chosen = v.pass.activations.shared.notes.row(tile.first) + kv_head * c.blocks + block * each;
+    KeyValueBlock to{v.own.work.data, v.own.work.data + BLOCK_POSITIONS * key_bytes, nullptr, nullptr};
     if (precision == INT8) {
         to.key_scales = reinterpret_cast<float*>(to.values + BLOCK_POSITIONS * v.spec.value_width());
         to.value_scales = to.key_scales + BLOCK_POSITIONS;

@@ -5,6 +5,7 @@
 
 #include "mixers/attention/block_choice.h"
 #include "mixers/attention/check.h"
+#include "mixers/latent/choice.h"
 #include "mixers/latent/latent.h"
 
 namespace ipex_assist {
@@ -58,20 +59,21 @@ void list_weights(WeightList& list, const ModelSpec& spec, PackedLayer& layer) {
     list_output(list, spec, layer, "o_proj", a.output_width(), a.output_bias != 0);
 }
 
-void size(const PackedLayer& layer, ActivationSizes& s) {
+void size(const PackedLayer& layer, int64_t last, ActivationSizes& s) {
     const AttentionSpec& a = layer.attention;
     s.key_depth = std::max({s.key_depth, a.key_depth(), a.index_depth()});
     s.value_width = std::max({s.value_width, a.value_width(), round_up(a.head_dim, LANES), int64_t(a.choice.dim)});
     const IndexerSpec& index = a.latent.indexer;
     if (!a.choice.blocks && !a.has_means()) return;
-    s.gathered = std::max(s.gathered, BLOCK_POSITIONS * (a.key_depth() + a.value_width() + 2) * 4);
     s.value_width = std::max<int64_t>(s.value_width, index.dim);
     s.queries = std::max<int64_t>(s.queries, index.heads);
-    if (a.has_means()) s.top_k = s.chosen = std::max<int64_t>(s.top_k, index.top_k + index.each() - 1);
+    if (a.has_means()) size_chosen(a, last, s);
     if (!a.choice.blocks) return;
     s.queries = std::max<int64_t>(s.queries, 2 * a.kv_heads);
-    s.top_k = std::max<int64_t>(s.top_k, a.choice.positions());
-    s.chosen = std::max<int64_t>(s.chosen, int64_t(a.kv_heads) * a.choice.blocks);
+    if (!sight_of(a.choice).chooses(last)) return;
+    size_gathered(a, s);
+    const int64_t heads = a.kv_heads, scores = round_up(last / a.choice.size + 1, BLOCK_POSITIONS);
+    size_choice(heads * scores, heads * a.choice.blocks, s);
 }
 
 // Layers that choose blocks choose as many positions.
@@ -87,7 +89,7 @@ void check_among(const LayerSpec* layers, int32_t number) {
 
 void shape(const AttentionSpec& a, AttentionShape& shape) {
     shape_chosen(a, shape);
-    if (a.choice.blocks) shape.top_k = a.choice.positions(), shape.chosen_size = a.choice.size;
+    if (a.choice.blocks) shape.gathering = Gathering(sight_of(a.choice));
 }
 
 constexpr Operation CONVOLVE_ATTENTION{"convolve_attention", convolve_attention};

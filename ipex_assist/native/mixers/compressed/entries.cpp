@@ -15,8 +15,8 @@ void round_entry_rows(const AttentionView& v, const RowRange& range, int32_t) {
     if (v.blocks.entry_type() == SOURCE_F32) return;
     for (int32_t r = range.first; width && r < range.end; r++) {
         float* row = v.pass.activations.shared.qkv.row(r) + v.spec.index_key_column();
-        v.k.narrow(v.blocks.entry_type(), row, width, v.own.gathered.data);
-        v.k.widen(v.blocks.entry_type(), v.own.gathered.data, width, row);
+        v.k.narrow(v.blocks.entry_type(), row, width, v.own.work.data);
+        v.k.widen(v.blocks.entry_type(), v.own.work.data, width, row);
     }
 }
 
@@ -41,7 +41,7 @@ public:
     // The mean of the values of its positions, each column weighted by a softmax over its gates; normalised and rotated.
     const float* make(const EntrySource& source) {
         const int64_t dim = source.dim;
-        float *values = reinterpret_cast<float*>(v_.own.gathered.data), *gates = values;
+        float *values = reinterpret_cast<float*>(v_.own.work.data), *gates = values;
         int64_t rows = 0;
         for (int64_t part = number_ > 0 ? 0 : parts_ - 1; part < parts_; part++) {
             for (int64_t j = 0; j < rate_; j++, gates += 2 * dim, rows++) read(source, part, j, gates);

@@ -6,6 +6,7 @@
 
 #include "mixers/attention/check.h"
 #include "mixers/compressed/compressed.h"
+#include "mixers/latent/choice.h"
 #include "mixers/latent/latent.h"
 
 namespace ipex_assist {
@@ -92,19 +93,17 @@ void list_weights(WeightList& list, const ModelSpec& spec, PackedLayer& layer) {
     list_output(list, spec, layer, "o_proj", a.output_width(), false);
 }
 
-void size(const PackedLayer& layer, ActivationSizes& s) {
+void size(const PackedLayer& layer, int64_t last, ActivationSizes& s) {
     const AttentionSpec& a = layer.attention;
     const IndexerSpec& index = a.latent.indexer;
     s.key_depth = std::max({s.key_depth, a.key_depth(), a.index_depth()});
     s.value_width = std::max({s.value_width, a.value_width(), int64_t(index.dim)});
     s.queries = std::max<int64_t>(s.queries, index.heads);
-    s.top_k = s.chosen = std::max<int64_t>(s.top_k, index.top_k);
+    size_chosen(a, last, s);
     if (a.latent.has_entries()) {
-        // As a block, or as what an entry is made of: values and gates of its rows, and three rows more.
+        // What an entry is made of: values and gates of its rows, and three rows more.
         const int64_t widest = std::max<int64_t>(a.head_dim, index.dim);
-        const int64_t block = BLOCK_POSITIONS * (a.key_depth() + a.value_width() + 2) * 4;
-        s.gathered = std::max({s.gathered, block, (2 * MOST_ROWS + 3) * widest * 4});
-        s.has_entries = 1;
+        s.own_work = std::max(s.own_work, (2 * MOST_ROWS + 3) * widest * 4);
     }
     s.attended = std::max(s.attended, a.attended_width());
     s.heads = std::max({s.heads, a.latent_query_width(), a.output_width()});

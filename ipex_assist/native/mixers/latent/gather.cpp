@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "mixers/latent/choice.h"
 #include "mixers/latent/latent.h"
 
 namespace ipex_assist {
@@ -70,16 +71,14 @@ void put_entry(const AttentionView& v, const RowRange& tile, int64_t entry, cons
 
 KeyValueBlock gather_block(const AttentionView& v, const RowRange& tile, int32_t kv_head, int64_t block) {
     const Widths widths(v.spec);
-    const AttentionShape& shape = v.splits.shape;
+    const ChosenSight shape = sight_of(v.spec);
     const int64_t position = v.plan.positions[size_t(tile.first)];
     const int64_t first = block * BLOCK_POSITIONS, entries = shape.seen_entries(position),
                   count = std::min<int64_t>(shape.gathered(position) - first, BLOCK_POSITIONS);
-    const int32_t* chosen =
-        shape.chooses(position) ? v.pass.activations.shared.chosen.row(tile.first) + first : nullptr;
+    const int32_t* chosen = shape.chooses(position) ? v.pass.activations.shared.notes.row(tile.first) + first : nullptr;
     const Precision precision = v.blocks.precision();
     const int64_t bytes = row_type_bytes(row_type(precision));
-    KeyValueBlock to{v.own.gathered.data, v.own.gathered.data + BLOCK_POSITIONS * widths.key_depth * bytes, nullptr,
-                     nullptr};
+    KeyValueBlock to{v.own.work.data, v.own.work.data + BLOCK_POSITIONS * widths.key_depth * bytes, nullptr, nullptr};
     if (precision == INT8) {
         to.key_scales = reinterpret_cast<float*>(to.values + BLOCK_POSITIONS * widths.rank);
         to.value_scales = to.key_scales + BLOCK_POSITIONS;

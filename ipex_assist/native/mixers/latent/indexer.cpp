@@ -158,20 +158,21 @@ void store_queries(const AttentionView& v, int32_t row) {
 }
 
 // Whether a row attends to positions that it chooses, and not to all.
-bool chooses(const AttentionView& v, int32_t row) { return v.splits.shape.chooses(v.plan.positions[size_t(row)]); }
+bool chooses(const AttentionView& v, int32_t row) { return sight_of(v.spec).chooses(v.plan.positions[size_t(row)]); }
 
 // Rows first <= r < end that choose, each with its scores (positions) from scores.row(r - first) on: this thread's
 // share of their blocks, those of its memory node in turns with its other threads.
 void score_share(const AttentionView& v, int32_t first, int32_t end) {
-    const Array<float>& scores = v.pass.activations.shared.index_scores;
+    const Array<float>& scores = v.pass.activations.shared.work;
+    const ChosenSight sight = sight_of(v.spec);
     const TeamNodes& team = v.plan.team;
     const int own = v.thread - team.first_thread(v.node), sharers = team.threads_of(v.node);
-    const int64_t each = BLOCK_POSITIONS / v.splits.shape.of_key();  // keys of a block
+    const int64_t each = BLOCK_POSITIONS / sight.of_key();  // keys of a block
     const IndexQueries queries = index_queries_from(v, 0, v.spec.latent.indexer.heads);
     int turn = 0;
     for (int32_t r = first; r < end; r++) {
         if (!chooses(v, r)) continue;
-        const int64_t seen = v.splits.shape.keys_before(v.plan.positions[size_t(r)]);
+        const int64_t seen = sight.keys_before(v.plan.positions[size_t(r)]);
         const Segment& segment = v.plan.segments[size_t(v.plan.segment_of[size_t(r)])];
         bool stored = false;
         for (int64_t b = 0; b * each < seen; b++) {
@@ -229,6 +230,7 @@ public:
     PositionChoices(Pass& pass, const AttentionView& v, int32_t first, int32_t end)
         : pass_(pass),
           v_(v),
+          sight_(sight_of(v.spec)),
           threads_(pass.plan().threads),
           first_(first),
           end_(end) {}
@@ -255,12 +257,12 @@ private:
         }
     }
     // Of keys: each is a position's, a pool's, or an entry's.
-    int64_t k() const { return v_.splits.shape.top_k / v_.splits.shape.pool; }
-    int64_t count(int32_t row) const { return v_.splits.shape.keys_before(pass_.plan().positions[size_t(row)]); }
-    const float* scores(int32_t row) const { return pass_.activations.shared.index_scores.row(row - first_); }
+    int64_t k() const { return sight_.top_k / sight_.pool; }
+    int64_t count(int32_t row) const { return sight_.keys_before(pass_.plan().positions[size_t(row)]); }
+    const float* scores(int32_t row) const { return pass_.activations.shared.work.row(row - first_); }
     // Of a thread's own room, half is for positions that it has found: as many as there are, twice. At its end is a
     // guess. The other half is for keys.
-    const Array<uint64_t>& room(int thread) const { return pass_.activations.own(thread).index_keys; }
+    Array<uint64_t> room(int thread) const { return choice_keys(pass_.activations.own(thread)); }
     int32_t* found(int thread) const { return reinterpret_cast<int32_t*>(room(thread).data); }
     float& guess_of(int thread) const { return reinterpret_cast<float*>(room(thread).row(1))[-1]; }
     uint64_t* keys() const { return room(v_.thread).row(1); }
@@ -318,8 +320,8 @@ private:
     template <typename Part>
     void choose_among(int32_t row, int parts, const Part& part) const {
         const float* of = scores(row);
-        const int32_t pool = v_.splits.shape.pool;
-        int32_t* chosen = pass_.activations.shared.chosen.row(row);
+        const int32_t pool = sight_.pool;
+        int32_t* chosen = pass_.activations.shared.notes.row(row);
         uint64_t* end = keys();
         for (int p = 0; p < parts; p++) {
             const FoundPositions each = part(p);
@@ -334,12 +336,13 @@ private:
                 for (int32_t j = 0; j < pool; j++) *chosen++ = each.positions[i] * pool + j;
             }
         }
-        if (v_.splits.shape.rate) return;  // entries, which a window follows
+        if (sight_.rate) return;  // entries, which a window follows
         for (int32_t i = int32_t(count(row)) * pool; i <= pass_.plan().positions[size_t(row)]; i++) *chosen++ = i;
     }
 
     Pass& pass_;
     const AttentionView& v_;
+    const ChosenSight sight_;
     const int threads_;
     const int32_t first_, end_;
 };
@@ -350,7 +353,7 @@ private:
 void choose_positions(Pass& pass, const LayerStep& step, int thread) {
     const AttentionView v(pass, step, thread);
     if (v.spec.latent.indexer.pools()) keep_open_rows(v);
-    const int32_t rows = pass.plan().rows(), most = int32_t(pass.activations.shared.index_scores.rows);
+    const int32_t rows = pass.plan().rows(), most = int32_t(pass.activations.shared.work.rows);
     for (int32_t first = 0, end; first < rows; first = end) {
         if (!chooses(v, first)) {
             end = first + 1;

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "mixers/attention/check.h"
+#include "mixers/latent/choice.h"
 #include "mixers/latent/latent.h"
 
 namespace ipex_assist {
@@ -113,14 +114,13 @@ void list_weights(WeightList& list, const ModelSpec& spec, PackedLayer& layer) {
     list_output(list, spec, layer, "o_proj", a.output_width(), a.output_bias != 0);
 }
 
-void size(const PackedLayer& layer, ActivationSizes& s) {
+void size(const PackedLayer& layer, int64_t last, ActivationSizes& s) {
     const AttentionSpec& a = layer.attention;
     const IndexerSpec& index = a.latent.indexer;
     s.key_depth = std::max({s.key_depth, a.key_depth(), a.index_depth()});
     s.value_width = std::max({s.value_width, a.value_width(), round_up(a.head_dim, LANES), int64_t(index.dim)});
     s.queries = std::max<int64_t>(s.queries, index.heads);
-    s.top_k = s.chosen = std::max<int64_t>(s.top_k, index.top_k ? index.top_k + index.each() - 1 : 0);
-    if (index.top_k) s.gathered = std::max(s.gathered, BLOCK_POSITIONS * (a.key_depth() + a.value_width() + 2) * 4);
+    size_chosen(a, last, s);
     s.attended = std::max(s.attended, a.attended_width());
     s.heads = std::max({s.heads, a.latent_query_width(), a.output_width()});
     s.head_depth = std::max({s.head_depth, layer.latent.keys.depth, layer.latent.values.depth});
@@ -174,8 +174,7 @@ void check_chosen(const LayerSpec* layers, int32_t number) {
 }
 
 void shape_chosen(const AttentionSpec& a, AttentionShape& shape) {
-    shape.top_k = a.latent.indexer.top_k, shape.pool = a.latent.indexer.each();
-    shape.rate = a.latent.compressed.rate;
+    if (a.latent.indexer.top_k || a.latent.has_entries()) shape.gathering = Gathering(sight_of(a));
 }
 
 extern const Mixer LATENT_MIXER{check, latent_columns, list_weights, size, list_operations, check_chosen, shape_chosen};

@@ -198,7 +198,7 @@ void list_weights(WeightList& list, const ModelSpec& spec, PackedLayer& layer) {
     }
 }
 
-void size(const PackedLayer& layer, ActivationSizes& s) {
+void size(const PackedLayer& layer, int64_t, ActivationSizes& s) {
     s.between = std::max<int64_t>(s.between, layer.recurrent.gate_rank);
 }
 

@@ -166,7 +166,7 @@ void list_weights(WeightList& list, const ModelSpec& spec, PackedLayer& layer) {
     list_output(list, spec, layer, "mixer_out", width, r.output_bias != 0);
 }
 
-void size(const PackedLayer& layer, ActivationSizes& s) {
+void size(const PackedLayer& layer, int64_t, ActivationSizes& s) {
     s.head_depth = std::max(s.head_depth, layer.recurrence.gates.depth);
 }
 

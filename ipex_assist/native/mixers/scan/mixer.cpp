@@ -197,7 +197,7 @@ void list_weights_of_mamba1(WeightList& list, const ModelSpec& spec, PackedLayer
     list_end(list, spec, layer);
 }
 
-void size(const PackedLayer& layer, ActivationSizes& s) {
+void size(const PackedLayer& layer, int64_t, ActivationSizes& s) {
     s.scan_columns = std::max(s.scan_columns, layer.columns.scanned);
     s.state = std::max(s.state, layer.columns.tile_floats);
     s.head_depth = std::max(s.head_depth, layer.recurrence.gates.depth);
