@@ -153,12 +153,17 @@ def save_assistant(
 
 
 def load(
-    folder: Path, head: Path | None = None, executor: str = "torch", precision: str = "fp32"
+    folder: Path,
+    head: Path | None = None,
+    executor: str = "torch",
+    precision: str = "fp32",
+    kv_precision: str | None = None,
 ) -> tuple[Model, Model]:
     """A target and its draft head."""
-    target = tiny_models.model(folder, executor, precision)
+    target = tiny_models.model(folder, executor, precision, kv_precision=kv_precision)
     checkpoint = None if head is None else open_checkpoint(str(head))
-    return target, load_head(open_checkpoint(str(folder)), target, checkpoint, precision, executor)
+    found = load_head(open_checkpoint(str(folder)), target, checkpoint, precision, executor, kv_precision=kv_precision)
+    return target, found
 
 
 def hidden_of(target: Model, head: Model, tokens: list[int]) -> NDArray[np.float32]:

@@ -26,7 +26,7 @@ from ipex_assist.executors.interface import (
     check_rollback,
     check_rows,
 )
-from ipex_assist.models.draft_head import HeadSpec, Taps
+from ipex_assist.models.draft_head import HeadSpec
 
 if TYPE_CHECKING:
     import torch
@@ -282,7 +282,7 @@ class LayerChain(Model):
             each.outputs.append(None)
         if not found:
             return
-        own = HiddenRows(Taps((model.spec.num_hidden_layers,), self.head_spec.fed_back_normed))
+        own = HiddenRows(self.head_spec.fed_back(model.spec.num_hidden_layers))
         logits = model.forward([rows for _, rows in found], vocabulary, own)
         assert own.rows is not None
         numbers: NDArray[np.float32] = logits.float().numpy()

@@ -23,7 +23,7 @@ from ipex_assist.models.names import (
     streams,
 )
 from ipex_assist.models.rope_spec import Rope
-from ipex_assist.models.spec import DecoderSpec
+from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.models.stream_spec import StreamSpec
 from ipex_assist.models.weights import Source
 
@@ -40,7 +40,7 @@ _BLOCK = 256  # positions of a block of keys and values, which has the entries o
 
 
 def spec(config: Config) -> DecoderSpec:
-    """Its layers that predict further tokens have no reference: transformers ignores them, and so do we."""
+    """Layers that predict further tokens: mtp.py."""
     refuse(config, num_key_value_heads=1, n_shared_experts=1, mlp_bias=False)
     kinds = _kinds(config)
     ropes = _ropes(config)
@@ -88,6 +88,23 @@ def spec(config: Config) -> DecoderSpec:
             replace(layer, mlp=by_token) if here else layer for layer, here in zip(layers, hashed, strict=True)
         ),
     )
+
+
+def layer_after(config: Config, number: int) -> LayerSpec:
+    """The layer that predicts further tokens, the first of which has the number 0: with a window alone.
+
+    Raises NotComputed for one with entries, or with experts by tokens.
+    """
+    at = layer_count(config) + number
+    own = slice(at, at + 1)
+    ratios, kinds = config.integers("compress_ratios")[own], (config.optional_texts("layer_types") or [])[own]
+    mlps, hashed = (config.optional_texts("mlp_layer_types") or [])[own], config.integer("num_hash_layers", 0)
+    if any(ratios) or (kinds and kinds != [_SLIDING]):
+        raise NotComputed(f"a layer that predicts further tokens with entries (layer {at}) is not supported")
+    if mlps == ["hash_moe"] or at < hashed:
+        raise NotComputed(f"a layer that predicts further tokens with experts by tokens (layer {at}) is not supported")
+    alone = {"num_hidden_layers": 1, "layer_types": [_SLIDING], "compress_ratios": [], "mlp_layer_types": ["moe"]}
+    return spec(Config({**config.values, **alone}, NAMES)).layers[0]
 
 
 def _kinds(config: Config) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Literal
 
 HeadKind = Literal["mtp", "eagle3", "dflash", "shared_kv"]
 InputNorm = Literal["all", "each"]
+StreamTaps = Literal["mean", "all"]
 
 
 @dataclass(frozen=True)
@@ -14,11 +15,13 @@ class Taps:
     """Which hidden states a pass of a target gives besides its logits, side by side in this order.
 
     layers: i is the residual stream that enters layer i, num_hidden_layers the one after the last layer. normed: that
-    one after the final norm.
+    one after the final norm. streams: of a model with several residual streams, their mean, or all of a row side by
+    side; None of the others.
     """
 
     layers: tuple[int, ...]
     normed: bool = False
+    streams: StreamTaps | None = None
 
     def __post_init__(self) -> None:
         assert self.layers, "taps of no layer"
@@ -32,6 +35,7 @@ class HeadSpec:
     Own hidden states take the place of h for tokens that it drafted itself.
 
     - "mtp" (DeepSeek-V3, arXiv:2412.19437, section 2.2): x = fc([norm(e), norm(h)]) enters the layers; h is of one tap.
+      Of several residual streams (DeepSeek-V4) h has all, and stream s is fc_token(norm(e)) + fc(norm(h_s)).
     - "eagle3" (arXiv:2503.01840): g = fc(h) of several taps, or its own hidden state; x = g, and the first layer's
       queries, keys and values are made of [norm(e), norm(g)]. norm_before_residual: x is that norm(g).
     - "dflash" (arXiv:2602.06036): g = norm(fc(h)) of several taps becomes keys and values of every layer, as they are
@@ -78,8 +82,12 @@ class HeadSpec:
 
     @property
     def input_size(self) -> int:
-        """Columns of a row of the target's hidden states."""
+        """Columns of a row of the target's hidden states; `target_hidden_size` are those of a tap."""
         return len(self.taps.layers) * self.target_hidden_size
+
+    def fed_back(self, layers: int) -> Taps:
+        """The hidden state of a head of so many layers that takes the place of its target's, of drafted tokens."""
+        return Taps((layers,), self.fed_back_normed, self.taps.streams)
 
     @property
     def block_rows(self) -> int:

@@ -37,7 +37,7 @@ def check_target(head: DecoderSpec, target: DecoderSpec) -> None:
     """Raise NotComputed where a head was made for a target of another width, vocabulary or number of layers."""
     assert head.head is not None
     compared = (
-        ("hidden states of {} values", head.head.target_hidden_size, target.hidden_size),
+        ("hidden states of {} values", head.head.target_hidden_size, target.tap_width(head.head.taps)),
         ("a vocabulary of {:,} tokens", head.vocab_size, target.vocab_size),
     )
     for what, wanted, found in compared:

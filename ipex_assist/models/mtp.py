@@ -7,11 +7,14 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
+from ipex_assist.models import deepseek_v4
 from ipex_assist.models.config import Config
 from ipex_assist.models.draft_head import HeadSpec, Taps
 from ipex_assist.models.head_common import DraftHead, under
 from ipex_assist.models.mtp_layouts import LAYOUTS, MtpLayout
+from ipex_assist.models.names import STREAM_PARTS
 from ipex_assist.models.spec import DecoderSpec, LayerSpec
+from ipex_assist.models.stream_spec import HEAD_STREAMS
 from ipex_assist.models.weights import Source
 
 if TYPE_CHECKING:
@@ -27,11 +30,11 @@ def mtp_of(architecture: Architecture, config: Mapping[str, Any], names: Collect
     """
     target, present = architecture.spec(config), frozenset(names)
     count = target.num_hidden_layers
-    layout = next((each for each in LAYOUTS if f"{each.fc.format(count)}.weight" in present), None)
-    if layout is None:
+    layout = next((each for each in LAYOUTS if f"{each.fc.format(count, 0)}.weight" in present), None)
+    if layout is None or (layout.token is not None) != (target.streams is not None):
         return None
-    number = Config(config).integer("num_nextn_predict_layers", 1) if "{}" in layout.fc else 1
-    there = takewhile(lambda each: f"{layout.fc.format(count + each)}.weight" in present, range(max(1, number)))
+    number = Config(config).integer("num_nextn_predict_layers", 1) if "{" in layout.fc else 1
+    there = takewhile(lambda each: f"{layout.fc.format(count + each, each)}.weight" in present, range(max(1, number)))
     first, *further = (_head_of(architecture, config, target, layout, each) for each in there)
     return first._replace(further=tuple(further))
 
@@ -41,11 +44,13 @@ def _head_of(
 ) -> DraftHead:
     """That of one layer, the first of which has the number 0."""
     count = target.num_hidden_layers
-    head = HeadSpec("mtp", Taps((count,), normed=True), target.hidden_size, fed_back_normed=True)
-    layer, at = _layer(architecture, config, target), count + number
+    several = target.streams is not None  # of which it reads all, before the final norm
+    taps = Taps((count,), normed=not several, streams="all" if several else None)
+    head = HeadSpec("mtp", taps, target.tap_width(taps), fed_back_normed=not several)
+    layer = _layer(architecture, config, target, number)
     spec = replace(target, layers=(layer,), head=head, tied_head=False, final_norm=layout.final_norm is not None)
-    stored = architecture.weights(spec)
-    sources = under(stored, lambda name: layout.layers.format(at) + name.partition(layout.first)[2])
+    stored, places = architecture.weights(spec), (count + number, number)
+    sources = under(stored, lambda name: layout.layers.format(*places) + name.partition(layout.first)[2])
     norm, names_of = stored.get("final_norm.weight", Source("")), vars(layout)
     for ours, kind in {
         "head_embed_norm": "embed_norm",
@@ -53,12 +58,20 @@ def _head_of(
         "final_norm": "final_norm",
     }.items():
         if names_of[kind] is not None:  # norms of a family weight alike, by w or by 1 + w
-            sources[f"{ours}.weight"] = replace(norm, name=f"{names_of[kind].format(at)}.weight", alternatives=())
-    return DraftHead(spec, {**sources, "fc.weight": Source(f"{layout.fc.format(at)}.weight")})
+            sources[f"{ours}.weight"] = replace(norm, name=f"{names_of[kind].format(*places)}.weight", alternatives=())
+    if layout.token is not None:
+        sources["fc_token.weight"] = Source(f"{layout.token.format(*places)}.weight")
+        sources |= {
+            f"{HEAD_STREAMS}{ours}.weight": Source(layout.head.format(*places) + theirs)
+            for ours, theirs in STREAM_PARTS.items()
+        }
+    return DraftHead(spec, {**sources, "fc.weight": Source(f"{layout.fc.format(*places)}.weight")})
 
 
-def _layer(architecture: Architecture, config: Mapping[str, Any], target: DecoderSpec) -> LayerSpec:
+def _layer(architecture: Architecture, config: Mapping[str, Any], target: DecoderSpec, number: int) -> LayerSpec:
     """The layer: of the target's the last that is attention, but for families that say or do otherwise."""
+    if architecture.model_type == "deepseek_v4":
+        return deepseek_v4.layer_after(Config(config, deepseek_v4.NAMES), number)
     if architecture.model_type == "nemotron_h":
         kinds = dict.fromkeys(("layers_block_type", "layer_types"), config.get("mtp_layers_block_type"))
         pattern = Config(config).text("mtp_hybrid_override_pattern", "*E")

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class MtpLayout:
-    """Names in a checkpoint; {} stands for the number of the layer, after those of the target.
+    """Names in a checkpoint; {0} stands for the number of the layer, counted on from those of the target, {1} from 0.
 
-    layers: what the names of the layer's tensors begin with, which in the target's own are `first`.
+    layers: what the names of the layer's tensors begin with, which in the target's own are `first`. token, head: of
+    several residual streams the linear of the token's embedding, and what the names of what weighs them before the
+    final norm begin with.
     """
 
     layers: str
@@ -18,12 +20,17 @@ class MtpLayout:
     hidden_norm: str
     final_norm: str | None
     first: str = "layers.0."
+    token: str | None = None
+    head: str = ""
 
 
-_LAYER = "model.layers.{}."
+_LAYER, _V4 = "model.layers.{0}.", "mtp.{1}."
 LAYOUTS = (
     MtpLayout("mtp.layers.0.", "mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm"),
     MtpLayout(_LAYER, f"{_LAYER}eh_proj", f"{_LAYER}enorm", f"{_LAYER}hnorm", f"{_LAYER}shared_head.norm"),
+    MtpLayout(
+        *(_V4, f"{_V4}h_proj", f"{_V4}enorm", f"{_V4}hnorm", f"{_V4}norm"), token=f"{_V4}e_proj", head=f"{_V4}hc_head_"
+    ),
     MtpLayout(
         *("model.mtp_block.0.", "model.mtp_linear_proj.0", "model.mtp_emb_norm.0", "model.mtp_hidden_norm.0", None)
     ),

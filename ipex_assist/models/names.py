@@ -173,11 +173,14 @@ class _Sources:
                     self.sources[f"{ours}{leaf}.bias"] = Source(name, rows=self._fields.get(leaf, {}).get("rows"))
 
 
+STREAM_PARTS = {"": "fn", "_base": "base", "_scale": "scale"}  # by what our names end with, what theirs do
+
+
 def streams(spec: DecoderSpec, names: Mapping[str, Sequence[str]]) -> dict[str, Source]:
     """What weighs several residual streams. names: by ours, what their tensors may be called, with {} for the part."""
     made: dict[str, Source] = {}
     for ours, theirs in names.items() if spec.streams is not None else ():
-        for leaf, part in (("", "fn"), ("_base", "base"), ("_scale", "scale")):
+        for leaf, part in STREAM_PARTS.items():
             for place in ("",) if ours == HEAD_STREAMS else (f"layers.{i}." for i in range(spec.num_hidden_layers)):
                 first, *others = (f"{start}{place}{name.format(part)}" for start in ("model.", "") for name in theirs)
                 made[f"{place}{ours}{leaf}.weight"] = Source(first, alternatives=tuple(others))

@@ -46,7 +46,7 @@ from typing import Literal
 
 from ipex_assist.models.attention_spec import AttentionSpec
 from ipex_assist.models.config import ConfigError
-from ipex_assist.models.draft_head import HeadSpec
+from ipex_assist.models.draft_head import HeadSpec, Taps
 from ipex_assist.models.mlp_spec import NOT_ELEMENTWISE, Experts, MlpSpec
 from ipex_assist.models.ranges import check_kind, check_range, check_ranges
 from ipex_assist.models.recurrent_spec import RecurrentSpec
@@ -259,7 +259,8 @@ class DecoderSpec:
         assert not self.layers[-1].defers, "experts that are deferred to none"
         assert not self.layers[-1].aside, "a layer aside that nothing follows"
         assert self.altup is None or (self.per_layer_size and not self.streams and not self.head), "AltUp"
-        assert self.streams is None or not (self.embedding_layers or self.per_layer_size or self.head), "streams"
+        assert self.streams is None or not (self.embedding_layers or self.per_layer_size), "streams"
+        assert self.head is None or self.streams is None or self.weighs_streams, "a draft head of gated residuals"
         gated = 0 if self.streams is None else self.streams.gate_rank
         for layer in self.layers:
             ranks = layer.mixer_gate_rank, layer.mlp_gate_rank
@@ -352,6 +353,15 @@ class DecoderSpec:
     def gates_streams(self) -> bool:
         """Whether residuals are gated: streams pass their norms before they are read."""
         return self.streams is not None and self.streams.gated
+
+    @property
+    def weighs_streams(self) -> bool:
+        """Whether it has several streams that are weighed by numbers, whose hidden states draft heads read."""
+        return self.streams is not None and not self.streams.gated
+
+    def tap_width(self, taps: Taps) -> int:
+        """Columns of a row of hidden states of one tap."""
+        return self.hidden_size * (self.streams.count if self.streams is not None and taps.streams == "all" else 1)
 
     def norms_reads(self, layer: int) -> bool:
         """Whether what a mixer or an MLP of this layer reads passes a norm, and is not made of normed streams."""

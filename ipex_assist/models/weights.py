@@ -184,10 +184,12 @@ def _head_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
     head, hidden = spec.head, spec.hidden_size
     if head is None:
         return {}
-    read = head.input_size
+    read, streams = head.input_size, spec.streams is not None
+    fc = {"mtp": hidden if streams else 2 * hidden}.get(head.kind, read)
     return {
         "lm_head": (head.draft_vocab_size or spec.vocab_size, spec.embedding_size or hidden),
-        "fc": (hidden, hidden + read if head.kind == "mtp" else read),
+        "fc": (hidden, fc),
+        "fc_token": (hidden, hidden),
         "fc_in": (hidden, 2 * head.target_hidden_size),
         "fc_out": (head.target_hidden_size, hidden),
         "clusters": (head.clusters, hidden),
@@ -196,7 +198,7 @@ def _head_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
         "selector_after": (head.draft_vocab_size or spec.vocab_size, head.selector_rank),
         "confidence": (head.confidence_size,),
         "head_embed_norm": (hidden,),
-        "head_hidden_norm": (read if head.kind == "mtp" else hidden,),
+        "head_hidden_norm": (hidden,),
         "input_norm": (read,),
         **{f"fc_norm_{tap}": (head.target_hidden_size,) for tap in range(len(head.taps.layers))},
     }

@@ -33,6 +33,7 @@ class CTaps(ctypes.Structure):
         ("count", ctypes.c_int32),
         ("normed", ctypes.c_int32),
         ("of_logit_rows", ctypes.c_int32),
+        ("streams", ctypes.c_int32),
         ("rows", ctypes.c_void_p),
     ]
 

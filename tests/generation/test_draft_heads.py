@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import checkpoint_files
+import deepseek_v4_drafts
 import pytest
 import tiny_models
 from conftest import HAS_NATIVE
@@ -27,6 +28,7 @@ pytestmark = pytest.mark.one_stack
 
 PROMPT = [3, 17, 150, 9, 9, 42, 77, 101, 5, 63, 12, 140, 8, 31] * 4
 NAMES = ["mtp", "lookup+mtp", "mtp-layers", "eagle3-llama", "dflash", "dspark"]
+NAMES += ["mtp-deepseek-v4"] if tiny_models.known("deepseek-v4") else []
 READING = ["shared_kv"] if tiny_models.known("gemma4") else []  # keys and values of its target
 AT_ONCE = ("dflash", "dspark", "dspark-few-tokens", "mtp-layers")  # all tokens of a draft at one price
 BLOCK = Costs((1e-3,) * 16, 0.0, (1e-6,) * 16, 1e-7, block=(1e-6,) * 8)
@@ -37,6 +39,8 @@ def save(folder: Path, name: str) -> str:
     """A target in `folder` and a head for it; returns what --assistant-model calls the head."""
     if name == "mtp-layers":
         save_mtp_layers(folder / "target", "glm4-moe", 3)
+    elif name == "mtp-deepseek-v4":
+        deepseek_v4_drafts.save_mtp(folder / "target")
     elif "mtp" in name:
         save_mtp(folder / "target", "glm4-moe", {})
     elif name == "shared_kv":
@@ -47,7 +51,7 @@ def save(folder: Path, name: str) -> str:
         save_target(folder / "target")
         save_recorded(folder / "head", name)
     checkpoint_files.tiny_tokenizer().save_pretrained(folder / "target")
-    return name.removesuffix("-layers") if "mtp" in name else str(folder / "head")
+    return name.partition("-")[0] if "mtp" in name else str(folder / "head")
 
 
 def load(folder: Path, assistant: str, executor: str, **options: Any) -> Any:
@@ -68,13 +72,13 @@ def test_a_head_drafts_and_the_text_is_the_targets(
         assert ours.tokens == plain.tokens
         assert ours.draft.drafted
         assert ours.draft_head == kind
-        assert ours.assistant == name.removesuffix("-layers") if "mtp" in name else ours.assistant.endswith("head")
+        assert ours.assistant == name.partition("-")[0] if "mtp" in name else ours.assistant.endswith("head")
         adaptive = model.generate(PROMPT, max_new_tokens=30, **how)
         assert adaptive.tokens == plain.tokens
 
 
 @pytest.mark.skipif(not HAS_NATIVE, reason="int8 and int4 are the native core's")
-@pytest.mark.parametrize("name", ["mtp", "mtp-layers", "eagle3-llama", "dflash", "dspark", *READING])
+@pytest.mark.parametrize("name", [*(each for each in NAMES if "+" not in each), *READING])
 @pytest.mark.parametrize("precision", ["bf16", "int8", "int4"])
 def test_heads_in_every_precision_are_measured(name: str, precision: str, tmp_path: Path) -> None:
     """A real calibration, which must know a head's calls; then as many tokens as plainly, and the same."""
@@ -157,7 +161,7 @@ def test_its_name() -> None:
 
 @pytest.mark.skipif(not HAS_NATIVE, reason="the native core says what it takes")
 @pytest.mark.parametrize("assistant", ["auto", "mtp"])
-@pytest.mark.parametrize("name", ["mtp", "mtp-layers"])
+@pytest.mark.parametrize("name", [each for each in NAMES if each.startswith("mtp")])
 def test_memory_is_planned_for_the_head(name: str, assistant: str, tmp_path: Path) -> None:
     """As many bytes as the core then has for it: what it shares with the target is not counted twice."""
     save(tmp_path, name)

@@ -27,6 +27,11 @@ void make_dspark(UniformSpec& s, int32_t rank, bool reads_token) {
 const Kind HEADS[] = {
     {"MTP", 0, [](UniformSpec& s) { make_head(s, MTP, 1), s.draft_head.fed_back_normed = 1; }},
     {"MTP with experts", 0, [](UniformSpec& s) { make_head(s, MTP, 1), s.experts = 5, s.experts_per_token = 2; }},
+    {"MTP with three streams", 30,
+     [](UniformSpec& s) {
+         s.hidden_size = s.embedding_size = 48, s.streams = {3, 2, 1e-6f, 2, 0.1f, 0, 0};
+         make_head(s, MTP, 1), s.draft_head.input_size *= 3;
+     }},
     {"EAGLE-3 with few tokens", 0, [](UniformSpec& s) { make_head(s, EAGLE3, 3), s.draft_head.lm_head_rows = 21; }},
     {"EAGLE-3 with norms", 30,
      [](UniformSpec& s) {
@@ -88,24 +93,25 @@ std::vector<float> run_given(Fixture& x, const Table& table, const Given& given,
 }
 
 // Taps change no logit, and are the same in passes of any rows, by any number of threads.
-void check_taps(const KernelTable& k, const Format& f, const Kind& kind) {
+void check_taps(const KernelTable& k, const Format& f, const Kind& kind, StreamTaps streams) {
     constexpr int32_t ROWS = 40;
     const int32_t sizes[] = {17, 1, 16, 6};
     std::vector<float> first;
     for (int threads = 1; threads <= 3; threads++) {
         Fixture x(k, f, kind, threads, threads == 3 ? 2 : 1);
-        const int64_t size = x.model->spec.hidden_size;
         const int32_t layers[] = {2, 0, 1};
+        Taps taps{layers, 3, streams == ONE_STREAM, 0, streams, nullptr};
+        const int64_t size = taps.width(x.model->spec);
+        const auto to = [&](float* rows) { return taps.rows = rows, taps; };
         const std::vector<int32_t> tokens = some_tokens(ROWS, 3);
         const Table plain(x, ROWS), tapped(x, ROWS), apart(x, ROWS);
         Buffer<float> whole(size_t(ROWS * 3 * size), NAN), parts(size_t(ROWS * 3 * size), NAN);
         const std::vector<float> expected = run_given(x, plain, {0, tokens}, {}, 2);
-        const std::vector<float> logits = run_given(x, tapped, {0, tokens}, {layers, 3, 1, 0, whole.data()}, 2);
+        const std::vector<float> logits = run_given(x, tapped, {0, tokens}, to(whole.data()), 2);
         CHECK(same_bits(logits.data(), expected.data(), expected.size()), "%s, %s: logits", f.name, kind.name);
         for (int32_t done = 0, i = 0; done < ROWS; done += sizes[i++]) {
             const auto from = tokens.begin() + done;
-            run_given(x, apart, {done, {from, from + sizes[i]}}, {layers, 3, 1, 0, parts.data() + done * 3 * size},
-                      i % 2);
+            run_given(x, apart, {done, {from, from + sizes[i]}}, to(parts.data() + done * 3 * size), i % 2);
         }
         CHECK(same_bits(whole.data(), parts.data(), whole.size()), "%s, %s: in parts", f.name, kind.name);
         if (threads == 1) first.assign(whole.data(), whole.data() + whole.size());
@@ -126,16 +132,19 @@ void check_fed_back(const KernelTable& k, const Format& f, const Kind& kind) {
         const bool few = spec.lm_head_rows() < VOCAB;
         const Table single(x, ROWS + COUNT), table(x, ROWS + COUNT);
         Given given{0, some_tokens(ROWS, 6), hidden.data()};
-        Buffer<float> states(size_t(ROWS * spec.hidden_size));
-        Buffer<float> last(size_t(spec.hidden_size));
         const int32_t end[] = {spec.layers};
-        const Taps taps{end, 1, spec.draft_head.fed_back_normed, 0, states.data()};
+        const StreamTaps streams = spec.streams.several() ? ALL_STREAMS : ONE_STREAM;
+        Taps taps{end, 1, spec.draft_head.fed_back_normed, 0, streams, nullptr};
+        const int64_t width = taps.width(spec);
+        Buffer<float> states(size_t(ROWS * width));
+        Buffer<float> last{size_t(width)};
+        taps.rows = states.data();
         for (int32_t i = 0; i < COUNT; i++) {
             const std::vector<float> logits = run_given(x, single, given, taps, 1);
             const size_t rows = given.tokens.size();
             const auto best = std::max_element(logits.begin(), logits.end()) - logits.begin();
             expected.push_back(few ? ids[size_t(best)] : int32_t(best));
-            std::copy_n(states.data() + int64_t(rows - 1) * spec.hidden_size, spec.hidden_size, last.data());
+            std::copy_n(states.data() + int64_t(rows - 1) * width, width, last.data());
             given = {given.start + int32_t(rows), {expected.back()}, last.data(), spec.draft_head.kind == EAGLE3};
         }
         Buffer<float> logits(LANES * 4);
@@ -378,8 +387,9 @@ void check_not_read(const KernelTable& k) {
 void test_draft_heads(const KernelTable& k) {
     for_each_kind([&](const Format& f, const Kind& kind) {
         const ModelSpec model = KindSpec(f, kind).model;
-        const bool several = model.streams.several() || model.altup.several();  // there are no hidden states of one row
-        if (!several && (f.precision == FP32 || f.precision == INT8)) check_taps(k, f, kind);
+        if (model.altup.several() || model.streams.gated() || (f.precision != FP32 && f.precision != INT8)) return;
+        if (!model.streams.several()) return check_taps(k, f, kind, ONE_STREAM);
+        for (const StreamTaps each : {MEAN_OF_STREAMS, ALL_STREAMS}) check_taps(k, f, kind, each);
     });
     for (const Format& f : FORMATS) {
         if (!races_differ(f)) continue;

@@ -78,7 +78,7 @@ Found run_parts(Fixture& x, const std::vector<Part>& parts, bool all, const Tap&
     PassRequest pass = x.make_pass(tokens, positions, of_rows, logits.data());
     pass.logit_rows = logit_rows, pass.batch.logit_rows = pass.logit_rows.data();
     pass.batch.logit_row_count = int32_t(logit_rows.size());
-    if (tap.layer >= 0) pass.batch.taps = {&tap.layer, 1, 0, tap.of_logit_rows, states.data()};
+    if (tap.layer >= 0) pass.batch.taps = {&tap.layer, 1, 0, tap.of_logit_rows, ONE_STREAM, states.data()};
     counted.assign(size_t(x.model->spec.layers), {0, 0});
     x.forward(x.pool, pass.batch);
     Found found{{}, counted};

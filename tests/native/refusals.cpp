@@ -469,6 +469,12 @@ void check_batches(const KernelTable& k) {
         CHECK_REFUSED("logits of 0 columns", pass([](Batch& b, Segment&) { b.logits = nullptr; }));
         if (x.model->spec.streams.several()) {
             CHECK_REFUSED("whose residual stream has 3 rows", pass([](Batch& b, Segment&) { b.taps.count = 1; }));
+            CHECK_REFUSED("whose residual stream has 3 rows", pass([](Batch& b, Segment&) {
+                              b.taps.count = b.taps.normed = 1, b.taps.streams = ALL_STREAMS;
+                          }));
+        } else {
+            CHECK_REFUSED("what is given of streams is 1",
+                          pass([](Batch& b, Segment&) { b.taps.streams = MEAN_OF_STREAMS; }));
         }
         CHECK_REFUSED("threads of a pass is -1", pass([](Batch& b, Segment&) { b.threads = -1; }));
         CHECK_REFUSED("the vocabulary of logits is 51", pass([](Batch& b, Segment&) { b.vocabulary = 51; }));

@@ -453,7 +453,8 @@ void list_head_shapes(const ModelSpec& s, std::vector<Shape>& all) {
     const HeadSpec& head = s.draft_head;
     const int64_t hidden = s.hidden_size;
     if (!s.is_draft_head()) return;
-    all.push_back({s.reads_target() ? "fc_in" : "fc", false, hidden, head.fc_width(hidden)});
+    all.push_back({s.reads_target() ? "fc_in" : "fc", false, hidden, s.fc_width()});
+    if (s.enters_by_streams()) all.push_back({"fc_token", false, hidden, hidden});
     if (s.reads_target()) {
         all.push_back({"fc_out", false, head.input_size, hidden});
         if (head.clusters) all.push_back({"clusters", false, head.clusters, hidden});

@@ -17,6 +17,7 @@ from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.native.batch_structures import Batch, CTaps
 
 Floats = NDArray[np.float32]
+_STREAMS = {None: 0, "mean": 1, "all": 2}
 
 
 class HasTokens(Protocol):
@@ -43,9 +44,10 @@ class TappedRows:
                 f"hidden states of layers {taps.layers}: the model has those that enter its {spec.num_hidden_layers} "
                 f"layers, and number {spec.num_hidden_layers}, which leaves the last one"
             )
-        self._normed, self._of_logit_rows = taps.normed, hidden.of_logit_rows
+        self._options = taps.normed, hidden.of_logit_rows, _STREAMS[taps.streams]
+        self._of_logit_rows = hidden.of_logit_rows
         self._layers = (ctypes.c_int32 * len(taps.layers))(*taps.layers)
-        self._rows = np.empty((rows, len(taps.layers) * spec.hidden_size), np.float32)
+        self._rows = np.empty((rows, len(taps.layers) * spec.tap_width(taps)), np.float32)
         self._done = 0
         hidden.rows = self._rows
 
@@ -60,7 +62,7 @@ class TappedRows:
         """Ask the next pass for those of its rows."""
         rows = batch.logit_row_count if self._of_logit_rows else batch.rows
         part = self._rows[self._done : self._done + rows]
-        batch.taps = CTaps(self._layers, len(self._layers), self._normed, self._of_logit_rows, part.ctypes.data)
+        batch.taps = CTaps(self._layers, len(self._layers), *self._options, part.ctypes.data)
         self._done += rows
 
 

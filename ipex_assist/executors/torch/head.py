@@ -20,7 +20,7 @@ from ipex_assist.executors.torch.model import TorchModel, TorchSequence
 from ipex_assist.executors.torch.rope import rotate
 from ipex_assist.executors.torch.tapped import Tapped
 from ipex_assist.models.attention_spec import AttentionSpec
-from ipex_assist.models.draft_head import HeadSpec, Taps
+from ipex_assist.models.draft_head import HeadSpec
 
 Draft = tuple[list[int], list[float]]
 
@@ -60,6 +60,10 @@ class TorchHead(TorchModel):
         assert weights is not None
         e, h = self.embed(tokens, start).to(self.kernels.dtype), given.to(self.kernels.dtype)
         assert head.kind in ("mtp", "eagle3"), "a head that reads no texts"
+        if weights.fc_token is not None:
+            of_token = weights.fc_token(self._norm(e[:, : self.spec.hidden_size].contiguous(), weights.embed_norm))
+            streams = (self._norm(each.contiguous(), weights.hidden_norm) for each in h.split(self.spec.hidden_size, 1))
+            return torch.cat([of_token + weights.fc(each) for each in streams], 1)
         if head.kind == "mtp":
             return weights.fc(torch.cat((self._norm(e, weights.embed_norm), self._norm(h, weights.hidden_norm)), 1))
         g = self.combined(h) if h.shape[1] == head.input_size else h
@@ -240,7 +244,7 @@ class TorchHead(TorchModel):
         drafted: list[int] = []
         probabilities: list[float] = []
         while True:
-            own = HiddenRows(Taps((self.spec.num_hidden_layers,), self.head_spec.fed_back_normed))
+            own = HiddenRows(self.head_spec.fed_back(self.spec.num_hidden_layers))
             logits = self.forward([Rows(request.sequence, tokens, 1, hidden)], vocabulary, own)
             token, probability = self.choose(logits[0])
             drafted.append(token)

@@ -172,10 +172,10 @@ class TorchModel(Model):
         """Append each one's tokens to its sequence; logits (sum of `last`, vocab) in the order of `rows`."""
         assert len({id(each.sequence) for each in rows}) == len(rows), "a sequence twice in one call"
         check_hidden(self.spec, hidden)
-        tapped = None if hidden is None else Tapped(hidden.taps)
+        tapped = None if hidden is None else Tapped(hidden.taps, self.spec)
         logits = [part for each in rows for part in self._append(each, tapped)]
         if hidden is not None and tapped is not None:
-            hidden.rows = tapped.rows(self.spec.hidden_size)
+            hidden.rows = tapped.rows()
             if hidden.of_logit_rows:
                 hidden.rows = hidden.rows[rows_with_logits(rows)]
         columns = self.columns(vocabulary)

@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional
 
 from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.executors.interface import HiddenRows
 from ipex_assist.executors.torch.kernels import Kernels, Linear
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.stream_spec import HEAD_STREAMS, STREAMS, StreamSpec
@@ -109,10 +110,16 @@ def write_streams(spec: DecoderSpec, x: torch.Tensor, delta: torch.Tensor, layer
     return (rows + added).flatten(1).to(x.dtype)
 
 
-def check_hidden(spec: DecoderSpec, hidden: object | None) -> None:
+def check_hidden(spec: DecoderSpec, hidden: HiddenRows | None) -> None:
     """Raise IpexAssistError where hidden states are asked for of a model that gives none."""
     streams = spec.streams or spec.altup
-    if hidden is not None and streams is not None:
+    if hidden is None:
+        return
+    one = hidden.taps.streams is None
+    known = streams is None if one else spec.weighs_streams and not hidden.taps.normed
+    if not known and streams is None:
+        raise IpexAssistError("hidden states of several residual streams, of which the model has one")
+    if not known and streams is not None:
         raise IpexAssistError(f"hidden states of a model whose residual stream has {streams.count} rows")
 
 

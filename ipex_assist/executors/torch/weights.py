@@ -124,6 +124,7 @@ class HeadWeights:
     """What a draft head has beside a decoder: see HeadSpec."""
 
     fc: Linear
+    fc_token: Linear | None  # of a head with several streams
     fc_out: Linear | None  # of a head with shared keys and values, whose `fc` is what we call fc_in
     embed_norm: Norm
     hidden_norm: Norm
@@ -285,6 +286,7 @@ class _Packer:
         names = {"all": ["input_norm"], "each": taps, None: []}[self.spec.head.input_norm]
         return HeadWeights(
             fc=self.linears["fc_in" if "fc_in" in self.linears else "fc"],
+            fc_token=self.linears.get("fc_token"),
             fc_out=self.linears.get("fc_out"),
             embed_norm=self._norm("head_embed_norm"),
             hidden_norm=self._norm("head_hidden_norm"),

@@ -52,7 +52,7 @@ void list_shared(List& list, SharedBuffers& b, const ActivationSizes& s) {
     list("active", b.active, s.active, 1);
     list("scanned", b.scanned, s.scan_rows, s.scan_columns);
     list("partials", b.partials, s.partials, 1);
-    list("fed_back", b.fed_back, s.fed_back_rows, s.width);
+    list("fed_back", b.fed_back, s.fed_back_rows, s.stream);
     list("low_rank", b.low_rank, s.low_rows, s.low_columns);
     list("normed", b.normed, s.rows, s.normed);
     list("gate_rows", b.gate_rows, s.rows, s.gate_rows);

@@ -62,7 +62,7 @@ struct SharedBuffers {
     Array<float> active;        // (rows or slots, the layer's intermediate_size): activated gate and up
     Array<float> scanned;       // (rows to scan, scan_width): queries, keys, values, decays and betas
     Array<float> partials;      // split KV's, see attention.h
-    Array<float> fed_back;      // (segments, hidden): what a draft head's next rows get as their hidden states
+    Array<float> fed_back;      // (segments, all streams): what a draft head's next rows get as their hidden states
     Array<float> low_rank;      // (windows · WINDOW_ROWS, …) A · x of rows with an adapter
     Array<float> normed;        // (rows, hidden): what a norm gives where that is read once more
     Array<float> gate_rows;     // (rows, rank) of norms with gates: the row that these are made of

@@ -27,13 +27,21 @@ struct Segment {
     const Adapter* adapter;  // of these rows, one of the model's own; null: they have none
 };
 
+// What of a row's streams is given where it has several: their mean, or all of them side by side.
+enum StreamTaps : int32_t { ONE_STREAM, MEAN_OF_STREAMS, ALL_STREAMS };
+
 // Hidden states that a pass gives besides logits, of all of its rows or of those with logits.
 struct Taps {
     const int32_t* layers;  // (count) i: what enters layer i, or, of the number of layers, what leaves the last one
     int32_t count;
     int32_t normed;         // whether what leaves the last one is given after the final norm
     int32_t of_logit_rows;  // whether rows without logits have none
-    float* rows;            // (rows, count · hidden_size)
+    StreamTaps streams;
+    float* rows;  // (rows, count · width)
+
+    int64_t width(const ModelSpec& s) const {
+        return streams == ALL_STREAMS ? s.streams.columns(s.hidden_size) : s.hidden_size;
+    }
 };
 
 // Rows of any sequences; tokens in the order of the segments. What a segment writes is its own: no other segment

@@ -62,8 +62,7 @@ const float* entering_row(const Pass& pass, int64_t r, int thread) {
 // What fc makes of tokens and hidden states, or of the latter alone, to the residual stream.
 void through_fc(Pass& pass, int thread) {
     const PackedModel& model = pass.model;
-    const HeadSpec& head = model.spec.draft_head;
-    const int64_t width = head.fc_width(model.spec.hidden_size);
+    const int64_t width = model.spec.fc_width();
     const Array<float>& x = pass.activations.shared.x;
     const auto [first, end] = share_of(pass, thread);
     for (int64_t r = first; r < end; r++) {
@@ -74,12 +73,42 @@ void through_fc(Pass& pass, int thread) {
     linear(pass, thread, pass.inputs(thread, model.fc.depth), model.fc, pass.plan().rows(), x.data, x.columns);
 }
 
+// Likewise each stream of the target's residual stream, beside what is made of the token: fc(norm(h_s)) + fc_token(norm(e))
+// is stream s.
+void streams_through_fc(Pass& pass, int thread) {
+    const PackedModel& model = pass.model;
+    const Array<float>&x = pass.activations.shared.x, &of_token = pass.delta(thread);
+    const int64_t size = model.spec.hidden_size;
+    const auto [first, end] = share_of(pass, thread);
+    float* row = pass.activations.own(thread).entering.data;
+    const auto run = [&](const Linear& linear_of_rows, float* to, int64_t stride) {
+        pass.wait(thread);
+        linear(pass, thread, pass.inputs(thread, linear_of_rows.depth), linear_of_rows, pass.plan().rows(), to, stride);
+    };
+    for (int64_t r = first; r < end; r++) {
+        embed_token(pass, pass.plan().tokens[size_t(r)], pass.plan().positions[size_t(r)], row);
+        normalize(pass, model.head_embedding_norm, row, row);
+        prepare_row(pass, thread, row, size, 0, model.fc_token.depth, r, model.fc_token, &NodeBuffers::inputs);
+    }
+    run(model.fc_token, of_token.data, of_token.columns);
+    for (int64_t at = 0; at < model.spec.streams.columns(size); at += size) {
+        for (int64_t r = first; r < end; r++) {
+            normalize(pass, model.head_hidden_norm, pass.hidden[size_t(r)] + at, row);
+            prepare_row(pass, thread, row, size, 0, model.fc.depth, r, model.fc, &NodeBuffers::inputs);
+        }
+        run(model.fc, x.data + at, x.columns);
+        for (int64_t r = first; r < end; r++) pass.kernels.add(x.row(r) + at, of_token.row(r), size);
+    }
+    pass.wait(thread);
+}
+
 }  // namespace
 
 void enter_draft_head(Pass& pass, int thread) {
     const PackedModel& model = pass.model;
     const HeadSpec& head = model.spec.draft_head;
     const Array<float>& x = pass.activations.shared.x;
+    if (model.spec.enters_by_streams()) return streams_through_fc(pass, thread);
     if (head.kind != EAGLE3 || !pass.own_hidden) return through_fc(pass, thread);
     const auto [first, end] = share_of(pass, thread);  // of its own states g is what they are
     for (int64_t r = first; r < end; r++)
@@ -129,6 +158,7 @@ void prepare_token_and_hidden(Pass& pass, const LayerStep& step, int thread) {
 void feed_back(Pass& pass, int thread) {
     const PackedModel& model = pass.model;
     const int64_t count = int64_t(pass.plan().logit_rows.size()), size = model.spec.hidden_size;
+    const int64_t width = model.spec.streams.columns(size);
     const bool normed = model.spec.draft_head.fed_back_normed && model.into_head.pre;
     const bool projected = model.spec.reads_target();
     for (int64_t i = share(count, thread, pass.plan().threads); i < share(count, thread + 1, pass.plan().threads);
@@ -136,7 +166,7 @@ void feed_back(Pass& pass, int thread) {
         const float* x = pass.activations.shared.x.row(pass.plan().logit_rows[size_t(i)]);
         float* to = projected ? pass.activations.own(thread).row.data : pass.activations.shared.fed_back.row(i);
         if (normed) normalize(pass, *model.into_head.pre, x, to);
-        else std::copy(x, x + size, to);
+        else std::copy(x, x + width, to);
         if (projected)
             prepare_row(pass, thread, to, size, 0, model.fc_out.depth, i, model.fc_out, &NodeBuffers::inputs);
     }

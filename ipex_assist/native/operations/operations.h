@@ -52,6 +52,8 @@ const float* read_streams(const ModelSpec& spec, const float* x, float* out);
 // Of gated residuals: each stream of a row through its part of a norm, to `out`, as wide.
 void normalize_streams(const Pass& pass, const Norm& norm, const float* x, float* out);
 void write_streams(const ModelSpec& spec, const float* delta, int64_t start, float* x);
+// Of a row, as hidden states; delta: what is still to be added to it, or null.
+void give_streams(const ModelSpec& spec, StreamTaps given, const float* x, const float* delta, float* to);
 int64_t stream_parts(const ModelSpec& spec);  // floats that threads exchange of a row
 // altup.cpp, of a row x of AltUp's streams: predicts them, and makes what a layer sees, x itself; corrects them after it,
 // and makes what per-layer embeddings read, in `read`; adds what those gave to all but the first. scratch: (hidden).
@@ -62,8 +64,9 @@ void enter_streams(Pass& pass, int thread);  // after the embedding; may end wit
 void leave_streams(Pass& pass, int thread);  // before the final norm
 // laurel.cpp
 void laurel(Pass& pass, const LayerStep& step, int thread);
-// x, a copy of row `row` of the stream or that itself, += delta as `residual` says; `changed` is room for a row that
-// delta becomes, and may not be it.
+// What is added for delta: that itself, or `changed`, which is room for the row that it becomes, and may not be it.
+const float* added_delta(const Pass& pass, const ResidualNorm& residual, const float* delta, float* changed);
+// x, a copy of row `row` of the stream or that itself, += delta as `residual` says, likewise.
 void add_delta(const Pass& pass, const ResidualNorm& residual, int64_t row, float* x, const float* delta,
                float* changed, int64_t start);
 // norm_gate.cpp: the rows that a residual norm has kept, of which `gate` has the inputs, gated, in the form of `next`.

@@ -32,18 +32,23 @@ void add_laurel(const Pass& pass, const ResidualNorm& residual, int64_t row, flo
 
 }  // namespace
 
+const float* added_delta(const Pass& pass, const ResidualNorm& residual, const float* delta, float* changed) {
+    const int64_t size = pass.model.spec.hidden_size;
+    const float factor = residual.multiplier;
+    if (residual.post) normalize(pass, *residual.post, delta, changed);
+    else if (factor != 1) std::copy(delta, delta + size, changed);
+    if (factor != 1) multiply(changed, factor, size);
+    return residual.post || factor != 1 ? changed : delta;
+}
+
 // x += delta, with the norms and the multiplier of the layer. `delta` stays as it is, as other threads may read it,
 // too; `changed` is room for a row that it becomes. Where all threads read the same row at the same time, just after
 // others wrote it, each begins at `start`, a place of its own: no cache line has them all wait for it.
 void add_delta(const Pass& pass, const ResidualNorm& residual, int64_t row, float* x, const float* delta,
                float* changed, int64_t start) {
     const int64_t size = pass.model.spec.hidden_size;
-    const float factor = residual.multiplier;
     if (residual.laurel) add_laurel(pass, residual, row, x, changed);
-    if (residual.post) normalize(pass, *residual.post, delta, changed);
-    else if (factor != 1) std::copy(delta, delta + size, changed);
-    if (factor != 1) multiply(changed, factor, size);
-    const float* added = residual.post || factor != 1 ? changed : delta;
+    const float* added = added_delta(pass, residual, delta, changed);
     if (pass.model.spec.streams.several()) return write_streams(pass.model.spec, added, start, x);
     if (residual.altup && !residual.corrects) return add_to_streams(pass.model.spec, added, x);
     const auto add = [&](const float* from) {

@@ -90,6 +90,22 @@ void set_numbers(const ModelSpec& spec, const StreamWeights& w, bool last, const
     normalize_mixture(s, to + s.mixed());
 }
 
+// Columns at … at + LANES of each stream of a row x, with what was made of what was read of it.
+void mix_columns(const ModelSpec& spec, const float* x, const float* delta, int64_t at, float (*made)[LANES]) {
+    const StreamSpec& s = spec.streams;
+    const int64_t size = spec.hidden_size;
+    const float *written = x + s.columns(size) + s.written(), *mixed = x + s.columns(size) + s.mixed();
+    float before[MOST_STREAMS][LANES];
+    for (int32_t j = 0; j < s.count; j++) std::copy(x + j * size + at, x + j * size + at + LANES, before[j]);
+    for (int32_t to = 0; to < s.count; to++) {
+        for (int64_t i = 0; i < LANES; i++) {
+            float sum = s.sinkhorn_steps ? 0.0f : before[to][i];
+            for (int32_t j = 0; s.sinkhorn_steps && j < s.count; j++) sum += mixed[j * s.count + to] * before[j][i];
+            made[to][i] = written[to] * delta[at + i] + sum;
+        }
+    }
+}
+
 }  // namespace
 
 void normalize_streams(const Pass& pass, const Norm& norm, const float* x, float* out) {
@@ -151,21 +167,26 @@ const float* read_streams(const ModelSpec& spec, const float* x, float* out) {
 
 // `start`: as in add_delta.
 void write_streams(const ModelSpec& spec, const float* delta, int64_t start, float* x) {
-    const StreamSpec& s = spec.streams;
     const int64_t size = spec.hidden_size;
-    const float *written = x + s.columns(size) + s.written(), *mixed = x + s.columns(size) + s.mixed();
     for (int64_t k = 0; k < size; k += LANES) {
         const int64_t at = k + start < size ? k + start : k + start - size;
-        float before[MOST_STREAMS][LANES];
-        for (int32_t j = 0; j < s.count; j++) std::copy(x + j * size + at, x + j * size + at + LANES, before[j]);
-        for (int32_t to = 0; to < s.count; to++) {
-            float* out = x + to * size + at;
-            for (int64_t i = 0; i < LANES; i++) {
-                float sum = s.sinkhorn_steps ? 0.0f : before[to][i];
-                for (int32_t j = 0; s.sinkhorn_steps && j < s.count; j++) sum += mixed[j * s.count + to] * before[j][i];
-                out[i] = written[to] * delta[at + i] + sum;
-            }
+        float made[MOST_STREAMS][LANES];
+        mix_columns(spec, x, delta, at, made);
+        for (int32_t s = 0; s < spec.streams.count; s++) std::copy(made[s], made[s] + LANES, x + s * size + at);
+    }
+}
+
+void give_streams(const ModelSpec& spec, StreamTaps given, const float* x, const float* delta, float* to) {
+    const int64_t size = spec.hidden_size, count = spec.streams.count;
+    for (int64_t at = 0; at < size; at += LANES) {
+        float made[MOST_STREAMS][LANES], sums[LANES] = {};
+        if (delta) mix_columns(spec, x, delta, at, made);
+        for (int64_t s = 0; s < count; s++) {
+            const float* columns = delta ? made[s] : x + s * size + at;
+            if (given == ALL_STREAMS) std::copy(columns, columns + LANES, to + s * size + at);
+            for (int64_t i = 0; i < LANES; i++) sums[i] += columns[i];
         }
+        for (int64_t i = 0; given == MEAN_OF_STREAMS && i < LANES; i++) to[at + i] = sums[i] / float(count);
     }
 }
 

@@ -11,7 +11,7 @@ namespace {
 template <class F>
 void each_tapped(const Pass& pass, int32_t layer, int thread, F&& f) {
     const Taps& taps = pass.batch.taps;
-    const int64_t rows = pass.plan().rows(), size = pass.model.spec.hidden_size;
+    const int64_t rows = pass.plan().rows(), size = taps.width(pass.model.spec);
     const std::vector<int32_t>& chosen = pass.plan().logit_rows;
     int64_t first = share(rows, thread, pass.plan().threads), end = share(rows, thread + 1, pass.plan().threads);
     if (taps.of_logit_rows) {
@@ -30,9 +30,11 @@ void each_tapped(const Pass& pass, int32_t layer, int thread, F&& f) {
 // Each thread's rows are those that it has just added to itself, or all threads have all of them.
 void tap_layer(const Pass& pass, int32_t layer, int thread) {
     const int64_t size = pass.model.spec.hidden_size;
+    const StreamTaps streams = pass.batch.taps.streams;
     each_tapped(pass, layer, thread, [&](int64_t r, float* to) {
         const float* x = pass.stream(thread).row(r);
-        std::copy(x, x + size, to);
+        if (streams) give_streams(pass.model.spec, streams, x, nullptr, to);
+        else std::copy(x, x + size, to);
     });
 }
 
@@ -40,11 +42,14 @@ void tap_layer(const Pass& pass, int32_t layer, int thread) {
 void tap_end(Pass& pass, int thread) {
     const ResidualNorm& end = pass.model.into_head;
     const int64_t size = pass.model.spec.hidden_size;
+    const StreamTaps streams = pass.batch.taps.streams;
     each_tapped(pass, pass.model.spec.layers, thread, [&](int64_t r, float* to) {
         const float* x = pass.stream(thread).row(r);
-        std::copy(x, x + size, to);
         const float* delta = end.left ? convolved_delta(pass, thread, *end.left, r) : pass.delta(thread).row(r);
-        add_delta(pass, end, r, to, delta, pass.activations.own(thread).row.data, 0);
+        float* changed = pass.activations.own(thread).row.data;
+        if (streams) return give_streams(pass.model.spec, streams, x, added_delta(pass, end, delta, changed), to);
+        std::copy(x, x + size, to);
+        add_delta(pass, end, r, to, delta, changed, 0);
         if (pass.batch.taps.normed && end.pre) normalize(pass, *end.pre, to, to);
     });
     if (!pass.plan().each_thread_prepares) pass.wait(thread);

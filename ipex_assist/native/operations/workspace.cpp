@@ -79,7 +79,7 @@ void size_layers(const SizedPass& pass, ActivationSizes& s) {
     s.gate_rows = round_up(s.gate_rows, LANES);
     for (const AttentionShape& each : pass.program.shape.attention)
         s.queries = std::max<int64_t>(s.queries, each.most_queries());
-    const int64_t fc = spec.draft_head.fc_width(spec.hidden_size);
+    const int64_t fc = spec.fc_width();
     s.entering = fc || spec.keeps_embedding ? std::max<int64_t>(fc, 2 * spec.hidden_size) : 0;
     s.depth = std::max<int64_t>({s.wide, s.between, s.entering, spec.draft_head.selector_rank});
     if (spec.per_layer_size) {

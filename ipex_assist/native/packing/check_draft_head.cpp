@@ -50,8 +50,10 @@ void check_draft_head(const ModelSpec& s) {
         return;
     }
     if (h.input_size % h.taps) refuse("%d columns of %d hidden states", h.input_size, h.taps);
-    if (h.kind == MTP && h.input_size != s.hidden_size)
+    if (h.kind == MTP && h.input_size != s.streams.columns(s.hidden_size))
         refuse("a draft head of %d columns for hidden states of %d", s.hidden_size, h.input_size);
+    if (s.streams.several() && (h.kind != MTP || s.streams.gated() || h.fed_back_normed))
+        refuse("several streams in a draft head of another kind, or with a norm behind them");
     if (s.reads_target()) check_reading_head(s);
     else check_range("clusters of a draft head's tokens", h.clusters, 0, 0);
     if (h.input_norm && h.kind == MTP) refuse("the norm of one hidden state is its own");

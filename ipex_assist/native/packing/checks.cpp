@@ -79,8 +79,7 @@ void check_streams(const ModelSpec& s, const LayerSpec* layers) {
         if (!std::isfinite(number)) refuse("a number of hyper-connections is %g", double(number));
     }
     if (s.hidden_size % LANES) refuse("streams of %d columns: multiples of %d are computed", s.hidden_size, LANES);
-    if (s.is_draft_head() || s.projected_embedding || s.per_layer_size)
-        refuse("several streams in a draft head, or with projected or per-layer embeddings");
+    if (s.projected_embedding || s.per_layer_size) refuse("several streams with projected or per-layer embeddings");
     for (int32_t i = 0; i < s.layers; i++) {
         const LayerSpec& layer = layers[i];
         const bool plain = !layer.parallel && !layer.beside && !layer.scaled && !layer.defers && !layer.mlp.own_norms;

@@ -360,11 +360,6 @@ struct HeadSpec {
     int64_t conv_groups(int64_t hidden) const { return hidden / conv_group; }
     int64_t conv_scales(int64_t hidden) const { return conv_kernel * conv_groups(hidden); }
     int32_t tokens_of_cluster(int32_t tokens) const { return tokens / clusters; }
-    // Columns of what `fc` takes, 0 where there is no head.
-    int64_t fc_width(int64_t hidden) const {
-        if (kind == SHARED_KV) return 2 * int64_t(input_size);
-        return kind == NO_DRAFT_HEAD ? 0 : kind == MTP ? 2 * hidden : int64_t(input_size);
-    }
 };
 
 // A residual stream of several rows side by side ("hyper-connections", operations/streams.cpp). Behind them a row has the
@@ -435,6 +430,13 @@ struct ModelSpec {
     bool is_draft_head() const { return draft_head.kind != NO_DRAFT_HEAD; }
     // Whether it keeps no keys and values, and reads those of its target.
     bool reads_target() const { return draft_head.kind == SHARED_KV; }
+    // Whether its hidden state has several streams, each of which passes `fc` by itself, and the token another linear.
+    bool enters_by_streams() const { return draft_head.kind == MTP && streams.several(); }
+    // Columns of what `fc` takes, 0 where there is no draft head.
+    int64_t fc_width() const {
+        if (draft_head.kind == MTP) return int64_t(hidden_size) * (enters_by_streams() ? 1 : 2);
+        return int64_t(draft_head.input_size) * (reads_target() ? 2 : 1);
+    }
     // Columns of a row of the table of embeddings; of a head that reads its target, the target's.
     int32_t table_width() const { return reads_target() ? draft_head.input_size : embedding_size; }
     int32_t lm_head_rows() const { return draft_head.lm_head_rows ? draft_head.lm_head_rows : vocab_size; }

@@ -148,8 +148,10 @@ void list_draft_head(WeightList& list, ModelWeights& w) {
     const ModelSpec& spec = w.spec;
     const HeadSpec& head = spec.draft_head;
     const int64_t hidden = spec.hidden_size;
-    list.linear(w.fc, {packed(hidden), head.fc_width(hidden), false, spec.precision},
+    list.linear(w.fc, {packed(hidden), spec.fc_width(), false, spec.precision},
                 {{spec.reads_target() ? "fc_in" : "fc", 0, hidden}});
+    if (spec.enters_by_streams())
+        list.linear(w.fc_token, {packed(hidden), hidden, false, spec.precision}, {{"fc_token", 0, hidden}});
     if (head.input_norm) {
         const bool each = head.input_norm == NORM_OF_EACH;
         list.norm(w.input_norm, spec,

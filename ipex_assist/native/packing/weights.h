@@ -292,6 +292,7 @@ struct ModelWeights {
     const Linear* target_head = nullptr;  // of a draft head that has none of its own
     Norm final_norm, embedding_norm;
     Linear fc{};               // of a draft head, as its norms
+    Linear fc_token{};         // of one with several streams: of the token's embedding
     Linear fc_out{};           // of one that reads its target: its own hidden state to the width of the target's
     Linear clusters{};         // of one with clusters: their scores, in the precision of attention
     SelectorWeights selector;  // of one whose tokens depend on the one before

@@ -19,11 +19,11 @@ from ipex_assist.executors.interface import (
     samples_in_one_call,
 )
 from ipex_assist.executors.row_choice import RowChoice
-from ipex_assist.native.rows import PENDING_ROWS
 from ipex_assist.speculative.costs.draft_threads import choose_threads
 from ipex_assist.speculative.costs.expert_costs import ExpertCosts
 from ipex_assist.speculative.costs.head_calibration import calibrate_head
 from ipex_assist.speculative.costs.pair_costs import Costs
+from ipex_assist.speculative.schedule import longest_draft
 
 # Time to spend on the target's passes, the assistant's passes, and its decode steps.
 TARGET_SECONDS, DRAFT_SECONDS, STEP_SECONDS = 1.0, 0.25, 0.06
@@ -184,8 +184,8 @@ def _tokens(model: Model, count: int) -> list[int]:
 def _time_pass(model: Model, sequence: Sequence, rows: int, clock: Clock, *, alike: bool = False) -> float:
     before = sequence.length
     tokens = _tokens(model, 1) * rows if alike else _tokens(model, rows)
-    kept = not model.spec.recurrents or rows <= PENDING_ROWS
-    timed = sequence if kept else sequence.fork()  # a state cannot be taken back any further
+    kept = rows <= longest_draft(model.spec) + 1
+    timed = sequence if kept else sequence.fork()  # it cannot be taken back any further
     started = clock()
     _read(model, timed, tokens, rows)
     elapsed = clock() - started

@@ -86,7 +86,7 @@ class HeadRowsCall:
 def own_taps(spec: DecoderSpec) -> Taps:
     """The hidden state of a draft head that takes the place of its target's for tokens that it drafted."""
     assert spec.head is not None
-    return Taps((spec.num_hidden_layers,), normed=spec.head.fed_back_normed)
+    return spec.head.fed_back(spec.num_hidden_layers)
 
 
 Call: TypeAlias = "DraftCall | RowsCall | HeadRowsCall"

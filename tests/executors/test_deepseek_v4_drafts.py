@@ -1,0 +1,128 @@
+"""DeepSeek-V4's own drafts compute what their descriptions say: plain PyTorch over the tensors as published."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import draft_heads
+import pytest
+import tiny_models
+import torch
+from conftest import EXECUTORS
+from deepseek_v4_drafts import Reference, save_mtp
+from native_models import tokens
+
+from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.executors.interface import DraftInput, DraftsInOneCall, HiddenRows, Rows
+from ipex_assist.models.draft_head import Taps
+from ipex_assist.native.rows import PENDING_ROWS
+from ipex_assist.speculative.schedule import longest_draft
+
+VARIANTS = tiny_models.known("deepseek-v4", "deepseek-v4-other")
+PROMPT = tokens(30, 3)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_of_a_layer(variant: str, executor: str, tmp_path: Path) -> None:
+    """All rows, longer than a window: streams that enter one by one, and leave by numbers of their own."""
+    model = save_mtp(tmp_path, variant)
+    target, head = draft_heads.load(tmp_path, executor=executor)
+    hidden = draft_heads.hidden_of(target, head, PROMPT[:-1])
+    with torch.no_grad():
+        streams = theirs(model, target.spec.num_hidden_layers)
+        expected, _ = Reference(tmp_path).mtp(PROMPT[1:], streams)
+    torch.testing.assert_close(torch.from_numpy(hidden), streams, atol=1e-4, rtol=0)
+    logits = head.forward([Rows(head.new_sequence(64), PROMPT[1:], len(PROMPT) - 1, hidden)])
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+
+
+def theirs(model: Any, layers: int) -> torch.Tensor:
+    """The streams behind the target's last layer, by transformers: (tokens, streams · hidden)."""
+    kept = []
+    handle = model.model.layers[layers].register_forward_pre_hook(lambda _, given: kept.append(given[0]))
+    try:
+        model(torch.tensor([PROMPT[:-1]]), use_cache=False)
+    finally:
+        handle.remove()
+    return kept[0][0].flatten(1)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_further_tokens(executor: str, tmp_path: Path) -> None:
+    """The layer again, with its own streams: drafts that end are those that go on."""
+    save_mtp(tmp_path)
+    target, head = draft_heads.load(tmp_path, executor=executor)
+    hidden, read = draft_heads.hidden_of(target, head, PROMPT[:-1]), PROMPT[1:]
+    given, expected = torch.from_numpy(hidden), []
+    reference = Reference(tmp_path)
+    for _ in range(4):
+        logits, own = reference.mtp(read, given)
+        shares = logits[-1].softmax(0)
+        expected.append((int(shares.argmax()), float(shares.max())))
+        read, given = [*read, expected[-1][0]], torch.cat((given, own[-1:]))
+    assert longest_draft(target.spec) == PENDING_ROWS - 1  # what entries are made of is kept of as many
+    assert isinstance(head, DraftsInOneCall)
+    requests = [DraftInput(head.new_sequence(64), PROMPT[1:], length, 0.0, hidden) for length in (4, 2)]
+    for drafted, confidences in head.draft_many(requests):
+        wanted = expected[: len(drafted)]
+        assert drafted == [token for token, _ in wanted]
+        assert confidences == pytest.approx([share for _, share in wanted], rel=1e-4)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_layer_for_each_token(executor: str, tmp_path: Path) -> None:
+    """The second reads the streams of the first, one token later."""
+    save_mtp(tmp_path, number=2)
+    target, head = draft_heads.load(tmp_path, executor=executor)
+    hidden, reference = draft_heads.hidden_of(target, head, PROMPT[:-1]), Reference(tmp_path)
+    first, own = reference.mtp(PROMPT[1:], torch.from_numpy(hidden))
+    token = int(first[-1].argmax())
+    second, _ = reference.mtp([*PROMPT[2:], token], own, 1)
+    assert isinstance(head, DraftsInOneCall)
+    [(drafted, confidences)] = head.draft_many([DraftInput(head.new_sequence(64), PROMPT[1:], 2, 0.0, hidden)])
+    assert drafted == [token, int(second[-1].argmax())]
+    assert confidences == pytest.approx([float(each[-1].softmax(0).max()) for each in (first, second)], rel=1e-4)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_means_of_streams(executor: str, tmp_path: Path) -> None:
+    """Beside all of a row's streams, and in steps as in a prompt; without saying which there are none."""
+    save_mtp(tmp_path)
+    target = tiny_models.model(tmp_path, executor)
+    layers = (1, 3, target.spec.num_hidden_layers)
+    found = {}
+    for streams in ("mean", "all"):
+        hidden, sequence = HiddenRows(Taps(layers, streams=streams)), target.new_sequence(40)
+        target.forward([Rows(sequence, PROMPT, 1)], hidden=hidden)
+        again = HiddenRows(Taps(layers, streams=streams), of_logit_rows=True)
+        for length in (20, 19):
+            sequence.truncate(length)
+            target.forward([Rows(sequence, PROMPT[length : length + 3], 2)], hidden=again)
+            assert hidden.rows is not None
+            assert again.rows is not None
+            rows = torch.from_numpy(hidden.rows[length + 1 : length + 3])
+            torch.testing.assert_close(torch.from_numpy(again.rows), rows, atol=1e-5, rtol=0)
+        found[streams] = torch.from_numpy(hidden.rows).unflatten(1, (3, -1))
+    means = found["all"].unflatten(2, (4, -1)).mean(2)
+    torch.testing.assert_close(found["mean"], means, atol=1e-5, rtol=0)
+    for taps in (Taps(layers), Taps(layers, True, "all")):
+        with pytest.raises(IpexAssistError, match="4 rows"):
+            target.forward([Rows(target.new_sequence(40), PROMPT, 1)], hidden=HiddenRows(taps))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"layer_types": [*tiny_models.VARIANTS["deepseek-v4"]["layer_types"], "compressed_sparse_attention"]},
+        {"mlp_layer_types": [*tiny_models.VARIANTS["deepseek-v4"]["mlp_layer_types"], "hash_moe"]},
+        {"compress_ratios": [0, 128, 4, 128, 4, 4]},
+    ],
+    ids=["layer_types", "mlp_layer_types", "compress_ratios"],
+)
+def test_layers_that_are_not_computed(changes: dict[str, Any], tmp_path: Path) -> None:
+    """Entries, or experts by tokens: the target runs without such a draft head."""
+    save_mtp(tmp_path, **changes)
+    with pytest.raises(UsageError, match="no layers that predict further tokens"):
+        draft_heads.load(tmp_path)
