@@ -18,6 +18,8 @@ from torch.nn.functional import linear, softmax, softplus
 
 Tensors = Mapping[str, torch.Tensor]
 
+BLOCK, NOISE, RANK, TARGET_LAYERS = 5, 7, 12, [1, 3, 4]  # of DSpark heads
+
 
 def save_mtp(folder: Path, variant: str = "deepseek-v4", number: int = 1, **changes: Any) -> Any:
     """Save a random model of `variant` with so many layers that predict further tokens; transformers' model of all.
@@ -48,6 +50,47 @@ def save_mtp_often_right(folder: Path, **changes: Any) -> None:
         elif name.endswith("e_proj.weight"):
             tensor.copy_(torch.eye(len(tensor)))
         elif name.endswith("h_proj.weight") or "hc_head_" in name or "hc_head.hc_" in name:
+            tensor.zero_()
+    safetensors.torch.save_file(tensors, path, {"format": "pt"})
+
+
+def save_dspark(folder: Path, variant: str = "deepseek-v4", stages: int = 3, rank: int = RANK, **changes: Any) -> Any:
+    """Save a random model of `variant` with a DSpark head of so many stages; transformers' model of all.
+
+    changes: of what the config says at last.
+    """
+    model, config, stored = _save_deeper(folder, variant, stages)
+    hidden, streams, last = config["hidden_size"], config["hc_mult"], f"mtp.{stages - 1}."
+    shapes: dict[str, tuple[int, ...]] = {
+        **{"mtp.0.main_proj.weight": (hidden, len(TARGET_LAYERS) * hidden), "mtp.0.main_norm.weight": (hidden,)},
+        **{f"{last}{name}": shape for name, shape in _ends(hidden, streams).items()},
+        **{f"{last}markov_head.markov_w{i}.weight": (config["vocab_size"], rank) for i in (1, 2)},
+        f"{last}confidence_head.proj.weight": (1, hidden + rank),
+    }
+    stored |= {name: numbers(name, shape) for name, shape in shapes.items()}
+    told = {"dspark_block_size": BLOCK, "dspark_noise_token_id": NOISE, "dspark_target_layer_ids": TARGET_LAYERS}
+    write(folder, config | told | {"dspark_markov_rank": rank} | changes, stored)
+    return model
+
+
+def save_dspark_often_right(folder: Path, **changes: Any) -> None:
+    """Save a random model of whose text each token follows from the one before, and a Markov head that knows it."""
+    hidden = tiny_models.VARIANTS["deepseek-v4"]["hidden_size"]
+    save_dspark(folder, rank=hidden, **changes)
+    path = folder / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    rows = tensors["model.embed_tokens.weight"]
+    rows = rows * torch.rsqrt(rows.square().mean(1, keepdim=True) + 1e-5) * tensors["model.norm.weight"]
+    for name, tensor in tensors.items():
+        if name.endswith(("wo_b.weight", "w2.weight")):
+            tensor.mul_(0.02)
+        elif "hc_head_" in name or "hc_head.hc_" in name:
+            tensor.zero_()
+        elif name.endswith("markov_w1.weight"):
+            tensor.copy_(rows)
+        elif name.endswith("markov_w2.weight"):
+            tensor.copy_(tensors["head.weight"] * 20)
+        elif name.endswith("confidence_head.proj.weight"):
             tensor.zero_()
     safetensors.torch.save_file(tensors, path, {"format": "pt"})
 
@@ -100,6 +143,27 @@ class Reference:
         distance = positions[:, None] - positions
         x = self.layer(w, x, positions, (distance >= 0) & (distance < self.config["sliding_window"]))
         return self.logits(w, x), x.flatten(1)
+
+    def dspark(self, hidden: torch.Tensor, anchor: int) -> list[tuple[int, float]]:
+        """The tokens of a block after hidden states (rows, taps · hidden), and the confidence in each."""
+        stages = len({name.split(".")[1] for name in self.tensors if name.startswith("mtp.")})
+        parts = [self._part(f"mtp.{stage}.") for stage in range(stages)]
+        context = self.normed(linear(hidden, parts[0]["main_proj.weight"]), parts[0]["main_norm.weight"])
+        block, noise = self.config["dspark_block_size"], self.config["dspark_noise_token_id"]
+        x = self.embedding([anchor] + [noise] * (block - 1))[:, None].repeat(1, self.config["hc_mult"], 1)
+        start, window = len(hidden), self.config["sliding_window"]
+        for w in parts:
+            before = self.keys(w, context, torch.arange(start))[-window:]
+            seen = torch.ones(block, len(before) + block, dtype=torch.bool)
+            x = self.layer(w, x, torch.arange(start, start + block), seen, before)
+        w, found, last = parts[-1], [], anchor
+        rows, logits = self.collapsed(w, x), self.logits(w, x)
+        for row, base in zip(rows, logits, strict=True):
+            of_token = w["markov_head.markov_w1.weight"][last]
+            last = int((base + w["markov_head.markov_w2.weight"] @ of_token).argmax())
+            sure = w["confidence_head.proj.weight"][0] @ torch.cat((row, of_token))
+            found.append((last, float(sure.sigmoid())))
+        return found
 
     def embedding(self, tokens: list[int]) -> torch.Tensor:
         """Rows of its table."""

@@ -274,8 +274,9 @@ def save_head(folder: Path, name: str) -> Path | None:
         with draft_heads.all_layers_share():
             draft_heads.save_assistant(folder, folder / "head", "gemma4", {"max_position_embeddings": 2048})
         return folder / "head"
-    if name == "mtp-deepseek-v4":
-        deepseek_v4_drafts.save_mtp_often_right(folder, max_position_embeddings=2048)
+    if name in STREAMS:
+        save = {"mtp-deepseek-v4": deepseek_v4_drafts.save_mtp_often_right}
+        save.get(name, deepseek_v4_drafts.save_dspark_often_right)(folder, max_position_embeddings=2048)
         return None
     if name != "mtp":
         draft_heads.save_target(folder, max_position_embeddings=2048)
@@ -286,7 +287,7 @@ def save_head(folder: Path, name: str) -> Path | None:
 
 
 READING = ["shared_kv"] if tiny_models.known("gemma4") else []  # keys and values of its target
-STREAMS = ["mtp-deepseek-v4"] if tiny_models.known("deepseek-v4") else []
+STREAMS = ["mtp-deepseek-v4", "dspark-deepseek-v4"] if tiny_models.known("deepseek-v4") else []
 
 
 @pytest.mark.parametrize("name", ["mtp", "mtp-layers", "eagle3-llama", "dflash", "dflash2", *READING, *STREAMS])

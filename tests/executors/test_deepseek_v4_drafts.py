@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import draft_heads
 import pytest
+import safetensors.torch
 import tiny_models
 import torch
 from conftest import EXECUTORS
-from deepseek_v4_drafts import Reference, save_mtp
+from deepseek_v4_drafts import BLOCK, Reference, save_dspark, save_mtp
 from native_models import tokens
 
 from ipex_assist.env.errors import IpexAssistError, UsageError
@@ -124,5 +126,65 @@ def test_means_of_streams(executor: str, tmp_path: Path) -> None:
 def test_layers_that_are_not_computed(changes: dict[str, Any], tmp_path: Path) -> None:
     """Entries, or experts by tokens: the target runs without such a draft head."""
     save_mtp(tmp_path, **changes)
+    with pytest.raises(UsageError, match="no layers that predict further tokens"):
+        draft_heads.load(tmp_path)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_blocks_of_stages(variant: str, executor: str, tmp_path: Path) -> None:
+    """Tokens of a block after contexts within a window and far beyond it, all of whose rows see the same of them."""
+    model = save_dspark(tmp_path, variant)
+    target, head = draft_heads.load(tmp_path, executor=executor)
+    hidden = draft_heads.hidden_of(target, head, PROMPT[:-1])
+    with torch.no_grad():
+        means = [theirs(model, layer).unflatten(1, (-1, target.spec.hidden_size)).mean(1) for layer in (2, 4, 5)]
+        given = torch.cat(means, 1)
+        torch.testing.assert_close(torch.from_numpy(hidden), given, atol=1e-4, rtol=0)
+        assert isinstance(head, DraftsInOneCall)
+        for read in (3, 9, len(hidden)):
+            request = DraftInput(head.new_sequence(64), [PROMPT[read]], BLOCK, 0.0, hidden[:read])
+            [(drafted, confidences)] = head.draft_many([request])
+            expected = Reference(tmp_path).dspark(given[:read], PROMPT[read])
+            assert drafted == [token for token, _ in expected]
+            assert confidences == pytest.approx([sure for _, sure in expected], rel=1e-3)
+
+
+def test_stages_in_a_checkpoint_of_their_own(tmp_path: Path) -> None:
+    """Drafts are those of the same stages inside the target's."""
+    save_dspark(tmp_path / "both", stages=2)
+    tiny_models.save(tmp_path / "target", "deepseek-v4")
+    tensors = safetensors.torch.load_file(tmp_path / "both" / "model.safetensors")
+    parts: dict[bool, dict[str, torch.Tensor]] = {True: {}, False: {}}
+    for name, tensor in tensors.items():
+        parts[name.startswith("mtp.")][name] = tensor
+    config = json.loads((tmp_path / "both" / "config.json").read_text())
+    draft_heads.write(tmp_path / "head", config | {"architectures": ["DeepseekV4DSparkModel"]}, parts[True])
+    target_config = json.loads((tmp_path / "target" / "config.json").read_text())
+    draft_heads.write(tmp_path / "target", target_config, parts[False])
+    drafts = []
+    for folder, own in ((tmp_path / "both", None), (tmp_path / "target", tmp_path / "head")):
+        target, head = draft_heads.load(folder, own)
+        assert isinstance(head, DraftsInOneCall)
+        hidden = draft_heads.hidden_of(target, head, PROMPT[:-1])
+        drafts.append(head.draft_many([DraftInput(head.new_sequence(64), PROMPT[-1:], BLOCK, 0.0, hidden)]))
+    assert drafts[0] == drafts[1]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dspark_block_size": 0},
+        {"dspark_noise_token_id": tiny_models.VOCAB},
+        {"dspark_target_layer_ids": []},
+        {"dspark_target_layer_ids": [-1]},
+        {"dspark_n_routed_experts": 4},
+        {"compress_ratios": [0, 128, 4, 128, 4, 0, 0, 4]},
+    ],
+    ids=str,
+)
+def test_stages_that_are_not_computed(changes: dict[str, Any], tmp_path: Path) -> None:
+    """The target runs without them."""
+    save_dspark(tmp_path, **changes)
     with pytest.raises(UsageError, match="no layers that predict further tokens"):
         draft_heads.load(tmp_path)

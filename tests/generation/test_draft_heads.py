@@ -28,9 +28,15 @@ pytestmark = pytest.mark.one_stack
 
 PROMPT = [3, 17, 150, 9, 9, 42, 77, 101, 5, 63, 12, 140, 8, 31] * 4
 NAMES = ["mtp", "lookup+mtp", "mtp-layers", "eagle3-llama", "dflash", "dspark"]
-NAMES += ["mtp-deepseek-v4"] if tiny_models.known("deepseek-v4") else []
+NAMES += ["mtp-deepseek-v4", "mtp-dspark-deepseek-v4"] if tiny_models.known("deepseek-v4") else []
 READING = ["shared_kv"] if tiny_models.known("gemma4") else []  # keys and values of its target
-AT_ONCE = ("dflash", "dspark", "dspark-few-tokens", "mtp-layers")  # all tokens of a draft at one price
+AT_ONCE = (
+    "dflash",
+    "dspark",
+    "dspark-few-tokens",
+    "mtp-layers",
+    "mtp-dspark-deepseek-v4",
+)  # all tokens of a draft at one price
 BLOCK = Costs((1e-3,) * 16, 0.0, (1e-6,) * 16, 1e-7, block=(1e-6,) * 8)
 STEPS = Costs((1e-3,) * 16, 1e-6, (1e-6,) * 16, 1e-7)
 
@@ -41,6 +47,8 @@ def save(folder: Path, name: str) -> str:
         save_mtp_layers(folder / "target", "glm4-moe", 3)
     elif name == "mtp-deepseek-v4":
         deepseek_v4_drafts.save_mtp(folder / "target")
+    elif name == "mtp-dspark-deepseek-v4":
+        deepseek_v4_drafts.save_dspark(folder / "target")
     elif "mtp" in name:
         save_mtp(folder / "target", "glm4-moe", {})
     elif name == "shared_kv":
@@ -65,7 +73,7 @@ def test_a_head_drafts_and_the_text_is_the_targets(
     """Greedy and sampled; the result names the head and its kind."""
     monkeypatch.setattr(PairCache, "costs", lambda *_: BLOCK if name in AT_ONCE else STEPS)
     model = load(tmp_path, save(tmp_path, name), executor)
-    kind = "dflash" if name == "dspark" else name.rpartition("+")[2].partition("-")[0]
+    kind = "dflash" if "dspark" in name else name.rpartition("+")[2].partition("-")[0]
     for how in ({"ignore_eos": True}, {"ignore_eos": True, "do_sample": True, "seed": 5}):
         plain = model.generate(PROMPT, max_new_tokens=30, assisted=False, **how)
         ours = model.generate(PROMPT, max_new_tokens=30, num_assistant_tokens=3, **how)

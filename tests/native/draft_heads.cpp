@@ -32,6 +32,13 @@ const Kind HEADS[] = {
          s.hidden_size = s.embedding_size = 48, s.streams = {3, 2, 1e-6f, 2, 0.1f, 0, 0};
          make_head(s, MTP, 1), s.draft_head.input_size *= 3;
      }},
+    {"DSpark with three streams over keys that are values", 30,
+     [](UniformSpec& s) {
+         s.hidden_size = s.embedding_size = 48, s.streams = {3, 2, 1e-6f, 2, 0.1f, 0, 0};
+         make_dspark(s, 21, true);
+     },
+     false,
+     [](LayerSpec& layer) { make_compressed(layer.attention, 4, {48, 16, 32, 16, 20, 0, 1e-6f, {}, {2, 0, 0}}); }},
     {"EAGLE-3 with few tokens", 0, [](UniformSpec& s) { make_head(s, EAGLE3, 3), s.draft_head.lm_head_rows = 21; }},
     {"EAGLE-3 with norms", 30,
      [](UniformSpec& s) {

@@ -468,7 +468,7 @@ void list_head_shapes(const ModelSpec& s, std::vector<Shape>& all) {
     }
     if (head.confidence_size) {
         all.push_back({"confidence", false, head.confidence_size, 1});
-        all.push_back({"confidence", true, 1, 1});
+        if (!s.streams.several()) all.push_back({"confidence", true, 1, 1});
     }
     if (head.feeds_back()) all.push_back({"head_embed_norm", false, hidden, 1});
     for (int32_t i = 0; i < head.input_norms(); i++)

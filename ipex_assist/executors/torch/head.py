@@ -13,13 +13,16 @@ from ipex_assist.executors.torch.attention import causal_mask
 from ipex_assist.executors.torch.kernels import norm_heads
 from ipex_assist.executors.torch.kv_cache import KVCache
 from ipex_assist.executors.torch.mixers.attention import normed_values
-from ipex_assist.executors.torch.mixers.layer_rows import AttentionMetadata
+from ipex_assist.executors.torch.mixers.compressed import append_keys
+from ipex_assist.executors.torch.mixers.layer_rows import AttentionMetadata, LayerRows
 from ipex_assist.executors.torch.mixers.states import RecurrentStates
 from ipex_assist.executors.torch.mlp import run_mlp
 from ipex_assist.executors.torch.model import TorchModel, TorchSequence
 from ipex_assist.executors.torch.rope import rotate
+from ipex_assist.executors.torch.streams import read_streams
 from ipex_assist.executors.torch.tapped import Tapped
 from ipex_assist.models.attention_spec import AttentionSpec
+from ipex_assist.models.compressed_spec import CompressedSpec
 from ipex_assist.models.draft_head import HeadSpec
 
 Draft = tuple[list[int], list[float]]
@@ -131,6 +134,10 @@ class TorchHead(TorchModel):
         g = self._norm(self.combined(given.to(self.kernels.dtype)), self.weights.head.hidden_norm)
         for index, (layer, weights) in enumerate(zip(self.spec.layers, self.weights.layers, strict=True)):
             attention, metadata = layer.attention, self._block_metadata(sequence.length, len(g), layer.attention)
+            if isinstance(attention.latent, CompressedSpec):
+                see = partial(self.see, index)
+                append_keys(g, LayerRows(self.kernels, self.spec, index, weights, sequence.cache, metadata, None, see))
+                continue
             assert attention.value_width == attention.head_dim, "values narrower than keys"
             parts = weights.qkv(g).view(len(g), -1, attention.head_dim)
             kv = attention.heads, attention.heads + attention.kv_heads
@@ -145,7 +152,7 @@ class TorchHead(TorchModel):
 
     def _block_metadata(self, start: int, rows: int, attention: AttentionSpec) -> AttentionMetadata:
         """Rows of a block, which see all before them within their window, and all of each other."""
-        causal = self.attention_metadata(start, rows, attention, step=False)
+        causal = replace(self.attention_metadata(start, rows, attention, step=False), block=True)
         near = causal_mask(start, rows, start + rows, attention.window, self.kernels.dtype)
         near[:, start:] = 0
         return replace(causal, mask=near)
@@ -165,7 +172,7 @@ class TorchHead(TorchModel):
         drafted: list[int] = []
         probabilities: list[float] = []
         x = x[0 if head.from_anchor else 1 :]
-        hidden = self.normed(x)
+        hidden = self.normed(x) if self.spec.streams is None else read_streams(self.spec, x, self.weights.streams)
         for row, logits in enumerate(self.head(x)[:, : self.columns(vocabulary)]):
             last = drafted[-1] if drafted else request.tokens[-1]
             token, probability = self.choose_after(last, logits, hidden[row : row + 1])

@@ -41,10 +41,11 @@ class Confidence:
     """How likely a DSpark's token is accepted, by its row and the token before it."""
 
     weight: torch.Tensor  # (hidden,) or (hidden + rank,)
-    bias: torch.Tensor  # (1,)
+    bias: torch.Tensor | None  # (1,)
 
     def of(self, hidden: torch.Tensor, before: torch.Tensor | None) -> float:
         """hidden: (1, hidden). before: (rank,), of the token before, where there is a Markov head."""
         row = hidden[0].float() if before is None else torch.cat((hidden[0].float(), before.float()))
         size = len(self.weight)
-        return float(torch.sigmoid(row[:size] @ self.weight.float() + self.bias.float()))
+        logit = row[:size] @ self.weight.float()
+        return float(torch.sigmoid(logit if self.bias is None else logit + self.bias.float()))

@@ -301,7 +301,7 @@ class _Packer:
         return Selector(before, after, self.linears.get("selector"), head.candidates)
 
     def _confidence(self) -> Confidence:
-        return Confidence(self.tensors["confidence.weight"], self.tensors["confidence.bias"])
+        return Confidence(self.tensors["confidence.weight"], self.tensors.get("confidence.bias"))
 
     def _layer(self, prefix: str, spec: LayerSpec) -> Layer:
         return Layer(

@@ -8,7 +8,8 @@ namespace ipex_assist {
 bool AttentionShape::operator==(const AttentionShape& other) const {
     return heads == other.heads && kv_heads == other.kv_heads && value_dim == other.value_dim &&
            window == other.window && chunk == other.chunk && span_columns == other.span_columns &&
-           spans == other.spans && shared == other.shared && gathering == other.gathering;
+           spans == other.spans && shared == other.shared && gathering == other.gathering &&
+           window_of_first == other.window_of_first;
 }
 
 int64_t AttentionShape::most_seen(int64_t last) const {

@@ -129,13 +129,21 @@ void append_context(Pass& pass, int thread) {
                         &NodeBuffers::inputs);
         }
         pass.wait(thread);
-        const int64_t before = layer.attention.key_column() / LANES,
-                      panels = layer.attention.gate_column() / LANES - before;
+        // Keys and values among the columns of `qkv`; of latents the first ones of what is made.
+        const AttentionSpec& a = layer.attention;
+        const bool latent = a.is_latent();
+        const int64_t column = a.key_column(), before = latent ? 0 : column / LANES,
+                      panels = latent ? a.head_dim / LANES : a.gate_column() / LANES - before;
         const int64_t from = before + share(panels, thread, pass.plan().threads),
                       to = before + share(panels, thread + 1, pass.plan().threads);
         model.multiply(layer.qkv, pass.activations.on(pass.node(thread)).inputs.with_depth(layer.qkv.depth),
-                       pass.plan().rows(), from, to, qkv.data + from * LANES, qkv.columns);
+                       pass.plan().rows(), from, to, qkv.data + column + (from - before) * LANES, qkv.columns);
         pass.wait(thread);
+        for (int64_t r = first; latent && r < end; r++) {
+            float* key = qkv.row(r) + column;
+            pass.kernels.normalize(true, key, layer.latent.norm, nullptr, a.latent.norm_eps, a.head_dim, key);
+        }
+        if (latent) pass.wait(thread);
         append_share(AttentionView(pass, step, thread));
         pass.wait(thread);  // the next layer's come to the same place
     }

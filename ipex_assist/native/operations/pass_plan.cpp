@@ -190,8 +190,10 @@ std::unique_ptr<const PassPlan> PassPlan::of_logit_rows(const PassShape& shape) 
 }
 
 int64_t PassPlan::first_seen(int32_t row, const AttentionShape& shape) const {
-    const int64_t first = shape.first_seen(positions[size_t(row)]);
-    return whole_segments ? std::min<int64_t>(first, segments[size_t(segment_of[size_t(row)])].start) : first;
+    const int64_t position = positions[size_t(row)];
+    if (!whole_segments) return shape.first_seen(position);
+    const int64_t start = segments[size_t(segment_of[size_t(row)])].start;
+    return shape.window_of_first ? shape.first_seen(start) : std::min<int64_t>(shape.first_seen(position), start);
 }
 
 int64_t PassPlan::last_seen(int32_t row, const AttentionShape& shape) const {

@@ -76,6 +76,7 @@ struct AttentionShape {
     bool shared = false;
     int32_t chunk = 0;  // positions are in chunks of so many, and a row sees none before its own; 0: all
     Gathering gathering = {};
+    bool window_of_first = false;  // where rows see all of their segment: whether the window of its first row is theirs
     bool operator==(const AttentionShape& other) const;
     // Whether a row at this position attends to what is gathered; it is a query tile by itself. The first one that it sees.
     bool gathers(int64_t position) const { return gathering.count(position) > 0; }

@@ -29,9 +29,11 @@ float confidence_of(const Pass& pass, int thread, int64_t row, const float* of_t
     const int64_t size = model.spec.hidden_size, rest = model.spec.draft_head.confidence_size - size;
     const float* x = pass.activations.shared.x.row(pass.plan().logit_rows[size_t(row)]);
     float* normed = pass.activations.own(thread).row.data;
-    if (model.into_head.pre) normalize(pass, *model.into_head.pre, x, normed), x = normed;
+    if (model.spec.streams.several()) x = read_streams(model.spec, x, normed);  // before the norm
+    else if (model.into_head.pre) normalize(pass, *model.into_head.pre, x, normed), x = normed;
     const float logit = pass.kernels.dot(x, selector.confidence, size) +
-                        pass.kernels.dot(of_token, selector.confidence + size, rest) + *selector.confidence_bias;
+                        pass.kernels.dot(of_token, selector.confidence + size, rest) +
+                        (selector.confidence_bias ? *selector.confidence_bias : 0.0f);
     return 1 / (1 + std::exp(-logit));
 }
 

@@ -52,7 +52,8 @@ void check_draft_head(const ModelSpec& s) {
     if (h.input_size % h.taps) refuse("%d columns of %d hidden states", h.input_size, h.taps);
     if (h.kind == MTP && h.input_size != s.streams.columns(s.hidden_size))
         refuse("a draft head of %d columns for hidden states of %d", s.hidden_size, h.input_size);
-    if (s.streams.several() && (h.kind != MTP || s.streams.gated() || h.fed_back_normed))
+    const bool blocks = h.kind == DFLASH && !h.conv_kernel && !h.candidates && !h.input_norm;
+    if (s.streams.several() && ((h.kind != MTP && !blocks) || s.streams.gated() || h.fed_back_normed))
         refuse("several streams in a draft head of another kind, or with a norm behind them");
     if (s.reads_target()) check_reading_head(s);
     else check_range("clusters of a draft head's tokens", h.clusters, 0, 0);
@@ -67,7 +68,8 @@ void check_draft_head_layers(const ModelSpec& s, const LayerSpec* layers) {
         refuse("the first layer of an EAGLE-3 head is one of attention, with norms before it");
     for (int32_t i = 0; s.draft_head.kind == DFLASH && i < s.layers; i++) {
         const AttentionSpec& a = layers[i].attention;
-        if (layers[i].is_recurrent() || a.is_latent() || a.qk_norm == ALL_HEADS)
+        const bool other = a.is_latent() && (!a.latent.is_compressed() || a.latent.has_entries());
+        if (layers[i].is_recurrent() || other || a.qk_norm == ALL_HEADS)
             refuse("layers of a DFlash head have attention over keys and values, with norms of heads or none");
         if (!s.draft_head.conv_kernel) continue;
         if (layers[i].norm_place != PRE || layers[i].parallel || layers[i].residual_multiplier != 1 ||

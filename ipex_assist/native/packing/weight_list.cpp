@@ -140,7 +140,7 @@ void list_selector(WeightList& list, const ModelSpec& spec, SelectorWeights& w) 
     else if (rank) list.linear(w.markov, {packed(rows), rank, false, spec.precision}, {{"selector_after", 0, rows}});
     if (!head.confidence_size) return;
     list.vector(w.confidence, {"confidence", head.confidence_size});
-    list.vector(w.confidence_bias, {"confidence", 1}, true);
+    if (!spec.streams.several()) list.vector(w.confidence_bias, {"confidence", 1}, true);
 }
 
 // What a draft head has beside a decoder.

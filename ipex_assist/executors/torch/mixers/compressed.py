@@ -43,6 +43,16 @@ def mix_by_entries(x: torch.Tensor, rows: LayerRows) -> torch.Tensor:
     return torch.cat([run(part.contiguous()) for run, part in parts], 1)
 
 
+def append_keys(x: torch.Tensor, rows: LayerRows) -> None:
+    """Keep the keys of rows x (rows, hidden), which attend to nothing."""
+    spec, layer = rows.spec.layers[rows.index].attention.latent, rows.weights.compressed
+    assert isinstance(spec, CompressedSpec)
+    assert layer is not None
+    key = rows.kernels.rms_norm(rows.weights.qkv(x)[:, spec.query_rank :].contiguous(), layer.norm, spec.norm_eps)
+    key = _rotated(key[:, None], rows.metadata.rotary)
+    rows.cache.write(rows.index, rows.metadata.start, key, key)
+
+
 def _attend(rows: LayerRows, spec: CompressedSpec, query: torch.Tensor, *index: torch.Tensor) -> torch.Tensor:
     """Of queries (rows, heads, rank): (rows, heads, rank). index: weights of an indexer's heads and their queries."""
     attention, layer, start = rows.spec.layers[rows.index].attention, rows.weights.compressed, rows.metadata.start
@@ -51,9 +61,11 @@ def _attend(rows: LayerRows, spec: CompressedSpec, query: torch.Tensor, *index: 
     length = start + len(query)
     keys, values = (part[0] for part in rows.cache.read(rows.index, length))
     at = torch.arange(length)
-    seen = at <= position
+    seen, first = at <= position, position
+    if rows.metadata.block:
+        seen, first = torch.ones_like(seen), torch.full_like(position, start)
     if attention.window is not None:
-        seen &= at > position - attention.window
+        seen &= at > first - attention.window
     if layer.entries is not None:
         kept = rows.cache.read_index(rows.index, length)
         entries = _entries(rows, spec, layer.entries, kept[:, : kept.shape[1] - 2 * spec.parts * spec.index_dim])

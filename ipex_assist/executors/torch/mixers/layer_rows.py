@@ -37,6 +37,7 @@ class AttentionMetadata:
     count: int  # rows that are the sequence's; those after them are padding
     growth: torch.Tensor | None = None  # (rows, 1, 1), that queries are multiplied with
     entry_rotary: tuple[torch.Tensor, torch.Tensor] | None = None  # of entries, or pools, from the first on
+    block: bool = False  # whether the rows see what the first of them does, and all of each other
 
 
 @dataclass(frozen=True)

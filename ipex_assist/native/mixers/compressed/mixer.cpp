@@ -128,9 +128,13 @@ void list_operations(const PackedLayer& layer, LayerStep& step, const Operation&
     add(step.attend_operations, {ATTENTION, EXPAND_VALUES, OUTPUT_LINEAR});
 }
 
+void shape(const AttentionSpec& a, AttentionShape& made) {
+    shape_chosen(a, made);
+    made.window_of_first = true;
+}
+
 }  // namespace
 
-extern const Mixer COMPRESSED_MIXER{check,           latent_columns, list_weights, size,
-                                    list_operations, check_chosen,   shape_chosen};
+extern const Mixer COMPRESSED_MIXER{check, latent_columns, list_weights, size, list_operations, check_chosen, shape};
 
 }  // namespace ipex_assist
