@@ -22,6 +22,12 @@ SHARED = {
 OLD = {"native/packing/weights.h", "native/mixers/check_recurrent.cpp", "executors/torch/mixers/run.py"}
 # What attention that chooses blocks says outside of its folder.
 OF_CHOICE = {"models/attention_spec.py", "models/choice_spec.py", "native/packing/spec.h"}
+# What mixers bring along in their folders, by names that the files of all mixers have no need of.
+BROUGHT_ALONG = {
+    "kernels": r"\b(Index|Scan)Kernels\b|\b(score_index|store_index_query|index_tile|decay_keys|ScanTile)\b|mixers->",
+    "sight": r"\b(Chosen|Block)Sight\b|\b(chosen_size|keys_before|seen_entries)\b|shape\.(top_k|pool|rate)",
+    "buffers": r"\b(index_scores|index_keys|choice_keys|scored_rows)\b|activations\.shared\.(chosen|notes|work)\b",
+}
 
 
 def files_with(pattern: str) -> set[str]:
@@ -52,3 +58,9 @@ def test_where_a_choice_of_blocks_is_named() -> None:
         r"BlockChoiceSpec|\bchoice\.(blocks|size|local|positions)|choose_blocks|_choice_keys|gather_choice"
     )
     assert {path for path in named if not is_own(path)} <= OF_CHOICE
+
+
+@pytest.mark.parametrize("pattern", BROUGHT_ALONG.values(), ids=BROUGHT_ALONG)
+def test_where_what_mixers_bring_along_is_named(pattern: str) -> None:
+    """A kernel, a sight or a buffer of one mixer would be a line more in several files that all of them share."""
+    assert {path for path in files_with(pattern) if not is_own(path)} <= {"native/mixers/kernels.h"}

@@ -3,6 +3,7 @@
 #include <cfloat>
 
 #include "check.h"
+#include "mixers/kernels.h"
 
 namespace check {
 namespace {
@@ -190,7 +191,7 @@ void test_decay_keys(const KernelTable& k) {
     in[7] = NAN, in[8] = INFINITY, in[9] = -INFINITY;
     for (const auto& [rate, bound] :
          {std::pair(-0.01f, 0.0f), {-1, 0}, {-16, 0}, {-0.01f, -5}, {-1, -5}, {-16, -0.3f}}) {
-        k.decay_keys(in.data(), bias.data(), rate, bound, key.data(), SIZE, decays.data(), recalls.data());
+        k.mixers->scan.decay_keys(in.data(), bias.data(), rate, bound, key.data(), SIZE, decays.data(), recalls.data());
         for (size_t i = 0; i < PADDED; i++) {
             const double x = i < SIZE ? double(in[i] + bias[i]) : 0;
             const double log =
@@ -357,9 +358,9 @@ std::vector<float> results_for_rows(const KernelTable& k) {
         k.multiply_sigmoid(out.data(), x.data(), size);
         keep(out);
         Buffer<float> recalls(padded);
-        k.decay_keys(x.data(), bias.data(), -0.7f, 0, weight.data(), size, out.data(), recalls.data());
+        k.mixers->scan.decay_keys(x.data(), bias.data(), -0.7f, 0, weight.data(), size, out.data(), recalls.data());
         keep(out), keep(recalls);
-        k.decay_keys(x.data(), bias.data(), -0.7f, -5, weight.data(), size, out.data(), recalls.data());
+        k.mixers->scan.decay_keys(x.data(), bias.data(), -0.7f, -5, weight.data(), size, out.data(), recalls.data());
         keep(out), keep(recalls);
     }
     return results;

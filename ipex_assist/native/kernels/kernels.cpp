@@ -15,7 +15,6 @@
 #include "kernels/peak_rate.h"
 #include "kernels/row_operations.h"
 #include "kernels/sampling.h"
-#include "kernels/scan.h"
 #include "mixers/kernels.h"
 
 namespace ipex_assist {
@@ -85,8 +84,6 @@ const KernelTable* IPEX_ASSIST_KERNELS() {
         .unit_length = unit_length,
         .silu_gate = silu_gate,
         .steps = steps,
-        .decay_keys = decay_keys,
-        .scan = scan,
         .expand = expand,
         .convolve_groups = convolve_groups,
         .dot = dot,

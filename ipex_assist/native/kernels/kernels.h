@@ -66,8 +66,8 @@ struct LinearRows {
     // depth / 32), two 16-bit numbers each, minus the sums of 16 columns and, in the upper half, of the next 16.
     int32_t* negated_sums;
     int64_t depth;
-    // The values of int8 and bf16 again as AMX tiles, (rows / 16, bytes of a row / 64, 16, 64), for linears of more than
-    // 16 rows, with room up to a multiple of 32 rows. Null where the kernels use none, and where they are to do without.
+    // The same int8 or bf16 values as AMX tiles, (rows / 16, bytes of a row / 64, 16, 64), for linears of more than 16
+    // rows; there is room for a multiple of 32 rows. Null where kernels use no tiles, or are not to use them.
     uint8_t* tiles = nullptr;
 };
 
@@ -119,31 +119,6 @@ struct ArgMax {
     float value;
     int32_t index;
     float sum;  // of exp(x - value) over all x: the probability of `index` is 1 / sum
-};
-
-// Rows that pass over 16 columns of a recurrent state. All arrays but the rows are the calling thread's own.
-struct ScanTile {
-    float* state;        // (key_depth, 16), scratch, aligned to 64 bytes
-    const float* from;   // the state before the first row; null: zeros
-    const float* ahead;  // the state that is scanned after this one, or any
-    float* to;           // where the state before row `settle` goes, `count` for that after all; null: nowhere
-    int64_t settle;
-    int64_t key_depth;
-    bool delta;   // what is added is v - state · recall, not v itself
-    bool by_key;  // each key has a decay of its own
-    float skip;   // of the value, in the output
-    // Where each channel has a step and each element of the state a decay exp(step · rate): the rates of the first
-    // key's 16 columns, `rate_stride` before the next key's, for `key_dim` keys, and a skip of each column; or null.
-    const float *rates, *skips;
-    int64_t rate_stride, key_dim;
-    const float* rows;  // (count, stride)
-    int64_t count, stride;
-    // Columns of a row: the first of each part, and one of betas, and of decays but where each key has one, or
-    // each channel a step. What recalls is the key, or the key times its decays.
-    int64_t query, key, value, decay, beta, recall;
-    int64_t first_out;  // the first row that has an output
-    float* out;         // of that row, `out_stride` before the next one's
-    int64_t out_stride, columns;
 };
 
 constexpr int64_t NOISE_GROUP = 128;  // columns of logits whose maximum is found together
@@ -277,11 +252,6 @@ struct KernelTable {
     void (*silu_gate)(float* x, const float* gate, int64_t size);              // x *= silu(gate)
     // out = softplus(in + bias), all (size); zero up to a multiple of 16.
     void (*steps)(const float* in, const float* bias, int64_t size, float* out);
-    // decays = exp(rate · softplus(in + bias)), or with a bound, which is not 0, exp(bound · sigmoid(-rate · (in + bias)));
-    // recalls = key · decays; all (size), zero up to a multiple of 16.
-    void (*decay_keys)(const float* in, const float* bias, float rate, float bound, const float* key, int64_t size,
-                       float* decays, float* recalls);
-    void (*scan)(const ScanTile&);
     // out[row · stride …] += scale · (B · low[low · low_stride …]) of each of the rows, 16 columns of each; the
     // products of a row are added in the order of the rank, whatever rows are beside it.
     void (*expand)(const LowRankPanel&, const LowRankRow* rows, int64_t count, const float* low, int64_t low_stride,

@@ -316,5 +316,59 @@ ArgMax argmax(const float* x, int64_t size) {
     return result;
 }
 
+void convolve(const float* const* rows, int32_t kernel_size, const float* weights, int64_t stride, const float* bias,
+              bool silu, int64_t size, float* out) {
+    for (int64_t i = 0; i < size; i += LANES) {
+        const __mmask16 mask = lanes(size - i);
+        __m512 sum = bias ? _mm512_maskz_loadu_ps(mask, bias + i) : _mm512_setzero_ps();
+        for (int32_t t = 0; t < kernel_size; t++) {
+            if (!rows[t]) continue;
+            sum = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(mask, weights + t * stride + i),
+                                  _mm512_maskz_loadu_ps(mask, rows[t] + i), sum);
+        }
+        _mm512_storeu_ps(out + i, _mm512_maskz_mov_ps(mask, silu ? activation(SILU, sum) : sum));
+    }
+}
+
+void unit_length(float* x, int64_t size, float epsilon, float factor) {
+    __m512 squares = _mm512_setzero_ps();
+    for (int64_t i = 0; i < size; i += LANES) {
+        const __m512 each = _mm512_maskz_loadu_ps(lanes(size - i), x + i);
+        squares = _mm512_fmadd_ps(each, each, squares);
+    }
+    const __m512 scale = _mm512_set1_ps(factor / std::sqrt(_mm512_reduce_add_ps(squares) + epsilon));
+    for (int64_t i = 0; i < size; i += LANES) {
+        const __mmask16 mask = lanes(size - i);
+        _mm512_mask_storeu_ps(x + i, mask, _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, x + i), scale));
+    }
+}
+
+void silu_gate(float* x, const float* gate, int64_t size) {
+    for (int64_t i = 0; i < size; i += LANES) {
+        const __mmask16 mask = lanes(size - i);
+        const __m512 z = activation(SILU, _mm512_maskz_loadu_ps(mask, gate + i));
+        _mm512_mask_storeu_ps(x + i, mask, _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, x + i), z));
+    }
+}
+
+// log(1 + e^x) to about 2 ulp: max(x, 0) + log(1 + y) with y = e^-|x|, which is 2 atanh(y / (2 + y)).
+inline __m512 softplus(__m512 x) {
+    const __m512 zero = _mm512_setzero_ps();
+    const __m512 y = exponential(_mm512_sub_ps(zero, _mm512_abs_ps(x)));
+    const __m512 s = _mm512_div_ps(y, _mm512_add_ps(y, _mm512_set1_ps(2.0f))), square = _mm512_mul_ps(s, s);
+    __m512 p = _mm512_set1_ps(2.0f / 15);
+    for (const float c : {2.0f / 13, 2.0f / 11, 2.0f / 9, 2.0f / 7, 2.0f / 5, 2.0f / 3, 2.0f})
+        p = _mm512_fmadd_ps(p, square, _mm512_set1_ps(c));
+    return _mm512_fmadd_ps(p, s, _mm512_max_ps(zero, x));
+}
+
+void steps(const float* in, const float* bias, int64_t size, float* out) {
+    for (int64_t i = 0; i < size; i += LANES) {
+        const __mmask16 mask = lanes(size - i);
+        const __m512 x = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, in + i), _mm512_maskz_loadu_ps(mask, bias + i));
+        _mm512_storeu_ps(out + i, _mm512_maskz_mov_ps(mask, softplus(x)));
+    }
+}
+
 }  // namespace
 }  // namespace ipex_assist

@@ -77,8 +77,8 @@ struct SharedBuffers {
     Array<float> router_logits;   // (rows, experts)
     Array<float> expert_outputs;  // (slots, hidden)
     Array<int32_t> clusters;      // (rows with logits, clusters read) ascending
-    // Of mixers, as each of them says (Mixer::size): what a row's operations and layers note for later ones of the pass,
-    // and what threads exchange in one of its operations.
+    // Of mixers, which say how much (Mixer::size): what an operation notes of a row for later operations and layers,
+    // and what threads exchange during one operation.
     Array<int32_t> notes;  // (rows, …)
     Array<float> work;     // (work_rows, …)
     Array<ArgMax> maxima;  // (rows with logits, chunks of the vocabulary)
@@ -114,7 +114,7 @@ struct ThreadBuffers {
     Array<int32_t> query_offsets, first, end;
     Array<uint8_t> query, probabilities, widened;
     Array<AttentionPartial> partials, runs, sums;
-    Array<uint8_t> work;  // bytes of one of a mixer's operations
+    Array<uint8_t> work;  // bytes that one operation of a mixer needs
 };
 
 // The sizes that the list takes: of a pass, and of the widest layer of the model.

@@ -17,7 +17,7 @@ constexpr int64_t LEAST_QUERIES = 16;
 // by line, for 130 KB of keys and values (head_dim 128, bf16) that are prefetched.
 constexpr int64_t PARTIALS_A_BLOCK = 16;
 constexpr int64_t MERGED_IN_PLACE = 80;  // partials of heads that one thread merges in the time of a barrier
-// Reading a block takes as long as attending to it with so many queries.
+// Reading a block takes as long as attending to it with this many queries.
 constexpr int64_t BLOCK_QUERIES = 8;
 // Tiles are split where a thread would have 1/16 more than its share of the work, into ranges that are at most
 // 1/SHARE_PARTS of that, or one run.
@@ -64,7 +64,7 @@ int64_t range_cost(const AttentionPlan& plan, const std::vector<int64_t>& costs,
     return sum;
 }
 
-// Whether so many partials of each row are planned for.
+// Whether there is room for the partials of this plan.
 bool fits(const PassPlan& pass, const AttentionPlan& plan) {
     const int64_t most = *std::max_element(plan.blocks.begin(), plan.blocks.end());
     int64_t partials = 0;
@@ -204,8 +204,8 @@ int64_t PassPlan::last_seen(int32_t row, const AttentionShape& shape) const {
     return int64_t(s.start) + (reads_before ? 0 : s.rows) - 1;
 }
 
-// As few parts of the query heads that share a KV head as give each thread its share of blocks, or of query tiles. Their
-// number changes no bit: queries of a tile do not meet.
+// Cuts the query heads that share a KV head into the fewest parts that give each thread its share of blocks, or of
+// query tiles. The number of parts changes no bit: queries of a tile are independent of each other.
 AttentionShape PassPlan::in_parts(AttentionShape shape, bool splits_kv) const {
     if (!shape.shared) return shape;
     for (int32_t parts = 1;; parts++) {
@@ -257,7 +257,7 @@ AttentionPlan PassPlan::tiled(const AttentionShape& shape_) const {
     return plan;
 }
 
-// Query tiles of so many rows, and the blocks that segments see.
+// Query tiles of `step` rows, and the blocks that segments see.
 AttentionPlan PassPlan::cut(const AttentionShape& shape, int32_t step, bool splits_kv) const {
     AttentionPlan plan;
     plan.shape = shape, plan.splits_kv = splits_kv;
@@ -358,7 +358,7 @@ static TileWork whole_tile(const PassPlan& pass, const AttentionPlan& plan, int3
     return {tile, -1, pass.first_block(rows.first, plan.shape), pass.last_seen_block(rows.end - 1, plan.shape) + 1};
 }
 
-// The ranges of a tile, of so many runs each, and places for a partial of each run.
+// The ranges of a tile, each of `runs` runs, and places for a partial of each run.
 void PassPlan::split_tile(AttentionPlan& plan, int32_t tile, int64_t runs) const {
     const TileWork all = whole_tile(*this, plan, tile);
     const RowRange& rows = plan.tiles[size_t(tile)];

@@ -3,11 +3,11 @@
 // A segment's rows are cut in two ways. A *query tile* is a few rows that attend together, so that a block of keys is
 // read once for all of them. An *append range* is the rows whose keys go into the same 16 positions of a block.
 //
-// Attention is shared in one of two ways (AttentionPlan::splits_kv). Where there are few rows threads share the blocks of
-// keys and values ("split KV"), and what a thread finds for some blocks is a *partial*, which is merged with the others
-// later. Partials are merged in the order of their blocks within *runs* of SPLIT_BLOCKS blocks, then the runs in their
-// order: which run a block belongs to follows from its position alone. So it changes no bit whether a split covers one
-// block or a whole run, nor who merges.
+// Threads share attention in one of two ways (AttentionPlan::splits_kv). For few rows they share the blocks of keys and
+// values ("split KV"); the result of some blocks is a *partial*, and partials are merged later. They are merged in the
+// order of their blocks within *runs* of SPLIT_BLOCKS blocks, then the runs in their order: which run a block belongs
+// to follows from its position alone. So it changes no bit whether a split covers one block or a whole run, nor who
+// merges.
 //
 //     blocks   0  1  2  3  4  5  6  7 | 8  9 10 11 12 …       a segment of a sequence, one KV head
 //     runs     └────────── 0 ───────┘   └────── 1 ──── …
@@ -17,8 +17,8 @@
 // uneven that threads would wait for one of them (a long context among many rows), tiles of up to SPLIT_ROWS rows are
 // split into ranges of runs, each run of them with its partial.
 //
-// Passes of up to DECODE_ROWS rows always split; of larger ones those in which the last thread ends earlier by it: texts
-// with a few drafts each, whose tiles are fewer than the threads.
+// Passes of up to DECODE_ROWS rows always split; larger ones do where the last thread finishes earlier that way: texts
+// with a few drafts each, which have fewer tiles than there are threads.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -36,9 +36,10 @@ namespace ipex_assist {
 
 constexpr int64_t TILE_QUERIES = 64;  // of a query tile, for all the query heads of a KV head together
 
-// What rows attend to that do not attend to their sequence as it is: positions that their mixer gathers side by side, as if
-// they were the sequence. How many it says by a plain structure of its own (Mixer::shape), which has two functions of a
-// position: `gathered`, of a row at it, 0: it attends to its sequence; and `most`, what rows up to it attend to at most.
+// What rows attend to where that is not their sequence as it is: positions that a mixer gathers side by side, as if
+// they were the sequence. The mixer counts them in a plain structure of its own (Mixer::shape) with two functions of a
+// position: `gathered`, by a row at that position, 0 where it attends to its sequence; and `most`, the most that any
+// row up to that position attends to.
 class Gathering {
 public:
     Gathering() = default;
@@ -74,18 +75,19 @@ struct AttentionShape {
     // All query heads have one KV head. The plan of a pass then cuts them into parts, which it takes for KV heads, so
     // that there is work for all threads: each reads the same keys and values.
     bool shared = false;
-    int32_t chunk = 0;  // positions are in chunks of so many, and a row sees none before its own; 0: all
+    int32_t chunk = 0;  // positions of a chunk, of which a row sees its own alone; 0: all
     Gathering gathering = {};
     bool window_of_first = false;  // where rows see all of their segment: whether the window of its first row is theirs
     bool operator==(const AttentionShape& other) const;
-    // Whether a row at this position attends to what is gathered; it is a query tile by itself. The first one that it sees.
+    // Whether a row at this position attends to what is gathered. It is then a query tile by itself.
     bool gathers(int64_t position) const { return gathering.count(position) > 0; }
+    // The first position that a row at this one sees.
     int64_t first_seen(int64_t position) const {
         if (gathers(position)) return 0;
         const int64_t in_window = window > 0 && position >= window ? position - window + 1 : 0;
         return chunk > 0 && position - position % chunk > in_window ? position - position % chunk : in_window;
     }
-    // Positions that a row up to this one sees at most; and blocks of these that so many neighbouring rows see.
+    // The most positions that a row up to this one sees; and the most blocks that this many neighbouring rows see.
     int64_t most_seen(int64_t last) const;
     int64_t most_blocks(int64_t rows, int64_t last) const;
     int32_t group() const { return heads / kv_heads; }
@@ -144,7 +146,7 @@ struct AttentionPlan {
     int32_t split_blocks = SPLIT_BLOCKS;       // blocks of a partial: SPLIT_BLOCKS or 1
     std::vector<PartialPlace> partial_places;  // of each row; where tiles are shared, only where its tile is split
     int64_t partial_rows = 0;                  // partials of each head, of all rows
-    // When the last thread ends, in units of PassPlan::cost; of blocks in passes of up to DECODE_ROWS rows it may not be known.
+    // When the last thread ends, in units of PassPlan::cost. Not known for blocks in passes of up to DECODE_ROWS rows.
     int64_t last_end = 0;
     // Where query tiles are shared: the costliest first, so that none of them is left over at the end.
     std::vector<TileWork> tile_work;
@@ -236,7 +238,7 @@ struct PassPlan {
     const std::vector<int32_t> attention_of_layer;
     const std::vector<AttentionPlan> attention;  // as PassShape has them
 
-    // Whether a thread prepares so many values in the time of a barrier.
+    // Whether a thread prepares this number of values in the time of a barrier.
     bool in_time_of_barrier(int64_t values) const { return values <= PREPARED * threads; }
 
     // Attention as it is where threads share blocks, or query tiles; of each kind of layer the plan has one of the two.
@@ -266,7 +268,8 @@ inline int64_t rows_of_others(int64_t rows, int threads) { return rows - (rows +
 // are tiles enough.
 constexpr int64_t SPLIT_ROWS = 256;
 
-// And by so many threads: more tiles than SHARE_PARTS for each of them are less than the share of a thread that is split.
+// The same for this many threads. Tiles are split that are more than 1 / SHARE_PARTS of a thread's share: there are at
+// most SHARE_PARTS of them for each thread.
 constexpr int64_t SHARE_PARTS = 4;
 inline int64_t split_rows(const AttentionShape& shape, int threads) {
     return std::min(SPLIT_ROWS, (SHARE_PARTS * threads * shape.most_queries() - 1) / shape.heads + 1);

@@ -21,7 +21,7 @@ ActivationSizes activation_sizes(const SizedPass& pass);
 // The head, as far as a batch asks for its vocabulary.
 Linear vocabulary_head(const PackedModel& model, int32_t vocabulary);
 
-// The passes that a caller will run: of at most so many rows and rows with logits, up to so many positions.
+// The largest passes that a caller will run: rows, rows with logits, and positions.
 struct LargestPass {
     int32_t rows, logit_rows, context;
 };

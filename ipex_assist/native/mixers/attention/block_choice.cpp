@@ -1,5 +1,5 @@
-// Blocks of positions that rows attend to where they choose them (BlockChoiceSpec): the highest score of each block, and
-// the choice among blocks. A score depends on its row and its position alone, and the choice on the row's own scores.
+// Rows that choose the blocks of positions they attend to (BlockChoiceSpec): the highest score of each block, and the
+// choice. A score depends on its row and its position alone, and the choice on the row's own scores.
 #include "mixers/attention/block_choice.h"
 
 #include <x86intrin.h>

@@ -32,8 +32,8 @@ void place_queries(Pass& pass, const LayerStep& step, int thread) {
     pass.wait(thread);
 }
 
-// By the row's own position; then in the order in which a checkpoint has a head's values, of which the last are rotated,
-// in pairs.
+// Back by the row's own position; then into the order in which a checkpoint has a head's values: those that are rotated
+// last, in pairs.
 void turn_back(const AttentionView& v, int64_t row, float* attended) {
     const AttentionSpec& a = v.spec;
     const int64_t half = a.latent.rope_dim / 2, others = a.head_dim - 2 * half;

@@ -1,7 +1,6 @@
-// Entries of several positions (CompressedSpec). What they are made of is a row of the pass, as precise as it is kept for
-// later ones, and an entry is made by the pass in which its last position comes: so its bits are a function of the
-// tokens, however these are cut into passes; and where tokens are taken back, it is made again with those that come in
-// their place.
+// Entries of several positions (CompressedSpec). An entry is made in the pass that has its last position, from rows in
+// the precision in which blocks keep them: so its bits follow from the tokens, however these are cut into passes. Where
+// tokens are taken back, it is made again with those that come in their place.
 #include <algorithm>
 #include <cstring>
 
@@ -38,7 +37,7 @@ public:
           rate_(v.spec.latent.compressed.rate),
           parts_(v.spec.latent.compressed.parts()) {}
 
-    // The mean of the values of its positions, each column weighted by a softmax over its gates; normalised and rotated.
+    // The mean of the values of its positions, each column weighted by the softmax of its gates; normed and rotated.
     const float* make(const EntrySource& source) {
         const int64_t dim = source.dim;
         float *values = reinterpret_cast<float*>(v_.own.work.data), *gates = values;
@@ -104,8 +103,8 @@ void close_entry(const AttentionView& v, size_t segment, int64_t number) {
 
 }  // namespace
 
-// Those whose last position is a row of the pass, in turns. After all rows are appended; what later ones need of these is
-// kept when all that is needed of earlier ones is read.
+// The entries whose last position is a row of the pass; threads take turns. All rows are appended before. What later
+// entries need of these rows overwrites older rows, and so is kept after all threads have read those.
 void close_entries(Pass& pass, const LayerStep& step, int thread) {
     const AttentionView v(pass, step, thread);
     const int64_t rate = v.spec.latent.compressed.rate;

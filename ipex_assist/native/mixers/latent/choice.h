@@ -8,9 +8,9 @@
 
 namespace ipex_assist {
 
-// What a row attends to where positions are chosen by their scores: to `top_k` of them, or to those of as many pools, and
-// to its own and those of the pool that is open. Where there are entries, of `rate` positions each: to its window, and to
-// the entries before it or the `top_k` chosen ones of these, as if entries and then the window were its sequence.
+// What a row attends to where it chooses positions by their scores: `top_k` positions, in whole pools, and those of the
+// open pool up to its own. With entries, of `rate` positions each: the entries before it, or the `top_k` that it
+// chooses among them, and after them its window.
 struct ChosenSight {
     int32_t top_k, pool, rate, window;
 
@@ -39,8 +39,8 @@ inline ChosenSight sight_of(const AttentionSpec& a) {
     return {a.latent.indexer.top_k, a.latent.indexer.each(), a.latent.compressed.rate, a.window};
 }
 
-// Buffers of a layer in which rows choose among so many scores each, and keep so many numbers of what they chose; and of
-// a block of what they attend to.
+// Buffers of a layer whose rows choose: how many scores a row has, and how many numbers say what it chose; and the
+// buffer of a block of what is gathered.
 inline void size_choice(int64_t scores, int64_t chosen, ActivationSizes& s) {
     s.work = std::max(s.work, round_up(scores, BLOCK_POSITIONS));
     s.work_rows = std::min(s.rows, std::max<int64_t>(DECODE_ROWS, s.threads));
@@ -71,8 +71,8 @@ IndexQueries index_queries_from(const AttentionView& v, int32_t first, int32_t c
 inline Array<uint64_t> choice_keys(const ThreadBuffers& own) {
     return {reinterpret_cast<uint64_t*>(own.work.data), 2, own.work.rows / int64_t(2 * sizeof(uint64_t))};
 }
-// Orders positions, or blocks, by their scores, and those of equal scores by descending numbers: as unsigned numbers, of
-// which no two are equal.
+// Orders positions, or blocks, by their scores, and those of equal scores by descending numbers. Keys are unsigned, and
+// no two are equal.
 inline uint64_t choice_key(const float* scores, int64_t number) {
     uint32_t bits;
     std::memcpy(&bits, scores + number, 4);

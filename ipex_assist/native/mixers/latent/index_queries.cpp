@@ -1,5 +1,5 @@
-// The queries of an indexer in the form that its keys are multiplied with: that of attention's queries, or int8 with one
-// scale where keys are int8, so that products are exact.
+// The queries of an indexer in the form in which its keys are multiplied: as attention's queries, or, where keys are
+// int8, int8 with one scale, so that products are exact.
 #include "mixers/latent/choice.h"
 
 namespace ipex_assist {

@@ -1,7 +1,6 @@
-// The indexer of sparse attention (IndexerSpec): the scores of all positions, or entries, that a row sees, and the choice
-// among them.
-// A score depends on its row and its position alone, and the choice on the row's own scores: so on its past, whatever
-// runs beside it and whoever computes it.
+// The indexer of sparse attention (IndexerSpec): the scores of all positions, or entries, that a row sees, and its
+// choice. A score depends on its row and its position alone, and the choice on the row's own scores: so it depends on
+// the row's past, not on other rows or threads.
 #include <x86intrin.h>
 
 #include <algorithm>
@@ -184,7 +183,7 @@ void score_share(const AttentionView& v, int32_t first, int32_t end) {
             const int64_t start = b * each, after = b + sharers, count = std::min(each, seen - start);
             const bool more = after * each < seen;
             const KeyValueBlock next = v.blocks.index_at(segment.blocks[more ? after : b], v.number);
-            float few[LANES], *to = scores.row(r - first) + start;  // whole lanes of few keys are the next block's, too
+            float few[LANES], *to = scores.row(r - first) + start;  // 16 scores at a time would reach the next block's
             v.k.mixers->index.score(queries.tile, v.blocks.index_at(segment.blocks[b], v.number),
                                     more ? &next : nullptr, queries.weights, count, each < LANES ? few : to);
             if (each < LANES) std::copy_n(few, count, to);
@@ -315,8 +314,8 @@ private:
         if (alone.count < k()) alone = find_alone(row, -INFINITY);
         choose_among(row, 1, [&](int) { return alone; });
     }
-    // The k positions of the largest scores, ascending, of candidates among which they are: part(0), part(1), …. Pools
-    // are as many positions each, and those of the pool that is open follow.
+    // The k positions of the largest scores, ascending. part(0), part(1), …: candidates, which include them. Of a
+    // pool all positions are chosen, and those of the open pool follow.
     template <typename Part>
     void choose_among(int32_t row, int parts, const Part& part) const {
         const float* of = scores(row);

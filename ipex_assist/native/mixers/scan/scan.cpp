@@ -11,6 +11,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "mixers/kernels.h"
+
 namespace ipex_assist {
 namespace {
 
@@ -56,8 +58,9 @@ void prepare_key_head(const ScanRow& row, int64_t head) {
     row.pass.kernels.unit_length(key, s.key_dim, UNIT_EPSILON, 1.0f);
     if (!row.kind.decays_by_key) return;
     const int64_t place = head * s.key_depth();
-    row.pass.kernels.decay_keys(row.inputs + row.in.decay + at, w.dt_bias + at, w.decay_rate[head], s.decay_bound, key,
-                                s.key_dim, row.out + row.columns.decay + place, row.out + row.columns.recall + place);
+    row.pass.kernels.mixers->scan.decay_keys(row.inputs + row.in.decay + at, w.dt_bias + at, w.decay_rate[head],
+                                             s.decay_bound, key, s.key_dim, row.out + row.columns.decay + place,
+                                             row.out + row.columns.recall + place);
 }
 
 double softplus(double x) { return x > 20 ? x : std::log1p(std::exp(x)); }
@@ -112,7 +115,7 @@ void scan_tile(const Pass& pass, const LayerStep& step, int thread, size_t segme
     t.first_out = s.start - s.settled;
     t.out = attended.row(pass.plan().first_row[segment]) + head * spec.value_dim + column;
     t.out_stride = attended.columns, t.columns = std::min<int64_t>(LANES, spec.value_dim - column);
-    pass.kernels.scan(t);
+    pass.kernels.mixers->scan.scan(t);
 }
 
 // Columns of a row that are normalised and prepared for the output linear together: whole groups of the norm, and whole

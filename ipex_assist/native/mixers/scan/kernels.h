@@ -1,4 +1,4 @@
-// Recurrent mixers: the short convolution before the scan, the scan itself, and gates.
+// The kernels of a scan: decays by key, and the scan itself.
 //
 // A state (key_depth, 16 columns) stays in the first-level cache while all rows pass over it, one after the other. A
 // sweep over it applies a row, sums up that row's output, and what the next row recalls, so that the state is loaded
@@ -6,66 +6,52 @@
 // ends. What comes before the second row reads the state from where it is kept, and prefetches the one that is scanned
 // next, a few lines with every few keys: all at once they would queue.
 #pragma once
+#include "kernels/kernels.h"
+
+namespace ipex_assist {
+
+// Rows that pass over 16 columns of a recurrent state. All arrays but the rows are the calling thread's own.
+struct ScanTile {
+    float* state;        // (key_depth, 16), scratch, aligned to 64 bytes
+    const float* from;   // the state before the first row; null: zeros
+    const float* ahead;  // the state that is scanned after this one, or any
+    float* to;           // where the state before row `settle` goes, `count` for that after all; null: nowhere
+    int64_t settle;
+    int64_t key_depth;
+    bool delta;   // what is added is v - state · recall, not v itself
+    bool by_key;  // each key has a decay of its own
+    float skip;   // of the value, in the output
+    // Where each channel has a step and each element of the state a decay exp(step · rate): the rates of the first
+    // key's 16 columns, `rate_stride` before the next key's, for `key_dim` keys, and a skip of each column; or null.
+    const float *rates, *skips;
+    int64_t rate_stride, key_dim;
+    const float* rows;  // (count, stride)
+    int64_t count, stride;
+    // Columns of a row: the first of each part, and one of betas, and of decays but where each key has one, or
+    // each channel a step. What recalls is the key, or the key times its decays.
+    int64_t query, key, value, decay, beta, recall;
+    int64_t first_out;  // the first row that has an output
+    float* out;         // of that row, `out_stride` before the next one's
+    int64_t out_stride, columns;
+};
+
+struct ScanKernels {
+    // decays = exp(rate · softplus(in + bias)); with a bound other than 0, exp(bound · sigmoid(-rate · (in +
+    // bias))). recalls = key · decays. All are (size), zero up to a multiple of 16.
+    void (*decay_keys)(const float* in, const float* bias, float rate, float bound, const float* key, int64_t size,
+                       float* decays, float* recalls);
+    void (*scan)(const ScanTile&);
+};
+
+}  // namespace ipex_assist
+
+#ifdef IPEX_ASSIST_KERNELS
 #include "kernels/row_operations.h"
 
 namespace ipex_assist {
 namespace {
 
 constexpr int SCAN_CHAINS = 4;  // accumulators: of every fourth key, as one addition waits for the one before it
-
-void convolve(const float* const* rows, int32_t kernel_size, const float* weights, int64_t stride, const float* bias,
-              bool silu, int64_t size, float* out) {
-    for (int64_t i = 0; i < size; i += LANES) {
-        const __mmask16 mask = lanes(size - i);
-        __m512 sum = bias ? _mm512_maskz_loadu_ps(mask, bias + i) : _mm512_setzero_ps();
-        for (int32_t t = 0; t < kernel_size; t++) {
-            if (!rows[t]) continue;
-            sum = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(mask, weights + t * stride + i),
-                                  _mm512_maskz_loadu_ps(mask, rows[t] + i), sum);
-        }
-        _mm512_storeu_ps(out + i, _mm512_maskz_mov_ps(mask, silu ? activation(SILU, sum) : sum));
-    }
-}
-
-void unit_length(float* x, int64_t size, float epsilon, float factor) {
-    __m512 squares = _mm512_setzero_ps();
-    for (int64_t i = 0; i < size; i += LANES) {
-        const __m512 each = _mm512_maskz_loadu_ps(lanes(size - i), x + i);
-        squares = _mm512_fmadd_ps(each, each, squares);
-    }
-    const __m512 scale = _mm512_set1_ps(factor / std::sqrt(_mm512_reduce_add_ps(squares) + epsilon));
-    for (int64_t i = 0; i < size; i += LANES) {
-        const __mmask16 mask = lanes(size - i);
-        _mm512_mask_storeu_ps(x + i, mask, _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, x + i), scale));
-    }
-}
-
-void silu_gate(float* x, const float* gate, int64_t size) {
-    for (int64_t i = 0; i < size; i += LANES) {
-        const __mmask16 mask = lanes(size - i);
-        const __m512 z = activation(SILU, _mm512_maskz_loadu_ps(mask, gate + i));
-        _mm512_mask_storeu_ps(x + i, mask, _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, x + i), z));
-    }
-}
-
-// log(1 + e^x) to about 2 ulp: max(x, 0) + log(1 + y) with y = e^-|x|, which is 2 atanh(y / (2 + y)).
-inline __m512 softplus(__m512 x) {
-    const __m512 zero = _mm512_setzero_ps();
-    const __m512 y = exponential(_mm512_sub_ps(zero, _mm512_abs_ps(x)));
-    const __m512 s = _mm512_div_ps(y, _mm512_add_ps(y, _mm512_set1_ps(2.0f))), square = _mm512_mul_ps(s, s);
-    __m512 p = _mm512_set1_ps(2.0f / 15);
-    for (const float c : {2.0f / 13, 2.0f / 11, 2.0f / 9, 2.0f / 7, 2.0f / 5, 2.0f / 3, 2.0f})
-        p = _mm512_fmadd_ps(p, square, _mm512_set1_ps(c));
-    return _mm512_fmadd_ps(p, s, _mm512_max_ps(zero, x));
-}
-
-void steps(const float* in, const float* bias, int64_t size, float* out) {
-    for (int64_t i = 0; i < size; i += LANES) {
-        const __mmask16 mask = lanes(size - i);
-        const __m512 x = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, in + i), _mm512_maskz_loadu_ps(mask, bias + i));
-        _mm512_storeu_ps(out + i, _mm512_maskz_mov_ps(mask, softplus(x)));
-    }
-}
 
 void decay_keys(const float* in, const float* bias, float rate, float bound, const float* key, int64_t size,
                 float* decays, float* recalls) {
@@ -106,8 +92,8 @@ inline __m512 recall(const ScanTile& t, const float* from, const float* key) {
     return sum_chains(sums);
 }
 
-// One row: state ← decay · from + key · change; returns Σ state · query, and in `recalled` Σ state · the next row's
-// key. Decays: one, or one of each key. PREFETCHED: from which line on of every SCAN_CHAINS.
+// One row: state ← decay · from + key · change; returns Σ state · query, and in `recalled` Σ state · the next
+// row's key. Decays: one, or one of each key. PREFETCHED: from which line on of every SCAN_CHAINS.
 template <bool BY_KEY, int PREFETCHED>
 inline __m512 sweep(const ScanTile& t, const float* from, const float* row, const float* next, __m512 change,
                     __m512& recalled) {
@@ -192,5 +178,9 @@ void scan(const ScanTile& t) {
     else scan_by_head(t);
 }
 
+constexpr ScanKernels SCAN_KERNELS{decay_keys, scan};
+
 }  // namespace
 }  // namespace ipex_assist
+
+#endif
