@@ -10,6 +10,7 @@ from ipex_assist.env.tree import Tree
 
 # cgroup v1 writes "no limit" as the largest page-aligned number.
 UNLIMITED = 1 << 60
+_Mount = tuple[str, str, str, str]  # type, options, mount point and root of a hierarchy
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,10 @@ class CgroupLimits:
 
 def read_cgroup_limits(tree: Tree) -> CgroupLimits:
     """Read the limits of the process that `tree`'s proc/self describes."""
-    cpuset = list(_folders(tree, "cpuset"))
-    quotas = [quota for folder in _folders(tree, "cpu") if (quota := _quota(tree, folder)) is not None]
-    memory = [found for folder in _folders(tree, "memory") if (found := _memory(tree, folder)) is not None]
+    mounted = list(_cgroup_mounts(tree))
+    cpuset = list(_folders(tree, "cpuset", mounted))
+    quotas = [quota for folder in _folders(tree, "cpu", mounted) if (quota := _quota(tree, folder)) is not None]
+    memory = [found for folder in _folders(tree, "memory", mounted) if (found := _memory(tree, folder)) is not None]
     return CgroupLimits(
         cpus=_nearest(tree, cpuset, ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus")),
         memory_nodes=_nearest(tree, cpuset, ("cpuset.mems.effective", "cpuset.effective_mems", "cpuset.mems")),
@@ -77,9 +79,9 @@ def _memory(tree: Tree, folder: str) -> tuple[int, int] | None:
     return limit, max(0, limit - max(0, used - droppable))
 
 
-def _folders(tree: Tree, controller: str) -> Iterator[str]:
+def _folders(tree: Tree, controller: str, mounted: list[_Mount]) -> Iterator[str]:
     """The folders of this process's groups for one controller, innermost first, v1's before v2's."""
-    for groups_of, mounts in ((controller, _mounts(tree, controller)), ("", _mounts(tree, ""))):
+    for groups_of, mounts in ((controller, _mounts(tree, controller, mounted)), ("", _mounts(tree, "", mounted))):
         path = _group_path(tree, groups_of)
         if path is None:
             continue
@@ -121,10 +123,10 @@ def _below(path: str, mount_root: str) -> str:
     return inside[len(top) :].strip("/") if inside == top or inside.startswith(top + "/") else ""
 
 
-def _mounts(tree: Tree, controller: str) -> list[tuple[str, str]]:
+def _mounts(tree: Tree, controller: str, mounted: list[_Mount]) -> list[tuple[str, str]]:
     """(mount point without the leading slash, root of the mount in its hierarchy), the default locations last."""
     found = []
-    for kind, options, point, top in _cgroup_mounts(tree):
+    for kind, options, point, top in mounted:
         if (kind == "cgroup2") if not controller else (kind == "cgroup" and controller in options.split(",")):
             found.append((point.strip("/"), top))
     if controller:
@@ -134,7 +136,7 @@ def _mounts(tree: Tree, controller: str) -> list[tuple[str, str]]:
     return found + [(point, "/") for point in usual]
 
 
-def _cgroup_mounts(tree: Tree) -> Iterator[tuple[str, str, str, str]]:
+def _cgroup_mounts(tree: Tree) -> Iterator[_Mount]:
     """(type, options, mount point, root) of every mounted cgroup hierarchy."""
     mountinfo = tree.text("proc/self/mountinfo")
     if mountinfo is not None:

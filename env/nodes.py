@@ -12,6 +12,7 @@ from ipex_assist.env.machine import Node
 from ipex_assist.env.tree import Tree
 
 NODE = "sys/devices/system/node"
+_LINE = 256  # bytes that hold the first words of a line
 
 
 def read_nodes(tree: Tree, online: tuple[int, ...]) -> tuple[Node, ...]:
@@ -71,9 +72,9 @@ def memory_policy(tree: Tree) -> tuple[str, tuple[int, ...]]:
     It is read from the first mapping: `560eab789000 bind:1 file=…`; in `bind=static:1`, `static` is a flag.
     """
     try:
-        # Read one line only: the kernel builds this file line by line.
-        with open(tree.root / "proc/self/numa_maps") as maps:
-            words = maps.readline().split()
+        # The kernel counts the pages of each mapping that it writes a line of: ask for no more than the first.
+        with open(tree.root / "proc/self/numa_maps", "rb", buffering=0) as maps:
+            words = maps.read(_LINE).partition(b"\n")[0].decode().split()
         policy, _, nodes = words[1].partition(":")
         return policy.partition("=")[0], parse_cpulist(nodes)
     except (OSError, ValueError, IndexError):

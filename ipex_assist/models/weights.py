@@ -142,7 +142,8 @@ def weight_shape(spec: DecoderSpec, name: str) -> tuple[int, ...]:
         shape = {**_outer_shapes(spec), **_head_shapes(spec)}[leaf]
     else:
         own = f"{NGRAM_TABLE}.{place}" if leaf == "rows" else leaf  # ngram_embed.3.rows
-        shape = {**layer_shapes(spec, layer), **_expert_shapes(spec, layer, place)}[own]
+        of_expert = _expert_shapes(spec, layer, place)
+        shape = of_expert[own] if own in of_expert else _known_shapes(spec, int(name.split(".", 2)[1]))[own]
         if leaf in ("q_proj", "k_proj", "v_proj") and (layer.aside or reads_both(spec, name)):
             shape = shape[0], 2 * spec.hidden_size
         if leaf == "attention_norm" and layer.aside:
@@ -153,6 +154,14 @@ def weight_shape(spec: DecoderSpec, name: str) -> tuple[int, ...]:
     if name == "confidence.bias":
         return (1,)
     return shape[:1] if name.endswith(".bias") else shape
+
+
+def _known_shapes(spec: DecoderSpec, number: int) -> dict[str, tuple[int, ...]]:
+    """`layer_shapes`, kept with the spec as a cached property is: loading asks for each weight's more than once."""
+    known: dict[int, dict[str, tuple[int, ...]]] = vars(spec).setdefault("known_shapes", {})
+    if number not in known:
+        known[number] = layer_shapes(spec, spec.layers[number])
+    return known[number]
 
 
 def _outer_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
