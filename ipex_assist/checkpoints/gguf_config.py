@@ -313,8 +313,8 @@ def _llama(header: GgufHeader, hidden_size: int, arch: str) -> dict[str, Any]:
     if arch not in gguf_windows.CONFIGS:  # which say them themselves
         heads = _of_all_layers(header, "attention.head_count", heads)
         key_value_heads = _of_all_layers(header, "attention.head_count_kv", key_value_heads)
-    # DeepSeek-V4 has experts alone.
-    inner = header.required("expert_feed_forward_length" if arch == "deepseek4" else "feed_forward_length")
+    experts_alone = header.get("{arch}.feed_forward_length") is None and header.get("{arch}.expert_feed_forward_length")
+    inner = header.required("expert_feed_forward_length" if experts_alone else "feed_forward_length")
     config = {
         "hidden_size": hidden_size,
         "num_hidden_layers": _layer_count(header) if arch in _OF_TABLES else header.required("block_count"),

@@ -289,6 +289,18 @@ def test_activations_of_numbers_in_metadata(tmp_path: Path) -> None:
         torch.testing.assert_close(weights.pop(name).float(), right.float(), atol=1e-6, rtol=0, msg=name)
 
 
+@pytest.mark.parametrize("variant", tiny_models.known("qwen3.5-moe", "exaone-moe-sparse-first"))
+def test_experts_alone(variant: str, tmp_path: Path) -> None:
+    """A file whose layers all have experts need not say how wide a dense one would be; one that says neither, must."""
+    original, read = written(tmp_path, variant, feed_forward_length=None)
+    expected = {layer.experts.each for layer in original.decoder_spec().layers if layer.experts is not None}
+    assert {layer.experts.each for layer in read.decoder_spec().layers if layer.experts is not None} == expected
+    arch = FILES[variant][0]
+    path = gguf_converter.convert(tmp_path, arch, feed_forward_length=None, expert_feed_forward_length=None)
+    with pytest.raises(IpexAssistError, match="feed_forward_length"):
+        open_checkpoint(str(path))
+
+
 def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
     """Scores of another kind, heads of different numbers, parts that do not fit, and a tensor of no use."""
     tiny_models.save(tmp_path, "qwen3.5")
