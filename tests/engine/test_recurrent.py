@@ -112,7 +112,7 @@ OTHERS = [
         for variant in tiny_models.known(
             *("deepseek-v32", "glm-moe-dsa", "hy-v4", "axk2", "gemma3n", "deepseek-v4"),
             *("mimo-v2-flash", "axk1", "longcat-flash"),
-            *("bailing-hybrid", "mistral-large4", "glm5-next", "minimax-m3"),
+            *("bailing-hybrid", "mistral-large4", "glm5-next", "minimax-m3", "qwen4-exp", "zamba2-adapted"),
         )
         for kv in ("", "+int8")
     ),

@@ -44,6 +44,7 @@ PER_LAYER += tiny_models.known("hy-v4", "axk2", "mistral-large4")
 PER_LAYER += tiny_models.known("minimax-m3", "gemma3n", "deepseek-v4")
 RECURRENT = tiny_models.known("lfm2-moe", "granite-hybrid", "nemotron-h-moe", "mamba2", "kimi-linear", "jamba")
 RECURRENT += tiny_models.known("mamba", "falcon-mamba", "bailing-hybrid", "glm5-next", "recurrent-gemma", "zamba2")
+RECURRENT += tiny_models.known("qwen4-exp", "zamba2-adapted")
 
 native = pytest.mark.skipif(not HAS_NATIVE, reason="the native core says what it takes")
 

@@ -19,7 +19,8 @@ VARIANTS += tiny_models.known(
     "nemotron-h", "nemotron-h-moe", "mamba2", "kimi-linear", "bailing-hybrid", "falcon-h1-norm"
 )
 VARIANTS += tiny_models.known("jamba", "jamba-dense", "mamba", "falcon-mamba-biases", "recurrent-gemma-last")
-VARIANTS += tiny_models.known("glm5-next-many", "zamba2-adapted")
+VARIANTS += tiny_models.known("glm5-next-many", "zamba2-adapted", "zamba2-one-block")
+VARIANTS += tiny_models.known("qwen4-exp", "qwen4-exp-many", "qwen4-exp-ngrams")
 PENDING = 16  # rows that can be forgotten again
 TEXT = tokens(150, 5)
 
