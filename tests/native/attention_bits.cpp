@@ -122,6 +122,74 @@ void test_rows_that_are_no_numbers(const KernelTable& k) {
     }
 }
 
+// Keys of `dim` columns and values of `wide`, kept as rows, of some positions: each in memory that ends where it does.
+struct KeptRows {
+    KeptRows(const KernelTable& kernels, Precision precision, int32_t dim, int32_t wide, int32_t count)
+        : k(kernels),
+          stored(precision),
+          scales(size_t(2 * BLOCK_POSITIONS)) {
+        const int64_t bytes = row_type_bytes(row_type(stored));
+        rows.count = count, rows.bytes = bytes, rows.value_width = round_up(wide, LANES);
+        rows.key_width = round_up(dim, LANES), rows.key_depth = padded_depth(FP32, dim);
+        for (int32_t i = 0; i < count; i++) {
+            keys.push_back(std::make_unique<Buffer<uint8_t>>(size_t(rows.key_width * bytes)));
+            values.push_back(std::make_unique<Buffer<uint8_t>>(size_t(rows.value_width * bytes)));
+            rows.keys[i] = keys.back()->data(), rows.values[i] = values.back()->data();
+        }
+    }
+    void put(int32_t i, const Buffer<float>& key, const Buffer<float>& value) {
+        scales[size_t(i)] = store(key, true, keys[size_t(i)]->data());
+        scales[size_t(BLOCK_POSITIONS + i)] = store(value, false, values[size_t(i)]->data());
+    }
+    float store(const Buffer<float>& row, bool key, uint8_t* to) const {
+        if (stored == INT8) return k.store_row(row.data(), int32_t(row.size()), key, to);
+        k.narrow(stored == FP32 ? SOURCE_F32 : SOURCE_BF16, row.data(), int64_t(row.size()), to);
+        return 0;
+    }
+    const KernelTable& k;
+    const Precision stored;
+    PositionRows rows;
+    Buffer<float> scales;
+    std::vector<std::unique_ptr<Buffer<uint8_t>>> keys, values;
+};
+
+// A block that is packed of rows is the one into which the same keys and values are stored, up to whole panels.
+void test_packed_positions(const KernelTable& k) {
+    for (const Precision stored : {FP32, BF16, INT8}) {
+        for (const auto& [dim, wide] : {std::pair{24, 24}, {64, 48}, {176, 128}}) {
+            if (stored == INT8 && dim % LANES) continue;  // a lane behind the last column meets a query's zero
+            for (const int32_t count : {1, 16, 31, 256}) {
+                KeptRows kept(k, stored, dim, wide, count);
+                const PositionRows& r = kept.rows;
+                Buffer<uint8_t> keys(size_t(BLOCK_POSITIONS * r.key_depth * r.bytes)), key_bytes(keys.size(), 0xee);
+                Buffer<uint8_t> values(size_t(BLOCK_POSITIONS * r.value_width * r.bytes)),
+                    value_bytes(values.size(), 0xee);
+                Buffer<float> scales(size_t(2 * BLOCK_POSITIONS));
+                const KeyValueBlock block{keys.data(), values.data(), scales.data(), scales.data() + BLOCK_POSITIONS};
+                Random random(uint32_t(count + dim));
+                Buffer<float> key(static_cast<size_t>(dim)), value(static_cast<size_t>(wide));
+                for (int32_t i = 0; i < count; i++) {
+                    for (size_t d = 0; d < key.size(); d++) key[d] = random.normal();
+                    for (size_t d = 0; d < value.size(); d++) value[d] = random.normal();
+                    k.store_key(stored, key.data(), dim, r.key_depth, i, block);
+                    k.store_value(stored, value.data(), wide, i, block);
+                    kept.put(i, key, value);
+                }
+                k.pack_positions(r, {key_bytes.data(), value_bytes.data(), nullptr, nullptr});
+                const int64_t panels = (count + LANES - 1) / LANES, key_panel = LANES * r.key_depth * r.bytes;
+                CHECK(std::memcmp(keys.data(), key_bytes.data(), size_t(panels * key_panel)) == 0,
+                      "keys of %d positions, %d columns, precision %d", count, dim, stored);
+                for (int64_t d = 0; d < r.value_width; d += LANES) {
+                    const int64_t at = d * BLOCK_POSITIONS * r.bytes, size = panels * LANES * LANES * r.bytes;
+                    CHECK(std::memcmp(values.data() + at, value_bytes.data() + at, size_t(size)) == 0,
+                          "values of %d positions, columns from %d on, precision %d", count, int(d), stored);
+                }
+                if (stored == INT8) CHECK(same_bits(scales.data(), kept.scales.data(), scales.size()), "scales");
+            }
+        }
+    }
+}
+
 }  // namespace
 
 // Every level gives the same bits where it multiplies in the same order, in one block and merged with the next.
@@ -146,6 +214,7 @@ void test_attention_bits(const KernelTable& k) {
     test_zeros(k);
     test_stale_rows(k);
     test_rows_that_are_no_numbers(k);
+    test_packed_positions(k);
 }
 
 }  // namespace check

@@ -4,6 +4,7 @@
 #pragma once
 #include "kernels/attention_int8.h"
 #include "kernels/attention_softmax.h"
+#include "kernels/attention_rows.h"
 #include "kernels/attention_store.h"
 #include "kernels/float_linear.h"
 #ifdef IPEX_ASSIST_HAS_AMX

@@ -49,7 +49,9 @@ inline void store_packed(Precision precision, const float* x, int32_t head_dim, 
 
 // Stores a key or value as int8 and returns its scale, max |x| / 127. With NaN or infinity in the row the scale is NaN,
 // and so is every result that the row contributes to. A row below 1e-36, whose reciprocal overflows, becomes zeros.
-inline float store_int8(const float* x, int32_t head_dim, uint8_t* to, int64_t depth, int32_t position, bool key) {
+// put(d, count, bytes): where elements from d on go. Those of keys are unsigned, like the weights of linears.
+template <class F>
+inline float quantize_position(const float* x, int32_t head_dim, bool key, const F& put) {
     __m512i largest = _mm512_setzero_si512();
     for (int32_t d = 0; d < head_dim; d += LANES) {
         largest = _mm512_max_epu32(largest, size_bits(_mm512_maskz_loadu_ps(lanes(head_dim - d), x + d)));
@@ -64,15 +66,21 @@ inline float store_int8(const float* x, int32_t head_dim, uint8_t* to, int64_t d
         const __mmask16 mask = number ? lanes(count) : 0;
         const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_maskz_loadu_ps(mask, x + d), factor));
         const __m128i bytes = _mm512_cvtsepi32_epi8(q);
-        alignas(16) uint8_t values[LANES];
-        _mm_store_si128(reinterpret_cast<__m128i*>(values), bytes);
-        // Keys are unsigned, like the weights of linears. From head_dim on they meet a query's zeros.
-        for (int j = 0; j < count; j++) {
-            const int64_t at = key ? packed_index(4, depth, position, d + j) : packed_index(4, depth, d + j, position);
-            to[at] = uint8_t(values[j] + (key ? 128 : 0));
-        }
+        put(d, count, key ? _mm_xor_si128(bytes, _mm_set1_epi8(-128)) : bytes);
     }
     return number ? most / 127.0f : NAN;
+}
+
+inline float store_int8(const float* x, int32_t head_dim, uint8_t* to, int64_t depth, int32_t position, bool key) {
+    return quantize_position(x, head_dim, key, [&](int32_t d, int count, __m128i bytes) {
+        alignas(16) uint8_t values[LANES];
+        _mm_store_si128(reinterpret_cast<__m128i*>(values), bytes);
+        // From head_dim on keys meet a query's zeros.
+        for (int j = 0; j < count; j++) {
+            const int64_t at = key ? packed_index(4, depth, position, d + j) : packed_index(4, depth, d + j, position);
+            to[at] = values[j];
+        }
+    });
 }
 
 void store_key(Precision precision, const float* key, int32_t head_dim, int64_t key_depth, int32_t position,

@@ -68,6 +68,8 @@ const KernelTable* IPEX_ASSIST_KERNELS() {
         .store_query = store_query,
         .store_key = store_key,
         .store_value = store_value,
+        .store_row = store_row,
+        .pack_positions = pack_positions,
         .attend = attend,
         .merge = merge,
         .argmax = argmax,

@@ -81,6 +81,14 @@ struct KeyValueBlock {
     float* value_scales;  // likewise
 };
 
+// Keys and values of positions as rows: keys of `key_width` elements, a multiple of 16, and values of `value_width`, of
+// `bytes` each as KeyValueBlock has them.
+struct PositionRows {
+    const uint8_t* keys[BLOCK_POSITIONS];
+    const uint8_t* values[BLOCK_POSITIONS];
+    int64_t count, bytes, key_width, key_depth, value_width;
+};
+
 // A query tile: queries of one KV head that attend to one block together. All arrays are the calling thread's own.
 // Where the block is int8 and `precision` is BF16, queries and softmax weights are quantized to 8 bits.
 struct AttentionTile {
@@ -218,6 +226,10 @@ struct KernelTable {
     void (*store_key)(Precision, const float* key, int32_t head_dim, int64_t key_depth, int32_t position,
                       const KeyValueBlock&);
     void (*store_value)(Precision, const float* value, int32_t head_dim, int32_t position, const KeyValueBlock&);
+    // A row in int8, with zeros up to a multiple of 16; returns its scale, as above.
+    float (*store_row)(const float* x, int32_t size, bool key, uint8_t* to);
+    // Rows as the first positions of a block, with zeros up to a multiple of 16 positions and up to `key_depth`.
+    void (*pack_positions)(const PositionRows&, const KeyValueBlock&);
     // A partial of each query of the tile; sum 0 where a query sees no position of the block. `next`, or null: the
     // block that the caller attends to next, which is read from memory meanwhile.
     void (*attend)(const AttentionTile&, const KeyValueBlock&, const KeyValueBlock* next, AttentionPartial* partials);

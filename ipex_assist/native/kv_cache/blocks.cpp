@@ -51,9 +51,10 @@ int64_t index_slots(const AttentionSpec& a) {
 Precision index_precision(const AttentionSpec& a, Precision precision, Precision attention) {
     return precision == INT8 && (a.latent.indexer.pools() || a.latent.has_entries()) ? attention : precision;
 }
-// Where rows gather what they see, a key that is a value is made of that; but for int8, where the two have scales each.
-bool keeps_keys(const AttentionSpec& a, Precision precision) {
-    return !a.shares_kv && !(a.latent.has_entries() && precision != INT8);
+// Of a position, in elements.
+int64_t key_width(const AttentionSpec& a) { return keeps_rows(a) ? key_row(a) : a.key_depth(); }
+int64_t value_width(const AttentionSpec& a, Precision precision) {
+    return keeps_rows(a) && a.is_latent() && precision != INT8 ? 0 : a.value_width();
 }
 int64_t open_bytes(const AttentionSpec& a, Precision stored) {
     return a.latent.open_rows() * a.latent.open_width() * (a.latent.has_entries() ? element(stored) : 4);
@@ -77,8 +78,8 @@ BlockLayout::BlockLayout(const PackedModel& model, Precision precision) {
             HeadPart& part = parts[size_t(first[size_t(i)] + h)];
             part.offset = bytes;
             const bool own = !a.shares_kv;  // or an indexer's keys alone
-            part.key_bytes = keeps_keys(a, precision) ? BLOCK_POSITIONS * a.key_depth() * element(precision) : 0;
-            part.value_bytes = own ? BLOCK_POSITIONS * a.value_width() * element(precision) : 0;
+            part.key_bytes = own ? BLOCK_POSITIONS * key_width(a) * element(precision) : 0;
+            part.value_bytes = own ? BLOCK_POSITIONS * value_width(a, precision) * element(precision) : 0;
             const Precision stored = index_precision(a, precision, ipex_assist::attention_precision(model));
             const int64_t entries = a.latent.has_entries() ? BLOCK_POSITIONS / a.latent.compressed.rate : 0;
             part.entry_bytes = round_up(entries * a.head_dim * element(stored), LINE);
@@ -140,7 +141,8 @@ bool Blocks::has_layers_of(const PackedModel& head) const {
                const AttentionSpec& a = layer.attention;
                if (a.kv_layer >= layout_.layers() || layout_.kv_heads(a.kv_layer) != a.kv_heads) return false;
                const AttentionSpec& of = model_->layers[size_t(a.kv_layer)].attention;
-               return !of.is_latent() && of.head_dim == a.head_dim && of.value_dim() == a.value_dim();
+               return !of.is_latent() && !keeps_rows(of) && of.head_dim == a.head_dim &&
+                      of.value_dim() == a.value_dim();
            });
 }
 

@@ -9,13 +9,18 @@
 
 namespace ipex_assist {
 
+// Whether each position's key and value are kept as rows, as who attends to chosen ones reads them one by one: else in
+// panels, as attention multiplies them. And how many elements a key's row has.
+inline bool keeps_rows(const AttentionSpec& a) { return a.latent.indexer.top_k > 0 || a.latent.has_entries(); }
+inline int64_t key_row(const AttentionSpec& a) { return round_up(a.head_dim, LANES); }
+
 // Where a block has what. It is made of one part for each KV head of each layer: head 0 of all layers, head 1 of all
 // layers that have one, and so on, so that a head's parts lie side by side, as the threads of one memory node write
-// them (TeamNodes::home). A layer that reads another one's keys and values has none. A part is its keys, where
-// they are not made of values, its values,
-// in int8 their scales, entries, as wide as queries are, and the keys of an indexer, in int8 with their scales, but for
-// those of pools and entries, which have what further ones will be made of; its size is its layer's. That is kept of the
-// block's last positions (LatentSpec::open_rows): so a sequence may be cut by PENDING_ROWS, or at the end of any block.
+// them (TeamNodes::home). A layer that reads another one's keys and values has none. A part is its keys, its values, but
+// where these are columns of keys, in int8 their scales, entries, as wide as queries are, and the keys of an indexer, in
+// int8 with their scales, but for those of pools and entries, which have what further ones will be made of; its size is
+// its layer's. That is kept of the block's last positions (LatentSpec::open_rows): so a sequence may be cut by
+// PENDING_ROWS, or at the end of any block.
 struct BlockLayout {
     BlockLayout(const PackedModel& model, Precision precision);
 
@@ -58,6 +63,12 @@ struct NodeRegions {
     int64_t head_bytes = 0, bytes = 0;       // of a head in a block, and of a region
 };
 
+// The key and the value of a position, and in int8 their scales.
+struct PositionRow {
+    uint8_t *key, *value;
+    float *key_scale, *value_scale;
+};
+
 inline int64_t element_bytes(SourceType type) { return type == SOURCE_F32 ? 4 : 2; }
 
 class Blocks {
@@ -80,7 +91,17 @@ public:
         float* scales = reinterpret_cast<float*>(values + part.value_bytes);
         return {keys, values, scales, scales + BLOCK_POSITIONS};
     }
-    bool keeps_keys(int32_t layer) const { return layout_.part(layer, 0).key_bytes > 0; }
+    // A position of a layer that keeps rows (keeps_rows). Where it keeps no value, that is the last columns
+    // of the key, as it is of latents; but not in int8, where the two have scales of their own.
+    PositionRow row(int32_t id, int32_t layer, int32_t kv_head, int64_t position) const {
+        const BlockLayout::HeadPart& part = layout_.part(layer, kv_head);
+        const KeyValueBlock block = at(id, layer, kv_head);
+        uint8_t* key = block.keys + position * (part.key_bytes / BLOCK_POSITIONS);
+        if (!part.value_bytes) return {key, nullptr, nullptr, nullptr};
+        uint8_t* value = block.values + position * (part.value_bytes / BLOCK_POSITIONS);
+        if (precision_ != INT8) return {key, value, nullptr, nullptr};
+        return {key, value, block.key_scales + position, block.value_scales + position};
+    }
     // Of the keys of a layer's indexer: those of pools and entries are not narrowed to int8.
     Precision index_precision(int32_t layer) const {
         const BlockLayout::HeadPart& part = layout_.part(layer, 0);

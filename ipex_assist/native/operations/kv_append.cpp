@@ -9,10 +9,18 @@ namespace ipex_assist {
 
 namespace {
 
+// As a row of its block.
+void keep_row(const AttentionView& v, const float* x, int32_t size, bool key, uint8_t* to, float* scale) {
+    const Precision precision = v.blocks.precision();
+    if (precision == INT8) *scale = v.k.store_row(x, size, key, to);
+    else v.k.narrow(precision == FP32 ? SOURCE_F32 : SOURCE_BF16, x, size, to);
+}
+
 void append_keys_and_values(const AttentionView& v, const RowRange& range, int32_t kv_head) {
     const AttentionSpec& a = v.spec;
     const Precision precision = v.blocks.precision();
-    const KeyValueBlock block = v.block(range, kv_head, v.plan.last_block(range.first));
+    const int32_t id = v.segment(range).blocks[v.plan.last_block(range.first)];
+    const KeyValueBlock block = v.blocks.at(id, v.kv_layer, kv_head);
     const float* factors = v.blocks.key_factors(v.kv_layer, kv_head);
     float* head = v.own.head.data;
     for (int32_t r = range.first; r < range.end; r++) {
@@ -23,12 +31,15 @@ void append_keys_and_values(const AttentionView& v, const RowRange& range, int32
         rotate_head(v.pass, v.layer, head_norm(v.spec, v.layer.k_norm, kv_head), v.segment(range), position, head);
         if (a.latent.is_compressed()) value = head;
         for (int32_t d = 0; factors && d < a.head_dim; d++) head[d] /= factors[d];
-        if (v.blocks.keeps_keys(v.kv_layer)) v.k.store_key(precision, head, a.head_dim, a.key_depth(), within, block);
+        const PositionRow row = keeps_rows(a) ? v.blocks.row(id, v.kv_layer, kv_head, within) : PositionRow{};
+        if (row.key) keep_row(v, head, a.head_dim, true, row.key, row.key_scale);
+        else v.k.store_key(precision, head, a.head_dim, a.key_depth(), within, block);
         if (a.value_norm) {
             v.k.normalize(true, value, nullptr, nullptr, v.pass.model.spec.norm_eps, a.value_dim(), head);
             value = head;
         }
-        v.k.store_value(precision, value, a.value_dim(), within, block);
+        if (row.value) keep_row(v, value, a.value_dim(), false, row.value, row.value_scale);
+        else if (!row.key) v.k.store_value(precision, value, a.value_dim(), within, block);
     }
 }
 

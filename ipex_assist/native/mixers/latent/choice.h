@@ -53,7 +53,7 @@ inline void size_gathered(const AttentionSpec& a, ActivationSizes& s) {
 // Of positions, or entries.
 inline void size_chosen(const AttentionSpec& a, int64_t last, ActivationSizes& s) {
     const ChosenSight sight = sight_of(a);
-    if (sight.gathered(last)) size_gathered(a, s);
+    if (keeps_rows(a)) size_gathered(a, s);
     if (sight.chooses(last)) size_choice(last / sight.of_key() + 1, sight.top_k + sight.pool - 1, s);
 }
 
