@@ -6,7 +6,7 @@ How a linear is stored shows in its tensors, by their names and types:
 weight_packed     int32 (out, in / 8 or in / 4)    integers of 4 or 8 bits, plus half their range, the first lowest
 weight            int8 or float8_e4m3 (out, in)
 weight_scale      (1), (out, 1), (out, groups) or (blocks of rows, blocks of columns); also named weight_scale_inv, with
-                  the same meaning: weights are multiplied by it
+                  the same meaning: weights are multiplied by it; DeepSeek-V4 calls it scale
 weight_zero_point int32 (out / 8 or / 4, groups), packed as weights are, along the output columns; or int8 (out, groups)
 weight_g_idx      int32 (in), the group of each input column (act-order); -1 everywhere where it has no meaning
 weight_shape      int (2), the shape of the matrix that is packed
@@ -38,7 +38,7 @@ FORMATS = (
 )
 MODELOPT = ("NVFP4", "FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "MIXED_PRECISION")
 FP8_SPAN = 128  # input columns that share a scale in the core's fp8
-_SCALES = ("weight_scale", "weight_scale_inv")
+_SCALES = ("weight_scale", "weight_scale_inv", "scale")
 _EXTRAS = ("weight_zero_point", "weight_g_idx", "weight_shape")
 # What such checkpoints also have beside a linear: scales of rows, which we do not use.
 _OF_ROWS = (
@@ -68,7 +68,9 @@ class CompressedCheckpoint(QuantizedCheckpoint):
         for name, shape in shapes.items():
             prefix, _, leaf = name.rpartition(".")
             scaled = f"{prefix}.weight_scale" in shapes
-            if leaf in ("weight_packed", "weight") and types[name] == "U8" and (scaled or leaf == "weight_packed"):
+            halves = leaf in ("weight_packed", "weight") and types[name] == "U8" and (scaled or leaf == "weight_packed")
+            # DeepSeek-V4's: bytes of two values each, as their scales' type tells.
+            if halves or (leaf == "weight" and types[name] == "I8" and types.get(f"{prefix}.scale") == "F8_E8M0"):
                 try:
                     found[f"{prefix}.weight"] = float4.linear_of(f"{prefix}.", leaf, shapes, types)
                 except ValueError as error:

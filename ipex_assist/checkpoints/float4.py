@@ -1,8 +1,9 @@
-"""NVFP4 and MXFP4, as compressed-tensors and NVIDIA's Model Optimizer (modelopt) store linears in them.
+"""NVFP4 and MXFP4, as compressed-tensors, NVIDIA's Model Optimizer (modelopt) and DeepSeek-V4 store linears in them.
 
-weight_packed        uint8 (out, in / 2)         two values of E2M1, the first in the lower bits; modelopt says weight
+weight_packed        uint8 (out, in / 2)         two values of E2M1, the first in the lower bits; modelopt says weight,
+                                                 and so does DeepSeek, of int8
 weight_scale         E4M3 (out, in / 16)         NVFP4: times the scale of all
-                     uint8 (out, in / 32)        MXFP4: exponents of 2, plus 127
+                     uint8 (out, in / 32)        MXFP4: exponents of 2, plus 127; DeepSeek says scale, of E8M0
 weight_global_scale  fp32 (1)                    compressed-tensors: values are divided by it
 weight_scale_2       fp32 ()                     modelopt: they are multiplied by it
 
@@ -25,28 +26,30 @@ if TYPE_CHECKING:
 
 GROUPS: dict[Kind, int] = {"nvfp4": 16, "mxfp4": 32}  # input columns that share a scale
 _OF_ALL = ("weight_global_scale", "weight_scale_2")
+_SCALES, _EXPONENTS = ("weight_scale", "scale"), ("U8", "F8_E8M0")
 
 
 def linear_of(
     prefix: str, values: str, shapes: Mapping[str, tuple[int, ...]], types: Mapping[str, str]
 ) -> QuantizedLinear:
     """The linear whose values are stored as `prefix` + `values`, bytes of two each. ValueError says what is wrong."""
-    shape, scale = shapes[prefix + values], shapes.get(f"{prefix}weight_scale")
-    if scale is None:
+    scale_name = next((prefix + name for name in _SCALES if prefix + name in shapes), None)
+    if scale_name is None:
         raise ValueError(f"{prefix}{values} is there, and {prefix}weight_scale is not")
-    kind: Kind = "mxfp4" if types[f"{prefix}weight_scale"] == "U8" else "nvfp4"
+    shape, scale, type_ = shapes[prefix + values], shapes[scale_name], types[scale_name]
+    kind: Kind = "mxfp4" if type_ in _EXPONENTS else "nvfp4"
     of_all = tuple(prefix + name for name in _OF_ALL if prefix + name in shapes)
-    if types[f"{prefix}weight_scale"] not in ("U8", "F8_E4M3"):
-        raise ValueError(f"{prefix}weight_scale is {types[f'{prefix}weight_scale']}")
+    if type_ not in (*_EXPONENTS, "F8_E4M3"):
+        raise ValueError(f"{scale_name} is {type_}")
     if len(of_all) != (1 if kind == "nvfp4" else 0):
         raise ValueError(f"{prefix}{values} has {len(of_all)} of {' and '.join(_OF_ALL)} beside it")
     if any(shapes[name] not in ((), (1,)) for name in of_all):
         raise ValueError(f"{of_all[0]} is {list(shapes[of_all[0]])}, and not one number")
     if len(shape) != 2 or 0 in shape or scale != (shape[0], shape[1] * 2 // GROUPS[kind]):
-        raise ValueError(f"{prefix}{values} and {prefix}weight_scale have the shapes {shape} and {scale}")
+        raise ValueError(f"{prefix}{values} and {scale_name} have the shapes {shape} and {scale}")
     if shape[1] * 2 % GROUPS[kind]:
         raise ValueError(f"{prefix}{values} has {shape[1] * 2} input columns, no multiple of {GROUPS[kind]}")
-    parts = (prefix + values, f"{prefix}weight_scale", *of_all)
+    parts = (prefix + values, scale_name, *of_all)
     return QuantizedLinear(shape[0], shape[1] * 2, scale[1], GROUPS[kind], parts, kind)
 
 
@@ -64,8 +67,9 @@ def unpack(module: QuantizedLinear, tensors: Mapping[str, torch.Tensor]) -> Tabl
 
     from ipex_assist.quantization.table_weight import e2m1
 
-    packed, scale = tensors[module.parts[0].rpartition(".")[2]], tensors["weight_scale"]
+    packed, scale = (tensors[part.rpartition(".")[2]] for part in module.parts[:2])
     if module.kind == "mxfp4":
+        packed, scale = packed.view(torch.uint8), scale.view(torch.uint8)
         if int(scale.max()) > MOST_SCALE:
             raise ValueError("a scale is NaN, or makes infinity")
         return e2m1(packed, torch.exp2(scale.double() - 127).float(), module.group)

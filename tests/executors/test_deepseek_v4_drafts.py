@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import draft_heads
+import float4_files
 import pytest
 import safetensors.torch
 import tiny_models
@@ -23,6 +25,9 @@ from ipex_assist.speculative.schedule import longest_draft
 
 VARIANTS = tiny_models.known("deepseek-v4", "deepseek-v4-other")
 PROMPT = tokens(30, 3)
+KINDS = tiny_models._V4["layer_types"], tiny_models._V4["mlp_layer_types"]
+
+pytestmark = pytest.mark.skipif(not VARIANTS, reason="of today's transformers")
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
@@ -117,8 +122,8 @@ def test_means_of_streams(executor: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"layer_types": [*tiny_models.VARIANTS["deepseek-v4"]["layer_types"], "compressed_sparse_attention"]},
-        {"mlp_layer_types": [*tiny_models.VARIANTS["deepseek-v4"]["mlp_layer_types"], "hash_moe"]},
+        {"layer_types": [*KINDS[0], "compressed_sparse_attention"]},
+        {"mlp_layer_types": [*KINDS[1], "hash_moe"]},
         {"compress_ratios": [0, 128, 4, 128, 4, 4]},
     ],
     ids=["layer_types", "mlp_layer_types", "compress_ratios"],
@@ -188,3 +193,48 @@ def test_stages_that_are_not_computed(changes: dict[str, Any], tmp_path: Path) -
     save_dspark(tmp_path, **changes)
     with pytest.raises(UsageError, match="no layers that predict further tokens"):
         draft_heads.load(tmp_path)
+
+
+def as_published(tensors: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Tensors with linears in FP8 and experts in FP4, scales of both being powers of two; and what these stand for."""
+    stored, dense = dict(tensors), dict(tensors)
+    for name, tensor in tensors.items():
+        place = name.removesuffix("weight")
+        if re.search(r"\.experts\.\d+\.w\d\.weight$", name):
+            parts, dense[name] = float4_files.mxfp4(tensor)
+            stored[name], exponents = parts["weight_packed"].view(torch.int8), parts["weight_scale"]
+        elif re.search(r"\.(attn\.w\w+|shared_experts\.w\d|[eh]_proj|main_proj)\.weight$", name):
+            blocks = tuple(-(-size // 128) for size in tensor.shape)
+            exponents = torch.full(
+                blocks, int(torch.ceil(torch.log2(tensor.abs().max() / 448))) + 127, dtype=torch.uint8
+            )
+            factor = 2.0 ** (int(exponents.flatten()[0]) - 127)
+            stored[name] = (tensor / factor).to(torch.float8_e4m3fn)
+            dense[name] = stored[name].float() * factor
+        else:
+            continue
+        stored[f"{place}scale"] = exponents.view(torch.float8_e8m0fnu)
+    return stored, dense
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("save", [save_mtp, save_dspark])
+def test_numbers_as_published(save: Any, executor: str, tmp_path: Path) -> None:
+    """Linears in FP8 and experts in FP4, by the names and types of published checkpoints: as with their values."""
+    save(tmp_path / "dense")
+    config = json.loads((tmp_path / "dense" / "config.json").read_text())
+    tensors = safetensors.torch.load_file(tmp_path / "dense" / "model.safetensors")
+    stored, dense = as_published(tensors)
+    assert len(stored) > len(dense) + 100
+    told = {"quant_method": "fp8", "fmt": "e4m3", "scale_fmt": "ue8m0", "weight_block_size": [128, 128]}
+    draft_heads.write(tmp_path / "dense", config, dense)
+    draft_heads.write(tmp_path / "stored", config | {"quantization_config": told}, stored)
+    found = []
+    for folder in (tmp_path / "dense", tmp_path / "stored"):
+        target, head = draft_heads.load(folder, executor=executor)
+        hidden = draft_heads.hidden_of(target, head, PROMPT[:-1])
+        assert isinstance(head, DraftsInOneCall)
+        blocks = save is save_dspark
+        request = DraftInput(head.new_sequence(64), PROMPT[-1:] if blocks else PROMPT[1:], BLOCK, 0.0, hidden)
+        found.append((hidden.tolist(), head.draft_many([request])))
+    assert found[0] == found[1]
