@@ -29,7 +29,7 @@ from batch_runs import (
 
 from ipex_assist.speculative.options import GenerationOptions
 
-pytestmark = pytest.mark.one_stack
+pytestmark = [pytest.mark.one_stack, pytest.mark.daemons]
 
 
 def test_results_and_their_fields(tmp_path: Path) -> None:

@@ -20,7 +20,11 @@ from ipex_assist.launch.plan import PLAN_VARIABLE
 from ipex_assist.launch.process import Surroundings, prepare_instances
 from ipex_assist.launch.table import format_instances
 
-pytestmark = [pytest.mark.one_stack, pytest.mark.skipif(len(CPUS) < 2, reason="two instances need two CPUs")]
+pytestmark = [
+    pytest.mark.one_stack,
+    pytest.mark.daemons,
+    pytest.mark.skipif(len(CPUS) < 2, reason="two instances need two CPUs"),
+]
 
 
 def test_each_instance_has_its_cores_its_number_and_a_plan_of_its_own() -> None:

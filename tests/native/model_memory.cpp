@@ -150,7 +150,7 @@ void test_model_memory(const KernelTable& k) {
         for (const Kind& kind : KINDS) {
             const int threads = f.precision == BF16 ? 1 : 3;
             Fixture x(k, f, kind, threads, threads > 1 ? 2 : 1);
-            check_workspace(x, kind.name);
+            check_workspace(x, f, kind.name);
         }
     }
     check_blocks(k);

@@ -127,7 +127,7 @@ void check_recurrent(const KernelTable& k, const Format& f, const Kind& kind, in
     Fixture x(k, f, kind, threads, threads > 2 ? 2 : 1);
     const States states(x.model, 5);
     CHECK(States::bytes_each(*x.model) > 0 && states.count() == 5, "%s", kind.name);
-    check_workspace(x, kind.name);
+    check_workspace(x, f, kind.name);
     x.taken = 0;
     std::vector<std::vector<float>> alone;
     for (int32_t number = 0; number < 2; number++) {

@@ -55,9 +55,12 @@ inline void check_workspace(Fixture& x, const char* name, int32_t most) {
     x.blocks = std::move(own);
 }
 
-// Of few rows, and of as many as passes have on big machines.
-inline void check_workspace(Fixture& x, const char* name) {
-    for (const int32_t most : {20, 256, 1024, 4096}) check_workspace(x, name, most);
+// Of few rows, and of as many as passes have on big machines: these in one format of each type of rows.
+inline void check_workspace(Fixture& x, const Format& f, const char* name) {
+    const bool shown = f.precision != FP32 && f.precision != BF16 && f.precision != INT8;
+    for (const int32_t most : {20, 256, 1024, 4096}) {
+        if (everything || !shown || most <= 256) check_workspace(x, name, most);
+    }
 }
 
 }  // namespace
