@@ -172,7 +172,6 @@ bool ImageLayout::enter(const char* place, int32_t number) {
 
 // The format that each part's name has, or the usual one; this one for all parts where they take different rows.
 void ImageLayout::choose_formats(Linear& to, const LinearShape& shape, std::initializer_list<LinearPart> parts) {
-    auto list = std::make_unique<PanelList>();
     const auto chosen = [&](const LinearPart& part) {
         if (!part.name) return shape.precision;
         const std::string before = places_.empty() ? "" : places_.back();
@@ -184,18 +183,24 @@ void ImageLayout::choose_formats(Linear& to, const LinearShape& shape, std::init
     };
     const bool usual = std::any_of(parts.begin(), parts.end(), differs);
     if (usual) to.precision = shape.precision;
-    list->formats.assign(size_t(to.panels), to.precision);
+    bool mixed = false;
     for (const LinearPart& part : parts) {
         if (!part.name) continue;
         const Precision format = usual ? shape.precision : chosen(part);
         if (is_blocks(format) && !file_row_bytes(format, shape.width))
             refuse("%s of %lld columns in blocks that do not divide them", part.name, (long long)shape.width);
-        for (int64_t i = 0; i * LANES < part.columns; i++) list->formats[size_t(part.first + i * part.step)] = format;
+        mixed = mixed || format != to.precision;
     }
     to.group = group_of(to.precision, weights_->spec.group);
     to.depth = padded_depth(to.precision, shape.width);
-    const auto other = [&](Precision format) { return format != to.precision; };
-    if (std::none_of(list->formats.begin(), list->formats.end(), other)) return;
+    if (!mixed) return;
+    auto list = std::make_unique<PanelList>();
+    list->formats.assign(size_t(to.panels), to.precision);
+    for (const LinearPart& part : parts) {
+        if (!part.name) continue;
+        const Precision format = usual ? shape.precision : chosen(part);
+        for (int64_t i = 0; i * LANES < part.columns; i++) list->formats[size_t(part.first + i * part.step)] = format;
+    }
     list->offsets.push_back(0);
     for (const Precision format : list->formats)
         list->offsets.push_back(list->offsets.back() + panel_bytes(format, to.group, to.depth));
