@@ -27,6 +27,7 @@ BROUGHT_ALONG = {
     "kernels": r"\b(Index|Scan)Kernels\b|\b(score_index|store_index_query|index_tile|decay_keys|ScanTile)\b|mixers->",
     "sight": r"\b(Chosen|Block)Sight\b|\b(chosen_size|keys_before|seen_entries)\b|shape\.(top_k|pool|rate)",
     "buffers": r"\b(index_scores|index_keys|choice_keys|scored_rows)\b|activations\.shared\.(chosen|notes|work)\b",
+    "blocks": r"\b(KeptBeside|index_at|index_precision|open_row|entry_type|(write|read)_index)\b|cache\.chosen",
 }
 
 

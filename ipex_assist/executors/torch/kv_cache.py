@@ -40,24 +40,24 @@ class KVCache:
         ]
         self._keys = [_Rows((heads, rows, width), dtype, kv_precision) for heads, width, _ in widths]
         self._values = [_Rows((heads, rows, width), dtype, kv_precision) for heads, _, width in widths]
-        # The keys of indexers; of pools what they are made of, as of entries, which int8 does not narrow.
+        # What mixers keep beside them, some of which int8 does not narrow.
         wide = {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype] if kv_precision == "int8" else kv_precision
-        index = [(each.beside, wide if each.pools_index else kv_precision) if each else (0, wide) for each in mixers]
-        self._index = [_Rows((1, rows, width), dtype, stored) for width, stored in index]
-        self.chosen: torch.Tensor | None = None  # (rows, positions) by the last layer of this pass that chose any
+        kept = [(each.beside, wide if each.pools_index else kv_precision) if each else (0, wide) for each in mixers]
+        self._beside = [_Rows((1, rows, width), dtype, stored) for width, stored in kept]
+        self.noted: torch.Tensor | None = None  # (rows, …) by a layer of this pass for those after it
         self._factors = factors
         self._written = 0  # rows that hold anything but zeros
 
     def clear(self) -> None:
         """Zeros again, as for a new text."""
-        for rows in (*self._keys, *self._values, *self._index):
+        for rows in (*self._keys, *self._values, *self._beside):
             rows.clear(self._written)
         self._written = 0
 
     def copy_from(self, other: KVCache) -> None:
         """Hold what `other` holds, which has the same shape, where this one is new."""
         self._written = other._written
-        parts = ((*each._keys, *each._values, *each._index) for each in (self, other))
+        parts = ((*each._keys, *each._values, *each._beside) for each in (self, other))
         for own, theirs in zip(*parts, strict=True):
             own.copy_from(theirs, self._written)
 
@@ -73,13 +73,13 @@ class KVCache:
         keys = self._keys[layer].read(length)
         return keys * self._factors[layer].to(keys.dtype) if self._factors else keys, self._values[layer].read(length)
 
-    def write_index(self, layer: int, start: int, keys: torch.Tensor) -> None:
-        """Put an indexer's keys, or what entries are made of, (rows, width) at positions from `start` on."""
-        self._index[layer].write(start, keys[None])
+    def write_beside(self, layer: int, start: int, kept: torch.Tensor) -> None:
+        """Put what a mixer keeps beside keys and values, (rows, width), at positions from `start` on."""
+        self._beside[layer].write(start, kept[None])
 
-    def read_index(self, layer: int, length: int) -> torch.Tensor:
+    def read_beside(self, layer: int, length: int) -> torch.Tensor:
         """Those of the first `length` positions: (length, width)."""
-        return self._index[layer].read(length)[0]
+        return self._beside[layer].read(length)[0]
 
 
 class _Rows:

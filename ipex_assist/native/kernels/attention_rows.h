@@ -1,4 +1,4 @@
-// Keys and values of positions that are kept as rows (keeps_rows), and how they become a block.
+// Keys and values of positions that are kept as rows (kv_cache/blocks.h), and how they become a block.
 #pragma once
 #include <cstring>
 

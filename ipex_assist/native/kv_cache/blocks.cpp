@@ -17,7 +17,7 @@
 namespace ipex_assist {
 namespace {
 
-constexpr int64_t LINE = 64, PAGE = 4096;
+constexpr int64_t PAGE = 4096;
 
 int64_t element(Precision precision) { return row_type_bytes(row_type(precision)); }
 
@@ -42,24 +42,6 @@ size_t checked_bytes(int64_t count, int64_t each, const NodeRegions& regions) {
     return size_t((regions.regions ? regions.total() : count * each) + HUGE_PAGE);
 }
 
-// Keys of an indexer in a block, and the rows that further ones will be made of.
-int64_t index_slots(const AttentionSpec& a) {
-    const int32_t each = a.latent.has_entries() ? a.latent.compressed.rate : a.latent.indexer.each();
-    return round_up(BLOCK_POSITIONS / each, LANES);
-}
-// Keys of pools, and entries, are not narrowed to int8.
-Precision index_precision(const AttentionSpec& a, Precision precision, Precision attention) {
-    return precision == INT8 && (a.latent.indexer.pools() || a.latent.has_entries()) ? attention : precision;
-}
-// Of a position, in elements.
-int64_t key_width(const AttentionSpec& a) { return keeps_rows(a) ? key_row(a) : a.key_depth(); }
-int64_t value_width(const AttentionSpec& a, Precision precision) {
-    return keeps_rows(a) && a.is_latent() && precision != INT8 ? 0 : a.value_width();
-}
-int64_t open_bytes(const AttentionSpec& a, Precision stored) {
-    return a.latent.open_rows() * a.latent.open_width() * (a.latent.has_entries() ? element(stored) : 4);
-}
-
 }  // namespace
 
 BlockLayout::BlockLayout(const PackedModel& model, Precision precision) {
@@ -72,22 +54,22 @@ BlockLayout::BlockLayout(const PackedModel& model, Precision precision) {
     first.push_back(count);
     parts.resize(size_t(count));
     for (int32_t h = 0; h < most; h++) {
+        heads.push_back(bytes);
         for (int32_t i = 0; i < layers(); i++) {
             if (h >= kv_heads(i)) continue;
             const AttentionSpec& a = model.layers[size_t(i)].attention;
             HeadPart& part = parts[size_t(first[size_t(i)] + h)];
             part.offset = bytes;
-            const bool own = !a.shares_kv;  // or an indexer's keys alone
-            part.key_bytes = own ? BLOCK_POSITIONS * key_width(a) * element(precision) : 0;
-            part.value_bytes = own ? BLOCK_POSITIONS * value_width(a, precision) * element(precision) : 0;
-            const Precision stored = index_precision(a, precision, ipex_assist::attention_precision(model));
-            const int64_t entries = a.latent.has_entries() ? BLOCK_POSITIONS / a.latent.compressed.rate : 0;
-            part.entry_bytes = round_up(entries * a.head_dim * element(stored), LINE);
-            part.open_bytes = open_bytes(a, stored);
-            part.index_bytes = index_slots(a) * a.index_depth() * element(stored) + part.open_bytes;
-            if (a.index_depth() && stored == INT8) part.index_bytes += BLOCK_POSITIONS * 4;
-            part.bytes =
-                part.key_bytes + part.value_bytes + (own ? scales(precision) : 0) + part.entry_bytes + part.index_bytes;
+            const KeptInBlock kept =
+                kept_in_block(model.layers[size_t(i)], precision, ipex_assist::attention_precision(model));
+            const bool own = !a.shares_kv;  // or what its mixer keeps beside them alone
+            const bool in_key = kept.rows && a.is_latent() && precision != INT8;  // whether that has the value
+            const int64_t key = kept.rows ? key_row(a) : a.key_depth(), value = in_key ? 0 : a.value_width();
+            part.rows = kept.rows;
+            part.key_bytes = own ? BLOCK_POSITIONS * key * element(precision) : 0;
+            part.value_bytes = own ? BLOCK_POSITIONS * value * element(precision) : 0;
+            part.beside_bytes = h == 0 ? kept.beside : 0;
+            part.bytes = part.key_bytes + part.value_bytes + (own ? scales(precision) : 0) + part.beside_bytes;
             bytes += part.bytes;
         }
     }
@@ -104,7 +86,10 @@ NodeRegions::NodeRegions(const BlockLayout& layout, const TeamNodes& team, int64
     regions = team.nodes();
     const int32_t groups = std::gcd(heads, regions);
     heads_each = heads / groups, nodes_each = regions / groups;
-    head_bytes = layout.bytes / heads;
+    for (size_t h = 0; h < layout.heads.size(); h++) {
+        const int64_t end = h + 1 < layout.heads.size() ? layout.heads[h + 1] : layout.bytes;
+        head_bytes = std::max(head_bytes, end - layout.heads[h]);
+    }
     bytes = round_up((count + nodes_each - 1) / nodes_each * heads_each * head_bytes, HUGE_PAGE);
 }
 
@@ -141,7 +126,7 @@ bool Blocks::has_layers_of(const PackedModel& head) const {
                const AttentionSpec& a = layer.attention;
                if (a.kv_layer >= layout_.layers() || layout_.kv_heads(a.kv_layer) != a.kv_heads) return false;
                const AttentionSpec& of = model_->layers[size_t(a.kv_layer)].attention;
-               return !of.is_latent() && !keeps_rows(of) && of.head_dim == a.head_dim &&
+               return !of.is_latent() && !keeps_rows(a.kv_layer) && of.head_dim == a.head_dim &&
                       of.value_dim() == a.value_dim();
            });
 }

@@ -9,27 +9,31 @@
 
 namespace ipex_assist {
 
-// Whether each position's key and value are kept as rows, as who attends to chosen ones reads them one by one: else in
-// panels, as attention multiplies them. And how many elements a key's row has.
-inline bool keeps_rows(const AttentionSpec& a) { return a.latent.indexer.top_k > 0 || a.latent.has_entries(); }
-inline int64_t key_row(const AttentionSpec& a) { return round_up(a.head_dim, LANES); }
+// What the mixer of a layer keeps of a block (Mixer::keep): bytes beside keys and values; and whether the key and the
+// value of a position are kept as rows, as who attends to chosen positions reads them one by one: else in panels, as
+// attention multiplies them.
+struct KeptInBlock {
+    int64_t beside = 0;
+    bool rows = false;
+};
+// mixers/table.cpp: with keys and values in a precision, for attention in another one.
+KeptInBlock kept_in_block(const LayerSpec& layer, Precision precision, Precision attention);
+inline int64_t key_row(const AttentionSpec& a) { return round_up(a.head_dim, LANES); }  // elements of a key's row
 
 // Where a block has what. It is made of one part for each KV head of each layer: head 0 of all layers, head 1 of all
 // layers that have one, and so on, so that a head's parts lie side by side, as the threads of one memory node write
-// them (TeamNodes::home). A layer that reads another one's keys and values has none. A part is its keys, its values, but
-// where these are columns of keys, in int8 their scales, entries, as wide as queries are, and the keys of an indexer, in
-// int8 with their scales, but for those of pools and entries, which have what further ones will be made of; its size is
-// its layer's. That is kept of the block's last positions (LatentSpec::open_rows): so a sequence may be cut by
-// PENDING_ROWS, or at the end of any block.
+// them (TeamNodes::home). A layer that reads another one's keys and values has none. A part is its keys, its values,
+// but where these are columns of keys, in int8 their scales; that of head 0 has, too, what its layer's mixer keeps
+// beside them.
 struct BlockLayout {
     BlockLayout(const PackedModel& model, Precision precision);
 
     struct HeadPart {
-        int64_t offset, key_bytes, value_bytes, entry_bytes, index_bytes, open_bytes, bytes;
+        int64_t offset, key_bytes, value_bytes, beside_bytes, bytes;
+        bool rows;
         bool operator==(const HeadPart& other) const {
             return offset == other.offset && key_bytes == other.key_bytes && value_bytes == other.value_bytes &&
-                   entry_bytes == other.entry_bytes && index_bytes == other.index_bytes &&
-                   open_bytes == other.open_bytes;
+                   beside_bytes == other.beside_bytes && rows == other.rows;
         }
     };
     const HeadPart& part(int32_t layer, int32_t kv_head) const { return parts[size_t(first[size_t(layer)] + kv_head)]; }
@@ -39,6 +43,7 @@ struct BlockLayout {
 
     std::vector<HeadPart> parts;  // layer by layer
     std::vector<int32_t> first;   // of each layer, the number of its first part; and how many parts there are
+    std::vector<int64_t> heads;   // of each, where its parts begin
     int64_t bytes = 0;            // of a block
 };
 
@@ -60,7 +65,7 @@ struct NodeRegions {
     int32_t regions = 0;                     // 0: there are none
     int32_t heads = 0;                       // of each layer that keeps any
     int32_t heads_each = 1, nodes_each = 1;  // of a group of heads, and of the nodes that share them in turns
-    int64_t head_bytes = 0, bytes = 0;       // of a head in a block, and of a region
+    int64_t head_bytes = 0, bytes = 0;       // of any head in a block, and of a region
 };
 
 // The key and the value of a position, and in int8 their scales.
@@ -91,8 +96,9 @@ public:
         float* scales = reinterpret_cast<float*>(values + part.value_bytes);
         return {keys, values, scales, scales + BLOCK_POSITIONS};
     }
-    // A position of a layer that keeps rows (keeps_rows). Where it keeps no value, that is the last columns
-    // of the key, as it is of latents; but not in int8, where the two have scales of their own.
+    bool keeps_rows(int32_t layer) const { return layout_.part(layer, 0).rows; }
+    // A position of a layer that keeps rows. Where it keeps no value, that is the last columns of the key, as it is of
+    // latents; but not in int8, where the two have scales of their own.
     PositionRow row(int32_t id, int32_t layer, int32_t kv_head, int64_t position) const {
         const BlockLayout::HeadPart& part = layout_.part(layer, kv_head);
         const KeyValueBlock block = at(id, layer, kv_head);
@@ -102,31 +108,11 @@ public:
         if (precision_ != INT8) return {key, value, nullptr, nullptr};
         return {key, value, block.key_scales + position, block.value_scales + position};
     }
-    // Of the keys of a layer's indexer: those of pools and entries are not narrowed to int8.
-    Precision index_precision(int32_t layer) const {
+    // What a layer's mixer keeps beside keys and values, in a part of its own making.
+    uint8_t* beside(int32_t id, int32_t layer) const {
         const BlockLayout::HeadPart& part = layout_.part(layer, 0);
-        return precision_ == INT8 && part.open_bytes ? attention_precision_ : precision_;
+        return place(id, part, 0) + part.bytes - part.beside_bytes;
     }
-    // These keys.
-    KeyValueBlock index_at(int32_t id, int32_t layer) const {
-        const BlockLayout::HeadPart& part = layout_.part(layer, 0);
-        uint8_t* end = place(id, part, 0) + part.bytes;
-        float* scales = index_precision(layer) == INT8 ? reinterpret_cast<float*>(end) - BLOCK_POSITIONS : nullptr;
-        return {end - part.index_bytes, nullptr, scales, nullptr};
-    }
-    // Of one of its last positions, what a pool or an entry will be made of: (open_width) of pools in floats, of entries
-    // as these are.
-    uint8_t* open_row(int32_t id, int32_t layer, int64_t position) const {
-        const BlockLayout::HeadPart& part = layout_.part(layer, 0);
-        const int64_t rows = model_->layers[size_t(layer)].attention.latent.open_rows();
-        return place(id, part, 0) + part.bytes - part.open_bytes + position % rows * (part.open_bytes / rows);
-    }
-    // Entries, (…, head_dim), in their type.
-    uint8_t* entries(int32_t id, int32_t layer) const {
-        const BlockLayout::HeadPart& part = layout_.part(layer, 0);
-        return place(id, part, 0) + part.bytes - part.index_bytes - part.entry_bytes;
-    }
-    SourceType entry_type() const { return attention_precision_ == FP32 ? SOURCE_F32 : SOURCE_BF16; }
     // What keys are divided by, and queries multiplied with: (head_dim) powers of two, or null for 1.
     const float* key_factors(int32_t layer, int32_t kv_head) const {
         if (key_factors_.empty()) return nullptr;
@@ -148,7 +134,7 @@ public:
 private:
     uint8_t* place(int64_t id, const BlockLayout::HeadPart& part, int32_t head) const {
         if (!regions_.regions) return start_ + id * layout_.bytes + part.offset;
-        return start_ + regions_.offset(id, head) + part.offset - head * regions_.head_bytes;
+        return start_ + regions_.offset(id, head) + part.offset - layout_.heads[size_t(head)];
     }
     // f(part, head) for each part of a block.
     template <class F>

@@ -31,7 +31,8 @@ void append_keys_and_values(const AttentionView& v, const RowRange& range, int32
         rotate_head(v.pass, v.layer, head_norm(v.spec, v.layer.k_norm, kv_head), v.segment(range), position, head);
         if (a.latent.is_compressed()) value = head;
         for (int32_t d = 0; factors && d < a.head_dim; d++) head[d] /= factors[d];
-        const PositionRow row = keeps_rows(a) ? v.blocks.row(id, v.kv_layer, kv_head, within) : PositionRow{};
+        const PositionRow row =
+            v.blocks.keeps_rows(v.kv_layer) ? v.blocks.row(id, v.kv_layer, kv_head, within) : PositionRow{};
         if (row.key) keep_row(v, head, a.head_dim, true, row.key, row.key_scale);
         else v.k.store_key(precision, head, a.head_dim, a.key_depth(), within, block);
         if (a.value_norm) {

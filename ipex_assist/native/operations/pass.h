@@ -23,7 +23,7 @@ struct AttentionHooks {
     // Stores what it keeps of a range of rows beside their keys and values.
     void (*append)(const AttentionView& v, const RowRange& range, int32_t kv_head) = nullptr;
     // A block of what the rows of a query tile attend to, in memory of this thread: where positions are kept as rows
-    // (keeps_rows), or the tile's one row chooses what it sees (AttentionShape::gathers).
+    // (KeptInBlock), or the tile's one row chooses what it sees (AttentionShape::gathers).
     KeyValueBlock (*gather)(const AttentionView& v, const RowRange& tile, int32_t kv_head, int64_t block) = nullptr;
     // Changes what a head attended to, (value_dim).
     void (*finish)(const AttentionView& v, int64_t row, float* attended) = nullptr;

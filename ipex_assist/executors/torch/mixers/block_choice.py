@@ -27,8 +27,8 @@ def choice_mask(spec: AttentionSpec, rows: LayerRows, queries: torch.Tensor, key
     )
     if metadata.rotary is not None:
         both = rotate(both, *metadata.rotary)
-    rows.cache.write_index(rows.index, start, both[:, -1])
-    keys = rows.cache.read_index(rows.index, start + count).double()
+    rows.cache.write_beside(rows.index, start, both[:, -1])
+    keys = rows.cache.read_beside(rows.index, start + count).double()
     scores = (both[:, :-1].double() @ keys.T).transpose(0, 1)  # (kv_heads, rows, positions)
     seen = torch.arange(start, start + count)[:, None]
     scores = scores.masked_fill(torch.arange(start + count) > seen, -torch.inf)

@@ -35,7 +35,7 @@ def mix_by_entries(x: torch.Tensor, rows: LayerRows) -> torch.Tensor:
     query, key = _rotated(torch.cat((heads, key[:, None]), 1), metadata.rotary).split((attention.heads, 1), 1)
     rows.cache.write(rows.index, metadata.start, key, key)
     if made:
-        rows.cache.write_index(rows.index, metadata.start, torch.cat(made, 1))
+        rows.cache.write_beside(rows.index, metadata.start, torch.cat(made, 1))
     attended = _attend(rows, spec, query, *weights, *index_queries)
     attended = _turned_back(attended, spec, metadata.rotary)
     rows.see("attention", "attended", attended)
@@ -67,7 +67,7 @@ def _attend(rows: LayerRows, spec: CompressedSpec, query: torch.Tensor, *index: 
     if attention.window is not None:
         seen &= at > first - attention.window
     if layer.entries is not None:
-        kept = rows.cache.read_index(rows.index, length)
+        kept = rows.cache.read_beside(rows.index, length)
         entries = _entries(rows, spec, layer.entries, kept[:, : kept.shape[1] - 2 * spec.parts * spec.index_dim])
         visible = torch.arange(len(entries)) < (position + 1) // spec.rate
         if layer.index is not None:

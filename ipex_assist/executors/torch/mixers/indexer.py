@@ -48,8 +48,8 @@ def choose(
     both = torch.cat((queries, key[:, None]), 1)
     if rows.metadata.rotary is not None:
         both = rotate(both, *rows.metadata.rotary)
-    rows.cache.write_index(rows.index, start, torch.cat((both[:, -1], gates), 1))
-    pool, keys = spec.indexer.pool, rows.cache.read_index(rows.index, start + count).double()
+    rows.cache.write_beside(rows.index, start, torch.cat((both[:, -1], gates), 1))
+    pool, keys = spec.indexer.pool, rows.cache.read_beside(rows.index, start + count).double()
     if latent.indexer.places is not None:
         keys = _pooled(keys, latent.indexer.places.view(pool, -1).double())
     products = functional.relu(both[:, :-1].double() @ keys.T)  # (rows, heads, positions or pools)

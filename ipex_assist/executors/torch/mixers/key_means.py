@@ -20,8 +20,8 @@ def choose_by_means(spec: AttentionSpec, rows: LayerRows, queries: torch.Tensor,
     assert index is not None
     start, count = metadata.start, len(key)
     of_queries, of_keys = (rows.weights.vectors[f"index_{part}_norm.weight"] for part in ("q", "k"))
-    rows.cache.write_index(rows.index, start, key)
-    kept = rows.cache.read_index(rows.index, start + count)
+    rows.cache.write_beside(rows.index, start, key)
+    kept = rows.cache.read_beside(rows.index, start + count)
     pools = len(kept) // index.pool
     means = kept[: pools * index.pool].double().unflatten(0, (pools, index.pool)).mean(1).to(key.dtype)
     keys = norm(means[:, None].contiguous(), of_keys, index.norm_eps)

@@ -47,10 +47,10 @@ def mix_by_latents(x: torch.Tensor, rows: LayerRows) -> torch.Tensor:
         query_key = rotate(query_key, *metadata.rotary)
     query, key = query_key.tensor_split((heads,), 1)
     if made:
-        rows.cache.chosen = choose(rows, *made)
+        rows.cache.noted = choose(rows, *made)
     if spec.indexer is not None:
-        assert rows.cache.chosen is not None, "no layer has chosen"
-        rows = replace(rows, metadata=replace(metadata, mask=chosen_mask(rows.cache.chosen, rows)))
+        assert rows.cache.noted is not None, "no layer has chosen"
+        rows = replace(rows, metadata=replace(metadata, mask=chosen_mask(rows.cache.noted, rows)))
     attended = attend(query, key, latent[:, None], rows)
     rows.see("attention", "attended", attended)
     parts = zip(layer.values, attended.chunk(heads, 1), strict=True)

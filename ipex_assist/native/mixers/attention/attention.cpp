@@ -142,7 +142,8 @@ void attend_run(const AttentionView& v, const AttentionTile& t, int32_t kv_head,
         limit_tile(v, rows, b);
         float* results = b == first ? to : own.results.data;
         for (int32_t q = 0; q < t.queries; q++) own.partials.data[q] = {0, 0, results + q * width};
-        const bool gathered = keeps_rows(v.spec) || v.splits.shape.gathers(v.plan.positions[size_t(rows.first)]);
+        const bool gathered =
+            v.blocks.keeps_rows(v.kv_layer) || v.splits.shape.gathers(v.plan.positions[size_t(rows.first)]);
         const bool more = !gathered && b < v.plan.last_seen_block(rows.end - 1, v.splits.shape);
         const KeyValueBlock block = gathered ? v.hooks.gather(v, rows, kv_head, b) : v.block(rows, kv_head, b);
         const KeyValueBlock next = more ? v.block(rows, kv_head, b + 1) : block;

@@ -10,6 +10,7 @@
 #include <functional>
 
 #include "mixers/latent/choice.h"
+#include "mixers/latent/kept.h"
 
 namespace ipex_assist {
 
@@ -17,15 +18,14 @@ void append_choice_keys(const AttentionView& v, const RowRange& range, int32_t k
     if (kv_head != 0) return;  // one key is for all
     const int32_t dim = v.spec.choice.dim;
     const int32_t id = v.segment(range).blocks[v.plan.last_block(range.first)];
-    const KeyValueBlock block = v.blocks.index_at(id, v.number);
+    const KeyValueBlock block = index_at(v, id);
     float* key = v.own.head.data;
     for (int32_t r = range.first; r < range.end; r++) {
         const int32_t position = v.plan.positions[size_t(r)];
         v.k.normalize(true, v.qkv(r) + choice_key_column(v.spec), own_weights<ChoiceWeights>(v.layer).key_norm, nullptr,
                       v.pass.model.spec.norm_eps, dim, key);
         rotate_head(v.pass, v.layer, nullptr, v.segment(range), position, key);
-        v.k.store_key(v.blocks.index_precision(v.number), key, dim, v.spec.index_depth(), position % BLOCK_POSITIONS,
-                      block);
+        v.k.store_key(index_precision(v), key, dim, v.spec.index_depth(), position % BLOCK_POSITIONS, block);
     }
 }
 
@@ -80,8 +80,8 @@ void score_share(const AttentionView& v, int32_t first, int32_t end, int64_t str
             const int64_t start = b * BLOCK_POSITIONS, count = std::min<int64_t>(BLOCK_POSITIONS, seen - start);
             for (int32_t h = 0; h < v.spec.kv_heads; h++) {
                 const IndexQueries queries = index_queries_from(v, 2 * h, 2);
-                v.k.mixers->index.score(queries.tile, v.blocks.index_at(segment.blocks[b], v.number), nullptr,
-                                        queries.weights, count, scores);
+                v.k.mixers->index.score(queries.tile, index_at(v, segment.blocks[b]), nullptr, queries.weights, count,
+                                        scores);
                 find_highest(scores, count, size, highest.row(r - first) + h * stride + start / size);
             }
         }

@@ -5,7 +5,7 @@
 
 #include "mixers/attention/block_choice.h"
 #include "mixers/attention/check.h"
-#include "mixers/latent/choice.h"
+#include "mixers/latent/kept.h"
 #include "mixers/latent/latent.h"
 
 namespace ipex_assist {
@@ -120,6 +120,6 @@ void list_operations(const PackedLayer& layer, LayerStep& step, const Operation&
 
 }  // namespace
 
-extern const Mixer ATTENTION_MIXER{check, columns, list_weights, size, list_operations, check_among, shape};
+extern const Mixer ATTENTION_MIXER{check, columns, list_weights, size, list_operations, check_among, shape, keep};
 
 }  // namespace ipex_assist

@@ -5,17 +5,18 @@
 #include <cstring>
 
 #include "mixers/compressed/compressed.h"
+#include "mixers/latent/kept.h"
 #include "mixers/latent/latent.h"
 
 namespace ipex_assist {
 
 void round_entry_rows(const AttentionView& v, const RowRange& range, int32_t) {
     const int64_t width = v.spec.latent.entry_width();
-    if (v.blocks.entry_type() == SOURCE_F32) return;
+    if (entry_type(v) == SOURCE_F32) return;
     for (int32_t r = range.first; width && r < range.end; r++) {
         float* row = v.pass.activations.shared.qkv.row(r) + v.spec.index_key_column();
-        v.k.narrow(v.blocks.entry_type(), row, width, v.own.work.data);
-        v.k.widen(v.blocks.entry_type(), v.own.work.data, width, row);
+        v.k.narrow(entry_type(v), row, width, v.own.work.data);
+        v.k.widen(entry_type(v), v.own.work.data, width, row);
     }
 }
 
@@ -73,10 +74,10 @@ private:
             const float* row = v_.qkv(first_row_ + position - segment_.start) + v_.spec.index_key_column();
             std::copy_n(row + value, dim, to), std::copy_n(row + gate, dim, to + dim);
         } else {
-            const int64_t bytes = element_bytes(v_.blocks.entry_type());
-            const uint8_t* row = v_.blocks.open_row(segment_.blocks[position / BLOCK_POSITIONS], v_.kv_layer, position);
-            v_.k.widen(v_.blocks.entry_type(), row + value * bytes, dim, to);
-            v_.k.widen(v_.blocks.entry_type(), row + gate * bytes, dim, to + dim);
+            const int64_t bytes = element_bytes(entry_type(v_));
+            const uint8_t* row = open_row(v_, segment_.blocks[position / BLOCK_POSITIONS], position);
+            v_.k.widen(entry_type(v_), row + value * bytes, dim, to);
+            v_.k.widen(entry_type(v_), row + gate * bytes, dim, to + dim);
         }
         const float* bias = source.weights.bias + (j * parts_ + part) * dim;
         for (int64_t d = 0; d < dim; d++) to[dim + d] += bias[d];
@@ -93,12 +94,12 @@ void close_entry(const AttentionView& v, size_t segment, int64_t number) {
     const int64_t each = BLOCK_POSITIONS / a.latent.compressed.rate, slot = number % each;
     const int32_t id = v.plan.segments[segment].blocks[number / each];
     EntryMaker entry(v, segment, number);
-    v.k.narrow(v.blocks.entry_type(), entry.make({0, dim, own_weights<CompressedWeights>(v.layer).entries}), dim,
-               v.blocks.entries(id, v.kv_layer) + slot * dim * element_bytes(v.blocks.entry_type()));
+    v.k.narrow(entry_type(v), entry.make({0, dim, own_weights<CompressedWeights>(v.layer).entries}), dim,
+               entries_at(v, id) + slot * dim * element_bytes(entry_type(v)));
     if (!index_dim) return;
-    v.k.store_key(v.blocks.index_precision(v.kv_layer),
+    v.k.store_key(index_precision(v),
                   entry.make({2 * parts * dim, index_dim, own_weights<CompressedWeights>(v.layer).index_entries}),
-                  int32_t(index_dim), a.index_depth(), int32_t(slot), v.blocks.index_at(id, v.kv_layer));
+                  int32_t(index_dim), a.index_depth(), int32_t(slot), index_at(v, id));
 }
 
 }  // namespace

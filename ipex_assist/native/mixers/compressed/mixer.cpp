@@ -6,7 +6,7 @@
 
 #include "mixers/attention/check.h"
 #include "mixers/compressed/compressed.h"
-#include "mixers/latent/choice.h"
+#include "mixers/latent/kept.h"
 #include "mixers/latent/latent.h"
 
 namespace ipex_assist {
@@ -135,6 +135,7 @@ void shape(const AttentionSpec& a, AttentionShape& made) {
 
 }  // namespace
 
-extern const Mixer COMPRESSED_MIXER{check, latent_columns, list_weights, size, list_operations, check_chosen, shape};
+extern const Mixer COMPRESSED_MIXER{check,           latent_columns, list_weights, size,
+                                    list_operations, check_chosen,   shape,        keep};
 
 }  // namespace ipex_assist

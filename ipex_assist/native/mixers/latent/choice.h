@@ -14,6 +14,7 @@ namespace ipex_assist {
 struct ChosenSight {
     int32_t top_k, pool, rate, window;
 
+    bool rows() const { return top_k > 0 || rate > 0; }  // whether positions are kept as rows
     bool chooses(int64_t position) const {
         return top_k > 0 && (rate > 0 ? keys_before(position) > top_k : position + 1 >= top_k + pool);
     }
@@ -53,7 +54,7 @@ inline void size_gathered(const AttentionSpec& a, ActivationSizes& s) {
 // Of positions, or entries.
 inline void size_chosen(const AttentionSpec& a, int64_t last, ActivationSizes& s) {
     const ChosenSight sight = sight_of(a);
-    if (keeps_rows(a)) size_gathered(a, s);
+    if (sight.rows()) size_gathered(a, s);
     if (sight.chooses(last)) size_choice(last / sight.of_key() + 1, sight.top_k + sight.pool - 1, s);
 }
 

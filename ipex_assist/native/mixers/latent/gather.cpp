@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "mixers/latent/choice.h"
+#include "mixers/latent/kept.h"
 #include "mixers/latent/latent.h"
 
 namespace ipex_assist {
@@ -26,12 +27,12 @@ struct GatheredBlock : KeyValueBlock {
 // An entry, as the key and the value of a position. In int8 it becomes rows of that, behind the block.
 PositionRow row_of_entry(const AttentionView& v, const RowRange& tile, int64_t entry, const GatheredBlock& to,
                          int64_t there) {
-    const int64_t each = BLOCK_POSITIONS / v.spec.latent.compressed.rate, bytes = element_bytes(v.blocks.entry_type());
+    const int64_t each = BLOCK_POSITIONS / v.spec.latent.compressed.rate, bytes = element_bytes(entry_type(v));
     const int32_t id = v.segment(tile).blocks[entry / each];
-    uint8_t* kept = v.blocks.entries(id, v.kv_layer) + entry % each * v.spec.head_dim * bytes;
+    uint8_t* kept = entries_at(v, id) + entry % each * v.spec.head_dim * bytes;
     if (v.blocks.precision() != INT8) return {kept, nullptr, nullptr, nullptr};
     float* row = v.own.head.data;
-    v.k.widen(v.blocks.entry_type(), kept, v.spec.head_dim, row);
+    v.k.widen(entry_type(v), kept, v.spec.head_dim, row);
     uint8_t* key = to.rest + there * (key_row(v.spec) + v.spec.value_width());
     const PositionRow made{key, key + key_row(v.spec), to.key_scales + there, to.value_scales + there};
     *made.key_scale = v.k.store_row(row, v.spec.head_dim, true, made.key);

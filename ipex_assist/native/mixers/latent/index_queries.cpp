@@ -1,12 +1,13 @@
 // The queries of an indexer in the form in which its keys are multiplied: as attention's queries, or, where keys are
 // int8, int8 with one scale, so that products are exact.
 #include "mixers/latent/choice.h"
+#include "mixers/latent/kept.h"
 
 namespace ipex_assist {
 namespace {
 
 bool are_integers(const AttentionView& v) {
-    return v.blocks.index_precision(v.number) == INT8 && v.blocks.attention_precision() != FP32;
+    return index_precision(v) == INT8 && v.blocks.attention_precision() != FP32;
 }
 
 // Of a query.

@@ -10,6 +10,7 @@
 
 #include "mixers/attention/block_choice.h"
 #include "mixers/latent/choice.h"
+#include "mixers/latent/kept.h"
 #include "mixers/latent/latent.h"
 #include "operations/share_work.h"
 
@@ -79,15 +80,15 @@ void append_pools(const AttentionView& v, const RowRange& range, int32_t id) {
         for (int32_t j = 0; j < index.each(); j++) {
             const int32_t position = after - index.each() + j;
             const float* row = position < segment.start
-                                   ? reinterpret_cast<const float*>(v.blocks.open_row(id, v.number, position))
+                                   ? reinterpret_cast<const float*>(open_row(v, id, position))
                                    : v.qkv(first_row + position - segment.start) + v.spec.index_key_column();
             rows[j] = {row, row + index.dim};
         }
         float* key = v.own.head.data;
         if (index.means) make_mean(v, segment, after - index.each(), rows, key);
         else make_pool(index, rows, v.layer.latent.index_places, key);
-        v.k.store_key(v.blocks.index_precision(v.number), key, index.dim, v.spec.index_depth(),
-                      (after - 1) % BLOCK_POSITIONS / index.each(), v.blocks.index_at(id, v.number));
+        v.k.store_key(index_precision(v), key, index.dim, v.spec.index_depth(),
+                      (after - 1) % BLOCK_POSITIONS / index.each(), index_at(v, id));
     }
 }
 
@@ -95,7 +96,7 @@ void append_pools(const AttentionView& v, const RowRange& range, int32_t id) {
 
 void keep_open_rows(const AttentionView& v) {
     const LatentSpec& latent = v.spec.latent;
-    const SourceType type = latent.has_entries() ? v.blocks.entry_type() : SOURCE_F32;
+    const SourceType type = latent.has_entries() ? entry_type(v) : SOURCE_F32;
     const int32_t rows = v.plan.rows();
     for (int32_t r = int32_t(share(rows, v.thread, v.plan.threads)),
                  end = int32_t(share(rows, v.thread + 1, v.plan.threads));
@@ -104,7 +105,7 @@ void keep_open_rows(const AttentionView& v) {
         const int32_t position = v.plan.positions[size_t(r)], block = position / BLOCK_POSITIONS;
         if (position + latent.open_rows() < std::min(s.start + s.rows, (block + 1) * BLOCK_POSITIONS)) continue;
         v.k.narrow(type, v.qkv(r) + v.spec.index_key_column(), latent.open_width(),
-                   v.blocks.open_row(s.blocks[block], v.number, position));
+                   open_row(v, s.blocks[block], position));
     }
 }
 
@@ -115,7 +116,7 @@ void append_index_keys(const AttentionView& v, const RowRange& range, int32_t kv
     const Norm& norm = v.layer.latent.index_norm;
     const int32_t id = v.segment(range).blocks[v.plan.last_block(range.first)];
     if (index.means) return append_pools(v, range, id);
-    const KeyValueBlock block = v.blocks.index_at(id, v.number);
+    const KeyValueBlock block = index_at(v, id);
     for (int32_t r = range.first; r < range.end; r++) {
         const int32_t position = v.plan.positions[size_t(r)];
         float *made = v.pass.activations.shared.qkv.row(r) + v.spec.index_key_column(),
@@ -123,8 +124,7 @@ void append_index_keys(const AttentionView& v, const RowRange& range, int32_t kv
         v.k.normalize(false, made, norm.weight, norm.bias, index.norm_eps, index.dim, key);
         if (index.pools()) continue;
         rotate_head(v.pass, v.layer, nullptr, v.segment(range), position, key);
-        v.k.store_key(v.blocks.index_precision(v.number), key, index.dim, v.spec.index_depth(),
-                      position % BLOCK_POSITIONS, block);
+        v.k.store_key(index_precision(v), key, index.dim, v.spec.index_depth(), position % BLOCK_POSITIONS, block);
     }
     if (index.pools()) append_pools(v, range, id);
 }
@@ -182,10 +182,10 @@ void score_share(const AttentionView& v, int32_t first, int32_t end) {
             if (!stored) store_queries(v, r), stored = true;
             const int64_t start = b * each, after = b + sharers, count = std::min(each, seen - start);
             const bool more = after * each < seen;
-            const KeyValueBlock next = v.blocks.index_at(segment.blocks[more ? after : b], v.number);
+            const KeyValueBlock next = index_at(v, segment.blocks[more ? after : b]);
             float few[LANES], *to = scores.row(r - first) + start;  // 16 scores at a time would reach the next block's
-            v.k.mixers->index.score(queries.tile, v.blocks.index_at(segment.blocks[b], v.number),
-                                    more ? &next : nullptr, queries.weights, count, each < LANES ? few : to);
+            v.k.mixers->index.score(queries.tile, index_at(v, segment.blocks[b]), more ? &next : nullptr,
+                                    queries.weights, count, each < LANES ? few : to);
             if (each < LANES) std::copy_n(few, count, to);
         }
     }

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "mixers/attention/check.h"
-#include "mixers/latent/choice.h"
+#include "mixers/latent/kept.h"
 #include "mixers/latent/latent.h"
 
 namespace ipex_assist {
@@ -174,9 +174,10 @@ void check_chosen(const LayerSpec* layers, int32_t number) {
 }
 
 void shape_chosen(const AttentionSpec& a, AttentionShape& shape) {
-    if (a.latent.indexer.top_k || a.latent.has_entries()) shape.gathering = Gathering(sight_of(a));
+    if (sight_of(a).rows()) shape.gathering = Gathering(sight_of(a));
 }
 
-extern const Mixer LATENT_MIXER{check, latent_columns, list_weights, size, list_operations, check_chosen, shape_chosen};
+extern const Mixer LATENT_MIXER{check,           latent_columns, list_weights, size,
+                                list_operations, check_chosen,   shape_chosen, keep};
 
 }  // namespace ipex_assist
