@@ -92,6 +92,7 @@ PAGES = {
             "mixture": "Mixtures of published shapes, random weights",
             "giant_layers": "The first layers of the largest mixtures, random weights",
             "giant_entries": "DeepSeek-V4-Flash at its default length, the first four layers",
+            "giant_pools": "Qwen3.8-Flash-Next, the first layers without its n-grams",
             "mixture_prompts": "Prompts of 4,096 tokens: the first token by rows a pass",
             "dense_prompts": "The same of four layers of a dense model: Llama 2 7B",
             "recurrent": "A dense model with recurrent layers, random weights",
