@@ -137,11 +137,7 @@ KeyValueBlock gather_choice(const AttentionView& v, const RowRange& tile, int32_
     const int64_t bytes = row_type_bytes(row_type(precision)), size = c.size, each = BLOCK_POSITIONS / size;
     const int64_t key_bytes = v.spec.key_depth() * bytes, panel = BLOCK_POSITIONS * LANES * bytes;
     const int32_t* chosen = v.pass.activations.shared.notes.row(tile.first) + kv_head * c.blocks + block * each;
-    KeyValueBlock to{v.own.work.data, v.own.work.data + BLOCK_POSITIONS * key_bytes, nullptr, nullptr};
-    if (precision == INT8) {
-        to.key_scales = reinterpret_cast<float*>(to.values + BLOCK_POSITIONS * v.spec.value_width());
-        to.value_scales = to.key_scales + BLOCK_POSITIONS;
-    }
+    const GatheredBlock to(v);
     for (int64_t i = 0; i < std::min(each, c.blocks - block * each); i++) {
         const int64_t here = chosen[i] % each * size, there = i * size;
         const KeyValueBlock from = v.block(tile, kv_head, chosen[i] / each);

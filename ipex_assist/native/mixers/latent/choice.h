@@ -58,6 +58,20 @@ inline void size_chosen(const AttentionSpec& a, int64_t last, ActivationSizes& s
     if (sight.chooses(last)) size_choice(last / sight.of_key() + 1, sight.top_k + sight.pool - 1, s);
 }
 
+// What rows attend to, gathered as a block in memory of this thread (size_gathered); and what is left of that.
+struct GatheredBlock : KeyValueBlock {
+    explicit GatheredBlock(const AttentionView& v) : KeyValueBlock{v.own.work.data, nullptr, nullptr, nullptr} {
+        const int64_t bytes = row_type_bytes(row_type(v.blocks.precision()));
+        values = keys + BLOCK_POSITIONS * v.spec.key_depth() * bytes;
+        rest = values + BLOCK_POSITIONS * v.spec.value_width() * bytes;
+        if (v.blocks.precision() != INT8) return;
+        key_scales = reinterpret_cast<float*>(rest);
+        value_scales = key_scales + BLOCK_POSITIONS;
+        rest += 2 * BLOCK_POSITIONS * 4;
+    }
+    uint8_t* rest;
+};
+
 // What index keys are multiplied with, of one row at a time in memory of this thread (index_queries.cpp).
 struct IndexQueries {
     AttentionTile tile;

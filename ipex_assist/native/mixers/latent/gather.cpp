@@ -10,20 +10,6 @@
 namespace ipex_assist {
 namespace {
 
-// A block in memory of this thread, and rows behind it.
-struct GatheredBlock : KeyValueBlock {
-    explicit GatheredBlock(const AttentionView& v) : KeyValueBlock{v.own.work.data, nullptr, nullptr, nullptr} {
-        const int64_t bytes = row_type_bytes(row_type(v.blocks.precision()));
-        values = keys + BLOCK_POSITIONS * v.spec.key_depth() * bytes;
-        rest = values + BLOCK_POSITIONS * v.spec.value_width() * bytes;
-        if (v.blocks.precision() != INT8) return;
-        key_scales = reinterpret_cast<float*>(rest);
-        value_scales = key_scales + BLOCK_POSITIONS;
-        rest += 2 * BLOCK_POSITIONS * 4;
-    }
-    uint8_t* rest;
-};
-
 // An entry, as the key and the value of a position. In int8 it becomes rows of that, behind the block.
 PositionRow row_of_entry(const AttentionView& v, const RowRange& tile, int64_t entry, const GatheredBlock& to,
                          int64_t there) {
