@@ -12,13 +12,14 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import pytest
 import safetensors.torch
 import tiny_models
 import torch
 from numpy.typing import NDArray
 
 from ipex_assist.checkpoints.open import open_checkpoint
-from ipex_assist.executors.interface import HiddenRows, Model, Rows
+from ipex_assist.executors.interface import DraftInput, DraftsInOneCall, HiddenRows, Model, Rows
 from ipex_assist.executors.load import load_head
 
 # Of recorded heads, and of a target for them.
@@ -164,6 +165,16 @@ def load(
     checkpoint = None if head is None else open_checkpoint(str(head))
     found = load_head(open_checkpoint(str(folder)), target, checkpoint, precision, executor, kv_precision=kv_precision)
     return target, found
+
+
+def check_drafts(head: Model, read: list[int], hidden: NDArray[Any], expected: list[tuple[int, float]]) -> None:
+    """A draft of 4 tokens and one of 2, in one call, are these tokens with these probabilities."""
+    assert isinstance(head, DraftsInOneCall)
+    requests = [DraftInput(head.new_sequence(64), read, length, 0.0, hidden) for length in (4, 2)]
+    for drafted, confidences in head.draft_many(requests):
+        wanted = expected[: len(drafted)]
+        assert drafted == [token for token, _ in wanted]
+        assert confidences == pytest.approx([share for _, share in wanted], rel=1e-4)
 
 
 def hidden_of(target: Model, head: Model, tokens: list[int]) -> NDArray[np.float32]:

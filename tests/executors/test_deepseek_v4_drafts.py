@@ -70,12 +70,7 @@ def test_further_tokens(executor: str, tmp_path: Path) -> None:
         expected.append((int(shares.argmax()), float(shares.max())))
         read, given = [*read, expected[-1][0]], torch.cat((given, own[-1:]))
     assert longest_draft(target.spec) == PENDING_ROWS - 1  # what entries are made of is kept of as many
-    assert isinstance(head, DraftsInOneCall)
-    requests = [DraftInput(head.new_sequence(64), PROMPT[1:], length, 0.0, hidden) for length in (4, 2)]
-    for drafted, confidences in head.draft_many(requests):
-        wanted = expected[: len(drafted)]
-        assert drafted == [token for token, _ in wanted]
-        assert confidences == pytest.approx([share for _, share in wanted], rel=1e-4)
+    draft_heads.check_drafts(head, PROMPT[1:], hidden, expected)
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
