@@ -35,9 +35,15 @@ QWEN = ("mtp.layers.0.", "mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm
 ERNIE = ("model.mtp_block.0.", "model.mtp_linear_proj.0", "model.mtp_emb_norm.0", "model.mtp_hidden_norm.0")
 LAYOUTS = {
     **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), (*NEXT_LAYER, "model.layers.{}.shared_head.norm")),
+    **dict.fromkeys(("hy_v3", "bailing_hybrid"), (*NEXT_LAYER, "model.layers.{}.final_layernorm")),
     **dict.fromkeys(("deepseek_v3", "glm4_moe", "glm4_moe_lite"), (*NEXT_LAYER, "model.layers.{}.shared_head.norm")),
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "exaone_moe"), (*QWEN, "mtp.norm")),
     "ernie4_5_moe": (*ERNIE, None),
+}
+# Lists with an entry for that layer, where that says which kind it is.
+LAST: dict[str, dict[str, Any]] = {
+    "hy-v3": {"mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]},
+    "bailing-hybrid": {"layer_types": [*["linear_attention", "full_attention"] * 2, "full_attention"]},
 }
 
 

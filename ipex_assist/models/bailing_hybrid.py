@@ -41,7 +41,6 @@ _CONVS = {f"{part}_conv": f"{part}_conv1d.weight" for part in "qkv"}
 
 
 def spec(config: Config) -> DecoderSpec:
-    """Its layers that predict further tokens have no reference: transformers ignores them, and so do we."""
     refuse(config, tie_word_embeddings=False)  # transformers would not tie them
     config = by_either_name(
         config,

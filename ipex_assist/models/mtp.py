@@ -8,6 +8,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from ipex_assist.models import deepseek_v4
+from ipex_assist.models.common import text_part
 from ipex_assist.models.config import Config
 from ipex_assist.models.draft_head import HeadSpec, Taps
 from ipex_assist.models.head_common import DraftHead, under
@@ -25,15 +26,17 @@ def mtp_of(architecture: Architecture, config: Mapping[str, Any], names: Collect
     """The head of such layers in a checkpoint with tensors of these names; None where it has none.
 
     A single one drafts every token; of several with all that stands around them (DeepSeek-V3's form), each drafts one.
-    It reads the target's last hidden states after the final norm, and its own the same way, as transformers does.
-    Raises NotComputed for a layer that our decoder does not have.
+    It reads the target's last hidden states after the final norm, and its own the same way, as transformers does, but
+    for layouts that say otherwise. Raises NotComputed for a layer that our decoder does not have.
     """
     target, present = architecture.spec(config), frozenset(names)
     count = target.num_hidden_layers
-    layout = next((each for each in LAYOUTS if f"{each.fc.format(count, 0)}.weight" in present), None)
+    known = [each for each in LAYOUTS if f"{each.fc.format(count, 0)}.weight" in present]
+    whole = [each for each in known if f"{each.final_norm}.weight".format(count, 0) in present]
+    layout = next(iter(whole + known), None)
     if layout is None or (layout.token is not None) != (target.streams is not None):
         return None
-    number = Config(config).integer("num_nextn_predict_layers", 1) if "{" in layout.fc else 1
+    number = text_part(Config(config)).integer("num_nextn_predict_layers", len(present)) if "{" in layout.fc else 1
     there = takewhile(lambda each: f"{layout.fc.format(count + each, each)}.weight" in present, range(max(1, number)))
     first, *further = (_head_of(architecture, config, target, layout, each) for each in there)
     return first._replace(further=tuple(further))
@@ -45,12 +48,13 @@ def _head_of(
     """That of one layer, the first of which has the number 0."""
     count = target.num_hidden_layers
     several = target.streams is not None  # of which it reads all, before the final norm
-    taps = Taps((count,), normed=not several, streams="all" if several else None)
-    head = HeadSpec("mtp", taps, target.tap_width(taps), fed_back_normed=not several)
+    normed = not several and not layout.before_norm
+    taps = Taps((count,), normed=normed, streams="all" if several else None)
+    head = HeadSpec("mtp", taps, target.tap_width(taps), fed_back_normed=normed)
     layer = _layer(architecture, config, target, number)
     spec = replace(target, layers=(layer,), head=head, tied_head=False, final_norm=layout.final_norm is not None)
     stored, places = architecture.weights(spec), (count + number, number)
-    sources = under(stored, lambda name: layout.layers.format(*places) + name.partition(layout.first)[2])
+    sources = under(stored, lambda name: layout.layers.format(*places) + layout.inside(name))
     norm, names_of = stored.get("final_norm.weight", Source("")), vars(layout)
     for ours, kind in {
         "head_embed_norm": "embed_norm",

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 class MtpLayout:
     """Names in a checkpoint; {0} stands for the number of the layer, counted on from those of the target, {1} from 0.
 
-    layers: what the names of the layer's tensors begin with, which in the target's own are `first`. token, head: of
-    several residual streams the linear of the token's embedding, and what the names of what weighs them before the
-    final norm begin with.
+    layers: what the names of the layer's tensors begin with, which in the target's own are `first`; `parts` of them are
+    others, too: (in the target's, here). before_norm: it reads the target's hidden states, and its own, before their
+    final norms. token, head: of several residual streams the linear of the token's embedding, and what the names of
+    what weighs them before the final norm begin with.
     """
 
     layers: str
@@ -20,14 +21,25 @@ class MtpLayout:
     hidden_norm: str
     final_norm: str | None
     first: str = "layers.0."
+    parts: tuple[tuple[str, str], ...] = ()
+    before_norm: bool = False
     token: str | None = None
     head: str = ""
 
+    def inside(self, name: str) -> str:
+        """What a tensor of the target's own first layer is called within the layer."""
+        rest = name.partition(self.first)[2]
+        for part, other in self.parts:
+            rest = rest.replace(part, other)
+        return rest
+
 
 _LAYER, _V4 = "model.layers.{0}.", "mtp.{1}."
+_NEXT = (_LAYER, f"{_LAYER}eh_proj", f"{_LAYER}enorm", f"{_LAYER}hnorm")
 LAYOUTS = (
     MtpLayout("mtp.layers.0.", "mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm"),
-    MtpLayout(_LAYER, f"{_LAYER}eh_proj", f"{_LAYER}enorm", f"{_LAYER}hnorm", f"{_LAYER}shared_head.norm"),
+    MtpLayout(*_NEXT, f"{_LAYER}shared_head.norm"),
+    MtpLayout(*_NEXT, f"{_LAYER}final_layernorm"),  # Hunyuan 3, Ling 3
     MtpLayout(
         *(_V4, f"{_V4}h_proj", f"{_V4}enorm", f"{_V4}hnorm", f"{_V4}norm"), token=f"{_V4}e_proj", head=f"{_V4}hc_head_"
     ),

@@ -131,7 +131,11 @@ def test_a_layer_for_each_token(variant: str, number: int, executor: str, tmp_pa
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize(
-    "variant", ["ernie4-5-moe", "nemotron-h-moe", *tiny_models.known("deepseek-v32", "glm-moe-dsa")]
+    "variant",
+    [
+        *("ernie4-5-moe", "nemotron-h-moe"),
+        *tiny_models.known("deepseek-v32", "glm-moe-dsa", "hy-v3", "bailing-hybrid"),
+    ],
 )
 def test_families_that_transformers_drafts_none_with(variant: str, executor: str, tmp_path: Path) -> None:
     """Their layers, run by transformers' own modules between what stands around them."""
@@ -187,15 +191,24 @@ def _saved_nemotron(folder: Path) -> Any:
 def _saved_sparse(variant: str, folder: Path) -> Any:
     """With an indexer of its own, whatever the layer before it has."""
     kinds = tiny_models.VARIANTS[variant].get("indexer_types")
-    model = draft_heads.save_mtp(folder, variant, {}, **({"indexer_types": [*kinds, "full"]} if kinds else {}))
+    return _saved_last(variant, {"indexer_types": [*kinds, "full"]} if kinds else {}, folder)
+
+
+def _saved_last(variant: str, changes: dict[str, Any], folder: Path) -> Any:
+    """transformers' model of the last layer alone, where lists of a kind for each layer say which it is."""
+    model = draft_heads.save_mtp(folder, variant, {}, **changes)
     model.model.layers, model.model.norm = model.model.layers[-1:], torch.nn.Identity()
     model.config.num_hidden_layers = 1
+    for name in ("layer_types", "mlp_layer_types"):
+        if name in changes:
+            setattr(model.config, name, changes[name][-1:])
     return model
 
 
 _SAVED = {
     **{"ernie4-5-moe": _saved_ernie, "nemotron-h-moe": _saved_nemotron},
     **{variant: partial(_saved_sparse, variant) for variant in ("deepseek-v32", "glm-moe-dsa")},
+    **{variant: partial(_saved_last, variant, changes) for variant, changes in draft_heads.LAST.items()},
 }
 
 

@@ -10,7 +10,15 @@ import deepseek_v4_drafts
 import pytest
 import tiny_models
 from conftest import HAS_NATIVE
-from draft_heads import all_layers_share, save_assistant, save_mtp, save_mtp_layers, save_recorded, save_target
+from draft_heads import (
+    LAST,
+    all_layers_share,
+    save_assistant,
+    save_mtp,
+    save_mtp_layers,
+    save_recorded,
+    save_target,
+)
 
 import ipex_assist
 from ipex_assist.checkpoints.open import OpenCheckpoints
@@ -29,6 +37,7 @@ pytestmark = pytest.mark.one_stack
 PROMPT = [3, 17, 150, 9, 9, 42, 77, 101, 5, 63, 12, 140, 8, 31] * 4
 NAMES = ["mtp", "lookup+mtp", "mtp-layers", "eagle3-llama", "dflash", "dspark"]
 NAMES += ["mtp-deepseek-v4", "mtp-dspark-deepseek-v4"] if tiny_models.known("deepseek-v4") else []
+NAMES += [f"mtp-{variant}" for variant in tiny_models.known("bailing-hybrid")]
 READING = ["shared_kv"] if tiny_models.known("gemma4") else []  # keys and values of its target
 AT_ONCE = (
     "dflash",
@@ -49,8 +58,10 @@ def save(folder: Path, name: str) -> str:
         deepseek_v4_drafts.save_mtp(folder / "target")
     elif name == "mtp-dspark-deepseek-v4":
         deepseek_v4_drafts.save_dspark(folder / "target")
-    elif "mtp" in name:
+    elif name in ("mtp", "lookup+mtp"):
         save_mtp(folder / "target", "glm4-moe", {})
+    elif name.startswith("mtp-"):
+        save_mtp(folder / "target", name.removeprefix("mtp-"), {}, **LAST[name.removeprefix("mtp-")])
     elif name == "shared_kv":
         with all_layers_share():
             clusters = {"use_ordered_embeddings": True, "num_centroids": 32, "centroid_intermediate_top_k": 7}
