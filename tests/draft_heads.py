@@ -33,50 +33,77 @@ _RECORDED = Path(__file__).parent / "executors" / "recorded_heads.json"
 NEXT_LAYER = ("model.layers.{}.", "model.layers.{}.eh_proj", "model.layers.{}.enorm", "model.layers.{}.hnorm")
 QWEN = ("mtp.layers.0.", "mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden")
 ERNIE = ("model.mtp_block.0.", "model.mtp_linear_proj.0", "model.mtp_emb_norm.0", "model.mtp_hidden_norm.0")
+MTP = "model.mtp.layers.{1}."
 LAYOUTS = {
     **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), (*NEXT_LAYER, "model.layers.{}.shared_head.norm")),
     **dict.fromkeys(("hy_v3", "bailing_hybrid"), (*NEXT_LAYER, "model.layers.{}.final_layernorm")),
     **dict.fromkeys(("deepseek_v3", "glm4_moe", "glm4_moe_lite"), (*NEXT_LAYER, "model.layers.{}.shared_head.norm")),
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "exaone_moe"), (*QWEN, "mtp.norm")),
     "ernie4_5_moe": (*ERNIE, None),
+    "mimo_v2_flash": (*(f"{MTP}{name}" for name in ("", "eh_proj", "enorm", "hnorm", "final_layernorm")),),
+    "longcat_flash": (*(f"{MTP}{name}" for name in ("", "eh_proj", "enorm.m", "hnorm.m")), "model.mtp.norm"),
+}
+# What the names of that layer's tensors are within it, by patterns of those of the target's own; "" is none of it.
+PARTS = {
+    "mimo_v2_flash": {"post_attention_layernorm": "pre_mlp_layernorm"},
+    "longcat_flash": {r"^(mlp|.*\.0)\..*": "", r"\.1\.": ".", r"^mlps\.": "transformer_layer.mlp."},
 }
 # Lists with an entry for that layer, where that says which kind it is.
 LAST: dict[str, dict[str, Any]] = {
     "hy-v3": {"mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]},
     "bailing-hybrid": {"layer_types": [*["linear_attention", "full_attention"] * 2, "full_attention"]},
+    "mimo-v2-flash": {
+        "layer_types": [*["full_attention", "sliding_attention", "sliding_attention"] * 2][:5],
+        "mlp_layer_types": ["dense", "sparse", "sparse", "sparse", "dense"],
+    },
 }
 
 
-def save_mtp(folder: Path, variant: str, told: Mapping[str, Any], **changes: Any) -> Any:
-    """Save a random model of `variant` that has such a layer.
+def save_mtp(folder: Path, variant: str, told: Mapping[str, Any], number: int = 1, **changes: Any) -> Any:
+    """Save a random model of `variant` that has so many such layers.
 
-    told: what its config says of that layer. changes: of the config, where lists with an entry a layer have one for
-    that layer, too. Returns transformers' model of all layers, whose last it is; it has `mtp`, the tensors beside it,
-    by "fc", "embed_norm", "hidden_norm" and "final_norm".
+    told: what its config says of them. changes: of the config, where lists with an entry a layer have one for each of
+    them, too. Returns transformers' model of all layers, whose last they are; it has `mtp`, the tensors beside the
+    first of them, by "fc", "embed_norm", "hidden_norm" and "final_norm", and `mtps` with those of each.
     """
     fields = tiny_models.VARIANTS[variant]
     text = fields.get("text_config", fields) | changes
-    count = text["num_hidden_layers"]
-    deeper = text | {"num_hidden_layers": count + 1}
+    counted = "num_layers" if "num_layers" in text else "num_hidden_layers"
+    count = text[counted]
+    deeper = text | {counted: count + number}
     model = tiny_models.save(
         folder, variant, **({**fields, "text_config": deeper} if "text_config" in fields else deeper)
     )
-    layer, *outside = LAYOUTS[text["model_type"]]
-    stored = {
-        re.sub(rf"^model\.(language_model\.)?layers\.{count}\.", layer.format(count), name): tensor
-        for name, tensor in safetensors.torch.load_file(folder / "model.safetensors").items()
-    }
-    model.mtp = outside_layer(text["hidden_size"])
-    named = {f"{name.format(count)}.weight": kind for name, kind in zip(outside, model.mtp, strict=True) if name}
-    stored |= {name: model.mtp[kind] for name, kind in named.items()}
-    safetensors.torch.save_file(stored, folder / "model.safetensors", {"format": "pt"})
-    path = folder / "config.json"
-    config = json.loads(path.read_text())
+    layout, parts = LAYOUTS[text["model_type"]], PARTS.get(text["model_type"], {})
+    stored = safetensors.torch.load_file(folder / "model.safetensors")
+    model.mtps = [outside_layer(text["hidden_size"], "" if number == 1 else str(each)) for each in range(number)]
+    model.mtp = model.mtps[0]
+    for each, beside in enumerate(model.mtps):
+        layer, *outside = (name and name.format(count + each, each) for name in layout)
+        for name in [name for name in stored if re.match(_layer_of(count + each), name)]:
+            rest, tensor = re.sub(_layer_of(count + each), "", name), stored.pop(name)
+            for pattern, new in parts.items():
+                rest = re.sub(pattern, new, rest)
+            if rest:
+                stored[layer + rest] = tensor
+        stored |= {f"{name}.weight": beside[kind] for name, kind in zip(outside, beside, strict=True) if name}
+    config = json.loads((folder / "config.json").read_text())
     part = config.get("text_config", config)
-    lists = {name: value[:count] for name, value in part.items() if isinstance(value, list) and len(value) == count + 1}
-    part |= {"num_hidden_layers": count, "num_nextn_predict_layers": 1, **lists, **told}
-    path.write_text(json.dumps(config))
+    lists = {
+        name: value[:count] for name, value in part.items() if isinstance(value, list) and len(value) == count + number
+    }
+    part |= {counted: count, "num_nextn_predict_layers": number, **lists, **told}
+    write(folder, config, stored)
     return model
+
+
+def kinds_of(variant: str, number: int = 1) -> dict[str, Any]:
+    """Lists of `variant` with an entry for each of so many such layers."""
+    return {name: [*kinds, *kinds[-1:] * (number - 1)] for name, kinds in LAST.get(variant, {}).items()}
+
+
+def _layer_of(number: int) -> str:
+    return rf"^model\.(language_model\.)?layers\.{number}\."
 
 
 def save_mtp_often_right(folder: Path, **changes: Any) -> Any:
@@ -93,25 +120,10 @@ def save_mtp_often_right(folder: Path, **changes: Any) -> Any:
     return model
 
 
-def save_mtp_layers(folder: Path, variant: str, number: int, **changes: Any) -> None:
-    """Save a random model of `variant`, of DeepSeek-V3's or GLM's kind, with a layer for each of `number` tokens."""
-    fields = tiny_models.VARIANTS[variant] | changes
-    count = fields["num_hidden_layers"]
-    tiny_models.save(folder, variant, **{**fields, "num_hidden_layers": count + number})
-    stored = safetensors.torch.load_file(folder / "model.safetensors")
-    names = (*NEXT_LAYER[1:], "model.layers.{}.shared_head.norm")
-    for layer in range(number):
-        for name, (kind, tensor) in zip(names, outside_layer(fields["hidden_size"]).items(), strict=True):
-            stored[f"{name.format(count + layer)}.weight"] = numbers(f"{kind}{layer}", tuple(tensor.shape))
-    config = json.loads((folder / "config.json").read_text())
-    lists = {key: each[:count] for key, each in config.items() if isinstance(each, list) and len(each) > count}
-    write(folder, {**config, **lists, "num_hidden_layers": count, "num_nextn_predict_layers": number}, stored)
-
-
-def outside_layer(size: int) -> dict[str, torch.Tensor]:
-    """Random weights of what stands around such a layer."""
+def outside_layer(size: int, name: str = "") -> dict[str, torch.Tensor]:
+    """Random weights of what stands around a layer of this name."""
     shapes = {"fc": (size, 2 * size), **dict.fromkeys(("embed_norm", "hidden_norm", "final_norm"), (size,))}
-    return {kind: numbers(kind, shape) for kind, shape in shapes.items()}
+    return {kind: numbers(f"{kind}{name}", shape) for kind, shape in shapes.items()}
 
 
 @contextlib.contextmanager

@@ -80,8 +80,8 @@ def _layer(architecture: Architecture, config: Mapping[str, Any], target: Decode
         kinds = dict.fromkeys(("layers_block_type", "layer_types"), config.get("mtp_layers_block_type"))
         pattern = Config(config).text("mtp_hybrid_override_pattern", "*E")
         return architecture.spec({**config, **kinds, "hybrid_override_pattern": pattern}).layers[0]
-    if architecture.model_type == "ernie4_5_moe":  # dense
-        return architecture.spec({**config, "num_hidden_layers": 1, "moe_layer_start_index": 1}).layers[0]
+    if (changes := _LAYERS.get(architecture.model_type)) is not None:
+        return architecture.spec({**config, "num_hidden_layers": 1, **changes}).layers[0]
     if architecture.model_type == "exaone_moe":  # dense
         each = Config(config).optional_texts("mtp_layer_types") or ["full_attention"]
         changes = {"num_hidden_layers": 1, "layer_types": each[:1], "mlp_layer_types": ["dense"]}
@@ -89,3 +89,11 @@ def _layer(architecture: Architecture, config: Mapping[str, Any], target: Decode
     layers = [layer for layer in target.layers if layer.recurrent is None]
     own = [each.attention for each in layers if not (each.attention.latent and each.attention.latent.shares_choice)]
     return replace(layers[-1], mixer=own[-1])
+
+
+# What a config says of a model that is one such layer, of families whose layer is of no kind of the target's last.
+_DENSE = {"mlp_layer_types": ["dense"]}
+_LAYERS: dict[str, dict[str, Any]] = {
+    "ernie4_5_moe": {"moe_layer_start_index": 1},
+    "mimo_v2_flash": {"layer_types": ["sliding_attention"], **_DENSE},
+}

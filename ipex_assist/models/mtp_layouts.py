@@ -34,12 +34,21 @@ class MtpLayout:
         return rest
 
 
-_LAYER, _V4 = "model.layers.{0}.", "mtp.{1}."
+_LAYER, _MTP, _V4 = "model.layers.{0}.", "model.mtp.layers.{1}.", "mtp.{1}."
 _NEXT = (_LAYER, f"{_LAYER}eh_proj", f"{_LAYER}enorm", f"{_LAYER}hnorm")
 LAYOUTS = (
     MtpLayout("mtp.layers.0.", "mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm"),
     MtpLayout(*_NEXT, f"{_LAYER}shared_head.norm"),
     MtpLayout(*_NEXT, f"{_LAYER}final_layernorm"),  # Hunyuan 3, Ling 3
+    MtpLayout(  # MiMo-V2-Flash
+        *(_MTP, f"{_MTP}eh_proj", f"{_MTP}enorm", f"{_MTP}hnorm", f"{_MTP}final_layernorm"),
+        parts=(("post_attention_layernorm", "pre_mlp_layernorm"),),
+        before_norm=True,
+    ),
+    MtpLayout(  # LongCat-Flash, whose own layers have two of each part
+        *(_MTP, f"{_MTP}eh_proj", f"{_MTP}enorm.m", f"{_MTP}hnorm.m", "model.mtp.norm"),
+        parts=((".0.", "."), ("mlp.", "transformer_layer.mlp.")),
+    ),
     MtpLayout(
         *(_V4, f"{_V4}h_proj", f"{_V4}enorm", f"{_V4}hnorm", f"{_V4}norm"), token=f"{_V4}e_proj", head=f"{_V4}hc_head_"
     ),

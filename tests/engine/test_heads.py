@@ -268,7 +268,11 @@ def test_a_block_is_no_longer_than_its_head_was_made_for() -> None:
 def save_head(folder: Path, name: str) -> Path | None:
     """A target and its head of random weights, the MTP layer's such that it is often right; the head's folder."""
     if name == "mtp-layers":
-        draft_heads.save_mtp_layers(folder, "glm4-moe", 3, max_position_embeddings=2048)
+        draft_heads.save_mtp(folder, "glm4-moe", {}, 3, max_position_embeddings=2048)
+        return None
+    if name == "mtp-mimo-v2-flash":
+        kinds = draft_heads.kinds_of("mimo-v2-flash", 2)
+        draft_heads.save_mtp(folder, "mimo-v2-flash", {}, 2, max_position_embeddings=2048, **kinds)
         return None
     if name == "shared_kv":
         with draft_heads.all_layers_share():
@@ -290,7 +294,12 @@ READING = ["shared_kv"] if tiny_models.known("gemma4") else []  # keys and value
 STREAMS = ["mtp-deepseek-v4", "dspark-deepseek-v4"] if tiny_models.known("deepseek-v4") else []
 
 
-@pytest.mark.parametrize("name", ["mtp", "mtp-layers", "eagle3-llama", "dflash", "dflash2", *READING, *STREAMS])
+BEFORE_NORM = [f"mtp-{variant}" for variant in tiny_models.known("mimo-v2-flash")]
+
+
+@pytest.mark.parametrize(
+    "name", ["mtp", "mtp-layers", "eagle3-llama", "dflash", "dflash2", *READING, *STREAMS, *BEFORE_NORM]
+)
 @pytest.mark.parametrize(
     ("executor", "precision", "kv_precision"),
     [("torch", "fp32", None), *([("native", "int8", "int8"), ("native", "bf16", None)] if HAS_NATIVE else [])],

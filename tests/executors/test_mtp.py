@@ -100,7 +100,7 @@ def test_a_layer_for_each_token(variant: str, number: int, executor: str, tmp_pa
     """All tokens of each round of transformers, whether the head reads a text at once, or what is new of it after
     each round: rows that a layer read with drafted tokens are read again with those that took their places.
     """
-    draft_heads.save_mtp_layers(tmp_path, variant, number)
+    draft_heads.save_mtp(tmp_path, variant, {}, number)
     model = _transformers(tmp_path, {"num_mtp_layers": number})
     count = model.config.num_hidden_layers
     model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{count + layer}\..*" for layer in range(number)]
@@ -134,7 +134,7 @@ def test_a_layer_for_each_token(variant: str, number: int, executor: str, tmp_pa
     "variant",
     [
         *("ernie4-5-moe", "nemotron-h-moe"),
-        *tiny_models.known("deepseek-v32", "glm-moe-dsa", "hy-v3", "bailing-hybrid"),
+        *tiny_models.known("deepseek-v32", "glm-moe-dsa", "hy-v3", "bailing-hybrid", "mimo-v2-flash", "longcat-flash"),
     ],
 )
 def test_families_that_transformers_drafts_none_with(variant: str, executor: str, tmp_path: Path) -> None:
@@ -152,9 +152,39 @@ def test_families_that_transformers_drafts_none_with(variant: str, executor: str
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
 
 
-def _rms(model: Any, x: torch.Tensor, kind: str) -> torch.Tensor:
+def _rms(model: Any, x: torch.Tensor, kind: str, layer: int = 0) -> torch.Tensor:
     eps = getattr(model.config, "rms_norm_eps", None) or model.config.layer_norm_epsilon
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * model.mtp[kind]
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * model.mtps[layer][kind]
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("variant", tiny_models.known("mimo-v2-flash"))
+def test_layers_before_the_norm(variant: str, executor: str, tmp_path: Path) -> None:
+    """A layer for each token, whose hidden states are those before the norm: the target's, and the earlier layer's."""
+    changes = draft_heads.kinds_of(variant, 2)
+    model = draft_heads.save_mtp(tmp_path, variant, {}, 2, **changes)
+    target, head = draft_heads.load(tmp_path, executor=executor)
+    hidden, body = draft_heads.hidden_of(target, head, PROMPT[:-1]), model.model
+    further = list(body.layers[-2:])
+    body.layers, body.norm, model.config.num_hidden_layers = body.layers[:-2], torch.nn.Identity(), len(body.layers) - 2
+    body.config.layer_types = changes["layer_types"][:-2]
+    with torch.no_grad():
+        h = body(torch.tensor([PROMPT[:-1]]), use_cache=False).last_hidden_state
+        torch.testing.assert_close(torch.from_numpy(hidden), h[0], atol=1e-4, rtol=1e-4)
+        model.config.num_hidden_layers, body.config.layer_types = 1, changes["layer_types"][-1:]
+        read, expected = PROMPT[1:], []
+        for number, layer in enumerate(further):
+            body.layers = torch.nn.ModuleList([layer])
+            e = _rms(model, model.get_input_embeddings()(torch.tensor([read])), "embed_norm", number)
+            rows = torch.cat((e, _rms(model, h, "hidden_norm", number)), -1) @ model.mtps[number]["fc"].T
+            h = body(inputs_embeds=rows, use_cache=False).last_hidden_state
+            shares = model.lm_head(_rms(model, h[0, -1], "final_norm", number)).softmax(0)
+            expected.append((int(shares.argmax()), float(shares.max())))
+            read = [*read[1:], expected[-1][0]]
+    assert isinstance(head, DraftsInOneCall)
+    [(drafted, likely)] = head.draft_many([DraftInput(head.new_sequence(64), PROMPT[1:], 2, 0.0, hidden)])
+    assert drafted == [token for token, _ in expected]
+    assert likely == pytest.approx([share for _, share in expected], rel=1e-4)
 
 
 def _saved_ernie(folder: Path) -> Any:
@@ -171,6 +201,7 @@ def _saved_nemotron(folder: Path) -> Any:
     count = len(pattern)
     model = tiny_models.save(folder, "nemotron-h-moe", hybrid_override_pattern=pattern + "*E")
     model.mtp = draft_heads.outside_layer(model.config.hidden_size)
+    model.mtps = [model.mtp]
     tensors = {
         re.sub(
             rf"^(backbone|model)\.layers\.({count}|{count + 1})\.", lambda n: f"mtp.layers.{int(n[2]) - count}.", name
@@ -205,8 +236,21 @@ def _saved_last(variant: str, changes: dict[str, Any], folder: Path) -> Any:
     return model
 
 
+def _saved_longcat(folder: Path) -> Any:
+    """The second half of one of its layers, whose first adds nothing."""
+    model = draft_heads.save_mtp(folder, "longcat-flash", {})
+    layer = model.model.layers[-1]
+    layer.mlp.forward = torch.zeros_like
+    with torch.no_grad():
+        for linear in (layer.self_attn[0].o_proj, layer.mlps[0].down_proj):
+            linear.weight.zero_()
+    model.model.layers, model.model.norm = model.model.layers[-1:], torch.nn.Identity()
+    model.config.num_layers = 1
+    return model
+
+
 _SAVED = {
-    **{"ernie4-5-moe": _saved_ernie, "nemotron-h-moe": _saved_nemotron},
+    **{"ernie4-5-moe": _saved_ernie, "nemotron-h-moe": _saved_nemotron, "longcat-flash": _saved_longcat},
     **{variant: partial(_saved_sparse, variant) for variant in ("deepseek-v32", "glm-moe-dsa")},
     **{variant: partial(_saved_last, variant, changes) for variant, changes in draft_heads.LAST.items()},
 }

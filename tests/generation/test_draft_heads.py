@@ -11,11 +11,10 @@ import pytest
 import tiny_models
 from conftest import HAS_NATIVE
 from draft_heads import (
-    LAST,
     all_layers_share,
+    kinds_of,
     save_assistant,
     save_mtp,
-    save_mtp_layers,
     save_recorded,
     save_target,
 )
@@ -37,7 +36,7 @@ pytestmark = pytest.mark.one_stack
 PROMPT = [3, 17, 150, 9, 9, 42, 77, 101, 5, 63, 12, 140, 8, 31] * 4
 NAMES = ["mtp", "lookup+mtp", "mtp-layers", "eagle3-llama", "dflash", "dspark"]
 NAMES += ["mtp-deepseek-v4", "mtp-dspark-deepseek-v4"] if tiny_models.known("deepseek-v4") else []
-NAMES += [f"mtp-{variant}" for variant in tiny_models.known("bailing-hybrid")]
+NAMES += [f"mtp-{variant}" for variant in tiny_models.known("bailing-hybrid", "longcat-flash", "mimo-v2-flash")]
 READING = ["shared_kv"] if tiny_models.known("gemma4") else []  # keys and values of its target
 AT_ONCE = (
     "dflash",
@@ -45,6 +44,7 @@ AT_ONCE = (
     "dspark-few-tokens",
     "mtp-layers",
     "mtp-dspark-deepseek-v4",
+    "mtp-mimo-v2-flash",
 )  # all tokens of a draft at one price
 BLOCK = Costs((1e-3,) * 16, 0.0, (1e-6,) * 16, 1e-7, block=(1e-6,) * 8)
 STEPS = Costs((1e-3,) * 16, 1e-6, (1e-6,) * 16, 1e-7)
@@ -53,7 +53,7 @@ STEPS = Costs((1e-3,) * 16, 1e-6, (1e-6,) * 16, 1e-7)
 def save(folder: Path, name: str) -> str:
     """A target in `folder` and a head for it; returns what --assistant-model calls the head."""
     if name == "mtp-layers":
-        save_mtp_layers(folder / "target", "glm4-moe", 3)
+        save_mtp(folder / "target", "glm4-moe", {}, 3)
     elif name == "mtp-deepseek-v4":
         deepseek_v4_drafts.save_mtp(folder / "target")
     elif name == "mtp-dspark-deepseek-v4":
@@ -61,7 +61,8 @@ def save(folder: Path, name: str) -> str:
     elif name in ("mtp", "lookup+mtp"):
         save_mtp(folder / "target", "glm4-moe", {})
     elif name.startswith("mtp-"):
-        save_mtp(folder / "target", name.removeprefix("mtp-"), {}, **LAST[name.removeprefix("mtp-")])
+        variant, number = name.removeprefix("mtp-"), 3 if name in AT_ONCE else 1
+        save_mtp(folder / "target", variant, {}, number, **kinds_of(variant, number))
     elif name == "shared_kv":
         with all_layers_share():
             clusters = {"use_ordered_embeddings": True, "num_centroids": 32, "centroid_intermediate_top_k": 7}

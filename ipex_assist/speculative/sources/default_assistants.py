@@ -77,7 +77,7 @@ DEFAULT_ASSISTANTS: dict[str, tuple[DefaultAssistant, ...]] = {
 # out, as many quantized copies do, and say nothing of it in their config.
 OWN_HEADS = frozenset(
     {"deepseek_v3", "deepseek_v32", "ernie4_5_moe", "exaone_moe", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa"}
-    | {"bailing_hybrid", "deepseek_v4", "hy_v3", "nemotron_h"}
+    | {"bailing_hybrid", "deepseek_v4", "hy_v3", "longcat_flash", "mimo_v2_flash", "nemotron_h"}
     | {"qwen3_5", "qwen3_5_moe", "qwen3_next"}
 )
 # Published draft heads by their targets' hub ids, for targets whose checkpoints bring none.
