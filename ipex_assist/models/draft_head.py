@@ -35,7 +35,8 @@ class HeadSpec:
     Own hidden states take the place of h for tokens that it drafted itself.
 
     - "mtp" (DeepSeek-V3, arXiv:2412.19437, section 2.2): x = fc([norm(e), norm(h)]) enters the layers; h is of one tap.
-      Of several residual streams (DeepSeek-V4) h has all, and stream s is fc_token(norm(e)) + fc(norm(h_s)).
+      Of several residual streams (DeepSeek-V4) h has all, and stream s is fc_token(norm(e)) + fc(norm(h_s)); of gated
+      ones (Qwen4) fc_token(norm(e)) + fc(norm(h)_s), by one norm of all of them.
     - "eagle3" (arXiv:2503.01840): g = fc(h) of several taps, or its own hidden state; x = g, and the first layer's
       queries, keys and values are made of [norm(e), norm(g)]. norm_before_residual: x is that norm(g).
     - "dflash" (arXiv:2602.06036): g = norm(fc(h)) of several taps becomes keys and values of every layer, as they are

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from ipex_assist.models import deepseek_v4
+from ipex_assist.models import deepseek_v4, qwen4_exp_text
 from ipex_assist.models.common import text_part
 from ipex_assist.models.config import Config
 from ipex_assist.models.draft_head import HeadSpec, Taps
@@ -15,7 +15,7 @@ from ipex_assist.models.head_common import DraftHead, under
 from ipex_assist.models.mtp_layouts import LAYOUTS, MtpLayout
 from ipex_assist.models.names import STREAM_PARTS
 from ipex_assist.models.spec import DecoderSpec, LayerSpec
-from ipex_assist.models.stream_spec import HEAD_STREAMS
+from ipex_assist.models.stream_spec import HEAD_GATE, HEAD_STREAMS
 from ipex_assist.models.weights import Source
 
 if TYPE_CHECKING:
@@ -65,10 +65,10 @@ def _head_of(
             sources[f"{ours}.weight"] = replace(norm, name=f"{names_of[kind].format(*places)}.weight", alternatives=())
     if layout.token is not None:
         sources["fc_token.weight"] = Source(f"{layout.token.format(*places)}.weight")
-        sources |= {
-            f"{HEAD_STREAMS}{ours}.weight": Source(layout.head.format(*places) + theirs)
-            for ours, theirs in STREAM_PARTS.items()
-        }
+        parts = {f"{HEAD_STREAMS}{ours}": theirs for ours, theirs in STREAM_PARTS.items()}
+        if target.gates_streams:
+            parts = {ours: f"{theirs}.weight" for ours, theirs in zip(HEAD_GATE, qwen4_exp_text.GATES, strict=True)}
+        sources |= {f"{ours}.weight": Source(layout.head.format(*places) + theirs) for ours, theirs in parts.items()}
     return DraftHead(spec, {**sources, "fc.weight": Source(f"{layout.fc.format(*places)}.weight")})
 
 
@@ -76,6 +76,8 @@ def _layer(architecture: Architecture, config: Mapping[str, Any], target: Decode
     """The layer: of the target's the last that is attention, but for families that say or do otherwise."""
     if architecture.model_type == "deepseek_v4":
         return deepseek_v4.layer_after(Config(config, deepseek_v4.NAMES), number)
+    if architecture.model_type in ("qwen4_exp", "qwen4_exp_text"):
+        return qwen4_exp_text.layer_after(text_part(Config(config, qwen4_exp_text.NAMES)))
     if architecture.model_type == "nemotron_h":
         kinds = dict.fromkeys(("layers_block_type", "layer_types"), config.get("mtp_layers_block_type"))
         pattern = Config(config).text("mtp_hybrid_override_pattern", "*E")

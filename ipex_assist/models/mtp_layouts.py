@@ -12,7 +12,7 @@ class MtpLayout:
     layers: what the names of the layer's tensors begin with, which in the target's own are `first`; `parts` of them are
     others, too: (in the target's, here). before_norm: it reads the target's hidden states, and its own, before their
     final norms. token, head: of several residual streams the linear of the token's embedding, and what the names of
-    what weighs them before the final norm begin with.
+    what weighs or gates them before the final norm begin with.
     """
 
     layers: str
@@ -34,6 +34,13 @@ class MtpLayout:
         return rest
 
 
+def _gated(place: str) -> MtpLayout:
+    """Qwen4's. place: what all of its names begin with."""
+    mixer, norm = f"{place}hyper_connection_mixer.", f"{place}pre_fc_norm_"
+    names = f"{place}layers.0.", f"{place}fc_hidden", f"{norm}embedding", f"{norm}hidden", f"{mixer}hc_norm"
+    return MtpLayout(*names, token=f"{place}fc_embedding", head=mixer)
+
+
 _LAYER, _MTP, _V4 = "model.layers.{0}.", "model.mtp.layers.{1}.", "mtp.{1}."
 _NEXT = (_LAYER, f"{_LAYER}eh_proj", f"{_LAYER}enorm", f"{_LAYER}hnorm")
 LAYOUTS = (
@@ -52,6 +59,7 @@ LAYOUTS = (
     MtpLayout(
         *(_V4, f"{_V4}h_proj", f"{_V4}enorm", f"{_V4}hnorm", f"{_V4}norm"), token=f"{_V4}e_proj", head=f"{_V4}hc_head_"
     ),
+    *(_gated(f"{part}mtp.") for part in ("", "model.", "language_model.", "model.language_model.")),
     MtpLayout(
         *("model.mtp_block.0.", "model.mtp_linear_proj.0", "model.mtp_emb_norm.0", "model.mtp_hidden_norm.0", None)
     ),

@@ -22,7 +22,7 @@ ARCHITECTURE = "Qwen4ExpForCausalLM"
 EXAMPLES = ("Qwen/Qwen3.8-Flash-Next",)
 NAMES = {"norm_eps": "rms_norm_eps"}
 _INDEXED = ("indexed_attention", "qwen_sparse_attention")  # by transformers' name, and that of newer checkpoints
-_GATES = ("input_mix_weight_down", "input_mix_weight_up")
+GATES = ("input_mix_weight_down", "input_mix_weight_up")
 _PLACES = {"attention": "attn_hyper_connection", "mlp": "mlp_hyper_connection"}
 _NORMS = {f"{ours}_norm": f"{theirs}.hc_norm" for ours, theirs in _PLACES.items()}
 _INDEX_NORMS = {f"index_{part}_norm": f"self_attn.indexer.{part}_layernorm" for part in ("q", "k")}
@@ -33,12 +33,12 @@ _LANES = 16  # columns that are multiplied together
 _KEPT = 256  # positions of a block of keys and values
 _OUTSIDE = {"embed_tokens": "model.embed_tokens", "lm_head": "lm_head"} | {
     "final_norm": "model.hyper_connection_mixer.hc_norm",
-    **{ours: f"model.hyper_connection_mixer.{theirs}" for ours, theirs in zip(HEAD_GATE, _GATES, strict=True)},
+    **{ours: f"model.hyper_connection_mixer.{theirs}" for ours, theirs in zip(HEAD_GATE, GATES, strict=True)},
 }
 _LINEARS = {f"{ours}_hc": f"{theirs}.block_inject_weight" for ours, theirs in _PLACES.items()} | {
     ours: f"{place}.{theirs}"
     for gate, place in zip((MIXER_GATE, MLP_GATE), _PLACES.values(), strict=True)
-    for ours, theirs in zip(gate, _GATES, strict=True)
+    for ours, theirs in zip(gate, GATES, strict=True)
 }
 
 
@@ -129,6 +129,22 @@ def _layer(layer: LayerSpec, rank: int, sigmoid: bool, indexer: IndexerSpec | No
     else:
         mixer = replace(mixer, indexer=indexer)
     return replace(layer, mixer=mixer, mixer_gate_rank=rank, mlp_gate_rank=rank)
+
+
+def layer_after(config: Config) -> LayerSpec:
+    """The layer that predicts further tokens, which has attention and no n-grams.
+
+    Raises NotComputed for other layers, for several, and for one with a table or rotary positions of its own.
+    """
+    own = Config(config.part("mtp"))
+    refuse(config, mtp_num_hidden_layers=1, mtp_use_dedicated_embeddings=False)
+    refuse(own, num_hidden_layers=1)
+    kinds, layer = own.optional_texts("layer_types") or [FULL], own.values.get("mtp_use_hidden_state_from_layer")
+    if len(kinds) != 1 or kinds[0] not in (FULL, *_INDEXED) or layer is not None:
+        raise NotComputed(f"layers that predict further tokens of {kinds} and of layer {layer} are not supported")
+    alone = spec(Config({**config.values, "num_hidden_layers": 1, "layer_types": [FULL], "ple_layer_ids": []}, NAMES))
+    refuse(own, rope_theta=alone.ropes[0].theta)
+    return alone.layers[0]
 
 
 def weights(spec: DecoderSpec) -> dict[str, Source]:

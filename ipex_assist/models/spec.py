@@ -260,7 +260,6 @@ class DecoderSpec:
         assert not self.layers[-1].aside, "a layer aside that nothing follows"
         assert self.altup is None or (self.per_layer_size and not self.streams and not self.head), "AltUp"
         assert self.streams is None or not (self.embedding_layers or self.per_layer_size), "streams"
-        assert self.head is None or self.streams is None or self.weighs_streams, "a draft head of gated residuals"
         gated = 0 if self.streams is None else self.streams.gate_rank
         for layer in self.layers:
             ranks = layer.mixer_gate_rank, layer.mlp_gate_rank
@@ -356,7 +355,7 @@ class DecoderSpec:
 
     @property
     def weighs_streams(self) -> bool:
-        """Whether it has several streams that are weighed by numbers, whose hidden states draft heads read."""
+        """Whether it has several streams that are weighed by numbers."""
         return self.streams is not None and not self.streams.gated
 
     def tap_width(self, taps: Taps) -> int:

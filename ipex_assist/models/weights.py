@@ -207,7 +207,7 @@ def _head_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
         "selector_after": (head.draft_vocab_size or spec.vocab_size, head.selector_rank),
         "confidence": (head.confidence_size,),
         "head_embed_norm": (hidden,),
-        "head_hidden_norm": (hidden,),
+        "head_hidden_norm": (spec.norm_width,),
         "input_norm": (read,),
         **{f"fc_norm_{tap}": (head.target_hidden_size,) for tap in range(len(head.taps.layers))},
     }

@@ -13,6 +13,7 @@ from typing import Any
 import deepseek_v4_drafts
 import draft_heads
 import pytest
+import qwen4_drafts
 import tiny_models
 from conftest import HAS_NATIVE
 from fake_heads import BLOCK_SIZE, VOCAB, FakeHead, FakeTarget, SamplingTarget
@@ -279,8 +280,7 @@ def save_head(folder: Path, name: str) -> Path | None:
             draft_heads.save_assistant(folder, folder / "head", "gemma4", {"max_position_embeddings": 2048})
         return folder / "head"
     if name in STREAMS:
-        save = {"mtp-deepseek-v4": deepseek_v4_drafts.save_mtp_often_right}
-        save.get(name, deepseek_v4_drafts.save_dspark_often_right)(folder, max_position_embeddings=2048)
+        STREAMS[name](folder, max_position_embeddings=2048)
         return None
     if name != "mtp":
         draft_heads.save_target(folder, max_position_embeddings=2048)
@@ -291,7 +291,12 @@ def save_head(folder: Path, name: str) -> Path | None:
 
 
 READING = ["shared_kv"] if tiny_models.known("gemma4") else []  # keys and values of its target
-STREAMS = ["mtp-deepseek-v4", "dspark-deepseek-v4"] if tiny_models.known("deepseek-v4") else []
+STREAMS = {
+    "mtp-deepseek-v4": deepseek_v4_drafts.save_mtp_often_right,
+    "dspark-deepseek-v4": deepseek_v4_drafts.save_dspark_often_right,
+    "mtp-qwen4-exp": qwen4_drafts.save_mtp_often_right,
+}
+STREAMS = {name: save for name, save in STREAMS.items() if tiny_models.known(name.partition("-")[2])}
 
 
 BEFORE_NORM = [f"mtp-{variant}" for variant in tiny_models.known("mimo-v2-flash")]

@@ -8,6 +8,7 @@ from typing import Any
 import checkpoint_files
 import deepseek_v4_drafts
 import pytest
+import qwen4_drafts
 import tiny_models
 from conftest import HAS_NATIVE
 from draft_heads import (
@@ -37,6 +38,7 @@ PROMPT = [3, 17, 150, 9, 9, 42, 77, 101, 5, 63, 12, 140, 8, 31] * 4
 NAMES = ["mtp", "lookup+mtp", "mtp-layers", "eagle3-llama", "dflash", "dspark"]
 NAMES += ["mtp-deepseek-v4", "mtp-dspark-deepseek-v4"] if tiny_models.known("deepseek-v4") else []
 NAMES += [f"mtp-{variant}" for variant in tiny_models.known("bailing-hybrid", "longcat-flash", "mimo-v2-flash")]
+NAMES += ["mtp-qwen4-exp"] if tiny_models.known("qwen4-exp") else []
 READING = ["shared_kv"] if tiny_models.known("gemma4") else []  # keys and values of its target
 AT_ONCE = (
     "dflash",
@@ -56,6 +58,8 @@ def save(folder: Path, name: str) -> str:
         save_mtp(folder / "target", "glm4-moe", {}, 3)
     elif name == "mtp-deepseek-v4":
         deepseek_v4_drafts.save_mtp(folder / "target")
+    elif name == "mtp-qwen4-exp":
+        qwen4_drafts.save_mtp(folder / "target")
     elif name == "mtp-dspark-deepseek-v4":
         deepseek_v4_drafts.save_dspark(folder / "target")
     elif name in ("mtp", "lookup+mtp"):

@@ -24,6 +24,11 @@ void make_dspark(UniformSpec& s, int32_t rank, bool reads_token) {
     s.draft_head.selector_rank = rank, s.draft_head.confidence_size = s.hidden_size + (reads_token ? rank : 0);
 }
 
+void make_gated(UniformSpec& s) { s.hidden_size = s.embedding_size = 48, s.streams = {3, 0, 0, 2, 0, 0, 20}; }
+
+// A target with gated residuals.
+const Kind GATED{"gated residuals", 30, make_gated};
+
 const Kind HEADS[] = {
     {"MTP", 0, [](UniformSpec& s) { make_head(s, MTP, 1), s.draft_head.fed_back_normed = 1; }},
     {"MTP with experts", 0, [](UniformSpec& s) { make_head(s, MTP, 1), s.experts = 5, s.experts_per_token = 2; }},
@@ -31,6 +36,11 @@ const Kind HEADS[] = {
      [](UniformSpec& s) {
          s.hidden_size = s.embedding_size = 48, s.streams = {3, 2, 1e-6f, 2, 0.1f, 0, 0};
          make_head(s, MTP, 1), s.draft_head.input_size *= 3;
+     }},
+    {"MTP with gated residuals and experts", 30,
+     [](UniformSpec& s) {
+         make_gated(s), make_head(s, MTP, 1);
+         s.draft_head.input_size *= 3, s.layers = 1, s.experts = 5, s.experts_per_token = 2;
      }},
     {"DSpark with three streams over keys that are values", 30,
      [](UniformSpec& s) {
@@ -392,14 +402,16 @@ void check_not_read(const KernelTable& k) {
 }  // namespace
 
 void test_draft_heads(const KernelTable& k) {
-    for_each_kind([&](const Format& f, const Kind& kind) {
+    const auto taps = [&](const Format& f, const Kind& kind) {
         const ModelSpec model = KindSpec(f, kind).model;
-        if (model.altup.several() || model.streams.gated() || (f.precision != FP32 && f.precision != INT8)) return;
+        if (model.altup.several() || (f.precision != FP32 && f.precision != INT8)) return;
         if (!model.streams.several()) return check_taps(k, f, kind, ONE_STREAM);
         for (const StreamTaps each : {MEAN_OF_STREAMS, ALL_STREAMS}) check_taps(k, f, kind, each);
-    });
+    };
+    for_each_kind(taps);
     for (const Format& f : FORMATS) {
         if (!races_differ(f)) continue;
+        taps(f, GATED);
         for (const Kind& kind : HEADS) {
             if (KindSpec(f, kind).model.draft_head.kind == DFLASH) check_block(k, f, kind);
             else check_fed_back(k, f, kind);

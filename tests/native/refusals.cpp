@@ -89,6 +89,12 @@ void check_kv_layers(const KernelTable& k) {
     CHECK_REFUSED("what is done to values", make([](std::vector<LayerSpec>& all) { all[2].attention.value_norm = 1; }));
 }
 
+constexpr StreamSpec GATED{3, 0, 0, 2, 0, 0, 20};
+
+void make_stream_head(UniformSpec& s, HeadKind kind, int32_t input_size) {
+    s.draft_head.kind = kind, s.draft_head.taps = 1, s.draft_head.input_size = input_size;
+}
+
 // Several residual streams: what they are not computed with.
 void check_streams(const KernelTable& k) {
     const auto make = [&](void (*change)(UniformSpec&), void (*change_last)(LayerSpec&) = nullptr) {
@@ -108,6 +114,16 @@ void check_streams(const KernelTable& k) {
     CHECK_REFUSED("hyper-connections is nan", make([](UniformSpec& s) { s.streams.eps = NAN; }));
     CHECK_REFUSED("hyper-connections is inf", make([](UniformSpec& s) { s.streams.gain_eps = INFINITY; }));
     CHECK_REFUSED("streams of 40 columns", make([](UniformSpec& s) { s.hidden_size = s.embedding_size = 40; }));
+    const std::string head = "several streams in a draft head of another kind, or with a norm behind them";
+    CHECK_REFUSED(head, make([](UniformSpec& s) { make_stream_head(s, EAGLE3, 48); }));
+    CHECK_REFUSED(head, make([](UniformSpec& s) { make_stream_head(s, DFLASH, 48), s.streams = GATED; }));
+    CHECK_REFUSED(head, make([](UniformSpec& s) {
+                      make_stream_head(s, MTP, 144), s.streams = GATED, s.draft_head.fed_back_normed = 1;
+                  }));
+    CHECK_REFUSED("48 columns for hidden states of 48",
+                  make([](UniformSpec& s) { make_stream_head(s, MTP, 48), s.streams = GATED; }));
+    CHECK_REFUSED("layer 0 of gated residuals has gates of its own",
+                  make([](UniformSpec& s) { make_stream_head(s, MTP, 144), s.streams = GATED; }));
     const std::string other = "with projected or per-layer embeddings";
     CHECK_REFUSED(other, make([](UniformSpec& s) { s.projected_embedding = 1, s.embedding_size = 24; }));
     CHECK_REFUSED(other, make([](UniformSpec& s) { s.per_layer_size = 20; }));

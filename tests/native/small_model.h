@@ -106,6 +106,7 @@ inline KindSpec::KindSpec(const Format& f, const Kind& kind) {
     model = spec.model(), layers = spec.layer_specs(kind.window, kind.sloped ? SLOPES : nullptr);
     for (LayerSpec& each : layers) {
         if (model.reads_target()) share_first(each);
+        if (model.streams.gated()) each.mixer_gate_rank = each.mlp_gate_rank = model.streams.gate_rank;
     }
     if (kind.change_last) kind.change_last(layers.back());
     for (size_t i = layers.size() - size_t(kind.sharers); i < layers.size(); i++)
@@ -269,12 +270,18 @@ struct Shape {
     int64_t rows, columns;
 };
 
-// What makes the numbers by which a row's streams are weighed, before attention, an MLP or the head.
+// What makes the numbers by which a row's streams are weighed, before attention, an MLP or the head; or the head's gates.
 template <typename Add>
 void list_stream_shapes(const ModelSpec& model, const std::string& place, int64_t numbers, int64_t kinds,
                         const Add& add) {
+    const int64_t columns = model.streams.columns(model.hidden_size), rank = model.streams.gate_rank;
     if (!model.streams.several()) return;
-    add(place + "_hc", numbers, model.streams.count * int64_t(model.hidden_size));
+    if (rank && place == "head") {
+        add("head_gate_down_proj", rank, columns), add("head_gate_up_proj", columns, rank);
+        return;
+    }
+    add(place + "_hc", numbers, columns);
+    if (rank) return;
     add(place + "_hc_base", numbers, 1), add(place + "_hc_scale", kinds, 1);
 }
 
@@ -334,16 +341,17 @@ void list_layer_shapes(const ModelSpec& model, const LayerSpec& layer, int32_t n
         all.push_back({leaf, bias, rows, columns, place});
     };
     for (const char* place : {"attention", "mlp"}) {
-        const int64_t each = model.streams.sinkhorn_steps ? 2 + model.streams.count : 2;
         if (place == std::string("mlp") && !layer.has_mlp()) continue;
         list_stream_shapes(
-            model, place, each * model.streams.count, model.streams.sinkhorn_steps ? 3 : 2,
+            model, place, model.streams.numbers(), model.streams.sinkhorn_steps ? 3 : 2,
             [&](const std::string& leaf, int64_t rows, int64_t columns) { add(leaf.c_str(), false, rows, columns); });
     }
+    const int64_t wide = model.norm_width();
     for (const bool bias : {false, true}) {
         if (bias && !model.norms_biased) continue;
-        if (layer.norm_place != POST && (input == hidden || layer.aside)) add("attention_norm", bias, input, 1);
-        if (layer.norm_place != POST && !layer.shared_norm && layer.has_mlp()) add("mlp_norm", bias, hidden, 1);
+        if (layer.norm_place != POST && (input == hidden || layer.aside))
+            add("attention_norm", bias, layer.aside ? input : wide, 1);
+        if (layer.norm_place != POST && !layer.shared_norm && layer.has_mlp()) add("mlp_norm", bias, wide, 1);
         if (layer.has_attention_out_norm()) add("attention_out_norm", bias, hidden, 1);
         if (layer.has_mlp_out_norm()) add("mlp_out_norm", bias, hidden, 1);
     }
@@ -403,10 +411,10 @@ void list_layer_shapes(const ModelSpec& model, const LayerSpec& layer, int32_t n
     if (!layer.is_recurrent()) linear("o_proj", a.output_bias, hidden, a.output_width());
     const int64_t gated = a.latent.reads_unnormed ? a.latent.query_width() : hidden;
     if (a.output_gate) linear("g_proj", a.qkv_bias, a.gate_width(), gated);
-    if (layer.mixer_gate_rank) linear("mixer_gate_down_proj", 0, layer.mixer_gate_rank, hidden);
-    if (layer.mixer_gate_rank) linear("mixer_gate_up_proj", 0, hidden, layer.mixer_gate_rank);
-    if (layer.mlp_gate_rank) linear("mlp_gate_down_proj", 0, layer.mlp_gate_rank, hidden);
-    if (layer.mlp_gate_rank) linear("mlp_gate_up_proj", 0, hidden, layer.mlp_gate_rank);
+    if (layer.mixer_gate_rank) linear("mixer_gate_down_proj", 0, layer.mixer_gate_rank, wide);
+    if (layer.mixer_gate_rank) linear("mixer_gate_up_proj", 0, wide, layer.mixer_gate_rank);
+    if (layer.mlp_gate_rank) linear("mlp_gate_down_proj", 0, layer.mlp_gate_rank, wide);
+    if (layer.mlp_gate_rank) linear("mlp_gate_up_proj", 0, wide, layer.mlp_gate_rank);
     for (int32_t e = m.experts ? 0 : -1; layer.has_mlp() && e < m.count(); e++) {
         const int64_t size = m.experts && e == m.experts ? m.shared_size : m.intermediate_size;
         if (m.gated) linear("gate_proj", m.bias, size, hidden, e);
@@ -460,7 +468,7 @@ void list_head_shapes(const ModelSpec& s, std::vector<Shape>& all) {
         if (head.clusters) all.push_back({"clusters", false, head.clusters, hidden});
         return;
     }
-    all.push_back({"head_hidden_norm", false, hidden, 1});
+    all.push_back({"head_hidden_norm", false, s.norm_width(), 1});
     if (head.candidates) all.push_back({"selector_proj", false, head.selector_rank, hidden});
     if (head.selector_rank) {
         all.push_back({"selector_before", false, s.vocab_size, head.selector_rank});
@@ -502,7 +510,7 @@ std::vector<Shape> shapes(const ModelSpec& s, const std::vector<LayerSpec>& laye
     }
     for (const bool bias : {false, true}) {
         if (bias && !s.norms_biased) continue;
-        if (s.final_norm) all.push_back({"final_norm", bias, hidden, 1});
+        if (s.final_norm) all.push_back({"final_norm", bias, s.norm_width(), 1});
         if (s.embedding_norm) all.push_back({"embed_norm", bias, hidden, 1});
     }
     if (s.head_bias) all.push_back({"lm_head", true, s.vocab_size, 1});

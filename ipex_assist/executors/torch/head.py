@@ -65,8 +65,9 @@ class TorchHead(TorchModel):
         assert head.kind in ("mtp", "eagle3"), "a head that reads no texts"
         if weights.fc_token is not None:
             of_token = weights.fc_token(self._norm(e[:, : self.spec.hidden_size].contiguous(), weights.embed_norm))
-            streams = (self._norm(each.contiguous(), weights.hidden_norm) for each in h.split(self.spec.hidden_size, 1))
-            return torch.cat([of_token + weights.fc(each) for each in streams], 1)
+            normed = torch.cat([self._norm(each, weights.hidden_norm) for each in h.split(self.spec.norm_width, 1)], 1)
+            streams = normed.split(self.spec.hidden_size, 1)
+            return torch.cat([of_token + weights.fc(each.contiguous()) for each in streams], 1)
         if head.kind == "mtp":
             return weights.fc(torch.cat((self._norm(e, weights.embed_norm), self._norm(h, weights.hidden_norm)), 1))
         g = self.combined(h) if h.shape[1] == head.input_size else h

@@ -116,7 +116,7 @@ def check_hidden(spec: DecoderSpec, hidden: HiddenRows | None) -> None:
     if hidden is None:
         return
     one = hidden.taps.streams is None
-    known = streams is None if one else spec.weighs_streams and not hidden.taps.normed
+    known = streams is None if one else spec.streams is not None and not hidden.taps.normed
     if not known and streams is None:
         raise IpexAssistError("hidden states of several residual streams, of which the model has one")
     if not known and streams is not None:

@@ -19,8 +19,7 @@ void check_hidden(const ModelSpec& s, const Batch& b) {
         refuse("hidden states become keys and values alone, without logits");
     check_range("taps of a pass", b.taps.count, 0, LARGEST);
     check_range("whether taps are of rows with logits", b.taps.of_logit_rows, 0, 1);
-    check_range("what is given of streams", b.taps.streams, ONE_STREAM,
-                s.streams.several() && !s.streams.gated() ? ALL_STREAMS : ONE_STREAM);
+    check_range("what is given of streams", b.taps.streams, ONE_STREAM, s.streams.several() ? ALL_STREAMS : ONE_STREAM);
     const bool one = !s.streams.several() && !s.altup.several();
     if (!one && ((b.taps.count && (!b.taps.streams || b.taps.normed)) || b.embedding_layers))
         refuse("hidden states of a model whose residual stream has %d rows", std::max(s.streams.count, s.altup.count));

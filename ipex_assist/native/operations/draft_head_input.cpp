@@ -73,8 +73,16 @@ void through_fc(Pass& pass, int thread) {
     linear(pass, thread, pass.inputs(thread, model.fc.depth), model.fc, pass.plan().rows(), x.data, x.columns);
 }
 
-// Likewise each stream of the target's residual stream, beside what is made of the token: fc(norm(h_s)) + fc_token(norm(e))
-// is stream s.
+// Of the target's residual stream, streams as they pass norms: each the same one, or of gated residuals all together.
+void normalize_entering(const Pass& pass, const float* hidden, float* to) {
+    const ModelSpec& spec = pass.model.spec;
+    const int64_t width = spec.norm_width();
+    for (int64_t at = 0; at < spec.streams.columns(spec.hidden_size); at += width)
+        normalize(pass, pass.model.head_hidden_norm, hidden + at, to + at, width);
+}
+
+// Likewise each stream of the target's residual stream, beside what is made of the token: fc(norm(h)_s) + fc_token(norm(e))
+// is stream s, in whose place norm(h)_s is until then.
 void streams_through_fc(Pass& pass, int thread) {
     const PackedModel& model = pass.model;
     const Array<float>&x = pass.activations.shared.x, &of_token = pass.delta(thread);
@@ -89,13 +97,12 @@ void streams_through_fc(Pass& pass, int thread) {
         embed_token(pass, pass.plan().tokens[size_t(r)], pass.plan().positions[size_t(r)], row);
         normalize(pass, model.head_embedding_norm, row, row);
         prepare_row(pass, thread, row, size, 0, model.fc_token.depth, r, model.fc_token, &NodeBuffers::inputs);
+        normalize_entering(pass, pass.hidden[size_t(r)], x.row(r));
     }
     run(model.fc_token, of_token.data, of_token.columns);
     for (int64_t at = 0; at < model.spec.streams.columns(size); at += size) {
-        for (int64_t r = first; r < end; r++) {
-            normalize(pass, model.head_hidden_norm, pass.hidden[size_t(r)] + at, row);
-            prepare_row(pass, thread, row, size, 0, model.fc.depth, r, model.fc, &NodeBuffers::inputs);
-        }
+        for (int64_t r = first; r < end; r++)
+            prepare_row(pass, thread, x.row(r) + at, size, 0, model.fc.depth, r, model.fc, &NodeBuffers::inputs);
         run(model.fc, x.data + at, x.columns);
         for (int64_t r = first; r < end; r++) pass.kernels.add(x.row(r) + at, of_token.row(r), size);
     }

@@ -53,7 +53,7 @@ void check_draft_head(const ModelSpec& s) {
     if (h.kind == MTP && h.input_size != s.streams.columns(s.hidden_size))
         refuse("a draft head of %d columns for hidden states of %d", s.hidden_size, h.input_size);
     const bool blocks = h.kind == DFLASH && !h.conv_kernel && !h.candidates && !h.input_norm;
-    if (s.streams.several() && ((h.kind != MTP && !blocks) || s.streams.gated() || h.fed_back_normed))
+    if (s.streams.several() && ((h.kind != MTP && (!blocks || s.streams.gated())) || h.fed_back_normed))
         refuse("several streams in a draft head of another kind, or with a norm behind them");
     if (s.reads_target()) check_reading_head(s);
     else check_range("clusters of a draft head's tokens", h.clusters, 0, 0);

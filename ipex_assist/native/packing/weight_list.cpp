@@ -167,7 +167,7 @@ void list_draft_head(WeightList& list, ModelWeights& w) {
     }
     list_selector(list, spec, w.selector);
     if (head.feeds_back()) list.norm(w.head_embedding_norm, spec, {"head_embed_norm", hidden});
-    list.norm(w.head_hidden_norm, spec, {"head_hidden_norm", hidden});
+    list.norm(w.head_hidden_norm, spec, {"head_hidden_norm", spec.norm_width()});
 }
 
 void list_outside(WeightList& list, ModelWeights& w) {

@@ -78,7 +78,7 @@ DEFAULT_ASSISTANTS: dict[str, tuple[DefaultAssistant, ...]] = {
 OWN_HEADS = frozenset(
     {"deepseek_v3", "deepseek_v32", "ernie4_5_moe", "exaone_moe", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa"}
     | {"bailing_hybrid", "deepseek_v4", "hy_v3", "longcat_flash", "mimo_v2_flash", "nemotron_h"}
-    | {"qwen3_5", "qwen3_5_moe", "qwen3_next"}
+    | {"qwen3_5", "qwen3_5_moe", "qwen3_next", "qwen4_exp", "qwen4_exp_text"}
 )
 # Published draft heads by their targets' hub ids, for targets whose checkpoints bring none.
 DEFAULT_HEADS: dict[str, str] = {

@@ -68,6 +68,7 @@ void prepare_ngrams(Pass& pass, const LayerStep& step, int thread) {
         if (!layer.into_attention.add) return;
         add_delta(pass, layer.into_attention, r, pass.stream(thread).row(r), pass.delta(thread).row(r), row, start);
     });
+    if (pass.batch.taps.count) tap_layer(pass, step.index, thread);
     prepare_made(pass, thread, layer.recurrent.gate_rank, plan.rows(), layer.qkv, [&](int64_t r) {
         look_up(pass, step, r, row);
         return row;
