@@ -40,6 +40,11 @@ LAYOUTS = {
     **dict.fromkeys(("deepseek_v3", "glm4_moe", "glm4_moe_lite"), (*NEXT_LAYER, "model.layers.{}.shared_head.norm")),
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "exaone_moe"), (*QWEN, "mtp.norm")),
     "ernie4_5_moe": (*ERNIE, None),
+    "step3p5": (*NEXT_LAYER, "model.layers.{}.transformer.shared_head.norm"),
+    "minimax_m3_vl_text": (
+        *(f"language_model.{MTP}{name}" for name in ("transformer_layer.", "eh_proj", "enorm", "hnorm")),
+        f"language_model.{MTP}final_layernorm",
+    ),
     "mimo_v2_flash": (*(f"{MTP}{name}" for name in ("", "eh_proj", "enorm", "hnorm", "final_layernorm")),),
     "longcat_flash": (*(f"{MTP}{name}" for name in ("", "eh_proj", "enorm.m", "hnorm.m")), "model.mtp.norm"),
 }
@@ -48,10 +53,22 @@ PARTS = {
     "mimo_v2_flash": {"post_attention_layernorm": "pre_mlp_layernorm"},
     "longcat_flash": {r"^(mlp|.*\.0)\..*": "", r"\.1\.": ".", r"^mlps\.": "transformer_layer.mlp."},
 }
+# Of families whose lists in a published config go on with those of such layers.
+LONGER = ("step3p5",)
 # Lists with an entry for that layer, where that says which kind it is.
 LAST: dict[str, dict[str, Any]] = {
     "hy-v3": {"mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]},
     "bailing-hybrid": {"layer_types": [*["linear_attention", "full_attention"] * 2, "full_attention"]},
+    "step3p7": {
+        "layer_types": [*["full_attention", "sliding_attention", "sliding_attention"] * 2][:5],
+        "mlp_layer_types": ["dense", "sparse", "sparse", "sparse", "dense"],
+        "swiglu_limits": [0.0, 0.2, 0.0, 0.3, 0.0],
+        "swiglu_limits_shared": [0.4, 0.0, 0.1, 0.3, 0.2],
+    },
+    "minimax-m3": {
+        "layer_types": ["full_attention", *["minimax_m3_sparse"] * 3],
+        "mlp_layer_types": ["dense", *["sparse"] * 3],
+    },
     "mimo-v2-flash": {
         "layer_types": [*["full_attention", "sliding_attention", "sliding_attention"] * 2][:5],
         "mlp_layer_types": ["dense", "sparse", "sparse", "sparse", "dense"],
@@ -92,6 +109,7 @@ def save_mtp(folder: Path, variant: str, told: Mapping[str, Any], number: int = 
     lists = {
         name: value[:count] for name, value in part.items() if isinstance(value, list) and len(value) == count + number
     }
+    lists = {} if part["model_type"] in LONGER else lists
     part |= {counted: count, "num_nextn_predict_layers": number, **lists, **told}
     write(folder, config, stored)
     return model
@@ -103,7 +121,7 @@ def kinds_of(variant: str, number: int = 1) -> dict[str, Any]:
 
 
 def _layer_of(number: int) -> str:
-    return rf"^model\.(language_model\.)?layers\.{number}\."
+    return rf"^(language_model\.)?model\.(language_model\.)?layers\.{number}\."
 
 
 def save_mtp_often_right(folder: Path, **changes: Any) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from ipex_assist.models import deepseek_v4, qwen4_exp_text
+from ipex_assist.models import deepseek_v4, qwen4_exp_text, step3p7
 from ipex_assist.models.common import text_part
 from ipex_assist.models.config import Config
 from ipex_assist.models.draft_head import HeadSpec, Taps
@@ -82,8 +82,12 @@ def _layer(architecture: Architecture, config: Mapping[str, Any], target: Decode
         kinds = dict.fromkeys(("layers_block_type", "layer_types"), config.get("mtp_layers_block_type"))
         pattern = Config(config).text("mtp_hybrid_override_pattern", "*E")
         return architecture.spec({**config, **kinds, "hybrid_override_pattern": pattern}).layers[0]
+    if architecture.model_type == "step3p7":
+        return step3p7.layer_after(Config(config, step3p7.NAMES), number)
     if (changes := _LAYERS.get(architecture.model_type)) is not None:
-        return architecture.spec({**config, "num_hidden_layers": 1, **changes}).layers[0]
+        alone = {"num_hidden_layers": 1, **changes}
+        parts = {"text_config": {**config["text_config"], **alone}} if "text_config" in config else alone
+        return architecture.spec({**config, **parts}).layers[0]
     if architecture.model_type == "exaone_moe":  # dense
         each = Config(config).optional_texts("mtp_layer_types") or ["full_attention"]
         changes = {"num_hidden_layers": 1, "layer_types": each[:1], "mlp_layer_types": ["dense"]}
@@ -97,5 +101,6 @@ def _layer(architecture: Architecture, config: Mapping[str, Any], target: Decode
 _DENSE = {"mlp_layer_types": ["dense"]}
 _LAYERS: dict[str, dict[str, Any]] = {
     "ernie4_5_moe": {"moe_layer_start_index": 1},
+    "minimax_m3_vl": {"layer_types": ["minimax_m3_sparse"], "mlp_layer_types": ["sparse"]},
     "mimo_v2_flash": {"layer_types": ["sliding_attention"], **_DENSE},
 }

@@ -41,6 +41,7 @@ _FIELDS = {
     **{"share_expert_dims": "share_expert_dim"},
 }
 _NORMS = {**LLAMA_NORMS, **HEAD_NORMS}
+_LIMITS = ("swiglu_limits", "swiglu_limits_shared")
 
 
 def spec(config: Config) -> DecoderSpec:
@@ -67,6 +68,20 @@ def spec(config: Config) -> DecoderSpec:
         sliding_windows=windows(text, kinds),
     )
     return replace(alike, layers=_with_mlps(text, with_attention(alike.layers, "heads", _heads(text, kinds))))
+
+
+def layer_after(config: Config, number: int) -> LayerSpec:
+    """The layer that predicts further tokens with this number, from 0 on: of the kind that lists say beyond the layers,
+    or lists of their own (`mtp_layer_types`); else dense, with attention to everything.
+    """
+    text = text_part(config).values
+    count = layer_count(Config({**_USUAL, **text}))
+    kinds = ["sparse" if sparse else "dense" for sparse in _sparse(Config(text), count)]
+    made = {"mlp_layer_types": kinds, **text, "num_hidden_layers": count + number + 1, "per_layer_config": {}}
+    for name, usual in (("layer_types", FULL), ("mlp_layer_types", "dense"), *((name, None) for name in _LIMITS)):
+        if isinstance(listed := made.get(name), list):
+            made[name] = [*listed, *(text.get(f"mtp_{name}") or ()), *[usual] * (number + 1)]
+    return spec(Config({**config.values, "text_config": made}, config.other_names)).layers[-1]
 
 
 def _trimmed(values: Any, count: int) -> Any:
@@ -105,7 +120,7 @@ def _rope(text: Config, kinds: Sequence[str], kind: str) -> Config:
 def _with_mlps(text: Config, layers: Sequence[LayerSpec]) -> tuple[LayerSpec, ...]:
     """Each layer's MLP or experts, with the limit that it has of its own."""
     count = len(layers)
-    limits, shared = (_limits(text, name, count) for name in ("swiglu_limits", "swiglu_limits_shared"))
+    limits, shared = (_limits(text, name, count) for name in _LIMITS)
     dense = layers[0].each_mlp
     routed = experts(
         text,

@@ -48,6 +48,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
 }
 PROMPT = tokens(21, 3)
+BEFORE_NORM = ("mimo-v2-flash", "step3p7")  # whose layers read hidden states before the final norm
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
@@ -135,6 +136,7 @@ def test_a_layer_for_each_token(variant: str, number: int, executor: str, tmp_pa
     [
         *("ernie4-5-moe", "nemotron-h-moe"),
         *tiny_models.known("deepseek-v32", "glm-moe-dsa", "hy-v3", "bailing-hybrid", "mimo-v2-flash", "longcat-flash"),
+        *tiny_models.known("step3p7", "minimax-m3"),
     ],
 )
 def test_families_that_transformers_drafts_none_with(variant: str, executor: str, tmp_path: Path) -> None:
@@ -143,35 +145,43 @@ def test_families_that_transformers_drafts_none_with(variant: str, executor: str
     target, head = draft_heads.load(tmp_path, executor=executor)
     hidden = draft_heads.hidden_of(target, head, PROMPT[:-1])
     logits = head.forward([Rows(head.new_sequence(64), PROMPT[1:], len(PROMPT) - 1, hidden)])
+    assert head.spec.head is not None
+    assert head.spec.head.taps.normed == (variant not in BEFORE_NORM)
     with torch.no_grad():
         e = _rms(model, model.get_input_embeddings()(torch.tensor([PROMPT[1:]])), "embed_norm")
         rows = torch.cat((e, _rms(model, torch.from_numpy(hidden)[None], "hidden_norm")), -1) @ model.mtp["fc"].T
-        body = model.model
+        body = _body(model)
         states = body(inputs_embeds=rows, use_cache=False).last_hidden_state
         expected = model.lm_head(states if variant.startswith("ernie") else _rms(model, states, "final_norm"))[0]
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
 
 
+def _body(model: Any) -> Any:
+    return getattr(model.model, "language_model", model.model)
+
+
 def _rms(model: Any, x: torch.Tensor, kind: str, layer: int = 0) -> torch.Tensor:
-    eps = getattr(model.config, "rms_norm_eps", None) or model.config.layer_norm_epsilon
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * model.mtps[layer][kind]
+    config = _body(model).config
+    eps = getattr(config, "rms_norm_eps", None) or config.layer_norm_epsilon
+    weight = model.mtps[layer][kind] + (config.model_type in ("step3p5", "minimax_m3_vl_text"))
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("variant", tiny_models.known("mimo-v2-flash"))
+@pytest.mark.parametrize("variant", tiny_models.known(*BEFORE_NORM))
 def test_layers_before_the_norm(variant: str, executor: str, tmp_path: Path) -> None:
     """A layer for each token, whose hidden states are those before the norm: the target's, and the earlier layer's."""
     changes = draft_heads.kinds_of(variant, 2)
     model = draft_heads.save_mtp(tmp_path, variant, {}, 2, **changes)
     target, head = draft_heads.load(tmp_path, executor=executor)
-    hidden, body = draft_heads.hidden_of(target, head, PROMPT[:-1]), model.model
-    further = list(body.layers[-2:])
-    body.layers, body.norm, model.config.num_hidden_layers = body.layers[:-2], torch.nn.Identity(), len(body.layers) - 2
+    hidden, body = draft_heads.hidden_of(target, head, PROMPT[:-1]), _body(model)
+    further, body.norm = list(body.layers[-2:]), torch.nn.Identity()
+    body.layers, body.config.num_hidden_layers = body.layers[:-2], len(body.layers) - 2
     body.config.layer_types = changes["layer_types"][:-2]
     with torch.no_grad():
         h = body(torch.tensor([PROMPT[:-1]]), use_cache=False).last_hidden_state
         torch.testing.assert_close(torch.from_numpy(hidden), h[0], atol=1e-4, rtol=1e-4)
-        model.config.num_hidden_layers, body.config.layer_types = 1, changes["layer_types"][-1:]
+        body.config.num_hidden_layers, body.config.layer_types = 1, changes["layer_types"][-1:]
         read, expected = PROMPT[1:], []
         for number, layer in enumerate(further):
             body.layers = torch.nn.ModuleList([layer])
@@ -228,11 +238,11 @@ def _saved_sparse(variant: str, folder: Path) -> Any:
 def _saved_last(variant: str, changes: dict[str, Any], folder: Path) -> Any:
     """transformers' model of the last layer alone, where lists of a kind for each layer say which it is."""
     model = draft_heads.save_mtp(folder, variant, {}, **changes)
-    model.model.layers, model.model.norm = model.model.layers[-1:], torch.nn.Identity()
-    model.config.num_hidden_layers = 1
+    body = _body(model)
+    body.layers, body.norm, body.config.num_hidden_layers = body.layers[-1:], torch.nn.Identity(), 1
     for name in ("layer_types", "mlp_layer_types"):
         if name in changes:
-            setattr(model.config, name, changes[name][-1:])
+            setattr(body.config, name, changes[name][-1:])
     return model
 
 
