@@ -35,7 +35,7 @@ QWEN = ("mtp.layers.0.", "mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm
 ERNIE = ("model.mtp_block.0.", "model.mtp_linear_proj.0", "model.mtp_emb_norm.0", "model.mtp_hidden_norm.0")
 MTP = "model.mtp.layers.{1}."
 LAYOUTS = {
-    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), (*NEXT_LAYER, "model.layers.{}.shared_head.norm")),
+    **dict.fromkeys(("axk1", "axk2", "deepseek_v32", "glm_moe_dsa"), (*NEXT_LAYER, "model.layers.{}.shared_head.norm")),
     **dict.fromkeys(("hy_v3", "bailing_hybrid"), (*NEXT_LAYER, "model.layers.{}.final_layernorm")),
     **dict.fromkeys(("deepseek_v3", "glm4_moe", "glm4_moe_lite"), (*NEXT_LAYER, "model.layers.{}.shared_head.norm")),
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "exaone_moe"), (*QWEN, "mtp.norm")),

@@ -136,7 +136,7 @@ def test_a_layer_for_each_token(variant: str, number: int, executor: str, tmp_pa
     [
         *("ernie4-5-moe", "nemotron-h-moe"),
         *tiny_models.known("deepseek-v32", "glm-moe-dsa", "hy-v3", "bailing-hybrid", "mimo-v2-flash", "longcat-flash"),
-        *tiny_models.known("step3p7", "minimax-m3"),
+        *tiny_models.known("step3p7", "minimax-m3", "axk1", "axk2"),
     ],
 )
 def test_families_that_transformers_drafts_none_with(variant: str, executor: str, tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def _saved_longcat(folder: Path) -> Any:
 
 _SAVED = {
     **{"ernie4-5-moe": _saved_ernie, "nemotron-h-moe": _saved_nemotron, "longcat-flash": _saved_longcat},
-    **{variant: partial(_saved_sparse, variant) for variant in ("deepseek-v32", "glm-moe-dsa")},
+    **{variant: partial(_saved_sparse, variant) for variant in ("deepseek-v32", "glm-moe-dsa", "axk1", "axk2")},
     **{variant: partial(_saved_last, variant, changes) for variant, changes in draft_heads.LAST.items()},
 }
 

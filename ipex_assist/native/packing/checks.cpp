@@ -122,8 +122,9 @@ void check_layer(const ModelSpec& s, const LayerSpec& layer) {
     if (layer.parallel && layer.norm_place != PRE) refuse("norms of parallel layers are before them");
     if (layer.shared_norm && !layer.parallel) refuse("attention and MLP share a norm in parallel layers only");
     if (!layer.has_mlp() && layer.parallel) refuse("nothing parallel to attention");
-    const bool gated = layer.has_pre_norms() && !layer.parallel && !layer.beside && !layer.mlp.own_norms &&
-                       (s.streams.gated() || (!s.streams.several() && !s.is_draft_head()));
+    const bool gated =
+        layer.has_pre_norms() && !layer.parallel && !layer.beside && !layer.mlp.own_norms &&
+        (s.streams.gated() || (!s.streams.several() && (!s.is_draft_head() || s.draft_head.kind == MTP)));
     check_range("the rank of a norm's gate", layer.mixer_gate_rank, 0, gated ? s.hidden_size : 0);
     check_range("the rank of a norm's gate", layer.mlp_gate_rank, 0, gated && layer.has_mlp() ? s.hidden_size : 0);
     if (layer.mlp.own_norms && layer.norm_place != SANDWICH) refuse("norms of experts are within those around them");
