@@ -176,6 +176,8 @@ def _ling3(config: Config) -> Config:
         "kda.safe_gate": True,
         "kda.gate_lower_bound": config["kda_lower_bound"],
         "ssm.conv_kernel": config["linear_conv_kernel_dim"],
+        "swiglu_clamp_exp": config.get("expert_swiglu_limit_list"),
+        "swiglu_clamp_shexp": config.get("share_expert_swiglu_limit_list"),
     }
 
 

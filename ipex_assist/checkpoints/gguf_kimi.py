@@ -33,7 +33,6 @@ from ipex_assist.checkpoints.gguf_tables import (
     same,
     vector,
 )
-from ipex_assist.env.errors import IpexAssistError
 
 if TYPE_CHECKING:
     import torch
@@ -117,13 +116,8 @@ def _kimi(header: GgufHeader, config: Config) -> Config:
 
 
 def _ling3(header: GgufHeader, config: Config) -> Config:
-    """Raises IpexAssistError for limits of experts, which transformers does not compute."""
-    if any(any(header.get(f"{{arch}}.swiglu_clamp_{kind}") or []) for kind in ("exp", "shexp")):
-        raise IpexAssistError(
-            f"{header.path}: experts whose inner values have limits are not computed for this model. Pass the model's "
-            "Hugging Face id or folder instead."
-        )
     found = routing(header)
+    limits = {name: header.get(f"{{arch}}.swiglu_clamp_{kind}") for name, kind in _LIMITS.items()}
     bounded = header.get("{arch}.kda.safe_gate", True)
     return {
         **latent(header, config),
@@ -137,6 +131,7 @@ def _ling3(header: GgufHeader, config: Config) -> Config:
         "kda_safe_gate": bounded,
         "kda_lower_bound": rounded(header.required("kda.gate_lower_bound")) if bounded else None,
         "tie_word_embeddings": False,
+        **{name: value and [rounded(each) for each in value] for name, value in limits.items()},
     }
 
 
@@ -154,6 +149,8 @@ def _glm5_next(header: GgufHeader, config: Config) -> Config:
         "hc_sinkhorn_iters": header.required("hyper_connection.sinkhorn_iterations"),
     }
 
+
+_LIMITS = {"expert_swiglu_limit_list": "exp", "share_expert_swiglu_limit_list": "shexp"}
 
 # general.architecture -> (architectures[0], model_type, tensors).
 ARCHITECTURES = {

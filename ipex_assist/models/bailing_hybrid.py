@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ipex_assist.models import kimi_linear
@@ -23,7 +25,7 @@ from ipex_assist.models.latent import DEEPSEEK_EXPERTS, latent_decoder
 from ipex_assist.models.layers import with_mixers
 from ipex_assist.models.names import renamed
 from ipex_assist.models.recurrent_spec import RecurrentSpec
-from ipex_assist.models.spec import DecoderSpec
+from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.models.weights import Source
 
 ARCHITECTURE = "BailingHybridForCausalLM"
@@ -37,6 +39,7 @@ NAMES = {
 _SIZES = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
 _RECURRENT = {**{f"{part}_in": f"{part}_proj" for part in "qkvb"}, "mixer_out": "o_proj", "gated_norm": "o_norm.weight"}
 _RECURRENT |= {"a_in": "f_proj", "z_in": "g_proj", "a_log": "A_log", "dt_bias": "dt_bias"}
+_LIMITS = "expert_swiglu_limit_list"
 _CONVS = {f"{part}_conv": f"{part}_conv1d.weight" for part in "qkv"}
 
 
@@ -69,7 +72,41 @@ def spec(config: Config) -> DecoderSpec:
         **experts,
     )
     mixer = _kimi_delta(config)
-    return with_mixers(alike, [mixer if kind == LINEAR else None for kind in _mixer_kinds(config)])
+    made = with_mixers(alike, [mixer if kind == LINEAR else None for kind in _mixer_kinds(config)])
+    return replace(made, layers=_limited(config, made.layers))
+
+
+def layer_after(config: Config, number: int) -> LayerSpec:
+    """The layer that predicts further tokens with this number, from 0 on: of attention, and experts."""
+    count, more = layer_count(config), number + 1
+    kinds = ["sparse" if sparse else "dense" for sparse in sparse_kinds(config, 2)]
+    longer = {
+        "num_hidden_layers": count + more,
+        "layer_types": [*_mixer_kinds(config), *[FULL] * more],
+        "mlp_layer_types": [*kinds, *["sparse"] * more],
+    }
+    return spec(Config({**config.values, **longer}, config.other_names)).layers[-1]
+
+
+def _limited(config: Config, layers: Sequence[LayerSpec]) -> tuple[LayerSpec, ...]:
+    """With the limits of experts, as published configs list them and the maker's own code computes them; transformers
+    leaves them out. 0 is none.
+    """
+    listed = [_limits(config, name, len(layers)) for name in (_LIMITS, f"share_{_LIMITS}")]
+    made = []
+    for layer, limit, shared in zip(layers, *listed, strict=True):
+        experts = layer.experts and replace(layer.experts, limit=limit, shared_limit=shared)
+        made.append(replace(layer, mlp=experts or layer.mlp))
+    return tuple(made)
+
+
+def _limits(config: Config, name: str, count: int) -> list[float | None]:
+    """Of each layer; none beyond the list."""
+    listed = config.values.get(name) or []
+    if not isinstance(listed, list):
+        raise ConfigError(name, listed, "a list of numbers")
+    each = [Config({name: value}).optional_number(name) or None for value in listed[:count]]
+    return [*each, *[None] * (count - len(each))]
 
 
 def _kimi_delta(config: Config) -> RecurrentSpec:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from itertools import takewhile
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ipex_assist.models import deepseek_v4, qwen4_exp_text, step3p7
+from ipex_assist.models import bailing_hybrid, deepseek_v4, qwen4_exp_text, step3p7
 from ipex_assist.models.common import text_part
 from ipex_assist.models.config import Config
 from ipex_assist.models.draft_head import HeadSpec, Taps
@@ -74,16 +75,15 @@ def _head_of(
 
 def _layer(architecture: Architecture, config: Mapping[str, Any], target: DecoderSpec, number: int) -> LayerSpec:
     """The layer: of the target's the last that is attention, but for families that say or do otherwise."""
-    if architecture.model_type == "deepseek_v4":
-        return deepseek_v4.layer_after(Config(config, deepseek_v4.NAMES), number)
+    if (family := _FAMILIES.get(architecture.model_type)) is not None:
+        made: LayerSpec = family.layer_after(Config(config, family.NAMES), number)
+        return made
     if architecture.model_type in ("qwen4_exp", "qwen4_exp_text"):
         return qwen4_exp_text.layer_after(text_part(Config(config, qwen4_exp_text.NAMES)))
     if architecture.model_type == "nemotron_h":
         kinds = dict.fromkeys(("layers_block_type", "layer_types"), config.get("mtp_layers_block_type"))
         pattern = Config(config).text("mtp_hybrid_override_pattern", "*E")
         return architecture.spec({**config, **kinds, "hybrid_override_pattern": pattern}).layers[0]
-    if architecture.model_type == "step3p7":
-        return step3p7.layer_after(Config(config, step3p7.NAMES), number)
     if (changes := _LAYERS.get(architecture.model_type)) is not None:
         alone = {"num_hidden_layers": 1, **changes}
         parts = {"text_config": {**config["text_config"], **alone}} if "text_config" in config else alone
@@ -97,6 +97,12 @@ def _layer(architecture: Architecture, config: Mapping[str, Any], target: Decode
     return replace(layers[-1], mixer=own[-1])
 
 
+# Those that make the layer themselves.
+_FAMILIES: dict[str, ModuleType] = {
+    "bailing_hybrid": bailing_hybrid,
+    "deepseek_v4": deepseek_v4,
+    "step3p7": step3p7,
+}
 # What a config says of a model that is one such layer, of families whose layer is of no kind of the target's last.
 _DENSE = {"mlp_layer_types": ["dense"]}
 _LAYERS: dict[str, dict[str, Any]] = {

@@ -86,7 +86,11 @@ FILES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128}},
         {},
     ),
-    "bailing-hybrid": ("bailingmoe3", {}, {}),
+    "bailing-hybrid": (
+        "bailingmoe3",
+        {f"{name}_swiglu_limit_list": [0.0, 0.0, 0.3, 0.5] for name in ("expert", "share_expert")},
+        {},
+    ),
     "minimax-m3": ("minimax-m3", {}, {}),
     "glm5-next": ("glm5-next", {}, {}),
     "mistral4": ("mistral4", {"norm_topk_prob": True}, {"attention.temperature_scale": 0.3}),
