@@ -40,6 +40,10 @@ LAYOUTS = {
     **dict.fromkeys(("deepseek_v3", "glm4_moe", "glm4_moe_lite"), (*NEXT_LAYER, "model.layers.{}.shared_head.norm")),
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "exaone_moe"), (*QWEN, "mtp.norm")),
     "ernie4_5_moe": (*ERNIE, None),
+    "hy_v4": tuple(f"model.mtp_layers.0.{name}" for name in ("", "eh_proj", "enorm", "hnorm", "final_layernorm")),
+    "glm5_next_text": tuple(
+        name.replace("model.", "model.language_model.") for name in (*NEXT_LAYER, "model.layers.{}.shared_head.norm")
+    ),
     "step3p5": (*NEXT_LAYER, "model.layers.{}.transformer.shared_head.norm"),
     "minimax_m3_vl_text": (
         *(f"language_model.{MTP}{name}" for name in ("transformer_layer.", "eh_proj", "enorm", "hnorm")),
@@ -52,11 +56,20 @@ LAYOUTS = {
 PARTS = {
     "mimo_v2_flash": {"post_attention_layernorm": "pre_mlp_layernorm"},
     "longcat_flash": {r"^(mlp|.*\.0)\..*": "", r"\.1\.": ".", r"^mlps\.": "transformer_layer.mlp."},
+    **{kind: {r"^(hc_|attn_hc\.|ffn_hc\.).*": ""} for kind in ("glm5_next_text", "hy_v4")},  # one residual stream
 }
 # Of families whose lists in a published config go on with those of such layers.
 LONGER = ("step3p5",)
 # Lists with an entry for that layer, where that says which kind it is.
+_SHARED = ["full", "shared", "full", "shared", "shared", "full"]
 LAST: dict[str, dict[str, Any]] = {
+    "glm-moe-dsa": {"indexer_types": _SHARED},
+    "hy-v4": {"indexer_types": _SHARED, "mlp_layer_types": ["dense", *["sparse"] * 5]},
+    "glm5-next": {
+        "layer_types": [*["linear_attention", "full_attention", "full_attention"] * 2],
+        "indexer_types": ["full", "full", "shared", "full", "full", "full"],
+        "mlp_layer_types": ["dense", *["sparse"] * 5],
+    },
     "hy-v3": {"mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]},
     "bailing-hybrid": {"layer_types": [*["linear_attention", "full_attention"] * 2, "full_attention"]},
     "step3p7": {
@@ -124,13 +137,13 @@ def _layer_of(number: int) -> str:
     return rf"^(language_model\.)?model\.(language_model\.)?layers\.{number}\."
 
 
-def save_mtp_often_right(folder: Path, **changes: Any) -> Any:
-    """Save a random GLM 4 with a layer that predicts as the model does, often: both add little to the last token."""
-    model = save_mtp(folder, "glm4-moe", {}, **changes)
+def save_mtp_often_right(folder: Path, variant: str = "glm4-moe", **changes: Any) -> Any:
+    """Save a random model with a layer that predicts as the model does, often: both add little to the last token."""
+    model = save_mtp(folder, variant, {}, **kinds_of(variant), **changes)
     path = folder / "model.safetensors"
     tensors = safetensors.torch.load_file(path)
     for key, tensor in tensors.items():  # layers add little to the embedding of the last token, which the head reads
-        if "o_proj" in key or "down_proj" in key:
+        if any(name in key for name in ("o_proj", "down_proj", "hc_")):
             tensor.mul_(0.02)
         elif key.endswith("eh_proj.weight"):
             tensor.copy_(torch.eye(*tensor.shape))

@@ -15,8 +15,8 @@ class Taps:
     """Which hidden states a pass of a target gives besides its logits, side by side in this order.
 
     layers: i is the residual stream that enters layer i, num_hidden_layers the one after the last layer. normed: that
-    one after the final norm. streams: of a model with several residual streams, their mean, or all of a row side by
-    side; None of the others.
+    one after the final norm, which of several residual streams gives one. streams: of a model with several, their mean,
+    or all of a row side by side; None of the others, and where it is normed.
     """
 
     layers: tuple[int, ...]

@@ -48,7 +48,7 @@ _POOLS = 16  # positions that one thread stores keys of
 
 
 def spec(config: Config) -> DecoderSpec:
-    """That of the text part. Its layers that predict further tokens are ignored, as transformers ignores them."""
+    """That of the text part. Layers that predict further tokens: mtp.py."""
     text = _with_inner_names(text_part(config))
     refuse(text, hidden_act="silu", qk_rope_head_dim=0, index_kpool_always_select_tail=True, first_k_dense_replace=3)
     refuse(text, num_key_value_heads=text.integer("num_attention_heads"))

@@ -17,7 +17,7 @@ SIZES = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 192, "
 
 
 def spec(config: Config) -> DecoderSpec:
-    """Its layers that predict further tokens have no reference: transformers ignores them, and so do we."""
+    """Layers that predict further tokens: mtp.py."""
     check_layer_types(config)
     refuse(config, hidden_act="silu")  # of experts it is that whatever the config says
     limit, epsilon = config.number("swiglu_limit", 10.0), config.number("norm_eps", 1e-5)

@@ -28,14 +28,15 @@ def mtp_of(architecture: Architecture, config: Mapping[str, Any], names: Collect
 
     A single one drafts every token; of several with all that stands around them (DeepSeek-V3's form), each drafts one.
     It reads the target's last hidden states after the final norm, and its own the same way, as transformers does, but
-    for layouts that say otherwise. Raises NotComputed for a layer that our decoder does not have.
+    for layouts that say otherwise; or all residual streams of both before it, where a layout has a linear for them
+    (`token`). Else it has one itself. Raises NotComputed for a layer that our decoder does not have.
     """
     target, present = architecture.spec(config), frozenset(names)
     count = target.num_hidden_layers
     known = [each for each in LAYOUTS if f"{each.fc.format(count, 0)}.weight" in present]
     whole = [each for each in known if f"{each.final_norm}.weight".format(count, 0) in present]
     layout = next(iter(whole + known), None)
-    if layout is None or (layout.token is not None) != (target.streams is not None):
+    if layout is None or (layout.token is not None and target.streams is None):
         return None
     number = text_part(Config(config)).integer("num_nextn_predict_layers", len(present)) if "{" in layout.fc else 1
     there = takewhile(lambda each: f"{layout.fc.format(count + each, each)}.weight" in present, range(max(1, number)))
@@ -48,12 +49,13 @@ def _head_of(
 ) -> DraftHead:
     """That of one layer, the first of which has the number 0."""
     count = target.num_hidden_layers
-    several = target.streams is not None  # of which it reads all, before the final norm
+    several = layout.token is not None  # residual streams, of which it reads all, before the final norm
     normed = not several and not layout.before_norm
     taps = Taps((count,), normed=normed, streams="all" if several else None)
     head = HeadSpec("mtp", taps, target.tap_width(taps), fed_back_normed=normed)
     layer = _layer(architecture, config, target, number)
     spec = replace(target, layers=(layer,), head=head, tied_head=False, final_norm=layout.final_norm is not None)
+    spec = spec if several else replace(spec, streams=None)
     stored, places = architecture.weights(spec), (count + number, number)
     sources = under(stored, lambda name: layout.layers.format(*places) + layout.inside(name))
     norm, names_of = stored.get("final_norm.weight", Source("")), vars(layout)

@@ -42,18 +42,22 @@ def _gated(place: str) -> MtpLayout:
 
 
 _LAYER, _MTP, _V4 = "model.layers.{0}.", "model.mtp.layers.{1}.", "mtp.{1}."
-_M3 = f"language_model.{_MTP}"
-_NEXT = (_LAYER, f"{_LAYER}eh_proj", f"{_LAYER}enorm", f"{_LAYER}hnorm")
+_TEXT_LAYER, _HY4, _M3 = "model.language_model.layers.{0}.", "model.mtp_layers.{1}.", f"language_model.{_MTP}"
+_NEXT, _TEXT_NEXT, _MTP_NEXT, _HY4_NEXT = (
+    (each, f"{each}eh_proj", f"{each}enorm", f"{each}hnorm") for each in (_LAYER, _TEXT_LAYER, _MTP, _HY4)
+)
 LAYOUTS = (
     MtpLayout("mtp.layers.0.", "mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm"),
     MtpLayout(*_NEXT, f"{_LAYER}shared_head.norm"),
+    MtpLayout(*_TEXT_NEXT, f"{_TEXT_LAYER}shared_head.norm"),
     MtpLayout(*_NEXT, f"{_LAYER}final_layernorm"),  # Hunyuan 3, Ling 3
     MtpLayout(*_NEXT, f"{_LAYER}transformer.shared_head.norm", before_norm=True),  # Step 3.7
     MtpLayout(  # MiniMax-M3
         *(f"{_M3}transformer_layer.", f"{_M3}eh_proj", f"{_M3}enorm", f"{_M3}hnorm", f"{_M3}final_layernorm")
     ),
+    MtpLayout(*_HY4_NEXT, f"{_HY4}final_layernorm"),
     MtpLayout(  # MiMo-V2-Flash
-        *(_MTP, f"{_MTP}eh_proj", f"{_MTP}enorm", f"{_MTP}hnorm", f"{_MTP}final_layernorm"),
+        *(*_MTP_NEXT, f"{_MTP}final_layernorm"),
         parts=(("post_attention_layernorm", "pre_mlp_layernorm"),),
         before_norm=True,
     ),

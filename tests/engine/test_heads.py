@@ -272,8 +272,9 @@ def save_head(folder: Path, name: str) -> Path | None:
         draft_heads.save_mtp(folder, "glm4-moe", {}, 3, max_position_embeddings=2048)
         return None
     if name == "mtp-mimo-v2-flash":
-        kinds = draft_heads.kinds_of("mimo-v2-flash", 2)
-        draft_heads.save_mtp(folder, "mimo-v2-flash", {}, 2, max_position_embeddings=2048, **kinds)
+        draft_heads.save_mtp(
+            *(folder, "mimo-v2-flash", {}, 2), max_position_embeddings=2048, **draft_heads.kinds_of("mimo-v2-flash", 2)
+        )
         return None
     if name == "shared_kv":
         with draft_heads.all_layers_share():
@@ -282,12 +283,13 @@ def save_head(folder: Path, name: str) -> Path | None:
     if name in STREAMS:
         STREAMS[name](folder, max_position_embeddings=2048)
         return None
-    if name != "mtp":
-        draft_heads.save_target(folder, max_position_embeddings=2048)
-        draft_heads.save_recorded(folder / "head", name)
-        return folder / "head"
-    draft_heads.save_mtp_often_right(folder, max_position_embeddings=2048)
-    return None
+    if name in ("mtp", *COLLAPSED):
+        variant = name.removeprefix("mtp").removeprefix("-") or "glm4-moe"
+        draft_heads.save_mtp_often_right(folder, variant, max_position_embeddings=2048)
+        return None
+    draft_heads.save_target(folder, max_position_embeddings=2048)
+    draft_heads.save_recorded(folder / "head", name)
+    return folder / "head"
 
 
 READING = ["shared_kv"] if tiny_models.known("gemma4") else []  # keys and values of its target
@@ -297,13 +299,12 @@ STREAMS = {
     "mtp-qwen4-exp": qwen4_drafts.save_mtp_often_right,
 }
 STREAMS = {name: save for name, save in STREAMS.items() if tiny_models.known(name.partition("-")[2])}
-
-
 BEFORE_NORM = [f"mtp-{variant}" for variant in tiny_models.known("mimo-v2-flash")]
+COLLAPSED = [f"mtp-{variant}" for variant in tiny_models.known("glm5-next", "hy-v4")]  # several streams but in the head
 
 
 @pytest.mark.parametrize(
-    "name", ["mtp", "mtp-layers", "eagle3-llama", "dflash", "dflash2", *READING, *STREAMS, *BEFORE_NORM]
+    "name", ["mtp", "mtp-layers", "eagle3-llama", "dflash", "dflash2", *READING, *STREAMS, *BEFORE_NORM, *COLLAPSED]
 )
 @pytest.mark.parametrize(
     ("executor", "precision", "kv_precision"),

@@ -17,6 +17,7 @@ import tiny_models
 import torch
 from conftest import EXECUTORS
 from native_models import tokens
+from test_sparse_attention import lower_of_equal
 from transformers import AutoModelForCausalLM
 
 from ipex_assist.env.errors import UsageError
@@ -136,7 +137,7 @@ def test_a_layer_for_each_token(variant: str, number: int, executor: str, tmp_pa
     [
         *("ernie4-5-moe", "nemotron-h-moe"),
         *tiny_models.known("deepseek-v32", "glm-moe-dsa", "hy-v3", "bailing-hybrid", "mimo-v2-flash", "longcat-flash"),
-        *tiny_models.known("step3p7", "minimax-m3", "axk1", "axk2"),
+        *tiny_models.known("step3p7", "minimax-m3", "axk1", "axk2", "hy-v4", "glm5-next"),
     ],
 )
 def test_families_that_transformers_drafts_none_with(variant: str, executor: str, tmp_path: Path) -> None:
@@ -147,7 +148,7 @@ def test_families_that_transformers_drafts_none_with(variant: str, executor: str
     logits = head.forward([Rows(head.new_sequence(64), PROMPT[1:], len(PROMPT) - 1, hidden)])
     assert head.spec.head is not None
     assert head.spec.head.taps.normed == (variant not in BEFORE_NORM)
-    with torch.no_grad():
+    with torch.no_grad(), lower_of_equal():
         e = _rms(model, model.get_input_embeddings()(torch.tensor([PROMPT[1:]])), "embed_norm")
         rows = torch.cat((e, _rms(model, torch.from_numpy(hidden)[None], "hidden_norm")), -1) @ model.mtp["fc"].T
         body = _body(model)
@@ -229,21 +230,39 @@ def _saved_nemotron(folder: Path) -> Any:
     return model
 
 
-def _saved_sparse(variant: str, folder: Path) -> Any:
-    """With an indexer of its own, whatever the layer before it has."""
-    kinds = tiny_models.VARIANTS[variant].get("indexer_types")
-    return _saved_last(variant, {"indexer_types": [*kinds, "full"]} if kinds else {}, folder)
-
-
-def _saved_last(variant: str, changes: dict[str, Any], folder: Path) -> Any:
+def _saved_last(variant: str, folder: Path) -> Any:
     """transformers' model of the last layer alone, where lists of a kind for each layer say which it is."""
+    changes = draft_heads.kinds_of(variant)
     model = draft_heads.save_mtp(folder, variant, {}, **changes)
     body = _body(model)
     body.layers, body.norm, body.config.num_hidden_layers = body.layers[-1:], torch.nn.Identity(), 1
     for name in ("layer_types", "mlp_layer_types"):
         if name in changes:
-            setattr(body.config, name, changes[name][-1:])
+            setattr(body.config, name, getattr(body.config, name)[-1:])
+    if hasattr(body, "hc_head"):  # its streams are alike
+        layer, mixed = body.layers[0], variant == "glm5-next"
+        layer.attn_hc, layer.ffn_hc, body.hc_head = (_OneStream(mixed), _OneStream(mixed), _Mean())
     return model
+
+
+class _OneStream(torch.nn.Module):
+    """Hyper-connections of streams that are alike, to each of which all is added."""
+
+    def __init__(self, mixed: bool) -> None:
+        super().__init__()
+        self.mixed = mixed
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """x: (batch, rows, streams, hidden)."""
+        streams = x.shape[2]
+        mixture = [torch.eye(streams).expand(*x.shape[:2], streams, streams)] if self.mixed else []
+        return torch.ones(x.shape[:3]), *mixture, x[:, :, 0]
+
+
+class _Mean(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: (batch, rows, streams, hidden)."""
+        return x.mean(2)
 
 
 def _saved_longcat(folder: Path) -> Any:
@@ -261,8 +280,7 @@ def _saved_longcat(folder: Path) -> Any:
 
 _SAVED = {
     **{"ernie4-5-moe": _saved_ernie, "nemotron-h-moe": _saved_nemotron, "longcat-flash": _saved_longcat},
-    **{variant: partial(_saved_sparse, variant) for variant in ("deepseek-v32", "glm-moe-dsa", "axk1", "axk2")},
-    **{variant: partial(_saved_last, variant, changes) for variant, changes in draft_heads.LAST.items()},
+    **{variant: partial(_saved_last, variant) for variant in ("deepseek-v32", "axk1", "axk2", *draft_heads.LAST)},
 }
 
 

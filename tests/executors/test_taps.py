@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tiny_models
 import torch
-from conftest import HAS_NATIVE
+from conftest import EXECUTORS, HAS_NATIVE
 from native_models import PRECISIONS, folder, loaded, tokens
+from test_sparse_attention import lower_of_equal
 
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.interface import HiddenRows, Rows
@@ -30,13 +32,14 @@ VARIANTS = tiny_models.known(
     *("falcon-h1", "kimi-linear", "zamba2"),
 )
 KEPT = ["llama", "opt-350m", "gemma2", "gpt-neox"]
-KEPT += tiny_models.known("qwen3-next", "deepseek-v3-dense", "granitemoe", "falcon-h1")
+STREAMS = tiny_models.known("hy-v4", "glm5-next", "deepseek-v4")  # several, which the final norm reads as one
+KEPT += [*tiny_models.known("qwen3-next", "deepseek-v3-dense", "granitemoe", "falcon-h1"), *STREAMS]
 
 
 def taps_of(model: NativeModel, normed: bool = True) -> Taps:
-    """The last first: the order is the caller's."""
+    """The last first: the order is the caller's; of several streams, what the final norm gives."""
     count = model.spec.num_hidden_layers
-    return Taps((count, 0, 1, count - 1), normed)
+    return Taps((count,), True) if model.spec.streams is not None else Taps((count, 0, 1, count - 1), normed)
 
 
 def given(model: NativeModel, text: list[int], sizes: list[int], taps: Taps) -> tuple[torch.Tensor, torch.Tensor]:
@@ -87,6 +90,23 @@ def test_states_are_those_of_torch(variant: str, monkeypatch: pytest.MonkeyPatch
         assert float((got - expected).abs().max() / scale) < 1e-4
 
 
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("variant", STREAMS)
+def test_states_of_several_streams(variant: str, executor: str, tmp_path: Path) -> None:
+    """What transformers' final norm gives of them; and of other layers there is no such state."""
+    theirs, text = tiny_models.save(tmp_path, variant).model, tokens(40, 3)
+    with torch.no_grad(), lower_of_equal():
+        expected = getattr(theirs, "language_model", theirs)(torch.tensor([text]), use_cache=False).last_hidden_state
+    model = tiny_models.model(tmp_path, executor)
+    count, hidden = model.spec.num_hidden_layers, HiddenRows(Taps((model.spec.num_hidden_layers,), True))
+    model.forward([Rows(model.new_sequence(64), text, 1)], None, hidden)
+    assert hidden.rows is not None
+    torch.testing.assert_close(torch.from_numpy(hidden.rows), expected[0], atol=1e-4, rtol=0)
+    for taps in (Taps((count,)), Taps((count, 1), True), Taps((1,), True)):
+        with pytest.raises(IpexAssistError):
+            model.forward([Rows(model.new_sequence(64), text, 1)], None, HiddenRows(taps))
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("variant", KEPT)
 def test_no_bit_depends_on_the_others(variant: str, precision: str) -> None:
@@ -108,7 +128,7 @@ def test_no_bit_depends_on_the_others(variant: str, precision: str) -> None:
 
 
 @pytest.mark.parametrize(("executor", "precision"), [("torch", "fp32"), ("native", "fp32"), ("native", "int4")])
-@pytest.mark.parametrize("variant", ["llama", *tiny_models.known("lfm2", "gemma4")])
+@pytest.mark.parametrize("variant", ["llama", *tiny_models.known("lfm2", "gemma4", "glm5-next", "hy-v4")])
 def test_states_of_rows_with_logits_alone(variant: str, executor: str, precision: str) -> None:
     """Those of other rows, a place of another sequence, or logits that differ where fewer rows pass through layers."""
     model = loaded(variant, precision) if executor == "native" else tiny_models.model(folder(variant))
@@ -116,7 +136,8 @@ def test_states_of_rows_with_logits_alone(variant: str, executor: str, precision
     sizes = [(250, 1), (9, 0), (40, 3), (1, 1)]  # the second pass of the core begins within the third
     found = []
     for of_logit_rows in (False, True):
-        hidden = HiddenRows(Taps((count, 0, count - 1), normed=True), of_logit_rows)
+        layers = (count, 0, count - 1) if model.spec.streams is None else (count,)
+        hidden = HiddenRows(Taps(layers, normed=True), of_logit_rows)
         rows = [Rows(model.new_sequence(300), tokens(length, length), last) for length, last in sizes]
         logits = model.forward(rows, None, hidden).clone()
         assert hidden.rows is not None

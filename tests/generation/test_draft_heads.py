@@ -38,7 +38,7 @@ PROMPT = [3, 17, 150, 9, 9, 42, 77, 101, 5, 63, 12, 140, 8, 31] * 4
 NAMES = ["mtp", "lookup+mtp", "mtp-layers", "eagle3-llama", "dflash", "dspark"]
 NAMES += ["mtp-deepseek-v4", "mtp-dspark-deepseek-v4"] if tiny_models.known("deepseek-v4") else []
 NAMES += [f"mtp-{variant}" for variant in tiny_models.known("bailing-hybrid", "longcat-flash", "mimo-v2-flash")]
-NAMES += [f"mtp-{variant}" for variant in tiny_models.known("minimax-m3", "qwen4-exp", "step3p7")]
+NAMES += [f"mtp-{variant}" for variant in tiny_models.known("minimax-m3", "qwen4-exp", "step3p7", "glm5-next", "hy-v4")]
 READING = ["shared_kv"] if tiny_models.known("gemma4") else []  # keys and values of its target
 AT_ONCE = (
     "dflash",

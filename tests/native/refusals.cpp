@@ -488,6 +488,11 @@ void check_batches(const KernelTable& k) {
             CHECK_REFUSED("whose residual stream has 3 rows", pass([](Batch& b, Segment&) {
                               b.taps.count = b.taps.normed = 1, b.taps.streams = ALL_STREAMS;
                           }));
+            static const int32_t first = 0;
+            CHECK_REFUSED("the layer of a tap is 0", pass([](Batch& b, Segment&) {
+                              static float rows[64];
+                              b.taps = {&first, 1, 1, 0, ONE_STREAM, rows};
+                          }));
         } else {
             CHECK_REFUSED("what is given of streams is 1",
                           pass([](Batch& b, Segment&) { b.taps.streams = MEAN_OF_STREAMS; }));

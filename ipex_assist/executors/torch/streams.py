@@ -117,6 +117,8 @@ def check_hidden(spec: DecoderSpec, hidden: HiddenRows | None) -> None:
         return
     one = hidden.taps.streams is None
     known = streams is None if one else spec.streams is not None and not hidden.taps.normed
+    if one and hidden.taps.normed and spec.weighs_streams:  # what the final norm gives
+        known = set(hidden.taps.layers) == {spec.num_hidden_layers}
     if not known and streams is None:
         raise IpexAssistError("hidden states of several residual streams, of which the model has one")
     if not known and streams is not None:

@@ -20,11 +20,15 @@ void check_hidden(const ModelSpec& s, const Batch& b) {
     check_range("taps of a pass", b.taps.count, 0, LARGEST);
     check_range("whether taps are of rows with logits", b.taps.of_logit_rows, 0, 1);
     check_range("what is given of streams", b.taps.streams, ONE_STREAM, s.streams.several() ? ALL_STREAMS : ONE_STREAM);
-    const bool one = !s.streams.several() && !s.altup.several();
-    if (!one && ((b.taps.count && (!b.taps.streams || b.taps.normed)) || b.embedding_layers))
+    const bool several = s.streams.several() || s.altup.several();
+    // Those that the final norm gives, which gated residuals do not have; or of each layer all of them, or their mean.
+    const bool weighed = s.streams.several() && !s.streams.gated();
+    const bool known = b.taps.normed ? !b.taps.streams && weighed : b.taps.streams != ONE_STREAM;
+    if (several && ((b.taps.count && !known) || b.embedding_layers))
         refuse("hidden states of a model whose residual stream has %d rows", std::max(s.streams.count, s.altup.count));
     if (b.taps.count && (!b.taps.layers || !b.taps.rows)) refuse("taps without a place for hidden states");
-    for (int32_t i = 0; i < b.taps.count; i++) check_range("the layer of a tap", b.taps.layers[i], 0, s.layers);
+    const int32_t least = several && b.taps.normed ? s.layers : 0;
+    for (int32_t i = 0; i < b.taps.count; i++) check_range("the layer of a tap", b.taps.layers[i], least, s.layers);
 }
 
 // Rows that are no tokens' enter where the embedding of tokens is all that enters.

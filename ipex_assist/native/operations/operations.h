@@ -49,6 +49,9 @@ void residual_norm(Pass& pass, int thread, const ResidualNorm& residual, const s
 void weigh_streams(Pass& pass, int thread, const StreamWeights& weights, const std::vector<int32_t>* kept,
                    const WorkRange& rows);
 const float* read_streams(const ModelSpec& spec, const float* x, float* out);
+// What the final norm gets of a row that leaves the last layer, of which `delta` is still to be added to it: to `out`.
+// room: for a copy of the row.
+const float* read_last_streams(const Pass& pass, const float* x, const float* delta, float* room, float* out);
 // Of gated residuals: each stream of a row through its part of a norm, to `out`, as wide.
 void normalize_streams(const Pass& pass, const Norm& norm, const float* x, float* out);
 void write_streams(const ModelSpec& spec, const float* delta, int64_t start, float* x);

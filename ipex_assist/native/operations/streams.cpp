@@ -90,6 +90,22 @@ void set_numbers(const ModelSpec& spec, const StreamWeights& w, bool last, const
     normalize_mixture(s, to + s.mixed());
 }
 
+// The numbers of a row, of sums that threads have found of its slices, or (parts: null) of what is weighed here.
+void number_row(const Pass& pass, const StreamWeights& weights, const float* parts, const float* weighed, float* to) {
+    const ModelSpec& spec = pass.model.spec;
+    const bool last = &weights == &pass.model.head_streams;
+    if (last && spec.streams.averaged)
+        return void(std::fill_n(to, spec.streams.count, 1.0f / float(spec.streams.count)));
+    const int64_t count = parts_of(weights.projection);
+    float sums[MOST_PARTS] = {}, found[MOST_PARTS];
+    for (int64_t slice = 0; slice < slices_of(spec); slice++) {
+        if (!parts) weigh_slice(pass, weights.projection, weighed, slice, found);
+        const float* part = parts ? parts + slice * count : found;
+        for (int64_t j = 0; j < count; j++) sums[j] += part[j];
+    }
+    set_numbers(spec, weights, last, sums, to);
+}
+
 // Columns at … at + LANES of each stream of a row x, with what was made of what was read of it.
 void mix_columns(const ModelSpec& spec, const float* x, const float* delta, int64_t at, float (*made)[LANES]) {
     const StreamSpec& s = spec.streams;
@@ -125,17 +141,11 @@ void weigh_streams(Pass& pass, int thread, const StreamWeights& weights, const s
     const Array<float>&stream = pass.stream(thread), &shared = pass.activations.shared.stream_parts;
     const bool last = &weights == &pass.model.head_streams, gated = spec.streams.gated();
     if (last && gated) return;
-    if (last && spec.streams.averaged) {
-        for (int64_t i = rows.first; i < rows.end; i++) {
-            float* read = stream.row(kept ? (*kept)[size_t(i)] : i) + spec.streams.columns(spec.hidden_size);
-            std::fill_n(read, spec.streams.count, 1.0f / float(spec.streams.count));
-        }
-        return;
-    }
+    const bool shares = plan.each_thread_prepares && !(last && spec.streams.averaged);
     const int64_t slices = slices_of(spec), parts = parts_of(weights.projection);
     const auto row = [&](int64_t i) { return stream.row(kept ? (*kept)[size_t(i)] : i); };
     const auto weighed = [&](int64_t i) { return gated ? pass.normed(thread).row(i) : row(i); };
-    if (plan.each_thread_prepares) {
+    if (shares) {
         const int64_t end = share(slices, thread + 1, plan.threads);
         for (int64_t slice = share(slices, thread, plan.threads); slice < end; slice++) {
             for (int64_t i = rows.first; i < rows.end; i++)
@@ -144,14 +154,8 @@ void weigh_streams(Pass& pass, int thread, const StreamWeights& weights, const s
         pass.wait(thread);
     }
     for (int64_t i = rows.first; i < rows.end; i++) {
-        float sums[MOST_PARTS] = {}, found[MOST_PARTS];
-        for (int64_t slice = 0; slice < slices; slice++) {
-            const float* part = shared.row(i) + slice * parts;
-            if (!plan.each_thread_prepares)
-                weigh_slice(pass, weights.projection, weighed(i), slice, found), part = found;
-            for (int64_t j = 0; j < parts; j++) sums[j] += part[j];
-        }
-        set_numbers(spec, weights, last, sums, row(i) + spec.streams.columns(spec.hidden_size));
+        float* numbers = row(i) + spec.streams.columns(spec.hidden_size);
+        number_row(pass, weights, shares ? shared.row(i) : nullptr, weighed(i), numbers);
     }
 }
 
@@ -163,6 +167,14 @@ const float* read_streams(const ModelSpec& spec, const float* x, float* out) {
         for (int64_t i = 0; i < size; i++) out[i] += numbers[s] * x[i];
     }
     return out;
+}
+
+const float* read_last_streams(const Pass& pass, const float* x, const float* delta, float* room, float* out) {
+    const ModelSpec& spec = pass.model.spec;
+    std::copy(x, x + spec.stream_width(), room);
+    write_streams(spec, delta, 0, room);
+    number_row(pass, pass.model.head_streams, nullptr, room, room + spec.streams.columns(spec.hidden_size));
+    return read_streams(spec, room, out);
 }
 
 // `start`: as in add_delta.

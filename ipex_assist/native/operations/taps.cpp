@@ -41,6 +41,7 @@ void tap_layer(const Pass& pass, int32_t layer, int thread) {
 // The head adds to rows with logits only, and to others' rows than these: it waits until they are copied.
 void tap_end(Pass& pass, int thread) {
     const ResidualNorm& end = pass.model.into_head;
+    const bool several = pass.model.spec.streams.several();
     const int64_t size = pass.model.spec.hidden_size;
     const StreamTaps streams = pass.batch.taps.streams;
     each_tapped(pass, pass.model.spec.layers, thread, [&](int64_t r, float* to) {
@@ -48,8 +49,14 @@ void tap_end(Pass& pass, int thread) {
         const float* delta = end.left ? convolved_delta(pass, thread, *end.left, r) : pass.delta(thread).row(r);
         float* changed = pass.activations.own(thread).row.data;
         if (streams) return give_streams(pass.model.spec, streams, x, added_delta(pass, end, delta, changed), to);
-        std::copy(x, x + size, to);
-        add_delta(pass, end, r, to, delta, changed, 0);
+        if (several) {
+            const bool own = pass.plan().each_thread_prepares;  // then `x` is: the shared stream is room
+            float* room = own ? pass.activations.shared.x.row(r) : pass.activations.own(thread).x.row(0);
+            read_last_streams(pass, x, added_delta(pass, end, delta, changed), room, to);
+        } else {
+            std::copy(x, x + size, to);
+            add_delta(pass, end, r, to, delta, changed, 0);
+        }
         if (pass.batch.taps.normed && end.pre) normalize(pass, *end.pre, to, to);
     });
     if (!pass.plan().each_thread_prepares) pass.wait(thread);

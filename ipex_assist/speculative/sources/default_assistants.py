@@ -77,8 +77,8 @@ DEFAULT_ASSISTANTS: dict[str, tuple[DefaultAssistant, ...]] = {
 # out, as many quantized copies do, and say nothing of it in their config.
 OWN_HEADS = frozenset(
     {"deepseek_v3", "deepseek_v32", "ernie4_5_moe", "exaone_moe", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa"}
-    | {"bailing_hybrid", "deepseek_v4", "hy_v3", "longcat_flash", "mimo_v2_flash", "minimax_m3_vl", "nemotron_h"}
-    | {"qwen3_5", "qwen3_5_moe", "qwen3_next", "qwen4_exp", "qwen4_exp_text", "step3p7"}
+    | {"bailing_hybrid", "deepseek_v4", "glm5_next", "hy_v3", "hy_v4", "longcat_flash", "mimo_v2_flash"}
+    | {"minimax_m3_vl", "nemotron_h", "qwen3_5", "qwen3_5_moe", "qwen3_next", "qwen4_exp", "qwen4_exp_text", "step3p7"}
 )
 # Published draft heads by their targets' hub ids, for targets whose checkpoints bring none.
 DEFAULT_HEADS: dict[str, str] = {
