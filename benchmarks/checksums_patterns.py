@@ -97,7 +97,7 @@ def together(model: NativeModel, bits: Bits) -> None:
     model.extend(first, PROMPT[:20], 0)
     texts = [
         first,
-        first.fork(20 if model.spec.recurrents else 9),
+        first.fork(20 if model.spec.keeps_states else 9),
         *(model.new_sequence(CAPACITY, count) for count in (3, 21, 1)),
     ]
     bits.logits(
@@ -144,7 +144,7 @@ def long_context(model: NativeModel, bits: Bits, count: int) -> None:
     for rows in (1, 2, 5, 16, 40):
         bits.logits(model.extend(sequence, PROMPT[:rows], rows))
         cut(model, sequence, text(count))
-    other = sequence.fork(sequence.length if model.spec.recurrents else count - 200)
+    other = sequence.fork(sequence.length if model.spec.keeps_states else count - 200)
     bits.logits(model.forward([Rows(sequence, [3, 4], 2), Rows(other, PROMPT[:3], 3)]))
     bits.drafts(model.draft_many([DraftInput(sequence, [9], 5), DraftInput(other, [9], 3)]))
     bits.logits(model.extend(sequence, [5]))

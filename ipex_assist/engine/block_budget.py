@@ -73,7 +73,7 @@ class BlockBudget:
         """Add what a request has read to the prefix cache.
 
         goes_on: the request writes to its last, partly filled block, which is left out; but not where there are
-        recurrent layers, whose state needs it: then the request will write to a copy.
+        states, which need it: then the request will write to a copy.
         """
         if self._prefixes is None or self._blocks is None or request.sequence is None:
             return

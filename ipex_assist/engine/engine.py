@@ -57,8 +57,7 @@ class Engine:
         self.stats = EngineStats()
         self._clock = clock
         if prefixes is None and target.blocks is not None:
-            spec, blocks = target.spec, target.blocks
-            prefixes = StatePrefixes(blocks) if spec.recurrents else PrefixCache(blocks, spec.keeps_open_rows)
+            prefixes = (StatePrefixes if target.spec.keeps_states else PrefixCache)(target.blocks)
         self._scheduler = Scheduler(target, self.limits, prefixes, self.stats, clock)
         self._numbers = itertools.count()
         self._arrived: deque[Request] = deque()  # appended by any thread …

@@ -19,7 +19,7 @@ _FIRST_COMPARED = 64  # tokens
 class CachedPrefix(NamedTuple):
     """Blocks whose first `length` positions match; later positions of the last block may be another request's.
 
-    state: of a model with recurrent layers, to be copied. branch: how many tokens an earlier request had as well, where
+    state: of a model whose layers keep one, to be copied. branch: how many tokens an earlier request had as well, where
     the state after them is not known, and worth keeping; else 0.
     """
 
@@ -37,7 +37,7 @@ class Prefixes(Protocol):
         ...
 
     def wants(self, tokens: Sequence[int], adapter: Hashable = None) -> bool:
-        """Whether `keep` needs the state of recurrent layers after these tokens."""
+        """Whether `keep` needs the state after these tokens."""
         ...
 
     def keep(
@@ -108,9 +108,8 @@ class PrefixCache:
     It holds a reference to each of its blocks. Only leaves are evicted, so that what is found is always a prefix.
     """
 
-    def __init__(self, pool: BlockPool, whole: bool = False) -> None:
-        """whole: whether partly filled blocks serve with all of their tokens alone (DecoderSpec.keeps_open_rows)."""
-        self._pool, self._whole = pool, whole
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
         self._min_tokens = min_shared_tokens(pool)
         self._roots: dict[Hashable, _Node] = {}  # by adapter: its blocks are of use to nobody else
         self._clock = 0
@@ -136,8 +135,6 @@ class PrefixCache:
             node, start = child, start + len(child.tokens)
         rest = tuple(tokens[start : start + size])
         found = [(common_tokens(each.tokens, rest), each.used, each) for each in self._similar(node, rest)]
-        if self._whole:
-            found = [each for each in found if each[0] == len(each[2].tokens)]
         if found:
             common, _, child = max(found, key=lambda each: each[:2])
             self._use(child)

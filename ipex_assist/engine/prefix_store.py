@@ -138,11 +138,8 @@ class PrefixStore:
         """Whether there is a file of this name."""
         return (self._folder / file).exists()
 
-    def find(self, tokens: Sequence[int], *, state: bool, whole: bool = False) -> StoredPrefix | None:
-        """The longest prefix of `tokens` that is stored. state: only one with the state after its last token serves.
-
-        whole: an end serves with all of its tokens or none, as one with a state does.
-        """
+    def find(self, tokens: Sequence[int], *, state: bool) -> StoredPrefix | None:
+        """The longest prefix of `tokens` that is stored. state: only one with the state after its last token serves."""
         index = self._read_index()
         names = [ROOT]
         for name in chain(tokens):
@@ -155,7 +152,7 @@ class PrefixStore:
             if not state and count == len(names) - 1 and start:
                 best = StoredPrefix(names[1 : count + 1], None, start)
             for end in self._ends(index, parent):
-                length = _served(end, tokens[start : start + BLOCK], state=state, whole=whole)
+                length = _served(end, tokens[start : start + BLOCK], state=state)
                 if length is not None and (best is None or start + length > best.length):
                     best = StoredPrefix(names[1 : count + 1], end, start + length)
         return best
@@ -349,10 +346,9 @@ def _header_size(data: bytes) -> int:
     return size
 
 
-def _served(end: StoredEnd, rest: Sequence[int], *, state: bool, whole: bool) -> int | None:
+def _served(end: StoredEnd, rest: Sequence[int], *, state: bool) -> int | None:
     """How many of the tokens `rest` an end serves; None where it does not: a state serves all of its own or none."""
-    if state or whole:
-        serves = (end.state or not state) and tuple(rest[: len(end.tokens)]) == end.tokens
-        return len(end.tokens) if serves else None
+    if state:
+        return len(end.tokens) if end.state and tuple(rest[: len(end.tokens)]) == end.tokens else None
     common = next((i for i, (one, other) in enumerate(zip(end.tokens, rest, strict=False)) if one != other), None)
     return min(len(end.tokens), len(rest)) if common is None else common

@@ -1,4 +1,4 @@
-"""Prefix caching for models with recurrent layers: states of earlier requests, with the KV blocks before them.
+"""Prefix caching for models whose layers keep states: those of earlier requests, with the KV blocks before them.
 
 A state cannot be cut at any token, as KV blocks can. So it is kept at the end of prompts, at the end of texts, and
 where a prompt parted from an earlier one, since what comes there a second time will come again. A kept state serves

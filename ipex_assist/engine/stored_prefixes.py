@@ -78,11 +78,9 @@ class StoredPrefixes:
         memory: PrefixMemory,
         blocks: BlockPool,
         states: StatePool | None,
-        whole: bool = False,
     ) -> None:
-        """whole: as PrefixCache has it."""
         self._inner, self._store, self._memory = inner, store, memory
-        self._blocks, self._states, self._whole = blocks, states, whole
+        self._blocks, self._states = blocks, states
         self._tried, self._tried_at = "", 0.0  # what was read last, and when
         self._written: set[str] = set()  # files that exist or will in a moment
         self._jobs: queue.Queue[_Job | None] = queue.Queue()
@@ -125,7 +123,7 @@ class StoredPrefixes:
         if adapter is not None:
             return found
         if len(tokens) - found.length >= LEAST_TOKENS:
-            stored = self._store.find(tokens, state=self._states is not None, whole=self._whole)
+            stored = self._store.find(tokens, state=self._states is not None)
             more = 0 if stored is None else stored.length - found.length
             if (
                 stored is not None

@@ -138,7 +138,7 @@ def check_length(sequence: Sequence, length: int) -> None:
 
 @runtime_checkable
 class HasState(Protocol):
-    """A sequence of a model with recurrent layers, whose state is after its first `settled` tokens."""
+    """A sequence with a state, which is that after its first `settled` tokens."""
 
     @property
     def settled(self) -> int:
@@ -164,7 +164,7 @@ def check_rollback(length: int, settled: int) -> None:
     """Raise IpexAssistError where a sequence whose state is after `settled` tokens cannot be cut to `length`."""
     if 0 < length < settled:
         raise IpexAssistError(
-            f"a recurrent model's sequence cannot be truncated to {length} tokens: its state is that after {settled}"
+            f"a sequence with a state cannot be truncated to {length} tokens: its state is that after {settled}"
         )
 
 
@@ -206,7 +206,7 @@ class Model(Protocol):
 
     @property
     def states(self) -> StatePool | None:
-        """The pool that sequences take the slots of their recurrent layers' states from, beside `blocks`, if any."""
+        """The pool that sequences take the slots of their states from, beside `blocks`, if any."""
         return None
 
     def new_sequence(
@@ -224,7 +224,7 @@ class Model(Protocol):
         prompt is cut into calls; None: of the first call's length. It matters only with by-length rope (dynamic,
         longrope). blocks: cached blocks of the pool that hold the sequence's first tokens; the sequence takes
         references of its own, and the caller truncates it to the tokens that are right. Without them it is empty.
-        state: of recurrent layers, after those tokens or some fewer; it is copied. adapter: of all its rows, one that
+        state: that after those tokens or some fewer; it is copied. adapter: of all its rows, one that
         the model has (executors/adapters.py: TakesAdapters). images: rows at these positions are theirs, whatever the
         tokens there. Raises IpexAssistError for a model that cannot take them.
         """

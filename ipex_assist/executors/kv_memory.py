@@ -17,7 +17,7 @@ from ipex_assist.native.rows import BLOCK
 
 log = logging.getLogger("ipex_assist")
 
-LEAST_STATES = 2  # of recurrent layers: a sequence, and a copy of it
+LEAST_STATES = 2  # a sequence's, and a copy of it
 DEFAULT_SEQUENCES = 64  # of the longest context: whoever needs room for more says so with --kv-memory
 LEAST_BLOCKS = 32  # what measuring passes and drafts needs beside a short text
 _MARGIN = 1 << 30  # bytes left free for the rest of this process and its neighbours …
@@ -44,7 +44,7 @@ class KvMemory:
     def join(self, block_bytes: int, context: int, workspace: int = 0, state_bytes: int = 0) -> None:
         """Add a model: bytes of one of its blocks, its longest context in tokens, and the bytes its passes need.
 
-        state_bytes: of the state of one sequence, where it has recurrent layers.
+        state_bytes: of the state of one sequence, where its layers keep one.
         """
         self._joined += block_bytes
         self._joined_states += state_bytes
@@ -65,7 +65,7 @@ class KvMemory:
         return self._decided()[0]
 
     def states(self) -> int:
-        """How many states of sequences each model with recurrent layers gets. Raises as `blocks` does."""
+        """How many states of sequences each model gets whose layers keep some. Raises as `blocks` does."""
         return self._decided()[1]
 
     def _decided(self) -> tuple[int, int]:
@@ -102,7 +102,7 @@ class KvMemory:
                 most = min(most, size // (self._joined + self._joined_states))
             states = max(LEAST_STATES, min(2 * DEFAULT_SEQUENCES, most))
         left = size - states * self._joined_states
-        if self._joined == 0:  # recurrent layers alone: blocks take nothing
+        if self._joined == 0:  # states alone: blocks take nothing
             return (self._wanted if left >= 0 else 0), states
         return left // self._joined, states
 

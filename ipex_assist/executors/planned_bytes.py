@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 class ModelBytes:
     """weights: None where nobody knows. table: of them that of tokens' embeddings, which a copy of the same model on
     the same executor shares. `unit` tokens of keys and values take `unit_bytes`, up to a length of `context`.
-    workspace: of passes. state_bytes: of the state of a text's recurrent layers.
+    workspace: of passes. state_bytes: of the state of a text.
     """
 
     weights: int | None

@@ -1,4 +1,4 @@
-"""Slots for the states of recurrent layers: which sequence has one, and up to where its state goes. No torch here."""
+"""Slots for the states of sequences: which of them has one, and up to where its state goes. No torch here."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ class StatePool:
 
 
 class RecurrentState:
-    """The state of a sequence's recurrent layers: the slot, and the `settled` first tokens that the state is after.
+    """The state of a sequence (of recurrent layers, windows and pools): the slot, and after which first tokens it is.
 
-    The inputs of the rows after them are kept, at most PENDING_ROWS. `confirmed`: the tokens up to there will stay, so
-    that the next pass may move the state to them.
+    What rows after these `settled` tokens need is kept, of at most PENDING_ROWS. `confirmed`: the tokens up to there
+    stay, so that the next pass may move the state to them.
     """
 
     def __init__(self, pool: StatePool) -> None:

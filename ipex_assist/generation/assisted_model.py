@@ -138,7 +138,7 @@ class AssistedModel(TextModel):
         store = PrefixStore(folder, memory.key(), options.prefix_store_size)
 
         def wrap(prefixes: Prefixes) -> Prefixes:
-            self._stored = StoredPrefixes(prefixes, store, memory, blocks, target.states, target.spec.keeps_open_rows)
+            self._stored = StoredPrefixes(prefixes, store, memory, blocks, target.states)
             return self._stored
 
         self._engine.wrap_prefixes(wrap)

@@ -313,6 +313,11 @@ class AttentionSpec:
         return self.latent.indexer is not None and self.latent.indexer.pool > 1
 
     @property
+    def keeps_state(self) -> bool:
+        """Whether a sequence has a state in such layers: what pools and entries are made of, and keys of a window."""
+        return self.pools_index or (self.latent is not None and self.latent.compressed[0] > 0)
+
+    @property
     def value_parts(self) -> int:
         """Linears that make what the output projection takes of attended values: of heads, or of groups of them."""
         return (0 if self.latent is None else self.latent.compressed[0]) or self.heads

@@ -421,10 +421,10 @@ class DecoderSpec:
             return min(trained, self.context_length) if prompt_tokens <= trained else self.context_length
         return self.context_length
 
-    @property
-    def keeps_open_rows(self) -> bool:
-        """Whether blocks keep what pools or entries are made of, of their last positions alone."""
-        return any(isinstance(each.mixer, AttentionSpec) and each.mixer.pools_index for each in self.layers)
+    @cached_property
+    def keeps_states(self) -> bool:
+        """Whether a sequence has a state on the native core, and is cut by PENDING_ROWS at most."""
+        return bool(self.recurrents) or any(each.keeps_state for each in self.attentions)
 
     def kv_bytes_per_token(self, element_size: int, scale_size: int = 0) -> int:
         """Bytes of keys and values that one token adds to the cache, with a scale for each head's key and value.

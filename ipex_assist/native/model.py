@@ -76,10 +76,9 @@ class PackedModel:
         """Bytes of weights in memory; of experts that are read as they are needed, those of the places for them."""
         return int(self.library.ia_model_resident_bytes(self.handle))
 
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of the state of one sequence; 0 without recurrent layers."""
-        size = int(self.library.ia_state_bytes(self.handle))
+    def state_bytes(self, kv_precision: str) -> int:
+        """Bytes of the state of one sequence; 0 where no layer keeps one."""
+        size = int(self.library.ia_state_bytes(self.handle, PRECISIONS[kv_precision]))
         self.check(size)
         return size
 

@@ -35,7 +35,7 @@ class PlannedPasses:
 
 @dataclass(frozen=True)
 class CoreSizes:
-    """image: packed weights in memory. block: keys and values of 256 positions. state: of a text's recurrent layers.
+    """image: packed weights in memory. block: keys and values of 256 positions. state: of a text, in all layers.
 
     workspace: buffers, logits and tables of passes, without what adapters need.
     """
@@ -66,7 +66,7 @@ def core_sizes(
         return CoreSizes(
             int(core.ia_model_resident_bytes(handle)),
             int(core.ia_block_bytes(handle, kv)),
-            int(core.ia_state_bytes(handle)),
+            int(core.ia_state_bytes(handle, kv)),
             workspace_bytes(handle, spec, largest),
         )
 

@@ -1,4 +1,4 @@
-"""The core's memory of the states of a model's recurrent layers."""
+"""The core's memory of the states of a model's sequences."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from collections.abc import Sequence
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.native.blocks import pointer
 from ipex_assist.native.model import PackedModel
+from ipex_assist.native.structures import PRECISIONS
 
 
 class StateMemory:
     """Memory of `count` states, of which pages are taken as they are written. Freed with the object."""
 
-    def __init__(self, packed: PackedModel, count: int) -> None:
-        self.packed, self.count, self.bytes_each = packed, count, packed.state_bytes
-        self.handle = packed.library.ia_states_new(packed.handle, count)
+    def __init__(self, packed: PackedModel, count: int, kv_precision: str) -> None:
+        self.packed, self.count, self.bytes_each = packed, count, packed.state_bytes(kv_precision)
+        self.handle = packed.library.ia_states_new(packed.handle, count, PRECISIONS[kv_precision])
         packed.check(0 if self.handle else -1)
 
     def __del__(self) -> None:

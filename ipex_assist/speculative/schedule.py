@@ -17,8 +17,8 @@ ALL_UNREAD = 1 << 30  # as a plan's context: the source reads all unread tokens,
 
 
 def longest_draft(spec: DecoderSpec) -> int:
-    """The most tokens that may be drafted by or for a model: states, and blocks' open rows, forget no more."""
-    return PENDING_ROWS - 1 if spec.recurrents or spec.keeps_open_rows else sys.maxsize
+    """The most tokens that may be drafted by or for a model: states forget no more."""
+    return PENDING_ROWS - 1 if spec.keeps_states else sys.maxsize
 
 
 @dataclass(frozen=True)

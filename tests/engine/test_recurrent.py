@@ -1,4 +1,4 @@
-"""Recurrent models in the engine: states are found again, taken back and given up, and no text changes."""
+"""Models with states in the engine: they are found again, taken back and given up, and no text changes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = [
 OPTIONS = GenerationOptions.of(max_new_tokens=20, ignore_eos=True)
 
 
-VARIANTS = tiny_models.known("qwen3.5", "kimi-linear", "jamba", "recurrent-gemma")
+VARIANTS = tiny_models.known("qwen3.5", "kimi-linear", "jamba", "recurrent-gemma", "deepseek-v4")
 # Drafts of each kind come and go alike: the quick part has all of them with the first, with the others both at once.
 DRAFTS = [
     pytest.param(variant, draft, marks=pytest.mark.full if variant != "qwen3.5" and draft != "both" else ())
@@ -234,7 +234,7 @@ def test_a_beginning_that_is_asked_for_again(pair: Pair) -> None:
 def test_the_oldest_prefix_goes_first(folder: Path, pair: Pair) -> None:
     """With slots for a few, the prompt that was used last is still known."""
     least = sum(
-        8 * model.packed.block_bytes(model.kv_precision) + 4 * model.packed.state_bytes  # type: ignore[attr-defined]
+        8 * model.packed.block_bytes(model.kv_precision) + 4 * model.packed.state_bytes(model.kv_precision)  # type: ignore[attr-defined]
         for model in (pair.target, pair.assistant)
     )
     scarce = loaded(folder, KvMemory(least))
@@ -311,29 +311,3 @@ def test_invalid_logits_behind_many_rows_are_named(pair: Pair, monkeypatch: pyte
     monkeypatch.setattr(target, "draft_many", lambda *given: [([*d[:-1], -1], p) for d, p in real(*given)])
     with pytest.raises(LogitsError):
         target.draft(sequence, list(range(40)), 4)  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("draft", ["none", "both"])
-@pytest.mark.parametrize("variant", tiny_models.known("deepseek-v4"))
-def test_a_text_that_is_left_inside_a_block(variant: str, draft: str, tmp_path: Path) -> None:
-    """What entries are made of is kept of a block's last positions: of a conversation that goes on nothing is read
-    again; of one that is left inside a block the tokens of that.
-    """
-    tiny_models.save(tmp_path, variant, max_position_embeddings=2048)
-    pair = loaded(tmp_path)
-    engine = pair.engine(draft)
-
-    def read(prompt: list[int]) -> tuple[int, list[int]]:
-        before = engine.stats.prompt_tokens
-        answer = tokens_of(engine.submit(tuple(prompt), OPTIONS))
-        assert answer == pair.alone(tuple(prompt), OPTIONS)
-        return len(prompt) - (engine.stats.prompt_tokens - before), answer
-
-    talk, known = [3 + i % 80 for i in range(270)], 0
-    for question in ([], [50, 51, 52], [60] * 20, [70] * 300):
-        talk += question
-        cached, answer = read(talk)
-        assert cached == known
-        known, talk = len(talk) + len(answer) - 1, talk + answer  # the last token was never read
-    for left, known in ((280, 256), (260, 256), (200, 0), (600, 512), (512, 512)):
-        assert read([*talk[:left], 77, 78])[0] == known

@@ -69,7 +69,7 @@ def test_further_tokens(executor: str, tmp_path: Path) -> None:
         shares = logits[-1].softmax(0)
         expected.append((int(shares.argmax()), float(shares.max())))
         read, given = [*read, expected[-1][0]], torch.cat((given, own[-1:]))
-    assert longest_draft(target.spec) == PENDING_ROWS - 1  # what entries are made of is kept of as many
+    assert longest_draft(target.spec) == PENDING_ROWS - 1  # states forget as many rows
     draft_heads.check_drafts(head, PROMPT[1:], hidden, expected)
 
 
@@ -99,7 +99,7 @@ def test_means_of_streams(executor: str, tmp_path: Path) -> None:
         hidden, sequence = HiddenRows(Taps(layers, streams=streams)), target.new_sequence(40)
         target.forward([Rows(sequence, PROMPT, 1)], hidden=hidden)
         again = HiddenRows(Taps(layers, streams=streams), of_logit_rows=True)
-        for length in (20, 19):
+        for length in (19, 20):
             sequence.truncate(length)
             target.forward([Rows(sequence, PROMPT[length : length + 3], 2)], hidden=again)
             assert hidden.rows is not None

@@ -102,7 +102,7 @@ def test_sizes_are_those_of_the_loaded_model(variant: str, precision: str, tmp_p
     model = tiny_models.model(tmp_path, "native", precision)
     assert isinstance(model, NativeModel)
     assert (planned.weights, planned.unit_bytes, planned.unit) == (model.packed.nbytes, model.block_bytes, 256)
-    assert planned.state_bytes == model.packed.state_bytes
+    assert planned.state_bytes == model.packed.state_bytes(model.kv_precision)
 
 
 @native
@@ -157,17 +157,24 @@ def test_buffers_are_no_larger_than_planned(config: dict[str, Any]) -> None:
 
 @native
 @pytest.mark.parametrize(
-    ("name", "kib"),
-    [("deepseek-ai/DeepSeek-V4-Flash", 85), ("zai-org/GLM-5.3-Flash", 13), ("deepseek-ai/DeepSeek-V3.2", 84)],
+    ("name", "kib", "mib"),
+    [
+        ("deepseek-ai/DeepSeek-V4-Flash", 7, 15),
+        ("zai-org/GLM-5.3-Flash", 12, 218),
+        ("deepseek-ai/DeepSeek-V3.2", 84, 0),
+    ],
 )
-def test_long_texts_of_sparse_attention_take_little(name: str, kib: int) -> None:
-    """Buffers hold what rows can see, after as many tokens as the model reads; blocks what was said of a token."""
+def test_long_texts_of_sparse_attention_take_little(name: str, kib: int, mib: int) -> None:
+    """Buffers hold what rows can see, after as many tokens as the model reads; blocks what was said of a token, and
+    states, which a text has once, what it needs of its last ones alone.
+    """
     architecture = find(GIANT_CONFIGS[name]["architectures"][0])
     assert architecture is not None
     spec = architecture.spec(GIANT_CONFIGS[name])
     sizes = core_sizes(spec, "int4", 64, PlannedPasses(32, spec.context_length, 64))
     assert sizes.workspace < 2 << 30
     assert kib - 1 < sizes.block / BLOCK.unit / 1024 < kib
+    assert mib - 1 < sizes.state / (1 << 20) <= mib
 
 
 @native

@@ -168,7 +168,7 @@ def test_a_row_has_its_bits_in_any_pass(variant: str, precision: str, threads: i
             start = sequence.length
             if start and chance.random() < 0.3:  # a draft that is taken back
                 model.extend(sequence, tokens(chance.randrange(1, 9), 11), 1)
-                sequence.truncate(start if model.spec.recurrents else chance.randrange(max(start - 5, 1), start + 1))
+                sequence.truncate(start if model.spec.keeps_states else chance.randrange(max(start - 5, 1), start + 1))
                 start = sequence.length
             if start and chance.random() < 0.2:
                 sequence = sequence.fork(start)

@@ -21,6 +21,8 @@ const Kind SPARSE[] = {
      [](LayerSpec& layer) {
          make_compressed(layer.attention, 4, {48, 16, 32, 16, 20, 0, 1e-6f, {8, 2, 16, 1e-6f, 0, 0, 0}, {2, 4, 1}});
      }},
+    {"a window of keys that are values", 30, rotary, false,
+     [](LayerSpec& layer) { make_compressed(layer.attention, 4, {48, 16, 32, 16, 20, 0, 1e-6f, {}, {2, 0, 0}}); }},
     {"entries of many tokens", 30, rotary, false,
      [](LayerSpec& layer) { make_compressed(layer.attention, 4, {48, 16, 32, 16, 20, 0, 1e-6f, {}, {2, 128, 0}}); }},
 };

@@ -125,8 +125,8 @@ Step some_step(Text& text, Random& random) {
 void check_recurrent(const KernelTable& k, const Format& f, const Kind& kind, int threads) {
     Random random(9);
     Fixture x(k, f, kind, threads, threads > 2 ? 2 : 1);
-    const States states(x.model, 5);
-    CHECK(States::bytes_each(*x.model) > 0 && states.count() == 5, "%s", kind.name);
+    const States states(x.model, 5, x.blocks->precision());
+    CHECK(States::bytes_each(*x.model, x.blocks->precision()) > 0 && states.count() == 5, "%s", kind.name);
     check_workspace(x, f, kind.name);
     x.taken = 0;
     std::vector<std::vector<float>> alone;

@@ -149,7 +149,7 @@ void check_compressed(const KernelTable& k) {
     };
     make([](AttentionSpec&) {});
     make([](AttentionSpec& a) { a.latent.compressed = {4, 128, 0}, a.latent.indexer = {}; });
-    make([](AttentionSpec& a) { a.latent.compressed = {1, 0, 0}, a.latent.indexer = {}, a.window = 0; });
+    make([](AttentionSpec& a) { a.latent.compressed = {1, 0, 0}, a.latent.indexer = {}; });
     CHECK_REFUSED("tokens of an entry is 129", make([](AttentionSpec& a) { a.latent.compressed.rate = 129; }));
     CHECK_REFUSED("tokens of an entry is -1", make([](AttentionSpec& a) { a.latent.compressed.rate = -1; }));
     CHECK_REFUSED("whether entries overlap is 2", make([](AttentionSpec& a) { a.latent.compressed.overlap = 2; }));
@@ -161,7 +161,7 @@ void check_compressed(const KernelTable& k) {
     CHECK_REFUSED("entries of 3 tokens beside", make([](AttentionSpec& a) { a.latent.compressed.rate = 3; }));
     CHECK_REFUSED("entries of 1 tokens beside", make([](AttentionSpec& a) { a.latent.compressed.rate = 1; }));
     CHECK_REFUSED("entries of 128 tokens beside", make([](AttentionSpec& a) { a.latent.compressed.rate = 128; }));
-    CHECK_REFUSED("beside a window of 0", make([](AttentionSpec& a) { a.window = 0; }));
+    CHECK_REFUSED("the window of keys that are values is 0", make([](AttentionSpec& a) { a.window = 0; }));
     CHECK_REFUSED("beside a window of 193", make([](AttentionSpec& a) { a.window = 193; }));
     CHECK_REFUSED("qk_rope_head_dim is 0", make([](AttentionSpec& a) { a.latent.rope_dim = 0; }));
     CHECK_REFUSED("o_lora_rank is 8", make([](AttentionSpec& a) { a.latent.value_dim = 8; }));

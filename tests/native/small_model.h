@@ -524,6 +524,7 @@ struct Fixture;
 struct Table {
     Table(Fixture& x, int64_t positions);
     std::vector<int32_t> ids;
+    int32_t state = 0;
 };
 
 // A pass and what its batch points to.
@@ -567,6 +568,7 @@ struct Fixture {
         for (const Shape& shape : shapes(spec.model, spec.layers)) pack_random(random, shape, kind.name);
         if (!spec.model.reads_target())
             blocks = std::make_unique<Blocks>(model, BLOCKS, int8 ? INT8 : attention_precision(*model));
+        if (blocks && model->keeps_state()) states = std::make_unique<States>(model, BLOCKS, blocks->precision());
         for (const LayerSpec& layer : spec.layers) fill_rope(layer.attention);
     }
 
@@ -629,7 +631,7 @@ struct Fixture {
     Segment make_segment(const Table& table, int32_t start, int32_t rows) const {
         Segment s{};
         s.blocks = table.ids.data(), s.block_count = int32_t(table.ids.size());
-        s.start = start, s.rows = rows;
+        s.start = start, s.rows = rows, s.state = table.state;
         s.cosine = model->spec.rotary_width ? cosine.data() : nullptr;
         s.sine = model->spec.rotary_width ? sine.data() : nullptr;
         s.rope_rows = model->spec.rotary_width ? POSITIONS : 0;
@@ -643,15 +645,18 @@ struct Fixture {
         for (size_t r = 0; r < tokens.size(); r++) {
             if (r == 0 || tables[r] != tables[r - 1])
                 pass.segments.push_back(make_segment(*tables[r], positions[r], 0));
-            pass.segments.back().rows++;
+            Segment& s = pass.segments.back();
+            s.rows++;
             pass.logit_rows.push_back(int32_t(r));
+            s.settled = std::max(0, s.start - PENDING_ROWS);
+            s.settle = std::max(s.settled, s.start + s.rows - PENDING_ROWS);
         }
         Batch& batch = pass.batch;
         batch.rows = batch.logit_row_count = int32_t(tokens.size()),
         batch.segment_count = int32_t(pass.segments.size());
         batch.segments = pass.segments.data(), batch.tokens = pass.tokens.data(),
         batch.logit_rows = pass.logit_rows.data();
-        batch.blocks = blocks.get();
+        batch.blocks = blocks.get(), batch.states = states.get();
         batch.threads = threads;
         batch.logits = logits, batch.stride = (VOCAB + LANES - 1) / LANES * LANES;
         return pass;
@@ -687,7 +692,8 @@ struct Fixture {
     std::shared_ptr<PackedModel> model;
     std::unique_ptr<Program> program;
     std::unique_ptr<Blocks> blocks;
-    int32_t taken = 0;  // of them
+    std::unique_ptr<States> states;       // of a model whose layers keep some
+    int32_t taken = 0, taken_states = 0;  // of them
     std::vector<float> table, per_layer_table;
     Buffer<float> cosine, sine;
     float poison = NAN;  // for a place in a rotation table: rows at that position become NaN
@@ -696,6 +702,7 @@ struct Fixture {
 inline Table::Table(Fixture& x, int64_t positions) {
     for (int64_t i = 0; i < (positions + BLOCK_POSITIONS - 1) / BLOCK_POSITIONS; i++)
         ids.push_back(x.taken++ * 7 % Fixture::BLOCKS);
+    state = x.taken_states++ % Fixture::BLOCKS;
 }
 
 inline std::vector<int32_t> some_tokens(int32_t count, uint32_t seed) {

@@ -16,7 +16,7 @@ constexpr int32_t CONTEXT = 250;  // within one block: of longer texts the most 
 inline void check_workspace(Fixture& x, const char* name, int32_t most) {
     const std::unique_ptr<Program> program = std::make_unique<Program>(*x.model);
     const std::unique_ptr<const States> states =
-        x.model->is_recurrent() ? std::make_unique<const States>(x.model, most) : nullptr;
+        x.model->keeps_state() ? std::make_unique<const States>(x.model, most, x.blocks->precision()) : nullptr;
     std::unique_ptr<Blocks> own = std::move(x.blocks);
     x.blocks = std::make_unique<Blocks>(x.model, most, own->precision());
     for (const int32_t wanted : {0, 5, std::min(most, 256)}) {

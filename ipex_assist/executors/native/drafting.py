@@ -60,7 +60,7 @@ def _draft(model: NativePasses, requests: abc.Sequence[DraftInput], vocabulary: 
         for index, segment in enumerate(segments):
             # The last token was not fed back. Truncating frees blocks reserved for tokens that were not drafted.
             end = segment.start + len(segment.tokens)
-            segment.sequence.lengthen(end + drafts.drafted[index] - 1)
+            segment.sequence.length = end + drafts.drafted[index] - 1
             if (state := segment.sequence.state) is not None:  # as drafting.cpp moves it on
                 settle = state.after(segment.start, end, end + requests[index].count - 1)
                 state.settled = max(settle, segment.sequence.length - PENDING_ROWS)

@@ -84,10 +84,7 @@ class NativeModel(NativePasses):
         """
         if self.rotary is not None:
             self.rotary.reach(capacity + self.spare)
-        made = NativeSequence(
-            *(self, self.blocks, capacity, prompt_length, blocks, self.states, state, self.spare),
-            self.spec.keeps_open_rows,
-        )
+        made = NativeSequence(self, self.blocks, capacity, prompt_length, blocks, self.states, state, self.spare)
         if adapter is not None:
             made.adapter = self.adapters[adapter.name], adapter.scale
         if images is not None:

@@ -90,7 +90,7 @@ class NativePasses(Model):
             self.block_bytes,
             self.spec.context_length,
             workspace + (packed.nbytes if packed.settles else 0) + packed.resident_bytes - packed.nbytes,
-            packed.state_bytes,
+            packed.state_bytes(self.kv_precision),
         )
         # Of a draft head with a vocabulary of its own: the target's token of each row of its lm_head, ascending.
         self.target_tokens: NDArray[np.int32] | None = None
@@ -131,8 +131,8 @@ class NativePasses(Model):
                 self._pool = BlockPool(1)  # nothing is kept
             elif self._pool is None:
                 self.memory = reserve_blocks(self.packed, self._kv_memory.blocks(), self.kv_precision)
-                if self.spec.recurrents:
-                    self.states_memory = StateMemory(self.packed, self._kv_memory.states())
+                if self.spec.keeps_states:
+                    self.states_memory = StateMemory(self.packed, self._kv_memory.states(), self.kv_precision)
                     memory = self.states_memory
                     self._states = StatePool(memory.count, memory, memory.discard)
                 self._pool = BlockPool(self.memory.count, discard=self.memory.discard)
@@ -140,7 +140,7 @@ class NativePasses(Model):
 
     @property
     def states(self) -> StatePool | None:
-        """The slots of recurrent layers' states, made with the block pool; None in a model without such layers."""
+        """The slots of states, made with the block pool; None in a model whose layers keep none."""
         return self._states if self.blocks is not None else None
 
     # ---- rows put together as a pass

@@ -68,7 +68,7 @@ def whole_states(segments: abc.Sequence[TokenSegment]) -> Iterator[None]:
         raise
     except BaseException:
         for each in segments:
-            if each.sequence.state is not None or each.sequence.open_rows:
+            if each.sequence.state is not None:
                 each.sequence.truncate(0)
         raise
 
@@ -79,4 +79,4 @@ def lengthen(segments: abc.Sequence[TokenSegment]) -> None:
         end = each.start + len(each.tokens)
         if (state := each.sequence.state) is not None:
             state.settled = state.after(each.start, end, end)
-        each.sequence.lengthen(end)
+        each.sequence.length = end

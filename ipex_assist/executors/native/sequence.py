@@ -11,7 +11,7 @@ from ipex_assist.executors.image_rows import PromptImages
 from ipex_assist.executors.interface import Model, check_length, check_rollback
 from ipex_assist.executors.recurrent_states import RecurrentState, StatePool
 from ipex_assist.native.adapter import PackedAdapter
-from ipex_assist.native.rows import BLOCK, PENDING_ROWS
+from ipex_assist.native.rows import BLOCK
 
 LONGEST = (1 << 31) - BLOCK  # most tokens of a sequence: the core counts positions in int32
 
@@ -32,13 +32,11 @@ class NativeSequence:
         states: StatePool | None = None,
         state: RecurrentState | None = None,
         spare: int = 0,
-        open_rows: bool = False,
     ) -> None:
-        """pool: the model's, of whose blocks `blocks` are the first. states: of a model with recurrent layers.
+        """pool: the model's, of whose blocks `blocks` are the first. states: of a model whose layers keep some.
 
         state: that of a cached prefix, which is copied; else the sequence begins without one. spare: room for rows
-        that a pass writes after the last token, which do not stay. open_rows: whether blocks keep the rows of their
-        last positions alone (DecoderSpec.keeps_open_rows): it is then cut by PENDING_ROWS at most, or to whole blocks.
+        that a pass writes after the last token, which do not stay.
         """
         if not 1 <= capacity <= LONGEST:
             raise IpexAssistError(f"a sequence with room for {capacity} tokens: it may be 1 to {LONGEST}")
@@ -57,9 +55,6 @@ class NativeSequence:
         self.images: PromptImages | None = None
         self._pool = pool
         self._states = states
-        self.open_rows = open_rows
-        # The fewest tokens, but for whole blocks, whose open rows are kept; -1 where the first `truncate` tells.
-        self.floor = -1 if blocks and open_rows else 0
         self.state = state.copy() if state is not None else None
         for block in blocks:
             self._pool.share(block)
@@ -76,30 +71,11 @@ class NativeSequence:
 
     @property
     def settled(self) -> int:
-        """The fewest tokens that it can be truncated to, but for 0 and whole blocks; 0 where that is any number."""
-        return max(self.floor, self.state.settled if self.state is not None else 0)
-
-    def lengthen(self, end: int) -> None:
-        """A pass has written the rows up to this length."""
-        self.length = end
-        if self.open_rows:
-            self.floor = max(self.floor, end - PENDING_ROWS)
-
-    def _floor_of(self, length: int) -> int:
-        """Its floor when it has been cut to this length. Raises IpexAssistError where it cannot be."""
-        if self.state is not None:
-            check_rollback(length, self.state.settled)
-        if self.floor < 0:
-            return length
-        if length < self.floor and length % BLOCK:
-            raise IpexAssistError(
-                f"cannot truncate {self.length} tokens to {length}: what they are compressed from is kept after "
-                f"{self.floor} of them, and at the ends of blocks of {BLOCK}"
-            )
-        return min(self.floor, length)
+        """The fewest tokens that it can be truncated to, but for 0; 0 without a state."""
+        return self.state.settled if self.state is not None else 0
 
     def take_state(self) -> None:
-        """Have a slot for the state, where the model has recurrent layers. Raises NoStatesError."""
+        """Have a slot for the state, where the model's layers keep one. Raises NoStatesError."""
         if self._states is not None and self.state is None:
             self.state = RecurrentState(self._states)
 
@@ -117,9 +93,8 @@ class NativeSequence:
         """Forget all tokens from position `length` on, and release the blocks that held only those."""
         if not 0 <= length <= self.length:
             check_length(self, length)
-        if self.state is not None or self.open_rows:
-            self.floor = self._floor_of(length)
         if self.state is not None:
+            check_rollback(length, self.state.settled)
             self.state.truncate(length)
         self.length = length
         if length <= (self.count - 1) * BLOCK:
@@ -137,14 +112,12 @@ class NativeSequence:
         """A new sequence of the same capacity with the first `length` tokens (all where None), sharing their blocks."""
         length = self.length if length is None else length
         check_length(self, length)
-        floor = self._floor_of(length)
+        check_rollback(length, self.settled)
         made = NativeSequence(
             *(self.model, self._pool, self.capacity, self.prompt_length, (), self._states),
             self.state if length else None,
             self._spare,
-            self.open_rows,
         )
-        made.floor = floor
         for block in self.table[: -(-length // BLOCK)]:
             self._pool.share(block)
             made.append(block)

@@ -239,14 +239,15 @@ IPEX_ASSIST_API int32_t ia_blocks_write(void* blocks, void* pool, int32_t id, co
     });
 }
 
-// Bytes of a sequence's state, in all recurrent layers of this model; 0 where it has none.
-IPEX_ASSIST_API int64_t ia_state_bytes(void* handle) {
-    return guarded<int64_t>(-1, [&] { return States::bytes_each(model_of(handle)); });
+// Bytes of a sequence's state, in all layers of this model, with keys and values in this precision; 0 where it has none.
+IPEX_ASSIST_API int64_t ia_state_bytes(void* handle, int32_t precision) {
+    return guarded<int64_t>(-1, [&] { return States::bytes_each(model_of(handle), Precision(precision)); });
 }
 
 // A pool of `count` states, whose memory is taken when it is written.
-IPEX_ASSIST_API void* ia_states_new(void* handle, int64_t count) {
-    return guarded<void*>(nullptr, [&] { return new States(static_cast<Handle*>(handle)->model, count); });
+IPEX_ASSIST_API void* ia_states_new(void* handle, int64_t count, int32_t precision) {
+    return guarded<void*>(nullptr,
+                          [&] { return new States(static_cast<Handle*>(handle)->model, count, Precision(precision)); });
 }
 
 IPEX_ASSIST_API void ia_states_delete(void* states) { delete static_cast<States*>(states); }

@@ -60,9 +60,9 @@ BlockLayout::BlockLayout(const PackedModel& model, Precision precision) {
             const AttentionSpec& a = model.layers[size_t(i)].attention;
             HeadPart& part = parts[size_t(first[size_t(i)] + h)];
             part.offset = bytes;
-            const KeptInBlock kept =
-                kept_in_block(model.layers[size_t(i)], precision, ipex_assist::attention_precision(model));
-            const bool own = !a.shares_kv;  // or what its mixer keeps beside them alone
+            const KeptByMixer kept =
+                kept_by_mixer(model.layers[size_t(i)], precision, ipex_assist::attention_precision(model));
+            const bool own = !a.shares_kv && !a.latent.is_compressed();  // or what its mixer keeps beside them alone
             const bool in_key = kept.rows && a.is_latent() && precision != INT8;  // whether that has the value
             const int64_t key = kept.rows ? key_row(a) : a.key_depth(), value = in_key ? 0 : a.value_width();
             part.rows = kept.rows;
@@ -81,7 +81,8 @@ NodeRegions::NodeRegions(const BlockLayout& layout, const TeamNodes& team, int64
     for (int32_t i = 0; i < layout.layers(); i++) {
         if (!alike(i)) return;
     }
-    if (!heads || !team.several() || !team.even() || double(count) * double(layout.bytes) > double(INT64_MAX / 2))
+    if (!heads || !layout.bytes || !team.several() || !team.even() ||
+        double(count) * double(layout.bytes) > double(INT64_MAX / 2))
         return;
     regions = team.nodes();
     const int32_t groups = std::gcd(heads, regions);

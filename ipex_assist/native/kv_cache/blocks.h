@@ -9,20 +9,22 @@
 
 namespace ipex_assist {
 
-// What the mixer of a layer keeps of a block (Mixer::keep): bytes beside keys and values; and whether the key and the
-// value of a position are kept as rows, as who attends to chosen positions reads them one by one: else in panels, as
-// attention multiplies them.
-struct KeptInBlock {
+// What the mixer of a layer keeps (Mixer::keep): bytes of a block beside keys and values; whether the key and the value
+// of a position are kept as rows, as who attends to chosen positions reads them one by one: else in panels, as attention
+// multiplies them; and bytes of a sequence's state, in layers of attention.
+struct KeptByMixer {
     int64_t beside = 0;
     bool rows = false;
+    int64_t state = 0;
 };
 // mixers/table.cpp: with keys and values in a precision, for attention in another one.
-KeptInBlock kept_in_block(const LayerSpec& layer, Precision precision, Precision attention);
+KeptByMixer kept_by_mixer(const LayerSpec& layer, Precision precision, Precision attention);
 inline int64_t key_row(const AttentionSpec& a) { return round_up(a.head_dim, LANES); }  // elements of a key's row
 
 // Where a block has what. It is made of one part for each KV head of each layer: head 0 of all layers, head 1 of all
 // layers that have one, and so on, so that a head's parts lie side by side, as the threads of one memory node write
-// them (TeamNodes::home). A layer that reads another one's keys and values has none. A part is its keys, its values,
+// them (TeamNodes::home). A layer that reads another one's keys and values has none, and one whose keys are in sequences'
+// states has what its mixer keeps alone. A part is its keys, its values,
 // but where these are columns of keys, in int8 their scales; that of head 0 has, too, what its layer's mixer keeps
 // beside them.
 struct BlockLayout {

@@ -6,38 +6,43 @@
 #include <new>
 #include <utility>
 
+#include "kv_cache/blocks.h"
 #include "refuse.h"
 
 namespace ipex_assist {
 namespace {
 
-constexpr int64_t PAGE = 4096;
+constexpr int64_t PAGE = 4096, LINE = 64;
 
-// Floats of a layer in a state.
-int64_t layer_floats(const PackedLayer& layer) {
-    if (!layer.is_recurrent()) return 0;
-    const MixerColumns& columns = layer.columns;
-    return columns.tiles * columns.tile_floats + (PENDING_ROWS + layer.recurrent.conv_kernel - 1) * columns.kept_width;
+// Where each layer begins in a state, and the end.
+std::vector<int64_t> layer_offsets(const PackedModel& model, Precision precision) {
+    std::vector<int64_t> offsets{0};
+    for (const PackedLayer& layer : model.layers) {
+        const MixerColumns& columns = layer.columns;
+        const int64_t inputs = (PENDING_ROWS + layer.recurrent.conv_kernel - 1) * columns.kept_width,
+                      bytes = layer.is_recurrent() ? (columns.tiles * columns.tile_floats + inputs) * 4
+                                                   : kept_by_mixer(layer, precision, attention_precision(model)).state;
+        offsets.push_back(offsets.back() + round_up(bytes, LINE));
+    }
+    return offsets;
 }
 
 }  // namespace
 
-States::States(std::shared_ptr<const PackedModel> model, int64_t count) : model_(std::move(model)), count_(count) {
-    if (!model_->is_recurrent()) refuse("states of a model without recurrent layers");
+States::States(std::shared_ptr<const PackedModel> model, int64_t count, Precision precision)
+    : model_(std::move(model)),
+      precision_(precision),
+      count_(count),
+      bytes_(bytes_each(*model_, precision)),
+      offsets_(layer_offsets(*model_, precision)) {
+    if (!bytes_) refuse("states of a model whose layers have none");
     if (count < 1 || count > INT32_MAX) refuse("a pool of %lld states", static_cast<long long>(count));
-    for (const PackedLayer& layer : model_->layers) {
-        offsets_.push_back(bytes_);
-        bytes_ += layer_floats(layer) * 4;
-    }
-    bytes_ = round_up(bytes_, PAGE);
     if (double(count) * double(bytes_) > double(INT64_MAX)) throw std::bad_alloc();
     data_ = Memory(size_t(count * bytes_));
 }
 
-int64_t States::bytes_each(const PackedModel& model) {
-    int64_t bytes = 0;
-    for (const PackedLayer& layer : model.layers) bytes += layer_floats(layer) * 4;
-    return round_up(bytes, PAGE);
+int64_t States::bytes_each(const PackedModel& model, Precision precision) {
+    return round_up(layer_offsets(model, precision).back(), PAGE);
 }
 
 void States::check(int64_t state) const {
@@ -64,21 +69,17 @@ void States::write(Pool& pool, int32_t state, const uint8_t* bytes) const {
 
 void States::fill(Pool& pool, int32_t to, const uint8_t* state) const {
     pool.run([&](int thread) {
-        for (size_t i = 0; i < offsets_.size(); i++) {
+        for (size_t i = 0; i < model_->layers.size(); i++) {
             // Tiles as passes share them, so that they come to lie on the nodes of who reads them.
-            const PackedLayer& layer = model_->layers[i];
-            const int64_t tiles = layer.columns.tiles, each = layer.columns.tile_floats;
-            const int64_t inputs = layer_floats(layer) - tiles * each;
-            const float* source = reinterpret_cast<const float*>(state + offsets_[i]);
-            float* target = at(to, int32_t(i));
+            const MixerColumns& columns = model_->layers[i].columns;
+            const int64_t each = columns.tile_floats * 4, tiles = columns.tiles * each;
             const auto part = [&](int64_t start, int64_t items, int64_t size) {
-                const int64_t first = share(items, thread, pool.threads()),
-                              end = share(items, thread + 1, pool.threads());
-                std::memcpy(target + start + first * size, source + start + first * size,
-                            size_t((end - first) * size) * 4);
+                const int64_t first = start + share(items, thread, pool.threads()) * size,
+                              end = start + share(items, thread + 1, pool.threads()) * size;
+                std::memcpy(kept(to, int32_t(i)) + first, state + offsets_[i] + first, size_t(end - first));
             };
-            part(0, tiles, each);
-            part(tiles * each, inputs / LANES, LANES);
+            part(0, columns.tiles, each);
+            part(tiles, (offsets_[i + 1] - offsets_[i] - tiles) / LINE, LINE);
         }
     });
 }

@@ -1,4 +1,4 @@
-// The states of sequences in a model's recurrent layers: one pool, whose pages are taken when first written.
+// The states of sequences in a model's layers: one pool, whose pages are taken when first written.
 //
 // A sequence's state is, for each recurrent layer, what its mixer keeps after the sequence's first `settled` tokens,
 // and the *inputs* of its last rows: what the layer's input linear gave, before the output gates. A pass first applies
@@ -8,6 +8,9 @@
 //     tokens    0 … settled - 1 | settled … start - 1 | start … end - 1
 //               in the state      applied again         the rows of this pass
 //     inputs kept       [settled - (conv_kernel - 1), end), at most PENDING_ROWS + conv_kernel - 1 of them
+//
+// In a layer of attention a state is what its mixer keeps of the last positions (KeptByMixer), of so many that rows
+// which are forgotten, PENDING_ROWS at most, leave those that the next ones read. So nothing is applied again.
 #pragma once
 #include <memory>
 #include <vector>
@@ -20,21 +23,28 @@ constexpr int32_t PENDING_ROWS = 16;  // rows after a state: those of the longes
 
 class States {
 public:
-    // Throws std::invalid_argument for a model without recurrent layers and a number of states that cannot be;
-    // std::bad_alloc where there is no address space.
-    States(std::shared_ptr<const PackedModel> model, int64_t count);
-    static int64_t bytes_each(const PackedModel& model);  // of a sequence; 0 without recurrent layers
-    bool fits(const PackedModel& model) const { return model_.get() == &model; }
+    // precision: of keys and values. Throws std::invalid_argument for a model whose layers have none and a number of
+    // states that cannot be; std::bad_alloc where there is no address space.
+    States(std::shared_ptr<const PackedModel> model, int64_t count, Precision precision);
+    static int64_t bytes_each(const PackedModel& model, Precision precision);  // of a sequence; 0: there are none
+    bool fits(const PackedModel& model, Precision precision) const {
+        return model_.get() == &model && precision_ == precision;
+    }
     int64_t count() const { return count_; }
     // 16 columns of a head's state, (key_depth, 16).
     float* tile(int32_t state, int32_t layer, int64_t number) const {
-        return at(state, layer) + number * model_->layers[size_t(layer)].columns.tile_floats;
+        return floats(state, layer) + number * model_->layers[size_t(layer)].columns.tile_floats;
     }
     // The inputs (kept_width) of the row at a position.
     float* inputs(int32_t state, int32_t layer, int64_t position) const {
         const PackedLayer& of = model_->layers[size_t(layer)];
         const int64_t rows = PENDING_ROWS + of.recurrent.conv_kernel - 1;
-        return at(state, layer) + of.columns.tiles * of.columns.tile_floats + position % rows * of.columns.kept_width;
+        return floats(state, layer) + of.columns.tiles * of.columns.tile_floats +
+               position % rows * of.columns.kept_width;
+    }
+    // What a layer of attention has of a state.
+    uint8_t* kept(int32_t state, int32_t layer) const {
+        return data_.data() + state * bytes_ + offsets_[size_t(layer)];
     }
     // By all threads. Refuses numbers of states that there are not.
     void copy(Pool& pool, int32_t from, int32_t to) const;
@@ -45,15 +55,14 @@ public:
     void discard(const int32_t* states, int64_t number) const;
 
 private:
-    float* at(int32_t state, int32_t layer) const {
-        return reinterpret_cast<float*>(data_.data() + state * bytes_ + offsets_[size_t(layer)]);
-    }
+    float* floats(int32_t state, int32_t layer) const { return reinterpret_cast<float*>(kept(state, layer)); }
     void check(int64_t state) const;
     void fill(Pool& pool, int32_t to, const uint8_t* state) const;
 
     const std::shared_ptr<const PackedModel> model_;
-    int64_t count_, bytes_ = 0;     // states, and of each
-    std::vector<int64_t> offsets_;  // of each layer within a state
+    Precision precision_;
+    int64_t count_, bytes_;         // states, and of each
+    std::vector<int64_t> offsets_;  // of each layer within a state, and its end
     Memory data_;
 };
 

@@ -23,8 +23,8 @@ struct Mixer {
     // says what a row sees.
     void (*check_among)(const LayerSpec* layers, int32_t number) = nullptr;
     void (*shape)(const AttentionSpec& spec, AttentionShape& shape) = nullptr;
-    // What it keeps of a block, with keys and values in a precision, for attention in another one.
-    KeptInBlock (*keep)(const AttentionSpec& spec, Precision precision, Precision attention) = nullptr;
+    // What it keeps, with keys and values in a precision, for attention in another one.
+    KeptByMixer (*keep)(const AttentionSpec& spec, Precision precision, Precision attention) = nullptr;
 };
 
 // Appends operations to a list.

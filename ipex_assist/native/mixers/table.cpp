@@ -44,9 +44,9 @@ void size_mixer(const PackedLayer& layer, int64_t last, ActivationSizes& sizes) 
     if (mixer.size) mixer.size(layer, last, sizes);
 }
 
-KeptInBlock kept_in_block(const LayerSpec& layer, Precision precision, Precision attention) {
+KeptByMixer kept_by_mixer(const LayerSpec& layer, Precision precision, Precision attention) {
     const Mixer& mixer = mixer_of(layer);
-    return mixer.keep ? mixer.keep(layer.attention, precision, attention) : KeptInBlock{};
+    return mixer.keep ? mixer.keep(layer.attention, precision, attention) : KeptByMixer{};
 }
 
 void shape_mixer(const LayerSpec& layer, AttentionShape& shape) {

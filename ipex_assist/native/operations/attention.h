@@ -40,7 +40,9 @@ struct AttentionView {
     int node;  // the thread's
 };
 
-// kv_append.cpp: rotates and stores the keys and values of a range of rows for one KV head.
+// kv_append.cpp: a key, or a value, as a row of a block or a state. scale: of int8.
+void keep_row(const AttentionView& v, const float* x, int32_t size, bool key, uint8_t* to, float* scale);
+// Rotates and stores the keys and values of a range of rows for one KV head.
 void append_rows(const AttentionView& v, const RowRange& range, int32_t kv_head);
 
 // This thread's share of all of a pass's rows.

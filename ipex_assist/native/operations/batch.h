@@ -19,7 +19,7 @@ struct Segment {
     int32_t rope_start, rope_rows;
     const float* cosine;
     const float* sine;
-    // Of a model with recurrent layers: the number of its state, which is that after its first `settled` tokens, and of
+    // Of a model whose layers keep states: the number of its state, which is that after its first `settled` tokens, and of
     // which it becomes the one after `settle` tokens. The rows between the state and `start` are applied once more; at
     // most PENDING_ROWS rows may be after it when the pass is done.
     int32_t state, settled, settle;
@@ -56,7 +56,7 @@ struct Batch {
     int32_t vocabulary;    // logits of the first `vocabulary` tokens, 0: of all
     float* logits;         // (logit_row_count, stride)
     int64_t stride;        // at least the vocabulary, rounded up to 16
-    const States* states;  // null in a model without recurrent layers
+    const States* states;  // null in a model whose layers keep none
     int32_t threads;      // of the pool, its first ones, that run the pass; 0, or more than it has: all. Changes no bit
     int32_t own_hidden;   // whether `hidden` has states that the draft head itself computed, of hidden_size columns
     const float* hidden;  // of a draft head: (rows, input_size) of its target's

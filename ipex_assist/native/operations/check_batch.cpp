@@ -72,8 +72,8 @@ void check_sizes(const PackedModel& model, const Batch& b) {
     if (!b.tokens || !b.segments || !b.blocks || (b.logit_row_count && !b.logit_rows))
         refuse("a pass needs tokens, segments and blocks");
     if (!b.blocks->fits(model)) refuse("a pass with the blocks of another model");
-    if (model.is_recurrent() && !(b.states && b.states->fits(model)))
-        refuse("a pass of recurrent layers without states of their model");
+    if (model.keeps_state() && !(b.states && b.states->fits(model, b.blocks->precision())))
+        refuse("a pass of layers that keep states without states of their model");
     for (int32_t i = 0; i < b.logit_row_count; i++) {
         check_range("a row with logits", b.logit_rows[i], i ? int64_t(b.logit_rows[i - 1]) + 1 : 0,
                     int64_t(b.rows) - 1);
@@ -207,7 +207,7 @@ const Batch& checked(const PackedModel& model, const Batch& b, const int32_t* co
     }
     check_seen_ahead(model, b);
     if (!reads) check_written(b, lasts);
-    if (model.is_recurrent()) check_states(b);
+    if (model.keeps_state()) check_states(b);
     return b;
 }
 

@@ -153,6 +153,7 @@ void append_context(Pass& pass, int thread) {
         if (latent) pass.wait(thread);
         append_share(AttentionView(pass, step, thread));
         pass.wait(thread);  // the next layer's come to the same place
+        if (step.hooks.keep) step.hooks.keep(AttentionView(pass, step, thread));
     }
 }
 

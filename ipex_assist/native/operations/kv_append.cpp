@@ -7,14 +7,13 @@
 
 namespace ipex_assist {
 
-namespace {
-
-// As a row of its block.
 void keep_row(const AttentionView& v, const float* x, int32_t size, bool key, uint8_t* to, float* scale) {
     const Precision precision = v.blocks.precision();
     if (precision == INT8) *scale = v.k.store_row(x, size, key, to);
     else v.k.narrow(precision == FP32 ? SOURCE_F32 : SOURCE_BF16, x, size, to);
 }
+
+namespace {
 
 void append_keys_and_values(const AttentionView& v, const RowRange& range, int32_t kv_head) {
     const AttentionSpec& a = v.spec;
@@ -29,7 +28,6 @@ void append_keys_and_values(const AttentionView& v, const RowRange& range, int32
                     *value = v.qkv(r) + a.value_column() + int64_t(kv_head) * a.value_dim();
         std::memcpy(head, key, size_t(a.head_dim) * 4);
         rotate_head(v.pass, v.layer, head_norm(v.spec, v.layer.k_norm, kv_head), v.segment(range), position, head);
-        if (a.latent.is_compressed()) value = head;
         for (int32_t d = 0; factors && d < a.head_dim; d++) head[d] /= factors[d];
         const PositionRow row =
             v.blocks.keeps_rows(v.kv_layer) ? v.blocks.row(id, v.kv_layer, kv_head, within) : PositionRow{};
@@ -47,7 +45,7 @@ void append_keys_and_values(const AttentionView& v, const RowRange& range, int32
 }  // namespace
 
 void append_rows(const AttentionView& v, const RowRange& range, int32_t kv_head) {
-    if (!v.spec.shares_kv) append_keys_and_values(v, range, kv_head);
+    if (!v.spec.shares_kv && !v.spec.latent.is_compressed()) append_keys_and_values(v, range, kv_head);
     if (v.hooks.append) v.hooks.append(v, range, kv_head);
 }
 

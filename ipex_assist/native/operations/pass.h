@@ -23,8 +23,10 @@ struct AttentionHooks {
     // Stores what it keeps of a range of rows beside their keys and values.
     void (*append)(const AttentionView& v, const RowRange& range, int32_t kv_head) = nullptr;
     // A block of what the rows of a query tile attend to, in memory of this thread: where positions are kept as rows
-    // (KeptInBlock), or the tile's one row chooses what it sees (AttentionShape::gathers).
+    // (KeptByMixer), or the tile's one row chooses what it sees (AttentionShape::gathers).
     KeyValueBlock (*gather)(const AttentionView& v, const RowRange& tile, int32_t kv_head, int64_t block) = nullptr;
+    // By all threads, when none reads any more what earlier passes kept: moves on a sequence's state, for later passes.
+    void (*keep)(const AttentionView& v) = nullptr;
     // Changes what a head attended to, (value_dim).
     void (*finish)(const AttentionView& v, int64_t row, float* attended) = nullptr;
 };

@@ -30,7 +30,7 @@ void prune_rows(Pass& pass, const LayerStep& step, int thread) {
     const SharedBuffers& rows = pass.activations.shared;
     const std::vector<int32_t>& kept = pass.plan().logit_rows;
     const int64_t size = pass.model.spec.stream_width(), per_layer = pass.model.spec.per_layer_size;
-    pass.wait(thread);  // a recurrent layer's inputs are still being kept
+    pass.wait(thread);  // what a state keeps of rows is still being kept
     if (pass.pruned->each_thread_prepares) {
         const Array<float>& own = pass.activations.own(thread).x;
         for (size_t i = 0; i < kept.size(); i++)
@@ -39,7 +39,9 @@ void prune_rows(Pass& pass, const LayerStep& step, int thread) {
         close_up(pass, thread, kept, rows.x, 0, size);
     }
     close_up(pass, thread, kept, rows.qkv, 0, layer.columns.width);
-    if (layer.is_recurrent()) close_up(pass, thread, kept, rows.attended, 0, layer.columns.out_width);
+    const auto attends = [](const Operation& each) { return (each.writes & ATTENDED) != 0; };
+    if (std::any_of(step.append_operations.begin(), step.append_operations.end(), attends))
+        close_up(pass, thread, kept, rows.attended, 0, layer.mixed_width());
     close_up(pass, thread, kept, rows.notes, 0, rows.notes.columns);
     close_up(pass, thread, kept, rows.deferred, 0, rows.deferred.columns);
     if (per_layer)

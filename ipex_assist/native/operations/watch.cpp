@@ -70,9 +70,7 @@ public:
             }
             case SCANNED: return show_scanned(layer);
             case ATTENDED: {
-                const AttentionSpec& a = layer.attention;
-                const int64_t width = layer.is_recurrent() ? layer.columns.out_width : a.attended_width();
-                return give("attended", shared_.attended.data, width, shared_.attended.columns, rows_);
+                return give("attended", shared_.attended.data, layer.mixed_width(), shared_.attended.columns, rows_);
             }
             case VALUES:
                 return give("values", shared_.heads.data, layer.attention.output_width(), shared_.heads.columns, rows_);

@@ -72,8 +72,8 @@ struct LatentSpec {
     int32_t value_parts(int32_t heads) const { return is_compressed() ? compressed.groups : heads; }
     // Columns of what entries are made of: values and gates of all parts, then the indexer's.
     int64_t entry_width() const { return has_entries() ? 2 * int64_t(compressed.parts()) * (rank + indexer.dim) : 0; }
-    // Of a block's last positions is kept what pools, or entries, that are open yet will be made of: of so many that rows
-    // which are taken back (PENDING_ROWS at most) leave enough of them; and how many columns that is.
+    // Of a sequence's last positions is kept what pools, or entries, that are open yet will be made of: of so many that
+    // rows which are taken back (PENDING_ROWS at most) leave enough of them; and how many columns that is.
     int32_t open_rows() const {
         const int32_t pooled = indexer.pools() ? indexer.pool : 0;
         const int32_t made_of = has_entries() ? compressed.rate * compressed.parts() : pooled;

@@ -151,9 +151,10 @@ const float* ModelWeights::position_row(int32_t position) const {
     return positions ? positions + int64_t(position + spec.position_offset) * spec.hidden_size : nullptr;
 }
 
-bool ModelWeights::is_recurrent() const {
+bool ModelWeights::keeps_state() const {
     for (const PackedLayer& layer : layers) {
-        if (layer.is_recurrent()) return true;
+        const LatentSpec& latent = layer.attention.latent;
+        if (layer.is_recurrent() || latent.is_compressed() || latent.open_rows()) return true;
     }
     return false;
 }

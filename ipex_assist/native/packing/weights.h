@@ -213,6 +213,8 @@ struct PackedLayer : LayerSpec {
     const Linear& first_of_mlp() const {
         return mlp_gate_rank ? mlp_gate.down : mlp_conv.base ? mlp_conv.projection : mlp_linear();
     }
+    // Columns of a row of `attended`.
+    int64_t mixed_width() const { return is_recurrent() ? columns.out_width : attention.attended_width(); }
     const Linear& mlp_linear() const { return mlp.experts ? router : up; }
     const Linear& linear(LinearRole role) const {
         return role == QKV ? qkv : role == OUTPUT ? output : role == UP ? up : down;
@@ -279,7 +281,7 @@ struct ModelWeights {
     Weight find(std::string_view name) const;
     std::unordered_set<std::string> names() const;  // of all weights
     std::vector<const Linear*> linears() const;
-    bool is_recurrent() const;                          // whether any of its layers is
+    bool keeps_state() const;                           // whether any of its layers does
     const float* position_row(int32_t position) const;  // of the learned table, null where there is none
     const Linear& lm_head() const { return target_head ? *target_head : head; }
 

@@ -14,8 +14,12 @@ struct CompressedWeights : OwnWeights {
 
 void place_queries(Pass& pass, const LayerStep& step, int thread);
 void close_entries(Pass& pass, const LayerStep& step, int thread);  // entries.cpp
-// What entries are made of gets as precise as it is kept; and what a head attended to, (head_dim), rotated back.
-void round_entry_rows(const AttentionView& v, const RowRange& range, int32_t kv_head);
+void attend_window(Pass& pass, const LayerStep& step, int thread);
+// A row's key as later rows read it, and what entries are made of as precise as it is kept; then what later passes need
+// of this one's rows, to sequences' states; and what a head attended to, (head_dim), rotated back.
+void append_window(const AttentionView& v, const RowRange& range, int32_t kv_head);
+void round_entry_rows(const AttentionView& v, const RowRange& range);
+void keep_window(const AttentionView& v);
 void turn_back(const AttentionView& v, int64_t row, float* attended);
 
 }  // namespace ipex_assist

@@ -10,7 +10,7 @@
 
 namespace ipex_assist {
 
-void round_entry_rows(const AttentionView& v, const RowRange& range, int32_t) {
+void round_entry_rows(const AttentionView& v, const RowRange& range) {
     const int64_t width = v.spec.latent.entry_width();
     if (entry_type(v) == SOURCE_F32) return;
     for (int32_t r = range.first; width && r < range.end; r++) {
@@ -75,7 +75,7 @@ private:
             std::copy_n(row + value, dim, to), std::copy_n(row + gate, dim, to + dim);
         } else {
             const int64_t bytes = element_bytes(entry_type(v_));
-            const uint8_t* row = open_row(v_, segment_.blocks[position / BLOCK_POSITIONS], position);
+            const uint8_t* row = open_row(v_, segment_, position);
             v_.k.widen(entry_type(v_), row + value * bytes, dim, to);
             v_.k.widen(entry_type(v_), row + gate * bytes, dim, to + dim);
         }
@@ -104,8 +104,7 @@ void close_entry(const AttentionView& v, size_t segment, int64_t number) {
 
 }  // namespace
 
-// The entries whose last position is a row of the pass; threads take turns. All rows are appended before. What later
-// entries need of these rows overwrites older rows, and so is kept after all threads have read those.
+// The entries whose last position is a row of the pass; threads take turns. All rows are appended before.
 void close_entries(Pass& pass, const LayerStep& step, int thread) {
     const AttentionView v(pass, step, thread);
     const int64_t rate = v.spec.latent.compressed.rate;
@@ -118,7 +117,6 @@ void close_entries(Pass& pass, const LayerStep& step, int thread) {
         }
     }
     pass.wait(thread);
-    keep_open_rows(v);
 }
 
 }  // namespace ipex_assist

@@ -17,6 +17,7 @@ constexpr int32_t MOST_ROWS = 128;  // that an entry is made of
 void check_entries(const AttentionSpec& a) {
     const CompressedSpec& c = a.latent.compressed;
     const IndexerSpec& index = a.latent.indexer;
+    check_range("the window of keys that are values", a.window, 1, LARGEST);
     check_range("tokens of an entry", c.rate, 0, MOST_ROWS);
     check_range("whether entries overlap", c.overlap, 0, c.rate ? 1 : 0);
     check_range("index_topk", index.top_k, index.heads ? 1 : 0, index.heads ? LARGEST : 0);
@@ -99,7 +100,7 @@ void size(const PackedLayer& layer, int64_t last, ActivationSizes& s) {
     s.key_depth = std::max({s.key_depth, a.key_depth(), a.index_depth()});
     s.value_width = std::max({s.value_width, a.value_width(), int64_t(index.dim)});
     s.queries = std::max<int64_t>(s.queries, index.heads);
-    size_chosen(a, last, s);
+    size_chosen(a, last, s), size_gathered(a, s);
     if (a.latent.has_entries()) {
         // What an entry is made of: values and gates of its rows, and three rows more.
         const int64_t widest = std::max<int64_t>(a.head_dim, index.dim);
@@ -117,15 +118,16 @@ constexpr Operation QUERY_LINEAR{"query_linear", query_linear, QUERIES};
 constexpr Operation PLACE_QUERIES{"place_queries", place_queries, PROJECTED};
 constexpr Operation CLOSE_ENTRIES{"close_entries", close_entries};
 constexpr Operation CHOOSE_POSITIONS{"choose_positions", choose_positions};
-constexpr Operation ATTENTION{"attention", attention, ATTENDED};
+constexpr Operation ATTEND_WINDOW{"attention", attend_window, ATTENDED};
 constexpr Operation EXPAND_VALUES{"expand_values", expand_values, VALUES};
 
 void list_operations(const PackedLayer& layer, LayerStep& step, const Operation& prepare) {
     add(step.append_operations, {prepare, LATENT_LINEAR, NORMALIZE_LATENTS, QUERY_LINEAR, PLACE_QUERIES});
     if (layer.attention.latent.has_entries()) add(step.append_operations, {CLOSE_ENTRIES});
     if (layer.attention.latent.indexer.heads) add(step.append_operations, {CHOOSE_POSITIONS});
-    step.hooks = {round_entry_rows, gather_block, turn_back};
-    add(step.attend_operations, {ATTENTION, EXPAND_VALUES, OUTPUT_LINEAR});
+    add(step.append_operations, {ATTEND_WINDOW});
+    step.hooks = {append_window, gather_block, keep_window, turn_back};
+    add(step.attend_operations, {EXPAND_VALUES, OUTPUT_LINEAR});
 }
 
 void shape(const AttentionSpec& a, AttentionShape& made) {

@@ -26,6 +26,13 @@ PositionRow row_of_entry(const AttentionView& v, const RowRange& tile, int64_t e
     return made;
 }
 
+// A position of the window of keys that are values.
+PositionRow row_of_window(const AttentionView& v, const KeptBeside& kept, const RowRange& tile, int64_t position) {
+    const Segment& s = v.segment(tile);
+    const int64_t row = v.plan.first_row[size_t(tile.segment)] + position - s.start;
+    return window_position(v, position < s.start ? window_row(v, kept, s, position) : window_row(v, row));
+}
+
 }  // namespace
 
 KeyValueBlock gather_block(const AttentionView& v, const RowRange& tile, int32_t kv_head, int64_t block) {
@@ -36,17 +43,21 @@ KeyValueBlock gather_block(const AttentionView& v, const RowRange& tile, int32_t
     const int32_t* chosen = sight.chooses(position) ? v.pass.activations.shared.notes.row(tile.first) + first : nullptr;
     const int64_t bytes = row_type_bytes(row_type(v.blocks.precision()));
     const GatheredBlock to(v);
+    const KeptBeside kept = kept_beside(v);
     PositionRows rows;
     rows.count = count, rows.bytes = bytes, rows.value_width = v.spec.value_width();
     rows.key_width = key_row(v.spec), rows.key_depth = v.spec.key_depth();
+    // Without entries a window is part of the sequence: what is before it in its first block is not seen.
+    const int64_t least = v.spec.latent.is_compressed() ? v.plan.first_seen(tile.first, v.splits.shape) : 0;
     for (int64_t i = 0; i < count; i++) {
         PositionRow from;
         if (first + i < entries) {
             from = row_of_entry(v, tile, chosen ? chosen[i] : first + i, to, i);
+        } else if (v.spec.latent.is_compressed()) {
+            const int64_t of = sight.rate ? sight.first_of_window(position) - entries : 0;
+            from = row_of_window(v, kept, tile, std::max(of + first + i, least));
         } else {
-            const int64_t of = sight.rate ? sight.first_of_window(position) + first + i - entries
-                               : chosen   ? chosen[i]
-                                          : first + i;
+            const int64_t of = chosen ? chosen[i] : first + i;
             from = v.blocks.row(v.segment(tile).blocks[of / BLOCK_POSITIONS], v.kv_layer,
                                 v.splits.shape.stored_head(kv_head), of % BLOCK_POSITIONS);
         }

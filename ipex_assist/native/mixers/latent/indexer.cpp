@@ -80,7 +80,7 @@ void append_pools(const AttentionView& v, const RowRange& range, int32_t id) {
         for (int32_t j = 0; j < index.each(); j++) {
             const int32_t position = after - index.each() + j;
             const float* row = position < segment.start
-                                   ? reinterpret_cast<const float*>(open_row(v, id, position))
+                                   ? reinterpret_cast<const float*>(open_row(v, segment, position))
                                    : v.qkv(first_row + position - segment.start) + v.spec.index_key_column();
             rows[j] = {row, row + index.dim};
         }
@@ -102,10 +102,9 @@ void keep_open_rows(const AttentionView& v) {
                  end = int32_t(share(rows, v.thread + 1, v.plan.threads));
          r < end; r++) {
         const Segment& s = v.plan.segments[size_t(v.plan.segment_of[size_t(r)])];
-        const int32_t position = v.plan.positions[size_t(r)], block = position / BLOCK_POSITIONS;
-        if (position + latent.open_rows() < std::min(s.start + s.rows, (block + 1) * BLOCK_POSITIONS)) continue;
-        v.k.narrow(type, v.qkv(r) + v.spec.index_key_column(), latent.open_width(),
-                   open_row(v, s.blocks[block], position));
+        const int32_t position = v.plan.positions[size_t(r)];
+        if (position + latent.open_rows() < s.start + s.rows) continue;
+        v.k.narrow(type, v.qkv(r) + v.spec.index_key_column(), latent.open_width(), open_row(v, s, position));
     }
 }
 

@@ -20,7 +20,7 @@ void expand_values(Pass& pass, const LayerStep& step, int thread);
 // The key of an indexer, which is kept of a row, and a block of what a row attends to (AttentionHooks).
 void append_index_keys(const AttentionView& v, const RowRange& range, int32_t kv_head);
 KeyValueBlock gather_block(const AttentionView& v, const RowRange& tile, int32_t kv_head, int64_t block);
-// What pools and entries that are open may need of this pass's rows: of each block the last positions, by all threads.
+// What pools and entries that are open may need of this pass's rows: of each segment the last ones, by all threads.
 void keep_open_rows(const AttentionView& v);
 // Layers that choose positions choose as many, and those without an indexer have one before them; and what rows see.
 void check_chosen(const LayerSpec* layers, int32_t number);
