@@ -13,7 +13,7 @@ from ipex_assist.models.dflash2 import dflash2_fields, dflash2_names
 from ipex_assist.models.draft_head import HeadSpec, Taps
 from ipex_assist.models.dspark import GEMMA4, dspark_fields, dspark_names, is_dspark
 from ipex_assist.models.head_common import DraftHead
-from ipex_assist.models.head_layers import gemma4_layers_of, layers_of, named_head, vocabulary
+from ipex_assist.models.head_layers import gemma4_layers_of, in_halves, layers_of, named_head, vocabulary
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import Source
 
@@ -58,6 +58,10 @@ def dflash_of(config: Config, names: Collection[str], target: DecoderSpec) -> Dr
     multiplier = target.embedding_multiplier if scaled else 1.0
     spec = replace(decoder, head=head, embedding_multiplier=decoder.embedding_multiplier if gemma4 else multiplier)
     sources = named_head(spec, gemma4_text.weights(spec) if gemma4 else None)
+    if gemma4:
+        refuse(flat, rope_is_neox_style=True)
+    elif not flat.flag("rope_is_neox_style", True):  # LFM2's
+        sources = in_halves(spec, sources)
     sources["fc.weight"] = Source("fc.weight", alternatives=("encoder.fc.weight",))
     sources["head_hidden_norm.weight"] = Source("hidden_norm.weight", alternatives=("encoder.output_norm_enc.weight",))
     sources |= dflash2_names(spec) | dspark_names(spec)

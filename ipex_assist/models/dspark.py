@@ -18,9 +18,12 @@ from ipex_assist.models.weights import Source
 _MARKOV, _CONFIDENCE = "markov_head.markov_w1.weight", "confidence_head.proj.weight"
 
 
-# DeepSpec's names, and those of `speculators` and SpecForge. Layers are Qwen3's, of the first Gemma 4's.
+# DeepSpec's names, those of `speculators` and SpecForge, and Liquid's. Layers are Qwen3's, of the first Gemma 4's.
 GEMMA4 = "Gemma4DSparkModel"
-_ARCHITECTURES = (GEMMA4, "Qwen3DSparkModel", "DSparkSpeculator", "DSparkDraftModel")
+_ARCHITECTURES = (
+    *(GEMMA4, "Qwen3DSparkModel", "LingDSparkModel"),
+    *("DSparkSpeculator", "DSparkDraftModel", "Lfm2DSparkDraftModel"),
+)
 
 
 def is_dspark(config: Mapping[str, Any]) -> bool:

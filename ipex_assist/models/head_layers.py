@@ -74,3 +74,10 @@ def named_head(spec: DecoderSpec, sources: dict[str, Source] | None = None) -> d
         sources = named(spec, prefix="", layers="layers.", norms={**LLAMA_NORMS, **HEAD_NORMS}, outside=_OUTSIDE)
     shared = {"embed_tokens.weight": spec.head.shared_embedding, "lm_head.weight": spec.head.shared_head}
     return {ours: source for ours, source in sources.items() if not shared.get(ours, False)}
+
+
+def in_halves(spec: DecoderSpec, sources: dict[str, Source]) -> dict[str, Source]:
+    """The sources of queries, keys and their norms, whose heads a checkpoint rotates by pairs of neighbours."""
+    rotated = spec.layers[0].attention.rotary_size
+    pairs = {ours for ours in sources if ours.rsplit(".", 2)[-2] in ("q_proj", "k_proj", "q_norm", "k_norm")}
+    return {ours: replace(source, pairs=rotated) if ours in pairs else source for ours, source in sources.items()}

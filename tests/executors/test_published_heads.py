@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,10 @@ def test_dspark(name: str, flat: bool, executor: str, tmp_path: Path) -> None:
     """
     save_target(tmp_path / "target")
     _, head = draft_heads.load(tmp_path / "target", _saved(tmp_path / "head", name, flat), executor)
+    _check_dspark(head, name)
+
+
+def _check_dspark(head: Model, name: str) -> None:
     assert head.spec.head is not None
     hidden = hidden_numbers(len(TEXT), len(head.spec.head.taps.layers))
     for case in recorded(name)["logits"]:
@@ -146,6 +151,26 @@ def test_dspark(name: str, flat: bool, executor: str, tmp_path: Path) -> None:
             assert drafted == [token for token, _ in case["steps"][:count]]
             assert confidences == pytest.approx([sure for _, sure in case["steps"][:count]], rel=1e-4)
             request = DraftInput(sequence, [TEXT[read]], 2)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize(("architecture", "pairs"), [("LingDSparkModel", False), ("Lfm2DSparkDraftModel", True)])
+def test_dspark_of_other_makers(architecture: str, pairs: bool, executor: str, tmp_path: Path) -> None:
+    """By their names, and with heads that are rotated by pairs of neighbours (`rope_is_neox_style` false)."""
+    save_target(tmp_path / "target")
+    folder = _saved(tmp_path / "head", "dspark", flat=True)
+    config = json.loads((folder / "config.json").read_text()) | {"architectures": [architecture]}
+    tensors, width = safetensors.torch.load_file(folder / "model.safetensors"), config["head_dim"]
+    if pairs:
+        config["rope_is_neox_style"] = False
+        order = torch.arange(width).view(2, -1).T.flatten()
+        for name, tensor in tensors.items():
+            if re.search(r"\b[qk]_(proj|norm)\.weight$", name):
+                parts = tensor.reshape(-1, width, *tensor.shape[1:])
+                tensors[name] = parts[:, order].reshape(tensor.shape).contiguous()
+    draft_heads.write(folder, config, tensors)
+    _, head = draft_heads.load(tmp_path / "target", folder, executor)
+    _check_dspark(head, "dspark")
 
 
 @pytest.mark.parametrize(
