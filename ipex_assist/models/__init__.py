@@ -141,7 +141,7 @@ from ipex_assist.models import (
     zamba2,
 )
 from ipex_assist.models.config import Config, ConfigError, MissingError
-from ipex_assist.models.spec import DecoderSpec
+from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.models.weights import Product, Source
 
 __all__ = ["ARCHITECTURES", "Architecture", "architecture_of", "find"]
@@ -165,6 +165,9 @@ class Architecture:
     # Matrices that are made of several tensors, by the names that `weights` has for them: of a spec, its config, and
     # names of stored tensors.
     products: Callable[[DecoderSpec, Mapping[str, Any], Collection[str]], dict[str, Product]] | None = None
+    # A layer that predicts further tokens, the first of which has the number 0; None: of the target's the last that is
+    # attention.
+    layer_after: Callable[[Config, int], LayerSpec] | None = None
 
     def spec(self, config: Mapping[str, Any]) -> DecoderSpec:
         """Return the spec of a config.json.
@@ -184,7 +187,7 @@ def _architecture(module: ModuleType) -> Architecture:
     model_type = module.__name__.rpartition(".")[2]
     document = module.__doc__ or Path(str(module.__file__)).read_text(encoding="utf-8").split('"""')[1]  # of python -OO
     about = document.strip().splitlines()[0]
-    found = (getattr(module, name, None) for name in ("stored", "learned", "products"))
+    found = (getattr(module, name, None) for name in ("stored", "learned", "products", "layer_after"))
     parts = module.NAMES, module.spec, module.weights, *found
     return Architecture(module.ARCHITECTURE, model_type, about, module.EXAMPLES, *parts)
 

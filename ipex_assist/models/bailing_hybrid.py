@@ -85,7 +85,7 @@ def layer_after(config: Config, number: int) -> LayerSpec:
         "layer_types": [*_mixer_kinds(config), *[FULL] * more],
         "mlp_layer_types": [*kinds, *["sparse"] * more],
     }
-    return spec(Config({**config.values, **longer}, config.other_names)).layers[-1]
+    return spec(config.but(**longer)).layers[-1]
 
 
 def _limited(config: Config, layers: Sequence[LayerSpec]) -> tuple[LayerSpec, ...]:

@@ -47,6 +47,10 @@ class Config:
     def __init__(self, values: Mapping[str, Any], other_names: Mapping[str, str] | None = None) -> None:
         self.values, self.other_names = values, other_names or {}
 
+    def but(self, **values: Any) -> Config:
+        """The same with other values."""
+        return Config({**self.values, **values}, self.other_names)
+
     def stored_name(self, name: str) -> str:
         """The name that the file has for it."""
         return self.other_names.get(name, name)

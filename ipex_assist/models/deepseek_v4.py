@@ -104,7 +104,7 @@ def layer_after(config: Config, number: int) -> LayerSpec:
     if mlps == ["hash_moe"] or at < hashed:
         raise NotComputed(f"a layer that predicts further tokens with experts by tokens (layer {at}) is not supported")
     alone = {"num_hidden_layers": 1, "layer_types": [_SLIDING], "compress_ratios": [], "mlp_layer_types": ["moe"]}
-    return spec(Config({**config.values, **alone}, NAMES)).layers[0]
+    return spec(config.but(**alone)).layers[0]
 
 
 def _kinds(config: Config) -> list[str]:

@@ -6,7 +6,7 @@ from ipex_assist.models import ernie4_5
 from ipex_assist.models.common import experts, layer_count, llama_like, refuse
 from ipex_assist.models.config import Config, ConfigError
 from ipex_assist.models.names import SHARED_EXPERTS, ExpertNames, named, rotated_by_pairs
-from ipex_assist.models.spec import DecoderSpec
+from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.models.weights import Source
 
 ARCHITECTURE = "Ernie4_5_MoeForCausalLM"
@@ -39,6 +39,11 @@ def spec(config: Config) -> DecoderSpec:
     )
     mixture = {"experts": made, "sparse": sparse} if any(sparse) else {}
     return llama_like("ernie4_5_moe", config, **ernie4_5.shared(config), **mixture)
+
+
+def layer_after(config: Config, number: int) -> LayerSpec:
+    """Dense."""
+    return spec(config.but(num_hidden_layers=1, moe_layer_start_index=1)).layers[0]
 
 
 def weights(spec: DecoderSpec) -> dict[str, Source]:

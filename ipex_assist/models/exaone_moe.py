@@ -6,7 +6,7 @@ from ipex_assist.models import exaone4
 from ipex_assist.models.common import llama_like, sparse_fields
 from ipex_assist.models.config import Config
 from ipex_assist.models.names import HEAD_NORMS, LLAMA_NORMS, SHARED_EXPERTS, ExpertNames, named
-from ipex_assist.models.spec import DecoderSpec
+from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.models.weights import Source
 
 ARCHITECTURE = "ExaoneMoeForCausalLM"
@@ -27,6 +27,12 @@ def spec(config: Config) -> DecoderSpec:
         **exaone4.positions(config),
         **sparse_fields(config, shared=shared, scaling=scaling),
     )
+
+
+def layer_after(config: Config, number: int) -> LayerSpec:
+    """Dense, and as `mtp_layer_types` says."""
+    kinds = config.optional_texts("mtp_layer_types") or ["full_attention"]
+    return spec(config.but(num_hidden_layers=1, layer_types=kinds[:1], mlp_layer_types=["dense"])).layers[0]
 
 
 def weights(spec: DecoderSpec) -> dict[str, Source]:

@@ -19,7 +19,7 @@ from ipex_assist.models.common import (
 from ipex_assist.models.config import Config
 from ipex_assist.models.layers import with_attention
 from ipex_assist.models.names import ExpertNames, named, renamed, sinks
-from ipex_assist.models.spec import DecoderSpec
+from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.models.weights import Source
 
 ARCHITECTURE = "MiMoV2FlashForCausalLM"
@@ -59,6 +59,11 @@ def spec(config: Config) -> DecoderSpec:
     of_windows = config.integer("swa_num_key_value_heads", 2 * kv_heads)
     layers = with_attention(alike.layers, "kv_heads", [of_windows if kind == SLIDING else kv_heads for kind in kinds])
     return replace(alike, layers=with_attention(layers, "sinks", [kind == SLIDING for kind in kinds]))
+
+
+def layer_after(config: Config, number: int) -> LayerSpec:
+    """With a window, and dense."""
+    return spec(config.but(num_hidden_layers=1, layer_types=[SLIDING], mlp_layer_types=["dense"])).layers[0]
 
 
 def _kinds(config: Config) -> list[str]:

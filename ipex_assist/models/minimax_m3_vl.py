@@ -21,7 +21,7 @@ from ipex_assist.models.names import (
     named,
     stacked,
 )
-from ipex_assist.models.spec import DecoderSpec
+from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.models.weights import Source, weight_shape
 
 ARCHITECTURE = "MiniMaxM3SparseForConditionalGeneration"
@@ -31,6 +31,7 @@ NAMES = {
     "num_experts": "num_local_experts",
     "moe_intermediate_size": "intermediate_size",
 }
+_SPARSE = "minimax_m3_sparse"
 _LANES = 16  # positions of a panel, of which blocks are whole ones
 _KEPT = 256  # positions of a block of keys and values, of which they are even parts
 _FIRST_NAMES = {  # in a part of published configs
@@ -81,9 +82,15 @@ def spec(config: Config) -> DecoderSpec:
     )
     own = text.part("sparse_attention_config")
     given = Config({**text.values, "sparse_attention_freq": own.get("sparse_attention_freq")})
-    sparse = _kinds(given, "layer_types", "sparse_attention_freq", ("full_attention", "minimax_m3_sparse"), usual=False)
+    sparse = _kinds(given, "layer_types", "sparse_attention_freq", ("full_attention", _SPARSE), usual=False)
     choice = _choice(text, made.layers[0].attention.kv_heads) if any(sparse) else None
     return replace(made, layers=with_attention(made.layers, "choice", [choice if each else None for each in sparse]))
+
+
+def layer_after(config: Config, number: int) -> LayerSpec:
+    """With blocks that rows choose, and experts."""
+    alone = {"num_hidden_layers": 1, "layer_types": [_SPARSE], "mlp_layer_types": ["sparse"]}
+    return spec(text_part(config).but(**alone)).layers[0]
 
 
 def _kinds(config: Config, listed: str, numbered: str, kinds: tuple[str, str], usual: bool) -> list[bool]:

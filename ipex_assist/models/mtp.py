@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from itertools import takewhile
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ipex_assist.models import bailing_hybrid, deepseek_v4, qwen4_exp_text, step3p7
 from ipex_assist.models.common import text_part
 from ipex_assist.models.config import Config
 from ipex_assist.models.draft_head import HeadSpec, Taps
 from ipex_assist.models.head_common import DraftHead, under
 from ipex_assist.models.mtp_layouts import LAYOUTS, MtpLayout
-from ipex_assist.models.names import STREAM_PARTS
+from ipex_assist.models.names import STREAM_GATES, STREAM_PARTS
 from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.models.stream_spec import HEAD_GATE, HEAD_STREAMS
 from ipex_assist.models.weights import Source
@@ -70,45 +68,15 @@ def _head_of(
         sources["fc_token.weight"] = Source(f"{layout.token.format(*places)}.weight")
         parts = {f"{HEAD_STREAMS}{ours}": theirs for ours, theirs in STREAM_PARTS.items()}
         if target.gates_streams:
-            parts = {ours: f"{theirs}.weight" for ours, theirs in zip(HEAD_GATE, qwen4_exp_text.GATES, strict=True)}
+            parts = {ours: f"{theirs}.weight" for ours, theirs in zip(HEAD_GATE, STREAM_GATES, strict=True)}
         sources |= {f"{ours}.weight": Source(layout.head.format(*places) + theirs) for ours, theirs in parts.items()}
     return DraftHead(spec, {**sources, "fc.weight": Source(f"{layout.fc.format(*places)}.weight")})
 
 
 def _layer(architecture: Architecture, config: Mapping[str, Any], target: DecoderSpec, number: int) -> LayerSpec:
-    """The layer: of the target's the last that is attention, but for families that say or do otherwise."""
-    if (family := _FAMILIES.get(architecture.model_type)) is not None:
-        made: LayerSpec = family.layer_after(Config(config, family.NAMES), number)
-        return made
-    if architecture.model_type in ("qwen4_exp", "qwen4_exp_text"):
-        return qwen4_exp_text.layer_after(text_part(Config(config, qwen4_exp_text.NAMES)))
-    if architecture.model_type == "nemotron_h":
-        kinds = dict.fromkeys(("layers_block_type", "layer_types"), config.get("mtp_layers_block_type"))
-        pattern = Config(config).text("mtp_hybrid_override_pattern", "*E")
-        return architecture.spec({**config, **kinds, "hybrid_override_pattern": pattern}).layers[0]
-    if (changes := _LAYERS.get(architecture.model_type)) is not None:
-        alone = {"num_hidden_layers": 1, **changes}
-        parts = {"text_config": {**config["text_config"], **alone}} if "text_config" in config else alone
-        return architecture.spec({**config, **parts}).layers[0]
-    if architecture.model_type == "exaone_moe":  # dense
-        each = Config(config).optional_texts("mtp_layer_types") or ["full_attention"]
-        changes = {"num_hidden_layers": 1, "layer_types": each[:1], "mlp_layer_types": ["dense"]}
-        return architecture.spec({**config, **changes}).layers[0]
+    """The layer: of the target's the last that is attention, but for families that say otherwise."""
+    if architecture.layer_after is not None:
+        return architecture.layer_after(Config(config, architecture.names), number)
     layers = [layer for layer in target.layers if layer.recurrent is None]
     own = [each.attention for each in layers if not (each.attention.latent and each.attention.latent.shares_choice)]
     return replace(layers[-1], mixer=own[-1])
-
-
-# Those that make the layer themselves.
-_FAMILIES: dict[str, ModuleType] = {
-    "bailing_hybrid": bailing_hybrid,
-    "deepseek_v4": deepseek_v4,
-    "step3p7": step3p7,
-}
-# What a config says of a model that is one such layer, of families whose layer is of no kind of the target's last.
-_DENSE = {"mlp_layer_types": ["dense"]}
-_LAYERS: dict[str, dict[str, Any]] = {
-    "ernie4_5_moe": {"moe_layer_start_index": 1},
-    "minimax_m3_vl": {"layer_types": ["minimax_m3_sparse"], "mlp_layer_types": ["sparse"]},
-    "mimo_v2_flash": {"layer_types": ["sliding_attention"], **_DENSE},
-}

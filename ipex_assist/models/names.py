@@ -174,6 +174,7 @@ class _Sources:
 
 
 STREAM_PARTS = {"": "fn", "_base": "base", "_scale": "scale"}  # by what our names end with, what theirs do
+STREAM_GATES = ("input_mix_weight_down", "input_mix_weight_up")  # of gated residuals, in their order
 
 
 def streams(spec: DecoderSpec, names: Mapping[str, Sequence[str]]) -> dict[str, Source]:

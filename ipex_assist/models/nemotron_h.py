@@ -10,7 +10,7 @@ from ipex_assist.models.config import Config
 from ipex_assist.models.mamba_layers import mamba2_mixer, mamba_fields, mamba_names
 from ipex_assist.models.names import ExpertNames, named, renamed, renumbered
 from ipex_assist.models.nemotron_h_layers import layers_of, sizes, with_new_names
-from ipex_assist.models.spec import DecoderSpec
+from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.models.weights import Source
 
 ARCHITECTURE = "NemotronHForCausalLM"
@@ -40,6 +40,13 @@ def spec(config: Config) -> DecoderSpec:
     steps = config.number("time_step_min", 0.001), math.inf
     mamba = mamba2_mixer(config, config.text("mamba_hidden_act", "silu"), steps)
     return replace(alike, layers=layers_of(config, mamba, alike.layers[0]))
+
+
+def layer_after(config: Config, number: int) -> LayerSpec:
+    """The blocks of a pattern of its own."""
+    kinds = dict.fromkeys(("layers_block_type", "layer_types"), config.values.get("mtp_layers_block_type"))
+    pattern = config.text("mtp_hybrid_override_pattern", "*E")
+    return spec(config.but(**kinds, hybrid_override_pattern=pattern)).layers[0]
 
 
 def weights(spec: DecoderSpec) -> dict[str, Source]:

@@ -11,7 +11,7 @@ from ipex_assist.models.common import FULL, experts, layer_count, refuse
 from ipex_assist.models.config import Config, ConfigError, NotComputed
 from ipex_assist.models.gated_delta import LINEAR, hybrid
 from ipex_assist.models.mixers.ngrams import NORMS as NGRAM_NORMS
-from ipex_assist.models.names import MIXER_GATE, MLP_GATE
+from ipex_assist.models.names import MIXER_GATE, MLP_GATE, STREAM_GATES
 from ipex_assist.models.ngram_spec import NgramSpec
 from ipex_assist.models.recurrent_spec import NGRAM_TABLE, RecurrentSpec
 from ipex_assist.models.spec import DecoderSpec, LayerSpec
@@ -22,7 +22,6 @@ ARCHITECTURE = "Qwen4ExpForCausalLM"
 EXAMPLES = ("Qwen/Qwen3.8-Flash-Next",)
 NAMES = {"norm_eps": "rms_norm_eps"}
 _INDEXED = ("indexed_attention", "qwen_sparse_attention")  # by transformers' name, and that of newer checkpoints
-GATES = ("input_mix_weight_down", "input_mix_weight_up")
 _PLACES = {"attention": "attn_hyper_connection", "mlp": "mlp_hyper_connection"}
 _NORMS = {f"{ours}_norm": f"{theirs}.hc_norm" for ours, theirs in _PLACES.items()}
 _INDEX_NORMS = {f"index_{part}_norm": f"self_attn.indexer.{part}_layernorm" for part in ("q", "k")}
@@ -33,12 +32,12 @@ _LANES = 16  # columns that are multiplied together
 _KEPT = 256  # positions of a block of keys and values
 _OUTSIDE = {"embed_tokens": "model.embed_tokens", "lm_head": "lm_head"} | {
     "final_norm": "model.hyper_connection_mixer.hc_norm",
-    **{ours: f"model.hyper_connection_mixer.{theirs}" for ours, theirs in zip(HEAD_GATE, GATES, strict=True)},
+    **{ours: f"model.hyper_connection_mixer.{theirs}" for ours, theirs in zip(HEAD_GATE, STREAM_GATES, strict=True)},
 }
 _LINEARS = {f"{ours}_hc": f"{theirs}.block_inject_weight" for ours, theirs in _PLACES.items()} | {
     ours: f"{place}.{theirs}"
     for gate, place in zip((MIXER_GATE, MLP_GATE), _PLACES.values(), strict=True)
-    for ours, theirs in zip(gate, GATES, strict=True)
+    for ours, theirs in zip(gate, STREAM_GATES, strict=True)
 }
 
 
@@ -131,7 +130,7 @@ def _layer(layer: LayerSpec, rank: int, sigmoid: bool, indexer: IndexerSpec | No
     return replace(layer, mixer=mixer, mixer_gate_rank=rank, mlp_gate_rank=rank)
 
 
-def layer_after(config: Config) -> LayerSpec:
+def layer_after(config: Config, number: int) -> LayerSpec:
     """The layer that predicts further tokens, which has attention and no n-grams.
 
     Raises NotComputed for other layers, for several, and for one with a table or rotary positions of its own.
@@ -142,7 +141,7 @@ def layer_after(config: Config) -> LayerSpec:
     kinds, layer = own.optional_texts("layer_types") or [FULL], own.values.get("mtp_use_hidden_state_from_layer")
     if len(kinds) != 1 or kinds[0] not in (FULL, *_INDEXED) or layer is not None:
         raise NotComputed(f"layers that predict further tokens of {kinds} and of layer {layer} are not supported")
-    alone = spec(Config({**config.values, "num_hidden_layers": 1, "layer_types": [FULL], "ple_layer_ids": []}, NAMES))
+    alone = spec(config.but(num_hidden_layers=1, layer_types=[FULL], ple_layer_ids=[]))
     refuse(own, rope_theta=alone.ropes[0].theta)
     return alone.layers[0]
 

@@ -81,7 +81,7 @@ def layer_after(config: Config, number: int) -> LayerSpec:
     for name, usual in (("layer_types", FULL), ("mlp_layer_types", "dense"), *((name, None) for name in _LIMITS)):
         if isinstance(listed := made.get(name), list):
             made[name] = [*listed, *(text.get(f"mtp_{name}") or ()), *[usual] * (number + 1)]
-    return spec(Config({**config.values, "text_config": made}, config.other_names)).layers[-1]
+    return spec(config.but(text_config=made)).layers[-1]
 
 
 def _trimmed(values: Any, count: int) -> Any:
