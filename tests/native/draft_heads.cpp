@@ -406,8 +406,9 @@ void test_draft_heads(const KernelTable& k) {
     const auto taps = [&](const Format& f, const Kind& kind) {
         const ModelSpec model = KindSpec(f, kind).model;
         if (model.altup.several() || (f.precision != FP32 && f.precision != INT8)) return;
-        if (!model.streams.several()) return check_taps(k, f, kind, ONE_STREAM);
-        for (const StreamTaps each : {ONE_STREAM, MEAN_OF_STREAMS, ALL_STREAMS}) check_taps(k, f, kind, each);
+        if (!model.streams.gated()) check_taps(k, f, kind, ONE_STREAM);
+        if (!model.streams.several()) return;
+        for (const StreamTaps each : {MEAN_OF_STREAMS, ALL_STREAMS}) check_taps(k, f, kind, each);
     };
     for_each_kind(taps);
     for (const Format& f : FORMATS) {
