@@ -128,6 +128,27 @@ def save_mtp(folder: Path, variant: str, told: Mapping[str, Any], number: int = 
     return model
 
 
+def save_nemotron_mtp(folder: Path, **changes: Any) -> Any:
+    """Likewise a Nemotron-H of experts, whose layer is two blocks: attention, and experts."""
+    pattern = changes.pop("hybrid_override_pattern", tiny_models.VARIANTS["nemotron-h-moe"]["hybrid_override_pattern"])
+    count = len(pattern)
+    model = tiny_models.save(folder, "nemotron-h-moe", hybrid_override_pattern=pattern + "*E", **changes)
+    model.mtp = outside_layer(model.config.hidden_size)
+    model.mtps = [model.mtp]
+    tensors = {
+        re.sub(
+            rf"^(backbone|model)\.layers\.({count}|{count + 1})\.", lambda n: f"mtp.layers.{int(n[2]) - count}.", name
+        ): t
+        for name, t in safetensors.torch.load_file(folder / "model.safetensors").items()
+    }
+    names = ("0.eh_proj", "0.enorm", "0.hnorm", "1.final_layernorm")
+    tensors |= {f"mtp.layers.{name}.weight": each for name, each in zip(names, model.mtp.values(), strict=True)}
+    config = json.loads((folder / "config.json").read_text())
+    kept = {key: value[:count] for key, value in config.items() if isinstance(value, list) and len(value) == count + 2}
+    write(folder, config | kept, tensors)
+    return model
+
+
 def kinds_of(variant: str, number: int = 1) -> dict[str, Any]:
     """Lists of `variant` with an entry for each of so many such layers."""
     return {name: [*kinds, *kinds[-1:] * (number - 1)] for name, kinds in LAST.get(variant, {}).items()}

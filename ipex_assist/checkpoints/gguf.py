@@ -71,7 +71,7 @@ class GgufCheckpoint(Checkpoint):
         assert architecture is not None
         sources = stored_form(architecture.weights(self.decoder_spec()), self._tensors)
         known = {name for source in sources.values() for name in (source.name, *source.alternatives)}
-        over = [name for name in self._tensors if name not in known]
+        over = [name for name, each in self._tensors.items() if name not in known and not each.further]
         if over:
             raise IpexAssistError(
                 f"{self.path}: {len(over)} tensors are of no use to the {self.config['model_type']} model that its "

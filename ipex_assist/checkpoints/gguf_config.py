@@ -74,7 +74,7 @@ _NOT_WEIGHTS = (ROPE_FACTORS, *gguf_families.ROPE_FACTORS.values())
 
 
 def config_from(header: GgufHeader) -> dict[str, Any]:
-    """The file's hyperparameters under the keys of a Hugging Face config.json.
+    """The file's hyperparameters under the keys of a Hugging Face config.json; of a draft head alone, what it is.
 
     Raises:
         IpexAssistError: an architecture or rope scaling that is not supported, or a missing key.
@@ -86,6 +86,8 @@ def config_from(header: GgufHeader) -> dict[str, Any]:
             "Pass the model's Hugging Face id or folder instead of the GGUF file."
         )
     architecture, model_type, _ = ARCHITECTURES[arch]
+    if (header.get("{arch}.nextn_predict_layers") or 0) and "blk.0.attn_norm.weight" not in header.tensors:
+        return {"speculators_model_type": "mtp"}  # blocks that predict further tokens alone, as heads.py knows them
     vocab_size, hidden_size = _embedding_shape(header)
     config: dict[str, Any] = {
         "architectures": [architecture],

@@ -18,6 +18,7 @@ from ipex_assist.checkpoints.gguf_tables import (
     Config,
     GgufTable,
     Parts,
+    drafting,
     has,
     layers_with,
     mlp_layer_types,
@@ -55,7 +56,7 @@ def layer_names(
 
 
 EXPERT_BIAS = ("mlp.gate.e_score_correction_bias", Parts.of("exp_probs_b.bias"))
-_USUAL = GgufTable((*layer_names(), EXPERT_BIAS), OUTSIDE, EXPERTS)
+_USUAL = drafting(GgufTable((*layer_names(), EXPERT_BIAS), OUTSIDE, EXPERTS))
 LATENT = (
     *same(
         {
@@ -66,15 +67,17 @@ LATENT = (
     ),
     ("self_attn.kv_b_proj.weight", Parts.of("attn_k_b.weight", "attn_v_b.weight", by=_keys_and_values)),
 )
-_DEEPSEEK = GgufTable((*layer_names(), EXPERT_BIAS, *LATENT), OUTSIDE, EXPERTS)
-INDEXED = GgufTable(
-    (
-        *_DEEPSEEK.layer,
-        *same({"self_attn.indexer.k_norm": "indexer.k_norm", "self_attn.indexer.weights_proj": "indexer.proj"}),
-        *same({"self_attn.indexer.wk": "indexer.attn_k", "self_attn.indexer.wq_b": "indexer.attn_q_b"}),
-    ),
-    OUTSIDE,
-    EXPERTS,
+_DEEPSEEK = drafting(GgufTable((*layer_names(), EXPERT_BIAS, *LATENT), OUTSIDE, EXPERTS))
+INDEXED = drafting(
+    GgufTable(
+        (
+            *_DEEPSEEK.layer,
+            *same({"self_attn.indexer.k_norm": "indexer.k_norm", "self_attn.indexer.weights_proj": "indexer.proj"}),
+            *same({"self_attn.indexer.wk": "indexer.attn_k", "self_attn.indexer.wq_b": "indexer.attn_q_b"}),
+        ),
+        OUTSIDE,
+        EXPERTS,
+    )
 )
 STREAMS = ("fn", "base", "scale")
 _HUNYUAN4 = GgufTable(
@@ -107,8 +110,8 @@ _AFMOE = GgufTable(
     OUTSIDE,
     EXPERTS,
 )
-_HUNYUAN3 = GgufTable(
-    (*layer_names(shared="shared_mlp"), ("mlp.expert_bias", Parts.of("exp_probs_b"))), OUTSIDE, EXPERTS
+_HUNYUAN3 = drafting(
+    GgufTable((*layer_names(shared="shared_mlp"), ("mlp.expert_bias", Parts.of("exp_probs_b"))), OUTSIDE, EXPERTS)
 )
 _HUNYUAN = GgufTable(
     (

@@ -28,6 +28,7 @@ from ipex_assist.checkpoints.gguf_tables import (
     GgufTable,
     Parts,
     a_log,
+    drafting,
     layers_with,
     mlp_layer_types,
     same,
@@ -63,29 +64,37 @@ _KIMI = GgufTable(
     OUTSIDE,
     MIXTRAL_EXPERTS,
 )
-_LING3 = GgufTable(
-    (
-        *layer_names(),
-        *LATENT,
-        *_DELTA,
-        EXPERT_BIAS,
-        *same({"self_attn.f_proj": "ssm_f_a", "self_attn.g_proj": "ssm_g_a"}),
-        *same({"self_attn.g_proj": "attn_gate"}),
-        ("self_attn.A_log", Parts.of("ssm_a", by=_logarithms)),
-    ),
-    OUTSIDE,
-    EXPERTS,
+_LING3 = drafting(
+    GgufTable(
+        (
+            *layer_names(),
+            *LATENT,
+            *_DELTA,
+            EXPERT_BIAS,
+            *same({"self_attn.f_proj": "ssm_f_a", "self_attn.g_proj": "ssm_g_a"}),
+            *same({"self_attn.g_proj": "attn_gate"}),
+            ("self_attn.A_log", Parts.of("ssm_a", by=_logarithms)),
+        ),
+        OUTSIDE,
+        EXPERTS,
+    )
 )
 _POOL = "indexer.index_kpool_compress"
-_GLM5_NEXT = GgufTable(
-    (
-        *INDEXED.layer,
-        *_LOW_RANKS,
-        *((f"self_attn.{_POOL}_{leaf}", Parts.of(f"indexer_compressor_{leaf}.weight")) for leaf in ("gate", "ape")),
-        *((f"hc_{part}_{leaf}", Parts.of(f"hc_{part}_{leaf}.weight")) for part in ("attn", "ffn") for leaf in STREAMS),
-    ),
-    OUTSIDE,
-    EXPERTS,
+_GLM5_NEXT = drafting(
+    GgufTable(
+        (
+            *INDEXED.layer,
+            *_LOW_RANKS,
+            *((f"self_attn.{_POOL}_{leaf}", Parts.of(f"indexer_compressor_{leaf}.weight")) for leaf in ("gate", "ape")),
+            *(
+                (f"hc_{part}_{leaf}", Parts.of(f"hc_{part}_{leaf}.weight"))
+                for part in ("attn", "ffn")
+                for leaf in STREAMS
+            ),
+        ),
+        OUTSIDE,
+        EXPERTS,
+    )
 )
 
 

@@ -21,8 +21,10 @@ from ipex_assist.checkpoints.gguf_tables import (
     GgufTable,
     Parts,
     a_log,
+    around,
     convolution,
     decays,
+    drafting,
     has,
     layers_with,
     less_one,
@@ -94,33 +96,40 @@ _QWEN_LAYER = (
     ),
 )
 _QWEN_OUTSIDE = (*EMBEDDING, *HEAD, ("model.norm.weight", Parts.of("output_norm.weight", by=less_one)))
-_NEXT = GgufTable(
-    layer=(
-        *_QWEN_LAYER,
-        *same({"linear_attn.in_proj_qkvz": "ssm_in", "linear_attn.in_proj_ba": "ssm_ba"}),
-        ("linear_attn.in_proj_qkvz.weight", Parts.of("attn_qkv.weight", "attn_gate.weight", by=_joined_by_key_head)),
-        ("linear_attn.conv1d.weight", Parts.of("ssm_conv1d.weight", by=convolution)),
-        ("linear_attn.A_log", Parts.of("ssm_a", by=a_log)),
-        ("linear_attn.dt_bias", Parts.of("ssm_dt.bias")),
-        ("linear_attn.out_proj.weight", Parts.of("ssm_out.weight")),
-    ),
-    experts=EXPERTS,
-    outside=_QWEN_OUTSIDE,
+_NEXT = drafting(
+    GgufTable(
+        layer=(
+            *_QWEN_LAYER,
+            *same({"linear_attn.in_proj_qkvz": "ssm_in", "linear_attn.in_proj_ba": "ssm_ba"}),
+            (
+                "linear_attn.in_proj_qkvz.weight",
+                Parts.of("attn_qkv.weight", "attn_gate.weight", by=_joined_by_key_head),
+            ),
+            ("linear_attn.conv1d.weight", Parts.of("ssm_conv1d.weight", by=convolution)),
+            ("linear_attn.A_log", Parts.of("ssm_a", by=a_log)),
+            ("linear_attn.dt_bias", Parts.of("ssm_dt.bias")),
+            ("linear_attn.out_proj.weight", Parts.of("ssm_out.weight")),
+        ),
+        experts=EXPERTS,
+        outside=_QWEN_OUTSIDE,
+    )
 )
-QWEN35 = GgufTable(
-    layer=(
-        *_QWEN_LAYER,
-        ("linear_attn.in_proj_qkv.weight", Parts.of("attn_qkv.weight", by=_sorted_values)),
-        ("linear_attn.in_proj_z.weight", Parts.of("attn_gate.weight", by=_sorted_rows)),
-        ("linear_attn.in_proj_b.weight", Parts.of("ssm_beta.weight", by=_sorted_rows)),
-        ("linear_attn.in_proj_a.weight", Parts.of("ssm_alpha.weight", by=_sorted_rows)),
-        ("linear_attn.conv1d.weight", Parts.of("ssm_conv1d.weight", by=_sorted_convolution)),
-        ("linear_attn.A_log", Parts.of("ssm_a", by=_sorted_decay)),
-        ("linear_attn.dt_bias", Parts.of("ssm_dt.bias", by=_sorted_rows)),
-        ("linear_attn.out_proj.weight", Parts.of("ssm_out.weight", by=_sorted_columns)),
-    ),
-    experts=EXPERTS,
-    outside=_QWEN_OUTSIDE,
+QWEN35 = drafting(
+    GgufTable(
+        layer=(
+            *_QWEN_LAYER,
+            ("linear_attn.in_proj_qkv.weight", Parts.of("attn_qkv.weight", by=_sorted_values)),
+            ("linear_attn.in_proj_z.weight", Parts.of("attn_gate.weight", by=_sorted_rows)),
+            ("linear_attn.in_proj_b.weight", Parts.of("ssm_beta.weight", by=_sorted_rows)),
+            ("linear_attn.in_proj_a.weight", Parts.of("ssm_alpha.weight", by=_sorted_rows)),
+            ("linear_attn.conv1d.weight", Parts.of("ssm_conv1d.weight", by=_sorted_convolution)),
+            ("linear_attn.A_log", Parts.of("ssm_a", by=_sorted_decay)),
+            ("linear_attn.dt_bias", Parts.of("ssm_dt.bias", by=_sorted_rows)),
+            ("linear_attn.out_proj.weight", Parts.of("ssm_out.weight", by=_sorted_columns)),
+        ),
+        experts=EXPERTS,
+        outside=_QWEN_OUTSIDE,
+    )
 )
 
 
@@ -302,18 +311,34 @@ def _granite(header: GgufHeader, config: Config) -> Config:
     }
 
 
+_NEMOTRON_ATTENTION = same({f"mixer.{leaf}_proj": f"attn_{leaf}" for leaf in "qkv"} | {"mixer.o_proj": "attn_output"})
+_NEMOTRON_EXPERTS = (
+    *same({"mixer.gate": "ffn_gate_inp"}),
+    *same({f"mixer.shared_experts.{leaf}_proj": f"ffn_{leaf}_shexp" for leaf in ("up", "down")}),
+    ("mixer.gate.e_score_correction_bias", Parts.of("exp_probs_b.bias")),
+)
 _NEMOTRON = GgufTable(
     layer=(
-        *same({"norm": "attn_norm", "mixer.gate": "ffn_gate_inp", "mixer.o_proj": "attn_output"}),
-        *same({f"mixer.{leaf}_proj": f"attn_{leaf}" for leaf in "qkv"}),
+        *same({"norm": "attn_norm"}),
+        *_NEMOTRON_ATTENTION,
         *same({f"mixer.{leaf}_proj": f"ffn_{leaf}" for leaf in ("up", "down")}),
-        *same({f"mixer.shared_experts.{leaf}_proj": f"ffn_{leaf}_shexp" for leaf in ("up", "down")}),
-        ("mixer.gate.e_score_correction_bias", Parts.of("exp_probs_b.bias")),
+        *_NEMOTRON_EXPERTS,
         *mamba2_layer("mixer"),
     ),
     experts={f"mixer.experts.{{}}.{leaf}_proj.weight": f"ffn_{leaf}_exps.{{}}.weight" for leaf in ("up", "down")},
     outside=(*HEAD, *same({"backbone.embeddings": "token_embd", "backbone.norm_f": "output_norm"})),
     prefix="backbone.layers.",
+    further=GgufTable(  # one block of theirs is two: attention, and experts
+        layer=(
+            *((f"0.{theirs}", parts) for theirs, parts in (*same({"norm": "attn_norm"}), *_NEMOTRON_ATTENTION)),
+            *((f"1.{theirs}", parts) for theirs, parts in (*same({"norm": "post_attention_norm"}), *_NEMOTRON_EXPERTS)),
+            *around({"0.eh_proj": "eh_proj", "0.enorm": "enorm", "0.hnorm": "hnorm"}),
+            *around({"1.final_layernorm": "shared_head_norm"}),
+        ),
+        outside=(),
+        experts={f"1.mixer.experts.{{}}.{leaf}_proj.weight": f"ffn_{leaf}_exps.{{}}.weight" for leaf in ("up", "down")},
+        prefix="mtp.layers.",
+    ),
 )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +42,8 @@ class GgufTable:
 
     layer: names within a layer, after `prefix` and its number, to GGUF's after "blk.N.". outside: whole names. experts:
     as `layer`, with {} for an expert's number. numbers: tensors of one number that files have as lists by layer in
-    their metadata, to those keys.
+    their metadata, to those keys. further: of the blocks that predict further tokens, {} in whose `prefix` is a block's
+    number; None where they are not read.
     """
 
     layer: tuple[tuple[str, Parts], ...]
@@ -50,6 +51,7 @@ class GgufTable:
     experts: Mapping[str, str] = field(default_factory=dict)
     numbers: Mapping[str, str] = field(default_factory=dict)
     prefix: str = "model.layers."
+    further: GgufTable | None = None
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class RestoredTensor:
 
     parts: tuple[GgufTensor, ...]
     restore: Restore | None = None
+    further: bool = False  # of a block that predicts further tokens
 
 
 def same(names: Mapping[str, str]) -> tuple[tuple[str, Parts], ...]:
@@ -69,31 +72,38 @@ def same(names: Mapping[str, str]) -> tuple[tuple[str, Parts], ...]:
 def read_table(header: GgufHeader, table: GgufTable, family: str, layers: int) -> dict[str, RestoredTensor]:
     """The file's tensors by Hugging Face's names, in file order.
 
-    Blocks after the first `layers` predict further tokens, and are not read. Raises IpexAssistError for tensors that
-    belong to no such model.
+    Blocks after the first `layers` predict further tokens. Raises IpexAssistError for tensors that belong to no such
+    model.
     """
-    further = {f"blk.{block}" for block in range(layers, header.required("block_count"))}
+    blocks = header.required("block_count")
+    further = {f"blk.{block}" for block in range(layers, blocks)}
     order = {name: place for place, name in enumerate(header.tensors)}
     found: dict[str, tuple[int, RestoredTensor]] = {}
     used: set[str] = set()
 
-    def add(theirs: str, parts: Parts, place: str = "") -> None:
+    def add(theirs: str, parts: Parts, place: str = "", drafts: bool = False) -> None:
         names = [place + name for name in parts.names]
         if theirs not in found and all(name in order for name in names):
-            stored = RestoredTensor(tuple(header.tensors[name] for name in names), parts.restore or as_it_is)
-            found[theirs] = order[names[0]], stored
+            stored = tuple(header.tensors[name] for name in names)
+            found[theirs] = order[names[0]], RestoredTensor(stored, parts.restore or as_it_is, drafts)
             used.update(names)
 
     for theirs, parts in table.outside:
         add(theirs, parts)
-    for layer in range(layers):
-        place, prefix = f"blk.{layer}.", f"{table.prefix}{layer}."
-        for leaf, parts in table.layer:
-            add(prefix + leaf, parts, place)
-        for leaf, name in table.experts.items():
+    for layer in range(blocks if table.further else layers):
+        drafts, place, prefix = layer >= layers, f"blk.{layer}.", f"{table.prefix}{layer}."
+        used_here = table
+        if drafts:
+            assert table.further is not None
+            used_here, prefix = table.further, table.further.prefix.format(layer)
+        for leaf, parts in used_here.layer:
+            add(prefix + leaf, parts, place, drafts)
+        for leaf, parts in used_here.outside if drafts else ():
+            add(prefix + leaf, parts, "", drafts)
+        for leaf, name in used_here.experts.items():
             if place + name.format(0) in order:
                 for expert in range(header.required("expert_count")):
-                    add(prefix + leaf.format(expert), Parts.of(name.format(expert)), place)
+                    add(prefix + leaf.format(expert), Parts.of(name.format(expert)), place, drafts)
         for leaf, key in table.numbers.items():
             values = header.get(key) or []
             value = values[layer] if isinstance(values, list) else values
@@ -107,8 +117,31 @@ def read_table(header: GgufHeader, table: GgufTable, family: str, layers: int) -
     return {name: stored for name, (_, stored) in sorted(found.items(), key=lambda each: each[1][0])}
 
 
+def drafting(table: GgufTable, last: str = "shared_head.norm") -> GgufTable:
+    """The table of a family whose blocks that predict further tokens are named as its layers are.
+
+    last: what their last norm is called (models/mtp_layouts.py); where they have none, it is the final one. Their norms
+    weight as that does.
+    """
+    by = next(parts.restore for _, parts in table.outside if parts.names == ("output_norm.weight",))
+    layer = (
+        *table.layer,
+        *around({"eh_proj": "eh_proj", "enorm": "enorm", "hnorm": "hnorm", last: "shared_head_norm"}, by),
+    )
+    outside = ((f"{last}.weight", Parts.of("output_norm.weight", by=by)),)
+    return replace(table, further=GgufTable(layer, outside, table.experts, prefix=f"{table.prefix}{{}}."))
+
+
+def around(names: Mapping[str, str], by: Restore | None = None) -> tuple[tuple[str, Parts], ...]:
+    """What stands around such a block, by Hugging Face's names; its norms are restored by `by`."""
+    return tuple(
+        (f"{theirs}.weight", Parts.of(f"nextn.{ours}.weight", by=by if ours.endswith("norm") else None))
+        for theirs, ours in names.items()
+    )
+
+
 def _unread(name: str, further: set[str]) -> bool:
-    """Whether a tensor is of a block that is not read, or no weight."""
+    """Whether a tensor is of a block of which not all is read, or no weight."""
     return name == "rope_freqs.weight" or ".".join(name.split(".")[:2]) in further
 
 

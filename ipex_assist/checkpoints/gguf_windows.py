@@ -20,6 +20,7 @@ from ipex_assist.checkpoints.gguf_tables import (
     Config,
     GgufTable,
     Parts,
+    drafting,
     has,
     less_one,
     mlp_layer_types,
@@ -30,30 +31,36 @@ from ipex_assist.checkpoints.gguf_tables import (
 from ipex_assist.env.errors import IpexAssistError
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-_MIMO = GgufTable(
-    layer=(
-        *same({**ATTENTION, **MLP, "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}),
-        *same({"mlp.gate": "ffn_gate_inp", "self_attn.sinks": "attn_sinks"}),
-        ("mlp.gate.e_score_correction_bias", Parts.of("exp_probs_b.bias")),
-    ),
-    outside=OUTSIDE,
-    experts=EXPERTS,
-)
-_STEP = GgufTable(
-    layer=(
-        *same({**ATTENTION, **MLP, "self_attn.g_proj": "attn_gate", "moe.gate": "ffn_gate_inp"}),
-        *same({f"share_expert.{leaf}": f"{name}_shexp" for leaf, name in SHARED.items()}),
-        *(
-            (f"{theirs}.weight", Parts.of(f"{ours}.weight", by=less_one))
-            for theirs, ours in {
-                **{"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"},
-                **{"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"},
-            }.items()
+_MIMO = drafting(
+    GgufTable(
+        layer=(
+            *same({**ATTENTION, **MLP, "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}),
+            *same({"mlp.gate": "ffn_gate_inp", "self_attn.sinks": "attn_sinks"}),
+            ("mlp.gate.e_score_correction_bias", Parts.of("exp_probs_b.bias")),
         ),
-        ("moe.router_bias", Parts.of("exp_probs_b.bias")),
+        outside=OUTSIDE,
+        experts=EXPERTS,
     ),
-    outside=(*EMBEDDING, *HEAD, ("model.norm.weight", Parts.of("output_norm.weight", by=less_one))),
-    experts=EXPERTS,
+    "transformer.shared_head.norm",
+)
+_STEP = drafting(
+    GgufTable(
+        layer=(
+            *same({**ATTENTION, **MLP, "self_attn.g_proj": "attn_gate", "moe.gate": "ffn_gate_inp"}),
+            *same({f"share_expert.{leaf}": f"{name}_shexp" for leaf, name in SHARED.items()}),
+            *(
+                (f"{theirs}.weight", Parts.of(f"{ours}.weight", by=less_one))
+                for theirs, ours in {
+                    **{"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"},
+                    **{"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"},
+                }.items()
+            ),
+            ("moe.router_bias", Parts.of("exp_probs_b.bias")),
+        ),
+        outside=(*EMBEDDING, *HEAD, ("model.norm.weight", Parts.of("output_norm.weight", by=less_one))),
+        experts=EXPERTS,
+    ),
+    "transformer.shared_head.norm",
 )
 _LAGUNA = GgufTable(
     layer=(
@@ -86,7 +93,8 @@ def _layers(header: GgufHeader, config: Config) -> tuple[list[str], Config]:
     count = config["num_hidden_layers"]
     usual = [bool(header.get("{arch}.attention.sliding_window") and layer % 4) for layer in range(count)]  # Laguna's
     pattern = header.get("{arch}.attention.sliding_window_pattern", usual)
-    kinds = [_SLIDING if each else _FULL for each in pattern[:count]]
+    windows = [_SLIDING if each else _FULL for each in pattern]
+    kinds, drafts = windows[:count], windows[count:]
     theta = header.get("{arch}.rope.freq_base_swa")
     ropes = {
         _FULL: {**(config["rope_scaling"] or {"rope_type": "default"}), "rope_theta": config["rope_theta"]},
@@ -95,6 +103,11 @@ def _layers(header: GgufHeader, config: Config) -> tuple[list[str], Config]:
     return kinds, {
         "layer_types": kinds,
         "mlp_layer_types": mlp_layer_types(header, count),
+        **(
+            {"mtp_layer_types": drafts, "mtp_mlp_layer_types": mlp_layer_types(header, len(pattern))[count:]}
+            if drafts
+            else {}
+        ),
         "rope_parameters": ropes,
         "rope_scaling": None,
     }

@@ -17,6 +17,7 @@ from ipex_assist.checkpoints.quantized import QuantizedCheckpoint
 from ipex_assist.executors.planned_bytes import ModelBytes
 from ipex_assist.executors.traffic import linear_bytes, per_layer_table_bytes, table_bytes
 from ipex_assist.models import Source, find
+from ipex_assist.models.head_common import DraftHead
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import stored_form
 from ipex_assist.native.library import memory_nodes
@@ -106,6 +107,30 @@ def checkpoint_bytes(
         group=stored_group(checkpoint),
         outer_precision=stored_outer_precision(checkpoint, architecture.weights(spec)),
         kv_precision=kv_precision,
+    )
+
+
+def head_bytes(
+    checkpoint: Checkpoint,
+    head: DraftHead,
+    precision: str,
+    *,
+    wanted: int,
+    longest: int | None = None,
+    group: int = INT4_GROUP,
+    kv_precision: str | None = None,
+) -> ModelBytes:
+    """`native_bytes` of a draft head in a checkpoint, without what it shares with its target."""
+    formats: Mapping[str, int] = {}
+    if isinstance(checkpoint, (GgufCheckpoint, QuantizedCheckpoint)) and precision == "stored":
+        formats = checkpoint.block_formats(head.spec, stored_form(head.sources, checkpoint.names()))
+    return native_bytes(
+        *(head.spec, precision),
+        wanted=wanted,
+        longest=longest,
+        group=group,
+        kv_precision=kv_precision,
+        formats=formats,
     )
 
 

@@ -208,22 +208,7 @@ def _saved_ernie(folder: Path) -> Any:
 
 def _saved_nemotron(folder: Path) -> Any:
     """The layer is two blocks: attention, and experts."""
-    pattern = tiny_models.VARIANTS["nemotron-h-moe"]["hybrid_override_pattern"]
-    count = len(pattern)
-    model = tiny_models.save(folder, "nemotron-h-moe", hybrid_override_pattern=pattern + "*E")
-    model.mtp = draft_heads.outside_layer(model.config.hidden_size)
-    model.mtps = [model.mtp]
-    tensors = {
-        re.sub(
-            rf"^(backbone|model)\.layers\.({count}|{count + 1})\.", lambda n: f"mtp.layers.{int(n[2]) - count}.", name
-        ): t
-        for name, t in safetensors.torch.load_file(folder / "model.safetensors").items()
-    }
-    names = ("0.eh_proj", "0.enorm", "0.hnorm", "1.final_layernorm")
-    tensors |= {f"mtp.layers.{name}.weight": each for name, each in zip(names, model.mtp.values(), strict=True)}
-    config = json.loads((folder / "config.json").read_text())
-    kept = {key: value[:count] for key, value in config.items() if isinstance(value, list) and len(value) == count + 2}
-    draft_heads.write(folder, config | kept, tensors)
+    model = draft_heads.save_nemotron_mtp(folder)
     body = model.model
     body.layers, body.norm_f = body.layers[-2:], torch.nn.Identity()
     model.config.layers_block_type = model.config.layers_block_type[-2:]

@@ -221,26 +221,25 @@ class _Plan:
             if checkpoint.why_not_ours():
                 return None
             from ipex_assist.executors.load import head_of, head_precision  # late: most of a start
-            from ipex_assist.executors.model_bytes import library_bytes, native_bytes
+            from ipex_assist.executors.model_bytes import head_bytes, library_bytes
 
             found = head_of(checkpoint)
             if found is None:
                 return None
             chosen = precision or head_precision(target, found.spec)
-            specs = [each.spec for each in (found, *found.further)]
+            heads = [found, *found.further]
             if not self.native:
-                return total_bytes([library_bytes(spec, chosen, kv_precision=self.kv_precision) for spec in specs])
+                return total_bytes([library_bytes(each.spec, chosen, kv_precision=self.kv_precision) for each in heads])
             return total_bytes(
                 [
-                    native_bytes(
-                        spec,
-                        chosen,
+                    head_bytes(
+                        *(checkpoint, each, chosen),
                         wanted=wanted,
                         longest=self.longest,
                         group=DRAFT_INT4_GROUP,
                         kv_precision=self.kv_precision,
                     )
-                    for spec in specs
+                    for each in heads
                 ]
             )
         except IpexAssistError:
