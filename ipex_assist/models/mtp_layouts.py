@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -41,26 +42,23 @@ def _gated(place: str) -> MtpLayout:
     return MtpLayout(*names, token=f"{place}fc_embedding", head=mixer)
 
 
+def _next(place: str, norm: str = "final_layernorm", inside: str = "", **more: Any) -> MtpLayout:
+    """By DeepSeek-V3's names, but for the last norm's. inside: what the layer's names begin with after `place`."""
+    names = f"{place}eh_proj", f"{place}enorm", f"{place}hnorm", f"{place}{norm}"
+    return MtpLayout(place + inside, *names, **more)
+
+
 _LAYER, _MTP, _V4 = "model.layers.{0}.", "model.mtp.layers.{1}.", "mtp.{1}."
 _TEXT_LAYER, _HY4, _M3 = "model.language_model.layers.{0}.", "model.mtp_layers.{1}.", f"language_model.{_MTP}"
-_NEXT, _TEXT_NEXT, _MTP_NEXT, _HY4_NEXT = (
-    (each, f"{each}eh_proj", f"{each}enorm", f"{each}hnorm") for each in (_LAYER, _TEXT_LAYER, _MTP, _HY4)
-)
 LAYOUTS = (
     MtpLayout("mtp.layers.0.", "mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm"),
-    MtpLayout(*_NEXT, f"{_LAYER}shared_head.norm"),
-    MtpLayout(*_TEXT_NEXT, f"{_TEXT_LAYER}shared_head.norm"),
-    MtpLayout(*_NEXT, f"{_LAYER}final_layernorm"),  # Hunyuan 3, Ling 3
-    MtpLayout(*_NEXT, f"{_LAYER}transformer.shared_head.norm", before_norm=True),  # Step 3.7
-    MtpLayout(  # MiniMax-M3
-        *(f"{_M3}transformer_layer.", f"{_M3}eh_proj", f"{_M3}enorm", f"{_M3}hnorm", f"{_M3}final_layernorm")
-    ),
-    MtpLayout(*_HY4_NEXT, f"{_HY4}final_layernorm"),
-    MtpLayout(  # MiMo-V2-Flash
-        *(*_MTP_NEXT, f"{_MTP}final_layernorm"),
-        parts=(("post_attention_layernorm", "pre_mlp_layernorm"),),
-        before_norm=True,
-    ),
+    _next(_LAYER, "shared_head.norm"),
+    _next(_TEXT_LAYER, "shared_head.norm"),
+    _next(_LAYER),  # Hunyuan 3, Ling 3
+    _next(_LAYER, "transformer.shared_head.norm", before_norm=True),  # Step 3.7
+    _next(_M3, inside="transformer_layer."),  # MiniMax-M3
+    _next(_HY4),
+    _next(_MTP, parts=(("post_attention_layernorm", "pre_mlp_layernorm"),), before_norm=True),  # MiMo-V2-Flash
     MtpLayout(  # LongCat-Flash, whose own layers have two of each part
         *(_MTP, f"{_MTP}eh_proj", f"{_MTP}enorm.m", f"{_MTP}hnorm.m", "model.mtp.norm"),
         parts=((".0.", "."), ("mlp.", "transformer_layer.mlp.")),
