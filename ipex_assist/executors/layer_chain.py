@@ -54,8 +54,10 @@ class ChainSequence:
 
     @property
     def settled(self) -> int:
-        """The fewest tokens that it can be truncated to, but for 0: those whose outputs are still there."""
-        return max((first + layer for layer, (first, _) in enumerate(self._outputs, 1) if first), default=0)
+        """The fewest tokens that it can be truncated to, but for 0: those whose outputs and states are still there."""
+        states = [getattr(part, "settled", 0) for part in self.parts]  # which have read drafted tokens, too
+        settled = [*enumerate(states), *enumerate((first for first, _ in self._outputs), 1)]
+        return max((first + layer for layer, first in settled if first), default=0)
 
     def output(self, layer: int) -> Hidden | None:
         """What `layer` reads first, the output (1, hidden) of the one before it; None where it has read nothing."""

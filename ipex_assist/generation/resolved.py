@@ -158,13 +158,15 @@ def _default_head(checkpoint: Checkpoint, options: LoadOptions, checkpoints: Ope
     """The target's own head, or else a published one. Nobody asked for it, so one that cannot be had ends nothing."""
     if checkpoint.why_not_ours():
         return None
+    name: str | None = None
     try:
         if (found := head_of(checkpoint)) is not None:
             return _Family(head=found.spec)
         name = default_head(options.target or "")
         return None if name is None else _named(checkpoint, checkpoints.open(name, offline=options.offline))
     except IpexAssistError as error:
-        log.info("no draft head: %s", error)
+        incomplete = name is None and not isinstance(error, UsageError)  # its own, which our decoder would run
+        log.log(logging.WARNING if incomplete else logging.INFO, "no draft head: %s", error)
         return None
 
 

@@ -27,7 +27,9 @@ def mtp_of(architecture: Architecture, config: Mapping[str, Any], names: Collect
     A single one drafts every token; of several with all that stands around them (DeepSeek-V3's form), each drafts one.
     It reads the target's last hidden states after the final norm, and its own the same way, as transformers does, but
     for layouts that say otherwise; or all residual streams of both before it, where a layout has a linear for them
-    (`token`). Else it has one itself. Raises NotComputed for a layer that our decoder does not have.
+    (`token`). A head of a target with several streams and no such linear has one stream. Of several layers those count
+    that are there before one without its linear or a norm of it. Raises NotComputed for a layer that our decoder does
+    not have.
     """
     target, present = architecture.spec(config), frozenset(names)
     count = target.num_hidden_layers
@@ -37,8 +39,11 @@ def mtp_of(architecture: Architecture, config: Mapping[str, Any], names: Collect
     if layout is None or (layout.token is not None and target.streams is None):
         return None
     number = text_part(Config(config)).integer("num_nextn_predict_layers", len(present)) if "{" in layout.fc else 1
-    there = takewhile(lambda each: f"{layout.fc.format(count + each, each)}.weight" in present, range(max(1, number)))
-    first, *further = (_head_of(architecture, config, target, layout, each) for each in there)
+    parts = [f"{each}.weight" for each in (layout.fc, layout.embed_norm, layout.hidden_norm)]
+    there = takewhile(
+        lambda each: present.issuperset(part.format(count + each, each) for part in parts), range(1, number)
+    )
+    first, *further = (_head_of(architecture, config, target, layout, each) for each in (0, *there))
     return first._replace(further=tuple(further))
 
 

@@ -72,15 +72,19 @@ def spec(config: Config) -> DecoderSpec:
 
 def layer_after(config: Config, number: int) -> LayerSpec:
     """The layer that predicts further tokens with this number, from 0 on: of the kind that lists say beyond the layers,
-    or lists of their own (`mtp_layer_types`); else dense, with attention to everything.
+    or lists of their own (`mtp_layer_types`); else dense, with attention to everything. It has as many heads as the
+    last layer of its kind that has a number of its own (`per_layer_config`).
     """
     text = text_part(config).values
-    count = layer_count(Config({**_USUAL, **text}))
+    count, own = layer_count(Config({**_USUAL, **text})), Config(text).part("per_layer_config")
     kinds = ["sparse" if sparse else "dense" for sparse in _sparse(Config(text), count)]
-    made = {"mlp_layer_types": kinds, **text, "num_hidden_layers": count + number + 1, "per_layer_config": {}}
+    made = {**text, "num_hidden_layers": count + number + 1, "mlp_layer_types": text.get("mlp_layer_types") or kinds}
     for name, usual in (("layer_types", FULL), ("mlp_layer_types", "dense"), *((name, None) for name in _LIMITS)):
         if isinstance(listed := made.get(name), list):
             made[name] = [*listed, *(text.get(f"mtp_{name}") or ()), *[usual] * (number + 1)]
+    types = (made.get("layer_types") or [FULL] * (count + number + 1))[: count + number + 1]
+    if alike := [each for each, kind in enumerate(types) if kind == types[-1] and str(each) in own]:
+        made["per_layer_config"] = own | {str(count + number): own[str(alike[-1])]}
     return spec(config.but(text_config=made)).layers[-1]
 
 

@@ -18,7 +18,7 @@ from deepseek_v4_drafts import BLOCK, Reference, save_dspark, save_mtp
 from native_models import tokens
 
 from ipex_assist.env.errors import IpexAssistError, UsageError
-from ipex_assist.executors.interface import DraftInput, DraftsInOneCall, HiddenRows, Rows
+from ipex_assist.executors.interface import DraftInput, DraftsInOneCall, HiddenRows, Rows, truncate_or_clear
 from ipex_assist.models.draft_head import Taps
 from ipex_assist.native.rows import PENDING_ROWS
 from ipex_assist.speculative.schedule import longest_draft
@@ -86,6 +86,21 @@ def test_a_layer_for_each_token(executor: str, tmp_path: Path) -> None:
     [(drafted, confidences)] = head.draft_many([DraftInput(head.new_sequence(64), PROMPT[1:], 2, 0.0, hidden)])
     assert drafted == [token, int(second[-1].argmax())]
     assert confidences == pytest.approx([float(each[-1].softmax(0).max()) for each in (first, second)], rel=1e-4)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_cut_to_before_a_layers_state(executor: str, tmp_path: Path) -> None:
+    """The third layer has read two drafted tokens: where its state is after the cut, all is read again."""
+    save_mtp(tmp_path, number=3)
+    target, head = draft_heads.load(tmp_path, executor=executor)
+    hidden, sequence = draft_heads.hidden_of(target, head, PROMPT[:-1]), head.new_sequence(64)
+    assert isinstance(head, DraftsInOneCall)
+    drafts = []
+    for cut in (PENDING_ROWS - 2, PENDING_ROWS - 1, 0):
+        new = DraftInput(sequence, PROMPT[1 + sequence.length :], 3, 0.0, hidden[sequence.length :])
+        drafts.append(head.draft_many([new])[0][0])
+        truncate_or_clear(sequence, sequence.length - cut)
+    assert drafts[1:] == drafts[:1] * 2
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)

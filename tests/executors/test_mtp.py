@@ -22,6 +22,8 @@ from transformers import AutoModelForCausalLM
 
 from ipex_assist.env.errors import UsageError
 from ipex_assist.executors.interface import DraftInput, DraftsInOneCall, Rows
+from ipex_assist.models import step3p7
+from ipex_assist.models.config import Config
 
 candidate_generator = pytest.importorskip("transformers.generation.candidate_generator")
 if not hasattr(candidate_generator, "MTPCandidateGenerator"):
@@ -129,6 +131,37 @@ def test_a_layer_for_each_token(variant: str, number: int, executor: str, tmp_pa
     assert [len(each) for each, _ in head.draft_many([ended])] == [1]
     sequence.truncate(len(read) - 2)
     assert head.draft_many([DraftInput(sequence, read[-1:], number, 0.0, hidden[-1:])]) == [(drafted, likely)]
+
+
+@pytest.mark.parametrize("part", ["eh_proj", "enorm", "hnorm"])
+def test_an_incomplete_last_layer_of_several(part: str, tmp_path: Path) -> None:
+    """The layers before it draft what they draft."""
+    draft_heads.save_mtp(tmp_path, "glm4-moe", {}, 3)
+    drafts = []
+    for number in (3, 2):
+        target, head = draft_heads.load(tmp_path)
+        hidden = draft_heads.hidden_of(target, head, PROMPT[:-1])
+        assert isinstance(head, DraftsInOneCall)
+        [(drafted, _)] = head.draft_many([DraftInput(head.new_sequence(64), PROMPT[1:], number, 0.0, hidden)])
+        assert head.spec.num_hidden_layers == number
+        drafts.append(drafted)
+        path = tmp_path / "model.safetensors"
+        tensors, last = safetensors.torch.load_file(path), target.spec.num_hidden_layers + 2
+        tensors.pop(f"model.layers.{last}.{part}.weight", None)
+        safetensors.torch.save_file(tensors, path, {"format": "pt"})
+    assert drafts[1] == drafts[0][:2]
+
+
+def test_a_layer_of_step_that_lists_do_not_name() -> None:
+    """Dense where no list says more, and with as many heads as windows have in the target."""
+    own = {str(layer): {"num_attention_heads": 6} for layer in (1, 2)}
+    text = tiny_models._like_llama("step3p5", **tiny_models._STEP) | {"mlp_layer_types": None, "per_layer_config": own}
+    del text["num_sliding_attention_heads"]
+    for kind, heads in (("sliding_attention", 6), ("full_attention", text["num_attention_heads"])):
+        text["mtp_layer_types"] = [kind]
+        layer = step3p7.layer_after(Config({"text_config": text}), 0)
+        assert layer.experts is None
+        assert layer.attention.heads == heads
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)

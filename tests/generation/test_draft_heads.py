@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import checkpoint_files
 import deepseek_v4_drafts
 import pytest
 import qwen4_drafts
+import safetensors.torch
 import tiny_models
 from conftest import HAS_NATIVE
 from draft_heads import (
@@ -153,6 +155,20 @@ def test_the_checkpoints_own_head_is_the_default(tmp_path: Path) -> None:
     options = LoadOptions.of(target=str(tmp_path / "without"), assistant="mtp")
     with pytest.raises(UsageError, match=r"no layers that predict further tokens.*name another assistant"):
         resolve(options, OpenCheckpoints())
+
+
+def test_layers_that_are_incomplete_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody asked for them, so that something else drafts; a warning says that they would."""
+    save(tmp_path, "mtp")
+    path = tmp_path / "target" / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    name = next(name for name in tensors if name.endswith("hnorm.weight"))
+    del tensors[name]
+    safetensors.torch.save_file(tensors, path, {"format": "pt"})
+    with caplog.at_level(logging.WARNING, "ipex_assist"):
+        assert resolve(LoadOptions.of(target=str(tmp_path / "target")), OpenCheckpoints()).head is None
+    assert "no draft head" in caplog.text
+    assert name in caplog.text
 
 
 def test_a_published_head_before_the_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
