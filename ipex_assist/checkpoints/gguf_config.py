@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from ipex_assist.checkpoints import (
@@ -25,8 +24,16 @@ from ipex_assist.checkpoints import (
     gguf_windows,
 )
 from ipex_assist.checkpoints.gguf_ends import end_token_ids
-from ipex_assist.checkpoints.gguf_file import GgufHeader, read_floats, rounded, rows_of
-from ipex_assist.checkpoints.gguf_tables import GgufTable, RestoredTensor, as_it_is, read_table
+from ipex_assist.checkpoints.gguf_file import GgufHeader, rounded, rows_of
+from ipex_assist.checkpoints.gguf_rope import ROPE_FACTORS, rope_scaling
+from ipex_assist.checkpoints.gguf_tables import (
+    GgufTable,
+    RestoredTensor,
+    as_it_is,
+    is_drafting_alone,
+    is_further,
+    read_table,
+)
 from ipex_assist.env.errors import IpexAssistError
 
 if TYPE_CHECKING:
@@ -67,14 +74,11 @@ _OF_TABLES = {name: each for module in _BY_TABLES for name, each in module.CONFI
 
 SUPPORTED = {architecture for architecture, _, _ in ARCHITECTURES.values()}
 
-# Divisors of the rotary frequencies of Llama 3.x: four numbers in config.json, this tensor in GGUF.
-ROPE_FACTORS = "rope_freqs.weight"
-
 _NOT_WEIGHTS = (ROPE_FACTORS, *gguf_families.ROPE_FACTORS.values())
 
 
 def config_from(header: GgufHeader) -> dict[str, Any]:
-    """The file's hyperparameters under the keys of a Hugging Face config.json; of a draft head alone, what it is.
+    """The file's hyperparameters under the keys of a config.json; of a draft head alone, which kind it is.
 
     Raises:
         IpexAssistError: an architecture or rope scaling that is not supported, or a missing key.
@@ -86,8 +90,8 @@ def config_from(header: GgufHeader) -> dict[str, Any]:
             "Pass the model's Hugging Face id or folder instead of the GGUF file."
         )
     architecture, model_type, _ = ARCHITECTURES[arch]
-    if (header.get("{arch}.nextn_predict_layers") or 0) and "blk.0.attn_norm.weight" not in header.tensors:
-        return {"speculators_model_type": "mtp"}  # blocks that predict further tokens alone, as heads.py knows them
+    if is_drafting_alone(header):
+        return {"model_type": model_type, "speculators_model_type": "mtp"}  # as models/heads.py knows them
     vocab_size, hidden_size = _embedding_shape(header)
     config: dict[str, Any] = {
         "architectures": [architecture],
@@ -134,19 +138,20 @@ def generation_config_from(header: GgufHeader) -> dict[str, Any]:
 
 def hf_tensors(header: GgufHeader) -> dict[str, RestoredTensor]:
     """The file's tensors by Hugging Face names, in file order. Raises IpexAssistError for a damaged file."""
-    family, blocks = _family(header), _block_count(header)
+    family, layers = _family(header), _layer_count(header)
     names = ARCHITECTURES[family][2]
     if isinstance(names, GgufTable):
-        return read_table(header, names, family, _layer_count(header))
-    return _by_modules(header, family, names, blocks)
+        return read_table(header, names, family, layers)
+    return _by_modules(header, family, names, layers)
 
 
 def _block_count(header: GgufHeader) -> int:
     """Blocks of the file. Raises IpexAssistError for more than it can have: lists of them would take all memory."""
     blocks = header.required("block_count")
-    if blocks > len(header.tensors):  # every block has several
+    stored = header.required("nextn_predict_layers") if is_drafting_alone(header) else blocks
+    if stored > len(header.tensors):  # every block has several
         raise IpexAssistError(
-            f"{header.path} is corrupt: {blocks:,} layers by its metadata, but {len(header.tensors):,} tensors. "
+            f"{header.path} is corrupt: {stored:,} layers by its metadata, but {len(header.tensors):,} tensors. "
             "Download it again."
         )
     return int(blocks)
@@ -183,7 +188,11 @@ def _by_modules(header: GgufHeader, family: str, names: Any, layers: int) -> dic
         module, _, suffix = name.rpartition(".")
         if module in modules and suffix in ("weight", "bias"):
             result[f"{modules[module]}.{suffix}"] = RestoredTensor((tensor,))
-        elif name not in _NOT_WEIGHTS and not name.endswith("attn_rot_embd.weight"):
+        elif (
+            name not in _NOT_WEIGHTS
+            and not name.endswith("attn_rot_embd.weight")
+            and not is_further(name, header, layers)
+        ):
             unknown.append(name)
     if unknown:
         raise IpexAssistError(
@@ -319,14 +328,14 @@ def _llama(header: GgufHeader, hidden_size: int, arch: str) -> dict[str, Any]:
     inner = header.required("expert_feed_forward_length" if experts_alone else "feed_forward_length")
     config = {
         "hidden_size": hidden_size,
-        "num_hidden_layers": _layer_count(header) if arch in _OF_TABLES else header.required("block_count"),
+        "num_hidden_layers": _layer_count(header),
         "intermediate_size": _of_all_layers(header, "feed_forward_length", inner),
         "num_attention_heads": heads,
         "num_key_value_heads": key_value_heads,
         "head_dim": header.get("{arch}.attention.key_length") or hidden_size // (heads or 1),
         "max_position_embeddings": header.required("context_length"),
         "rope_theta": rounded(header.get("{arch}.rope.freq_base", 10000.0)),
-        "rope_scaling": _rope_scaling(header),
+        "rope_scaling": rope_scaling(header),
         "hidden_act": "silu",
     }
     plain = arch == "cohere2moe" and header.get("{arch}.attention.layer_norm_rms_epsilon") is None
@@ -379,68 +388,4 @@ def _gpt_bigcode(header: GgufHeader, hidden_size: int) -> dict[str, Any]:
         "scale_attn_weights": True,
         "attention_softmax_in_fp32": True,
         "scale_attention_softmax_in_fp32": True,
-    }
-
-
-def _rope_scaling(header: GgufHeader) -> dict[str, Any] | None:
-    if ROPE_FACTORS in header.tensors:
-        return _llama3_scaling(header)
-    kind = header.get("{arch}.rope.scaling.type") or ("linear" if header.get("{arch}.rope.scale_linear") else "none")
-    factor = header.get("{arch}.rope.scaling.factor") or header.get("{arch}.rope.scale_linear") or 1.0
-    if kind == "none" or (kind == "longrope" and header.get("general.architecture") == "phi3"):
-        return None  # Phi-3's factors are tensors: gguf_families.py
-    if kind == "linear":
-        return {"rope_type": "linear", "factor": factor}
-    if kind == "yarn":
-        return {"rope_type": "yarn", "factor": factor} | _yarn(header)
-    raise IpexAssistError(
-        f"{header.path}: rope scaling {kind!r} is not supported for GGUF files; none, linear, yarn and llama3 are. "
-        "Pass the model's Hugging Face id or folder instead."
-    )
-
-
-def _yarn(header: GgufHeader) -> dict[str, Any]:
-    """The numbers of yarn that the file states. DeepSeek's multiplier is a tenth of both of its mscales."""
-    names = {
-        "original_max_position_embeddings": "original_context_length",
-        "attention_factor": "yarn_attn_factor",
-        "beta_fast": "yarn_beta_fast",
-        "beta_slow": "yarn_beta_slow",
-    }
-    stored = {ours: header.get(f"{{arch}}.rope.scaling.{theirs}") for ours, theirs in names.items()}
-    found = {name: value if isinstance(value, int) else rounded(value) for name, value in stored.items() if value}
-    if multiplier := header.get("{arch}.rope.scaling.yarn_log_multiplier"):
-        found |= dict.fromkeys(("mscale", "mscale_all_dim"), rounded(10 * multiplier))
-    return found
-
-
-def _llama3_scaling(header: GgufHeader) -> dict[str, Any]:
-    """The four numbers from which the stored divisors were computed; Llama 3.x models differ only in `factor`.
-
-    The divisors computed from them (Hugging Face's `_compute_llama3_parameters`) must agree with the stored ones.
-    """
-    stored = read_floats(ROPE_FACTORS, header.tensors[ROPE_FACTORS])
-    low, high, original, factor = 1.0, 4.0, 8192, max(stored)
-    if header.get("general.architecture") == "step35":  # which has others, of half of a head, and ones behind them
-        high, original, stored = 32.0, 131072, stored[: len(stored) // 2]
-    if header.get("general.architecture") == "llama4":
-        high = low  # a step
-    theta = float(header.get("{arch}.rope.freq_base", 10000.0))
-    computed = []
-    for index in range(len(stored)):
-        wavelength = 2 * math.pi * theta ** (index / len(stored))
-        above = original / wavelength - low
-        smooth = float(above > 0) if high == low else min(max(above / (high - low), 0.0), 1.0)
-        computed.append(1 / ((1 - smooth) / factor + smooth))
-    if not all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(stored, computed, strict=True)):
-        raise IpexAssistError(
-            f"{header.path}: its rotary frequency factors are not those of Llama 3.x with factor {factor:g}. "
-            "Pass the model's Hugging Face id or folder instead."
-        )
-    return {
-        "rope_type": "llama3",
-        "factor": factor,
-        "low_freq_factor": low,
-        "high_freq_factor": high,
-        "original_max_position_embeddings": original,
     }

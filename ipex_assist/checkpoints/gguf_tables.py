@@ -75,8 +75,7 @@ def read_table(header: GgufHeader, table: GgufTable, family: str, layers: int) -
     Blocks after the first `layers` predict further tokens. Raises IpexAssistError for tensors that belong to no such
     model.
     """
-    blocks = header.required("block_count")
-    further = {f"blk.{block}" for block in range(layers, blocks)}
+    first, end = layers if is_drafting_alone(header) else 0, header.required("block_count") if table.further else layers
     order = {name: place for place, name in enumerate(header.tensors)}
     found: dict[str, tuple[int, RestoredTensor]] = {}
     used: set[str] = set()
@@ -90,7 +89,7 @@ def read_table(header: GgufHeader, table: GgufTable, family: str, layers: int) -
 
     for theirs, parts in table.outside:
         add(theirs, parts)
-    for layer in range(blocks if table.further else layers):
+    for layer in range(first, end):
         drafts, place, prefix = layer >= layers, f"blk.{layer}.", f"{table.prefix}{layer}."
         used_here = table
         if drafts:
@@ -104,11 +103,15 @@ def read_table(header: GgufHeader, table: GgufTable, family: str, layers: int) -
             if place + name.format(0) in order:
                 for expert in range(header.required("expert_count")):
                     add(prefix + leaf.format(expert), Parts.of(name.format(expert)), place, drafts)
-        for leaf, key in table.numbers.items():
+        for leaf, key in used_here.numbers.items():
             values = header.get(key) or []
             value = values[layer] if isinstance(values, list) else values
             found[prefix + leaf] = len(order), RestoredTensor((), partial(_number, value))
-    over = [name for name in order if name not in used and not _unread(name, further)]
+    over = [
+        name
+        for name in order
+        if name not in used and name != "rope_freqs.weight" and not is_further(name, header, layers)
+    ]
     if over:
         raise IpexAssistError(
             f"{header.path}: {len(over)} tensors do not belong to a {family} model, the first is {over[0]}. "
@@ -120,13 +123,14 @@ def read_table(header: GgufHeader, table: GgufTable, family: str, layers: int) -
 def drafting(table: GgufTable, last: str = "shared_head.norm") -> GgufTable:
     """The table of a family whose blocks that predict further tokens are named as its layers are.
 
-    last: what their last norm is called (models/mtp_layouts.py); where they have none, it is the final one. Their norms
-    weight as that does.
+    last: what their last norm is called (models/mtp_layouts.py). Files have it by one of two names; where they have
+    none, it is the final one. Their norms weight as that does.
     """
     by = next(parts.restore for _, parts in table.outside if parts.names == ("output_norm.weight",))
     layer = (
         *table.layer,
         *around({"eh_proj": "eh_proj", "enorm": "enorm", "hnorm": "hnorm", last: "shared_head_norm"}, by),
+        (f"{last}.weight", Parts.of("layer_output_norm.weight", by=by)),
     )
     outside = ((f"{last}.weight", Parts.of("output_norm.weight", by=by)),)
     return replace(table, further=GgufTable(layer, outside, table.experts, prefix=f"{table.prefix}{{}}."))
@@ -140,9 +144,16 @@ def around(names: Mapping[str, str], by: Restore | None = None) -> tuple[tuple[s
     )
 
 
-def _unread(name: str, further: set[str]) -> bool:
-    """Whether a tensor is of a block of which not all is read, or no weight."""
-    return name == "rope_freqs.weight" or ".".join(name.split(".")[:2]) in further
+def is_further(name: str, header: GgufHeader, layers: int) -> bool:
+    """Whether a tensor is of a block behind the layers, which predicts further tokens."""
+    block = name.split(".")[1] if name.startswith("blk.") else ""
+    return block.isdecimal() and layers <= int(block) < header.required("block_count")
+
+
+def is_drafting_alone(header: GgufHeader) -> bool:
+    """Whether a file has no blocks but those that predict further tokens, as `--mtp` of the converter writes it."""
+    drafts = header.get("{arch}.nextn_predict_layers") or 0
+    return bool(drafts) and not any(name.startswith("blk.0.") for name in header.tensors)
 
 
 def as_it_is(parts: Sequence[torch.Tensor], config: Config) -> torch.Tensor:

@@ -103,11 +103,8 @@ def _layers(header: GgufHeader, config: Config) -> tuple[list[str], Config]:
     return kinds, {
         "layer_types": kinds,
         "mlp_layer_types": mlp_layer_types(header, count),
-        **(
-            {"mtp_layer_types": drafts, "mtp_mlp_layer_types": mlp_layer_types(header, len(pattern))[count:]}
-            if drafts
-            else {}
-        ),
+        # Of blocks that predict further tokens, by names that models/step3p7.py reads.
+        **{"mtp_layer_types": drafts, "mtp_mlp_layer_types": mlp_layer_types(header, len(pattern))[count:]},
         "rope_parameters": ropes,
         "rope_scaling": None,
     }

@@ -92,6 +92,10 @@ def resolve(options: LoadOptions, checkpoints: OpenCheckpoints) -> ResolvedOptio
     if options.target is None:
         raise UsageError("target: which model? Give a hub id, a folder or a .gguf file")
     checkpoint = checkpoints.open(options.target, revision=options.revision, offline=options.offline)
+    if is_draft_head(checkpoint):
+        raise UsageError(
+            f"{options.target} is a draft head: name it by --assistant-model, and by -m a model it was made for"
+        )
     if not checkpoint.why_not_ours():
         checkpoint.check_weights()  # before an assistant is downloaded for a target that cannot be read
     name = head_first(parse_assistant(options.assistant), checkpoints, offline=options.offline)

@@ -18,6 +18,7 @@ from test_gguf_tables import FILES
 
 from ipex_assist.checkpoints.open import OpenCheckpoints, open_checkpoint
 from ipex_assist.commands.shared.memory_need import estimate_need
+from ipex_assist.env.errors import UsageError
 from ipex_assist.executors.interface import DraftInput, DraftsInOneCall
 from ipex_assist.executors.load import load_head, load_model
 from ipex_assist.executors.load_request import LoadRequest
@@ -32,6 +33,7 @@ VARIANTS = tiny_models.known(
     *("glm4-moe", "deepseek-v3", "glm4-moe-lite", "deepseek-v32", "glm-moe-dsa", "exaone-moe", "hy-v3", "glm5-next"),
     *("qwen3-next", "qwen3.5", "qwen3.5-moe", "bailing-hybrid", "mimo-v2-flash", "step3p7", "nemotron-h-moe"),
 )
+LAYER_NORM = ("bailing-hybrid", "mimo-v2-flash")  # whose last norm the converter names as a layer's own
 SEVERAL = ("glm4-moe", "mimo-v2-flash", "step3p7")
 # What `draft_heads.save_mtp` takes for those whose layers transformers drafts with, too.
 _FULL = {"layer_types": [*["linear_attention"] * 3, "full_attention", "full_attention"]}
@@ -41,9 +43,17 @@ _EXAONE = {
 }
 
 
-def written(folder: Path, variant: str, last_norm: bool = True, alone: bool = False, **more: Any) -> Path:
+def written(
+    folder: Path,
+    variant: str,
+    last_norm: bool = True,
+    alone: bool = False,
+    further_from: int | None = None,
+    **more: Any,
+) -> Path:
     """A checkpoint with layers that predict further tokens in `folder`, and the file of it. last_norm: whether these
-    have one of their own. alone: the file has no other layers.
+    have one of their own. alone: the file has no other layers. further_from: their first block's number, where it is
+    not that behind the layers.
     """
     arch, changes, metadata = FILES[variant]
     if variant == "nemotron-h-moe":
@@ -54,15 +64,17 @@ def written(folder: Path, variant: str, last_norm: bool = True, alone: bool = Fa
     draft_heads.save_mtp(folder, variant, {}, number, **{**changes, **kinds})
     config = json.loads((folder / "config.json").read_text())
     text = config.get("text_config", config)
-    count, layout = text["num_hidden_layers"], draft_heads.LAYOUTS[text["model_type"]]
+    layers, layout = text["num_hidden_layers"], draft_heads.LAYOUTS[text["model_type"]]
+    count = layers if further_from is None else further_from
     inside = {new: old for old, new in draft_heads.PARTS.get(text["model_type"], {}).items() if new}
     tensors = {}
     for name, tensor in safetensors.torch.load_file(folder / "model.safetensors").items():
         for each in range(number):
-            layer, *outside = (part.format(count + each, each) for part in layout)
-            around = dict(zip(outside, ("eh_proj", "enorm", "hnorm", "shared_head_norm"), strict=True))
+            layer, *outside = (part.format(layers + each, each) for part in layout)
+            last = "layer_output_norm" if variant in LAYER_NORM else "nextn.shared_head_norm"
+            around = dict(zip(outside, ("nextn.eh_proj", "nextn.enorm", "nextn.hnorm", last), strict=True))
             if ours := around.get(name.removesuffix(".weight")):
-                name = f"blk.{count + each}.nextn.{ours}.weight"
+                name = f"blk.{count + each}.{ours}.weight"
             elif name.startswith(layer):
                 rest = name.removeprefix(layer)
                 for new, old in inside.items():
@@ -150,11 +162,24 @@ def test_a_block_without_a_norm_has_the_targets(variant: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("variant", tiny_models.known("glm4-moe", "qwen3.5", "step3p7"))
-def test_blocks_in_a_file_of_their_own(variant: str, tmp_path: Path) -> None:
+def test_blocks_in_a_file_of_their_own(variant: str, executor: str, tmp_path: Path) -> None:
     """As `--mtp` of the converter writes them: the drafts of the same layers inside the target's checkpoint."""
     path = written(tmp_path, variant, alone=True)
-    (_, _, expected), (_, _, found) = (drafted(tmp_path, "torch", "fp32", each) for each in (None, path))
+    (_, _, expected), (head, _, found) = (drafted(tmp_path, executor, "fp32", each) for each in (None, path))
     assert [each for each, _ in found] == [each for each, _ in expected]
     name = resolve(LoadOptions.of(target=str(tmp_path), assistant=str(path)), OpenCheckpoints())
     assert name.head is not None
     assert name.head.kind == "mtp"
+    if executor == "native":
+        need = estimate_need(str(tmp_path), str(path), "fp32", "fp32", 64, native=True)
+        assert need.assistant == sum(each.packed.nbytes for each in getattr(head, "layers", [head]))
+    with pytest.raises(UsageError, match="is a draft head: name it by --assistant-model"):
+        resolve(LoadOptions.of(target=str(path)), OpenCheckpoints())
+
+
+def test_blocks_behind_many_that_are_elsewhere(tmp_path: Path) -> None:
+    """Their numbers are those of the whole model, of which there may be more than the file has tensors."""
+    path = written(tmp_path, "qwen3.5", alone=True, further_from=200)
+    names = open_checkpoint(str(path)).names()
+    assert "model.layers.200.eh_proj.weight" in names
+    assert len(names) < 200

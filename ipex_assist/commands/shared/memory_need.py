@@ -117,18 +117,18 @@ def estimate_need(
     for source in (model, *([drafts] if drafts and drafts != MTP else [])):
         _check(source)
     target = plan.target_bytes(model, precision, revision, wanted=wanted or wanted_rows(len(lengths)))
+    rows = min(len(lengths), PASS_ROWS)
+    of = model, plan.precision(model, precision, revision), assistant_precision, revision
     if drafts in (AUTO, MTP):
-        whole = plan.precision(model, precision, revision)
-        head = plan.own_head(model, whole, assistant_precision, revision, wanted=min(len(lengths), PASS_ROWS))
-        if head is not None:
+        if (head := plan.head(*of, wanted=rows)) is not None:
             return need_of(target, head, lengths)
         drafts = plan.default_assistant(model, revision)
     if drafts is None:
         return need_of(target, None, lengths)
+    if not copy and (head := plan.head(*of, wanted=rows, named=drafts)) is not None:
+        return need_of(target, head, lengths)
     drafts_in = assistant_precision or plan.stored(drafts) or beside_experts(plan.precision(model, precision, revision))
-    other = plan.model_bytes(
-        drafts, drafts_in, revision if copy else None, wanted=min(len(lengths), PASS_ROWS), group=DRAFT_INT4_GROUP
-    )
+    other = plan.model_bytes(drafts, drafts_in, revision if copy else None, wanted=rows, group=DRAFT_INT4_GROUP)
     return need_of(target, other, lengths, copy=copy and native)
 
 
@@ -212,18 +212,30 @@ class _Plan:
         except IpexAssistError:
             return None
 
-    def own_head(
-        self, model: str, target: str, precision: str | None, revision: str | None, *, wanted: int
+    def head(
+        self,
+        model: str,
+        target: str,
+        precision: str | None,
+        revision: str | None,
+        *,
+        wanted: int,
+        named: str | None = None,
     ) -> ModelBytes | None:
-        """The bytes of the draft head in a target's checkpoint; None where there is none. target: its precision."""
+        """The bytes of the draft head in a target's checkpoint, or of that with a name; None where there is none.
+
+        target: its precision.
+        """
         try:
             checkpoint = self.checkpoints.open(model, revision=revision, offline=True)
             if checkpoint.why_not_ours():
                 return None
             from ipex_assist.executors.load import head_of, head_precision  # late: most of a start
             from ipex_assist.executors.model_bytes import head_bytes, library_bytes
+            from ipex_assist.generation.second_assistant import is_draft_head
 
-            found = head_of(checkpoint)
+            other = None if named is None else self.checkpoints.open(named, offline=True)
+            found = head_of(checkpoint, other) if other is None or is_draft_head(other) else None
             if found is None:
                 return None
             chosen = precision or head_precision(target, found.spec)
@@ -233,7 +245,7 @@ class _Plan:
             return total_bytes(
                 [
                     head_bytes(
-                        *(checkpoint, each, chosen),
+                        *(other or checkpoint, each, chosen),
                         wanted=wanted,
                         longest=self.longest,
                         group=DRAFT_INT4_GROUP,
@@ -265,12 +277,13 @@ class _Plan:
                 parts.append(self.model_bytes(model, chosen, revision, wanted=rows, group=DRAFT_INT4_GROUP))
                 copied = parts[-1].table * self.native
             elif source == MTP:
-                head = self.own_head(model, whole, assistant_precision, revision, wanted=rows)
+                head = self.head(model, whole, assistant_precision, revision, wanted=rows)
                 parts += [] if head is None else [head]
             elif source is not None:
                 _check(source)
+                head = self.head(model, whole, assistant_precision, revision, wanted=rows, named=source)
                 chosen = assistant_precision or self.stored(source) or beside_experts(whole)
-                parts.append(self.model_bytes(source, chosen, None, wanted=rows, group=DRAFT_INT4_GROUP))
+                parts.append(head or self.model_bytes(source, chosen, None, wanted=rows, group=DRAFT_INT4_GROUP))
         _check(model)
         of_target = self.target_bytes(model, precision, revision, wanted=wanted or wanted_rows(len(lengths)))
         need = need_of(of_target, total_bytes(parts) if parts else None, lengths)
