@@ -1,4 +1,4 @@
-"""Files of prefixes: the bits of KV blocks and of recurrent states, so that another process need not read them again.
+"""Files of prefixes: the bits of KV blocks and of states, so that another process need not read them again.
 
     DIR/KEY/NAME.block         256 tokens, and their keys and values in every layer
     DIR/KEY/PARENT.NAME.end    the tokens after the last full block: their block, and the state after them, if any
@@ -102,7 +102,7 @@ class StoredPrefix:
 
 @dataclass(frozen=True)
 class Content:
-    """A file's content. state: bytes of a recurrent state, and how many tokens it is after; None without one."""
+    """A file's content. state: bytes of a state, and how many tokens it is after; None without one."""
 
     tokens: list[int]
     block: Bytes

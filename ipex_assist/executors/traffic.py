@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ipex_assist.models.mlp_spec import Experts, MlpSpec
+from ipex_assist.native.rows import BLOCK
 from ipex_assist.quantization.precision import LINEAR_BYTES, kv_sizes
 
 if TYPE_CHECKING:
@@ -21,8 +22,8 @@ BANDWIDTH_BYTES = 1 << 30  # more than the caches of any socket hold
 class Traffic:
     """Bytes that every pass of a model reads: its weights once, and keys and values of each token before it.
 
-    Of experts, those of one row: a pass of several reads up to as many times as many. state_bytes: of the recurrent
-    layers' states of each sequence, which a pass reads, and writes where it moves them.
+    Of experts, those of one row: a pass of several reads up to as many times as many. state_bytes: of each sequence's
+    states, which a pass reads, and writes where it moves them: of recurrent layers, or DeepSeek-V4's windows.
     """
 
     weight_bytes: int
@@ -40,6 +41,8 @@ def traffic_of(model: Model, precision: str) -> Traffic:
     packed = getattr(model, "packed", None)  # the native core's
     if packed is None:
         return Traffic(linear_bytes(model.spec, precision) - idle_bytes(model.spec, precision), kv, states)
+    if any(each.keeps_state for each in model.spec.attentions):  # its blocks hold less than what torch caches
+        kv, states = packed.block_bytes(model.kv_precision) // BLOCK, states or packed.state_bytes(model.kv_precision)
     experts = expert_bytes(model.spec, precision) if packed.reads_experts else 0  # which are no part of the image
     weights = packed.nbytes + experts - table_bytes(model.spec, precision) - idle_bytes(model.spec, precision)
     return Traffic(weights, kv, states)

@@ -427,7 +427,9 @@ class DecoderSpec:
         return bool(self.recurrents) or any(each.keeps_state for each in self.attentions)
 
     def kv_bytes_per_token(self, element_size: int, scale_size: int = 0) -> int:
-        """Bytes of keys and values that one token adds to the cache, with a scale for each head's key and value.
+        """Bytes of keys and values that one token adds to torch's cache, with a scale for each head's key and value.
+
+        The native core's blocks have as many, and fewer where sequences keep some in their states (`keeps_states`).
 
         Layers that read those of another one add none; an indexer's key has a scale of its own, too. Entries, and what
         they are made of, are never in fewer than 16 bits.

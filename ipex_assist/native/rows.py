@@ -4,5 +4,5 @@
 # room for more without.
 PASS_ROWS = 256
 DECODE_ROWS = 16  # passes of up to so many rows take the decode path
-PENDING_ROWS = 16  # rows behind a recurrent state, which can be forgotten again
+PENDING_ROWS = 16  # rows behind the state of a sequence, which can be forgotten again
 BLOCK = 256  # positions in a block of keys and values

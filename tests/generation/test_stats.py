@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny_models
@@ -15,6 +16,7 @@ from ipex_assist.executors.load import load_model
 from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.executors.traffic import Traffic, linear_bytes, machine_gb_per_s, table_bytes, traffic_of
 from ipex_assist.generation.stats import Statistics
+from ipex_assist.native.library import unavailable
 from ipex_assist.speculative.round import Round
 
 
@@ -104,6 +106,18 @@ def test_traffic_is_the_image_without_its_tables(tmp_path: Path, variant: str, p
     assert ours.kv_bytes_per_token == model.spec.kv_bytes_per_token(4 if precision == "fp32" else 2)
     narrow = load_model(LoadRequest(open_checkpoint(str(tmp_path)), precision, "native", kv_precision="int8"))
     assert traffic_of(narrow, precision).kv_bytes_per_token == model.spec.kv_bytes_per_token(1, 4)
+
+
+@pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")
+@pytest.mark.parametrize("variant", tiny_models.known("deepseek-v4", "glm5-next"))
+def test_traffic_of_what_states_hold(variant: str, tmp_path: Path) -> None:
+    """Keys of a token are those in blocks; a window's, which are in the state, are read whatever the length."""
+    tiny_models.save(tmp_path, variant)
+    model: Any = load_model(LoadRequest(open_checkpoint(str(tmp_path)), "bf16", "native"))
+    ours = traffic_of(model, "bf16")
+    assert ours.kv_bytes_per_token * 256 == pytest.approx(model.packed.block_bytes("bf16"), abs=256)
+    assert ours.kv_bytes_per_token < model.spec.kv_bytes_per_token(2)
+    assert 0 < ours.state_bytes <= model.packed.state_bytes("bf16")
 
 
 @pytest.mark.parametrize("executor", ["torch", *(["native"] if HAS_NATIVE else [])])

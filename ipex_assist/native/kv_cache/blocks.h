@@ -23,10 +23,9 @@ inline int64_t key_row(const AttentionSpec& a) { return round_up(a.head_dim, LAN
 
 // Where a block has what. It is made of one part for each KV head of each layer: head 0 of all layers, head 1 of all
 // layers that have one, and so on, so that a head's parts lie side by side, as the threads of one memory node write
-// them (TeamNodes::home). A layer that reads another one's keys and values has none, and one whose keys are in sequences'
-// states has what its mixer keeps alone. A part is its keys, its values,
-// but where these are columns of keys, in int8 their scales; that of head 0 has, too, what its layer's mixer keeps
-// beside them.
+// them (TeamNodes::home). A layer that reads another one's keys and values has none, and one whose keys are in the states
+// of sequences has what its mixer keeps alone. A part is its keys, its values, but where these are columns of keys, in
+// int8 their scales; that of head 0 has, too, what its layer's mixer keeps beside them.
 struct BlockLayout {
     BlockLayout(const PackedModel& model, Precision precision);
 
