@@ -163,11 +163,14 @@ def test_a_request_of_thousands_of_texts_and_others() -> None:
                 await asyncio.sleep(0.01)
                 assert not large.done(), large.result().text
             before = engines.statistics().engine.get("finished", 0)
-            asked = [client.post("/v1/completions", json={"prompt": [PLAY, 1], "max_tokens": 1}) for _ in range(3)]
-            found = await asyncio.gather(*asked)
-            assert sorted(answer.status_code for answer in found) == [200, 200, 429]  # the queue is for two requests
-            assert found[0].json()["choices"][0]["text"] == "w0 "
-            assert engines.statistics().engine["finished"] - before < 10
+            body = {"prompt": [PLAY, 200], "max_tokens": 200}  # a fifth of a second, in which all of them come
+            found = await asyncio.gather(*(client.post("/v1/completions", json=body) for _ in range(8)))
+            codes = [answer.status_code for answer in found]
+            # The queue is for two requests; how many leave it before others come is a matter of time.
+            assert codes[:2] == [200, 200]
+            assert set(codes[2:]) == {200, 429} or set(codes[2:]) == {429}
+            assert found[0].json()["choices"][0]["text"].startswith("w0 w1 ")
+            assert engines.statistics().engine["finished"] - before < 100  # of 16,384
             assert not large.done()
             large.cancel()
             while engines.statistics().running:
