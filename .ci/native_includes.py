@@ -20,7 +20,7 @@ ROOMS = (
     ("formats: what they are", ("formats/*/format.h", "formats/precision.h", "formats/formats.h")),
     ("kernels", ("kernels/*.h",)),
     ("formats: how they are computed", ("formats/*",)),
-    ("mixers: their kernels", ("mixers/kernels.h", "mixers/*/kernels.h")),
+    ("mixers: their kernels", ("mixers/kernels.h", "mixers/*/kernels*.h")),
     ("kernels of an instruction set", ("kernels/*.cpp",)),
     ("packing", ("packing/*",)),
     ("kv_cache", ("kv_cache/*",)),

@@ -43,7 +43,7 @@ def loaded(folder: Path, precision: str, kv: str = "", threads: int = 1) -> Nati
 
 
 def save(folder: Path, variant: str, **changes: Any) -> Any:
-    changes["max_position_embeddings"] = 1024
+    changes.setdefault("max_position_embeddings", 1024)
     text = tiny_models.VARIANTS[variant].get("text_config")
     if text is not None and "index_kpool" in text:
         changes["index_topk"] -= changes["index_topk"] % text["index_kpool"]
@@ -52,7 +52,7 @@ def save(folder: Path, variant: str, **changes: Any) -> Any:
 
 def logits(model: NativeModel, prompt: list[int], parts: list[int]) -> torch.Tensor:
     """Of all rows of a prompt that is read in parts of these lengths."""
-    sequence, rows, done = model.new_sequence(LENGTH), [], 0
+    sequence, rows, done = model.new_sequence(max(len(prompt), LENGTH)), [], 0
     for part in parts:
         rows.append(model.extend(sequence, prompt[done : done + part], part))
         done += part
@@ -147,6 +147,16 @@ def test_all_scores_equal(tmp_path: Path) -> None:
     # Rows at the same position that see the same 20 tokens and are the same one.
     ours, theirs = logits(model, prompt, [300])[-1], logits(model, other, [300])[-1]
     assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_rows_share_blocks_of_keys(variant: str, tmp_path: Path) -> None:
+    """More blocks than are scored with all rows before the next ones: 8 for each thread."""
+    save(tmp_path, variant, max_position_embeddings=4096, index_topk=96)
+    prompt = tokens(2400, 12)
+    whole = logits(loaded(tmp_path, "bf16"), prompt, [2400])
+    for threads, parts in ((1, [2300, 1, 99]), (2, [2050, 350])):
+        assert torch.equal(logits(loaded(tmp_path, "bf16", threads=threads), prompt, parts), whole)
 
 
 @pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.full), 4])  # the other one always has one

@@ -129,10 +129,10 @@ void test_merge(const KernelTable& k) {
 }
 
 // Scores of an indexer against a plain loop, and the same bits whatever the number of positions that are asked for. Of
-// int8 keys queries are in int8, too, with one scale.
+// int8 keys queries are in int8, too, with one scale: their products are exact, and the bits those of the loop.
 void test_index_scores(const KernelTable& k) {
     for (const Form& form : FORMS) {
-        for (const auto& [dim, heads] : {std::pair{32, 1}, {64, 5}, {128, 64}}) {
+        for (const auto& [dim, heads] : {std::pair{32, 1}, {64, 5}, {96, 32}, {128, 16}, {128, 64}}) {
             const Head keys(k, form, dim, 256, 21);
             const std::vector<Query> queries = make_queries(keys, 1, heads, 0, 22);
             const bool integers = keys.integers();
@@ -143,6 +143,7 @@ void test_index_scores(const KernelTable& k) {
             Buffer<int32_t> offsets(static_cast<size_t>(heads));
             Buffer<uint8_t> query(size_t(heads * stride)), widened(size_t(widened_bytes(keys.key_depth)));
             Buffer<float> scores(size_t(heads * BLOCK_POSITIONS), NAN), weights(static_cast<size_t>(heads));
+            std::vector<float> scales(static_cast<size_t>(heads));
             const auto weight = [](int64_t h) { return float(h % 3) - 0.75f; };
             for (int64_t h = 0; h < heads; h++) {
                 const float* from = queries[size_t(h)].values.data();
@@ -150,7 +151,7 @@ void test_index_scores(const KernelTable& k) {
                 float& scale = weights[size_t(h)] = 1;
                 if (integers) k.mixers->index.store_query(from, dim, keys.key_depth, to, &scale, &offsets[size_t(h)]);
                 else k.convert(form.precision, from, dim, keys.key_depth, to);
-                scale *= weight(h);
+                scales[size_t(h)] = scale, scale *= weight(h);
             }
             AttentionTile t{};
             t.precision = form.precision, t.queries = heads, t.key_depth = keys.key_depth;
@@ -161,6 +162,7 @@ void test_index_scores(const KernelTable& k) {
             k.mixers->index.score(t, block, &block, weights.data(), BLOCK_POSITIONS, all.data());
             for (int32_t i = 0; i < BLOCK_POSITIONS; i++) {
                 double expected = 0, size = 0;
+                float exact = 0;
                 for (int32_t h = 0; h < heads; h++) {
                     const std::vector<float>& values = queries[size_t(h)].values;
                     Buffer<float> copy(values.size());
@@ -174,7 +176,11 @@ void test_index_scores(const KernelTable& k) {
                         product += value * keys.key(i, d);
                     }
                     expected += double(weight(h)) * std::max(0.0, product), size += std::abs(product);
+                    if (!integers) continue;
+                    const double whole_product = product / double(scales[size_t(h)]) / double(block.key_scales[i]);
+                    exact = std::fma(std::max(0.0f, float(std::rint(whole_product))), weights[size_t(h)], exact);
                 }
+                if (integers) CHECK(all[size_t(i)] == exact * block.key_scales[i], "position %d", i);
                 CHECK(std::abs(double(all[size_t(i)]) - expected) <= 1e-6 * size + 1e-5, "position %d: %g != %g", i,
                       double(all[size_t(i)]), expected);
             }

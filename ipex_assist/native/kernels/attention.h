@@ -8,6 +8,7 @@
 #include "kernels/attention_store.h"
 #include "kernels/float_linear.h"
 #ifdef IPEX_ASSIST_HAS_AMX
+#include "kernels/attention_bf16_amx.h"
 #include "kernels/attention_int8_amx.h"
 #endif
 
@@ -35,25 +36,6 @@ inline const uint8_t* columns_of(const uint8_t* packed, bool widened, bool keys,
     if (!widened) return packed + column * depth * (D::STEP == 1 ? 4 : 2);
     widen_int8(packed + column * depth, used, keys, buffer);
     return buffer;
-}
-
-// The output of query `q` where the product with all positions of the block has NaN or infinity. Positions that it does
-// not see have weight zero, but zero times NaN is NaN: they may hold what a rolled-back draft or an earlier sequence
-// has left, or later rows of this pass. Here their values are zero, and the order of the sums is the same.
-template <class D>
-void attend_seen(const AttentionTile& t, const KeyValueBlock& block, int32_t q, int64_t limit, float* output) {
-    constexpr int64_t bytes = D::STEP == 1 ? 4 : 2;
-    const auto* weights = reinterpret_cast<const typename D::Row*>(t.probabilities) + q * BLOCK_POSITIONS;
-    for (int64_t d = 0; d < t.value_dim; d += LANES) {
-        alignas(64) uint8_t seen[BLOCK_POSITIONS * LANES * bytes];
-        std::memcpy(seen, block.values + d * BLOCK_POSITIONS * bytes, size_t(limit * LANES * bytes));
-        for (int64_t i = 0; i < limit; i++) {
-            if (i >= t.first[q] && i < t.end[q]) continue;
-            for (int64_t j = 0; j < LANES; j++)
-                std::memset(seen + packed_index(D::STEP, BLOCK_POSITIONS, j, i) * bytes, 0, bytes);
-        }
-        float_rows<D>(1, weights, BLOCK_POSITIONS, seen, limit / D::STEP, nullptr, 0, output + d, 0);
-    }
 }
 
 inline bool finite(const float* x, int64_t size) {
@@ -178,28 +160,70 @@ inline int64_t limit_of(const AttentionTile& t) {
     return (end + LANES - 1) / LANES * LANES;
 }
 
+// The products of attention over what D multiplies, on vectors.
+template <class D>
+struct OnColumns {
+    static constexpr int64_t POSITIONS = LANES;  // that are weighted at once
+
+    static void score(const AttentionTile& t, const KeyValueBlock& block, int64_t distance, int64_t limit) {
+        for (int64_t i = 0; i < limit;)
+            i += score_columns<D>(t, block, distance, i, limit, t.scores + i, BLOCK_POSITIONS);
+    }
+    static void ask_next(const AttentionTile&, const KeyValueBlock&, int64_t, int32_t) {}  // as products are made
+    static void weigh(const AttentionTile& t, const KeyValueBlock& block, int64_t distance, int64_t used,
+                      AttentionPartial* partials) {
+        for (int64_t d = 0; d < t.value_dim;) d += weigh_columns<D>(t, block, distance, d, used, partials);
+    }
+    // Of one query, 16 columns whose other positions are zero.
+    static void weigh_seen(const AttentionTile& t, int32_t q, const uint8_t* values, int64_t used, float* out) {
+        const auto* weights = reinterpret_cast<const typename D::Row*>(t.probabilities) + q * BLOCK_POSITIONS;
+        float_rows<D>(1, weights, BLOCK_POSITIONS, values, used / D::STEP, nullptr, 0, out, 0);
+    }
+};
+
+// The output of query `q` where the product with all positions of the block has NaN or infinity. Positions that it does
+// not see have weight zero, but zero times NaN is NaN: they may hold what a rolled-back draft or an earlier sequence
+// has left, or later rows of this pass. Here their values are zero, and the order of the sums is the same.
+template <class D, class Products>
+void attend_seen(const AttentionTile& t, const KeyValueBlock& block, int32_t q, int64_t used, float* output) {
+    constexpr int64_t bytes = D::STEP == 1 ? 4 : 2;
+    for (int64_t d = 0; d < t.value_dim; d += LANES) {
+        alignas(64) uint8_t seen[BLOCK_POSITIONS * LANES * bytes];
+        std::memcpy(seen, block.values + d * BLOCK_POSITIONS * bytes, size_t(used * LANES * bytes));
+        for (int64_t i = 0; i < used; i++) {
+            if (i >= t.first[q] && i < t.end[q]) continue;
+            for (int64_t j = 0; j < LANES; j++)
+                std::memset(seen + packed_index(D::STEP, BLOCK_POSITIONS, j, i) * bytes, 0, bytes);
+        }
+        Products::weigh_seen(t, q, seen, used, output + d);
+    }
+}
+
 // `limit` is that of the query that sees most. Positions that another query does not see are left out of its maximum
 // and sum; to its output they add zeros, in chains in the order of the positions. Such a chain may end as -0 or +0,
 // which makes no difference to the total, as that is never -0. NaN in values that a query does not see is handled at
 // the end. (In int8 only scales can be NaN, and those the softmax leaves out: integers times zero are zero.)
-template <class D>
+template <class D, class Products>
 void attend_block(const AttentionTile& t, const KeyValueBlock& block, int64_t distance, AttentionPartial* partials) {
-    const int64_t limit = limit_of(t);
-    for (int64_t i = 0; i < limit;) i += score_columns<D>(t, block, distance, i, limit, t.scores + i, BLOCK_POSITIONS);
+    constexpr int64_t EACH = Products::POSITIONS;
+    const int64_t limit = limit_of(t), used = (limit + EACH - 1) / EACH * EACH;
+    Products::score(t, block, distance, limit);
     if (t.cap > 0 || t.slopes) adjust_scores(t, limit);
     find_maxima(t, limit, partials);
     for (int32_t q = 0; q < t.queries; q++) {
-        if (t.first[q] < t.end[q]) {
-            softmax<D::STEP == 1 ? FP32 : BF16>(t, q, limit, block.value_scales, partials[q]);
-        } else {
-            partials[q].sum = 0;
-            convert(t.precision, t.scores, 0, limit, t.probabilities + q * BLOCK_POSITIONS * sizeof(typename D::Row));
-        }
+        const bool sees = t.first[q] < t.end[q];
+        if (sees) softmax<D::STEP == 1 ? FP32 : BF16>(t, q, limit, block.value_scales, partials[q]);
+        else partials[q].sum = 0;
+        auto* weights = reinterpret_cast<typename D::Row*>(t.probabilities) + q * BLOCK_POSITIONS;
+        const int64_t first = sees ? limit : 0;
+        std::memset(weights + first, 0, size_t(used - first) * sizeof(typename D::Row));
+        Products::ask_next(t, block, distance, q);
     }
-    for (int64_t d = 0; d < t.value_dim;) d += weigh_columns<D>(t, block, distance, d, limit, partials);
+    Products::weigh(t, block, distance, used, partials);
     for (int32_t q = 0; !block.value_scales && q < t.queries; q++) {
-        const bool hidden = t.first[q] < t.end[q] && (t.first[q] > 0 || t.end[q] < limit);
-        if (hidden && !finite(partials[q].output, t.value_dim)) attend_seen<D>(t, block, q, limit, partials[q].output);
+        const bool hidden = t.first[q] < t.end[q] && (t.first[q] > 0 || t.end[q] < used);
+        if (hidden && !finite(partials[q].output, t.value_dim))
+            attend_seen<D, Products>(t, block, q, used, partials[q].output);
     }
 }
 
@@ -284,11 +308,12 @@ void attend_integers(const AttentionTile& t, const KeyValueBlock& block, int64_t
 void attend(const AttentionTile& tile, const KeyValueBlock& block, const KeyValueBlock* next,
             AttentionPartial* partials) {
     const int64_t distance = distance_to(next, block);
-    if (tile.precision == FP32) return attend_block<Fp32>(tile, block, distance, partials);
-    if (!block.key_scales) return attend_block<Bf16>(tile, block, distance, partials);
+    if (tile.precision == FP32) return attend_block<Fp32, OnColumns<Fp32>>(tile, block, distance, partials);
 #ifdef IPEX_ASSIST_HAS_AMX
+    if (!block.key_scales) return attend_block<Bf16, Bf16OnTiles>(tile, block, distance, partials);
     if (tile.queries >= TILED_QUERIES) return attend_integers<OnTiles>(tile, block, distance, partials);
 #endif
+    if (!block.key_scales) return attend_block<Bf16, OnColumns<Bf16>>(tile, block, distance, partials);
     attend_integers<OnVectors>(tile, block, distance, partials);
 }
 

@@ -158,8 +158,11 @@ void store_queries(const AttentionView& v, int32_t row) {
 // Whether a row attends to positions that it chooses, and not to all.
 bool chooses(const AttentionView& v, int32_t row) { return sight_of(v.spec).chooses(v.plan.positions[size_t(row)]); }
 
+constexpr int64_t KEPT_BLOCKS = 8;  // of a thread, which stay in its second cache: 512 KB of bf16
+
 // Rows first <= r < end that choose, each with its scores (positions) from scores.row(r - first) on: this thread's
-// share of their blocks, those of its memory node in turns with its other threads.
+// share of their blocks, those of its memory node in turns with its other threads. All rows are scored with some blocks
+// before any with the next ones.
 void score_share(const AttentionView& v, int32_t first, int32_t end) {
     const Array<float>& scores = v.pass.activations.shared.work;
     const ChosenSight sight = sight_of(v.spec);
@@ -167,25 +170,32 @@ void score_share(const AttentionView& v, int32_t first, int32_t end) {
     const int own = v.thread - team.first_thread(v.node), sharers = team.threads_of(v.node);
     const int64_t each = BLOCK_POSITIONS / sight.of_key();  // keys of a block
     const IndexQueries queries = index_queries_from(v, 0, v.spec.latent.indexer.heads);
+    const auto seen_by = [&](int32_t r) {
+        return chooses(v, r) ? sight.keys_before(v.plan.positions[size_t(r)]) : int64_t(0);
+    };
+    int64_t most = 0;
+    for (int32_t r = first; r < end; r++) most = std::max(most, seen_by(r));
     int turn = 0;
-    for (int32_t r = first; r < end; r++) {
-        if (!chooses(v, r)) continue;
-        const int64_t seen = sight.keys_before(v.plan.positions[size_t(r)]);
-        const Segment& segment = v.plan.segments[size_t(v.plan.segment_of[size_t(r)])];
-        bool stored = false;
-        for (int64_t b = 0; b * each < seen; b++) {
-            if (team.several() && team.home(segment.blocks[b], 0, 1) != v.node) continue;
-            const bool mine = turn == own;
-            turn = turn + 1 < sharers ? turn + 1 : 0;
-            if (!mine) continue;
-            if (!stored) store_queries(v, r), stored = true;
-            const int64_t start = b * each, after = b + sharers, count = std::min(each, seen - start);
-            const bool more = after * each < seen;
-            const KeyValueBlock next = index_at(v, segment.blocks[more ? after : b]);
-            float few[LANES], *to = scores.row(r - first) + start;  // 16 scores at a time would reach the next block's
-            v.k.mixers->index.score(queries.tile, index_at(v, segment.blocks[b]), more ? &next : nullptr,
-                                    queries.weights, count, each < LANES ? few : to);
-            if (each < LANES) std::copy_n(few, count, to);
+    int32_t stored = -1;  // row whose queries are there
+    for (int64_t begin = 0, next_begin; begin * each < most; begin = next_begin) {
+        next_begin = begin + KEPT_BLOCKS * v.plan.threads;
+        for (int32_t r = first; r < end; r++) {
+            const int64_t seen = seen_by(r);
+            const Segment& segment = v.plan.segments[size_t(v.plan.segment_of[size_t(r)])];
+            for (int64_t b = begin; b < next_begin && b * each < seen; b++) {
+                if (team.several() && team.home(segment.blocks[b], 0, 1) != v.node) continue;
+                const bool mine = turn == own;
+                turn = turn + 1 < sharers ? turn + 1 : 0;
+                if (!mine) continue;
+                if (stored != r) store_queries(v, r), stored = r;
+                const int64_t start = b * each, after = b + sharers, count = std::min(each, seen - start);
+                const bool more = after * each < seen;
+                const KeyValueBlock next = index_at(v, segment.blocks[more ? after : b]);
+                float few[LANES], *to = scores.row(r - first) + start;  // 16 scores at a time would reach the next
+                v.k.mixers->index.score(queries.tile, index_at(v, segment.blocks[b]), more ? &next : nullptr,
+                                        queries.weights, count, each < LANES ? few : to);
+                if (each < LANES) std::copy_n(few, count, to);
+            }
         }
     }
 }

@@ -18,6 +18,9 @@ struct IndexKernels {
 
 #ifdef IPEX_ASSIST_KERNELS
 #include "kernels/attention.h"
+#ifdef IPEX_ASSIST_HAS_AMX
+#include "mixers/latent/kernels_amx.h"
+#endif
 
 namespace ipex_assist {
 namespace {
@@ -107,6 +110,9 @@ inline void score_index_integers(const AttentionTile& t, const KeyValueBlock& bl
     constexpr int PANELS = DIGITS_IN_PAIRS ? 2 : 1;
     for (int64_t i = 0; i < BLOCK_POSITIONS; i += LANES)
         _mm_prefetch(reinterpret_cast<const char*>(block.key_scales + i) + distance, _MM_HINT_T1);
+#ifdef IPEX_ASSIST_HAS_AMX
+    if (TiledIndex<true>::fits(t)) return TiledIndex<true>(t, weights).score(block, distance, limit, out);
+#endif
     int64_t i = 0;
     for (; i + PANELS * LANES <= limit; i += PANELS * LANES)
         score_index_keys<PANELS>(t, block, distance, i, weights, out + i);
@@ -135,6 +141,9 @@ void score_index(const AttentionTile& tile, const KeyValueBlock& block, const Ke
     const int64_t distance = distance_to(next, block), limit = (count + LANES - 1) / LANES * LANES;
     if (tile.precision == FP32) return score_index_block<Fp32>(tile, block, distance, weights, limit, out);
     if (block.key_scales) return score_index_integers(tile, block, distance, weights, limit, out);
+#ifdef IPEX_ASSIST_HAS_AMX
+    if (TiledIndex<false>::fits(tile)) return TiledIndex<false>(tile, weights).score(block, distance, limit, out);
+#endif
     score_index_block<Bf16>(tile, block, distance, weights, limit, out);
 }
 
