@@ -13,6 +13,7 @@ import pytest
 import tiny_models
 import torch
 from conftest import HAS_NATIVE
+from still_clock import still
 from test_engine import CHEAP, Failing, Pair, prompt_of, tokens_of
 
 from ipex_assist.checkpoints.open import open_checkpoint
@@ -167,7 +168,8 @@ def test_a_head_over_blocks_that_come_and_go(tmp_path: Path) -> None:
     assistant = load_head(checkpoint, target, head, "int8", "native", kv_memory=memory)
     assert target.blocks is not None
     assert target.blocks.count == 7
-    engine = Engine(target, Drafting(tiny_models.VOCAB, lambda: CHEAP, assistant), limits=EngineLimits(requests=4))
+    drafting = Drafting(tiny_models.VOCAB, lambda: CHEAP, assistant)
+    engine = Engine(target, drafting, limits=EngineLimits(requests=4), clock=still)
     alone = Engine(tiny_models.model(tmp_path, "native", "bf16"), Drafting(tiny_models.VOCAB, lambda: CHEAP))
     begin = prompt_of(random.Random(0), 40) * 20
     asked = []
