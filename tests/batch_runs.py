@@ -41,13 +41,16 @@ def start(program: Sequence[str], *arguments: object, **environ: str) -> subproc
 
 
 def run(program: Sequence[str], *arguments: object, seconds: float = 120, **environ: str) -> tuple[int, str]:
-    """A batch to its end: exit code and standard error. Nothing of it may be left running."""
+    """A batch to its end: exit code and standard error. Nothing of it may be left running.
+
+    Standard output stays empty, but for what Ray reports there of workers that died, in earlier batches as well.
+    """
     process = start(program, *arguments, **environ)
     try:
         out, err = process.communicate(timeout=seconds)
     finally:
         process.kill()
-    assert out == "", out
+    assert all("(raylet)" in line for line in out.splitlines()), out
     assert "Traceback" not in err, err
     return process.returncode, err
 

@@ -177,6 +177,7 @@ def test_a_signal_to_every_process_at_once(tmp_path: Path) -> None:
     prompts = write_prompts(tmp_path / "p.jsonl", [f"word {i}" for i in range(20)])
     process = start(FAKE, prompts, "-o", out, *TWO, SLEEP="0.5")
     wait_for(lambda: lines_in(out) >= 2)
+    time.sleep(0.2)  # the next ones are on their way
     before = lines_in(out)
     for _ in range(2):
         for pid in (*children(process.pid), process.pid):
