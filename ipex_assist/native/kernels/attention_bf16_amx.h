@@ -1,8 +1,8 @@
 // The products of attention over bf16 on AMX, whatever the number of queries: each is one chain over tiles of 32 columns
 // or positions, so its bits are a query's own.
 //
-// Of 64 queries and a block of 256 positions of 128 columns, tiles take 8,192 cycles where vectors take 130,000; the
-// softmax between takes twice as long, and is when the next block is asked for.
+// Of 64 queries and a block of 256 positions of 128 columns, tiles take 8,192 cycles at least where vectors take
+// 130,000. The softmax between takes about as long, and is when the next block is asked for.
 #pragma once
 #include "kernels/bf16_amx.h"
 #include "kernels/prefetch.h"
@@ -11,8 +11,8 @@ namespace ipex_assist {
 namespace {
 
 // Up to 16 rows, or with LOWER up to 32, times a panel of 16 columns, or with RIGHT two (`bytes` apart). Tiles 0 to 3:
-// sums, 4 and 5: rows, 6 and 7: columns.
-// Few rows, which are multiplied faster than memory is read, ask for the lines of the next panel.
+// sums, 4 and 5: rows, 6 and 7: columns. Few rows, which are multiplied faster than memory is read, ask for the lines of
+// the next panel.
 template <bool LOWER, bool RIGHT>
 HOT_LOOP void amx_attention(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int64_t bytes, int64_t steps,
                             float* out, int64_t stride) {
