@@ -10,17 +10,18 @@
 namespace ipex_assist {
 namespace {
 
-// Up to 16 rows, or with LOWER up to 32, times a panel of 16 columns, or with RIGHT two (`bytes` apart). Tiles 0 to 3:
+// Up to 16 rows times a panel of 16 columns, or with LOWER up to 32 and with RIGHT two (`bytes` apart). Tiles 0 to 3:
 // sums, 4 and 5: rows, 6 and 7: columns. Few rows, which are multiplied faster than memory is read, ask for the lines of
 // the next panel.
 template <bool LOWER, bool RIGHT>
 HOT_LOOP void amx_attention(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int64_t bytes, int64_t steps,
                             float* out, int64_t stride) {
+    static_assert(LOWER || !RIGHT);
     const uint8_t* lower = rows + TILE * row_bytes;
     TILE_ZERO(0);
     if (LOWER) TILE_ZERO(1);
     if (RIGHT) TILE_ZERO(2);
-    if (LOWER && RIGHT) TILE_ZERO(3);
+    if (RIGHT) TILE_ZERO(3);
     for (int64_t s = 0; s < steps; s++) {
         const uint8_t* columns = panel + s * TILE_BYTES;
         TILE_LOAD(4, rows + s * 64, row_bytes);
@@ -34,12 +35,12 @@ HOT_LOOP void amx_attention(const uint8_t* rows, int64_t row_bytes, const uint8_
         if (!RIGHT) continue;
         TILE_LOAD(7, columns + bytes, 64);
         TILE_DOT_BF16(2, 4, 7);
-        if (LOWER) TILE_DOT_BF16(3, 5, 7);
+        TILE_DOT_BF16(3, 5, 7);
     }
     TILE_STORE(0, out, stride * 4);
     if (LOWER) TILE_STORE(1, out + TILE * stride, stride * 4);
     if (RIGHT) TILE_STORE(2, out + LANES, stride * 4);
-    if (LOWER && RIGHT) TILE_STORE(3, out + TILE * stride + LANES, stride * 4);
+    if (RIGHT) TILE_STORE(3, out + TILE * stride + LANES, stride * 4);
 }
 
 // Rows times panels, of which each has `bytes`; `steps` tiles of their lines are used.
@@ -76,7 +77,7 @@ struct Bf16OnTiles {
         amx_attention_rows(t.query, bytes, t.queries, {block.keys, limit / LANES, bytes * LANES, bytes / 64}, t.scores,
                            BLOCK_POSITIONS);
     }
-    // Of a tile of one row or two the processor's own prefetches are enough, and those for L2 would hold up others.
+    // Up to 16 queries ask for lines as they multiply (amx_attention); these would hold up those.
     static inline __attribute__((always_inline)) void ask_next(const AttentionTile& t, const KeyValueBlock& block,
                                                                int64_t distance, int32_t q) {
         if (t.queries <= TILE || distance == 0) return;
